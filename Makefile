@@ -1,0 +1,78 @@
+# `make demo` shows the agent at its work, `make test` runs all the tests: Debian 12, as root.
+#
+# Both install the Debian packages that are missing, keep what they make in .venv, .tox and .lab,
+# and leave nothing else behind.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.PHONY: help demo test packages clean root FORCE
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.ONESHELL:
+
+PYTHON := /usr/bin/python3
+TOX := .tox/with
+export DEBIAN_FRONTEND := noninteractive
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYTHONUNBUFFERED := 1
+
+help:
+	@echo "make demo   plug NICs into real guests through the agent, and ping across (root)"
+	@echo "make test   all the tests, through tox (root)"
+	@echo "make clean  remove .venv, .tox and .lab"
+
+demo: root packages .venv/ready
+	@exec .venv/bin/python -m tests.demo $(DEMO_ARGS)
+
+test: root packages $(TOX)/ready
+	@exec $(TOX)/bin/tox run $(TOX_ARGS) < /dev/null
+
+root:
+	@if [ "$$(id -u)" != 0 ]; then
+		echo "This needs root: it makes network namespaces, bridges and hugepages. Try sudo make." >&2
+		exit 1
+	fi
+
+# The packages of tests/lab/packages.txt that are missing. A policy-rc.d that says no keeps the
+# daemons among them from being started; one that is there already has its own say.
+packages: root
+	@missing=()
+	for name in $$(sed 's/#.*//' tests/lab/packages.txt); do
+		state=$$(dpkg-query -W -f='$${db:Status-Status}' "$$name" 2> /dev/null || true)
+		[ "$$state" = installed ] || missing+=("$$name")
+	done
+	[ $${#missing[@]} -gt 0 ] || exit 0
+	echo "Installing Debian packages: $${missing[*]}"
+	log=$$(mktemp)
+	policy=/usr/sbin/policy-rc.d
+	if [ -e $$policy ]; then policy=; else printf '#!/bin/sh\nexit 101\n' > $$policy; chmod 755 $$policy; fi
+	trap 'rm -f "$$log" $$policy' EXIT
+	apt() { apt-get -q -o DPkg::Lock::Timeout=300 "$$@" < /dev/null >> "$$log" 2>&1; }
+	apt update || true
+	apt install -y --no-install-recommends "$${missing[@]}" || {
+		tail -n 40 "$$log" >&2
+		echo "apt-get could not install them." >&2
+		exit 1
+	}
+
+# Re-used as long as setup.cfg says the same, whatever its date.
+.venv/ready: FORCE
+	@cmp -s setup.cfg $@ && exit 0
+	echo "Making the virtualenv .venv"
+	rm -rf .venv
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install -q --editable '.[libvirt]'
+	cp setup.cfg $@
+
+$(TOX)/ready: FORCE
+	@[ -e $@ ] && exit 0
+	echo "Installing tox in $(TOX)"
+	rm -rf $(TOX)
+	$(PYTHON) -m venv $(TOX)
+	$(TOX)/bin/pip install -q 'tox>=4.11,<5'
+	touch $@
+
+FORCE:
+
+clean:
+	rm -rf .venv .tox .lab
