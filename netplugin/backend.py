@@ -1,0 +1,202 @@
+"""The contract of a backend: the same small set of members for all, pure thinking apart from doing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+from netplugin.errors import FieldError, InvalidRequest, NetpluginError, Unsupported
+from netplugin.models import Binding, Features, PortSpec, Qos, VfOptions
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A scarce thing a port takes, for example kind ``vf``, key ``0000:03:10.1``."""
+
+    kind: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Intent:
+    """What is wanted of one port: its spec and claims, or (``spec`` None) that it be gone."""
+
+    port_id: str
+    spec: PortSpec | None
+    claims: tuple[Claim, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPort:
+    """What the host has of one port. ``fault`` is the host's own word that it does not work."""
+
+    fault: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a backend saw of the host: one entry for each port that is there and carries our mark.
+
+    A backend subclasses it with whatever else its ``plan`` needs.
+    """
+
+    ports: Mapping[str, ObservedPort]
+    #: Milliseconds spent waiting for parts of the host, by part.
+    timings_ms: Mapping[str, float] = field(default_factory=dict, kw_only=True, compare=False)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One step towards the intent, as data: it can be shown, tested and applied.
+
+    ``ports`` are those it is made for: if it fails, it has failed for each of them.
+    """
+
+    ports: tuple[str, ...]
+
+    def describe(self) -> str:
+        """One sentence without the port: ``create bridge br-phys1``."""
+        values = (f"{k}={v}" for k, v in vars(self).items() if k != "ports" and v is not None)
+        return f"{type(self).__name__} {' '.join(values)}".rstrip()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Changes in the order to apply them, and the ports that cannot be had, each with the reason."""
+
+    changes: tuple[Change, ...] = ()
+    refused: Mapping[str, NetpluginError] = field(default_factory=dict)
+
+    def touches(self, port_id: str) -> bool:
+        return any(port_id in change.ports for change in self.changes)
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What became of the changes: the ports that failed, and the milliseconds spent in each part."""
+
+    failed: Mapping[str, NetpluginError] = field(default_factory=dict)
+    timings_ms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Usability:
+    """Whether a backend can be used on this host now; if not, the reason and the fix."""
+
+    usable: bool
+    reason: str | None = None
+    fix: str | None = None
+    step: str = "probe"
+
+
+@dataclass(frozen=True)
+class Wake:
+    """Why a backend asks for a reconcile: of these ports, or (``ports`` None) of all of its own."""
+
+    reason: str
+    ports: frozenset[str] | None = None
+
+
+ObservationT = TypeVar("ObservationT", bound=Observation)
+
+
+class Backend(ABC, Generic[ObservationT]):
+    """A way to give a VM its NIC. Found by its entry point in the group ``netplugin.backends``.
+
+    An instance is made with the options (``oslo.config``) and is used from one thread at a time,
+    but for ``probe``, ``validate`` and ``binding``, which any thread may call.
+    """
+
+    name: ClassVar[str]
+    features: ClassVar[Features]
+    #: Fields of PortSpec that cannot change on a live port: a PUT that does is a ``conflict``.
+    fixed_fields: ClassVar[frozenset[str]] = frozenset({"vm_id", "mac", "backend"})
+
+    @abstractmethod
+    def probe(self) -> Usability:
+        """Whether the backend can be used now, from what is known: quick, and never raises."""
+
+    def validate(self, spec: PortSpec) -> None:
+        """Refuse what cannot be honoured, before anything is stored.
+
+        Here: what ``features`` rules out. A backend calls this and adds what else it knows.
+
+        Raises: Unsupported, InvalidRequest, BackendUnavailable.
+        """
+        refusals = {
+            f"network.type {spec.network.type}": spec.network.type not in self.features.networks,
+            f"queues above {self.features.max_queues}": spec.queues > self.features.max_queues,
+            "qos": spec.qos != Qos() and not self.features.qos,
+            "vf (it is for the backends sriov and vdpa)": spec.vf != VfOptions()
+            and not self.features.virtual_functions,
+        }
+        asked = [what for what, refused in refusals.items() if refused]
+        if asked:
+            raise Unsupported(
+                f"backend {self.name} has no {', no '.join(asked)}", step="validate",
+                fix="see the backend's features: GET /v1/backends",
+            )  # fmt: skip
+
+    @abstractmethod
+    def observe(self, ports: Collection[str] | None, deadline: float) -> ObservationT:
+        """Read what the host has of these ports, or (None) of all ports that carry our mark.
+
+        ``deadline`` is of ``time.monotonic``.
+
+        Raises: BackendUnavailable if the host cannot be read, HostError, OperationTimeout.
+        """
+
+    def claims(
+        self, intent: Intent, observed: ObservationT, taken: Mapping[Claim, str]
+    ) -> tuple[Claim, ...]:
+        """Choose the scarce things the intent takes (pure); ``taken`` tells who has which.
+
+        The agent stores them in the transaction that stores the intent. A claim is given back when
+        the intent that no longer needs it is committed, which is before the host has let go: choose
+        only what ``observed`` (which must hold the whole pool) shows free too, and first what the
+        host already has for this port.
+
+        Raises: CapacityExhausted.
+        """
+        return ()
+
+    @abstractmethod
+    def plan(self, intents: Sequence[Intent], observed: ObservationT) -> Plan:
+        """The changes that lead from what was observed to what is wanted (pure).
+
+        Planning after applying gives no changes; the order of the intents does not matter; no
+        change touches what does not carry our mark.
+        """
+
+    @abstractmethod
+    def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
+        """Make the changes, before ``deadline`` (``time.monotonic``). Never raises for one port.
+
+        What could not be done for a port is in ``failed``; its neighbours go through.
+        """
+
+    @abstractmethod
+    def binding(self, intent: Intent) -> Binding:
+        """The interface XML and what the domain must have (pure)."""
+
+    def watch(self, wake: Callable[[Wake], None]) -> None:
+        """Start to tell, by calling ``wake`` from any thread, when the host moved by itself.
+
+        The first call says that the host can be looked at; here it always can.
+        """
+        wake(Wake("the agent starts"))
+
+    def close(self) -> None:
+        """Give back connections and threads; the host stays as it is."""
+
+
+def unknown_network(name: str | None, option: str, known: Collection[str]) -> InvalidRequest:
+    """The error for a physical network that the operator has not put into ``option``."""
+    message = f"{name!r} is not in {option} (known: {', '.join(sorted(known)) or 'none'})"
+    return InvalidRequest(
+        f"network.physical_network: {message}", step="validate",
+        errors=[FieldError(field="network.physical_network", message=message)],
+    )  # fmt: skip

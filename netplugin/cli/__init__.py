@@ -1,0 +1,1 @@
+"""The command ``netplugin``: thin commands over ``netplugin.client``."""

@@ -1,0 +1,45 @@
+"""The command ``netplugin domain render``."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+
+from cliff.show import ShowOne
+from pydantic import ValidationError
+
+from netplugin.cli import show
+from netplugin.client import Client, invalid_request
+from netplugin.models import DomainPolicy
+
+
+class DomainRender(ShowOne):
+    """Print a libvirt domain completed with the VM's interfaces and what they need."""
+
+    @property
+    def formatter_default(self) -> str:
+        return "value"  # the XML alone, to be piped into virsh define
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument("vm_id", metavar="VM_ID")
+        parser.add_argument(
+            "--xml", required=True, metavar="FILE", help="the domain; - is standard input"
+        )
+        parser.add_argument("--numa-node", type=int, metavar="N", help="place the VM on this node")
+        parser.add_argument("--pin", action="store_true", help="pin the VM's threads")
+        parser.add_argument("--realtime", action="store_true", help="run them in real time")
+        return parser
+
+    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
+        xml = show.read_text(parsed_args.xml)
+        try:
+            policy = DomainPolicy(
+                pin=parsed_args.pin,
+                realtime=parsed_args.realtime,
+                numa_node=parsed_args.numa_node,
+            )
+        except ValidationError as wrong:
+            raise invalid_request(wrong) from None
+        with Client.from_environment() as client:
+            return ("xml",), (client.render_domain(parsed_args.vm_id, xml, policy).xml,)

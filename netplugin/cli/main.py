@@ -1,0 +1,75 @@
+"""The entry point of ``netplugin``: finds the command, runs it, says errors in one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from cliff.app import App
+from cliff.commandmanager import CommandManager
+
+_DESCRIPTION = (
+    "Talks to the netplugin agent at NETPLUGIN_URL (default http://127.0.0.1:7071). Credentials: "
+    "NETPLUGIN_TOKEN_FILE (bearer token), NETPLUGIN_CA, NETPLUGIN_CERT and NETPLUGIN_KEY (TLS)."
+)
+
+
+class Netplugin(App):
+    """Exit status: 0 done, 1 it failed and standard error says why, 2 the command line is wrong."""
+
+    NAME = "netplugin"
+    LOG = logging.getLogger("netplugin")
+    CONSOLE_MESSAGE_FORMAT = "netplugin: %(message)s"
+    DEFAULT_VERBOSE_LEVEL = 0  # results go to standard output, and nothing but errors elsewhere
+
+    def __init__(self) -> None:
+        super().__init__(
+            _DESCRIPTION, importlib.metadata.version("netplugin"), CommandManager("netplugin.cli")
+        )
+        root = logging.getLogger()
+        self._before = list(root.handlers), root.level
+
+    def build_option_parser(
+        self,
+        description: str | None,
+        version: str | None,
+        argparse_kwargs: dict[str, Any] | None = None,
+    ) -> argparse.ArgumentParser:
+        # Abbreviations of these would swallow the options of a command that begin alike.
+        return super().build_option_parser(
+            description, version, {"allow_abbrev": False, "prog": self.NAME}
+        )
+
+    def configure_logging(self) -> None:
+        super().configure_logging()
+        if self.options.verbose_level < 1:
+            logging.getLogger("httpx").setLevel(logging.WARNING)
+
+    def initialize_app(self, argv: list[str]) -> None:
+        if not argv:  # no interactive mode: a script that forgets the command must not hang
+            self.parser.parse_args(["--help"])
+
+    def close(self) -> None:
+        """Take back what was set of logging, for a process that goes on after this."""
+        root = logging.getLogger()
+        handlers, level = self._before
+        root.setLevel(level)
+        for handler in [h for h in root.handlers if h not in handlers]:
+            root.removeHandler(handler)
+            handler.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    app = Netplugin()
+    try:
+        return app.run(list(sys.argv[1:] if argv is None else argv))
+    finally:
+        app.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

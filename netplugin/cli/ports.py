@@ -1,0 +1,174 @@
+"""The commands ``netplugin port list|show|put|delete``."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from cliff.command import Command
+from cliff.lister import Lister
+from cliff.show import ShowOne
+from pydantic import ValidationError
+
+from netplugin.cli import show
+from netplugin.client import Client, invalid_request
+from netplugin.errors import InvalidRequest, from_problem
+from netplugin.models import Batch, Port, PortSpec, PortState
+
+_COLUMNS = ("port_id", "vm_id", "backend", "mac", "network", "state", "error")
+
+
+class PortList(Lister):
+    """List the ports of this host."""
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument("--vm-id", metavar="ID", help="only the ports of this VM")
+        parser.add_argument("--state", choices=[s.value for s in PortState], help="only these")
+        parser.add_argument("--backend", metavar="NAME", help="only the ports of this backend")
+        return parser
+
+    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
+        with Client.from_environment() as client:
+            ports = client.list_ports(
+                vm_id=parsed_args.vm_id, state=parsed_args.state, backend=parsed_args.backend
+            )
+        return _COLUMNS, [_row(port) for port in ports]
+
+
+class PortShow(ShowOne):
+    """Show one port: what was asked, what the VM gets, and what the host has."""
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument("port_id", metavar="ID")
+        return parser
+
+    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
+        with Client.from_environment() as client:
+            return show.fields(client.get_port(parsed_args.port_id))
+
+
+class PortPut(ShowOne):
+    """Make a port be as asked, or change it; the same again changes nothing.
+
+    The spec comes from --spec, from the other options, or from both: an option wins.
+    """
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument("port_id", metavar="ID")
+        parser.add_argument("--spec", metavar="FILE", help="the spec as JSON; - is standard input")
+        parser.add_argument("--vm-id", metavar="ID")
+        parser.add_argument("--mac", metavar="MAC")
+        parser.add_argument("--backend", metavar="NAME")
+        parser.add_argument(
+            "--network-type",
+            choices=["flat", "vlan", "vxlan"],
+            help="default: vlan with --vlan-id, vxlan with --network-id, else flat",
+        )
+        parser.add_argument("--physical-network", metavar="NAME")
+        parser.add_argument("--vlan-id", type=int, metavar="N")
+        parser.add_argument("--network-id", metavar="ID", help="of a vxlan network")
+        parser.add_argument("--mtu", type=int, metavar="BYTES")
+        parser.add_argument("--queues", type=int, metavar="N")
+        parser.add_argument(
+            "--no-port-security", action="store_true", help="let the VM send from any address"
+        )
+        parser.add_argument(
+            "--allowed-address",
+            action="append",
+            metavar="IP",
+            help="address or prefix the VM may send from; may be given several times",
+        )
+        return parser
+
+    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
+        spec = spec_from(parsed_args)
+        with Client.from_environment() as client:
+            return show.fields(client.put_port(parsed_args.port_id, spec))
+
+
+class PortDelete(Command):
+    """Delete ports; one that does not exist is no error."""
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument("port_ids", metavar="ID", nargs="+")
+        return parser
+
+    def take_action(self, parsed_args: Namespace) -> int:
+        try:
+            batch = Batch(delete=tuple(dict.fromkeys(parsed_args.port_ids)))
+        except ValidationError as wrong:
+            raise invalid_request(wrong) from None
+        with Client.from_environment() as client:
+            results = client.batch(batch).results
+        failed = [result for result in results if result.error is not None]
+        for result in failed:
+            if result.error is not None:
+                self.app.LOG.error("%s: %s", result.port_id, from_problem(result.error))
+        return 1 if failed else 0
+
+
+def spec_from(options: Namespace) -> PortSpec:
+    """What the options of ``port put`` ask for. Raises: InvalidRequest naming the fields."""
+    spec = _read_spec(options.spec) if options.spec else {}
+    for name in ("vm_id", "mac", "backend", "queues"):
+        _set(spec, name, getattr(options, name))
+    network = _part(spec, "network")
+    for name in ("physical_network", "vlan_id", "network_id", "mtu"):
+        _set(network, name, getattr(options, name))
+    _set(network, "type", options.network_type or _network_type(network))
+    if options.no_port_security:
+        _part(spec, "port_security")["enabled"] = False
+    if options.allowed_address:
+        addresses = [{"ip": ip} for ip in options.allowed_address]
+        _part(spec, "port_security")["allowed_addresses"] = addresses
+    try:
+        return PortSpec.model_validate_json(json.dumps(spec))
+    except ValidationError as wrong:
+        raise invalid_request(wrong) from None
+
+
+def _read_spec(name: str) -> dict[str, Any]:
+    fix = "give the spec as one JSON object (see the API's PortSpec)"
+    try:
+        spec = json.loads(show.read_text(name))
+    except (ValueError, RecursionError) as wrong:
+        raise InvalidRequest(f"{name} is not JSON: {wrong}", step="read", fix=fix) from None
+    if not isinstance(spec, dict):
+        raise InvalidRequest(f"{name} is not a JSON object", step="read", fix=fix)
+    return spec
+
+
+def _part(spec: dict[str, Any], name: str) -> dict[str, Any]:
+    """A nested object of the spec. One that is no object is left for the validation to refuse."""
+    if spec.get(name) is None:
+        spec[name] = {}
+    part = spec[name]
+    return part if isinstance(part, dict) else {}
+
+
+def _set(target: dict[str, Any], name: str, value: Any) -> None:
+    if value is not None:
+        target[name] = value
+
+
+def _network_type(network: dict[str, Any]) -> str | None:
+    if "type" in network:
+        return None
+    if network.get("vlan_id") is not None:
+        return "vlan"
+    return "vxlan" if network.get("network_id") is not None else "flat"
+
+
+def _row(port: Port) -> show.Row:
+    values = port.model_dump(mode="json")
+    spec = values["spec"]
+    return (
+        port.port_id, port.spec.vm_id, port.spec.backend, port.spec.mac,
+        show.Network(spec["network"]), port.state.value, show.Error(values["error"]),
+    )  # fmt: skip

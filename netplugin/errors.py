@@ -1,0 +1,202 @@
+"""Every error netplugin raises: a code, the step that failed, the cause in a sentence and the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+
+class FieldError(BaseModel):
+    """What is wrong with one field of a request; ``field`` is its path, dots between the names."""
+
+    model_config = ConfigDict(frozen=True)
+
+    field: str
+    message: str
+
+
+class Problem(BaseModel):
+    """An error as it travels: the body of ``application/problem+json`` (RFC 9457) and of a stored port."""
+
+    model_config = ConfigDict(frozen=True)
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    step: str
+    retryable: bool
+    port_id: str | None = None
+    fix: str | None = None
+    errors: tuple[FieldError, ...] = ()
+
+
+class NetpluginError(Exception):
+    """The base: subclasses fix the code, the HTTP status and whether trying again can help."""
+
+    code: ClassVar[str] = "host_error"
+    status: ClassVar[int] = 502
+    title: ClassVar[str] = "The host refused"
+    retryable: ClassVar[bool] = False
+    meaning: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        step: str,
+        fix: str | None = None,
+        port_id: str | None = None,
+        errors: Sequence[FieldError] = (),
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.step = step
+        self.fix = fix
+        self.port_id = port_id
+        self.errors = tuple(errors)
+
+    def __str__(self) -> str:
+        fix = f". Fix: {self.fix}" if self.fix else ""
+        return f"{self.code} at {self.step}: {self.detail}{fix}"
+
+    def for_port(self, port_id: str) -> NetpluginError:
+        """The same error, said of one port (an error of a batch is shared by its ports)."""
+        return type(self)(
+            self.detail, step=self.step, fix=self.fix, port_id=port_id, errors=self.errors
+        )
+
+    def problem(self) -> Problem:
+        return Problem(
+            type=f"urn:netplugin:error:{self.code}",
+            title=self.title,
+            status=self.status,
+            detail=self.detail,
+            code=self.code,
+            step=self.step,
+            retryable=self.retryable,
+            port_id=self.port_id,
+            fix=self.fix,
+            errors=self.errors,
+        )
+
+
+class InvalidRequest(NetpluginError):
+    code = "invalid_request"
+    status = 422
+    title = "The request is not valid"
+    meaning = (
+        "A field is missing, unknown or out of range; `errors` names each. Nothing was changed."
+    )
+
+
+class Unauthorized(NetpluginError):
+    code = "unauthorized"
+    status = 401
+    title = "No valid credential"
+    meaning = "The bearer token is missing or wrong. Send `Authorization: Bearer <token>`."
+
+
+class Forbidden(NetpluginError):
+    code = "forbidden"
+    status = 403
+    title = "Not allowed"
+    meaning = (
+        "The operator's configuration does not allow this, for example a callback URL off the list."
+    )
+
+
+class NotFound(NetpluginError):
+    code = "not_found"
+    status = 404
+    title = "No such object"
+    meaning = "There is no object of that name. Deleting what does not exist is no error."
+
+
+class Conflict(NetpluginError):
+    code = "conflict"
+    status = 409
+    title = "In conflict with what is there"
+    meaning = (
+        "What was asked cannot be done to what exists: a field that cannot change on a live port, "
+        "or an object on the host that is not ours in the way."
+    )
+
+
+class Unsupported(NetpluginError):
+    code = "unsupported"
+    status = 409
+    title = "The backend cannot honour this"
+    meaning = "The backend lacks this feature (see `GET /v1/backends`). Nothing was changed."
+
+
+class BackendUnavailable(NetpluginError):
+    code = "backend_unavailable"
+    status = 503
+    title = "The backend cannot be used here now"
+    retryable = True
+    meaning = "OVS, DPDK, a directory or a NIC that the backend needs is not there. `fix` says what to do."
+
+
+class Overloaded(NetpluginError):
+    code = "overloaded"
+    status = 503
+    title = "Too much at once"
+    retryable = True
+    meaning = "More calls are waiting than the agent takes. Try again after `Retry-After` seconds."
+
+
+class CapacityExhausted(NetpluginError):
+    code = "capacity_exhausted"
+    status = 507
+    title = "Nothing left to give"
+    meaning = "A scarce thing is used up: vhost sockets, VFs, local VLANs."
+
+
+class HostError(NetpluginError):
+    code = "host_error"
+    status = 502
+    title = "The host refused"
+    meaning = "OVS, the kernel or libvirt refused; `detail` holds its own words."
+
+
+class OperationTimeout(NetpluginError):
+    code = "timeout"
+    status = 504
+    title = "Not done within the deadline"
+    retryable = True
+    meaning = (
+        "The host did not finish in time, for example because ovs-vswitchd hangs. What was begun is "
+        "taken back, as soon as the host answers again."
+    )
+
+
+ALL: tuple[type[NetpluginError], ...] = (
+    InvalidRequest,
+    Unauthorized,
+    Forbidden,
+    NotFound,
+    Conflict,
+    Unsupported,
+    BackendUnavailable,
+    Overloaded,
+    CapacityExhausted,
+    HostError,
+    OperationTimeout,
+)
+
+_BY_CODE = {error.code: error for error in ALL}
+
+
+def from_problem(problem: Problem) -> NetpluginError:
+    """The error a problem document tells of; an unknown code becomes a ``HostError``."""
+    return _BY_CODE.get(problem.code, HostError)(
+        problem.detail,
+        step=problem.step,
+        fix=problem.fix,
+        port_id=problem.port_id,
+        errors=problem.errors,
+    )

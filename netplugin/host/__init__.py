@@ -1,0 +1,1 @@
+"""The thin primitives that touch a host: OVSDB, OpenFlow, netlink, nftables, processes."""

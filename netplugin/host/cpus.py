@@ -1,0 +1,47 @@
+"""CPU lists as Linux writes them (``2-5,8``) and masks as OVS takes them (``0x13c``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+# What a kernel can be built for. A list may come from a caller: 0-99999999999 is not to be counted.
+_MOST = 8192
+
+
+def parse_list(text: str) -> tuple[int, ...]:
+    """The CPUs of a list, sorted. Raises: ValueError for a range that runs backwards or too far."""
+    cpus: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        if int(last or first) < int(first):
+            raise ValueError(f"{part} runs backwards")
+        if int(last or first) >= _MOST:
+            raise ValueError(f"{part[:40]} is beyond CPU {_MOST - 1}")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(cpus))
+
+
+def format_list(cpus: Iterable[int]) -> str:
+    """``(2, 3, 4, 8)`` as ``2-4,8``."""
+    parts: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if parts and cpu == parts[-1][-1] + 1:
+            parts[-1].append(cpu)
+        else:
+            parts.append([cpu])
+    return ",".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+
+
+def to_mask(cpus: Iterable[int]) -> str:
+    return hex(sum(1 << cpu for cpu in set(cpus)))
+
+
+def from_mask(mask: str) -> tuple[int, ...]:
+    """The CPUs of a mask like ``0x6``; hexadecimal with or without its prefix, as OVS reads it."""
+    bits = int(mask or "0", 16)
+    return tuple(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
+
+
+def online(root: Path = Path("/sys")) -> tuple[int, ...]:
+    return parse_list((root / "devices/system/cpu/online").read_text())

@@ -1,0 +1,198 @@
+"""nftables through ``nft -j``: rules as values that can be compared with what the kernel has."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from netplugin.errors import HostError
+from netplugin.host.processes import run
+
+STEP = "nftables"
+_MANY = 16  # with more chains than this, reading the whole table is quicker than each by itself
+Command = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule in the notation of libnftables-json(5); two are equal if they do the same."""
+
+    text: str
+
+    @classmethod
+    def make(cls, *statements: Mapping[str, Any], comment: str | None = None) -> Rule:
+        value = {"expr": [_plain(s) for s in statements], "comment": comment}
+        return cls(json.dumps(value, sort_keys=True))
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> Rule:
+        """A rule as ``nft -j list`` prints it."""
+        return cls.make(*found.get("expr", ()), comment=found.get("comment"))
+
+    @property
+    def comment(self) -> str | None:
+        comment: str | None = json.loads(self.text)["comment"]
+        return comment
+
+    def said(self, comment: str) -> Rule:
+        """The same rule with a comment."""
+        return Rule(json.dumps({**json.loads(self.text), "comment": comment}, sort_keys=True))
+
+    def fields(self) -> dict[str, Any]:
+        """What a command that adds the rule says of it."""
+        return {key: value for key, value in json.loads(self.text).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A chain; the hook's fields are None for one that is only jumped to."""
+
+    rules: tuple[Rule, ...] = ()
+    type: str | None = None
+    hook: str | None = None
+    prio: int | None = None
+    policy: str | None = None
+
+    def definition(self) -> dict[str, Any]:
+        names = ("type", "hook", "prio", "policy")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+@dataclass(frozen=True)
+class Table:
+    """What was read of a table. ``chains`` has those that were asked for, ``names`` all."""
+
+    names: frozenset[str] = frozenset()
+    chains: Mapping[str, Chain] = field(default_factory=dict)
+    #: Verdict maps: the chain each key jumps to, None for any other verdict.
+    maps: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+
+
+class Nftables:
+    """One table of one family, by the program ``nft``."""
+
+    def __init__(self, family: str, table: str) -> None:
+        self.family = family
+        self.table = table
+
+    def commit(self, commands: Sequence[Command], deadline: float) -> None:
+        """All commands in one transaction. Raises: BackendUnavailable, HostError, OperationTimeout."""
+        if commands:
+            self._run(commands, deadline)
+
+    def read(self, chains: Sequence[str] | None, deadline: float) -> Table | None:
+        """The table with the rules of these chains (None: of all); None if there is no such table.
+
+        Raises: BackendUnavailable, HostError, OperationTimeout.
+        """
+        defined = {o["name"]: o for o in self._list("chains", "chain", deadline)}
+        if not defined and not self._exists(deadline):
+            return None
+        maps = self._list("maps", "map", deadline)
+        wanted = [name for name in defined if chains is None or name in chains]
+        rules = self._rules(wanted, chains is None, deadline)
+        return Table(
+            names=frozenset(defined),
+            chains={name: _chain(defined[name], rules.get(name, [])) for name in wanted},
+            maps={o["name"]: _jumps(o.get("elem", [])) for o in maps},
+        )
+
+    def _list(self, what: str, kind: str, deadline: float) -> list[Any]:
+        """All objects of a kind in the table. Listing the family's never fails, the table's may."""
+        found = self._run([{"list": {what: {"family": self.family}}}], deadline)
+        return [o for k, o in found if k == kind and o["table"] == self.table]
+
+    def _exists(self, deadline: float) -> bool:
+        found = self._run([{"list": {"tables": {"family": self.family}}}], deadline)
+        return any(kind == "table" and o["name"] == self.table for kind, o in found)
+
+    def _rules(self, chains: Sequence[str], whole: bool, deadline: float) -> dict[str, list[Rule]]:
+        """The rules by chain. One nft for each chain: with several in one call nft 1.0.6 finds only
+        the last; and one for all when they are many."""
+        if whole or len(chains) > _MANY:
+            asked = [{"list": {"table": {"family": self.family, "name": self.table}}}]
+        else:
+            asked = [self.command("list", "chain", name=name) for name in chains]
+        found: dict[str, list[Rule]] = {}
+        for command in asked:
+            for kind, value in self._run([command], deadline):
+                if kind == "rule":
+                    found.setdefault(value["chain"], []).append(Rule.read(value))
+        return found
+
+    # -- commands --------------------------------------------------------------------------------
+
+    def command(self, verb: str, kind: str, **fields: Any) -> Command:
+        """One command on something in the table."""
+        return {verb: {kind: {"family": self.family, "table": self.table, **fields}}}
+
+    def add_table(self) -> Command:
+        return {"add": {"table": {"family": self.family, "name": self.table}}}
+
+    def delete_table(self) -> Command:
+        return {"delete": {"table": {"family": self.family, "name": self.table}}}
+
+    def set_chain(self, name: str, chain: Chain) -> list[Command]:
+        """Make the chain, or replace its rules."""
+        return [
+            self.command("add", "chain", name=name, **chain.definition()),
+            self.command("flush", "chain", name=name),
+            *(self.command("add", "rule", chain=name, **rule.fields()) for rule in chain.rules),
+        ]
+
+    def delete_chain(self, name: str) -> list[Command]:
+        verbs = ("flush", "delete")
+        return [self.command(verb, "chain", name=name) for verb in verbs]
+
+    def add_jump(self, name: str, key: str, chain: str) -> Command:
+        elements = [[key, {"jump": {"target": chain}}]]
+        return self.command("add", "element", name=name, elem=elements)
+
+    def delete_element(self, name: str, key: str) -> Command:
+        return self.command("delete", "element", name=name, elem=[key])
+
+    def _run(self, commands: Sequence[Command], deadline: float) -> list[tuple[str, Any]]:
+        """The objects that the answer lists, each with its kind."""
+        text = json.dumps({"nftables": list(commands)})
+        answer = run(["nft", "-j", "-f", "-"], step=STEP, deadline=deadline, stdin=text)
+        if not answer.strip():
+            return []
+        try:
+            return [next(iter(o.items())) for o in json.loads(answer)["nftables"]]
+        except (ValueError, KeyError) as broken:
+            raise HostError(f"nft answered what is no JSON: {broken}", step=STEP) from broken
+
+
+def _chain(found: Mapping[str, Any], rules: Sequence[Rule]) -> Chain:
+    hook = (found.get(key) for key in ("type", "hook", "prio", "policy"))
+    return Chain(tuple(rules), *hook)
+
+
+def _jumps(elements: Sequence[Any]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for element in elements:
+        key, verdict = element
+        if isinstance(key, dict):  # {"elem": {"val": ..}}: an element with a counter or a timeout
+            key = key.get("elem", {}).get("val")
+        jump = verdict.get("jump") if isinstance(verdict, dict) else None
+        found[str(key)] = jump["target"] if jump else None
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """The one form of what can be written in several: addresses, and a counter without its count."""
+    if isinstance(value, Mapping):
+        if "counter" in value:
+            return {"counter": None}
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, str) and "::" in value:
+        try:
+            return str(ipaddress.IPv6Address(value))
+        except ValueError:
+            return value
+    return value

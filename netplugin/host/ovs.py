@@ -1,0 +1,188 @@
+"""The OVS of this host, one for all backends: its database, its flows, and whether it works now."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from netplugin.backend import Usability, Wake
+from netplugin.errors import NetpluginError
+from netplugin.host import ovs_commands
+from netplugin.host.openflow import OpenFlow
+from netplugin.host.ovs_mirror import Drift, Mirror
+from netplugin.host.ovsdb import CommandFactory, Ovsdb
+from netplugin.host.vswitchd import VswitchdWatch, appctl
+
+LOG = logging.getLogger(__name__)
+_QUIET_S = 5.0
+
+
+@dataclass(frozen=True)
+class OvsSettings:
+    """The ``[ovs]`` options as a value. ``uplinks`` has the devices of each physical network."""
+
+    connection: str
+    rundir: Path
+    vhost_socket_dir: Path
+    vhost_socket_group: str
+    bridge_mappings: Mapping[str, str] = field(default_factory=dict)
+    uplinks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    timeout_s: float = 10.0
+    quiet_datapath_log: bool = False
+
+    @staticmethod
+    def read(conf: Any) -> OvsSettings:
+        """Raises: ValueError naming the option."""
+        uplinks: dict[str, tuple[str, ...]] = {}
+        for entry in conf.ovs.uplinks:
+            network, colon, device = entry.strip().strip('"').partition(":")
+            if not (network and colon and device):
+                raise ValueError(f"[ovs] uplinks: {entry!r} is not physical_network:device")
+            uplinks[network] = (*uplinks.get(network, ()), device)
+        unknown = sorted(set(uplinks) - set(conf.ovs.bridge_mappings))
+        if unknown:
+            raise ValueError(f"[ovs] uplinks: {', '.join(unknown)} is not in bridge_mappings")
+        bridges = list(conf.ovs.bridge_mappings.values())
+        if len(bridges) != len(set(bridges)):
+            raise ValueError("[ovs] bridge_mappings: two networks share a bridge")
+        return OvsSettings(
+            connection=conf.ovs.connection,
+            rundir=Path(conf.ovs.rundir),
+            vhost_socket_dir=Path(conf.ovs.vhost_socket_dir),
+            vhost_socket_group=conf.ovs.vhost_socket_group,
+            bridge_mappings=dict(conf.ovs.bridge_mappings),
+            uplinks=uplinks,
+            timeout_s=float(conf.ovs.timeout),
+            quiet_datapath_log=conf.ovs.quiet_datapath_log,
+        )
+
+
+class OvsHost:
+    """Connections to ovsdb-server and vswitchd, and the news of both for whoever subscribed."""
+
+    def __init__(self, settings: OvsSettings) -> None:
+        self.settings = settings
+        self.flows = OpenFlow(settings.rundir)
+        self._subscribers: list[tuple[str, Callable[[Wake], None]]] = []
+        self._lock = threading.Lock()
+        self._settled = threading.Event()
+        self._generation = 0  # counts the comings and goings of vswitchd
+        self._was_alive = False
+        self.db = Ovsdb(settings.connection, self._drifted, self._db_changed)
+        self.vswitchd = VswitchdWatch(settings.rundir, self._vswitchd_changed)
+
+    @property
+    def mirror(self) -> Mirror:
+        return self.db.mirror
+
+    def subscribe(self, backend: str, wake: Callable[[Wake], None]) -> None:
+        """``wake`` is told of drift of this backend's ports and of OVS being back."""
+        with self._lock:
+            self._subscribers.append((backend, wake))
+        if self.usable().usable:
+            wake(Wake("OVS is there"))
+
+    def usable(self) -> Usability:
+        """Whether OVS answers and vswitchd has configured what the database holds."""
+        if not self.db.online:
+            return Usability(
+                False, f"no connection to the OVS database at {self.settings.connection}",
+                "start ovsdb-server, or correct [ovs] connection", "ovsdb-connect",
+            )  # fmt: skip
+        if not self.vswitchd.alive():
+            return Usability(
+                False, f"ovs-vswitchd does not run (looked in {self.settings.rundir})",
+                "start ovs-vswitchd, or correct [ovs] rundir", "vswitchd",
+            )  # fmt: skip
+        if not self._settled.is_set():
+            return Usability(
+                False, "ovs-vswitchd has just started and is not configured yet",
+                "try again in a few seconds", "vswitchd",
+            )  # fmt: skip
+        return Usability(True)
+
+    def write(
+        self, commands: Sequence[CommandFactory], deadline: float, *, wait: bool = True
+    ) -> None:
+        """Commit, and wait until vswitchd has carried it out.
+
+        Raises: BackendUnavailable, HostError, OperationTimeout.
+        """
+        deadline = min(deadline, time.monotonic() + self.settings.timeout_s)
+        next_cfg = self.db.commit(commands, deadline)
+        if wait:
+            self.db.wait_configured(next_cfg, deadline)
+
+    def close(self) -> None:
+        self._generation += 1
+        self.vswitchd.close()
+        self.db.close()
+
+    # -- news, on the threads of the connections -------------------------------------------------
+
+    def _drifted(self, drift: Drift) -> None:
+        if drift.port_id is None:
+            self._tell(Wake("a bridge was changed in the OVS database"))
+        else:
+            wake = Wake("a port was changed in the OVS database", frozenset({drift.port_id}))
+            self._tell(wake, drift.backend)
+
+    def _db_changed(self, online: bool) -> None:
+        if online:
+            self._announce("the OVS database is there")
+
+    def _vswitchd_changed(self, alive: bool) -> None:
+        self._generation += 1
+        if not alive:
+            self._settled.clear()
+            return
+        if self.settings.quiet_datapath_log:
+            self._quiet()
+        first, self._was_alive = not self._was_alive, True
+        if first:
+            # The agent came to a running vswitchd: a look must not cost a write.
+            self._settled.set()
+            self._announce("ovs-vswitchd is there")
+            return
+        threading.Thread(
+            target=self._settle, args=(self._generation,), name="ovs-settle", daemon=True
+        ).start()
+
+    def _quiet(self) -> None:
+        deadline = time.monotonic() + _QUIET_S
+        try:
+            appctl(self.settings.rundir, "vlog/set", "dpif_netdev:any:warn", deadline=deadline)
+        except NetpluginError as failed:
+            LOG.warning("quiet_datapath_log: %s", failed)
+
+    def _settle(self, generation: int) -> None:
+        """After a restart of vswitchd: wait until it has made its bridges again, then tell."""
+        while generation == self._generation:
+            try:
+                self.db.require_online(0.5)
+                next_cfg = self.db.commit([ovs_commands.Touch], time.monotonic() + 5)
+                while generation == self._generation:
+                    configured = self.db.configured(next_cfg, time.monotonic() + 0.5)
+                    if configured and generation == self._generation:
+                        self._settled.set()
+                        self._announce("ovs-vswitchd was restarted")
+                        return
+            except NetpluginError as failed:
+                LOG.debug("vswitchd is not settled yet: %s", failed)
+
+    def _announce(self, reason: str) -> None:
+        """Tell of one part having come, if the other is there too."""
+        if self.usable().usable:
+            self._tell(Wake(reason))
+
+    def _tell(self, wake: Wake, backend: str | None = None) -> None:
+        with self._lock:
+            subscribers = list(self._subscribers)
+        for name, subscriber in subscribers:
+            if backend in (None, name):
+                subscriber(wake)

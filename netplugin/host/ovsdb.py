@@ -1,0 +1,226 @@
+"""The connection to an Open vSwitch database: read from a mirror, written in checked transactions.
+
+Two traps of ovsdbapp are closed here: its transactions report success when vswitchd did not answer
+in time (the exception is logged and dropped), and its connection is an attribute of the class.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ovs import json as ovs_json
+from ovs.db import idl as ovs_idl
+from ovsdbapp import exceptions as ovsdb_errors
+from ovsdbapp.backend.ovs_idl import command, connection, idlutils, transaction
+from ovsdbapp.schema.open_vswitch import impl_idl
+
+from netplugin.errors import BackendUnavailable, HostError, OperationTimeout
+from netplugin.host.json_stream import StreamParser
+from netplugin.host.ovs_mirror import COLUMNS, Drift, Mirror
+from netplugin.host.processes import remaining
+
+LOG = logging.getLogger(__name__)
+_RETRY_S = 0.5
+
+
+class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
+    """The IDL, telling a mirror of every row, and of being on line again after a break."""
+
+    def __init__(self, remote: str, helper: Any, mirror: Mirror, online: Callable[[bool], None]):
+        super().__init__(remote, helper)
+        self._mirror = mirror
+        self._tell_online = online
+        self._mirrored_seqno: int | None = None
+        self._is_online = False
+        # The default, one second growing to eight, is longer than a VM should wait for its NIC.
+        self._session.reconnect.set_backoff(100, 1000)
+
+    def run(self) -> Any:
+        # Before each message the session makes a parser, unless there is one already.
+        rpc = self._session.rpc
+        if ovs_json.PARSER != ovs_json.PARSER_C and rpc is not None and rpc.parser is None:
+            rpc.parser = StreamParser()
+        changed = super().run()
+        online = self.state == ovs_idl.Idl.IDL_S_MONITORING and self._session.is_connected()
+        if online and self._mirrored_seqno != self._last_seqno:
+            self._mirrored_seqno = self._last_seqno
+            self._mirror.reset(self.tables)
+        if online != self._is_online:
+            self._is_online = online
+            self._tell_online(online)
+        return changed
+
+    def cooperative_yield(self) -> None:
+        """Called for each row. ovsdbapp sleeps here for eventlet's sake: 70 us a row, in a thread
+        that the interpreter switches away from anyway.
+        """
+
+    def notify(self, event: str, row: Any, updates: Any = None) -> None:
+        if self._mirrored_seqno == self._last_seqno:
+            self._mirror.update(row, deleted=event == ovs_idl.ROW_DELETE)
+
+
+class _Transaction(transaction.Transaction):  # type: ignore[misc]
+    """A transaction that bumps ``next_cfg`` and remembers to what; it waits for nobody."""
+
+    next_cfg = 0
+
+    def pre_commit(self, txn: Any) -> None:
+        self.api._ovs.increment("next_cfg")
+
+    def post_commit(self, txn: Any) -> None:
+        super().post_commit(txn)
+        self.next_cfg = txn.get_increment_new_value()
+
+
+class _Api(impl_idl.OvsdbIdl):  # type: ignore[misc]
+    """ovsdbapp's API with a connection of its own instead of the class's."""
+
+    ovsdb_connection = None
+
+
+def _late() -> OperationTimeout:
+    return OperationTimeout(
+        "ovsdb-server did not answer the transaction in time", step="ovsdb-commit",
+        fix="look whether ovsdb-server hangs",
+    )  # fmt: skip
+
+
+CommandFactory = Callable[[Any], command.BaseCommand]
+
+
+class Ovsdb:
+    """One Open vSwitch database. Connects in the background, and again whenever it was lost."""
+
+    def __init__(
+        self,
+        remote: str,
+        drifted: Callable[[Drift], None] = lambda drift: None,
+        online: Callable[[bool], None] = lambda online: None,
+    ) -> None:
+        """``remote`` is like ``unix:/run/openvswitch/db.sock``; the callbacks run on its thread."""
+        self.remote = remote
+        self.mirror = Mirror(drifted)
+        self._tell_online = online
+        self._connection: Any = None
+        self._api: Any = None
+        self._ready = threading.Event()
+        self._stop = threading.Event()
+        self._unanswered: list[_Transaction] = []
+        self._thread = threading.Thread(target=self._connect, name="ovsdb-connect", daemon=True)
+        self._thread.start()
+
+    @property
+    def online(self) -> bool:
+        return self._ready.is_set()
+
+    def require_online(self, wait_s: float = 0.0) -> None:
+        """Raises: BackendUnavailable unless the database is (or within ``wait_s`` comes) on line."""
+        if not self._ready.wait(wait_s):
+            raise BackendUnavailable(
+                f"no connection to the Open vSwitch database at {self.remote}",
+                step="ovsdb-connect",
+                fix="start ovsdb-server, or correct [ovs] connection",
+            )
+
+    def commit(self, commands: Sequence[CommandFactory], deadline: float) -> int:
+        """Commit all commands in one transaction; the answer is the ``next_cfg`` to wait for.
+
+        Raises: BackendUnavailable, HostError with the database's words, OperationTimeout.
+        """
+        self.require_certain()
+        txn = _Transaction(
+            self._api, self._connection, max(0.1, remaining(deadline)),
+            check_error=True, log_errors=False,
+        )  # fmt: skip
+        for make in commands:
+            txn.add(make(self._api))
+        try:
+            self._connection.queue_txn(txn)
+            result = txn.results.get(timeout=txn.timeout)
+        except ovsdb_errors.TimeoutException as busy:
+            raise _late() from busy
+        except queue.Empty as late:
+            self._unanswered.append(txn)
+            self.require_online()
+            raise _late() from late
+        if isinstance(result, idlutils.ExceptionResult):
+            self.require_online()
+            raise HostError(str(result.ex), step="ovsdb-commit") from result.ex
+        return txn.next_cfg
+
+    def require_certain(self) -> None:
+        """That the database is on line and no transaction of ours is still on its way to it.
+
+        One that was not answered in time may yet be carried out: until that is known, what is read
+        is not what will be.
+
+        Raises: BackendUnavailable, OperationTimeout.
+        """
+        self.require_online()
+        self._unanswered = [txn for txn in self._unanswered if txn.results.empty()]
+        if self._unanswered:
+            raise OperationTimeout(
+                "an earlier transaction is still with ovsdb-server, its outcome unknown",
+                step="ovsdb-commit", fix="look whether ovsdb-server hangs",
+            )  # fmt: skip
+
+    def wait_configured(self, next_cfg: int, deadline: float) -> None:
+        """Wait until vswitchd has carried out what was committed.
+
+        Raises: OperationTimeout.
+        """
+        if not self.configured(next_cfg, deadline):
+            self.require_online()
+            raise OperationTimeout(
+                "ovs-vswitchd did not carry out the configuration in time "
+                f"(cur_cfg {self.mirror.root.cur_cfg}, wanted {next_cfg})",
+                step="vswitchd",
+                fix="look whether ovs-vswitchd runs and what its log says",
+            )
+
+    def configured(self, next_cfg: int, deadline: float) -> bool:
+        """Wait as ``wait_configured``; False at the deadline."""
+        return self.mirror.wait_for(lambda: self.mirror.root.cur_cfg >= next_cfg, deadline)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5)
+        if self._connection is not None:
+            self._connection.stop(timeout=5)
+
+    def _connect(self) -> None:
+        said = ""
+        while not self._stop.is_set():
+            try:
+                helper = idlutils.get_schema_helper(self.remote, "Open_vSwitch")
+                for table, columns in COLUMNS.items():
+                    known = helper.schema_json["tables"][table]["columns"]
+                    helper.register_columns(table, [c for c in columns if c in known])
+                self._connection = connection.Connection(
+                    _Idl(self.remote, helper, self.mirror, self._online), timeout=10
+                )
+                # The thread starts here, so commits must find the API before they find us on line.
+                self._api = _Api(self._connection, start=False, auto_index=False)
+                for table in ("Bridge", "Port"):  # what our commands look up by name
+                    self._api.create_index(table, "name")
+                self._connection.start()
+                self._ready.set()
+                return
+            except Exception as failed:  # whatever it is, it is tried again
+                if str(failed) != said:
+                    said = str(failed)
+                    LOG.warning("no OVS database at %s yet: %s", self.remote, said)
+                self._stop.wait(_RETRY_S)
+
+    def _online(self, online: bool) -> None:
+        if online:
+            self._ready.set()
+        else:
+            self._ready.clear()
+        LOG.info("OVS database %s is %s", self.remote, "on line" if online else "lost")
+        self._tell_online(online)

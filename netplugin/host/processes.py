@@ -1,0 +1,44 @@
+"""Run a program of the host: an argument list, a deadline, and its own words when it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Sequence
+
+from netplugin.errors import BackendUnavailable, HostError, OperationTimeout
+
+
+def remaining(deadline: float) -> float:
+    """Seconds left until ``deadline`` (``time.monotonic``), never negative."""
+    return max(0.0, deadline - time.monotonic())
+
+
+def run(args: Sequence[str], *, step: str, deadline: float, stdin: str | None = None) -> str:
+    """What the program printed.
+
+    Raises: BackendUnavailable if it is not installed, HostError with its stderr if it fails,
+    OperationTimeout at the deadline (the program is killed).
+    """
+    try:
+        done = subprocess.run(
+            list(args),
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=max(0.05, remaining(deadline)),
+            check=False,
+        )
+    except FileNotFoundError as missing:
+        raise BackendUnavailable(
+            f"{args[0]} is not installed", step=step, fix=f"install the package that has {args[0]}"
+        ) from missing
+    except subprocess.TimeoutExpired as late:
+        raise OperationTimeout(
+            f"{args[0]} did not end within {late.timeout:.1f} s", step=step
+        ) from late
+    if done.returncode != 0:
+        words = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
+        raise HostError(f"{args[0]}: {words}", step=step)
+    return done.stdout

@@ -1,0 +1,148 @@
+"""ovs-vswitchd as a process: is it there, tell when it goes and comes, ask it of its PMD threads."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import select
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from netplugin.errors import BackendUnavailable
+from netplugin.host.processes import run
+from netplugin.models import PmdCore, RxQueue
+
+LOG = logging.getLogger(__name__)
+_RETRY_S = 0.05
+
+
+def control_socket(rundir: Path) -> Path | None:
+    """vswitchd's control socket, by its pid file; None if there is no pid file."""
+    try:
+        pid = int((rundir / "ovs-vswitchd.pid").read_text())
+    except (OSError, ValueError):
+        return None
+    return rundir / f"ovs-vswitchd.{pid}.ctl"
+
+
+class VswitchdWatch:
+    """Holds a connection to vswitchd's control socket: the kernel closes it when vswitchd dies.
+
+    The database cannot tell: its rows look the same while vswitchd is dead, and after a restart,
+    when the flows are gone.
+    """
+
+    def __init__(self, rundir: Path, changed: Callable[[bool], None]) -> None:
+        """``changed(True)`` when vswitchd has come (its sockets answer), ``False`` when it went."""
+        self._rundir = rundir
+        self._changed = changed
+        self._stop = threading.Event()
+        self._stop_reader, self._stop_writer = socket.socketpair()
+        self._alive = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="vswitchd-watch", daemon=True)
+        self._thread.start()
+
+    def alive(self, wait_s: float = 0.0) -> bool:
+        return self._alive.wait(wait_s)
+
+    def close(self) -> None:
+        self._stop.set()
+        self._stop_writer.send(b"x")
+        self._thread.join(timeout=5)
+        self._stop_reader.close()
+        self._stop_writer.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            held = self._hold()
+            if held is None:
+                # A socket that is not there yet gives nothing to wait for.
+                self._stop.wait(_RETRY_S)
+                continue
+            with held:
+                self._alive.set()
+                self._tell(True)
+                select.select([held, self._stop_reader], [], [])
+                self._alive.clear()
+            if not self._stop.is_set():
+                self._tell(False)
+
+    def _hold(self) -> socket.socket | None:
+        path = control_socket(self._rundir)
+        if path is None:
+            return None
+        held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            held.connect(str(path))
+        except OSError:
+            held.close()
+            return None
+        return held
+
+    def _tell(self, alive: bool) -> None:
+        with contextlib.suppress(Exception):
+            LOG.info("ovs-vswitchd has %s", "come" if alive else "gone")
+            self._changed(alive)
+
+
+def appctl(rundir: Path, *command: str, deadline: float) -> str:
+    """What ``ovs-appctl`` prints for the command.
+
+    Raises: BackendUnavailable, HostError, OperationTimeout.
+    """
+    path = control_socket(rundir)
+    if path is None:
+        raise BackendUnavailable(
+            f"no ovs-vswitchd.pid in {rundir}", step="vswitchd",
+            fix="start ovs-vswitchd, or correct [ovs] rundir",
+        )  # fmt: skip
+    return run(["ovs-appctl", "-t", str(path), *command], step="vswitchd", deadline=deadline)
+
+
+_THREAD = re.compile(r"^pmd thread numa_id (\d+) core_id (\d+):$")
+_QUEUE = re.compile(
+    r"port: (\S+)\s+queue-id:\s+(\d+) \((enabled|disabled)\)\s+pmd usage:\s+(?:(\d+) %|NOT AVAIL)"
+)
+_BUSY = re.compile(r"^\s+processing cycles: \d+ \(([\d.]+)%\)")
+
+
+def parse_pmd(rxq_show: str, stats_show: str) -> tuple[PmdCore, ...]:
+    """PMD threads from ``dpif-netdev/pmd-rxq-show`` and ``pmd-stats-show`` (OVS 3.1 to 3.5)."""
+    busy = _busy_percent(stats_show)
+    cores: list[PmdCore] = []
+    for line in rxq_show.splitlines():
+        if thread := _THREAD.match(line):
+            numa, cpu = int(thread[1]), int(thread[2])
+            cores.append(
+                PmdCore(
+                    cpu=cpu, numa_node=numa, isolated=False, busy_percent=busy.get(cpu), queues=()
+                )
+            )
+        elif "isolated : true" in line:
+            cores[-1] = cores[-1].model_copy(update={"isolated": True})
+        elif queue := _QUEUE.search(line):
+            usage = int(queue[4]) if queue[4] else None
+            entry = RxQueue(
+                port=queue[1],
+                queue=int(queue[2]),
+                enabled=queue[3] == "enabled",
+                usage_percent=usage,
+            )
+            cores[-1] = cores[-1].model_copy(update={"queues": (*cores[-1].queues, entry)})
+    return tuple(cores)
+
+
+def _busy_percent(stats_show: str) -> dict[int, float]:
+    busy: dict[int, float] = {}
+    cpu: int | None = None
+    for line in stats_show.splitlines():
+        if thread := _THREAD.match(line):
+            cpu = int(thread[2])
+        elif line.startswith("main thread"):
+            cpu = None
+        elif cpu is not None and (share := _BUSY.match(line)):
+            busy[cpu] = float(share[1])
+    return busy

@@ -1,0 +1,368 @@
+"""The values of the API: what a platform asks for (PortSpec) and what it is told (Port, Binding)."""
+
+from __future__ import annotations
+
+import ipaddress
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
+
+from netplugin.errors import Problem
+
+# Names become file names, OVSDB values and libvirt XML: the alphabet is closed here, once.
+# (In pydantic's regex engine ``$`` is the end of the text, not of a line.)
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, strict=True)]
+PortId = Name
+# JSON has true and false: "no", 0 and the like are mistakes, not answers.
+Flag = Annotated[bool, Field(strict=True)]
+Kbps = Annotated[int, Field(ge=1, le=400_000_000, strict=True)]
+RingSize = Literal[256, 512, 1024]
+
+
+def _at_most(most: int) -> BeforeValidator:
+    """Refuse a list that is too long before its entries are looked at: they may all be wrong."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | tuple) and len(value) > most:
+            raise ValueError(f"must have at most {most} entries")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _unicast(mac: str) -> str:
+    mac = mac.lower()
+    if int(mac[:2], 16) & 1 or mac == "00:00:00:00:00:00":
+        raise ValueError("must be a unicast address that is not all zeros")
+    return mac
+
+
+Mac = Annotated[
+    str,
+    StringConstraints(pattern=r"^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$", strict=True),
+    AfterValidator(_unicast),
+]
+
+
+def _address(text: str) -> str:
+    """An IPv4 or IPv6 address or prefix in its shortest form; host bits in a prefix are refused."""
+    network = ipaddress.ip_network(text, strict=True)
+    if network.is_multicast or network.prefixlen == 0:
+        raise ValueError("must be a unicast address or a prefix of at least one bit")
+    if network.version == 6 and int(network.network_address) >> 48 == 0:
+        # RFC 4291, section 2.5: unspecified, loopback, IPv4-compatible and IPv4-mapped.
+        raise ValueError("is an IPv6 address that is never on a wire (80 leading zero bits)")
+    if network.prefixlen == network.max_prefixlen:
+        return str(network.network_address)
+    return str(network)
+
+
+IpAddress = Annotated[
+    str,
+    StringConstraints(pattern=r"^[0-9A-Fa-f.:]{2,45}(/[0-9]{1,3})?$", strict=True),
+    AfterValidator(_address),
+]
+PciAddress = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7]$",
+        to_lower=True,  # after the pattern
+        strict=True,
+    ),
+]
+
+
+class Value(BaseModel):
+    """A value: frozen, and a field it does not know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Network(Value):
+    """The segment a port is on. ``mtu`` is in bytes, the layer-3 payload, the same on every hop."""
+
+    type: Literal["flat", "vlan", "vxlan"]
+    physical_network: Name | None = None
+    vlan_id: Annotated[int, Field(ge=1, le=4094, strict=True)] | None = None
+    network_id: Name | None = None
+    mtu: Annotated[int, Field(ge=576, le=9216, strict=True)] = 1500
+
+    @model_validator(mode="after")
+    def _fits_type(self) -> Self:
+        if self.type == "vxlan":
+            if self.network_id is None:
+                raise ValueError("network_id is required for a vxlan network")
+            if self.physical_network is not None or self.vlan_id is not None:
+                raise ValueError("physical_network and vlan_id do not belong to a vxlan network")
+            return self
+        if self.physical_network is None:
+            raise ValueError(f"physical_network is required for a {self.type} network")
+        if (self.vlan_id is None) == (self.type == "vlan"):
+            raise ValueError("vlan_id is required for a vlan network, and for no other")
+        return self
+
+
+class VfOptions(Value):
+    """What is asked of a virtual function (backends ``sriov`` and ``vdpa``)."""
+
+    pci_address: PciAddress | None = None
+    trusted: Flag = False
+    spoofchk: Flag | None = None
+    link_state: Literal["auto", "enable", "disable"] = "auto"
+    vlan_qos: Annotated[int, Field(ge=0, le=7, strict=True)] = 0
+    teaming: Flag = False
+
+
+class Qos(Value):
+    """Rates in kbit/s (1000 bit/s), seen from the VM: ingress is what it receives."""
+
+    ingress_kbps: Kbps | None = None
+    egress_kbps: Kbps | None = None
+    min_egress_kbps: Kbps | None = None
+
+
+class AllowedAddress(Value):
+    """An address (or prefix) the VM may send from; ``mac`` is the port's own where it is null."""
+
+    ip: IpAddress
+    mac: Mac | None = None
+
+
+class PortSecurity(Value):
+    """Anti-spoofing. Enabled without addresses: the VM may send from its own MAC only."""
+
+    enabled: Flag = True
+    allowed_addresses: Annotated[
+        tuple[AllowedAddress, ...], Field(max_length=64), _at_most(64)
+    ] = ()
+
+
+class PortSpec(Value):
+    """What a platform asks for: this VM's NIC, on this network, with this backend."""
+
+    vm_id: Name
+    mac: Mac
+    backend: Name
+    network: Network
+    queues: Annotated[int, Field(ge=1, le=128, strict=True)] = 1
+    rx_queue_size: RingSize = 1024
+    tx_queue_size: RingSize = 1024
+    numa_node: Annotated[int, Field(ge=0, le=1023, strict=True)] | None = None
+    vf: VfOptions = VfOptions()
+    qos: Qos = Qos()
+    port_security: PortSecurity = PortSecurity()
+
+
+class PortState(StrEnum):
+    """Where a port stands between what was asked and what the host has."""
+
+    PENDING = "pending"  # asked for, not yet verified for the first time
+    ACTIVE = "active"  # the host was read and is as asked
+    DEGRADED = "degraded"  # as asked, but the host says it does not work (``error`` says what)
+    REMOVING = "removing"  # being taken off the host
+    FAILED = "failed"  # was active; the host could not be put right (``error`` says why)
+
+
+class DomainRequirements(Value):
+    """What a libvirt domain must have for this NIC to work."""
+
+    shared_memory: bool = False
+    hugepages: bool = False
+    numa_node: int | None = None
+    vfio: bool = False
+
+
+class Binding(BaseModel):
+    """How the VM gets the NIC; beyond these fields a backend adds its own details."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    vif_type: str
+    interface_xml: str
+    domain_requirements: DomainRequirements = DomainRequirements()
+
+
+class Port(BaseModel):
+    """One port as the agent knows it; ``observed`` is what the host had at the last look."""
+
+    port_id: PortId
+    state: PortState
+    spec: PortSpec
+    binding: Binding | None = None
+    observed: dict[str, Any] | None = None
+    error: Problem | None = None
+    timings_ms: dict[str, float] = {}
+
+
+class PortFilter(Value):
+    """Which ports to list: those that fit all that is given."""
+
+    vm_id: Name | None = None
+    state: PortState | None = None
+    backend: Name | None = None
+
+
+class BatchPut(Value):
+    port_id: PortId
+    spec: PortSpec
+
+
+class Batch(Value):
+    """Several ports in one call; each is answered on its own."""
+
+    put: Annotated[tuple[BatchPut, ...], Field(max_length=4096), _at_most(4096)] = ()
+    delete: Annotated[tuple[PortId, ...], Field(max_length=4096), _at_most(4096)] = ()
+
+    @model_validator(mode="after")
+    def _once_each(self) -> Self:
+        ids = [entry.port_id for entry in self.put] + list(self.delete)
+        if len(ids) != len(set(ids)):
+            raise ValueError("a port_id may stand in a batch once")
+        return self
+
+
+class BatchResult(BaseModel):
+    port_id: PortId
+    status: int
+    port: Port | None = None
+    error: Problem | None = None
+
+
+class BatchResults(BaseModel):
+    results: list[BatchResult]
+
+
+class Features(Value):
+    """What a backend can do."""
+
+    networks: tuple[Literal["flat", "vlan", "vxlan"], ...] = ()
+    live_migration: bool = False
+    qos: bool = False
+    port_security: tuple[Literal["mac", "ip"], ...] = ()
+    max_queues: int = 1
+    needs_shared_memory: bool = False
+    virtual_functions: bool = False
+
+
+class BackendInfo(Value):
+    """One backend of this host: usable, or the reason why not and the fix."""
+
+    name: str
+    usable: bool
+    reason: str | None = None
+    fix: str | None = None
+    features: Features = Features()
+
+
+class RxQueue(Value):
+    """One receive queue and the share of its PMD core it takes (percent; null: not measured yet)."""
+
+    port: str
+    queue: int
+    enabled: bool
+    usage_percent: int | None
+
+
+class PmdCore(Value):
+    """One PMD thread. ``busy_percent`` is since the thread started or its statistics were cleared."""
+
+    cpu: int
+    numa_node: int
+    isolated: bool
+    busy_percent: float | None
+    queues: tuple[RxQueue, ...]
+
+
+class PmdState(Value):
+    """The PMD cores asked for (``cpus``, a list like ``2-5,8``) and the threads that run."""
+
+    cpus: str
+    cores: tuple[PmdCore, ...]
+
+
+class PmdRequest(Value):
+    """Set the PMD cores: either the very CPUs or how many."""
+
+    cpus: (
+        Annotated[
+            str,
+            StringConstraints(pattern=r"^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$", max_length=1024),
+        ]
+        | None
+    ) = None
+    count: Annotated[int, Field(ge=1, le=1024, strict=True)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.cpus is None) == (self.count is None):
+            raise ValueError("give either cpus or count")
+        return self
+
+
+class ReconcileRequest(Value):
+    """``remove_orphans`` allows marked objects without an intent to be removed after a lost store."""
+
+    dry_run: Flag = False
+    remove_orphans: Flag = False
+
+
+class PlannedChange(Value):
+    """One change of a plan: what it is, whose it is, and in a sentence what it does."""
+
+    backend: str
+    change: str
+    ports: tuple[str, ...]
+    detail: str
+
+
+class ReconcileReport(BaseModel):
+    """What a reconcile found and, without ``dry_run``, did."""
+
+    dry_run: bool
+    ports: int
+    changes: list[PlannedChange]
+    orphans_kept: list[str] = []
+    errors: list[Problem] = []
+
+
+class DomainPolicy(Value):
+    pin: Flag = False
+    realtime: Flag = False
+    numa_node: Annotated[int, Field(ge=0, le=1023, strict=True)] | None = None
+
+
+class RenderRequest(Value):
+    """A libvirt domain to complete with the VM's interfaces and what they need."""
+
+    xml: Annotated[str, StringConstraints(max_length=1_000_000)]
+    policy: DomainPolicy = DomainPolicy()
+
+
+class RenderedDomain(Value):
+    xml: str
+
+
+class TaskState(StrEnum):
+    ACCEPTED = "accepted"  # journalled, not yet carried out
+    DONE = "done"  # carried out, the result not yet delivered
+    DELIVERED = "delivered"
+    EXPIRED = "expired"  # the callback could not be reached within the time the operator set
+
+
+class Task(BaseModel):
+    """A journalled asynchronous call and its result."""
+
+    taskuuid: str
+    state: TaskState
+    attempts: int
+    result: dict[str, Any] | None

@@ -1,0 +1,193 @@
+"""The options every part shares; a backend's own options stand beside the backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from oslo_config import cfg, types
+
+DEFAULT = [
+    cfg.StrOpt(
+        "state_path",
+        default="/var/lib/netplugin",
+        help="Directory of the agent's own state: the intents of all ports and the task journal "
+        "(agent.db). Readable by the agent alone. Keep it across reboots.",
+    ),
+    cfg.StrOpt(
+        "log_level",
+        default="INFO",
+        choices=["DEBUG", "INFO", "WARNING", "ERROR"],
+        help="Least severe level that is logged. The log goes to standard error, one JSON object a "
+        "line, each about a port with its port_id.",
+    ),
+]
+
+API = [
+    cfg.HostAddressOpt(
+        "bind_host",
+        default="127.0.0.1",
+        help="Address to listen on. Any address but a loopback one needs tls_cert, tls_key and a "
+        "credential (client_ca, token_file, or both); without them the agent does not start.",
+    ),
+    cfg.PortOpt("bind_port", default=7071, help="TCP port to listen on; 0 takes a free one."),
+    cfg.StrOpt("tls_cert", help="File with the agent's certificate chain (PEM). Turns TLS on."),
+    cfg.StrOpt("tls_key", help="File with the certificate's private key (PEM)."),
+    cfg.StrOpt(
+        "client_ca",
+        help="File with the CA certificates (PEM) that client certificates must come from (mutual "
+        "TLS). A client without one cannot connect.",
+    ),
+    cfg.StrOpt(
+        "token_file",
+        help="File with bearer tokens, one a line, # begins a comment. Once set, every call but "
+        "/healthz and /readyz needs one. The file must not be readable by others.",
+    ),
+    cfg.IntOpt(
+        "max_waiting",
+        default=4096,
+        min=1,
+        help="Operations that may wait at a time; one more is answered `overloaded`.",
+    ),
+]
+
+TASKS = [
+    cfg.ListOpt(
+        "callback_allow",
+        default=[],
+        help="Callback URLs that asynchronous calls (header taskuuid) may name, as prefixes such as "
+        "https://manager.example.org:8080/callbacks/. Scheme, host and port must be the same, the "
+        "path must begin with the prefix's. Empty: no asynchronous calls are taken.",
+    ),
+    cfg.IntOpt(
+        "expire_after",
+        default=86400,
+        min=1,
+        help="Seconds after which a result that could not be delivered is given up, and after which "
+        "a delivered task is forgotten.",
+    ),
+    cfg.IntOpt(
+        "callback_timeout", default=10, min=1, help="Seconds one delivery of a result may take."
+    ),
+    cfg.StrOpt(
+        "callback_ca",
+        help="File with CA certificates (PEM) for https callback URLs; unset: the system's.",
+    ),
+]
+
+AGENT = [
+    cfg.ListOpt(
+        "enabled_backends",
+        default=["dpdkvhostuser", "linuxbridge"],
+        help="Backends to load, by their names in the entry point group netplugin.backends. One that "
+        "cannot be loaded is reported by GET /v1/backends and hurts no other.",
+    ),
+    cfg.IntOpt(
+        "reconcile_interval",
+        default=60,
+        min=1,
+        help="Seconds between looks at the whole host for drift. What OVS tells by itself (a changed "
+        "port, a restart) is acted on at once and does not wait for this.",
+    ),
+    cfg.IntOpt(
+        "batch_size",
+        default=64,
+        min=1,
+        max=1024,
+        help="Ports that first share one transaction when many are plugged at once; later batches "
+        "are sized by the time the last one took.",
+    ),
+    cfg.IntOpt(
+        "operation_timeout",
+        default=30,
+        min=1,
+        help="Seconds within which a port operation is done or answered with an error, the waiting "
+        "for its turn included.",
+    ),
+]
+
+
+OVS = [
+    cfg.StrOpt(
+        "connection",
+        default="unix:/run/openvswitch/db.sock",
+        help="The Open vSwitch database of this host.",
+    ),
+    cfg.StrOpt(
+        "rundir",
+        default="/run/openvswitch",
+        help="OVS's run directory, where vswitchd keeps its pid file, its control socket and the "
+        "bridges' management sockets.",
+    ),
+    cfg.StrOpt(
+        "vhost_socket_dir",
+        default="/run/netplugin/vhost",
+        help="Directory of the vhost-user sockets that QEMU makes and OVS connects to. The agent "
+        "makes it at start, for vhost_socket_group and nobody else.",
+    ),
+    cfg.StrOpt(
+        "vhost_socket_group",
+        default="libvirt-qemu",
+        help="The group QEMU runs in: it may make sockets in vhost_socket_dir.",
+    ),
+    cfg.Opt(
+        "bridge_mappings",
+        type=types.Dict(types.String()),
+        default={},
+        help="The bridge of each physical network, like physnet1:br-phys1,physnet2:br-phys2. A bridge "
+        "that is not there is made when its first port comes, and goes with its last.",
+    ),
+    cfg.ListOpt(
+        "uplinks",
+        default=[],
+        help="DPDK uplinks as physical network:device, like physnet1:0000:03:00.0. The device is what "
+        "OVS takes as dpdk-devargs. An entry that has commas stands in double quotes, and then the "
+        "whole value in single ones: '\"physnet1:net_af_packet0,iface=eth1\"'.",
+        item_type=types.String(quotes=True),
+    ),
+    cfg.IntOpt(
+        "timeout",
+        default=10,
+        min=1,
+        help="Seconds vswitchd is given to carry out one transaction.",
+    ),
+    cfg.BoolOpt(
+        "quiet_datapath_log",
+        default=False,
+        help="Set the log level of vswitchd's dpif_netdev module to WARN. At INFO it logs every queue "
+        "of every port whenever a port comes or goes: with a thousand ports that is most of the time "
+        "a plug takes. It stays set until vswitchd restarts (the agent sets it again) or "
+        "ovs-appctl vlog/set changes it.",
+    ),
+]
+
+GROUPS: dict[str, list[Any]] = {
+    "DEFAULT": DEFAULT,
+    "api": API,
+    "agent": AGENT,
+    "tasks": TASKS,
+    "ovs": OVS,
+}
+
+
+def list_opts() -> list[tuple[str, list[Any]]]:
+    """For oslo-config-generator (entry point group ``oslo.config.opts``)."""
+    return list(GROUPS.items())
+
+
+def register(conf: Any) -> None:
+    """Make the shared options known to ``conf``."""
+    for group, options in GROUPS.items():
+        conf.register_opts(options, group=None if group == "DEFAULT" else group)
+
+
+def load(files: list[Path], argv: list[str] | None = None) -> Any:
+    """Options read from these files; the registry is the caller's own, not the global one.
+
+    Raises: oslo_config.cfg.Error naming the option and the file.
+    """
+    conf = cfg.ConfigOpts()
+    register(conf)
+    conf(argv or [], project="netplugin", default_config_files=[str(f) for f in files],
+         default_config_dirs=[])  # fmt: skip
+    return conf
