@@ -1,0 +1,1 @@
+"""The backends: each a package of its own that never imports another."""

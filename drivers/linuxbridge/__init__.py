@@ -1,0 +1,1 @@
+"""Linux bridges: a persistent tap for each NIC on a bridge for each segment, filtered by nftables."""

@@ -1,0 +1,201 @@
+"""Port security as nftables: which frames of a VM enter the bridge. Everything else is dropped.
+
+One table of the bridge family. A verdict map leads from the tap's name to the port's chain; what
+comes from a tap of ours that is not in the map is dropped, so that a port without its filter is
+shut. Bridges and interfaces that are not ours pass.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from netplugin.addresses import link_local
+from netplugin.host.names import TAP
+from netplugin.host.nftables import Chain, Rule
+from netplugin.models import PortSpec
+
+FAMILY, TABLE, PORTS = "bridge", "netplugin", "ports"
+MARK = "netplugin-port="
+
+Match = dict[str, Any]
+_ACCEPT: Match = {"accept": None}
+_DROP: tuple[Match, Match] = ({"counter": None}, {"drop": None})
+_WORD = 32  # bits compared at a time in an ICMPv6 message; see _target
+
+# Before the operator's own rules (dstnat is -300 in this family) and before the bridge learns.
+_PRIORITY = -350
+
+
+def _match(left: Match, right: Any, operator: str = "==") -> Match:
+    return {"match": {"op": operator, "left": left, "right": right}}
+
+
+def _field(protocol: str, name: str, right: Any, operator: str = "==") -> Match:
+    return _match({"payload": {"protocol": protocol, "field": name}}, right, operator)
+
+
+_FROM: Match = {"meta": {"key": "iifname"}}
+_FROM_A_TAP = _match(_FROM, f"{TAP}*")
+_TO_A_TAP = _match({"meta": {"key": "oifname"}}, f"{TAP}*")
+_TAGS = tuple(_field("ether", "type", tag) for tag in ("8021q", "8021ad"))
+
+
+def _hook(name: str, *rules: Rule) -> Chain:
+    return Chain(rules, "filter", name, _PRIORITY, "accept")
+
+
+BASE: Mapping[str, Chain] = MappingProxyType(
+    {
+        "prerouting": _hook(
+            "prerouting",
+            Rule.make({"vmap": {"key": _FROM, "data": f"@{PORTS}"}}),
+            Rule.make(_FROM_A_TAP, *_DROP),
+        ),
+        # A VM's frames are for the other VMs and the wire, never for the host, which would answer
+        # ARP for any address that it has anywhere: the bridge device's own copy is dropped.
+        "input": _hook("input", Rule.make(_FROM_A_TAP, {"drop": None})),
+        # An access port both ways: the wire may carry other networks in tagged frames.
+        "postrouting": _hook(
+            "postrouting", *(Rule.make(_TO_A_TAP, tag, {"drop": None}) for tag in _TAGS)
+        ),
+    }
+)
+
+# ARP for IPv4 on Ethernet: with other lengths the addresses stand elsewhere in the frame.
+_ARP = (
+    _field("arp", "htype", 1),
+    _field("arp", "ptype", "ip"),
+    _field("arp", "hlen", 6),
+    _field("arp", "plen", 4),
+)
+
+
+def port_chain(port_id: str, spec: PortSpec) -> Chain:
+    """The port's chain; its first rule says whose it is."""
+    security = spec.port_security
+    first, *others = (Rule.make(tag, *_DROP) for tag in _TAGS)
+    rules = [first.said(f"{MARK}{port_id}"), *others]
+    if not security.enabled:
+        rules.append(Rule.make(_ACCEPT))
+    elif not security.allowed_addresses:
+        rules += _own_mac(spec.mac)
+    else:
+        pairs = [(a.mac or spec.mac, a.ip) for a in security.allowed_addresses]
+        rules += [rule for pair in pairs for rule in _advertisements(*pair)]
+        rules.append(Rule.make(_field("icmpv6", "type", "nd-neighbor-advert"), *_DROP))
+        rules += [rule for pair in pairs for rule in _address(*pair)]
+        rules.append(_dhcp(spec.mac))
+        rules.append(Rule.make(*_DROP))
+    return Chain(tuple(dict.fromkeys(rules)))
+
+
+def owner(chain: Chain) -> str | None:
+    """The port a chain is for, as its first rule says."""
+    comment = chain.rules[0].comment if chain.rules else None
+    return comment.removeprefix(MARK) if comment and comment.startswith(MARK) else None
+
+
+def _own_mac(mac: str) -> Iterator[Rule]:
+    yield Rule.make(_field("ether", "saddr", mac, "!="), *_DROP)
+    # An ARP frame names a MAC once more inside: one that lies there would poison neighbours.
+    yield Rule.make(*_ARP, _field("arp", "saddr ether", mac), _ACCEPT)
+    yield Rule.make(_field("ether", "type", "arp"), *_DROP)
+    yield Rule.make(_ACCEPT)
+
+
+def _advertisements(mac: str, ip: str) -> Iterator[Rule]:
+    """Which neighbour advertisements may be sent: those of an allowed address (RFC 4861)."""
+    network = ipaddress.ip_network(ip)
+    if network.version == 4:
+        return
+    own = link_local(mac)
+    for source, target in ((ip, ip), (own, ip), (own, own)):
+        yield _neighbour(mac, source, "nd-neighbor-advert", target)
+
+
+def _address(mac: str, ip: str) -> Iterator[Rule]:
+    sender = _field("ether", "saddr", mac)
+    if ipaddress.ip_network(ip).version == 4:
+        arp = (sender, *_ARP)
+        claimed = _field("arp", "saddr ether", mac)
+        yield Rule.make(sender, _field("ip", "saddr", _prefix(ip)), _ACCEPT)
+        yield Rule.make(*arp, claimed, _field("arp", "saddr ip", _prefix(ip)), _ACCEPT)
+        # RFC 5227: whoever takes an address first asks for it from 0.0.0.0.
+        probe = (
+            _field("arp", "operation", "request"),
+            claimed,
+            _field("arp", "saddr ip", "0.0.0.0"),
+        )
+        yield Rule.make(*arp, *probe, _ACCEPT)
+        return
+    own = link_local(mac)
+    yield Rule.make(sender, _field("ip6", "saddr", _prefix(ip)), _ACCEPT)
+    # RFC 4862: an address is tried from the unspecified one before it is taken.
+    for target in (ip, own):
+        yield _neighbour(mac, "::", "nd-neighbor-solicit", target)
+    for kind in ("nd-router-solicit", "nd-neighbor-solicit", "mld2-listener-report"):
+        yield Rule.make(
+            sender, _field("ip6", "saddr", own), _field("icmpv6", "type", kind), _ACCEPT
+        )
+    # RFC 8415, section 7.2: so does a DHCPv6 client ask.
+    yield Rule.make(
+        sender,
+        _field("ip6", "saddr", own),
+        _field("udp", "sport", 546),
+        _field("udp", "dport", 547),
+        _ACCEPT,
+    )
+    yield Rule.make(
+        sender,
+        _field("ip6", "saddr", "::"),
+        _field("icmpv6", "type", "mld2-listener-report"),
+        _ACCEPT,
+    )
+
+
+def _neighbour(mac: str, source: str, kind: str, target: str) -> Rule:
+    return Rule.make(
+        _field("ether", "saddr", mac),
+        _field("ip6", "saddr", _prefix(source)),
+        _field("icmpv6", "type", kind),
+        *_target(target),
+        _ACCEPT,
+    )
+
+
+def _target(ip: str) -> Iterator[Match]:
+    """The target of a neighbour message, the 16 bytes from byte 8 on (RFC 4861, section 4.3).
+
+    nft 1.0.6 has no name for the field, and the JSON of any nft has no numbers of 128 bits.
+    """
+    network = ipaddress.IPv6Network(ip)
+    for start in range(0, network.prefixlen, _WORD):
+        bits = min(_WORD, network.prefixlen - start)
+        value = int(network.network_address) >> (128 - start - _WORD) & 0xFFFFFFFF
+        left: Match = {"payload": {"base": "th", "offset": 64 + start, "len": _WORD}}
+        if bits < _WORD:
+            left = {"&": [left, (0xFFFFFFFF << (_WORD - bits)) & 0xFFFFFFFF]}
+        yield _match(left, value)
+
+
+def _dhcp(mac: str) -> Rule:
+    """A client asks for its address before it has one (RFC 2131, section 4.1)."""
+    return Rule.make(
+        _field("ether", "saddr", mac),
+        _field("ip", "saddr", "0.0.0.0"),
+        _field("ip", "daddr", "255.255.255.255"),
+        _field("udp", "sport", 68),
+        _field("udp", "dport", 67),
+        _ACCEPT,
+    )
+
+
+def _prefix(ip: str) -> Any:
+    network = ipaddress.ip_network(ip)
+    address = str(network.network_address)
+    if network.prefixlen == network.max_prefixlen:
+        return address
+    return {"prefix": {"addr": address, "len": network.prefixlen}}
