@@ -1,0 +1,128 @@
+"""The loop everything goes through: observe, plan, apply, and read back until nothing is left to do."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from netplugin.backend import Backend, Change, Intent, Observation, ObservedPort, Plan
+from netplugin.errors import HostError, NetpluginError
+
+# One round does the work. A second is for what must be gone before it can come (a port whose
+# socket path changed); a third would mean that the host, or a plan, does not hold still.
+_ROUNDS = 3
+
+
+@dataclass
+class Stopwatch:
+    """Milliseconds spent in each part of an operation."""
+
+    timings_ms: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.timings_ms[name] += (time.monotonic() - start) * 1e3
+
+    def add(self, timings_ms: Mapping[str, float]) -> None:
+        for name, spent in timings_ms.items():
+            self.timings_ms[name] += spent
+
+
+@dataclass(frozen=True)
+class Converged:
+    """What came of it: the ports that are not as wanted, each with why, and what the host has now."""
+
+    failed: dict[str, NetpluginError]
+    observed: dict[str, ObservedPort]
+    changes: tuple[Change, ...]
+    #: Changes for no port in particular (an empty bridge) that were made and are still to do.
+    left: tuple[Change, ...] = ()
+
+
+def converge(
+    backend: Backend[Observation],
+    intents: Sequence[Intent],
+    deadline: float,
+    watch: Stopwatch,
+    *,
+    whole: bool = False,
+    seen: Observation | None = None,
+) -> Converged:
+    """Bring the ports of these intents to what is wanted, and read back that they are.
+
+    ``whole``: look at all that is ours, not only at these ports. ``seen`` is a fresh observation,
+    if the caller has one. A port whose device the host calls faulty has not failed: see
+    ``Converged.observed``.
+
+    Raises: what ``Backend.observe`` raises; nothing for a single port.
+    """
+    failed: dict[str, NetpluginError] = {}
+    done: list[Change] = []
+    todo = list(intents)
+    scope = None if whole else [intent.port_id for intent in intents]
+    if seen is None:
+        seen = _observe(backend, scope, deadline, watch, "observe")
+    plan = _plan(backend, todo, seen, watch)
+    for _ in range(_ROUNDS):
+        failed.update({p: e.for_port(p) for p, e in plan.refused.items()})
+        if not plan.changes:
+            break
+        with watch.part("apply"):
+            applied = backend.apply(plan.changes, deadline)
+        watch.add(applied.timings_ms)
+        done += plan.changes
+        failed.update(applied.failed)
+        todo = [intent for intent in todo if intent.port_id not in failed]
+        if not todo and not whole:
+            break  # nothing is left that reading back could confirm
+        seen = _observe(backend, scope, deadline, watch, "verify")
+        plan = _plan(backend, todo, seen, watch)
+    if todo:
+        failed.update(_leftovers(todo, plan, failed))
+    left = tuple(change for change in plan.changes if not change.ports and change in done)
+    return Converged(failed, dict(seen.ports), tuple(done), left)
+
+
+def _observe(
+    backend: Backend[Observation],
+    scope: list[str] | None,
+    deadline: float,
+    watch: Stopwatch,
+    part: str,
+) -> Observation:
+    with watch.part(part):
+        seen = backend.observe(scope, deadline)
+    watch.add(seen.timings_ms)
+    return seen
+
+
+def _plan(
+    backend: Backend[Observation], intents: Sequence[Intent], seen: Observation, watch: Stopwatch
+) -> Plan:
+    with watch.part("plan"):
+        return backend.plan(intents, seen)
+
+
+def _leftovers(
+    intents: Sequence[Intent], plan: Plan, failed: dict[str, NetpluginError]
+) -> dict[str, NetpluginError]:
+    """A write that was accepted and is not there when read back has failed."""
+    left: dict[str, list[str]] = defaultdict(list)
+    for change in plan.changes:
+        for port in change.ports:
+            left[port].append(change.describe())
+    return {
+        i.port_id: HostError(
+            f"the host does not keep what was written; still to do: {'; '.join(left[i.port_id])}",
+            step="verify", port_id=i.port_id,
+        )
+        for i in intents
+        if i.port_id in left and i.port_id not in failed
+    }  # fmt: skip

@@ -1,0 +1,245 @@
+"""The HTTP front end: routes, and every error as ``application/problem+json``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+import netplugin.errors as errors
+from agents.metrics import Metrics
+from agents.service import Service
+from agents.tasks import TaskRunner
+from netplugin.errors import FieldError, InvalidRequest, NetpluginError, NotFound, Problem
+from netplugin.models import (
+    NAME_PATTERN,
+    BackendInfo,
+    Batch,
+    BatchResults,
+    PmdRequest,
+    PmdState,
+    Port,
+    PortFilter,
+    PortSpec,
+    ReconcileReport,
+    ReconcileRequest,
+    RenderedDomain,
+    RenderRequest,
+    Task,
+)
+
+PROBLEM = "application/problem+json"
+# A body of a megabyte can be wrong in a million places: no answer needs to name more than these.
+_MOST_ERRORS = 100
+NameParameter = Annotated[str, Path(pattern=NAME_PATTERN)]
+
+
+def problem_response(error: NetpluginError) -> JSONResponse:
+    headers = {}
+    if isinstance(error, errors.Overloaded):
+        headers["Retry-After"] = "1"
+    if isinstance(error, errors.Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(
+        error.problem().model_dump(), error.status, headers=headers, media_type=PROBLEM
+    )
+
+
+def _json(model: BaseModel) -> Response:
+    """A model that is known to be valid, written once: FastAPI would validate it again (0.4 ms)."""
+    return Response(model.model_dump_json(), media_type="application/json")
+
+
+def _documented(*kinds: type[NetpluginError]) -> dict[int | str, dict[str, Any]]:
+    """What a route answers besides success; a status may stand for several codes."""
+    kinds = (*kinds, errors.InvalidRequest, errors.Unauthorized)
+    titles: dict[int, list[str]] = {}
+    for kind in kinds:
+        titles.setdefault(kind.status, []).append(kind.code)
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {
+        status: {"description": ", ".join(codes), "content": {PROBLEM: {"schema": schema}}}
+        for status, codes in titles.items()
+    }
+
+
+_PORT_ERRORS = _documented(*errors.ALL)
+
+
+def build(service: Service, tasks: TaskRunner, metrics: Metrics) -> FastAPI:
+    """The ASGI application, without the gate (credentials, sizes, asynchronous calls) before it."""
+    app = FastAPI(
+        title="netplugin agent",
+        version="1",
+        description="Gives a VM its NIC with the backend the operator chose.",
+        docs_url=None,
+        redoc_url=None,
+        # a redirect of a mutating call would be no answer (and is none to an asynchronous one)
+        redirect_slashes=False,
+        # pydantic's own schema of our problems, not FastAPI's of its validation errors
+        responses={},
+    )
+    app.add_exception_handler(NetpluginError, _netplugin_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected)
+    _add_ports(app, service)
+    _add_host(app, service)
+    _add_tasks(app, tasks)
+    _add_health(app, service, metrics)
+    _document_problem(app)
+    return app
+
+
+def _add_ports(app: FastAPI, service: Service) -> None:
+    @app.put(
+        "/v1/ports/{port_id}",
+        responses=_PORT_ERRORS,
+        operation_id="put_port",
+        response_model=Port,
+    )
+    async def put_port(port_id: NameParameter, spec: PortSpec) -> Response:
+        return _json(await service.put(port_id, spec))
+
+    @app.get("/v1/ports", responses=_documented(), operation_id="list_ports")
+    async def list_ports(wanted: Annotated[PortFilter, Query()]) -> list[Port]:
+        return service.ports(vm_id=wanted.vm_id, state=wanted.state, backend=wanted.backend)
+
+    @app.get("/v1/ports/{port_id}", responses=_documented(errors.NotFound), operation_id="get_port")
+    async def get_port(port_id: NameParameter) -> Port:
+        return service.port(port_id)
+
+    @app.delete(
+        "/v1/ports/{port_id}", status_code=204, responses=_PORT_ERRORS, operation_id="delete_port"
+    )
+    async def delete_port(port_id: NameParameter) -> None:
+        await service.delete(port_id)
+
+    @app.post(
+        "/v1/ports:batch",
+        responses=_PORT_ERRORS,
+        operation_id="batch_ports",
+        response_model=BatchResults,
+    )
+    async def batch_ports(batch: Batch) -> Response:
+        return _json(await service.batch(batch))
+
+    @app.post(
+        "/v1/vms/{vm_id}:render-domain",
+        responses=_documented(errors.NotFound, errors.Conflict, errors.Unsupported),
+        operation_id="render_domain",
+    )
+    async def render_domain(vm_id: NameParameter, request: RenderRequest) -> RenderedDomain:
+        return service.render_domain(vm_id, request)
+
+
+def _add_host(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/backends", responses=_documented(), operation_id="list_backends")
+    async def list_backends() -> list[BackendInfo]:
+        return service.backends()
+
+    @app.get("/v1/pmd", responses=_PORT_ERRORS, operation_id="get_pmd")
+    async def get_pmd() -> PmdState:
+        return await service.pmd()
+
+    @app.put("/v1/pmd", responses=_PORT_ERRORS, operation_id="set_pmd")
+    async def set_pmd(request: PmdRequest) -> PmdState:
+        return await service.set_pmd(request)
+
+    @app.post("/v1/reconcile", responses=_PORT_ERRORS, operation_id="reconcile")
+    async def reconcile(request: ReconcileRequest | None = None) -> ReconcileReport:
+        return await service.reconcile(request or ReconcileRequest())
+
+
+def _add_tasks(app: FastAPI, tasks: TaskRunner) -> None:
+    @app.get(
+        "/v1/tasks/{taskuuid}", responses=_documented(errors.NotFound), operation_id="get_task"
+    )
+    async def get_task(taskuuid: NameParameter) -> Task:
+        return tasks.get(taskuuid)
+
+
+def _add_health(app: FastAPI, service: Service, metrics: Metrics) -> None:
+    @app.get(
+        "/metrics",
+        operation_id="metrics",
+        responses=_documented(),
+        response_class=PlainTextResponse,
+    )
+    async def get_metrics() -> Response:
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/healthz", operation_id="healthz", include_in_schema=True)
+    async def healthz() -> dict[str, str]:
+        return {"status": "alive"}
+
+    @app.get(
+        "/readyz",
+        operation_id="readyz",
+        responses={503: {"description": "not ready, and why"}},
+    )
+    async def readyz(response: Response) -> dict[str, Any]:
+        reasons = service.unready()
+        response.status_code = 503 if reasons else 200
+        return {"ready": not reasons, "reasons": reasons}
+
+
+async def _netplugin_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, NetpluginError)
+    return problem_response(error)
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    """What the router answers by itself: no such path, no such method on it, no JSON."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 400:
+        field = FieldError(field="body", message="could not be parsed as JSON")
+        return problem_response(
+            InvalidRequest("body: could not be parsed as JSON", step="validate", errors=[field])
+        )
+    wrong: NetpluginError = NotFound(f"{request.method} {request.url.path}", step="route")
+    problem = wrong.problem().model_copy(update={"status": error.status_code})
+    return JSONResponse(
+        problem.model_dump(), error.status_code, headers=error.headers, media_type=PROBLEM
+    )
+
+
+async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+    """A mistake of ours. What it was is in the log, which is where the server puts it."""
+    wrong = errors.HostError("unexpected; the agent's log says what", step="agent")
+    problem = wrong.problem().model_copy(update={"status": 500})
+    return JSONResponse(problem.model_dump(), 500, media_type=PROBLEM)
+
+
+async def _validation_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return problem_response(invalid(error.errors()))
+
+
+def invalid(found: Sequence[Any]) -> InvalidRequest:
+    """Pydantic's findings as an error that names each field, as the caller wrote it."""
+    fields = []
+    for finding in found[:_MOST_ERRORS]:
+        place = [str(part) for part in finding["loc"]]
+        if place and place[0] in ("body", "path", "query"):
+            del place[0]
+        if finding["type"] == "json_invalid":
+            place = []
+        fields.append(FieldError(field=".".join(place) or "body", message=str(finding["msg"])))
+    detail = "; ".join(f"{field.field[:80]}: {field.message}" for field in fields[:5])
+    return InvalidRequest(detail, step="validate", errors=fields)
+
+
+def _document_problem(app: FastAPI) -> None:
+    """Put the schema of our errors into the OpenAPI document, in place of FastAPI's own."""
+    document = app.openapi()
+    schemas = document["components"]["schemas"]
+    schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(schemas["Problem"].pop("$defs", {}))
+    schemas.pop("HTTPValidationError", None)
+    schemas.pop("ValidationError", None)

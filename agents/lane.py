@@ -1,0 +1,249 @@
+"""One thread for each backend: takes what is waiting, in batches, and looks at the host in between.
+
+This is the group commit: while one batch is with vswitchd, the calls that come meanwhile gather
+and share the next transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from agents.reconciler import Operation, Reconciler
+from netplugin.backend import Wake
+from netplugin.errors import BackendUnavailable, NetpluginError, Overloaded
+from netplugin.models import ReconcileReport
+
+LOG = logging.getLogger(__name__)
+
+# A batch should take about this long: shorter pays the round trip too often, longer lets one
+# transaction stall vswitchd's main loop, and every waiting call with it.
+_QUICK_S, _SLOW_S = 0.25, 1.0
+_LEAST, _MOST = 4, 256
+_RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 30.0
+_FIRST_LOOK_S = 2.0
+# How long port operations may hold off a look that is due.
+_PATIENCE_S = 5.0
+
+Errand = Callable[[], None]
+
+
+class Lane:
+    """Port operations in order, looks at the host between them. ``start`` before use."""
+
+    def __init__(
+        self, reconciler: Reconciler, *, batch_size: int, interval_s: float, max_waiting: int
+    ) -> None:
+        self.reconciler = reconciler
+        self._size = batch_size
+        self._interval_s = interval_s
+        self._max_waiting = max_waiting
+        self._wake = threading.Condition()
+        self._waiting: deque[Operation] = deque()
+        self._open: Counter[str] = Counter()  # operations of each port, waiting or at hand
+        self._errands: deque[tuple[Future[ReconcileReport], Errand]] = deque()
+        self._look_at: set[str] = set()
+        self._look_since = 0.0
+        self._look_at_all = False
+        self._next_look = time.monotonic() + interval_s
+        self._retry_s = _RETRY_FIRST_S
+        # The backend says when the host can first be looked at; should it not, we look all the same.
+        self._retry_at: float | None = time.monotonic() + _FIRST_LOOK_S
+        self._stopped = False
+        self.looked_once = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, name=f"lane-{reconciler.backend.name}", daemon=True
+        )
+
+    def start(self) -> None:
+        self.reconciler.backend.watch(self.wake)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the batch at hand; what still waits is answered with an error."""
+        with self._wake:
+            self._stopped = True
+            self._wake.notify()
+        self._thread.join(timeout=60)
+        while self._waiting:
+            op = self._waiting.popleft()
+            _refuse(op.future, op.port_id)
+        while self._errands:
+            _refuse(self._errands.popleft()[0])
+
+    def submit(self, *operations: Operation) -> None:
+        """Put operations in the queue. Raises: Overloaded, then none of them is taken."""
+        with self._wake:
+            if self._stopped:
+                raise BackendUnavailable("the agent stops", step="queue")
+            if len(self._waiting) + len(operations) > self._max_waiting:
+                raise Overloaded(
+                    f"{len(self._waiting)} operations are waiting", step="queue",
+                    fix="try again later, or raise [api] max_waiting",
+                )  # fmt: skip
+            self._waiting.extend(operations)
+            self._open.update(op.port_id for op in operations)
+            self._wake.notify()
+
+    def is_at(self, port_id: str) -> bool:
+        """Whether an operation on this port waits or is being carried out."""
+        return port_id in self._open
+
+    def reconcile(self, *, dry_run: bool, remove_orphans: bool) -> Future[ReconcileReport]:
+        """Look at the whole host as soon as the batch at hand is done."""
+        future: Future[ReconcileReport] = Future()
+
+        def errand() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # who asked has gone
+            try:
+                future.set_result(
+                    self.reconciler.check(
+                        dry_run=dry_run, remove_orphans=remove_orphans, batch_size=self._size
+                    )
+                )
+            except BaseException as error:
+                future.set_exception(error)
+
+        with self._wake:
+            if self._stopped:
+                _refuse(future)
+            else:
+                self._errands.append((future, errand))
+                self._wake.notify()
+        return future
+
+    def wake(self, why: Wake) -> None:
+        """The host moved by itself (called from any thread)."""
+        with self._wake:
+            if why.ports is None:
+                LOG.info("%s: %s", self.reconciler.backend.name, why.reason)
+                self._look_at_all = True
+                self._retry_s = _RETRY_FIRST_S
+            else:
+                if not self._look_at:
+                    self._look_since = time.monotonic()
+                self._look_at |= why.ports
+            self._wake.notify()
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._stopped and not self._due(time.monotonic()):
+                    self._wake.wait(self._idle_s(time.monotonic()))
+                if self._stopped:
+                    return
+                work = self._next(time.monotonic())
+            try:
+                work()
+            except NetpluginError as error:
+                LOG.warning("%s: %s", self.reconciler.backend.name, error)
+                self._retry_later()
+            except Exception:
+                LOG.exception("%s: an operation failed unexpectedly", self.reconciler.backend.name)
+                self._retry_later()
+
+    def _due(self, now: float) -> bool:
+        return bool(
+            self._waiting
+            or self._errands
+            or self._look_at
+            or self._look_at_all
+            or now >= self._look_at_all_at()
+        )
+
+    def _idle_s(self, now: float) -> float:
+        return max(0.0, self._look_at_all_at() - now)
+
+    def _look_at_all_at(self) -> float:
+        return min(self._next_look, self._next_look if self._retry_at is None else self._retry_at)
+
+    def _next(self, now: float) -> Errand:
+        """What is next: the whole host after a restart, then calls, then looks of our own.
+
+        Calls that never end hold off a look for a while, and not for ever.
+        """
+        if self._errands:
+            return self._errands.popleft()[1]
+        if self._look_at_all or now - self._look_at_all_at() >= _PATIENCE_S:
+            return self._look_at_all_now()
+        patient = not self._look_at or now - self._look_since < _PATIENCE_S
+        if self._waiting and patient:
+            batch = self._take_batch()
+            return lambda: self._serve(batch)
+        if self._look_at:
+            ports, self._look_at = frozenset(self._look_at), set()
+            return lambda: self._look(ports)
+        return self._look_at_all_now()
+
+    def _look_at_all_now(self) -> Errand:
+        self._look_at_all = False
+        self._look_at.clear()
+        self._next_look = time.monotonic() + self._interval_s
+        self._retry_at = None
+        return lambda: self._look(None)
+
+    def _take_batch(self) -> list[Operation]:
+        """The first operations in order; a second one of a port waits for the next batch."""
+        batch: dict[str, Operation] = {}
+        while self._waiting and len(batch) < self._size:
+            if self._waiting[0].port_id in batch:
+                break
+            op = self._waiting.popleft()
+            batch[op.port_id] = op
+        return list(batch.values())
+
+    def _serve(self, batch: list[Operation]) -> None:
+        start = time.monotonic()
+        try:
+            self.reconciler.serve(batch)
+        except Exception as failed:
+            for op in batch:
+                if not op.future.done():
+                    op.future.set_exception(failed)
+            raise
+        finally:
+            self._close(batch)
+        took = time.monotonic() - start
+        if took > _SLOW_S:
+            self._size = max(_LEAST, self._size // 2)
+        elif took < _QUICK_S and len(batch) == self._size:
+            self._size = max(self._size, min(_MOST, self._size * 2))
+        if self.reconciler.unsettled():
+            self._retry_later()
+
+    def _close(self, batch: list[Operation]) -> None:
+        with self._wake:
+            for op in batch:
+                self._open[op.port_id] -= 1
+                if not self._open[op.port_id]:
+                    del self._open[op.port_id]
+
+    def _look(self, ports: frozenset[str] | None) -> None:
+        self.reconciler.check(ports, batch_size=self._size)
+        if ports is None:
+            self.looked_once.set()
+        if self.reconciler.unsettled():
+            self._retry_later()
+        elif ports is None:
+            self._retry_s = _RETRY_FIRST_S
+
+    def _retry_later(self) -> None:
+        with self._wake:
+            if self._retry_at is not None:
+                return  # calls that fail, or go on beside a port that did, must not put it off
+            self._retry_at = time.monotonic() + self._retry_s
+            self._retry_s = min(_RETRY_MOST_S, self._retry_s * 2)
+
+
+def _refuse(future: Future[Any], port_id: str | None = None) -> None:
+    """Answer who waits for what will not be done any more; one who has gone needs no answer."""
+    if future.set_running_or_notify_cancel():
+        future.set_exception(BackendUnavailable("the agent stops", step="queue", port_id=port_id))

@@ -1,0 +1,141 @@
+"""The command ``netplugin-agent``: puts the parts together and runs until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import socket
+import sqlite3
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import uvicorn
+from oslo_config import cfg
+
+from agents import backends, http, log
+from agents.gate import Gate
+from agents.listen import Listen
+from agents.metrics import Metrics
+from agents.service import Service
+from agents.store import Store
+from agents.tasks import TaskRunner, TaskSettings
+from netplugin import options
+from netplugin.host.ovs import OvsSettings
+from netplugin.host.shared import Host
+
+LOG = logging.getLogger(__name__)
+# The host is put right before the first call is taken, if it lets us within this time.
+_FIRST_LOOK_S = 5.0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, saying where it listens once it does."""
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        if not self.should_exit:
+            address = self.servers[0].sockets[0].getsockname()
+            LOG.info("listening on %s port %d", address[0], address[1])
+            _notify("READY=1")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 2: the configuration is wrong, and nothing was touched."""
+    parser = argparse.ArgumentParser(prog="netplugin-agent", description=__doc__)
+    parser.add_argument(
+        "--config-file", action="append", type=Path, default=[], metavar="FILE",
+        help="an oslo.config file; may be given several times, later ones win",
+    )  # fmt: skip
+    arguments = parser.parse_args(argv)
+    try:
+        conf = options.load(arguments.config_file)
+        log.set_up(conf.log_level)
+        _read_all(conf)
+        listen = Listen.read(conf)
+        OvsSettings.read(conf)  # what is wrong there is said here, and not by each backend
+        listen.check_files()
+        held = _only_one(Path(conf.state_path))
+        store = Store(Path(conf.state_path) / "agent.db")
+        host = Host(conf)
+        loaded = backends.load(conf.agent.enabled_backends, conf, host)
+    except (cfg.Error, ValueError, OSError, sqlite3.Error) as wrong:
+        print(f"netplugin-agent: {wrong}", file=sys.stderr)
+        return 2
+    metrics = Metrics(store)
+    service = Service(conf, store, metrics, host, loaded.backends, loaded.broken)
+    tasks = TaskRunner(TaskSettings.read(conf), store)
+    try:
+        return asyncio.run(_serve(listen, service, tasks, metrics))
+    finally:
+        service.stop()
+        store.close()
+        held.close()
+
+
+async def _serve(listen: Listen, service: Service, tasks: TaskRunner, metrics: Metrics) -> int:
+    app = http.build(service, tasks, metrics)
+    server = _Server(
+        uvicorn.Config(
+            Gate(app, tasks, listen.tokens, mutual_tls=listen.client_ca is not None),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            proxy_headers=False,
+            http="httptools",
+            ws="none",
+            timeout_graceful_shutdown=10,
+            timeout_keep_alive=75,  # a platform keeps its connection between calls
+            **listen.uvicorn(),
+        )
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, setattr, server, "should_exit", True)
+    service.start()
+    tasks.start(app)
+    await asyncio.to_thread(service.wait_looked, _FIRST_LOOK_S)
+    try:
+        await server._serve()
+    finally:
+        await tasks.stop()
+    return 0 if server.started else 1
+
+
+def _read_all(conf: Any) -> None:
+    """oslo.config looks at a value when it is first read: a wrong one is to be found now."""
+    for group, known in options.GROUPS.items():
+        values = conf if group == "DEFAULT" else conf[group]
+        for option in known:
+            getattr(values, option.dest)
+
+
+def _notify(state: str) -> None:
+    """Tell systemd (sd_notify(3)), where it started us and asks for it."""
+    path = os.environ.get("NOTIFY_SOCKET")
+    if path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
+            notify.connect("\0" + path[1:] if path.startswith("@") else path)
+            notify.sendall(state.encode())
+
+
+def _only_one(state_path: Path) -> IO[str]:
+    """Two agents on one store would fight. The lock goes with the process, however it ends."""
+    state_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = (state_path / "agent.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ValueError(f"another agent runs with state_path {state_path}") from None
+    return lock
+
+
+if __name__ == "__main__":
+    sys.exit(main())

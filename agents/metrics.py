@@ -1,0 +1,69 @@
+"""The agent's figures for Prometheus, in a registry of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from agents.store import Store
+from netplugin.errors import NetpluginError
+
+_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class _Ports(Collector):
+    """Counted when asked for, so that no change of state can be missed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def collect(self) -> list[Metric]:
+        family = GaugeMetricFamily(
+            "netplugin_ports", "Ports by backend and state.", labels=["backend", "state"]
+        )
+        counts: dict[tuple[str, str], int] = {}
+        for record in self._store.records():
+            key = (record.spec.backend, record.state.value)
+            counts[key] = counts.get(key, 0) + 1
+        for (backend, state), count in sorted(counts.items()):
+            family.add_metric([backend, state], count)
+        return [family]
+
+
+class Metrics:
+    def __init__(self, store: Store) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Ports(store))
+        self._operations = Counter(
+            "netplugin_operations", "Port operations by outcome: ok, or an error's code.",
+            ["backend", "operation", "outcome"], registry=self._registry,
+        )  # fmt: skip
+        self._seconds = Histogram(
+            "netplugin_operation_seconds", "Port operations: the time of each part, and in all.",
+            ["backend", "operation", "part"], buckets=_SECONDS, registry=self._registry,
+        )  # fmt: skip
+        self._changes = Counter(
+            "netplugin_changes", "Changes made to the host, by why: plug, undo, drift.",
+            ["backend", "change", "why"], registry=self._registry,
+        )  # fmt: skip
+
+    def served(
+        self,
+        backend: str,
+        operation: str,
+        timings_ms: Mapping[str, float],
+        error: NetpluginError | None,
+    ) -> None:
+        outcome = error.code if error else "ok"
+        self._operations.labels(backend, operation, outcome).inc()
+        for part, spent in timings_ms.items():
+            self._seconds.labels(backend, operation, part).observe(spent / 1e3)
+
+    def changed(self, backend: str, change: str, why: str) -> None:
+        self._changes.labels(backend, change, why).inc()
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)

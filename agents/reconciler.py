@@ -1,0 +1,475 @@
+"""One backend's ports brought to what is wanted: the only code path that touches the host.
+
+A plug is converging one port, a restart converging all, a dry run stops after the plan. The order
+is always the same: commit the intent, converge, read back, record, answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+from agents.converge import Converged, Stopwatch, converge
+from agents.metrics import Metrics
+from agents.store import Record, Store
+from netplugin.backend import Backend, Change, Claim, Intent, Observation, ObservedPort, Usability
+from netplugin.errors import (
+    BackendUnavailable,
+    Conflict,
+    FieldError,
+    HostError,
+    InvalidRequest,
+    NetpluginError,
+    OperationTimeout,
+)
+from netplugin.models import PlannedChange, PortSpec, PortState, ReconcileReport
+
+LOG = logging.getLogger(__name__)
+
+# After a failure the host is cleaned within this; what does not go in time is gone after later.
+_UNDO_S = 5.0
+_CHECK_S = 120.0
+_LOOK_S = 10.0
+_TRUSTED = "orphans_may_go"
+
+
+@dataclass
+class Put:
+    """A platform wants this port. ``future`` gets the record, or the error."""
+
+    port_id: str
+    spec: PortSpec
+    deadline: float
+    future: Future[Record]
+    queued_at: float = field(default_factory=time.monotonic)
+
+
+@dataclass
+class Delete:
+    """A platform wants this port gone. ``future`` gets None, or the error."""
+
+    port_id: str
+    deadline: float
+    future: Future[None]
+    queued_at: float = field(default_factory=time.monotonic)
+
+
+Operation = Put | Delete
+
+
+class Reconciler:
+    """Not thread-safe: one lane calls it. ``observed`` may be read by any thread."""
+
+    def __init__(self, backend: Backend[Observation], store: Store, metrics: Metrics) -> None:
+        self.backend = backend
+        self.observed: dict[str, ObservedPort] = {}
+        self._store = store
+        self._metrics = metrics
+
+    # -- what platforms ask for ------------------------------------------------------------------
+
+    def serve(self, operations: Sequence[Operation]) -> None:
+        """Carry out the operations together; each is answered on its own, none holds up another."""
+        watch = Stopwatch()
+        started = time.monotonic()
+        live = [op for op in operations if self._in_time(op, started)]
+        usable = self.backend.probe()  # once for all: it looks at files
+        puts = {
+            op.port_id: op for op in live if isinstance(op, Put) and self._acceptable(op, usable)
+        }
+        deletes = self._accept_deletes([op for op in live if isinstance(op, Delete)])
+        records = self._accept_puts(puts, watch)
+        wanted = {**records, **deletes}
+        waiting: dict[str, Operation] = {op.port_id: op for op in live if op.port_id in wanted}
+        if not waiting:
+            return
+        deadline = min(op.deadline for op in waiting.values()) - _UNDO_S / 2
+        try:
+            result = self._converge(wanted.values(), max(deadline, started + 0.5), watch, "plug")
+        except NetpluginError as error:
+            result = Converged({i: error.for_port(i) for i in wanted}, {}, ())
+        failures = self._failures(records, deletes, result)
+        for port_id, op in waiting.items():
+            queue_ms = (started - op.queued_at) * 1e3
+            timings = {name: round(ms, 3) for name, ms in watch.timings_ms.items()}
+            timings |= {"queue": round(queue_ms, 3)}
+            timings |= {"total": round((time.monotonic() - op.queued_at) * 1e3, 3)}
+            wanted[port_id] = replace(wanted[port_id], timings_ms=timings)
+            kind = type(op).__name__.lower()
+            self._metrics.served(self.backend.name, kind, timings, failures.get(port_id))
+        self._record_done(wanted, failures)
+        self._undo({i: wanted[i] for i in records if i in failures}, failures)
+        self._answer(waiting, failures)
+
+    def _in_time(self, op: Operation, now: float) -> bool:
+        if not op.future.set_running_or_notify_cancel():
+            return False  # who asked has gone, perhaps because it took too long
+        if now < op.deadline:
+            return True
+        late = OperationTimeout(
+            "the operation's turn did not come in time", step="queue", port_id=op.port_id
+        )
+        op.future.set_exception(late)
+        return False
+
+    def _acceptable(self, op: Put, usability: Usability) -> bool:
+        """Refuse before anything is stored what cannot be done."""
+        try:
+            if not usability.usable:
+                raise BackendUnavailable(
+                    str(usability.reason), step=usability.step, fix=usability.fix
+                )
+            self.backend.validate(op.spec)
+            before = self._store.get(op.port_id)
+            if before is not None and before.state is not PortState.REMOVING:
+                _refuse_fixed(self.backend.fixed_fields, before.spec, op.spec)
+        except NetpluginError as error:
+            op.future.set_exception(error.for_port(op.port_id))
+            return False
+        return True
+
+    def _accept_deletes(self, operations: Sequence[Delete]) -> dict[str, Record]:
+        """Intents turn to removing, and stay so whatever happens, until the host is clean."""
+        records: dict[str, Record] = {}
+        for op in operations:
+            record = self._store.get(op.port_id)
+            if record is None or record.spec.backend != self.backend.name:
+                op.future.set_result(None)
+            else:
+                records[op.port_id] = replace(record, state=PortState.REMOVING, previous=None)
+        if records:
+            self._store.save(records.values())
+        return records
+
+    def _accept_puts(self, puts: Mapping[str, Put], watch: Stopwatch) -> dict[str, Record]:
+        """Commit the intents with their claims; a claim that fails fails its port alone."""
+        records: dict[str, Record] = {}
+        for port_id, op in puts.items():
+            before = self._store.get(port_id)
+            if before is None or before.state is PortState.REMOVING:
+                records[port_id] = Record(port_id, op.spec, PortState.PENDING)
+            elif before.spec == op.spec:
+                records[port_id] = before
+            else:
+                back_to = before.previous or (
+                    before.spec if before.state is not PortState.PENDING else None
+                )
+                records[port_id] = replace(
+                    before, spec=op.spec, state=PortState.PENDING, previous=back_to, error=None
+                )
+        try:
+            records = self._claim(records, puts, watch)
+            changed = [r for r in records.values() if r != self._store.get(r.port_id)]
+            with watch.part("store"):
+                if changed:
+                    self._store.save(changed)
+        except NetpluginError as error:
+            for port_id in records:
+                puts[port_id].future.set_exception(error.for_port(port_id))
+            return {}
+        return records
+
+    def _claim(
+        self, records: dict[str, Record], puts: Mapping[str, Put], watch: Stopwatch
+    ) -> dict[str, Record]:
+        if not records or type(self.backend).claims is Backend.claims:
+            return records  # takes nothing scarce: no need to look before storing
+        with watch.part("observe"):
+            seen = self.backend.observe(list(records), time.monotonic() + _LOOK_S)
+        taken: dict[Claim, str] = self._store.claims()
+        claimed: dict[str, Record] = {}
+        for port_id, record in records.items():
+            try:
+                claims = self.backend.claims(_intent(record), seen, taken)
+            except NetpluginError as error:
+                puts[port_id].future.set_exception(error.for_port(port_id))
+                continue
+            taken.update(dict.fromkeys(claims, port_id))
+            claimed[port_id] = replace(record, claims=claims)
+        return claimed
+
+    def _failures(
+        self, records: Mapping[str, Record], deletes: Mapping[str, Record], result: Converged
+    ) -> dict[str, NetpluginError]:
+        failures = {i: e for i, e in result.failed.items() if i in records or i in deletes}
+        for port_id in records:
+            seen = result.observed.get(port_id)
+            if port_id not in failures and seen is not None and seen.fault:
+                failures[port_id] = HostError(seen.fault, step="verify", port_id=port_id)
+        return failures
+
+    def _record_done(
+        self, wanted: Mapping[str, Record], failures: Mapping[str, NetpluginError]
+    ) -> None:
+        """Ports that are as wanted become active, and those that were to go are forgotten."""
+        saved: list[Record] = []
+        gone: list[str] = []
+        for port_id, record in wanted.items():
+            if port_id in failures:
+                continue
+            if record.state is PortState.REMOVING:
+                gone.append(port_id)
+                self.observed.pop(port_id, None)
+            elif record.state is not PortState.ACTIVE or record.previous or record.error:
+                saved.append(replace(record, state=PortState.ACTIVE, previous=None, error=None))
+        if saved or gone:
+            self._store.save(saved, forget=gone)
+
+    def _undo(self, records: Mapping[str, Record], failures: Mapping[str, NetpluginError]) -> None:
+        """A first plug that failed goes; a change that failed goes back; else the state tells."""
+        undone: dict[str, Record] = {}
+        for port_id, record in records.items():
+            problem = failures[port_id].problem()
+            if record.previous is not None:
+                undone[port_id] = replace(record, spec=record.previous, error=problem)
+            elif record.state is PortState.PENDING:
+                undone[port_id] = replace(record, state=PortState.REMOVING, error=problem)
+            else:
+                state = _fallen_state(port_id, self.observed)
+                self._store.save([replace(record, state=state, error=problem)])
+        if not undone:
+            return
+        deadline = time.monotonic() + _UNDO_S
+        undone = self._with_claims_of_before(undone, deadline)
+        self._store.save(undone.values())
+        try:
+            result = self._converge(undone.values(), deadline, Stopwatch(), "undo")
+        except NetpluginError as error:
+            result = Converged(dict.fromkeys(undone, error), {}, ())
+        saved, gone = [], []
+        for port_id, record in undone.items():
+            if record.state is PortState.REMOVING:
+                if port_id not in result.failed:
+                    gone.append(port_id)
+                    self.observed.pop(port_id, None)
+            elif port_id in result.failed:
+                saved.append(replace(record, state=PortState.FAILED, previous=None))
+            else:
+                saved.append(replace(record, state=PortState.ACTIVE, previous=None, error=None))
+        self._store.save(saved, forget=gone)
+
+    def _with_claims_of_before(
+        self, records: Mapping[str, Record], deadline: float
+    ) -> dict[str, Record]:
+        """A change that goes back gives back what it took, and takes again what it gave back."""
+        back = dict(records)
+        changes = [i for i, r in records.items() if r.state is not PortState.REMOVING]
+        if not changes or type(self.backend).claims is Backend.claims:
+            return back
+        taken: dict[Claim, str] = self._store.claims()
+        try:
+            seen = self.backend.observe(changes, deadline)
+            for port_id in changes:
+                claims = self.backend.claims(_intent(back[port_id]), seen, taken)
+                taken.update(dict.fromkeys(claims, port_id))
+                back[port_id] = replace(back[port_id], claims=claims)
+        except NetpluginError as error:
+            LOG.warning("claims stay as the change left them: %s", error)
+        return back
+
+    def _answer(
+        self, waiting: Mapping[str, Operation], failures: Mapping[str, NetpluginError]
+    ) -> None:
+        for port_id, op in waiting.items():
+            error = failures.get(port_id)
+            if error is not None:
+                LOG.warning("%s failed: %s", type(op).__name__, error, extra={"port_id": port_id})
+                op.future.set_exception(error)
+            elif isinstance(op, Delete):
+                LOG.info("port is gone", extra={"port_id": port_id})
+                op.future.set_result(None)
+            else:
+                record = self._store.get(port_id)
+                assert record is not None
+                LOG.info("port is %s", record.state.value, extra={"port_id": port_id})
+                op.future.set_result(record)
+
+    # -- what nobody asked for: the state of the host --------------------------------------------
+
+    def check(
+        self,
+        ports: Collection[str] | None = None,
+        *,
+        dry_run: bool = False,
+        remove_orphans: bool = False,
+        batch_size: int = 32,
+    ) -> ReconcileReport:
+        """Bring these ports, or all of the backend's, back to what is wanted, and report.
+
+        Raises: what ``Backend.observe`` raises.
+        """
+        started = time.monotonic()
+        records = {
+            r.port_id: r
+            for r in self._store.records(backend=self.backend.name)
+            if ports is None or r.port_id in ports
+        }
+        if ports is not None and not records:
+            return ReconcileReport(dry_run=dry_run, ports=0, changes=[])
+        watch = Stopwatch()
+        with watch.part("observe"):
+            seen = self.backend.observe(
+                None if ports is None else list(records), time.monotonic() + _LOOK_S
+            )
+        intents = [_intent(r) for r in records.values()]
+        kept: list[str] = []
+        if ports is None:
+            orphans = sorted(set(seen.ports) - set(records))
+            if self._orphans_may_go(bool(orphans), remove_orphans, dry_run):
+                intents += [Intent(port_id, None) for port_id in orphans]
+            else:
+                kept = orphans
+        plan = self.backend.plan(intents, seen)
+        planned = [
+            PlannedChange(
+                backend=self.backend.name,
+                change=type(c).__name__,
+                ports=c.ports,
+                detail=c.describe(),
+            )
+            for c in plan.changes
+        ]
+        report = ReconcileReport(
+            dry_run=dry_run, ports=len(records), changes=planned, orphans_kept=kept
+        )
+        if dry_run:
+            report.errors = [e.for_port(p).problem() for p, e in plan.refused.items()]
+            return report
+        for change in planned:
+            LOG.warning("drift: %s", change.detail, extra={"port_id": ",".join(change.ports)})
+        touched = {port for change in plan.changes for port in change.ports}
+        result = self._converge_in_chunks(intents, touched, seen, watch, ports is None, batch_size)
+        errors = [*result.failed.values(), *(_left(change) for change in result.left)]
+        report.errors = [error.problem() for error in errors]
+        self._record_checked(records, result)
+        LOG.info(
+            "%s: looked at %d ports in %.0f ms, %d changes, %d failures", self.backend.name,
+            len(records), (time.monotonic() - started) * 1e3, len(result.changes), len(errors),
+        )  # fmt: skip
+        return report
+
+    def _converge_in_chunks(
+        self,
+        intents: Sequence[Intent],
+        touched: Collection[str],
+        seen: Observation,
+        watch: Stopwatch,
+        whole: bool,
+        batch_size: int,
+    ) -> Converged:
+        """Many ports at once would stall vswitchd for seconds: those to change go in chunks first."""
+        deadline = time.monotonic() + _CHECK_S
+        changes = [i for i in intents if i.port_id in touched]
+        fresh: Observation | None = seen
+        if len(changes) > batch_size:
+            for start in range(0, len(changes), batch_size):
+                chunk = changes[start : start + batch_size]
+                self._counted(converge(self.backend, chunk, deadline, watch), "drift")
+            fresh = None
+        result = converge(self.backend, intents, deadline, watch, whole=whole, seen=fresh)
+        self._counted(result, "drift")
+        if whole:
+            self.observed = dict(result.observed)
+        else:
+            self.observed = {**self.observed, **result.observed}
+        return result
+
+    def _record_checked(self, records: Mapping[str, Record], result: Converged) -> None:
+        saved: list[Record] = []
+        gone: list[str] = []
+        for port_id, record in records.items():
+            error = result.failed.get(port_id)
+            seen = result.observed.get(port_id)
+            if record.state is PortState.REMOVING:
+                if error is None:
+                    gone.append(port_id)
+                continue
+            if error is None and seen is not None and seen.fault:
+                error = HostError(seen.fault, step="verify", port_id=port_id)
+                state = PortState.DEGRADED
+            else:
+                state = PortState.FAILED if error else PortState.ACTIVE
+            problem = error.problem() if error else None
+            previous = record.previous if error else None
+            checked = replace(record, state=state, error=problem, previous=previous)
+            if checked != record:
+                LOG.info("port is %s", state.value, extra={"port_id": port_id})
+                saved.append(checked)
+        if saved or gone:
+            self._store.save(saved, forget=gone)
+
+    def unsettled(self) -> bool:
+        """Whether a port is not yet as wanted, so that a look is due soon."""
+        return self._store.any_in(
+            self.backend.name, PortState.PENDING, PortState.REMOVING, PortState.FAILED
+        )
+
+    def _orphans_may_go(self, there_are_some: bool, told: bool, dry_run: bool) -> bool:
+        """Marked ports without an intent go, unless it is the intents that were lost.
+
+        With a store that was made anew (by this process or one before it) beside a host full of our
+        ports, the likely story is a lost state_path, and removing them would cut off running VMs:
+        they stay until the platform has asked for them again, or somebody says that they may go.
+        """
+        key = f"{_TRUSTED}:{self.backend.name}"
+        if self._store.get_meta(key) == "yes":
+            return True
+        if there_are_some and not told:
+            return False
+        if not dry_run:
+            self._store.set_meta(key, "yes")
+        return True
+
+    # -- shared ----------------------------------------------------------------------------------
+
+    def _converge(
+        self, records: Iterable[Record], deadline: float, watch: Stopwatch, why: str
+    ) -> Converged:
+        intents = [_intent(record) for record in records]
+        result = converge(self.backend, intents, deadline, watch)
+        self._counted(result, why)
+        self.observed = {**self.observed, **result.observed}
+        return result
+
+    def _counted(self, result: Converged, why: str) -> None:
+        for change in result.changes:
+            self._metrics.changed(self.backend.name, type(change).__name__, why)
+
+
+def _left(change: Change) -> HostError:
+    """What could not be done for no port in particular would else be tried for ever, unsaid."""
+    error = HostError(f"the host does not let go: {change.describe()}", step="verify")
+    LOG.warning("%s", error)
+    return error
+
+
+def _intent(record: Record) -> Intent:
+    spec = None if record.state is PortState.REMOVING else record.spec
+    return Intent(record.port_id, spec, record.claims)
+
+
+def _fallen_state(port_id: str, observed: Mapping[str, ObservedPort]) -> PortState:
+    seen = observed.get(port_id)
+    return PortState.DEGRADED if seen is not None and seen.fault else PortState.FAILED
+
+
+def _refuse_fixed(fixed: Collection[str], before: PortSpec, after: PortSpec) -> None:
+    changed = sorted(f for f in fixed if getattr(before, f) != getattr(after, f))
+    if changed:
+        raise Conflict(
+            f"{', '.join(changed)} cannot change on a live port", step="validate",
+            fix="delete the port and ask for it again",
+        )  # fmt: skip
+
+
+def unknown_backend(name: str, known: Iterable[str]) -> InvalidRequest:
+    """The error for a backend that is not enabled on this host."""
+    message = f"{name!r} is not enabled here (enabled: {', '.join(sorted(known)) or 'none'})"
+    return InvalidRequest(
+        f"backend: {message}",
+        step="validate",
+        errors=[FieldError(field="backend", message=message)],
+    )

@@ -1,0 +1,309 @@
+"""What the agent can do, apart from how it is called: each call goes to the lane of its backend."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from agents.lane import Lane
+from agents.metrics import Metrics
+from agents.reconciler import Delete, Operation, Put, Reconciler, unknown_backend
+from agents.store import Record, Store
+from netplugin.backend import Backend, Intent, Observation
+from netplugin.errors import (
+    BackendUnavailable,
+    Conflict,
+    HostError,
+    NetpluginError,
+    NotFound,
+    OperationTimeout,
+)
+from netplugin.host import pmd
+from netplugin.host.shared import Host
+from netplugin.libvirt_xml import render_domain
+from netplugin.models import (
+    BackendInfo,
+    Batch,
+    BatchResult,
+    BatchResults,
+    PmdRequest,
+    PmdState,
+    Port,
+    PortSpec,
+    PortState,
+    ReconcileReport,
+    ReconcileRequest,
+    RenderedDomain,
+    RenderRequest,
+)
+
+LOG = logging.getLogger(__name__)
+# An answer may come this much after the operation's deadline: cleaning up takes its time.
+_GRACE_S = 10.0
+
+
+class Service:
+    """The agent without its front ends. ``start`` before use, ``stop`` after."""
+
+    def __init__(
+        self,
+        conf: Any,
+        store: Store,
+        metrics: Metrics,
+        host: Host,
+        backends: dict[str, Backend[Observation]],
+        broken: dict[str, str],
+    ) -> None:
+        self._store = store
+        self._host = host
+        self._backends = backends
+        self._broken = broken
+        self._timeout_s = float(conf.agent.operation_timeout)
+        self._lanes = {
+            name: Lane(
+                Reconciler(backend, store, metrics),
+                batch_size=conf.agent.batch_size,
+                interval_s=float(conf.agent.reconcile_interval),
+                max_waiting=conf.api.max_waiting,
+            )
+            for name, backend in backends.items()
+        }
+
+    def start(self) -> None:
+        for lane in self._lanes.values():
+            lane.start()
+
+    def wait_looked(self, wait_s: float) -> None:
+        """Wait until every backend's part of the host was put right once, or the time is over."""
+        deadline = time.monotonic() + wait_s
+        for lane in self._lanes.values():
+            lane.looked_once.wait(max(0.0, deadline - time.monotonic()))
+
+    def stop(self) -> None:
+        for lane in self._lanes.values():
+            lane.stop()
+        for backend in self._backends.values():
+            backend.close()
+        self._host.close()
+
+    # -- ports -----------------------------------------------------------------------------------
+
+    async def put(self, port_id: str, spec: PortSpec) -> Port:
+        """Raises: any NetpluginError; the port is as it was before, then."""
+        record = await self._submit(self._put(port_id, spec))
+        return self.describe(record)
+
+    async def delete(self, port_id: str) -> None:
+        operation = self._delete(port_id)
+        if operation is not None:
+            await self._submit(operation)
+
+    async def batch(self, batch: Batch) -> BatchResults:
+        """Every port of the batch is queued before the first is waited for."""
+        calls: list[tuple[str, Operation | NetpluginError | None]] = []
+        for entry in batch.put:
+            calls.append((entry.port_id, _or_error(self._put, entry.port_id, entry.spec)))
+        for port_id in batch.delete:
+            calls.append((port_id, _or_error(self._delete, port_id)))
+        self._queue([call for _, call in calls if isinstance(call, Put | Delete)])
+        results = [await self._batch_result(port_id, call) for port_id, call in calls]
+        return BatchResults(results=results)
+
+    def ports(
+        self, *, vm_id: str | None = None, state: str | None = None, backend: str | None = None
+    ) -> list[Port]:
+        records = self._store.records(vm_id=vm_id, state=state, backend=backend)
+        return [self.describe(record) for record in records]
+
+    def port(self, port_id: str) -> Port:
+        record = self._store.get(port_id)
+        if record is None:
+            raise NotFound(f"there is no port {port_id}", step="lookup", port_id=port_id)
+        return self.describe(record)
+
+    def describe(self, record: Record) -> Port:
+        backend = self._backends.get(record.spec.backend)
+        lane = self._lanes.get(record.spec.backend)
+        seen = lane.reconciler.observed.get(record.port_id) if lane else None
+        binding = None
+        if backend is not None and record.state is not PortState.REMOVING:
+            binding = backend.binding(Intent(record.port_id, record.spec, record.claims))
+        return Port(
+            port_id=record.port_id,
+            state=record.state,
+            spec=record.spec,
+            binding=binding,
+            observed=dict(seen.details) if seen else None,
+            error=record.error,
+            timings_ms=dict(record.timings_ms or {}),
+        )
+
+    # -- the rest of the API ---------------------------------------------------------------------
+
+    def backends(self) -> list[BackendInfo]:
+        infos = [BackendInfo(name=n, usable=False, reason=why) for n, why in self._broken.items()]
+        for name, backend in self._backends.items():
+            state = backend.probe()
+            infos.append(
+                BackendInfo(
+                    name=name,
+                    usable=state.usable,
+                    reason=state.reason,
+                    fix=state.fix,
+                    features=backend.features,
+                )
+            )
+        return sorted(infos, key=lambda info: info.name)
+
+    async def reconcile(self, request: ReconcileRequest) -> ReconcileReport:
+        report = ReconcileReport(dry_run=request.dry_run, ports=0, changes=[])
+        futures = {
+            name: lane.reconcile(dry_run=request.dry_run, remove_orphans=request.remove_orphans)
+            for name, lane in self._lanes.items()
+        }
+        for name, future in futures.items():
+            try:
+                part = await asyncio.wrap_future(future)
+            except NetpluginError as error:
+                LOG.warning("reconcile of %s: %s", name, error)
+                report.errors.append(error.problem())
+                continue
+            report.ports += part.ports
+            report.changes += part.changes
+            report.orphans_kept += part.orphans_kept
+            report.errors += part.errors
+        return report
+
+    def render_domain(self, vm_id: str, request: RenderRequest) -> RenderedDomain:
+        """Raises: NotFound if the VM has no ports, Conflict if one is not ready, InvalidRequest."""
+        ports = self.ports(vm_id=vm_id)
+        if not ports:
+            raise NotFound(f"VM {vm_id} has no ports here", step="render-domain")
+        for port in ports:
+            if port.state is not PortState.ACTIVE or port.binding is None:
+                raise Conflict(
+                    f"port {port.port_id} is {port.state.value}, not active",
+                    step="render-domain", port_id=port.port_id,
+                    fix="PUT the port again and see its error",
+                )  # fmt: skip
+        bindings = [port.binding for port in ports if port.binding]
+        return RenderedDomain(xml=render_domain(request.xml, bindings, request.policy))
+
+    async def pmd(self) -> PmdState:
+        return await asyncio.to_thread(pmd.show, self._host.ovs)
+
+    async def set_pmd(self, request: PmdRequest) -> PmdState:
+        return await asyncio.to_thread(pmd.set_cores, self._host.ovs, request)
+
+    def unready(self) -> list[str]:
+        """Why the agent cannot do its work now; empty when it can."""
+        reasons = [f"{b.name}: {b.reason}" for b in self.backends() if not b.usable]
+        reasons += [
+            f"{name}: the host has not been looked at yet"
+            for name, lane in self._lanes.items()
+            if not lane.looked_once.is_set()
+        ]
+        if not self._store.writable():
+            reasons.append("the store cannot be written")
+        return reasons
+
+    # -- plumbing --------------------------------------------------------------------------------
+
+    def _put(self, port_id: str, spec: PortSpec) -> Put:
+        self._lane(spec.backend, port_id)
+        holder = self._backend_with(port_id)
+        if holder not in (None, spec.backend):
+            raise Conflict(
+                f"the port is on backend {holder}; a backend is never changed silently",
+                step="validate", port_id=port_id, fix="delete the port and ask for it again",
+            )  # fmt: skip
+        return Put(port_id, spec, time.monotonic() + self._timeout_s, Future())
+
+    def _delete(self, port_id: str) -> Delete | None:
+        backend = self._backend_with(port_id)
+        if backend is None:
+            return None
+        self._lane(backend, port_id)
+        return Delete(port_id, time.monotonic() + self._timeout_s, Future())
+
+    def _lane(self, backend: str, port_id: str) -> Lane:
+        if backend in self._broken:
+            raise BackendUnavailable(
+                f"backend {backend} {self._broken[backend]}", step="load", port_id=port_id,
+                fix="see the agent's log, install or correct the backend, restart the agent",
+            )  # fmt: skip
+        lane = self._lanes.get(backend)
+        if lane is None:
+            raise unknown_backend(backend, self._lanes)
+        return lane
+
+    def _backend_of(self, operation: Operation) -> str:
+        if isinstance(operation, Put):
+            return operation.spec.backend
+        # It may have gone since: then any lane answers that it is gone.
+        return self._backend_with(operation.port_id) or next(iter(self._lanes))
+
+    def _backend_with(self, port_id: str) -> str | None:
+        """The backend that has the port or is about to: what is not stored yet may be in its queue."""
+        record = self._store.get(port_id)
+        if record is None:
+            for name, lane in self._lanes.items():
+                if lane.is_at(port_id):
+                    return name
+            record = self._store.get(port_id)  # it may have come since
+        return record.spec.backend if record else None
+
+    def _queue(self, operations: Sequence[Operation]) -> None:
+        by_backend: dict[str, list[Operation]] = {}
+        for operation in operations:
+            by_backend.setdefault(self._backend_of(operation), []).append(operation)
+        for backend, mine in by_backend.items():
+            try:
+                self._lanes[backend].submit(*mine)
+            except NetpluginError as error:
+                for operation in mine:
+                    operation.future.set_exception(error.for_port(operation.port_id))
+
+    async def _submit(self, operation: Operation) -> Any:
+        self._queue([operation])
+        return await self._wait(operation)
+
+    async def _wait(self, operation: Operation) -> Any:
+        left = operation.deadline + _GRACE_S - time.monotonic()
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(operation.future), left)
+        except TimeoutError:
+            raise OperationTimeout(
+                "the host did not answer in time; the agent goes on to put it right",
+                step="wait", port_id=operation.port_id,
+            ) from None  # fmt: skip
+
+    async def _batch_result(
+        self, port_id: str, call: Operation | NetpluginError | None
+    ) -> BatchResult:
+        try:
+            if isinstance(call, NetpluginError):
+                raise call
+            done = await self._wait(call) if call else None
+        except NetpluginError as error:
+            return BatchResult(
+                port_id=port_id, status=error.status, error=error.for_port(port_id).problem()
+            )
+        except Exception as error:
+            LOG.exception("unexpected", extra={"port_id": port_id})
+            unexpected = HostError(repr(error), step="agent", port_id=port_id)
+            return BatchResult(port_id=port_id, status=500, error=unexpected.problem())
+        if isinstance(done, Record):
+            return BatchResult(port_id=port_id, status=200, port=self.describe(done))
+        return BatchResult(port_id=port_id, status=204)
+
+
+def _or_error(make: Any, *args: Any) -> Any:
+    try:
+        return make(*args)
+    except NetpluginError as error:
+        return error

@@ -1,0 +1,308 @@
+"""What the agent remembers, in one SQLite file: intents, claims, and the journal of tasks.
+
+An intent is committed before the host is touched, and with it, in the same transaction, what it
+claims. ``synchronous=FULL``: what a platform was told survives a power cut.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from netplugin.backend import Claim
+from netplugin.errors import Problem
+from netplugin.models import PortSpec, PortState, Task, TaskState
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS ports (
+    port_id TEXT PRIMARY KEY,
+    backend TEXT NOT NULL,
+    vm_id TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    previous_spec TEXT,
+    state TEXT NOT NULL,
+    error TEXT,
+    timings TEXT NOT NULL DEFAULT '{}'
+);
+CREATE INDEX IF NOT EXISTS ports_vm ON ports (vm_id);
+CREATE TABLE IF NOT EXISTS claims (
+    kind TEXT NOT NULL,
+    key TEXT NOT NULL,
+    port_id TEXT NOT NULL REFERENCES ports (port_id) ON DELETE CASCADE,
+    PRIMARY KEY (kind, key)
+);
+CREATE INDEX IF NOT EXISTS claims_port ON claims (port_id);
+CREATE TABLE IF NOT EXISTS tasks (
+    taskuuid TEXT PRIMARY KEY,
+    fingerprint TEXT NOT NULL,
+    method TEXT NOT NULL,
+    target TEXT NOT NULL,
+    body BLOB NOT NULL,
+    callback_url TEXT NOT NULL,
+    state TEXT NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    created_at REAL NOT NULL,
+    result TEXT
+);
+"""
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A port's intent and state. ``previous`` is what a change that is under way goes back to."""
+
+    port_id: str
+    spec: PortSpec
+    state: PortState
+    previous: PortSpec | None = None
+    error: Problem | None = None
+    claims: tuple[Claim, ...] = ()
+    timings_ms: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class JournalledTask:
+    """An asynchronous call as it came, and how far it got."""
+
+    taskuuid: str
+    fingerprint: str
+    method: str
+    target: str
+    body: bytes
+    callback_url: str
+    state: TaskState
+    attempts: int = 0
+    created_at: float = 0.0
+    result: dict[str, Any] | None = None
+
+    def public(self) -> Task:
+        return Task(
+            taskuuid=self.taskuuid, state=self.state, attempts=self.attempts, result=self.result
+        )
+
+
+class Store:
+    """One file, one connection, one writer at a time. Reads of ports come from memory."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or make the file. Raises: sqlite3.Error, OSError, ValueError for a newer version."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = threading.RLock()
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        path.chmod(0o600)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute("PRAGMA foreign_keys=ON")
+        self._check_version(path)
+        self._db.executescript(_SCHEMA)
+        self._db.execute(f"PRAGMA user_version={_VERSION}")
+        self._ports: dict[str, Record] = {record.port_id: record for record in self._read_ports()}
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def writable(self) -> bool:
+        """Whether a transaction can be committed (for readiness)."""
+        try:
+            with self._transaction():
+                self._db.execute("INSERT OR REPLACE INTO meta VALUES ('probe', '')")
+        except sqlite3.Error:
+            return False
+        return True
+
+    # -- ports -----------------------------------------------------------------------------------
+
+    def get(self, port_id: str) -> Record | None:
+        with self._lock:
+            return self._ports.get(port_id)
+
+    def records(
+        self, *, backend: str | None = None, vm_id: str | None = None, state: str | None = None
+    ) -> list[Record]:
+        with self._lock:
+            return [
+                r
+                for r in sorted(self._ports.values(), key=lambda r: r.port_id)
+                if backend in (None, r.spec.backend)
+                and vm_id in (None, r.spec.vm_id)
+                and state in (None, r.state.value)
+            ]
+
+    def any_in(self, backend: str, *states: PortState) -> bool:
+        """Whether a port of this backend is in one of these states."""
+        with self._lock:
+            return any(
+                r.state in states and r.spec.backend == backend for r in self._ports.values()
+            )
+
+    def save(self, records: Iterable[Record], forget: Collection[str] = ()) -> None:
+        """Commit these records whole, claims included, and forget those ports, in one transaction.
+
+        Raises: sqlite3.IntegrityError if two ports claim the same thing; nothing is changed then.
+        """
+        records = list(records)
+        with self._lock:
+            with self._transaction():
+                for port_id in forget:
+                    self._db.execute("DELETE FROM ports WHERE port_id = ?", (port_id,))
+                for record in records:
+                    self._write(record)
+            for port_id in forget:
+                self._ports.pop(port_id, None)
+            self._ports.update({record.port_id: record for record in records})
+
+    def claims(self) -> dict[Claim, str]:
+        """Who has what."""
+        with self._lock:
+            return {claim: r.port_id for r in self._ports.values() for claim in r.claims}
+
+    def _write(self, record: Record) -> None:
+        before = self._ports.get(record.port_id)
+        self._db.execute(
+            "INSERT INTO ports VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (port_id) DO UPDATE SET "
+            "backend=excluded.backend, vm_id=excluded.vm_id, spec=excluded.spec, "
+            "previous_spec=excluded.previous_spec, state=excluded.state, error=excluded.error, "
+            "timings=excluded.timings",
+            (
+                record.port_id,
+                record.spec.backend,
+                record.spec.vm_id,
+                record.spec.model_dump_json(),
+                record.previous.model_dump_json() if record.previous else None,
+                record.state.value,
+                record.error.model_dump_json() if record.error else None,
+                json.dumps(record.timings_ms or {}),
+            ),
+        )
+        if before is None or before.claims != record.claims:
+            self._db.execute("DELETE FROM claims WHERE port_id = ?", (record.port_id,))
+            self._db.executemany(
+                "INSERT INTO claims VALUES (?, ?, ?)",
+                [(claim.kind, claim.key, record.port_id) for claim in record.claims],
+            )
+
+    def _read_ports(self) -> Iterator[Record]:
+        claims: dict[str, list[Claim]] = {}
+        for kind, key, port_id in self._db.execute("SELECT kind, key, port_id FROM claims"):
+            claims.setdefault(port_id, []).append(Claim(kind, key))
+        rows = self._db.execute(
+            "SELECT port_id, spec, previous_spec, state, error, timings FROM ports"
+        )
+        for port_id, spec, previous, state, error, timings in rows:
+            yield Record(
+                port_id=port_id,
+                spec=PortSpec.model_validate_json(spec),
+                state=PortState(state),
+                previous=PortSpec.model_validate_json(previous) if previous else None,
+                error=Problem.model_validate_json(error) if error else None,
+                claims=tuple(sorted(claims.get(port_id, []), key=lambda c: (c.kind, c.key))),
+                timings_ms=json.loads(timings),
+            )
+
+    # -- facts that outlive a restart ------------------------------------------------------------
+
+    def get_meta(self, key: str) -> str | None:
+        with self._lock:
+            row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return str(row[0]) if row else None
+
+    def set_meta(self, key: str, value: str) -> None:
+        with self._transaction():
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    # -- tasks -----------------------------------------------------------------------------------
+
+    def journal_task(self, task: JournalledTask) -> JournalledTask:
+        """Write the task down unless its uuid is known; the answer is the task that stands."""
+        with self._transaction():
+            self._db.execute(
+                "INSERT OR IGNORE INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    task.taskuuid, task.fingerprint, task.method, task.target, task.body,
+                    task.callback_url, task.state.value, task.attempts, time.time(), None,
+                ),
+            )  # fmt: skip
+        found = self.task(task.taskuuid)
+        assert found is not None
+        return found
+
+    def task(self, taskuuid: str) -> JournalledTask | None:
+        return next(self._tasks("WHERE taskuuid = ?", (taskuuid,)), None)
+
+    def open_tasks(self) -> list[JournalledTask]:
+        """Tasks not yet carried out or delivered, oldest first."""
+        return list(
+            self._tasks("WHERE state IN ('accepted', 'done') ORDER BY created_at, taskuuid", ())
+        )
+
+    def update_task(self, task: JournalledTask) -> None:
+        with self._transaction():
+            self._db.execute(
+                "UPDATE tasks SET state = ?, attempts = ?, result = ? WHERE taskuuid = ?",
+                (
+                    task.state.value,
+                    task.attempts,
+                    None if task.result is None else json.dumps(task.result),
+                    task.taskuuid,
+                ),
+            )
+
+    def forget_tasks(self, before: float) -> None:
+        """Forget what was delivered or given up and is older than ``before`` (Unix time)."""
+        with self._transaction():
+            self._db.execute(
+                "DELETE FROM tasks WHERE created_at < ? AND state IN ('delivered', 'expired')",
+                (before,),
+            )
+
+    def _tasks(self, where: str, parameters: tuple[str, ...]) -> Iterator[JournalledTask]:
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT taskuuid, fingerprint, method, target, body, callback_url, state, attempts, "
+                f"created_at, result FROM tasks {where}",
+                parameters,
+            ).fetchall()
+        for row in rows:
+            yield JournalledTask(
+                taskuuid=row[0],
+                fingerprint=row[1],
+                method=row[2],
+                target=row[3],
+                body=row[4],
+                callback_url=row[5],
+                state=TaskState(row[6]),
+                attempts=row[7],
+                created_at=row[8],
+                result=json.loads(row[9]) if row[9] else None,
+            )
+
+    # -- plumbing --------------------------------------------------------------------------------
+
+    def _check_version(self, path: Path) -> None:
+        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
+        if version > _VERSION:
+            raise ValueError(
+                f"{path} was written by a newer netplugin (version {version}, this one knows {_VERSION})"
+            )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise

@@ -1,0 +1,262 @@
+"""Asynchronous calls: journalled before they are answered, carried out once, delivered until done.
+
+A call is kept as the HTTP request it was, and carried out by handing it to the same application
+that serves the synchronous ones. Every mutating call converges, so one that was cut off by a crash
+is simply carried out again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from agents.store import JournalledTask, Store
+from netplugin.errors import Conflict, FieldError, Forbidden, InvalidRequest, NotFound
+from netplugin.models import Task, TaskState
+
+LOG = logging.getLogger(__name__)
+_BACKOFF_FIRST_S, _BACKOFF_MOST_S = 1.0, 60.0
+_FORGET_EVERY_S = 3600.0
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """The ``[tasks]`` options as a value."""
+
+    callback_allow: tuple[str, ...]
+    expire_after_s: float
+    callback_timeout_s: float
+    callback_ca: str | None = None
+
+    @staticmethod
+    def read(conf: Any) -> TaskSettings:
+        return TaskSettings(
+            callback_allow=tuple(conf.tasks.callback_allow),
+            expire_after_s=float(conf.tasks.expire_after),
+            callback_timeout_s=float(conf.tasks.callback_timeout),
+            callback_ca=conf.tasks.callback_ca,
+        )
+
+
+def callback_allowed(url: str, allow: Sequence[str]) -> bool:
+    """Whether the URL has the scheme, host and port of an allowed prefix and a path below its path."""
+    wanted = _split(url)
+    if wanted is None or wanted.username is not None or ".." in wanted.path.split("/"):
+        return False
+    for prefix in allow:
+        allowed = _split(prefix)
+        if allowed is None or _origin(allowed) != _origin(wanted):
+            continue
+        path = allowed.path or "/"
+        below = path if path.endswith("/") else path + "/"
+        if wanted.path == path or (wanted.path or "/").startswith(below):
+            return True
+    return False
+
+
+def _split(url: str) -> SplitResult | None:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return None
+    unprintable = any(ord(c) <= 32 or ord(c) > 126 or c == "\\" for c in url)
+    if unprintable or "%" in parts.path or parts.scheme not in ("http", "https"):
+        return None
+    return parts if parts.hostname else None
+
+
+def _origin(url: SplitResult) -> tuple[str, str | None, int]:
+    default = 443 if url.scheme == "https" else 80
+    return url.scheme, url.hostname, default if url.port is None else url.port
+
+
+class TaskRunner:
+    """Carries out and delivers tasks on the event loop; ``start`` takes up what a crash left."""
+
+    def __init__(self, settings: TaskSettings, store: Store) -> None:
+        self._settings = settings
+        self._store = store
+        self._app: Any = None
+        self._client: Any = None
+        self._running: set[asyncio.Task[Any]] = set()
+        # Calls on the same object are carried out in the order they came.
+        self._last_on: dict[str, asyncio.Task[JournalledTask]] = {}
+
+    def start(self, app: Any) -> None:
+        self._app = app
+        for task in self._store.open_tasks():
+            self._spawn(task)
+        self._keep(asyncio.create_task(self._forget()))
+
+    async def stop(self) -> None:
+        for running in list(self._running):
+            running.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        if self._client is not None:
+            await self._client.aclose()
+
+    def get(self, taskuuid: str) -> Task:
+        task = self._store.task(taskuuid)
+        if task is None:
+            raise NotFound(f"there is no task {taskuuid}", step="lookup")
+        return task.public()
+
+    def accept(
+        self, taskuuid: str, callback_url: str, method: str, target: str, body: bytes
+    ) -> None:
+        """Journal the call, once, however often it is sent; then it may be answered.
+
+        Raises: Forbidden for a URL off the list, Conflict if the uuid names another call.
+        """
+        if not callback_url:
+            message = "is required with taskuuid"
+            raise InvalidRequest(
+                f"callbackurl: {message}", step="journal",
+                errors=[FieldError(field="callbackurl", message=message)],
+            )  # fmt: skip
+        if not callback_allowed(callback_url, self._settings.callback_allow):
+            raise Forbidden(
+                "callbackurl is not below an allowed prefix", step="journal",
+                fix="add its scheme, host, port and path to [tasks] callback_allow",
+            )  # fmt: skip
+        call = json.dumps([method, target, callback_url]).encode() + b"\n" + body
+        fingerprint = hashlib.sha256(call).hexdigest()
+        task = JournalledTask(
+            taskuuid, fingerprint, method, target, body, callback_url, TaskState.ACCEPTED
+        )
+        known = self._store.task(taskuuid) is not None
+        found = self._store.journal_task(task)
+        if found.fingerprint != fingerprint:
+            raise Conflict(f"taskuuid {taskuuid} was used for another call", step="journal")
+        if not known:
+            self._spawn(found)
+
+    # -- on the loop -----------------------------------------------------------------------------
+
+    def _spawn(self, task: JournalledTask) -> None:
+        # The next call on the object waits for this one's execution, never for its delivery.
+        executed = asyncio.create_task(self._execute(task, self._last_on.get(task.target)))
+        self._last_on[task.target] = executed
+        executed.add_done_callback(lambda _: self._clear(task.target, executed))
+        self._keep(executed)
+        self._keep(asyncio.create_task(self._finish(task.taskuuid, executed)))
+
+    def _keep(self, running: asyncio.Task[Any]) -> None:
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+
+    async def _finish(self, taskuuid: str, executed: asyncio.Task[JournalledTask]) -> None:
+        try:
+            await self._deliver(await executed)
+        except Exception:
+            LOG.exception("task %s could not be carried out or delivered", taskuuid)
+
+    def _clear(self, target: str, executed: Any) -> None:
+        if self._last_on.get(target) is executed:
+            del self._last_on[target]
+
+    async def _execute(self, task: JournalledTask, before: Any) -> JournalledTask:
+        if before is not None:
+            await asyncio.wait([before])
+        if task.state is not TaskState.ACCEPTED:
+            return task
+        status, body = await call_app(self._app, task.method, task.target, task.body)
+        try:
+            result = json.loads(body) if body else None
+        except ValueError:
+            result = None
+        success = 200 <= status < 300
+        error = "" if success else str((result or {}).get("detail", f"status {status}"))
+        answer = {"success": success, "error": error, "status": status, "result": result}
+        done = replace(task, state=TaskState.DONE, result=answer)
+        self._store.update_task(done)
+        return done
+
+    async def _deliver(self, task: JournalledTask) -> None:
+        wait_s = _BACKOFF_FIRST_S
+        while True:
+            if time.time() - task.created_at > self._settings.expire_after_s:
+                LOG.error("task %s: its result was never taken, given up", task.taskuuid)
+                self._store.update_task(replace(task, state=TaskState.EXPIRED))
+                return
+            task = replace(task, attempts=task.attempts + 1)
+            if await self._post(task):
+                self._store.update_task(replace(task, state=TaskState.DELIVERED))
+                return
+            self._store.update_task(task)
+            await asyncio.sleep(wait_s)
+            wait_s = min(_BACKOFF_MOST_S, wait_s * 2)
+
+    async def _post(self, task: JournalledTask) -> bool:
+        import httpx  # four megabytes that an agent without asynchronous calls does not need
+
+        try:
+            if self._client is None:
+                import ssl
+
+                self._client = httpx.AsyncClient(
+                    timeout=self._settings.callback_timeout_s,
+                    follow_redirects=False,  # a redirect would lead off the allow-list
+                    trust_env=False,
+                    verify=ssl.create_default_context(cafile=self._settings.callback_ca),
+                    limits=httpx.Limits(max_connections=None),
+                )
+            answer = await self._client.post(
+                task.callback_url, json=task.result, headers={"taskuuid": task.taskuuid}
+            )
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as failed:
+            LOG.info("task %s: callback not reached: %r", task.taskuuid, failed)
+            return False
+        if answer.is_success:
+            return True
+        LOG.info("task %s: callback answered %d", task.taskuuid, answer.status_code)
+        return False
+
+    async def _forget(self) -> None:
+        while True:
+            self._store.forget_tasks(time.time() - self._settings.expire_after_s)
+            await asyncio.sleep(_FORGET_EVERY_S)
+
+
+async def call_app(app: Any, method: str, target: str, body: bytes) -> tuple[int, bytes]:
+    """Hand a request to an ASGI application in this process; the answer is its status and body."""
+    path, _, query = target.partition("?")  # the path is quoted: this ? begins the query
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method,
+        "scheme": "http", "path": unquote(path), "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "root_path": "", "headers": [(b"content-type", b"application/json")],
+        "client": None, "server": None,
+    }  # fmt: skip
+    status = 500
+    parts: list[bytes] = []
+    sent = False
+
+    async def receive() -> dict[str, Any]:
+        nonlocal sent
+        if sent:
+            return {"type": "http.disconnect"}
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        elif message["type"] == "http.response.body":
+            parts.append(message.get("body", b""))
+
+    try:
+        await app(scope, receive, send)
+    except Exception:  # perhaps after its answer; carried out again it would only fail again
+        LOG.exception("%s %s failed unexpectedly", method, target)
+        status = max(status, 500)
+    return status, b"".join(parts)
