@@ -1,0 +1,1 @@
+"""Figures: how fast, next to what."""

@@ -1,0 +1,72 @@
+"""Fenced blocks of the documentation, with what their first lines say of them.
+
+The first word behind the fence is the language. Words after it are for the tests and not shown:
+``run=NAME`` puts a ``bash`` block into the session NAME, in the order of the page;
+``not-run=REASON`` says why one is in none (words joined by ``-``);
+``output`` on a ``text`` block says that it is what the block before it prints.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+)
+
+#: The sessions and their pages. How each is carried out is in tests/functional/docs.
+SESSIONS = {
+    "install": ROOT / "README.md",
+    "quick-start": ROOT / "README.md",
+    "ovs": ROOT / "docs/operating.md",
+    "tls": ROOT / "docs/operating.md",
+}
+
+_FENCE = re.compile(r"^```(\S*)(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block; ``line`` is that of its fence."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    words: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in _FENCE.finditer(text):
+        words = dict(word.partition("=")[::2] for word in match[2].split())
+        line = text.count("\n", 0, match.start()) + 1
+        found.append(Block(page, line, match[1], match[3], words))
+    return found
+
+
+def session(name: str) -> list[tuple[Block, Block | None]]:
+    """The blocks of a session, each with the output the page shows right after it."""
+    page = blocks(SESSIONS[name])
+    found: list[tuple[Block, Block | None]] = []
+    for number, block in enumerate(page):
+        if block.words.get("run") == name:
+            after = page[number + 1] if number + 1 < len(page) else None
+            found.append((block, after if after and "output" in after.words else None))
+    return found
+
+
+def output_matches(shown: str, printed: str) -> bool:
+    """Whether it was printed, in one piece; ``...`` stands for anything, space is one for all."""
+    parts = [r"\s+".join(map(re.escape, part.split())) for part in shown.split("...")]
+    return re.search(r"\s*.*?\s*".join(parts), printed, re.DOTALL) is not None

@@ -1,0 +1,1 @@
+"""Tests on real daemons, in a sandbox."""

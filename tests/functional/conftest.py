@@ -1,0 +1,65 @@
+"""Fixtures of the functional tests: a private OVS-DPDK for a module, an agent for a test."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab import sandbox
+from tests.lab.agent import PrivateAgent
+from tests.lab.ovs import PrivateOvs
+
+BASE = Path("/run/np")
+
+
+@pytest.hookimpl(trylast=True)  # when those that are not asked for (-m, -k) have gone
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not sandbox.inside() and any(not item.get_closest_marker("outside") for item in items):
+        pytest.exit("these tests run in a sandbox: tox -e functional", returncode=2)
+
+
+@pytest.fixture(scope="module")
+def ovs() -> Iterator[PrivateOvs]:
+    """A private OVS-DPDK, new for each module."""
+    directory = BASE / "ovs"
+    with PrivateOvs(directory) as private:
+        yield private
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def agent(ovs: PrivateOvs) -> Iterator[PrivateAgent]:
+    """An agent with nothing plugged, on the module's OVS; what a test plugs is removed."""
+    directory = BASE / "agent"
+    with PrivateAgent(directory, ovs) as private:
+        yield private
+        if private.get("/readyz")[0] == 200:
+            ids = [port["port_id"] for port in private.get("/v1/ports")[1]]
+            if ids:
+                private.call("POST", "/v1/ports:batch", {"delete": ids})
+    for name in ovs.vsctl("list-br").split():
+        ovs.vsctl("del-br", name)
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def spec() -> Callable[..., dict[str, Any]]:
+    return make_spec
+
+
+def make_spec(number: int = 1, vlan_id: int | None = 100, **fields: Any) -> dict[str, Any]:
+    """A port's spec; ``network`` fields are given as ``network={...}`` over the defaults."""
+    kind = "flat" if vlan_id is None else "vlan"
+    network = {"type": kind, "physical_network": "physnet1", "vlan_id": vlan_id}
+    network.update(fields.pop("network", {}))
+    return {
+        "vm_id": f"vm{number}",
+        "mac": f"52:54:00:00:{number // 256:02x}:{number % 256:02x}",
+        "backend": "dpdkvhostuser",
+        "network": network,
+        **fields,
+    }

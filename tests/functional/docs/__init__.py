@@ -1,0 +1,1 @@
+"""The commands of the documentation, carried out in a sandbox."""

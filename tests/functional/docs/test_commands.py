@@ -1,0 +1,76 @@
+"""The commands of README.md and docs/operating.md, as they stand there, with what they print."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT
+from tests.functional.docs.shell import carry_out
+from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import run
+
+# Where Debian's OVS is, and so where the options point by default; the sandbox has its own /run.
+OVS_DIRECTORY = Path("/run/openvswitch")
+ADDRESS = "192.0.2.10/32"
+
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+
+
+@pytest.fixture
+def debian_ovs() -> Iterator[PrivateOvs]:
+    """An OVS-DPDK at the paths of Debian's own."""
+    with PrivateOvs(OVS_DIRECTORY) as ovs:
+        yield ovs
+    for file in OVS_DIRECTORY.iterdir():
+        file.unlink()
+
+
+def links() -> set[str]:
+    return {link["ifname"] for link in json.loads(run(["ip", "-j", "link"]))}
+
+
+@needs_curl
+def test_the_quick_start(tmp_path: Path) -> None:
+    before = links()
+    carry_out("quick-start", tmp_path / "log")
+    assert links() == before
+    assert "netplugin" not in run(["nft", "list", "tables"])
+
+
+@needs_curl
+def test_the_commands_on_ovs(tmp_path: Path, debian_ovs: PrivateOvs) -> None:
+    carry_out("ovs", tmp_path / "log")
+    assert debian_ovs.vsctl("list-br") == ""
+
+
+@needs_curl
+def test_tls_and_tokens(tmp_path: Path) -> None:
+    run(["ip", "address", "add", ADDRESS, "dev", "lo"])
+    try:
+        carry_out("tls", tmp_path / "log")
+    finally:
+        run(["ip", "address", "delete", ADDRESS, "dev", "lo"])
+        shutil.rmtree("/run/netplugin-tls", ignore_errors=True)
+
+
+@pytest.mark.outside
+def test_the_installation(tmp_path: Path) -> None:
+    """From a copy, for an installation writes into the tree; needs the package index."""
+    tree = tmp_path / "tree"
+    skipped = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "build")
+    shutil.copytree(ROOT, tree, ignore=skipped)
+    carry_out("install", tmp_path / "log", {"HOME": str(tmp_path)}, cwd=tree)
+    programs = tmp_path / "netplugin/bin"
+    listed = run([programs / "netplugin", "--help"], cwd=tmp_path)
+    assert "port put" in listed and "backend list" in listed
+    assert "--config-file" in run([programs / "netplugin-agent", "--help"], cwd=tmp_path)
+    found = (
+        "from importlib.metadata import entry_points as e; print(*e(group='netplugin.backends'))"
+    )
+    backends = run([programs / "python", "-c", found], cwd=tmp_path)
+    assert "dpdkvhostuser" in backends and "linuxbridge" in backends

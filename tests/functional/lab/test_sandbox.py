@@ -1,0 +1,192 @@
+"""A sandbox leaves nothing behind, however it ends. Run outside of one."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.lab import hugepages, kernel, sandbox
+from tests.lab.processes import wait_for
+
+pytestmark = pytest.mark.outside
+
+PAGES = 140
+READY_DEADLINE_S = 120.0
+END_DEADLINE_S = 60.0
+MARK = "NETPLUGIN_LAB_MARK"
+NAMESPACES = ("mnt", "net", "pid", "ipc", "uts")
+WRITTEN_TO = ("/run", "/dev", "/sys/class/net", "/etc/libvirt", *map(str, sandbox.PRIVATE))
+# Everything that could stay: daemons, QEMU, an orphan, links, a namespace, mounts, files, pages.
+PAYLOAD = """
+import os, signal, subprocess, sys
+from pathlib import Path
+from tests.lab.guest import Guest, domain_xml
+from tests.lab.libvirtd import PrivateLibvirt
+from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import run
+
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
+run(["ip", "netns", "add", "left"])
+run(["ip", "link", "add", "left", "type", "bridge"])
+run(["mount", "-t", "tmpfs", "tmpfs", "/mnt"])
+Path("/dev/shm/left").write_text("left")
+Path("/dev/hugepages/left").touch()
+with PrivateLibvirt() as daemons, PrivateOvs(Path("/run/ovs")) as ovs:
+    ovs.vsctl("add-br", "br0", "--", "set", "Bridge", "br0", "datapath_type=netdev")
+    guest = Guest("left")
+    guest.start(daemons.connect(), domain_xml("left"))
+    # Before it says that all is up: the signal may come the moment after.
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(5))
+    print(*(os.readlink(f"/proc/self/ns/{name}") for name in sys.argv[2:]), flush=True)
+    if sys.argv[1] == "wait":
+        signal.pause()
+    if sys.argv[1] == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(7)
+"""
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What a sandbox could change on the machine; others may run sandboxes meanwhile."""
+
+    pages: int
+    mounts: frozenset[str]
+    files: frozenset[str]
+
+
+def traces() -> Traces:
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    found = (
+        str(Path(parent) / name)
+        for top in WRITTEN_TO
+        for parent, directories, files in os.walk(top)
+        for name in (*directories, *files)
+        if not parent.startswith(str(hugepages.LEDGER)) and name != hugepages.LEDGER.name
+    )
+    return Traces(hugepages.own_pages(), frozenset(mounts), frozenset(found))
+
+
+def processes_with(mark: str) -> list[int]:
+    return [pid for pid in _pids() if f"{MARK}={mark}".encode() in _environment(pid)]
+
+
+def namespaces_in_use() -> set[str]:
+    return {link for pid in _pids() for link in _namespaces(pid)}
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _namespaces(pid: int) -> list[str]:
+    try:
+        return [os.readlink(f"/proc/{pid}/ns/{name}") for name in NAMESPACES]
+    except OSError:
+        return []
+
+
+@dataclass(frozen=True)
+class Running:
+    """A sandbox whose payload has everything up."""
+
+    outer: subprocess.Popen[str]
+    mark: str
+    namespaces: frozenset[str]
+
+    def ended(self) -> int:
+        return self.outer.wait(END_DEADLINE_S)
+
+
+@contextmanager
+def running(how: str, temporary: Path) -> Iterator[Running]:
+    mark = str(uuid.uuid4())
+    args = [sys.executable, "-m", "tests.lab.sandbox", "--hugepages", str(PAGES), "--"]
+    with subprocess.Popen(
+        [*args, sys.executable, "-c", PAYLOAD, how, *NAMESPACES],
+        env={**os.environ, MARK: mark, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as outer:
+        try:
+            assert outer.stdout is not None
+            # The payload prints one short line, and only once everything is up.
+            readable, _, _ = select.select([outer.stdout], [], [], READY_DEADLINE_S)
+            namespaces = frozenset(outer.stdout.readline().split() if readable else [])
+            assert len(namespaces) == len(NAMESPACES), "the payload did not come up"
+            yield Running(outer, mark, namespaces)
+        finally:
+            outer.kill()
+
+
+@contextmanager
+def nothing_stays(tmp_path: Path) -> Iterator[None]:
+    before = traces()
+    yield
+    assert traces() == before
+    assert not list(tmp_path.iterdir())
+
+
+def assert_gone(sandboxed: Running) -> None:
+    assert not processes_with(sandboxed.mark)
+    assert not sandboxed.namespaces & namespaces_in_use()
+    assert not (hugepages.LEDGER / f"{sandboxed.outer.pid}.json").exists()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def guest_kernel() -> None:
+    kernel.fetch()
+
+
+@pytest.mark.parametrize(("how", "status"), [("end", 7), ("crash", 128 + signal.SIGKILL)])
+def test_nothing_stays_after_the_command_ends(tmp_path: Path, how: str, status: int) -> None:
+    with nothing_stays(tmp_path), running(how, tmp_path) as sandboxed:
+        assert sandboxed.ended() == status
+        assert_gone(sandboxed)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 5), (signal.SIGTERM, 128 + signal.SIGTERM)]
+)
+def test_nothing_stays_after_a_signal(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    with nothing_stays(tmp_path), running("wait", tmp_path) as sandboxed:
+        # To the whole group, as a terminal does.
+        os.killpg(sandboxed.outer.pid, number)
+        assert sandboxed.ended() == status
+        assert_gone(sandboxed)
+
+
+def test_the_next_run_gives_back_what_a_killed_one_borrowed(tmp_path: Path) -> None:
+    with nothing_stays(tmp_path), running("wait", tmp_path) as sandboxed:
+        sandboxed.outer.kill()
+        sandboxed.ended()
+        wait_for(lambda: not processes_with(sandboxed.mark), END_DEADLINE_S, "all is dead")
+        subprocess.run(
+            [sys.executable, "-m", "tests.lab.sandbox", "--", "true"],
+            check=True,
+            timeout=END_DEADLINE_S,
+        )
+        assert_gone(sandboxed)
+
+
+def test_a_command_that_is_not_there() -> None:
+    args = [sys.executable, "-m", "tests.lab.sandbox", "--", "no-such-command"]
+    assert subprocess.run(args, check=False, timeout=END_DEADLINE_S).returncode == 127

@@ -1,0 +1,155 @@
+"""Two real guests on NICs that the agent plugged, with each backend: what they hear of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.lab.guest import Guest
+from tests.lab.hypervisor import BRIDGE_BACKEND, OVS_BACKEND, Hypervisor, Nic
+from tests.lab.traffic import (
+    another_address,
+    another_mac,
+    believe,
+    believed,
+    claim_by_arp,
+    echo_requests,
+    echoes_heard,
+    fragments_made,
+    know,
+)
+
+DEVICE = "eth0"
+COUNT = 3
+MTU = 2000
+OTHER_MAC = "52:54:00:66:66:66"
+OTHER_ADDRESS = "10.0.0.66"
+OPEN = {"enabled": False}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A guest that speaks and one that listens."""
+
+    host: Hypervisor
+    speaker_nic: Nic
+    listener_nic: Nic
+    speaker: Guest
+    listener: Guest
+
+    def heard(self, speak: Callable[[], None]) -> int:
+        """How many echo requests the listener hears of what is said."""
+        before = echoes_heard(self.listener)
+        speak()
+        return echoes_heard(self.listener) - before
+
+    def pings_heard(self, source: str | None = None) -> int:
+        to = self.listener_nic.address
+        return self.heard(lambda: echo_requests(self.speaker, to, COUNT, source))
+
+    def secure(self, *addresses: str) -> None:
+        """What the speaker may send: its MAC, and if any are named, these addresses only."""
+        allowed = [{"ip": address} for address in addresses]
+        self.host.plug(self.speaker_nic, port_security={"allowed_addresses": allowed})
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Hypervisor]:
+    with Hypervisor((OVS_BACKEND, BRIDGE_BACKEND)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=(OVS_BACKEND, BRIDGE_BACKEND))
+def booted(request: pytest.FixtureRequest, host: Hypervisor) -> Iterator[Pair]:
+    vlan_id = 100 if request.param == OVS_BACKEND else None
+    nics = [Nic(request.param, number, vlan_id, MTU) for number in (1, 2)]
+    for nic in nics:
+        host.plug(nic)
+    try:
+        speaker, listener = host.boot(nics)
+        for guest in (speaker, listener):
+            guest.check(f"ip link set {DEVICE} mtu {MTU}")
+        speaker.wait_pings(nics[1].address)
+        know(speaker, DEVICE, nics[1])
+        yield Pair(host, nics[0], nics[1], speaker, listener)
+    finally:
+        host.destroy(nics)
+        host.unplug(nics)
+
+
+@pytest.fixture
+def pair(booted: Pair) -> Iterator[Pair]:
+    """The guests with their ports as they were plugged first."""
+    yield booted
+    booted.host.plug(booted.speaker_nic)
+    booted.host.plug(booted.listener_nic)
+
+
+def test_they_ping_each_other(pair: Pair) -> None:
+    assert pair.speaker.pings(pair.listener_nic.address)
+    assert pair.listener.pings(pair.speaker_nic.address)
+
+
+def test_a_frame_of_the_whole_mtu_passes(pair: Pair) -> None:
+    before = fragments_made(pair.speaker)
+    headers = 28
+    output = pair.speaker.check(f"ping -c 3 -s {MTU - headers} {pair.listener_nic.address}")
+    assert "3 packets received" in output
+    assert fragments_made(pair.speaker) == before
+
+
+@pytest.mark.parametrize("booted", [OVS_BACKEND], indirect=True)
+def test_they_meet_on_the_same_vlan_only(pair: Pair) -> None:
+    assert pair.pings_heard() == COUNT
+    pair.host.plug(pair.listener_nic, vlan_id=200)
+    assert pair.pings_heard() == 0
+    assert not pair.listener.pings(pair.speaker_nic.address)
+    pair.host.plug(pair.speaker_nic, vlan_id=200)
+    pair.speaker.wait_pings(pair.listener_nic.address)
+    assert pair.pings_heard() == COUNT
+
+
+@pytest.mark.parametrize("with_addresses", [False, True])
+def test_a_spoofed_mac_is_not_heard(pair: Pair, with_addresses: bool) -> None:
+    own = [pair.speaker_nic.address] if with_addresses else []
+    pair.secure(*own)
+    assert pair.pings_heard() == COUNT
+    with another_mac(pair.speaker, DEVICE, pair.speaker_nic, OTHER_MAC, [pair.listener_nic]):
+        assert pair.pings_heard() == 0
+        pair.host.plug(pair.speaker_nic, port_security=OPEN)
+        assert pair.pings_heard() == COUNT, "the same frames are heard without the filter"
+        pair.secure(*own)
+        assert pair.pings_heard() == 0
+    assert pair.pings_heard() == COUNT
+
+
+def test_a_spoofed_address_is_not_heard(pair: Pair) -> None:
+    own = pair.speaker_nic.address
+    pair.secure(own)
+    with another_address(pair.speaker, DEVICE, OTHER_ADDRESS):
+        assert pair.pings_heard() == COUNT
+        assert pair.pings_heard(OTHER_ADDRESS) == 0
+        pair.secure(own, OTHER_ADDRESS)
+        assert pair.pings_heard(OTHER_ADDRESS) == COUNT, "the same frames are heard once allowed"
+        pair.secure(own)
+        assert pair.pings_heard(OTHER_ADDRESS) == 0
+
+
+def test_a_spoofed_arp_is_not_believed(pair: Pair) -> None:
+    own, listener = pair.speaker_nic.address, pair.listener
+    pair.secure(own)
+    believe(listener, DEVICE, OTHER_ADDRESS, OTHER_MAC)
+    with another_address(pair.speaker, DEVICE, OTHER_ADDRESS):
+        claim_by_arp(pair.speaker, DEVICE, OTHER_ADDRESS)
+        assert believed(listener, DEVICE, OTHER_ADDRESS) == OTHER_MAC
+        pair.secure(own, OTHER_ADDRESS)
+        claim_by_arp(pair.speaker, DEVICE, OTHER_ADDRESS)
+        assert believed(listener, DEVICE, OTHER_ADDRESS) == pair.speaker_nic.mac
+
+
+def test_what_one_says_is_no_longer_heard_once_unplugged(pair: Pair) -> None:
+    assert pair.pings_heard() == COUNT
+    pair.host.unplug([pair.speaker_nic])
+    assert not pair.listener.pings(pair.speaker_nic.address)

@@ -1,0 +1,342 @@
+"""Plugging on a real OVS-DPDK: what is written, what is not, and what is left alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from netplugin.host.names import VHOST, device_name
+from tests.functional.conftest import BASE, make_spec
+from tests.lab.agent import PrivateAgent
+from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import wait_for
+
+
+def plug(agent: PrivateAgent, port_id: str, spec: dict[str, Any]) -> dict[str, Any]:
+    status, body = agent.call("PUT", f"/v1/ports/{port_id}", spec)
+    assert status == 200, body
+    assert isinstance(body, dict)
+    return body
+
+
+def planned(agent: PrivateAgent) -> list[dict[str, Any]]:
+    status, report = agent.call("POST", "/v1/reconcile", {"dry_run": True})
+    assert status == 200 and report["errors"] == [], report
+    changes: list[dict[str, Any]] = report["changes"]
+    return changes
+
+
+def ports(ovs: PrivateOvs, bridge: str = "br-phys1") -> list[str]:
+    return ovs.vsctl("list-ports", bridge).split()
+
+
+def rows(ovs: PrivateOvs, table: str, *columns: str) -> list[dict[str, Any]]:
+    """Rows as JSON, each column decoded from OVSDB's notation where it is a set or a map."""
+    text = ovs.vsctl("--format=json", f"--columns={','.join(columns)}", "list", table)
+    found = json.loads(text)
+    return [dict(zip(found["headings"], map(_plain, row), strict=True)) for row in found["data"]]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list) and value[:1] == ["map"]:
+        return dict(value[1])
+    if isinstance(value, list) and value[:1] == ["set"]:
+        return value[1]
+    return value
+
+
+def test_a_plugged_port_has_all_that_was_asked(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    body = plug(agent, "p1", make_spec(1, vlan_id=100, network={"mtu": 2000}, queues=2))
+    name = device_name(VHOST, "p1")
+    assert body["state"] == "active"
+    assert body["binding"]["vif_type"] == "vhostuser"
+    assert body["binding"]["socket_path"].endswith(name)
+    port = next(
+        r
+        for r in rows(ovs, "Port", "name", "tag", "vlan_mode", "external_ids")
+        if r["name"] == name
+    )
+    assert (port["tag"], port["vlan_mode"]) == (100, "access")
+    assert port["external_ids"]["netplugin-port"] == "p1"
+    interface = next(
+        r
+        for r in rows(ovs, "Interface", "name", "type", "options", "mtu_request", "external_ids")
+        if r["name"] == name
+    )
+    assert interface["type"] == "dpdkvhostuserclient"
+    assert interface["options"]["vhost-server-path"] == body["binding"]["socket_path"]
+    assert interface["mtu_request"] == 2000
+    assert interface["external_ids"]["attached-mac"] == "52:54:00:00:00:01"
+    assert ovs.vsctl("get-fail-mode", "br-phys1").strip() == "secure"
+    assert agent.get("/v1/ports/p1")[1] == body
+    assert planned(agent) == []
+
+
+def test_a_flat_port_is_an_access_port(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    plug(agent, "flat", make_spec(1, vlan_id=None))
+    port = next(r for r in rows(ovs, "Port", "name", "tag", "vlan_mode") if r["name"] != "br-phys1")
+    assert (port["tag"], port["vlan_mode"]) == (0, "access")
+
+
+def test_the_same_put_twice_writes_nothing(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    first = plug(agent, "p1", make_spec())
+    before = (_transactions(ovs), ovs.ofctl("dump-flows", "br-phys1", "--no-stats"))
+    assert plug(agent, "p1", make_spec()) == first
+    assert (_transactions(ovs), ovs.ofctl("dump-flows", "br-phys1", "--no-stats")) == before
+    plug(agent, "p2", make_spec(2))
+    assert _transactions(ovs) > before[0], "the count of transactions does not see a write"
+
+
+def _transactions(ovs: PrivateOvs) -> int:
+    """Transactions in the database's own log (statistics are ephemeral and not in it)."""
+    log = subprocess.run(
+        ["ovsdb-tool", "show-log", str(ovs.database)], capture_output=True, text=True, check=True
+    ).stdout
+    return sum(line.startswith("record ") for line in log.splitlines())
+
+
+def test_a_changed_vlan_or_mtu_converges(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    plug(agent, "p1", make_spec())
+    body = plug(agent, "p1", make_spec(vlan_id=200, network={"mtu": 9000}))
+    assert body["state"] == "active" and body["observed"]["tag"] == 200
+    name = device_name(VHOST, "p1")
+    assert ovs.get("Port", name, "tag") == "200"
+    assert ovs.get("Interface", name, "mtu_request") == "9000"
+
+
+def test_what_cannot_change_live_is_a_conflict_that_says_what(
+    ovs: PrivateOvs, agent: PrivateAgent
+) -> None:
+    plug(agent, "p1", make_spec())
+    other = make_spec() | {"mac": "52:54:00:aa:aa:aa", "queues": 4}
+    status, error = agent.call("PUT", "/v1/ports/p1", other)
+    assert (status, error["code"]) == (409, "conflict")
+    assert "mac" in error["detail"] and "queues" in error["detail"]
+    assert agent.get("/v1/ports/p1")[1]["spec"]["mac"] == make_spec()["mac"]
+    status, error = agent.call("PUT", "/v1/ports/p1", make_spec() | {"backend": "linuxbridge"})
+    assert status in (409, 422)
+
+
+def test_delete_leaves_nothing_and_may_be_said_again(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    plug(agent, "p1", make_spec(1))
+    plug(agent, "p2", make_spec(2))
+    assert agent.call("DELETE", "/v1/ports/p1") == (204, None)
+    assert ports(ovs) == [device_name(VHOST, "p2")]
+    assert f"in_port={1}" not in ovs.ofctl("dump-flows", "br-phys1")
+    assert agent.call("DELETE", "/v1/ports/p2") == (204, None)
+    assert ovs.vsctl("list-br").split() == []
+    assert agent.call("DELETE", "/v1/ports/p2") == (204, None)
+    assert agent.get("/v1/ports/p2")[0] == 404
+
+
+@contextmanager
+def monitored(ovs: PrivateOvs) -> Iterator[list[dict[str, Any]]]:
+    """Every state in which a row of Port ever was, as the database told a monitor."""
+    seen: list[dict[str, Any]] = []
+    monitor = subprocess.Popen(
+        ["ovsdb-client", "monitor", ovs.connection, "Open_vSwitch", "Port", "name,tag,vlan_mode",
+         "--format=json", "--no-headings"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        yield seen
+    finally:
+        monitor.terminate()
+        assert monitor.stdout is not None
+        for line in monitor.stdout:
+            for row in json.loads(line)["data"]:
+                _, action, name, tag, mode = row
+                seen.append({"action": action, "name": name, "tag": tag, "vlan_mode": mode})
+        monitor.wait(10)
+
+
+def test_no_port_is_ever_without_its_tag(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    with monitored(ovs) as seen:
+        batch = [
+            {"port_id": f"p{n}", "spec": make_spec(n, vlan_id=None if n % 3 == 0 else 100 + n)}
+            for n in range(100)
+        ]
+        status, body = agent.call("POST", "/v1/ports:batch", {"put": batch})
+        assert status == 200 and {r["status"] for r in body["results"]} == {200}
+    ours = [row for row in seen if str(row["name"]).startswith(VHOST)]
+    inserted = [row for row in ours if row["action"] == "insert"]
+    assert len(inserted) == 100
+    for row in ours:
+        if row["action"] != "old":
+            assert row["tag"] != ["set", []] and row["vlan_mode"] == "access", row
+    tags = {row["name"]: row["tag"] for row in inserted}
+    assert all(
+        tags[device_name(VHOST, f"p{n}")] == (0 if n % 3 == 0 else 100 + n) for n in range(100)
+    )
+
+
+def test_one_bad_port_in_a_batch_hurts_no_other(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    plug(agent, "first", make_spec(200))
+    taken = device_name(VHOST, "p7")
+    ovs.vsctl("add-br", "br-theirs", "--", "set", "bridge", "br-theirs", "datapath_type=netdev")
+    ovs.vsctl("add-port", "br-theirs", taken, "--", "set", "interface", taken, "type=internal")
+    batch = [{"port_id": f"p{n}", "spec": make_spec(n)} for n in range(32)]
+    status, body = agent.call("POST", "/v1/ports:batch", {"put": batch})
+    bad = {r["port_id"]: r for r in body["results"] if r["status"] != 200}
+    assert status == 200 and len(body["results"]) == 32
+    assert set(bad) == {"p7"}
+    assert (bad["p7"]["status"], bad["p7"]["error"]["code"]) == (409, "conflict")
+    assert taken in bad["p7"]["error"]["detail"]
+    assert agent.get("/v1/ports/p7")[0] == 404
+    assert len(ports(ovs)) == 32
+    assert ports(ovs, "br-theirs") == [taken]
+
+
+def test_what_is_not_ours_survives_everything(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    plug(agent, "p1", make_spec(1))
+    ovs.vsctl("add-br", "br-theirs", "--", "set", "bridge", "br-theirs", "datapath_type=netdev")
+    ovs.vsctl("add-port", "br-theirs", "t0", "--", "set", "interface", "t0", "type=internal")
+    ovs.vsctl(
+        "add-port", "br-phys1", "t1", "tag=5", "--", "set", "interface", "t1", "type=internal"
+    )
+    ovs.vsctl("set", "port", device_name(VHOST, "p1"), "external_ids:theirs=1")
+    ovs.ofctl("add-flow", "br-phys1", "cookie=0x1,priority=7,in_port=99,actions=drop")
+    ovs.ofctl("add-flow", "br-theirs", "cookie=0x2,priority=7,in_port=99,actions=drop")
+    assert agent.call("POST", "/v1/reconcile", {})[0] == 200
+    plug(agent, "p2", make_spec(2))
+    plug(agent, "p1", make_spec(1, vlan_id=300))
+    assert "theirs" in ovs.vsctl("get", "port", device_name(VHOST, "p1"), "external_ids")
+    for port_id in ("p1", "p2"):
+        assert agent.call("DELETE", f"/v1/ports/{port_id}")[0] == 204
+    agent.call("POST", "/v1/reconcile", {})
+    assert ports(ovs, "br-theirs") == ["t0"]
+    assert ports(ovs, "br-phys1") == ["t1"], "a bridge with somebody's port stays"
+    assert ovs.get("Port", "t1", "tag") == "5"
+    assert "cookie=0x1" in ovs.ofctl("dump-flows", "br-phys1")
+    assert "cookie=0x2" in ovs.ofctl("dump-flows", "br-theirs")
+
+
+def test_a_bridge_that_is_not_ours_is_used_and_kept(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    ovs.vsctl("add-br", "br-phys1", "--", "set", "bridge", "br-phys1", "datapath_type=netdev")
+    status, error = agent.call("PUT", "/v1/ports/p1", make_spec(1))
+    assert (status, error["code"]) == (409, "unsupported") and "fail_mode" in error["detail"]
+    assert ports(ovs) == []
+    plug(agent, "p1", make_spec(1, port_security={"enabled": False}))
+    ovs.vsctl("set-fail-mode", "br-phys1", "secure")
+    plug(agent, "p2", make_spec(2))
+    assert agent.call("POST", "/v1/ports:batch", {"delete": ["p1", "p2"]})[0] == 200
+    assert ovs.vsctl("list-br").split() == ["br-phys1"]
+
+
+def test_drift_is_found_and_repaired_at_once(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    plug(agent, "p1", make_spec(1))
+    name = device_name(VHOST, "p1")
+    ovs.vsctl("set", "port", name, "tag=7")
+    wait_for(lambda: ovs.get("Port", name, "tag") == "100", 10, "the tag is put back")
+    ovs.vsctl("set", "port", name, "vlan_mode=trunk")
+    wait_for(lambda: ovs.get("Port", name, "vlan_mode") == "access", 10, "the mode is put back")
+    ovs.vsctl("del-port", name)
+    wait_for(lambda: name in ports(ovs), 10, "the port is put back")
+    ovs.vsctl("set", "interface", name, "options:vhost-server-path=/tmp/elsewhere")
+    path = agent.get("/v1/ports/p1")[1]["binding"]["socket_path"]
+    wait_for(
+        lambda: name in ports(ovs) and ovs.get("Interface", name, "options:vhost-server-path") == path,
+        10, "the path is put back, by a new port",
+    )  # fmt: skip
+    ovs.vsctl("set-fail-mode", "br-phys1", "standalone")
+    wait_for(lambda: ovs.vsctl("get-fail-mode", "br-phys1").strip() == "secure", 10, "secure again")
+    wait_for(lambda: planned(agent) == [], 10, "nothing is left to do")
+
+
+def test_what_ovs_does_not_tell_is_found_by_a_look(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    plug(agent, "p1", make_spec(1))
+    wanted = ovs.ofctl("dump-flows", "br-phys1", "--no-stats")
+    ovs.ofctl("del-flows", "br-phys1")
+    ovs.ofctl("add-flow", "br-phys1", "cookie=0x6e70123456789abc,in_port=1,actions=NORMAL")
+    changes = {change["change"] for change in planned(agent)}
+    assert changes == {"SetFilter", "SetBridgeFlows", "DropFlows"}
+    assert "0x6e70123456789abc" in ovs.ofctl("dump-flows", "br-phys1"), "a dry run changes nothing"
+    agent.call("POST", "/v1/reconcile", {})
+    assert _same_flows(ovs.ofctl("dump-flows", "br-phys1", "--no-stats"), wanted)
+
+
+def _same_flows(left: str, right: str) -> bool:
+    def flows(text: str) -> list[str]:
+        return sorted(line for line in text.splitlines() if "cookie=" in line)
+
+    return flows(left) == flows(right)
+
+
+def test_marked_ports_without_an_intent(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    """They go; but not when it is the agent's store that was lost, unless somebody says so."""
+    plug(agent, "p1", make_spec(1))
+    plug(agent, "p2", make_spec(2))
+    agent.stop()
+    for file in (agent.directory / "state").iterdir():
+        file.unlink()
+    agent.start()
+    assert len(ports(ovs)) == 2
+    report = agent.call("POST", "/v1/reconcile", {})[1]
+    assert report["orphans_kept"] == ["p1", "p2"] and report["changes"] == []
+    plug(agent, "p1", make_spec(1))
+    report = agent.call("POST", "/v1/reconcile", {"remove_orphans": True})[1]
+    assert report["orphans_kept"] == []
+    assert ports(ovs) == [device_name(VHOST, "p1")]
+
+
+def test_pmd_cores_are_shown_and_set(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    plug(agent, "p1", make_spec(1))
+    status, state = agent.get("/v1/pmd")
+    assert status == 200 and state["cpus"] == "1"
+    assert [core["cpu"] for core in state["cores"]] == [1]
+    assert state["cores"][0]["queues"][0]["port"] == device_name(VHOST, "p1")
+    try:
+        status, state = agent.call("PUT", "/v1/pmd", {"cpus": "0"})
+        assert status == 200 and [core["cpu"] for core in state["cores"]] == [0]
+        assert ovs.get("Open_vSwitch", ".", "other_config:pmd-cpu-mask") == "0x1"
+        status, state = agent.call("PUT", "/v1/pmd", {"count": 1})
+        assert status == 200 and state["cpus"] == "1"
+        for bad in (
+            {"cpus": "0-1"},
+            {"cpus": "77"},
+            {"count": 2},
+            {"count": 99},
+            {},
+            {"cpus": "1;0"},
+        ):
+            status, error = agent.call("PUT", "/v1/pmd", bad)
+            assert (status, error["code"]) == (422, "invalid_request"), bad
+        assert ovs.get("Open_vSwitch", ".", "other_config:pmd-cpu-mask") == "0x2"
+    finally:
+        ovs.vsctl("set", "Open_vSwitch", ".", "other_config:pmd-cpu-mask=0x2")
+
+
+def test_the_datapath_log_is_made_quiet_if_asked(ovs: PrivateOvs) -> None:
+    def level() -> str:
+        lines = ovs.appctl("vlog/list").splitlines()
+        return next(line.split()[3] for line in lines if line.startswith("dpif_netdev "))
+
+    assert level() == "INFO"
+    options = {"ovs": {"quiet_datapath_log": "true"}}
+    with PrivateAgent(BASE / "agent", ovs, options):
+        assert level() == "WARN"
+        ovs.kill_vswitchd()
+        ovs.start_vswitchd()
+        wait_for(lambda: level() == "WARN", 10, "quiet again after a restart")
+    shutil.rmtree(BASE / "agent")
+
+
+def test_every_kind_of_filter_reads_back_as_it_was_written(
+    ovs: PrivateOvs, agent: PrivateAgent
+) -> None:
+    """Else a look would find drift for ever: OVS prints prefixes and addresses its own way."""
+    kinds: list[list[dict[str, str]]] = [
+        [{"ip": "10.1.2.128/25"}, {"ip": "10.1.2.129"}],
+        [{"ip": "10.0.0.0/8"}, {"ip": "192.0.2.0/31"}],
+        [{"ip": "2001:db8::/32"}, {"ip": "2001:db8:0:0:1::1"}, {"ip": "2001:db8:1::/127"}],
+        [{"ip": "fe80::5054:ff:fe00:3"}, {"ip": "64:ff9b::10.0.0.1"}, {"ip": "0:0:1::/48"}],
+        [{"ip": "10.0.0.9", "mac": "52:54:00:99:99:99"}, {"ip": "10.0.0.9"}],
+    ]
+    for number, addresses in enumerate(kinds):
+        security = {"enabled": True, "allowed_addresses": addresses}
+        plug(agent, f"k{number}", make_spec(number, port_security=security))
+        assert planned(agent) == []

@@ -1,0 +1,120 @@
+"""The OpenAPI document against the real agent that serves it: every operation, whatever is sent.
+
+Nothing is left out: no operation, and none of what schemathesis makes for one.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.functional.conftest import BASE, make_spec
+from tests.functional.test_plug_ovs import planned
+from tests.lab.agent import PrivateAgent
+from tests.lab.ovs import PrivateOvs
+
+CHECKS = [
+    not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
+]  # fmt: skip
+EXAMPLES = 60
+MOST_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def agent(ovs: PrivateOvs) -> Iterator[PrivateAgent]:
+    """One for all operations; in the end everything that came to be plugged goes."""
+    mask = ovs.get("Open_vSwitch", ".", "other_config:pmd-cpu-mask")
+    options = {"tasks": {"callback_allow": "http://127.0.0.1:1/"}}
+    with PrivateAgent(BASE / "agent", ovs, options) as private:
+        assert private.call("PUT", "/v1/ports/p1", make_spec())[0] == 200
+        yield private
+        ids = [port["port_id"] for port in private.get("/v1/ports")[1]]
+        assert private.call("POST", "/v1/ports:batch", {"delete": ids})[0] == 200
+        assert planned(private) == [] and private.get("/v1/ports")[1] == []
+        assert "Traceback" not in private.log.read_text(), "a mistake of ours"
+    assert ovs.vsctl("list-br") == "", "something was left behind"
+    ovs.vsctl("set", "Open_vSwitch", ".", f"other_config:pmd-cpu-mask={mask}")
+    shutil.rmtree(BASE / "agent")
+
+
+def _cases(operation: Any) -> Any:
+    """What the document allows, and what it does not; where nothing is sent, nothing can be wrong."""
+    right = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
+    if not (list(operation.iter_parameters()) or operation.body):
+        return right
+    return right | operation.as_strategy(generation_mode=GenerationMode.NEGATIVE)
+
+
+def _dicts(values: Any) -> list[dict[str, Any]]:
+    return [v for v in values if isinstance(v, dict)] if isinstance(values, list) else []
+
+
+def _lead_to_the_host(case: Any) -> None:
+    """Give most specs what there is here, a backend and a network: at random they come to nothing."""
+    body = case.body if isinstance(case.body, dict) else {}
+    if body.get("count") and body.get("cpus") is None:
+        body["count"] = 1
+    for spec in _dicts([body, *(put.get("spec") for put in _dicts(body.get("put")))]):
+        if not isinstance(spec.get("mac"), str):
+            continue
+        if not isinstance(spec.get("network"), dict) or spec["mac"][-1:] in "af":
+            continue
+        mac = "52" + spec["mac"][2:]
+        spec.update(backend="dpdkvhostuser", mac=mac, network=make_spec()["network"])
+        if mac[-1:] in "02468ce":  # this backend has neither
+            spec.pop("vf", None)
+            spec.pop("qos", None)
+        security = spec.get("port_security")
+        addresses = security.get("allowed_addresses") if isinstance(security, dict) else None
+        for address in _dicts(addresses):
+            address.update(ip="10.0.0.5", mac=None)
+
+
+def _try(operation: Any, answers: Counter[int]) -> None:
+    @settings(
+        max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(case=_cases(operation))
+    def examples(case: Any) -> None:
+        _lead_to_the_host(case)
+        answer = case.call_and_validate(checks=CHECKS, timeout=30)
+        answers[answer.status_code] += 1
+
+    examples()
+
+
+def test_every_operation_is_as_documented(agent: PrivateAgent) -> None:
+    document: Any = schemathesis.openapi.from_url(f"{agent.url}/openapi.json")
+    start, wrong, answers = time.monotonic(), [], {}
+    for found in document.get_all_operations():
+        operation = found.ok()
+        counted = answers[operation.definition.raw["operationId"]] = Counter[int]()
+        try:
+            _try(operation, counted)
+        except Exception as error:
+            error.add_note(operation.label)
+            wrong.append(error)
+    if wrong:
+        raise ExceptionGroup("not as documented", wrong)
+    print({name: dict(counted) for name, counted in answers.items()})
+    assert time.monotonic() - start < MOST_S
+    # Not everything was refused: what can succeed without a task or a VM that is there, did.
+    assert answers["put_port"][200] + answers["batch_ports"][200] >= 5
+    for name, counted in answers.items():
+        needs = 404 if name in ("get_port", "get_task", "render_domain") else None
+        assert set(counted) & {200, 204, needs}, f"{name}: {counted}"
+    assert len(answers) == sum(len(path) for path in document.raw_schema["paths"].values())

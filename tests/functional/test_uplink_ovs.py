@@ -1,0 +1,85 @@
+"""A DPDK uplink: frames from the wire reach a VM's port, and the uplink comes and goes with ports."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from netplugin.host.names import UPLINK, device_name
+from tests.functional.conftest import BASE, make_spec
+from tests.functional.test_plug_ovs import planned, plug
+from tests.lab.agent import PrivateAgent
+from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import CommandError, run, wait_for
+from tests.lab.testpmd import Testpmd, TestpmdOptions
+
+# DPDK's af_packet driver stands in for a NIC: the other end of the veth is the wire.
+DEVICE = "net_af_packet0,iface=nic0,qdisc_bypass=1"
+
+
+@pytest.fixture
+def wire() -> Iterator[str]:
+    run(["ip", "link", "add", "nic0", "type", "veth", "peer", "name", "wire0"])
+    try:
+        for name in ("nic0", "wire0"):
+            run(["ip", "link", "set", name, "up"])
+        run(["ip", "address", "add", "10.9.0.1/24", "dev", "wire0"])
+        yield "wire0"
+    finally:
+        run(["ip", "link", "delete", "nic0"])
+
+
+@pytest.fixture
+def agent(ovs: PrivateOvs, wire: str) -> Iterator[PrivateAgent]:
+    options = {"ovs": {"uplinks": f"'\"physnet1:{DEVICE}\"'"}}
+    with PrivateAgent(BASE / "agent", ovs, options) as private:
+        yield private
+    for name in ovs.vsctl("list-br").split():
+        ovs.vsctl("del-br", name)
+    shutil.rmtree(BASE / "agent")
+
+
+def _pings(address: str) -> bool:
+    try:
+        run(["ping", "-c", "1", "-W", "1", address])
+    except CommandError:
+        return False
+    return True
+
+
+def test_a_vm_is_reached_from_the_wire(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    spec = make_spec(1, vlan_id=None)
+    body = plug(agent, "p1", spec)
+    name = device_name(UPLINK, DEVICE)
+    assert ovs.get("Interface", name, "options:dpdk-devargs") == DEVICE
+    assert ovs.get("Interface", name, "external_ids:netplugin-uplink") == "physnet1"
+    assert planned(agent) == []
+    socket = Path(body["binding"]["socket_path"])
+    with Testpmd(socket, TestpmdOptions(mac=spec["mac"])):
+        ovs.wait_connected(body["binding"]["device"])
+        wait_for(lambda: _pings("10.9.0.2"), 20, "the VM answers")
+        # On a VLAN of its own it hears nothing of the untagged wire.
+        plug(agent, "p1", make_spec(1, vlan_id=7))
+        run(["ip", "neighbour", "flush", "dev", "wire0"])
+        assert not any(_pings("10.9.0.2") for _ in range(3))
+        plug(agent, "p1", spec)
+        wait_for(lambda: _pings("10.9.0.2"), 20, "the VM answers again")
+    assert agent.call("DELETE", "/v1/ports/p1")[0] == 204
+    assert ovs.vsctl("list-br").split() == []
+
+
+def test_the_uplink_is_repaired_and_kept(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    plug(agent, "p1", make_spec(1, vlan_id=5))
+    plug(agent, "p2", make_spec(2, vlan_id=6, network={"mtu": 1400}))
+    name = device_name(UPLINK, DEVICE)
+    assert ovs.get("Interface", name, "mtu_request") == "1500"
+    assert agent.call("DELETE", "/v1/ports/p1")[0] == 204
+    assert ovs.get("Interface", name, "mtu_request") == "1400"
+    ovs.vsctl("del-port", name)
+    assert {change["change"] for change in planned(agent)} >= {"AddUplink"}
+    assert agent.call("POST", "/v1/reconcile", {})[0] == 200
+    assert name in ovs.vsctl("list-ports", "br-phys1")
+    assert planned(agent) == []

@@ -1,0 +1,140 @@
+"""A private agent: own configuration, state and port, run as the process that operators run."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import Daemon
+
+READY_DEADLINE_S = 30.0
+
+
+class PrivateAgent:
+    """``netplugin-agent`` in a directory of its own; may be killed and started again."""
+
+    def __init__(
+        self,
+        directory: Path,
+        ovs: PrivateOvs | None = None,
+        options: Mapping[str, Mapping[str, str]] | None = None,
+        ready: bool = True,
+    ) -> None:
+        """``options`` by group, over those that a lab needs; see ``etc/netplugin.conf``.
+
+        ``ready`` false: a host on which the agent will not be ready.
+        """
+        self._ready = ready
+        self.directory = directory
+        self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        groups: dict[str, dict[str, str]] = {
+            "DEFAULT": {"state_path": str(directory / "state"), "log_level": "DEBUG"},
+            "api": {"bind_port": str(self.port)},
+            "agent": {"enabled_backends": "dpdkvhostuser" if ovs else "linuxbridge"},
+            "dpdkvhostuser": {"guest_hugepages": "false"},
+        }
+        if ovs is not None:
+            groups["ovs"] = {
+                "connection": ovs.connection,
+                "rundir": str(ovs.rundir),
+                "vhost_socket_dir": str(directory / "vhost"),
+                "vhost_socket_group": "root",
+                "bridge_mappings": "physnet1:br-phys1",
+            }
+        for group, values in (options or {}).items():
+            groups.setdefault(group, {}).update(values)
+        self.groups = groups
+        self.config = directory / "netplugin.conf"
+        self.log = directory / "agent.log"
+        args = [sys.executable, "-m", "agents.main", "--config-file", self.config]
+        self.daemon = Daemon("netplugin-agent", args, self.log)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start(ready=self._ready)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self, ready: bool = True) -> None:
+        """Start it; with ``ready`` wait until it has looked at the host, else until it listens."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.config.write_text(self._text())
+        self.daemon.start()
+        path = "/readyz" if ready else "/healthz"
+        self.daemon.wait_for(
+            lambda: self.get(path)[0] == 200, READY_DEADLINE_S, f"the agent answers {path}"
+        )
+
+    def stop(self) -> None:
+        self.daemon.stop()
+
+    def kill(self) -> None:
+        self.daemon.kill()
+
+    def get(self, path: str) -> tuple[int, Any]:
+        return self.call("GET", path)
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = 60.0,
+    ) -> tuple[int, Any]:
+        """The status and the decoded body; status 0 if nobody listens."""
+        data = (
+            body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        )
+        request = urllib.request.Request(
+            self.url + path,
+            data=data,
+            method=method,
+            headers={"content-type": "application/json", **(headers or {})},
+        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=timeout) as answer:
+                return answer.status, _decoded(answer.read())
+        except urllib.error.HTTPError as refused:
+            return refused.code, _decoded(refused.read())
+        except OSError:
+            return 0, None
+
+    def _text(self) -> str:
+        lines: list[str] = []
+        for group, values in self.groups.items():
+            lines += [f"[{group}]", *(f"{key} = {value}" for key, value in values.items())]
+        return "\n".join(lines) + "\n"
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return json.loads(body) if body else None
+    except ValueError:
+        return body.decode(errors="replace")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,161 @@
+"""A whole hypervisor: OVS-DPDK, libvirt, the agent, and VMs on the NICs that it plugged."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.lab.agent import PrivateAgent
+from tests.lab.guest import Guest, apply_tcg_workaround, domain_xml
+from tests.lab.libvirtd import PrivateLibvirt
+from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import LabError
+
+BASE = Path("/run/np")
+OVS_BACKEND = "dpdkvhostuser"
+BRIDGE_BACKEND = "linuxbridge"
+# What one cannot do without an uplink is not in the lab: both networks have none.
+PHYSICAL_NETWORK = {OVS_BACKEND: "physnet1", BRIDGE_BACKEND: "physnet2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """One port as the platform would ask for it, and the address its guest gives it."""
+
+    backend: str
+    number: int
+    vlan_id: int | None = None
+    mtu: int = 1500
+    spec_fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def port_id(self) -> str:
+        return f"{self.backend}-{self.number}"
+
+    @property
+    def vm_id(self) -> str:
+        return f"vm-{self.backend}-{self.number}"
+
+    @property
+    def mac(self) -> str:
+        return f"52:54:00:{0x0D if self.backend == OVS_BACKEND else 0x1B:02x}:00:{self.number:02x}"
+
+    @property
+    def address(self) -> str:
+        return f"10.0.0.{self.number}"
+
+    def spec(self, vlan_id: int | None = None, **fields: Any) -> dict[str, Any]:
+        """The body of the PUT; what is given here instead of what the NIC has."""
+        vlan_id = vlan_id or self.vlan_id
+        network: dict[str, Any] = {
+            "type": "flat" if vlan_id is None else "vlan",
+            "physical_network": PHYSICAL_NETWORK[self.backend],
+            "mtu": self.mtu,
+        }
+        if vlan_id is not None:
+            network["vlan_id"] = vlan_id
+        asked = {"vm_id": self.vm_id, "mac": self.mac, "backend": self.backend, "network": network}
+        return {**asked, **self.spec_fields, **fields}
+
+
+class Hypervisor:
+    """The daemons of one hypervisor in a sandbox, and the guests on it."""
+
+    def __init__(self, backends: Sequence[str], directory: Path = BASE) -> None:
+        self.directory = directory
+        self.ovs = PrivateOvs(directory / "ovs")
+        self.libvirt = PrivateLibvirt(directory / "libvirt")
+        networks = {"physical_interfaces": f"{PHYSICAL_NETWORK[BRIDGE_BACKEND]}:"}
+        options = {
+            "agent": {"enabled_backends": ",".join(backends)},
+            "ovs": {"bridge_mappings": f"{PHYSICAL_NETWORK[OVS_BACKEND]}:br-phys1"},
+            **({"linuxbridge": networks} if BRIDGE_BACKEND in backends else {}),
+        }
+        self.agent = PrivateAgent(directory / "agent", self.ovs, options)
+        self._running = ExitStack()
+
+    def __enter__(self) -> Self:
+        try:
+            for part in (self.ovs, self.libvirt, self.agent):
+                self.start(part)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self, part: PrivateOvs | PrivateLibvirt | PrivateAgent) -> None:
+        """Start one daemon; `stop` stops them in the opposite order."""
+        self._running.enter_context(part)
+
+    def stop(self) -> None:
+        self._running.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """What the agent answers; anything but success is an error that shows it."""
+        status, answer = self.agent.call(method, path, body)
+        if not 200 <= status < 300:
+            raise LabError(f"{method} {path}: {status} {answer}\n{self.agent.daemon.tail()}")
+        return answer
+
+    def plug(self, nic: Nic, vlan_id: int | None = None, **fields: Any) -> dict[str, Any]:
+        port = self.call("PUT", f"/v1/ports/{nic.port_id}", nic.spec(vlan_id, **fields))
+        if not isinstance(port, dict) or port["state"] != "active":
+            raise LabError(f"{nic.port_id} is not active: {port}")
+        return port
+
+    def unplug(self, nics: Sequence[Nic]) -> None:
+        answer = self.call("POST", "/v1/ports:batch", {"delete": [nic.port_id for nic in nics]})
+        bad = [result for result in answer["results"] if result["status"] != 204]
+        if bad:
+            raise LabError(f"not deleted: {bad}")
+
+    def render(self, nic: Nic) -> str:
+        """The VM's domain with its NICs, from the agent."""
+        answer = self.call(
+            "POST", f"/v1/vms/{nic.vm_id}:render-domain", {"xml": domain_xml(nic.vm_id)}
+        )
+        return str(answer["xml"])
+
+    def start_guests(self, nics: Sequence[Nic]) -> list[Guest]:
+        """Start a guest on each NIC from what the agent rendered; they boot at the same time."""
+        connection = self.libvirt.connect()
+        guests = [Guest(nic.vm_id) for nic in nics]
+        for guest, nic in zip(guests, nics, strict=True):
+            guest.start(connection, apply_tcg_workaround(self.render(nic)))
+        return guests
+
+    def boot(
+        self, nics: Sequence[Nic], each: Callable[[Guest, Nic], None] | None = None
+    ) -> list[Guest]:
+        """`start_guests`, wait until all are up, and give each NIC its address."""
+        guests = self.start_guests(nics)
+        for guest, nic in zip(guests, nics, strict=True):
+            guest.boot()
+            silence(guest)
+            guest.configure(nic.mac, f"{nic.address}/24")
+            if each is not None:
+                each(guest, nic)
+        return guests
+
+    def destroy(self, nics: Sequence[Nic]) -> None:
+        for nic in nics:
+            self.libvirt.destroy_domain(nic.vm_id)
+
+
+def silence(guest: Guest) -> None:
+    """No IPv6 in the guest: it says things by itself, and tests count frames."""
+    guest.check("echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6")

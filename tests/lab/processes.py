@@ -1,0 +1,206 @@
+"""Start, stop, pause and kill processes by hand, and wait for things with a deadline."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+T = TypeVar("T")
+Argument = str | Path
+
+POLL_INTERVAL_S = 0.05
+
+
+class LabError(RuntimeError):
+    """Something in the lab did not do what a test needs."""
+
+
+class LabTimeout(LabError):
+    """A wait ran into its deadline."""
+
+
+class CommandError(LabError):
+    """A command failed; holds what it said."""
+
+    def __init__(self, args: Sequence[str], status: int, stdout: str, stderr: str) -> None:
+        self.command = tuple(args)
+        self.status = status
+        self.stdout = stdout
+        self.stderr = stderr
+        said = stderr.strip() or stdout.strip() or "nothing on stderr"
+        super().__init__(f"{' '.join(args)}: exit status {status}: {said}")
+
+
+def wait_for(
+    condition: Callable[[], T],
+    deadline_s: float,
+    what: str,
+    tail: Callable[[], str] | None = None,
+) -> T:
+    """Poll `condition` until it is true and return its value; the one place that polls."""
+    end = time.monotonic() + deadline_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() >= end:
+            said = f"\n{tail()}" if tail is not None else ""
+            raise LabTimeout(f"{what}: not within {deadline_s:g} s{said}")
+        time.sleep(POLL_INTERVAL_S)
+
+
+def run(
+    args: Sequence[Argument],
+    timeout: float = 30.0,
+    *,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    cwd: Path | None = None,
+) -> str:
+    """Run a command to its end and return its stdout; a failure carries its stderr."""
+    words = [str(arg) for arg in args]
+    try:
+        done = subprocess.run(
+            words,
+            env=None if env is None else {**os.environ, **env},
+            cwd=cwd,
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        said = late.stderr.decode(errors="replace") if isinstance(late.stderr, bytes) else ""
+        raise LabTimeout(f"{' '.join(words)}: not done within {timeout:g} s\n{said}") from late
+    if done.returncode != 0:
+        raise CommandError(words, done.returncode, done.stdout, done.stderr)
+    return done.stdout
+
+
+def tail_of(path: Path, lines: int = 30) -> str:
+    """The last lines of a log, under a title."""
+    if not path.exists():
+        return f"--- {path}: no such log"
+    with path.open(errors="replace") as log:
+        last = deque(log, maxlen=lines)
+    return f"--- last lines of {path}\n{''.join(last)}"
+
+
+class Daemon:
+    """One process in the foreground of a session of its own, with a log file.
+
+    It is started through `setpriv --pdeathsig`, so it dies with the thread that started it:
+    start daemons from a thread that lives as long as they should (pytest's main thread).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        args: Sequence[Argument],
+        log: Path,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.args = tuple(str(arg) for arg in args)
+        self.log = log
+        self._env = dict(env or {})
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise LabError(f"{self.name} was not started")
+        return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """The exit status, None while it runs, negative for a signal (as in subprocess)."""
+        return None if self._process is None else self._process.poll()
+
+    def start(self) -> None:
+        if self.running:
+            raise LabError(f"{self.name} runs already (pid {self.pid})")
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", "--", *self.args],
+                env={**os.environ, **self._env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def stop(self, deadline_s: float = 10.0) -> None:
+        """Ask it to end, then insist; also ends what it left in its process group."""
+        if self._process is None:
+            return
+        if self.running:
+            # A paused process would never see the TERM.
+            self._signal(signal.SIGCONT)
+            self._signal(signal.SIGTERM)
+            try:
+                self._process.wait(deadline_s)
+            except subprocess.TimeoutExpired:
+                pass
+        self.kill()
+
+    def kill(self) -> None:
+        """End it and its process group with SIGKILL, as a crash would."""
+        if self._process is None:
+            return
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+        self._process = None
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def tail(self, lines: int = 30) -> str:
+        return tail_of(self.log, lines)
+
+    def wait_for(self, condition: Callable[[], T], deadline_s: float, what: str) -> T:
+        """`wait_for` that gives up at once when the daemon ends, and shows its log."""
+
+        def alive_and_true() -> T:
+            if not self.running:
+                raise LabError(f"{what}: {self.name} ended ({self.status})\n{self.tail()}")
+            return condition()
+
+        return wait_for(alive_and_true, deadline_s, what, self.tail)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if not self.running:
+            raise LabError(f"{self.name} does not run\n{self.tail()}")
+        os.kill(self.pid, number)

@@ -1,0 +1,118 @@
+"""A guest without a VM: dpdk-testpmd as the VM's side of a `dpdkvhostuserclient` port."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.lab.processes import Argument, Daemon
+
+START_DEADLINE_S = 30.0
+
+
+class Forward(StrEnum):
+    """What testpmd does with a packet."""
+
+    ICMPECHO = "icmpecho"
+    """Answers ARP requests and pings, for any address."""
+    IO = "io"
+    MAC = "mac"
+    MACSWAP = "macswap"
+    RXONLY = "rxonly"
+    TXONLY = "txonly"
+
+
+@dataclass(frozen=True, slots=True)
+class TestpmdOptions:
+    """How a testpmd runs."""
+
+    __test__ = False  # the name looks like a test to pytest
+
+    forward: Forward = Forward.ICMPECHO
+    mac: str = "52:54:00:00:00:01"
+    queues: int = 1
+    ring_size: int = 256
+    memory_mb: int = 64
+    hugepages: bool = False
+    """Without, its memory is ordinary pages, shared all the same."""
+    core: int = 0
+    """testpmd polls: keep it off the PMD's core."""
+
+
+class Testpmd:
+    """One testpmd that listens on a socket path, as QEMU does for a client port."""
+
+    __test__ = False  # the name looks like a test to pytest
+
+    def __init__(self, socket: Path, options: TestpmdOptions | None = None) -> None:
+        self.socket = socket
+        self.options = options or TestpmdOptions()
+        # Line-buffered, or the log lags behind by blocks.
+        args = ["stdbuf", "-oL", *_arguments(socket, self.options)]
+        self.daemon = Daemon("testpmd", args, socket.with_suffix(".testpmd.log"))
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start it and wait until it listens; OVS connects by itself (see `wait_connected`)."""
+        self.socket.unlink(missing_ok=True)
+        self.daemon.start()
+        self.daemon.wait_for(self._listens, START_DEADLINE_S, "testpmd listens")
+
+    def stop(self) -> None:
+        self.daemon.stop()
+        self.socket.unlink(missing_ok=True)
+
+    def kill(self) -> None:
+        self.daemon.kill()
+
+    def _listens(self) -> bool:
+        return self.socket.exists() and stat.S_ISSOCK(self.socket.stat().st_mode)
+
+
+def _arguments(socket: Path, options: TestpmdOptions) -> list[Argument]:
+    vdev = f"net_virtio_user0,path={socket},server=1,queues={options.queues}"
+    vdev += f",queue_size={options.ring_size},mac={options.mac}"
+    memory = ["--in-memory"] if options.hugepages else ["--no-huge"]
+    return [
+        "dpdk-testpmd",
+        "--lcores",
+        f"0@{options.core},1@{options.core}",
+        "-m",
+        str(options.memory_mb),
+        *memory,
+        "--single-file-segments",
+        "--no-pci",
+        "--no-telemetry",
+        f"--file-prefix={socket.stem}",
+        f"--vdev={vdev}",
+        "--",
+        f"--forward-mode={options.forward}",
+        f"--rxq={options.queues}",
+        f"--txq={options.queues}",
+        f"--rxd={options.ring_size}",
+        f"--txd={options.ring_size}",
+        "--total-num-mbufs=4096",
+        "--nb-cores=1",
+        "--stats-period=5",
+        "--auto-start",
+        "--no-lsc-interrupt",
+    ]

@@ -1,0 +1,1 @@
+"""Tests of single parts, on any machine: no root, no Open vSwitch, no network but loopback."""

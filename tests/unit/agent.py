@@ -1,0 +1,131 @@
+"""The real agent in this process, over fake backends and a real HTTP server on a free port."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from agents import http
+from agents.gate import Gate
+from agents.metrics import Metrics
+from agents.service import Service
+from agents.store import Store
+from agents.tasks import TaskRunner, TaskSettings
+from netplugin import options
+from netplugin.backend import Backend
+from netplugin.host.shared import Host
+from tests.unit.fakes import FakeBackend, FakeHost
+
+#: Seconds after which a test that waits has failed. It is never reached when all is well.
+DEADLINE_S = 20.0
+
+SPEC: dict[str, Any] = {
+    "vm_id": "vm-1",
+    "mac": "52:54:00:12:34:56",
+    "backend": "fake",
+    "network": {"type": "vlan", "physical_network": "physnet1", "vlan_id": 100},
+}
+
+
+@dataclass
+class Agent:
+    """The parts of one agent; ``host`` is what its backend ``fake`` has."""
+
+    host: FakeHost
+    store: Store
+    service: Service
+    tasks: TaskRunner
+    app: FastAPI
+
+
+@contextmanager
+def agent(
+    directory: Path,
+    *,
+    callback_allow: Sequence[str] = (),
+    backends: Mapping[str, Backend[Any]] | None = None,
+    broken: Mapping[str, str] | None = None,
+) -> Iterator[Agent]:
+    """An agent that has had its first look at the host; its tasks are started by who serves it."""
+    conf = options.load([])
+    host = FakeHost()
+    loaded: dict[str, Backend[Any]] = (
+        dict(backends) if backends is not None else {"fake": FakeBackend("fake", host)}
+    )
+    store = Store(directory / "agent.db")
+    metrics = Metrics(store)
+    service = Service(conf, store, metrics, Host(conf), loaded, dict(broken or {}))
+    tasks = TaskRunner(TaskSettings(tuple(callback_allow), 60.0, 5.0), store)
+    service.start()
+    try:
+        for lane in service._lanes.values():
+            assert lane.looked_once.wait(DEADLINE_S)
+        yield Agent(host, store, service, tasks, http.build(service, tasks, metrics))
+    finally:
+        service.stop()
+        store.close()
+
+
+@contextmanager
+def served(app: Any, **listen: Any) -> Iterator[str]:
+    """An ASGI application behind uvicorn on loopback; the value is its URL."""
+    server = _Server(
+        uvicorn.Config(
+            app,
+            host="127.0.0.1",
+            port=0,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            **listen,
+        )
+    )
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+    try:
+        assert server.up.wait(DEADLINE_S)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"{'https' if listen else 'http'}://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(DEADLINE_S)
+
+
+@contextmanager
+def served_agent(running: Agent, tokens: tuple[bytes, ...] = (), **listen: Any) -> Iterator[str]:
+    """The agent behind its gate, as ``netplugin-agent`` serves it."""
+    with served(_WithTasks(Gate(running.app, running.tasks, tokens), running), **listen) as url:
+        yield url
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = threading.Event()
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
+
+class _WithTasks:
+    """Starts the task runner on the server's loop, with the first call."""
+
+    def __init__(self, app: Any, running: Agent) -> None:
+        self._app = app
+        self._running = running
+        self._started = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if not self._started:
+            self._started = True
+            self._running.tasks.start(self._running.app)
+        await self._app(scope, receive, send)

@@ -1,0 +1,1 @@
+"""The dpdkvhostuser backend without a host."""

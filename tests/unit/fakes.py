@@ -1,0 +1,133 @@
+"""A host in memory and a backend over it, for tests of everything that is not a backend itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from netplugin.backend import (
+    Applied,
+    Backend,
+    Change,
+    Intent,
+    Observation,
+    ObservedPort,
+    Plan,
+    Usability,
+    Wake,
+)
+from netplugin.errors import NetpluginError, Unsupported
+from netplugin.libvirt_xml import tap_interface
+from netplugin.models import Binding, DomainRequirements, Features, PortSpec
+
+
+@dataclass(frozen=True)
+class Write(Change):
+    """The one change there is: the port becomes ``spec``, or (None) goes."""
+
+    spec: PortSpec | None
+
+
+@dataclass(frozen=True)
+class Seen(Observation):
+    specs: dict[str, PortSpec]
+
+
+def _nothing(*_: Any) -> None:
+    """The hook that does nothing."""
+
+
+@dataclass
+class FakeHost:
+    """What the host has. Tests may change ``ports`` at any time, as a stranger with root would.
+
+    ``on_observe(ports)`` and ``on_apply(change)`` are called before each read and each change; what
+    they raise is what the host refuses with. A change may also be made to vanish: see ``forgetful``.
+    """
+
+    ports: dict[str, PortSpec] = field(default_factory=dict)
+    #: The host's own word that a port does not work.
+    faults: dict[str, str] = field(default_factory=dict)
+    usability: Usability = field(default_factory=lambda: Usability(True))
+    #: Writes to these ports are accepted and not kept.
+    forgetful: set[str] = field(default_factory=set)
+    on_observe: Callable[[Collection[str] | None], None] = _nothing
+    on_apply: Callable[[Change], None] = _nothing
+    #: All changes that were made, oldest first.
+    written: list[Write] = field(default_factory=list)
+    #: Tells the agent that the host moved by itself; set by ``Backend.watch``.
+    wake: Callable[[Wake], None] = _nothing
+    closed: bool = False
+
+
+class FakeBackend(Backend[Seen]):
+    """See ``netplugin.backend.Backend``. Several may share one host: each has all of its ports."""
+
+    name: ClassVar[str] = "fake"
+    features: ClassVar[Features] = Features(
+        networks=("flat", "vlan"), port_security=("mac", "ip"), max_queues=8
+    )
+
+    def __init__(self, name: str = "fake", host_state: FakeHost | None = None) -> None:
+        self.name = name  # type: ignore[misc]  # one class, an instance for each name
+        self.host = host_state if host_state is not None else FakeHost()
+
+    def probe(self) -> Usability:
+        return self.host.usability
+
+    def validate(self, spec: PortSpec) -> None:
+        if spec.network.type not in self.features.networks:
+            raise Unsupported(f"network.type {spec.network.type}", step="validate")
+
+    def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
+        self.host.on_observe(ports)
+        specs = {i: s for i, s in self.host.ports.items() if ports is None or i in ports}
+        seen = {
+            port_id: ObservedPort(self.host.faults.get(port_id), {"device": f"fake-{port_id}"})
+            for port_id in specs
+        }
+        return Seen(seen, specs)
+
+    def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
+        changes = [
+            Write((intent.port_id,), intent.spec)
+            for intent in intents
+            if observed.specs.get(intent.port_id) != intent.spec
+        ]
+        return Plan(tuple(sorted(changes, key=lambda change: change.ports)))
+
+    def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
+        failed: dict[str, NetpluginError] = {}
+        for change in changes:
+            assert isinstance(change, Write)
+            try:
+                self.host.on_apply(change)
+            except NetpluginError as error:
+                failed.update({port_id: error.for_port(port_id) for port_id in change.ports})
+            else:
+                self._write(change)
+        return Applied(failed, {"fake": 0.0})
+
+    def _write(self, change: Write) -> None:
+        self.host.written.append(change)
+        for port_id in set(change.ports) - self.host.forgetful:
+            if change.spec is None:
+                self.host.ports.pop(port_id, None)
+            else:
+                self.host.ports[port_id] = change.spec
+
+    def binding(self, intent: Intent) -> Binding:
+        assert intent.spec is not None
+        xml = tap_interface(intent.spec, f"fake-{intent.port_id}")
+        return Binding(
+            vif_type="tap", interface_xml=xml,
+            domain_requirements=DomainRequirements(numa_node=intent.spec.numa_node),
+        )  # fmt: skip
+
+    def watch(self, wake: Callable[[Wake], None]) -> None:
+        self.host.wake = wake
+        wake(Wake("the host can be looked at"))
+
+    def close(self) -> None:
+        self.host.closed = True

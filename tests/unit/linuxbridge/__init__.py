@@ -1,0 +1,1 @@
+"""The linuxbridge backend on a model of the kernel."""

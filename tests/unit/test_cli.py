@@ -1,0 +1,279 @@
+"""The command line, run in this process against the real agent."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lxml import etree
+
+from netplugin.backend import Usability
+from netplugin.cli.main import main
+from netplugin.errors import HostError
+from netplugin.host import pmd
+from netplugin.host.shared import Host
+from netplugin.models import PmdCore, PmdRequest, PmdState, PortSpec, RxQueue
+from tests.unit.agent import SPEC, Agent, agent, served_agent
+from tests.unit.fakes import FakeBackend, FakeHost
+
+FLAGS = (
+    "--vm-id vm-1 --mac 52:54:00:12:34:56 --backend fake --physical-network physnet1 --vlan-id 100"
+)
+
+
+@pytest.fixture(autouse=True)
+def no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("URL", "TOKEN_FILE", "CA", "CERT", "KEY"):
+        monkeypatch.delenv(f"NETPLUGIN_{name}", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def quiet_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent is in this process too: what it logs is not what the command prints."""
+    monkeypatch.setattr(logging.getLogger("agents"), "propagate", False)
+
+
+@pytest.fixture
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    with agent(tmp_path) as made, served_agent(made) as url:
+        monkeypatch.setenv("NETPLUGIN_URL", url)
+        yield made
+
+
+class Run:
+    """Runs a command line; what it printed is in ``out`` and ``err``."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.out = self.err = ""
+
+    def __call__(self, line: str) -> int:
+        try:
+            return main(shlex.split(line))
+        except SystemExit as ended:
+            return int(ended.code or 0)
+        finally:
+            self.out, self.err = self._capsys.readouterr()
+
+    def json(self, line: str) -> Any:
+        assert self(f"{line} -f json") == 0, self.err
+        assert self.err == ""
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(capsys)
+
+
+def test_port_from_put_to_delete(run: Run, running: Agent) -> None:
+    port = run.json(f"port put p1 {FLAGS}")
+    assert (port["port_id"], port["state"]) == ("p1", "active")
+    assert port["spec"] == PortSpec.model_validate(SPEC).model_dump(mode="json")
+    assert run.json("port show p1")["binding"]["vif_type"] == "tap"
+    [row] = run.json("port list")
+    assert row["network"]["vlan_id"] == 100
+    assert row["error"] is None
+    assert run("port delete p1 p1 p2") == 0
+    assert (run.out, run.err) == ("", "")
+    assert running.host.ports == {}
+
+
+def test_tables_are_for_people(run: Run, running: Agent) -> None:
+    assert run(f"port put p1 {FLAGS}") == 0
+    assert "network.vlan_id: 100" in run.out
+    assert run("port list") == 0
+    assert "vlan physnet1 100" in run.out
+    running.host.on_apply = _refuse
+    del running.host.ports["p1"]
+    assert run("reconcile") == 1
+    assert "out of luck" in run.out
+    assert run("port show p1") == 0
+    assert "host_error: out of luck" in run.out
+    assert "Fix: have some" in run.out
+
+
+def _refuse(change: object) -> None:
+    raise HostError("out of luck", step="apply", fix="have some")
+
+
+def test_filters_are_passed_on(run: Run, running: Agent) -> None:
+    assert run(f"port put p1 {FLAGS}") == 0
+    assert len(run.json("port list --vm-id vm-1 --state active --backend fake")) == 1
+    for nothing in ("--vm-id vm-2", "--state failed", "--backend other"):
+        assert run.json(f"port list {nothing}") == []
+
+
+def test_spec_from_a_file_and_from_standard_input(
+    run: Run, running: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(SPEC))
+    assert run.json(f"port put p1 --spec {path}")["spec"]["vm_id"] == "vm-1"
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(SPEC)))
+    options = "--queues 4 --mtu 9000 --allowed-address 10.0.0.5 --allowed-address 2001:db8::/64"
+    spec = run.json(f"port put p2 --spec - {options} --vlan-id 7")["spec"]
+    assert (spec["queues"], spec["network"]["mtu"], spec["network"]["vlan_id"]) == (4, 9000, 7)
+    addresses = [entry["ip"] for entry in spec["port_security"]["allowed_addresses"]]
+    assert addresses == ["10.0.0.5", "2001:db8::/64"]
+    assert not run.json(f"port put p2 --spec {path} --no-port-security")["spec"]["port_security"][
+        "enabled"
+    ]
+
+
+def test_network_type_follows_from_the_options(run: Run, running: Agent) -> None:
+    base = "port put p1 --vm-id vm-1 --mac 52:54:00:12:34:56 --backend fake"
+    assert run.json(f"{base} --physical-network physnet1")["spec"]["network"]["type"] == "flat"
+    assert run(f"{base} --network-id net-1") == 1
+    assert "unsupported" in run.err
+    assert run(f"{base} --network-type vlan --physical-network physnet1") == 1
+    assert "vlan_id is required" in run.err
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("{", "not JSON"),
+        ("[]", "not a JSON object"),
+        ('{"network": []}', "network"),
+        ('{"network": "x", "port_security": 7}', "port_security"),
+        ('{"vm_id": "../x"}', "vm_id"),
+        ('{"colour": 1}', "colour"),
+    ],
+)
+def test_a_wrong_spec_is_told_in_one_line(
+    run: Run, running: Agent, tmp_path: Path, spec: str, told: str
+) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(spec)
+    assert run(f"port put p1 --spec {path} --no-port-security --mtu 1500") == 1
+    assert told in run.err
+    assert run.err.startswith("netplugin: invalid_request at ")
+    assert run.err.count("\n") == 1
+    assert running.host.written == []
+
+
+def test_errors_are_one_line_and_status_1(run: Run, running: Agent) -> None:
+    assert run("port show nope") == 1
+    assert (run.out, run.err) == ("", "netplugin: not_found at lookup: there is no port nope\n")
+    assert run("port put p1 --spec /nonexistent") == 1
+    assert "/nonexistent" in run.err
+    assert run("port delete ../x") == 1
+    assert "delete.0" in run.err
+
+
+def test_each_port_that_could_not_be_deleted_is_named(run: Run, running: Agent) -> None:
+    for port_id in ("p1", "p2"):
+        assert run(f"port put {port_id} {FLAGS}") == 0
+
+    def refuse_p1(change: Any) -> None:
+        if "p1" in change.ports:
+            _refuse(change)
+
+    running.host.on_apply = refuse_p1
+    assert run("port delete p1 p2") == 1
+    assert list(running.host.ports) == ["p1"]
+    assert "p1: host_error at apply: out of luck" in run.err
+    assert "p2" not in run.err
+
+
+def test_agent_not_there(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NETPLUGIN_URL", "http://127.0.0.1:1")
+    assert run("port list") == 1
+    assert run.err.count("\n") == 1
+    assert "http://127.0.0.1:1 cannot be reached" in run.err
+    assert "Fix: is the agent running" in run.err
+
+
+def test_debug_shows_the_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NETPLUGIN_URL", "http://127.0.0.1:1")
+    assert run("--debug port list") == 1
+    assert "Traceback" in run.err
+
+
+def test_usage(run: Run) -> None:
+    assert run("") == 0
+    assert "domain render" in run.out
+    assert run("port put") == 2
+    assert run("pmd set") == 2
+    assert run("pmd set --cpus 1 --count 1") == 2
+    assert run("no such") == 2
+
+
+def test_backend_list(run: Run, running: Agent) -> None:
+    running.host.usability = Usability(False, "no hugepages", "reserve some")
+    [backend] = run.json("backend list")
+    assert backend["usable"] is False
+    assert backend["features"]["max_queues"] == 8
+    assert run("backend list") == 0
+    assert "reserve some" in run.out
+
+
+def test_pmd(run: Run, running: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = RxQueue(port="dpdk0", queue=1, enabled=True, usage_percent=7)
+    core = PmdCore(cpu=2, numa_node=0, isolated=True, busy_percent=None, queues=(queue,))
+    state = PmdState(cpus="2-3", cores=(core,))
+    asked: list[PmdRequest] = []
+
+    def set_cores(ovs: None, request: PmdRequest) -> PmdState:
+        asked.append(request)
+        return state
+
+    monkeypatch.setattr(Host, "ovs", property(lambda self: None))
+    monkeypatch.setattr(pmd, "show", lambda ovs: state)
+    monkeypatch.setattr(pmd, "set_cores", set_cores)
+    assert run.json("pmd show") == state.model_dump(mode="json")
+    assert run("pmd show") == 0
+    assert "cpu 2 (NUMA node 0, isolated): busy not measured" in run.out
+    assert "dpdk0 queue 1: 7 %" in run.out
+    assert run("pmd set --count 2") == run("pmd set --cpus 2-3") == 0
+    assert asked == [PmdRequest(count=2), PmdRequest(cpus="2-3")]
+    assert run("pmd set --cpus 'a b'") == 1
+    assert "cpus" in run.err
+
+
+def test_reconcile(run: Run, running: Agent) -> None:
+    assert run(f"port put p1 {FLAGS}") == 0
+    del running.host.ports["p1"]
+    plan = run.json("reconcile --dry-run")
+    assert (plan["dry_run"], [c["ports"] for c in plan["changes"]]) == (True, [["p1"]])
+    assert running.host.ports == {}
+    assert run.json("reconcile")["errors"] == []
+    assert "p1" in running.host.ports
+
+
+def test_reconcile_with_a_lost_store(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = FakeHost({"old": PortSpec.model_validate(SPEC)})
+    with agent(tmp_path, backends={"fake": FakeBackend("fake", host)}) as made:
+        with served_agent(made) as url:
+            monkeypatch.setenv("NETPLUGIN_URL", url)
+            assert run.json("reconcile")["orphans_kept"] == ["old"]
+            assert list(host.ports) == ["old"]
+            assert run.json("reconcile --remove-orphans")["orphans_kept"] == []
+            assert host.ports == {}
+
+
+def test_domain_render(
+    run: Run, running: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(f"port put p1 {FLAGS}") == 0
+    path = tmp_path / "domain.xml"
+    path.write_text("<domain><name>a</name></domain>")
+    assert run(f"domain render vm-1 --xml {path}") == 0
+    assert etree.fromstring(run.out).findtext("name") == "a"
+    monkeypatch.setattr("sys.stdin", io.StringIO(path.read_text()))
+    domain = run.json("domain render vm-1 --xml - --numa-node 0")
+    assert etree.fromstring(domain["xml"]).find("devices/interface") is not None
+    assert run(f"domain render vm-1 --xml {path} --numa-node=-1") == 1
+    assert "numa_node" in run.err
+    assert run(f"domain render vm-2 --xml {path}") == 1
+    assert "no ports" in run.err
+    assert run("domain render vm-1 --xml /nonexistent") == 1

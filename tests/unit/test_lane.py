@@ -1,0 +1,552 @@
+"""The lane: calls in order and in batches, looks in between, and an answer for everyone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents import lane as lane_module
+from agents.lane import Lane
+from agents.metrics import Metrics
+from agents.reconciler import Delete, Operation, Put, Reconciler
+from agents.store import Store
+from netplugin.backend import Wake
+from netplugin.errors import BackendUnavailable, HostError, OperationTimeout, Overloaded
+from netplugin.models import Batch, PortSpec, ReconcileReport
+from tests.unit.agent import SPEC, Agent, agent
+from tests.unit.fakes import FakeBackend, FakeHost
+
+DEADLINE_S = 20.0
+MAKE_SPEC = PortSpec.model_validate(SPEC)
+
+
+def put(port_id: str = "p1", deadline_s: float = 30.0) -> Put:
+    return Put(port_id, MAKE_SPEC, time.monotonic() + deadline_s, Future())
+
+
+def delete(port_id: str = "p1", deadline_s: float = 30.0) -> Delete:
+    return Delete(port_id, time.monotonic() + deadline_s, Future())
+
+
+class Scripted:
+    """Stands in for the reconciler: keeps what it is told to do, and does what a test says."""
+
+    def __init__(self) -> None:
+        self.backend = SimpleNamespace(name="scripted", watch=lambda wake: None)
+        self.batches: list[list[Operation]] = []
+        self.looks: list[Any] = []
+        self.events: list[str] = []
+        self.is_unsettled = False
+        self.on_serve: Callable[[], None] = lambda: None
+        self.on_check: Callable[[], None] = lambda: None
+        self.looked = threading.Semaphore(0)
+
+    def serve(self, batch: list[Operation]) -> None:
+        self.batches.append(batch)
+        self.events.append("serve")
+        self.on_serve()
+        for op in batch:
+            if op.future.set_running_or_notify_cancel():
+                op.future.set_result(op.port_id)  # type: ignore[arg-type]
+
+    def check(self, ports: Any = None, **_: Any) -> ReconcileReport:
+        self.looks.append(ports)
+        self.events.append("look")
+        self.looked.release()
+        self.on_check()
+        return ReconcileReport(dry_run=False, ports=0, changes=[])
+
+    def unsettled(self) -> bool:
+        return self.is_unsettled
+
+    def order(self) -> list[str]:
+        return [op.port_id for batch in self.batches for op in batch]
+
+
+def make(reconciler: Any, **options: Any) -> Lane:
+    settings = {"batch_size": 64, "interval_s": 3600.0, "max_waiting": 100} | options
+    return Lane(reconciler, **settings)
+
+
+@pytest.fixture
+def scripted() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def held(scripted: Scripted) -> Iterator[tuple[Lane, threading.Event]]:
+    """A running lane that is busy with one operation until the event is set."""
+    lane, busy, go_on = (
+        make(scripted, batch_size=4, max_waiting=8),
+        threading.Event(),
+        threading.Event(),
+    )
+
+    def hold() -> None:
+        busy.set()
+        assert go_on.wait(DEADLINE_S)
+
+    scripted.on_serve = hold
+    lane.start()
+    lane.submit(put("first"))
+    assert busy.wait(DEADLINE_S)
+    yield lane, go_on
+    go_on.set()
+    lane.stop()
+
+
+def result(op: Operation) -> Any:
+    return op.future.result(DEADLINE_S)
+
+
+# -- the queue -----------------------------------------------------------------------------------
+
+
+def test_what_comes_meanwhile_shares_the_next_batch(
+    scripted: Scripted, held: tuple[Lane, threading.Event]
+) -> None:
+    lane, go_on = held
+    ops = [put(f"p{n}") for n in range(5)]
+    for op in ops:
+        lane.submit(op)
+    go_on.set()
+    assert [result(op) for op in ops] == [op.port_id for op in ops]
+    assert [len(batch) for batch in scripted.batches] == [1, 4, 1]  # as large as it may be
+
+
+def test_operations_of_one_port_keep_their_order(
+    scripted: Scripted, held: tuple[Lane, threading.Event]
+) -> None:
+    lane, go_on = held
+    ops: list[Operation] = [put("a"), delete("a"), put("b"), put("a"), delete("b")]
+    lane.submit(*ops)
+    go_on.set()
+    for op in ops:
+        result(op)
+    assert scripted.batches[1:] == [ops[:1], ops[1:3], ops[3:]]
+
+
+@given(st.lists(st.sampled_from("abcde"), max_size=30), st.integers(1, 6))
+def test_a_batch_has_a_port_once_and_nothing_overtakes(ports: list[str], size: int) -> None:
+    lane = make(Scripted(), batch_size=size)
+    ops = [put(port) for port in ports]
+    lane._waiting.extend(ops)
+    taken = []
+    while lane._waiting:
+        batch = lane._take_batch()
+        assert 0 < len(batch) <= size
+        assert len({op.port_id for op in batch}) == len(batch)
+        taken += batch
+    assert taken == ops
+
+
+def test_one_too_many_is_refused_and_with_it_none_is_taken(
+    scripted: Scripted, held: tuple[Lane, threading.Event]
+) -> None:
+    lane, go_on = held
+    waiting = [put(f"p{n}") for n in range(7)]
+    lane.submit(*waiting)
+    refused = [put("x"), put("y")]
+    with pytest.raises(Overloaded) as full:
+        lane.submit(*refused)
+    assert full.value.retryable and "7 operations" in full.value.detail
+    lane.submit(put("last"))  # one still fits
+    go_on.set()
+    for op in waiting:
+        result(op)
+    wait_until(lambda: len(scripted.order()) == 9)
+    assert not {"x", "y"} & set(scripted.order())
+
+
+def test_an_unexpected_failure_is_answered_and_the_lane_goes_on(scripted: Scripted) -> None:
+    lane = make(scripted)
+    scripted.on_serve = lambda: (_ for _ in ()).throw(RuntimeError("unexpected"))
+    lane.start()
+    broken = put("p1")
+    lane.submit(broken)
+    with pytest.raises(RuntimeError):
+        result(broken)
+    scripted.on_serve = lambda: None
+    fine = put("p2")
+    lane.submit(fine)
+    assert result(fine) == "p2"
+    lane.stop()
+
+
+# -- the size of a batch -------------------------------------------------------------------------
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(lane_module, "time", made)
+    return made
+
+
+def serve(lane: Lane, number: int) -> None:
+    lane._serve([put(f"p{n}") for n in range(number)])
+
+
+def test_a_batch_grows_while_it_is_quick_and_full(scripted: Scripted, clock: Clock) -> None:
+    lane = make(scripted, batch_size=32)
+    scripted.on_serve = lambda: clock.passes(0.1)
+    serve(lane, 31)
+    assert lane._size == 32, "it was not full: its time says nothing about a larger one"
+    sizes = []
+    for _ in range(5):
+        serve(lane, lane._size)
+        sizes.append(lane._size)
+    assert sizes == [64, 128, 256, 256, 256]
+    scripted.on_serve = lambda: clock.passes(0.5)
+    serve(lane, 256)
+    assert lane._size == 256, "neither quick nor slow"
+
+
+def test_a_batch_shrinks_while_it_is_slow(scripted: Scripted, clock: Clock) -> None:
+    lane = make(scripted, batch_size=32)
+    scripted.on_serve = lambda: clock.passes(2.0)
+    sizes = []
+    for _ in range(5):
+        serve(lane, 3)
+        sizes.append(lane._size)
+    assert sizes == [16, 8, 4, 4, 4]
+
+
+def test_a_larger_batch_that_the_operator_set_does_not_shrink_by_being_quick(
+    scripted: Scripted, clock: Clock
+) -> None:
+    lane = make(scripted, batch_size=1024)
+    serve(lane, 1024)
+    assert lane._size == 1024
+
+
+# -- deadlines and callers that are gone, with the real reconciler -------------------------------
+
+
+@pytest.fixture
+def host() -> FakeHost:
+    return FakeHost()
+
+
+@pytest.fixture
+def reconciler(tmp_path: Path, host: FakeHost) -> Iterator[Reconciler]:
+    store = Store(tmp_path / "agent.db")
+    backend: Any = FakeBackend("fake", host)
+    yield Reconciler(backend, store, Metrics(store))
+    store.close()
+
+
+def test_past_its_deadline_it_is_answered_without_touching_the_host(
+    reconciler: Reconciler, host: FakeHost
+) -> None:
+    host.on_observe = lambda _: pytest.fail("the host was read")
+    late: list[Operation] = [put("p1", deadline_s=-1.0), delete("p2", deadline_s=-1.0)]
+    make(reconciler)._serve(late)
+    for op in late:
+        with pytest.raises(OperationTimeout) as error:
+            result(op)
+        assert (error.value.port_id, error.value.step) == (op.port_id, "queue")
+    assert host.written == [] and reconciler._store.records() == []
+
+
+def test_an_operation_whose_caller_is_gone_is_not_done(
+    reconciler: Reconciler, host: FakeHost
+) -> None:
+    gone, other = put("p1"), put("p2")
+    gone.future.cancel()
+    make(reconciler)._serve([gone, other])
+    assert result(other).port_id == "p2"
+    assert list(host.ports) == ["p2"]
+
+
+def test_a_caller_that_gave_up_on_a_late_operation_hurts_no_neighbour(
+    reconciler: Reconciler, host: FakeHost
+) -> None:
+    """It waited for its deadline and the grace, and cancelled: there is nobody left to answer."""
+    gone, other = put("p1", deadline_s=-1.0), put("p2")
+    gone.future.cancel()
+    make(reconciler)._serve([gone, other])
+    assert result(other).port_id == "p2"
+    assert list(host.ports) == ["p2"]
+
+
+def test_a_delete_goes_behind_a_put_that_still_waits(tmp_path: Path) -> None:
+    """A platform that gave up on its PUT and deletes must not find the port there later."""
+    busy, go_on = threading.Event(), threading.Event()
+
+    def hold(_: Any) -> None:
+        busy.set()
+        assert go_on.wait(DEADLINE_S)
+
+    async def scenario(running: Agent) -> None:
+        running.host.on_observe = hold
+        first = asyncio.create_task(running.service.put("first", MAKE_SPEC))
+        await asyncio.to_thread(busy.wait, DEADLINE_S)
+        plug = asyncio.create_task(running.service.put("p1", MAKE_SPEC))
+        await asyncio.sleep(0)
+        calls = [first, plug, asyncio.create_task(running.service.delete("p1"))]
+        batch = Batch.model_validate({"delete": ["first", "never-there"]})
+        answer = asyncio.create_task(running.service.batch(batch))
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(*calls)
+        assert [result.status for result in (await answer).results] == [204, 204]
+        assert running.service.ports() == [] and running.host.ports == {}
+        await running.service.delete("p1")  # nothing is under way any more: nothing to wait for
+
+    with agent(tmp_path) as running:
+        asyncio.run(asyncio.wait_for(scenario(running), DEADLINE_S))
+
+
+# -- looks ---------------------------------------------------------------------------------------
+
+
+def turn(lane: Lane, clock: Clock) -> bool:
+    """What the lane's thread would do next, if anything."""
+    if not lane._due(clock.now):
+        assert lane._idle_s(clock.now) > 0
+        return False
+    lane._next(clock.now)()
+    return True
+
+
+def settle(lane: Lane, clock: Clock) -> None:
+    """Past the first look."""
+    clock.passes(lane_module._FIRST_LOOK_S)
+    assert turn(lane, clock)
+    assert not turn(lane, clock)
+
+
+def test_the_first_look_comes_with_the_backends_word_or_without(
+    scripted: Scripted, clock: Clock
+) -> None:
+    told, untold = make(scripted), make(scripted)
+    told.wake(Wake("connected"))
+    assert turn(told, clock) and told.looked_once.is_set()
+    assert not turn(untold, clock) and not untold.looked_once.is_set()
+    settle(untold, clock)
+    assert untold.looked_once.is_set()
+    assert scripted.looks == [None, None]
+
+
+def test_a_look_at_everything_comes_every_interval(scripted: Scripted, clock: Clock) -> None:
+    lane = make(scripted, interval_s=60.0)
+    settle(lane, clock)
+    clock.passes(59.0)
+    assert not turn(lane, clock)
+    clock.passes(1.0)
+    assert turn(lane, clock) and not turn(lane, clock)
+    assert scripted.looks == [None, None]
+
+
+def test_ports_that_moved_are_looked_at_together(scripted: Scripted, clock: Clock) -> None:
+    lane = make(scripted)
+    settle(lane, clock)
+    lane.wake(Wake("row changed", frozenset({"a"})))
+    lane.wake(Wake("row changed", frozenset({"b", "a"})))
+    assert turn(lane, clock) and not turn(lane, clock)
+    assert scripted.looks[1:] == [frozenset({"a", "b"})]
+    lane.wake(Wake("row changed", frozenset({"a"})))
+    lane.wake(Wake("vswitchd is back"))  # all of them are among all
+    assert turn(lane, clock) and not turn(lane, clock)
+    assert scripted.looks[2:] == [None]
+
+
+def test_what_is_next(scripted: Scripted, clock: Clock) -> None:
+    """A restart of the host comes before calls, calls before a port that moved, but not for ever."""
+    lane = make(scripted)
+    settle(lane, clock)
+    lane.wake(Wake("row changed", frozenset({"a"})))
+    lane.submit(put("p1"))
+    assert turn(lane, clock)
+    lane.submit(put("p2"))
+    clock.passes(lane_module._PATIENCE_S)
+    assert turn(lane, clock) and turn(lane, clock)
+    lane.submit(put("p3"))
+    lane.wake(Wake("vswitchd is back"))
+    while turn(lane, clock):
+        pass
+    assert scripted.events[1:] == ["serve", "look", "serve", "look", "serve"]
+    assert scripted.looks[1:] == [frozenset({"a"}), None]
+
+
+def test_what_is_not_settled_is_tried_again_less_and_less_often(
+    scripted: Scripted, clock: Clock
+) -> None:
+    lane = make(scripted)
+    scripted.is_unsettled = True
+    clock.passes(lane_module._FIRST_LOOK_S)
+    waits = []
+    assert turn(lane, clock)
+    for _ in range(9):
+        waits.append(lane._idle_s(clock.now))
+        clock.passes(waits[-1])
+        assert turn(lane, clock)
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    scripted.is_unsettled = False
+    clock.passes(30.0)
+    assert turn(lane, clock) and lane._retry_at is None
+    scripted.is_unsettled = True
+    serve(lane, 1)
+    assert lane._idle_s(clock.now) == 0.5, "once all was well, it begins anew"
+
+
+def test_a_host_that_is_back_is_tried_at_once(scripted: Scripted, clock: Clock) -> None:
+    lane = make(scripted)
+    scripted.is_unsettled = True
+    clock.passes(2.0)
+    for _ in range(6):
+        turn(lane, clock)
+        clock.passes(lane._idle_s(clock.now))
+    lane.wake(Wake("vswitchd is back"))
+    assert turn(lane, clock)
+    assert lane._idle_s(clock.now) == 0.5
+
+
+def test_calls_that_go_on_do_not_put_off_the_next_try(scripted: Scripted, clock: Clock) -> None:
+    """One port that hangs must not wait for the others to be quiet."""
+    lane = make(scripted)
+    settle(lane, clock)
+    scripted.is_unsettled = True
+    for _ in range(100):
+        lane.submit(put("p"))
+        while turn(lane, clock):
+            pass
+        clock.passes(0.4)
+    # 40 s in tries after 0.5, 1, 2, 4, 8, 16, 30 s
+    assert len(scripted.looks) - 1 >= 5
+
+
+def test_calls_that_never_end_hold_off_a_look_and_not_for_ever(
+    scripted: Scripted, clock: Clock
+) -> None:
+    lane = make(scripted, interval_s=60.0)
+    settle(lane, clock)
+    for _ in range(200):
+        lane.submit(put("p"))
+        assert turn(lane, clock)  # one is always waiting
+        lane.submit(put("q"))
+        clock.passes(1.0)
+    assert len(scripted.looks) - 1 == 3
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("failure", [HostError("no", step="observe"), RuntimeError("unexpected")])
+def test_a_look_that_fails_is_tried_again(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    monkeypatch.setattr(lane_module, "_FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(lane_module, "_RETRY_FIRST_S", 0.001)
+
+    def fail() -> None:
+        raise failure
+
+    scripted.on_check = fail
+    lane = make(scripted)
+    lane.start()
+    for _ in range(3):
+        assert scripted.looked.acquire(timeout=DEADLINE_S)
+    assert not lane.looked_once.is_set()
+    scripted.on_check = lambda: None
+    assert lane.looked_once.wait(DEADLINE_S)
+    fine = put()
+    lane.submit(fine)
+    assert result(fine) == "p1"
+    lane.stop()
+
+
+# -- the end -------------------------------------------------------------------------------------
+
+
+def test_a_stop_ends_after_the_batch_at_hand_and_answers_the_rest(
+    scripted: Scripted, held: tuple[Lane, threading.Event]
+) -> None:
+    lane, go_on = held
+    waiting: list[Operation] = [put("p1"), delete("p1")]
+    lane.submit(*waiting)
+    stopping = threading.Thread(target=lane.stop)
+    stopping.start()
+    wait_until(lambda: lane._stopped)
+    with pytest.raises(BackendUnavailable):
+        lane.submit(put("late"))
+    assert not any(op.future.done() for op in waiting)
+    go_on.set()
+    stopping.join(DEADLINE_S)
+    for op in waiting:
+        with pytest.raises(BackendUnavailable) as error:
+            result(op)
+        assert error.value.port_id == "p1" and error.value.retryable
+    assert scripted.order() == ["first"]
+
+
+def test_a_stop_answers_who_waits_for_a_look(held: tuple[Lane, threading.Event]) -> None:
+    lane, go_on = held
+    looks = [lane.reconcile(dry_run=True, remove_orphans=False)]
+    stopping = threading.Thread(target=lane.stop)
+    stopping.start()
+    wait_until(lambda: lane._stopped)
+    looks.append(lane.reconcile(dry_run=True, remove_orphans=False))
+    go_on.set()
+    stopping.join(DEADLINE_S)
+    for look in looks:
+        with pytest.raises(BackendUnavailable):
+            look.result(DEADLINE_S)
+
+
+def test_a_stop_is_not_held_up_by_callers_that_are_gone(held: tuple[Lane, threading.Event]) -> None:
+    """The server cancels what it does not want to wait for, and then stops the lanes."""
+    lane, go_on = held
+    gone, there = put("p1"), put("p2")
+    lane.submit(gone, there)
+    gone.future.cancel()
+    stopping = threading.Thread(target=lane.stop)
+    stopping.start()
+    wait_until(lambda: lane._stopped)
+    go_on.set()
+    stopping.join(DEADLINE_S)
+    with pytest.raises(BackendUnavailable):
+        result(there)
+
+
+def test_a_look_is_made_for_who_asks_and_its_failure_is_theirs(scripted: Scripted) -> None:
+    lane = make(scripted)
+    lane.start()
+    assert lane.reconcile(dry_run=True, remove_orphans=False).result(DEADLINE_S).ports == 0
+    refusal = HostError("no", step="observe")
+
+    def fail() -> None:
+        raise refusal
+
+    scripted.on_check = fail
+    with pytest.raises(HostError):
+        lane.reconcile(dry_run=True, remove_orphans=False).result(DEADLINE_S)
+    lane.stop()
