@@ -21,6 +21,9 @@ from netplugin.models import (
     BackendInfo,
     Batch,
     BatchResults,
+    Finding,
+    NetworkInfo,
+    NetworkSpec,
     PmdRequest,
     PmdState,
     Port,
@@ -89,6 +92,7 @@ def build(service: Service, tasks: TaskRunner, metrics: Metrics) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
     _add_ports(app, service)
+    _add_networks(app, service)
     _add_host(app, service)
     _add_tasks(app, tasks)
     _add_health(app, service, metrics)
@@ -138,10 +142,41 @@ def _add_ports(app: FastAPI, service: Service) -> None:
         return service.render_domain(vm_id, request)
 
 
+def _add_networks(app: FastAPI, service: Service) -> None:
+    @app.put("/v1/networks/{network_id}", responses=_PORT_ERRORS, operation_id="put_network")
+    async def put_network(network_id: NameParameter, spec: NetworkSpec) -> NetworkInfo:
+        return await service.networks.put(network_id, spec)
+
+    @app.get("/v1/networks", responses=_documented(), operation_id="list_networks")
+    async def list_networks() -> list[NetworkInfo]:
+        return service.networks.all()
+
+    @app.get(
+        "/v1/networks/{network_id}",
+        responses=_documented(errors.NotFound),
+        operation_id="get_network",
+    )
+    async def get_network(network_id: NameParameter) -> NetworkInfo:
+        return service.networks.get(network_id)
+
+    @app.delete(
+        "/v1/networks/{network_id}",
+        status_code=204,
+        responses=_documented(errors.Conflict),
+        operation_id="delete_network",
+    )
+    async def delete_network(network_id: NameParameter) -> None:
+        await service.networks.delete(network_id)
+
+
 def _add_host(app: FastAPI, service: Service) -> None:
     @app.get("/v1/backends", responses=_documented(), operation_id="list_backends")
     async def list_backends() -> list[BackendInfo]:
         return service.backends()
+
+    @app.get("/v1/host/checks", responses=_documented(), operation_id="host_checks")
+    async def host_checks() -> list[Finding]:
+        return await service.checks()
 
     @app.get("/v1/pmd", responses=_PORT_ERRORS, operation_id="get_pmd")
     async def get_pmd() -> PmdState:

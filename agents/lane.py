@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from agents.reconciler import Operation, Reconciler
 from netplugin.backend import Wake
@@ -31,6 +31,7 @@ _FIRST_LOOK_S = 2.0
 _PATIENCE_S = 5.0
 
 Errand = Callable[[], None]
+T = TypeVar("T")
 
 
 class Lane:
@@ -46,7 +47,7 @@ class Lane:
         self._wake = threading.Condition()
         self._waiting: deque[Operation] = deque()
         self._open: Counter[str] = Counter()  # operations of each port, waiting or at hand
-        self._errands: deque[tuple[Future[ReconcileReport], Errand]] = deque()
+        self._errands: deque[tuple[Future[Any], Errand]] = deque()
         self._look_at: set[str] = set()
         self._look_since = 0.0
         self._look_at_all = False
@@ -96,17 +97,21 @@ class Lane:
 
     def reconcile(self, *, dry_run: bool, remove_orphans: bool) -> Future[ReconcileReport]:
         """Look at the whole host as soon as the batch at hand is done."""
-        future: Future[ReconcileReport] = Future()
+        return self.errand(
+            lambda: self.reconciler.check(
+                dry_run=dry_run, remove_orphans=remove_orphans, batch_size=self._size
+            )
+        )
 
-        def errand() -> None:
+    def errand(self, work: Callable[[], T]) -> Future[T]:
+        """Have the lane's thread do this as soon as the batch at hand is done."""
+        future: Future[T] = Future()
+
+        def run() -> None:
             if not future.set_running_or_notify_cancel():
                 return  # who asked has gone
             try:
-                future.set_result(
-                    self.reconciler.check(
-                        dry_run=dry_run, remove_orphans=remove_orphans, batch_size=self._size
-                    )
-                )
+                future.set_result(work())
             except BaseException as error:
                 future.set_exception(error)
 
@@ -114,7 +119,7 @@ class Lane:
             if self._stopped:
                 _refuse(future)
             else:
-                self._errands.append((future, errand))
+                self._errands.append((future, run))
                 self._wake.notify()
         return future
 

@@ -25,7 +25,7 @@ from netplugin.errors import (
     NetpluginError,
     OperationTimeout,
 )
-from netplugin.models import PlannedChange, PortSpec, PortState, ReconcileReport
+from netplugin.models import Finding, PlannedChange, PortSpec, PortState, ReconcileReport
 
 LOG = logging.getLogger(__name__)
 
@@ -123,6 +123,7 @@ class Reconciler:
                     str(usability.reason), step=usability.step, fix=usability.fix
                 )
             self.backend.validate(op.spec)
+            self._require_network(op.spec)
             before = self._store.get(op.port_id)
             if before is not None and before.state is not PortState.REMOVING:
                 _refuse_fixed(self.backend.fixed_fields, before.spec, op.spec)
@@ -130,6 +131,10 @@ class Reconciler:
             op.future.set_exception(error.for_port(op.port_id))
             return False
         return True
+
+    def _require_network(self, spec: PortSpec) -> None:
+        if spec.overlay_id is not None and self._store.network(spec.overlay_id) is None:
+            raise unknown_overlay(spec.overlay_id)
 
     def _accept_deletes(self, operations: Sequence[Delete]) -> dict[str, Record]:
         """Intents turn to removing, and stay so whatever happens, until the host is clean."""
@@ -183,7 +188,7 @@ class Reconciler:
         claimed: dict[str, Record] = {}
         for port_id, record in records.items():
             try:
-                claims = self.backend.claims(_intent(record), seen, taken)
+                claims = self.backend.claims(self._intent(record), seen, taken)
             except NetpluginError as error:
                 puts[port_id].future.set_exception(error.for_port(port_id))
                 continue
@@ -263,7 +268,7 @@ class Reconciler:
         try:
             seen = self.backend.observe(changes, deadline)
             for port_id in changes:
-                claims = self.backend.claims(_intent(back[port_id]), seen, taken)
+                claims = self.backend.claims(self._intent(back[port_id]), seen, taken)
                 taken.update(dict.fromkeys(claims, port_id))
                 back[port_id] = replace(back[port_id], claims=claims)
         except NetpluginError as error:
@@ -287,7 +292,30 @@ class Reconciler:
                 LOG.info("port is %s", record.state.value, extra={"port_id": port_id})
                 op.future.set_result(record)
 
+    def converge_network(self, network_id: str, deadline: float) -> list[NetpluginError]:
+        """Bring what this backend has of a network to what the store says; the ports stay.
+
+        Raises: what ``Backend.observe`` raises.
+        """
+        records = {
+            r.port_id: r
+            for r in self._store.ports_on(network_id)
+            if r.spec.backend == self.backend.name
+        }
+        if not records:
+            return []
+        result = self._converge(records.values(), deadline, Stopwatch(), "network")
+        self._record_checked(records, result)
+        return list(result.failed.values())
+
     # -- what nobody asked for: the state of the host --------------------------------------------
+
+    def findings(self) -> list[Finding]:
+        """What an operator should know of this backend's part of the host, as it is now.
+
+        Raises: what ``Backend.observe`` raises.
+        """
+        return list(self.backend.findings(self.backend.observe(None, time.monotonic() + _LOOK_S)))
 
     def check(
         self,
@@ -314,7 +342,7 @@ class Reconciler:
             seen = self.backend.observe(
                 None if ports is None else list(records), time.monotonic() + _LOOK_S
             )
-        intents = [_intent(r) for r in records.values()]
+        intents = [self._intent(r) for r in records.values()]
         kept: list[str] = []
         if ports is None:
             orphans = sorted(set(seen.ports) - set(records))
@@ -428,11 +456,17 @@ class Reconciler:
     def _converge(
         self, records: Iterable[Record], deadline: float, watch: Stopwatch, why: str
     ) -> Converged:
-        intents = [_intent(record) for record in records]
+        intents = [self._intent(record) for record in records]
         result = converge(self.backend, intents, deadline, watch)
         self._counted(result, why)
         self.observed = {**self.observed, **result.observed}
         return result
+
+    def _intent(self, record: Record) -> Intent:
+        if record.state is PortState.REMOVING:
+            return Intent(record.port_id, None, record.claims)
+        overlay = self._store.network(record.spec.overlay_id)
+        return Intent(record.port_id, record.spec, record.claims, overlay)
 
     def _counted(self, result: Converged, why: str) -> None:
         for change in result.changes:
@@ -444,11 +478,6 @@ def _left(change: Change) -> HostError:
     error = HostError(f"the host does not let go: {change.describe()}", step="verify")
     LOG.warning("%s", error)
     return error
-
-
-def _intent(record: Record) -> Intent:
-    spec = None if record.state is PortState.REMOVING else record.spec
-    return Intent(record.port_id, spec, record.claims)
 
 
 def _fallen_state(port_id: str, observed: Mapping[str, ObservedPort]) -> PortState:
@@ -463,6 +492,15 @@ def _refuse_fixed(fixed: Collection[str], before: PortSpec, after: PortSpec) -> 
             f"{', '.join(changed)} cannot change on a live port", step="validate",
             fix="delete the port and ask for it again",
         )  # fmt: skip
+
+
+def unknown_overlay(network_id: str) -> InvalidRequest:
+    """The error for a port on a VXLAN network that was not put before."""
+    message = f"there is no network {network_id!r} on this host"
+    return InvalidRequest(
+        f"network.network_id: {message}", step="validate", fix=f"PUT /v1/networks/{network_id}",
+        errors=[FieldError(field="network.network_id", message=message)],
+    )  # fmt: skip
 
 
 def unknown_backend(name: str, known: Iterable[str]) -> InvalidRequest:

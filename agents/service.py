@@ -11,6 +11,7 @@ from typing import Any
 
 from agents.lane import Lane
 from agents.metrics import Metrics
+from agents.networks import Networks
 from agents.reconciler import Delete, Operation, Put, Reconciler, unknown_backend
 from agents.store import Record, Store
 from netplugin.backend import Backend, Intent, Observation
@@ -30,6 +31,7 @@ from netplugin.models import (
     Batch,
     BatchResult,
     BatchResults,
+    Finding,
     PmdRequest,
     PmdState,
     Port,
@@ -72,6 +74,7 @@ class Service:
             )
             for name, backend in backends.items()
         }
+        self.networks = Networks(store, self._lanes, self._timeout_s)
 
     def start(self) -> None:
         for lane in self._lanes.values():
@@ -131,7 +134,8 @@ class Service:
         seen = lane.reconciler.observed.get(record.port_id) if lane else None
         binding = None
         if backend is not None and record.state is not PortState.REMOVING:
-            binding = backend.binding(Intent(record.port_id, record.spec, record.claims))
+            overlay = self._store.network(record.spec.overlay_id)
+            binding = backend.binding(Intent(record.port_id, record.spec, record.claims, overlay))
         return Port(
             port_id=record.port_id,
             state=record.state,
@@ -155,6 +159,7 @@ class Service:
                     reason=state.reason,
                     fix=state.fix,
                     features=backend.features,
+                    facts=dict(backend.facts()),
                 )
             )
         return sorted(infos, key=lambda info: info.name)
@@ -177,6 +182,17 @@ class Service:
             report.orphans_kept += part.orphans_kept
             report.errors += part.errors
         return report
+
+    async def checks(self) -> list[Finding]:
+        """What an operator should know of the host, by all backends that can look at it now."""
+        findings: list[Finding] = []
+        for name, lane in self._lanes.items():
+            try:
+                findings += await asyncio.wrap_future(lane.errand(lane.reconciler.findings))
+            except NetpluginError as error:
+                findings.append(_unseen(name, error))
+        findings += [_unusable(info) for info in self.backends() if not info.usable]
+        return findings
 
     def render_domain(self, vm_id: str, request: RenderRequest) -> RenderedDomain:
         """Raises: NotFound if the VM has no ports, Conflict if one is not ready, InvalidRequest."""
@@ -221,6 +237,7 @@ class Service:
                 f"the port is on backend {holder}; a backend is never changed silently",
                 step="validate", port_id=port_id, fix="delete the port and ask for it again",
             )  # fmt: skip
+        spec = self.networks.resolve(spec)
         return Put(port_id, spec, time.monotonic() + self._timeout_s, Future())
 
     def _delete(self, port_id: str) -> Delete | None:
@@ -300,6 +317,20 @@ class Service:
         if isinstance(done, Record):
             return BatchResult(port_id=port_id, status=200, port=self.describe(done))
         return BatchResult(port_id=port_id, status=204)
+
+
+def _unseen(name: str, error: NetpluginError) -> Finding:
+    return Finding(
+        id=f"{name}-unseen", status="fail", found=error.detail,
+        expected=f"backend {name} can look at the host", fix=error.fix,
+    )  # fmt: skip
+
+
+def _unusable(info: BackendInfo) -> Finding:
+    return Finding(
+        id=f"{info.name}-unusable", status="fail", found=str(info.reason),
+        expected=f"backend {info.name} is usable", fix=info.fix,
+    )  # fmt: skip
 
 
 def _or_error(make: Any, *args: Any) -> Any:

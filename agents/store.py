@@ -1,4 +1,4 @@
-"""What the agent remembers, in one SQLite file: intents, claims, and the journal of tasks.
+"""What the agent remembers, in one SQLite file: intents, claims, networks, the journal of tasks.
 
 An intent is committed before the host is touched, and with it, in the same transaction, what it
 claims. ``synchronous=FULL``: what a platform was told survives a power cut.
@@ -13,12 +13,13 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from netplugin.backend import Claim
-from netplugin.errors import Problem
-from netplugin.models import PortSpec, PortState, Task, TaskState
+from netplugin.backend import Claim, Overlay
+from netplugin.errors import CapacityExhausted, Conflict, Problem
+from netplugin.models import NetworkSpec, PortSpec, PortState, Task, TaskState
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -33,6 +34,12 @@ CREATE TABLE IF NOT EXISTS ports (
     timings TEXT NOT NULL DEFAULT '{}'
 );
 CREATE INDEX IF NOT EXISTS ports_vm ON ports (vm_id);
+CREATE TABLE IF NOT EXISTS networks (
+    network_id TEXT PRIMARY KEY,
+    vni INTEGER NOT NULL UNIQUE,
+    local_vlan INTEGER NOT NULL UNIQUE,
+    spec TEXT NOT NULL
+);
 CREATE TABLE IF NOT EXISTS claims (
     kind TEXT NOT NULL,
     key TEXT NOT NULL,
@@ -53,7 +60,9 @@ CREATE TABLE IF NOT EXISTS tasks (
     result TEXT
 );
 """
-_VERSION = 1
+_VERSION = 2
+# IEEE 802.1Q, table 9-2: 0 is no VLAN and 4095 is reserved.
+_LOCAL_VLANS = range(1, 4095)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,7 @@ class Store:
         self._db.executescript(_SCHEMA)
         self._db.execute(f"PRAGMA user_version={_VERSION}")
         self._ports: dict[str, Record] = {record.port_id: record for record in self._read_ports()}
+        self._networks = {network.network_id: network for network in self._read_networks()}
 
     def close(self) -> None:
         with self._lock:
@@ -148,10 +158,12 @@ class Store:
     def save(self, records: Iterable[Record], forget: Collection[str] = ()) -> None:
         """Commit these records whole, claims included, and forget those ports, in one transaction.
 
-        Raises: sqlite3.IntegrityError if two ports claim the same thing; nothing is changed then.
+        Raises: sqlite3.IntegrityError if two ports claim the same thing, Conflict if a network has
+        gone meanwhile; nothing is changed then.
         """
         records = list(records)
         with self._lock:
+            self._require_networks(records)
             with self._transaction():
                 for port_id in forget:
                     self._db.execute("DELETE FROM ports WHERE port_id = ?", (port_id,))
@@ -165,6 +177,15 @@ class Store:
         """Who has what."""
         with self._lock:
             return {claim: r.port_id for r in self._ports.values() for claim in r.claims}
+
+    def _require_networks(self, records: Iterable[Record]) -> None:
+        for record in records:
+            network_id = record.spec.overlay_id
+            if network_id is not None and network_id not in self._networks:
+                raise Conflict(
+                    f"network {network_id} was deleted meanwhile", step="store",
+                    port_id=record.port_id, fix=f"PUT /v1/networks/{network_id} again",
+                )  # fmt: skip
 
     def _write(self, record: Record) -> None:
         before = self._ports.get(record.port_id)
@@ -208,6 +229,86 @@ class Store:
                 claims=tuple(sorted(claims.get(port_id, []), key=lambda c: (c.kind, c.key))),
                 timings_ms=json.loads(timings),
             )
+
+    # -- networks --------------------------------------------------------------------------------
+
+    def network(self, network_id: str | None) -> Overlay | None:
+        with self._lock:
+            return self._networks.get(network_id or "")
+
+    def networks(self) -> list[Overlay]:
+        with self._lock:
+            return sorted(self._networks.values(), key=lambda network: network.network_id)
+
+    def ports_on(self, network_id: str) -> list[Record]:
+        """The ports on this network, those that are being removed too."""
+        with self._lock:
+            return [
+                r
+                for r in sorted(self._ports.values(), key=lambda r: r.port_id)
+                if network_id in (r.spec.overlay_id, r.previous and r.previous.overlay_id)
+            ]
+
+    def save_network(
+        self, network_id: str, spec: NetworkSpec, held: Mapping[int, str] | None = None
+    ) -> Overlay:
+        """Commit what a network is, with a local VLAN of its own.
+
+        ``held`` tells which local VLANs networks have on the host already: one that is there keeps
+        its number, and none is given to another.
+
+        Raises: Conflict if another network has the VNI, CapacityExhausted.
+        """
+        with self._lock:
+            for other in self._networks.values():
+                if other.network_id != network_id and other.spec.vni == spec.vni:
+                    raise Conflict(
+                        f"VNI {spec.vni} is network {other.network_id}'s", step="store",
+                        fix="give each network a VNI of its own, or delete the other one",
+                    )  # fmt: skip
+            before = self._networks.get(network_id)
+            vlan = before.local_vlan if before else self._free_vlan(network_id, held or {})
+            network = Overlay(network_id, spec, vlan)
+            with self._transaction():
+                self._db.execute(
+                    "INSERT INTO networks VALUES (?, ?, ?, ?) ON CONFLICT (network_id) DO UPDATE "
+                    "SET vni=excluded.vni, local_vlan=excluded.local_vlan, spec=excluded.spec",
+                    (network_id, spec.vni, vlan, spec.model_dump_json()),
+                )
+            self._networks[network_id] = network
+            return network
+
+    def forget_network(self, network_id: str) -> None:
+        """Raises: Conflict while a port is on it."""
+        with self._lock:
+            ports = [record.port_id for record in self.ports_on(network_id)]
+            if ports:
+                some = ", ".join(ports[:5]) + (" and others" if len(ports) > 5 else "")
+                raise Conflict(
+                    f"network {network_id} has {len(ports)} ports here: {some}", step="store",
+                    fix="delete its ports before",
+                )  # fmt: skip
+            with self._transaction():
+                self._db.execute("DELETE FROM networks WHERE network_id = ?", (network_id,))
+            self._networks.pop(network_id, None)
+
+    def _free_vlan(self, network_id: str, held: Mapping[int, str]) -> int:
+        taken = {network.local_vlan for network in self._networks.values()}
+        own = sorted(v for v, holder in held.items() if holder == network_id and v not in taken)
+        free = (v for v in _LOCAL_VLANS if v not in taken and v not in held)
+        vlan = next(chain(own, free), None)
+        if vlan is None:
+            raise CapacityExhausted(
+                f"all {len(_LOCAL_VLANS)} local VLANs of this host are taken by networks",
+                step="store", fix="delete networks that this host no longer needs",
+            )  # fmt: skip
+        return vlan
+
+    def _read_networks(self) -> Iterator[Overlay]:
+        for network_id, vlan, spec in self._db.execute(
+            "SELECT network_id, local_vlan, spec FROM networks"
+        ):
+            yield Overlay(network_id, NetworkSpec.model_validate_json(spec), vlan)
 
     # -- facts that outlive a restart ------------------------------------------------------------
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from netplugin.errors import FieldError, InvalidRequest, NetpluginError, Unsupported
-from netplugin.models import Binding, Features, PortSpec, Qos, VfOptions
+from netplugin.models import Binding, Features, Finding, NetworkSpec, PortSpec, Qos, VfOptions
+
+#: What a frame has beyond its layer-3 payload: addresses, type and one VLAN tag (IEEE 802.3, 802.1Q).
+_ETHERNET_BYTES = 18
 
 
 @dataclass(frozen=True)
@@ -20,12 +23,28 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Overlay:
+    """A VXLAN network: what the platform said of it, and its number within this host.
+
+    ``local_vlan`` (1 to 4094) is claimed in the store for as long as the network is there.
+    """
+
+    network_id: str
+    spec: NetworkSpec
+    local_vlan: int
+
+
+@dataclass(frozen=True)
 class Intent:
-    """What is wanted of one port: its spec and claims, or (``spec`` None) that it be gone."""
+    """What is wanted of one port: its spec and claims, or (``spec`` None) that it be gone.
+
+    ``overlay`` is the network of a ``vxlan`` port, and None for any other.
+    """
 
     port_id: str
     spec: PortSpec | None
     claims: tuple[Claim, ...] = ()
+    overlay: Overlay | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +149,8 @@ class Backend(ABC, Generic[ObservationT]):
             f"network.type {spec.network.type}": spec.network.type not in self.features.networks,
             f"queues above {self.features.max_queues}": spec.queues > self.features.max_queues,
             "qos": spec.qos != Qos() and not self.features.qos,
+            "qos.min_egress_kbps": spec.qos.min_egress_kbps is not None
+            and not self.features.min_rate,
             "vf (it is for the backends sriov and vdpa)": spec.vf != VfOptions()
             and not self.features.virtual_functions,
         }
@@ -139,6 +160,7 @@ class Backend(ABC, Generic[ObservationT]):
                 f"backend {self.name} has no {', no '.join(asked)}", step="validate",
                 fix="see the backend's features: GET /v1/backends",
             )  # fmt: skip
+        _refuse_useless_rates(spec)
 
     @abstractmethod
     def observe(self, ports: Collection[str] | None, deadline: float) -> ObservationT:
@@ -182,6 +204,25 @@ class Backend(ABC, Generic[ObservationT]):
     def binding(self, intent: Intent) -> Binding:
         """The interface XML and what the domain must have (pure)."""
 
+    def findings(self, observed: ObservationT) -> Sequence[Finding]:
+        """What an operator should know of the host beside the ports (pure).
+
+        For example that one link of a bond carries everything. ``observed`` is of the whole host.
+        """
+        return ()
+
+    def facts(self) -> Mapping[str, str | int | bool]:
+        """What the backend stands on, for ``GET /v1/backends``: quick, and never raises."""
+        return {}
+
+    def held_vlans(self) -> Mapping[int, str]:
+        """The networks that the host has now, by their local VLANs, whatever the store knows.
+
+        A network that comes anew (after a lost store) keeps its number and takes none of another's.
+        Quick, from any thread, and never raises.
+        """
+        return {}
+
     def watch(self, wake: Callable[[Wake], None]) -> None:
         """Start to tell, by calling ``wake`` from any thread, when the host moved by itself.
 
@@ -191,6 +232,19 @@ class Backend(ABC, Generic[ObservationT]):
 
     def close(self) -> None:
         """Give back connections and threads; the host stays as it is."""
+
+
+def _refuse_useless_rates(spec: PortSpec) -> None:
+    """A rate below one full frame a second lets no connection live: it is a mistake (bytes, Mbit?)."""
+    least = -(-(spec.network.mtu + _ETHERNET_BYTES) * 8 // 1000)
+    for name in ("ingress_kbps", "egress_kbps"):
+        rate = getattr(spec.qos, name)
+        if rate is not None and rate < least:
+            message = f"{rate} kbit/s is not one frame of MTU {spec.network.mtu} a second, which is {least}"
+            raise InvalidRequest(
+                f"qos.{name}: {message}", step="validate",
+                errors=[FieldError(field=f"qos.{name}", message=message)],
+            )  # fmt: skip
 
 
 def unknown_network(name: str | None, option: str, known: Collection[str]) -> InvalidRequest:

@@ -28,7 +28,10 @@ from netplugin.models import (
     Batch,
     BatchResults,
     DomainPolicy,
+    Finding,
     Name,
+    NetworkInfo,
+    NetworkSpec,
     PmdRequest,
     PmdState,
     Port,
@@ -156,10 +159,28 @@ class Client:
             raise invalid_request(wrong) from None
         return self._model(RenderedDomain, "POST", path, request)
 
+    # -- networks --------------------------------------------------------------------------------
+
+    def put_network(self, network_id: str, spec: NetworkSpec) -> NetworkInfo:
+        return self._model(NetworkInfo, "PUT", _network(network_id), spec)
+
+    def get_network(self, network_id: str) -> NetworkInfo:
+        return self._model(NetworkInfo, "GET", _network(network_id))
+
+    def list_networks(self) -> list[NetworkInfo]:
+        return self._models(NetworkInfo, "/v1/networks")
+
+    def delete_network(self, network_id: str) -> None:
+        self._call("DELETE", _network(network_id))
+
     # -- the host --------------------------------------------------------------------------------
 
     def backends(self) -> list[BackendInfo]:
         return self._models(BackendInfo, "/v1/backends")
+
+    def checks(self) -> list[Finding]:
+        """What an operator should know of the host."""
+        return self._models(Finding, "/v1/host/checks")
 
     def pmd(self) -> PmdState:
         return self._model(PmdState, "GET", "/v1/pmd")
@@ -218,7 +239,8 @@ class Client:
         body: BaseModel | None = None,
         parameters: Mapping[str, str] | None = None,
     ) -> httpx.Response:
-        content = None if body is None else body.model_dump_json()
+        # What was not said is not sent: the MTU of a port on a VXLAN network is the network's.
+        content = None if body is None else body.model_dump_json(exclude_unset=True)
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
             return self._http.request(
@@ -257,6 +279,10 @@ def invalid_request(wrong: ValidationError) -> InvalidRequest:
 
 def _port(port_id: str) -> str:
     return f"/v1/ports/{_checked_name('port_id', port_id)}"
+
+
+def _network(network_id: str) -> str:
+    return f"/v1/networks/{_checked_name('network_id', network_id)}"
 
 
 def _checked_name(field: str, name: str) -> str:

@@ -89,7 +89,10 @@ class Value(BaseModel):
 
 
 class Network(Value):
-    """The segment a port is on. ``mtu`` is in bytes, the layer-3 payload, the same on every hop."""
+    """The segment a port is on. ``mtu`` is in bytes, the layer-3 payload, the same on every hop.
+
+    A ``vxlan`` network has its MTU from ``PUT /v1/networks``: a port need not say it again.
+    """
 
     type: Literal["flat", "vlan", "vxlan"]
     physical_network: Name | None = None
@@ -112,6 +115,53 @@ class Network(Value):
         return self
 
 
+def _peer(text: str) -> str:
+    """The address of another host, in its shortest form."""
+    address = ipaddress.ip_address(text)
+    if address.is_multicast or address.is_unspecified or address.is_loopback:
+        raise ValueError("must be the unicast address of a host")
+    return str(address)
+
+
+PeerAddress = Annotated[
+    str,
+    StringConstraints(pattern=r"^[0-9A-Fa-f.:]{2,45}$", strict=True),
+    AfterValidator(_peer),
+]
+
+
+class NetworkSpec(Value):
+    """What a VXLAN network is on every host (RFC 7348): what a port's spec cannot say.
+
+    ``mtu`` is in bytes, the layer-3 payload of the VMs' frames. ``peers`` are the tunnel addresses
+    of the hosts that have ports on it; this host's own may be among them and is passed over.
+    """
+
+    type: Literal["vxlan"]
+    vni: Annotated[int, Field(ge=1, le=0xFFFFFF, strict=True)]
+    peers: Annotated[tuple[PeerAddress, ...], Field(max_length=1024), _at_most(1024)] = ()
+    udp_port: Annotated[int, Field(ge=1, le=65535, strict=True)] = 4789
+    mtu: Annotated[int, Field(ge=576, le=9216, strict=True)] = 1450
+
+    @model_validator(mode="after")
+    def _one_set_of_peers(self) -> Self:
+        if len(set(self.peers)) != len(self.peers):
+            raise ValueError("peers: an address may stand there once")
+        if len({ipaddress.ip_address(peer).version for peer in self.peers}) > 1:
+            raise ValueError("peers: all must be IPv4 or all IPv6")
+        return self
+
+
+class NetworkInfo(Value):
+    """A network as the agent knows it. ``ports`` counts this host's ports on it."""
+
+    network_id: Name
+    spec: NetworkSpec
+    #: The number that stands for the network within this host, 1 to 4094.
+    local_vlan: int
+    ports: int
+
+
 class VfOptions(Value):
     """What is asked of a virtual function (backends ``sriov`` and ``vdpa``)."""
 
@@ -129,6 +179,12 @@ class Qos(Value):
     ingress_kbps: Kbps | None = None
     egress_kbps: Kbps | None = None
     min_egress_kbps: Kbps | None = None
+
+    @model_validator(mode="after")
+    def _least_within_most(self) -> Self:
+        if self.egress_kbps and self.min_egress_kbps and self.min_egress_kbps > self.egress_kbps:
+            raise ValueError("min_egress_kbps is above egress_kbps")
+        return self
 
 
 class AllowedAddress(Value):
@@ -161,6 +217,11 @@ class PortSpec(Value):
     vf: VfOptions = VfOptions()
     qos: Qos = Qos()
     port_security: PortSecurity = PortSecurity()
+
+    @property
+    def overlay_id(self) -> str | None:
+        """The VXLAN network the port is on; None for any other type."""
+        return self.network.network_id if self.network.type == "vxlan" else None
 
 
 class PortState(StrEnum):
@@ -247,7 +308,9 @@ class Features(Value):
 
     networks: tuple[Literal["flat", "vlan", "vxlan"], ...] = ()
     live_migration: bool = False
+    #: Most rates each way; ``min_rate``: a least rate too.
     qos: bool = False
+    min_rate: bool = False
     port_security: tuple[Literal["mac", "ip"], ...] = ()
     max_queues: int = 1
     needs_shared_memory: bool = False
@@ -262,6 +325,18 @@ class BackendInfo(Value):
     reason: str | None = None
     fix: str | None = None
     features: Features = Features()
+    #: What the backend stands on here, such as versions and switches that change what it can do.
+    facts: dict[str, str | int | bool] = {}
+
+
+class Finding(Value):
+    """Something about the host that an operator should know, with what would be right instead."""
+
+    id: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    expected: str
+    fix: str | None = None
 
 
 class RxQueue(Value):

@@ -1,4 +1,4 @@
-"""The commands ``netplugin backend list``, ``pmd show|set`` and ``reconcile``."""
+"""The commands ``netplugin backend list|check``, ``pmd show|set`` and ``reconcile``."""
 
 from __future__ import annotations
 
@@ -24,15 +24,35 @@ class BackendList(Lister):
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
         with Client.from_environment() as client:
             backends = client.backends()
-        columns = ("name", "usable", "reason", "fix", "features")
+        columns = ("name", "usable", "reason", "fix", "features", "facts")
         rows = (backend.model_dump(mode="json") for backend in backends)
         return columns, [
             (
                 row["name"], row["usable"], show.Optional(row["reason"]),
                 show.Optional(row["fix"]), show.Structure(row["features"]),
+                show.Structure(row["facts"]),
             )
             for row in rows
         ]  # fmt: skip
+
+
+class BackendCheck(Lister):
+    """List what the backends found on the host; exit status 1 if something fails."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._status = 0
+
+    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
+        with Client.from_environment() as client:
+            findings = client.checks()
+        self._status = 1 if any(finding.status == "fail" for finding in findings) else 0
+        return ("id", "status", "found", "expected", "fix"), [
+            (f.id, f.status, f.found, f.expected, show.Optional(f.fix)) for f in findings
+        ]
+
+    def run(self, parsed_args: Namespace) -> int:
+        return super().run(parsed_args) or self._status
 
 
 class PmdCores(FormattableColumn[list[dict[str, Any]]]):

@@ -75,6 +75,12 @@ class PortPut(ShowOne):
         parser.add_argument("--mtu", type=int, metavar="BYTES")
         parser.add_argument("--queues", type=int, metavar="N")
         parser.add_argument(
+            "--ingress-kbps", type=int, metavar="N", help="most the VM receives, in kbit/s"
+        )
+        parser.add_argument(
+            "--egress-kbps", type=int, metavar="N", help="most the VM sends, in kbit/s"
+        )
+        parser.add_argument(
             "--no-port-security", action="store_true", help="let the VM send from any address"
         )
         parser.add_argument(
@@ -122,6 +128,9 @@ def spec_from(options: Namespace) -> PortSpec:
     for name in ("physical_network", "vlan_id", "network_id", "mtu"):
         _set(network, name, getattr(options, name))
     _set(network, "type", options.network_type or _network_type(network))
+    for name in ("ingress_kbps", "egress_kbps"):
+        if getattr(options, name) is not None:
+            _part(spec, "qos")[name] = getattr(options, name)
     if options.no_port_security:
         _part(spec, "port_security")["enabled"] = False
     if options.allowed_address:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.lab.namespaces import entered, within
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import Daemon
 
@@ -27,14 +28,19 @@ class PrivateAgent:
         ovs: PrivateOvs | None = None,
         options: Mapping[str, Mapping[str, str]] | None = None,
         ready: bool = True,
+        netns: str | None = None,
     ) -> None:
         """``options`` by group, over those that a lab needs; see ``etc/netplugin.conf``.
+
+        ``netns`` is the network namespace it runs in, and is called in.
 
         ``ready`` false: a host on which the agent will not be ready.
         """
         self._ready = ready
         self.directory = directory
-        self.port = _free_port()
+        self._netns = netns
+        with entered(netns):
+            self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         groups: dict[str, dict[str, str]] = {
             "DEFAULT": {"state_path": str(directory / "state"), "log_level": "DEBUG"},
@@ -56,6 +62,7 @@ class PrivateAgent:
         self.config = directory / "netplugin.conf"
         self.log = directory / "agent.log"
         args = [sys.executable, "-m", "agents.main", "--config-file", self.config]
+        args = within(netns, args)
         self.daemon = Daemon("netplugin-agent", args, self.log)
 
     def __enter__(self) -> Self:
@@ -113,7 +120,7 @@ class PrivateAgent:
         )
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=timeout) as answer:
+            with entered(self._netns), opener.open(request, timeout=timeout) as answer:
                 return answer.status, _decoded(answer.read())
         except urllib.error.HTTPError as refused:
             return refused.code, _decoded(refused.read())

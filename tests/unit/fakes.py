@@ -13,6 +13,7 @@ from netplugin.backend import (
     Intent,
     Observation,
     ObservedPort,
+    Overlay,
     Plan,
     Usability,
     Wake,
@@ -24,14 +25,25 @@ from netplugin.models import Binding, DomainRequirements, Features, PortSpec
 
 @dataclass(frozen=True)
 class Write(Change):
-    """The one change there is: the port becomes ``spec``, or (None) goes."""
+    """A port becomes ``spec``, or (None) goes."""
 
     spec: PortSpec | None
 
 
 @dataclass(frozen=True)
+class WriteNetwork(Change):
+    """A VXLAN network becomes ``overlay``, or (None) goes; the ports stay."""
+
+    network_id: str
+    overlay: Overlay | None
+
+
+@dataclass(frozen=True)
 class Seen(Observation):
     specs: dict[str, PortSpec]
+    networks: dict[str, Overlay]
+    #: The VXLAN network of every port that is there.
+    on: dict[str, str | None]
 
 
 def _nothing(*_: Any) -> None:
@@ -47,6 +59,7 @@ class FakeHost:
     """
 
     ports: dict[str, PortSpec] = field(default_factory=dict)
+    networks: dict[str, Overlay] = field(default_factory=dict)
     #: The host's own word that a port does not work.
     faults: dict[str, str] = field(default_factory=dict)
     usability: Usability = field(default_factory=lambda: Usability(True))
@@ -55,7 +68,7 @@ class FakeHost:
     on_observe: Callable[[Collection[str] | None], None] = _nothing
     on_apply: Callable[[Change], None] = _nothing
     #: All changes that were made, oldest first.
-    written: list[Write] = field(default_factory=list)
+    written: list[Write | WriteNetwork] = field(default_factory=list)
     #: Tells the agent that the host moved by itself; set by ``Backend.watch``.
     wake: Callable[[Wake], None] = _nothing
     closed: bool = False
@@ -66,7 +79,7 @@ class FakeBackend(Backend[Seen]):
 
     name: ClassVar[str] = "fake"
     features: ClassVar[Features] = Features(
-        networks=("flat", "vlan"), port_security=("mac", "ip"), max_queues=8
+        networks=("flat", "vlan", "vxlan"), port_security=("mac", "ip"), max_queues=8
     )
 
     def __init__(self, name: str = "fake", host_state: FakeHost | None = None) -> None:
@@ -87,7 +100,8 @@ class FakeBackend(Backend[Seen]):
             port_id: ObservedPort(self.host.faults.get(port_id), {"device": f"fake-{port_id}"})
             for port_id in specs
         }
-        return Seen(seen, specs)
+        on = {i: s.overlay_id for i, s in self.host.ports.items()}
+        return Seen(seen, specs, dict(self.host.networks), on)
 
     def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
         changes = [
@@ -95,12 +109,34 @@ class FakeBackend(Backend[Seen]):
             for intent in intents
             if observed.specs.get(intent.port_id) != intent.spec
         ]
-        return Plan(tuple(sorted(changes, key=lambda change: change.ports)))
+        ports = sorted(changes, key=lambda change: change.ports)
+        return Plan((*ports, *self._network_changes(intents, observed)))
+
+    def _network_changes(self, intents: Sequence[Intent], observed: Seen) -> list[WriteNetwork]:
+        wanted: dict[str, Overlay] = {}
+        users: dict[str, list[str]] = {}
+        for intent in intents:
+            if intent.overlay is not None:
+                wanted[intent.overlay.network_id] = intent.overlay
+                users.setdefault(intent.overlay.network_id, []).append(intent.port_id)
+        asked = {intent.port_id for intent in intents}
+        held = {network_id for i, network_id in observed.on.items() if i not in asked}
+        gone = set(observed.networks) - set(wanted) - held
+        changes = [WriteNetwork((), network_id, None) for network_id in sorted(gone)]
+        changes += [
+            WriteNetwork(tuple(sorted(users[network_id])), network_id, overlay)
+            for network_id, overlay in sorted(wanted.items())
+            if observed.networks.get(network_id) != overlay
+        ]
+        return changes
+
+    def held_vlans(self) -> dict[int, str]:
+        return {o.local_vlan: i for i, o in self.host.networks.items()}
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         failed: dict[str, NetpluginError] = {}
         for change in changes:
-            assert isinstance(change, Write)
+            assert isinstance(change, Write | WriteNetwork)
             try:
                 self.host.on_apply(change)
             except NetpluginError as error:
@@ -109,8 +145,13 @@ class FakeBackend(Backend[Seen]):
                 self._write(change)
         return Applied(failed, {"fake": 0.0})
 
-    def _write(self, change: Write) -> None:
+    def _write(self, change: Write | WriteNetwork) -> None:
         self.host.written.append(change)
+        if isinstance(change, WriteNetwork):
+            self.host.networks.pop(change.network_id, None)
+            if change.overlay is not None:
+                self.host.networks[change.network_id] = change.overlay
+            return
         for port_id in set(change.ports) - self.host.forgetful:
             if change.spec is None:
                 self.host.ports.pop(port_id, None)

@@ -131,9 +131,37 @@ def test_network_type_follows_from_the_options(run: Run, running: Agent) -> None
     base = "port put p1 --vm-id vm-1 --mac 52:54:00:12:34:56 --backend fake"
     assert run.json(f"{base} --physical-network physnet1")["spec"]["network"]["type"] == "flat"
     assert run(f"{base} --network-id net-1") == 1
-    assert "unsupported" in run.err
+    assert "there is no network 'net-1'" in run.err
+    run.json("network put net-1 --vni 5001")
+    assert run.json(f"{base} --network-id net-1")["spec"]["network"]["type"] == "vxlan"
     assert run(f"{base} --network-type vlan --physical-network physnet1") == 1
     assert "vlan_id is required" in run.err
+
+
+def test_networks(run: Run, running: Agent) -> None:
+    put = "network put net-1 --vni 5001 --peer 10.0.0.2 --peer 10.0.0.3 --mtu 1400"
+    wanted = {
+        "network_id": "net-1", "vni": 5001, "udp_port": 4789, "mtu": 1400,
+        "peers": ["10.0.0.2", "10.0.0.3"], "local_vlan": 1, "ports": 0,
+    }  # fmt: skip
+    assert run.json(put) == wanted
+    assert run.json("network list") == [wanted]
+    assert run("network put net-2 --vni 5001") == 1
+    assert "VNI 5001 is network net-1's" in run.err
+    assert run("network put net-2 --vni 5002 --peer 224.0.0.1") == 1
+    assert "peers.0" in run.err
+    assert run("network delete net-1") == 0
+    assert run.json("network list") == []
+
+
+def test_what_the_backends_found(run: Run, running: Agent) -> None:
+    assert run.json("backend check") == []
+    running.host.usability = Usability(False, "no cable", "plug it in")
+    assert run("backend check -f json") == 1
+    found = json.loads(run.out)
+    assert [(f["id"], f["status"], f["fix"]) for f in found] == [
+        ("fake-unusable", "fail", "plug it in")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from agents import store as store_module
 from agents.store import JournalledTask, Record, Store
 from netplugin.backend import Claim
 from netplugin.errors import HostError
@@ -136,13 +137,13 @@ def test_a_newer_version_is_refused_and_left_as_it_is(path: Path) -> None:
     store.save([record()])
     store.close()
     db = sqlite3.connect(path)
-    db.execute("PRAGMA user_version=2")
+    db.execute(f"PRAGMA user_version={store_module._VERSION + 1}")
     db.execute("CREATE TABLE of_the_future (x)")
     db.close()
     with pytest.raises(ValueError, match="newer netplugin"):
         Store(path)
     db = sqlite3.connect(path)
-    assert db.execute("PRAGMA user_version").fetchone() == (2,)
+    assert db.execute("PRAGMA user_version").fetchone() == (store_module._VERSION + 1,)
     assert db.execute("SELECT count(*) FROM of_the_future").fetchone() == (0,)
     db.close()
 
