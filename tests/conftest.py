@@ -1,4 +1,5 @@
-"""For all tests: in CI nothing is skipped, and how many examples hypothesis tries."""
+"""For all tests: in CI nothing is skipped, how many examples hypothesis tries, and that
+nested tests run in their guest or not at all."""
 
 from __future__ import annotations
 
@@ -9,12 +10,22 @@ from typing import TypeVar
 import pytest
 from hypothesis import settings
 
+from tests.nested import machine
+
 R = TypeVar("R", pytest.TestReport, pytest.CollectReport)
 
 # The machine may be busy: no example has a deadline.
 settings.register_profile("usual", deadline=None)
 settings.register_profile("long", deadline=None, max_examples=5_000)
 settings.load_profile("usual")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if machine.inside() or config.pluginmanager.has_plugin("tests.nested.plugin"):
+        return
+    for item in items:
+        if item.get_closest_marker("nested"):
+            item.add_marker(pytest.mark.skip(reason="runs in a guest only: tox -e nested"))
 
 
 @pytest.hookimpl(wrapper=True)

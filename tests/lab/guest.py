@@ -33,10 +33,7 @@ KVM_DEADLINE_S = 5.0
 # Beyond the time a command has in the guest: for the guest and the host to be slow in.
 CHANNEL_SLACK_S = 15.0
 CHOICE = "NETPLUGIN_LAB_ACCEL"
-COMMAND_LINE = (
-    "console=ttyS0 quiet panic=-1 nokaslr mitigations=off random.trust_cpu=on audit=0"
-    " no_timer_check cryptomgr.notests i8042.noaux i8042.nokbd rcupdate.rcu_expedited=1"
-)
+COMMAND_LINE = f"console=ttyS0 {kernel.QUICK_BOOT}"
 QEMU_NS = "http://libvirt.org/schemas/domain/qemu/1.0"
 
 

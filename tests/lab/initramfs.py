@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import lzma
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,12 +63,12 @@ class _Entry:
     device: tuple[int, int] = (0, 0)
 
 
-def build(kernel: Kernel) -> bytes:
+def build(kernel: Kernel, modules: Iterable[str] = MODULES, init: str = INIT) -> bytes:
     """An initramfs as a cpio archive; not compressed, as unpacking is slow without KVM."""
-    return b"".join(_pack(_entries(kernel)))
+    return b"".join(_pack(_entries(kernel, modules, init)))
 
 
-def _entries(kernel: Kernel) -> Iterator[_Entry]:
+def _entries(kernel: Kernel, modules: Iterable[str], init: str) -> Iterator[_Entry]:
     if not BUSYBOX.exists():
         raise LabError(f"{BUSYBOX} is missing: install busybox-static")
     for name in ("bin", "dev", "modules"):
@@ -75,9 +76,14 @@ def _entries(kernel: Kernel) -> Iterator[_Entry]:
     # The kernel opens it for init before init has mounted /dev.
     yield _Entry("dev/console", stat.S_IFCHR | 0o600, device=(5, 1))
     yield _Entry("bin/busybox", stat.S_IFREG | 0o755, BUSYBOX.read_bytes())
-    for name in MODULES:
-        yield _Entry(f"modules/{name}.ko", stat.S_IFREG | 0o644, kernel.module(name).read_bytes())
-    yield _Entry("init", stat.S_IFREG | 0o755, INIT.encode())
+    for name in modules:
+        yield _Entry(f"modules/{name}.ko", stat.S_IFREG | 0o644, _content(kernel.module(name)))
+    yield _Entry("init", stat.S_IFREG | 0o755, init.encode())
+
+
+def _content(module: Path) -> bytes:
+    packed = module.read_bytes()
+    return lzma.decompress(packed) if module.suffix == ".xz" else packed
 
 
 def _pack(entries: Iterator[_Entry]) -> Iterator[bytes]:

@@ -11,16 +11,21 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.lab.processes import LabError, run
+from tests.lab.apt import PrivateApt
+from tests.lab.processes import LabError
 
 METAPACKAGE = "linux-image-cloud-amd64"
 CACHE = Path(__file__).resolve().parents[2] / ".lab"
-FETCH_TIMEOUT_S = 600.0
+# What a kernel in a guest is told so that it boots quickly, and ends the guest if it cannot go on.
+QUICK_BOOT = (
+    "quiet panic=-1 nokaslr mitigations=off random.trust_cpu=on audit=0"
+    " no_timer_check cryptomgr.notests i8042.noaux i8042.nokbd rcupdate.rcu_expedited=1"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,10 @@ class Kernel:
                 return path
         raise LabError(f"{self.modules} has no module {name}")
 
+    def load_order(self, names: Iterable[str]) -> list[str]:
+        """Some modules and what they need, each after what it needs; wants depmod's modules.dep."""
+        return parse_load_order((self.modules / "modules.dep").read_text(), names)
+
 
 def cached() -> Kernel:
     """The newest kernel in the cache."""
@@ -55,62 +64,65 @@ def cached() -> Kernel:
 
 def fetch(newest: bool = False) -> Kernel:
     """The cached kernel, fetched first if there is none or the `newest` one is asked for."""
-    with _locked():
+    with locked():
         if not newest and any(CACHE.glob("kernel-*")):
             return cached()
-        for unfinished in CACHE.glob("fetch-*"):  # of one that was killed: this one has the lock
-            shutil.rmtree(unfinished)
-        with tempfile.TemporaryDirectory(dir=CACHE, prefix="fetch-") as directory:
-            return _fetch(Path(directory))
+        with scratch() as directory:
+            return _fetch(directory)
 
 
-def _fetch(scratch: Path) -> Kernel:
-    options = _private_apt(scratch)
-    run(["apt-get", *options, "--quiet", "update"], FETCH_TIMEOUT_S)
-    shown = run(["apt-cache", *options, "depends", METAPACKAGE])
-    needed = re.search(r"Depends: (linux-image-\S+)", shown)
-    if needed is None:
-        raise LabError(f"{METAPACKAGE} depends on no kernel image:\n{shown}")
-    policy = run(["apt-cache", *options, "policy", needed[1]])
-    version = re.search(r"Candidate: (\S+)", policy)
-    if version is None:
-        raise LabError(f"apt has no candidate for {needed[1]}:\n{policy}")
-    target = CACHE / f"kernel-{version[1]}"
+def parse_load_order(dependencies: str, names: Iterable[str]) -> list[str]:
+    """From lines `module: needs ...`, where what is needed first stands last."""
+    needs: dict[str, list[str]] = {}
+    for line in dependencies.splitlines():
+        module, _, others = line.partition(":")
+        needs[_module_name(module)] = [_module_name(other) for other in others.split()]
+    order: dict[str, None] = {}
+    for name in names:
+        if name not in needs:
+            raise LabError(f"modules.dep has no module {name}")
+        order.update(dict.fromkeys([*reversed(needs[name]), name]))
+    return list(order)
+
+
+def _module_name(path: str) -> str:
+    return path.rpartition("/")[2].partition(".")[0].replace("-", "_")
+
+
+def _fetch(directory: Path) -> Kernel:
+    apt = PrivateApt(directory)
+    apt.update()
+    package = apt.kernel_image(METAPACKAGE)
+    target = CACHE / f"kernel-{apt.candidate(package)}"
     if target.exists():
         target.touch()
-        return _open(target)
-    return _download(needed[1], options, scratch, target)
-
-
-def _download(package: str, options: list[str], scratch: Path, target: Path) -> Kernel:
-    run(["apt-get", *options, "--quiet", "download", package], FETCH_TIMEOUT_S, cwd=scratch)
-    (archive,) = scratch.glob("*.deb")
-    unpacked = scratch / "unpacked"
-    run(["dpkg", "-x", archive, unpacked], FETCH_TIMEOUT_S)
-    shutil.rmtree(unpacked / "usr", ignore_errors=True)
-    unpacked.rename(target)
+    else:
+        unpack(apt, package, directory, target)
     return _open(target)
 
 
-def _private_apt(scratch: Path) -> list[str]:
-    """apt with the machine's sources, but lists and archives of its own."""
-    directories = {"Dir::State::lists": scratch / "lists", "Dir::Cache": scratch / "cache"}
-    for directory in directories.values():
-        (directory / "partial").mkdir(parents=True)
-    settings = [f"{key}={value}" for key, value in directories.items()]
-    # The `_apt` user may not be able to reach the cache; what is fetched is verified anyway.
-    settings.append("APT::Sandbox::User=root")
-    return [word for setting in settings for word in ("-o", setting)]
+def unpack(apt: PrivateApt, package: str, directory: Path, target: Path) -> None:
+    """Fetch a kernel's package and keep what boots of it."""
+    unpacked = directory / "unpacked"
+    apt.unpack([package], unpacked)
+    shutil.rmtree(unpacked / "usr", ignore_errors=True)
+    unpacked.rename(target)
 
 
 def _open(directory: Path) -> Kernel:
+    return opened(directory, directory.name.removeprefix("kernel-"))
+
+
+def opened(directory: Path, version: str) -> Kernel:
+    """The kernel that was unpacked into a directory."""
     (image,) = directory.glob("boot/vmlinuz-*")
     (modules,) = directory.glob("lib/modules/*")
-    return Kernel(directory.name.removeprefix("kernel-"), image, modules)
+    return Kernel(version, image, modules)
 
 
 @contextmanager
-def _locked() -> Iterator[None]:
+def locked() -> Iterator[None]:
+    """Be the only one that fetches into the cache."""
     CACHE.mkdir(exist_ok=True)
     # The cache keeps itself out of version control.
     (CACHE / ".gitignore").write_text("*\n")
@@ -120,6 +132,15 @@ def _locked() -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory in the cache to fetch into, for the time of the block; for who has the lock."""
+    for unfinished in CACHE.glob("fetch-*"):  # of one that was killed
+        shutil.rmtree(unfinished)
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix="fetch-") as directory:
+        yield Path(directory)
 
 
 if __name__ == "__main__":

@@ -109,11 +109,13 @@ class Daemon:
         args: Sequence[Argument],
         log: Path,
         env: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self.name = name
         self.args = tuple(str(arg) for arg in args)
         self.log = log
         self._env = dict(env or {})
+        self._pass_fds = tuple(pass_fds)
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -153,6 +155,7 @@ class Daemon:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                pass_fds=self._pass_fds,
                 start_new_session=True,
             )
 

@@ -172,13 +172,20 @@ def _reap(child: int) -> int | None:
             return code if code >= 0 else 128 - code
 
 
-def make_private() -> None:
-    """Give this mount, network and UTS namespace everything the daemons write to."""
+def make_private(own_kernel: bool = False) -> None:
+    """Give this mount, network and UTS namespace everything the daemons write to.
+
+    With an `own_kernel` (in a guest) /dev is that kernel's, and its devices come and go.
+    """
     # `mount` would note its mounts under the machine's /run: it is covered first.
     _mount_tmpfs(Path("/run"))
     socket.sethostname(HOSTNAME)
     run(["ip", "link", "set", "lo", "up"])
-    _mount_dev()
+    if own_kernel:
+        _mount("devtmpfs", Path("/dev"))
+    else:
+        _copy_dev()
+    _mount_in_dev()
     # sysfs shows the network namespace it was mounted from.
     _mount("sysfs", Path("/sys"))
     for directory in PRIVATE:
@@ -213,7 +220,7 @@ def _mount_copy(directory: Path) -> None:
         os.close(original)
 
 
-def _mount_dev() -> None:
+def _copy_dev() -> None:
     """A private /dev: mount points made in the real one would stay there."""
     original = os.open("/dev", os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -221,8 +228,11 @@ def _mount_dev() -> None:
         _copy_nodes(Path(f"/proc/self/fd/{original}"), Path("/dev"))
     finally:
         os.close(original)
+
+
+def _mount_in_dev() -> None:
     for name in ("pts", "shm", "hugepages"):
-        (Path("/dev") / name).mkdir()
+        (Path("/dev") / name).mkdir(exist_ok=True)
     _mount("devpts", Path("/dev/pts"), "newinstance", "ptmxmode=0666")
     _mount_tmpfs(Path("/dev/shm"), mode="1777")
     _mount("hugetlbfs", Path("/dev/hugepages"), "pagesize=2M")

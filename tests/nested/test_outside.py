@@ -1,0 +1,161 @@
+"""What happens in a guest is told outside, and nothing of the guest stays on the machine."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import uuid
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.lab.kernel import CACHE
+from tests.lab.processes import wait_for
+from tests.nested import machine
+
+pytestmark = [pytest.mark.outside, pytest.mark.timeout(600)]
+
+MARK = "NETPLUGIN_NESTED_MARK"
+DEADLINE_S = 300.0
+TESTS = """
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.nested
+
+def test_passes(tmp_path):
+    assert sys.executable == os.environ["OUTER_PYTHON"]
+
+def test_fails():
+    print("said in the guest")
+    assert Path("/nowhere").exists()
+
+def test_skips():
+    pytest.skip("a reason from the guest")
+
+@pytest.mark.xfail(reason="it is known")
+def test_is_known_to_fail():
+    assert False
+
+def test_ends_the_machine():
+    Path("/proc/sysrq-trigger").write_text("o")
+    time.sleep(60)
+
+def test_comes_too_late():
+    pass
+"""
+WAITS = """
+import signal
+import pytest
+
+@pytest.mark.nested
+def test_waits():
+    signal.pause()
+"""
+
+
+@contextmanager
+def outer(directory: Path, tests: str) -> Iterator[subprocess.Popen[str]]:
+    """A pytest with the plugin on some tests; afterwards the machine must be as it was."""
+    path = directory / "test_of_the_guest.py"
+    path.write_text(tests)
+    temporary = directory / "temporary"
+    temporary.mkdir()
+    mark = str(uuid.uuid4())
+    before = mounts()
+    command = [sys.executable, "-W", "ignore", "-m", "pytest", "-p", "no:cacheprovider"]
+    command += ["-p", "tests.nested.plugin", "-m", "nested", "-v", "-ra"]
+    with subprocess.Popen(
+        [*command, f"--junit-xml={directory / 'junit.xml'}", path],
+        cwd=machine.CHECKOUT,
+        env={**os.environ, MARK: mark, "OUTER_PYTHON": sys.executable, "TMPDIR": str(temporary)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+    wait_for(lambda: not processes_with(mark), 10, "every process has ended")
+    assert not shares_with(mark)
+    assert not list(temporary.iterdir())
+    assert mounts() <= before
+
+
+def mounts() -> set[str]:
+    return set(Path("/proc/self/mountinfo").read_text().splitlines())
+
+
+def shares_with(mark: str) -> list[Path]:
+    """The directories shared with a guest whose job has the mark."""
+    jobs = CACHE.glob(f"{machine.SHARE_PREFIX}*/{machine.JOB}")
+    return [job for job in jobs if mark.encode() in read(job)]
+
+
+def processes_with(mark: str) -> list[str]:
+    entry = f"{MARK}={mark}".encode()
+    return [
+        path.parent.name for path in Path("/proc").glob("[0-9]*/environ") if entry in read(path)
+    ]
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""  # it ended
+
+
+def test_each_outcome_in_the_guest_is_one_outside(tmp_path: Path) -> None:
+    with outer(tmp_path, TESTS) as running:
+        said, _ = running.communicate(timeout=DEADLINE_S)
+    assert running.returncode == pytest.ExitCode.TESTS_FAILED, said
+    assert "1 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors" in said
+    assert "said in the guest" in said
+    cases = {str(case.get("name")): case for case in junit(tmp_path)}
+    assert len(cases["test_passes"]) == 0
+    failure = cases["test_fails"].find("failure")
+    assert failure is not None and "/nowhere" in str(failure.text)
+    skipped = cases["test_skips"].find("skipped")
+    assert skipped is not None and skipped.get("message") == "a reason from the guest"
+    ended = cases["test_ends_the_machine"].find("error")
+    assert ended is not None and "the guest ended" in str(ended.text)
+    assert "Power down" in str(ended.text), "the console's end is in the message"
+    assert cases["test_comes_too_late"].find("error") is not None
+
+
+def junit(directory: Path) -> list[ElementTree.Element]:
+    # A file of our own making, so no bomb.
+    return list(ElementTree.parse(directory / "junit.xml").iter("testcase"))
+
+
+def test_an_interrupt_outside_ends_the_guest(tmp_path: Path) -> None:
+    with outer(tmp_path, WAITS) as running:
+        assert running.stdout is not None
+        wait_for_line(running, "test_waits")
+        running.send_signal(signal.SIGINT)
+        said, _ = running.communicate(timeout=30)
+        assert running.returncode == pytest.ExitCode.INTERRUPTED, said
+
+
+def wait_for_line(running: subprocess.Popen[str], wanted: str) -> None:
+    """Wait until a test is reported to be set up: pytest prints its name without a newline."""
+    assert running.stdout is not None
+    said = b""
+    while wanted.encode() not in said:
+        ready, _, _ = select.select([running.stdout], [], [], DEADLINE_S)
+        more = os.read(running.stdout.fileno(), 4096) if ready else b""
+        assert more, f"{wanted} did not come:\n{said.decode()}"
+        said += more

@@ -1,0 +1,222 @@
+"""The parts of the nested testbed that need no guest: what it is told, and what is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.lab import apt, initramfs
+from tests.lab.kernel import Kernel, parse_load_order
+from tests.lab.processes import LabError, LabTimeout
+from tests.nested import machine, plugin
+from tests.nested.machine import BootError, Machine, Needs
+from tests.nested.prepare import Emulator, Parts
+
+PLAN = """\
+Reading package lists...
+Inst libnew (2.0-1 Debian Backports:oldstable-backports [amd64])
+Inst qemu-system-x86 [1:7.2+dfsg-7] (1:10.0.2+ds-2 Debian Backports:oldstable-backports [amd64]) []
+Conf libnew (2.0-1 Debian Backports:oldstable-backports [amd64])
+"""
+MODULES_DEP = """\
+kernel/fs/9p/9p.ko.xz: kernel/net/9p/9pnet.ko.xz kernel/fs/netfs/netfs.ko.xz
+kernel/net/9p/9pnet.ko.xz:
+kernel/fs/netfs/netfs.ko.xz:
+kernel/net/9p/9pnet_virtio.ko.xz: kernel/net/9p/9pnet.ko.xz
+kernel/drivers/vfio/vfio-pci.ko:
+"""
+
+
+def test_only_what_is_missing_is_fetched() -> None:
+    planned = [str(package) for package in apt.parse_plan(PLAN)]
+    assert planned == ["libnew=2.0-1", "qemu-system-x86=1:10.0.2+ds-2"]
+
+
+def test_one_more_suite_comes_from_the_machines_mirror_and_is_debians() -> None:
+    (line,) = apt.sources(["http://mirror/debian/"], "bookworm-backports").splitlines()
+    assert line.startswith("deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ")
+    assert line.endswith(" http://mirror/debian/ bookworm-backports main")
+
+
+def test_apt_keeps_what_it_has_in_the_directories_it_is_given() -> None:
+    text = apt.settings(Path("/d/lists"), Path("/d/cache"), Path("/d/parts"))
+    assert 'Dir::State::lists "/d/lists";' in text
+    assert 'Dir::Cache "/d/cache";' in text
+    assert 'Dir::Etc::sourceparts "/d/parts";' in text
+
+
+def test_a_module_is_loaded_after_what_it_needs_and_once() -> None:
+    order = parse_load_order(MODULES_DEP, ["9p", "9pnet_virtio", "vfio_pci"])
+    assert order == ["netfs", "9pnet", "9p", "9pnet_virtio", "vfio_pci"]
+    with pytest.raises(LabError, match="no module igb"):
+        parse_load_order(MODULES_DEP, ["igb"])
+
+
+def test_the_initrd_has_init_busybox_and_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busybox = tmp_path / "busybox"
+    busybox.write_bytes(b"BUSYBOX")
+    (tmp_path / "9p.ko").write_bytes(b"MODULE")
+    monkeypatch.setattr(initramfs, "BUSYBOX", busybox)
+    kernel = Kernel("6.12", tmp_path / "vmlinuz", tmp_path)
+    archive = initramfs.build(kernel, ["9p"], "INIT")
+    for name, content in (("bin/busybox", b"BUSYBOX"), ("modules/9p.ko", b"MODULE")):
+        assert name.encode() + b"\0" in archive and content in archive
+    assert b"init\0" in archive and b"INIT" in archive
+    assert b"virtio_net" not in archive and archive.endswith(b"\0")
+
+
+def test_the_init_quotes_what_it_is_given() -> None:
+    script = machine.init_script(["netfs", "9p"], "/a venv/bin/python")
+    assert "for module in netfs 9p; do" in script
+    assert script.splitlines()[-1].endswith("/root '/a venv/bin/python' -m tests.nested.init")
+
+
+def test_qemu_is_told_what_the_guest_needs() -> None:
+    kernel = Kernel("6.12", Path("/k/vmlinuz"), Path("/k/modules"))
+    parts = Parts(Emulator(Path("/q")), kernel)
+    args = machine.qemu_args(Needs(4, 2048, 100), parts, Path("/share"), channel=7)
+    told = " ".join(args)
+    assert "-smp 4 -m 2048" in told
+    assert "hugepages=100" in args[-1]
+    assert "local,path=/,mount_tag=root,security_model=none,multidevs=remap,readonly=on" in told
+    assert "path=/share,mount_tag=share" in told
+    assert "socket,id=channel,fd=7" in told
+    assert told.count("-device igb,") == 2
+
+
+@pytest.mark.parametrize(
+    "asked", [{"memory_mb": 4096}, {"cpus": 0}, {"memory_mb": 1024, "hugepages": 512}]
+)
+def test_a_guest_that_cannot_be_is_refused(asked: dict[str, int]) -> None:
+    with pytest.raises(LabError, match="a guest has"):
+        Needs(**asked)
+
+
+def test_what_the_guest_could_not_see_is_told_beforehand() -> None:
+    machine.check_visible(Path("/usr/bin/python3"), Path("/running/checkout"))
+    with pytest.raises(LabError, match="has its own /dev"):
+        machine.check_visible(Path("/dev/shm/venv/bin/python"))
+
+
+def item(name: str, **asked: int) -> pytest.Item:
+    marker = pytest.mark.nested(**asked).mark
+    return cast(pytest.Item, SimpleNamespace(nodeid=name, get_closest_marker=lambda _name: marker))
+
+
+def test_tests_with_the_same_needs_share_a_guest() -> None:
+    items = [item("a"), item("b", cpus=4), item("c", cpus=1), item("d", hugepages=10, cpus=4)]
+    groups = plugin.grouped(items)
+    names = {needs: [found.nodeid for found in group] for needs, group in groups.items()}
+    assert names == {Needs(): ["a", "c"], Needs(4): ["b"], Needs(4, hugepages=10): ["d"]}
+
+
+@pytest.mark.parametrize("asked", [{"memory": 1024}, {"memory_mb": 9999}])
+def test_a_marker_that_asks_for_nonsense_names_the_test(asked: dict[str, int]) -> None:
+    with pytest.raises(pytest.UsageError, match=r"tests/x\.py::test_y: marker nested"):
+        plugin.needs_of(item("tests/x.py::test_y", **asked))
+
+
+def test_the_inner_pytest_has_the_options_of_the_outer_one_and_the_tests_by_name() -> None:
+    given = ("-m", "nested", "-x", "--junit-xml=out.xml", "tests/functional")
+    config = SimpleNamespace(
+        option=SimpleNamespace(file_or_dir=["tests/functional"]),
+        invocation_params=SimpleNamespace(args=given),
+        inipath=Path("/c/tox.ini"),
+        rootpath=Path("/c"),
+    )
+    command = plugin.inner_command(cast(pytest.Config, config), ["tests/functional/x.py::y[1]"])
+    told = command[command.index("pytest") + 1 :]
+    assert told[:4] == ["-m", "nested", "-x", "--junit-xml=out.xml"]
+    assert told.index("--junit-xml=") > 3, "the outer one alone writes it"
+    assert "tests/functional" not in told
+    assert told[-1] == "/c/tests/functional/x.py::y[1]"
+
+
+def test_the_inner_environment_reaches_the_checkout_and_the_systems_programs() -> None:
+    inner = plugin.inner_environment({"PATH": "/venv/bin", "PYTHONPATH": "/other", "CI": "true"})
+    assert inner["CI"] == "true"
+    assert inner["PYTHONPATH"] == f"{machine.CHECKOUT}:/other"
+    assert inner["PATH"].startswith("/venv/bin:") and "/usr/sbin" in inner["PATH"]
+
+
+def test_a_skips_reason_is_a_tuple_again() -> None:
+    data = {"location": ["f", 1, "t"], "longrepr": ["f", 2, "why"], "user_properties": [["a", 1]]}
+    assert plugin.with_tuples(data) == {
+        "location": ("f", 1, "t"),
+        "longrepr": ("f", 2, "why"),
+        "user_properties": [("a", 1)],
+    }
+    failed = {"longrepr": {"reprcrash": {}}, "user_properties": []}
+    assert plugin.with_tuples(failed) == failed
+
+
+class Says:
+    """A guest that says some things."""
+
+    def __init__(self, *events: str | Exception) -> None:
+        self._events: Iterator[str | Exception] = iter(events)
+
+    def receive(self, deadline_s: float) -> dict[str, Any] | None:
+        event = next(self._events, None)
+        if isinstance(event, Exception):
+            raise event
+        return None if event is None else {"event": event}
+
+    def tail(self) -> str:
+        return "the console's end"
+
+
+@pytest.mark.parametrize("said", [(), ("up",), ("up", LabTimeout("silence"))])
+def test_a_guest_that_does_not_come_to_pytest_may_be_tried_again(said: Any) -> None:
+    with pytest.raises(BootError, match="the guest did not boot"):
+        plugin.boot(cast(Machine, Says(*said)), plugin.Run(Needs(), []))
+
+
+def test_a_pytest_that_ends_before_it_has_begun_is_not_tried_again() -> None:
+    with pytest.raises(LabError, match="the console's end") as caught:
+        plugin.boot(cast(Machine, Says("up", "ended")), plugin.Run(Needs(), []))
+    assert not isinstance(caught.value, BootError)
+
+
+@pytest.mark.parametrize(
+    ("failures", "tries"),
+    [
+        ([BootError("no boot"), BootError("no boot\nconsole")], 2),
+        ([BootError("no boot")], 2),
+        ([LabError("hung")], 1),
+    ],
+)
+def test_only_a_guest_that_did_not_boot_is_tried_again_and_once(
+    failures: list[LabError], tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = plugin.Outside(cast(pytest.Config, None))
+    left, tried, told = list(failures), [], []
+
+    def in_guest(_session: object, _parts: object, run: plugin.Run) -> str:
+        tried.append(run)
+        if left:
+            raise left.pop(0)
+        return "ended"
+
+    monkeypatch.setattr(outside, "_in_guest", in_guest)
+    monkeypatch.setattr(outside, "_report_missing", lambda *args: told.append(args[-1]))
+    outside.run_group(cast(Any, None), cast(Any, None), Needs(), [])
+    assert len(tried) == tries
+    assert told == [str(failures[-1]) if len(failures) == tries else "ended"]
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.lab.kernel.CACHE", tmp_path)
+    monkeypatch.setattr(machine, "CACHE", tmp_path)
+    (tmp_path / "guest-left").mkdir()
+    with machine.shared_directory() as first, machine.shared_directory() as second:
+        assert set(tmp_path.glob("guest-*")) == {first, second}
+    assert not list(tmp_path.glob("guest-*"))
