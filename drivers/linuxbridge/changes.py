@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
+from drivers.linuxbridge.segments import PORT_MARK, Device, Segment
 from netplugin.backend import Change
-from netplugin.host.links import BRIDGE_OPTIONS, Link
+from netplugin.host.link_messages import Bridge, Ifb, Link, Vlan, Vxlan
+from netplugin.host.names import TAP, device_name
+from netplugin.host.tc import Tbf
 from netplugin.models import PortSpec
 
-BACKEND = "linuxbridge"
-PORT_MARK = "netplugin-port="
-BRIDGE_MARK = "netplugin-bridge="
-_UPLINK_MARK = " uplink="
+# The longest frame has the address of both ends, the type and a tag beside its payload.
+_FRAME_HEADER = 18
 
 
 @dataclass(frozen=True)
 class Tap:
-    """All that is wanted of one port's tap; made from its spec alone."""
+    """All that is wanted of one port's tap, and the rates it is held to."""
 
     port_id: str
     name: str
     bridge: str
     mtu: int
     multi_queue: bool
+    #: What the VM receives, and what it sends.
+    ingress: Tbf | None = None
+    egress: Tbf | None = None
+
+    @classmethod
+    def of(cls, port_id: str, spec: PortSpec) -> Tap:
+        """Made from the port's spec alone."""
+        mtu = spec.network.mtu
+
+        def rate(kbps: int | None) -> Tbf | None:
+            return Tbf.of(kbps, mtu + _FRAME_HEADER) if kbps else None
+
+        return cls(
+            port_id=port_id,
+            name=device_name(TAP, port_id),
+            bridge=Segment.of(spec.network).bridge,
+            mtu=mtu,
+            multi_queue=spec.queues > 1,
+            ingress=rate(spec.qos.ingress_kbps),
+            egress=rate(spec.qos.egress_kbps),
+        )
 
     @property
     def alias(self) -> str:
@@ -42,68 +63,38 @@ class Tap:
 
 
 @dataclass(frozen=True)
-class Bridge:
-    """All that is wanted of one bridge. ``uplink`` is empty for a network of this host alone."""
+class CreateDevice(Change):
+    """Of a bridge, an uplink or a shaper; it is down and on no bridge."""
 
+    device: Device
+
+    def describe(self) -> str:
+        match self.device.made:
+            case Bridge():
+                what = "bridge"
+            case Vlan(parent, tag):
+                what = f"VLAN {tag} of {parent} as"
+            case Vxlan(vni, local, port):
+                what = f"VXLAN {vni} from {local} port {port} as"
+            case Ifb():
+                what = "shaper"
+        return f"create {what} {self.device.name}, MTU {self.device.mtu}"
+
+
+@dataclass(frozen=True)
+class SetDevice(Change):
+    device: Device
+
+    def describe(self) -> str:
+        return f"set {self.device.name}: MTU {self.device.mtu}, up, options, no IPv6, mark"
+
+
+@dataclass(frozen=True)
+class RemoveDevice(Change):
     name: str
-    physical_network: str
-    uplink: str
-    mtu: int
-
-    @property
-    def alias(self) -> str:
-        """The mark also tells which interface we put on the bridge, and so may take off again."""
-        return (
-            BRIDGE_MARK + self.physical_network + (_UPLINK_MARK + self.uplink) * bool(self.uplink)
-        )
-
-    @property
-    def address(self) -> str:
-        """A bridge is known by it before it has its alias, should its maker die in between.
-
-        Locally administered, and unlike the members' addresses it stays as ports come and go.
-        """
-        digest = hashlib.sha256(self.physical_network.encode()).digest()
-        return ":".join(f"{byte:02x}" for byte in (0x0E, *digest[:5]))
-
-    def differs(self, link: Link) -> bool:
-        return (
-            (link.mtu, link.up, link.ipv6, link.alias) != (self.mtu, True, False, self.alias)
-            or dict(link.options) != dict(BRIDGE_OPTIONS)
-        )  # fmt: skip
-
-
-def bridge_mark(alias: str | None) -> tuple[str, str] | None:
-    """The physical network and the uplink that a bridge's alias names; None if it is no mark."""
-    if alias is None or not alias.startswith(BRIDGE_MARK):
-        return None
-    network, _, uplink = alias.removeprefix(BRIDGE_MARK).partition(_UPLINK_MARK)
-    return network, uplink
-
-
-@dataclass(frozen=True)
-class CreateBridge(Change):
-    bridge: Bridge
 
     def describe(self) -> str:
-        return f"create bridge {self.bridge.name} for {self.bridge.physical_network}"
-
-
-@dataclass(frozen=True)
-class SetBridge(Change):
-    bridge: Bridge
-
-    def describe(self) -> str:
-        return f"set bridge {self.bridge.name}: MTU {self.bridge.mtu}, up, no STP, no IPv6, mark"
-
-
-@dataclass(frozen=True)
-class RemoveBridge(Change):
-    name: str
-    physical_network: str
-
-    def describe(self) -> str:
-        return f"remove bridge {self.name}, which no port needs any more"
+        return f"remove {self.name}, which no port needs any more"
 
 
 @dataclass(frozen=True)
@@ -125,8 +116,26 @@ class RemoveUplink(Change):
 
 
 @dataclass(frozen=True)
+class AddPeer(Change):
+    device: str
+    peer: str
+
+    def describe(self) -> str:
+        return f"send unknown destinations of {self.device} to {self.peer} too"
+
+
+@dataclass(frozen=True)
+class RemovePeer(Change):
+    device: str
+    peer: str
+
+    def describe(self) -> str:
+        return f"send nothing of {self.device} to {self.peer} any more"
+
+
+@dataclass(frozen=True)
 class CreateTap(Change):
-    """The tap is down and on no bridge: its filter comes first."""
+    """The tap is down and on no bridge: its filter and its rates come first."""
 
     tap: Tap
 
@@ -150,6 +159,42 @@ class RemoveTap(Change):
 
     def describe(self) -> str:
         return f"remove tap {self.name}"
+
+
+@dataclass(frozen=True)
+class SetRate(Change):
+    """Of what leaves the device: a tap for what the VM receives, a shaper for what it sends."""
+
+    device: str
+    rate: Tbf
+
+    def describe(self) -> str:
+        return f"let {self.rate.kbps} kbit/s leave {self.device}"
+
+
+@dataclass(frozen=True)
+class RemoveRate(Change):
+    device: str
+
+    def describe(self) -> str:
+        return f"let what leaves {self.device} have any rate"
+
+
+@dataclass(frozen=True)
+class SetRedirect(Change):
+    tap: str
+    shaper: str
+
+    def describe(self) -> str:
+        return f"turn what enters {self.tap} to {self.shaper} first"
+
+
+@dataclass(frozen=True)
+class RemoveRedirect(Change):
+    tap: str
+
+    def describe(self) -> str:
+        return f"turn what enters {self.tap} to no other device"
 
 
 @dataclass(frozen=True)

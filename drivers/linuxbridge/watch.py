@@ -1,4 +1,4 @@
-"""Tells when somebody else changes what is ours: a link that goes, rules that are flushed.
+"""Tells when somebody else changes what is ours: a link or a rate that goes, rules that are flushed.
 
 Without it a flushed table (``nft flush ruleset``, as a reload of the system's own rules begins)
 would leave every VM unfiltered until the next look at the whole host.
@@ -15,14 +15,18 @@ import threading
 from collections.abc import Callable, Iterator
 
 from drivers.linuxbridge import filters
-from drivers.linuxbridge.changes import PORT_MARK, bridge_mark
+from drivers.linuxbridge.segments import PORT_MARK, SHAPER_MARK, UPLINK_MARK, bridge_mark, port_of
 from netplugin.backend import Wake
-from netplugin.host.links import LinkEvent, attributes, link_event, messages, text
+from netplugin.host.link_messages import LinkEvent, link_event
+from netplugin.host.links import Links
+from netplugin.host.names import SHAPER, TAP
+from netplugin.host.netlink import attributes, messages, text
+from netplugin.host.tc import DELFILTER, DELQDISC, TCMSG
 
 LOG = logging.getLogger(__name__)
 
 # include/uapi/linux: rtnetlink.h (as a bit mask), netfilter/nfnetlink.h, netfilter.h
-_LINK_GROUP = 1
+_LINK_GROUP, _TC_GROUP = 1, 8
 _NFTABLES_GROUP, _NFTABLES_SUBSYSTEM = 7, 10
 _NETLINK_NETFILTER, _SOL_NETLINK, _ADD_MEMBERSHIP = 12, 270, 1
 _BRIDGE_FAMILY = 7
@@ -46,7 +50,7 @@ class Watch:
         self._lock = threading.Lock()
         self._links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         self._rules = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
-        self._links.bind((0, _LINK_GROUP))
+        self._links.bind((0, _LINK_GROUP | _TC_GROUP))
         self._rules.bind((0, 0))
         self._rules.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _NFTABLES_GROUP)
         self._stop_reader, self._stop_writer = socket.socketpair()
@@ -90,6 +94,8 @@ class Watch:
             event = link_event(kind, payload) if kind else None
             if not kind:
                 news.append(Wake("news of links was lost"))
+            elif kind in (DELQDISC, DELFILTER):
+                news += _of_rate(payload, own or frozenset())
             elif event is not None and self._is_new(event) and event.name not in (own or ()):
                 news += self._of_link(event)
         for kind, payload in _queued(self._rules):
@@ -102,13 +108,18 @@ class Watch:
             self._known.pop(event.name, None)
             return True
         before, self._known[event.name] = self._known.get(event.name), event
+        if before is not None and event.name in self._interfaces:
+            return before != event or before.carrier != event.carrier
         return before != event
 
     def _of_link(self, event: LinkEvent) -> list[Wake]:
         alias = event.alias or ""
-        if alias.startswith(PORT_MARK):
-            port_id = alias.removeprefix(PORT_MARK)
-            return [Wake(f"tap {event.name} changed", frozenset({port_id}))]
+        for mark in (PORT_MARK, SHAPER_MARK):
+            if alias.startswith(mark):
+                ports = frozenset({alias.removeprefix(mark)})
+                return [Wake(f"device {event.name} changed", ports)]
+        if alias.startswith(UPLINK_MARK):
+            return [Wake(f"uplink {event.name} changed")]
         if event.name in self._interfaces:
             return [Wake(f"uplink {event.name} changed")]
         # A bridge changes with every member; only its end concerns all of its ports.
@@ -131,6 +142,20 @@ def _queued(source: socket.socket) -> Iterator[tuple[int, bytes]]:
             continue
         for kind, _, payload in messages(data):
             yield kind, payload
+
+
+def _of_rate(payload: bytes, own: frozenset[str]) -> list[Wake]:
+    """Of a qdisc or filter that was removed. That one came is no news: the kernel tells so whenever
+    one is read."""
+    try:
+        name = socket.if_indextoname(TCMSG.unpack_from(payload)[1])
+    except OSError:
+        return []  # it went with its device, which is news of its own
+    if name in own or not name.startswith((TAP, SHAPER)):
+        return []
+    link = Links().get(name)
+    port_id = port_of(link) if link else None
+    return [Wake(f"a rate of {name} was removed", frozenset({port_id}))] if port_id else []
 
 
 def _is_ours(kind: int, payload: bytes) -> bool:

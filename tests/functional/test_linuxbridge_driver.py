@@ -20,14 +20,14 @@ import pytest
 from oslo_config import cfg
 
 from agents.converge import Converged, Stopwatch, converge
-from drivers.linuxbridge.changes import Bridge
 from drivers.linuxbridge.driver import LinuxBridge
 from drivers.linuxbridge.options import GROUP, OPTIONS
 from netplugin.backend import Change, Intent, Wake
-from netplugin.errors import InvalidRequest, Unsupported
-from netplugin.host.names import BRIDGE, TAP, device_name
+from netplugin.errors import BackendUnavailable, InvalidRequest, Unsupported
+from netplugin.host.links import kind_unavailable
+from netplugin.host.names import BRIDGE, TAP, birth_address, device_name
 from netplugin.host.shared import Host
-from netplugin.models import PortSpec
+from netplugin.models import Network, PortSpec
 from tests.lab.processes import run
 
 WIRE, FAR_END = "lbwire0", "lbwire1"
@@ -134,11 +134,12 @@ def neighbour(kind: int, source: str, target: str) -> bytes:
 # -- what the tests stand on -----------------------------------------------------------------------
 
 
-def make_driver(**interfaces: str) -> LinuxBridge:
+def make_driver(local_ip: str | None = None, /, **interfaces: str) -> LinuxBridge:
     conf = cfg.ConfigOpts()
     conf([], default_config_files=[], default_config_dirs=[])
     conf.register_opts(OPTIONS, group=GROUP)
     conf.set_override("physical_interfaces", interfaces, group=GROUP)
+    conf.set_override("local_ip", local_ip, group=GROUP)
     return LinuxBridge(conf, Host(conf))
 
 
@@ -239,15 +240,31 @@ def test_one_interface_for_two_networks_is_told(driver: LinuxBridge) -> None:
 
 
 def test_what_cannot_be_had_is_refused_before(driver: LinuxBridge) -> None:
-    network = {"type": "vlan", "physical_network": "net1", "vlan_id": 7}
     base = make_spec().model_dump(mode="json")
-    for part in ({"network": network}, {"qos": {"egress_kbps": 8}}, {"vf": {"trusted": True}}):
+    for part in ({"qos": {"min_egress_kbps": 8000}}, {"vf": {"trusted": True}}):
         with pytest.raises(Unsupported):
             driver.validate(PortSpec.model_validate({**base, **part}))
     with pytest.raises(InvalidRequest) as unknown:
         driver.validate(make_spec(network="nowhere"))
     assert unknown.value.errors[0].field == "network.physical_network"
     driver.validate(make_spec())
+
+
+def test_a_kernel_without_vlans_refuses_vlans_alone(driver: LinuxBridge) -> None:
+    vlan = {"type": "vlan", "physical_network": "net2", "vlan_id": 7}
+    spec = make_spec().model_copy(update={"network": Network.model_validate(vlan)})
+    said = kind_unavailable("vlan")
+    assert driver.probe().usable
+    driver.validate(make_spec(network="net2"))
+    alone = Network.model_validate({**vlan, "physical_network": "net1"})
+    driver.validate(make_spec().model_copy(update={"network": alone}))  # it needs no device
+    if said is None:
+        driver.validate(spec)
+        return
+    with pytest.raises(BackendUnavailable) as refused:
+        driver.validate(spec)
+    assert refused.value.step == "vlan" and refused.value.fix == "modprobe 8021q"
+    assert said in refused.value.detail and "Unknown device type" in said
 
 
 def test_a_plugged_port_is_as_asked_and_the_second_time_nothing_is_done(
@@ -382,7 +399,7 @@ def test_an_agent_that_dies_midway_leaves_nothing_that_the_next_cannot_finish(
 
 def test_a_newborn_bridge_is_adopted_or_removed(driver: LinuxBridge) -> None:
     name = device_name(BRIDGE, "net1")
-    address = Bridge(name, "net1", "", 1500).address
+    address = birth_address(name)
     for wanted in ({"p": make_spec()}, {"p": None}):
         run(["ip", "link", "add", name, "address", address, "type", "bridge"])
         plug(driver, wanted, whole=True)

@@ -1,4 +1,4 @@
-"""A model of the kernel's links and nftables in memory: the real driver runs on it."""
+"""A model of the kernel in memory, links, queueing, peers and nftables: the real driver runs on it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ from typing import Any
 from oslo_config import cfg
 
 from drivers.linuxbridge.driver import LinuxBridge
+from drivers.linuxbridge.kernel import Kernel
 from drivers.linuxbridge.options import GROUP, OPTIONS
-from netplugin.errors import HostError
-from netplugin.host.links import BRIDGE_OPTIONS, Link, Links, Member
+from drivers.linuxbridge.segments import is_ours
+from netplugin.errors import Conflict, HostError
+from netplugin.host.fdb import Fdb
+from netplugin.host.link_messages import Bond, BondMember, Bridge, Ifb, Link, Vlan, Vxlan
+from netplugin.host.links import Links, Made
 from netplugin.host.names import TAP
 from netplugin.host.nftables import Command, Nftables
+from netplugin.host.tc import Queueing, Tbf, Tc
 
-#: net1 stays on the host, net2 and net3 have an interface.
-INTERFACES = {"net1": "", "net2": "eth2", "net3": "eth3"}
-MARKS = ("netplugin-port=", "netplugin-bridge=")
+#: net1 stays on the host, net2 and net3 have an interface, net4 a bond.
+INTERFACES = {"net1": "", "net2": "eth2", "net3": "eth3", "net4": "bond0"}
+#: The interface that tunnels end at.
+UNDERLAY, LOCAL_IP = "eth8", "192.0.2.8"
 FIRST_RULE = {"match": {"op": "==", "left": {"meta": {"key": "iifname"}}, "right": "x"}}
+_KINDS = {Bridge: "bridge", Vlan: "vlan", Vxlan: "vxlan", Ifb: "ifb"}
 
 
 class ModelLinks(Links):
@@ -28,41 +35,56 @@ class ModelLinks(Links):
         super().__init__()
         self.links: dict[str, Link] = {}
         self.ips: dict[str, tuple[str, ...]] = {}
+        self.bonds: dict[str, tuple[BondMember, ...]] = {}
+        self.deleted: Callable[[Link], None] = lambda link: None
         self._filtered = filtered
         self._next = 1
 
     def add(self, link: Link) -> None:
         if link.name in self.links:
-            raise HostError(f"{link.name}: File exists", step="add")
+            raise Conflict(f"{link.name}: File exists", step="add")
         self.links[link.name] = replace(link, index=self._next)
         self._next += 1
 
     def get(self, name: str) -> Link | None:
         return self.links.get(name)
 
-    def find(self, matches: Callable[[str, str], bool]) -> list[Link]:
-        return [link for link in self.links.values() if matches(link.name, link.alias or "")]
+    def find(self, matches: Callable[[str, str, str], bool]) -> list[Link]:
+        return [
+            link for link in self.links.values() if matches(link.name, link.alias or "", link.kind)
+        ]
 
-    def addresses(self, name: str) -> tuple[str, ...]:
-        return self.ips.get(name, ())
+    def of_kind(self, kind: str) -> list[Link]:
+        return [link for link in self.links.values() if link.kind == kind]
 
-    def members(self, bridge: Link) -> tuple[Member, ...]:
-        found = (link for link in self.links.values() if link.master == bridge.name)
-        return tuple(Member(link.index, link.name, link.mtu) for link in found)
+    def addresses(self) -> dict[str, tuple[str, ...]]:
+        return {name: each for name, each in self.ips.items() if name in self.links}
 
-    def create_bridge(self, name: str, alias: str, mtu: int, address: str) -> None:
-        self.add(
-            Link(
-                0,
-                name,
-                "bridge",
-                mtu,
-                up=True,
-                alias=alias,
-                address=address,
-                options=dict(BRIDGE_OPTIONS),
-            )
-        )
+    def bond_members(self, bond: Link) -> tuple[BondMember, ...]:
+        return self.bonds[bond.name]
+
+    def bridge_members(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for link in self.links.values():
+            if link.master is not None:
+                found.setdefault(link.master, {})[link.name] = link.mtu
+        return found
+
+    def create(self, name: str, made: Made, *, alias: str, address: str, mtu: int) -> None:
+        for other in self.links.values():
+            match made, other.data:
+                case Vlan(), Vlan():
+                    clash = made == other.data
+                case Vxlan(), Vxlan():
+                    clash = (made.vni, made.port) == (other.data.vni, other.data.port)
+                case _:
+                    clash = False
+            if clash:
+                raise Conflict(f"{name}: {other.name} has that", step="create")
+        if isinstance(made, Vlan) and self.links[made.parent].mtu < mtu:
+            raise HostError(f"{name}: Numerical result out of range", step="create")
+        kind = _KINDS[type(made)]
+        self.add(Link(0, name, kind, mtu, alias=alias, address=address, data=made))
 
     def create_tap(self, name: str, alias: str, *, multi_queue: bool, mtu: int) -> None:
         self.add(
@@ -75,6 +97,7 @@ class ModelLinks(Links):
                 multi_queue=multi_queue,
                 vnet_hdr=True,
                 persistent=True,
+                qdisc="noop",
             )
         )
 
@@ -86,28 +109,88 @@ class ModelLinks(Links):
         alias: str | None = None,
         master: str | None = None,
         up: bool | None = None,
-        options: Mapping[str, int] | None = None,
+        bridge: Bridge | None = None,
     ) -> None:
         link = self.links[name]
         if name.startswith(TAP) and (master or up):
             assert self._filtered(name), "a tap is open before its filter is there"
         if master:
             assert self.links[master].kind == "bridge"
-        fields = {"mtu": mtu, "alias": alias, "up": up}
+        fields = {"mtu": mtu, "alias": alias, "up": up, "data": bridge}
         link = replace(link, **{k: v for k, v in fields.items() if v is not None})
         if master is not None:
             link = replace(link, master=master or None)
-        if options is not None:
-            link = replace(link, options={**link.options, **options})
         self.links[name] = link
 
     def refuse_ipv6(self, name: str) -> None:
         self.links[name] = replace(self.links[name], ipv6=False)
 
     def delete(self, name: str) -> None:
-        if self.links.pop(name, None) is not None:
-            for other in [link for link in self.links.values() if link.master == name]:
+        link = self.links.pop(name, None)
+        if link is None:
+            return
+        self.deleted(link)
+        for other in list(self.links.values()):
+            if isinstance(other.data, Vlan) and other.data.parent == name:
+                self.delete(other.name)
+            elif other.master == name:
                 self.links[other.name] = replace(other, master=None)
+
+
+class ModelFdb(Fdb):
+    """The peers of each VXLAN device, by its index."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, set[str]] = {}
+
+    def peers(self, index: int) -> frozenset[str]:
+        return frozenset(self.entries.get(index, ()))
+
+    def add_peer(self, index: int, address: str) -> None:
+        self.entries.setdefault(index, set()).add(address)
+
+    def remove_peer(self, index: int, address: str) -> None:
+        self.entries.get(index, set()).discard(address)
+
+
+class ModelTc(Tc):
+    """Buckets and redirects of each device, by its index."""
+
+    def __init__(self, links: ModelLinks) -> None:
+        self.found: dict[int, Queueing] = {}
+        self._links = links
+
+    def read(self, index: int, root_kind: str) -> Queueing:
+        found = self.found.get(index, Queueing())
+        return found if root_kind == "tbf" else replace(found, root=None)
+
+    def read_all(self) -> Mapping[int, Queueing]:
+        return dict(self.found)
+
+    def set_root(self, index: int, tbf: Tbf | None) -> None:
+        self.found[index] = replace(self.found.get(index, Queueing()), root=tbf)
+        self._says(index, "tbf" if tbf else "noqueue")
+
+    def delete_root(self, index: int) -> None:
+        self.set_root(index, None)
+
+    def set_redirect(self, index: int, to: int | None) -> None:
+        self.found[index] = replace(self.found.get(index, Queueing()), redirect=to)
+
+    def delete_redirect(self, index: int) -> None:
+        self.set_redirect(index, None)
+
+    def forget(self, link: Link) -> None:
+        """The device is gone: so is what it has, and what leads to it leads nowhere."""
+        self.found.pop(link.index, None)
+        for index, each in self.found.items():
+            if each.redirect == link.index:
+                self.found[index] = replace(each, redirect=0)
+
+    def _says(self, index: int, kind: str) -> None:
+        for name, link in self._links.links.items():
+            if link.index == index:
+                self._links.links[name] = replace(link, qdisc=kind)
 
 
 class ModelNftables(Nftables):
@@ -207,22 +290,35 @@ class Model:
         conf([], default_config_files=[], default_config_dirs=[])
         conf.register_opts(OPTIONS, group=GROUP)
         conf.set_override("physical_interfaces", INTERFACES, group=GROUP)
+        conf.set_override("local_ip", LOCAL_IP, group=GROUP)
         self.nft = ModelNftables()
         self.links = ModelLinks(self.nft.filters)
-        self.driver = LinuxBridge(conf, None, links=self.links, nft=self.nft)
-        for name in ("eth2", "eth3", "eth9"):
-            self.links.add(Link(0, name, mtu=9000, up=True, carrier=True, ipv6=True))
-        self.links.add(Link(0, "theirs", "bridge", up=True, address="02:00:00:00:00:09"))
+        self.fdb = ModelFdb()
+        self.tc = ModelTc(self.links)
+        self.links.deleted = self._forget
+        kernel = Kernel(self.links, self.fdb, self.tc, self.nft)
+        self.driver = LinuxBridge(conf, None, kernel=kernel)
+        for name in ("eth2", "eth3", UNDERLAY, "eth9"):
+            self.links.add(Link(0, name, mtu=9100, up=True, carrier=True, ipv6=True))
+        self.links.ips[UNDERLAY] = (f"{LOCAL_IP}/24",)
+        bond = Bond("802.3ad", "layer2", "02:00:00:00:00:aa")
+        self.links.add(Link(0, "bond0", "bond", 9100, up=True, carrier=True, data=bond))
+        self.links.bonds["bond0"] = (BondMember("eth4", "up", True), BondMember("eth5", "up", True))
+        theirs = Link(0, "theirs", "bridge", up=True, address="02:00:00:00:00:09", data=Bridge())
+        self.links.add(theirs)
+
+    def _forget(self, link: Link) -> None:
+        self.tc.forget(link)
+        self.fdb.entries.pop(link.index, None)
 
     def foreign(self) -> dict[str, Link]:
         """What is not ours, without what we may change: the master of our networks' interfaces."""
         found = {}
         for name, link in self.links.links.items():
-            if (link.alias or "").startswith(MARKS):
-                continue
-            ours = name in INTERFACES.values()
-            found[name] = replace(link, master=None) if ours else link
+            if not is_ours(link):
+                ours = name in INTERFACES.values()
+                found[name] = replace(link, master=None) if ours else link
         return found
 
     def ours(self) -> list[str]:
-        return [n for n, link in self.links.links.items() if (link.alias or "").startswith(MARKS)]
+        return [name for name, link in self.links.links.items() if is_ours(link)]

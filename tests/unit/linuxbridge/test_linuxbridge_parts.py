@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import pytest
 from oslo_config import cfg
 
 from drivers.linuxbridge import filters
-from drivers.linuxbridge.changes import Bridge, bridge_mark
 from drivers.linuxbridge.options import GROUP, OPTIONS, Settings
-from drivers.linuxbridge.plan import is_our_bridge
+from drivers.linuxbridge.segments import Segment, bridge_mark, bridge_of, is_ours, shaper_of
 from netplugin.backend import Intent
-from netplugin.host.links import DELLINK, NEWLINK, Link, attributes, link_event, messages
+from netplugin.host.link_messages import DELLINK, NEWLINK, Ifb, Link, link_event
+from netplugin.host.names import birth_address
+from netplugin.host.netlink import attribute, attributes, messages
 from netplugin.host.nftables import Rule
+from netplugin.host.tc import Tbf
 from netplugin.models import PortSpec
 from tests.unit.linuxbridge.model import Model
 
@@ -33,6 +36,14 @@ def test_a_network_may_have_an_interface_or_none(tmp_path: Path) -> None:
     settings = load(tmp_path, "physical_interfaces = net1:eth1, net2: ,net3:eth1.7")
     assert settings.physical_interfaces == {"net1": "eth1", "net2": "", "net3": "eth1.7"}
     assert settings.shared_interfaces() == []
+
+
+def test_tunnels_end_at_an_address(tmp_path: Path) -> None:
+    assert load(tmp_path, "").local_ip == ""
+    for text in ("10.0.0.7", "2001:DB8:0::7"):
+        assert load(tmp_path, f"local_ip = {text}").local_ip == text.lower().replace(":0:", ":")
+    with pytest.raises(cfg.ConfigFileValueError):
+        load(tmp_path, "local_ip = a-host")
 
 
 def test_a_network_named_twice_is_an_error(tmp_path: Path) -> None:
@@ -85,19 +96,60 @@ def test_an_address_given_twice_makes_its_rules_once(spec: PortSpec) -> None:
     assert len(rules) == len(set(rules))
 
 
-def test_a_bridge_carries_its_network_and_uplink() -> None:
-    assert bridge_mark(Bridge("b", "net1", "eth1", 1500).alias) == ("net1", "eth1")
-    assert bridge_mark(Bridge("b", "net1", "", 1500).alias) == ("net1", "")
-    assert bridge_mark("something else") is None and bridge_mark(None) is None
+@pytest.mark.parametrize(
+    ("segment", "key"),
+    [
+        (Segment("net1"), "net1"),
+        (Segment("net1", 100), "net1:100"),
+        (Segment(network_id="blue"), "vxlan/blue"),
+        (Segment("vxlan", 5), "vxlan:5"),
+    ],
+)
+def test_a_segment_is_known_by_its_key(segment: Segment, key: str) -> None:
+    assert segment.key == key and Segment.parse(key) == segment
+    for uplink in ("eth1", ""):
+        assert bridge_mark(bridge_of(segment, uplink, 1500).alias) == (segment, uplink)
+    assert len({segment.bridge, segment.device, segment.key}) == 3
 
 
-def test_the_address_of_a_bridge_is_a_mark_until_it_has_one() -> None:
-    born = Link(1, "b", "bridge", address=Bridge("b", "net1", "", 1500).address)
-    assert is_our_bridge(born, "net1") and not is_our_bridge(born, "net2")
-    first = int((born.address or "")[:2], 16)
-    assert first & 3 == 2, "unicast and locally administered"
-    claimed = Link(1, "b", "bridge", address=born.address, alias="an operator's")
-    assert not is_our_bridge(claimed, "net1")
+def test_what_is_no_mark_says_nothing() -> None:
+    for alias in ("something else", None, "netplugin-bridge=net1:x"):
+        assert bridge_mark(alias) is None
+
+
+def test_the_address_of_a_device_is_a_mark_until_it_has_one() -> None:
+    name = Segment("net1").bridge
+    born = Link(1, name, "bridge", address=birth_address(name))
+    assert is_ours(born)
+    for wrong in (
+        {"address": "02:00:00:00:00:01"},
+        {"kind": "dummy"},
+        {"name": Segment("net2").bridge},
+        {"alias": "an operator's"},
+        {"alias": "netplugin-bridge=net2"},
+    ):
+        assert not is_ours(replace(born, **wrong))
+    assert int(birth_address(name)[:2], 16) & 3 == 2, "unicast and locally administered"
+    shaper = shaper_of("p", 1500)
+    assert is_ours(Link(1, shaper.name, "ifb", alias=shaper.alias, data=Ifb()))
+    assert not is_ours(Link(1, shaper.name, "ifb", alias=shaper.alias + "x", data=Ifb()))
+
+
+@pytest.mark.parametrize(
+    ("kbps", "frame", "burst", "limit"),
+    [
+        (100_000, 1518, 125_000, 625_000),  # 10 ms, 50 ms
+        (1_000, 1518, 1_518, 15_180),  # one frame, ten
+        (1_000, 9018, 9_018, 90_180),
+        (400_000_000, 9018, 500_000_000, 2_500_000_000),
+    ],
+)
+def test_a_bucket_fits_its_rate(kbps: int, frame: int, burst: int, limit: int) -> None:
+    tbf = Tbf.of(kbps, frame)
+    assert tbf.kbps == kbps and tbf.limit == limit
+    fits = tbf.burst_ns * tbf.rate // 10**9
+    assert burst <= fits <= burst * 1.01 + 1, "the kernel counts in ticks of 64 ns"
+    assert tbf.burst_ns % 64 == 0
 
 
 def test_the_binding_names_the_tap_and_its_bridge(spec: PortSpec) -> None:
@@ -107,10 +159,6 @@ def test_the_binding_names_the_tap_and_its_bridge(spec: PortSpec) -> None:
     assert 'managed="no"' in binding.interface_xml and 'queues="4"' in binding.interface_xml
     assert not binding.domain_requirements.shared_memory
     assert extra["bridge"].startswith("npb") and len(extra["device"]) < 16
-
-
-def attribute(kind: int, value: bytes) -> bytes:
-    return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
 
 
 @pytest.mark.parametrize(("kind", "gone"), [(NEWLINK, False), (DELLINK, True)])

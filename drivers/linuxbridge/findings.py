@@ -1,0 +1,109 @@
+"""What is told of a host that was seen: each port's state and faults, and what an operator should know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from drivers.linuxbridge.bonds import bond_details, bond_findings
+from drivers.linuxbridge.hops import hop_of, in_the_way, small, uplink_problem
+from drivers.linuxbridge.options import Settings
+from drivers.linuxbridge.seen import Seen, SeenBond
+from drivers.linuxbridge.segments import Segment
+from netplugin.backend import ObservedPort
+from netplugin.host.names import SHAPER, TAP, device_name
+from netplugin.host.tc import Queueing, Tbf
+from netplugin.models import Finding
+
+
+def observed_port(settings: Settings, seen: Seen, port_id: str) -> ObservedPort:
+    """What the host has of one port; a fault is what stands in the way of its frames."""
+    link = seen.taps.get(port_id)
+    name = device_name(TAP, port_id)
+    if link is None:
+        return ObservedPort(details={"device": name, "link_state": None})
+    nothing = Queueing()
+    details: dict[str, Any] = {
+        "device": name,
+        "bridge": link.master,
+        "mtu": link.mtu,
+        "link_state": "up" if link.up else "down",
+        "carrier": link.carrier,
+        "multi_queue": link.multi_queue,
+        "ingress_kbps": _kbps(seen.queueing.get(name, nothing).root),
+        "egress_kbps": _kbps(seen.queueing.get(device_name(SHAPER, port_id), nothing).root),
+    }
+    bridge = seen.bridges.get(link.master or "")
+    segment = bridge.segment if bridge else None
+    if segment is None:
+        return ObservedPort(details=details)
+    details |= _uplink_details(settings, segment, link.mtu, seen)
+    problem = uplink_problem(settings, segment, link.mtu, seen) or in_the_way(
+        settings, segment, None, seen
+    )
+    if problem is not None:
+        return ObservedPort(f"{problem.detail} ({problem.fix})", details)
+    made = seen.uplinks.get(segment.device)
+    ends = hop_of(settings, segment, link.mtu, seen) is None or not segment.device
+    if ends or (made is not None and made.up and made.master == link.master):
+        return ObservedPort(details=details)
+    return ObservedPort(f"{segment.device} of {segment} is not there, or not up", details)
+
+
+def _kbps(rate: Tbf | None) -> int | None:
+    return rate.kbps if rate else None
+
+
+def _uplink_details(settings: Settings, segment: Segment, mtu: int, seen: Seen) -> dict[str, Any]:
+    hop = hop_of(settings, segment, mtu, seen)
+    details: dict[str, Any] = {}
+    made = seen.uplinks.get(segment.device)
+    if made is not None:
+        details |= {"device": made.name, "mtu": made.mtu, "link_state": "up" if made.up else "down"}
+    if segment.device in seen.peers:
+        details["peers"] = sorted(seen.peers[segment.device])
+    if hop is not None and hop.interface is not None:
+        link, bond = hop.interface.link, hop.interface.bond
+        details["interface"] = {
+            "name": link.name, "mtu": link.mtu, "link_state": "up" if link.up else "down",
+            "carrier": link.carrier,
+        }  # fmt: skip
+        if bond is not None:
+            details["bond"] = bond_details(bond)
+    return {"uplink": details} if details else {}
+
+
+def host_findings(settings: Settings, seen: Seen) -> list[Finding]:
+    """What an operator should know beside the ports; ``seen`` is of the whole host."""
+    found = [*_vhost_net(seen), *_mtus(settings, seen)]
+    tunnels = seen.underlay.bond if seen.underlay else None
+    bonds: dict[str, SeenBond] = {
+        i.bond.name: i.bond for i in seen.interfaces.values() if i.bond is not None
+    }
+    if tunnels is not None:
+        bonds[tunnels.name] = tunnels
+    for name, bond in sorted(bonds.items()):
+        found += bond_findings(bond, tunnels=tunnels is not None and tunnels.name == name)
+    return found
+
+
+def _vhost_net(seen: Seen) -> Iterator[Finding]:
+    if not seen.vhost_net:
+        yield Finding(
+            id="vhost-net", status="warn",
+            found="/dev/vhost-net is missing: QEMU itself copies each frame of a tap",
+            expected="vhost_net carries the frames of taps in the kernel", fix="modprobe vhost_net",
+        )  # fmt: skip
+
+
+def _mtus(settings: Settings, seen: Seen) -> Iterator[Finding]:
+    """Interfaces of the operator that are too small for what the segments on them carry."""
+    for _, bridge in sorted(seen.bridges.items()):
+        segment = bridge.segment
+        hop = hop_of(settings, segment, bridge.link.mtu, seen) if segment else None
+        if hop is not None and (wrong := small(hop)):
+            yield Finding(
+                id="mtu", status="fail", found=f"{hop.name}, the way out of {segment}, has {wrong}",
+                expected=f"{hop.name} has MTU {hop.mtu} at least",
+                fix=f"ip link set {hop.name} mtu {hop.mtu}",
+            )  # fmt: skip

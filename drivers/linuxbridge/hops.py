@@ -1,0 +1,162 @@
+"""Whether frames of a size can take the way out of a segment: each hop's state and MTU."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from drivers.linuxbridge.options import Settings
+from drivers.linuxbridge.seen import Seen, SeenInterface
+from drivers.linuxbridge.segments import Segment
+from netplugin.backend import Overlay
+from netplugin.errors import BackendUnavailable, Conflict, NetpluginError
+from netplugin.host.link_messages import Vlan, Vxlan
+
+# RFC 7348, section 5: the frame of the VM with its Ethernet header (it has no tag), the VXLAN
+# header, UDP, and IP. What is left of the MTU of the wire is what a VM may send.
+_ETHERNET, _VXLAN, _UDP = 14, 8, 8
+_IP = {4: 20, 6: 40}
+
+
+def tunnel_overhead(local_ip: str) -> int:
+    """The bytes of a tunnel that count against the MTU of the interface under it: 50, or 70."""
+    return _ETHERNET + _VXLAN + _UDP + _IP[ipaddress.ip_address(local_ip).version]
+
+
+@dataclass(frozen=True)
+class Hop:
+    """The interface of the operator that a segment's frames leave by, and the MTU they need there."""
+
+    name: str
+    interface: SeenInterface | None
+    mtu: int
+    step: str
+
+
+def hop_of(settings: Settings, segment: Segment, mtu: int, seen: Seen) -> Hop | None:
+    """The way out for frames of this size; None if the segment ends on this host."""
+    if not segment.network_id:
+        name = settings.physical_interfaces.get(segment.physical_network, "")
+        return Hop(name, seen.interfaces.get(name), mtu, "uplink") if name else None
+    if not settings.local_ip:
+        return None
+    name = seen.underlay.link.name if seen.underlay else ""
+    return Hop(name, seen.underlay, mtu + tunnel_overhead(settings.local_ip), "local_ip")
+
+
+def uplink_problem(
+    settings: Settings, segment: Segment, mtu: int, seen: Seen
+) -> NetpluginError | None:
+    """Why frames of this size cannot take the segment's way out; None if they can or need not."""
+    if segment.network_id and not settings.local_ip:
+        return no_local_ip()
+    hop = hop_of(settings, segment, mtu, seen)
+    if hop is None:
+        return None
+    if hop.interface is None:
+        return _missing(settings, segment, hop)
+    if not segment.device and (error := _not_free(hop.interface, segment)):
+        return error
+    return _unfit(hop, hop.interface, segment)
+
+
+def no_local_ip() -> BackendUnavailable:
+    return BackendUnavailable(
+        "this host has no address for VXLAN tunnels", step="local_ip",
+        fix="set [linuxbridge] local_ip and restart the agent",
+    )  # fmt: skip
+
+
+def _missing(settings: Settings, segment: Segment, hop: Hop) -> NetpluginError:
+    if segment.network_id:
+        return BackendUnavailable(
+            f"[linuxbridge] local_ip {settings.local_ip} is on no interface of this host",
+            step=hop.step,
+            fix=f"ip addr add {settings.local_ip}/<prefix length> dev <interface>, or correct it",
+        )  # fmt: skip
+    return BackendUnavailable(
+        f"interface {hop.name} of {segment} is not there", step=hop.step,
+        fix=f"bring {hop.name} back, or correct [linuxbridge] physical_interfaces",
+    )  # fmt: skip
+
+
+def _not_free(interface: SeenInterface, segment: Segment) -> NetpluginError | None:
+    """A flat network takes the interface whole: a bridge swallows what else arrives on it."""
+    link, name = interface.link, interface.link.name
+    if link.master not in (None, segment.bridge):
+        return Conflict(
+            f"interface {name} of {segment} is on {link.master} already", step="uplink",
+            fix=f"ip link set {name} nomaster, or name another interface for {segment}",
+        )  # fmt: skip
+    if link.master is None and interface.addresses:
+        return Conflict(
+            f"interface {name} of {segment} has addresses "
+            f"({', '.join(interface.addresses)}) that would stop working on a bridge", step="uplink",
+            fix=f"ip addr flush dev {name}, or name another interface for {segment}",
+        )  # fmt: skip
+    return None
+
+
+def _unfit(hop: Hop, interface: SeenInterface, segment: Segment) -> NetpluginError | None:
+    """What is wrong with an interface that is the operator's to set right."""
+    name, bond = hop.name, interface.bond
+    if not interface.link.up:
+        return BackendUnavailable(
+            f"interface {name} of {segment} is down", step=hop.step, fix=f"ip link set {name} up"
+        )
+    if wrong := small(hop):
+        return Conflict(
+            f"interface {name} of {segment} has {wrong}", step=hop.step,
+            fix=f"ip link set {name} mtu {hop.mtu}, or give the network a smaller MTU",
+        )  # fmt: skip
+    if bond is not None and bond.members and not any(member.up for member in bond.members):
+        states = ", ".join(f"{member.name} {member.state}" for member in bond.members)
+        return BackendUnavailable(
+            f"bond {bond.name} of {segment} has no link left ({states})", step=hop.step,
+            fix=f"look at cables and switch: cat /proc/net/bonding/{bond.name}",
+        )  # fmt: skip
+    return None
+
+
+def small(hop: Hop) -> str | None:
+    """In which way a hop's MTU is too small; None if it is not."""
+    if hop.interface is None or hop.interface.link.mtu >= hop.mtu:
+        return None
+    return f"MTU {hop.interface.link.mtu}, and the network wants {hop.mtu} there"
+
+
+def in_the_way(
+    settings: Settings, segment: Segment, overlay: Overlay | None, seen: Seen
+) -> NetpluginError | None:
+    """A device of somebody else that has what ours would be: the kernel allows one of each."""
+    for name, link in sorted(seen.others.items()):
+        match link.data:
+            case Vlan(parent, tag) if segment.vlan_id is not None:
+                interface = settings.physical_interfaces.get(segment.physical_network)
+                if (parent, tag) != (interface, segment.vlan_id):
+                    continue
+            case Vxlan(vni=vni, port=port) if overlay is not None:
+                if (vni, port) != (overlay.spec.vni, overlay.spec.udp_port):
+                    continue
+            case _:
+                continue
+        return Conflict(
+            f"{name} is there for {segment} already, and is not ours", step="plan",
+            fix=f"ip link delete {name}",
+        )  # fmt: skip
+    return None
+
+
+def wrong_family(settings: Settings, overlay: Overlay | None) -> NetpluginError | None:
+    """A tunnel has one family at both of its ends."""
+    if overlay is None or not settings.local_ip:
+        return None
+    own = ipaddress.ip_address(settings.local_ip).version
+    bad = [peer for peer in overlay.spec.peers if ipaddress.ip_address(peer).version != own]
+    if not bad:
+        return None
+    return Conflict(
+        f"network {overlay.network_id} has peers that are not IPv{own} ({', '.join(bad[:3])}), and "
+        f"[linuxbridge] local_ip is {settings.local_ip}", step="plan",
+        fix=f"PUT /v1/networks/{overlay.network_id} with the IPv{own} addresses of its peers",
+    )  # fmt: skip

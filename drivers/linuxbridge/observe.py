@@ -1,0 +1,179 @@
+"""Reads the kernel into values: for some ports as little as will do, or all that is ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from drivers.linuxbridge import filters
+from drivers.linuxbridge.findings import observed_port
+from drivers.linuxbridge.kernel import Kernel
+from drivers.linuxbridge.options import Settings
+from drivers.linuxbridge.seen import Seen, SeenBond, SeenBridge, SeenInterface
+from drivers.linuxbridge.segments import is_ours, port_of
+from netplugin.host.link_messages import Bond, Link, Vlan
+from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name
+from netplugin.host.nftables import Table
+from netplugin.host.tc import Queueing
+
+VHOST_NET = Path("/dev/vhost-net")
+_PREFIXES = (TAP, BRIDGE, UPLINK, VXLAN, SHAPER)
+_STACKED = 4  # an interface may be a VLAN of a VLAN of a bond: so deep the bond is looked for
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One look, at these ports or (None) at all that is ours.
+
+    A look at some ports reads their own devices, and the segments: the kernel lists devices of one
+    kind, and the ports of bridges, in a few milliseconds for a thousand. Peers are read for those
+    segments only that the ports are on.
+    """
+
+    settings: Settings
+    kernel: Kernel
+    ports: Collection[str] | None
+
+    def read(self, deadline: float) -> Seen:
+        start = time.monotonic()
+        seen = self._devices()
+        links_read = time.monotonic()
+        names = {device_name(TAP, i) for i in self.ports or ()}
+        table = self.kernel.nft.read(
+            None if self.ports is None else [*filters.BASE, *names], deadline
+        )
+        rules_read = time.monotonic()
+        filtered = _filtered_ports(table)
+        seen = replace(
+            seen,
+            table=table,
+            stray_chains=_strays(table, {*seen.taps, *filtered})
+            if self.ports is None
+            else frozenset(),
+            timings_ms={
+                "netlink": (links_read - start) * 1e3,
+                "nftables": (rules_read - links_read) * 1e3,
+            },
+        )
+        shaped = {i for link in seen.shapers.values() if (i := port_of(link)) is not None}
+        there = {*seen.taps, *filtered, *shaped}
+        return replace(seen, ports={i: observed_port(self.settings, seen, i) for i in there})
+
+    def _devices(self) -> Seen:
+        found = {link.name: link for link in self._links()}
+        ours = {name: link for name, link in found.items() if is_ours(link)}
+        taps = {
+            port_id: link
+            for name, link in ours.items()
+            if name.startswith(TAP) and (port_id := port_of(link)) is not None
+        }
+        shapers = _named(ours, SHAPER)
+        uplinks = _named(ours, UPLINK, VXLAN)
+        members = self.kernel.links.bridge_members()
+        bridges = {
+            name: SeenBridge(link, members.get(name, {}))
+            for name, link in _named(ours, BRIDGE).items()
+        }
+        interfaces, underlay = self._interfaces()
+        return Seen(
+            ports={},
+            taps=taps,
+            bridges=bridges,
+            uplinks=uplinks,
+            shapers=shapers,
+            queueing=self._queueing([*taps.values(), *shapers.values()]),
+            peers=self._peers({tap.master for tap in taps.values()}, bridges, uplinks),
+            others={
+                name: link
+                for name, link in found.items()
+                if name not in ours and link.kind in ("vlan", "vxlan")
+            },
+            interfaces=interfaces,
+            underlay=underlay,
+            taken_names=frozenset(n for n in found if n.startswith(_PREFIXES) and n not in ours),
+            vhost_net=VHOST_NET.exists(),
+        )
+
+    def _links(self) -> list[Link]:
+        """What is ours by mark or name, and what may be in the way of it."""
+        links = self.kernel.links
+        if self.ports is None:
+            return links.find(
+                lambda name, alias, kind: name.startswith(_PREFIXES) or kind in ("vlan", "vxlan")
+            )
+        names = [device_name(prefix, i) for i in self.ports for prefix in (TAP, SHAPER)]
+        found = [link for name in names if (link := links.get(name)) is not None]
+        return found + [
+            link for kind in ("bridge", "vlan", "vxlan") for link in links.of_kind(kind)
+        ]
+
+    def _peers(
+        self,
+        used: Collection[str | None],
+        bridges: Mapping[str, SeenBridge],
+        uplinks: Mapping[str, Link],
+    ) -> dict[str, frozenset[str]]:
+        segments = [b.segment for name, b in bridges.items() if name in used]
+        names = {segment.device for segment in segments if segment is not None}
+        return {
+            name: self.kernel.fdb.peers(link.index)
+            for name, link in uplinks.items()
+            if link.kind == "vxlan" and (self.ports is None or name in names)
+        }
+
+    def _queueing(self, devices: Iterable[Link]) -> dict[str, Queueing]:
+        tc = self.kernel.tc
+        if self.ports is None:
+            found = tc.read_all()
+            return {link.name: found[link.index] for link in devices if link.index in found}
+        return {link.name: tc.read(link.index, link.qdisc) for link in devices}
+
+    def _interfaces(self) -> tuple[dict[str, SeenInterface], SeenInterface | None]:
+        """Those of the physical networks, and the one that tunnels end at."""
+        names = set(filter(None, self.settings.physical_interfaces.values()))
+        own = self.settings.local_ip
+        addresses = self.kernel.links.addresses() if names or own else {}
+        holders = [n for n, each in sorted(addresses.items()) if own in _without_length(each)]
+        found: dict[str, SeenInterface] = {}
+        for name in sorted({*names, *holders}):
+            link = self.kernel.links.get(name)
+            if link is not None:
+                found[name] = SeenInterface(link, addresses.get(name, ()), self._bond(link))
+        underlay = next((found[n] for n in holders if n in found), None)
+        return {n: interface for n, interface in found.items() if n in names}, underlay
+
+    def _bond(self, link: Link) -> SeenBond | None:
+        """The bond that an interface is or stands on."""
+        links = self.kernel.links
+        for _ in range(_STACKED):
+            if isinstance(link.data, Bond):
+                return SeenBond(link.name, link.data, links.bond_members(link))
+            under = links.get(link.data.parent) if isinstance(link.data, Vlan) else None
+            if under is None:
+                return None
+            link = under
+        return None
+
+
+def _named(links: Mapping[str, Link], *prefixes: str) -> dict[str, Link]:
+    return {name: link for name, link in links.items() if name.startswith(prefixes)}
+
+
+def _without_length(addresses: Iterable[str]) -> set[str]:
+    return {address.partition("/")[0] for address in addresses}
+
+
+def _filtered_ports(table: Table | None) -> set[str]:
+    """The ports whose chains are there, by what the chains say of themselves."""
+    owners = {n: filters.owner(chain) for n, chain in (table.chains if table else {}).items()}
+    return {i for name, i in owners.items() if i is not None and name == device_name(TAP, i)}
+
+
+def _strays(table: Table | None, ports: Iterable[str]) -> frozenset[str]:
+    if table is None:
+        return frozenset()
+    known = {device_name(TAP, i) for i in ports}
+    linked = table.maps.get(filters.PORTS, {})
+    return frozenset({*table.names, *linked} - known - set(filters.BASE))

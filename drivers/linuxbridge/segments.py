@@ -1,0 +1,153 @@
+"""Segments: what a network is on this host, and the devices that each has.
+
+A segment is a bridge with at most one uplink: nothing, the operator's interface (flat), a VLAN
+device on that interface (vlan), or a VXLAN device (vxlan). The last two we make. This one mechanism
+serves all three, instead of one bridge that filters VLANs for all networks, because
+
+- segments are apart by construction: no path leads from one bridge to another, and there is no VLAN
+  list or pvid of a port to get wrong;
+- a flat network and VLANs may share an interface: the kernel hands a tagged frame to the VLAN device
+  before the bridge on the interface sees it (``__netif_receive_skb_core`` in net/core/dev.c calls
+  ``vlan_do_receive`` before ``rx_handler``), and what it sends, it tags in the NIC where that can;
+- a VXLAN network needs a device of its own either way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from netplugin.host.link_messages import Bridge, Ifb, Link, Vlan, Vxlan
+from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, birth_address, device_name
+from netplugin.models import Network
+
+PORT_MARK = "netplugin-port="
+BRIDGE_MARK = "netplugin-bridge="
+UPLINK_MARK = "netplugin-uplink="
+SHAPER_MARK = "netplugin-shaper="
+_WITH_UPLINK = " uplink="
+_OVERLAY = "vxlan/"
+
+_KINDS = {BRIDGE: "bridge", UPLINK: "vlan", VXLAN: "vxlan", SHAPER: "ifb"}
+
+
+@dataclass(frozen=True, order=True)
+class Segment:
+    """One network on this host, known by its key.
+
+    The key is ``physnet1``, ``physnet1:100`` or ``vxlan/blue``: names have neither colon nor slash.
+    """
+
+    physical_network: str = ""
+    vlan_id: int | None = None
+    network_id: str = ""
+
+    @classmethod
+    def of(cls, network: Network) -> Self:
+        if network.type == "vxlan":
+            return cls(network_id=str(network.network_id))
+        return cls(str(network.physical_network), network.vlan_id)
+
+    @classmethod
+    def parse(cls, key: str) -> Self | None:
+        """What a key says; None for what is none."""
+        if key.startswith(_OVERLAY):
+            return cls(network_id=key.removeprefix(_OVERLAY))
+        network, is_vlan, tag = key.partition(":")
+        if is_vlan and not tag.isdecimal():
+            return None
+        return cls(network, int(tag) if is_vlan else None)
+
+    @property
+    def key(self) -> str:
+        if self.network_id:
+            return _OVERLAY + self.network_id
+        return self.physical_network + (f":{self.vlan_id}" if self.vlan_id is not None else "")
+
+    @property
+    def bridge(self) -> str:
+        return device_name(BRIDGE, self.key)
+
+    @property
+    def device(self) -> str:
+        """The name of the uplink that we make; empty for a flat network, which has the operator's."""
+        if self.network_id:
+            return device_name(VXLAN, self.key)
+        return device_name(UPLINK, self.key) if self.vlan_id is not None else ""
+
+    def __str__(self) -> str:
+        if self.network_id:
+            return f"network {self.network_id}"
+        vlan = f"VLAN {self.vlan_id} of " if self.vlan_id is not None else ""
+        return vlan + self.physical_network
+
+
+@dataclass(frozen=True)
+class Device:
+    """All that is wanted of one device of ours that is no tap."""
+
+    name: str
+    alias: str
+    made: Bridge | Vlan | Vxlan | Ifb
+    mtu: int
+
+    @property
+    def address(self) -> str:
+        return birth_address(self.name)
+
+    def must_be_remade(self, link: Link) -> bool:
+        """Whether it must go and come again: but for a bridge's, options do not change live."""
+        same_kind = isinstance(link.data, type(self.made))
+        return not same_kind or (link.data != self.made and not isinstance(self.made, Bridge))
+
+    def differs(self, link: Link) -> bool:
+        """Whether what can be changed live is not as wanted."""
+        found = (link.mtu, link.up, link.ipv6, link.alias, link.data)
+        return found != (self.mtu, True, False, self.alias, self.made)
+
+
+def bridge_of(segment: Segment, uplink: str, mtu: int) -> Device:
+    """The mark also tells what we put on the bridge, and so may take off again."""
+    mark = BRIDGE_MARK + segment.key + (_WITH_UPLINK + uplink) * bool(uplink)
+    return Device(segment.bridge, mark, Bridge(), mtu)
+
+
+def shaper_of(port_id: str, mtu: int) -> Device:
+    """The device whose queue slows down what the port's VM sends."""
+    return Device(device_name(SHAPER, port_id), SHAPER_MARK + port_id, Ifb(), mtu)
+
+
+def bridge_mark(alias: str | None) -> tuple[Segment, str] | None:
+    """The segment and the uplink that a bridge's alias names; None if it is no mark."""
+    if alias is None or not alias.startswith(BRIDGE_MARK):
+        return None
+    key, _, uplink = alias.removeprefix(BRIDGE_MARK).partition(_WITH_UPLINK)
+    segment = Segment.parse(key)
+    return (segment, uplink) if segment else None
+
+
+def is_ours(link: Link) -> bool:
+    """By its mark and the name that goes with it, or (made by an agent that died before it could
+    mark it) by kind, name and address."""
+    alias = link.alias or ""
+    if link.alias is None:
+        kind = _KINDS.get(link.name[:3])
+        return kind == link.kind and link.address == birth_address(link.name)
+    if alias.startswith(BRIDGE_MARK):
+        mark = bridge_mark(alias)
+        return mark is not None and link.name == mark[0].bridge
+    if alias.startswith(UPLINK_MARK):
+        segment = Segment.parse(alias.removeprefix(UPLINK_MARK))
+        return segment is not None and link.name == segment.device
+    if alias.startswith(SHAPER_MARK):
+        return link.name == device_name(SHAPER, alias.removeprefix(SHAPER_MARK))
+    return port_of(link) is not None
+
+
+def port_of(link: Link) -> str | None:
+    """Whose tap or shaper a link is: by its mark, if it has the name that goes with it."""
+    for mark, prefix in ((PORT_MARK, TAP), (SHAPER_MARK, SHAPER)):
+        port_id = (link.alias or "").removeprefix(mark)
+        if port_id != (link.alias or "") and link.name == device_name(prefix, port_id):
+            return port_id
+    return None

@@ -1,0 +1,338 @@
+"""What the kernel says of network devices (rtnetlink), as values; and how it is asked."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from netplugin.host.netlink import attribute, attributes, number, text
+
+# include/uapi/linux: rtnetlink.h, if_link.h, if_addr.h
+NEWLINK, DELLINK, GETLINK, GETADDR = 16, 17, 18, 22
+_ADDRESS, _IFNAME, _MTU, _LINK, _QDISC, _MASTER = 1, 3, 4, 5, 6, 10
+_LINKINFO, _IFALIAS, _AF_SPEC, _EXT_MASK, _CARRIER, _LINK_NETNSID = 18, 20, 26, 29, 33, 37
+_INFO_KIND, _INFO_DATA, _INFO_SLAVE_DATA = 1, 2, 5
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_SKIP_STATISTICS = 8
+_IFF_UP = 1
+_INET6_CONF, _DISABLE_IPV6 = 2, 26  # the 27th of 32-bit numbers (include/uapi/linux/ipv6.h)
+_IFINFO, _IFADDR = struct.Struct("=BxHiII"), struct.Struct("=BBBBI")
+_TUN_VNET_HDR, _TUN_PERSIST, _TUN_MULTI_QUEUE = 5, 6, 7
+_BR_FORWARD_DELAY, _BR_STP_STATE, _BR_MCAST_SNOOPING = 1, 5, 23
+_VLAN_ID, _VLAN_PROTOCOL = 1, 5
+_VXLAN_ID, _VXLAN_LOCAL, _VXLAN_TTL, _VXLAN_LEARNING = 1, 4, 5, 7
+_VXLAN_PORT, _VXLAN_LOCAL6, _VXLAN_DF = 15, 17, 29
+_BOND_MODE, _BOND_HASH_POLICY, _BOND_AD_INFO, _AD_PARTNER_MAC = 1, 14, 23, 5
+_BOND_SLAVE_STATE, _BOND_SLAVE_MII_STATUS = 1, 2
+# drivers/net/bonding: bond_opts in bond_options.c
+_BOND_MODES = (
+    "balance-rr", "active-backup", "balance-xor", "broadcast", "802.3ad", "balance-tlb",
+    "balance-alb",
+)  # fmt: skip
+_HASH_POLICIES = ("layer2", "layer3+4", "layer2+3", "encap2+3", "encap3+4", "vlan+srcmac")
+_MII_STATES = ("up", "going down", "down", "coming back")
+_DOT1Q = 0x8100
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """A loop is the operator's to avoid, a member forwards at once, and multicast reaches every VM
+    without a querier."""
+
+    stp_state: int = 0
+    forward_delay: int = 0
+    mcast_snooping: int = 0
+
+
+@dataclass(frozen=True)
+class Vlan:
+    """One VLAN of an interface, untagged (IEEE 802.1Q)."""
+
+    parent: str
+    id: int
+    protocol: int = _DOT1Q
+
+
+@dataclass(frozen=True)
+class Vxlan:
+    """The end of a tunnel.
+
+    ``ttl`` 0 is what the host gives to packets of its own: a VM's, inherited, would make the tunnel's
+    reach depend on the VM. ``df`` 1 (set): RFC 7348, section 4.3, forbids an end to fragment what it
+    sends, so what is too long for a hop is told by ICMP and does not arrive in pieces.
+    """
+
+    vni: int
+    local: str
+    port: int
+    learning: bool = True
+    ttl: int = 0
+    df: int = 1
+
+
+@dataclass(frozen=True)
+class Ifb:
+    """A device that does nothing but have a queue (drivers/net/ifb.c)."""
+
+
+@dataclass(frozen=True)
+class Bond:
+    """``partner`` is the MAC of whoever speaks LACP at the other end; empty if nobody does."""
+
+    mode: str
+    hash_policy: str
+    partner: str = ""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A network device as the kernel has it."""
+
+    index: int
+    name: str
+    kind: str = ""
+    mtu: int = 1500
+    up: bool = False
+    carrier: bool = False
+    master: str | None = None
+    alias: str | None = None
+    address: str | None = None
+    #: Whether the host's own IPv6 runs on it.
+    ipv6: bool = False
+    #: The kind of its root qdisc.
+    qdisc: str = ""
+    #: Of a tap.
+    multi_queue: bool = False
+    vnet_hdr: bool = False
+    persistent: bool = False
+    #: What else there is to say of its kind.
+    data: Bridge | Vlan | Vxlan | Ifb | Bond | None = None
+
+
+@dataclass(frozen=True)
+class BondMember:
+    """``state`` is what the bond sees of its link (MII), ``active`` whether it sends on it."""
+
+    name: str
+    state: str
+    active: bool
+
+    @property
+    def up(self) -> bool:
+        return self.state == "up"
+
+
+@dataclass(frozen=True)
+class LinkEvent:
+    """What the kernel says of a device that has changed, or (``gone``) is no more."""
+
+    gone: bool
+    name: str
+    alias: str | None
+    up: bool
+    mtu: int
+    master: int
+    carrier: bool = field(default=False, compare=False)
+
+
+# -- questions -------------------------------------------------------------------------------------
+
+
+def all_links() -> bytes:
+    return _IFINFO.pack(0, 0, 0, 0, 0) + attribute(_EXT_MASK, struct.pack("=I", _SKIP_STATISTICS))
+
+
+def by_name(name: str) -> bytes:
+    return all_links() + attribute(_IFNAME, name.encode()[:15] + b"\0")
+
+
+def by_kind(kind: str) -> bytes:
+    return all_links() + attribute(_LINKINFO, attribute(_INFO_KIND, kind.encode()))
+
+
+def by_master(index: int) -> bytes:
+    return all_links() + attribute(_MASTER, struct.pack("=I", index))
+
+
+def bridge_ports() -> bytes:
+    return _IFINFO.pack(socket.AF_BRIDGE, 0, 0, 0, 0)
+
+
+def unmakeable(kind: str) -> bytes:
+    """A request to make a device that no kernel makes: its address is a multicast one."""
+    return (
+        _IFINFO.pack(0, 0, 0, 0, 0)
+        + attribute(_IFNAME, b"npbprobe\0")
+        + attribute(_ADDRESS, b"\x01" + bytes(5))
+        + attribute(_LINKINFO, attribute(_INFO_KIND, kind.encode()))
+    )
+
+
+def any_address() -> bytes:
+    return _IFADDR.pack(0, 0, 0, 0, 0)
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def identity(payload: bytes) -> tuple[str, str, str]:
+    """Name, alias and kind of a device, without reading the rest of it."""
+    name, alias, kind = "", "", ""
+    for number_, value in attributes(payload, _IFINFO.size):
+        if number_ == _IFNAME:
+            name = text(value)
+        elif number_ == _IFALIAS:
+            alias = text(value)
+        elif number_ == _LINKINFO:
+            kind = text(dict(attributes(value)).get(_INFO_KIND))
+    return name, alias, kind
+
+
+def read_link(payload: bytes) -> Link:
+    _, _, index, flags, _ = _IFINFO.unpack_from(payload)
+    found = dict(attributes(payload, _IFINFO.size))
+    info = dict(attributes(found.get(_LINKINFO, b"")))
+    kind = text(info.get(_INFO_KIND))
+    data = dict(attributes(info.get(_INFO_DATA, b"")))
+    tun = data if kind == "tun" else {}
+    return Link(
+        index=index,
+        name=text(found.get(_IFNAME)),
+        kind=kind,
+        mtu=number(found.get(_MTU)),
+        up=bool(flags & _IFF_UP),
+        carrier=bool(number(found.get(_CARRIER))),
+        master=_name_of(number(found[_MASTER])) if _MASTER in found else None,
+        alias=text(found[_IFALIAS]) if _IFALIAS in found else None,
+        address=_mac(found.get(_ADDRESS, b"")) or None,
+        ipv6=_runs_ipv6(found.get(_AF_SPEC, b"")),
+        qdisc=text(found.get(_QDISC)),
+        multi_queue=bool(number(tun.get(_TUN_MULTI_QUEUE))),
+        vnet_hdr=bool(number(tun.get(_TUN_VNET_HDR))),
+        persistent=bool(number(tun.get(_TUN_PERSIST))),
+        data=_data(kind, data, found),
+    )
+
+
+def _data(
+    kind: str, data: Mapping[int, bytes], link: Mapping[int, bytes]
+) -> Bridge | Vlan | Vxlan | Ifb | Bond | None:
+    match kind:
+        case "bridge":
+            return Bridge(
+                number(data.get(_BR_STP_STATE)),
+                number(data.get(_BR_FORWARD_DELAY)),
+                number(data.get(_BR_MCAST_SNOOPING)),
+            )
+        case "vlan":
+            # With this attribute the parent's index is that of another namespace.
+            parent = "" if _LINK_NETNSID in link else _name_of(number(link.get(_LINK)))
+            protocol = int.from_bytes(data.get(_VLAN_PROTOCOL, b""), "big")
+            return Vlan(parent, number(data.get(_VLAN_ID)), protocol)
+        case "vxlan":
+            return _vxlan(data)
+        case "ifb":
+            return Ifb()
+        case "bond":
+            return _bond(data)
+    return None
+
+
+def _vxlan(data: Mapping[int, bytes]) -> Vxlan:
+    local = data.get(_VXLAN_LOCAL) or data.get(_VXLAN_LOCAL6)
+    return Vxlan(
+        vni=number(data.get(_VXLAN_ID)),
+        local=str(ipaddress.ip_address(local)) if local else "",
+        port=int.from_bytes(data.get(_VXLAN_PORT, b""), "big"),
+        learning=bool(number(data.get(_VXLAN_LEARNING))),
+        ttl=number(data.get(_VXLAN_TTL)),
+        df=number(data.get(_VXLAN_DF)),
+    )
+
+
+def _bond(data: Mapping[int, bytes]) -> Bond:
+    partner = dict(attributes(data.get(_BOND_AD_INFO, b""))).get(_AD_PARTNER_MAC, b"")
+    return Bond(
+        _one_of(_BOND_MODES, number(data.get(_BOND_MODE))),
+        _one_of(_HASH_POLICIES, number(data.get(_BOND_HASH_POLICY))),
+        _mac(partner) if any(partner) else "",
+    )
+
+
+def read_bridge_port(payload: bytes) -> tuple[str, int, int]:
+    """Name, MTU, and the index of the bridge that it is on."""
+    name, mtu, master = "", 0, 0
+    for kind, value in attributes(payload, _IFINFO.size):
+        if kind == _IFNAME:
+            name = text(value)
+        elif kind == _MTU:
+            mtu = number(value)
+        elif kind == _MASTER:
+            master = number(value)
+        if name and mtu and master:
+            break  # the kernel writes these first; what follows is long
+    return name, mtu, master
+
+
+def read_bond_member(payload: bytes) -> BondMember:
+    found = dict(attributes(payload, _IFINFO.size))
+    info = dict(attributes(found.get(_LINKINFO, b"")))
+    data = dict(attributes(info.get(_INFO_SLAVE_DATA, b"")))
+    return BondMember(
+        text(found.get(_IFNAME)),
+        _one_of(_MII_STATES, number(data.get(_BOND_SLAVE_MII_STATUS))),
+        number(data.get(_BOND_SLAVE_STATE)) == 0,
+    )
+
+
+def read_address(payload: bytes) -> tuple[int, str]:
+    """The index of the device and the address with its prefix length."""
+    _, length, _, _, index = _IFADDR.unpack_from(payload)
+    found = dict(attributes(payload, _IFADDR.size))
+    # Of a point-to-point device IFA_ADDRESS is the other end's.
+    address = ipaddress.ip_address(found.get(_IFA_LOCAL) or found[_IFA_ADDRESS])
+    return index, f"{address}/{length}"
+
+
+def link_event(kind: int, payload: bytes) -> LinkEvent | None:
+    """What a message of the group RTNLGRP_LINK tells; a bridge's own word of its member tells less."""
+    if kind not in (NEWLINK, DELLINK):
+        return None
+    family, _, _, flags, _ = _IFINFO.unpack_from(payload)
+    if family != socket.AF_UNSPEC:
+        return None
+    found = dict(attributes(payload, _IFINFO.size))
+    return LinkEvent(
+        gone=kind == DELLINK,
+        name=text(found.get(_IFNAME)),
+        alias=text(found[_IFALIAS]) if _IFALIAS in found else None,
+        up=bool(flags & _IFF_UP),
+        mtu=number(found.get(_MTU)),
+        master=number(found.get(_MASTER)),
+        carrier=bool(number(found.get(_CARRIER))),
+    )
+
+
+def _runs_ipv6(families: bytes) -> bool:
+    inet6 = dict(attributes(families)).get(socket.AF_INET6, b"")
+    conf = dict(attributes(inet6)).get(_INET6_CONF, b"")
+    at = 4 * _DISABLE_IPV6
+    return len(conf) > at and not number(conf[at : at + 4])
+
+
+def _mac(value: bytes) -> str:
+    return ":".join(f"{byte:02x}" for byte in value)
+
+
+def _one_of(names: tuple[str, ...], index: int) -> str:
+    return names[index] if index < len(names) else f"unknown ({index})"
+
+
+def _name_of(index: int) -> str:
+    try:
+        return socket.if_indextoname(index)
+    except OSError:
+        return f"device {index}"  # gone since

@@ -1,0 +1,180 @@
+"""Whatever a port has: it is as asked, comes back, goes, and leaves what is not ours alone.
+
+The same tests for each attribute of ``attributes_linuxbridge``, through the agent; in a guest by the
+driver, as agents start slowly there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from tests.functional.attributes_linuxbridge import (
+    ATTRIBUTES,
+    FLAT,
+    OVERLAYS,
+    PEERS,
+    PORT,
+    UPLINK,
+    Attribute,
+)
+from tests.lab.processes import CommandError
+from tests.lab.traffic_driver import driven
+from tests.lab.traffic_hosts import Machine, host, make_spec, switch, wire
+from tests.lab.traffic_news import news
+from tests.nested import machine
+
+EACH = [
+    pytest.param(each, id=each.name, marks=pytest.mark.nested if each.nested else ())
+    for each in ATTRIBUTES
+]
+#: What a stranger has on the host: of each kind that we make, one.
+THEIRS = (
+    "ip link add theirs-br type bridge",
+    "ip link add theirs0 type veth peer theirs1",
+    "ip link set theirs0 master theirs-br up",
+    "ip link add theirs-vx type vxlan id 7777 dstport 4789 local 10.9.0.1",
+    "bridge fdb append 00:00:00:00:00:00 dev theirs-vx dst 10.9.0.7",
+    "ip link add theirs-ifb type ifb",
+    "tc qdisc add dev theirs-ifb root tbf rate 10mbit burst 20kb latency 10ms",
+    "tc qdisc add dev theirs0 ingress",
+    "nft add table bridge theirs",
+    "nft add chain bridge theirs filter { type filter hook prerouting priority 0; }",
+    "nft add rule bridge theirs filter ether type 0x9999 drop",
+)
+
+
+@pytest.fixture(scope="module")
+def hypervisor() -> Iterator[Machine]:
+    with ExitStack() as stack:
+        stack.enter_context(switch())
+        here = driven if machine.inside() else host
+        made = stack.enter_context(here(1, f"physnet1:{UPLINK},physnet2:"))
+        wire(made.name, UPLINK)
+        for network_id, vni in OVERLAYS.items():
+            made.network(network_id, vni, PEERS)
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def clean(hypervisor: Machine) -> Iterator[None]:
+    before = hypervisor.links()
+    yield
+    hypervisor.repair()
+    hypervisor.unplug(PORT)
+    assert hypervisor.links() == before, "every device went with the port"
+    assert "netplugin" not in hypervisor.sh("nft", "list", "ruleset")
+
+
+def spec_of(fields: object) -> dict[str, object]:
+    assert isinstance(fields, dict)
+    return make_spec(
+        1, fields.get("network", FLAT), **{k: v for k, v in fields.items() if k != "network"}
+    )
+
+
+@pytest.mark.parametrize("attribute", EACH)
+def test_it_is_as_asked_and_nothing_is_written_again(
+    hypervisor: Machine, attribute: Attribute
+) -> None:
+    nothing = attribute.read(hypervisor)
+    spec = spec_of(attribute.spec_fields)
+    hypervisor.plug(PORT, spec)
+    value = attribute.read(hypervisor)
+    assert value and value != nothing
+    with news(hypervisor.name) as told:
+        told.wait(1000)  # a bridge port comes to forward a moment later
+        made = hypervisor.changes_made()
+        hypervisor.plug(PORT, spec)
+        hypervisor.repair()
+        assert hypervisor.changes() == [] and hypervisor.changes_made() == made
+        assert told.wait(1) == 0, "the kernel says that something was written"
+    assert attribute.read(hypervisor) == value
+
+
+@pytest.mark.parametrize("attribute", [p for p in EACH if p.values[0].changed_fields])  # type: ignore[union-attr]
+def test_it_changes_and_goes_back(hypervisor: Machine, attribute: Attribute) -> None:
+    hypervisor.plug(PORT, spec_of(attribute.spec_fields))
+    value = attribute.read(hypervisor)
+    hypervisor.plug(PORT, spec_of(attribute.changed_fields))
+    assert attribute.read(hypervisor) != value
+    hypervisor.plug(PORT, spec_of(attribute.spec_fields))
+    assert attribute.read(hypervisor) == value
+
+
+@pytest.mark.parametrize("attribute", EACH)
+def test_what_a_stranger_breaks_is_repaired(hypervisor: Machine, attribute: Attribute) -> None:
+    hypervisor.plug(PORT, spec_of(attribute.spec_fields))
+    value = attribute.read(hypervisor)
+    hypervisor.kill()
+    attribute.break_it(hypervisor)
+    assert attribute.read(hypervisor) != value
+    hypervisor.start()
+    assert attribute.read(hypervisor) == value, "an agent that starts puts it right"
+    attribute.break_it(hypervisor)
+    hypervisor.repair()
+    assert attribute.read(hypervisor) == value and hypervisor.changes() == []
+    assert hypervisor.port(PORT)["state"] == "active"
+
+
+@pytest.mark.parametrize("attribute", EACH)
+def test_what_is_not_ours_stays_as_it_is(hypervisor: Machine, attribute: Attribute) -> None:
+    for command in THEIRS:
+        hypervisor.sh(*command.split(maxsplit=2 if command.startswith("nft") else -1))
+    try:
+        before = strangers(hypervisor)
+        hypervisor.plug(PORT, spec_of(attribute.spec_fields))
+        assert strangers(hypervisor) == before
+        attribute.break_it(hypervisor)
+        hypervisor.repair()
+        assert strangers(hypervisor) == before
+        hypervisor.unplug(PORT)
+        assert strangers(hypervisor) == before
+    finally:
+        for device in ("theirs-br", "theirs0", "theirs-vx", "theirs-ifb"):
+            hypervisor.sh("ip", "link", "delete", device)
+        hypervisor.sh("nft", "delete table bridge theirs")
+
+
+def strangers(host: Machine) -> object:
+    """All that is theirs, as the system's tools tell it."""
+    volatile = ("hello_timer", "gc_timer", "tcn_timer", "topology_change_timer")
+    links = [e for e in host.json("ip", "-j", "-d", "link") if e["ifname"].startswith("theirs")]
+    for entry in links:
+        data = entry.get("linkinfo", {}).get("info_data", {})
+        for name in volatile:
+            data.pop(name, None)
+    qdiscs = [q for q in host.json("tc", "-j", "qdisc") if q["dev"].startswith("theirs")]
+    entries = host.sh("bridge", "fdb", "show", "dev", "theirs-vx")
+    return links, qdiscs, entries, host.sh("nft", "list", "table", "bridge", "theirs")
+
+
+@pytest.mark.parametrize("attribute", EACH)
+def test_an_agent_that_is_killed_midway_finishes_when_it_is_back(
+    hypervisor: Machine, attribute: Attribute
+) -> None:
+    """It is killed at the first, the fourth and the ninth thing that the kernel tells of."""
+    spec = spec_of(attribute.spec_fields)
+    hypervisor.plug(PORT, spec)
+    value = attribute.read(hypervisor)
+    hypervisor.unplug(PORT)
+    for count in (1, 4, 9):
+        with news(hypervisor.name) as told:
+            asked = hypervisor.begin(PORT, spec)
+            told.wait(count, asked.is_alive)
+            hypervisor.kill()
+            asked.join()
+        hypervisor.start()
+        assert hypervisor.port(PORT)["state"] == "active", "its intent was committed before"
+        assert attribute.read(hypervisor) == value and hypervisor.changes() == []
+        with news(hypervisor.name) as told:
+            gone = hypervisor.begin(PORT, None)
+            told.wait(count, gone.is_alive)
+            hypervisor.kill()
+            gone.join()
+        hypervisor.start()
+        hypervisor.unplug(PORT)
+        with suppress(CommandError):
+            assert attribute.read(hypervisor) != value
