@@ -141,9 +141,25 @@ OVS = [
         "uplinks",
         default=[],
         help="DPDK uplinks as physical network:device, like physnet1:0000:03:00.0. The device is what "
-        "OVS takes as dpdk-devargs. An entry that has commas stands in double quotes, and then the "
-        "whole value in single ones: '\"physnet1:net_af_packet0,iface=eth1\"'.",
+        "OVS takes as dpdk-devargs. A network that stands there several times has its devices bonded "
+        "(see bonds). An entry that has commas stands in double quotes, and then the whole value in "
+        "single ones: '\"physnet1:net_af_packet0,iface=eth1\"'.",
         item_type=types.String(quotes=True),
+    ),
+    cfg.Opt(
+        "bonds",
+        type=types.Dict(types.String(choices=["active-backup", "lacp", "balance-slb"])),
+        default={},
+        help="How the devices of a physical network that has several in uplinks are bonded, like "
+        "physnet1:lacp. active-backup (what a network has that is not named here): one link carries "
+        "all, the others wait. lacp: balance-tcp, spread by addresses and ports; the switch must do "
+        "LACP (IEEE 802.1AX). balance-slb: spread by source MAC and VLAN, without the switch's help.",
+    ),
+    cfg.IPOpt(
+        "local_ip",
+        help="This host's address for VXLAN tunnels, which its peers send to. It is on the internal "
+        "port of a netdev bridge that the operator made for it, with a DPDK NIC: OVS's userspace "
+        "datapath routes the tunnels by the kernel's table. Without it there are no vxlan networks.",
     ),
     cfg.IntOpt(
         "timeout",

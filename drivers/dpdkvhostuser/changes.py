@@ -2,111 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from uuid import UUID
 
-from netplugin.backend import Change
-from netplugin.host.ovs_rows import BACKEND_MARK, PORT_MARK, UPLINK_MARK, OvsPort
+from drivers.dpdkvhostuser.wanted import TunnelPort, Uplink, VhostPort
+from netplugin.backend import Change, Overlay
 from netplugin.models import PortSpec
-
-PORT_TYPE = "dpdkvhostuserclient"
-BACKEND = "dpdkvhostuser"
-
-
-@dataclass(frozen=True)
-class VhostPort:
-    """All that the rows of one port say; made from its spec alone."""
-
-    port_id: str
-    name: str
-    bridge: str
-    tag: int
-    socket: str
-    mtu: int
-    mac: str
-    vm_id: str
-
-    def port_columns(self) -> dict[str, Any]:
-        """A flat port is an access port of tag 0: without a tag it would be a trunk of all VLANs."""
-        return {
-            "tag": [self.tag],
-            "vlan_mode": ["access"],
-            "external_ids": {PORT_MARK: self.port_id, BACKEND_MARK: BACKEND},
-        }
-
-    def interface_columns(self) -> dict[str, Any]:
-        """The ids are those of OVS's integration guide, so that other tools know the NIC."""
-        return {
-            "type": PORT_TYPE,
-            "options": {"vhost-server-path": self.socket},
-            "mtu_request": [self.mtu],
-            "external_ids": {
-                "iface-id": self.port_id,
-                "attached-mac": self.mac,
-                "vm-uuid": self.vm_id,
-                PORT_MARK: self.port_id,
-            },
-        }
-
-    def must_be_remade(self, row: OvsPort) -> bool:
-        """Whether the port must go and come again: OVS changes neither of these on a live port."""
-        interface = row.interface
-        return (
-            interface is None
-            or row.name != self.name
-            or row.bridge != self.bridge
-            or interface.type != PORT_TYPE
-            or dict(interface.options).get("vhost-server-path") != self.socket
-        )
-
-    def differs(self, row: OvsPort) -> bool:
-        """Whether a column that can be changed live is not as wanted."""
-        interface = row.interface
-        return (
-            interface is None
-            or row.tag != self.tag
-            or row.vlan_mode != "access"
-            or interface.mtu_request != self.mtu
-            or dict(interface.options) != self.interface_columns()["options"]
-            or not _within(self.port_columns()["external_ids"], row.external_ids)
-            or not _within(self.interface_columns()["external_ids"], interface.external_ids)
-        )
-
-
-def _within(wanted: Mapping[str, str], found: Mapping[str, str]) -> bool:
-    return all(found.get(key) == value for key, value in wanted.items())
-
-
-@dataclass(frozen=True)
-class Uplink:
-    """The DPDK port that joins a bridge to its physical network."""
-
-    name: str
-    bridge: str
-    physical_network: str
-    device: str
-    mtu: int
-
-    def interface_columns(self) -> dict[str, Any]:
-        return {
-            "type": "dpdk",
-            "options": {"dpdk-devargs": self.device},
-            "mtu_request": [self.mtu],
-            "external_ids": {UPLINK_MARK: self.physical_network},
-        }
-
-    def port_columns(self) -> dict[str, Any]:
-        return {"external_ids": {UPLINK_MARK: self.physical_network}}
 
 
 @dataclass(frozen=True)
 class CreateBridge(Change):
     name: str
-    physical_network: str
+    mark: str
 
     def describe(self) -> str:
-        return f"create bridge {self.name} for {self.physical_network}"
+        return f"create bridge {self.name} for {self.mark}"
 
 
 @dataclass(frozen=True)
@@ -132,7 +42,9 @@ class AddUplink(Change):
     uplink: Uplink
 
     def describe(self) -> str:
-        return f"add uplink {self.uplink.name} ({self.uplink.device}) to {self.uplink.bridge}"
+        devices, bond = ", ".join(self.uplink.devices), self.uplink.bond
+        how = f"{devices}, {bond}" if bond else devices
+        return f"add uplink {self.uplink.name} ({how}) to {self.uplink.bridge}"
 
 
 @dataclass(frozen=True)
@@ -140,7 +52,10 @@ class SetUplink(Change):
     uplink: Uplink
 
     def describe(self) -> str:
-        return f"set MTU of uplink {self.uplink.name} to {self.uplink.mtu}"
+        uplink = self.uplink
+        return f"set uplink {uplink.name}: {', '.join(uplink.devices)}, MTU {uplink.mtu}" + (
+            f", {uplink.bond}" if uplink.bond else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -150,6 +65,31 @@ class RemoveUplink(Change):
 
     def describe(self) -> str:
         return f"remove uplink {self.name} from {self.bridge}"
+
+
+@dataclass(frozen=True)
+class AddTunnelPort(Change):
+    port: TunnelPort
+
+    def describe(self) -> str:
+        return f"add {self.port.type} port {self.port.name} to {self.port.bridge}"
+
+
+@dataclass(frozen=True)
+class SetTunnelPort(Change):
+    port: TunnelPort
+
+    def describe(self) -> str:
+        return f"set {self.port.type} port {self.port.name}"
+
+
+@dataclass(frozen=True)
+class RemoveTunnelPort(Change):
+    bridge: str
+    name: str
+
+    def describe(self) -> str:
+        return f"remove port {self.name} from {self.bridge}"
 
 
 @dataclass(frozen=True)
@@ -165,7 +105,8 @@ class SetPort(Change):
     port: VhostPort
 
     def describe(self) -> str:
-        return f"set port {self.port.name}: tag {self.port.tag}, MTU {self.port.mtu}, ids"
+        rate = f", sends {self.port.sends.kbps} kbit/s" if self.port.sends else ""
+        return f"set port {self.port.name}: tag {self.port.tag}, MTU {self.port.mtu}, ids{rate}"
 
 
 @dataclass(frozen=True)
@@ -175,6 +116,27 @@ class RemovePort(Change):
 
     def describe(self) -> str:
         return f"remove port {self.name} from {self.bridge}"
+
+
+@dataclass(frozen=True)
+class SetQos(Change):
+    """Set what the VM may receive; the port's other columns stay as they are."""
+
+    port: VhostPort
+
+    def describe(self) -> str:
+        rate = f"{self.port.receives.kbps} kbit/s" if self.port.receives else "any rate"
+        return f"let port {self.port.name} receive {rate}"
+
+
+@dataclass(frozen=True)
+class DropQos(Change):
+    """Remove a row of QoS of ours that no port uses."""
+
+    row: UUID
+
+    def describe(self) -> str:
+        return f"remove QoS {self.row}, which no port uses"
 
 
 @dataclass(frozen=True)
@@ -203,8 +165,23 @@ class SetBridgeFlows(Change):
 
 
 @dataclass(frozen=True)
+class SetNetwork(Change):
+    """Bring the flows of one VXLAN network to what is wanted; those that are right stay."""
+
+    bridge: str
+    overlay: Overlay
+
+    def describe(self) -> str:
+        spec = self.overlay.spec
+        return (
+            f"set flows of network {self.overlay.network_id}: VNI {spec.vni} is VLAN "
+            f"{self.overlay.local_vlan}, {len(spec.peers)} peers"
+        )
+
+
+@dataclass(frozen=True)
 class DropFlows(Change):
-    """Remove flows of ours that belong to no port any more."""
+    """Remove flows of ours that belong to nothing any more."""
 
     bridge: str
     cookies: tuple[int, ...]

@@ -14,6 +14,10 @@ COOKIE_MARK = 0x6E70 << 48
 _MARK_MASK = 0xFFFF << 48
 _ALL = (1 << 64) - 1
 
+_NO_MATCH = re.compile(
+    r"(?:idle_timeout|hard_timeout|importance)=|"
+    r"(?:send_flow_rem|check_overlap|reset_counts|no_packet_counts|no_byte_counts)$"
+)
 _LINE = re.compile(r"^\s*cookie=0x([0-9a-f]+), (?:(.*) )?actions=(\S*)$")
 
 
@@ -29,6 +33,12 @@ class Flow:
     @staticmethod
     def make(cookie: int, priority: int, match: str, actions: str = "NORMAL") -> Flow:
         return Flow(cookie, priority, ",".join(sorted(filter(None, match.split(",")))), actions)
+
+    @property
+    def identity(self) -> tuple[int, str]:
+        """What a bridge has one flow of in a table: priority and match, without timeouts and flags."""
+        words = (word for word in self.match.split(",") if not _NO_MATCH.match(word))
+        return self.priority, ",".join(words)
 
 
 def parse_flows(text: str) -> list[Flow]:
@@ -55,8 +65,10 @@ class OpenFlow:
     def __init__(self, rundir: Path) -> None:
         self._rundir = rundir
 
-    def dump(self, bridge: str, owner: int | None, deadline: float) -> list[Flow]:
+    def dump(self, bridge: str, owner: int | None, deadline: float, without: int = 0) -> list[Flow]:
         """Our flows on the bridge: all, or those of the cookie ``owner`` and of the bridge itself.
+
+        Flows whose cookies have one of the bits ``without`` are left out.
 
         Raises: HostError, OperationTimeout.
         """
@@ -65,20 +77,28 @@ class OpenFlow:
         mask = _MARK_MASK if owner is None else _ALL & ~(owner & ~_MARK_MASK)
         text = self._ofctl(
             ["--no-stats", "--no-names", "dump-flows", self._target(bridge),
-             f"cookie={COOKIE_MARK:#x}/{mask:#x}"],
+             f"cookie={COOKIE_MARK:#x}/{mask | without:#x}"],
             deadline,
         )  # fmt: skip
         wanted = (COOKIE_MARK, owner)
         return [f for f in parse_flows(text) if owner is None or f.cookie in wanted]
 
     def replace(
-        self, bridge: str, cookies: Iterable[int], flows: Iterable[Flow], deadline: float
+        self,
+        bridge: str,
+        cookies: Iterable[int],
+        flows: Iterable[Flow],
+        deadline: float,
+        gone: Iterable[Flow] = (),
     ) -> None:
-        """In one atomic bundle: the flows of these cookies go, the given ones come.
+        """In one atomic bundle: the flows of these cookies and those ``gone`` go, the given ones come.
 
         Raises: HostError, OperationTimeout.
         """
         lines = [f"delete cookie={cookie:#x}/-1" for cookie in sorted(set(cookies))]
+        for flow in gone:
+            priority, match = flow.identity
+            lines.append(f"delete_strict cookie={flow.cookie:#x}/-1,priority={priority},{match}")
         lines += [
             f"add cookie={flow.cookie:#x},priority={flow.priority},{flow.match},actions={flow.actions}"
             for flow in sorted(flows, key=lambda f: (f.cookie, -f.priority, f.match))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import threading
 import time
@@ -24,7 +25,10 @@ _QUIET_S = 5.0
 
 @dataclass(frozen=True)
 class OvsSettings:
-    """The ``[ovs]`` options as a value. ``uplinks`` has the devices of each physical network."""
+    """The ``[ovs]`` options as a value.
+
+    ``uplinks`` has the devices of each physical network, ``bonds`` how several are bonded.
+    """
 
     connection: str
     rundir: Path
@@ -32,6 +36,9 @@ class OvsSettings:
     vhost_socket_group: str
     bridge_mappings: Mapping[str, str] = field(default_factory=dict)
     uplinks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    bonds: Mapping[str, str] = field(default_factory=dict)
+    #: The host's address for VXLAN tunnels, in its shortest form.
+    local_ip: str | None = None
     timeout_s: float = 10.0
     quiet_datapath_log: bool = False
 
@@ -43,10 +50,13 @@ class OvsSettings:
             network, colon, device = entry.strip().strip('"').partition(":")
             if not (network and colon and device):
                 raise ValueError(f"[ovs] uplinks: {entry!r} is not physical_network:device")
+            if any(device in devices for devices in uplinks.values()):
+                raise ValueError(f"[ovs] uplinks: {device} stands there twice")
             uplinks[network] = (*uplinks.get(network, ()), device)
-        unknown = sorted(set(uplinks) - set(conf.ovs.bridge_mappings))
-        if unknown:
-            raise ValueError(f"[ovs] uplinks: {', '.join(unknown)} is not in bridge_mappings")
+        for option, networks in (("uplinks", uplinks), ("bonds", conf.ovs.bonds)):
+            unknown = sorted(set(networks) - set(conf.ovs.bridge_mappings))
+            if unknown:
+                raise ValueError(f"[ovs] {option}: {', '.join(unknown)} is not in bridge_mappings")
         bridges = list(conf.ovs.bridge_mappings.values())
         if len(bridges) != len(set(bridges)):
             raise ValueError("[ovs] bridge_mappings: two networks share a bridge")
@@ -57,9 +67,25 @@ class OvsSettings:
             vhost_socket_group=conf.ovs.vhost_socket_group,
             bridge_mappings=dict(conf.ovs.bridge_mappings),
             uplinks=uplinks,
+            bonds=dict(conf.ovs.bonds),
+            local_ip=_tunnel_address(conf.ovs.local_ip),
             timeout_s=float(conf.ovs.timeout),
             quiet_datapath_log=conf.ovs.quiet_datapath_log,
         )
+
+
+def _tunnel_address(text: str | None) -> str | None:
+    if text is None:
+        return None
+    address = ipaddress.ip_address(text)
+    if (
+        address.is_loopback
+        or address.is_unspecified
+        or address.is_multicast
+        or address.is_link_local
+    ):
+        raise ValueError(f"[ovs] local_ip: {text} is no address that other hosts can send to")
+    return str(address)
 
 
 class OvsHost:

@@ -7,7 +7,7 @@ and sets changed by mutation, so that the cost of a port does not grow with the 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ovsdbapp.backend.ovs_idl.command import BaseCommand
@@ -71,7 +71,10 @@ class DeleteBridge(BaseCommand):  # type: ignore[misc]
 
 
 class AddPort(BaseCommand):  # type: ignore[misc]
-    """Make a port and its interface, with every attribute, on a bridge."""
+    """Make a port and its interfaces (of a bond several), with every attribute, on a bridge.
+
+    ``interfaces`` has the columns of each by its name; ``qos`` those of a row of QoS for the port.
+    """
 
     def __init__(
         self,
@@ -79,59 +82,154 @@ class AddPort(BaseCommand):  # type: ignore[misc]
         bridge: str,
         name: str,
         port: Mapping[str, Any],
-        interface: Mapping[str, Any],
+        interfaces: Mapping[str, Mapping[str, Any]],
+        qos: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(api)
-        self.bridge, self.name, self.port, self.interface = bridge, name, port, interface
+        self.bridge, self.name, self.port = bridge, name, port
+        self.interfaces, self.qos = interfaces, qos
 
     def run_idl(self, txn: Any) -> None:
         tables = self.api._tables
-        interface = txn.insert(tables["Interface"])
-        interface.name = self.name
-        for column, value in self.interface.items():
-            setattr(interface, column, value)
         port = txn.insert(tables["Port"])
-        port.name, port.interfaces = self.name, [interface]
+        port.name = self.name
+        port.interfaces = [_interface(txn, tables, *one) for one in self.interfaces.items()]
         for column, value in self.port.items():
             setattr(port, column, value)
+        if self.qos is not None:
+            port.qos = [_qos(txn, tables, self.qos)]
         self.api.lookup("Bridge", self.bridge).addvalue("ports", port)
 
 
 class SetPort(BaseCommand):  # type: ignore[misc]
-    """Set columns of a port and of its interface; ``external_ids`` keys of others are kept."""
+    """Set columns of a port and of its interfaces; of maps in ``merged`` keys of others are kept.
+
+    The port then has the interfaces that are named here, and no others.
+    """
 
     def __init__(
-        self, api: Any, name: str, port: Mapping[str, Any], interface: Mapping[str, Any]
+        self,
+        api: Any,
+        name: str,
+        port: Mapping[str, Any],
+        interfaces: Mapping[str, Mapping[str, Any]],
+        merged: Collection[str] = ("external_ids",),
     ) -> None:
         super().__init__(api)
-        self.name, self.port, self.interface = name, port, interface
+        self.name, self.port, self.interfaces, self.merged = name, port, interfaces, merged
 
     def run_idl(self, txn: Any) -> None:
         port = self.api.lookup("Port", self.name)
-        for row, columns in ((port, self.port), (port.interfaces[0], self.interface)):
-            for column, value in columns.items():
-                if column == "external_ids":
-                    for key, text in value.items():
-                        row.setkey(column, key, text)
-                else:
-                    setattr(row, column, value)
+        there = {interface.name: interface for interface in port.interfaces}
+        _set(port, self.port, self.merged)
+        for name, columns in self.interfaces.items():
+            if name in there:
+                _set(there[name], columns, self.merged)
+            else:
+                port.addvalue("interfaces", _interface(txn, self.api._tables, name, columns))
+        for name in there.keys() - self.interfaces.keys():
+            port.delvalue("interfaces", there[name])
+            there[name].delete()
+
+
+class SetQos(BaseCommand):  # type: ignore[misc]
+    """Give a port a row of QoS with these columns, or (None) none. A row of ours is re-used.
+
+    What ``ours`` does not say yes to stays as it is, without the port.
+    """
+
+    def __init__(
+        self,
+        api: Any,
+        name: str,
+        qos: Mapping[str, Any] | None,
+        ours: Callable[[Mapping[str, str]], bool],
+    ) -> None:
+        super().__init__(api)
+        self.name, self.qos, self.ours = name, qos, ours
+
+    def run_idl(self, txn: Any) -> None:
+        port = self.api.lookup("Port", self.name)
+        found = [row for row in port.qos if self.ours(row.external_ids)]
+        if self.qos is None:
+            port.qos = []
+            for row in found:
+                row.delete()
+        elif found:
+            for column, value in self.qos.items():
+                setattr(found[0], column, value)
+        else:
+            port.qos = [_qos(txn, self.api._tables, self.qos)]
+
+
+class DeleteQos(BaseCommand):  # type: ignore[misc]
+    """Delete a row of QoS that no port needs. Absent is no error."""
+
+    def __init__(self, api: Any, row: uuid.UUID) -> None:
+        super().__init__(api)
+        self.row = row
+
+    def run_idl(self, txn: Any) -> None:
+        row = self.api._tables["QoS"].rows.get(self.row)
+        if row is not None:
+            row.delete()
 
 
 class DeletePort(BaseCommand):  # type: ignore[misc]
-    """Take a port off its bridge; its rows go with it. Absent is no error."""
+    """Take a port off its bridge; its rows go with it. Absent is no error.
 
-    def __init__(self, api: Any, bridge: str, name: str) -> None:
+    A row of QoS is nobody's child in the schema: the port's goes too, if ``ours`` says so of it.
+    """
+
+    def __init__(
+        self,
+        api: Any,
+        bridge: str,
+        name: str,
+        ours: Callable[[Mapping[str, str]], bool] = lambda ids: False,
+    ) -> None:
         super().__init__(api)
-        self.bridge, self.name = bridge, name
+        self.bridge, self.name, self.ours = bridge, name, ours
 
     def run_idl(self, txn: Any) -> None:
         port = self.api.lookup("Port", self.name, None)
         bridge = self.api.lookup("Bridge", self.bridge, None)
         if port is not None and bridge is not None:
             bridge.delvalue("ports", port)
+            own = [row for row in port.qos if self.ours(row.external_ids)]
+            for row in own:
+                row.delete()
+            if own:
+                # The server takes the port away only after it has looked for references to the row.
+                port.qos = []
+                return
             for interface in port.interfaces:
                 interface.delete()
             port.delete()
+
+
+def _interface(txn: Any, tables: Any, name: str, columns: Mapping[str, Any]) -> Any:
+    row = txn.insert(tables["Interface"])
+    row.name = name
+    for column, value in columns.items():
+        setattr(row, column, value)
+    return row
+
+
+def _qos(txn: Any, tables: Any, columns: Mapping[str, Any]) -> Any:
+    row = txn.insert(tables["QoS"])
+    for column, value in columns.items():
+        setattr(row, column, value)
+    return row
+
+
+def _set(row: Any, columns: Mapping[str, Any], merged: Collection[str]) -> None:
+    for column, value in columns.items():
+        if column in merged:
+            for key, text in value.items():
+                row.setkey(column, key, text)
+        else:
+            setattr(row, column, value)
 
 
 class SetOtherConfig(BaseCommand):  # type: ignore[misc]

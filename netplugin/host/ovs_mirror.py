@@ -7,12 +7,23 @@ for a thousand neighbours, so each row is converted once, when it changes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from netplugin.host.ovs_rows import BRIDGE_MARK, OvsBridge, OvsInterface, OvsPort, OvsRoot
+from netplugin.host.ovs_rows import (
+    BRIDGE_MARK,
+    NETWORK_MARK,
+    TUNNEL_MARK,
+    UPLINK_MARK,
+    OvsBridge,
+    OvsInterface,
+    OvsPort,
+    OvsQos,
+    OvsRoot,
+)
 from netplugin.host.processes import remaining
 
 COLUMNS = {
@@ -21,23 +32,38 @@ COLUMNS = {
         "ovs_version", "iface_types", "external_ids",
     ],
     "Bridge": ["name", "ports", "datapath_type", "fail_mode", "external_ids"],
-    "Port": ["name", "interfaces", "tag", "vlan_mode", "external_ids"],
+    "Port": [
+        "name", "interfaces", "tag", "vlan_mode", "bond_mode", "lacp", "qos", "external_ids",
+    ],
     "Interface": [
         "name", "type", "options", "external_ids", "mtu_request", "mtu", "ofport", "error",
-        "link_state", "status",
+        "link_state", "status", "ingress_policing_rate", "ingress_policing_burst",
     ],
+    "QoS": ["type", "other_config", "external_ids"],
 }  # fmt: skip
 
 # A change of these columns by another hand is drift, or vswitchd's word that something broke.
-_WATCHED = ("type", "options", "mtu_request", "error", "starved")
+_WATCHED = (
+    "type", "options", "mtu_request", "error", "starved", "ingress_policing_rate",
+    "ingress_policing_burst",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Drift:
-    """A marked port of a backend has changed; without a port, one of our bridges has."""
+    """A marked port of a backend has changed; without a port, one of our bridges or uplinks has."""
 
     backend: str | None = None
     port_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _PortRow:
+    """A row of Port by itself, and which rows it refers to."""
+
+    port: OvsPort
+    interfaces: frozenset[UUID]
+    qos: UUID | None
 
 
 class Mirror:
@@ -49,9 +75,10 @@ class Mirror:
         self._changed = threading.Condition()
         self._root = OvsRoot()
         self._bridges: dict[UUID, OvsBridge] = {}
-        self._ports: dict[UUID, OvsPort] = {}
+        self._ports: dict[UUID, _PortRow] = {}
         self._interfaces: dict[UUID, OvsInterface] = {}
-        self._port_interface: dict[UUID, UUID | None] = {}
+        self._qos: dict[UUID, OvsQos] = {}
+        self._qos_owned: dict[tuple[str, str], set[UUID]] = defaultdict(set)
         self._interface_port: dict[UUID, UUID] = {}
         self._port_bridge: dict[UUID, str] = {}
         self._port_by_name: dict[str, UUID] = {}
@@ -106,10 +133,45 @@ class Mirror:
         with self._changed:
             return len(bridge.ports - self._strangers)
 
+    def ids_on(self, bridge: OvsBridge) -> list[Mapping[str, str]]:
+        """The ``external_ids`` of the bridge's ports that carry a port id."""
+        with self._changed:
+            here = bridge.ports - self._strangers
+            return [self._ports[uuid].port.external_ids for uuid in here if uuid in self._ports]
+
+    def networks(self, backend: str) -> dict[int, str]:
+        """The VXLAN networks of this backend's ports, by the VLAN tags that stand for them."""
+        with self._changed:
+            ports = [row.port for row in self._ports.values()]
+        return {
+            port.tag: port.external_ids[NETWORK_MARK]
+            for port in ports
+            if port.tag
+            and NETWORK_MARK in port.external_ids
+            and (port.owner or ("",))[0] == backend
+        }
+
+    def qos_of(self, backend: str, port_id: str) -> list[OvsQos]:
+        """The rows of QoS that are marked with this port id."""
+        with self._changed:
+            return [self._qos[uuid] for uuid in self._qos_owned.get((backend, port_id), ())]
+
+    def all_qos(self, backend: str) -> list[OvsQos]:
+        """All rows of QoS that are marked as this backend's."""
+        with self._changed:
+            return [qos for qos in self._qos.values() if (qos.owner or ("",))[0] == backend]
+
     def names_of_others(self, backend: str) -> list[str]:
         """The names of all ports that are not this backend's."""
         with self._changed:
-            return [p.name for p in self._ports.values() if (p.owner or ("",))[0] != backend]
+            ports = (row.port for row in self._ports.values())
+            return [port.name for port in ports if (port.owner or ("",))[0] != backend]
+
+    def ports_named(self, prefixes: tuple[str, ...]) -> list[OvsPort]:
+        """The ports whose names begin with one of these."""
+        with self._changed:
+            found = [u for name, u in self._port_by_name.items() if name.startswith(prefixes)]
+            return [self._whole(uuid) for uuid in found]
 
     def count_interfaces(self, *types: str) -> int:
         with self._changed:
@@ -121,15 +183,20 @@ class Mirror:
             return self._changed.wait_for(condition, remaining(deadline))
 
     def _whole(self, uuid: UUID) -> OvsPort:
-        port = self._ports[uuid]
-        interface = self._port_interface.get(uuid)
+        row = self._ports[uuid]
+        found = [self._interfaces[i] for i in row.interfaces if i in self._interfaces]
+        if len(found) > 1:
+            found.sort(key=lambda interface: interface.name)
         return OvsPort(
-            name=port.name,
+            name=row.port.name,
             bridge=self._port_bridge.get(uuid),
-            tag=port.tag,
-            vlan_mode=port.vlan_mode,
-            external_ids=port.external_ids,
-            interface=self._interfaces.get(interface) if interface else None,
+            tag=row.port.tag,
+            vlan_mode=row.port.vlan_mode,
+            external_ids=row.port.external_ids,
+            interfaces=tuple(found),
+            bond_mode=row.port.bond_mode,
+            lacp=row.port.lacp,
+            qos=self._qos.get(row.qos) if row.qos else None,
         )
 
     # -- writing, from the IDL's thread ----------------------------------------------------------
@@ -138,12 +205,12 @@ class Mirror:
         """Forget all and read every row: after a reconnect the IDL tells of no deletions."""
         with self._changed:
             for store in (
-                self._bridges, self._ports, self._interfaces, self._port_interface,
+                self._bridges, self._ports, self._interfaces, self._qos, self._qos_owned,
                 self._interface_port, self._port_bridge, self._port_by_name, self._owned,
                 self._strangers,
             ):  # fmt: skip
                 store.clear()
-            for name in ("Open_vSwitch", "Interface", "Port", "Bridge"):
+            for name in ("Open_vSwitch", "QoS", "Interface", "Port", "Bridge"):
                 for row in list(tables[name].rows.values()):
                     self._put(name, row)
             self._changed.notify_all()
@@ -165,6 +232,8 @@ class Mirror:
             return self._put_bridge(row)
         if table == "Port":
             return self._put_port(row)
+        if table == "QoS":
+            return self._put_qos(row)
         return self._put_interface(row)
 
     def _put_bridge(self, row: Any) -> Drift | None:
@@ -187,29 +256,47 @@ class Mirror:
 
     def _put_port(self, row: Any) -> Drift | None:
         old = self._ports.get(row.uuid)
-        new = OvsPort(
+        port = OvsPort(
             name=row.name,
             bridge=None,
             tag=_optional(row.tag),
             vlan_mode=_optional(row.vlan_mode),
             external_ids=row.external_ids,
-            interface=None,
+            bond_mode=_optional(row.bond_mode),
+            lacp=_optional(row.lacp),
         )
-        interfaces = row.interfaces
-        interface = interfaces[0].uuid if interfaces else None
-        if old and old.owner and old.owner != new.owner:
-            self._owned.pop(old.owner, None)
+        qos = _optional(row.qos)
+        new = _PortRow(port, frozenset(i.uuid for i in row.interfaces), qos.uuid if qos else None)
+        if old and old.port.owner and old.port.owner != port.owner:
+            self._owned.pop(old.port.owner, None)
         self._ports[row.uuid] = new
-        self._port_interface[row.uuid] = interface
-        if interface:
+        for interface in new.interfaces:
             self._interface_port[interface] = row.uuid
-        self._port_by_name[new.name] = row.uuid
-        if new.owner:
-            self._owned[new.owner] = row.uuid
+        self._port_by_name[port.name] = row.uuid
+        if port.owner:
+            self._owned[port.owner] = row.uuid
             self._strangers.discard(row.uuid)
         else:
             self._strangers.add(row.uuid)
-        return _drift(old.owner or new.owner) if old and old != new else None
+        return _drift(old.port, port) if old and old != new else None
+
+    def _put_qos(self, row: Any) -> Drift | None:
+        old = self._qos.get(row.uuid)
+        new = OvsQos(row.uuid, row.type, row.other_config, row.external_ids)
+        self._forget_qos(row.uuid)
+        self._qos[row.uuid] = new
+        if new.owner:
+            self._qos_owned[new.owner].add(row.uuid)
+        return Drift(*old.owner) if old and old.owner and old != new else None
+
+    def _forget_qos(self, uuid: UUID) -> Drift | None:
+        qos = self._qos.pop(uuid, None)
+        if qos is None or qos.owner is None:
+            return None
+        self._qos_owned[qos.owner].discard(uuid)
+        if not self._qos_owned[qos.owner]:
+            del self._qos_owned[qos.owner]
+        return Drift(*qos.owner)
 
     def _put_interface(self, row: Any) -> Drift | None:
         old = self._interfaces.get(row.uuid)
@@ -224,12 +311,15 @@ class Mirror:
             error=_optional(row.error),
             link_state=_optional(row.link_state),
             connected=row.status.get("status") == "connected",
+            queues=_queues(row.status),
+            ingress_policing_rate=row.ingress_policing_rate,
+            ingress_policing_burst=row.ingress_policing_burst,
         )
         self._interfaces[row.uuid] = new
         lost = old is not None and (old.ofport or 0) > 0 and (new.ofport or 0) <= 0
         if old and (lost or any(getattr(old, c) != getattr(new, c) for c in _WATCHED)):
             port = self._interface_port.get(row.uuid)
-            return _drift(self._ports[port].owner) if port in self._ports else None
+            return _drift(self._ports[port].port) if port in self._ports else None
         return None
 
     def _delete(self, table: str, uuid: UUID) -> Drift | None:
@@ -240,27 +330,43 @@ class Mirror:
         elif table == "Interface":
             self._interfaces.pop(uuid, None)
             self._interface_port.pop(uuid, None)
+        elif table == "QoS":
+            return self._forget_qos(uuid)
         elif table == "Port":
             return self._delete_port(uuid)
         return None
 
     def _delete_port(self, uuid: UUID) -> Drift | None:
-        port = self._ports.pop(uuid, None)
+        row = self._ports.pop(uuid, None)
         self._strangers.discard(uuid)
-        self._port_interface.pop(uuid, None)
         self._port_bridge.pop(uuid, None)
-        if port is None:
+        if row is None:
             return None
+        port = row.port
         # A row of the same name may already stand in its place: made in the same transaction.
         if self._port_by_name.get(port.name) == uuid:
             del self._port_by_name[port.name]
         if port.owner and self._owned.get(port.owner) == uuid:
             del self._owned[port.owner]
-        return _drift(port.owner)
+        return _drift(port)
 
 
-def _drift(owner: tuple[str, str] | None) -> Drift | None:
-    return Drift(*owner) if owner else None
+def _drift(*ports: OvsPort) -> Drift | None:
+    """Whose a port is that has changed: one backend's, or (an uplink, a tunnel) many ports'."""
+    for port in ports:
+        if port.owner:
+            return Drift(*port.owner)
+    shared = any({UPLINK_MARK, TUNNEL_MARK} & port.external_ids.keys() for port in ports)
+    return Drift() if shared else None
+
+
+def _queues(status: Mapping[str, str]) -> int | None:
+    """The queues of a VM, each a pair of rings; newer vswitchds count those that are polled."""
+    rings = status.get("num_of_vrings", "")
+    polled = status.get("n_rxq", "")
+    if polled.isdigit():
+        return int(polled)
+    return int(rings) // 2 if rings.isdigit() else None
 
 
 def _optional(column: Any) -> Any:

@@ -11,6 +11,10 @@ PORT_MARK = "netplugin-port"
 BACKEND_MARK = "netplugin-backend"
 BRIDGE_MARK = "netplugin-bridge"
 UPLINK_MARK = "netplugin-uplink"
+TUNNEL_MARK = "netplugin-tunnel"
+#: Of a VM's port: the VXLAN network it is on, and the UDP port of that network's tunnels.
+NETWORK_MARK = "netplugin-network"
+UDP_MARK = "netplugin-udp-port"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +30,12 @@ class OvsInterface:
     ofport: int | None
     error: str | None
     link_state: str | None
-    #: vhost-user: whether a VM's side is on the socket.
+    #: vhost-user: whether a VM's side is on the socket, and the queues that it has.
     connected: bool = False
+    queues: int | None = None
+    #: kbit/s and kbit; 0 is no limit.
+    ingress_policing_rate: int = 0
+    ingress_policing_burst: int = 0
 
     @property
     def starved(self) -> bool:
@@ -38,24 +46,55 @@ class OvsInterface:
         """
         return self.connected and not self.mtu
 
+    @property
+    def works_at(self) -> int | None:
+        """Its OpenFlow port number; None if vswitchd could not make the device, or not yet."""
+        return self.ofport if self.ofport and self.ofport > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class OvsQos:
+    """A row of QoS. It is a root row: it stays when the port that uses it goes."""
+
+    uuid: UUID
+    type: str
+    other_config: Mapping[str, str]
+    external_ids: Mapping[str, str]
+
+    @property
+    def owner(self) -> tuple[str, str] | None:
+        return _owner(self.external_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class OvsPort:
-    """A row of Port with its first Interface (netplugin makes no kernel bonds)."""
+    """A row of Port with its rows of Interface (one, or of a bond several), by their names."""
 
     name: str
     bridge: str | None
     tag: int | None
     vlan_mode: str | None
     external_ids: Mapping[str, str]
-    interface: OvsInterface | None
+    interfaces: tuple[OvsInterface, ...] = ()
+    bond_mode: str | None = None
+    lacp: str | None = None
+    qos: OvsQos | None = None
+
+    @property
+    def interface(self) -> OvsInterface | None:
+        """The interface of a port that is no bond."""
+        return self.interfaces[0] if self.interfaces else None
 
     @property
     def owner(self) -> tuple[str, str] | None:
         """The backend and the port id it is marked with; None if it is not ours."""
-        port_id = self.external_ids.get(PORT_MARK)
-        backend = self.external_ids.get(BACKEND_MARK)
-        return (backend, port_id) if port_id and backend else None
+        return _owner(self.external_ids)
+
+
+def _owner(external_ids: Mapping[str, str]) -> tuple[str, str] | None:
+    port_id = external_ids.get(PORT_MARK)
+    backend = external_ids.get(BACKEND_MARK)
+    return (backend, port_id) if port_id and backend else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.lab.namespaces import within
 from tests.lab.processes import Argument, CommandError, Daemon, LabError, run
 
 SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
 VSWITCHD = Path("/usr/lib/openvswitch-switch/ovs-vswitchd")
 VSWITCHD_DPDK = Path("/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk")
-LINKS = Path("/sys/class/net")
 DATAPATH_TAP = "ovs-netdev"
 START_DEADLINE_S = 60.0
 # A unix socket's path has 108 bytes; "ovs-vswitchd.<pid>.ctl" is the longest name in here.
@@ -51,7 +51,8 @@ class OvsOptions:
 class PrivateOvs:
     """ovsdb-server and ovs-vswitchd in one directory; each may be stopped, killed and paused.
 
-    One at a time in a network namespace: the userspace datapath has a tap with a fixed name.
+    One at a time in a network namespace (``netns``, or the one we are in): the userspace datapath
+    has a tap with a fixed name.
     """
 
     def __init__(
@@ -62,10 +63,12 @@ class PrivateOvs:
         socket_mem_mb: int = 256,
         other_config: Mapping[str, str] | None = None,
         pmd_maxsleep_us: int = 500,
+        netns: str | None = None,
     ) -> None:
         if len(os.fsencode(directory)) > LONGEST_DIRECTORY:
             raise LabError(f"{directory}: too long a path for unix sockets, use one under /run")
         self.directory = directory
+        self.netns = netns
         self.options = OvsOptions(dpdk, pmd_mask, socket_mem_mb, pmd_maxsleep_us)
         self.other_config = {**self.options.other_config(), **(other_config or {})}
         self.rundir = directory
@@ -78,9 +81,8 @@ class PrivateOvs:
             f"OVS_{name}": str(directory) for name in ("RUNDIR", "DBDIR", "LOGDIR", "SYSCONFDIR")
         }
         self.ovsdb = Daemon("ovsdb-server", self._ovsdb_args(), self._log("ovsdb-server"), self.env)
-        self.vswitchd = Daemon(
-            "ovs-vswitchd", self._vswitchd_args(), self._log("ovs-vswitchd"), self.env
-        )
+        vswitchd = within(netns, self._vswitchd_args())
+        self.vswitchd = Daemon("ovs-vswitchd", vswitchd, self._log("ovs-vswitchd"), self.env)
 
     def __enter__(self) -> Self:
         try:
@@ -100,14 +102,16 @@ class PrivateOvs:
 
     def start(self) -> None:
         """Both daemons, with a new database if there is none."""
-        if (LINKS / DATAPATH_TAP).exists():
+        if DATAPATH_TAP in self._links():
             raise LabError("another OVS runs in this network namespace: its bridges would not work")
         self.directory.mkdir(parents=True, exist_ok=True)
         if not self.database.exists():
             run(["ovsdb-tool", "create", self.database, SCHEMA])
             self._program.symlink_to(VSWITCHD_DPDK if self.options.dpdk else VSWITCHD)
         self.start_ovsdb()
-        self.vsctl("--no-wait", "init")
+        # As ovs-ctl does: vswitchd itself does not say which version it is.
+        version = run(["ovs-vsctl", "--version"]).splitlines()[0].split()[-1]
+        self.vsctl("--no-wait", "init", "--", "set", "Open_vSwitch", ".", f"ovs_version={version}")
         self.set_other_config(self.other_config, wait=False)
         self.start_vswitchd()
 
@@ -215,9 +219,15 @@ class PrivateOvs:
         select = {"op": "select", "table": "Interface", "where": where, "columns": ["name"]}
         query = json.dumps(["Open_vSwitch", select])
         (found,) = json.loads(run(["ovsdb-tool", "query", self.database, query]))
+        there = self._links("type", "tun")
         for name in (DATAPATH_TAP, *(row["name"] for row in found["rows"])):
-            if (LINKS / name / "tun_flags").exists():
-                run(["ip", "link", "delete", name])
+            if name in there:
+                run(within(self.netns, ["ip", "link", "delete", "dev", name]))
+
+    def _links(self, *which: str) -> set[str]:
+        """The names of the devices in its namespace."""
+        shown = run(within(self.netns, ["ip", "-j", "link", "show", *which]))
+        return {link["ifname"] for link in json.loads(shown or "[]") if link}
 
     def _status(self, port: str) -> str:
         # A port that vswitchd has not looked at yet has no such key.

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.lab.namespaces import within
 from tests.lab.processes import Argument, Daemon
 
 START_DEADLINE_S = 30.0
@@ -41,6 +42,11 @@ class TestpmdOptions:
     """Without, its memory is ordinary pages, shared all the same."""
     core: int = 0
     """testpmd polls: keep it off the PMD's core."""
+    wire: str | None = None
+    """A kernel device that is joined to the port (with ``Forward.IO``)."""
+    netns: str | None = None
+    jumbo: bool = False
+    """Whether packets of more than 1500 bytes pass."""
 
 
 class Testpmd:
@@ -52,7 +58,7 @@ class Testpmd:
         self.socket = socket
         self.options = options or TestpmdOptions()
         # Line-buffered, or the log lags behind by blocks.
-        args = ["stdbuf", "-oL", *_arguments(socket, self.options)]
+        args = within(self.options.netns, ["stdbuf", "-oL", *_arguments(socket, self.options)])
         self.daemon = Daemon("testpmd", args, socket.with_suffix(".testpmd.log"))
 
     def __enter__(self) -> Self:
@@ -91,6 +97,13 @@ class Testpmd:
 def _arguments(socket: Path, options: TestpmdOptions) -> list[Argument]:
     vdev = f"net_virtio_user0,path={socket},server=1,queues={options.queues}"
     vdev += f",queue_size={options.ring_size},mac={options.mac}"
+    vdevs = [f"--vdev={vdev}"]
+    if options.wire and options.jumbo:
+        # DPDK's af_packet driver takes no frame of more than 1518 bytes.
+        vdevs.append(f"--vdev=net_pcap0,rx_iface_in={options.wire},tx_iface={options.wire}")
+    elif options.wire:
+        vdevs.append(f"--vdev=net_af_packet0,iface={options.wire},qdisc_bypass=1,framecnt=2048")
+    size = ["--mbuf-size=10240", "--max-pkt-len=9600"] if options.jumbo else []
     memory = ["--in-memory"] if options.hugepages else ["--no-huge"]
     return [
         "dpdk-testpmd",
@@ -103,8 +116,9 @@ def _arguments(socket: Path, options: TestpmdOptions) -> list[Argument]:
         "--no-pci",
         "--no-telemetry",
         f"--file-prefix={socket.stem}",
-        f"--vdev={vdev}",
+        *vdevs,
         "--",
+        *size,
         f"--forward-mode={options.forward}",
         f"--rxq={options.queues}",
         f"--txq={options.queues}",

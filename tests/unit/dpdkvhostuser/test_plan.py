@@ -12,112 +12,19 @@ from hypothesis import strategies as st
 from drivers.dpdkvhostuser import changes as c
 from drivers.dpdkvhostuser.plan import MAX_VHOST_SOCKETS
 from drivers.dpdkvhostuser.plan import make_plan as plan
+from drivers.dpdkvhostuser.tunnels import network_cookie
+from drivers.dpdkvhostuser.wanted import TUNNELS
 from netplugin.backend import Intent
-from netplugin.host.names import VHOST, device_name
 from netplugin.host.openflow import Flow
-from netplugin.models import PortSpec
+from netplugin.host.ovs_rows import OvsPort
 from tests.unit.dpdkvhostuser.model import SETTINGS, Bridge, Model
-
-IDS = [f"port-{n}" for n in range(6)]
-ADDRESSES: list[list[dict[str, str]]] = [
-    [],
-    [{"ip": "10.0.0.5"}],
-    [{"ip": "10.0.0.0/28"}, {"ip": "2001:db8::5"}],
-    [{"ip": "10.0.0.7", "mac": "52:54:00:77:77:77"}],
-]
+from tests.unit.dpdkvhostuser.scenes import converge, kinds, plain_spec, scenes
 
 
-@st.composite
-def specs(draw: st.DrawFn) -> PortSpec:
-    vlan = draw(st.sampled_from([None, 1, 100, 4094]))
-    network: dict[str, Any] = {
-        "type": "flat" if vlan is None else "vlan",
-        "physical_network": draw(st.sampled_from(["net1", "net2"])),
-        "vlan_id": vlan,
-        "mtu": draw(st.sampled_from([1500, 9000])),
-    }
-    security = {
-        "enabled": draw(st.booleans()),
-        "allowed_addresses": draw(st.sampled_from(ADDRESSES)),
-    }
-    return PortSpec.model_validate(
-        {
-            "vm_id": "vm",
-            "mac": draw(st.sampled_from(["52:54:00:00:00:01", "52:54:00:00:00:02"])),
-            "backend": "dpdkvhostuser",
-            "network": network,
-            "port_security": security,
-        }
-    )
-
-
-intents = st.dictionaries(st.sampled_from(IDS), st.one_of(st.none(), specs())).map(
-    lambda wanted: [Intent(port_id, spec) for port_id, spec in wanted.items()]
-)
-
-
-@st.composite
-def hosts(draw: st.DrawFn) -> Model:
-    """An OVS with ports of ours, foreign bridges, ports and flows, and drift of every kind."""
-    model = Model()
-    if draw(st.booleans()):
-        fail_mode = draw(st.sampled_from([None, "secure"]))
-        model.bridges["br2"] = Bridge(ours=False, fail_mode=fail_mode)
-    converge(model, draw(intents))
-    model.bridges["theirs"] = Bridge(ours=False, fail_mode=None)
-    model.add_row("theirs", "eth9", {}, {})
-    if draw(st.booleans()):
-        model.add_row("theirs", device_name(VHOST, IDS[0]), {}, {}) if not model.observe(
-            [IDS[0]]
-        ).rows else None
-    for name, bridge in sorted(model.bridges.items()):
-        bridge.flows.add(Flow.make(0x1234, 7, "in_port=77", "drop"))
-        if draw(st.booleans()):
-            model.add_row(name, f"foreign-{name}", {"tag": [5]}, {})
-        if bridge.ours:
-            _drift(draw, bridge)
-    return model
-
-
-def _drift(draw: st.DrawFn, bridge: Bridge) -> None:
-    if draw(st.booleans()):
-        bridge.fail_mode = None
-    if draw(st.booleans()):
-        bridge.flows.add(Flow.make((0x6E70 << 48) | 0xABC, 9, "in_port=3"))
-    for name, row in sorted(bridge.ports.items()):
-        if not row.owner or row.interface is None:
-            continue
-        what = draw(st.sampled_from(["none", "gone", "tag", "mode", "mtu", "path", "flows", "ids"]))
-        interface = row.interface
-        if what == "gone":
-            del bridge.ports[name]
-        elif what == "tag":
-            bridge.ports[name] = replace(row, tag=None)
-        elif what == "mode":
-            bridge.ports[name] = replace(row, vlan_mode="trunk")
-        elif what == "mtu":
-            bridge.ports[name] = replace(row, interface=replace(interface, mtu_request=68))
-        elif what == "path":
-            bridge.ports[name] = replace(row, interface=replace(interface, options={}))
-        elif what == "ids":
-            bridge.ports[name] = replace(row, interface=replace(interface, external_ids={}))
-        elif what == "flows":
-            bridge.flows = {f for f in bridge.flows if f"in_port={interface.ofport}" not in f.match}
-
-
-def converge(model: Model, wanted: list[Intent], rounds: int = 3) -> set[str]:
-    """The loop of the agent, on the model; the answer is the ports that were refused."""
-    refused: set[str] = set()
-    for _ in range(rounds):
-        found = plan(SETTINGS, wanted, model.observe())
-        refused |= set(found.refused)
-        model.apply(found.changes)
-    return refused
-
-
-@given(hosts(), intents)
-def test_planning_after_applying_gives_nothing(host: Model, wanted: list[Intent]) -> None:
-    refused = converge(host, wanted, rounds=2)
+@given(scenes())
+def test_planning_after_applying_gives_nothing(scene: tuple[Model, list[Intent]]) -> None:
+    host, wanted = scene
+    refused = converge(host, wanted)
     left = plan(SETTINGS, wanted, host.observe())
     assert left.changes == ()
     seen = host.observe()
@@ -126,63 +33,107 @@ def test_planning_after_applying_gives_nothing(host: Model, wanted: list[Intent]
             assert (intent.port_id in seen.rows) == (intent.spec is not None)
 
 
-@given(hosts(), intents, st.randoms())
-def test_the_order_of_intents_does_not_matter(
-    host: Model, wanted: list[Intent], random: Any
-) -> None:
+@given(scenes(), st.randoms())
+def test_the_order_of_intents_does_not_matter(scene: tuple[Model, list[Intent]], dice: Any) -> None:
+    host, wanted = scene
     shuffled = list(wanted)
-    random.shuffle(shuffled)
+    dice.shuffle(shuffled)
     seen = host.observe()
     assert plan(SETTINGS, wanted, seen).changes == plan(SETTINGS, shuffled, seen).changes
 
 
-@given(hosts(), intents)
-def test_what_is_not_ours_is_never_changed(host: Model, wanted: list[Intent]) -> None:
-    before = copy.deepcopy(host.foreign())
+@given(scenes())
+def test_what_is_not_ours_is_never_changed(scene: tuple[Model, list[Intent]]) -> None:
+    host, wanted = scene
+    before, qos = copy.deepcopy(host.foreign()), {u: q for u, q in host.qos.items() if not q.owner}
     converge(host, wanted)
     after = host.foreign()
     for name, (kind, ports, flows) in before.items():
         assert name in after, f"bridge {name} has gone"
         assert after[name][0] == kind and after[name][1] == ports
         assert flows <= after[name][2]
+    assert qos.items() <= host.qos.items()
 
 
-@given(hosts(), intents)
-def test_a_partial_look_does_no_harm(host: Model, wanted: list[Intent]) -> None:
-    """Converging some ports leaves all others as they are."""
+@given(scenes())
+def test_a_partial_look_does_no_harm(scene: tuple[Model, list[Intent]]) -> None:
+    """Converging some ports leaves all others as they are, and the flows of their networks."""
+    host, wanted = scene
     ids = [intent.port_id for intent in wanted]
     others = {i: row for i, row in host.observe().rows.items() if i not in ids}
-    for _ in range(2):
+    theirs = _networks_of(others) - {i.overlay.network_id for i in wanted if i.overlay}
+    flows = _network_flows(host, theirs)
+    for _ in range(3):
         host.apply(plan(SETTINGS, wanted, host.observe(ids)).changes)
     after = host.observe().rows
     assert {i: after.get(i) for i in others} == others
+    assert _network_flows(host, theirs) == flows
     assert plan(SETTINGS, wanted, host.observe(ids)).changes == ()
 
 
-@given(hosts())
-def test_removing_all_leaves_no_trace(host: Model) -> None:
-    everything = [Intent(port_id, None) for port_id in host.observe().rows]
+def _networks_of(rows: dict[str, OvsPort]) -> set[str]:
+    marks = (row.external_ids.get("netplugin-network") for row in rows.values())
+    return {network for network in marks if network}
+
+
+def _network_flows(host: Model, networks: set[str]) -> set[Flow]:
+    cookies = {network_cookie(network) for network in networks}
+    bridge = host.bridges.get(TUNNELS)
+    return {flow for flow in bridge.flows if flow.cookie in cookies} if bridge else set()
+
+
+@given(scenes(), st.data())
+def test_a_crash_at_any_boundary_is_healed(
+    scene: tuple[Model, list[Intent]], data: st.DataObject
+) -> None:
+    """The rows are one transaction; what follows it (flows, a bridge at a time) may be cut off."""
+    host, wanted = scene
+    straight = host.copy()
+    converge(straight, wanted)
+    for _ in range(2):
+        changes = plan(SETTINGS, wanted, host.observe()).changes
+        rows = [ch for ch in changes if not _is_of_flows(ch)]
+        cut = data.draw(st.integers(0, len(changes) - len(rows)))
+        host.apply(rows)
+        flows = [ch for ch in changes if _is_of_flows(ch)]
+        host.apply([ch for ch in flows[:cut] if getattr(ch, "bridge", "") in host.bridges])
+    converge(host, wanted)
+    assert plan(SETTINGS, wanted, host.observe()).changes == ()
+    assert _summary(host) == _summary(straight)
+
+
+def _is_of_flows(change: Any) -> bool:
+    return isinstance(change, c.SetFilter | c.SetBridgeFlows | c.SetNetwork | c.DropFlows)
+
+
+def _summary(host: Model) -> Any:
+    """What is there, without the numbers that differ by the order things came in."""
+    return {
+        name: (bridge.fail_mode, sorted(bridge.ports), sorted(f.cookie for f in bridge.flows))
+        for name, bridge in host.bridges.items()
+    }
+
+
+@given(scenes())
+def test_removing_all_leaves_no_trace(scene: tuple[Model, list[Intent]]) -> None:
+    host, _ = scene
+    marked = {qos.owner[1] for qos in host.qos.values() if qos.owner}
+    everything = [Intent(port_id, None) for port_id in {*host.observe().rows, *marked}]
     converge(host, everything)
     for name, bridge in host.bridges.items():
         if bridge.ours:
-            others = [p for p in bridge.ports.values() if not p.owner]
-            assert any("netplugin-uplink" not in p.external_ids for p in others)
+            assert any(port.startswith("foreign") for port in bridge.ports), name
         assert not any(p.owner for p in bridge.ports.values()), name
+    assert not any(qos.owner for qos in host.qos.values())
 
 
-def _spec(**network: Any) -> PortSpec:
-    return PortSpec.model_validate(
-        {
-            "vm_id": "vm", "mac": "52:54:00:00:00:01", "backend": "dpdkvhostuser",
-            "network": {"type": "flat", "physical_network": "net1", **network},
-        }
-    )  # fmt: skip
+# -- single cases ------------------------------------------------------------------------------------
 
 
 def test_the_last_vhost_sockets_go_to_the_first_ports() -> None:
     model = Model()
     seen = replace(model.observe(), vhost_sockets=MAX_VHOST_SOCKETS - 2)
-    wanted = [Intent(f"p{n}", _spec()) for n in range(4)]
+    wanted = [Intent(f"p{n}", plain_spec()) for n in range(4)]
     found = plan(SETTINGS, wanted, seen)
     assert {i: e.code for i, e in found.refused.items()} == {
         "p2": "capacity_exhausted",
@@ -193,18 +144,70 @@ def test_the_last_vhost_sockets_go_to_the_first_ports() -> None:
 def test_a_kernel_bridge_in_the_way_is_a_conflict() -> None:
     model = Model()
     model.bridges["br1"] = Bridge(ours=False, datapath_type="")
-    found = plan(SETTINGS, [Intent("p1", _spec())], model.observe())
+    found = plan(SETTINGS, [Intent("p1", plain_spec())], model.observe())
     assert found.changes == () and found.refused["p1"].code == "conflict"
 
 
 def test_the_uplink_takes_the_largest_mtu_of_its_ports() -> None:
+    for network in ("net2", "net3"):
+        model = Model()
+        wanted = [
+            Intent("p1", plain_spec(physical_network=network, mtu=1500)),
+            Intent("p2", plain_spec(physical_network=network, mtu=9000)),
+        ]
+        converge(model, wanted)
+        (uplink,) = model.observe().bridges[SETTINGS.bridge_mappings[network]].uplinks.values()
+        assert {i.mtu_request for i in uplink.interfaces} == {9000}
+        found = plan(SETTINGS, [Intent("p2", None)], model.observe(["p2"]))
+        assert any(isinstance(ch, c.SetUplink) and ch.uplink.mtu == 1500 for ch in found.changes)
+
+
+def test_a_nic_of_the_operator_with_too_small_an_mtu_is_refused_before() -> None:
     model = Model()
-    wanted = [
-        Intent("p1", _spec(physical_network="net2", mtu=1500)),
-        Intent("p2", _spec(physical_network="net2", mtu=9000)),
-    ]
+    model.bridges["br1"] = Bridge(ours=False)
+    model.nics = (("dpdk0", 1500),)
+    found = plan(SETTINGS, [Intent("p1", plain_spec(mtu=9000))], model.observe())
+    assert found.changes == () and found.refused["p1"].code == "unsupported"
+    assert "dpdk0 has 1500" in found.refused["p1"].detail and found.refused["p1"].step == "mtu"
+    assert plan(SETTINGS, [Intent("p1", plain_spec(mtu=1500))], model.observe()).refused == {}
+
+
+def test_one_device_becomes_a_bond_and_its_mode_changes() -> None:
+    wanted = [Intent("p1", plain_spec(physical_network="net2"))]
+    model = Model()
     converge(model, wanted)
-    uplink = next(iter(model.observe().bridges["br2"].uplinks.values()))
-    assert uplink.interface and uplink.interface.mtu_request == 9000
-    found = plan(SETTINGS, [Intent("p2", None)], model.observe(["p2"]))
-    assert any(isinstance(ch, c.SetUplink) and ch.uplink.mtu == 1500 for ch in found.changes)
+    two = ("0000:03:00.0", "0000:03:00.1")
+    model.settings = replace(SETTINGS, uplinks={"net2": two})
+    changes = plan(model.settings, wanted, model.observe()).changes
+    assert kinds(changes) == ["RemoveUplink", "AddUplink", "SetBridgeFlows"]
+    converge(model, wanted)
+    (uplink,) = model.observe().bridges["br2"].uplinks.values()
+    assert (uplink.bond_mode, uplink.lacp, len(uplink.interfaces)) == ("active-backup", "off", 2)
+    assert len([f for f in model.bridges["br2"].flows if f.cookie & 0xFFFF_FFFF_FFFF == 0]) == 2
+    model.settings = replace(model.settings, bonds={"net2": "lacp"})
+    assert kinds(plan(model.settings, wanted, model.observe()).changes)[0] == "SetUplink"
+    converge(model, wanted)
+    (uplink,) = model.observe().bridges["br2"].uplinks.values()
+    assert (uplink.bond_mode, uplink.lacp) == ("balance-tcp", "active")
+    assert plan(model.settings, wanted, model.observe()).changes == ()
+
+
+def test_changing_one_direction_leaves_the_other() -> None:
+    model = Model()
+    converge(model, [Intent("p1", plain_spec({"ingress_kbps": 1000, "egress_kbps": 2000}))])
+    less = plain_spec({"ingress_kbps": 500, "egress_kbps": 2000})
+    assert kinds(plan(SETTINGS, [Intent("p1", less)], model.observe()).changes) == ["SetQos"]
+    other = plain_spec({"ingress_kbps": 1000, "egress_kbps": 3000})
+    assert kinds(plan(SETTINGS, [Intent("p1", other)], model.observe()).changes) == ["SetPort"]
+
+
+def test_no_row_of_qos_is_left_behind() -> None:
+    """Somebody deletes the port: its row of QoS stays, without a port."""
+    model = Model()
+    wanted = [Intent("p1", plain_spec({"ingress_kbps": 1000}))]
+    converge(model, wanted)
+    model.bridges["br1"].ports.clear()
+    converge(model, wanted)
+    assert len(model.qos) == 1
+    converge(model, [Intent("p1", None)])
+    assert model.qos == {} and model.bridges == {}

@@ -1,0 +1,55 @@
+"""What ``userspace-tso-enable`` changes: what OVS would drop with it, by version, without a word.
+
+With it VMs send TCP segments of up to 64 KiB and leave the cutting to the NIC. Sources: OVS's NEWS
+and Documentation/topics/userspace-tso.rst of each version.
+"""
+
+from __future__ import annotations
+
+import re
+
+from netplugin.errors import NetpluginError, Unsupported
+from netplugin.host.ovs_rows import OvsRoot
+
+_OPTION = "userspace-tso-enable"
+#: Before 3.3 there is no segmentation in software: a port that cannot segment drops (NEWS, v3.3.0).
+_SOFTWARE_FALLBACK = (3, 3)
+#: The same for tunnelled frames (NEWS, v3.5.0). Before 3.3 no tunnel took such a segment at all.
+_TUNNEL_FALLBACK = (3, 5)
+
+
+def enabled(root: OvsRoot) -> bool:
+    """As it is configured: vswitchd takes it up at its next start at the latest."""
+    return root.other_config.get(_OPTION, "").lower() == "true"
+
+
+def refuse_tunnels(root: OvsRoot) -> NetpluginError | None:
+    """Why VXLAN cannot be had beside it; None if it can."""
+    if not enabled(root) or _version(root) >= _TUNNEL_FALLBACK:
+        return None
+    return Unsupported(
+        f"{_OPTION} is on, and OVS {root.ovs_version} drops the large segments of VMs on VXLAN "
+        "networks (it cannot segment what goes into a tunnel before 3.5)", step="userspace-tso",
+        fix=f"ovs-vsctl remove Open_vSwitch . other_config {_OPTION} and restart ovs-vswitchd; or "
+        "use OVS 3.5",
+    )  # fmt: skip
+
+
+def nic_must_segment(root: OvsRoot) -> bool:
+    """Whether an uplink whose NIC cannot segment drops what its VMs send."""
+    return enabled(root) and _version(root) < _SOFTWARE_FALLBACK
+
+
+_PORT = re.compile(r"^\s*port \d+: (\S+) \((.*)\)$", re.MULTILINE)
+_CANNOT = re.compile(r"\btx_(?:tso|tcp_seg)_offload=false\b")
+
+
+def cannot_segment(dpctl_show: str) -> frozenset[str]:
+    """The devices in ``ovs-appctl dpctl/show`` whose NIC does not segment."""
+    return frozenset(name for name, config in _PORT.findall(dpctl_show) if _CANNOT.search(config))
+
+
+def _version(root: OvsRoot) -> tuple[int, int]:
+    """An unknown version is taken as the oldest: it is refused rather than let drop."""
+    found = re.match(r"(\d+)\.(\d+)", root.ovs_version or "")
+    return (int(found[1]), int(found[2])) if found else (0, 0)

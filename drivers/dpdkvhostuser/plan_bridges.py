@@ -1,0 +1,72 @@
+"""Which bridges and uplinks there must be: they come with the first port and go with the last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from drivers.dpdkvhostuser import changes as c
+from drivers.dpdkvhostuser.seen import Seen, SeenBridge
+from drivers.dpdkvhostuser.wanted import BRIDGE_MARKS, OVERLAY, TUNNELS, Uplink, VhostPort
+from netplugin.backend import Change
+from netplugin.host.ovs import OvsSettings
+
+
+def bridge_changes(
+    settings: OvsSettings, wanted: Mapping[str, VhostPort], leaving: set[str], seen: Seen
+) -> tuple[list[Change], list[Change]]:
+    """What must be done to bridges before the ports, and what after them."""
+    before: list[Change] = []
+    after: list[Change] = []
+    planned = leaving | wanted.keys()
+    needed = {port.bridge for port in wanted.values()}
+    if OVERLAY in needed:
+        needed.add(TUNNELS)
+    networks = {bridge: network for network, bridge in settings.bridge_mappings.items()}
+    for name in sorted({*seen.bridges, *needed}):
+        # The bridge of the tunnels is there for the ports on the bridge of the VMs.
+        home = OVERLAY if name == TUNNELS else name
+        users = {i: port for i, port in wanted.items() if port.bridge == home}
+        ids = tuple(sorted(users))
+        bridge = seen.bridges.get(name)
+        if bridge and bridge.stray_cookies:
+            after.append(c.DropFlows(ids, name, tuple(sorted(bridge.stray_cookies))))
+        if bridge is None:
+            before.append(c.CreateBridge(ids, name, BRIDGE_MARKS.get(name) or networks[name]))
+            after.append(c.SetBridgeFlows(ids, name))
+        elif not bridge.ours:
+            continue
+        elif not (users or seen.is_used(home, planned)):
+            if not bridge.has_strangers:
+                after.append(c.RemoveBridge(tuple(sorted(leaving)), name))
+            continue
+        else:
+            if bridge.fail_mode != "secure":
+                before.append(c.SecureBridge(ids, name))
+            if bridge.flows is not None and bridge.flows != bridge.wanted_flows:
+                after.append(c.SetBridgeFlows(ids, name))
+        mtu = max([port.mtu for port in users.values()] + seen.other_mtus(name, planned), default=0)
+        wish = Uplink.of(settings, name, networks[name], mtu) if name in networks else None
+        uplinks = _uplink_changes(wish, ids, bridge)
+        before += uplinks
+        if uplinks and bridge is not None:
+            after.append(c.SetBridgeFlows(ids, name))
+    return before, list(dict.fromkeys(after))
+
+
+def _uplink_changes(
+    wish: Uplink | None, ids: tuple[str, ...], bridge: SeenBridge | None
+) -> list[Change]:
+    """One device becomes a bond, and a bond another, in the transaction that lets go of the NIC."""
+    found = bridge.uplinks if bridge else {}
+    changes: list[Change] = [
+        c.RemoveUplink(ids, str(row.bridge), name)
+        for name, row in sorted(found.items())
+        if wish is None or name != wish.name
+    ]
+    if wish is not None:
+        row = found.get(wish.name)
+        if row is None:
+            changes.append(c.AddUplink(ids, wish))
+        elif wish.differs(row):
+            changes.append(c.SetUplink(ids, wish))
+    return changes

@@ -1,0 +1,127 @@
+"""The bonds of OVS as ``ovs-appctl bond/show`` tells of them, and what an operator should know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from netplugin.models import Finding
+
+
+@dataclass(frozen=True)
+class Bond:
+    """One bond. ``lacp`` is ``off``, ``configured`` or ``negotiated``."""
+
+    name: str
+    mode: str
+    lacp: str
+    #: Each member, and whether it carries traffic.
+    members: tuple[tuple[str, bool], ...]
+
+    @property
+    def down(self) -> tuple[str, ...]:
+        return tuple(name for name, enabled in self.members if not enabled)
+
+
+@dataclass(frozen=True)
+class BondUse:
+    """What a bond has to carry: how many senders (MAC and VLAN), and whether tunnels leave by it."""
+
+    bond: Bond
+    bridge: str
+    senders: int
+    tunnels: bool
+
+
+_TITLE = re.compile(r"^---- (\S+) ----$")
+_MEMBER = re.compile(r"^(?:member|slave) (\S+): (enabled|disabled)$")
+
+
+def parse_bonds(text: str) -> tuple[Bond, ...]:
+    """The bonds in the output of ``bond/show`` (OVS 2.17 to 4.0; before 2.16 a member was a slave)."""
+    bonds: list[Bond] = []
+    for line in text.splitlines():
+        if title := _TITLE.match(line):
+            bonds.append(Bond(title[1], "", "off", ()))
+        elif not bonds:
+            continue
+        elif member := _MEMBER.match(line):
+            entry = (member[1], member[2] == "enabled")
+            bonds[-1] = replace(bonds[-1], members=(*bonds[-1].members, entry))
+        elif line.startswith("bond_mode: "):
+            bonds[-1] = replace(bonds[-1], mode=line.removeprefix("bond_mode: ").strip())
+        elif line.startswith("lacp_status: "):
+            bonds[-1] = replace(bonds[-1], lacp=line.removeprefix("lacp_status: ").strip())
+    return tuple(bonds)
+
+
+def fault(bond: Bond) -> str | None:
+    """Why the bond carries nothing; None if it does, be it over fewer links."""
+    if bond.lacp == "configured":
+        return f"bond {bond.name}: the switch does not answer LACP, so no link of it is used"
+    if bond.members and len(bond.down) == len(bond.members):
+        return f"bond {bond.name}: all its links are down ({', '.join(bond.down)})"
+    return None
+
+
+def findings(uses: Iterable[BondUse]) -> list[Finding]:
+    """About each bond: links that are down, LACP, and whether its hash can spread (pure)."""
+    found: list[Finding] = []
+    for use in uses:
+        found += _links(use.bond)
+        found.append(_hash(use))
+    return found
+
+
+def _links(bond: Bond) -> list[Finding]:
+    if bond.lacp == "configured":
+        return [
+            Finding(
+                id="bond-lacp", status="fail", found=str(fault(bond)),
+                expected=f"LACP of {bond.name} is negotiated with the switch",
+                fix="configure LACP (802.3ad) for these links on the switch, or take lacp out of "
+                "[ovs] bonds",
+            )
+        ]  # fmt: skip
+    if not bond.down:
+        return []
+    dead = fault(bond)
+    rest = [name for name, enabled in bond.members if enabled]
+    return [
+        Finding(
+            id="bond-link-down", status="fail" if dead else "warn",
+            found=dead or f"bond {bond.name}: {', '.join(bond.down)} is down; traffic goes on over "
+            f"{', '.join(rest)}",
+            expected=f"all {len(bond.members)} links of {bond.name} carry traffic",
+            fix="look at the cable, the transceiver and the switch port of the link that is down",
+        )
+    ]  # fmt: skip
+
+
+def _hash(use: BondUse) -> Finding:
+    """Whether the traffic can spread over the links, by what the mode hashes (vswitch.xml, Bonding)."""
+    bond, links = use.bond, len(use.bond.members)
+    expected = f"the traffic of {bond.name} spreads over its {links} links"
+    fix = "lacp in [ovs] bonds (balance-tcp), with LACP on the switch"
+    if bond.mode == "active-backup":
+        return Finding(
+            id="bond-hash", status="ok", expected="one link carries all, by choice",
+            found=f"bond {bond.name} is active-backup: one of its {links} links carries all",
+        )  # fmt: skip
+    if bond.mode == "balance-slb" and use.tunnels:
+        return Finding(
+            id="bond-hash", status="warn", expected=expected, fix=fix,
+            found=f"bond {bond.name} is balance-slb, which spreads by source MAC and VLAN, and VXLAN "
+            "tunnels leave by it: their frames have one source MAC, so one link carries them all",
+        )  # fmt: skip
+    if bond.mode == "balance-slb" and use.senders < links:
+        return Finding(
+            id="bond-hash", status="warn", expected=expected, fix=fix,
+            found=f"bond {bond.name} is balance-slb, which spreads by source MAC and VLAN, and has "
+            f"{use.senders} of them for {links} links",
+        )  # fmt: skip
+    return Finding(
+        id="bond-hash", status="ok", expected=expected,
+        found=f"bond {bond.name} is {bond.mode}",
+    )  # fmt: skip

@@ -1,0 +1,146 @@
+"""Where a host's VXLAN tunnels leave it: the address, the bridge that has it, the MTU of each hop.
+
+OVS's userspace datapath encapsulates by itself and routes by the kernel's table: the address must be
+on the internal port of a netdev bridge, with the NIC on that bridge (OVS's guide "Connecting VMs
+Using Tunnels (Userspace)"). OVS says of none of this when it is missing: it drops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from netplugin.errors import BackendUnavailable, HostError, NetpluginError, Unsupported
+from netplugin.host.ovs_mirror import Mirror
+
+STEP = "underlay"
+# RFC 7348, section 5: outer IP, UDP, VXLAN header, the VM's Ethernet header.
+_IPV4, _IPV6, _UDP, _VXLAN, _ETHERNET = 20, 40, 8, 8, 14
+_IFF_UP = 1  # include/uapi/linux/if.h
+
+
+@dataclass(frozen=True)
+class Underlay:
+    """What was seen of the tunnels' own address. ``device`` is None if no interface has it."""
+
+    local_ip: str
+    device: str | None = None
+    up: bool = False
+    #: Whether the device is the internal port of a bridge of the userspace datapath.
+    is_bridge: bool = False
+    #: The bridge's internal port and its NICs, each with the MTU that it has.
+    hops: tuple[tuple[str, int], ...] = ()
+    #: What OVS says of the bridge's NICs, if none of them works.
+    broken: str | None = None
+
+
+def overhead(local_ip: str) -> int:
+    """What VXLAN adds to a VM's layer-3 packet on the way between two hosts: 50 or 70 bytes."""
+    return (_IPV6 if ":" in local_ip else _IPV4) + _UDP + _VXLAN + _ETHERNET
+
+
+def problem(underlay: Underlay | None, mtu: int | None = None) -> NetpluginError | None:
+    """Why the tunnels cannot carry a network (of this MTU), with the fix; None if they can (pure)."""
+    if underlay is None:
+        return BackendUnavailable(
+            "[ovs] local_ip is not set: this host has no address for VXLAN tunnels", step=STEP,
+            fix="set it to an address on a netdev bridge that has a DPDK NIC, restart the agent",
+        )  # fmt: skip
+    address, device = underlay.local_ip, underlay.device
+    if device is None:
+        return BackendUnavailable(
+            f"no interface of this host has {address} ([ovs] local_ip)", step=STEP,
+            fix=f"ip address add {address}/<prefix> dev <the netdev bridge with the DPDK NIC>",
+        )  # fmt: skip
+    if not underlay.is_bridge:
+        return BackendUnavailable(
+            f"{address} ([ovs] local_ip) is on {device}, which is no netdev bridge of this OVS: its "
+            "userspace datapath cannot send from there", step=STEP,
+            fix="make one (ovs-vsctl add-br br-underlay -- set bridge br-underlay "
+            "datapath_type=netdev), put the DPDK NIC on it and move the address to it",
+        )  # fmt: skip
+    if not underlay.up:
+        return BackendUnavailable(
+            f"{device}, which has {address} ([ovs] local_ip), is down", step=STEP,
+            fix=f"ip link set {device} up",
+        )  # fmt: skip
+    if underlay.broken:
+        return BackendUnavailable(
+            f"no NIC of {device}, which has {address} ([ovs] local_ip), works: {underlay.broken}",
+            step=STEP, fix="read ovs-vswitchd's log; does the NIC take its mtu_request?",
+        )  # fmt: skip
+    return None if mtu is None else too_narrow(underlay.hops, mtu, overhead(address))
+
+
+def too_narrow(
+    hops: Sequence[tuple[str, int]], mtu: int, encapsulation: int = 0
+) -> NetpluginError | None:
+    """The first hop whose MTU is less than that of the network (plus what a tunnel adds)."""
+    needed = mtu + encapsulation
+    for name, found in hops:
+        if found < needed:
+            why = f" ({mtu} and {encapsulation} for VXLAN)" if encapsulation else ""
+            return Unsupported(
+                f"the network needs an MTU of {needed}{why} on every hop, and {name} has {found}",
+                step="mtu", fix=f"ovs-vsctl set Interface {name} mtu_request={needed}, and the same "
+                "for the switch behind it",
+            )  # fmt: skip
+    return None
+
+
+class UnderlayReader:
+    """Looks for the address in the network namespace that the calling thread is in, by netlink."""
+
+    def __init__(self, local_ip: str) -> None:
+        self._local_ip = local_ip
+        self._netlink: Any = None
+
+    def read(self, mirror: Mirror) -> Underlay:
+        """Raises: HostError."""
+        found = self._device()
+        if found is None:
+            return Underlay(self._local_ip)
+        name, up, mtu = found
+        bridge = mirror.bridge(name)
+        if bridge is None or bridge.datapath_type != "netdev":
+            return Underlay(self._local_ip, name, up)
+        nics = [
+            interface
+            for port in mirror.strangers_on(bridge)
+            for interface in port.interfaces
+            if interface.type not in ("internal", "patch")
+        ]
+        broken = [f"{nic.name}: {nic.error}" for nic in nics if nic.works_at is None]
+        return Underlay(
+            self._local_ip,
+            device=name,
+            up=up,
+            is_bridge=True,
+            hops=((name, mtu), *sorted((nic.name, nic.mtu) for nic in nics if nic.mtu)),
+            broken=", ".join(sorted(broken)) if nics and len(broken) == len(nics) else None,
+        )
+
+    def close(self) -> None:
+        if self._netlink is not None:
+            self._netlink.close()
+            self._netlink = None
+
+    def _device(self) -> tuple[str, bool, int] | None:
+        """The name of the device that has the address, whether it is up, and its MTU."""
+        from pyroute2 import IPRoute  # tens of megabytes, for hosts with VXLAN only
+        from pyroute2.netlink.exceptions import NetlinkError
+
+        try:
+            if self._netlink is None:
+                self._netlink = IPRoute()
+            for address in self._netlink.addr("dump"):
+                local = address.get_attr("IFA_LOCAL") or address.get_attr("IFA_ADDRESS")
+                if local == self._local_ip:
+                    (link,) = self._netlink.link("get", index=address["index"])
+                    up = bool(link["flags"] & _IFF_UP)
+                    return str(link.get_attr("IFLA_IFNAME")), up, int(link.get_attr("IFLA_MTU"))
+        except (NetlinkError, OSError) as refused:
+            self.close()
+            raise HostError(f"reading the host's addresses: {refused}", step=STEP) from refused
+        return None

@@ -1,0 +1,186 @@
+"""Hypervisors with OVS-DPDK in namespaces of one machine, on wires that a test made."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from netplugin import options
+from tests.functional.conftest import BASE
+from tests.lab.agent import PrivateAgent
+from tests.lab.namespaces import namespace, within
+from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import run
+from tests.lab.vm import Vm
+
+UNDERLAY = "br-underlay"
+#: The namespace that is the switch between hosts.
+SWITCH = "np-switch"
+
+
+@dataclass
+class Host:
+    """One hypervisor: its own namespace, OVS and agent."""
+
+    name: str
+    ovs: PrivateOvs
+    agent: PrivateAgent
+    #: Its tunnels' address.
+    address: str
+
+    def put(self, port_id: str, spec: Mapping[str, Any]) -> tuple[int, Any]:
+        return self.agent.call("PUT", f"/v1/ports/{port_id}", spec)
+
+    def plug(self, port_id: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+        status, body = self.put(port_id, spec)
+        assert status == 200, body
+        assert isinstance(body, dict)
+        return body
+
+    def network(self, network_id: str, vni: int, *peers: str, **fields: Any) -> dict[str, Any]:
+        spec = {"type": "vxlan", "vni": vni, "peers": list(peers), **fields}
+        status, body = self.agent.call("PUT", f"/v1/networks/{network_id}", spec)
+        assert status == 200, body
+        assert isinstance(body, dict)
+        return body
+
+    @property
+    def conf(self) -> Any:
+        """The agent's options, as it reads them."""
+        return options.load([self.agent.config])
+
+    @contextmanager
+    def vm(self, port_id: str, spec: Mapping[str, Any], address: str) -> Iterator[Vm]:
+        """A VM on the port, which is plugged if it is not, with the port's MTU."""
+        body = self.plug(port_id, spec)
+        path, mtu = body["binding"]["socket_path"], body["spec"]["network"]["mtu"]
+        with Vm(f"vm-{port_id}", path, str(spec["mac"]), address, mtu) as vm:
+            self.ovs.wait_connected(body["binding"]["device"])
+            yield vm
+
+    def planned(self) -> list[dict[str, Any]]:
+        status, report = self.agent.call("POST", "/v1/reconcile", {"dry_run": True})
+        assert status == 200 and report["errors"] == [], report
+        changes: list[dict[str, Any]] = report["changes"]
+        return changes
+
+    def repair(self) -> None:
+        status, report = self.agent.call("POST", "/v1/reconcile", {})
+        assert status == 200 and report["errors"] == [], report
+
+    def flows(self, bridge: str, *match: str) -> list[str]:
+        """The bridge's flows in a fixed order, without counters; tables that learn are left out."""
+        text = self.ovs.ofctl("--no-stats", "--no-names", "dump-flows", bridge, *match)
+        lines = (line.strip() for line in text.splitlines() if "cookie=" in line)
+        return sorted(line for line in lines if "hard_timeout" not in line)
+
+    def ip(self, *words: str) -> str:
+        return run(within(self.name, ["ip", *words]))
+
+
+@contextmanager
+def switch() -> Iterator[str]:
+    """A switch for the wires of hosts, that carries jumbo frames."""
+    with namespace(SWITCH) as name:
+        run(within(name, ["ip", "link", "add", "sw", "mtu", "9600", "type", "bridge"]))
+        run(within(name, ["ip", "link", "set", "sw", "up"]))
+        yield name
+
+
+def wire(host: str, device: str, mtu: int = 9600) -> None:
+    """Join a device of a host to the switch."""
+    end = f"{host}-{device}"
+    run(["ip", "link", "add", device, "netns", host, "mtu", str(mtu),
+         "type", "veth", "peer", "name", end, "netns", SWITCH, "mtu", str(mtu)])  # fmt: skip
+    run(within(host, ["ip", "link", "set", device, "up"]))
+    run(within(SWITCH, ["ip", "link", "set", end, "master", "sw", "up"]))
+
+
+def nic(number: int, device: str) -> str:
+    """A kernel device as DPDK takes it: its pcap driver stands in for a NIC with jumbo frames."""
+    return f"net_pcap{number},rx_iface_in={device},tx_iface={device}"
+
+
+@contextmanager
+def host(
+    number: int,
+    *,
+    uplinks: Sequence[str] = (),
+    cabled: bool = True,
+    more: Mapping[str, str] | None = None,
+    memory_mb: int = 128,
+    underlay_mtu: int = 1600,
+    family: int = 4,
+) -> Iterator[Host]:
+    """A hypervisor on the switch, whose tunnels leave by ``eth1`` on a bridge of the operator's.
+
+    ``uplinks`` are more devices, of ``physnet1``, on the switch unless they are not ``cabled``: then
+    a test does that. ``more`` are options of ``[ovs]``.
+    """
+    name = f"np-h{number}"
+    address = f"10.9.0.{number}" if family == 4 else f"fd09::{number}"
+    groups = {"ovs": {"local_ip": address, **(more or {})}}
+    if uplinks:
+        groups["ovs"]["uplinks"] = uplinks_option(*uplinks)
+    with ExitStack() as stack:
+        stack.enter_context(namespace(name))
+        for device in ("eth1", *(uplinks if cabled else ())):
+            wire(name, device)
+        directory = BASE / name
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        ovs = PrivateOvs(directory / "ovs", socket_mem_mb=memory_mb, netns=name)
+        stack.enter_context(ovs)
+        _make_underlay(ovs, name, address, underlay_mtu)
+        agent = PrivateAgent(directory / "agent", ovs, groups, netns=name)
+        stack.enter_context(agent)
+        yield Host(name, ovs, agent, address)
+
+
+def uplinks_option(*devices: str) -> str:
+    """``[ovs] uplinks`` with these devices of physnet1: each has commas, so it is quoted."""
+    entries = (nic(number, device) for number, device in enumerate(devices, start=1))
+    return "'" + ",".join(f'"physnet1:{entry}"' for entry in entries) + "'"
+
+
+@contextmanager
+def clean(*hosts: Host) -> Iterator[None]:
+    """Take off what is plugged on these hosts, and forget their networks, after the block."""
+    yield
+    for each in hosts:
+        ids = [port["port_id"] for port in each.agent.get("/v1/ports")[1]]
+        if ids:
+            assert each.agent.call("POST", "/v1/ports:batch", {"delete": ids})[0] == 200
+        for network in each.agent.get("/v1/networks")[1]:
+            each.agent.call("DELETE", f"/v1/networks/{network['network_id']}")
+
+
+def _make_underlay(ovs: PrivateOvs, name: str, address: str, mtu: int) -> None:
+    """As docs/operating.md tells the operator."""
+    device = nic(0, "eth1")
+    ovs.vsctl(
+        "add-br", UNDERLAY, "--", "set", "bridge", UNDERLAY, "datapath_type=netdev",
+        "--", "add-port", UNDERLAY, "dpdk0", "--", "set", "interface", "dpdk0", "type=dpdk",
+        f'options:dpdk-devargs="{device}"', f"mtu_request={mtu}",
+    )  # fmt: skip
+    prefix = "24" if "." in address else "64"
+    nodad = [] if "." in address else ["nodad"]
+    run(within(name, ["ip", "address", "add", f"{address}/{prefix}", "dev", UNDERLAY, *nodad]))
+    run(within(name, ["ip", "link", "set", UNDERLAY, "up"]))
+
+
+def spec_on(network_id: str, number: int, **fields: Any) -> dict[str, Any]:
+    """A port's spec on a VXLAN network."""
+    return {
+        "vm_id": f"vm{number}",
+        "mac": mac(number),
+        "backend": "dpdkvhostuser",
+        "network": {"type": "vxlan", "network_id": network_id},
+        **fields,
+    }
+
+
+def mac(number: int) -> str:
+    return f"52:54:00:00:00:{number:02x}"

@@ -1,0 +1,148 @@
+"""Rates: what a VM may send and receive is policed, read back, and changed one way at a time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from netplugin.host.names import VHOST, device_name
+from tests.functional.conftest import make_spec
+from tests.functional.hosts_ovs import Host, clean, host, switch
+from tests.functional.test_plug_ovs import _transactions, rows
+from tests.lab.processes import wait_for
+from tests.lab.vm import Vm
+
+RATE = 100_000  # kbit/s
+#: What is sent against: a fraction of what one core sends, so that there is something to take away.
+LOW = 20_000
+BURST_S = 0.8
+FRAME = 1400
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[Host]:
+    with switch(), host(1) as one:
+        yield one
+
+
+@pytest.fixture
+def hypervisor(single: Host) -> Iterator[Host]:
+    with clean(single):
+        yield single
+    assert rows(single.ovs, "QoS", "type") == [], "no row of QoS is left behind"
+
+
+def _spec(number: int, **qos: Any) -> dict[str, Any]:
+    return make_spec(number, qos=qos)
+
+
+def _carried(sender: Vm, receiver: Vm, seconds: float = 3.0) -> tuple[float, float, float]:
+    """Megabits offered and carried, and the seconds that it took: a load of many frames in a row."""
+    with receiver.hears() as ear:
+        sent = 0
+        start = time.monotonic()
+        while (spent := time.monotonic() - start) < seconds:
+            sender.send(receiver.mac, 500, FRAME)
+            sent += 500
+            ear.listen()
+        ear.settle()
+    return sent * (FRAME + 14) * 8 / 1e6, ear.bytes * 8 / 1e6, spent
+
+
+def _allowed(seconds: float) -> float:
+    """What a policer lets through in that time: its bucket, and what flows into it."""
+    return LOW / 1e3 * (seconds + BURST_S)
+
+
+def test_rates_are_enforced_each_way(hypervisor: Host) -> None:
+    with (
+        hypervisor.vm("a", _spec(1), "10.0.0.1") as a,
+        hypervisor.vm("b", _spec(2), "10.0.0.2") as b,
+    ):
+        wait_for(lambda: a.pings(b.address), 20, "one VM reaches the other")
+        offered, carried, seconds = _carried(a, b)
+        assert carried > 2 * _allowed(seconds), "without a limit there must be more to take away"
+        for limited in ({"a": {"egress_kbps": LOW}}, {"b": {"ingress_kbps": LOW}}):
+            for number, port in enumerate(("a", "b"), start=1):
+                hypervisor.plug(port, _spec(number, **limited.get(port, {})))
+            offered, carried, seconds = _carried(a, b)
+            assert 0.5 * _allowed(seconds) < carried < 1.5 * _allowed(seconds), (
+                limited, offered, carried, seconds,
+            )  # fmt: skip
+            # The other direction has no limit.
+            _, carried, seconds = _carried(b, a)
+            assert carried > 2 * _allowed(seconds), limited
+
+
+def test_what_was_asked_stands_in_the_rows_and_vswitchd_took_it(hypervisor: Host) -> None:
+    ovs, name = hypervisor.ovs, device_name(VHOST, "p1")
+    hypervisor.plug("p1", _spec(1, ingress_kbps=RATE, egress_kbps=2 * RATE))
+    (qos,) = rows(ovs, "QoS", "_uuid", "type", "other_config", "external_ids")
+    assert qos["type"] == "egress-policer"
+    assert qos["other_config"] == {"cir": "12500000", "cbs": "10000000"}
+    assert qos["external_ids"]["netplugin-port"] == "p1"
+    assert "cir: 12500000" in ovs.appctl("qos/show", name)
+    assert ovs.get("Interface", name, "ingress_policing_rate") == str(2 * RATE)
+    assert ovs.get("Interface", name, "ingress_policing_burst") == str(160_000)
+    assert hypervisor.planned() == []
+    before = _transactions(ovs)
+    hypervisor.plug("p1", _spec(1, ingress_kbps=RATE, egress_kbps=2 * RATE))
+    assert _transactions(ovs) == before
+
+
+def test_one_direction_changes_and_the_other_stays(hypervisor: Host) -> None:
+    ovs, name = hypervisor.ovs, device_name(VHOST, "p1")
+    hypervisor.plug("p1", _spec(1, ingress_kbps=RATE, egress_kbps=RATE))
+    qos = ovs.vsctl("list", "QoS")
+    hypervisor.plug("p1", _spec(1, ingress_kbps=RATE, egress_kbps=7 * RATE))
+    assert ovs.vsctl("list", "QoS") == qos
+    interface = ovs.vsctl("--columns=ingress_policing_rate,ingress_policing_burst", "list",
+                          "Interface", name)  # fmt: skip
+    hypervisor.plug("p1", _spec(1, egress_kbps=7 * RATE))
+    assert rows(ovs, "QoS", "type") == []
+    assert "not configured" in ovs.appctl("qos/show", name)
+    assert interface == ovs.vsctl(
+        "--columns=ingress_policing_rate,ingress_policing_burst", "list", "Interface", name
+    )
+    hypervisor.plug("p1", _spec(1))
+    assert ovs.get("Interface", name, "ingress_policing_rate") == "0"
+
+
+def test_impossible_rates_are_refused(hypervisor: Host) -> None:
+    for qos in (
+        {"ingress_kbps": 0},
+        {"egress_kbps": -1},
+        {"ingress_kbps": 11},
+        {"egress_kbps": 10**10},
+    ):
+        status, error = hypervisor.put("p1", _spec(1, **qos))
+        assert (status, error["code"]) == (422, "invalid_request"), qos
+    status, error = hypervisor.put("p1", _spec(1, egress_kbps=RATE, min_egress_kbps=1000))
+    assert (status, error["code"]) == (409, "unsupported")
+    assert hypervisor.agent.get("/v1/ports/p1")[0] == 404
+
+
+def test_foreign_rows_of_qos(hypervisor: Host) -> None:
+    """One on our port is drift; one elsewhere is not ours to touch; ours without a port goes."""
+    ovs, name = hypervisor.ovs, device_name(VHOST, "p1")
+    hypervisor.plug("p1", _spec(1, ingress_kbps=RATE))
+    ovs.vsctl("add-br", "br-theirs", "--", "set", "bridge", "br-theirs", "datapath_type=netdev")
+    theirs = ovs.vsctl("set", "port", "br-theirs", "qos=@q", "--", "--id=@q", "create", "qos",
+                       "type=linux-htb", "other_config:max-rate=7").strip()  # fmt: skip
+    ovs.vsctl("set", "port", name, f"qos={theirs}")
+    wait_for(lambda: "cir: 12500000" in ovs.appctl("qos/show", name), 10, "our policer is back")
+    wait_for(lambda: hypervisor.planned() == [], 10, "and nothing is left to do")
+    assert len(rows(ovs, "QoS", "type")) == 2
+    ovs.vsctl("del-port", name)
+    wait_for(lambda: name in ovs.vsctl("list-ports", "br-phys1"), 10, "the port is back")
+    wait_for(lambda: len(rows(ovs, "QoS", "type")) == 2, 10, "with one row of QoS, not two")
+    assert hypervisor.agent.call("DELETE", "/v1/ports/p1")[0] == 204
+    (left,) = rows(ovs, "QoS", "type", "other_config")
+    assert json.dumps(left) == json.dumps({"type": "linux-htb", "other_config": {"max-rate": "7"}})
+    assert ovs.vsctl("get", "port", "br-theirs", "qos").strip() == theirs
+    ovs.vsctl("clear", "port", "br-theirs", "qos", "--", "destroy", "qos", theirs)
+    ovs.vsctl("del-br", "br-theirs")

@@ -1,0 +1,145 @@
+"""A VM without a guest: a network namespace whose NIC testpmd joins to a vhost-user socket.
+
+The kernel's own stack is the VM's: it pings, and frames are sent and counted by hand. It is there in
+a second, where a guest takes ten.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.lab.namespaces import entered, namespace, within
+from tests.lab.processes import CommandError, run
+from tests.lab.testpmd import Forward, Testpmd, TestpmdOptions
+
+DEVICE, _BACK = "eth0", "back0"
+#: IEEE 802.1: for experiments within one's own network.
+_ETHERTYPE = 0x88B5
+_HEADER = struct.Struct("!6s6sHI")
+
+
+class Vm(AbstractContextManager["Vm"]):
+    """One NIC with an address, on the VM's side of a `dpdkvhostuserclient` port."""
+
+    def __init__(
+        self, name: str, path: str, mac: str, address: str, mtu: int = 1500, queues: int = 1
+    ) -> None:
+        self.name = name
+        self.mac = mac
+        self.address = address
+        self.mtu = mtu
+        self._testpmd = Testpmd(
+            Path(path),
+            TestpmdOptions(
+                forward=Forward.IO, mac=mac, wire=_BACK, netns=name, queues=queues,
+                jumbo=mtu > 1500, memory_mb=192 if mtu > 1500 else 64,
+            ),
+        )  # fmt: skip
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(namespace(self.name))
+            # The NIC takes what the port must not: the port's own MTU is to be seen, not the VM's.
+            wide = str(max(self.mtu, 1500) + 500)
+            self._ip("link", "add", DEVICE, "mtu", wide, "type", "veth", "peer", "name", _BACK)
+            self._ip("link", "set", _BACK, "mtu", wide, "up")
+            self._ip("link", "set", DEVICE, "address", self.mac)
+            self._ip("link", "set", DEVICE, "up")
+            self._ip("address", "add", f"{self.address}/24", "dev", DEVICE)
+            stack.enter_context(self._testpmd)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def pings(self, address: str, size: int = 56, wait_s: int = 1) -> bool:
+        """One ping, unfragmented, of so many bytes of payload (the packet has 28 more)."""
+        ping = ["ping", "-c", "1", "-W", str(wait_s), "-M", "do", "-s", str(size), address]
+        try:
+            run(within(self.name, ping))
+        except CommandError:
+            return False
+        return True
+
+    def forget(self) -> None:
+        """Forget the neighbours: the next ping asks for them by ARP."""
+        self._ip("neighbour", "flush", "dev", DEVICE)
+
+    def knows(self, address: str, mac: str) -> None:
+        self._ip("neighbour", "replace", address, "lladdr", mac, "dev", DEVICE)
+
+    def send(self, to: str, count: int, size: int = 100, gap_s: float = 0.0) -> None:
+        """Frames of ours to a MAC, numbered from 0; ``size`` is the layer-3 payload."""
+        with self._raw() as raw:
+            for number in range(count):
+                head = _HEADER.pack(_packed(to), _packed(self.mac), _ETHERTYPE, number)
+                raw.send(head.ljust(14 + size, b"\0"))
+                if gap_s:
+                    time.sleep(gap_s)
+
+    @contextmanager
+    def hears(self) -> Iterator[Ear]:
+        """Count the frames of ours that come to this VM's MAC for the time of the block."""
+        with self._raw() as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 20)
+            raw.setblocking(False)
+            yield Ear(raw, self.mac)
+
+    @contextmanager
+    def _raw(self) -> Iterator[socket.socket]:
+        with entered(self.name):
+            raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETHERTYPE))
+        with raw:
+            raw.bind((DEVICE, _ETHERTYPE))
+            yield raw
+
+    def _ip(self, *words: str) -> None:
+        run(within(self.name, ["ip", *words]))
+
+
+class Ear:
+    """What a VM has heard so far."""
+
+    def __init__(self, raw: socket.socket, mac: str) -> None:
+        self._raw = raw
+        self._mac = _packed(mac)
+        self.bytes = 0
+        self.numbers: list[int] = []
+
+    def listen(self) -> int:
+        """Take what has come; the answer is how many frames there are by now."""
+        while True:
+            try:
+                frame, (_, _, direction, _, _) = self._raw.recvfrom(65536)
+            except BlockingIOError:
+                return len(self.numbers)
+            to, _, _, number = _HEADER.unpack_from(frame)
+            if to == self._mac and direction != socket.PACKET_OUTGOING:
+                self.numbers.append(number)
+                self.bytes += len(frame)
+
+    def settle(self, quiet_s: float = 0.5) -> int:
+        """Listen until nothing more comes."""
+        heard = -1
+        while heard != (now := self.listen()):
+            heard = now
+            time.sleep(quiet_s)
+        return heard
+
+
+def _packed(mac: str) -> bytes:
+    return bytes.fromhex(mac.replace(":", ""))
