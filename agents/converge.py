@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from netplugin.backend import Backend, Change, Intent, Observation, ObservedPort, Plan
+from netplugin.backend import Backend, Change, Claim, Intent, Observation, ObservedPort, Plan
 from netplugin.errors import HostError, NetpluginError
 
 # One round does the work. A second is for what must be gone before it can come (a port whose
@@ -44,6 +44,8 @@ class Converged:
     changes: tuple[Change, ...]
     #: Changes for no port in particular (an empty bridge) that were made and are still to do.
     left: tuple[Change, ...] = ()
+    #: Claimed things that did not take what was written, each with the words for it.
+    unfit: dict[Claim, str] = field(default_factory=dict)
 
 
 def converge(
@@ -64,6 +66,7 @@ def converge(
     Raises: what ``Backend.observe`` raises; nothing for a single port.
     """
     failed: dict[str, NetpluginError] = {}
+    unfit: dict[Claim, str] = {}
     done: list[Change] = []
     todo = list(intents)
     scope = None if whole else [intent.port_id for intent in intents]
@@ -79,15 +82,21 @@ def converge(
         watch.add(applied.timings_ms)
         done += plan.changes
         failed.update(applied.failed)
+        unfit.update(applied.unfit)
         todo = [intent for intent in todo if intent.port_id not in failed]
         if not todo and not whole:
             break  # nothing is left that reading back could confirm
         seen = _observe(backend, scope, deadline, watch, "verify")
         plan = _plan(backend, todo, seen, watch)
     if todo:
-        failed.update(_leftovers(todo, plan, failed))
+        left_over = _leftovers(todo, plan, failed)
+        failed.update(left_over)
+        for change in plan.changes:
+            if change.thing is not None and change in done and {*change.ports} & {*left_over}:
+                unfit[change.thing] = f"it does not keep what was written: {change.describe()}"
     left = tuple(change for change in plan.changes if not change.ports and change in done)
-    return Converged(failed, dict(seen.ports), tuple(done), left)
+    observed = dict(backend.observed_ports(intents, seen))
+    return Converged(failed, observed, tuple(done), left, unfit)
 
 
 def _observe(

@@ -24,6 +24,7 @@ from netplugin.models import (
     Finding,
     NetworkInfo,
     NetworkSpec,
+    PciAddress,
     PmdRequest,
     PmdState,
     Port,
@@ -34,6 +35,7 @@ from netplugin.models import (
     RenderedDomain,
     RenderRequest,
     Task,
+    VfInfo,
 )
 
 PROBLEM = "application/problem+json"
@@ -177,6 +179,19 @@ def _add_host(app: FastAPI, service: Service) -> None:
     @app.get("/v1/host/checks", responses=_documented(), operation_id="host_checks")
     async def host_checks() -> list[Finding]:
         return await service.checks()
+
+    @app.get("/v1/vfs", responses=_PORT_ERRORS, operation_id="list_vfs")
+    async def list_vfs() -> list[VfInfo]:
+        return await service.vfs()
+
+    @app.delete(
+        "/v1/vfs/{pci_address}/quarantine",
+        status_code=204,
+        responses=_documented(),
+        operation_id="release_vf",
+    )
+    async def release_vf(pci_address: PciAddress) -> None:
+        service.release_vf(pci_address)
 
     @app.get("/v1/pmd", responses=_PORT_ERRORS, operation_id="get_pmd")
     async def get_pmd() -> PmdState:

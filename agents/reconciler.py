@@ -25,7 +25,7 @@ from netplugin.errors import (
     NetpluginError,
     OperationTimeout,
 )
-from netplugin.models import Finding, PlannedChange, PortSpec, PortState, ReconcileReport
+from netplugin.models import Finding, PlannedChange, PortSpec, PortState, ReconcileReport, VfInfo
 
 LOG = logging.getLogger(__name__)
 
@@ -81,14 +81,15 @@ class Reconciler:
             op.port_id: op for op in live if isinstance(op, Put) and self._acceptable(op, usable)
         }
         deletes = self._accept_deletes([op for op in live if isinstance(op, Delete)])
-        records = self._accept_puts(puts, watch)
+        records, seen = self._accept_puts(puts, list(deletes), watch)
         wanted = {**records, **deletes}
         waiting: dict[str, Operation] = {op.port_id: op for op in live if op.port_id in wanted}
         if not waiting:
             return
         deadline = min(op.deadline for op in waiting.values()) - _UNDO_S / 2
         try:
-            result = self._converge(wanted.values(), max(deadline, started + 0.5), watch, "plug")
+            until = max(deadline, started + 0.5)
+            result = self._converge(wanted.values(), until, watch, "plug", seen)
         except NetpluginError as error:
             result = Converged({i: error.for_port(i) for i in wanted}, {}, ())
         failures = self._failures(records, deletes, result)
@@ -149,42 +150,59 @@ class Reconciler:
             self._store.save(records.values())
         return records
 
-    def _accept_puts(self, puts: Mapping[str, Put], watch: Stopwatch) -> dict[str, Record]:
-        """Commit the intents with their claims; a claim that fails fails its port alone."""
-        records: dict[str, Record] = {}
-        for port_id, op in puts.items():
-            before = self._store.get(port_id)
-            if before is None or before.state is PortState.REMOVING:
-                records[port_id] = Record(port_id, op.spec, PortState.PENDING)
-            elif before.spec == op.spec:
-                records[port_id] = before
-            else:
-                back_to = before.previous or (
-                    before.spec if before.state is not PortState.PENDING else None
-                )
-                records[port_id] = replace(
-                    before, spec=op.spec, state=PortState.PENDING, previous=back_to, error=None
-                )
+    def _accept_puts(
+        self, puts: Mapping[str, Put], with_them: Sequence[str], watch: Stopwatch
+    ) -> tuple[dict[str, Record], Observation | None]:
+        """Commit the intents with their claims; a claim that fails fails its port alone.
+
+        Also gives what was seen of the host, if it had to be looked at (``with_them`` too).
+        """
+        records = {port_id: self._record_of(op) for port_id, op in puts.items()}
+        seen: Observation | None = None
         try:
-            records = self._claim(records, puts, watch)
-            changed = [r for r in records.values() if r != self._store.get(r.port_id)]
-            with watch.part("store"):
+            moment = self._store.moment()
+            if records and self._takes:
+                with watch.part("observe"):
+                    seen = self.backend.observe([*records, *with_them], time.monotonic() + _LOOK_S)
+                watch.add(seen.timings_ms)
+            with watch.part("store"), self._store.claiming(moment) as taken:
+                if seen is not None:
+                    records = self._claim(records, puts, seen, taken)
+                changed = [r for r in records.values() if r != self._store.get(r.port_id)]
                 if changed:
                     self._store.save(changed)
         except NetpluginError as error:
             for port_id in records:
                 puts[port_id].future.set_exception(error.for_port(port_id))
-            return {}
-        return records
+            return {}, None
+        return records, seen
+
+    def _record_of(self, op: Put) -> Record:
+        """The record of a port that is asked for. One that was going keeps what it still has."""
+        before = self._store.get(op.port_id)
+        if before is None:
+            return Record(op.port_id, op.spec, PortState.PENDING)
+        if before.state is PortState.REMOVING:
+            return Record(op.port_id, op.spec, PortState.PENDING, claims=before.claims)
+        if before.spec == op.spec:
+            return before
+        back_to = before.previous or (
+            before.spec if before.state is not PortState.PENDING else None
+        )
+        return replace(before, spec=op.spec, state=PortState.PENDING, previous=back_to, error=None)
+
+    @property
+    def _takes(self) -> bool:
+        """Whether the backend's ports take something scarce, so that it looks before it stores."""
+        return type(self.backend).claims is not Backend.claims
 
     def _claim(
-        self, records: dict[str, Record], puts: Mapping[str, Put], watch: Stopwatch
+        self,
+        records: dict[str, Record],
+        puts: Mapping[str, Put],
+        seen: Observation,
+        taken: dict[Claim, str],
     ) -> dict[str, Record]:
-        if not records or type(self.backend).claims is Backend.claims:
-            return records  # takes nothing scarce: no need to look before storing
-        with watch.part("observe"):
-            seen = self.backend.observe(list(records), time.monotonic() + _LOOK_S)
-        taken: dict[Claim, str] = self._store.claims()
         claimed: dict[str, Record] = {}
         for port_id, record in records.items():
             try:
@@ -238,8 +256,7 @@ class Reconciler:
         if not undone:
             return
         deadline = time.monotonic() + _UNDO_S
-        undone = self._with_claims_of_before(undone, deadline)
-        self._store.save(undone.values())
+        undone = self._save_undone(undone, deadline)
         try:
             result = self._converge(undone.values(), deadline, Stopwatch(), "undo")
         except NetpluginError as error:
@@ -256,23 +273,29 @@ class Reconciler:
                 saved.append(replace(record, state=PortState.ACTIVE, previous=None, error=None))
         self._store.save(saved, forget=gone)
 
-    def _with_claims_of_before(
-        self, records: Mapping[str, Record], deadline: float
-    ) -> dict[str, Record]:
+    def _save_undone(self, records: Mapping[str, Record], deadline: float) -> dict[str, Record]:
         """A change that goes back gives back what it took, and takes again what it gave back."""
         back = dict(records)
         changes = [i for i, r in records.items() if r.state is not PortState.REMOVING]
-        if not changes or type(self.backend).claims is Backend.claims:
-            return back
-        taken: dict[Claim, str] = self._store.claims()
-        try:
-            seen = self.backend.observe(changes, deadline)
+        moment = self._store.moment()
+        seen: Observation | None = None
+        if changes and self._takes:
+            try:
+                seen = self.backend.observe(changes, deadline)
+            except NetpluginError as error:
+                LOG.warning("claims stay as the change left them: %s", error)
+        with self._store.claiming(moment) as taken:
             for port_id in changes:
-                claims = self.backend.claims(self._intent(back[port_id]), seen, taken)
+                if seen is None:
+                    break
+                try:
+                    claims = self.backend.claims(self._intent(back[port_id]), seen, taken)
+                except NetpluginError as error:
+                    LOG.warning("claims stay as the change left them: %s", error)
+                    continue
                 taken.update(dict.fromkeys(claims, port_id))
                 back[port_id] = replace(back[port_id], claims=claims)
-        except NetpluginError as error:
-            LOG.warning("claims stay as the change left them: %s", error)
+            self._store.save(back.values())
         return back
 
     def _answer(
@@ -317,6 +340,29 @@ class Reconciler:
         """
         return list(self.backend.findings(self.backend.observe(None, time.monotonic() + _LOOK_S)))
 
+    def vfs(self) -> list[VfInfo]:
+        """Every virtual function of the backend's pool, as it is now.
+
+        Raises: what ``Backend.observe`` raises.
+        """
+        seen = self.backend.observe(None, time.monotonic() + _LOOK_S)
+        return list(self.backend.vfs(seen, self._store.claims(), self._store.unfit()))
+
+    def _end_quarantines(self, seen: Observation) -> None:
+        """A thing in quarantine that has gone may come again as another: it is given a new chance."""
+        unfit = self._store.unfit()
+        if not unfit or not self.has_vfs:
+            return
+        there = {vf.pci_address for vf in self.backend.vfs(seen, {}, {})}
+        gone = [claim for claim in unfit if claim.key not in there]
+        if gone:
+            LOG.info("gone, and so out of quarantine: %s", ", ".join(c.key for c in gone))
+            self._store.release(gone)
+
+    @property
+    def has_vfs(self) -> bool:
+        return type(self.backend).vfs is not Backend.vfs
+
     def check(
         self,
         ports: Collection[str] | None = None,
@@ -342,6 +388,8 @@ class Reconciler:
             seen = self.backend.observe(
                 None if ports is None else list(records), time.monotonic() + _LOOK_S
             )
+        if not dry_run:
+            self._end_quarantines(seen)
         intents = [self._intent(r) for r in records.values()]
         kept: list[str] = []
         if ports is None:
@@ -454,10 +502,15 @@ class Reconciler:
     # -- shared ----------------------------------------------------------------------------------
 
     def _converge(
-        self, records: Iterable[Record], deadline: float, watch: Stopwatch, why: str
+        self,
+        records: Iterable[Record],
+        deadline: float,
+        watch: Stopwatch,
+        why: str,
+        seen: Observation | None = None,
     ) -> Converged:
         intents = [self._intent(record) for record in records]
-        result = converge(self.backend, intents, deadline, watch)
+        result = converge(self.backend, intents, deadline, watch, seen=seen)
         self._counted(result, why)
         self.observed = {**self.observed, **result.observed}
         return result
@@ -471,6 +524,9 @@ class Reconciler:
     def _counted(self, result: Converged, why: str) -> None:
         for change in result.changes:
             self._metrics.changed(self.backend.name, type(change).__name__, why)
+        for claim, reason in result.unfit.items():
+            LOG.warning("%s %s goes into quarantine: %s", claim.kind, claim.key, reason)
+        self._store.quarantine(result.unfit)
 
 
 def _left(change: Change) -> HostError:

@@ -14,7 +14,7 @@ from agents.metrics import Metrics
 from agents.networks import Networks
 from agents.reconciler import Delete, Operation, Put, Reconciler, unknown_backend
 from agents.store import Record, Store
-from netplugin.backend import Backend, Intent, Observation
+from netplugin.backend import Backend, Claim, Intent, Observation
 from netplugin.errors import (
     BackendUnavailable,
     Conflict,
@@ -41,6 +41,7 @@ from netplugin.models import (
     ReconcileRequest,
     RenderedDomain,
     RenderRequest,
+    VfInfo,
 )
 
 LOG = logging.getLogger(__name__)
@@ -182,6 +183,20 @@ class Service:
             report.orphans_kept += part.orphans_kept
             report.errors += part.errors
         return report
+
+    async def vfs(self) -> list[VfInfo]:
+        """Every virtual function of the pool; the backends that share it would all say the same.
+
+        Raises: what ``Backend.observe`` raises.
+        """
+        lane = next((lane for lane in self._lanes.values() if lane.reconciler.has_vfs), None)
+        if lane is None:
+            return []
+        return await asyncio.wrap_future(lane.errand(lane.reconciler.vfs))
+
+    def release_vf(self, pci_address: str) -> None:
+        """End the quarantine of a virtual function; one that is in none is no error."""
+        self._store.release([Claim("vf", pci_address)])
 
     async def checks(self) -> list[Finding]:
         """What an operator should know of the host, by all backends that can look at it now."""

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from netplugin.backend import Claim, Overlay
+from netplugin.backend import NOBODY, Claim, Overlay
 from netplugin.errors import CapacityExhausted, Conflict, Problem
 from netplugin.models import NetworkSpec, PortSpec, PortState, Task, TaskState
 
@@ -44,6 +44,13 @@ CREATE TABLE IF NOT EXISTS claims (
     kind TEXT NOT NULL,
     key TEXT NOT NULL,
     port_id TEXT NOT NULL REFERENCES ports (port_id) ON DELETE CASCADE,
+    memory TEXT NOT NULL DEFAULT '{}',
+    PRIMARY KEY (kind, key)
+);
+CREATE TABLE IF NOT EXISTS quarantine (
+    kind TEXT NOT NULL,
+    key TEXT NOT NULL,
+    reason TEXT NOT NULL,
     PRIMARY KEY (kind, key)
 );
 CREATE INDEX IF NOT EXISTS claims_port ON claims (port_id);
@@ -60,7 +67,7 @@ CREATE TABLE IF NOT EXISTS tasks (
     result TEXT
 );
 """
-_VERSION = 2
+_VERSION = 3
 # IEEE 802.1Q, table 9-2: 0 is no VLAN and 4095 is reserved.
 _LOCAL_VLANS = range(1, 4095)
 
@@ -112,10 +119,15 @@ class Store:
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute("PRAGMA foreign_keys=ON")
         self._check_version(path)
+        self._migrate()
         self._db.executescript(_SCHEMA)
         self._db.execute(f"PRAGMA user_version={_VERSION}")
         self._ports: dict[str, Record] = {record.port_id: record for record in self._read_ports()}
         self._networks = {network.network_id: network for network in self._read_networks()}
+        self._unfit: dict[Claim, str] = dict(self._read_quarantine())
+        # When a claim last changed hands, in commits of this process.
+        self._commits = 0
+        self._moved: dict[Claim, int] = {}
 
     def close(self) -> None:
         with self._lock:
@@ -169,14 +181,74 @@ class Store:
                     self._db.execute("DELETE FROM ports WHERE port_id = ?", (port_id,))
                 for record in records:
                     self._write(record)
+            before = {i: self._ports.get(i) for i in (*forget, *(r.port_id for r in records))}
             for port_id in forget:
                 self._ports.pop(port_id, None)
             self._ports.update({record.port_id: record for record in records})
+            self._note_moves(before)
+
+    def _note_moves(self, before: Mapping[str, Record | None]) -> None:
+        self._commits += 1
+        for port_id, old in before.items():
+            new = self._ports.get(port_id)
+            moved = set(old.claims if old else ()) ^ set(new.claims if new else ())
+            self._moved.update(dict.fromkeys(moved, self._commits))
+
+    # -- scarce things ---------------------------------------------------------------------------
 
     def claims(self) -> dict[Claim, str]:
-        """Who has what."""
+        """Who has what; what is in quarantine and no port's is ``NOBODY``'s."""
         with self._lock:
-            return {claim: r.port_id for r in self._ports.values() for claim in r.claims}
+            had = {claim: r.port_id for r in self._ports.values() for claim in r.claims}
+            return dict.fromkeys(self._unfit, NOBODY) | had
+
+    def moment(self) -> int:
+        """To be had before the host is looked at, and given to ``claiming`` after."""
+        with self._lock:
+            return self._commits
+
+    @contextmanager
+    def claiming(self, looked_at: int) -> Iterator[dict[Claim, str]]:
+        """Choose and save within: nobody else does meanwhile. The value is who has what.
+
+        A thing that changed hands since ``looked_at`` is not as it was seen, and is ``NOBODY``'s.
+        """
+        with self._lock:
+            moved = [claim for claim, commit in self._moved.items() if commit > looked_at]
+            yield dict.fromkeys(moved, NOBODY) | self.claims()
+
+    def quarantine(self, unfit: Mapping[Claim, str]) -> None:
+        """No port gets these things any more, for these reasons; the first reason stays."""
+        new = {claim: reason for claim, reason in unfit.items() if claim not in self._unfit}
+        if not new:
+            return
+        with self._lock:
+            with self._transaction():
+                self._db.executemany(
+                    "INSERT OR IGNORE INTO quarantine VALUES (?, ?, ?)",
+                    [(claim.kind, claim.key, reason) for claim, reason in new.items()],
+                )
+            self._unfit = {**new, **self._unfit}
+
+    def release(self, claims: Collection[Claim]) -> None:
+        """End the quarantine of these things."""
+        with self._lock:
+            with self._transaction():
+                self._db.executemany(
+                    "DELETE FROM quarantine WHERE kind = ? AND key = ?",
+                    [(claim.kind, claim.key) for claim in claims],
+                )
+            self._unfit = {c: reason for c, reason in self._unfit.items() if c not in set(claims)}
+
+    def unfit(self) -> dict[Claim, str]:
+        """What is in quarantine, and why."""
+        return dict(self._unfit)
+
+    def _read_quarantine(self) -> Iterator[tuple[Claim, str]]:
+        for kind, key, reason in self._db.execute("SELECT kind, key, reason FROM quarantine"):
+            yield Claim(kind, key), reason
+
+    # -- writing and reading ports ---------------------------------------------------------------
 
     def _require_networks(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -208,14 +280,15 @@ class Store:
         if before is None or before.claims != record.claims:
             self._db.execute("DELETE FROM claims WHERE port_id = ?", (record.port_id,))
             self._db.executemany(
-                "INSERT INTO claims VALUES (?, ?, ?)",
-                [(claim.kind, claim.key, record.port_id) for claim in record.claims],
+                "INSERT INTO claims (kind, key, port_id, memory) VALUES (?, ?, ?, ?)",
+                [(c.kind, c.key, record.port_id, json.dumps(c.memory)) for c in record.claims],
             )
 
     def _read_ports(self) -> Iterator[Record]:
         claims: dict[str, list[Claim]] = {}
-        for kind, key, port_id in self._db.execute("SELECT kind, key, port_id FROM claims"):
-            claims.setdefault(port_id, []).append(Claim(kind, key))
+        held = self._db.execute("SELECT kind, key, port_id, memory FROM claims")
+        for kind, key, port_id, memory in held:
+            claims.setdefault(port_id, []).append(Claim(kind, key, json.loads(memory)))
         rows = self._db.execute(
             "SELECT port_id, spec, previous_spec, state, error, timings FROM ports"
         )
@@ -395,6 +468,12 @@ class Store:
             raise ValueError(
                 f"{path} was written by a newer netplugin (version {version}, this one knows {_VERSION})"
             )
+
+    def _migrate(self) -> None:
+        """What an older version has made becomes as this one makes it: up to 2, without memory."""
+        columns = {row[1] for row in self._db.execute("PRAGMA table_info(claims)")}
+        if columns and "memory" not in columns:
+            self._db.execute("ALTER TABLE claims ADD COLUMN memory TEXT NOT NULL DEFAULT '{}'")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

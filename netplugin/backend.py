@@ -8,18 +8,36 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from netplugin.errors import FieldError, InvalidRequest, NetpluginError, Unsupported
-from netplugin.models import Binding, Features, Finding, NetworkSpec, PortSpec, Qos, VfOptions
+from netplugin.models import (
+    Binding,
+    Features,
+    Finding,
+    NetworkSpec,
+    PortSpec,
+    Qos,
+    VfInfo,
+    VfOptions,
+)
 
 #: What a frame has beyond its layer-3 payload: addresses, type and one VLAN tag (IEEE 802.3, 802.1Q).
 _ETHERNET_BYTES = 18
 
 
+#: Holds a claim that no port has and none may take.
+NOBODY = ""
+
+
 @dataclass(frozen=True)
 class Claim:
-    """A scarce thing a port takes, for example kind ``vf``, key ``0000:03:10.1``."""
+    """A scarce thing a port takes, for example kind ``vf``, key ``0000:03:10.1``.
+
+    ``memory`` (values as in JSON) is what must be known later to give the thing back as it was. It
+    is committed with the claim, which is before the host is touched; it is no part of its identity.
+    """
 
     kind: str
     key: str
+    memory: Mapping[str, Any] = field(default_factory=dict, compare=False, hash=False)
 
 
 @dataclass(frozen=True)
@@ -76,6 +94,11 @@ class Change:
 
     ports: tuple[str, ...]
 
+    @property
+    def thing(self) -> Claim | None:
+        """What is not fit for use if the change was made and is not there when it is read back."""
+        return None
+
     def describe(self) -> str:
         """One sentence without the port: ``create bridge br-phys1``."""
         values = (f"{k}={v}" for k, v in vars(self).items() if k != "ports" and v is not None)
@@ -95,10 +118,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Applied:
-    """What became of the changes: the ports that failed, and the milliseconds spent in each part."""
+    """What became of the changes: the ports that failed, and the milliseconds spent in each part.
+
+    ``unfit`` are claimed things that did not take what others of their kind take, each with the
+    words for it: they are quarantined, which means that no port gets them any more.
+    """
 
     failed: Mapping[str, NetpluginError] = field(default_factory=dict)
     timings_ms: Mapping[str, float] = field(default_factory=dict)
+    unfit: Mapping[Claim, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -179,7 +207,8 @@ class Backend(ABC, Generic[ObservationT]):
         The agent stores them in the transaction that stores the intent. A claim is given back when
         the intent that no longer needs it is committed, which is before the host has let go: choose
         only what ``observed`` (which must hold the whole pool) shows free too, and first what the
-        host already has for this port.
+        host already has for this port. What is in ``taken`` as ``NOBODY``'s is quarantined, or has
+        changed hands since it was observed.
 
         Raises: CapacityExhausted.
         """
@@ -203,6 +232,24 @@ class Backend(ABC, Generic[ObservationT]):
     @abstractmethod
     def binding(self, intent: Intent) -> Binding:
         """The interface XML and what the domain must have (pure)."""
+
+    def observed_ports(
+        self, intents: Sequence[Intent], observed: ObservationT
+    ) -> Mapping[str, ObservedPort]:
+        """What the host has of these ports (pure).
+
+        For ports whose things on the host can carry no mark, and are known by their claims alone.
+        """
+        return observed.ports
+
+    def vfs(
+        self, observed: ObservationT, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
+    ) -> Sequence[VfInfo]:
+        """Every virtual function of the pool, and where it stands (pure).
+
+        ``unfit`` are those in quarantine, with the reasons. Backends that share a pool say the same.
+        """
+        return ()
 
     def findings(self, observed: ObservationT) -> Sequence[Finding]:
         """What an operator should know of the host beside the ports (pure).

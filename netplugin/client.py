@@ -32,6 +32,7 @@ from netplugin.models import (
     Name,
     NetworkInfo,
     NetworkSpec,
+    PciAddress,
     PmdRequest,
     PmdState,
     Port,
@@ -42,6 +43,7 @@ from netplugin.models import (
     RenderedDomain,
     RenderRequest,
     Task,
+    VfInfo,
 )
 
 DEFAULT_URL = "http://127.0.0.1:7071"
@@ -50,6 +52,7 @@ _CONNECT_S = 5.0
 # How it looks when one side speaks TLS and the other does not, or wants a client certificate.
 _CUT_OFF = (httpx.RemoteProtocolError, httpx.ReadError)
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
+_PCI_ADDRESS: TypeAdapter[str] = TypeAdapter(PciAddress)
 _M = TypeVar("_M", bound=BaseModel)
 _T = TypeVar("_T")
 
@@ -182,6 +185,14 @@ class Client:
         """What an operator should know of the host."""
         return self._models(Finding, "/v1/host/checks")
 
+    def list_vfs(self) -> list[VfInfo]:
+        return self._models(VfInfo, "/v1/vfs")
+
+    def release_vf(self, pci_address: str) -> None:
+        """End the quarantine of a virtual function; one that is in none is no error."""
+        address = _checked("pci_address", _PCI_ADDRESS, pci_address)
+        self._call("DELETE", f"/v1/vfs/{address}/quarantine")
+
     def pmd(self) -> PmdState:
         return self._model(PmdState, "GET", "/v1/pmd")
 
@@ -286,9 +297,13 @@ def _network(network_id: str) -> str:
 
 
 def _checked_name(field: str, name: str) -> str:
+    return _checked(field, _NAME, name)
+
+
+def _checked(field: str, kind: TypeAdapter[str], text: str) -> str:
     """Refused here, because a name such as ``..`` would lead to another path before it is sent."""
     try:
-        return _NAME.validate_python(name)
+        return kind.validate_python(text)
     except ValidationError as wrong:
         message = wrong.errors()[0]["msg"]
         raise InvalidRequest(

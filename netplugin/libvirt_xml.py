@@ -44,6 +44,28 @@ def tap_interface(spec: PortSpec, device: str) -> str:
     return _text(interface)
 
 
+def hostdev_interface(spec: PortSpec, pci_address: str, *, managed: bool) -> str:
+    """A virtual function of a NIC, as a NIC of the VM.
+
+    libvirt sets MAC and VLAN of such an interface once more when the VM starts, and puts back what
+    it found when it stops (virHostdevSetNetConfig, virHostdevRestoreNetConfig): without ``vlan`` it
+    would take the VLAN off. ``managed`` has it bind the function to vfio-pci, and back.
+    """
+    domain, bus, slot = pci_address.partition(".")[0].split(":")
+    function = pci_address.partition(".")[2]
+    interface = _interface("hostdev", spec.mac)
+    interface.set("managed", "yes" if managed else "no")
+    source = etree.SubElement(interface, "source")
+    etree.SubElement(
+        source, "address",
+        type="pci", domain=f"0x{domain}", bus=f"0x{bus}", slot=f"0x{slot}", function=f"0x{function}",
+    )  # fmt: skip
+    if spec.network.vlan_id is not None:
+        vlan = etree.SubElement(interface, "vlan")
+        etree.SubElement(vlan, "tag", id=str(spec.network.vlan_id))
+    return _text(interface)
+
+
 def render_domain(xml: str, bindings: Sequence[Binding], policy: DomainPolicy) -> str:
     """The same domain with these NICs (one of the same MAC is replaced) and what they need.
 

@@ -173,6 +173,25 @@ class VfOptions(Value):
     teaming: Flag = False
 
 
+# claimed: a port has it; allocated: and its VM runs with it; quarantined: it did not take its
+# settings; stale: a port has it and it is not there any more; unusable: a VM cannot be given it.
+VfState = Literal["available", "claimed", "allocated", "quarantined", "stale", "unusable"]
+
+
+class VfInfo(Value):
+    """One virtual function, where it stands and whose it is; ``reason`` says why."""
+
+    pci_address: PciAddress
+    pf: str | None = None
+    vf_index: int | None = None
+    numa_node: int | None = None
+    physical_network: str | None = None
+    driver: str | None = None
+    state: VfState
+    port_id: PortId | None = None
+    reason: str | None = None
+
+
 class Qos(Value):
     """Rates in kbit/s (1000 bit/s), seen from the VM: ingress is what it receives."""
 

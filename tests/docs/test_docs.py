@@ -26,6 +26,7 @@ from agents.store import Store
 from agents.tasks import TaskRunner
 from drivers.dpdkvhostuser.driver import DpdkVhostUser
 from drivers.linuxbridge.driver import LinuxBridge
+from drivers.sriov.driver import Sriov
 from netplugin import docgen
 from netplugin.cli.main import Netplugin
 from netplugin.models import PortState, TaskState
@@ -223,12 +224,13 @@ def test_the_backends_that_work_are_those_that_are_there() -> None:
     working = {quoted(row[0])[0]: row for row in rows if row[4] == "works"}
     assert {row[4] for row in rows} == {"works", "planned"}
     installed = {e.name for e in entry_points(group="netplugin.backends")}
-    drivers: list[Any] = [DpdkVhostUser, LinuxBridge]
+    drivers: list[Any] = [DpdkVhostUser, LinuxBridge, Sriov]
     assert set(working) == installed == {driver.name for driver in drivers}
     for driver in drivers:
         networks = tuple(working[driver.name][1].lower().split(", "))
         assert networks == driver.features.networks
-        assert driver.features.port_security == ("mac", "ip")
+        filters = tuple(word for word in ("mac", "ip") if word.upper() in working[driver.name][3])
+        assert filters == driver.features.port_security
 
 
 def test_the_api_is_all_there_is(tmp_path: Path) -> None:

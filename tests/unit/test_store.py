@@ -18,7 +18,7 @@ import pytest
 
 from agents import store as store_module
 from agents.store import JournalledTask, Record, Store
-from netplugin.backend import Claim
+from netplugin.backend import NOBODY, Claim
 from netplugin.errors import HostError
 from netplugin.models import PortSpec, PortState, TaskState
 from tests.unit.agent import SPEC
@@ -270,6 +270,74 @@ def test_many_threads_race_for_the_same_claims(store: Store, path: Path) -> None
     assert won.count(True) == 4
     assert {key for key, _ in claims_in(path)} == {vf(n).key for n in range(4)}
     assert {r.port_id for r in reopened(path)} == set(store.claims().values())
+
+
+def test_what_a_claim_remembers_comes_back_and_is_no_part_of_what_it_is(
+    store: Store, path: Path
+) -> None:
+    memory = {"mac": "52:54:00:00:00:01", "original": {"vlan": 7, "driver": None}}
+    store.save([record("p1", Claim("vf", vf(1).key, memory))])
+    [found] = reopened(path)
+    assert found.claims[0].memory == memory
+    assert found.claims == (vf(1),) and store.claims() == {vf(1): "p1"}
+
+
+def test_a_file_of_version_2_is_taken_over(path: Path) -> None:
+    old = Store(path)
+    old.save([record("p1", vf(1))])
+    old.close()
+    db = sqlite3.connect(path)
+    db.executescript(
+        "ALTER TABLE claims DROP COLUMN memory; DROP TABLE quarantine; PRAGMA user_version=2"
+    )
+    db.close()
+    for _ in range(2):  # and once it is taken over it is opened as any other
+        store = Store(path)
+        assert store.claims() == {vf(1): "p1"} and store.unfit() == {}
+        store.close()
+    db = sqlite3.connect(path)
+    assert db.execute("PRAGMA user_version").fetchone() == (store_module._VERSION,)
+    db.close()
+
+
+def test_what_is_in_quarantine_is_nobodys_and_stays_so(store: Store, path: Path) -> None:
+    store.save([record("p1", vf(1))])
+    store.quarantine({vf(1): "first", vf(2): "second"})
+    store.quarantine({vf(1): "third"})
+    assert store.claims() == {vf(1): "p1", vf(2): NOBODY}
+    other = Store(path)
+    assert other.unfit() == {vf(1): "first", vf(2): "second"}, "the first reason stays"
+    other.close()
+    store.release([vf(1), vf(3)])
+    store.save([], forget=["p1"])
+    assert store.unfit() == {vf(2): "second"} and store.claims() == {vf(2): NOBODY}
+
+
+def test_what_changed_hands_since_it_was_looked_at_is_not_to_be_taken(store: Store) -> None:
+    store.save([record("p1", vf(1)), record("p2", vf(2))])
+    looked_at = store.moment()
+    store.save([record("p3", vf(3))])
+    store.save([replace(record("p2", vf(2)), state=PortState.ACTIVE)], forget=["p1", "p3"])
+    with store.claiming(looked_at) as taken:
+        assert taken == {vf(1): NOBODY, vf(2): "p2", vf(3): NOBODY}
+    with store.claiming(store.moment()) as taken:
+        assert taken == {vf(2): "p2"}
+
+
+def test_who_chooses_and_saves_within_claiming_is_never_refused(store: Store, path: Path) -> None:
+    def take(number: int) -> bool:
+        looked_at = store.moment()
+        with store.claiming(looked_at) as taken:
+            free = [vf(n) for n in range(8) if vf(n) not in taken]
+            if not free:
+                return False
+            store.save([record(f"p{number}", free[0])])
+        return True
+
+    with ThreadPoolExecutor(64) as threads:
+        won = list(threads.map(take, range(64)))
+    assert won.count(True) == 8
+    assert {key for key, _ in claims_in(path)} == {vf(n).key for n in range(8)}
 
 
 # -- when it cannot be written -------------------------------------------------------------------

@@ -1,0 +1,152 @@
+"""The sriov backend: looks at the pool of VFs, lets ``plan`` think, carries out what it says.
+
+The agent binds a VF to vfio-pci when a port comes and back when it goes; libvirt neither does nor
+undoes it (``managed='no'``). So a VF has one master from plug to unplug, and a VM that stops does
+not hand it to a driver of the host, with the VM's MAC on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, ClassVar
+
+from drivers.sriov.plan import Seen, check_spec, claim_of, make_plan, observed_ports
+from drivers.vf.apply import apply_changes, touched
+from drivers.vf.kernel import Kernel
+from drivers.vf.ledger import books, claim_vf
+from drivers.vf.memory import remembered
+from drivers.vf.options import read_devices
+from drivers.vf.usability import pool_findings
+from drivers.vf.watch import Watch
+from netplugin.backend import (
+    Applied,
+    Backend,
+    Change,
+    Claim,
+    Intent,
+    ObservedPort,
+    Plan,
+    Usability,
+    Wake,
+    unknown_network,
+)
+from netplugin.host.shared import Host
+from netplugin.libvirt_xml import hostdev_interface
+from netplugin.models import (
+    Binding,
+    DomainRequirements,
+    Features,
+    Finding,
+    PortSpec,
+    VfInfo,
+)
+
+LOG = logging.getLogger(__name__)
+
+
+class Sriov(Backend[Seen]):
+    """See ``netplugin.backend.Backend``."""
+
+    name: ClassVar[str] = "sriov"
+    features: ClassVar[Features] = Features(
+        networks=("flat", "vlan"),
+        qos=True,
+        min_rate=True,
+        port_security=("mac",),
+        max_queues=1,
+        virtual_functions=True,
+    )
+    fixed_fields: ClassVar[frozenset[str]] = frozenset(
+        {"vm_id", "mac", "backend", "queues", "rx_queue_size", "tx_queue_size", "numa_node"}
+    )
+
+    def __init__(self, conf: Any, host: Host | None, *, kernel: Kernel | None = None) -> None:
+        """``kernel`` is the host's, unless it is a model that is meant."""
+        self._kernel = kernel or Kernel(read_devices(conf))
+        self._watch: Watch | None = None
+        self._interfaces: frozenset[str] = frozenset()
+
+    # -- what can be said without touching the host ---------------------------------------------
+
+    def probe(self) -> Usability:
+        return self._kernel.usability()
+
+    def validate(self, spec: PortSpec) -> None:
+        super().validate(spec)
+        networks = {device.network for device in self._kernel.devices}
+        name = spec.network.physical_network
+        if name not in networks:
+            raise unknown_network(name, "[sriov] devices", networks)
+        check_spec(spec)
+
+    def claims(
+        self, intent: Intent, observed: Seen, taken: Mapping[Claim, str]
+    ) -> tuple[Claim, ...]:
+        return (claim_vf(observed.inventory, intent, taken),)
+
+    def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
+        return make_plan(intents, observed.inventory)
+
+    def observed_ports(
+        self, intents: Sequence[Intent], observed: Seen
+    ) -> Mapping[str, ObservedPort]:
+        return observed_ports(intents, observed.inventory)
+
+    def vfs(
+        self, observed: Seen, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
+    ) -> Sequence[VfInfo]:
+        return books(observed.inventory, taken, unfit)
+
+    def findings(self, observed: Seen) -> Sequence[Finding]:
+        return pool_findings(observed.inventory)
+
+    def binding(self, intent: Intent) -> Binding:
+        claim = claim_of(intent)
+        assert intent.spec is not None and claim is not None
+        memory = remembered(claim)
+        managed = memory.keeps_driver
+        return Binding.model_validate(
+            {
+                "vif_type": "hostdev",
+                "interface_xml": hostdev_interface(intent.spec, claim.key, managed=managed),
+                "domain_requirements": DomainRequirements(
+                    vfio=True, numa_node=intent.spec.numa_node
+                ),
+                "pci_address": claim.key,
+                "pf": memory.pf_name,
+                "pf_pci_address": memory.pf_address,
+                "vf_index": memory.number,
+                "numa_node": memory.numa_node,
+            }
+        )
+
+    # -- the host --------------------------------------------------------------------------------
+
+    def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
+        """All of the pool, whichever ports are meant: one dump tells all, and a VF has no mark."""
+        start = time.monotonic()
+        inventory = self._kernel.look()
+        self._interfaces = frozenset(pf.name for pf in inventory.pfs.values())
+        return Seen({}, inventory, timings_ms={"vfs": (time.monotonic() - start) * 1e3})
+
+    def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
+        start = time.monotonic()
+        quiet = self._watch.quiet(touched(changes)) if self._watch else contextlib.nullcontext()
+        with quiet:
+            failed, unfit = apply_changes(self._kernel, changes, deadline)
+        return Applied(failed, {"vf": (time.monotonic() - start) * 1e3}, unfit)
+
+    def watch(self, wake: Callable[[Wake], None]) -> None:
+        try:
+            self._watch = Watch(wake, lambda: self._interfaces)
+        except OSError as refused:
+            LOG.warning("sriov: no news of NICs, drift is found by looking: %s", refused)
+        super().watch(wake)
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None

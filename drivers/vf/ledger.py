@@ -1,0 +1,245 @@
+"""Which VF a port gets, and where every VF stands: pure, from the inventory and the claims.
+
+A VF that the platform names is that one or none. Otherwise the NUMA node that is asked for is a
+requirement, not a wish: a VM on the wrong node is slower for all its life, and nobody would see why.
+Then NICs with a carrier come first, then the NIC that has the fewest VFs taken, then the lowest
+number.
+
+A NIC that is down is refused: nothing passes it, nor from VF to VF, and the operator has the switch.
+One that is up without a carrier is taken last: a cable comes back by itself, and meanwhile VFs of
+one NIC reach each other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from drivers.vf.changes import KIND
+from drivers.vf.inventory import Inventory, Pf, Vf
+from drivers.vf.memory import Lost, Memory, holders_of, locate, new_claim
+from netplugin.backend import NOBODY, Claim, Intent
+from netplugin.errors import (
+    BackendUnavailable,
+    CapacityExhausted,
+    Conflict,
+    FieldError,
+    InvalidRequest,
+    NetpluginError,
+)
+from netplugin.host.vfs import is_vfio
+from netplugin.models import PortSpec, VfInfo, VfState
+
+_STEP = "claim"
+
+
+def claim_vf(inventory: Inventory, intent: Intent, taken: Mapping[Claim, str]) -> Claim:
+    """The claim of a port: the one it has, or a new one with all it has to remember.
+
+    Raises: Conflict, InvalidRequest, CapacityExhausted, BackendUnavailable.
+    """
+    assert intent.spec is not None
+    for claim in intent.claims:
+        if claim.kind == KIND:
+            _require_fit(inventory, claim, intent.spec)
+            return claim
+    vf = choose(inventory, intent.spec, holders_of(taken))
+    return new_claim(inventory, vf, intent.spec.mac, adopted=_is_of(vf, intent.spec))
+
+
+def _require_fit(inventory: Inventory, claim: Claim, spec: PortSpec) -> None:
+    """A port keeps its VF: the VM has it by its address."""
+    asked = spec.vf.pci_address
+    found = locate(inventory, claim)
+    network = None if isinstance(found, Lost) else inventory.pf_of(found).network
+    if asked not in (None, claim.key) or network not in (None, spec.network.physical_network):
+        wish = asked or f"one on {spec.network.physical_network}"
+        raise Conflict(
+            f"the port has VF {claim.key} and asks for {wish}", step=_STEP,
+            fix="delete the port, wait until it is gone, and ask for it again",
+        )  # fmt: skip
+
+
+def choose(inventory: Inventory, spec: PortSpec, taken: Mapping[str, str]) -> Vf:
+    """The VF for a new port; ``taken`` is who has which.
+
+    Raises: Conflict, InvalidRequest, CapacityExhausted, BackendUnavailable.
+    """
+    if spec.vf.pci_address is not None:
+        return _named(inventory, spec, taken)
+    network = spec.network.physical_network
+    pool = [v for v in inventory.vfs.values() if inventory.pf_of(v).network == network]
+    where = f"on {network}"
+    if spec.numa_node is not None:
+        pool = [v for v in pool if v.numa_node == spec.numa_node]
+        where += f" and NUMA node {spec.numa_node}"
+    mine = [v for v in pool if v.address not in taken and _is_of(v, spec)]
+    free = mine or [v for v in pool if v.address not in taken and not unusable(inventory, v)]
+    if not free:
+        raise _exhausted(inventory, pool, taken, where, network)
+    problems = {p: pf_problem(inventory.pfs[p], spec.network.mtu) for p in {v.pf for v in free}}
+    fit = [v for v in free if problems[v.pf] is None]
+    if not fit:
+        raise next(error for _, error in sorted(problems.items()) if error is not None)
+    used = Counter(v.pf for v in inventory.vfs.values() if v.address in taken)
+    return min(fit, key=lambda v: (not _carrier(inventory.pf_of(v)), used[v.pf], v.pf, v.number))
+
+
+def _named(inventory: Inventory, spec: PortSpec, taken: Mapping[str, str]) -> Vf:
+    address = spec.vf.pci_address or ""
+    vf = inventory.vfs.get(address)
+    network = spec.network.physical_network
+    if vf is None or inventory.pf_of(vf).network != network:
+        message = f"{address} is no VF of {network} on this host"
+        raise InvalidRequest(
+            f"vf.pci_address: {message}", step=_STEP, fix="see GET /v1/vfs",
+            errors=[FieldError(field="vf.pci_address", message=message)],
+        )  # fmt: skip
+    if address in taken:
+        raise Conflict(
+            f"VF {address} is {_holder(taken[address])}", step=_STEP, fix="see GET /v1/vfs"
+        )
+    if spec.numa_node not in (None, vf.numa_node):
+        raise Conflict(
+            f"VF {address} is on NUMA node {vf.numa_node}, and node {spec.numa_node} is asked for",
+            step=_STEP, fix="ask for the VF or for the node",
+        )  # fmt: skip
+    reason = None if _is_of(vf, spec) else unusable(inventory, vf)
+    if reason:
+        raise Conflict(f"VF {address} cannot be used: {reason}", step=_STEP)
+    problem = pf_problem(inventory.pf_of(vf), spec.network.mtu)
+    if problem:
+        raise problem
+    return vf
+
+
+def _holder(port_id: str) -> str:
+    return "quarantined, or was just given back" if port_id == NOBODY else f"port {port_id}'s"
+
+
+def _exhausted(
+    inventory: Inventory,
+    pool: list[Vf],
+    taken: Mapping[str, str],
+    where: str,
+    network: str | None,
+) -> CapacityExhausted:
+    """Says how the VFs are used, or that there are none."""
+    out = [v for v in pool if v.address not in taken]
+    has = f"there are {len(pool)} VFs {where}, {len(pool) - len(out)} of them taken"
+    if out:
+        has += f", and {out[0].address} cannot be used: {unusable(inventory, out[0])}"
+    pf = next((p for p in inventory.pfs.values() if p.network == network), None)
+    more = f", or echo N > /sys/bus/pci/devices/{pf.address}/sriov_numvfs" if pf else ""
+    return CapacityExhausted(
+        f"no VF is free: {has}", step=_STEP, fix=f"delete ports that are not needed{more}"
+    )
+
+
+def _is_of(vf: Vf, spec: PortSpec) -> bool:
+    """Whether a VF that nobody claims is this port's: it has its MAC, and its VM's driver.
+
+    So it is after the store was lost, and the VM that runs with it keeps it.
+    """
+    told = vf.attributes
+    return is_vfio(vf.driver) and told is not None and told.mac == spec.mac
+
+
+def _carrier(pf: Pf) -> bool:
+    return pf.link is not None and pf.link.carrier
+
+
+def unusable(inventory: Inventory, vf: Vf) -> str | None:
+    """Why a VF that nobody claims cannot be given to a VM."""
+    pf = inventory.pf_of(vf)
+    if vf.attributes is None and pf.link is not None:
+        return f"{pf.name} does not tell of it"
+    if vf.iommu_group is None:
+        return "it has no IOMMU group"
+    if vf.iommu_group in inventory.shared_groups:
+        return f"it shares IOMMU group {vf.iommu_group} with another VF"
+    if vf.is_open:
+        return "a process that is not ours to know has it open through vfio"
+    if vf.enslaved:
+        return f"its interface {vf.enslaved} is on a bridge or bond"
+    if vf.driver is not None and "uio" in vf.driver:
+        return f"it is bound to {vf.driver}"
+    return None
+
+
+def pf_problem(pf: Pf, mtu: int) -> NetpluginError | None:
+    """Why frames of a port cannot take this NIC; None if they can."""
+    if pf.link is None:
+        return BackendUnavailable(
+            f"NIC {pf.address} of {pf.network} has no network interface here", step="pf",
+            fix="load its driver, and leave its interface in the agent's network namespace",
+        )  # fmt: skip
+    if pf.switchdev:
+        return Conflict(
+            f"{pf.name} of {pf.network} is in switchdev mode: its VFs reach their representors only",
+            step="pf", fix=f"devlink dev eswitch set pci/{pf.address} mode legacy",
+        )  # fmt: skip
+    if not pf.link.up:
+        return BackendUnavailable(
+            f"{pf.name} of {pf.network} is down", step="pf", fix=f"ip link set {pf.name} up"
+        )
+    if pf.link.mtu < mtu:
+        return Conflict(
+            f"{pf.name} of {pf.network} has MTU {pf.link.mtu}, and the network wants {mtu}",
+            step="pf",
+            fix=f"ip link set {pf.name} mtu {mtu}, or ask for a smaller network.mtu",
+        )
+    return None
+
+
+# -- where every VF stands -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Books:
+    inventory: Inventory
+    holders: Mapping[str, tuple[str, Claim]]
+    unfit: Mapping[str, str]
+
+    def entry(self, vf: Vf) -> VfInfo:
+        pf = self.inventory.pf_of(vf)
+        holder, claim = self.holders.get(vf.address, ("", None))
+        state: VfState = "available"
+        problem = pf_problem(pf, 0)
+        reason = unusable(self.inventory, vf) or (problem.detail if problem else None)
+        if vf.address in self.unfit:
+            state, reason = "quarantined", self.unfit[vf.address]
+        elif claim is not None and isinstance(lost := locate(self.inventory, claim), Lost):
+            state, reason = "stale", lost.reason
+        elif claim is not None:
+            state, reason = "allocated" if vf.is_open else "claimed", None
+        elif reason:
+            state = "unusable"
+        return VfInfo(
+            pci_address=vf.address, pf=pf.name, vf_index=vf.number, numa_node=vf.numa_node,
+            physical_network=pf.network, driver=vf.driver, state=state, port_id=holder or None,
+            reason=reason,
+        )  # fmt: skip
+
+    def missing(self, address: str) -> VfInfo:
+        """Of a VF that is claimed and not there."""
+        holder, claim = self.holders[address]
+        lost, memory = locate(self.inventory, claim), Memory.of(claim)
+        return VfInfo(
+            pci_address=address, pf=memory.pf_name if memory else None,
+            vf_index=memory.number if memory else None, state="stale", port_id=holder,
+            reason=lost.reason if isinstance(lost, Lost) else None,
+        )  # fmt: skip
+
+
+def books(
+    inventory: Inventory, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
+) -> list[VfInfo]:
+    """Every VF: available, claimed (by a port), allocated (its VM runs with it), quarantined,
+    stale (claimed, and not there any more), or unusable for a reason of its own."""
+    holders = {c.key: (p, c) for c, p in taken.items() if c.kind == KIND and p != NOBODY}
+    made = _Books(inventory, holders, holders_of(unfit))
+    there = [made.entry(vf) for vf in inventory.vfs.values()]
+    gone = [made.missing(address) for address in holders if address not in inventory.vfs]
+    return sorted([*there, *gone], key=lambda info: info.pci_address)

@@ -1,0 +1,170 @@
+"""What a claim on a VF remembers: which VF it is, whatever its address, and how it was before.
+
+It is committed with the intent, before the host is touched, so that after any crash the VF can be
+given back as it was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+
+from drivers.vf.changes import KIND
+from drivers.vf.inventory import Inventory, Pf, Vf
+from netplugin.backend import Claim
+from netplugin.host.vfs import NO_MAC, VfAttributes, is_vfio
+
+#: Drivers of VFs that are left in place: the NIC's firmware takes a VF's settings through them, and
+#: DPDK drives a VF beside them. Whoever takes such a VF binds it, and gives it back.
+KEPT_DRIVERS = frozenset({"mlx4_core", "mlx5_core"})
+#: The driver that the kernel chooses, where nobody knows which it was.
+ANY_DRIVER = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """How a VF was when it was claimed, and is to be again when it is given back."""
+
+    attributes: VfAttributes
+    driver: str | None
+    driver_override: str | None
+
+    @classmethod
+    def of(cls, vf: Vf) -> Original:
+        return cls(vf.attributes or VfAttributes(), vf.driver, vf.driver_override)
+
+    @classmethod
+    def of_new(cls, vf: Vf) -> Original:
+        """Of a VF that had been ours when the store was lost: as VFs are when they are made."""
+        has = vf.attributes or VfAttributes()
+        attributes = VfAttributes(
+            mac=NO_MAC,
+            # What every NIC begins with, if it has such a switch.
+            spoofchk=None if has.spoofchk is None else True,
+            trusted=None if has.trusted is None else False,
+        )
+        return cls(attributes, ANY_DRIVER, None)
+
+    def has_driver(self, vf: Vf) -> bool:
+        """Whether the VF has the driver again that it had."""
+        if self.driver == ANY_DRIVER:
+            return not is_vfio(vf.driver) and vf.driver_override is None
+        return vf.driver == self.driver
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a claim knows of its VF. A NIC is known by the MAC it was built with, where it tells."""
+
+    pf_address: str
+    pf_name: str
+    pf_mac: str | None
+    number: int
+    numa_node: int | None
+    #: The MAC it is given, which a port keeps for life.
+    mac: str
+    original: Original
+
+    @property
+    def keeps_driver(self) -> bool:
+        return self.original.driver in KEPT_DRIVERS
+
+    @classmethod
+    def of(cls, claim: Claim) -> Memory | None:
+        """None if the claim remembers nothing."""
+        told = claim.memory
+        if "original" not in told:
+            return None
+        original = told["original"]
+        attributes = VfAttributes(**original["attributes"])
+        return cls(
+            pf_address=told["pf_address"],
+            pf_name=told["pf_name"],
+            pf_mac=told["pf_mac"],
+            number=told["number"],
+            numa_node=told["numa_node"],
+            mac=told["mac"],
+            original=Original(attributes, original["driver"], original["driver_override"]),
+        )
+
+    def is_place(self, pf: Pf, vf: Vf) -> bool:
+        """Whether this VF is the one: an address may be another NIC's after a reboot."""
+        if self.pf_mac is not None and pf.permanent_mac is not None:
+            same_nic = self.pf_mac == pf.permanent_mac
+        else:
+            same_nic = self.pf_address == pf.address
+        return same_nic and self.number == vf.number
+
+
+def new_claim(inventory: Inventory, vf: Vf, mac: str, *, adopted: bool) -> Claim:
+    """A claim on this VF that remembers how it is now; or, if ``adopted``, how a new one is."""
+    pf = inventory.pf_of(vf)
+    original = Original.of_new(vf) if adopted else Original.of(vf)
+    memory = Memory(pf.address, pf.name, pf.permanent_mac, vf.number, pf.numa_node, mac, original)
+    return Claim(KIND, vf.address, asdict(memory))
+
+
+def attributes_before(memory: Memory, vf: Vf) -> VfAttributes:
+    """What the VF's attributes should be again.
+
+    Where nobody knows how it was, the driver that the kernel has chosen chooses the MAC.
+    """
+    original, now = memory.original, vf.attributes
+    if original.driver != ANY_DRIVER or now is None or not original.has_driver(vf):
+        return original.attributes
+    chosen = NO_MAC if now.mac == memory.mac else now.mac
+    return replace(original.attributes, mac=chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Why a claim's VF is not there. ``moved``: the address is another's, or the VF has another."""
+
+    reason: str
+    moved: bool = False
+
+
+def locate(inventory: Inventory, claim: Claim) -> Vf | Lost:
+    """The VF of a claim, as it is now; or why it is not there."""
+    memory = Memory.of(claim)
+    vf = inventory.vfs.get(claim.key)
+    if memory is None:
+        return vf or Lost(f"there is no VF {claim.key}")
+    if vf is not None and memory.is_place(inventory.pf_of(vf), vf):
+        return vf
+    elsewhere = _elsewhere(inventory, memory)
+    of = f"VF {memory.number} of {memory.pf_name}"
+    if vf is not None:
+        other = f"VF {vf.number} of {inventory.pf_of(vf).name}"
+        now = f"; {of} is now {elsewhere.address}" if elsewhere else ""
+        return Lost(f"{claim.key} was {of} and is now {other}{now}", moved=True)
+    if elsewhere is not None:
+        return Lost(f"{claim.key}, {of}, is now {elsewhere.address}", moved=True)
+    return Lost(f"{claim.key}, {of}, is gone: {_why_gone(inventory, memory)}")
+
+
+def _elsewhere(inventory: Inventory, memory: Memory) -> Vf | None:
+    for vf in inventory.vfs.values():
+        if memory.is_place(inventory.pf_of(vf), vf):
+            return vf
+    return None
+
+
+def _why_gone(inventory: Inventory, memory: Memory) -> str:
+    pf = inventory.pfs.get(memory.pf_address)
+    if pf is None:
+        return f"there is no NIC {memory.pf_address} in [sriov] devices"
+    return f"{pf.name} has {pf.wanted_vfs} VFs (sriov_numvfs of {pf.address})"
+
+
+def remembered(claim: Claim) -> Memory:
+    """What a claim of ours remembers. Raises: ValueError if it is none of ours."""
+    memory = Memory.of(claim)
+    if memory is None:
+        raise ValueError(f"the claim on {claim.key} remembers nothing")
+    return memory
+
+
+def holders_of(claims: Mapping[Claim, str]) -> dict[str, str]:
+    """Holders by PCI address, of the claims that are on VFs."""
+    return {claim.key: holder for claim, holder in claims.items() if claim.kind == KIND}

@@ -1,0 +1,73 @@
+"""The operator's list of the NICs whose virtual functions may be given to VMs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from oslo_config import cfg
+
+#: The group is that of the backend sriov; the backend vdpa reads it too, for there is one pool.
+GROUP = "sriov"
+DEVICES = cfg.ListOpt(
+    "devices",
+    default=[],
+    help="The NICs (physical functions) whose virtual functions may be given to VMs, and the physical "
+    "network behind each, like physnet1:eth1,physnet1:0000:03:00.1,physnet2:8086:10c9. A device is "
+    "an interface name, a PCI address, or vendor:device for all NICs of a kind. A network may have "
+    "several. How many virtual functions a NIC has is the operator's to set (sriov_numvfs in sysfs), "
+    "and so are its MTU and that it is up. Delete a NIC's ports before you take it off the list.",
+)
+
+_NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+_PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]\Z")
+_KIND = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}\Z")
+_INTERFACE = re.compile(r"[^/\s:]{1,15}\Z")
+
+
+class By(Enum):
+    """How a device is named."""
+
+    ADDRESS = "PCI address"
+    KIND = "vendor and device"
+    INTERFACE = "interface"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One entry of the list."""
+
+    network: str
+    name: str
+    by: By
+
+
+def read_devices(conf: Any) -> tuple[Device, ...]:
+    """Raises: ValueError naming the entry that cannot be read."""
+    conf.register_opts([DEVICES], group=GROUP)
+    return parse_devices(conf[GROUP].devices)
+
+
+def parse_devices(entries: Sequence[str]) -> tuple[Device, ...]:
+    """Raises: ValueError naming the entry that cannot be read."""
+    return tuple(dict.fromkeys(_parse(entry) for entry in entries))
+
+
+def _parse(entry: str) -> Device:
+    network, _, device = entry.strip().partition(":")
+    if not _NETWORK.match(network):
+        raise ValueError(f"[sriov] devices: {entry!r} does not begin with a physical network")
+    lower = device.lower()
+    if _PCI.match(lower):
+        return Device(network, lower, By.ADDRESS)
+    if _KIND.match(lower):
+        return Device(network, lower, By.KIND)
+    if _INTERFACE.match(device):
+        return Device(network, device, By.INTERFACE)
+    raise ValueError(
+        f"[sriov] devices: {device!r} in {entry!r} is neither an interface name, nor a PCI address "
+        "such as 0000:03:00.0, nor vendor:device such as 8086:10c9"
+    )

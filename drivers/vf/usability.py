@@ -1,0 +1,88 @@
+"""Whether VFs can be given to VMs on this host, and what is wrong with single NICs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from drivers.vf.inventory import Inventory, find_pfs
+from drivers.vf.ledger import pf_problem
+from drivers.vf.options import Device
+from netplugin.backend import Usability
+from netplugin.host.vfs import VFIO, read_text
+from netplugin.models import Finding
+
+
+def usability(sys: Path, devices: Sequence[Device]) -> Usability:
+    """Whether there are VFs, an IOMMU, and the driver that gives them to VMs."""
+    if not devices:
+        return Usability(
+            False, "no NIC is configured", "set [sriov] devices, like physnet1:eth1", "devices"
+        )
+    networks, missing = find_pfs(sys, devices)
+    for address, several in sorted(networks.items()):
+        if len(several) > 1:
+            reason = f"NIC {address} stands behind several networks: {', '.join(several)}"
+            return Usability(False, reason, "name each NIC once in [sriov] devices", "devices")
+    if not networks:
+        reason = f"no NIC with SR-IOV is found for {', '.join(d.name for d in missing)}"
+        return Usability(False, reason, "correct [sriov] devices; see lspci -D", "devices")
+    numbers = {a: read_text(sys / "bus/pci/devices" / a / "sriov_numvfs") for a in networks}
+    if all(number in ("", "0") for number in numbers.values()):
+        address = min(networks)
+        fix = f"echo N > /sys/bus/pci/devices/{address}/sriov_numvfs"
+        return Usability(False, f"NIC {address} has no VFs (sriov_numvfs is 0)", fix, "vfs")
+    return _vfio(sys)
+
+
+def _vfio(sys: Path) -> Usability:
+    if not _has_entries(sys / "kernel/iommu_groups"):
+        return Usability(
+            False, "there is no IOMMU, or the kernel does not use it",
+            "turn on VT-d or AMD-Vi in the firmware, and boot with intel_iommu=on or amd_iommu=on",
+            "iommu",
+        )  # fmt: skip
+    if not (sys / "bus/pci/drivers" / VFIO).exists():
+        reason = f"the driver {VFIO} is not loaded"
+        fix = f"modprobe {VFIO}, and name it in /etc/modules-load.d"
+        return Usability(False, reason, fix, "vfio")
+    return Usability(True)
+
+
+def _has_entries(directory: Path) -> bool:
+    try:
+        with os.scandir(directory) as entries:
+            return any(True for _ in entries)
+    except OSError:
+        return False
+
+
+def pool_findings(inventory: Inventory) -> list[Finding]:
+    """What is wrong with a NIC while others may do."""
+    found = [
+        Finding(
+            id=f"vf-no-nic-{device.name}", status="warn",
+            found=f"no NIC with SR-IOV for {device.name} ({device.by.value})",
+            expected=f"a NIC of {device.network}", fix="correct [sriov] devices",
+        )
+        for device in inventory.missing
+    ]  # fmt: skip
+    for pf in inventory.pfs.values():
+        problem = pf_problem(pf, 0)
+        if problem is not None:
+            found.append(
+                Finding(
+                    id=f"vf-nic-{pf.address}", status="warn", found=problem.detail,
+                    expected="a NIC that frames can take", fix=problem.fix,
+                )
+            )  # fmt: skip
+        if not any(vf.pf == pf.address for vf in inventory.vfs.values()):
+            found.append(
+                Finding(
+                    id=f"vf-none-{pf.address}", status="warn", found=f"{pf.name} has no VFs",
+                    expected=f"up to {pf.total_vfs}",
+                    fix=f"echo N > /sys/bus/pci/devices/{pf.address}/sriov_numvfs",
+                )
+            )  # fmt: skip
+    return found

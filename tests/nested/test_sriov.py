@@ -1,0 +1,327 @@
+"""The sriov backend on real virtual functions: an emulated Intel 82576 behind an emulated IOMMU."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lxml import etree
+
+from tests.lab.agent import PrivateAgent
+from tests.lab.libvirtd import PrivateLibvirt
+from tests.lab.namespaces import namespace, within
+from tests.lab.processes import CommandError, Daemon, run, wait_for
+from tests.nested import nics
+from tests.nested.nics import PF, WIRE
+
+pytestmark = [pytest.mark.nested(cpus=2, memory_mb=2048, hugepages=128), pytest.mark.timeout(600)]
+
+FAR = "far"
+VFS = 7
+DEADLINE_S = 90.0
+START_S = 180.0
+
+
+# -- the NIC, the wire, the agent, and the VM ----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pf() -> Iterator[str]:
+    """The PF's interface, up, with seven VFs that igbvf has."""
+    nics.modprobe("igbvf", "vfio-pci", "8021q")
+    name = nics.interface(PF.pci)
+    run(["ip", "link", "set", name, "up"])
+    with nics.virtual_functions(PF, VFS, autoprobe=True) as addresses:
+        wait_for(lambda: all(driver(a) == "igbvf" for a in addresses), DEADLINE_S, "igbvf binds")
+        wait_for(lambda: len(vf_macs(name)) == VFS, DEADLINE_S, "igbvf has chosen its MACs")
+        yield name
+
+
+@pytest.fixture(scope="module")
+def one_agent(pf: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateAgent]:
+    """One for all tests: without KVM its start takes a while, and on a busy machine a long while."""
+    options = {
+        "agent": {"enabled_backends": "sriov"},
+        "sriov": {"devices": f"physnet1:{PF.pci}"},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.lab.agent.READY_DEADLINE_S", START_S)
+        with PrivateAgent(tmp_path_factory.mktemp("agent"), options=options) as private:
+            yield private
+
+
+@pytest.fixture
+def agent(one_agent: PrivateAgent) -> Iterator[PrivateAgent]:
+    """Without ports, before and after."""
+    yield one_agent
+    ids = [port["port_id"] for port in one_agent.get("/v1/ports")[1]]
+    if ids:
+        one_agent.call("POST", "/v1/ports:batch", {"delete": ids})
+    assert one_agent.get("/v1/ports")[1] == []
+
+
+@pytest.fixture
+def far(pf: str) -> Iterator[str]:
+    """The other end of the wire, in a namespace, with VLAN 100 and an address on it."""
+    name = "wire"  # its old name may be a VF's when it comes back
+    with namespace(FAR):
+        run(["ip", "link", "set", nics.interface(WIRE.pci), "netns", FAR, "name", name])
+        for words in (
+            ["ip", "link", "set", name, "up"],
+            ["ip", "addr", "add", "10.8.0.1/24", "dev", name],
+            ["ip", "link", "add", "link", name, "name", "wire.100", "type", "vlan", "id", "100"],
+            ["ip", "link", "set", "wire.100", "up"],
+            ["ip", "addr", "add", "10.9.0.1/24", "dev", "wire.100"],
+        ):
+            run(within(FAR, words))
+        yield FAR
+        run(within(FAR, ["ip", "link", "del", "wire.100"]))
+        run(within(FAR, ["ip", "link", "set", name, "netns", "1"]))
+
+
+def make_spec(number: int = 1, vlan_id: int | None = 100, **fields: Any) -> dict[str, Any]:
+    kind = "flat" if vlan_id is None else "vlan"
+    return {
+        "vm_id": f"vm{number}",
+        "mac": f"52:54:00:00:00:{number:02x}",
+        "backend": "sriov",
+        "network": {"type": kind, "physical_network": "physnet1", "vlan_id": vlan_id},
+        **fields,
+    }
+
+
+def driver(address: str) -> str | None:
+    link = nics.device(address) / "driver"
+    return link.resolve().name if link.exists() else None
+
+
+def vf_info(pf: str) -> dict[int, dict[str, Any]]:
+    """What ``ip`` tells of the VFs, by number."""
+    [told] = json.loads(run(["ip", "-j", "-d", "link", "show", "dev", pf]))
+    return {vf["vf"]: vf for vf in told.get("vfinfo_list", [])}
+
+
+def vf_macs(pf: str) -> dict[int, str]:
+    found = {number: vf["address"] for number, vf in vf_info(pf).items()}
+    return {number: mac for number, mac in found.items() if mac != "00:00:00:00:00:00"}
+
+
+def whole_state(pf: str, addresses: list[str]) -> Any:
+    """All that must be as before when a port is gone."""
+    files = {
+        a: (driver(a), (nics.device(a) / "driver_override").read_text()) for a in addresses
+    }  # fmt: skip
+    return vf_info(pf), files
+
+
+def functions() -> list[str]:
+    return [(nics.device(PF.pci) / f"virtfn{n}").resolve().name for n in range(VFS)]
+
+
+def put(agent: PrivateAgent, port_id: str, spec: dict[str, Any]) -> Any:
+    status, port = agent.call("PUT", f"/v1/ports/{port_id}", spec)
+    assert status == 200, port
+    return port
+
+
+def delete(agent: PrivateAgent, port_id: str) -> None:
+    assert agent.call("DELETE", f"/v1/ports/{port_id}") == (204, None)
+
+
+@contextmanager
+def vm(address: str, log: Path) -> Iterator[Daemon]:
+    """dpdk-testpmd in the VM's place: it has the VF open, and answers ARP and pings."""
+    args = [
+        "stdbuf", "-oL", "dpdk-testpmd", "--lcores", "0@0,1@1", "-m", "128", "--in-memory",
+        "--no-telemetry", "-a", address, "--", "--forward-mode=icmpecho", "--auto-start",
+        "--total-num-mbufs=4096", "--nb-cores=1", "--stats-period=5",
+    ]  # fmt: skip
+    with Daemon("testpmd", args, log) as testpmd:
+        testpmd.wait_for(
+            lambda: "start packet forwarding" in log.read_text(), DEADLINE_S, "it runs"
+        )
+        yield testpmd
+
+
+def ping(address: str) -> bool:
+    """Whether it answers, from the far end."""
+    command = ["ping", "-c", "1", "-W", "1", address]
+    try:
+        run(within(FAR, command), timeout=10)
+    except CommandError:
+        return False
+    return True
+
+
+# -- what a VM gets ------------------------------------------------------------------------------
+
+
+def test_a_vf_with_its_mac_and_vlan_on_the_wire_and_back(
+    pf: str, agent: PrivateAgent, far: str, tmp_path: Path
+) -> None:
+    before = whole_state(pf, functions())
+    spec = make_spec(vf={"trusted": True, "vlan_qos": 3}, qos={"egress_kbps": 200_000})
+    port = put(agent, "nic1", spec)
+    binding = port["binding"]
+    address = binding["pci_address"]
+    assert (binding["vif_type"], binding["vf_index"], binding["pf"]) == ("hostdev", 0, pf)
+    told = vf_info(pf)[0]
+    assert told["address"] == spec["mac"]
+    assert (told["vlan_list"][0]["vlan"], told["vlan_list"][0]["qos"]) == (100, 3)
+    assert (told["spoofchk"], told["trust"]) == (True, True)
+    assert told["rate"]["max_tx"] == 200
+    assert driver(address) == "vfio-pci"
+    with vm(address, tmp_path / "vm.log") as testpmd:
+        assert spec["mac"].upper() in testpmd.log.read_text()
+        wait_for(lambda: ping("10.9.0.5"), DEADLINE_S, "the VM answers on VLAN 100", testpmd.tail)
+        assert not ping("10.8.0.5"), "and on no other"
+        neighbours = run(within(FAR, ["ip", "neigh", "show", "10.9.0.5"]))
+        assert spec["mac"] in neighbours
+        [mine] = [v for v in agent.get("/v1/vfs")[1] if v["pci_address"] == address]
+        assert (mine["state"], mine["port_id"]) == ("allocated", "nic1")
+        status, problem = agent.call("DELETE", "/v1/ports/nic1")
+        assert (status, problem["code"]) == (409, "conflict") and "in use" in problem["detail"]
+        assert ping("10.9.0.5"), "a late delete takes nothing from a VM that runs"
+    wait_for(lambda: agent.get("/v1/ports/nic1")[0] == 404, DEADLINE_S, "the port goes with the VM")
+    assert whole_state(pf, functions()) == before
+
+
+def test_sixteen_plugs_for_seven_vfs(pf: str, agent: PrivateAgent) -> None:
+    together = threading.Barrier(16)
+
+    def plug(number: int) -> tuple[int, Any]:
+        together.wait()
+        return agent.call("PUT", f"/v1/ports/p{number}", make_spec(number + 1))
+
+    with ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(plug, range(16)))
+    ports = [port for status, port in answers if status == 200]
+    refused = [problem for status, problem in answers if status != 200]
+    assert {port["binding"]["pci_address"] for port in ports} == set(functions())
+    assert [problem["code"] for problem in refused] == ["capacity_exhausted"] * 9
+    assert {vf["state"] for vf in agent.get("/v1/vfs")[1]} == {"claimed"}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"qos": {"min_egress_kbps": 50_000}}, {"vf": {"link_state": "enable"}}]
+)
+def test_what_igb_does_not_support_is_refused_and_the_vf_as_before(
+    pf: str, agent: PrivateAgent, fields: dict[str, Any]
+) -> None:
+    before = whole_state(pf, functions())
+    status, problem = agent.call("PUT", "/v1/ports/nic1", make_spec(**fields))
+    assert (status, problem["code"]) == (409, "unsupported"), problem
+    assert whole_state(pf, functions()) == before
+    assert {vf["state"] for vf in agent.get("/v1/vfs")[1]} == {"available"}
+    assert agent.get("/v1/ports")[1] == []
+
+
+@pytest.mark.parametrize(("method", "part"), [("PUT", 0.3), ("PUT", 0.7), ("DELETE", 0.5)])
+def test_killed_amid_a_call(pf: str, agent: PrivateAgent, method: str, part: float) -> None:
+    """Every step is in tests/unit/sriov/test_sriov_crash.py; this is the real host's part of it."""
+    before = whole_state(pf, functions())
+    started = time.monotonic()
+    put(agent, "nic1", make_spec())
+    took = time.monotonic() - started
+    if method == "PUT":
+        delete(agent, "nic1")
+    caller = threading.Thread(
+        target=agent.call, args=(method, "/v1/ports/nic1", make_spec()), daemon=True
+    )
+    caller.start()
+    caller.join(took * part)
+    agent.kill()
+    caller.join()
+    agent.start()
+    if method == "PUT":
+        put(agent, "nic1", make_spec())
+        assert vf_info(pf)[0]["address"] == make_spec()["mac"]
+        assert driver(functions()[0]) == "vfio-pci"
+    delete(agent, "nic1")
+    assert whole_state(pf, functions()) == before
+
+
+def test_a_nic_that_loses_its_vfs_degrades_its_ports_until_they_are_back(
+    pf: str, agent: PrivateAgent
+) -> None:
+    address = put(agent, "nic1", make_spec())["binding"]["pci_address"]
+    numvfs = nics.device(PF.pci) / "sriov_numvfs"
+    numvfs.write_text("0")
+
+    def state() -> str:
+        return str(agent.get("/v1/ports/nic1")[1]["state"])
+
+    wait_for(lambda: state() == "degraded", DEADLINE_S, "the port is degraded")
+    problem = agent.get("/v1/ports/nic1")[1]["error"]
+    assert address in problem["detail"] and "has 0 VFs" in problem["detail"]
+    [backend] = agent.get("/v1/backends")[1]
+    assert not backend["usable"] and "sriov_numvfs" in backend["fix"]
+    numvfs.write_text(str(VFS))
+    wait_for(lambda: state() == "active", DEADLINE_S, "the port is active")
+    assert vf_info(pf)[0]["address"] == make_spec()["mac"]
+    assert driver(address) == "vfio-pci"
+
+
+def test_what_a_stranger_changes_is_put_right_at_once(pf: str, agent: PrivateAgent) -> None:
+    put(agent, "nic1", make_spec())
+    run(["ip", "link", "set", pf, "vf", "0", "vlan", "7"])
+    wait_for(lambda: vf_info(pf)[0]["vlan_list"][0]["vlan"] == 100, DEADLINE_S, "it is put right")
+
+
+def test_without_autoprobe_a_vf_gets_its_driver_all_the_same(pf: str, agent: PrivateAgent) -> None:
+    root = nics.device(PF.pci)
+    (root / "sriov_numvfs").write_text("0")
+    (root / "sriov_drivers_autoprobe").write_text("0")
+    (root / "sriov_numvfs").write_text(str(VFS))
+    try:
+        before = whole_state(pf, functions())
+        address = put(agent, "nic1", make_spec())["binding"]["pci_address"]
+        assert driver(address) == "vfio-pci"
+        delete(agent, "nic1")
+        assert whole_state(pf, functions()) == before and driver(address) is None
+    finally:
+        (root / "sriov_numvfs").write_text("0")
+        (root / "sriov_drivers_autoprobe").write_text("1")
+        (root / "sriov_numvfs").write_text(str(VFS))
+
+
+# -- libvirt -------------------------------------------------------------------------------------
+
+DOMAIN = """
+<domain type='qemu'>
+  <name>vm1</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>
+  <os><type arch='x86_64' machine='q35'>hvm</type></os>
+  <devices><emulator>/usr/bin/qemu-system-x86_64</emulator></devices>
+</domain>
+"""
+
+
+def test_libvirt_starts_a_domain_with_it_and_leaves_it_to_us(pf: str, agent: PrivateAgent) -> None:
+    before = whole_state(pf, functions())
+    address = put(agent, "nic1", make_spec(vf={"vlan_qos": 3}))["binding"]["pci_address"]
+    status, rendered = agent.call("POST", "/v1/vms/vm1:render-domain", {"xml": DOMAIN})
+    assert status == 200, rendered
+    with PrivateLibvirt() as libvirtd:
+        domain = libvirtd.connect().createXML(rendered["xml"])
+        interface = etree.fromstring(domain.XMLDesc()).find("devices/interface")
+        assert interface.get("type") == "hostdev"
+        assert interface.get("managed") in (None, "no")
+        [mine] = [v for v in agent.get("/v1/vfs")[1] if v["pci_address"] == address]
+        assert mine["state"] == "allocated", "QEMU has its vfio group open"
+        # libvirt sets the VLAN once more, without its priority: that is put right.
+        wait_for(lambda: vf_info(pf)[0]["vlan_list"][0].get("qos") == 3, DEADLINE_S, "the priority")
+        assert agent.call("DELETE", "/v1/ports/nic1")[0] == 409
+        put(agent, "nic1", make_spec(vf={"vlan_qos": 3}))
+        domain.destroy()
+        assert driver(address) == "vfio-pci", "nobody gave it back to the host's driver"
+        told = vf_info(pf)[0]
+        assert told["address"] == make_spec()["mac"] and told["vlan_list"][0]["vlan"] == 100
+        delete(agent, "nic1")
+    assert whole_state(pf, functions()) == before

@@ -1,0 +1,1 @@
+"""The sriov backend on a model of the kernel."""

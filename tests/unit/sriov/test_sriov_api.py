@@ -1,0 +1,121 @@
+"""VFs through the real agent on model NICs: many callers for few VFs, GET /v1/vfs, quarantine."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from drivers.sriov.driver import Sriov
+from netplugin import options
+from netplugin.cli.main import main
+from netplugin.client import Client
+from netplugin.errors import CapacityExhausted, HostError, InvalidRequest, NetpluginError
+from netplugin.models import Port, PortSpec
+from tests.unit.agent import Agent, agent, served_agent
+from tests.unit.sriov.model import Model
+from tests.unit.sriov.world import make_spec, two_nics
+
+
+class OtherVfs(Sriov):
+    """Another backend with the same pool of VFs, in a lane of its own."""
+
+    name: ClassVar[str] = "other"
+
+
+@dataclass
+class Running:
+    agent: Agent
+    model: Model
+    url: str
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    model = Model(*two_nics())
+    conf = options.load([])
+    backends = {
+        "sriov": Sriov(conf, None, kernel=model), "other": OtherVfs(conf, None, kernel=model)
+    }  # fmt: skip
+    # Nothing of this machine's NICs is the model's news.
+    for backend in backends.values():
+        backend.watch = lambda wake, b=backend: super(Sriov, b).watch(wake)  # type: ignore[method-assign,misc]
+    with agent(tmp_path, backends=backends) as made, served_agent(made) as url:
+        yield Running(made, model, url)
+
+
+def plug_all(url: str, specs: list[PortSpec]) -> list[Port | NetpluginError]:
+    """All at once, each from a thread of its own."""
+    together = threading.Barrier(len(specs))
+
+    def plug(number: int) -> Port | NetpluginError:
+        with Client(url) as client:
+            together.wait()
+            try:
+                return client.put_port(f"p{number}", specs[number])
+            except NetpluginError as refused:
+                return refused
+
+    with ThreadPoolExecutor(len(specs)) as threads:
+        return list(threads.map(plug, range(len(specs))))
+
+
+@pytest.mark.parametrize("backends", [["sriov"], ["sriov", "other"]])
+def test_sixteen_plugs_for_seven_vfs(running: Running, backends: list[str]) -> None:
+    """Also from two backends, whose threads know nothing of each other."""
+    specs = [make_spec(n, backend=backends[n % len(backends)]) for n in range(16)]
+    answers = plug_all(running.url, specs)
+    ports = [a for a in answers if isinstance(a, Port)]
+    refused = [a for a in answers if not isinstance(a, Port)]
+    assert len(ports) == 7 and len(refused) == 9
+    assert all(type(error) is CapacityExhausted for error in refused), refused
+    addresses = {port.binding.model_dump()["pci_address"] for port in ports if port.binding}
+    assert len(addresses) == 7
+    assert {record.port_id for record in running.agent.store.records()} == {
+        port.port_id for port in ports
+    }, "what was refused has left nothing behind"
+
+
+def test_the_list_of_vfs(running: Running) -> None:
+    with Client(running.url) as client:
+        client.put_port("a", make_spec(1))
+        vfs = {vf.pci_address: vf for vf in client.list_vfs()}
+    assert len(vfs) == 7
+    mine = vfs["0000:03:10.0"]
+    assert (mine.state, mine.port_id, mine.pf, mine.vf_index) == ("claimed", "a", "eth3", 0)
+    assert (mine.numa_node, mine.physical_network, mine.driver) == (0, "net1", "vfio-pci")
+    running.model.start_vm("0000:03:10.0")
+    with Client(running.url) as client:
+        states = {vf.pci_address: vf.state for vf in client.list_vfs()}
+    assert states.pop("0000:03:10.0") == "allocated"
+    assert set(states.values()) == {"available"}
+
+
+def test_a_quarantine_is_seen_and_ended(
+    running: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NETPLUGIN_URL", running.url)
+    running.model.broken = {"0000:03:10.0"}
+    with Client(running.url) as client, pytest.raises(HostError):
+        client.put_port("a", make_spec(1))
+    running.model.broken = set()
+    assert main(["vf", "list", "-f", "json"]) == 0
+    [row] = [r for r in json.loads(capsys.readouterr().out) if r["state"] == "quarantined"]
+    assert (row["pci_address"], row["reason"]) == ("0000:03:10.0", "mac: Input/output error")
+    assert main(["vf", "release", "0000:03:10.0"]) == 0
+    assert main(["vf", "release", "0000:03:10.0"]) == 0, "a second time is no error"
+    with Client(running.url) as client:
+        assert {vf.state for vf in client.list_vfs()} == {"available"}
+        with pytest.raises(InvalidRequest, match="pci_address"):
+            client.release_vf("../../x")
+
+
+def test_without_a_backend_of_vfs_there_are_none(tmp_path: Path) -> None:
+    with agent(tmp_path) as made, served_agent(made) as url, Client(url) as client:
+        assert client.list_vfs() == []

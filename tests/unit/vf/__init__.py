@@ -1,0 +1,1 @@
+"""What the backends of virtual functions share, on fake trees and values."""

@@ -1,0 +1,174 @@
+"""NICs and VFs read from whole /sys trees: several NICs and nodes, gaps, switchdev, the list."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from drivers.vf.inventory import Inventory, read_inventory
+from drivers.vf.kernel import Kernel
+from drivers.vf.options import By, Device, parse_devices
+from drivers.vf.usability import pool_findings, usability
+from netplugin.host.vfs import NicLink, VfAttributes
+from tests.unit.vf.trees import Nic, build
+
+FIRST = Nic()
+SECOND = Nic(
+    address="0000:81:00.0", interface="eth1", vfs=(0, 2, 5), numa_node=1, vf_bus="81",
+    mac="52:54:00:00:aa:02", kind=("0x15b3", "0x1019"), driver="mlx5_core", vf_driver="mlx5_core",
+)  # fmt: skip
+
+
+def links(*nics: Nic) -> dict[str, NicLink]:
+    return {nic.interface: nic.link(index) for index, nic in enumerate(nics, 2)}
+
+
+def read(root: Path, devices: list[str], *nics: Nic) -> Inventory:
+    return read_inventory(root, parse_devices(devices), links(*nics))
+
+
+def test_two_nics_on_two_nodes(tmp_path: Path) -> None:
+    build(tmp_path, FIRST, SECOND)
+    found = read(tmp_path, ["net1:eth0", "net2:0000:81:00.0"], FIRST, SECOND)
+    assert {pf.address: (pf.name, pf.network, pf.numa_node, pf.driver, pf.total_vfs, pf.wanted_vfs)
+            for pf in found.pfs.values()} == {
+        "0000:03:00.0": ("eth0", "net1", 0, "igb", 8, 7),
+        "0000:81:00.0": ("eth1", "net2", 1, "mlx5_core", 8, 3),
+    }  # fmt: skip
+    assert len(found.vfs) == 10 and found.missing == ()
+    vf = found.vfs["0000:03:10.3"]
+    assert (vf.number, vf.pf, vf.numa_node, vf.driver) == (3, "0000:03:00.0", 0, "igbvf")
+    assert vf.iommu_group == "13" and vf.driver_override is None and not vf.is_open
+    assert vf.attributes == VfAttributes(spoofchk=True, trusted=False)
+
+
+def test_numbers_may_have_gaps(tmp_path: Path) -> None:
+    build(tmp_path, SECOND)
+    found = read(tmp_path, ["net2:eth1"], SECOND)
+    assert sorted(vf.number for vf in found.vfs.values()) == [0, 2, 5]
+    assert found.by_place["0000:81:00.0", 5].address == "0000:81:10.5"
+
+
+def test_a_kind_stands_for_every_nic_of_it(tmp_path: Path) -> None:
+    other = Nic(address="0000:04:00.0", interface="eth2", vf_bus="04", vfs=(0,))
+    build(tmp_path, FIRST, other, SECOND)
+    found = read(tmp_path, ["net1:8086:10c9"], FIRST, other, SECOND)
+    assert list(found.pfs) == ["0000:03:00.0", "0000:04:00.0"]
+
+
+def test_what_is_not_found_is_told(tmp_path: Path) -> None:
+    build(tmp_path, replace(FIRST, vfs=()))
+    devices = ["net1:eth0", "net1:eth7", "net2:0000:99:00.0", "net2:1234:5678", "net1:0000:03:10.0"]
+    found = read(tmp_path, devices, FIRST)
+    assert [device.name for device in found.missing] == [
+        "eth7", "0000:99:00.0", "1234:5678", "0000:03:10.0",
+    ]  # fmt: skip
+    ids = [finding.id for finding in pool_findings(found)]
+    assert "vf-no-nic-eth7" in ids and "vf-none-0000:03:00.0" in ids
+
+
+def test_a_nic_in_two_networks_is_ambiguous(tmp_path: Path) -> None:
+    build(tmp_path, FIRST)
+    devices = parse_devices(["net1:eth0", "net2:0000:03:00.0"])
+    assert read_inventory(tmp_path, devices, links(FIRST)).ambiguous == {
+        "0000:03:00.0": ("net1", "net2")
+    }
+    assert "several networks" in str(usability(tmp_path, devices).reason)
+
+
+def test_switchdev_and_its_representors(tmp_path: Path) -> None:
+    nic = replace(
+        SECOND, switch_id="a1b2", port_name="p0",
+        representors={0: "eth1_0", 2: "eth1_2", 5: "eth1_5"},
+    )  # fmt: skip
+    build(tmp_path, FIRST, nic)
+    found = read(tmp_path, ["net1:eth0", "net2:0000:81:00.0"], FIRST, nic)
+    assert (found.pfs["0000:03:00.0"].switchdev, found.pfs["0000:81:00.0"].switchdev) == (
+        False, True,
+    )  # fmt: skip
+    assert found.pfs["0000:81:00.0"].name == "eth1"
+    assert found.pfs["0000:81:00.0"].representors == nic.representors
+    assert ["switchdev" in f.found for f in pool_findings(found)] == [True]
+
+
+def test_a_nic_whose_interface_is_elsewhere(tmp_path: Path) -> None:
+    build(tmp_path, FIRST)
+    found = read(tmp_path, ["net1:0000:03:00.0"])
+    assert found.pfs["0000:03:00.0"].link is None
+    assert all(vf.attributes is None for vf in found.vfs.values())
+
+
+def test_an_open_vfio_device_and_an_enslaved_interface(tmp_path: Path) -> None:
+    build(tmp_path, replace(FIRST, vf_driver="vfio-pci"))
+    (tmp_path / "bus/pci/devices/0000:03:10.2/enable").write_text("0\n")
+    (tmp_path / "bus/pci/devices/0000:03:10.2/driver_override").write_text("vfio-pci\n")
+    told = links(FIRST)
+    told["vf1"] = NicLink(9, "vf1", parent="0000:03:10.1", enslaved=True)
+    found = read_inventory(tmp_path, parse_devices(["net1:eth0"]), told)
+    assert [vf.is_open for vf in found.vfs.values()].count(False) == 1
+    assert not found.vfs["0000:03:10.2"].is_open
+    assert found.vfs["0000:03:10.2"].driver_override == "vfio-pci"
+    assert found.vfs["0000:03:10.1"].enslaved == "vf1"
+
+
+def test_functions_that_share_an_iommu_group(tmp_path: Path) -> None:
+    build(tmp_path, FIRST)
+    link = tmp_path / "bus/pci/devices/0000:03:10.1/iommu_group"
+    link.unlink()
+    link.symlink_to("../../../kernel/iommu_groups/10")
+    assert read(tmp_path, ["net1:eth0"], FIRST).shared_groups == {"10"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "device"),
+    [
+        ("physnet1:eth1", Device("physnet1", "eth1", By.INTERFACE)),
+        ("physnet1:0000:03:00.A", None),
+        ("physnet1:0000:3B:00.1", Device("physnet1", "0000:3b:00.1", By.ADDRESS)),
+        ("physnet1:8086:10C9", Device("physnet1", "8086:10c9", By.KIND)),
+        ("physnet1:", None),
+        (":eth1", None),
+        ("physnet1:a/b", None),
+    ],
+)
+def test_the_list(entry: str, device: Device | None) -> None:
+    if device is not None:
+        assert parse_devices([entry, entry]) == (device,)
+        return
+    with pytest.raises(ValueError, match=r"\[sriov\] devices"):
+        parse_devices([entry])
+
+
+# -- can they be used ----------------------------------------------------------------------------
+
+
+def test_usable(tmp_path: Path) -> None:
+    build(tmp_path, FIRST)
+    assert Kernel(parse_devices(["net1:eth0"]), tmp_path).usability().usable
+
+
+@pytest.mark.parametrize(
+    ("devices", "nic", "vfio", "step", "fix"),
+    [
+        ([], FIRST, True, "devices", "set [sriov] devices"),
+        (["net1:eth9"], FIRST, True, "devices", "correct"),
+        (["net1:eth0"], replace(FIRST, vfs=()), True, "vfs", "echo N > /sys/bus/pci/devices/0000:03:00.0/"),
+        (["net1:eth0"], FIRST, False, "vfio", "modprobe vfio-pci"),
+    ],
+)  # fmt: skip
+def test_unusable_says_the_reason_and_the_fix(
+    tmp_path: Path, devices: list[str], nic: Nic, vfio: bool, step: str, fix: str
+) -> None:
+    build(tmp_path, nic, vfio=vfio)
+    said = usability(tmp_path, parse_devices(devices))
+    assert not said.usable and said.step == step and fix in str(said.fix)
+
+
+def test_without_an_iommu(tmp_path: Path) -> None:
+    build(tmp_path, FIRST)
+    for group in (tmp_path / "kernel/iommu_groups").iterdir():
+        group.rmdir()
+    said = usability(tmp_path, parse_devices(["net1:eth0"]))
+    assert said.step == "iommu" and "intel_iommu=on" in str(said.fix)

@@ -1,0 +1,164 @@
+"""VFs by netlink and sysfs: what is read from bytes, what is written, and what a refusal becomes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivers.vf.watch import pci_address
+from netplugin.errors import HostError, NetpluginError, OperationTimeout, Unsupported
+from netplugin.host import netlink
+from netplugin.host.netlink import attribute
+from netplugin.host.vfs import (
+    GROUPS,
+    VfAttributes,
+    VfRefuses,
+    Vfs,
+    differing,
+    parse_link,
+    parse_vfs,
+)
+from tests.unit.vf.trees import Nic, build
+
+FULL = VfAttributes("52:54:00:00:00:07", 100, 5, True, True, "enable", 100, 200)
+
+
+def vf_info(number: int, want: VfAttributes, *, switches: bool = True) -> bytes:
+    """One VF as the kernel tells of it (``rtnl_fill_vfinfo`` in net/core/rtnetlink.c)."""
+    mac = bytes.fromhex(want.mac.replace(":", ""))
+    unknown = 0xFFFFFFFF
+    return attribute(
+        1,
+        attribute(1, struct.pack("=I32s", number, mac)),
+        attribute(2, struct.pack("=III", number, want.vlan, want.vlan_qos)),
+        attribute(6, struct.pack("=III", number, want.min_mbps, want.max_mbps)),
+        attribute(4, struct.pack("=II", number, bool(want.spoofchk) if switches else unknown)),
+        attribute(5, struct.pack("=II", number, ["auto", "enable"].index(want.link_state))),
+        attribute(9, struct.pack("=II", number, bool(want.trusted) if switches else unknown)),
+    )
+
+
+def test_attributes_are_read_by_number() -> None:
+    data = vf_info(0, VfAttributes(), switches=False) + vf_info(130, FULL)
+    assert parse_vfs(data) == {0: VfAttributes(), 130: FULL}
+
+
+def test_a_link_is_told_with_its_device() -> None:
+    header = struct.pack("=BxHiII", 0, 1, 7, 1, 0)
+    name = attribute(3, b"eth0\0") + attribute(4, struct.pack("=I", 9000)) + attribute(33, b"\1")
+    assert parse_link(header + name) is None, "no PCI device is behind it"
+    parent = attribute(56, b"0000:03:00.0\0") + attribute(57, b"pci\0")
+    link = parse_link(header + name + parent + attribute(54, bytes(range(6))))
+    assert link is not None
+    assert (link.index, link.name, link.parent, link.mtu) == (7, "eth0", "0000:03:00.0", 9000)
+    assert (link.up, link.carrier, link.enslaved) == (True, True, False)
+    assert link.permanent_mac == "00:01:02:03:04:05"
+
+
+def test_only_what_differs_is_to_write() -> None:
+    assert differing(VfAttributes(), VfAttributes(spoofchk=False, trusted=False)) == ()
+    assert differing(FULL, VfAttributes()) == tuple(GROUPS)
+    assert differing(FULL, VfAttributes(*("52:54:00:00:00:07", 100, 0, True, True, "enable", 100, 200))) == (
+        "vlan",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_what_is_written_is_what_is_read(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+    monkeypatch.setattr(netlink, "ask", lambda kind, body, flags=0: sent.append(body) or [])
+    Vfs().set(7, 3, group, FULL)
+    [body] = sent
+    found = dict(netlink.attributes(body, 16))
+    assert struct.unpack_from("=BxHiII", body)[2] == 7
+    defaults = dict(netlink.attributes(vf_info(3, VfAttributes())[4:]))
+    defaults |= dict(netlink.attributes(dict(netlink.attributes(found[22]))[1]))
+    told = parse_vfs(attribute(1, *(attribute(kind, value) for kind, value in defaults.items())))[3]
+    for name in GROUPS[group]:
+        assert getattr(told, name) == getattr(FULL, name)
+
+
+@pytest.mark.parametrize(
+    ("group", "refusal", "error"),
+    [
+        ("link_state", OSError(errno.EOPNOTSUPP, "Operation not supported"), Unsupported),
+        ("rate", OSError(errno.EINVAL, "Invalid argument"), Unsupported),
+        ("vlan", OSError(errno.EPROTONOSUPPORT, "Protocol not supported"), Unsupported),
+        ("mac", OSError(errno.EINVAL, "Invalid argument"), VfRefuses),
+        ("vlan", OSError(errno.EIO, "Input/output error"), VfRefuses),
+        ("mac", OSError(errno.EPERM, "Operation not permitted"), HostError),
+        ("mac", OSError(errno.ENODEV, "No such device"), HostError),
+        ("mac", TimeoutError(), OperationTimeout),
+    ],
+)
+def test_a_refusal_is_the_nics_the_vfs_or_ours(
+    group: str, refusal: OSError, error: type[NetpluginError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> list[bytes]:
+        raise refusal
+
+    monkeypatch.setattr(netlink, "ask", refuse)
+    with pytest.raises(NetpluginError) as raised:
+        Vfs().set(7, 3, group, FULL)
+    assert type(raised.value) is error
+    assert group in raised.value.detail
+
+
+# -- sysfs ---------------------------------------------------------------------------------------
+
+
+def test_drivers_are_written_where_the_kernel_reads_them(tmp_path: Path) -> None:
+    build(tmp_path, Nic())
+    device = tmp_path / "bus/pci/devices/0000:03:10.1"
+    vfs = Vfs(tmp_path)
+    vfs.override("0000:03:10.1", "vfio-pci")
+    assert (device / "driver_override").read_text() == "vfio-pci"
+    vfs.unbind("0000:03:10.1")
+    assert (tmp_path / "bus/pci/drivers/igbvf/unbind").read_text() == "0000:03:10.1"
+    vfs.reset("0000:03:10.1")
+    assert (device / "reset").read_text() == "1"
+    vfs.probe("0000:03:10.1")
+    assert (tmp_path / "bus/pci/drivers_probe").read_text() == "0000:03:10.1"
+    vfs.override("0000:03:10.1", None)
+    assert (device / "driver_override").read_text() == "\n"
+
+
+def test_what_is_not_there_needs_no_unbinding_and_no_reset(tmp_path: Path) -> None:
+    build(tmp_path, Nic(vf_driver=None))
+    (tmp_path / "bus/pci/devices/0000:03:10.1/reset").unlink()
+    Vfs(tmp_path).unbind("0000:03:10.1")
+    Vfs(tmp_path).reset("0000:03:10.1")
+
+
+def test_a_device_that_a_vm_has_open_is_never_unbound(tmp_path: Path) -> None:
+    """The kernel would wait for the VM, and we with it."""
+    build(tmp_path, Nic(vf_driver="vfio-pci"))
+    with pytest.raises(HostError, match="in use"):
+        Vfs(tmp_path).unbind("0000:03:10.1")
+    assert not (tmp_path / "bus/pci/drivers/vfio-pci/unbind").exists()
+
+
+def test_a_vf_that_has_gone_is_not_called_unfit(tmp_path: Path) -> None:
+    build(tmp_path, Nic())
+    with pytest.raises(HostError) as raised:
+        Vfs(tmp_path).override("0000:99:10.1", "vfio-pci")
+    assert type(raised.value) is HostError
+    assert os.strerror(errno.ENOENT) in raised.value.detail
+
+
+@pytest.mark.parametrize(
+    ("message", "address"),
+    [
+        (b"bind@/devices/x\0ACTION=bind\0SUBSYSTEM=pci\0PCI_SLOT_NAME=0000:03:10.1\0", "0000:03:10.1"),
+        (b"add@/devices/x\0ACTION=add\0SUBSYSTEM=net\0INTERFACE=eth0\0", None),
+        (b"libudev\0\xfe\xed\xca\xfe", None),
+        (b"", None),
+    ],
+)  # fmt: skip
+def test_news_of_pci_devices(message: bytes, address: str | None) -> None:
+    assert pci_address(message) == address
