@@ -19,12 +19,14 @@ PAGES = (
     *sorted((ROOT / "docs").glob("*.md")),
 )
 
-#: The sessions and their pages. How each is carried out is in tests/functional/docs.
+#: The sessions and their pages. How each is carried out is in tests/functional/docs; the one that
+#: needs no root, zeroloss, is in tests/unit/acceptance.
 SESSIONS = {
     "install": ROOT / "README.md",
     "quick-start": ROOT / "README.md",
     "ovs": ROOT / "docs/operating.md",
     "tls": ROOT / "docs/operating.md",
+    "zeroloss": ROOT / "docs/zeroloss.md",
 }
 
 _FENCE = re.compile(r"^```(\S*)(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -1,0 +1,55 @@
+"""The command ``zeroloss``: its sub-commands, its options, what it prints and how it exits.
+
+Exit status: 0 with a verdict, 1 without one (the search failed, a replay differs), 2 when the input
+or the generator cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from netplugin.acceptance import cli_evaluate, cli_search
+from netplugin.acceptance.errors import GeneratorError, UnusableInput
+
+UNUSABLE = 2
+#: As a shell has it for SIGINT.
+_INTERRUPTED = 130
+
+#: Each adds a sub-parser whose default ``command`` carries it out and returns the exit status.
+_COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
+    cli_search.add_search,
+    cli_search.add_replay,
+    cli_evaluate.add_evaluate,
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    whole = argparse.ArgumentParser(
+        prog="zeroloss",
+        description="How many frames a second a backend forwards without losing one.",
+    )
+    commands = whole.add_subparsers(dest="name", required=True, metavar="COMMAND")
+    for add in _COMMANDS:
+        add(commands)
+    return whole
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    try:
+        status: int = options.command(options)
+        return status
+    except UnusableInput as error:
+        print(f"zeroloss {options.name}: {error}", file=sys.stderr)
+    except GeneratorError as error:
+        print(f"zeroloss {options.name}: the generator cannot be used: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"zeroloss {options.name}: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    return UNUSABLE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

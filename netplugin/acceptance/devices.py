@@ -1,0 +1,303 @@
+"""Simulated devices under test whose answer is known, in virtual time.
+
+Not packets are simulated but what happens to the queue: between two events (the server is stalled,
+the link glitches, the capacity changes) it fills or drains evenly. A minute at 14 Mpps is a
+thousand steps and takes a millisecond. Everything random comes from the seed.
+
+The queue starts each trial empty; the clock (and with it warm-up, drift and the minute of a glitch)
+goes on from trial to trial and counts traffic only.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+#: How often the generator looks for loss while it sends.
+_POLL_S = 0.01
+#: In these steps the capacity of a device that drifts is followed.
+_DRIFT_STEP_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Stalls:
+    """The server stands still: so many times a second, each time for a random while."""
+
+    per_second: float
+    #: Draws the length of one stall in seconds.
+    draw_s: Callable[[random.Random], float]
+    #: P(a stall is longer than this many seconds).
+    longer: Callable[[float], float]
+
+    @staticmethod
+    def exponential(per_second: float, mean_s: float) -> Stalls:
+        return Stalls(
+            per_second, lambda r: r.expovariate(1 / mean_s), lambda s: math.exp(-s / mean_s)
+        )
+
+    @staticmethod
+    def heavy(per_second: float, least_s: float, exponent: float) -> Stalls:
+        """Pareto's distribution: ten times as long is 10**exponent times as rare."""
+        return Stalls(
+            per_second,
+            lambda r: least_s * (1 - r.random()) ** (-1 / exponent),
+            lambda s: min(1.0, (least_s / s) ** exponent),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Glitches:
+    """All frames of a moment are lost, whatever the load: a minute's timer, a link that blinks."""
+
+    length_s: float = 100e-6
+    every_s: float = 60.0
+    #: When: "timer" is each ``every_s`` on the dot, "window" once in each ``every_s`` at a random
+    #: time, "random" after random times of that mean.
+    when: Literal["timer", "window", "random"] = "timer"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """What a device is like."""
+
+    name: str
+    about: str
+    capacity_pps: float = 4.2e6
+    ring_packets: float = 1024
+    stalls: Stalls | None = None
+    glitches: Glitches | None = None
+    #: Capacity is higher by this part when cold and falls to ``capacity_pps`` with ``drift_s``.
+    drift: float = 0.0
+    drift_s: float = 30.0
+    #: For so much traffic it loses a frame so many times a second, whatever the load.
+    warm_up_s: float = 0.0
+    warm_up_losses: float = 50.0
+    #: Each frame is lost with this probability.
+    frame_error_ratio: float = 0.0
+
+    def loss_probability(self, rate_pps: float, duration_s: float) -> float:
+        """That a warm device loses a frame at this load in this time.
+
+        Stalls that fall into the queue of the one before are left out: they are rare where
+        the answer is looked for.
+        """
+        if rate_pps > self.capacity_pps + self.ring_packets / duration_s:
+            return 1.0
+        hazard = rate_pps * self.frame_error_ratio
+        if self.stalls is not None:
+            hazard += self.stalls.per_second * self.stalls.longer(self.ring_packets / rate_pps)
+        if self.glitches is not None:
+            if self.glitches.when != "random" and duration_s >= self.glitches.every_s:
+                return 1.0
+            hazard += 1 / self.glitches.every_s
+        return -math.expm1(-hazard * duration_s)
+
+    def limit_pps(self, duration_s: float) -> float | None:
+        """The load at which a trial loses with probability 1/2, or capacity; None: at every load."""
+        low, high = 1.0, self.capacity_pps
+        if self.loss_probability(high, duration_s) < 0.5:
+            return high
+        if self.loss_probability(low, duration_s) >= 0.5 or self.frame_error_ratio:
+            return None
+        for _ in range(60):
+            middle = math.sqrt(low * high)
+            if self.loss_probability(middle, duration_s) < 0.5:
+                low = middle
+            else:
+                high = middle
+        return None if low < 0.01 * self.capacity_pps else low
+
+
+@dataclass(slots=True)
+class Passage:
+    """What became of the frames of one trial."""
+
+    sent: int
+    lost: int
+    elapsed_s: float
+    aborted: bool
+    places: dict[str, int] = field(default_factory=dict)
+
+
+class Device:
+    """One device with its clock and its luck."""
+
+    def __init__(self, spec: DeviceSpec, rng: random.Random) -> None:
+        self.spec = spec
+        self._rng = rng
+        self._clock = 0.0
+        #: Times of glitches that are to come, as far as they were drawn.
+        self._glitches: list[float] = []
+        self._last_glitch, self._drawn = 0.0, 0
+        self._phase = rng.random() if spec.glitches else 0.0
+
+    def run(self, rate_pps: float, duration_s: float, abort: bool) -> Passage:
+        """Frames at this rate; with ``abort``, until the next look after the first lost one."""
+        trial = _Trial(self.spec, rate_pps, duration_s, abort)
+        for at, place, seconds in self._events(rate_pps, duration_s):
+            if at >= trial.end:
+                break
+            trial.happens(at, self._clock + at, place, seconds)
+        passage = trial.finish(self._clock)
+        self._clock += passage.elapsed_s
+        self._glitches = [at for at in self._glitches if at >= self._clock]
+        return passage
+
+    def _events(self, rate: float, duration: float) -> Iterator[tuple[float, str, float]]:
+        """In order of time: when, what, and how long it lasts."""
+        merged: list[tuple[float, str, float]] = []
+        spec, rng = self.spec, self._rng
+        if spec.stalls is not None:
+            at = rng.expovariate(spec.stalls.per_second)
+            while at < duration:
+                merged.append((at, "stall", spec.stalls.draw_s(rng)))
+                at += rng.expovariate(spec.stalls.per_second)
+        for place, per_second, until in (
+            (
+                "warm_up",
+                spec.warm_up_losses if spec.warm_up_s else 0.0,
+                spec.warm_up_s - self._clock,
+            ),
+            ("frame_errors", spec.frame_error_ratio * rate, duration),
+        ):
+            at = rng.expovariate(per_second) if per_second > 0 else math.inf
+            while at < min(until, duration):
+                merged.append((at, place, 0.0))
+                at += rng.expovariate(per_second)
+        if spec.glitches is not None:
+            self._draw_glitches(spec.glitches, self._clock + duration)
+            merged += [
+                (at - self._clock, "glitch", spec.glitches.length_s) for at in self._glitches
+            ]
+        if spec.drift:
+            steps = int(duration / _DRIFT_STEP_S)
+            merged += [(n * _DRIFT_STEP_S, "drift", 0.0) for n in range(1, steps + 1)]
+        return iter(sorted(merged))
+
+    def _draw_glitches(self, glitches: Glitches, until: float) -> None:
+        """Those until then; what is drawn stays drawn, also if the trial stops before."""
+        every, rng = glitches.every_s, self._rng
+        while self._last_glitch < until:
+            if glitches.when == "timer":
+                self._last_glitch = (self._drawn + self._phase) * every
+            elif glitches.when == "window":
+                self._last_glitch = (self._drawn + rng.random()) * every
+            else:
+                self._last_glitch += rng.expovariate(1 / every)
+            self._drawn += 1
+            self._glitches.append(self._last_glitch)
+
+
+class _Trial:
+    """The queue of one trial, from event to event."""
+
+    def __init__(self, spec: DeviceSpec, rate: float, duration: float, abort: bool) -> None:
+        self._spec = spec
+        self._rate = rate
+        self._abort = abort
+        self.end = duration
+        self._asked = duration
+        self._now = 0.0
+        self._queue = 0.0
+        self._capacity: float | None = None
+        self._lost: dict[str, float] = {}
+        self._total = 0.0
+
+    def happens(self, at: float, clock: float, place: str, seconds: float) -> None:
+        self._serve_until(at, clock)
+        if at >= self.end:
+            return
+        if place == "stall":
+            self._fill(seconds * self._rate, "rx_ring_full", at)
+        elif place == "glitch":
+            self._lose(max(1.0, seconds * self._rate), "link", at)
+        elif place in ("warm_up", "frame_errors"):
+            self._lose(1.0, place, at)
+
+    def finish(self, clock: float) -> Passage:
+        self._serve_until(self.end, clock + self.end)
+        places = {place: round(count) for place, count in self._lost.items() if count >= 0.5}
+        sent = round(self._rate * self.end)
+        lost = min(sent, sum(places.values()))
+        return Passage(sent, lost, self.end, self.end < self._asked and lost > 0, places)
+
+    def _serve_until(self, at: float, clock: float) -> None:
+        """The queue fills or drains evenly, with the capacity there was."""
+        at = min(at, self.end)
+        elapsed = at - self._now
+        if elapsed <= 0:
+            return
+        net = self._rate - self._capacity_at(clock)
+        if net > 0:
+            room = self._spec.ring_packets - self._queue
+            full_at = self._now + (room + 1) / net
+            if full_at < at and self._abort:
+                # The first frame is lost then: the rest of this stretch may not be sent.
+                self._stop_after(full_at)
+                at = min(at, self.end)
+                elapsed = at - self._now
+            self._fill(net * elapsed, "rx_ring_full", full_at)
+        else:
+            self._queue = max(0.0, self._queue + net * elapsed)
+        self._now = at
+
+    def _capacity_at(self, clock: float) -> float:
+        spec = self._spec
+        return spec.capacity_pps * (1 + spec.drift * math.exp(-clock / spec.drift_s))
+
+    def _fill(self, packets: float, place: str, at: float) -> None:
+        self._queue += packets
+        over = self._queue - self._spec.ring_packets
+        if over > 0:
+            self._queue = self._spec.ring_packets
+            self._lose(over, place, at)
+
+    def _lose(self, packets: float, place: str, at: float) -> None:
+        self._lost[place] = self._lost.get(place, 0.0) + packets
+        self._total += packets
+        if self._total >= 1:
+            self._stop_after(at)
+
+    def _stop_after(self, at: float) -> None:
+        if self._abort:
+            seen = (math.floor(at / _POLL_S) + 1) * _POLL_S
+            self.end = max(self._now, min(self.end, seen))
+
+
+DEVICES: dict[str, DeviceSpec] = {
+    spec.name: spec
+    for spec in (
+        DeviceSpec("clean", "a hard limit and nothing else"),
+        DeviceSpec(
+            "noisy", "20 stalls a second of mean 60 us", stalls=Stalls.exponential(20, 60e-6)
+        ),
+        DeviceSpec(
+            "rare-stalls", "a stall in 10 s, of mean 200 us", stalls=Stalls.exponential(0.1, 200e-6)
+        ),
+        DeviceSpec(
+            "heavy-stalls", "2 stalls a second with a heavy tail",
+            stalls=Stalls.heavy(2, 50e-6, 2.5),
+        ),
+        DeviceSpec("glitch", "loses 100 us of traffic once a minute", glitches=Glitches()),
+        DeviceSpec(
+            "glitch-window",
+            "the same, once in each minute at a random time",
+            glitches=Glitches(when="window"),
+        ),
+        DeviceSpec(
+            "glitch-random", "the same at random, once a minute on average",
+            glitches=Glitches(when="random"),
+        ),
+        DeviceSpec("frame-errors", "each frame is lost with 1e-6", frame_error_ratio=1e-6),
+        DeviceSpec("drift", "10 % faster while cold, time constant 30 s", drift=0.1),
+        DeviceSpec("warm-up", "loses at any load for its first 8 s", warm_up_s=8.0),
+        DeviceSpec(
+            "slow-warm-up", "loses every other second, at any load, for 25 s",
+            warm_up_s=25.0, warm_up_losses=0.5,
+        ),
+        DeviceSpec("wire-speed", "faster than the line", capacity_pps=20e6),
+    )
+}  # fmt: skip

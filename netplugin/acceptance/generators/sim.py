@@ -1,0 +1,197 @@
+"""The generator ``sim``: simulated devices, and simulated faults of the generator itself."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from netplugin.acceptance.devices import DEVICES, Device, DeviceSpec, Passage
+from netplugin.acceptance.errors import UnusableInput
+from netplugin.acceptance.generators.contract import Generator, GeneratorInfo
+from netplugin.acceptance.values import Direction, Measurement, TrialRequest
+
+#: What is wrong with a generator: changes what it would have measured.
+Fault = Callable[[Measurement, TrialRequest, random.Random], Measurement]
+
+#: Where the generators below that have a limit have it.
+_GENERATOR_LIMIT_PPS = 3e6
+
+
+@dataclass(frozen=True, slots=True)
+class SimFamily:
+    """A device for each direction, the generator that measures them, and the verdict that is right."""
+
+    name: str
+    about: str
+    devices: tuple[DeviceSpec, ...]
+    verdict: str = "ndr"
+    #: The generator sends no more than this.
+    sends_pps: float = math.inf
+    #: What it cannot send in time it sends later, as TRex does; otherwise it is left out.
+    stretches: bool = False
+    fault: Fault | None = None
+
+    def limit_pps(self, duration_s: float) -> float | None:
+        """The known answer: of the worst direction, for all directions together."""
+        limits = [device.limit_pps(duration_s) for device in self.devices]
+        known = [limit for limit in limits if limit is not None]
+        if self.verdict != "ndr" or len(known) < len(limits):
+            return None
+        return len(limits) * min(known)
+
+    def loss_probability(self, rate_pps: float, duration_s: float) -> float:
+        """That a minute, or whatever, at this load loses something."""
+        share = rate_pps / len(self.devices)
+        return 1 - math.prod(1 - d.loss_probability(share, duration_s) for d in self.devices)
+
+
+class SimGenerator(Generator):
+    """Virtual time: a minute of traffic costs a millisecond."""
+
+    def __init__(self, family: SimFamily, rng: random.Random, can_abort: bool = True) -> None:
+        self._family = family
+        self._rng = rng
+        self._devices = [Device(spec, rng) for spec in family.devices]
+        self._info = GeneratorInfo(f"sim:{family.name}", virtual_time=True, can_abort=can_abort)
+
+    @property
+    def info(self) -> GeneratorInfo:
+        return self._info
+
+    def run(self, request: TrialRequest) -> Measurement:
+        rate = min(request.rate_pps, self._family.sends_pps)
+        duration = request.duration_s
+        if self._family.stretches:
+            duration *= request.rate_pps / rate
+        abort = request.abort_on_loss and self._info.can_abort
+        measured = _counted(self._through(rate / len(self._devices), duration, abort))
+        if not measured.aborted and not self._family.stretches and rate < request.rate_pps:
+            short = round(request.packets) - measured.tx_packets
+            measured = replace(measured, tx_shortfall=max(0, short))
+        if self._family.fault is not None:
+            measured = self._family.fault(measured, request, self._rng)
+        return measured
+
+    def _through(self, rate: float, duration: float, abort: bool) -> list[Passage]:
+        """All directions at once: the one that stops first stops the others."""
+        if len(self._devices) == 1 or not abort:
+            return [device.run(rate, duration, abort) for device in self._devices]
+        ahead = [device.run(rate, duration, True) for device in copy.deepcopy(self._devices)]
+        end = min(passage.elapsed_s for passage in ahead)
+        passages = [device.run(rate, end, False) for device in self._devices]
+        for passage in passages:
+            passage.aborted = end < duration
+        return passages
+
+
+def _counted(passages: list[Passage]) -> Measurement:
+    directions = tuple(Direction(p.sent, p.sent - p.lost) for p in passages)
+    evidence: dict[str, float] = {}
+    for passage in passages:
+        for place, count in passage.places.items():
+            evidence[place] = evidence.get(place, 0) + count
+    return Measurement(
+        tx_packets=sum(d.tx_packets for d in directions),
+        rx_packets=sum(d.rx_packets for d in directions),
+        elapsed_s=max(p.elapsed_s for p in passages),
+        aborted=any(p.aborted for p in passages),
+        directions=directions if len(directions) > 1 else (),
+        evidence=evidence,
+    )
+
+
+# -- faults of generators ------------------------------------------------------------------------
+
+
+def _own_receiver_drops(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
+    """Beyond its limit the receiver misses one frame in ten thousand, and says so."""
+    if asked.rate_pps <= _GENERATOR_LIMIT_PPS:
+        return m
+    missed = max(1, m.rx_packets // 10_000)
+    return replace(m, rx_packets=m.rx_packets - missed, rx_errors=missed)
+
+
+def _own_queue_drops(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
+    """Beyond its limit the transmit queue overflows: counted as dropped, never sent."""
+    if asked.rate_pps <= _GENERATOR_LIMIT_PPS:
+        return m
+    kept = _GENERATOR_LIMIT_PPS / asked.rate_pps
+    sent, received = int(m.tx_packets * kept), int(m.rx_packets * kept)
+    return replace(m, tx_packets=sent, rx_packets=received, queue_drops=m.tx_packets - sent)
+
+
+def _sometimes_short(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
+    """One trial in ten sends a hundredth less than asked."""
+    if m.aborted or rng.random() > 0.1:
+        return m
+    less = m.tx_packets // 100
+    return replace(m, tx_packets=m.tx_packets - less, rx_packets=max(0, m.rx_packets - less))
+
+
+def _wrapping(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
+    """One trial in ten reads a 32-bit counter after it wrapped."""
+    return replace(m, rx_packets=m.rx_packets - 2**32) if rng.random() < 0.1 else m
+
+
+def _more_than_sent(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
+    """One trial in ten also counts what the one before it had in flight."""
+    return replace(m, rx_packets=m.tx_packets + 700) if rng.random() < 0.1 else m
+
+
+_CLEAN = DEVICES["clean"]
+_LIMITED = "generator_limited"
+_FLOORS = ("glitch", "glitch-window", "glitch-random", "frame-errors")
+
+FAMILIES: dict[str, SimFamily] = {
+    family.name: family
+    for family in (
+        *(
+            SimFamily(spec.name, spec.about, (spec,), "floor" if spec.name in _FLOORS else "ndr")
+            for spec in DEVICES.values()
+        ),
+        SimFamily(
+            "one-direction", "two directions, and one of them can do less",
+            (
+                replace(_CLEAN, name="there", capacity_pps=2.1e6),
+                replace(_CLEAN, name="back", capacity_pps=1.9e6),
+            ),
+        ),
+        SimFamily(
+            "short-generator", "it sends 3 Mpps at most", (_CLEAN,), _LIMITED,
+            sends_pps=_GENERATOR_LIMIT_PPS,
+        ),
+        SimFamily(
+            "late-generator", "it sends 3 Mpps at most, and all of it, later", (_CLEAN,), _LIMITED,
+            sends_pps=_GENERATOR_LIMIT_PPS, stretches=True,
+        ),
+        SimFamily(
+            "dropping-generator", "its receiver drops above 3 Mpps", (_CLEAN,), _LIMITED,
+            fault=_own_receiver_drops,
+        ),
+        SimFamily(
+            "queue-drops", "its transmit queue drops above 3 Mpps", (_CLEAN,), _LIMITED,
+            fault=_own_queue_drops,
+        ),
+        SimFamily(
+            "flaky-generator", "one trial in ten is short", (_CLEAN,), fault=_sometimes_short
+        ),
+        SimFamily(
+            "negative-counters", "one trial in ten has a wrapped counter", (_CLEAN,),
+            fault=_wrapping,
+        ),
+        SimFamily(
+            "more-than-sent", "one trial in ten counts too much", (_CLEAN,), fault=_more_than_sent
+        ),
+    )
+}  # fmt: skip
+
+
+def sim_generator(name: str, seed: str, can_abort: bool = True) -> SimGenerator:
+    """The family of this name, with luck of its own. Raises: UnusableInput."""
+    if name not in FAMILIES:
+        raise UnusableInput("--sim-device", f"no {name!r}; there are {', '.join(sorted(FAMILIES))}")
+    # A string seeds by a hash that is the same on every machine.
+    return SimGenerator(FAMILIES[name], random.Random(f"{seed}/{name}"), can_abort)

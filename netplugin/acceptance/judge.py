@@ -1,0 +1,195 @@
+"""Whether a trial tells anything about the device, and if so, whether the device lost frames.
+
+Validity comes first. A generator that sends late, drops in its own queue or does not read what
+arrives produces the same difference between two counters as a device that loses. So what speaks
+against the generator is looked at before the difference is.
+
+RFC 2544 (section 26.1) and RFC 9004 leave open what to do with a trial that did not offer its load;
+here it is invalid. Reasons are sentences for people, ``Cause`` is for programs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from netplugin.acceptance.values import Measurement, TrialRequest
+
+#: A trial's load may be off by this part of the precision that is asked of the answer.
+_TENTH: Final = 0.1
+#: Below this, a difference of times is arithmetic.
+_EPSILON: Final = 1e-9
+
+
+class Verdict(StrEnum):
+    """What a trial says of the device; ``invalid`` is nothing."""
+
+    PASSED = "passed"
+    LOSSY = "lossy"
+    INVALID = "invalid"
+
+
+class Cause(StrEnum):
+    """What made a trial invalid."""
+
+    COUNTERS = "counters"
+    UNSETTLED = "unsettled"
+    RECEIVER = "receiver"
+    QUEUE = "queue"
+    SHORT = "short"
+    LATE = "late"
+    FAST = "fast"
+    NOTHING_SENT = "nothing_sent"
+    CONTRADICTION = "contradiction"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict with its reason. ``loss_ratio`` is that of the worst direction."""
+
+    verdict: Verdict
+    reason: str
+    cause: Cause | None = None
+    lost_packets: int = 0
+    loss_ratio: float = 0.0
+
+    @property
+    def valid(self) -> bool:
+        return self.verdict is not Verdict.INVALID
+
+    @property
+    def lossy(self) -> bool:
+        return self.verdict is Verdict.LOSSY
+
+
+def judge(
+    asked: TrialRequest, measured: Measurement, precision: float, max_loss_ratio: float = 0.0
+) -> Judgement:
+    """The verdict on one trial (pure). ``precision`` is the relative width asked of the answer."""
+    for cause, reason in _objections(asked, measured, precision):
+        return Judgement(Verdict.INVALID, reason, cause)
+    return _loss(measured, max_loss_ratio)
+
+
+def _objections(
+    asked: TrialRequest, measured: Measurement, precision: float
+) -> Iterator[tuple[Cause, str]]:
+    """Why the trial cannot be believed, the plainest reason first."""
+    yield from _about_counters(measured)
+    yield from _about_the_generator(measured)
+    if not measured.aborted:
+        yield from _about_the_load(asked, measured, precision)
+    if measured.tx_packets == 0:
+        yield Cause.NOTHING_SENT, "the generator sent nothing"
+    missing = measured.tx_packets - measured.rx_packets
+    if 0 < missing <= measured.in_flight_packets:
+        yield (
+            Cause.UNSETTLED,
+            f"{missing} frames are missing and {measured.in_flight_packets} may still be in flight:"
+            " loss is not certain",
+        )
+    if measured.aborted and missing == 0:
+        yield Cause.CONTRADICTION, "the trial was stopped for loss, and no frame is missing"
+
+
+def _about_counters(measured: Measurement) -> Iterator[tuple[Cause, str]]:
+    times = (measured.elapsed_s, measured.elapsed_uncertainty_s)
+    if not all(math.isfinite(t) and t >= 0 for t in times):
+        yield Cause.COUNTERS, f"the elapsed time is {measured.elapsed_s} s"
+    pairs = [(d.tx_packets, d.rx_packets) for d in measured.directions]
+    total = (measured.tx_packets, measured.rx_packets)
+    extra = (
+        measured.tx_shortfall, measured.rx_errors, measured.queue_drops, measured.queue_full,
+        measured.in_flight_packets,
+    )  # fmt: skip
+    negative = [n for pair in [total, extra, *pairs] for n in pair if n < 0]
+    if negative:
+        yield Cause.COUNTERS, f"a counter is negative ({negative[0]}): it wrapped or was reset"
+    for name, (tx, rx) in zip(_names(len(pairs)), [total, *pairs], strict=True):
+        if rx > tx:
+            yield Cause.COUNTERS, f"{name}{rx} frames received and {tx} sent: more than was sent"
+    if pairs and tuple(map(sum, zip(*pairs, strict=True))) != total:
+        yield Cause.COUNTERS, "the directions do not add up to the totals"
+    if not measured.settled:
+        yield Cause.UNSETTLED, "the counters still moved when they were read last"
+
+
+def _names(directions: int) -> list[str]:
+    return ["", *(f"direction {number}: " for number in range(directions))]
+
+
+def _about_the_generator(measured: Measurement) -> Iterator[tuple[Cause, str]]:
+    if measured.rx_errors:
+        yield (
+            Cause.RECEIVER,
+            f"the generator's own receiver dropped {measured.rx_errors} frames",
+        )
+    if measured.queue_drops:
+        yield (
+            Cause.QUEUE,
+            f"the generator dropped {measured.queue_drops} frames in its own transmit queue",
+        )
+    if measured.queue_full:
+        yield (
+            Cause.QUEUE,
+            f"the generator's transmit queue was full {measured.queue_full} times:"
+            " frames went out late, in bursts",
+        )
+
+
+def _about_the_load(
+    asked: TrialRequest, measured: Measurement, precision: float
+) -> Iterator[tuple[Cause, str]]:
+    """Whether the load was the one asked for: all of it, in its time."""
+    tolerance = precision * _TENTH
+    # One frame is what a rate and a duration cannot settle between them.
+    short = max(asked.packets - measured.tx_packets, measured.tx_shortfall)
+    if short > max(1.0, asked.packets * tolerance):
+        yield (
+            Cause.SHORT,
+            f"the generator sent {measured.tx_packets} of {asked.packets:.0f} frames,"
+            f" {short / asked.packets:.3%} less than asked",
+        )
+    doubt = measured.elapsed_uncertainty_s + _EPSILON * asked.duration_s
+    over = measured.elapsed_s - asked.duration_s
+    if over > asked.duration_s * tolerance + doubt:
+        yield (
+            Cause.LATE,
+            f"the trial took {measured.elapsed_s:.6g} s instead of {asked.duration_s:g} s:"
+            f" the load was {measured.achieved_pps:.6g} pps, not {asked.rate_pps:.6g}",
+        )
+    # Too much load is as wrong as too little. A whole width is allowed: some generators finish
+    # their flows, and what a device passed at a higher load it would pass at this one.
+    if -over > asked.duration_s * precision + doubt:
+        yield (
+            Cause.FAST,
+            f"the trial took {measured.elapsed_s:.6g} s instead of {asked.duration_s:g} s:"
+            " the load was higher than asked",
+        )
+    if measured.tx_packets - asked.packets > max(1.0, asked.packets * precision):
+        yield (
+            Cause.FAST,
+            f"the generator sent {measured.tx_packets} of {asked.packets:.0f} frames:"
+            " more than asked",
+        )
+
+
+def _loss(measured: Measurement, max_loss_ratio: float) -> Judgement:
+    """Of a valid trial. Each direction must hold: one must not hide behind the other."""
+    pairs = [(d.tx_packets, d.rx_packets) for d in measured.directions] or [
+        (measured.tx_packets, measured.rx_packets)
+    ]
+    lost = sum(tx - rx for tx, rx in pairs)
+    ratios = [(tx - rx) / tx if tx else 0.0 for tx, rx in pairs]
+    worst = max(ratios)
+    if lost == 0:
+        return Judgement(Verdict.PASSED, f"all {measured.tx_packets} frames came back")
+    where = f" in direction {ratios.index(worst)}" if len(pairs) > 1 else ""
+    what = f"{lost} of {measured.tx_packets} frames were lost, a ratio of {worst:.3g}{where}"
+    if worst <= max_loss_ratio:
+        return Judgement(Verdict.PASSED, f"{what}; {max_loss_ratio:g} may be", None, lost, worst)
+    after = f", {measured.elapsed_s:.3g} s after the start" if measured.aborted else ""
+    return Judgement(Verdict.LOSSY, what + after, None, lost, worst)

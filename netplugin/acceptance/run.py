@@ -1,0 +1,44 @@
+"""Carries a search out: hands its requests to a generator and the measurements back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from netplugin.acceptance.generators.contract import Generator
+from netplugin.acceptance.search import Found, search
+from netplugin.acceptance.trials import Asking, SearchPlan, T
+from netplugin.acceptance.values import Measurement, TrialRequest
+
+#: Told of every trial as it ends.
+Watcher = Callable[[TrialRequest, Measurement], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A search that was carried out, and the real time it took."""
+
+    found: Found
+    wall_s: float
+
+
+def carry_out(asking: Asking[T], generator: Generator, watch: Watcher | None = None) -> T:
+    """Raises: GeneratorError."""
+    try:
+        request = next(asking)
+        while True:
+            measured = generator.run(request)
+            if watch is not None:
+                watch(request, measured)
+            request = asking.send(measured)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def run_search(plan: SearchPlan, generator: Generator, watch: Watcher | None = None) -> Run:
+    """Raises: GeneratorError."""
+    begun = time.monotonic()
+    found = carry_out(search(plan), generator, watch)
+    return Run(found, time.monotonic() - begun)

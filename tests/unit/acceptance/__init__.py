@@ -1,0 +1,1 @@
+"""The acceptance library: judgement, search, generators, command line; nothing is sent."""
