@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.functional.conftest import BASE, make_spec
-from tests.functional.hosts_ovs import SWITCH, Host, clean, host, nic, switch
+from tests.functional.hosts_ovs import SWITCH, Host, clean, host, nic, switch, wire
 from tests.lab.namespaces import connect, within
 from tests.lab.processes import run, wait_for
 from tests.lab.testpmd import Forward, Testpmd, TestpmdOptions
@@ -50,7 +50,7 @@ def test_one_device_becomes_a_bond_and_its_mode_changes_at_the_agents_start() ->
             wait_for(lambda: a.pings(GATEWAY), 20, "the VM reaches the switch")
             single = _uplink(one)
             assert single[1:] == ("[]", "[]", 1)
-            connect(one.name, "eth3", SWITCH, "np-h1-eth3")
+            wire(one.name, "eth3")
             two = "'" + ",".join(f'"physnet1:{nic(n, f"eth{n + 1}")}"' for n in (1, 2)) + "'"
             _restart(one, uplinks=two)
             name, *bond = _uplink(one)

@@ -148,8 +148,8 @@ def test_peers_come_and_go_without_loss_for_the_others(hosts: tuple[Host, Host])
         reaches(b, a.address)
         assert not a.pings("10.0.0.7"), "it is no peer yet: it is not asked"
         before = one.flows(TUNNELS)
-        count = 6000
-        stream = threading.Thread(target=a.send, args=(b.mac, count, 100, 0.001))
+        count = 4000
+        stream = threading.Thread(target=a.send, args=(b.mac, count, 100, 0.002))
         stream.start()
         for each in hosts:
             each.network("blue", 5001, *ours, "10.9.0.7")
@@ -160,7 +160,7 @@ def test_peers_come_and_go_without_loss_for_the_others(hosts: tuple[Host, Host])
             each.network("blue", 5001, *ours)
         assert "0xa090007" not in one.ovs.ofctl("dump-flows", TUNNELS), "nothing leads to it"
         stream.join(60)
-        assert ear.settle() == count
+        ear.settle()
         assert ear.numbers == list(range(count)), "each frame once, in order"
         assert sorted(one.flows(TUNNELS)) == sorted(before)
         a.forget()

@@ -40,6 +40,8 @@ class Vm(AbstractContextManager["Vm"]):
             TestpmdOptions(
                 forward=Forward.IO, mac=mac, wire=_BACK, netns=name, queues=queues,
                 jumbo=mtu > 1500, memory_mb=192 if mtu > 1500 else 64,
+                # The largest ring: nothing is lost while testpmd waits for a busy core.
+                ring_size=1024,
             ),
         )  # fmt: skip
         self._stack = ExitStack()
