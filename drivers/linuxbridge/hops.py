@@ -11,16 +11,7 @@ from drivers.linuxbridge.segments import Segment
 from netplugin.backend import Overlay
 from netplugin.errors import BackendUnavailable, Conflict, NetpluginError
 from netplugin.host.link_messages import Vlan, Vxlan
-
-# RFC 7348, section 5: the frame of the VM with its Ethernet header (it has no tag), the VXLAN
-# header, UDP, and IP. What is left of the MTU of the wire is what a VM may send.
-_ETHERNET, _VXLAN, _UDP = 14, 8, 8
-_IP = {4: 20, 6: 40}
-
-
-def tunnel_overhead(local_ip: str) -> int:
-    """The bytes of a tunnel that count against the MTU of the interface under it: 50, or 70."""
-    return _ETHERNET + _VXLAN + _UDP + _IP[ipaddress.ip_address(local_ip).version]
+from netplugin.vxlan import overhead
 
 
 @dataclass(frozen=True)
@@ -41,7 +32,7 @@ def hop_of(settings: Settings, segment: Segment, mtu: int, seen: Seen) -> Hop | 
     if not settings.local_ip:
         return None
     name = seen.underlay.link.name if seen.underlay else ""
-    return Hop(name, seen.underlay, mtu + tunnel_overhead(settings.local_ip), "local_ip")
+    return Hop(name, seen.underlay, mtu + overhead(settings.local_ip), "local_ip")
 
 
 def uplink_problem(

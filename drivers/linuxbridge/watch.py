@@ -6,12 +6,7 @@ would leave every VM unfiltered until the next look at the whole host.
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import logging
-import select
 import socket
-import threading
 from collections.abc import Callable, Iterator
 
 from drivers.linuxbridge import filters
@@ -21,9 +16,8 @@ from netplugin.host.link_messages import LinkEvent, link_event
 from netplugin.host.links import Links
 from netplugin.host.names import SHAPER, TAP
 from netplugin.host.netlink import attributes, messages, text
+from netplugin.host.news import News, queued
 from netplugin.host.tc import DELFILTER, DELQDISC, TCMSG
-
-LOG = logging.getLogger(__name__)
 
 # include/uapi/linux: rtnetlink.h (as a bit mask), netfilter/nfnetlink.h, netfilter.h
 _LINK_GROUP, _TC_GROUP = 1, 8
@@ -33,75 +27,33 @@ _BRIDGE_FAMILY = 7
 _TABLE_NAME = 1  # the first attribute of every message about something in a table
 
 
-class Watch:
-    """A thread that reads the kernel's news; ``close`` ends it.
-
-    What we do ourselves makes news too, and the kernel queues it before the call returns. So a
-    change is made within ``quiet``: what is queued at its end is taken for our own, but for the
-    links that were none of the change's business.
-    """
+class Watch(News):
+    """Own are links; rules that change within ``quiet`` are our own whatever their names."""
 
     def __init__(self, wake: Callable[[Wake], None], interfaces: frozenset[str]) -> None:
         """``interfaces`` are uplinks. Raises: OSError if the kernel has no such news."""
-        self._wake = wake
         self._interfaces = interfaces
         # A VM that starts or ends makes news of its tap's carrier: only what we set counts.
         self._known: dict[str, LinkEvent] = {}
-        self._lock = threading.Lock()
         self._links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         self._rules = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
         self._links.bind((0, _LINK_GROUP | _TC_GROUP))
         self._rules.bind((0, 0))
         self._rules.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _NFTABLES_GROUP)
-        self._stop_reader, self._stop_writer = socket.socketpair()
-        self._thread = threading.Thread(target=self._run, name="linuxbridge-watch", daemon=True)
-        self._thread.start()
+        super().__init__("linuxbridge-watch", wake, (self._links, self._rules))
 
-    @contextlib.contextmanager
-    def quiet(self, names: frozenset[str]) -> Iterator[None]:
-        """While we change these links, and any rules."""
-        with self._lock:
-            self._tell(self._news())
-            try:
-                yield
-            finally:
-                self._tell(self._news(own=names))
-
-    def close(self) -> None:
-        self._stop_writer.send(b"x")
-        self._thread.join(timeout=5)
-        for end in (self._links, self._rules, self._stop_reader, self._stop_writer):
-            end.close()
-
-    def _run(self) -> None:
-        watched = [self._links, self._rules, self._stop_reader]
-        while True:
-            ready, _, _ = select.select(watched, [], [])
-            if self._stop_reader in ready:
-                return
-            with self._lock:
-                self._tell(self._news())
-
-    def _tell(self, news: list[Wake]) -> None:
-        for why in dict.fromkeys(news):
-            with contextlib.suppress(Exception):
-                self._wake(why)
-
-    def _news(self, own: frozenset[str] | None = None) -> list[Wake]:
-        """What is queued. ``own``: rules are ours now, and so is what happened to these links."""
-        news: list[Wake] = []
-        for kind, payload in _queued(self._links):
+    def of(self, own: frozenset[str] | None) -> Iterator[Wake]:
+        for kind, payload in _messages(self._links):
             event = link_event(kind, payload) if kind else None
             if not kind:
-                news.append(Wake("news of links was lost"))
+                yield Wake("news of links was lost")
             elif kind in (DELQDISC, DELFILTER):
-                news += _of_rate(payload, own or frozenset())
+                yield from _of_rate(payload, own or frozenset())
             elif event is not None and self._is_new(event) and event.name not in (own or ()):
-                news += self._of_link(event)
-        for kind, payload in _queued(self._rules):
+                yield from self._of_link(event)
+        for kind, payload in _messages(self._rules):
             if own is None and (not kind or _is_ours(kind, payload)):
-                news.append(Wake(f"nftables table {filters.FAMILY} {filters.TABLE} was changed"))
-        return news
+                yield Wake(f"nftables table {filters.FAMILY} {filters.TABLE} was changed")
 
     def _is_new(self, event: LinkEvent) -> bool:
         if event.gone:
@@ -128,18 +80,11 @@ class Watch:
         return []
 
 
-def _queued(source: socket.socket) -> Iterator[tuple[int, bytes]]:
+def _messages(source: socket.socket) -> Iterator[tuple[int, bytes]]:
     """Type and payload of each message that waits; type 0 if the kernel had to drop some."""
-    while True:
-        try:
-            data = source.recv(1 << 16, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-        except OSError as lost:
-            if lost.errno != errno.ENOBUFS:
-                raise
+    for data in queued(source):
+        if not data:
             yield 0, b""
-            continue
         for kind, _, payload in messages(data):
             yield kind, payload
 

@@ -13,10 +13,9 @@ from typing import Any
 
 from netplugin.errors import BackendUnavailable, HostError, NetpluginError, Unsupported
 from netplugin.host.ovs_mirror import Mirror
+from netplugin.vxlan import overhead
 
 STEP = "underlay"
-# RFC 7348, section 5: outer IP, UDP, VXLAN header, the VM's Ethernet header.
-_IPV4, _IPV6, _UDP, _VXLAN, _ETHERNET = 20, 40, 8, 8, 14
 _IFF_UP = 1  # include/uapi/linux/if.h
 
 
@@ -33,11 +32,6 @@ class Underlay:
     hops: tuple[tuple[str, int], ...] = ()
     #: What OVS says of the bridge's NICs, if none of them works.
     broken: str | None = None
-
-
-def overhead(local_ip: str) -> int:
-    """What VXLAN adds to a VM's layer-3 packet on the way between two hosts: 50 or 70 bytes."""
-    return (_IPV6 if ":" in local_ip else _IPV4) + _UDP + _VXLAN + _ETHERNET
 
 
 def problem(underlay: Underlay | None, mtu: int | None = None) -> NetpluginError | None:

@@ -16,8 +16,9 @@ from netplugin.backend import Overlay
 from netplugin.host.openflow import COOKIE_MARK, Flow, parse_flows
 from netplugin.host.ovs_bonds import Bond, BondUse
 from netplugin.host.ovs_rows import OvsInterface, OvsPort, OvsRoot
-from netplugin.host.ovs_underlay import Underlay, overhead, problem
+from netplugin.host.ovs_underlay import Underlay, problem
 from netplugin.models import NetworkSpec
+from netplugin.vxlan import overhead
 
 # -- policers ----------------------------------------------------------------------------------------
 
