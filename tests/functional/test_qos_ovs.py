@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +16,14 @@ from tests.functional.conftest import make_spec
 from tests.functional.hosts_ovs import Host, clean, host, switch
 from tests.functional.test_plug_ovs import _transactions, rows
 from tests.lab.processes import wait_for
+from tests.lab.testpmd import Forward, Testpmd, TestpmdOptions
 from tests.lab.vm import Vm
 
 RATE = 100_000  # kbit/s
 #: What is sent against: a fraction of what one core sends, so that there is something to take away.
 LOW = 20_000
 BURST_S = 0.8
+BRIDGE = "br-phys1"
 FRAME = 1400
 
 
@@ -76,6 +80,39 @@ def test_rates_are_enforced_each_way(hypervisor: Host) -> None:
             # The other direction has no limit.
             _, carried, seconds = _carried(b, a)
             assert carried > 2 * _allowed(seconds), limited
+
+
+def test_a_hundred_megabits_each_way(hypervisor: Host) -> None:
+    """Against a VM that sends as fast as it can; counted by OVS where it hands frames to the other."""
+    specs = {"a": _spec(1), "b": _spec(2)}
+    a, b = (hypervisor.plug(port, spec)["binding"] for port, spec in specs.items())
+    sends = TestpmdOptions(forward=Forward.TXONLY, mac=specs["a"]["mac"], to=specs["b"]["mac"])
+    takes = TestpmdOptions(forward=Forward.RXONLY, mac=specs["b"]["mac"])
+    with Testpmd(Path(b["socket_path"]), takes), Testpmd(Path(a["socket_path"]), sends):
+        for binding in (a, b):
+            hypervisor.ovs.wait_connected(binding["device"])
+        assert _rate(hypervisor, b["device"]) > 2 * RATE, "there must be something to take away"
+        for port, qos in (("a", {"egress_kbps": RATE}), ("b", {"ingress_kbps": RATE})):
+            hypervisor.plug(port, {**specs[port], "qos": qos})
+            assert 0.5 * RATE < _rate(hypervisor, b["device"]) < 1.5 * RATE, (port, qos)
+            hypervisor.plug(port, specs[port])
+            assert _rate(hypervisor, b["device"]) > 2 * RATE, "it is taken away again"
+
+
+def _rate(hypervisor: Host, device: str) -> float:
+    """kbit/s that the VM is given, over 40 MB after those that a full bucket lets through."""
+    bucket, measured = RATE * 1000 // 8, 40_000_000
+    start = _given(hypervisor, device) + bucket
+    wait_for(lambda: _given(hypervisor, device) > start, 60, "the bucket is empty")
+    before, began = _given(hypervisor, device), time.monotonic()
+    wait_for(lambda: _given(hypervisor, device) > before + measured, 60, "it was measured")
+    return (_given(hypervisor, device) - before) * 8 / 1000 / (time.monotonic() - began)
+
+
+def _given(hypervisor: Host, device: str) -> int:
+    """Bytes that OVS has handed to the VM."""
+    shown = hypervisor.ovs.ofctl("dump-ports", BRIDGE, device)
+    return int(re.search(r"tx pkts=\d+, bytes=(\d+)", shown)[1])  # type: ignore[index]
 
 
 def test_what_was_asked_stands_in_the_rows_and_vswitchd_took_it(hypervisor: Host) -> None:

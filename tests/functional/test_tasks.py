@@ -22,7 +22,7 @@ from tests.unit.test_tasks import Receiver
 
 DEADLINE_S = 20.0
 #: Which dpdkvhostuser does not do.
-VXLAN = {"type": "vxlan", "network_id": "n1", "physical_network": None, "vlan_id": None}
+LEAST_RATE = {"min_egress_kbps": 1000}
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_what_is_delivered(ovs: PrivateOvs, agent: PrivateAgent, receiver: Recei
 
     for uuid, path, spec, status, code in (
         ("bad", "/v1/ports/p1", make_spec(queues="many"), 422, "invalid_request"),
-        ("no", "/v1/ports/p1", make_spec(network=VXLAN), 409, "unsupported"),
+        ("no", "/v1/ports/p1", make_spec(qos=LEAST_RATE), 409, "unsupported"),
         ("where", "/v1/nowhere", {}, 404, "not_found"),
     ):
         assert send(agent, uuid, receiver.url, "PUT", path, spec) == (200, None)

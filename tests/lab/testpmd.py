@@ -47,6 +47,9 @@ class TestpmdOptions:
     netns: str | None = None
     jumbo: bool = False
     """Whether packets of more than 1500 bytes pass."""
+    to: str | None = None
+    """The MAC it sends to (with ``Forward.TXONLY``): frames of ``frame_bytes``, as many as it can."""
+    frame_bytes: int = 1414
 
 
 class Testpmd:
@@ -103,6 +106,7 @@ def _arguments(socket: Path, options: TestpmdOptions) -> list[Argument]:
         vdevs.append(f"--vdev=net_pcap0,rx_iface_in={options.wire},tx_iface={options.wire}")
     elif options.wire:
         vdevs.append(f"--vdev=net_af_packet0,iface={options.wire},qdisc_bypass=1,framecnt=2048")
+    stream = [f"--eth-peer=0,{options.to}", f"--txpkts={options.frame_bytes}"]
     size = ["--mbuf-size=10240", "--max-pkt-len=9600"] if options.jumbo else []
     memory = ["--in-memory"] if options.hugepages else ["--no-huge"]
     return [
@@ -119,6 +123,7 @@ def _arguments(socket: Path, options: TestpmdOptions) -> list[Argument]:
         *vdevs,
         "--",
         *size,
+        *(stream if options.to else []),
         f"--forward-mode={options.forward}",
         f"--rxq={options.queues}",
         f"--txq={options.queues}",
