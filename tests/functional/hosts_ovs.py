@@ -85,7 +85,9 @@ class Host:
 def switch() -> Iterator[str]:
     """A switch for the wires of hosts, that carries jumbo frames."""
     with namespace(SWITCH) as name:
-        run(within(name, ["ip", "link", "add", "sw", "mtu", "9600", "type", "bridge"]))
+        # With an address of its own, or it would take another as wires come: VMs know it by ARP.
+        run(within(name, ["ip", "link", "add", "sw", "address", "02:00:00:00:fe:01", "mtu", "9600",
+                          "type", "bridge"]))  # fmt: skip
         run(within(name, ["ip", "link", "set", "sw", "up"]))
         yield name
 

@@ -73,7 +73,9 @@ def outer(directory: Path, tests: str) -> Iterator[subprocess.Popen[str]]:
     temporary.mkdir()
     mark = str(uuid.uuid4())
     before = mounts()
-    command = [sys.executable, "-W", "ignore", "-m", "pytest", "-p", "no:cacheprovider"]
+    # A shell that runs us in the background has its children ignore a Ctrl-C.
+    command = ["env", "--default-signal=INT", sys.executable, "-W", "ignore", "-m", "pytest"]
+    command += ["-p", "no:cacheprovider"]
     command += ["-p", "tests.nested.plugin", "-m", "nested", "-v", "-ra"]
     with subprocess.Popen(
         [*command, f"--junit-xml={directory / 'junit.xml'}", path],
