@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from tests.lab.namespaces import entered, within
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import Daemon
+from tests.lab.processes import Argument, Daemon
 
 READY_DEADLINE_S = 30.0
 
@@ -61,7 +61,7 @@ class PrivateAgent:
         self.groups = groups
         self.config = directory / "netplugin.conf"
         self.log = directory / "agent.log"
-        args = [sys.executable, "-m", "agents.main", "--config-file", self.config]
+        args: list[Argument] = [sys.executable, "-m", "agents.main", "--config-file", self.config]
         args = within(netns, args)
         self.daemon = Daemon("netplugin-agent", args, self.log)
 

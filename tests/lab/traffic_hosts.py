@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ WIRE = "eth1"
 
 
 @dataclass
-class Machine:
+class Machine(ABC):
     """One hypervisor, in a namespace. ``address`` is that of its tunnels."""
 
     name: str
@@ -46,45 +47,45 @@ class Machine:
 
     # -- whoever sees to its ports ---------------------------------------------------------------
 
+    @abstractmethod
     def put(self, port_id: str, spec: Mapping[str, Any]) -> tuple[int, Any]:
         """Ask for a port; gives the status and the port, or the problem."""
-        raise NotImplementedError
 
-    def delete(self, port_id: str) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def delete(self, port_id: str) -> int: ...
 
-    def network(self, network_id: str, vni: int, peers: Sequence[str], **fields: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def network(self, network_id: str, vni: int, peers: Sequence[str], **fields: Any) -> None: ...
 
+    @abstractmethod
     def changes(self) -> list[Any]:
         """What would be changed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def repair(self) -> None:
         """Look at everything."""
-        raise NotImplementedError
 
-    def port(self, port_id: str) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def port(self, port_id: str) -> dict[str, Any]: ...
 
-    def ports(self) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def ports(self) -> list[str]: ...
 
+    @abstractmethod
     def changes_made(self) -> object:
         """Something that differs as soon as anything was changed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def begin(self, port_id: str, spec: Mapping[str, Any] | None) -> Errand:
         """A PUT, or (None) a DELETE, that is not waited for: see ``kill``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def kill(self) -> None:
         """By SIGKILL, whatever it is about."""
-        raise NotImplementedError
 
+    @abstractmethod
     def start(self) -> None:
         """Start it again, and wait until it has looked at everything."""
-        raise NotImplementedError
 
     def plug(self, port_id: str, spec: Mapping[str, Any]) -> dict[str, Any]:
         status, body = self.put(port_id, spec)
