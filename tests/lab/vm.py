@@ -24,6 +24,9 @@ DEVICE, _BACK = "eth0", "back0"
 _ETHERTYPE = 0x88B5
 _HEADER = struct.Struct("!6s6sHI")
 
+# include/uapi/asm-generic/socket.h: beyond net.core.rmem_max, or frames may be lost in the ear.
+_RCVBUFFORCE = 33
+
 
 class Vm(AbstractContextManager["Vm"]):
     """One NIC with an address, on the VM's side of a `dpdkvhostuserclient` port."""
@@ -97,7 +100,7 @@ class Vm(AbstractContextManager["Vm"]):
     def hears(self) -> Iterator[Ear]:
         """Count the frames of ours that come to this VM's MAC for the time of the block."""
         with self._raw() as raw:
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 << 20)
+            raw.setsockopt(socket.SOL_SOCKET, _RCVBUFFORCE, 32 << 20)
             raw.setblocking(False)
             yield Ear(raw, self.mac)
 
