@@ -12,6 +12,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -46,7 +47,7 @@ def result_of(
         "goal": describe_goal(outcome.goal),
         "goals": [_describe(o) for o in runs[middle].found.outcomes],
         "repeats": _repeats(runs, [rate for rate in rates if rate is not None], middle),
-        "plan": dataclasses.asdict(plan) | {"generator_max_pps": _finite(plan.generator_max_pps)},
+        "plan": describe_plan(plan),
         "trial_log": [
             describe_trial(trial, repeat)
             for repeat, run in enumerate(runs)
@@ -93,9 +94,16 @@ def _describe(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def describe_plan(plan: SearchPlan) -> dict[str, Any]:
+    return dataclasses.asdict(plan) | {"generator_max_pps": _finite(plan.generator_max_pps)}
+
+
+def describe_measurement(measured: Measurement) -> dict[str, Any]:
+    plain = replace(measured, evidence=dict(measured.evidence), readings=dict(measured.readings))
+    return dataclasses.asdict(plain)
+
+
 def describe_trial(trial: Trial, repeat: int) -> dict[str, Any]:
-    measured = dataclasses.asdict(trial.measured)
-    measured["evidence"] = dict(trial.measured.evidence)
     return {
         "repeat": repeat,
         "number": trial.number,
@@ -105,7 +113,7 @@ def describe_trial(trial: Trial, repeat: int) -> dict[str, Any]:
         "reason": trial.judgement.reason,
         "lost_packets": trial.judgement.lost_packets,
         "loss_ratio": trial.judgement.loss_ratio,
-        "measured": measured,
+        "measured": describe_measurement(trial.measured),
     }
 
 
@@ -151,9 +159,9 @@ def environment(generator: str, command: Sequence[str], started: str) -> dict[st
     }
 
 
-def dumps(result: Mapping[str, Any]) -> str:
-    """JSON that every parser reads: no NaN, no infinity."""
-    return json.dumps(_readable(result), indent=1, allow_nan=False) + "\n"
+def dumps(result: Mapping[str, Any], indent: int | None = 1) -> str:
+    """JSON that every parser reads: no NaN, no infinity. Without ``indent`` it is one line."""
+    return json.dumps(_readable(result), indent=indent, allow_nan=False) + "\n"
 
 
 def _readable(value: Any) -> Any:
@@ -183,28 +191,37 @@ def load(
             raise UnusableInput(
                 name, f"its format is {result['format']}, this program reads {FORMAT}"
             )
-        plan = dict(result["plan"])
-        plan["goals"] = tuple(Goal(**goal) for goal in plan["goals"])
-        if plan["generator_max_pps"] is None:
-            plan["generator_max_pps"] = math.inf
         repeats: list[list[tuple[TrialRequest, Measurement]]] = [
             [] for _ in range(result["repeats"]["count"])
         ]
         for entry in result["trial_log"]:
-            repeats[entry["repeat"]].append((_request(entry), _measured(entry["measured"])))
-        return SearchPlan(**plan), repeats, result
+            repeats[entry["repeat"]].append(
+                (read_request(entry), read_measurement(entry["measured"]))
+            )
+        return read_plan(result["plan"]), repeats, result
     except UnusableInput:
         raise
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise UnusableInput(name, f"it is no result of a search ({error!r})") from error
 
 
-def _request(entry: Mapping[str, Any]) -> TrialRequest:
+def read_plan(entry: Mapping[str, Any]) -> SearchPlan:
+    """What ``describe_plan`` wrote. Raises: KeyError, TypeError, UnusableInput."""
+    plan = dict(entry)
+    plan["goals"] = tuple(Goal(**goal) for goal in plan["goals"])
+    if plan["generator_max_pps"] is None:
+        plan["generator_max_pps"] = math.inf
+    return SearchPlan(**plan)
+
+
+def read_request(entry: Mapping[str, Any]) -> TrialRequest:
+    """The request in an entry that may say more. Raises: KeyError."""
     names = [f.name for f in dataclasses.fields(TrialRequest)]
     return TrialRequest(**{name: entry[name] for name in names})
 
 
-def _measured(entry: Mapping[str, Any]) -> Measurement:
+def read_measurement(entry: Mapping[str, Any]) -> Measurement:
+    """What ``describe_measurement`` wrote. Raises: KeyError, TypeError."""
     values: dict[str, Any] = {k: math.nan if v is None else v for k, v in entry.items()}
     values["directions"] = tuple(Direction(**pair) for pair in entry["directions"])
     return Measurement(**values)

@@ -41,6 +41,8 @@ class SearchPlan:
     min_trial_s: float = 0.0
     frame_size: int = 64
     flows: int = 1024
+    #: The name of a mix of frame sizes, or empty.
+    mix: str = ""
     #: Loss within this much traffic from the start is not held against the device.
     warm_up_s: float = 10.0
     #: Frames that all the rings on the way may hold: what a short trial cannot tell from capacity.
@@ -144,12 +146,14 @@ class TrialLog:
 
         Raises: BudgetExhausted.
         """
-        duration_s = min(max(duration_s, self.plan.min_trial_s), goal.final_trial_s)
-        for attempt in range(self.plan.attempts):
+        plan = self.plan
+        duration_s = min(max(duration_s, plan.min_trial_s), goal.final_trial_s)
+        for attempt in range(plan.attempts):
             again = f", attempt {attempt + 1}" if attempt else ""
             request = TrialRequest(
-                rate, duration_s, self.plan.frame_size, self.plan.flows,
-                abort and self.plan.can_abort and goal.max_loss_ratio == 0, purpose + again,
+                rate, duration_s, plan.frame_size, plan.flows,
+                abort and plan.can_abort and goal.max_loss_ratio == 0, purpose + again,
+                plan.mix,
             )  # fmt: skip
             trial = yield from self._run(request, goal)
             if trial.valid:

@@ -13,9 +13,20 @@ from netplugin.acceptance.errors import UnusableInput
 _WIRE_OVERHEAD_BYTES: Final = 20
 
 
-def line_rate_pps(bits_per_second: float, frame_size: int) -> float:
+def line_rate_pps(bits_per_second: float, frame_size: float) -> float:
     """Frames a second that fill the wire; ``frame_size`` has the FCS: 14.88 Mpps of 64 at 10 Gbit/s."""
     return bits_per_second / (8 * (frame_size + _WIRE_OVERHEAD_BYTES))
+
+
+#: Mixes of frame sizes: bytes with FCS, and how many of them in a round. ``imix`` is what FD.io CSIT
+#: calls IMIX_v4_1.
+MIXES: Final[Mapping[str, tuple[tuple[int, int], ...]]] = {"imix": ((64, 28), (570, 16), (1518, 4))}
+
+
+def mean_size(mix: str) -> float:
+    """Bytes with FCS of the mean frame of a mix in ``MIXES``."""
+    parts = MIXES[mix]
+    return sum(size * count for size, count in parts) / sum(count for _, count in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,8 @@ class TrialRequest:
     abort_on_loss: bool = True
     #: Why the search asks: for people who read its log, not for the generator.
     purpose: str = ""
+    #: The name of a mix of sizes in ``MIXES``; ``frame_size`` is its mean, rounded. Empty: one size.
+    mix: str = ""
 
     @property
     def packets(self) -> float:
@@ -69,8 +82,10 @@ class Measurement:
     #: Whether two reads of the counters were equal in the end.
     settled: bool = True
     directions: tuple[Direction, ...] = ()
-    #: Counts by place: where frames were lost, as far as anybody knows.
+    #: Frames lost, by place, as far as anybody knows: what these leave of the loss is unexplained.
     evidence: Mapping[str, float] = field(default_factory=dict)
+    #: What else was read on the way during the trial, by place: seconds of CPU, shares, cycles.
+    readings: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def achieved_pps(self) -> float:

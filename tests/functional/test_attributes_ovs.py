@@ -87,8 +87,8 @@ def test_it_is_kept_changed_and_repaired(
     # Broken by a stranger, it is put back.
     attribute.break_it(hypervisor)
     hypervisor.repair()
-    wait_for(lambda: _read(attribute, hypervisor) == value, 15, f"{attribute.name} is put back")
-    wait_for(lambda: hypervisor.planned() == [], 15, "nothing is left to do")
+    wait_for(lambda: _read(attribute, hypervisor) == value, 30, f"{attribute.name} is put back")
+    wait_for(lambda: hypervisor.planned() == [], 30, "nothing is left to do")
     # Changed, it is another; changed back, it is as before.
     if attribute.changed_fields is not None:
         hypervisor.plug(PORT_ID, attribute.spec(changed=True))

@@ -47,7 +47,7 @@ def demo() -> Iterator[subprocess.Popen[str]]:
             yield running
         finally:
             running.kill()
-    wait_for(lambda: not marked(mark), 10, "every process of the demo has ended")
+    wait_for(lambda: not marked(mark), 30, "every process of the demo has ended")
     assert temporary_files() <= temporary
     check_same(before)
 
@@ -55,7 +55,7 @@ def demo() -> Iterator[subprocess.Popen[str]]:
 def check_same(before: Traces) -> None:
     """Nothing is more than it was; others on the machine may come and go for a moment."""
     try:
-        wait_for(lambda: Traces.now() == before, 10, "the machine is as it was")
+        wait_for(lambda: Traces.now() == before, 30, "the machine is as it was")
     except LabTimeout:
         now = Traces.now()
         assert now.pages <= before.pages

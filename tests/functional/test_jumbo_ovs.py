@@ -34,7 +34,7 @@ def hosts(pair: tuple[Host, Host]) -> Iterator[tuple[Host, Host]]:
 
 def _passes_exactly(a: Vm, b: Vm, mtu: int) -> None:
     wait_for(lambda: a.pings(b.address), 30, "one VM reaches the other")
-    wait_for(lambda: a.pings(b.address, mtu - 28), 10, f"{mtu} bytes pass")
+    wait_for(lambda: a.pings(b.address, mtu - 28), 30, f"{mtu} bytes pass")
     assert not any(a.pings(b.address, mtu + TAG + 1 - 28) for _ in range(3)), "and no more"
 
 
@@ -76,7 +76,7 @@ def test_a_narrow_hop_is_refused_before_and_told_after(hosts: tuple[Host, Host])
     one.plug("a", spec_on("blue", 2))
     one.ovs.vsctl("set", "Interface", "dpdk0", f"mtu_request={MTU - 1}")
     try:
-        wait_for(lambda: one.ovs.get("Interface", "dpdk0", "mtu") == str(MTU - 1), 10, "it is less")
+        wait_for(lambda: one.ovs.get("Interface", "dpdk0", "mtu") == str(MTU - 1), 30, "it is less")
         one.agent.call("POST", "/v1/reconcile", {})
         port = one.agent.get("/v1/ports/a")[1]
         assert port["state"] == "degraded" and f"has {MTU - 1}" in port["error"]["detail"]

@@ -7,7 +7,6 @@ own VLAN devices and bonds show what is on the wire.
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 from drivers.linuxbridge.segments import Segment
 from netplugin.host.names import TAP, device_name
 from tests.lab.namespaces import connect, namespace, within
-from tests.lab.processes import run
+from tests.lab.processes import opened_files, run, wait_for
 from tests.lab.traffic_driver import Driven, driven
 from tests.lab.traffic_hosts import make_spec, switch
 
@@ -142,10 +141,12 @@ def bond(hypervisor: Driven, mode: str, *options: str) -> Iterator[None]:
 
 def wait_for_link(hypervisor: Driven, link: str, state: str) -> None:
     """The bond looks at its links each 50 ms, and LACP takes its time."""
-    deadline = time.monotonic() + 60
-    while hypervisor.link(link)["linkinfo"]["info_slave_data"]["mii_status"] != state:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+
+    def looked_at() -> bool:
+        member = hypervisor.link(link)["linkinfo"]["info_slave_data"]
+        return bool(member["mii_status"] == state)
+
+    wait_for(looked_at, 60, f"the bond sees {link} {state}")
 
 
 @pytest.mark.parametrize(
@@ -221,12 +222,11 @@ def test_a_tap_of_two_queues_takes_vhost(hypervisor: Driven) -> None:
         assert process.stdin is not None
         process.stdin.write("info network\n")
         process.stdin.flush()
-        deadline = time.monotonic() + 120
-        while not hypervisor.link(tap)["flags"].count("LOWER_UP"):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
-        opened = [link.readlink().name for link in Path(f"/proc/{process.pid}/fd").iterdir()]
-        assert opened.count("vhost-net") == 2
+        wait_for(
+            lambda: opened_files(process.pid).count("/dev/vhost-net") == 2, 120,
+            "QEMU has a vhost device for each queue",
+        )  # fmt: skip
+        assert "LOWER_UP" in hypervisor.link(tap)["flags"]
         process.stdin.write("quit\n")
         process.stdin.flush()
         process.wait(timeout=60)

@@ -171,12 +171,12 @@ def test_foreign_rows_of_qos(hypervisor: Host) -> None:
     theirs = ovs.vsctl("set", "port", "br-theirs", "qos=@q", "--", "--id=@q", "create", "qos",
                        "type=linux-htb", "other_config:max-rate=7").strip()  # fmt: skip
     ovs.vsctl("set", "port", name, f"qos={theirs}")
-    wait_for(lambda: "cir: 12500000" in ovs.appctl("qos/show", name), 10, "our policer is back")
-    wait_for(lambda: hypervisor.planned() == [], 10, "and nothing is left to do")
+    wait_for(lambda: "cir: 12500000" in ovs.appctl("qos/show", name), 30, "our policer is back")
+    wait_for(lambda: hypervisor.planned() == [], 30, "and nothing is left to do")
     assert len(rows(ovs, "QoS", "type")) == 2
     ovs.vsctl("del-port", name)
-    wait_for(lambda: name in ovs.vsctl("list-ports", "br-phys1"), 10, "the port is back")
-    wait_for(lambda: len(rows(ovs, "QoS", "type")) == 2, 10, "with one row of QoS, not two")
+    wait_for(lambda: name in ovs.vsctl("list-ports", "br-phys1"), 30, "the port is back")
+    wait_for(lambda: len(rows(ovs, "QoS", "type")) == 2, 30, "with one row of QoS, not two")
     assert hypervisor.agent.call("DELETE", "/v1/ports/p1")[0] == 204
     (left,) = rows(ovs, "QoS", "type", "other_config")
     assert json.dumps(left) == json.dumps({"type": "linux-htb", "other_config": {"max-rate": "7"}})

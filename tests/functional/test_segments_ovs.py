@@ -243,7 +243,7 @@ def test_an_operators_nic_with_too_small_an_mtu_is_refused_before(hosts: tuple[H
                   "theirs", "type=dpdk", "options:dpdk-devargs=net_null9", "mtu_request=1400")  # fmt: skip
     try:
         wait_for(
-            lambda: one.ovs.get("Interface", "theirs", "mtu") == "1400", 10, "the NIC is there"
+            lambda: one.ovs.get("Interface", "theirs", "mtu") == "1400", 30, "the NIC is there"
         )
         status, error = one.put("a", make_spec(1, vlan_id=100, network={"mtu": 1401}))
         assert (status, error["code"], error["step"]) == (409, "unsupported", "mtu")

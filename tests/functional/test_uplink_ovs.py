@@ -79,8 +79,8 @@ def test_the_uplink_is_repaired_and_kept(ovs: PrivateOvs, agent: PrivateAgent) -
     assert agent.call("DELETE", "/v1/ports/p1")[0] == 204
     assert ovs.get("Interface", name, "mtu_request") == "1400"
     ovs.vsctl("del-port", name)
-    wait_for(lambda: name in ovs.vsctl("list-ports", "br-phys1"), 10, "the uplink is put back")
-    wait_for(lambda: planned(agent) == [], 10, "nothing is left to do")
+    wait_for(lambda: name in ovs.vsctl("list-ports", "br-phys1"), 30, "the uplink is put back")
+    wait_for(lambda: planned(agent) == [], 30, "nothing is left to do")
 
 
 def test_an_uplink_that_takes_no_jumbo_frames_fails_the_plug(

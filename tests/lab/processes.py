@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -54,6 +55,15 @@ def wait_for(
             said = f"\n{tail()}" if tail is not None else ""
             raise LabTimeout(f"{what}: not within {deadline_s:g} s{said}")
         time.sleep(POLL_INTERVAL_S)
+
+
+def opened_files(pid: int) -> list[str]:
+    """What a process has open now, by path; what it closes meanwhile is left out."""
+    names = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            names.append(os.readlink(link))
+    return names
 
 
 def run(

@@ -90,7 +90,7 @@ def outer(directory: Path, tests: str) -> Iterator[subprocess.Popen[str]]:
             yield running
         finally:
             running.kill()
-    wait_for(lambda: not processes_with(mark), 10, "every process has ended")
+    wait_for(lambda: not processes_with(mark), 30, "every process has ended")
     assert not shares_with(mark)
     assert not list(temporary.iterdir())
     assert mounts() <= before

@@ -32,7 +32,7 @@ def test_a_daemon_that_ignores_term_is_stopped(tmp_path: Path) -> None:
     script = "trap '' TERM; echo up; while true; do sleep 1; done"
     stubborn = Daemon("stubborn", ["sh", "-c", script], tmp_path / "log")
     stubborn.start()
-    stubborn.wait_for(lambda: "up" in stubborn.tail(), 10, "it is up")
+    stubborn.wait_for(lambda: "up" in stubborn.tail(), 30, "it is up")
     stubborn.stop(0.2)
     assert not stubborn.running
 

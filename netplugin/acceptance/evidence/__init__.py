@@ -1,0 +1,1 @@
+"""Where frames were lost and what the trial cost, read at each place on the way."""
