@@ -71,7 +71,9 @@ def converge(
     todo = list(intents)
     scope = None if whole else [intent.port_id for intent in intents]
     if seen is None:
-        seen = _observe(backend, scope, deadline, watch, "observe")
+        with watch.part("observe"):
+            seen = backend.observe(scope, deadline)
+        watch.add(seen.timings_ms)
     plan = _plan(backend, todo, seen, watch)
     for _ in range(_ROUNDS):
         failed.update({p: e.for_port(p) for p, e in plan.refused.items()})
@@ -86,7 +88,9 @@ def converge(
         todo = [intent for intent in todo if intent.port_id not in failed]
         if not todo and not whole:
             break  # nothing is left that reading back could confirm
-        seen = _observe(backend, scope, deadline, watch, "verify")
+        with watch.part("verify"):
+            seen = backend.read_back(seen, plan.changes, scope, deadline)
+        watch.add(seen.timings_ms)
         plan = _plan(backend, todo, seen, watch)
     if todo:
         left_over = _leftovers(todo, plan, failed)
@@ -97,19 +101,6 @@ def converge(
     left = tuple(change for change in plan.changes if not change.ports and change in done)
     observed = dict(backend.observed_ports(intents, seen))
     return Converged(failed, observed, tuple(done), left, unfit)
-
-
-def _observe(
-    backend: Backend[Observation],
-    scope: list[str] | None,
-    deadline: float,
-    watch: Stopwatch,
-    part: str,
-) -> Observation:
-    with watch.part(part):
-        seen = backend.observe(scope, deadline)
-    watch.add(seen.timings_ms)
-    return seen
 
 
 def _plan(

@@ -99,12 +99,14 @@ async def _serve(listen: Listen, service: Service, tasks: TaskRunner, metrics: M
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, setattr, server, "should_exit", True)
     service.start()
+    service.teams.start()
     tasks.start(app)
     await asyncio.to_thread(service.wait_looked, _FIRST_LOOK_S)
     try:
         await server._serve()
     finally:
         await tasks.stop()
+        await service.teams.stop()
     return 0 if server.started else 1
 
 

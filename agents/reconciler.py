@@ -44,6 +44,8 @@ class Put:
     spec: PortSpec
     deadline: float
     future: Future[Record]
+    #: The port that this one stands beside, if it does.
+    standby_of: str | None = None
     queued_at: float = field(default_factory=time.monotonic)
 
 
@@ -181,9 +183,12 @@ class Reconciler:
         """The record of a port that is asked for. One that was going keeps what it still has."""
         before = self._store.get(op.port_id)
         if before is None:
-            return Record(op.port_id, op.spec, PortState.PENDING)
+            return Record(op.port_id, op.spec, PortState.PENDING, standby_of=op.standby_of)
         if before.state is PortState.REMOVING:
-            return Record(op.port_id, op.spec, PortState.PENDING, claims=before.claims)
+            return Record(
+                op.port_id, op.spec, PortState.PENDING, claims=before.claims,
+                standby_of=op.standby_of,
+            )  # fmt: skip
         if before.spec == op.spec:
             return before
         back_to = before.previous or (

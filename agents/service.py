@@ -7,13 +7,14 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeAlias
 
 from agents.lane import Lane
 from agents.metrics import Metrics
 from agents.networks import Networks
 from agents.reconciler import Delete, Operation, Put, Reconciler, unknown_backend
 from agents.store import Record, Store
+from agents.teams import Teams
 from netplugin.backend import Backend, Claim, Intent, Observation
 from netplugin.errors import (
     BackendUnavailable,
@@ -45,6 +46,8 @@ from netplugin.models import (
 )
 
 LOG = logging.getLogger(__name__)
+#: Of one port of a batch: waiting in its lane, under way with its standby, refused, or not needed.
+_Call: TypeAlias = Operation | asyncio.Future[Any] | NetpluginError | None
 # An answer may come this much after the operation's deadline: cleaning up takes its time.
 _GRACE_S = 10.0
 
@@ -76,6 +79,9 @@ class Service:
             for name, backend in backends.items()
         }
         self.networks = Networks(store, self._lanes, self._timeout_s)
+        self.teams = Teams(
+            store, conf.agent.teaming_backend, self._put_alone, self._delete_alone, self._is_at_hand
+        )
 
     def start(self) -> None:
         for lane in self._lanes.values():
@@ -98,21 +104,30 @@ class Service:
 
     async def put(self, port_id: str, spec: PortSpec) -> Port:
         """Raises: any NetpluginError; the port is as it was before, then."""
-        record = await self._submit(self._put(port_id, spec))
-        return self.describe(record)
+        if self.teams.concerns(port_id, spec):
+            return self.describe(await self.teams.put(port_id, spec))
+        return self.describe(await self._put_alone(port_id, spec))
 
     async def delete(self, port_id: str) -> None:
-        operation = self._delete(port_id)
-        if operation is not None:
-            await self._submit(operation)
+        if self.teams.concerns(port_id):
+            await self.teams.delete(port_id)
+        else:
+            await self._delete_alone(port_id)
 
     async def batch(self, batch: Batch) -> BatchResults:
         """Every port of the batch is queued before the first is waited for."""
-        calls: list[tuple[str, Operation | NetpluginError | None]] = []
+        calls: list[tuple[str, _Call]] = []
         for entry in batch.put:
-            calls.append((entry.port_id, _or_error(self._put, entry.port_id, entry.spec)))
+            if self.teams.concerns(entry.port_id, entry.spec):
+                both = self.teams.put(entry.port_id, entry.spec)
+                calls.append((entry.port_id, asyncio.ensure_future(both)))
+            else:
+                calls.append((entry.port_id, _or_error(self._put, entry.port_id, entry.spec)))
         for port_id in batch.delete:
-            calls.append((port_id, _or_error(self._delete, port_id)))
+            if self.teams.concerns(port_id):
+                calls.append((port_id, asyncio.ensure_future(self.teams.delete(port_id))))
+            else:
+                calls.append((port_id, _or_error(self._delete, port_id)))
         self._queue([call for _, call in calls if isinstance(call, Put | Delete)])
         results = [await self._batch_result(port_id, call) for port_id, call in calls]
         return BatchResults(results=results)
@@ -130,6 +145,9 @@ class Service:
         return self.describe(record)
 
     def describe(self, record: Record) -> Port:
+        return self.teams.told(self._describe(record), self._describe)
+
+    def _describe(self, record: Record) -> Port:
         backend = self._backends.get(record.spec.backend)
         lane = self._lanes.get(record.spec.backend)
         seen = lane.reconciler.observed.get(record.port_id) if lane else None
@@ -145,6 +163,7 @@ class Service:
             observed=dict(seen.details) if seen else None,
             error=record.error,
             timings_ms=dict(record.timings_ms or {}),
+            standby_of=record.standby_of,
         )
 
     # -- the rest of the API ---------------------------------------------------------------------
@@ -189,10 +208,14 @@ class Service:
 
         Raises: what ``Backend.observe`` raises.
         """
-        lane = next((lane for lane in self._lanes.values() if lane.reconciler.has_vfs), None)
-        if lane is None:
-            return []
-        return await asyncio.wrap_future(lane.errand(lane.reconciler.vfs))
+        lanes = [lane for lane in self._lanes.values() if lane.reconciler.has_vfs]
+        for lane in lanes:
+            try:
+                return await asyncio.wrap_future(lane.errand(lane.reconciler.vfs))
+            except NetpluginError:
+                if lane is lanes[-1]:
+                    raise  # one that also needs OVS may not see now what another does
+        return []
 
     def release_vf(self, pci_address: str) -> None:
         """End the quarantine of a virtual function; one that is in none is no error."""
@@ -207,11 +230,11 @@ class Service:
             except NetpluginError as error:
                 findings.append(_unseen(name, error))
         findings += [_unusable(info) for info in self.backends() if not info.usable]
-        return findings
+        return list(dict.fromkeys(findings))  # backends that share NICs say the same of them
 
     def render_domain(self, vm_id: str, request: RenderRequest) -> RenderedDomain:
         """Raises: NotFound if the VM has no ports, Conflict if one is not ready, InvalidRequest."""
-        ports = self.ports(vm_id=vm_id)
+        ports = [port for port in self.ports(vm_id=vm_id) if port.standby_of is None]
         if not ports:
             raise NotFound(f"VM {vm_id} has no ports here", step="render-domain")
         for port in ports:
@@ -244,8 +267,23 @@ class Service:
 
     # -- plumbing --------------------------------------------------------------------------------
 
-    def _put(self, port_id: str, spec: PortSpec) -> Put:
+    async def _put_alone(
+        self, port_id: str, spec: PortSpec, standby_of: str | None = None
+    ) -> Record:
+        record: Record = await self._submit(self._put(port_id, spec, standby_of))
+        return record
+
+    async def _delete_alone(self, port_id: str, standby_of: str | None = None) -> None:
+        operation = self._delete(port_id, standby_of)
+        if operation is not None:
+            await self._submit(operation)
+
+    def _is_at_hand(self, port_id: str) -> bool:
+        return any(lane.is_at(port_id) for lane in self._lanes.values())
+
+    def _put(self, port_id: str, spec: PortSpec, standby_of: str | None = None) -> Put:
         self._lane(spec.backend, port_id)
+        self.teams.refuse_half(port_id, standby_of)
         holder = self._backend_with(port_id)
         if holder not in (None, spec.backend):
             raise Conflict(
@@ -253,9 +291,10 @@ class Service:
                 step="validate", port_id=port_id, fix="delete the port and ask for it again",
             )  # fmt: skip
         spec = self.networks.resolve(spec)
-        return Put(port_id, spec, time.monotonic() + self._timeout_s, Future())
+        return Put(port_id, spec, time.monotonic() + self._timeout_s, Future(), standby_of)
 
-    def _delete(self, port_id: str) -> Delete | None:
+    def _delete(self, port_id: str, standby_of: str | None = None) -> Delete | None:
+        self.teams.refuse_half(port_id, standby_of)
         backend = self._backend_with(port_id)
         if backend is None:
             return None
@@ -314,13 +353,14 @@ class Service:
                 step="wait", port_id=operation.port_id,
             ) from None  # fmt: skip
 
-    async def _batch_result(
-        self, port_id: str, call: Operation | NetpluginError | None
-    ) -> BatchResult:
+    async def _batch_result(self, port_id: str, call: _Call) -> BatchResult:
         try:
             if isinstance(call, NetpluginError):
                 raise call
-            done = await self._wait(call) if call else None
+            if isinstance(call, Put | Delete):
+                done = await self._wait(call)
+            else:
+                done = await call if call else None
         except NetpluginError as error:
             return BatchResult(
                 port_id=port_id, status=error.status, error=error.for_port(port_id).problem()

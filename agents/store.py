@@ -31,7 +31,8 @@ CREATE TABLE IF NOT EXISTS ports (
     previous_spec TEXT,
     state TEXT NOT NULL,
     error TEXT,
-    timings TEXT NOT NULL DEFAULT '{}'
+    timings TEXT NOT NULL DEFAULT '{}',
+    standby_of TEXT
 );
 CREATE INDEX IF NOT EXISTS ports_vm ON ports (vm_id);
 CREATE TABLE IF NOT EXISTS networks (
@@ -67,7 +68,7 @@ CREATE TABLE IF NOT EXISTS tasks (
     result TEXT
 );
 """
-_VERSION = 3
+_VERSION = 4
 # IEEE 802.1Q, table 9-2: 0 is no VLAN and 4095 is reserved.
 _LOCAL_VLANS = range(1, 4095)
 
@@ -83,6 +84,8 @@ class Record:
     error: Problem | None = None
     claims: tuple[Claim, ...] = ()
     timings_ms: Mapping[str, float] | None = None
+    #: The port that this one stands beside (teaming): it comes and goes with that one.
+    standby_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -262,10 +265,10 @@ class Store:
     def _write(self, record: Record) -> None:
         before = self._ports.get(record.port_id)
         self._db.execute(
-            "INSERT INTO ports VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (port_id) DO UPDATE SET "
+            "INSERT INTO ports VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (port_id) DO UPDATE SET "
             "backend=excluded.backend, vm_id=excluded.vm_id, spec=excluded.spec, "
             "previous_spec=excluded.previous_spec, state=excluded.state, error=excluded.error, "
-            "timings=excluded.timings",
+            "timings=excluded.timings, standby_of=excluded.standby_of",
             (
                 record.port_id,
                 record.spec.backend,
@@ -275,6 +278,7 @@ class Store:
                 record.state.value,
                 record.error.model_dump_json() if record.error else None,
                 json.dumps(record.timings_ms or {}),
+                record.standby_of,
             ),
         )
         if before is None or before.claims != record.claims:
@@ -290,9 +294,9 @@ class Store:
         for kind, key, port_id, memory in held:
             claims.setdefault(port_id, []).append(Claim(kind, key, json.loads(memory)))
         rows = self._db.execute(
-            "SELECT port_id, spec, previous_spec, state, error, timings FROM ports"
+            "SELECT port_id, spec, previous_spec, state, error, timings, standby_of FROM ports"
         )
-        for port_id, spec, previous, state, error, timings in rows:
+        for port_id, spec, previous, state, error, timings, standby_of in rows:
             yield Record(
                 port_id=port_id,
                 spec=PortSpec.model_validate_json(spec),
@@ -301,6 +305,7 @@ class Store:
                 error=Problem.model_validate_json(error) if error else None,
                 claims=tuple(sorted(claims.get(port_id, []), key=lambda c: (c.kind, c.key))),
                 timings_ms=json.loads(timings),
+                standby_of=standby_of,
             )
 
     # -- networks --------------------------------------------------------------------------------
@@ -470,10 +475,17 @@ class Store:
             )
 
     def _migrate(self) -> None:
-        """What an older version has made becomes as this one makes it: up to 2, without memory."""
-        columns = {row[1] for row in self._db.execute("PRAGMA table_info(claims)")}
-        if columns and "memory" not in columns:
-            self._db.execute("ALTER TABLE claims ADD COLUMN memory TEXT NOT NULL DEFAULT '{}'")
+        """What an older version has made becomes as this one makes it.
+
+        Up to 2, claims had no memory; up to 3, no port stood beside another.
+        """
+        for table, column, kind in (
+            ("claims", "memory", "TEXT NOT NULL DEFAULT '{}'"),
+            ("ports", "standby_of", "TEXT"),
+        ):
+            columns = {row[1] for row in self._db.execute(f"PRAGMA table_info({table})")}
+            if columns and column not in columns:
+                self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

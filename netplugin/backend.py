@@ -179,6 +179,9 @@ class Backend(ABC, Generic[ObservationT]):
             "qos": spec.qos != Qos() and not self.features.qos,
             "qos.min_egress_kbps": spec.qos.min_egress_kbps is not None
             and not self.features.min_rate,
+            "vf.teaming": spec.vf.teaming
+            and self.features.virtual_functions
+            and not self.features.teaming,
             "vf (it is for the backends sriov and vdpa)": spec.vf != VfOptions()
             and not self.features.virtual_functions,
         }
@@ -198,6 +201,21 @@ class Backend(ABC, Generic[ObservationT]):
 
         Raises: BackendUnavailable if the host cannot be read, HostError, OperationTimeout.
         """
+
+    def read_back(
+        self,
+        seen: ObservationT,
+        changes: Sequence[Change],
+        ports: Collection[str] | None,
+        deadline: float,
+    ) -> ObservationT:
+        """Observe again after ``apply``: all that the changes touched must be read anew.
+
+        What they did not touch may be as it was ``seen`` before them.
+
+        Raises: as ``observe``.
+        """
+        return self.observe(ports, deadline)
 
     def claims(
         self, intent: Intent, observed: ObservationT, taken: Mapping[Claim, str]

@@ -95,7 +95,9 @@ class Client:
         )
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
+    def from_environment(
+        cls, environment: Mapping[str, str] = os.environ, timeout_s: float = 60
+    ) -> Self:
         """The agent that NETPLUGIN_URL names, with the credentials of the variables beside it.
 
         Raises: InvalidRequest naming the variable that is wrong.
@@ -110,6 +112,7 @@ class Client:
             token=_read_token(Path(token_file)) if token_file else None,
             verify=get("NETPLUGIN_CA") or True,
             cert=(cert, key) if cert and key else cert or None,
+            timeout_s=timeout_s,
         )
 
     def close(self) -> None:

@@ -66,6 +66,19 @@ def hostdev_interface(spec: PortSpec, pci_address: str, *, managed: bool) -> str
     return _text(interface)
 
 
+def team_interfaces(persistent: str, transient: str, name: str) -> str:
+    """The two NICs of a team, the one that stays first. ``name`` tells them apart from other teams.
+
+    libvirt refers to the one that stays by an alias, which a user's must begin with ``ua-``.
+    """
+    alias = f"ua-{name}"
+    stays, goes = _fragments(persistent + transient)
+    etree.SubElement(stays, "teaming", type="persistent")
+    etree.SubElement(stays, "alias", name=alias)
+    etree.SubElement(goes, "teaming", type="transient", persistent=alias)
+    return _text(stays) + _text(goes)
+
+
 def render_domain(xml: str, bindings: Sequence[Binding], policy: DomainPolicy) -> str:
     """The same domain with these NICs (one of the same MAC is replaced) and what they need.
 
@@ -82,8 +95,7 @@ def render_domain(xml: str, bindings: Sequence[Binding], policy: DomainPolicy) -
     if devices is None:
         devices = etree.SubElement(domain, "devices")
     for binding in bindings:
-        for interface in _fragments(binding.interface_xml):
-            _replace_interface(devices, interface)
+        _replace_interfaces(devices, _fragments(binding.interface_xml))
     for binding in bindings:
         _require(domain, binding.domain_requirements)
     nodes = {b.domain_requirements.numa_node for b in bindings} | {policy.numa_node}
@@ -132,15 +144,19 @@ def _fragments(xml: str) -> list[Element]:
     return list(etree.fromstring(f"<all>{xml}</all>".encode(), _parser()))
 
 
-def _replace_interface(devices: Element, interface: Element) -> None:
+def _replace_interfaces(devices: Element, interfaces: Sequence[Element]) -> None:
+    """Those of the same MAC go, wherever they came from; the new ones stand in the first's place."""
+    addresses = {_address(interface) for interface in interfaces}
+    old = [each for each in devices.findall("interface") if _address(each) in addresses]
+    place = list(devices).index(old[0]) if old else len(devices)
+    for each in old:
+        devices.remove(each)
+    devices[place:place] = interfaces
+
+
+def _address(interface: Element) -> str:
     mac = interface.find("mac")
-    address = mac.get("address", "") if mac is not None else ""
-    for old in devices.findall("interface"):
-        old_mac = old.find("mac")
-        if old_mac is not None and old_mac.get("address", "").lower() == address:
-            devices.replace(old, interface)
-            return
-    devices.append(interface)
+    return mac.get("address", "").lower() if mac is not None else ""
 
 
 def _require(domain: Element, needs: DomainRequirements) -> None:

@@ -173,7 +173,7 @@ class VfOptions(Value):
     teaming: Flag = False
 
 
-# claimed: a port has it; allocated: and its VM runs with it; quarantined: it did not take its
+# claimed: a port has it; allocated: and its VM or OVS has it open; quarantined: it did not take its
 # settings; stale: a port has it and it is not there any more; unusable: a VM cannot be given it.
 VfState = Literal["available", "claimed", "allocated", "quarantined", "stale", "unusable"]
 
@@ -282,6 +282,8 @@ class Port(BaseModel):
     observed: dict[str, Any] | None = None
     error: Problem | None = None
     timings_ms: dict[str, float] = {}
+    #: The port whose VF this one stands beside (``vf.teaming``); it is that port's to change.
+    standby_of: PortId | None = None
 
 
 class PortFilter(Value):
@@ -334,6 +336,8 @@ class Features(Value):
     max_queues: int = 1
     needs_shared_memory: bool = False
     virtual_functions: bool = False
+    #: Whether a virtio NIC may stand beside the VF (``vf.teaming``).
+    teaming: bool = False
 
 
 class BackendInfo(Value):

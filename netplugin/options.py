@@ -82,6 +82,13 @@ AGENT = [
         help="Backends to load, by their names in the entry point group netplugin.backends. One that "
         "cannot be loaded is reported by GET /v1/backends and hurts no other.",
     ),
+    cfg.StrOpt(
+        "teaming_backend",
+        default="",
+        help="The backend of the virtio NIC that stands beside a VF when a port asks for vf.teaming "
+        "(so that its VM can be live-migrated): linuxbridge or dpdkvhostuser. It must reach the same "
+        "physical networks. Empty: vf.teaming is refused.",
+    ),
     cfg.IntOpt(
         "reconcile_interval",
         default=60,

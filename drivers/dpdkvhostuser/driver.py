@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from drivers.dpdkvhostuser import offload, sockets
-from drivers.dpdkvhostuser.apply import Applier
 from drivers.dpdkvhostuser.findings import findings
 from drivers.dpdkvhostuser.observe import Observer
 from drivers.dpdkvhostuser.options import GROUP, OPTIONS
 from drivers.dpdkvhostuser.plan import make_plan
 from drivers.dpdkvhostuser.seen import Seen
-from drivers.dpdkvhostuser.wanted import BACKEND, PORT_TYPE, VhostPort
+from drivers.dpdkvhostuser.wanted import BACKEND, vhost_port
+from drivers.ovs import offload, sockets
+from drivers.ovs.apply import Applier
+from drivers.ovs.ports import VHOST_TYPE
+from drivers.ovs.usability import dpdk_usable
 from netplugin.backend import (
     Applied,
     Backend,
@@ -52,29 +54,13 @@ class DpdkVhostUser(Backend[Seen]):
         self._ovs = host.ovs
         self._settings = host.ovs.settings
         self._observer = Observer(self._ovs)
-        self._applier = Applier(self._ovs, self._observer)
+        self._applier = Applier(self._ovs)
         sockets.make_directory(self._settings.vhost_socket_dir, self._settings.vhost_socket_group)
 
     # -- what can be said without touching the host ---------------------------------------------
 
     def probe(self) -> Usability:
-        state = self._ovs.usable()
-        if not state.usable:
-            return state
-        root = self._ovs.mirror.root
-        built_with = root.dpdk_version not in (None, "none")
-        if built_with and not root.dpdk_initialized:
-            return Usability(
-                False, "OVS runs without DPDK (dpdk_initialized is false)",
-                "ovs-vsctl set Open_vSwitch . other_config:dpdk-init=true, restart ovs-vswitchd and "
-                "read its log", "dpdk-init",
-            )  # fmt: skip
-        if PORT_TYPE not in root.iface_types:
-            return Usability(
-                False, f"this OVS has no interface type {PORT_TYPE}: it is built without DPDK",
-                "install an OVS with DPDK (Debian: openvswitch-switch-dpdk)", "iface-types",
-            )  # fmt: skip
-        return sockets.usable(self._settings.vhost_socket_dir, self._settings.vhost_socket_group)
+        return dpdk_usable(self._ovs, VHOST_TYPE)
 
     def validate(self, spec: PortSpec) -> None:
         super().validate(spec)
@@ -103,7 +89,7 @@ class DpdkVhostUser(Backend[Seen]):
 
     def binding(self, intent: Intent) -> Binding:
         assert intent.spec is not None
-        port = VhostPort.of(self._settings, intent, tso=False)
+        port = vhost_port(self._settings, intent, tso=False)
         return Binding.model_validate(
             {
                 "vif_type": "vhostuser",

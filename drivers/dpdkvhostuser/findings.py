@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from drivers.dpdkvhostuser.seen import Seen
-from drivers.dpdkvhostuser.wanted import OVERLAY, QUEUES_MARK
+from drivers.dpdkvhostuser.wanted import OVERLAY
+from drivers.ovs.ports import QUEUES_MARK
 from netplugin.host import ovs_bonds
 from netplugin.host.ovs_underlay import problem
 from netplugin.models import Finding

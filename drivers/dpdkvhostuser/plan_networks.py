@@ -15,6 +15,7 @@ from drivers.dpdkvhostuser.wanted import (
     TunnelPort,
     vxlan_name,
 )
+from drivers.ovs.changes import DropFlows
 from netplugin.backend import Change, Overlay
 from netplugin.host.openflow import COOKIE_MARK
 from netplugin.host.ovs import OvsSettings
@@ -118,6 +119,6 @@ def _forgotten(planned: set[str], in_use: Mapping[str, int], seen: Seen) -> list
             users.setdefault(tunnels.network_cookie(network_id), []).append(port_id)
     gone = (users.keys() | seen.tunnels.flows.keys()) - kept
     return [
-        c.DropFlows(tuple(users.get(cookie, ())), TUNNELS, tunnels.with_learned(cookie))
+        DropFlows(tuple(users.get(cookie, ())), TUNNELS, tunnels.with_learned(cookie))
         for cookie in sorted(gone)
     ]

@@ -17,7 +17,8 @@ import ipaddress
 import re
 from collections.abc import Iterable
 
-from drivers.dpdkvhostuser.wanted import TUNNELS
+from drivers.dpdkvhostuser.wanted import BACKEND, BRIDGE_MARKS, OVERLAY, TUNNELS
+from drivers.ovs.layout import Layout
 from netplugin.backend import Overlay
 from netplugin.host.openflow import COOKIE_MARK, Flow
 
@@ -48,6 +49,10 @@ def with_learned(cookie: int) -> tuple[int, int]:
 def base_flows() -> frozenset[Flow]:
     """What all networks share: a destination that was not learned is sent to all peers."""
     return frozenset({Flow.make(COOKIE_MARK, 0, f"table={_LEARNED}", f"resubmit(,{_FLOOD})")})
+
+
+#: The bridge of the tunnels is there for the ports on that of the VMs.
+LAYOUT = Layout(BACKEND, BRIDGE_MARKS, homes={TUNNELS: OVERLAY}, base={TUNNELS: base_flows()})
 
 
 def peers(overlay: Overlay, local_ip: str) -> list[str]:

@@ -7,20 +7,18 @@ not hand it to a driver of the host, with the VM's MAC on it.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from drivers.sriov.plan import Seen, check_spec, claim_of, make_plan, observed_ports
-from drivers.vf.apply import apply_changes, touched
+from drivers.sriov.plan import Seen, check_spec, make_plan, observed_ports
 from drivers.vf.kernel import Kernel
 from drivers.vf.ledger import books, claim_vf
 from drivers.vf.memory import remembered
 from drivers.vf.options import read_devices
+from drivers.vf.pool import Pool, changed_vfs
+from drivers.vf.ports import claim_of, place
 from drivers.vf.usability import pool_findings
-from drivers.vf.watch import Watch
 from netplugin.backend import (
     Applied,
     Backend,
@@ -44,8 +42,6 @@ from netplugin.models import (
     VfInfo,
 )
 
-LOG = logging.getLogger(__name__)
-
 
 class Sriov(Backend[Seen]):
     """See ``netplugin.backend.Backend``."""
@@ -58,6 +54,7 @@ class Sriov(Backend[Seen]):
         port_security=("mac",),
         max_queues=1,
         virtual_functions=True,
+        teaming=True,
     )
     fixed_fields: ClassVar[frozenset[str]] = frozenset(
         {"vm_id", "mac", "backend", "queues", "rx_queue_size", "tx_queue_size", "numa_node"}
@@ -66,8 +63,7 @@ class Sriov(Backend[Seen]):
     def __init__(self, conf: Any, host: Host | None, *, kernel: Kernel | None = None) -> None:
         """``kernel`` is the host's, unless it is a model that is meant."""
         self._kernel = kernel or Kernel(read_devices(conf))
-        self._watch: Watch | None = None
-        self._interfaces: frozenset[str] = frozenset()
+        self._pool = Pool(self.name, self._kernel)
 
     # -- what can be said without touching the host ---------------------------------------------
 
@@ -116,37 +112,36 @@ class Sriov(Backend[Seen]):
                     vfio=True, numa_node=intent.spec.numa_node
                 ),
                 "pci_address": claim.key,
-                "pf": memory.pf_name,
-                "pf_pci_address": memory.pf_address,
-                "vf_index": memory.number,
-                "numa_node": memory.numa_node,
+                **place(memory),
             }
         )
 
     # -- the host --------------------------------------------------------------------------------
 
     def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
-        """All of the pool, whichever ports are meant: one dump tells all, and a VF has no mark."""
         start = time.monotonic()
-        inventory = self._kernel.look()
-        self._interfaces = frozenset(pf.name for pf in inventory.pfs.values())
+        inventory = self._pool.look()
+        return Seen({}, inventory, timings_ms={"vfs": (time.monotonic() - start) * 1e3})
+
+    def read_back(
+        self,
+        seen: Seen,
+        changes: Sequence[Change],
+        ports: Collection[str] | None,
+        deadline: float,
+    ) -> Seen:
+        start = time.monotonic()
+        inventory = self._pool.look_again(seen.inventory, changed_vfs(changes))
         return Seen({}, inventory, timings_ms={"vfs": (time.monotonic() - start) * 1e3})
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         start = time.monotonic()
-        quiet = self._watch.quiet(touched(changes)) if self._watch else contextlib.nullcontext()
-        with quiet:
-            failed, unfit = apply_changes(self._kernel, changes, deadline)
+        failed, unfit = self._pool.apply(changes, deadline)
         return Applied(failed, {"vf": (time.monotonic() - start) * 1e3}, unfit)
 
     def watch(self, wake: Callable[[Wake], None]) -> None:
-        try:
-            self._watch = Watch(wake, lambda: self._interfaces)
-        except OSError as refused:
-            LOG.warning("sriov: no news of NICs, drift is found by looking: %s", refused)
+        self._pool.watch(wake)
         super().watch(wake)
 
     def close(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        self._pool.close()

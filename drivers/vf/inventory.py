@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -111,6 +111,21 @@ def read_inventory(sys: Path, devices: Sequence[Device], links: Mapping[str, Nic
         vfs.update({vf.address: vf for vf in _read_vfs(sys, pf, by_parent)})
     ambiguous = {a: names for a, names in networks.items() if len(names) > 1}
     return Inventory(pfs, vfs, missing, ambiguous)
+
+
+def read_again(sys: Path, seen: Inventory, links: Mapping[str, NicLink]) -> Inventory:
+    """What was seen, with these NICs (their interfaces by address) and their VFs as they are now.
+
+    Whether the host's interface of a VF is on a bridge is as it was, while the VF has its driver.
+    """
+    pfs, vfs = dict(seen.pfs), {a: vf for a, vf in seen.vfs.items() if vf.pf not in links}
+    for address, link in links.items():
+        pfs[address] = _read_pf(sys, address, seen.pfs[address].network, {link.name: link})
+        for vf in _read_vfs(sys, pfs[address], {}):
+            old = seen.vfs.get(vf.address)
+            kept = old.enslaved if old and old.driver == vf.driver else None
+            vfs[vf.address] = replace(vf, enslaved=kept)
+    return replace(seen, pfs=pfs, vfs=vfs)
 
 
 def find_pfs(

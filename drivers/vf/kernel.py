@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from drivers.vf.changes import BindVf, SetVf, UnbindVf, VfChange
-from drivers.vf.inventory import Inventory, read_inventory
+from drivers.vf.inventory import Inventory, read_again, read_inventory
 from drivers.vf.options import Device
 from drivers.vf.usability import usability
 from netplugin.backend import Usability
@@ -28,6 +28,17 @@ class Kernel:
     def look(self) -> Inventory:
         """Everything, in one netlink dump. Raises: HostError, OperationTimeout."""
         return read_inventory(self._sys, self.devices, self._vfs.links())
+
+    def look_again(self, seen: Inventory, nics: Collection[str]) -> Inventory:
+        """These PFs (by address) and their VFs anew, by one request for each; the rest as ``seen``.
+
+        Raises: HostError, OperationTimeout.
+        """
+        known = {address: seen.pfs[address].link for address in nics}
+        links = {a: self._vfs.link(link.index) for a, link in known.items() if link}
+        if len(links) < len(nics) or None in links.values():
+            return self.look()  # an interface has come or gone
+        return read_again(self._sys, seen, {a: link for a, link in links.items() if link})
 
     def carry_out(self, change: VfChange) -> None:
         """Raises: Unsupported, VfRefuses, HostError, OperationTimeout."""

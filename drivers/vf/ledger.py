@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any
 
 from drivers.vf.changes import KIND
 from drivers.vf.inventory import Inventory, Pf, Vf
@@ -34,8 +36,31 @@ from netplugin.models import PortSpec, VfInfo, VfState
 _STEP = "claim"
 
 
-def claim_vf(inventory: Inventory, intent: Intent, taken: Mapping[Claim, str]) -> Claim:
+class Use(Enum):
+    """How a VF reaches its network, which its NIC is set up for as a whole."""
+
+    #: The NIC's own bridge, by MAC and VLAN.
+    EMBEDDED = "legacy"
+    #: A switch of the host's, by the VF's representor.
+    REPRESENTED = "switchdev"
+
+
+EMBEDDED = Use.EMBEDDED
+
+
+def claim_vf(
+    inventory: Inventory,
+    intent: Intent,
+    taken: Mapping[Claim, str],
+    use: Use = EMBEDDED,
+    *,
+    had: str | None = None,
+    notes: Mapping[str, Any] | None = None,
+) -> Claim:
     """The claim of a port: the one it has, or a new one with all it has to remember.
+
+    ``had`` is the VF that the host shows to be this port's, whatever is remembered. ``notes`` are a
+    backend's own, and are remembered too.
 
     Raises: Conflict, InvalidRequest, CapacityExhausted, BackendUnavailable.
     """
@@ -44,8 +69,9 @@ def claim_vf(inventory: Inventory, intent: Intent, taken: Mapping[Claim, str]) -
         if claim.kind == KIND:
             _require_fit(inventory, claim, intent.spec)
             return claim
-    vf = choose(inventory, intent.spec, holders_of(taken))
-    return new_claim(inventory, vf, intent.spec.mac, adopted=_is_of(vf, intent.spec))
+    vf = choose(inventory, intent.spec, holders_of(taken), use, had=had)
+    adopted = vf.address == had or _is_of(vf, intent.spec)
+    return new_claim(inventory, vf, intent.spec.mac, adopted=adopted, notes=notes)
 
 
 def _require_fit(inventory: Inventory, claim: Claim, spec: PortSpec) -> None:
@@ -61,24 +87,33 @@ def _require_fit(inventory: Inventory, claim: Claim, spec: PortSpec) -> None:
         )  # fmt: skip
 
 
-def choose(inventory: Inventory, spec: PortSpec, taken: Mapping[str, str]) -> Vf:
-    """The VF for a new port; ``taken`` is who has which.
+def choose(
+    inventory: Inventory,
+    spec: PortSpec,
+    taken: Mapping[str, str],
+    use: Use = EMBEDDED,
+    *,
+    had: str | None = None,
+) -> Vf:
+    """The VF for a new port; ``taken`` is who has which, ``had`` the one it has on the host.
 
     Raises: Conflict, InvalidRequest, CapacityExhausted, BackendUnavailable.
     """
     if spec.vf.pci_address is not None:
-        return _named(inventory, spec, taken)
+        return _named(inventory, spec, taken, use, had)
     network = spec.network.physical_network
     pool = [v for v in inventory.vfs.values() if inventory.pf_of(v).network == network]
     where = f"on {network}"
     if spec.numa_node is not None:
         pool = [v for v in pool if v.numa_node == spec.numa_node]
         where += f" and NUMA node {spec.numa_node}"
-    mine = [v for v in pool if v.address not in taken and _is_of(v, spec)]
+    mine = [v for v in pool if v.address not in taken and v.address == had]
+    mine = mine or [v for v in pool if v.address not in taken and _is_of(v, spec)]
     free = mine or [v for v in pool if v.address not in taken and not unusable(inventory, v)]
     if not free:
         raise _exhausted(inventory, pool, taken, where, network)
-    problems = {p: pf_problem(inventory.pfs[p], spec.network.mtu) for p in {v.pf for v in free}}
+    mtu = spec.network.mtu
+    problems = {p: pf_problem(inventory.pfs[p], mtu, use) for p in {v.pf for v in free}}
     fit = [v for v in free if problems[v.pf] is None]
     if not fit:
         raise next(error for _, error in sorted(problems.items()) if error is not None)
@@ -86,7 +121,9 @@ def choose(inventory: Inventory, spec: PortSpec, taken: Mapping[str, str]) -> Vf
     return min(fit, key=lambda v: (not _carrier(inventory.pf_of(v)), used[v.pf], v.pf, v.number))
 
 
-def _named(inventory: Inventory, spec: PortSpec, taken: Mapping[str, str]) -> Vf:
+def _named(
+    inventory: Inventory, spec: PortSpec, taken: Mapping[str, str], use: Use, had: str | None
+) -> Vf:
     address = spec.vf.pci_address or ""
     vf = inventory.vfs.get(address)
     network = spec.network.physical_network
@@ -105,10 +142,11 @@ def _named(inventory: Inventory, spec: PortSpec, taken: Mapping[str, str]) -> Vf
             f"VF {address} is on NUMA node {vf.numa_node}, and node {spec.numa_node} is asked for",
             step=_STEP, fix="ask for the VF or for the node",
         )  # fmt: skip
-    reason = None if _is_of(vf, spec) else unusable(inventory, vf)
+    is_its_own = address == had or _is_of(vf, spec)
+    reason = None if is_its_own else unusable(inventory, vf)
     if reason:
         raise Conflict(f"VF {address} cannot be used: {reason}", step=_STEP)
-    problem = pf_problem(inventory.pf_of(vf), spec.network.mtu)
+    problem = pf_problem(inventory.pf_of(vf), spec.network.mtu, use)
     if problem:
         raise problem
     return vf
@@ -168,14 +206,19 @@ def unusable(inventory: Inventory, vf: Vf) -> str | None:
     return None
 
 
-def pf_problem(pf: Pf, mtu: int) -> NetpluginError | None:
+def pf_problem(pf: Pf, mtu: int, use: Use = EMBEDDED) -> NetpluginError | None:
     """Why frames of a port cannot take this NIC; None if they can."""
     if pf.link is None:
         return BackendUnavailable(
             f"NIC {pf.address} of {pf.network} has no network interface here", step="pf",
             fix="load its driver, and leave its interface in the agent's network namespace",
         )  # fmt: skip
-    if pf.switchdev:
+    if use is Use.REPRESENTED and not pf.switchdev:
+        return Conflict(
+            f"{pf.name} of {pf.network} is not in switchdev mode: its VFs have no representors",
+            step="pf", fix=f"devlink dev eswitch set pci/{pf.address} mode switchdev",
+        )  # fmt: skip
+    if use is Use.EMBEDDED and pf.switchdev:
         return Conflict(
             f"{pf.name} of {pf.network} is in switchdev mode: its VFs reach their representors only",
             step="pf", fix=f"devlink dev eswitch set pci/{pf.address} mode legacy",
@@ -206,7 +249,8 @@ class _Books:
         pf = self.inventory.pf_of(vf)
         holder, claim = self.holders.get(vf.address, ("", None))
         state: VfState = "available"
-        problem = pf_problem(pf, 0)
+        # Which use it is for is the backends' to say: here it may be either.
+        problem = pf_problem(pf, 0, Use.REPRESENTED if pf.switchdev else EMBEDDED)
         reason = unusable(self.inventory, vf) or (problem.detail if problem else None)
         if vf.address in self.unfit:
             state, reason = "quarantined", self.unfit[vf.address]
@@ -216,6 +260,8 @@ class _Books:
             state, reason = "allocated" if vf.is_open else "claimed", None
         elif reason:
             state = "unusable"
+        elif pf.switchdev:
+            reason = f"{pf.name} is in switchdev mode, for the native mode of vdpa alone"
         return VfInfo(
             pci_address=vf.address, pf=pf.name, vf_index=vf.number, numa_node=vf.numa_node,
             physical_network=pf.network, driver=vf.driver, state=state, port_id=holder or None,

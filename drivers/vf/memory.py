@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from drivers.vf.changes import KIND
 from drivers.vf.inventory import Inventory, Pf, Vf
@@ -96,12 +97,22 @@ class Memory:
         return same_nic and self.number == vf.number
 
 
-def new_claim(inventory: Inventory, vf: Vf, mac: str, *, adopted: bool) -> Claim:
-    """A claim on this VF that remembers how it is now; or, if ``adopted``, how a new one is."""
+def new_claim(
+    inventory: Inventory,
+    vf: Vf,
+    mac: str,
+    *,
+    adopted: bool,
+    notes: Mapping[str, Any] | None = None,
+) -> Claim:
+    """A claim on this VF that remembers how it is now; or, if ``adopted``, how a new one is.
+
+    ``notes`` are a backend's own, beside.
+    """
     pf = inventory.pf_of(vf)
     original = Original.of_new(vf) if adopted else Original.of(vf)
     memory = Memory(pf.address, pf.name, pf.permanent_mac, vf.number, pf.numa_node, mac, original)
-    return Claim(KIND, vf.address, asdict(memory))
+    return Claim(KIND, vf.address, {**(notes or {}), **asdict(memory)})
 
 
 def attributes_before(memory: Memory, vf: Vf) -> VfAttributes:

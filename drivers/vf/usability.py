@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drivers.vf.inventory import Inventory, find_pfs
-from drivers.vf.ledger import pf_problem
+from drivers.vf.ledger import EMBEDDED, Use, pf_problem
 from drivers.vf.options import Device
 from netplugin.backend import Usability
 from netplugin.host.vfs import VFIO, read_text
@@ -58,7 +58,7 @@ def _has_entries(directory: Path) -> bool:
         return False
 
 
-def pool_findings(inventory: Inventory) -> list[Finding]:
+def pool_findings(inventory: Inventory, use: Use = EMBEDDED) -> list[Finding]:
     """What is wrong with a NIC while others may do."""
     found = [
         Finding(
@@ -69,7 +69,7 @@ def pool_findings(inventory: Inventory) -> list[Finding]:
         for device in inventory.missing
     ]  # fmt: skip
     for pf in inventory.pfs.values():
-        problem = pf_problem(pf, 0)
+        problem = pf_problem(pf, 0, use)
         if problem is not None:
             found.append(
                 Finding(

@@ -11,6 +11,7 @@ BRIDGE = "npb"
 UPLINK = "npu"
 VXLAN = "npx"
 SHAPER = "npi"
+RELAY = "npr"
 
 # Locally administered and unicast (IEEE 802), and not what the kernel gives by chance.
 _BIRTH = 0x0E

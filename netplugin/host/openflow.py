@@ -107,6 +107,15 @@ class OpenFlow:
             ["--bundle", "add-flows", self._target(bridge), "-"], deadline, "\n".join(lines) + "\n"
         )
 
+    def dump_ports(self, bridge: str, deadline: float) -> str:
+        """What ``ovs-ofctl dump-ports`` prints, each port by its name, with its own kind's counters.
+
+        They are those of this moment; the statistics in the database are up to seconds old.
+
+        Raises: HostError, OperationTimeout.
+        """
+        return self._ofctl(["--names", "dump-ports", self._target(bridge)], deadline)
+
     def _target(self, bridge: str) -> str:
         return f"unix:{self._rundir / (bridge + '.mgmt')}"
 

@@ -83,6 +83,7 @@ class Mirror:
         self._port_bridge: dict[UUID, str] = {}
         self._port_by_name: dict[str, UUID] = {}
         self._owned: dict[tuple[str, str], UUID] = {}
+        self._besides: dict[tuple[str, str], UUID] = {}
         self._strangers: set[UUID] = set()  # ports without our mark
 
     # -- reading -------------------------------------------------------------------------------
@@ -114,6 +115,21 @@ class Mirror:
             return {
                 port_id: self._whole(uuid)
                 for (owner, port_id), uuid in self._owned.items()
+                if owner == backend
+            }
+
+    def beside(self, backend: str, port_id: str) -> OvsPort | None:
+        """The port that stands beside this one."""
+        with self._changed:
+            uuid = self._besides.get((backend, port_id))
+            return self._whole(uuid) if uuid else None
+
+    def all_beside(self, backend: str) -> dict[str, OvsPort]:
+        """The ports that stand beside ports of this backend, by the ids of those."""
+        with self._changed:
+            return {
+                port_id: self._whole(uuid)
+                for (owner, port_id), uuid in self._besides.items()
                 if owner == backend
             }
 
@@ -165,7 +181,7 @@ class Mirror:
         """The names of all ports that are not this backend's."""
         with self._changed:
             ports = (row.port for row in self._ports.values())
-            return [port.name for port in ports if (port.owner or ("",))[0] != backend]
+            return [port.name for port in ports if (port.serves or ("",))[0] != backend]
 
     def ports_named(self, prefixes: tuple[str, ...]) -> list[OvsPort]:
         """The ports whose names begin with one of these."""
@@ -176,6 +192,16 @@ class Mirror:
     def count_interfaces(self, *types: str) -> int:
         with self._changed:
             return sum(1 for i in self._interfaces.values() if i.type in types)
+
+    def devices(self, *options: str) -> dict[str, str]:
+        """What interfaces have in these options, each with the name of the interface."""
+        with self._changed:
+            return {
+                i.options[option]: i.name
+                for i in self._interfaces.values()
+                for option in options
+                if option in i.options
+            }
 
     def wait_for(self, condition: Callable[[], bool], deadline: float) -> bool:
         """Wait until the condition holds of what was read; False at the deadline."""
@@ -207,7 +233,7 @@ class Mirror:
             for store in (
                 self._bridges, self._ports, self._interfaces, self._qos, self._qos_owned,
                 self._interface_port, self._port_bridge, self._port_by_name, self._owned,
-                self._strangers,
+                self._besides, self._strangers,
             ):  # fmt: skip
                 store.clear()
             for name in ("Open_vSwitch", "QoS", "Interface", "Port", "Bridge"):
@@ -267,14 +293,15 @@ class Mirror:
         )
         qos = _optional(row.qos)
         new = _PortRow(port, frozenset(i.uuid for i in row.interfaces), qos.uuid if qos else None)
-        if old and old.port.owner and old.port.owner != port.owner:
-            self._owned.pop(old.port.owner, None)
+        if old and old.port.serves and old.port.serves != port.serves:
+            self._kept_in(old.port).pop(old.port.serves, None)
         self._ports[row.uuid] = new
         for interface in new.interfaces:
             self._interface_port[interface] = row.uuid
         self._port_by_name[port.name] = row.uuid
+        if port.serves:
+            self._kept_in(port)[port.serves] = row.uuid
         if port.owner:
-            self._owned[port.owner] = row.uuid
             self._strangers.discard(row.uuid)
         else:
             self._strangers.add(row.uuid)
@@ -346,16 +373,20 @@ class Mirror:
         # A row of the same name may already stand in its place: made in the same transaction.
         if self._port_by_name.get(port.name) == uuid:
             del self._port_by_name[port.name]
-        if port.owner and self._owned.get(port.owner) == uuid:
-            del self._owned[port.owner]
+        if port.serves and self._kept_in(port).get(port.serves) == uuid:
+            del self._kept_in(port)[port.serves]
         return _drift(port)
+
+    def _kept_in(self, port: OvsPort) -> dict[tuple[str, str], UUID]:
+        """Where a marked port is found by whose it is."""
+        return self._owned if port.owner else self._besides
 
 
 def _drift(*ports: OvsPort) -> Drift | None:
     """Whose a port is that has changed: one backend's, or (an uplink, a tunnel) many ports'."""
     for port in ports:
-        if port.owner:
-            return Drift(*port.owner)
+        if port.serves:
+            return Drift(*port.serves)
     shared = any({UPLINK_MARK, TUNNEL_MARK} & port.external_ids.keys() for port in ports)
     return Drift() if shared else None
 

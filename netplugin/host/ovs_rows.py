@@ -12,6 +12,8 @@ BACKEND_MARK = "netplugin-backend"
 BRIDGE_MARK = "netplugin-bridge"
 UPLINK_MARK = "netplugin-uplink"
 TUNNEL_MARK = "netplugin-tunnel"
+#: The port id of the VM's port that this one stands beside (with the backend's mark).
+BESIDE_MARK = "netplugin-beside"
 #: Of a VM's port: the VXLAN network it is on, and the UDP port of that network's tunnels.
 NETWORK_MARK = "netplugin-network"
 UDP_MARK = "netplugin-udp-port"
@@ -90,9 +92,14 @@ class OvsPort:
         """The backend and the port id it is marked with; None if it is not ours."""
         return _owner(self.external_ids)
 
+    @property
+    def serves(self) -> tuple[str, str] | None:
+        """The backend and the port that it is, or that it stands beside."""
+        return self.owner or _owner(self.external_ids, BESIDE_MARK)
 
-def _owner(external_ids: Mapping[str, str]) -> tuple[str, str] | None:
-    port_id = external_ids.get(PORT_MARK)
+
+def _owner(external_ids: Mapping[str, str], mark: str = PORT_MARK) -> tuple[str, str] | None:
+    port_id = external_ids.get(mark)
     backend = external_ids.get(BACKEND_MARK)
     return (backend, port_id) if port_id and backend else None
 

@@ -19,6 +19,8 @@ from netplugin.models import PmdRequest, PmdState
 
 _READ_S = 5.0
 _MASK = "pmd-cpu-mask"
+# What vswitchd says as long as it has no bridge, and so no threads either.
+_NO_DATAPATH = "please specify an existing datapath"
 
 
 def show(ovs: OvsHost) -> PmdState:
@@ -29,8 +31,13 @@ def show(ovs: OvsHost) -> PmdState:
     _require(ovs)
     deadline = time.monotonic() + _READ_S
     rundir = ovs.settings.rundir
-    queues = appctl(rundir, "dpif-netdev/pmd-rxq-show", deadline=deadline)
-    load = appctl(rundir, "dpif-netdev/pmd-stats-show", deadline=deadline)
+    try:
+        queues = appctl(rundir, "dpif-netdev/pmd-rxq-show", deadline=deadline)
+        load = appctl(rundir, "dpif-netdev/pmd-stats-show", deadline=deadline)
+    except HostError as refused:
+        if _NO_DATAPATH not in refused.detail:
+            raise
+        queues = load = ""
     mask = ovs.mirror.root.other_config.get(_MASK, "")
     return PmdState(cpus=cpus.format_list(cpus.from_mask(mask)), cores=parse_pmd(queues, load))
 

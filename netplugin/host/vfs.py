@@ -1,4 +1,4 @@
-"""Virtual functions as the kernel has them: one netlink dump to read them, one small step each to write.
+"""Virtual functions as the kernel has them: one netlink dump to read all, one small step each to write.
 
 A VF's attributes are its PF's to set, by the VF's number; its driver is set by its PCI address, in
 sysfs. Nothing here thinks: who calls decides what is right, and reads back that it is.
@@ -112,6 +112,22 @@ class Vfs:
         with _words("list-vfs", "interfaces"):
             found = [parse_link(message) for message in netlink.dump(_GETLINK, body)]
         return {link.name: link for link in found if link is not None}
+
+    def link(self, index: int) -> NicLink | None:
+        """One of these interfaces, without a dump; None if it is no more, or no PCI device's.
+
+        Raises: HostError, OperationTimeout.
+        """
+        body = _IFINFO.pack(0, 0, index, 0, 0)
+        body += attribute(_EXT_MASK, _NUMBER.pack(_EXT_VF | _EXT_SKIP_STATISTICS))
+        with _words("list-vfs", f"interface {index}"):
+            try:
+                answers = netlink.ask(_GETLINK, body)
+            except OSError as refused:
+                if refused.errno != errno.ENODEV:
+                    raise
+                return None
+        return parse_link(answers[0]) if answers else None
 
     def is_open(self, address: str) -> bool:
         """Whether a process (a VM's) has the device open through vfio.

@@ -90,14 +90,19 @@ def contend(store: Store, inventory: Inventory) -> dict[str, float]:
     }
 
 
-def looks_per_plug(directory: Path) -> float:
+def looks_per_plug(directory: Path) -> dict[str, float]:
+    """How often a plug lists all interfaces of the kernel, and how often it asks for one NIC's."""
     directory.mkdir()
     world = World(directory)
-    before = world.model.looks
+    model = world.model
+    before = model.looks, model.looks_again
     for number in range(7):
         assert world.plug(f"p{number}", make_spec(number + 1)) is None
     world.store.close()
-    return (world.model.looks - before) / 7
+    return {
+        "netlink_dumps_per_plug": (model.looks - before[0]) / 7,
+        "single_links_read_per_plug": (model.looks_again - before[1]) / 7,
+    }
 
 
 def measure() -> dict[str, Any]:
@@ -115,7 +120,7 @@ def measure() -> dict[str, Any]:
             "read_sysfs": median_ms(lambda: inventory_of(root, nics, links)),
             "read_netlink": median_ms(lambda: [parse_vfs(message) for _ in range(NICS)]),
             "claims_of_64_threads": contend(store, inventory),
-            "netlink_dumps_per_plug": looks_per_plug(Path(scratch) / "world"),
+            **looks_per_plug(Path(scratch) / "world"),
         }
         store.close()
     return figures

@@ -27,10 +27,19 @@ from agents.tasks import TaskRunner
 from drivers.dpdkvhostuser.driver import DpdkVhostUser
 from drivers.linuxbridge.driver import LinuxBridge
 from drivers.sriov.driver import Sriov
+from drivers.vdpa.driver import Vdpa
 from netplugin import docgen
 from netplugin.cli.main import Netplugin
 from netplugin.models import PortState, TaskState
-from tests.docs.blocks import PAGES, ROOT, SESSIONS, Block, blocks, output_matches, session
+from tests.docs.blocks import (
+    PAGES,
+    ROOT,
+    SESSIONS,
+    Block,
+    blocks,
+    output_matches,
+    session,
+)
 from tests.docs.example_backend import list_opts
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -222,9 +231,9 @@ def test_what_the_page_on_installing_copies_exists() -> None:
 def test_the_backends_that_work_are_those_that_are_there() -> None:
     rows = table("README.md", "backend", "networks", "NIC of the VM", "filters", "state")
     working = {quoted(row[0])[0]: row for row in rows if row[4] == "works"}
-    assert {row[4] for row in rows} == {"works", "planned"}
+    assert {row[4] for row in rows} == {"works"}
     installed = {e.name for e in entry_points(group="netplugin.backends")}
-    drivers: list[Any] = [DpdkVhostUser, LinuxBridge, Sriov]
+    drivers: list[Any] = [DpdkVhostUser, LinuxBridge, Sriov, Vdpa]
     assert set(working) == installed == {driver.name for driver in drivers}
     for driver in drivers:
         networks = tuple(working[driver.name][1].lower().split(", "))
@@ -298,7 +307,7 @@ def test_the_libraries_are_those_of_setup_cfg_with_their_bounds() -> None:
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg")
     wanted = {
-        match[1]: match[2].replace(",", ", ")
+        match[1].lower(): match[2].replace(",", ", ")
         for line in parser["options"]["install_requires"].split()
         if (match := re.fullmatch(r"([\w.-]+?)((?:[<>=].*)?)", line))
     }

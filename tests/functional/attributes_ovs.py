@@ -15,9 +15,9 @@ from drivers.dpdkvhostuser.wanted import (
     TO_OVERLAY,
     TO_TUNNELS,
     TUNNELS,
-    Uplink,
     vxlan_name,
 )
+from drivers.ovs.ports import Uplink
 from netplugin.host.names import VHOST, device_name
 from netplugin.host.ovs import OvsSettings
 from tests.functional.hosts_ovs import Host, mac

@@ -41,11 +41,13 @@ def foreign(hypervisor: Host) -> Iterator[None]:
               "type=egress-policer", "other_config:cir=7")  # fmt: skip
     ovs.ofctl("add-flow", "br-theirs", "cookie=0x2,priority=7,in_port=99,actions=drop")
     before = _foreign(hypervisor)
-    yield
-    assert _foreign(hypervisor) == before
-    ovs.vsctl("clear", "port", "t0", "qos")
-    ovs.vsctl("--all", "destroy", "qos")
-    ovs.vsctl("del-br", "br-theirs")
+    try:
+        yield
+        assert _foreign(hypervisor) == before
+    finally:
+        ovs.vsctl("clear", "port", "t0", "qos")
+        ovs.vsctl("--all", "destroy", "qos")
+        ovs.vsctl("del-br", "br-theirs")
 
 
 def _foreign(hypervisor: Host) -> list[str]:

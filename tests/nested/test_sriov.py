@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -16,16 +15,14 @@ from lxml import etree
 
 from tests.lab.agent import PrivateAgent
 from tests.lab.libvirtd import PrivateLibvirt
-from tests.lab.namespaces import namespace, within
-from tests.lab.processes import CommandError, Daemon, run, wait_for
+from tests.lab.namespaces import within
+from tests.lab.processes import Daemon, run, wait_for
 from tests.nested import nics
-from tests.nested.nics import PF, WIRE
+from tests.nested.nics import PF
+from tests.nested.vfs import DEADLINE_S, FAR, VFS, driver, functions, ping, vf_info, whole_state
 
 pytestmark = [pytest.mark.nested(cpus=2, memory_mb=2048, hugepages=128), pytest.mark.timeout(600)]
 
-FAR = "far"
-VFS = 7
-DEADLINE_S = 90.0
 START_S = 180.0
 
 
@@ -33,23 +30,12 @@ START_S = 180.0
 
 
 @pytest.fixture(scope="module")
-def pf() -> Iterator[str]:
-    """The PF's interface, up, with seven VFs that igbvf has."""
-    nics.modprobe("igbvf", "vfio-pci", "8021q")
-    name = nics.interface(PF.pci)
-    run(["ip", "link", "set", name, "up"])
-    with nics.virtual_functions(PF, VFS, autoprobe=True) as addresses:
-        wait_for(lambda: all(driver(a) == "igbvf" for a in addresses), DEADLINE_S, "igbvf binds")
-        wait_for(lambda: len(vf_macs(name)) == VFS, DEADLINE_S, "igbvf has chosen its MACs")
-        yield name
-
-
-@pytest.fixture(scope="module")
 def one_agent(pf: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateAgent]:
     """One for all tests: without KVM its start takes a while, and on a busy machine a long while."""
     options = {
-        "agent": {"enabled_backends": "sriov"},
+        "agent": {"enabled_backends": "sriov,linuxbridge", "teaming_backend": "linuxbridge"},
         "sriov": {"devices": f"physnet1:{PF.pci}"},
+        "linuxbridge": {"physical_interfaces": "physnet1:"},
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.lab.agent.READY_DEADLINE_S", START_S)
@@ -67,25 +53,6 @@ def agent(one_agent: PrivateAgent) -> Iterator[PrivateAgent]:
     assert one_agent.get("/v1/ports")[1] == []
 
 
-@pytest.fixture
-def far(pf: str) -> Iterator[str]:
-    """The other end of the wire, in a namespace, with VLAN 100 and an address on it."""
-    name = "wire"  # its old name may be a VF's when it comes back
-    with namespace(FAR):
-        run(["ip", "link", "set", nics.interface(WIRE.pci), "netns", FAR, "name", name])
-        for words in (
-            ["ip", "link", "set", name, "up"],
-            ["ip", "addr", "add", "10.8.0.1/24", "dev", name],
-            ["ip", "link", "add", "link", name, "name", "wire.100", "type", "vlan", "id", "100"],
-            ["ip", "link", "set", "wire.100", "up"],
-            ["ip", "addr", "add", "10.9.0.1/24", "dev", "wire.100"],
-        ):
-            run(within(FAR, words))
-        yield FAR
-        run(within(FAR, ["ip", "link", "del", "wire.100"]))
-        run(within(FAR, ["ip", "link", "set", name, "netns", "1"]))
-
-
 def make_spec(number: int = 1, vlan_id: int | None = 100, **fields: Any) -> dict[str, Any]:
     kind = "flat" if vlan_id is None else "vlan"
     return {
@@ -95,34 +62,6 @@ def make_spec(number: int = 1, vlan_id: int | None = 100, **fields: Any) -> dict
         "network": {"type": kind, "physical_network": "physnet1", "vlan_id": vlan_id},
         **fields,
     }
-
-
-def driver(address: str) -> str | None:
-    link = nics.device(address) / "driver"
-    return link.resolve().name if link.exists() else None
-
-
-def vf_info(pf: str) -> dict[int, dict[str, Any]]:
-    """What ``ip`` tells of the VFs, by number."""
-    [told] = json.loads(run(["ip", "-j", "-d", "link", "show", "dev", pf]))
-    return {vf["vf"]: vf for vf in told.get("vfinfo_list", [])}
-
-
-def vf_macs(pf: str) -> dict[int, str]:
-    found = {number: vf["address"] for number, vf in vf_info(pf).items()}
-    return {number: mac for number, mac in found.items() if mac != "00:00:00:00:00:00"}
-
-
-def whole_state(pf: str, addresses: list[str]) -> Any:
-    """All that must be as before when a port is gone."""
-    files = {
-        a: (driver(a), (nics.device(a) / "driver_override").read_text()) for a in addresses
-    }  # fmt: skip
-    return vf_info(pf), files
-
-
-def functions() -> list[str]:
-    return [(nics.device(PF.pci) / f"virtfn{n}").resolve().name for n in range(VFS)]
 
 
 def put(agent: PrivateAgent, port_id: str, spec: dict[str, Any]) -> Any:
@@ -148,16 +87,6 @@ def vm(address: str, log: Path) -> Iterator[Daemon]:
             lambda: "start packet forwarding" in log.read_text(), DEADLINE_S, "it runs"
         )
         yield testpmd
-
-
-def ping(address: str) -> bool:
-    """Whether it answers, from the far end."""
-    command = ["ping", "-c", "1", "-W", "1", address]
-    try:
-        run(within(FAR, command), timeout=10)
-    except CommandError:
-        return False
-    return True
 
 
 # -- what a VM gets ------------------------------------------------------------------------------
@@ -261,7 +190,7 @@ def test_a_nic_that_loses_its_vfs_degrades_its_ports_until_they_are_back(
     wait_for(lambda: state() == "degraded", DEADLINE_S, "the port is degraded")
     problem = agent.get("/v1/ports/nic1")[1]["error"]
     assert address in problem["detail"] and "has 0 VFs" in problem["detail"]
-    [backend] = agent.get("/v1/backends")[1]
+    [backend] = [b for b in agent.get("/v1/backends")[1] if b["name"] == "sriov"]
     assert not backend["usable"] and "sriov_numvfs" in backend["fix"]
     numvfs.write_text(str(VFS))
     wait_for(lambda: state() == "active", DEADLINE_S, "the port is active")
@@ -324,4 +253,25 @@ def test_libvirt_starts_a_domain_with_it_and_leaves_it_to_us(pf: str, agent: Pri
         told = vf_info(pf)[0]
         assert told["address"] == make_spec()["mac"] and told["vlan_list"][0]["vlan"] == 100
         delete(agent, "nic1")
+    assert whole_state(pf, functions()) == before
+
+
+def test_libvirt_takes_a_vf_with_a_virtio_nic_beside_it(pf: str, agent: PrivateAgent) -> None:
+    """The pair as libvirt's and QEMU's: one steps in for the other when the VF is taken out."""
+    before = whole_state(pf, functions())
+    port = put(agent, "nic1", make_spec(vf={"teaming": True}))
+    assert port["binding"]["standby_port_id"] in {p["port_id"] for p in agent.get("/v1/ports")[1]}
+    status, rendered = agent.call("POST", "/v1/vms/vm1:render-domain", {"xml": DOMAIN})
+    assert status == 200, rendered
+    with PrivateLibvirt() as libvirtd:
+        domain = libvirtd.connect().createXML(rendered["xml"])
+        stays, goes = etree.fromstring(domain.XMLDesc()).findall("devices/interface")
+        assert (stays.get("type"), goes.get("type")) == ("ethernet", "hostdev")
+        assert stays.find("teaming").get("type") == "persistent"
+        assert goes.find("teaming").get("persistent") == stays.find("alias").get("name")
+        command = libvirtd.qemu_log("vm1").read_text()
+        assert '"failover":true' in command and "failover_pair_id" in command
+        domain.destroy()
+    delete(agent, "nic1")
+    assert agent.get("/v1/ports")[1] == []
     assert whole_state(pf, functions()) == before

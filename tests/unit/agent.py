@@ -53,9 +53,11 @@ def agent(
     callback_allow: Sequence[str] = (),
     backends: Mapping[str, Backend[Any]] | None = None,
     broken: Mapping[str, str] | None = None,
+    teaming_backend: str = "",
 ) -> Iterator[Agent]:
     """An agent that has had its first look at the host; its tasks are started by who serves it."""
     conf = options.load([])
+    conf.set_override("teaming_backend", teaming_backend, group="agent")
     host = FakeHost()
     loaded: dict[str, Backend[Any]] = (
         dict(backends) if backends is not None else {"fake": FakeBackend("fake", host)}

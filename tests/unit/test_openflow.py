@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drivers.dpdkvhostuser.filters import port_cookie, port_flows
+from drivers.ovs.filters import port_cookie, port_flows
 from netplugin.host.openflow import COOKIE_MARK, Flow, parse_flows
 from netplugin.models import PortSpec
 

@@ -9,21 +9,17 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from drivers.dpdkvhostuser import changes as c
-from drivers.dpdkvhostuser import filters, tunnels
+from drivers.dpdkvhostuser import changes as t
+from drivers.dpdkvhostuser import tunnels
 from drivers.dpdkvhostuser.plan_networks import network_of
-from drivers.dpdkvhostuser.seen import Seen, SeenBridge, SeenTunnels
-from drivers.dpdkvhostuser.wanted import (
-    BRIDGE_MARKS,
-    OVERLAY,
-    SHARED_NAMES,
-    TO_OVERLAY,
-    TUNNELS,
-    is_ours,
-    vxlan_name,
-)
+from drivers.dpdkvhostuser.seen import Seen, SeenTunnels
+from drivers.dpdkvhostuser.wanted import OVERLAY, SHARED_NAMES, TO_OVERLAY, TUNNELS, vxlan_name
+from drivers.ovs import changes as c
+from drivers.ovs import filters
+from drivers.ovs.layout import Layout
+from drivers.ovs.ports import is_marked
+from drivers.ovs.seen import SeenBridge, SeenOvs
 from netplugin.backend import Change, ObservedPort
-from netplugin.host.names import VHOST
 from netplugin.host.openflow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import TUNNEL_MARK, UPLINK_MARK, OvsInterface, OvsPort, OvsQos
@@ -57,8 +53,9 @@ class Bridge:
 class Model:
     """What OVS holds. Foreign things are ports without a mark and flows without our cookie."""
 
-    def __init__(self, settings: OvsSettings = SETTINGS) -> None:
+    def __init__(self, settings: OvsSettings = SETTINGS, layout: Layout = tunnels.LAYOUT) -> None:
         self.settings = settings
+        self.layout = layout
         self.bridges: dict[str, Bridge] = {}
         self.qos: dict[UUID, OvsQos] = {}
         self.underlay: Underlay | None = UNDERLAY
@@ -106,18 +103,25 @@ class Model:
             case c.AddPort(port=row):
                 columns, interfaces = row.port_columns(), row.interfaces()
                 self.add_port(row.bridge, row.name, columns, interfaces, row.qos_columns())
-            case c.AddUplink(uplink=shared) | c.AddTunnelPort(port=shared):
+            case (
+                c.AddUplink(uplink=shared) | t.AddTunnelPort(port=shared) | c.AddBeside(port=shared)
+            ):
                 self.add_port(
                     shared.bridge, shared.name, shared.port_columns(), shared.interfaces()
                 )
-            case c.SetPort(port=wish) | c.SetUplink(uplink=wish) | c.SetTunnelPort(port=wish):
+            case (
+                c.SetPort(port=wish)
+                | c.SetBeside(port=wish)
+                | c.SetUplink(uplink=wish)
+                | t.SetTunnelPort(port=wish)
+            ):
                 ports = self.bridges[wish.bridge].ports
                 ports[wish.name] = self._set(
                     ports[wish.name], wish.port_columns(), wish.interfaces()
                 )
-            case c.RemovePort() | c.RemoveUplink() | c.RemoveTunnelPort():
+            case c.RemovePort() | c.RemoveUplink() | t.RemoveTunnelPort() | c.RemoveBeside():
                 gone = self.bridges[change.bridge].ports.pop(change.name)
-                if gone.qos and is_ours(gone.qos.external_ids):
+                if gone.qos and is_marked(gone.qos.external_ids, self.layout.backend):
                     del self.qos[gone.qos.uuid]
             case c.SetQos(port=row):
                 self._set_qos(row.bridge, row.name, row.qos_columns())
@@ -129,16 +133,16 @@ class Model:
     def _apply_flows(self, change: Change) -> None:
         match change:
             case c.SetFilter():
-                port = self.bridges[change.bridge].ports[change.name]
-                assert port.interface and port.interface.ofport
-                self.drop(change.bridge, filters.port_cookie(change.port_id))
-                self.bridges[change.bridge].flows |= filters.port_flows(
-                    change.port_id, port.interface.ofport, change.spec
+                own, other = (
+                    self._ofport(change.bridge, name) for name in (change.name, change.beside)
                 )
+                self.drop(change.bridge, filters.port_cookie(change.port_id))
+                self.bridges[change.bridge].flows |= change.flows(own, other)
             case c.SetBridgeFlows():
                 self.drop(change.bridge, COOKIE_MARK)
+                assert change.fixed == self.layout.base.get(change.bridge)
                 self.bridges[change.bridge].flows |= self._wanted_flows(change.bridge)
-            case c.SetNetwork():
+            case t.SetNetwork():
                 ofports = [
                     port.interface.ofport
                     for name in (vxlan_name(change.overlay.spec.udp_port), TO_OVERLAY)
@@ -156,33 +160,48 @@ class Model:
                 raise AssertionError(f"a change the model does not know: {change}")
 
     def observe(self, ports: Collection[str] | None = None) -> Seen:
-        rows = {
-            p.owner[1]: p
-            for b in self.bridges.values()
-            for p in b.ports.values()
-            if p.owner and (ports is None or p.owner[1] in ports)
+        """As the dpdkvhostuser backend does."""
+        common = self.common(ports)
+        named = self._named()
+        taken = {
+            name
+            for name, p in named.items()
+            if name.startswith(SHARED_NAMES) and TUNNEL_MARK not in p.external_ids
         }
-        known = {*self.settings.bridge_mappings.values(), *BRIDGE_MARKS}
-        named = {name: p for b in self.bridges.values() for name, p in b.ports.items()}
         return Seen(
+            **{**vars(common), "taken_names": common.taken_names | taken},
+            tunnels=self._seen_tunnels(common.rows, named, whole=ports is None),
+        )
+
+    def common(self, ports: Collection[str] | None = None) -> SeenOvs:
+        """As the backends on OVS do."""
+        named = self._named()
+        rows, beside = (
+            {
+                owner[1]: p
+                for p in named.values()
+                if (owner := whose(p)) and (ports is None or owner[1] in ports)
+            }
+            for whose in (_owner, _beside)
+        )
+        known = {*self.settings.bridge_mappings.values(), *self.layout.marks}
+        return SeenOvs(
             ports={i: ObservedPort() for i in rows},
             rows=rows,
+            beside=beside,
             flows={i: self._port_flows(i, row) for i, row in rows.items()},
             bridges={
                 name: self._seen_bridge(name, b, rows, whole=ports is None)
                 for name, b in self.bridges.items()
                 if b.ours or name in known
             },
-            tunnels=self._seen_tunnels(rows, named, whole=ports is None),
             qos=tuple(
                 q for q in self.qos.values() if q.owner and (ports is None or q.owner[1] in ports)
             ),
             taken_names=frozenset(
                 name
                 for name, p in named.items()
-                if name.startswith((VHOST, *SHARED_NAMES))
-                and not p.owner
-                and TUNNEL_MARK not in p.external_ids
+                if name.startswith(self.layout.prefixes) and not p.serves
             ),
             vhost_sockets=len(rows),
         )
@@ -203,6 +222,13 @@ class Model:
         self.bridges[bridge].flows = {f for f in self.bridges[bridge].flows if f.cookie != cookie}
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _named(self) -> dict[str, OvsPort]:
+        return {name: p for b in self.bridges.values() for name, p in b.ports.items()}
+
+    def _ofport(self, bridge: str, name: str | None) -> int | None:
+        port = self.bridges[bridge].ports.get(name or "")
+        return port.interface.ofport if port and port.interface else None
 
     def _number(self) -> int:
         self._next += 1
@@ -236,7 +262,7 @@ class Model:
             has_strangers=any(_is_strangers(p) for p in strangers.values()),
             wanted_flows=self._wanted_flows(name) if bridge.ours else frozenset(),
             flows=frozenset(f for f in bridge.flows if f.cookie == COOKIE_MARK),
-            stray_cookies=frozenset(strays if whole and name != TUNNELS else ()),
+            stray_cookies=frozenset(strays if whole and name not in self.layout.homes else ()),
         )
 
     def _seen_tunnels(
@@ -263,8 +289,8 @@ class Model:
         )
 
     def _wanted_flows(self, name: str) -> frozenset[Flow]:
-        if name == TUNNELS:
-            return tunnels.base_flows()
+        if name in self.layout.base:
+            return self.layout.base[name]
         strangers = [p for p in self.bridges[name].ports.values() if not p.owner]
         return filters.bridge_flows(i.ofport or 0 for p in strangers for i in p.interfaces)
 
@@ -284,15 +310,23 @@ class Model:
     def _set_qos(self, bridge: str, name: str, columns: Mapping[str, Any] | None) -> None:
         ports = self.bridges[bridge].ports
         row = ports[name].qos
-        ours = row is not None and is_ours(row.external_ids)
+        ours = row is not None and is_marked(row.external_ids, self.layout.backend)
         if row is not None and ours:
             del self.qos[row.uuid]
         new = self.add_qos(**columns) if columns else None
         ports[name] = replace(ports[name], qos=new)
 
 
+def _owner(port: OvsPort) -> tuple[str, str] | None:
+    return port.owner
+
+
+def _beside(port: OvsPort) -> tuple[str, str] | None:
+    return None if port.owner else port.serves
+
+
 def _is_strangers(port: OvsPort) -> bool:
-    return not port.owner and not {UPLINK_MARK, TUNNEL_MARK} & port.external_ids.keys()
+    return not port.serves and not {UPLINK_MARK, TUNNEL_MARK} & port.external_ids.keys()
 
 
 def _columns(columns: Mapping[str, Any], ids: Mapping[str, str]) -> dict[str, Any]:

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from drivers.dpdkvhostuser import offload, tunnels
-from drivers.dpdkvhostuser.faults import HostWord, fault
+from drivers.dpdkvhostuser import tunnels
+from drivers.dpdkvhostuser.faults import fault
 from drivers.dpdkvhostuser.findings import findings
-from drivers.dpdkvhostuser.policers import Policer, refused
-from drivers.dpdkvhostuser.seen import Seen, SeenBridge, SeenTunnels
+from drivers.dpdkvhostuser.seen import Seen, SeenTunnels
 from drivers.dpdkvhostuser.tunnels import network_cookie, network_flows, with_learned
+from drivers.ovs import offload
+from drivers.ovs.faults import HostWord
+from drivers.ovs.policers import Policer, refused
+from drivers.ovs.seen import SeenBridge
 from netplugin.backend import Overlay
 from netplugin.host.openflow import COOKIE_MARK, Flow, parse_flows
 from netplugin.host.ovs_bonds import Bond, BondUse

@@ -9,11 +9,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.dpdkvhostuser import changes as c
-from drivers.dpdkvhostuser.plan import MAX_VHOST_SOCKETS
+from drivers.dpdkvhostuser.changes import SetNetwork
 from drivers.dpdkvhostuser.plan import make_plan as plan
 from drivers.dpdkvhostuser.tunnels import network_cookie
 from drivers.dpdkvhostuser.wanted import TUNNELS
+from drivers.ovs import changes as c
+from drivers.ovs.plan_ports import MAX_VHOST_SOCKETS
 from netplugin.backend import Intent
 from netplugin.host.openflow import Flow
 from netplugin.host.ovs_rows import OvsPort
@@ -103,7 +104,7 @@ def test_a_crash_at_any_boundary_is_healed(
 
 
 def _is_of_flows(change: Any) -> bool:
-    return isinstance(change, c.SetFilter | c.SetBridgeFlows | c.SetNetwork | c.DropFlows)
+    return isinstance(change, c.SetFilter | c.SetBridgeFlows | SetNetwork | c.DropFlows)
 
 
 def _summary(host: Model) -> Any:

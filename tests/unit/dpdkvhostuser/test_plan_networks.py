@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from drivers.dpdkvhostuser import changes as c
 from drivers.dpdkvhostuser.plan import make_plan as plan
 from drivers.dpdkvhostuser.tunnels import network_cookie, with_learned
 from drivers.dpdkvhostuser.wanted import OVERLAY, TUNNELS, vxlan_name
+from drivers.ovs import changes as c
 from netplugin.backend import Intent
 from tests.unit.dpdkvhostuser.model import SETTINGS, UNDERLAY, Bridge, Model
 from tests.unit.dpdkvhostuser.scenes import converge, kinds, on_network, overlay

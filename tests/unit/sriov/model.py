@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,6 +51,7 @@ class ModelPf:
     numa_node: int = 0
     vf_driver: str | None = "igbvf"
     total: int = 7
+    switchdev: bool = False
     link: dict[str, Any] = field(default_factory=dict)
     vfs: dict[int, ModelVf] = field(default_factory=dict)
     #: The MAC it was built with.
@@ -146,6 +147,7 @@ class Model(Kernel):
         self.unbindable: set[str] = set()
         self.written: list[tuple[str, str]] = []
         self.looks = 0
+        self.looks_again = 0
         self._vfs = ModelVfs(self)
         for pf in pfs:
             if not pf.vfs:
@@ -161,12 +163,26 @@ class Model(Kernel):
         vfs = (self._vf(pf, vf) for pf in self.pfs.values() for vf in pf.vfs.values())
         return Inventory(pfs, {vf.address: vf for vf in vfs})
 
+    def look_again(self, seen: Inventory, nics: Collection[str]) -> Inventory:
+        """What is not among ``nics`` is old, as it would be."""
+        self.tick()
+        self.looks_again += 1
+        pfs = {pf.address: self._pf(index, pf) for index, pf in enumerate(self.pfs.values())}
+        assert set(nics) <= set(pfs)
+        old = {a: vf for a, vf in seen.vfs.items() if vf.pf not in nics}
+        new = [self._vf(self.pfs[n], vf) for n in nics for vf in self.pfs[n].vfs.values()]
+        return Inventory(
+            {a: pf if a in nics else seen.pfs[a] for a, pf in pfs.items()},
+            {**old, **{vf.address: vf for vf in new}},
+        )
+
     def _pf(self, index: int, pf: ModelPf) -> Pf:
         told = {"mtu": 1500, "up": True, "carrier": True, **pf.link}
         vfs = {n: vf.attributes for n, vf in pf.vfs.items()}
         link = NicLink(index, pf.name, pf.address, permanent_mac=pf.mac, vfs=vfs, **told)
         return Pf(
-            pf.address, pf.network, "igb", pf.numa_node, pf.total, len(pf.vfs), link
+            pf.address, pf.network, "igb", pf.numa_node, pf.total, len(pf.vfs), link, pf.switchdev,
+            {n: f"{pf.name}_{n}" for n in pf.vfs} if pf.switchdev else {},
         )  # fmt: skip
 
     def _vf(self, pf: ModelPf, vf: ModelVf) -> Vf:

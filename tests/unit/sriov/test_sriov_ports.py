@@ -87,7 +87,6 @@ def test_spoofchk_is_port_security(
         ({"qos": {"ingress_kbps": 50_000}}, Unsupported, "not what it receives"),
         ({"qos": {"egress_kbps": 50_500}}, Unsupported, "whole Mbit/s"),
         ({"qos": {"egress_kbps": 3}}, InvalidRequest, "not one frame"),
-        ({"vf": {"teaming": True}}, Unsupported, "vf.teaming"),
         ({"vf": {"spoofchk": False}}, InvalidRequest, "vf.spoofchk"),
         ({"queues": 2}, Unsupported, "queues above 1"),
         ({"rx_queue_size": 512}, Unsupported, "rings"),
@@ -404,7 +403,9 @@ def test_a_nic_that_is_down_is_said_and_not_repaired(world: World) -> None:
 # -- how much is read ----------------------------------------------------------------------------
 
 
-def test_a_plug_looks_once_before_and_once_after(world: World) -> None:
-    world.model.looks = 0
+def test_a_plug_looks_at_all_once_and_then_at_its_own_nic_alone(world: World) -> None:
+    world.model.looks = world.model.looks_again = 0
     assert world.plug("a", make_spec()) is None
-    assert world.model.looks == 2
+    assert (world.model.looks, world.model.looks_again) == (1, 1)
+    assert world.unplug("a") is None
+    assert (world.model.looks, world.model.looks_again) == (2, 2)

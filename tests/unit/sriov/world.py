@@ -17,7 +17,7 @@ from drivers.sriov.plan import wanted
 from drivers.vf.memory import KEPT_DRIVERS
 from netplugin import options
 from netplugin.backend import NOBODY
-from netplugin.host.vfs import VFIO, differing
+from netplugin.host.vfs import VFIO, VfAttributes, differing
 from netplugin.models import PortSpec, PortState
 from tests.unit.sriov.model import Model, ModelPf, ModelVf
 from tests.unit.test_reconciler_crash import Clock, Crash, TickingStore
@@ -58,9 +58,16 @@ class World:
         self.reconciler.check()
 
     def start(self) -> None:
-        self.driver = Sriov(options.load([]), None, kernel=self.model)
+        self.driver = self.make_driver()
         self.store = TickingStore(self.path, self.clock)
         self.reconciler = Reconciler(self.driver, self.store, Metrics(self.store))  # type: ignore[arg-type]
+
+    def make_driver(self) -> Any:
+        return Sriov(options.load([]), None, kernel=self.model)
+
+    def wants(self, spec: PortSpec) -> VfAttributes:
+        """What a VF has of a port."""
+        return wanted(spec)
 
     def restart(self) -> None:
         self.clock.wind_up(None)
@@ -140,7 +147,7 @@ class World:
         for record in self.store.records():
             assert (record.state, record.error) == (PortState.ACTIVE, None), record
             vf, before = self.vf_of(record.port_id), self.before[self.address_of(record.port_id)]
-            assert not differing(vf.attributes, wanted(record.spec))
+            assert not differing(vf.attributes, self.wants(record.spec))
             if before["driver"] not in KEPT_DRIVERS:
                 assert (vf.driver, vf.override) == (VFIO, VFIO)
         assert self.reconciler.check(dry_run=True).changes == []

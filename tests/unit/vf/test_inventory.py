@@ -11,7 +11,7 @@ from drivers.vf.inventory import Inventory, read_inventory
 from drivers.vf.kernel import Kernel
 from drivers.vf.options import By, Device, parse_devices
 from drivers.vf.usability import pool_findings, usability
-from netplugin.host.vfs import NicLink, VfAttributes
+from netplugin.host.vfs import NicLink, VfAttributes, Vfs
 from tests.unit.vf.trees import Nic, build
 
 FIRST = Nic()
@@ -91,6 +91,41 @@ def test_switchdev_and_its_representors(tmp_path: Path) -> None:
     assert found.pfs["0000:81:00.0"].name == "eth1"
     assert found.pfs["0000:81:00.0"].representors == nic.representors
     assert ["switchdev" in f.found for f in pool_findings(found)] == [True]
+
+
+def test_one_nic_is_read_again_and_the_others_stay_as_they_were_seen(tmp_path: Path) -> None:
+    """The look after a change: its NIC anew, with one request to the kernel and no list of links."""
+    build(tmp_path, FIRST, SECOND)
+    told = {**links(FIRST, SECOND), "vf1": NicLink(9, "vf1", parent="0000:03:10.1", enslaved=True)}
+    told["vf2"] = NicLink(10, "vf2", parent="0000:03:10.2", enslaved=True)
+    devices = parse_devices(["net1:eth0", "net2:eth1"])
+    seen = read_inventory(tmp_path, devices, told)
+    for address in ("0000:03:10.1", "0000:81:10.2"):
+        (tmp_path / "bus/pci/devices" / address / "driver").unlink()
+    asked: list[int] = []
+    changed = VfAttributes(mac="52:54:00:00:00:07", spoofchk=True, trusted=False)
+
+    class Kernels(Vfs):
+        def link(self, index: int) -> NicLink | None:
+            asked.append(index)
+            return FIRST.link(2, vfs={1: changed}) if index == 2 else None
+
+        def links(self) -> dict[str, NicLink]:
+            asked.append(-1)
+            return told
+
+    kernel = Kernel(devices, tmp_path, Kernels(tmp_path))
+    again = kernel.look_again(seen, ["0000:03:00.0"])
+    assert asked == [2]
+    assert again.vfs["0000:03:10.1"].attributes == changed
+    assert again.vfs["0000:03:10.1"].driver is None and again.vfs["0000:03:10.1"].enslaved is None
+    assert again.vfs["0000:03:10.2"].enslaved == "vf2", "its driver has not changed"
+    assert (
+        again.vfs["0000:81:10.2"] == seen.vfs["0000:81:10.2"]
+        and again.pfs.keys() == seen.pfs.keys()
+    )
+    assert kernel.look_again(seen, ["0000:81:00.0"]).vfs["0000:81:10.2"].driver is None
+    assert asked == [2, 3, -1], "its interface has gone, so all is looked at"
 
 
 def test_a_nic_whose_interface_is_elsewhere(tmp_path: Path) -> None:

@@ -60,6 +60,43 @@ def test_a_link_is_told_with_its_device() -> None:
     assert link.permanent_mac == "00:01:02:03:04:05"
 
 
+def test_one_link_is_asked_for_without_a_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, bytes, int]] = []
+    header = struct.pack("=BxHiII", 0, 1, 7, 1, 0)
+    pf = (
+        header
+        + attribute(3, b"eth0\0")
+        + attribute(56, b"0000:03:00.0\0")
+        + attribute(57, b"pci\0")
+    )
+
+    def ask(kind: int, body: bytes, flags: int = 0) -> list[bytes]:
+        asked.append((kind, body, flags))
+        return [pf + attribute(22, vf_info(3, FULL))]
+
+    monkeypatch.setattr(netlink, "ask", ask)
+    link = Vfs().link(7)
+    assert link is not None and (link.name, link.vfs) == ("eth0", {3: FULL})
+    [(kind, body, flags)] = asked
+    assert (kind, flags) == (18, 0), "RTM_GETLINK, and no dump"
+    assert struct.unpack_from("=BxHiII", body)[2] == 7
+    assert struct.unpack("=I", dict(netlink.attributes(body, 16))[29])[0] & 1, "with its VFs"
+
+
+def test_a_link_that_is_no_more_is_none_and_another_refusal_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ask(kind: int, body: bytes, flags: int = 0) -> list[bytes]:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(netlink, "ask", ask)
+    code = errno.ENODEV
+    assert Vfs().link(7) is None
+    code = errno.EPERM
+    with pytest.raises(HostError):
+        Vfs().link(7)
+
+
 def test_only_what_differs_is_to_write() -> None:
     assert differing(VfAttributes(), VfAttributes(spoofchk=False, trusted=False)) == ()
     assert differing(FULL, VfAttributes()) == tuple(GROUPS)

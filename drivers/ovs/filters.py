@@ -2,6 +2,8 @@
 
 A bridge of ours is ``fail_mode=secure`` and has no flow that takes just any frame: a port without
 flows is shut, so it is never open before its filter is there, nor while vswitchd restarts.
+
+What is let in the bridge switches; or, of a port that is relayed, it goes to the one port beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from netplugin.models import PortSpec
 
 _PORT = 100
 _ARP = 110
+# No tag, or one of priority alone (IEEE 802.1Q, 9.6: VLAN 0), as OVS lets into an access port.
+_UNTAGGED = "vlan_tci=0x0000/0x0fff"
 LOCAL = 65534  # OFPP_LOCAL as ovs-ofctl prints it with --no-names: the bridge's internal port
 
 
@@ -28,6 +32,23 @@ def port_cookie(port_id: str) -> int:
 def bridge_flows(ofports: Iterable[int]) -> frozenset[Flow]:
     """What a bridge of ours forwards by itself: frames from the ports that are no VM's."""
     return frozenset(Flow.make(COOKIE_MARK, _PORT, f"in_port={_in_port(p)}") for p in ofports)
+
+
+def relay_flows(port_id: str, ofport: int, beside: int, spec: PortSpec) -> frozenset[Flow]:
+    """The flows of a VM's port that is joined to the port ``beside`` it, and to no other.
+
+    As on an access port, nothing with a VLAN tag passes: the tag is the NIC's to give.
+    """
+    out = {
+        flow if flow.actions == "drop" else _relayed(flow.match, flow, beside)
+        for flow in port_flows(port_id, ofport, spec)
+    }
+    back = Flow.make(port_cookie(port_id), _PORT, "")
+    return frozenset(out | {_relayed(f"in_port={beside}", back, ofport)})
+
+
+def _relayed(match: str, flow: Flow, to: int) -> Flow:
+    return Flow.make(flow.cookie, flow.priority, f"{match},{_UNTAGGED}", f"output:{to}")
 
 
 def port_flows(port_id: str, ofport: int, spec: PortSpec) -> frozenset[Flow]:

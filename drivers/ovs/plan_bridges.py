@@ -4,35 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from drivers.dpdkvhostuser import changes as c
-from drivers.dpdkvhostuser.seen import Seen, SeenBridge
-from drivers.dpdkvhostuser.wanted import BRIDGE_MARKS, OVERLAY, TUNNELS, Uplink, VhostPort
+from drivers.ovs import changes as c
+from drivers.ovs.layout import Layout
+from drivers.ovs.ports import Uplink, VhostPort
+from drivers.ovs.seen import SeenBridge, SeenOvs
 from netplugin.backend import Change
 from netplugin.host.ovs import OvsSettings
 
 
 def bridge_changes(
-    settings: OvsSettings, wanted: Mapping[str, VhostPort], leaving: set[str], seen: Seen
+    settings: OvsSettings,
+    layout: Layout,
+    wanted: Mapping[str, VhostPort],
+    leaving: set[str],
+    seen: SeenOvs,
 ) -> tuple[list[Change], list[Change]]:
     """What must be done to bridges before the ports, and what after them."""
     before: list[Change] = []
     after: list[Change] = []
     planned = leaving | wanted.keys()
     needed = {port.bridge for port in wanted.values()}
-    if OVERLAY in needed:
-        needed.add(TUNNELS)
+    needed |= {name for name, home in layout.homes.items() if home in needed}
     networks = {bridge: network for network, bridge in settings.bridge_mappings.items()}
     for name in sorted({*seen.bridges, *needed}):
-        # The bridge of the tunnels is there for the ports on the bridge of the VMs.
-        home = OVERLAY if name == TUNNELS else name
+        home, fixed = layout.home(name), layout.base.get(name)
         users = {i: port for i, port in wanted.items() if port.bridge == home}
         ids = tuple(sorted(users))
         bridge = seen.bridges.get(name)
         if bridge and bridge.stray_cookies:
             after.append(c.DropFlows(ids, name, tuple(sorted(bridge.stray_cookies))))
         if bridge is None:
-            before.append(c.CreateBridge(ids, name, BRIDGE_MARKS.get(name) or networks[name]))
-            after.append(c.SetBridgeFlows(ids, name))
+            before.append(c.CreateBridge(ids, name, layout.marks.get(name) or networks[name]))
+            after.append(c.SetBridgeFlows(ids, name, fixed))
         elif not bridge.ours:
             continue
         elif not (users or seen.is_used(home, planned)):
@@ -43,13 +46,13 @@ def bridge_changes(
             if bridge.fail_mode != "secure":
                 before.append(c.SecureBridge(ids, name))
             if bridge.flows is not None and bridge.flows != bridge.wanted_flows:
-                after.append(c.SetBridgeFlows(ids, name))
+                after.append(c.SetBridgeFlows(ids, name, fixed))
         mtu = max([port.mtu for port in users.values()] + seen.other_mtus(name, planned), default=0)
         wish = Uplink.of(settings, name, networks[name], mtu) if name in networks else None
         uplinks = _uplink_changes(wish, ids, bridge)
         before += uplinks
         if uplinks and bridge is not None:
-            after.append(c.SetBridgeFlows(ids, name))
+            after.append(c.SetBridgeFlows(ids, name, fixed))
     return before, list(dict.fromkeys(after))
 
 

@@ -1,0 +1,244 @@
+"""Teaming: a VF with a virtio NIC beside it, two ports that come, go and are told as one.
+
+While the VF is there the guest uses it, and while it is not, the virtio NIC of the same MAC (the
+guest's net_failover, and QEMU's ``failover``): so QEMU can take the VF out for a live migration. The
+virtio NIC is a port like any other, on the backend that the operator chose, and its record says whose
+``standby_of`` it is. It comes before the VF and goes after it. What a crash leaves between the two is
+found by comparing the records of both, which is also how every failed call is cleaned up.
+
+Source: libvirt's formatdomain, "Teaming a virtio/hostdev NIC pair".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from weakref import WeakValueDictionary
+
+from agents.store import Record, Store
+from netplugin.errors import Conflict, NetpluginError, Unsupported
+from netplugin.host.names import device_name
+from netplugin.libvirt_xml import team_interfaces
+from netplugin.models import Binding, DomainRequirements, Port, PortSpec, PortState
+
+LOG = logging.getLogger(__name__)
+
+_PREFIX = "standby-"
+# How often the records are compared; it costs a walk over them in memory.
+_COMPARE_S = 5.0
+
+PutPort = Callable[[str, PortSpec, str | None], Awaitable[Record]]
+DeletePort = Callable[[str, str | None], Awaitable[None]]
+
+
+def standby_id(port_id: str) -> str:
+    """The port beside this one. The same each time, and never too long."""
+    return device_name(_PREFIX, port_id)
+
+
+def standby_spec(spec: PortSpec, backend: str) -> PortSpec:
+    """The virtio NIC's spec: that of the VF, but for what only a VF can do."""
+    return PortSpec(
+        vm_id=spec.vm_id,
+        mac=spec.mac,
+        backend=backend,
+        network=spec.network,
+        numa_node=spec.numa_node,
+        qos=spec.qos.model_copy(update={"min_egress_kbps": None}),
+        port_security=spec.port_security,
+    )
+
+
+class Teams:
+    """Not thread-safe: the event loop's. ``put`` and ``delete`` are those of a single port."""
+
+    def __init__(
+        self,
+        store: Store,
+        backend: str,
+        put: PutPort,
+        delete: DeletePort,
+        is_at_hand: Callable[[str], bool],
+    ) -> None:
+        self._store = store
+        self._backend = backend
+        self._put = put
+        self._delete = delete
+        self._is_at_hand = is_at_hand
+        # One call at a time for a team: its two halves must not be those of different calls.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Compare now and then what a crash, or a VF that was still in use, has left."""
+        self._task = asyncio.get_running_loop().create_task(self._compare())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def concerns(self, port_id: str, spec: PortSpec | None = None) -> bool:
+        """Whether a call for this port is for a team: asked for, there, or being made."""
+        record = self._store.get(port_id)
+        return (
+            (spec is not None and spec.vf.teaming)
+            or (record is not None and record.spec.vf.teaming)
+            or port_id in self._locks
+        )
+
+    async def put(self, port_id: str, spec: PortSpec) -> Record:
+        """Both or none. Raises: any NetpluginError; the team is as it was before, then."""
+        async with self._lock(port_id):
+            self.refuse_half(port_id, None)
+            self._refuse_change(port_id, spec)
+            if not spec.vf.teaming:
+                return await self._put(port_id, spec, None)
+            beside = standby_spec(spec, self._chosen_backend())
+            try:
+                await self._put(standby_id(port_id), beside, port_id)
+                return await self._put(port_id, spec, None)
+            except BaseException:
+                await self._settle_or_later(port_id)
+                raise
+
+    async def delete(self, port_id: str) -> None:
+        async with self._lock(port_id):
+            await self._delete(port_id, None)
+            await self._settle(port_id)
+
+    def _lock(self, port_id: str) -> asyncio.Lock:
+        lock = self._locks.get(port_id)
+        if lock is None:
+            lock = self._locks[port_id] = asyncio.Lock()
+        return lock
+
+    def _chosen_backend(self) -> str:
+        if not self._backend:
+            raise Unsupported(
+                "vf.teaming: no backend is chosen for the virtio NIC beside the VF", step="validate",
+                fix="set [agent] teaming_backend, or ask without vf.teaming",
+            )  # fmt: skip
+        return self._backend
+
+    def refuse_half(self, port_id: str, standby_of: str | None) -> None:
+        """A standby is its team's: not a platform's, and not that of another port of the same name.
+
+        Raises: Conflict.
+        """
+        record = self._store.get(port_id)
+        if record is not None and record.standby_of != standby_of:
+            whose = f"the standby of port {record.standby_of}" if record.standby_of else "in use"
+            raise Conflict(
+                f"port {port_id} is {whose}", step="validate", port_id=port_id,
+                fix=f"ask for port {record.standby_of}" if record.standby_of else "delete it before",
+            )  # fmt: skip
+
+    def _refuse_change(self, port_id: str, spec: PortSpec) -> None:
+        record = self._store.get(port_id)
+        if record is None or record.state is PortState.REMOVING:
+            return
+        if record.spec.vf.teaming != spec.vf.teaming:
+            raise Conflict(
+                "vf.teaming cannot change on a live port", step="validate", port_id=port_id,
+                fix="delete the port and ask for it again",
+            )  # fmt: skip
+
+    # -- what was left -----------------------------------------------------------------------------
+
+    def unsettled(self) -> list[str]:
+        """The ports whose standby is not as it should be, but for those that are at hand."""
+        records = {record.port_id: record for record in self._store.records()}
+        teams = {i for i, record in records.items() if record.spec.vf.teaming}
+        teams |= {record.standby_of for record in records.values() if record.standby_of}
+        return sorted(
+            port_id
+            for port_id in teams
+            if port_id not in self._locks
+            and not self._is_at_hand(port_id)
+            and not self._is_at_hand(standby_id(port_id))
+            and not self._is_settled(port_id)
+        )
+
+    def _is_settled(self, port_id: str) -> bool:
+        record, standby = self._store.get(port_id), self._standby(port_id)
+        if record is None:
+            return standby is None
+        if record.state is PortState.REMOVING or not record.spec.vf.teaming:
+            return True  # the standby goes after the VF
+        return standby is not None and (
+            standby.spec == standby_spec(record.spec, standby.spec.backend)
+            and standby.state is not PortState.REMOVING
+        )
+
+    def _standby(self, port_id: str) -> Record | None:
+        record = self._store.get(standby_id(port_id))
+        return record if record is not None and record.standby_of == port_id else None
+
+    async def _settle(self, port_id: str) -> None:
+        """Make the standby be what the port's own record says."""
+        if self._is_settled(port_id):
+            return
+        record, standby = self._store.get(port_id), self._standby(port_id)
+        if record is None:
+            await self._delete(standby_id(port_id), port_id)
+            return
+        # An operator who chooses another backend means new teams: a NIC in use keeps its own.
+        backend = standby.spec.backend if standby else self._chosen_backend()
+        await self._put(standby_id(port_id), standby_spec(record.spec, backend), port_id)
+
+    async def _settle_or_later(self, port_id: str) -> None:
+        try:
+            await self._settle(port_id)
+        except NetpluginError as error:
+            LOG.warning("its standby stays for now: %s", error, extra={"port_id": port_id})
+
+    async def settle(self) -> None:
+        """Put right what was left; what cannot be yet is tried again at the next call."""
+        for port_id in self.unsettled():
+            async with self._lock(port_id):
+                await self._settle_or_later(port_id)
+
+    async def _compare(self) -> None:
+        while True:
+            await self.settle()
+            await asyncio.sleep(_COMPARE_S)
+
+    # -- what is told of them ----------------------------------------------------------------------
+
+    def told(self, port: Port, describe: Callable[[Record], Port]) -> Port:
+        """The port with its standby's NIC first in the binding, and with what is wrong there."""
+        if not port.spec.vf.teaming or port.binding is None:
+            return port
+        record = self._standby(port.port_id)
+        standby = describe(record) if record is not None else None
+        if standby is None or standby.binding is None:
+            return port  # between the two halves of a call
+        changed: dict[str, object] = {
+            "binding": _joined(standby.port_id, standby.binding, port.binding)
+        }
+        if port.state is PortState.ACTIVE and standby.state is not PortState.ACTIVE:
+            changed |= {"state": PortState.DEGRADED, "error": standby.error}
+        return port.model_copy(update=changed)
+
+
+def _joined(name: str, persistent: Binding, transient: Binding) -> Binding:
+    needs = [persistent.domain_requirements, transient.domain_requirements]
+    nodes = [need.numa_node for need in needs if need.numa_node is not None]
+    return transient.model_copy(
+        update={
+            "interface_xml": team_interfaces(
+                persistent.interface_xml, transient.interface_xml, name
+            ),
+            "domain_requirements": DomainRequirements(
+                shared_memory=any(need.shared_memory for need in needs),
+                hugepages=any(need.hugepages for need in needs),
+                numa_node=nodes[0] if nodes else None,
+                vfio=any(need.vfio for need in needs),
+            ),
+            "standby_port_id": name,
+        }
+    )

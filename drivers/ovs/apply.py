@@ -1,0 +1,155 @@
+"""Makes changes: one OVSDB transaction for all, then the flows, in one bundle for each bridge."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+
+from drivers.ovs import changes as c
+from drivers.ovs import policers, sockets
+from drivers.ovs.steps import FlowChange, RowChange
+from netplugin.backend import Applied, Change
+from netplugin.errors import HostError, NetpluginError
+from netplugin.host.openflow import Flow
+from netplugin.host.ovs import OvsHost
+from netplugin.host.ovs_rows import OvsInterface
+from netplugin.host.vswitchd import appctl
+
+LOG = logging.getLogger(__name__)
+_MTU_S = 5.0  # vswitchd sets an MTU after it has said that it is configured
+_Failed = dict[str, NetpluginError]
+
+
+class Applier:
+    """See ``netplugin.backend.Backend.apply``."""
+
+    def __init__(self, ovs: OvsHost) -> None:
+        self._ovs = ovs
+
+    def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
+        failed: _Failed = {}
+        start = time.monotonic()
+        self._write_rows(changes, deadline, failed)
+        self._wait_for_mtu(changes, failed, deadline)
+        self._require_policers(changes, deadline, failed)
+        rows_done = time.monotonic()
+        self._write_flows(changes, deadline, failed)
+        for change in changes:
+            if isinstance(change, c.RemoveSocket):
+                try:
+                    sockets.remove(change.path)
+                except HostError as error:
+                    failed.update({port: error.for_port(port) for port in change.ports})
+        return Applied(
+            failed,
+            {
+                "vswitchd": (rows_done - start) * 1e3,
+                "openflow": (time.monotonic() - rows_done) * 1e3,
+            },
+        )
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def _write_rows(self, changes: Sequence[Change], deadline: float, failed: _Failed) -> None:
+        """One transaction for all; if the database refuses it, one for each port, to find whose."""
+        rows = [change for change in changes if isinstance(change, RowChange)]
+        if not rows:
+            return
+        try:
+            self._commit(rows, deadline)
+        except NetpluginError as error:
+            ports = sorted({port for change in rows for port in change.ports})
+            LOG.warning("a transaction for %d ports failed: %s", len(ports), error)
+            if error.code != "host_error" or len(ports) < 2:
+                failed.update({port: error.for_port(port) for port in ports})
+                return
+            done: list[
+                RowChange
+            ] = []  # what ports share is written for the first that goes through
+            for port in ports:
+                own = [change for change in rows if port in change.ports and change not in done]
+                try:
+                    self._commit(own, deadline)
+                    done += own
+                except NetpluginError as refused:
+                    failed[port] = refused.for_port(port)
+
+    def _commit(self, changes: Sequence[RowChange], deadline: float) -> None:
+        self._ovs.write([change.command() for change in changes], deadline)
+
+    def _wait_for_mtu(self, changes: Sequence[Change], failed: _Failed, deadline: float) -> None:
+        """Until the MTUs asked for are there; one that does not come is found when read back."""
+        wanted = [
+            mtu
+            for change in changes
+            if isinstance(change, RowChange) and not any(port in failed for port in change.ports)
+            for mtu in change.mtus()
+        ]
+        if wanted:
+            until = min(deadline, time.monotonic() + _MTU_S)
+            self._ovs.mirror.wait_for(lambda: all(self._has_mtu(*w) for w in wanted), until)
+
+    def _has_mtu(self, name: str, mtu: int, may_wait_for_vm: bool) -> bool:
+        port = self._ovs.mirror.port(name)
+        return all(
+            i.mtu == mtu or bool(i.error) or (may_wait_for_vm and not i.mtu)
+            for i in (port.interfaces if port else ())
+        )
+
+    def _require_policers(
+        self, changes: Sequence[Change], deadline: float, failed: _Failed
+    ) -> None:
+        """That vswitchd took the policers that were changed: the database does not tell."""
+        for change in changes:
+            if not isinstance(change, c.SetQos | c.AddPort) or change.port.port_id in failed:
+                continue
+            port = change.port
+            if isinstance(change, c.AddPort) and port.receives is None:
+                continue
+            if self._interface(port.name) is None:
+                continue  # vswitchd could not make it at all, and says so
+            try:
+                shown = appctl(self._ovs.settings.rundir, "qos/show", port.name, deadline=deadline)
+                wrong = policers.refused(shown, port.receives)
+                if wrong:
+                    raise HostError(f"{port.name}: {wrong}", step="qos")
+            except NetpluginError as error:
+                failed[port.port_id] = error.for_port(port.port_id)
+
+    def _interface(self, name: str) -> OvsInterface | None:
+        """The interface of a port, if vswitchd could make it."""
+        port = self._ovs.mirror.port(name)
+        works = port is not None and port.interface is not None and port.interface.works_at
+        return port.interface if port and works else None
+
+    # -- flows -----------------------------------------------------------------------------------
+
+    def _write_flows(self, changes: Sequence[Change], deadline: float, failed: _Failed) -> None:
+        by_bridge: dict[str, list[FlowChange]] = defaultdict(list)
+        for change in changes:
+            if isinstance(change, FlowChange):
+                if not any(port in failed for port in change.ports) or len(change.ports) > 1:
+                    by_bridge[change.bridge].append(change)
+        for bridge, group in by_bridge.items():
+            try:
+                self._bundle(bridge, group, deadline)
+            except NetpluginError as error:
+                ports = {port for change in group for port in change.ports}
+                failed.update({p: error.for_port(p) for p in ports if p not in failed})
+
+    def _bundle(self, bridge: str, group: Sequence[FlowChange], deadline: float) -> None:
+        """All flow changes of a bridge at once: no frame meets a half-made set."""
+        if self._ovs.mirror.bridge(bridge) is None:
+            return  # the bridge has gone, and its flows with it
+        cookies: list[int] = []
+        gone: list[Flow] = []
+        flows: list[Flow] = []
+        for change in group:
+            edit = change.edit(self._ovs, deadline)
+            cookies += edit.cookies
+            gone += edit.gone
+            flows += edit.flows
+        if cookies or gone or flows:
+            self._ovs.flows.replace(bridge, cookies, flows, deadline, gone)

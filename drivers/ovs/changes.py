@@ -1,0 +1,295 @@
+"""What backends can do to OVS, each step as a value that knows the write it stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from uuid import UUID
+
+from drivers.ovs import filters
+from drivers.ovs.layout import base_flows
+from drivers.ovs.ports import MERGED_OF_UPLINKS, BesidePort, Uplink, VhostPort, is_marked
+from drivers.ovs.steps import FlowChange, FlowEdit, RowChange, add_rows, ofport, set_rows
+from netplugin.backend import Change
+from netplugin.host import ovs_commands as write
+from netplugin.host.openflow import COOKIE_MARK, Flow
+from netplugin.host.ovs import OvsHost
+from netplugin.host.ovs_rows import BRIDGE_MARK
+from netplugin.host.ovsdb import CommandFactory
+from netplugin.models import PortSpec
+
+# -- bridges -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CreateBridge(RowChange):
+    name: str
+    mark: str
+
+    def command(self) -> CommandFactory:
+        return partial(
+            write.AddBridge, name=self.name, datapath_type="netdev", fail_mode="secure",
+            external_ids={BRIDGE_MARK: self.mark},
+        )  # fmt: skip
+
+    def describe(self) -> str:
+        return f"create bridge {self.name} for {self.mark}"
+
+
+@dataclass(frozen=True)
+class SecureBridge(RowChange):
+    """Put ``fail_mode`` back: standalone would leave the filters open after a vswitchd restart."""
+
+    name: str
+
+    def command(self) -> CommandFactory:
+        return partial(write.SetBridge, name=self.name, fail_mode=["secure"])
+
+    def describe(self) -> str:
+        return f"set fail_mode of bridge {self.name} to secure"
+
+
+@dataclass(frozen=True)
+class RemoveBridge(RowChange):
+    name: str
+
+    def command(self) -> CommandFactory:
+        return partial(write.DeleteBridge, name=self.name)
+
+    def describe(self) -> str:
+        return f"remove bridge {self.name}, which no port needs any more"
+
+
+@dataclass(frozen=True)
+class SetBridgeFlows(FlowChange):
+    """Replace the flows of the bridge's own, for the ports that are no VM's.
+
+    ``fixed`` are those of a bridge that does not switch.
+    """
+
+    fixed: frozenset[Flow] | None = field(default=None, repr=False)
+
+    def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
+        row = ovs.mirror.bridge(self.bridge)
+        flows = base_flows(ovs.mirror, row, self.fixed) if row else frozenset()
+        return FlowEdit((COOKIE_MARK,), tuple(flows))
+
+    def describe(self) -> str:
+        return f"set the base flows of {self.bridge}"
+
+
+@dataclass(frozen=True)
+class DropFlows(FlowChange):
+    """Remove flows of ours that belong to nothing any more."""
+
+    cookies: tuple[int, ...]
+
+    def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
+        return FlowEdit(self.cookies)
+
+    def describe(self) -> str:
+        return f"remove flows left on {self.bridge} ({', '.join(f'{c:#x}' for c in self.cookies)})"
+
+
+# -- ports that are no VM's --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AddUplink(RowChange):
+    uplink: Uplink
+
+    def command(self) -> CommandFactory:
+        return add_rows(self.uplink)
+
+    def mtus(self) -> tuple[tuple[str, int, bool], ...]:
+        return ((self.uplink.name, self.uplink.mtu, False),)
+
+    def describe(self) -> str:
+        devices, bond = ", ".join(self.uplink.devices), self.uplink.bond
+        how = f"{devices}, {bond}" if bond else devices
+        return f"add uplink {self.uplink.name} ({how}) to {self.uplink.bridge}"
+
+
+@dataclass(frozen=True)
+class SetUplink(RowChange):
+    uplink: Uplink
+
+    def command(self) -> CommandFactory:
+        return set_rows(self.uplink, MERGED_OF_UPLINKS)
+
+    def mtus(self) -> tuple[tuple[str, int, bool], ...]:
+        return ((self.uplink.name, self.uplink.mtu, False),)
+
+    def describe(self) -> str:
+        uplink = self.uplink
+        return f"set uplink {uplink.name}: {', '.join(uplink.devices)}, MTU {uplink.mtu}" + (
+            f", {uplink.bond}" if uplink.bond else ""
+        )
+
+
+@dataclass(frozen=True)
+class RemoveUplink(RowChange):
+    bridge: str
+    name: str
+
+    def command(self) -> CommandFactory:
+        return partial(write.DeletePort, bridge=self.bridge, name=self.name)
+
+    def describe(self) -> str:
+        return f"remove uplink {self.name} from {self.bridge}"
+
+
+@dataclass(frozen=True)
+class AddBeside(RowChange):
+    port: BesidePort
+
+    def command(self) -> CommandFactory:
+        return add_rows(self.port)
+
+    def mtus(self) -> tuple[tuple[str, int, bool], ...]:
+        return ((self.port.name, self.port.mtu, False),)
+
+    def describe(self) -> str:
+        return f"add {self.port.device} as port {self.port.name} to {self.port.bridge}"
+
+
+@dataclass(frozen=True)
+class SetBeside(RowChange):
+    port: BesidePort
+
+    def command(self) -> CommandFactory:
+        return set_rows(self.port)
+
+    def mtus(self) -> tuple[tuple[str, int, bool], ...]:
+        return ((self.port.name, self.port.mtu, False),)
+
+    def describe(self) -> str:
+        return f"set port {self.port.name}: {self.port.device}, MTU {self.port.mtu}"
+
+
+@dataclass(frozen=True)
+class RemoveBeside(RowChange):
+    bridge: str
+    name: str
+    device: str
+
+    def command(self) -> CommandFactory:
+        return partial(write.DeletePort, bridge=self.bridge, name=self.name)
+
+    def describe(self) -> str:
+        return f"remove port {self.name} ({self.device}) from {self.bridge}"
+
+
+# -- VMs' ports --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AddPort(RowChange):
+    port: VhostPort
+
+    def command(self) -> CommandFactory:
+        return add_rows(self.port, self.port.qos_columns())
+
+    def describe(self) -> str:
+        return f"add port {self.port.name} to {self.port.bridge}, tag {self.port.tag}, MTU {self.port.mtu}"
+
+
+@dataclass(frozen=True)
+class SetPort(RowChange):
+    port: VhostPort
+
+    def command(self) -> CommandFactory:
+        return set_rows(self.port)
+
+    def mtus(self) -> tuple[tuple[str, int, bool], ...]:
+        return ((self.port.name, self.port.mtu, True),)
+
+    def describe(self) -> str:
+        rate = f", sends {self.port.sends.kbps} kbit/s" if self.port.sends else ""
+        return f"set port {self.port.name}: tag {self.port.tag}, MTU {self.port.mtu}, ids{rate}"
+
+
+@dataclass(frozen=True)
+class RemovePort(RowChange):
+    bridge: str
+    name: str
+    backend: str
+
+    def command(self) -> CommandFactory:
+        ours = partial(is_marked, backend=self.backend)
+        return partial(write.DeletePort, bridge=self.bridge, name=self.name, ours=ours)
+
+    def describe(self) -> str:
+        return f"remove port {self.name} from {self.bridge}"
+
+
+@dataclass(frozen=True)
+class SetQos(RowChange):
+    """Set what the VM may receive; the port's other columns stay as they are."""
+
+    port: VhostPort
+
+    def command(self) -> CommandFactory:
+        ours = partial(is_marked, backend=self.port.backend)
+        return partial(
+            write.SetQos, name=self.port.name, qos=self.port.qos_columns(), ours=ours
+        )  # fmt: skip
+
+    def describe(self) -> str:
+        rate = f"{self.port.receives.kbps} kbit/s" if self.port.receives else "any rate"
+        return f"let port {self.port.name} receive {rate}"
+
+
+@dataclass(frozen=True)
+class DropQos(RowChange):
+    """Remove a row of QoS of ours that no port uses."""
+
+    row: UUID
+
+    def command(self) -> CommandFactory:
+        return partial(write.DeleteQos, row=self.row)
+
+    def describe(self) -> str:
+        return f"remove QoS {self.row}, which no port uses"
+
+
+@dataclass(frozen=True)
+class SetFilter(FlowChange):
+    """Replace the flows of one port; which ofport it has is known when it is applied.
+
+    ``beside`` is the port that its frames go to and come from; None: the bridge switches them.
+    """
+
+    name: str
+    port_id: str
+    spec: PortSpec
+    beside: str | None = None
+
+    def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
+        own = ofport(ovs, self.name)
+        other = ofport(ovs, self.beside) if self.beside else None
+        return FlowEdit((filters.port_cookie(self.port_id),), tuple(self.flows(own, other)))
+
+    def flows(self, ofport: int | None, other: int | None) -> frozenset[Flow]:
+        """None for ports that vswitchd could not make: no flow leads to them."""
+        if ofport is None or (self.beside and other is None):
+            return frozenset()
+        if other is not None:
+            return filters.relay_flows(self.port_id, ofport, other, self.spec)
+        return filters.port_flows(self.port_id, ofport, self.spec)
+
+    def describe(self) -> str:
+        count = len(self.spec.port_security.allowed_addresses)
+        what = f"{count} addresses" if self.spec.port_security.enabled else "no filter"
+        to = f", relayed to {self.beside}" if self.beside else ""
+        return f"set flows of port {self.name} on {self.bridge} ({what}{to})"
+
+
+@dataclass(frozen=True)
+class RemoveSocket(Change):
+    """Remove the socket file that QEMU left; never while the port is only being remade."""
+
+    path: str
+
+    def describe(self) -> str:
+        return f"remove socket {self.path}"

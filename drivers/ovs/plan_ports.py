@@ -1,0 +1,184 @@
+"""From VMs' ports that are wanted and what OVS has of them to the changes between: without a host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from drivers.ovs import changes as c
+from drivers.ovs import filters
+from drivers.ovs.ports import BesidePort, VhostPort
+from drivers.ovs.seen import SeenBridge, SeenOvs
+from netplugin.backend import Change
+from netplugin.errors import CapacityExhausted, Conflict, NetpluginError, Unsupported
+from netplugin.host.openflow import Flow
+from netplugin.host.ovs_rows import OvsPort
+from netplugin.host.ovs_underlay import too_narrow
+from netplugin.models import PortSpec
+
+#: MAX_VHOST_SOCKET in DPDK's lib/vhost/socket.c: one more is refused.
+MAX_VHOST_SOCKETS = 1024
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A port that can be had: its rows, what its flows are made from, and what stands beside it."""
+
+    port: VhostPort
+    spec: PortSpec
+    beside: BesidePort | None = None
+    #: Whether OVS has to open what stands beside it anew, though its row is right.
+    reopen: bool = False
+
+
+# -- what cannot be had ------------------------------------------------------------------------------
+
+
+def port_refusal(wanted: Wanted, seen: SeenOvs, room: int) -> NetpluginError | None:
+    """Why no such port can be there; ``room`` is for how many new vhost sockets there is."""
+    port = wanted.port
+    names = (port.name, *((wanted.beside.name,) if wanted.beside else ()))
+    for name in names:
+        if name in seen.taken_names:
+            return name_taken(name)
+    if port.port_id not in seen.rows and room <= 0:
+        return CapacityExhausted(
+            f"all {MAX_VHOST_SOCKETS} vhost sockets of this vswitchd are taken", step="plan",
+            fix="remove ports that are no longer needed",
+        )  # fmt: skip
+    return None
+
+
+def bridge_refusal(wanted: Wanted, seen: SeenOvs) -> NetpluginError | None:
+    """Why the port cannot be on its bridge, as that is."""
+    port, bridge = wanted.port, seen.bridges.get(wanted.port.bridge)
+    return _of_bridge(port, wanted.spec, bridge, seen) if bridge else None
+
+
+def _of_bridge(
+    port: VhostPort, spec: PortSpec, bridge: SeenBridge, seen: SeenOvs
+) -> NetpluginError | None:
+    if bridge.datapath_type != "netdev":
+        return Conflict(
+            f"bridge {bridge.name} exists with datapath_type {bridge.datapath_type or 'system'!r}, "
+            "which cannot have DPDK ports", step="plan",
+            fix="map the network to another bridge in [ovs] bridge_mappings",
+        )  # fmt: skip
+    if not bridge.ours and spec.port_security.enabled and bridge.fail_mode != "secure":
+        return Unsupported(
+            f"bridge {bridge.name} is not ours and not fail_mode=secure: a restart of vswitchd "
+            "would leave the port without its filter", step="plan",
+            fix=f"ovs-vsctl set-fail-mode {bridge.name} secure, with flows of your own for your "
+            "own ports; or ask for the port with port_security.enabled false",
+        )  # fmt: skip
+    return too_narrow(bridge.nics, port.mtu) if needs_room(port, seen) else None
+
+
+def needs_room(port: VhostPort, seen: SeenOvs) -> bool:
+    """Whether the MTU on the way matters now: for a port that is there it is told as a fault."""
+    row = seen.rows.get(port.port_id)
+    return row is None or row.interface is None or (row.interface.mtu_request or 0) < port.mtu
+
+
+def name_taken(name: str) -> Conflict:
+    return Conflict(
+        f"a port named {name} exists in OVS and is not ours", step="plan",
+        fix=f"remove it: ovs-vsctl del-port {name}",
+    )  # fmt: skip
+
+
+# -- ports -------------------------------------------------------------------------------------------
+
+
+def port_changes(wanted: Mapping[str, Wanted], leaving: set[str], seen: SeenOvs) -> list[Change]:
+    """What must be done to VMs' ports; where something must go first, no more than that."""
+    changes: list[Change] = []
+    for port_id in sorted(leaving):
+        changes += _removal(port_id, seen)
+        if port_id in seen.socket_files:
+            changes.append(c.RemoveSocket((port_id,), seen.socket_files[port_id]))
+    for port_id, entry in sorted(wanted.items()):
+        row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
+        if row and entry.port.must_be_remade(row):
+            # The next round adds it again: OVS must have let go of the old one before.
+            changes += _removal(port_id, seen)
+            continue
+        if row is None:
+            changes.append(c.AddPort((port_id,), entry.port))
+        else:
+            if entry.port.differs(row):
+                changes.append(c.SetPort((port_id,), entry.port))
+            if entry.port.qos_differs(row):
+                changes.append(c.SetQos((port_id,), entry.port))
+        if beside and (entry.reopen or _is_another(entry.beside, beside)):
+            changes.append(_remove_beside(port_id, beside))
+            continue
+        if entry.beside and beside is None:
+            changes.append(c.AddBeside((port_id,), entry.beside))
+        elif entry.beside and beside and entry.beside.differs(beside):
+            changes.append(c.SetBeside((port_id,), entry.beside))
+        changes += _filter(entry, row, beside, seen)
+    return changes + _unused_qos(seen)
+
+
+def _is_another(wish: BesidePort | None, row: OvsPort) -> bool:
+    return wish is None or wish.must_be_remade(row)
+
+
+def _remove_beside(port_id: str, row: OvsPort) -> Change:
+    device = row.interface.options.get("dpdk-devargs", "") if row.interface else ""
+    return c.RemoveBeside((port_id,), str(row.bridge), row.name, device)
+
+
+def _unused_qos(seen: SeenOvs) -> list[Change]:
+    """Rows of QoS that somebody took off their port, or whose port somebody deleted."""
+    used = {row.qos.uuid for row in seen.rows.values() if row.qos}
+    return [
+        c.DropQos((qos.owner[1],) if qos.owner else (), qos.uuid)
+        for qos in sorted(seen.qos, key=lambda qos: qos.uuid)
+        if qos.uuid not in used
+    ]
+
+
+def _removal(port_id: str, seen: SeenOvs) -> list[Change]:
+    changes: list[Change] = []
+    row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
+    if row is not None:
+        bridge, owner = str(row.bridge), row.owner
+        assert owner is not None
+        changes += [
+            c.RemovePort((port_id,), bridge, row.name, owner[0]),
+            # Read or not: without its port a flow may meet the next one's frames.
+            c.DropFlows((port_id,), bridge, (filters.port_cookie(port_id),)),
+        ]
+    if beside is not None:
+        changes.append(_remove_beside(port_id, beside))
+    return changes
+
+
+def _filter(
+    wanted: Wanted, row: OvsPort | None, beside: OvsPort | None, seen: SeenOvs
+) -> list[Change]:
+    port, spec = wanted.port, wanted.spec
+    to = wanted.beside.name if wanted.beside else None
+    change = c.SetFilter((port.port_id,), port.bridge, port.name, port.port_id, spec, to)
+    bridge = seen.bridges.get(port.bridge)
+    if bridge and not bridge.ours and not spec.port_security.enabled:
+        # The flows of a bridge that is not ours are its owner's; without a filter we add none.
+        flows: frozenset[Flow] = frozenset()
+    elif row is None or (wanted.beside and beside is None):
+        return [change]
+    else:
+        flows = change.flows(_works_at(row), _works_at(beside))
+        if not flows:
+            return []  # vswitchd could not make it, which is told as a fault
+    found = seen.flows.get(port.port_id, frozenset())
+    if found == flows:
+        return []
+    if not flows:
+        return [c.DropFlows((port.port_id,), port.bridge, (filters.port_cookie(port.port_id),))]
+    return [change]
+
+
+def _works_at(row: OvsPort | None) -> int | None:
+    return row.interface.works_at if row and row.interface else None

@@ -1,0 +1,287 @@
+"""The rows that backends on OVS want it to have, each made from what was asked alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from drivers.ovs.policers import Policer
+from netplugin.backend import Intent
+from netplugin.host.names import UPLINK, VHOST, device_name
+from netplugin.host.ovs import OvsSettings
+from netplugin.host.ovs_rows import (
+    BACKEND_MARK,
+    BESIDE_MARK,
+    NETWORK_MARK,
+    PORT_MARK,
+    UDP_MARK,
+    UPLINK_MARK,
+    OvsPort,
+)
+
+#: The type whose socket QEMU makes and OVS connects to.
+VHOST_TYPE = "dpdkvhostuserclient"
+#: How many queues the VM was promised: the guest decides how many it uses.
+QUEUES_MARK = "netplugin-queues"
+
+
+class Rows(Protocol):
+    """A port as its rows: each value is as the database has it, an optional column a list."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def bridge(self) -> str: ...
+    def port_columns(self) -> dict[str, Any]: ...
+    def interfaces(self) -> dict[str, dict[str, Any]]: ...
+
+
+@dataclass(frozen=True)
+class VhostPort:
+    """All that the rows of a VM's port say."""
+
+    backend: str
+    port_id: str
+    name: str
+    bridge: str
+    tag: int
+    socket: str
+    mtu: int
+    mac: str
+    vm_id: str
+    queues: int
+    type: str
+    options: Mapping[str, str]
+    #: What the VM may send (OVS polices what it receives) and what it may receive.
+    sends: Policer | None = None
+    receives: Policer | None = None
+    #: The VXLAN network it is on, and the UDP port of that network's tunnels.
+    network_id: str | None = None
+    udp_port: int | None = None
+
+    @staticmethod
+    def of(
+        backend: str, settings: OvsSettings, intent: Intent, bridge: str, tag: int, *, tso: bool
+    ) -> VhostPort:
+        """The rows of a port that is wanted. ``tso``: its VM may send segments of 64 KiB."""
+        spec, overlay = intent.spec, intent.overlay
+        assert spec is not None and (overlay is None) == (spec.overlay_id is None)
+        socket = socket_path(settings, intent.port_id)
+        return VhostPort(
+            backend=backend,
+            port_id=intent.port_id,
+            name=device_name(VHOST, intent.port_id),
+            bridge=bridge,
+            tag=tag,
+            socket=socket,
+            mtu=spec.network.mtu,
+            mac=spec.mac,
+            vm_id=spec.vm_id,
+            queues=spec.queues,
+            type=VHOST_TYPE,
+            options={"vhost-server-path": socket},
+            sends=Policer.of(spec.qos.egress_kbps, spec.network.mtu, tso),
+            receives=Policer.of(spec.qos.ingress_kbps, spec.network.mtu, tso),
+            network_id=overlay.network_id if overlay else None,
+            udp_port=overlay.spec.udp_port if overlay else None,
+        )
+
+    def port_columns(self) -> dict[str, Any]:
+        """A flat port is an access port of tag 0: without a tag it would be a trunk of all VLANs."""
+        ids = {PORT_MARK: self.port_id, BACKEND_MARK: self.backend}
+        if self.network_id is not None:
+            ids |= {NETWORK_MARK: self.network_id, UDP_MARK: str(self.udp_port)}
+        return {"tag": [self.tag], "vlan_mode": ["access"], "external_ids": ids}
+
+    def interface_columns(self) -> dict[str, Any]:
+        """The ids are those of OVS's integration guide, so that other tools know the NIC."""
+        return {
+            "type": self.type,
+            "options": dict(self.options),
+            "mtu_request": [self.mtu],
+            "ingress_policing_rate": self.sends.kbps if self.sends else 0,
+            "ingress_policing_burst": self.sends.burst_kbit if self.sends else 0,
+            "external_ids": {
+                "iface-id": self.port_id,
+                "attached-mac": self.mac,
+                "vm-uuid": self.vm_id,
+                PORT_MARK: self.port_id,
+                QUEUES_MARK: str(self.queues),
+            },
+        }
+
+    def interfaces(self) -> dict[str, dict[str, Any]]:
+        return {self.name: self.interface_columns()}
+
+    def qos_columns(self) -> dict[str, Any] | None:
+        """Of the row of QoS that says what the VM may receive, which carries the port's mark."""
+        if self.receives is None:
+            return None
+        ids = {PORT_MARK: self.port_id, BACKEND_MARK: self.backend}
+        return {**self.receives.qos_columns(), "external_ids": ids}
+
+    def must_be_remade(self, row: OvsPort) -> bool:
+        """Whether the port must go and come again: OVS changes none of these on a live port."""
+        return row.name != self.name or cannot_become(row, self.bridge, self.type, self.options)
+
+    def differs(self, row: OvsPort) -> bool:
+        """Whether a column that can be changed live is not as wanted."""
+        return rows_differ(row, self)
+
+    def qos_differs(self, row: OvsPort) -> bool:
+        if row.qos is None or self.receives is None:
+            return (row.qos is None) != (self.receives is None)
+        found = {
+            "type": row.qos.type,
+            "other_config": dict(row.qos.other_config),
+            "external_ids": dict(row.qos.external_ids),
+        }
+        return found != self.qos_columns()
+
+
+@dataclass(frozen=True)
+class BesidePort:
+    """A DPDK device that stands beside a VM's port on its bridge and takes all of its frames."""
+
+    backend: str
+    port_id: str
+    name: str
+    bridge: str
+    #: As OVS takes it for ``dpdk-devargs``: a PCI address.
+    device: str
+    mtu: int
+    queues: int
+
+    def port_columns(self) -> dict[str, Any]:
+        return {"external_ids": {BESIDE_MARK: self.port_id, BACKEND_MARK: self.backend}}
+
+    def interfaces(self) -> dict[str, dict[str, Any]]:
+        """A device with fewer receive queues than asked for is used with those it has."""
+        columns = {
+            "type": "dpdk",
+            "options": {"dpdk-devargs": self.device, "n_rxq": str(self.queues)},
+            "mtu_request": [self.mtu],
+            "external_ids": {BESIDE_MARK: self.port_id},
+        }
+        return {self.name: columns}
+
+    def must_be_remade(self, row: OvsPort) -> bool:
+        return cannot_become(row, self.bridge, "dpdk", {"dpdk-devargs": self.device})
+
+    def differs(self, row: OvsPort) -> bool:
+        return rows_differ(row, self)
+
+
+#: Columns of an uplink whose other keys are kept.
+MERGED_OF_UPLINKS = ("external_ids", "options")
+
+#: How [ovs] bonds says it, and the columns ``bond_mode`` and ``lacp`` of Port.
+BOND_COLUMNS: Mapping[str, tuple[str, str]] = {
+    "active-backup": ("active-backup", "off"),
+    "balance-slb": ("balance-slb", "off"),
+    "lacp": ("balance-tcp", "active"),
+}
+
+
+@dataclass(frozen=True)
+class Uplink:
+    """The DPDK port that joins a bridge to its physical network: one device, or a bond of several.
+
+    Other ``options`` of its interfaces, such as ``n_rxq``, are the operator's.
+    """
+
+    name: str
+    bridge: str
+    physical_network: str
+    devices: tuple[str, ...]
+    bond: str | None
+    mtu: int
+
+    @staticmethod
+    def of(settings: OvsSettings, bridge: str, network: str, mtu: int) -> Uplink | None:
+        """None if the network has no devices."""
+        devices = settings.uplinks.get(network, ())
+        if not devices:
+            return None
+        several = len(devices) > 1
+        identity = f"bond {network}" if several else devices[0]
+        return Uplink(
+            name=device_name(UPLINK, identity),
+            bridge=bridge,
+            physical_network=network,
+            devices=devices,
+            bond=settings.bonds.get(network, "active-backup") if several else None,
+            mtu=mtu,
+        )
+
+    def port_columns(self) -> dict[str, Any]:
+        mode, lacp = BOND_COLUMNS[self.bond] if self.bond else (None, None)
+        return {
+            "bond_mode": [mode] if mode else [],
+            "lacp": [lacp] if lacp else [],
+            "external_ids": {UPLINK_MARK: self.physical_network},
+        }
+
+    def interfaces(self) -> dict[str, dict[str, Any]]:
+        return {
+            device_name(UPLINK, device): {
+                "type": "dpdk",
+                "options": {"dpdk-devargs": device},
+                "mtu_request": [self.mtu],
+                "external_ids": {UPLINK_MARK: self.physical_network},
+            }
+            for device in self.devices
+        }
+
+    def differs(self, row: OvsPort) -> bool:
+        return rows_differ(row, self, merged=MERGED_OF_UPLINKS)
+
+
+def socket_path(settings: OvsSettings, port_id: str) -> str:
+    """Where QEMU makes a port's socket."""
+    return str(settings.vhost_socket_dir / device_name(VHOST, port_id))
+
+
+def is_marked(external_ids: Mapping[str, str], backend: str) -> bool:
+    """Whether a row is marked as a port's of this backend."""
+    return PORT_MARK in external_ids and external_ids.get(BACKEND_MARK) == backend
+
+
+def cannot_become(row: OvsPort, bridge: str, kind: str, options: Mapping[str, str]) -> bool:
+    """Whether a port cannot be made one of this bridge, type and these options while it lives."""
+    interface = row.interface
+    return (
+        interface is None
+        or row.bridge != bridge
+        or interface.type != kind
+        or any(interface.options.get(name) != value for name, value in options.items())
+    )
+
+
+def rows_differ(row: OvsPort, wish: Rows, merged: Collection[str] = ("external_ids",)) -> bool:
+    """Whether a port's rows are not as wished; of maps in ``merged`` other keys may be there."""
+    found = {interface.name: interface for interface in row.interfaces}
+    interfaces = wish.interfaces()
+    return (
+        found.keys() != interfaces.keys()
+        or _columns_differ(row, wish.port_columns(), merged)
+        or any(
+            _columns_differ(found[name], columns, merged) for name, columns in interfaces.items()
+        )
+    )
+
+
+def _columns_differ(row: object, columns: Mapping[str, Any], merged: Collection[str]) -> bool:
+    """As the database has them: an optional column is a list, a map that is merged may have more."""
+    for column, wanted in columns.items():
+        found = getattr(row, column)
+        if column in merged:
+            if any(found.get(key) != value for key, value in wanted.items()):
+                return True
+        elif isinstance(wanted, list):
+            if found != (wanted[0] if wanted else None):
+                return True
+        elif found != wanted:
+            return True
+    return False

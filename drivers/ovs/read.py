@@ -1,0 +1,263 @@
+"""Reads of OVS what backends on it look at alike: rows from the mirror, flows from ovs-ofctl."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from drivers.ovs import filters, offload
+from drivers.ovs.layout import Layout, base_flows
+from drivers.ovs.ports import socket_path
+from drivers.ovs.seen import SeenBridge, SeenOvs
+from netplugin.errors import OperationTimeout
+from netplugin.host.names import device_name
+from netplugin.host.openflow import COOKIE_MARK, Flow
+from netplugin.host.ovs import OvsHost
+from netplugin.host.ovs_mirror import Mirror
+from netplugin.host.ovs_rows import (
+    BESIDE_MARK,
+    BRIDGE_MARK,
+    TUNNEL_MARK,
+    UPLINK_MARK,
+    OvsBridge,
+    OvsPort,
+)
+from netplugin.host.vswitchd import appctl, parse_pmd
+
+_READ_S = 5.0  # seconds one read of the flows may take
+_MANY = 8  # with more ports than this, one dump of all flows is quicker than one for each
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a look is at: these ports (``ports`` None: the whole host), and their rows."""
+
+    ports: Collection[str] | None
+    rows: Mapping[str, OvsPort]
+    beside: Mapping[str, OvsPort]
+    deadline: float
+
+    @property
+    def whole(self) -> bool:
+        return self.ports is None
+
+    def until(self) -> float:
+        return min(self.deadline, time.monotonic() + _READ_S)
+
+
+@dataclass(frozen=True)
+class Also:
+    """Flows to read beside those of ports, by bridge: of these cookies, and without these bits."""
+
+    cookies: Mapping[str, Sequence[int]]
+    without: Mapping[str, int]
+
+
+NOTHING_ELSE = Also({}, {})
+
+
+class Reader:
+    """For one thread."""
+
+    def __init__(self, ovs: OvsHost, layout: Layout) -> None:
+        self._ovs = ovs
+        self._settings = ovs.settings
+        self._layout = layout
+
+    @property
+    def _mirror(self) -> Mirror:
+        return self._ovs.mirror
+
+    def scope(self, ports: Collection[str] | None, deadline: float) -> Scope:
+        """Raises: BackendUnavailable, OperationTimeout if what is read may not be what will be."""
+        self._ovs.db.require_certain()
+        mirror, backend = self._mirror, self._layout.backend
+        if ports is None:
+            return Scope(None, mirror.all_owned(backend), mirror.all_beside(backend), deadline)
+        rows = {port_id: mirror.owned(backend, port_id) for port_id in ports}
+        beside = {port_id: mirror.beside(backend, port_id) for port_id in ports}
+        return Scope(
+            ports,
+            {port_id: row for port_id, row in rows.items() if row is not None},
+            {port_id: row for port_id, row in beside.items() if row is not None},
+            deadline,
+        )
+
+    def bridges(self, mapped: bool = True) -> dict[str, OvsBridge]:
+        """The bridges we may have to do with: our own, and those of networks (``mapped``)."""
+        known = set(self._layout.marks)
+        if mapped:
+            known |= {*self._settings.bridge_mappings.values()}
+        return {
+            b.name: b
+            for b in self._mirror.bridges()
+            if b.name in known
+            or (mapped and BRIDGE_MARK in b.external_ids and not self._layout.is_foreign(b))
+        }
+
+    def seen(
+        self, scope: Scope, bridges: Mapping[str, OvsBridge], also: Also = NOTHING_ELSE
+    ) -> tuple[SeenOvs, dict[str, list[Flow]]]:
+        """What there is, without the ports' own words; and all flows that were read, by bridge."""
+        start = time.monotonic()
+        flows = self._flows(bridges, scope, also)
+        flows_ms = (time.monotonic() - start) * 1e3
+        mirror, backend = self._mirror, self._layout.backend
+        rows, ids = scope.rows, scope.rows.keys() if scope.ports is None else scope.ports
+        qos = (
+            mirror.all_qos(backend)
+            if scope.ports is None
+            else [row for port_id in scope.ports for row in mirror.qos_of(backend, port_id)]
+        )
+        found = SeenOvs(
+            ports={},
+            rows=rows,
+            beside=scope.beside,
+            flows=self._by_port(rows, flows),
+            bridges={name: self._bridge(b, flows, scope) for name, b in bridges.items()},
+            qos=tuple(qos),
+            taken_names=self._taken_names(scope.ports),
+            vhost_sockets=mirror.count_interfaces("dpdkvhostuser", "dpdkvhostuserclient"),
+            tso=offload.enabled(mirror.root),
+            socket_files=self._socket_files(ids),
+            timings_ms={"openflow": flows_ms},
+        )
+        return found, flows
+
+    def starved(self, scope: Scope) -> frozenset[str]:
+        """Ports that look starved in the database and are in truth: no PMD thread polls them.
+
+        After a restart with the VM on the socket, vswitchd 3.1 may set a device up and leave the
+        row as it was (``mtu`` 0, link down) for good.
+        """
+        rows = scope.rows.values()
+        suspects = {row.name for row in rows if row.interface and row.interface.starved}
+        if not suspects:
+            return frozenset()
+        shown = self.appctl(scope, "dpif-netdev/pmd-rxq-show")
+        return frozenset(suspects - {q.port for core in parse_pmd(shown, "") for q in core.queues})
+
+    def cannot_segment(self, seen: SeenOvs, scope: Scope) -> frozenset[str]:
+        """NICs by which ports in question leave, and that drop the large segments of VMs."""
+        nics = seen.beside or any(bridge.uplinks for bridge in seen.bridges.values())
+        if not (nics and scope.rows and offload.nic_must_segment(self._mirror.root)):
+            return frozenset()
+        return offload.cannot_segment(self.appctl(scope, "dpctl/show"))
+
+    def appctl(self, scope: Scope, command: str) -> str:
+        """Raises: BackendUnavailable, HostError, OperationTimeout."""
+        return appctl(self._settings.rundir, command, deadline=scope.until())
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def _bridge(
+        self, bridge: OvsBridge, flows: Mapping[str, list[Flow]], scope: Scope
+    ) -> SeenBridge:
+        mirror, name, layout = self._mirror, bridge.name, self._layout
+        strangers = [p for p in mirror.strangers_on(bridge) if p.name != name]
+        uplinks = {p.name: p for p in strangers if UPLINK_MARK in p.external_ids}
+        others = [p for p in strangers if p.name not in uplinks and not _is_shared(p, scope)]
+        read = flows.get(name)
+        here = {port_id for port_id, row in scope.rows.items() if row.bridge == name}
+        neighbours = mirror.count_owned_on(bridge) - len(here)
+        ours = layout.is_ours(bridge)
+        return SeenBridge(
+            name=name,
+            ours=ours,
+            datapath_type=bridge.datapath_type,
+            fail_mode=bridge.fail_mode,
+            neighbours=neighbours,
+            neighbours_mtu=self._largest_mtu(bridge, here) if uplinks and neighbours else 0,
+            uplinks=uplinks,
+            nics=tuple(
+                sorted(
+                    (i.name, i.mtu)
+                    for p in others
+                    for i in p.interfaces
+                    if i.type == "dpdk" and i.mtu
+                )
+            ),
+            has_strangers=bool(others),
+            wanted_flows=base_flows(mirror, bridge, layout.base.get(name)) if ours else frozenset(),
+            flows=None if read is None else frozenset(f for f in read if f.cookie == COOKIE_MARK),
+            stray_cookies=self._strays(bridge, read, scope),
+        )
+
+    def _strays(self, bridge: OvsBridge, read: list[Flow] | None, scope: Scope) -> frozenset[int]:
+        if read is None or not scope.whole or bridge.name in self._layout.homes:
+            return frozenset()
+        owned = self._mirror.owned_on(bridge)
+        known = {filters.port_cookie(p.owner[1]) for p in owned if p.owner}
+        return frozenset(f.cookie for f in read) - known - {COOKIE_MARK}
+
+    def _largest_mtu(self, bridge: OvsBridge, without: Collection[str]) -> int:
+        ports = [p for p in self._mirror.owned_on(bridge) if p.owner and p.owner[1] not in without]
+        return max(((p.interface and p.interface.mtu_request) or 0 for p in ports), default=0)
+
+    def _taken_names(self, ports: Collection[str] | None) -> frozenset[str]:
+        """Names of the kind we give that another's port has: of these ports, or all there are."""
+        mirror, backend, prefixes = self._mirror, self._layout.backend, self._layout.prefixes
+        if ports is None:
+            found = mirror.names_of_others(backend)
+            return frozenset(name for name in found if name.startswith(prefixes))
+        wanted = {device_name(prefix, i): i for prefix in prefixes for i in ports}
+        rows = {name: mirror.port(name) for name in wanted}
+        return frozenset(n for n, row in rows.items() if row and row.serves != (backend, wanted[n]))
+
+    def _socket_files(self, ports: Collection[str]) -> dict[str, str]:
+        paths = {port_id: socket_path(self._settings, port_id) for port_id in ports}
+        return {port_id: path for port_id, path in paths.items() if os.path.exists(path)}
+
+    # -- programs --------------------------------------------------------------------------------
+
+    def _flows(
+        self, bridges: Mapping[str, OvsBridge], scope: Scope, also: Also
+    ) -> dict[str, list[Flow]]:
+        """Our flows by bridge, read only from bridges that the ports in question need.
+
+        A bridge that does not tell in time is left out when only some ports are in question: then
+        their flows are unknown, which ``plan`` takes as not there, and a port can still be removed
+        from under a vswitchd that hangs.
+        """
+        cookies: dict[str, list[int]] = defaultdict(list)
+        for port_id, row in scope.rows.items():
+            cookies[str(row.bridge)].append(filters.port_cookie(port_id))
+        for bridge, more in also.cookies.items():
+            cookies[bridge] += more
+        wanted = {name for name in bridges if scope.whole or cookies[name]}
+        flows: dict[str, list[Flow]] = {}
+        for bridge in sorted(wanted):
+            owners: list[int | None] = [None]
+            if not scope.whole and len(cookies[bridge]) <= _MANY:
+                owners = list(cookies[bridge])
+            without = also.without.get(bridge, 0)
+            try:
+                found = [
+                    flow
+                    for owner in owners
+                    for flow in self._ovs.flows.dump(bridge, owner, scope.until(), without)
+                ]
+            except OperationTimeout:
+                if scope.whole:
+                    raise
+                continue
+            flows[bridge] = list(dict.fromkeys(found))
+        return flows
+
+    def _by_port(
+        self, rows: Mapping[str, OvsPort], flows: Mapping[str, list[Flow]]
+    ) -> dict[str, frozenset[Flow]]:
+        by_cookie: dict[int, set[Flow]] = defaultdict(set)
+        for bridge, found in flows.items():
+            for flow in found if bridge not in self._layout.homes else ():
+                by_cookie[flow.cookie].add(flow)
+        return {i: frozenset(by_cookie.get(filters.port_cookie(i), ())) for i in rows}
+
+
+def _is_shared(port: OvsPort, scope: Scope) -> bool:
+    """Whether a port that is no VM's is ours all the same."""
+    beside = port.external_ids.get(BESIDE_MARK)
+    return TUNNEL_MARK in port.external_ids or (beside is not None and beside in scope.beside)

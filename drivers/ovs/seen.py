@@ -1,0 +1,73 @@
+"""What backends see of OVS alike, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from netplugin.backend import Observation
+from netplugin.host.openflow import Flow
+from netplugin.host.ovs_rows import OvsPort, OvsQos
+
+
+@dataclass(frozen=True)
+class SeenBridge:
+    """One bridge of ``bridge_mappings`` or of our own, as OVS has it."""
+
+    name: str
+    ours: bool
+    datapath_type: str
+    fail_mode: str | None
+    #: VMs' ports on it that are not in question (not in ``Seen.rows``): how many, and the largest
+    #: MTU they ask for (0 where no uplink makes it matter).
+    neighbours: int = 0
+    neighbours_mtu: int = 0
+    #: Ports with our uplink mark.
+    uplinks: Mapping[str, OvsPort] = field(default_factory=dict)
+    #: DPDK NICs that are not ours, each with the MTU that it has.
+    nics: tuple[tuple[str, int], ...] = ()
+    #: Whether it has ports that are neither ours nor its own internal one.
+    has_strangers: bool = False
+    #: The base flows it should have, by the ports that are there now.
+    wanted_flows: frozenset[Flow] = frozenset()
+    #: The base flows it has; None if they were not read.
+    flows: frozenset[Flow] | None = None
+    #: Cookies of ours on it that belong to no port that is there.
+    stray_cookies: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class SeenOvs(Observation):
+    """What OVS has of the ports in question, of their bridges and flows."""
+
+    rows: Mapping[str, OvsPort] = field(default_factory=dict)
+    #: The DPDK ports that stand beside ports in question and take their frames, by port id.
+    beside: Mapping[str, OvsPort] = field(default_factory=dict)
+    #: Flows of the ports that have rows.
+    flows: Mapping[str, frozenset[Flow]] = field(default_factory=dict)
+    bridges: Mapping[str, SeenBridge] = field(default_factory=dict)
+    #: Rows of QoS with our mark, those of ports that are gone too.
+    qos: tuple[OvsQos, ...] = ()
+    #: Names of our ports that something else has taken.
+    taken_names: frozenset[str] = frozenset()
+    vhost_sockets: int = 0
+    #: Whether VMs may send segments of 64 KiB (userspace-tso-enable).
+    tso: bool = False
+    #: Socket files that are there, by port id.
+    socket_files: Mapping[str, str] = field(default_factory=dict)
+
+    def is_used(self, bridge: str, planned: Collection[str]) -> bool:
+        """Whether ports are on the bridge for which nothing is planned: neighbours, kept orphans."""
+        found = self.bridges.get(bridge)
+        return bool(found and found.neighbours) or bool(self._others(bridge, planned))
+
+    def other_mtus(self, bridge: str, planned: Collection[str]) -> list[int]:
+        """The MTUs that those ports ask for."""
+        found = self.bridges.get(bridge)
+        mtus = [found.neighbours_mtu] if found else []
+        others = self._others(bridge, planned)
+        return mtus + [(row.interface and row.interface.mtu_request) or 0 for row in others]
+
+    def _others(self, bridge: str, planned: Collection[str]) -> list[OvsPort]:
+        rows = self.rows.items()
+        return [row for i, row in rows if row.bridge == bridge and i not in planned]

@@ -1,0 +1,231 @@
+"""The vdpa backend: a VM's vhost-user port and a VF of the pool, joined by OVS-DPDK."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, ClassVar
+
+from drivers.ovs.changes import AddBeside, RemoveBeside
+from drivers.ovs.ports import socket_path
+from drivers.vdpa.findings import findings, no_pci
+from drivers.vdpa.modes import Mode, lacks_native, mode_for_new, mode_of, mode_on_host
+from drivers.vdpa.options import GROUP, OPTIONS
+from drivers.vdpa.plan import DetachVf, Seen, make_plan, observed_ports
+from drivers.vdpa.spec import check_mode
+from drivers.vdpa.switch import Switch
+from drivers.vdpa.wanted import BACKEND, vf_on_host, wanted
+from drivers.vf.changes import KIND, VfChange
+from drivers.vf.inventory import Inventory
+from drivers.vf.kernel import Kernel
+from drivers.vf.ledger import books, claim_vf
+from drivers.vf.memory import remembered
+from drivers.vf.options import read_devices
+from drivers.vf.pool import Pool, changed_vfs
+from drivers.vf.ports import check_vlan_qos, claim_of, in_use, place
+from netplugin.backend import (
+    Applied,
+    Backend,
+    Change,
+    Claim,
+    Intent,
+    ObservedPort,
+    Plan,
+    Usability,
+    Wake,
+    unknown_network,
+)
+from netplugin.errors import HostError, NetpluginError
+from netplugin.host.shared import Host
+from netplugin.libvirt_xml import vhostuser_interface
+from netplugin.models import Binding, DomainRequirements, Features, Finding, PortSpec, VfInfo
+
+#: Changes that are no writes to OVS's database or flows.
+_ELSEWHERE = (VfChange, DetachVf)
+
+
+class Vdpa(Backend[Seen]):
+    """See ``netplugin.backend.Backend``."""
+
+    name: ClassVar[str] = BACKEND
+    features: ClassVar[Features] = Features(
+        networks=("flat", "vlan"),
+        qos=True,
+        port_security=("mac", "ip"),
+        max_queues=128,
+        needs_shared_memory=True,
+        virtual_functions=True,
+    )
+    fixed_fields: ClassVar[frozenset[str]] = frozenset(
+        {"vm_id", "mac", "backend", "queues", "rx_queue_size", "tx_queue_size", "numa_node"}
+    )
+
+    def __init__(
+        self,
+        conf: Any,
+        host: Host | None,
+        *,
+        kernel: Kernel | None = None,
+        switch: Switch | None = None,
+    ) -> None:
+        """``kernel`` and ``switch`` are the host's, unless it is a model that is meant."""
+        conf.register_opts(OPTIONS, group=GROUP)
+        self._option: str = conf[GROUP].mode
+        self._guest_hugepages: bool = conf[GROUP].guest_hugepages
+        self._pool = Pool(BACKEND, kernel or Kernel(read_devices(conf)))
+        if switch is None:
+            assert host is not None
+            switch = Switch(host.ovs)
+        self._switch = switch
+
+    # -- what can be said without touching the host ---------------------------------------------
+
+    @property
+    def _mode(self) -> Mode:
+        """What a new port is made in."""
+        return mode_for_new(self._option, self._switch.root)
+
+    def probe(self) -> Usability:
+        usable = self._switch.usable()
+        if usable.usable and self._mode is Mode.NATIVE:
+            usable = lacks_native(self._switch.root) or usable
+        elif usable.usable:
+            usable = no_pci(self._switch.root) or usable
+        return self._pool.kernel.usability() if usable.usable else usable
+
+    def validate(self, spec: PortSpec) -> None:
+        """What depends on the port's mode is looked at with its claim."""
+        super().validate(spec)
+        networks = {device.network for device in self._pool.kernel.devices}
+        name = spec.network.physical_network
+        if name not in networks:
+            raise unknown_network(name, "[sriov] devices", networks)
+        check_vlan_qos(spec)
+
+    def claims(
+        self, intent: Intent, observed: Seen, taken: Mapping[Claim, str]
+    ) -> tuple[Claim, ...]:
+        assert intent.spec is not None
+        row, beside = (m.get(intent.port_id) for m in (observed.ovs.rows, observed.ovs.beside))
+        mode = mode_of(intent) or mode_on_host(row, beside) or self._mode
+        check_mode(intent.spec, mode, self._switch.settings.bridge_mappings)
+        had = vf_on_host(row, beside)
+        # A VF that keeps its driver shows nowhere but here that OVS has it.
+        used = {Claim(KIND, d): name for d, name in observed.devices.items() if d != had}
+        claim = claim_vf(
+            observed.inventory, intent, {**used, **taken}, mode.use, had=had, notes=mode.notes
+        )
+        return (claim,)
+
+    def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
+        return make_plan(self._switch.settings, intents, observed)
+
+    def observed_ports(
+        self, intents: Sequence[Intent], observed: Seen
+    ) -> Mapping[str, ObservedPort]:
+        return observed_ports(intents, observed)
+
+    def vfs(
+        self, observed: Seen, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
+    ) -> Sequence[VfInfo]:
+        return books(observed.inventory, taken, unfit)
+
+    def findings(self, observed: Seen) -> Sequence[Finding]:
+        return findings(observed, self._mode)
+
+    def facts(self) -> Mapping[str, str | int | bool]:
+        root = self._switch.root
+        return {
+            "mode": self._mode.value,
+            "ovs_version": root.ovs_version or "unknown",
+            "dpdk_version": root.dpdk_version or "none",
+        }
+
+    def binding(self, intent: Intent) -> Binding:
+        claim, mode = claim_of(intent), mode_of(intent)
+        assert intent.spec is not None and claim is not None and mode is not None
+        port = wanted(self._switch.settings, intent, tso=False).port
+        return Binding.model_validate(
+            {
+                "vif_type": "vhostuser",
+                "interface_xml": vhostuser_interface(intent.spec, port.socket),
+                "domain_requirements": DomainRequirements(
+                    shared_memory=True,
+                    hugepages=self._guest_hugepages,
+                    numa_node=intent.spec.numa_node,
+                ),
+                "mode": mode.value,
+                "socket_path": socket_path(self._switch.settings, intent.port_id),
+                "bridge": port.bridge,
+                "device": port.name,
+                "pci_address": claim.key,
+                **place(remembered(claim)),
+            }
+        )
+
+    # -- the host --------------------------------------------------------------------------------
+
+    def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
+        return self._seen(ports, deadline, self._pool.look)
+
+    def read_back(
+        self,
+        seen: Seen,
+        changes: Sequence[Change],
+        ports: Collection[str] | None,
+        deadline: float,
+    ) -> Seen:
+        touched = [*changed_vfs(changes), *_opened_or_closed(changes)]
+        return self._seen(ports, deadline, lambda: self._pool.look_again(seen.inventory, touched))
+
+    def _seen(
+        self, ports: Collection[str] | None, deadline: float, look: Callable[[], Inventory]
+    ) -> Seen:
+        """OVS first: what it has open by its rows is open when the VFs are looked at."""
+        ovs, word, devices = self._switch.look(ports, deadline)
+        start = time.monotonic()
+        inventory = look()
+        timings = {**ovs.timings_ms, "vfs": (time.monotonic() - start) * 1e3}
+        marked = dict.fromkeys({*ovs.rows, *ovs.beside}, ObservedPort())
+        return Seen(marked, ovs, inventory, word, devices, timings_ms=timings)
+
+    def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
+        """VFs before OVS, and nothing in OVS for a port whose VF has failed."""
+        start = time.monotonic()
+        of_vfs = [change for change in changes if isinstance(change, VfChange)]
+        failed: dict[str, NetpluginError]
+        failed, unfit = self._pool.apply(of_vfs, deadline)
+        vf_ms = (time.monotonic() - start) * 1e3
+        for change in changes:
+            if isinstance(change, DetachVf) and (error := self._let_go(change, deadline)):
+                failed.update({port: error.for_port(port) for port in change.ports})
+        rest = [c for c in changes if not isinstance(c, _ELSEWHERE) and not _hopeless(c, failed)]
+        done = self._switch.apply(rest, deadline)
+        return Applied({**done.failed, **failed}, {**done.timings_ms, "vf": vf_ms}, unfit)
+
+    def _let_go(self, change: DetachVf, deadline: float) -> NetpluginError | None:
+        try:
+            self._switch.detach(change.address, deadline)
+        except HostError:  # whoever has it open, it is not DPDK
+            return in_use(change.address, change.group)
+        except NetpluginError as error:
+            return error
+        return None
+
+    def watch(self, wake: Callable[[Wake], None]) -> None:
+        self._pool.watch(wake)
+        self._switch.subscribe(wake)
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def _hopeless(change: Change, failed: Mapping[str, NetpluginError]) -> bool:
+    return bool(change.ports) and all(port in failed for port in change.ports)
+
+
+def _opened_or_closed(changes: Sequence[Change]) -> list[str]:
+    """The VFs that OVS has opened or closed."""
+    opened = [change.port.device for change in changes if isinstance(change, AddBeside)]
+    closed = [change.device for change in changes if isinstance(change, RemoveBeside)]
+    return opened + closed + [c.address for c in changes if isinstance(c, DetachVf)]

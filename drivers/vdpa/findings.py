@@ -1,0 +1,57 @@
+"""What an operator should know of a host with software vDPA: how DPDK takes devices, and the pool."""
+
+from __future__ import annotations
+
+from drivers.vdpa.modes import Mode
+from drivers.vdpa.plan import Seen
+from drivers.vf.usability import pool_findings
+from netplugin.backend import Usability
+from netplugin.host.ovs_rows import OvsRoot
+from netplugin.models import Finding
+
+#: From 4.0 on vswitchd takes devices for its ports only (OVS's NEWS, v4.0.0).
+_PROBES_NO_MORE = 4
+_NO_DEVICE = "-a 0000:00:00.0"
+
+
+def no_pci(root: OvsRoot) -> Usability | None:
+    """Why OVS cannot take a VF for a port, if it is told to leave PCI alone."""
+    if "--no-pci" not in _words(root):
+        return None
+    return Usability(
+        False, "OVS runs with dpdk-extra --no-pci, and so without any NIC",
+        f'ovs-vsctl set Open_vSwitch . other_config:dpdk-extra="{_NO_DEVICE}", restart ovs-vswitchd',
+        "dpdk-extra",
+    )  # fmt: skip
+
+
+def findings(seen: Seen, mode: Mode) -> list[Finding]:
+    """``seen`` is of the whole host (pure)."""
+    found = pool_findings(seen.inventory, mode.use)
+    return found if mode is Mode.NATIVE else [*found, _probing(seen.word.root)]
+
+
+def _probing(root: OvsRoot) -> Finding:
+    """Whether vswitchd takes, when it starts, every device that is bound to vfio: VFs of VMs too."""
+    expected = "at its start vswitchd takes no device but those of its ports"
+    major = (root.ovs_version or "").partition(".")[0]
+    words = _words(root)
+    listed = any(word in ("-a", "--allow", "-w", "--no-pci") for word in words)
+    if listed or (major.isdigit() and int(major) >= _PROBES_NO_MORE):
+        return Finding(
+            id="dpdk-probing",
+            status="ok",
+            found=f"dpdk-extra is {' '.join(words) or 'empty'}",
+            expected=expected,
+        )
+    return Finding(
+        id="dpdk-probing", status="warn", expected=expected,
+        found="dpdk-extra lists no device: at its start vswitchd takes every one that is bound to "
+        "vfio-pci and not in use, and with them the VFs of VMs that are not started yet",
+        fix=f'ovs-vsctl set Open_vSwitch . other_config:dpdk-extra="{_NO_DEVICE}" (which is no '
+        "device), and restart ovs-vswitchd",
+    )  # fmt: skip
+
+
+def _words(root: OvsRoot) -> list[str]:
+    return root.other_config.get("dpdk-extra", "").split()

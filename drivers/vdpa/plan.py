@@ -1,0 +1,205 @@
+"""From what is wanted of ports, and how OVS and their VFs are, to the changes: without a host.
+
+To a VM: the VF's attributes and driver, then the rows, then the flows, and a port without flows is
+shut. Back: the rows and flows go, it is read back that OVS has let go of the VF (and it is told to,
+if it has not), and only then, in a later round, is the VF put back as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from drivers.ovs import faults
+from drivers.ovs.faults import HostWord
+from drivers.ovs.plan_bridges import bridge_changes
+from drivers.ovs.plan_ports import (
+    MAX_VHOST_SOCKETS,
+    Wanted,
+    bridge_refusal,
+    port_changes,
+    port_refusal,
+)
+from drivers.ovs.seen import SeenOvs
+from drivers.vdpa.modes import Mode, lacks_native, mode_of
+from drivers.vdpa.wanted import LAYOUT, wanted
+from drivers.vf.changes import BindVf
+from drivers.vf.inventory import Inventory, Vf
+from drivers.vf.memory import locate, remembered
+from drivers.vf.ports import attributes_of, claim_of, no_vf, observed_vf, vf_changes
+from netplugin.backend import Change, Intent, Observation, ObservedPort, Plan
+from netplugin.errors import NetpluginError
+from netplugin.host.ovs import OvsSettings
+from netplugin.host.ovs_rows import OvsPort, OvsRoot
+from netplugin.host.ovs_underlay import too_narrow
+from netplugin.host.vfs import VfAttributes, is_vfio
+
+
+@dataclass(frozen=True)
+class DetachVf(Change):
+    """Have DPDK let go of a VF that no port has any more.
+
+    vswitchd gives back with a port what it took for the port; not what DPDK took at its start, when
+    it probes all devices that it could drive (``netdev_dpdk_destruct`` in OVS's lib/netdev-dpdk.c
+    looks at ``attached``).
+    """
+
+    address: str
+    group: str | None
+
+    def describe(self) -> str:
+        return f"have DPDK let go of VF {self.address}"
+
+
+@dataclass(frozen=True)
+class Seen(Observation):
+    """OVS, by the ports in question, and the whole pool of VFs. ``ports`` has those that have rows."""
+
+    ovs: SeenOvs = field(default_factory=lambda: SeenOvs({}))
+    inventory: Inventory = field(default_factory=Inventory)
+    word: HostWord = field(default_factory=lambda: HostWord(OvsRoot()))
+    #: Devices that interfaces of OVS name, whosever, each with the interface.
+    devices: Mapping[str, str] = field(default_factory=dict)
+
+
+def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> Plan:
+    """See ``netplugin.backend.Backend.plan``."""
+    vfs: list[Change] = []
+    wishes: dict[str, Wanted] = {}
+    refused: dict[str, NetpluginError] = {}
+    room = MAX_VHOST_SOCKETS - seen.ovs.vhost_sockets
+    for intent in sorted(intents, key=lambda i: i.port_id):
+        port_id = intent.port_id
+        try:
+            if intent.spec is not None:
+                wishes[port_id] = _wish(settings, intent, seen, room)
+                room -= port_id not in seen.ovs.rows
+            elif port_id in seen.ovs.rows or port_id in seen.ovs.beside:
+                continue  # OVS must have let go of the VF before
+            elif (vf := _open_vf(intent, seen.inventory)) and vf.address not in seen.devices:
+                vfs.append(DetachVf((port_id,), vf.address, vf.iommu_group))
+                continue
+            vfs += vf_changes(intent, seen.inventory, _want)
+            vfs += _driver_back(intent, seen.inventory)
+        except NetpluginError as error:
+            refused[port_id] = error
+            wishes.pop(port_id, None)
+    leaving = {i.port_id for i in intents if i.spec is None}
+    rows = {port_id: wish.port for port_id, wish in wishes.items()}
+    before, after = bridge_changes(settings, LAYOUT, rows, leaving, seen.ovs)
+    ports = port_changes(wishes, leaving, seen.ovs)
+    return Plan((*vfs, *before, *ports, *after), refused)
+
+
+def _open_vf(intent: Intent, inventory: Inventory) -> Vf | None:
+    """The VF of a port if something has it open."""
+    claim = claim_of(intent)
+    vf = locate(inventory, claim) if claim else None
+    return vf if isinstance(vf, Vf) and vf.is_open else None
+
+
+def _driver_back(intent: Intent, inventory: Inventory) -> list[Change]:
+    """DPDK drives some VFs beside their own driver: if that was taken away, it comes back."""
+    claim = claim_of(intent)
+    vf = locate(inventory, claim) if claim else None
+    if intent.spec is None or claim is None or not isinstance(vf, Vf) or vf.is_open:
+        return []
+    memory = remembered(claim)
+    if not memory.keeps_driver or vf.driver == memory.original.driver:
+        return []
+    before = memory.original
+    return [BindVf((intent.port_id,), vf.address, before.driver, before.driver_override)]
+
+
+def _want(intent: Intent, vf: Vf) -> VfAttributes:
+    """What the PF should hold of the VF; in native mode all but the MAC is the representor's."""
+    assert intent.spec is not None
+    if mode_of(intent) is Mode.NATIVE:
+        return replace(vf.attributes or VfAttributes(), mac=intent.spec.mac)
+    return attributes_of(intent.spec)
+
+
+def _wish(settings: OvsSettings, intent: Intent, seen: Seen, room: int) -> Wanted:
+    """Raises: what the rows cannot be had for."""
+    if claim_of(intent) is None:
+        raise no_vf()
+    wish = wanted(settings, intent, tso=seen.ovs.tso)
+    wish = replace(wish, reopen=_must_reopen(intent, seen))
+    error = port_refusal(wish, seen.ovs, room) or bridge_refusal(wish, seen.ovs)
+    if error:
+        raise error
+    return wish
+
+
+def _must_reopen(intent: Intent, seen: Seen) -> bool:
+    """Whether OVS has a port for a VF that it does not have open: the VF was away, and is back."""
+    claim, beside = claim_of(intent), seen.ovs.beside.get(intent.port_id)
+    vf = locate(seen.inventory, claim) if claim else None
+    if claim is None or beside is None or not isinstance(vf, Vf):
+        return False
+    memory = remembered(claim)
+    if memory.keeps_driver:
+        return vf.driver != memory.original.driver
+    works = beside.interface is not None and beside.interface.works_at is not None
+    return not is_vfio(vf.driver) or (works and not vf.is_open)
+
+
+# -- what is told ------------------------------------------------------------------------------------
+
+
+def observed_ports(intents: Sequence[Intent], seen: Seen) -> Mapping[str, ObservedPort]:
+    """What there is of each port, by its VF and its rows."""
+    found: dict[str, ObservedPort] = {}
+    for intent in intents:
+        mode = mode_of(intent)
+        if intent.spec is None or mode is None:
+            continue
+        vf = observed_vf(intent, seen.inventory, mode.use) or ObservedPort()
+        row, beside = (m.get(intent.port_id) for m in (seen.ovs.rows, seen.ovs.beside))
+        told = {
+            "mode": mode.value,
+            "pci_address": vf.details.get("pci_address"),
+            "vf": dict(vf.details),
+            **(faults.details(row) if row else {}),
+        }
+        if beside is not None and beside.interface is not None:
+            told["relay"] = {
+                "device": beside.name,
+                "ofport": beside.interface.ofport,
+                "mtu": beside.interface.mtu,
+                "link_state": beside.interface.link_state,
+            }
+        found[intent.port_id] = ObservedPort(vf.fault or _fault(mode, row, beside, seen), told)
+    return found
+
+
+def _fault(mode: Mode, row: OvsPort | None, beside: OvsPort | None, seen: Seen) -> str | None:
+    """Why the rows do not work; None if OVS says nothing against them."""
+    lost = lacks_native(seen.word.root) if mode is Mode.NATIVE else None
+    if lost:
+        return f"{lost.reason} (the port is in native mode and stays so)"
+    if row is None:
+        return None
+    broken = faults.of_port(row, seen.word.starved)
+    bridge = seen.ovs.bridges.get(str(row.bridge))
+    if broken:
+        return broken
+    if mode is Mode.NATIVE:
+        return faults.of_uplinks(row, bridge, seen.word) if bridge else None
+    return _of_relay(beside, seen) if beside else None
+
+
+def _of_relay(beside: OvsPort, seen: Seen) -> str | None:
+    interface = beside.interface
+    if interface is None:
+        return f"{beside.name} has no interface"
+    narrow = (
+        too_narrow([(interface.name, interface.mtu)], interface.mtu_request or 0)
+        if interface.mtu
+        else None
+    )
+    return (
+        faults.of_interface(interface)
+        or faults.of_segments(interface, seen.word)
+        or (f"{narrow.detail}: its VF takes no more" if narrow else None)
+    )

@@ -1,0 +1,73 @@
+"""The host's OVS behind few calls, as the vdpa backend needs it; a model can stand in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from drivers.ovs import sockets
+from drivers.ovs.apply import Applier
+from drivers.ovs.faults import HostWord
+from drivers.ovs.ports import VHOST_TYPE
+from drivers.ovs.read import Reader
+from drivers.ovs.seen import SeenOvs
+from drivers.ovs.usability import dpdk_usable
+from drivers.vdpa.modes import NATIVE_TYPE
+from drivers.vdpa.wanted import BACKEND, DEVICE_OPTIONS, LAYOUT
+from netplugin.backend import Applied, Change, Usability, Wake
+from netplugin.host.ovs import OvsHost, OvsSettings
+from netplugin.host.ovs_rows import OvsRoot
+from netplugin.host.vswitchd import appctl
+
+
+class Switch:
+    """For one thread, but for ``usable`` and ``root``."""
+
+    def __init__(self, ovs: OvsHost) -> None:
+        self._ovs = ovs
+        self._reader = Reader(ovs, LAYOUT)
+        self._applier = Applier(ovs)
+        sockets.make_directory(self.settings.vhost_socket_dir, self.settings.vhost_socket_group)
+
+    @property
+    def settings(self) -> OvsSettings:
+        return self._ovs.settings
+
+    @property
+    def root(self) -> OvsRoot:
+        return self._ovs.mirror.root
+
+    def usable(self) -> Usability:
+        """Whether it runs with DPDK."""
+        return dpdk_usable(self._ovs, VHOST_TYPE, "dpdk")
+
+    def look(
+        self, ports: Collection[str] | None, deadline: float
+    ) -> tuple[SeenOvs, HostWord, Mapping[str, str]]:
+        """What there is of these ports or of all, what the database does not tell of them, and the
+        devices that interfaces name.
+
+        Raises: BackendUnavailable, HostError, OperationTimeout.
+        """
+        scope = self._reader.scope(ports, deadline)
+        # Bridges of networks have ports of native mode alone: of other hosts they are none of ours.
+        native = NATIVE_TYPE in self.root.iface_types or any(
+            row.interface and row.interface.type == NATIVE_TYPE for row in scope.rows.values()
+        )
+        seen, _ = self._reader.seen(scope, self._reader.bridges(mapped=native))
+        word = HostWord(
+            self.root, self._reader.starved(scope), self._reader.cannot_segment(seen, scope)
+        )
+        return seen, word, self._ovs.mirror.devices(*DEVICE_OPTIONS)
+
+    def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
+        return self._applier.apply(changes, deadline)
+
+    def detach(self, device: str, deadline: float) -> None:
+        """Have DPDK let go of a device.
+
+        Raises: HostError if DPDK does not have it, BackendUnavailable, OperationTimeout.
+        """
+        appctl(self.settings.rundir, "netdev-dpdk/detach", device, deadline=deadline)
+
+    def subscribe(self, wake: Callable[[Wake], None]) -> None:
+        self._ovs.subscribe(BACKEND, wake)

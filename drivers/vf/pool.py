@@ -1,0 +1,72 @@
+"""The host's VFs for one backend: looked at, changed, and heard of when somebody else changes them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+
+from drivers.vf.apply import apply_changes, touched
+from drivers.vf.changes import VfChange
+from drivers.vf.inventory import Inventory
+from drivers.vf.kernel import Kernel
+from drivers.vf.watch import Watch
+from netplugin.backend import Change, Claim, Wake
+from netplugin.errors import NetpluginError
+
+LOG = logging.getLogger(__name__)
+
+
+class Pool:
+    """For one thread."""
+
+    def __init__(self, name: str, kernel: Kernel) -> None:
+        """``name`` is the backend's."""
+        self.kernel = kernel
+        self._name = name
+        self._watch: Watch | None = None
+        self._interfaces: frozenset[str] = frozenset()
+
+    def look(self) -> Inventory:
+        """All of it, whichever ports are meant: one dump tells all, and a VF has no mark.
+
+        Raises: HostError, OperationTimeout.
+        """
+        return self._known(self.kernel.look())
+
+    def look_again(self, seen: Inventory, vfs: Sequence[str]) -> Inventory:
+        """The NICs of these VFs as they are now, after a change; the others as they were ``seen``.
+
+        Raises: HostError, OperationTimeout.
+        """
+        nics = {seen.vfs[address].pf for address in vfs if address in seen.vfs}
+        return self._known(self.kernel.look_again(seen, nics)) if nics else seen
+
+    def apply(
+        self, changes: Sequence[Change], deadline: float
+    ) -> tuple[dict[str, NetpluginError], dict[Claim, str]]:
+        """The ports that failed, and the VFs that refuse what others take."""
+        quiet = self._watch.quiet(touched(changes)) if self._watch else contextlib.nullcontext()
+        with quiet:
+            return apply_changes(self.kernel, changes, deadline)
+
+    def watch(self, wake: Callable[[Wake], None]) -> None:
+        """Tell when somebody else changes a VF or its NIC."""
+        try:
+            self._watch = Watch(wake, lambda: self._interfaces)
+        except OSError as refused:
+            LOG.warning("%s: no news of NICs, drift is found by looking: %s", self._name, refused)
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    def _known(self, inventory: Inventory) -> Inventory:
+        self._interfaces = frozenset(pf.name for pf in inventory.pfs.values())
+        return inventory
+
+
+def changed_vfs(changes: Sequence[Change]) -> list[str]:
+    """The VFs that were changed, by address."""
+    return [change.address for change in changes if isinstance(change, VfChange)]

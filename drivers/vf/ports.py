@@ -1,0 +1,121 @@
+"""From ports on VFs and how these are to the changes between, and what is told of them: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+from drivers.vf.changes import KIND
+from drivers.vf.inventory import Inventory, Pf, Vf
+from drivers.vf.ledger import EMBEDDED, Use, pf_problem
+from drivers.vf.memory import Lost, Memory, locate, remembered
+from drivers.vf.steps import to_host, to_vm
+from netplugin.backend import Change, Claim, Intent, ObservedPort
+from netplugin.errors import Conflict, Unsupported
+from netplugin.host.vfs import VfAttributes
+from netplugin.models import PortSpec
+
+
+def attributes_of(spec: PortSpec) -> VfAttributes:
+    """What the PF should hold of a port's VF, without rates."""
+    spoofchk = spec.port_security.enabled if spec.vf.spoofchk is None else spec.vf.spoofchk
+    return VfAttributes(
+        mac=spec.mac,
+        vlan=spec.network.vlan_id or 0,
+        vlan_qos=spec.vf.vlan_qos,
+        spoofchk=spoofchk,
+        trusted=spec.vf.trusted,
+        link_state=spec.vf.link_state,
+    )
+
+
+def check_vlan_qos(spec: PortSpec) -> None:
+    """Raises: Unsupported."""
+    if spec.network.type == "flat" and spec.vf.vlan_qos != 0:
+        raise Unsupported(
+            f"backend {spec.backend}: a flat network has no VLAN tag that could carry vf.vlan_qos",
+            step="validate", fix="ask without vf.vlan_qos, or for a VLAN",
+        )  # fmt: skip
+
+
+def vf_changes(
+    intent: Intent, inventory: Inventory, wanted: Callable[[Intent, Vf], VfAttributes]
+) -> list[Change]:
+    """What must be done to the VF of a port that is wanted, or that is to go.
+
+    Raises: Conflict if it cannot be done.
+    """
+    claim = claim_of(intent)
+    if claim is None:
+        if intent.spec is None:
+            return []
+        raise no_vf()
+    vf = locate(inventory, claim)
+    if isinstance(vf, Lost):
+        if intent.spec is None or not vf.moved:
+            return []  # nothing to give back; or it is said as a fault, and may come again
+        raise Conflict(vf.reason, step="plan", fix="delete the port and ask for it again")
+    pf, memory = inventory.pf_of(vf), remembered(claim)
+    if intent.spec is not None:
+        want = wanted(intent, vf)
+        return to_vm(intent.port_id, pf, vf, want, bind=not memory.keeps_driver)
+    if vf.is_open:
+        raise in_use(vf.address, vf.iommu_group)
+    return to_host(intent.port_id, pf, vf, memory)
+
+
+def in_use(address: str, group: str | None) -> Conflict:
+    """The error for a VF that cannot be given back yet."""
+    return Conflict(
+        f"VF {address} is in use: something has /dev/vfio/{group} open. The port goes when that "
+        "is closed", step="plan",
+        fix=f"detach it from the VM or stop the VM (fuser /dev/vfio/{group})",
+    )  # fmt: skip
+
+
+def no_vf() -> Conflict:
+    """The error for a port that has no claim."""
+    return Conflict("the port has no VF", step="plan", fix="PUT it again")
+
+
+def claim_of(intent: Intent) -> Claim | None:
+    """The claim of a port on its VF."""
+    return next((claim for claim in intent.claims if claim.kind == KIND), None)
+
+
+def observed_vf(intent: Intent, inventory: Inventory, use: Use = EMBEDDED) -> ObservedPort | None:
+    """What there is of a port's VF: it carries no mark, its claim tells whose it is."""
+    claim = claim_of(intent)
+    if claim is None or intent.spec is None:
+        return None
+    vf = locate(inventory, claim)
+    if isinstance(vf, Lost):
+        return ObservedPort(vf.reason, {"pci_address": claim.key})
+    pf = inventory.pf_of(vf)
+    problem = pf_problem(pf, intent.spec.network.mtu, use)
+    fault = f"{problem.detail} ({problem.fix})" if problem else None
+    return ObservedPort(fault, _details(pf, vf, remembered(claim)))
+
+
+def place(memory: Memory) -> dict[str, object]:
+    """Where a VF is, for a binding."""
+    return {
+        "pf": memory.pf_name,
+        "pf_pci_address": memory.pf_address,
+        "vf_index": memory.number,
+        "numa_node": memory.numa_node,
+    }
+
+
+def _details(pf: Pf, vf: Vf, memory: Memory) -> dict[str, object]:
+    return {
+        "pci_address": vf.address,
+        "pf": pf.name,
+        "vf_index": vf.number,
+        "numa_node": vf.numa_node,
+        "driver": vf.driver,
+        "in_use": vf.is_open,
+        "carrier": pf.link is not None and pf.link.carrier,
+        **(asdict(vf.attributes) if vf.attributes else {}),
+        "before": asdict(memory.original),
+    }

@@ -1,0 +1,239 @@
+"""The vdpa backend on a real OVS-DPDK, with devices of DPDK's own in the place of VFs.
+
+The VFs and their NIC are a model; rows, flows, vswitchd and packets are real. Of native mode only
+the rows are: no OVS that has the type was at hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivers.vdpa.driver import Vdpa
+from drivers.vdpa.modes import NATIVE_TYPE
+from drivers.vdpa.wanted import BRIDGE
+from netplugin.backend import Intent
+from netplugin.errors import HostError
+from netplugin.host import ovs_mirror
+from netplugin.host.names import VHOST, device_name
+from netplugin.models import PortSpec
+from tests.functional.conftest import BASE, make_spec
+from tests.functional.test_plug_ovs import rows
+from tests.lab.agent import PrivateAgent
+from tests.lab.driven import Driven
+from tests.lab.namespaces import namespace, within
+from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import CommandError, run, wait_for
+from tests.lab.testpmd import Testpmd, TestpmdOptions
+from tests.unit.sriov.model import Model, ModelPf
+
+FAR, FAR_ADDRESS = "np-far", "10.7.0.1"
+WAIT_S = 30.0
+#: What a NIC in switchdev mode does not let be set of a VF.
+OF_SWITCHDEV = {"vlan", "spoofchk", "trust", "rate", "link_state"}
+# What vswitchd says of a type that it has not (EAFNOSUPPORT, ``netdev_open`` in OVS's lib/netdev.c).
+_UNKNOWN_TYPE = "Address family not supported"
+
+
+@pytest.fixture(scope="module")
+def ovs() -> Iterator[PrivateOvs]:
+    """One that takes NICs, and none by itself."""
+    with PrivateOvs(
+        BASE / "ovs", other_config={"dpdk-extra": "-a 0000:00:00.0 --in-memory"}
+    ) as own:
+        yield own
+
+
+@pytest.fixture
+def with_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read of OVS says that it has the type: vswitchd itself would take it off the row."""
+    real = ovs_mirror._root
+
+    def root(row: Any) -> Any:
+        found = real(row)
+        return replace(found, iface_types=found.iface_types | {NATIVE_TYPE})
+
+    monkeypatch.setattr(ovs_mirror, "_root", root)
+
+
+@pytest.fixture
+def wire() -> Iterator[str]:
+    """A wire of the kernel's: DPDK has one end of it, as its driver for such devices is a VF's."""
+    with namespace(FAR):
+        run(["ip", "link", "add", "npwire", "type", "veth", "peer", "name", "far", "netns", FAR])
+        run(["ip", "link", "set", "npwire", "up"])
+        run(within(FAR, ["ip", "link", "set", "far", "up"]))
+        run(within(FAR, ["ip", "address", "add", f"{FAR_ADDRESS}/24", "dev", "far"]))
+        yield "net_af_packet0,iface=npwire"
+
+
+class WiredPf(ModelPf):
+    """A NIC whose one VF is a device that DPDK makes itself; its driver is left in place."""
+
+    device = ""
+
+    def vf_address(self, number: int) -> str:
+        return self.device or super().vf_address(number)
+
+
+@contextmanager
+def hosted(directory: Path, ovs: PrivateOvs, *nics: ModelPf, **model: Any) -> Iterator[Driven]:
+    """The backend on a real OVS and model NICs."""
+    kernel = Model(*nics)
+    vars(kernel).update(model)
+    driven = Driven(
+        directory / "agent", ovs, {}, lambda conf, host: Vdpa(conf, host, kernel=kernel)
+    )
+    try:
+        yield driven
+    finally:
+        driven.close()
+
+
+def spec_of(number: int = 1, **fields: Any) -> dict[str, Any]:
+    return make_spec(number, **{"backend": "vdpa", **fields})
+
+
+def ping(address: str) -> bool:
+    try:
+        run(within(FAR, ["ping", "-c", "1", "-W", "1", address]))
+    except CommandError:
+        return False
+    return True
+
+
+def dropped(ovs: PrivateOvs) -> int:
+    """How many frames the filters of the relays have dropped."""
+    lines = (x for x in ovs.ofctl("dump-flows", BRIDGE).splitlines() if "actions=drop" in x)
+    return sum(int(count) for x in lines for count in re.findall(r"n_packets=(\d+)", x))
+
+
+# -- relay ---------------------------------------------------------------------------------------
+
+
+def test_a_relay_carries_frames_and_does_again_when_vswitchd_was_killed(
+    ovs: PrivateOvs, wire: str, tmp_path: Path
+) -> None:
+    nic = WiredPf("0000:03:00.0", "eth3", "physnet1", total=0, vf_driver="mlx5_core")
+    nic.device = wire
+    nic.make_vfs(1)
+    before = asdict(nic.vfs[0])
+    with hosted(tmp_path, ovs, nic) as driven:
+        driven.put("p1", spec_of(queues=2))
+        assert driven.planned() == []
+        path = driven.host.ovs.settings.vhost_socket_dir / device_name(VHOST, "p1")
+        with Testpmd(path, TestpmdOptions(mac=spec_of()["mac"])) as vm:
+            ovs.wait_connected(device_name(VHOST, "p1"))
+            wait_for(lambda: ping("10.7.0.5"), WAIT_S, "the VM answers", vm.daemon.tail)
+            ovs.kill_vswitchd()
+        ovs.start_vswitchd()
+        driven.wait_for_ovs()
+        report = driven.reconciler.check()
+        assert [change.change for change in report.changes] == ["SetFilter"] and not report.errors
+        with Testpmd(path, TestpmdOptions(mac=spec_of()["mac"])) as vm:
+            ovs.wait_connected(device_name(VHOST, "p1"))
+            wait_for(lambda: ping("10.7.0.5"), WAIT_S, "and again", vm.daemon.tail)
+        with Testpmd(path, TestpmdOptions(mac="52:54:00:99:99:99")):
+            ovs.wait_connected(device_name(VHOST, "p1"))
+            run(within(FAR, ["ip", "neigh", "flush", "all"]))
+            wait_for(lambda: ping("10.7.0.5") or dropped(ovs), WAIT_S, "another VM answers")
+            assert dropped(ovs) and not ping("10.7.0.5"), "and its MAC does not pass the filter"
+        driven.delete("p1")
+        assert ovs.vsctl("list-br") == ""
+        assert asdict(nic.vfs[0]) == before
+
+
+def test_what_dpdk_cannot_open_is_an_error_in_its_words_and_leaves_no_trace(
+    ovs: PrivateOvs, tmp_path: Path
+) -> None:
+    nic = ModelPf("0000:03:00.0", "eth3", "physnet1", total=1)
+    before = asdict(nic.vfs.get(0) or nic.new_vf(0))
+    with hosted(tmp_path, ovs, nic) as driven:
+        with pytest.raises(HostError, match=r"0000:03:10\.0"):
+            driven.put("p1", spec_of())
+        assert driven.store.records() == [] and ovs.vsctl("list-br") == ""
+        assert asdict(nic.vfs[0]) == before
+
+
+# -- native --------------------------------------------------------------------------------------
+
+
+def test_native_without_the_type_is_unavailable_and_never_another_backend(ovs: PrivateOvs) -> None:
+    groups = {
+        "agent": {"enabled_backends": "dpdkvhostuser,vdpa"},
+        "sriov": {"devices": "physnet1:eth99"},
+        "vdpa": {"mode": "native"},
+    }
+    with PrivateAgent(BASE / "vdpa-agent", ovs, groups, ready=False) as agent:
+        wait_for(
+            lambda: NATIVE_TYPE in json.dumps(agent.get("/v1/backends")[1]), WAIT_S, "it has looked"
+        )
+        status, problem = agent.call("PUT", "/v1/ports/p1", spec_of())
+        assert (status, problem["code"]) == (503, "backend_unavailable"), problem
+        assert NATIVE_TYPE in problem["detail"] and "vendor" in problem["fix"]
+        [told] = [b for b in agent.get("/v1/backends")[1] if b["name"] == "vdpa"]
+        assert told["facts"]["mode"] == "native" and not told["usable"]
+        assert agent.get("/v1/ports")[1] == []
+    assert ovs.vsctl("list-br") == ""
+
+
+@pytest.mark.usefixtures("with_type")
+def test_native_by_the_rows_written_alone(ovs: PrivateOvs, tmp_path: Path) -> None:
+    """The rows are in a real database; vswitchd, which has no such type, refuses the port."""
+    nic = ModelPf(
+        "0000:81:00.0", "eth8", "physnet1", total=3, vf_driver="mlx5_core", switchdev=True
+    )
+    with hosted(tmp_path, ovs, nic, unsupported=OF_SWITCHDEV) as driven:
+        wish = PortSpec.model_validate(spec_of(vlan_id=100, queues=4))
+        seen = driven.backend.observe(["p1"], time.monotonic() + 10)
+        intent = Intent("p1", wish, driven.backend.claims(Intent("p1", wish), seen, {}))
+        plan = driven.backend.plan([intent], seen)
+        applied = driven.backend.apply(plan.changes, time.monotonic() + 30)
+        assert not plan.refused and not applied.failed
+        name = device_name(VHOST, "p1")
+        [interface] = [
+            row for row in rows(ovs, "Interface", "name", "type", "options") if row["name"] == name
+        ]
+        assert (interface["type"], interface["options"]) == (
+            NATIVE_TYPE,
+            {
+                "vdpa-socket-path": str(driven.host.ovs.settings.vhost_socket_dir / name),
+                "vdpa-accelerator-devargs": "0000:81:10.0",
+                "dpdk-devargs": "0000:81:00.0,representor=[0]",
+                "vdpa-max-queues": "4",
+                "vdpa-sw": "true",
+            },
+        )
+        [port] = [r for r in rows(ovs, "Port", "name", "tag", "vlan_mode") if r["name"] == name]
+        assert (port["tag"], port["vlan_mode"]) == (100, "access")
+        assert ovs.vsctl("list-ports", "br-phys1").split() == [name], "on its network's bridge"
+        assert nic.vfs[0].attributes.mac == wish.mac and nic.vfs[0].attributes.vlan == 0
+        again = driven.backend.read_back(seen, plan.changes, ["p1"], time.monotonic() + 10)
+        assert driven.backend.plan([intent], again).changes == ()
+        told = driven.backend.observed_ports([intent], again)["p1"]
+        assert _UNKNOWN_TYPE in str(told.fault), "what vswitchd says of it is told"
+        leave = driven.backend.plan([Intent("p1", None, intent.claims)], again)
+        assert not driven.backend.apply(leave.changes, time.monotonic() + 30).failed
+        assert ovs.vsctl("list-br") == ""
+
+
+@pytest.mark.usefixtures("with_type")
+def test_what_is_refused_in_native_mode_is_undone_and_never_becomes_a_relay(
+    ovs: PrivateOvs, tmp_path: Path
+) -> None:
+    """A first plug in native mode that vswitchd refuses is undone: there is no port, and no relay."""
+    nic = ModelPf(
+        "0000:81:00.0", "eth8", "physnet1", total=1, vf_driver="mlx5_core", switchdev=True
+    )
+    with hosted(tmp_path, ovs, nic, unsupported=OF_SWITCHDEV) as driven:
+        with pytest.raises(HostError, match=_UNKNOWN_TYPE):
+            driven.put("p1", spec_of())
+        assert driven.store.records() == [] and ovs.vsctl("list-br") == ""

@@ -1,0 +1,84 @@
+"""A backend driven in this process: the agent's reconciler on a store's file, without a front end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from agents.metrics import Metrics
+from agents.reconciler import Delete, Operation, Put, Reconciler
+from agents.store import Store
+from netplugin import options
+from netplugin.backend import Backend, Intent
+from netplugin.host.shared import Host
+from netplugin.models import Binding, PlannedChange, PortSpec
+from tests.lab.agent import PrivateAgent
+from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import wait_for
+
+Serve = Callable[[Operation], None]
+
+
+class Driven:
+    """``end`` and ``start`` again is the process that comes after: it finds what this one left."""
+
+    def __init__(
+        self,
+        directory: Path,
+        ovs: PrivateOvs,
+        groups: Mapping[str, Mapping[str, str]],
+        make: Callable[[Any, Host], Backend[Any]],
+        deadline_s: float = 30.0,
+    ) -> None:
+        """``groups`` are options as `PrivateAgent` takes them, ``make`` gives the backend."""
+        private = PrivateAgent(directory, ovs, groups)
+        directory.mkdir(parents=True)
+        private.config.write_text(private._text())
+        self.conf = options.load([private.config])
+        self.host = Host(self.conf)
+        self._path = directory / "agent.db"
+        self._make = make
+        self._deadline_s = deadline_s
+        self.wait_for_ovs()
+        self.start()
+
+    def start(self) -> None:
+        """With a first look at the host."""
+        self.store = Store(self._path)
+        self.backend = self._make(self.conf, self.host)
+        self.reconciler = Reconciler(self.backend, self.store, Metrics(self.store))
+        self.reconciler.check()
+
+    def end(self) -> None:
+        self.store.close()
+        self.backend.close()
+
+    def close(self) -> None:
+        self.end()
+        self.host.close()
+
+    def wait_for_ovs(self) -> None:
+        wait_for(lambda: self.host.ovs.usable().usable, self._deadline_s, "OVS is there")
+
+    def put(self, port_id: str, spec: Mapping[str, Any], serve: Serve | None = None) -> Binding:
+        """What a platform is told; an error is raised. ``serve`` is a lane's, or it is done here."""
+        future: Future[Any] = Future()
+        wish = PortSpec.model_validate(spec)
+        (serve or self._serve)(Put(port_id, wish, time.monotonic() + self._deadline_s, future))
+        record = future.result(self._deadline_s)
+        return self.backend.binding(Intent(port_id, record.spec, record.claims))
+
+    def delete(self, port_id: str, serve: Serve | None = None) -> None:
+        future: Future[Any] = Future()
+        (serve or self._serve)(Delete(port_id, time.monotonic() + self._deadline_s, future))
+        future.result(self._deadline_s)
+
+    def planned(self) -> list[PlannedChange]:
+        """What is not as it should be."""
+        return self.reconciler.check(dry_run=True).changes
+
+    def _serve(self, operation: Operation) -> None:
+        self.reconciler.serve([operation])

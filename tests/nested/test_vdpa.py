@@ -1,0 +1,180 @@
+"""The vdpa backend on real virtual functions: OVS-DPDK relays between a VF and a vhost-user port."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.lane import Lane
+from agents.store import Store
+from drivers.vdpa.driver import Vdpa
+from drivers.vdpa.wanted import BRIDGE
+from netplugin.host.openflow import OpenFlow
+from netplugin.host.ovs import OvsHost
+from netplugin.host.vfs import Vfs
+from netplugin.models import PortState
+from tests.lab.driven import Driven
+from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import wait_for
+from tests.lab.testpmd import Testpmd, TestpmdOptions
+from tests.nested.nics import PF, device
+from tests.nested.vfs import DEADLINE_S, driver, functions, ping, vf_info, whole_state
+
+pytestmark = [pytest.mark.nested(cpus=4, memory_mb=2560, hugepages=480), pytest.mark.timeout(600)]
+
+MAC = "52:54:00:00:00:01"
+WAIT_S = 90.0
+OPTIONS = {
+    "sriov": {"devices": f"physnet1:{PF.pci}"},
+    "vdpa": {"guest_hugepages": "false"},
+    "ovs": {"timeout": "60"},
+}
+
+
+@pytest.fixture(scope="module")
+def ovs(pf: str) -> Iterator[PrivateOvs]:
+    """With no device of its own choice: it takes those of its ports."""
+    config = {"dpdk-extra": "-a 0000:00:00.0 --in-memory", "per-port-memory": "true"}
+    with PrivateOvs(Path("/run/np-ovs"), pmd_mask="0x4", other_config=config) as private:
+        yield private
+
+
+def make_spec() -> dict[str, Any]:
+    return {
+        "vm_id": "vm1",
+        "mac": MAC,
+        "backend": "vdpa",
+        "network": {"type": "vlan", "physical_network": "physnet1", "vlan_id": 100},
+    }
+
+
+def ways(ovs: PrivateOvs) -> dict[str, int]:
+    """How many packets went from each port to the other, by where they went in."""
+    found: dict[str, int] = {}
+    for line in ovs.ofctl("--names", "dump-flows", BRIDGE).splitlines():
+        match = re.search(r"n_packets=(\d+).*in_port=\"?(\w+).*actions=output", line)
+        if match:
+            found[match[2]] = found.get(match[2], 0) + int(match[1])
+    return found
+
+
+def is_open(address: str) -> bool:
+    return (device(address) / "enable").read_text().strip() != "0"
+
+
+@pytest.fixture(scope="module")
+def process(ovs: PrivateOvs) -> Iterator[Driven]:
+    """The agent without its front end, which takes longer to start here than all of this takes."""
+    made = Driven(Path("/run/np-agent"), ovs, OPTIONS, Vdpa, WAIT_S)
+    yield made
+    made.close()
+
+
+# -- the whole way -------------------------------------------------------------------------------
+
+
+def test_the_wire_and_the_vm_through_a_vf_and_back(
+    pf: str, ovs: PrivateOvs, process: Driven, far: str
+) -> None:
+    before = whole_state(pf, functions())
+    # It looks by itself only when it is told: by OVS, by vswitchd, by the kernel.
+    lane = Lane(process.reconciler, batch_size=8, interval_s=3600, max_waiting=8)
+    lane.start()
+    try:
+        binding = process.put("nic1", make_spec(), lane.submit).model_dump()
+        assert (binding["vif_type"], binding["mode"]) == ("vhostuser", "relay")
+        address = binding["pci_address"]
+        assert driver(address) == "vfio-pci" and is_open(address)
+        told = vf_info(pf)[binding["vf_index"]]
+        assert (told["address"], told["vlan_list"][0]["vlan"]) == (MAC, 100)
+        with attached(ovs, binding) as vm:
+            wait_for(lambda: ping("10.9.0.5"), DEADLINE_S, "the VM answers", vm.daemon.tail)
+            assert ping("10.9.0.5", 5) and not ping("10.8.0.5"), "on VLAN 100 alone"
+            used = ways(ovs)
+            assert len(used) == 2 and min(used.values()) >= 5, used
+            ovs.kill_vswitchd()
+        # This VM does not connect a second time: that QEMU's does is tested elsewhere.
+        ovs.start_vswitchd(DEADLINE_S)
+        with attached(ovs, binding) as vm:
+            wait_for(lambda: ping("10.9.0.5"), DEADLINE_S, "and again", vm.daemon.tail)
+            assert ping("10.9.0.5", 5)
+            used = ways(ovs)
+            assert len(used) == 2 and min(used.values()) >= 5, used
+        process.delete("nic1", lane.submit)
+        assert whole_state(pf, functions()) == before
+        assert ovs.vsctl("list-br") == ""
+        assert process.put("nic2", make_spec(), lane.submit).model_dump()["pci_address"] == address
+        process.delete("nic1", lane.submit)  # a late one, for what is another port's now
+        assert driver(address) == "vfio-pci" and is_open(address) and len(ways(ovs)) == 2
+        assert lane.errand(process.planned).result(WAIT_S) == []
+        process.delete("nic2", lane.submit)
+    finally:
+        lane.stop()
+    assert whole_state(pf, functions()) == before
+
+
+@contextmanager
+def attached(ovs: PrivateOvs, binding: Any) -> Iterator[Testpmd]:
+    """dpdk-testpmd in the VM's place: it answers ARP and pings."""
+    with Testpmd(Path(binding["socket_path"]), TestpmdOptions(mac=MAC, core=1)) as vm:
+        ovs.wait_connected(binding["device"], DEADLINE_S)
+        yield vm
+
+
+# -- a process that ends between two steps -------------------------------------------------------
+
+
+class Crash(BaseException):
+    """The process ends here: nothing of ours may catch it."""
+
+
+@contextmanager
+def dies_after(owner: type, method: str) -> Iterator[None]:
+    """The process ends when it has done this."""
+    real: Callable[..., Any] = getattr(owner, method)
+
+    def done_and_dead(*arguments: Any, **options: Any) -> None:
+        real(*arguments, **options)
+        raise Crash
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(owner, method, done_and_dead)
+        yield
+
+
+#: Claim, configure, bind, rows, flows.
+PLUG: list[tuple[type, str]] = [
+    (Store, "save"), (Vfs, "set"), (Vfs, "probe"), (OvsHost, "write"), (OpenFlow, "replace"),
+]  # fmt: skip
+UNPLUG: list[tuple[type, str]] = [(OvsHost, "write"), (Vfs, "unbind"), (Vfs, "set")]
+
+
+def test_killed_between_any_two_steps(pf: str, ovs: PrivateOvs, process: Driven) -> None:
+    """Every boundary is in tests/unit/vdpa/test_vdpa_crash.py; this is the real host's part of it."""
+    before = whole_state(pf, functions())
+    for plug, unplug in zip_longest(PLUG, UNPLUG):
+        with dies_after(*plug):
+            process.put("nic1", make_spec())
+        process.end()
+        process.start()
+        record = process.store.get("nic1")
+        assert record is not None and record.state is PortState.ACTIVE, (plug, record)
+        assert process.planned() == []
+        assert is_open(record.claims[0].key) and len(ways(ovs)) == 2, plug
+        assert vf_info(pf)[0]["address"] == MAC, plug
+        if unplug is None:
+            process.delete("nic1")
+        else:
+            with dies_after(*unplug):
+                process.delete("nic1")
+            process.end()
+            process.start()
+        assert process.store.records() == [], unplug
+        assert whole_state(pf, functions()) == before, (plug, unplug)
+        assert ovs.vsctl("list-br") == "", unplug

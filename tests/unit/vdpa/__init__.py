@@ -1,0 +1,1 @@
+"""Tests of the vdpa backend without a host."""

@@ -1,0 +1,426 @@
+"""Ports of the vdpa backend through the real reconciler: relay, native, whose VF it is, what is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lxml import etree
+
+from drivers.vdpa.modes import NATIVE_TYPE
+from drivers.vdpa.wanted import BRIDGE
+from netplugin.backend import Intent
+from netplugin.errors import (
+    CapacityExhausted,
+    Conflict,
+    HostError,
+    InvalidRequest,
+    NetpluginError,
+    Unsupported,
+)
+from netplugin.host.names import RELAY, VHOST, device_name
+from netplugin.host.openflow import Flow
+from netplugin.host.ovs_rows import OvsPort
+from netplugin.host.vfs import VFIO, VfAttributes
+from netplugin.models import PortState
+from tests.unit.sriov.model import ModelPf
+from tests.unit.vdpa.world import NATIVE_ROOT, RELAY_ROOT, VdpaWorld, vdpa_spec
+
+NPV, NPR = device_name(VHOST, "a"), device_name(RELAY, "a")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[VdpaWorld]:
+    made = VdpaWorld(tmp_path)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def native(tmp_path: Path) -> Iterator[VdpaWorld]:
+    """A NIC in switchdev mode, which leaves all but a VF's MAC to its representor, and a vendor's OVS."""
+    nic = ModelPf("0000:81:00.0", "eth8", total=3, vf_driver="mlx5_core", switchdev=True)
+    made = VdpaWorld(tmp_path, nic)
+    made.model.unsupported = {"vlan", "spoofchk", "trust", "rate", "link_state"}
+    made.switch.told = NATIVE_ROOT
+    yield made
+    made.store.close()
+
+
+def binding_of(world: VdpaWorld, port_id: str = "a") -> dict[str, Any]:
+    record = world.store.get(port_id)
+    assert record is not None
+    told = world.driver.binding(Intent(port_id, record.spec, record.claims))
+    found = json.loads(told.model_dump_json())
+    assert isinstance(found, dict)
+    return found
+
+
+def row(world: VdpaWorld, name: str, bridge: str = BRIDGE) -> OvsPort:
+    return world.switch.ovs.bridges[bridge].ports[name]
+
+
+def problem_of(world: VdpaWorld, port_id: str = "a") -> str:
+    record = world.store.get(port_id)
+    assert record is not None and record.error is not None
+    return record.error.detail
+
+
+# -- relay ---------------------------------------------------------------------------------------
+
+
+def test_a_vf_is_relayed_and_given_back(world: VdpaWorld) -> None:
+    spec = vdpa_spec(7, 200, vf={"trusted": True, "vlan_qos": 3}, queues=2, network={"mtu": 1400})
+    assert world.plug("a", spec) is None
+    vf = world.vf_of("a")
+    assert vf.attributes == VfAttributes(spec.mac, 200, 3, True, True)
+    assert (vf.driver, vf.is_open) == (VFIO, True)
+    npv, npr = row(world, NPV).interface, row(world, NPR).interface
+    assert npv and npr
+    assert (npv.type, npr.type) == ("dpdkvhostuserclient", "dpdk")
+    assert npv.options == {"vhost-server-path": f"/run/vhost/{NPV}"}
+    assert npr.options == {"dpdk-devargs": "0000:03:10.0", "n_rxq": "2"}
+    assert npv.mtu_request == npr.mtu_request == 1400
+    world.assert_settled()
+    assert world.unplug("a") is None
+    world.assert_settled()
+    assert world.switch.ovs.bridges == {} and world.store.records() == []
+
+
+def test_the_vm_sees_an_ordinary_vhost_user_nic(world: VdpaWorld) -> None:
+    assert world.plug("a", vdpa_spec(queues=2, numa_node=0)) is None
+    told = binding_of(world)
+    xml = etree.fromstring(told["interface_xml"])
+    assert (xml.get("type"), xml.find("source").get("mode")) == ("vhostuser", "server")
+    assert xml.find("source").get("path") == told["socket_path"] == f"/run/vhost/{NPV}"
+    assert told["domain_requirements"] == {
+        "shared_memory": True, "hugepages": True, "numa_node": 0, "vfio": False,
+    }  # fmt: skip
+    assert (told["vif_type"], told["mode"], told["bridge"], told["pci_address"], told["pf"]) == (
+        "vhostuser", "relay", BRIDGE, "0000:03:10.0", "eth3",
+    )  # fmt: skip
+
+
+def test_the_filter_is_of_what_the_vm_sends_and_nothing_switches(world: VdpaWorld) -> None:
+    addresses = {"allowed_addresses": [{"ip": "10.0.0.5"}]}
+    assert world.plug("a", vdpa_spec(port_security=addresses)) is None
+    flows = world.switch.ovs.bridges[BRIDGE].flows
+    assert "NORMAL" not in {flow.actions for flow in flows}
+    vm, vf = (row(world, name).interface.ofport for name in (NPV, NPR))  # type: ignore[union-attr]
+    sent = [f for f in flows if f"in_port={vm}" in f.match.split(",") and f.actions != "drop"]
+    assert all("dl_src=52:54:00:00:00:01" in f.match and f.actions == f"output:{vf}" for f in sent)
+    assert any("nw_src=10.0.0.5" in f.match for f in sent)
+    assert all("vlan_tci=0x0000/0x0fff" in f.match for f in flows if f.actions != "drop")
+    [back] = [f for f in flows if f"in_port={vf}" in f.match.split(",")]
+    assert back.actions == f"output:{vm}" and "dl_" not in back.match
+    open_spec = vdpa_spec(port_security={"enabled": False})
+    assert world.plug("a", open_spec) is None
+    assert len(world.switch.ovs.bridges[BRIDGE].flows) == 2
+
+
+def test_rates_are_policers_of_ovs_and_not_of_the_vf(world: VdpaWorld) -> None:
+    qos = {"ingress_kbps": 50_500, "egress_kbps": 20_500}
+    assert world.plug("a", vdpa_spec(qos=qos)) is None
+    npv = row(world, NPV)
+    assert npv.interface and npv.interface.ingress_policing_rate == 20_500
+    assert npv.qos and npv.qos.other_config["cir"] == str(50_500_000 // 8)
+    assert world.vf_of("a").attributes.max_mbps == 0
+    assert world.unplug("a") is None
+    assert world.switch.ovs.qos == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"port_security": {"allowed_addresses": [{"ip": "10.0.0.5", "mac": "52:54:00:77:77:77"}]}},
+         Unsupported, "own MAC only"),
+        ({"qos": {"min_egress_kbps": 50_000}}, Unsupported, "min_egress_kbps"),
+        ({"vf": {"teaming": True}}, Unsupported, "vf.teaming"),
+        ({"vlan_id": None, "vf": {"vlan_qos": 1}}, Unsupported, "vlan_qos"),
+        ({"network": {"physical_network": "net9"}}, InvalidRequest, "net9"),
+        ({"network": {"mtu": 9000}}, Conflict, "MTU 1500"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_and_leaves_no_trace(
+    world: VdpaWorld, fields: dict[str, Any], error: type[NetpluginError], words: str
+) -> None:
+    refused = world.plug("a", vdpa_spec(**fields))
+    assert isinstance(refused, error) and words in str(refused)
+    world.assert_settled()
+    assert world.store.records() == [] and world.model.written == []
+
+
+def test_flows_that_died_with_vswitchd_are_put_back_and_nothing_else(world: VdpaWorld) -> None:
+    for number in (1, 2):
+        assert world.plug(f"p{number}", vdpa_spec(number)) is None
+    world.model.written.clear()
+    world.switch.restart()
+    dry = world.reconciler.check(dry_run=True)
+    assert {change.change for change in dry.changes} == {"SetFilter"} and len(dry.changes) == 2
+    assert world.check()
+    assert world.model.written == []
+    world.assert_settled()
+
+
+@pytest.mark.parametrize("what", ["gone", "device", "type", "beside gone", "both gone", "flow"])
+def test_what_a_stranger_breaks_is_put_right(world: VdpaWorld, what: str) -> None:
+    assert world.plug("a", vdpa_spec()) is None
+    bridge = world.switch.ovs.bridges[BRIDGE]
+    npr = bridge.ports[NPR]
+    assert npr.interface
+    if what in ("gone", "both gone"):
+        del bridge.ports[NPV]
+    if what in ("beside gone", "both gone"):
+        del bridge.ports[NPR]
+    if what in ("device", "type"):
+        changed: Any = {"options": {"dpdk-devargs": "0000:03:10.3"}, "type": npr.interface.type}
+        changed = changed if what == "device" else {"type": "internal"}
+        bridge.ports[NPR] = replace(npr, interfaces=(replace(npr.interface, **changed),))
+    if what == "flow":
+        bridge.flows.add(Flow.make(0x6E70 << 48 | 0xABC, 9, "in_port=3", "output:9"))
+    world.switch.reconfigure()
+    assert world.reconciler.check(dry_run=True).changes != []
+    assert world.check()
+    world.assert_settled()
+
+
+# -- whose VF it is ------------------------------------------------------------------------------
+
+
+def test_ovs_lets_go_of_a_vf_before_it_is_touched(world: VdpaWorld) -> None:
+    """The model stops a reset or an unbind of what is open; here is the order all the same."""
+    assert world.plug("a", vdpa_spec()) is None
+    first = world.driver.plan(
+        [Intent("a", None, world.store.get("a").claims)],  # type: ignore[union-attr]
+        world.driver.observe(["a"], 0.0),
+    )
+    kinds = [type(change).__name__ for change in first.changes]
+    assert kinds == ["RemovePort", "DropFlows", "RemoveBeside", "RemoveBridge"]
+    assert world.unplug("a") is None
+    world.assert_settled()
+
+
+def test_dpdk_is_told_to_let_go_of_what_it_took_by_itself(world: VdpaWorld) -> None:
+    assert world.plug("a", vdpa_spec()) is None
+    address = world.address_of("a")
+    world.switch.sticky = {address}
+    assert world.unplug("a") is None
+    assert world.switch.detached == [address]
+    world.assert_settled()
+
+
+def test_a_vf_that_stays_open_is_not_touched_and_the_port_waits(world: VdpaWorld) -> None:
+    assert world.plug("a", vdpa_spec()) is None
+    address = world.address_of("a")
+    world.switch.opened.discard(address)  # whoever has it open, it is not vswitchd
+    refused = world.unplug("a")
+    assert isinstance(refused, Conflict) and "in use" in refused.detail
+    assert world.state("a") is PortState.REMOVING and world.switch.ovs.common().rows == {}
+    world.model.stop_vm(address)
+    assert world.check()
+    world.assert_settled()
+    assert world.store.records() == []
+
+
+def test_a_late_delete_leaves_the_vf_alone_that_another_port_has(world: VdpaWorld) -> None:
+    assert world.plug("old", vdpa_spec()) is None
+    address = world.address_of("old")
+    claims = world.store.get("old").claims  # type: ignore[union-attr]
+    assert world.unplug("old") is None
+    assert world.plug("new", vdpa_spec(2, vf={"pci_address": address})) is None
+    world.model.written.clear()
+    assert world.unplug("old") is None and world.unplug("old") is None
+    seen = world.driver.observe(None, 0.0)
+    assert world.driver.plan([Intent("old", None)], seen).changes == ()
+    assert world.model.written == [] and world.vf_of("new").is_open
+    # And even one that thinks that it still has the VF finds it open.
+    assert "old" in world.driver.plan([Intent("old", None, claims)], seen).refused
+    world.assert_settled()
+
+
+def test_seven_vfs_are_given_once(world: VdpaWorld) -> None:
+    for number in range(7):
+        assert world.plug(f"p{number}", vdpa_spec(number + 1)) is None
+    refused = world.plug("p7", vdpa_spec(8))
+    assert isinstance(refused, CapacityExhausted)
+    assert len({world.address_of(f"p{number}") for number in range(7)}) == 7
+    world.assert_settled()
+
+
+def test_a_vf_that_comes_back_is_opened_anew(world: VdpaWorld) -> None:
+    """The NIC lost its VFs and has them again: OVS still has the row, for a device that was."""
+    assert world.plug("a", vdpa_spec()) is None
+    nic = world.model.pfs["0000:03:00.0"]
+    nic.make_vfs(0)
+    world.switch.opened.clear()
+    assert world.check()
+    assert world.state("a") is PortState.DEGRADED and "has 0 VFs" in problem_of(world)
+    nic.make_vfs(4)
+    assert world.check()
+    assert world.state("a") is PortState.ACTIVE
+    world.assert_settled()
+
+
+def test_what_dpdk_says_of_a_vf_is_the_error(world: VdpaWorld) -> None:
+    world.switch._open = lambda address: False  # type: ignore[method-assign]
+    refused = world.plug("a", vdpa_spec())
+    assert isinstance(refused, HostError) and "Error attaching device" in refused.detail
+    world.assert_settled()
+    assert world.store.records() == []
+
+
+def test_a_lost_store_finds_the_vf_and_the_mode_by_the_rows(
+    world: VdpaWorld, tmp_path: Path
+) -> None:
+    """On VFs whose driver stays nothing but OVS's rows tells that they are in use."""
+    spec = vdpa_spec(1, numa_node=1)
+    assert world.plug("a", spec) is None
+    address = world.address_of("a")
+    world.store.close()
+    world.path = tmp_path / "new.db"
+    world.start()
+    assert world.reconciler.check().orphans_kept == ["a"]
+    for number in (2, 3):
+        assert world.plug(f"p{number}", vdpa_spec(number, numa_node=1)) is None
+        assert world.address_of(f"p{number}") != address
+    assert isinstance(world.plug("p4", vdpa_spec(4, numa_node=1)), CapacityExhausted)
+    world.switch.told = NATIVE_ROOT
+    assert world.plug("a", spec) is None
+    assert world.address_of("a") == address and binding_of(world)["mode"] == "relay"
+    world.assert_relayed()
+
+
+# -- native --------------------------------------------------------------------------------------
+
+
+def test_native_is_one_port_on_the_networks_bridge(native: VdpaWorld) -> None:
+    spec = vdpa_spec(3, 200, queues=4)
+    before = asdict(native.model.vf("0000:81:10.0"))
+    assert native.plug("a", spec) is None
+    npv = row(native, NPV, "br1")
+    assert npv.interface and (npv.interface.type, npv.tag) == (NATIVE_TYPE, 200)
+    assert npv.interface.options == {
+        "vdpa-socket-path": f"/run/vhost/{NPV}",
+        "vdpa-accelerator-devargs": "0000:81:10.0",
+        "dpdk-devargs": "0000:81:00.0,representor=[0]",
+        "vdpa-max-queues": "4",
+        "vdpa-sw": "true",
+    }
+    assert set(native.switch.ovs.bridges) == {"br1"}
+    assert {f.actions for f in native.switch.ovs.common().flows["a"]} == {"NORMAL", "drop"}
+    assert native.model.written == [("0000:81:10.0", "mac")], "the VLAN is the bridge's to give"
+    assert native.vf_of("a").driver == "mlx5_core"
+    assert binding_of(native)["mode"] == "native" and binding_of(native)["bridge"] == "br1"
+    assert native.driver.facts()["mode"] == "native"
+    assert native.unplug("a") is None
+    assert asdict(native.model.vf("0000:81:10.0")) == before
+    assert native.switch.ovs.bridges == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"qos": {"egress_kbps": 50_000}}, "rates"),
+        ({"vf": {"trusted": True}}, "switchdev"),
+        ({"vf": {"vlan_qos": 3}}, "switchdev"),
+    ],
+)
+def test_what_native_cannot_do_is_refused(
+    native: VdpaWorld, fields: dict[str, Any], words: str
+) -> None:
+    refused = native.plug("a", vdpa_spec(**fields))
+    assert isinstance(refused, Unsupported) and words in refused.detail
+    assert native.store.records() == [] and native.switch.ovs.bridges == {}
+
+
+def test_native_needs_a_nic_in_switchdev_mode_and_relay_one_that_is_not(
+    world: VdpaWorld, native: VdpaWorld
+) -> None:
+    world.switch.told = NATIVE_ROOT
+    refused = world.plug("a", vdpa_spec())
+    assert isinstance(refused, Conflict) and "not in switchdev" in refused.detail
+    native.switch.told = RELAY_ROOT
+    refused = native.plug("a", vdpa_spec())
+    assert isinstance(refused, Conflict) and "is in switchdev" in refused.detail
+
+
+@pytest.mark.parametrize("option", ["auto", "relay", "native"])
+@pytest.mark.parametrize("root", [RELAY_ROOT, NATIVE_ROOT])
+def test_which_mode_a_new_port_gets(world: VdpaWorld, option: str, root: Any) -> None:
+    world.mode, world.switch.told = option, root
+    world.restart()
+    has_type = NATIVE_TYPE in root.iface_types
+    expected = "native" if option == "native" or (option == "auto" and has_type) else "relay"
+    assert world.driver.facts()["mode"] == expected
+    state = world.driver.probe()
+    assert state.usable == (has_type or option != "native")
+    if not state.usable:
+        assert NATIVE_TYPE in str(state.reason) and "vendor" in str(state.fix)
+        refused = world.plug("a", vdpa_spec())
+        assert isinstance(refused, NetpluginError) and refused.code == "backend_unavailable"
+        assert world.store.records() == [] and world.switch.ovs.bridges == {}
+
+
+def test_a_port_keeps_its_mode_whatever_ovs_becomes(native: VdpaWorld) -> None:
+    assert native.plug("a", vdpa_spec()) is None
+    native.switch.told = RELAY_ROOT
+    assert native.check()
+    assert native.state("a") is PortState.DEGRADED
+    assert NATIVE_TYPE in problem_of(native) and "stays so" in problem_of(native)
+    assert native.switch.ovs.common().beside == {} and binding_of(native)["mode"] == "native"
+    assert native.reconciler.check(dry_run=True).changes == []
+    native.switch.told = NATIVE_ROOT
+    assert native.check()
+    assert native.state("a") is PortState.ACTIVE
+
+
+def test_a_relay_stays_one_on_an_ovs_that_could_do_native(world: VdpaWorld) -> None:
+    assert world.plug("a", vdpa_spec()) is None
+    world.switch.told = NATIVE_ROOT
+    assert world.check()
+    assert world.plug("a", vdpa_spec(1, 300)) is None
+    assert binding_of(world)["mode"] == "relay"
+    world.assert_settled()
+
+
+# -- what an operator should know ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "extra", "status"),
+    [("3.1.0", "", "warn"), ("3.1.0", "-a 0000:00:00.0", "ok"), ("4.0.1", "", "ok")],
+)
+def test_devices_that_vswitchd_takes_by_itself(
+    world: VdpaWorld, version: str, extra: str, status: str
+) -> None:
+    config = {"dpdk-extra": extra}
+    world.switch.told = replace(RELAY_ROOT, ovs_version=version, other_config=config)
+    found = world.driver.findings(world.driver.observe(None, 0.0))
+    assert [f.status for f in found if f.id == "dpdk-probing"] == [status]
+
+
+def test_an_ovs_without_pci_is_unusable(world: VdpaWorld) -> None:
+    world.switch.told = replace(RELAY_ROOT, other_config={"dpdk-extra": "--no-pci --in-memory"})
+    state = world.driver.probe()
+    assert not state.usable and state.step == "dpdk-extra" and "restart" in str(state.fix)
+
+
+def test_a_plug_is_one_dump(world: VdpaWorld) -> None:
+    world.model.looks = world.model.looks_again = 0
+    assert world.plug("a", vdpa_spec()) is None
+    assert (world.model.looks, world.model.looks_again) == (1, 1)
+
+
+def test_a_driver_that_dpdk_needs_comes_back_when_it_was_taken_away(world: VdpaWorld) -> None:
+    assert world.plug("a", vdpa_spec(1, numa_node=1)) is None
+    address = world.address_of("a")
+    world.model.vf(address).driver = None
+    world.switch.restart()
+    assert world.reconciler.check(dry_run=True).changes != []
+    assert world.check()
+    assert world.model.vf(address).driver == "mlx5_core"
+    world.assert_settled()
