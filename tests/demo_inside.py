@@ -1,4 +1,4 @@
-"""The demo in its sandbox: an OVS-DPDK, libvirt, the agent, and two guests for each backend."""
+"""The demo in its sandbox: an OVS-DPDK, libvirt, the agent, guests on each backend, and a search."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import libvirt  # type: ignore[import-untyped]
 
+from tests.demo_search import search
 from tests.demo_steps import Steps
 from tests.demo_traces import note_namespaces
 from tests.lab import guest as lab_guest
@@ -59,6 +60,7 @@ class _Demo:
             self._start()
             for backend in self._backends:
                 self._show(backend)
+            search(self._steps, self._host, self._backends, len(os.sched_getaffinity(0)))
             with self._steps.step("The agent, libvirt and OVS are ended"):
                 self._host.stop()
         finally:

@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from netplugin.acceptance import cli_evaluate, cli_search
+from netplugin.acceptance import cli_evaluate, cli_matrix, cli_report, cli_search
 from netplugin.acceptance.errors import GeneratorError, UnusableInput
 
 UNUSABLE = 2
@@ -21,6 +21,9 @@ _INTERRUPTED = 130
 _COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
     cli_search.add_search,
     cli_search.add_replay,
+    cli_matrix.add_matrix,
+    cli_report.add_report,
+    cli_report.add_compare,
     cli_evaluate.add_evaluate,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,30 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from netplugin.acceptance import result as results
+from netplugin.acceptance.cli_generator import add_generator, description_of
 from netplugin.acceptance.cli_options import add_goal, number, whole
 from netplugin.acceptance.errors import ReplayError, UnusableInput
-from netplugin.acceptance.generators.contract import Generator
-from netplugin.acceptance.generators.exec import ExecGenerator
-from netplugin.acceptance.generators.sim import FAMILIES, sim_generator
+from netplugin.acceptance.generators.choose import make
+from netplugin.acceptance.generators.contract import GeneratorInfo
+from netplugin.acceptance.goals import OTHER_GOALS, headline, warm_up_s
 from netplugin.acceptance.judge import judge
 from netplugin.acceptance.run import Run, run_search
 from netplugin.acceptance.search import replay
 from netplugin.acceptance.trials import SearchPlan
 from netplugin.acceptance.values import (
-    Goal,
+    MIXES,
     Measurement,
     TrialRequest,
-    csit_ndr,
-    csit_pdr,
     line_rate_pps,
+    mean_size,
 )
 
 #: The line if nothing is said of it.
 _BITS_PER_SECOND = 10e9
-#: Loss in the first part of a full trial may be that of a cold device.
-_WARM_UP_PART = 1 / 6
-_OTHER_GOALS = {"csit-ndr": csit_ndr, "csit-pdr": csit_pdr}
-_GENERATORS = ("sim", "exec")
 
 
 def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,26 +42,14 @@ def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         " on standard error.",
     )
     parser.set_defaults(command=_search)
-    parser.add_argument("--generator", choices=_GENERATORS, required=True)
-    parser.add_argument(
-        "--exec-cmd", metavar="COMMAND",
-        help="generator exec: a program and its arguments, quoted as in a shell (there is none)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--answer-timeout", type=number(0, 86_400), default=60.0, metavar="S",
-        help="generator exec: seconds for an answer beyond the trial's own (default: %(default)g)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--sim-device", metavar="NAME",
-        help=f"generator sim: one of {', '.join(FAMILIES)} (default: clean)",
-    )  # fmt: skip
+    add_generator(parser)
     add_goal(parser)
     parser.add_argument(
         "--max-loss-ratio", type=number(0, 0.5, inclusive=True), default=0.0, metavar="RATIO",
         help="loss that is allowed (default: none)",
     )  # fmt: skip
     parser.add_argument(
-        "--goal", action="append", choices=tuple(_OTHER_GOALS), default=[], dest="goals",
+        "--goal", action="append", choices=tuple(OTHER_GOALS), default=[], dest="goals",
         help="measure this beside the headline; may be given again",
     )  # fmt: skip
     parser.add_argument(
@@ -76,7 +61,14 @@ def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--buffer-packets", type=whole(0, 10**9), default=2048, metavar="N",
         help="frames that the rings on the way may hold (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--frame-size", type=whole(64, 16_000), default=64, metavar="BYTES")
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument(
+        "--frame-size", type=whole(64, 16_000), default=64, metavar="BYTES",
+        help="with the frame check sequence (default: %(default)s)",
+    )  # fmt: skip
+    sizes.add_argument(
+        "--mix", choices=tuple(MIXES), default="", help="a mix of sizes instead of one"
+    )
     parser.add_argument("--flows", type=whole(1, 10**9), default=1024, metavar="N")
     parser.add_argument(
         "--vnf-ceiling-pps", type=number(0, 1e12), metavar="PPS",
@@ -101,11 +93,12 @@ def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _search(options: argparse.Namespace) -> int:
+    description = description_of(options)
     plan = _plan(options)
     _check_writable(options.json)
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    with _generator(options) as generator:
-        plan = _with_generator(plan, generator)
+    with make(description) as generator:
+        plan = _with_generator(plan, generator.info, options.line_rate_pps)
         runs = []
         for repeat in range(options.repeats):
             watch = None if options.quiet else _Progress(plan, repeat, options.repeats)
@@ -118,46 +111,29 @@ def _search(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> SearchPlan:
     """Raises: UnusableInput, before anything was sent."""
-    if options.generator != "exec" and options.exec_cmd is not None:
-        raise UnusableInput("--exec-cmd", f"it is not for --generator {options.generator}")
-    if options.generator == "exec" and options.exec_cmd is None:
-        raise UnusableInput("--exec-cmd", "--generator exec needs it")
-    if options.generator != "sim" and options.sim_device is not None:
-        raise UnusableInput("--sim-device", f"it is not for --generator {options.generator}")
-    headline = Goal(
-        "zero-loss" if options.max_loss_ratio == 0 else "loss-ratio",
-        options.max_loss_ratio,
-        0.0,
-        min(options.initial_duration, options.final_duration),
-        options.final_duration,
-        options.final_duration,
-        options.precision,
-    )
-    warm_up = options.final_duration * _WARM_UP_PART if options.warm_up is None else options.warm_up
+    final = options.final_duration
+    first = headline(final, options.initial_duration, options.precision, options.max_loss_ratio)
     return SearchPlan(
-        goals=(headline, *(_OTHER_GOALS[name](options.precision) for name in options.goals)),
+        goals=(first, *(OTHER_GOALS[name](options.precision) for name in options.goals)),
         line_rate_pps=options.line_rate_pps or line_rate_pps(_BITS_PER_SECOND, options.frame_size),
-        frame_size=options.frame_size,
+        frame_size=round(mean_size(options.mix)) if options.mix else options.frame_size,
         flows=options.flows,
-        warm_up_s=warm_up,
+        mix=options.mix,
+        warm_up_s=warm_up_s(options.warm_up, final),
         buffer_packets=options.buffer_packets,
         max_trials=options.max_trials,
         vnf_ceiling_pps=options.vnf_ceiling_pps,
     )
 
 
-def _generator(options: argparse.Namespace) -> Generator:
-    """Raises: UnusableInput, GeneratorError."""
-    if options.generator == "exec":
-        return ExecGenerator(options.exec_cmd, options.answer_timeout)
-    return sim_generator(options.sim_device or "clean", str(options.seed))
-
-
-def _with_generator(plan: SearchPlan, generator: Generator) -> SearchPlan:
-    info = generator.info
+def _with_generator(plan: SearchPlan, info: GeneratorInfo, line_pps: float | None) -> SearchPlan:
+    """The line is that of the generator's ports unless ``line_pps`` says otherwise."""
+    size = mean_size(plan.mix) if plan.mix else plan.frame_size
+    line_bps = info.line_bps if math.isfinite(info.line_bps) else _BITS_PER_SECOND
     return replace(
         plan,
-        generator_max_pps=info.max_pps,
+        line_rate_pps=line_pps or line_rate_pps(line_bps, size),
+        generator_max_pps=info.limit_pps(size),
         can_abort=info.can_abort,
         min_trial_s=info.min_trial_s,
     )

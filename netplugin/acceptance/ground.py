@@ -9,6 +9,8 @@ from netplugin.acceptance.trials import Asking, SearchPlan, Trial, TrialLog
 _LEAST = 1 / 64
 #: And if not even a forwarding rate was seen, below this part of the highest rate.
 _LEAST_OF_ALL = 1e-5
+#: From this part of a control's rate on it may be the control that is measured.
+_AT_CEILING = 0.95
 #: Two rates are within the width of each other even if arithmetic disagrees.
 ROUNDING = 1e-9
 
@@ -60,13 +62,14 @@ class Ground:
     # -- outcomes --------------------------------------------------------------------------------
 
     def ndr(self, lower: float, upper: float, reason: str) -> Outcome:
-        """Bracketed; by the VNF, if that does no more by itself."""
-        ceiling = self.plan.vnf_ceiling_pps
-        if ceiling is not None and lower >= 0.95 * ceiling:
-            return Outcome(
-                self.goal, SearchVerdict.VNF_LIMITED,
-                f"within 5 % of what the VNF does by itself ({ceiling:.6g} pps)", lower, upper,
-            )  # fmt: skip
+        """Bracketed; by the generator or by the VNF, if those do no more by themselves."""
+        for who, verdict, ceiling in (
+            ("generator", SearchVerdict.GENERATOR_LIMITED, self.plan.generator_ceiling_pps),
+            ("VNF", SearchVerdict.VNF_LIMITED, self.plan.vnf_ceiling_pps),
+        ):
+            if ceiling is not None and lower >= _AT_CEILING * ceiling:
+                why = f"within 5 % of what the {who} does by itself ({ceiling:.6g} pps)"
+                return Outcome(self.goal, verdict, why, lower, upper)
         return Outcome(self.goal, SearchVerdict.NDR, reason, lower, upper)
 
     def generator_limited(self, lower: float) -> Outcome:

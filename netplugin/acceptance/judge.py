@@ -135,8 +135,8 @@ def _about_the_generator(measured: Measurement) -> Iterator[tuple[Cause, str]]:
     if measured.queue_full:
         yield (
             Cause.QUEUE,
-            f"the generator's transmit queue was full {measured.queue_full} times:"
-            " frames went out late, in bursts",
+            f"the generator was held up {measured.queue_full} times (its queue was full, or it had"
+            " no CPU): frames went out late, in bursts",
         )
 
 

@@ -10,7 +10,7 @@ from netplugin.acceptance.errors import ReplayError
 from netplugin.acceptance.outcome import Outcome, SearchVerdict
 from netplugin.acceptance.ratio import RatioSearch
 from netplugin.acceptance.strict import StrictSearch
-from netplugin.acceptance.trials import Asking, BudgetExhausted, SearchPlan, Trial, TrialLog
+from netplugin.acceptance.trials import Asking, BudgetExhausted, SearchPlan, T, Trial, TrialLog
 from netplugin.acceptance.values import Goal, Measurement, TrialRequest
 
 
@@ -59,23 +59,31 @@ def replay(plan: SearchPlan, journal: Iterable[tuple[TrialRequest, Measurement]]
 
     Raises: ReplayError if it asks for something else, or for more than there is.
     """
-    entries = iter(journal)
-    asking = search(plan)
+    asking = after(search(plan), journal)
     try:
         request = next(asking)
-        while True:
-            entry = next(entries, None)
-            if entry is None:
-                raise ReplayError(
-                    f"the journal ends before {request.rate_pps:.2f} pps was measured"
-                )
-            asked, measured = entry
+    except StopIteration as end:
+        found: Found = end.value
+        return found
+    raise ReplayError(f"the journal ends before {request.rate_pps:.2f} pps was measured")
+
+
+def after(asking: Asking[T], journal: Iterable[tuple[TrialRequest, Measurement]]) -> Asking[T]:
+    """The same computation, its first trials answered from a journal: it asks for those that follow.
+
+    Raises: ReplayError if it asks for something else than the journal has.
+    """
+    try:
+        request = next(asking)
+        for asked, measured in journal:
             if (asked.rate_pps, asked.duration_s) != (request.rate_pps, request.duration_s):
                 raise ReplayError(
                     f"the search asks {request.rate_pps:.2f} pps for {request.duration_s:g} s,"
                     f" the journal has {asked.rate_pps:.2f} pps for {asked.duration_s:g} s"
                 )
             request = asking.send(measured)
+        while True:
+            request = asking.send((yield request))
     except StopIteration as end:
-        found: Found = end.value
-        return found
+        result: T = end.value
+        return result

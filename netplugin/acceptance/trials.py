@@ -55,6 +55,8 @@ class SearchPlan:
     max_sums: float = 40.0
     #: What the VNF reaches without the backend, from a control run; None: not known.
     vnf_ceiling_pps: float | None = None
+    #: What the generator reaches when it is looped back to itself; None: not known.
+    generator_ceiling_pps: float | None = None
 
     def __post_init__(self) -> None:
         """Raises: UnusableInput."""

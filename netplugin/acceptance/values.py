@@ -73,7 +73,8 @@ class Measurement:
     rx_errors: int = 0
     #: Frames the generator dropped in its own transmit queue.
     queue_drops: int = 0
-    #: Times the transmit queue was full, so that a frame went out late.
+    #: Times the generator was held up, so that frames went out late and in bursts: the transmit queue
+    #: was full, or its program had no CPU.
     queue_full: int = 0
     #: Frames that may have been under way when the counters were read: 0 after a drain.
     in_flight_packets: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,18 +82,20 @@ def _environment(pid: int) -> list[bytes]:
         return []
 
 
-def test_the_demo_pings_over_each_backend() -> None:
+def test_the_demo_pings_and_searches_over_each_backend() -> None:
     with demo() as running:
         output, _ = running.communicate(timeout=DEADLINE_S)
     assert running.returncode == 0, output
     assert output.count(PINGED) == 4, output
     for backend in ("dpdkvhostuser", "linuxbridge"):
         assert f"{backend}: the guests ping each other" in output
+        assert re.search(rf"\| {backend} \| .*no frame lost, 1 x 2 s", output), output
     assert output.count("<interface ") == 2
+    assert "A short search: 2 s without a lost frame" in output
     assert NOTHING in output
 
 
-@pytest.mark.parametrize("step", ["A private OVS-DPDK", "two guests boot", "ping each other"])
+@pytest.mark.parametrize("step", ["A private OVS-DPDK", "two guests boot", "trial 1.1"])
 def test_an_interrupted_demo_leaves_nothing(step: str) -> None:
     with demo() as running:
         assert running.stdout is not None

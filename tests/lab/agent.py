@@ -91,6 +91,13 @@ class PrivateAgent:
             lambda: self.get(path)[0] == 200, READY_DEADLINE_S, f"the agent answers {path}"
         )
 
+    def restart_with(self, options: Mapping[str, Mapping[str, str]]) -> None:
+        """Stop it, and start it with these options over those that it had."""
+        self.stop()
+        for group, values in options.items():
+            self.groups.setdefault(group, {}).update(values)
+        self.start()
+
     def stop(self) -> None:
         self.daemon.stop()
 

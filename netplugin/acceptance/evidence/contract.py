@@ -44,7 +44,8 @@ class Place(ABC):
     def between(self, before: Reading, after: Reading, elapsed_s: float) -> Found:
         """The differences; a place whose counts want arithmetic overrides this.
 
-        Raises: EvidenceError if a count went down: something was started anew under the trial.
+        Raises: EvidenceError if a count went down or is gone: something was started anew under the
+        trial.
         """
         return Found(
             _differences(self.name, before.lost, after.lost),
@@ -57,6 +58,8 @@ class EvidenceError(Exception):
 
 
 def _differences(place: str, before: Mapping[str, _N], after: Mapping[str, _N]) -> dict[str, _N]:
+    for name in before.keys() - after.keys():
+        raise EvidenceError(f"{place}: {name} is not counted any more: it went during the trial")
     found = {name: value - before.get(name, 0) for name, value in after.items()}
     for name, value in found.items():
         if value < 0:

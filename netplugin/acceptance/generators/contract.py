@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from types import TracebackType
 
-from netplugin.acceptance.values import Measurement, TrialRequest
+from netplugin.acceptance.values import Measurement, TrialRequest, line_rate_pps
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,14 @@ class GeneratorInfo:
     can_abort: bool = True
     #: Shorter trials are not exact.
     min_trial_s: float = 0.0
+    #: What its ports carry, all directions together, in bits a second of the wire.
+    line_bps: float = math.inf
+
+    def limit_pps(self, frame_size: float) -> float:
+        """Frames a second that it can send; ``frame_size`` has the FCS, and is the mean of a mix."""
+        if math.isinf(self.line_bps):
+            return self.max_pps
+        return min(self.max_pps, line_rate_pps(self.line_bps, frame_size))
 
 
 class Generator(ABC):
@@ -38,6 +46,9 @@ class Generator(ABC):
     @abstractmethod
     def run(self, request: TrialRequest) -> Measurement:
         """One trial. Raises: GeneratorError."""
+
+    def recall(self, request: TrialRequest) -> None:  # noqa: B027 - only a simulation has a memory
+        """Told of a trial that was run before a restart, in its order, and is not run again."""
 
     def close(self) -> None:  # noqa: B027 - there may be nothing to give back
         """Stop sending and give everything back; may be called twice."""

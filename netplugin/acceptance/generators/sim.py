@@ -75,6 +75,10 @@ class SimGenerator(Generator):
             measured = self._family.fault(measured, request, self._rng)
         return measured
 
+    def recall(self, request: TrialRequest) -> None:
+        """Its clock and its luck go on as if there had been no restart."""
+        self.run(request)
+
     def _through(self, rate: float, duration: float, abort: bool) -> list[Passage]:
         """All directions at once: the one that stops first stops the others."""
         if len(self._devices) == 1 or not abort:
@@ -189,9 +193,19 @@ FAMILIES: dict[str, SimFamily] = {
 }  # fmt: skip
 
 
-def sim_generator(name: str, seed: str, can_abort: bool = True) -> SimGenerator:
-    """The family of this name, with luck of its own. Raises: UnusableInput."""
+def sim_generator(
+    name: str, seed: str, can_abort: bool = True, capacity_pps: float | None = None
+) -> SimGenerator:
+    """The family of this name, with luck of its own. Raises: UnusableInput.
+
+    ``capacity_pps`` is what all directions together can do instead of what the family has.
+    """
     if name not in FAMILIES:
         raise UnusableInput("--sim-device", f"no {name!r}; there are {', '.join(sorted(FAMILIES))}")
+    family = FAMILIES[name]
+    if capacity_pps is not None:
+        scale = capacity_pps / sum(device.capacity_pps for device in family.devices)
+        devices = (replace(d, capacity_pps=d.capacity_pps * scale) for d in family.devices)
+        family = replace(family, devices=tuple(devices))
     # A string seeds by a hash that is the same on every machine.
-    return SimGenerator(FAMILIES[name], random.Random(f"{seed}/{name}"), can_abort)
+    return SimGenerator(family, random.Random(f"{seed}/{name}"), can_abort)

@@ -108,6 +108,24 @@ def parse_stf(text: str) -> StfRun:
     )
 
 
+def parse_interrupted(text: str, asked_packets: float) -> Measurement:
+    """Of a run that was stopped because it was late: such a run prints no summary, and is no trial.
+
+    Raises: GeneratorError if it printed nothing at all.
+    """
+    blocks = _ANSI.sub("", text).split(_BLOCK)[1:]
+    clock, sent = _samples(blocks)[-1]
+    return Measurement(
+        tx_packets=sent,
+        # The ports were not read at the same moment, and the rest was still to come.
+        rx_packets=min(sent, sum(_row(blocks, "ipackets"))),
+        elapsed_s=clock,
+        tx_shortfall=max(0, round(asked_packets) - sent),
+        rx_errors=sum(_row(blocks, "ierrors")),
+        elapsed_uncertainty_s=_START_S,
+    )
+
+
 def _total(summary: str, name: str) -> int:
     match = re.search(rf"^\s*{re.escape(name)}\s*:\s*(-?\d+)", summary, re.MULTILINE)
     if match is None:

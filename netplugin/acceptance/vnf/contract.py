@@ -21,11 +21,15 @@ class Attachment(StrEnum):
     TAP = "tap"
     #: A VF bound to vfio-pci.
     VFIO = "vfio"
+    #: A kernel device through AF_PACKET: for a control without a backend.
+    NETDEV = "netdev"
+    #: A socket on which the VNF listens as OVS does for a VM: OVS's side is DPDK's ``net_virtio_user``.
+    VHOST_BACKEND = "vhostbackend"
 
 
 @dataclass(frozen=True, slots=True)
 class VnfPort:
-    """One side of the VNF. ``device`` is a socket's path, a tap's name or a PCI address."""
+    """One side of the VNF. ``device`` is a socket's path, a device's name or a PCI address."""
 
     attachment: Attachment
     device: str

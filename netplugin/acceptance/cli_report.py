@@ -1,0 +1,108 @@
+"""The sub-commands ``report``, what a run found, and ``compare``, whether another run is worse."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from netplugin.acceptance.cli_options import number
+from netplugin.acceptance.errors import UnusableInput
+
+_EXTRA = "pip install 'netplugin[acceptance]'"
+
+
+def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "report",
+        help="a run's table, picture and page",
+        description="Write what a run found: one HTML page, the table in Markdown, CSV and JSON,"
+        " and the picture as PNG and SVG. A run that is not complete is reported as such.",
+    )
+    parser.set_defaults(command=_report)
+    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of the run")
+    parser.add_argument(
+        "--output", metavar="DIR", type=Path,
+        help="where the files go (default: RUN/report)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--published", action="store_true",
+        help="put published figures beside, labelled as those of other hardware; a description"
+        " with `comparable_to: [zstack-4.4]` has them beside in any case",
+    )  # fmt: skip
+
+
+def _report(options: argparse.Namespace) -> int:
+    from netplugin.acceptance.matrix.journal import read_run
+    from netplugin.acceptance.report.figures import report_of
+    from netplugin.acceptance.report.published import Beside, beside, zstack
+    from netplugin.acceptance.report.table import status_text
+
+    run = read_run(options.run)
+    published = zstack()
+    _needs("jinja2", "matplotlib", "yaml")
+    shown = beside(run, published, options.published)
+    report = report_of(run, None if shown is Beside.NOT_SHOWN else published, shown)
+    from netplugin.acceptance.report.files import FILES, write
+
+    paths = write(run, report, options.output or options.run / "report")
+    for path, (_, what, _) in zip(paths, FILES, strict=True):
+        print(f"{path}: {what}")
+    print(status_text(report))
+    return 0
+
+
+def _needs(*modules: str) -> None:
+    """Raises: UnusableInput."""
+    from importlib.util import find_spec
+
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        raise UnusableInput(", ".join(missing), f"not installed; {_EXTRA} brings what this needs")
+
+
+def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "compare",
+        help="whether a run is worse than the one before it",
+        description="Compare two runs cell by cell. Exit status: 0 if no cell is worse, 1 if one is,"
+        " 2 if it cannot be said.",
+    )
+    parser.set_defaults(command=_compare)
+    parser.add_argument("old", metavar="OLD", type=Path, help="the folder of the run before")
+    parser.add_argument("new", metavar="NEW", type=Path, help="the folder of the run to be judged")
+    parser.add_argument(
+        "--tolerance", type=number(0, 0.5, inclusive=True), default=0.01, metavar="RATIO",
+        help="no regression is smaller than this (default: %(default)s; never less than the"
+        " precision of the goal)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--noisy-tolerance", type=number(0, 0.9, inclusive=True), default=0.5, metavar="RATIO",
+        help="the same for cells with too few repeats for a test whose loss is a matter of chance;"
+        " from half of it on they cannot be told (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--level", type=number(0, 0.5), default=0.05, metavar="P",
+        help="probability of any false alarm among the cells that are tested"
+        " (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--json", metavar="FILE", help="write it all (- : standard output)")
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from netplugin.acceptance.matrix.journal import read_run
+    from netplugin.acceptance.report.compare import Limits, compare
+    from netplugin.acceptance.report.comparison_text import json_text, text
+
+    limits = Limits(options.tolerance, options.noisy_tolerance, options.level)
+    found = compare(read_run(options.old), read_run(options.new), limits)
+    if options.json == "-":
+        sys.stdout.write(json_text(found))
+        return found.status
+    sys.stdout.write(text(found))
+    if options.json is not None:
+        try:
+            Path(options.json).write_text(json_text(found), encoding="utf-8")
+        except OSError as error:
+            raise UnusableInput("--json", f"{options.json}: {error.strerror}") from error
+    return found.status

@@ -1,0 +1,72 @@
+"""Which places are read for a cell: what the description says, and what the bindings of its ports tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from netplugin.acceptance.evidence.contract import Place
+from netplugin.acceptance.evidence.host import Host
+from netplugin.acceptance.evidence.links import Links
+from netplugin.acceptance.evidence.nic import Nic
+from netplugin.acceptance.evidence.ovs import Ovs
+from netplugin.models import Binding, Value
+
+_Device = Annotated[str, StringConstraints(pattern=r"^[^\s/]{1,15}$", strict=True)]
+
+
+class NicCounters(Value):
+    """A NIC that the kernel drives. ``lost`` names those of its own counters that are lost frames."""
+
+    device: _Device
+    lost: tuple[str, ...] = ()
+
+
+class Description(Value):
+    """Places beside the VNF. What the bindings name (bridge, tap) need not stand here."""
+
+    #: OVS's run directory, where its sockets are; null: OVS is not read.
+    ovs_rundir: Path | None = Path("/var/run/openvswitch")
+    #: Bridges of OVS that frames cross beside those of the ports.
+    ovs_bridges: tuple[_Device, ...] = ()
+    #: Kernel devices on the way that are no members of a port's bridge.
+    devices: tuple[_Device, ...] = ()
+    nics: tuple[NicCounters, ...] = ()
+    #: Processes whose CPU time counts: a name for the report, and how theirs begin. Null: those of
+    #: OVS, QEMU and vhost.
+    processes: Annotated[dict[str, str], Field(max_length=32)] | None = None
+
+
+def make(description: Description, bindings: Iterable[Binding]) -> tuple[Place, ...]:
+    """The places of a cell whose ports have these bindings; the VNF's own is not among them.
+
+    Raises: EvidenceError if there is no such device.
+    """
+    bridges = set(description.ovs_bridges)
+    vhost_ports: set[str] = set()
+    devices = set(description.devices)
+    for binding in bindings:
+        named = binding.model_extra or {}
+        if binding.vif_type == "vhostuser":
+            bridges |= {named["bridge"]} if "bridge" in named else set()
+            vhost_ports |= {named["device"]} if "device" in named else set()
+        elif binding.vif_type == "tap":
+            devices |= {named[field] for field in ("device", "bridge") if field in named}
+        elif binding.vif_type == "hostdev" and named.get("pf"):
+            devices.add(named["pf"])
+    places: list[Place] = [_host(description)]
+    if bridges and description.ovs_rundir is not None:
+        places.append(Ovs(description.ovs_rundir, sorted(bridges), sorted(vhost_ports)))
+    if devices:
+        places.append(Links(devices))
+    if description.nics:
+        places.append(Nic({nic.device: nic.lost for nic in description.nics}))
+    return tuple(places)
+
+
+def _host(description: Description) -> Host:
+    named = description.processes
+    return Host() if named is None else Host(processes=named)

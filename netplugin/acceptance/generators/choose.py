@@ -1,0 +1,172 @@
+"""A generator from its description: one model for each ``type``, for YAML files and for options alike."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar, assert_never
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from netplugin.acceptance.generators.contract import Generator
+from netplugin.acceptance.generators.exec import ExecGenerator
+from netplugin.acceptance.generators.frames import Frames
+from netplugin.acceptance.generators.sim import sim_generator
+from netplugin.acceptance.generators.tcpreplay import MOST_BURST, TcpreplayGenerator
+from netplugin.acceptance.generators.trex_stf_batch import StfProfile, TrexStfGenerator
+from netplugin.acceptance.generators.trex_stl_client import StlServer
+from netplugin.acceptance.generators.trex_stl_trial import StlPath, StlProfile, TrexStlGenerator
+from netplugin.acceptance.generators.watch import IN_FLIGHT
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Paths = TypeVar("_Paths", bound="tuple[TrexPath | InterfacePath, ...]")
+TcpPort = Annotated[int, Field(ge=1, le=65535)]
+
+
+class _Description(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Sim(_Description):
+    """A simulated device (``sim.FAMILIES``), in virtual time."""
+
+    type: Literal["sim"] = "sim"
+    device: str = "clean"
+    seed: int | str = 1
+    #: In pps of all directions together; None: what the device has.
+    capacity_pps: Positive | None = None
+
+
+class Exec(_Description):
+    """A program that speaks JSON lines; quoted as in a shell (there is none)."""
+
+    type: Literal["exec"] = "exec"
+    command: str
+    #: Seconds for an answer beyond the trial's own.
+    answer_timeout_s: Positive = 60.0
+
+
+class TrexPath(_Description):
+    """Numbers of TRex's ports: frames go out of one and come back at the other."""
+
+    send: Annotated[int, Field(ge=0)]
+    receive: Annotated[int, Field(ge=0)]
+    frames: Frames = Frames()
+
+
+def _each_once(paths: _Paths) -> _Paths:
+    """A count belongs to one path."""
+    for name in ("send", "receive"):
+        ends = [getattr(path, name) for path in paths]
+        if len(set(ends)) < len(ends):
+            raise ValueError(f"no two paths may {name} at the same port")
+    return paths
+
+
+class TrexStl(_Description):
+    """The stateless client of TRex, against a server that runs or is started from ``trex_dir``."""
+
+    type: Literal["trex-stl"] = "trex-stl"
+    #: The tree of TRex: the client's package is taken from it; None: an installed one.
+    trex_dir: Path | None = None
+    #: Start a server from ``trex_dir`` with this configuration, and end it; None: one runs.
+    trex_cfg: Path | None = None
+    server: str = "127.0.0.1"
+    sync_port: TcpPort = 4501
+    async_port: TcpPort = 4500
+    paths: Annotated[tuple[TrexPath, ...], Field(min_length=1), AfterValidator(_each_once)] = (
+        TrexPath(send=0, receive=1),
+    )
+    #: A profile (a Python file with ``register``) instead of frames of our own.
+    profile: Path | None = None
+    profile_arguments: tuple[str, ...] = ()
+    #: Take ports that another session has.
+    force: bool = False
+    #: Frames that the device may hold: more that are missing are lost, and a trial may stop.
+    in_flight: Annotated[int, Field(ge=0)] = IN_FLIGHT
+    #: Nothing is asked above it, in pps of all paths; None: what the ports' speed allows.
+    max_pps: Positive | None = None
+
+
+class TrexStf(_Description):
+    """A stateful batch of TRex for each trial: ``t-rex-64 -f PROFILE -m X -d S``."""
+
+    type: Literal["trex-stf"] = "trex-stf"
+    trex_dir: Path
+    trex_cfg: Path | None = None
+    #: Relative to ``trex_dir``.
+    profile: str = "cap2/imix_64_fast.yaml"
+    #: Frames a second that ``-m 1`` means; None: what TRex itself says in a short run.
+    pps_per_m: Positive | None = None
+    #: More options for ``t-rex-64``, such as ``-c 4`` or ``-p``.
+    arguments: tuple[str, ...] = ()
+    max_pps: Positive | None = None
+
+
+class InterfacePath(_Description):
+    """Names of interfaces: frames go out of one and come back at the other."""
+
+    send: Annotated[str, Field(min_length=1, max_length=15)]
+    receive: Annotated[str, Field(min_length=1, max_length=15)]
+    frames: Frames = Frames()
+
+
+class Tcpreplay(_Description):
+    """Debian's tcpreplay for each direction, and exact counters at the receivers."""
+
+    type: Literal["tcpreplay"] = "tcpreplay"
+    paths: Annotated[tuple[InterfacePath, ...], Field(min_length=1), AfterValidator(_each_once)]
+    #: Name or path of the network namespace that has the interfaces; None: the tool's own.
+    netns: str | None = None
+    #: Nothing is asked above it, in pps of all paths.
+    max_pps: Positive | None = None
+    #: With a real-time priority, without which it sends in bursts.
+    realtime: bool = True
+    #: Trials with larger bursts are invalid, in frames.
+    most_burst: Annotated[int, Field(ge=1)] = MOST_BURST
+    in_flight: Annotated[int, Field(ge=0)] = IN_FLIGHT
+
+
+Description = Annotated[Sim | Exec | TrexStl | TrexStf | Tcpreplay, Field(discriminator="type")]
+
+
+def make(description: Sim | Exec | TrexStl | TrexStf | Tcpreplay) -> Generator:
+    """Ready for its first trial; close it. Raises: UnusableInput, GeneratorError, before any traffic."""
+    match description:
+        case Sim():
+            return sim_generator(
+                description.device, str(description.seed), capacity_pps=description.capacity_pps
+            )
+        case Exec():
+            return ExecGenerator(description.command, description.answer_timeout_s)
+        case Tcpreplay():
+            return TcpreplayGenerator(
+                [(path.send, path.receive, path.frames) for path in description.paths],
+                description.netns, description.max_pps or math.inf,
+                realtime=description.realtime, most_burst=description.most_burst,
+                in_flight=description.in_flight,
+            )  # fmt: skip
+        case TrexStl():
+            return _stateless(description)
+        case TrexStf():
+            return TrexStfGenerator(
+                description.trex_dir,
+                StfProfile(description.profile, description.trex_cfg, description.arguments),
+                description.pps_per_m, description.max_pps or math.inf,
+            )  # fmt: skip
+        case _:
+            assert_never(description)
+
+
+def _stateless(description: TrexStl) -> Generator:
+    profile = description.profile
+    return TrexStlGenerator(
+        [StlPath(path.send, path.receive, path.frames) for path in description.paths],
+        StlServer(
+            description.server, description.sync_port, description.async_port, description.force,
+            description.trex_cfg,
+        ),
+        description.trex_dir,
+        StlProfile(profile, description.profile_arguments) if profile else None,
+        description.max_pps, description.in_flight,
+    )  # fmt: skip

@@ -1,0 +1,120 @@
+"""``t-rex-64`` of a TRex tree: started in it, as a server or for a batch, and ended with its children."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from netplugin.acceptance.errors import GeneratorError, UnusableInput
+from netplugin.acceptance.generators import guard
+from netplugin.acceptance.generators.guard import STOP_S
+
+PROGRAM: Final = "t-rex-64"
+#: Hugepages, drivers and links take their time.
+_START_S: Final = 120.0
+#: What the guard may need beyond the time that it gives the program.
+_AFTER_STOP_S: Final = 5.0
+_GUARD: Final = Path(guard.__file__)
+_LOOK_S: Final = 0.2
+
+
+class TrexProgram:
+    """One run of it; it also ends when this process is killed. Close it."""
+
+    def __init__(self, trex_dir: Path, arguments: Sequence[str]) -> None:
+        """Raises: UnusableInput if there is no such program, or it may not be started."""
+        if not (trex_dir / PROGRAM).is_file():
+            raise UnusableInput("--trex-dir", f"{trex_dir} is no tree of TRex: it has no {PROGRAM}")
+        if os.geteuid() != 0:
+            raise UnusableInput(PROGRAM, "TRex needs root: it takes ports from the kernel")
+        self._said: IO[bytes] = tempfile.TemporaryFile()
+        # It finds all its files by their names in the directory where it is.
+        self._guard = subprocess.Popen(
+            [sys.executable, "-P", str(_GUARD), f"./{PROGRAM}", *arguments], cwd=trex_dir,
+            stdin=subprocess.PIPE, stdout=self._said, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        self._ended = os.pidfd_open(self._guard.pid)
+
+    @property
+    def said(self) -> str:
+        """All that it printed until now."""
+        self._said.seek(0)
+        return self._said.read().decode(errors="replace")
+
+    def wait(self, seconds: float) -> bool:
+        """Until it has ended, or so long. Whether it has ended."""
+        select.select([self._ended], [], [], seconds)
+        return self._guard.poll() is not None
+
+    def stop(self) -> None:
+        """As Ctrl-C does, and if it does not heed that, by force."""
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        if not self.wait(STOP_S + _AFTER_STOP_S):
+            self._guard.kill()
+        self._guard.wait()
+
+    def close(self) -> None:
+        """End it; may be called twice."""
+        if self._said.closed:
+            return
+        self.stop()
+        os.close(self._ended)
+        self._said.close()
+
+
+class TrexServer:
+    """The server that stateless clients talk to, started and ended here. Close it."""
+
+    def __init__(self, trex_dir: Path, configuration: Path, sync_port: int) -> None:
+        """Wait until it answers. Raises: UnusableInput, GeneratorError."""
+        if not configuration.is_file():
+            raise UnusableInput("--trex-cfg", f"{configuration}: no such file")
+        if _listens(sync_port):
+            raise GeneratorError(
+                f"port {sync_port} is taken: does another TRex run? Leave out --trex-cfg to use it, or"
+                " give this one other ports (zmq_rpc_port, zmq_pub_port) and say them"
+                " (--trex-sync-port, --trex-async-port)"
+            )
+        self._program = TrexProgram(
+            trex_dir, ["-i", "--no-scapy-server", "--cfg", str(configuration.resolve())]
+        )
+        try:
+            deadline = time.monotonic() + _START_S
+            while not _listens(sync_port):
+                if self._program.wait(_LOOK_S):
+                    raise GeneratorError(f"{PROGRAM} ended:\n{last_words(self._program.said)}")
+                if time.monotonic() > deadline:
+                    raise GeneratorError(
+                        f"{PROGRAM} does not answer on port {sync_port} after {_START_S:g} s:\n"
+                        + last_words(self._program.said)
+                    )
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End it; may be called twice."""
+        self._program.close()
+
+
+def last_words(text: str) -> str:
+    """The end of what a program printed, for an error message."""
+    return "\n".join(text.strip().splitlines()[-8:])
+
+
+def _listens(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), 1.0):
+            return True
+    except OSError:
+        return False

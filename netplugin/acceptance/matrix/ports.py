@@ -1,0 +1,128 @@
+"""What a run has of the agent: its two ports and its PMD cores, asked for, watched and given back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from netplugin.acceptance.matrix import cells
+from netplugin.acceptance.matrix.bench import CellError
+from netplugin.acceptance.matrix.description import Description
+from netplugin.acceptance.matrix.hypervisor import End
+from netplugin.acceptance.matrix.records import Cell
+from netplugin.client import Client
+from netplugin.models import PmdRequest, PmdState, Port, PortSpec, PortState
+
+#: Between two looks at a port that is not ready yet.
+_LOOK_S = 0.1
+
+
+class Ports:
+    """A port of the same name that belongs to another VM is another's, and left alone."""
+
+    def __init__(self, client: Client, description: Description, vm_id: str) -> None:
+        self._client = client
+        self._description = description
+        self.ends: tuple[End, ...] = description.ends or ()
+        self._vm_id = vm_id
+        #: The PMD cores as they were found, to be put back; None: not looked at, empty: OVS's own choice.
+        self.found_cpus: str | None = None
+
+    def look_at_pmd(self) -> None:
+        """Note the cores as they were asked for, or else as they run. Raises: NetpluginError."""
+        state = self._client.pmd()
+        self.found_cpus = state.cpus or ",".join(str(core.cpu) for core in state.cores)
+
+    def plug(self, parts: ExitStack, cell: Cell) -> list[Port]:
+        """Both, active, with the PMD cores of the cell; what takes them away is registered before.
+
+        Raises: CellError, NetpluginError.
+        """
+        self.remove_leftovers()
+        for end in self.ends:
+            parts.callback(self._client.delete_port, end.port_id)
+        for end in self.ends:
+            self._client.put_port(end.port_id, self._spec(end, cell))
+        request = cells.pmd_request(self._description, cell)
+        if request is not None:
+            parts.callback(self.put_back_pmd)
+            self._client.set_pmd(request)
+        return [self._wait(end, cell, _is_active, "active") for end in self.ends]
+
+    def connected(self, cell: Cell) -> list[Port]:
+        """Both, with their VM's side, where a backend tells of it. Raises: CellError, NetpluginError."""
+        return [self._wait(end, cell, _is_connected, "connected") for end in self.ends]
+
+    def pmd(self) -> PmdState:
+        """The PMD threads now. Raises: NetpluginError."""
+        return self._client.pmd()
+
+    def check(self) -> None:
+        """What was lost by a port that is not active any more says nothing of the backend.
+
+        Raises: CellError, NetpluginError.
+        """
+        for end in self.ends:
+            port = self._client.get_port(end.port_id)
+            if not _is_active(port):
+                raise CellError(f"port {end.port_id} became {port.state} in a trial{_said(port)}")
+
+    def remove_leftovers(self) -> bool:
+        """Those of this run, killed before it could give them back; whether there were any.
+
+        Raises: CellError for those of others, NetpluginError.
+        """
+        names = {end.port_id for end in self.ends}
+        found = [port for port in self._client.list_ports() if port.port_id in names]
+        for port in found:
+            if port.spec.vm_id != self._vm_id:
+                raise CellError(taken(port))
+            self._client.delete_port(port.port_id)
+        return bool(found)
+
+    def put_back_pmd(self) -> None:
+        """Raises: NetpluginError."""
+        # Without a mask OVS chose by itself; there is no way to ask for that again.
+        if self.found_cpus:
+            self._client.set_pmd(PmdRequest(cpus=self.found_cpus))
+
+    def _spec(self, end: End, cell: Cell) -> PortSpec:
+        return PortSpec(
+            vm_id=self._vm_id, mac=end.mac, backend=cell.backend, queues=cell.queues,
+            network=end.network_of(cell.backend),
+        )  # fmt: skip
+
+    def _wait(self, end: End, cell: Cell, ready: Callable[[Port], bool], what: str) -> Port:
+        seconds = self._description.timeouts.active
+        deadline = time.monotonic() + seconds
+        spec = self._spec(end, cell)
+        # Asked for the same again the agent looks at the host; GET tells what it saw last.
+        while not ready(port := self._client.put_port(end.port_id, spec)):
+            if time.monotonic() > deadline:
+                raise CellError(
+                    f"port {end.port_id} is {port.state} and not {what} after {seconds:g} s{_said(port)}"
+                )
+            time.sleep(_LOOK_S)
+        return port
+
+
+def taken(port: Port) -> str:
+    """A sentence on a port that is not ours."""
+    return (
+        f"port {port.port_id} is there already, of VM {port.spec.vm_id}: give the ends another"
+        " port_id, or delete it if nobody needs it"
+    )
+
+
+def _is_active(port: Port) -> bool:
+    return port.state is PortState.ACTIVE
+
+
+def _is_connected(port: Port) -> bool:
+    """A backend that does not tell of its VM's side has nothing to wait for."""
+    return _is_active(port) and (port.observed or {}).get("connected") is not False
+
+
+def _said(port: Port) -> str:
+    return f": {port.error.detail}" if port.error is not None else ""

@@ -1,0 +1,100 @@
+"""What a person sees while a run goes on: a bar with the time left on a terminal, otherwise plain lines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from netplugin.acceptance.judge import judge
+from netplugin.acceptance.matrix.carry_out import View
+from netplugin.acceptance.matrix.cells import Task
+from netplugin.acceptance.matrix.estimate import Estimate, in_words
+from netplugin.acceptance.matrix.journal import PastTrial
+from netplugin.acceptance.matrix.records import CellRecord
+from netplugin.acceptance.report.words import mpps
+from netplugin.acceptance.trials import SearchPlan
+
+
+class Lines(View):
+    """A line for each event, with how long the run will still take."""
+
+    def __init__(self, estimate: Estimate, output: TextIO) -> None:
+        self._estimate = estimate
+        self._output = output
+        self._task: Task | None = None
+        self._since = 0.0
+
+    def begins(self, task: Task) -> None:
+        self._task, self._since = task, time.monotonic()
+        number = self._estimate.tasks.index(task) + 1
+        self.say(f"[{number}/{len(self._estimate.tasks)}] {task}")
+
+    def trial(self, task: Task, plan: SearchPlan, number: int, trial: PastTrial) -> None:
+        self.say(f"  {trial_line(plan, number, trial)}")
+
+    def ends(self, record: CellRecord, seconds: float) -> None:
+        if self._task is not None:
+            self._estimate.took_s[self._task] = seconds
+            self._task = None
+        left = self._estimate.left_s()
+        self.say(f"  {_result_line(record)}" + (f"; about {in_words(left)} left" if left else ""))
+
+    def warns(self, text: str) -> None:
+        self.say(f"  warning: {text}")
+
+    def say(self, text: str) -> None:
+        print(text, file=self._output, flush=True)
+
+    def status(self) -> tuple[float, str]:
+        """The share that is done, and what is left in words."""
+        spent = time.monotonic() - self._since if self._task is not None else 0.0
+        share = self._estimate.done_share(self._task, spent)
+        return share, f"about {in_words(self._estimate.left_s(self._task, spent))} left"
+
+
+class Silent(Lines):
+    """Only what went wrong."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def warns(self, text: str) -> None:
+        print(f"warning: {text}", file=self._output, flush=True)
+
+
+@contextmanager
+def view(estimate: Estimate, quiet: bool, output: TextIO = sys.stderr) -> Iterator[View]:
+    """What fits the output, for the time of the block."""
+    if quiet:
+        yield Silent(estimate, output)
+    elif not output.isatty():
+        yield Lines(estimate, output)
+    else:
+        # It is large, and a pipeline does not need it.
+        from netplugin.acceptance.matrix.bar import bar
+
+        with bar(estimate, output) as shown:
+            yield shown
+
+
+def trial_line(plan: SearchPlan, number: int, trial: PastTrial) -> str:
+    """One trial, judged by the headline."""
+    goal = plan.headline
+    request, measured = trial.request, trial.measured
+    judged = judge(request, measured, goal.relative_width, goal.max_loss_ratio)
+    return (
+        f"trial {trial.repeat + 1}.{number}  {mpps(request.rate_pps, 5)} Mpps"
+        f"  {measured.elapsed_s:.2f} of {request.duration_s:g} s  {judged.verdict}"
+        f"  {request.purpose}: {judged.reason}"
+    )
+
+
+def _result_line(record: CellRecord) -> str:
+    if record.result is None:
+        return f"failed: {record.error}"
+    rate = record.zero_loss_pps
+    shown = f"{mpps(rate, 4)} Mpps" if rate is not None else str(record.result["reason"])
+    return f"{record.verdict}: {shown}"

@@ -1,0 +1,90 @@
+"""The VM of a cell: a domain of the user's that the agent gives its NICs, run by libvirt for that long."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from lxml import etree
+
+from netplugin.acceptance.errors import UnusableInput
+from netplugin.acceptance.matrix.bench import CellError
+from netplugin.acceptance.matrix.yaml_model import read_text
+from netplugin.errors import NetpluginError
+from netplugin.host.processes import run
+
+#: For one call of virsh.
+_CALL_S = 60.0
+#: Between two tries to reach a VM that boots.
+_LOOK_S = 0.5
+
+
+class DomainRunner:
+    """Starts and ends domains of one name, which is how those of a run that was killed are known."""
+
+    def __init__(self, template: Path, uri: str, name: str) -> None:
+        """Raises: UnusableInput if the template is no domain."""
+        self._uri, self._name = uri, name
+        self._xml = _named(read_text(template), name, str(template))
+
+    @property
+    def template(self) -> str:
+        """The domain without NICs, under our name."""
+        return self._xml
+
+    def check(self) -> None:
+        """Raises: UnusableInput if libvirt cannot be asked."""
+        try:
+            self._running()
+        except NetpluginError as error:
+            raise UnusableInput("vm", str(error)) from error
+
+    def start(self, xml: str) -> None:
+        """A transient domain: it is gone when it ends. Raises: NetpluginError with libvirt's words."""
+        self._virsh("create", "/dev/stdin", stdin=xml)
+
+    def destroy(self) -> None:
+        """Also if there is none. Raises: NetpluginError."""
+        if self._name in self._running():
+            self._virsh("destroy", self._name)
+
+    def _running(self) -> list[str]:
+        return self._virsh("list", "--name").split()
+
+    def _virsh(self, *words: str, stdin: str | None = None) -> str:
+        deadline = time.monotonic() + _CALL_S
+        return run(["virsh", "-c", self._uri, *words], step="vm", deadline=deadline, stdin=stdin)
+
+
+def wait_for_ssh(host: str, port: int, seconds: float) -> None:
+    """Until its SSH server says who it is. Raises: CellError."""
+    deadline = time.monotonic() + seconds
+    while True:
+        # A VM that boots refuses, is not there, or takes the connection and says nothing yet.
+        with suppress(OSError), socket.create_connection((host, port), timeout=5.0) as there:
+            if there.recv(4) == b"SSH-":
+                return
+        if time.monotonic() > deadline:
+            raise CellError(
+                f"the VM did not answer by SSH at {host} port {port} within {seconds:g} s"
+            )
+        time.sleep(_LOOK_S)
+
+
+def _named(xml: str, name: str, where: str) -> str:
+    """Without a UUID: libvirt gives it one."""
+    parser = etree.XMLParser(resolve_entities=False, load_dtd=False, no_network=True)
+    try:
+        domain = etree.fromstring(xml.encode(), parser)
+    except etree.XMLSyntaxError as error:
+        raise UnusableInput(where, f"it is no XML: {error}") from error
+    if domain.tag != "domain":
+        raise UnusableInput(where, f"it is no libvirt domain: its element is <{domain.tag}>")
+    for child in [*domain.findall("uuid"), *domain.findall("name")]:
+        domain.remove(child)
+    element = etree.Element("name")
+    element.text = name
+    domain.insert(0, element)
+    return str(etree.tostring(domain, encoding="unicode"))

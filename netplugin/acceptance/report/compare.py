@@ -1,0 +1,213 @@
+"""Whether a run is worse than the one before it, cell by cell, and how sure that is (pure).
+
+Cells with enough repeats are tested: whether the answers of the new run rank below those of the old,
+less the tolerance. Holm's adjustment keeps the probability of any false alarm among them at the
+level. The others have no such level: their bounds are compared, and must be apart by a tolerance
+that is wide where loss is a matter of chance, with a part below it where nothing is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from netplugin.acceptance.matrix.records import Cell, RunRecord
+from netplugin.acceptance.outcome import SearchVerdict
+from netplugin.acceptance.report import comparable, statistics, words
+from netplugin.acceptance.report.answers import Answers, answers_of
+from netplugin.acceptance.report.statistics import Change
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What counts as a regression. Ratios: 0.01 is 1 %."""
+
+    #: Less than this is no regression.
+    tolerance: float = 0.01
+    #: The same without a test, where loss is a matter of chance; from half of it on nothing is told.
+    noisy_tolerance: float = 0.5
+    #: Probability of one false alarm or more among the cells that are tested.
+    level: float = 0.05
+
+
+class Finding(StrEnum):
+    """What is said of one cell."""
+
+    SAME = "no regression"
+    REGRESSION = "regression"
+    FASTER = "faster"
+    #: The new run has no measurement that could show it.
+    UNTOLD = "cannot be told"
+    #: Only the new run has it, or the old one had no verdict.
+    NO_BASELINE = "no baseline"
+
+
+@dataclass(frozen=True, slots=True)
+class CellComparison:
+    """One cell in both runs; ``p`` is adjusted for how many cells were tested, None without a test."""
+
+    cell: Cell
+    finding: Finding
+    why: str
+    before: Answers | None = None
+    after: Answers | None = None
+    change: Change | None = None
+    p: float | None = None
+    #: How many answers were compared with how many; None without a test.
+    tested: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All that is said of two runs. With ``refusals`` the numbers say nothing of each other."""
+
+    before: str
+    after: str
+    limits: Limits
+    cells: tuple[CellComparison, ...]
+    refusals: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> int:
+        """0: no regression, 1: a regression, 2: it cannot be said."""
+        findings = {cell.finding for cell in self.cells}
+        if self.refusals:
+            return 2
+        if Finding.REGRESSION in findings:
+            return 1
+        told = findings - {Finding.NO_BASELINE}
+        return 2 if Finding.UNTOLD in told or not told else 0
+
+
+def compare(before: RunRecord, after: RunRecord, limits: Limits | None = None) -> Comparison:
+    """The new run ``after`` beside the old one."""
+    limits = limits or Limits()
+    cells = tuple(dict.fromkeys([*before.cells, *after.cells]))
+    rows = [_row(before, after, cell) for cell in cells]
+    tested = _tested(rows, limits)
+    return Comparison(
+        before.name,
+        after.name,
+        limits,
+        tuple(_judged(row, p, limits) for row, p in zip(rows, tested, strict=True)),
+        tuple(comparable.refusals(before, after)),
+        tuple(comparable.doubts(before, after)),
+        tuple(comparable.changes(before, after)),
+    )
+
+
+# -- cells ---------------------------------------------------------------------------------------
+
+
+def _row(before: RunRecord, after: RunRecord, cell: Cell) -> CellComparison:
+    """Both sides, and what can be said before any number is looked at."""
+    old, new = before.record(cell), after.record(cell)
+    row = CellComparison(
+        cell, Finding.SAME, "",
+        answers_of(old) if old else None, answers_of(new) if new else None,
+    )  # fmt: skip
+    if row.before is None:
+        return replace(row, finding=Finding.NO_BASELINE, why="the old run has not measured it")
+    if row.after is None:
+        return replace(row, finding=Finding.UNTOLD, why="the new run has not measured it")
+    if row.after.worth < row.before.worth:
+        why = f"{row.before.verdict} became {row.after.verdict}: {row.after.reason}"
+        return replace(row, finding=Finding.REGRESSION, why=why)
+    if not row.before.worth:
+        return replace(row, finding=Finding.NO_BASELINE, why="the old run had no verdict")
+    if not row.before.has_bounds:
+        found = Finding.FASTER if row.after.has_bounds else Finding.SAME
+        return replace(row, finding=found, why=f"{row.before.verdict}, now {row.after.verdict}")
+    return row
+
+
+def _tested(rows: Sequence[CellComparison], limits: Limits) -> list[float | None]:
+    """Of each row the adjusted p, or None if it cannot be tested."""
+    sizes = [_sizes(row) for row in rows]
+    usable = [n for n, size in enumerate(sizes) if size is not None]
+    able = statistics.can_reach([size for size in sizes if size is not None], limits.level)
+    chosen = [number for number, can in zip(usable, able, strict=True) if can]
+    values = []
+    for number in chosen:
+        row = rows[number]
+        assert row.before is not None and row.after is not None
+        allowed = [rate * (1 - _tolerance(row, limits)) for rate in row.before.rates]
+        values.append(statistics.p_lower(allowed, row.after.rates))
+    adjusted = dict(zip(chosen, statistics.holm(values), strict=True))
+    return [adjusted.get(number) for number in range(len(rows))]
+
+
+def _tolerance(row: CellComparison, limits: Limits) -> float:
+    """Not below the width of the bounds: answers that close are the same answer."""
+    widths = [side.width for side in (row.before, row.after) if side is not None]
+    return max([limits.tolerance, *widths])
+
+
+def _sizes(row: CellComparison) -> tuple[int, int] | None:
+    """How many answers there are on both sides, if nothing was said yet and all are rates."""
+    if row.why or row.before is None or row.after is None:
+        return None
+    limited = SearchVerdict.GENERATOR_LIMITED
+    if limited in (row.before.verdict, row.after.verdict):
+        return None
+    return len(row.before.rates), len(row.after.rates)
+
+
+def _judged(row: CellComparison, p: float | None, limits: Limits) -> CellComparison:
+    if row.why or row.before is None or row.after is None:
+        return row
+    if p is None:
+        return _by_bounds(row, row.before, row.after, limits)
+    old, new = row.before.rates, row.after.rates
+    found = statistics.change(old, new)
+    row = replace(row, change=found, p=p, tested=(len(old), len(new)))
+    tolerance = _tolerance(row, limits)
+    more = f"p = {p:.2g}{_more_floors(old, new)}"
+    if p <= limits.level:
+        why = f"lower by more than {words.percent(tolerance, 1)}: {more}"
+        return replace(row, finding=Finding.REGRESSION, why=why)
+    if found.low > tolerance:
+        return replace(row, finding=Finding.FASTER, why=f"the whole interval is above; {more}")
+    return replace(row, why=f"not shown to be lower: {more}")
+
+
+def _more_floors(old: Sequence[float], new: Sequence[float]) -> str:
+    """A few floors among many rates hardly move a median: people should know."""
+    counts = old.count(0.0), new.count(0.0)
+    if counts[1] <= counts[0]:
+        return ""
+    return f"; {counts[1]} of {len(new)} repeats found a floor, before {counts[0]} of {len(old)}"
+
+
+def _by_bounds(row: CellComparison, old: Answers, new: Answers, limits: Limits) -> CellComparison:
+    """Without a test: the bounds over all repeats must be apart."""
+    row = replace(row, change=_between(old, new))
+    least = _tolerance(row, limits)
+    sharp = old.sharp and new.sharp
+    most = least if sharp else max(least, limits.noisy_tolerance)
+    how = "bounds only" if sharp else "bounds only, and loss is a matter of chance"
+    if new.upper < old.lower * (1 - most):
+        why = f"{how}: apart by more than {words.percent(most, 1)}"
+        return replace(row, finding=Finding.REGRESSION, why=why)
+    if new.verdict == SearchVerdict.GENERATOR_LIMITED and new.lower < old.lower * (1 - least):
+        why = "the generator ended below what the old run found"
+        return replace(row, finding=Finding.UNTOLD, why=why)
+    if not sharp and new.upper < old.lower * (1 - max(least, most / 2)):
+        return replace(row, finding=Finding.UNTOLD, why=f"{how}: too few repeats to tell")
+    if old.verdict == SearchVerdict.GENERATOR_LIMITED:
+        return replace(row, why="it does what the old run's generator could show")
+    if new.lower > old.upper * (1 + most):
+        return replace(row, finding=Finding.FASTER, why=how)
+    apart = most if sharp else max(least, most / 2)
+    return replace(row, why=f"{how}: not apart by more than {words.percent(apart, 1)}")
+
+
+def _between(old: Answers, new: Answers) -> Change | None:
+    """From the bounds, so with no confidence to be named."""
+    if old.rate is None or new.rate is None or not old.lower:
+        return None
+    low, high = new.lower / old.upper - 1, new.upper / old.lower - 1
+    return Change(new.rate / old.rate - 1, low, high, 0.0)

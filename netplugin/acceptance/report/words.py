@@ -1,0 +1,64 @@
+"""How a report writes numbers: as many digits as were measured, never rounded to a better figure."""
+
+from __future__ import annotations
+
+import math
+
+#: Between a number and its unit, or where there is none.
+NONE = "-"
+
+
+def digits_of(relative_width: float) -> int:
+    """Significant digits that a rate with bounds this close has: 3 for 0.5 %, 4 for 0.05 %."""
+    if not 0 < relative_width < 1:
+        return 3
+    return min(6, max(2, math.ceil(-math.log10(2 * relative_width)) + 1))
+
+
+def mpps(rate_pps: float, digits: int = 3) -> str:
+    """A rate in Mpps, cut off and not rounded: a device is not said to do more than it did."""
+    if rate_pps <= 0 or not math.isfinite(rate_pps):
+        return "0"
+    millions = rate_pps / 1e6
+    places = max(0, digits - 1 - math.floor(math.log10(millions) + 1e-12))
+    scale = 10**places
+    return f"{math.floor(millions * scale * (1 + 1e-12)) / scale:.{places}f}"
+
+
+def pps(rate_pps: float) -> str:
+    """``4,192,100 pps``: for where every digit is wanted."""
+    return f"{rate_pps:,.0f} pps"
+
+
+def percent(ratio: float, digits: int = 0) -> str:
+    return f"{100 * ratio:.{digits}f} %"
+
+
+def ratio(value: float) -> str:
+    """A loss ratio: ``2.5 %``, ``1.7 frames in a million``."""
+    if value >= 1e-3:
+        return percent(value, 1)
+    for many, name in ((1e6, "a million"), (1e9, "a billion")):
+        if value * many >= 0.1:
+            return f"{value * many:.2g} frames in {name}"
+    return f"{value:.1e}"
+
+
+def count(number: float, one: str, many: str | None = None) -> str:
+    """``1 trial``, ``2 trials``."""
+    return f"{number:,.0f} {one if number == 1 else many or one + 's'}"
+
+
+def seconds(value: float) -> str:
+    """``0.4 s``, ``61 s``, ``12 min``, ``3.5 h``."""
+    if value < 120:
+        return f"{value:.3g} s"
+    if value < 7200:
+        return f"{value / 60:.0f} min"
+    return f"{value / 3600:.1f} h"
+
+
+def listed(words: list[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last

@@ -1,0 +1,62 @@
+"""From a run description to a VNF: which program on which ports, and what a port's binding means to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from netplugin.acceptance.vnf.contract import Attachment, Vnf, VnfCores, VnfError, VnfPort
+from netplugin.acceptance.vnf.description import (
+    Description,
+    ExternalDescription,
+    Port,
+    TapsDescription,
+    TestpmdDescription,
+    VppDescription,
+)
+from netplugin.acceptance.vnf.external import External
+from netplugin.acceptance.vnf.taps import Taps
+from netplugin.acceptance.vnf.testpmd import Testpmd
+from netplugin.acceptance.vnf.vpp import Vpp
+from netplugin.models import Binding, PortSpec
+
+__all__ = ["Description", "Port", "make", "vnf_port"]
+
+#: By the binding's ``vif_type``: what the VNF finds there, and which of its fields names it.
+_SIDES = {
+    "vhostuser": (Attachment.VHOST_USER, "socket_path"),
+    "tap": (Attachment.TAP, "device"),
+    "hostdev": (Attachment.VFIO, "pci_address"),
+}
+
+
+def make(description: Description, ports: Sequence[VnfPort], cores: VnfCores) -> Vnf:
+    """The VNF of a description, not yet started. Raises: VnfError if it cannot have such ports."""
+    if len(ports) < 2 or len(ports) % 2:
+        raise VnfError(f"a VNF forwards between pairs of ports; there are {len(ports)}")
+    match description:
+        case TestpmdDescription():
+            return Testpmd(description, tuple(ports), cores)
+        case TapsDescription():
+            return Taps(tuple(ports), cores)
+        case VppDescription():
+            return Vpp(description, tuple(ports), cores)
+        case ExternalDescription():
+            return External(description, tuple(ports))
+
+
+def vnf_port(binding: Binding, spec: PortSpec, peer_mac: str) -> VnfPort:
+    """The VM's side of a port of the agent; ``peer_mac`` is where the VNF sends what leaves by it.
+
+    Raises: VnfError for a binding that no VNF can take.
+    """
+    if binding.vif_type not in _SIDES:
+        raise VnfError(f"no VNF can take a port whose binding is {binding.vif_type!r}")
+    attachment, field = _SIDES[binding.vif_type]
+    device = (binding.model_extra or {}).get(field)
+    if not device:
+        raise VnfError(f"the binding of a {binding.vif_type} port has no {field}")
+    # The VM sends into the ring that OVS receives from, and the other way round.
+    ring = min(spec.rx_queue_size, spec.tx_queue_size)
+    return VnfPort(
+        attachment, str(device), spec.mac, peer_mac, spec.queues, ring, spec.network.mtu
+    )  # fmt: skip

@@ -1,0 +1,131 @@
+"""A program that runs as long as its VNF: in a directory of its own, with its log, ended with the tool."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from netplugin.acceptance.vnf.contract import VnfError
+
+T = TypeVar("T")
+#: How often a condition is looked at that nobody tells of.
+_LOOK_S = 0.05
+_END_S = 10.0
+_LAST_LINES = 15
+#: Of a socket's flags (__SO_ACCEPTCON in linux/net.h).
+_LISTENS = 0x10000
+
+
+class Program:
+    """One process and whatever it starts. It dies with us (util-linux's setpriv), even of a SIGKILL."""
+
+    def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        self._arguments = tuple(arguments)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, environment: Mapping[str, str] | None = None) -> None:
+        """Raises: VnfError if there is no such program."""
+        program = self._arguments[0]
+        if shutil.which(program) is None:
+            raise VnfError(f"{program}: there is no such program; install it, or give its path")
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", "--", *self._arguments],
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def check(self) -> None:
+        """Raises: VnfError if it does not run."""
+        if self._process is None:
+            raise VnfError(f"{self.name} has not been started")
+        status = self._process.poll()
+        if status is not None:
+            raise VnfError(f"{self.name} has ended with status {status}{self.last_words()}")
+
+    def wait_for(self, condition: Callable[[], T | None], deadline: float, what: str) -> T:
+        """The first value of the condition that is true. Raises: VnfError if it ends, or at the deadline."""
+        while True:
+            self.check()
+            if value := condition():
+                return value
+            if time.monotonic() > deadline:
+                raise VnfError(f"{self.name}: {what}: not in time{self.last_words()}")
+            self._wait_end(_LOOK_S)
+
+    def stop(self) -> None:
+        """Ask it to end, then insist; its process group with it. May be called twice."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
+    def last_words(self) -> str:
+        """The end of its log, to be put behind a sentence."""
+        with suppress(OSError), self.log.open(errors="replace") as log:
+            lines = deque((line.rstrip() for line in log if line.strip()), maxlen=_LAST_LINES)
+            return "".join(f"\n  {line}" for line in lines)
+        return ""
+
+    def _wait_end(self, seconds: float) -> None:
+        """Until it ends, or so long."""
+        assert self._process is not None
+        try:
+            descriptor = os.pidfd_open(self._process.pid)
+        except ProcessLookupError:
+            return
+        try:
+            select.select([descriptor], [], [], seconds)
+        finally:
+            os.close(descriptor)
+
+
+def own_directory() -> Path:
+    """A new directory with a path short enough for sockets. Remove it after use."""
+    base = "/run" if os.access("/run", os.W_OK) else None
+    return Path(tempfile.mkdtemp(prefix="netplugin-vnf-", dir=base))
+
+
+def free_socket(path: str) -> None:
+    """Make way for a socket of our own: what is left of an ended program is removed.
+
+    Raises: VnfError if somebody listens there, or it is no socket.
+    """
+    place = Path(path)
+    if not place.parent.is_dir():
+        raise VnfError(f"{place.parent}: there is no such directory for the socket of a port")
+    if not place.exists():
+        return
+    if not place.is_socket():
+        raise VnfError(f"{path} is no socket")
+    if path in _listening(Path("/proc/net/unix").read_text()):
+        raise VnfError(f"{path} is taken: another program (a VM?) listens there; stop it")
+    place.unlink(missing_ok=True)
+
+
+def _listening(table: str) -> set[str]:
+    """Sockets on which somebody listens, from ``/proc/net/unix``: to connect would disturb a VM."""
+    rows = (line.split(maxsplit=7) for line in table.splitlines()[1:])
+    return {row[7] for row in rows if len(row) == 8 and int(row[3], 16) & _LISTENS}

@@ -1,0 +1,99 @@
+"""The startup.conf of VPP, from the CPUs, NICs and queues of a run (FD.io's reference of startup.conf)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from netplugin.acceptance.vnf.contract import VnfCores
+from netplugin.host import cpus
+
+#: Of the interfaces that DPDK has, by the number of the port.
+INTERFACE = "port{number}"
+#: Buffers beside those in the rings: on their way through the graph, and in the workers' caches.
+_SPARE_BUFFERS = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class StartupConf:
+    """What goes into the file. ``directory`` has the sockets, and its name is VPP's runtime-dir."""
+
+    directory: str
+    cores: VnfCores
+    #: PCI addresses for DPDK, by the number of their port.
+    nics: Sequence[str] = ()
+    queues: int = 1
+    ring: int = 1024
+    #: Plug-ins beside dpdk, which is there if there are NICs.
+    plugins: Sequence[str] = ()
+    plugin_path: str | None = None
+    hugepages: bool = True
+    mtu: int = 1500
+
+    @property
+    def api_socket(self) -> str:
+        return f"{self.directory}/api.sock"
+
+    @property
+    def stats_socket(self) -> str:
+        return f"{self.directory}/stats.sock"
+
+    def text(self) -> str:
+        """Sections in VPP's order of looking at them do not matter; ours is from the outside in."""
+        ports = max(2, len(self.nics))
+        buffers = 2 * ports * self.queues * self.ring + _SPARE_BUFFERS
+        page = [] if self.hugepages else ["page-size default"]
+        return "".join(
+            [
+                _section(
+                    "unix", "nodaemon", f"runtime-dir {self.directory}",
+                    f"cli-listen {self.directory}/cli.sock", f"log {self.directory}/vpp.log",
+                ),
+                _section("socksvr", f"socket-name {self.api_socket}"),
+                _section("statseg", f"socket-name {self.stats_socket}"),
+                _section("cpu", *self._cpu()),
+                _section("buffers", f"buffers-per-numa {buffers}", *page),
+                _section("plugins", *self._plugins()),
+                *([_section("dpdk", *self._dpdk())] if self.nics else []),
+            ]
+        )  # fmt: skip
+
+    def _cpu(self) -> list[str]:
+        lines = [] if self.cores.main is None else [f"main-core {self.cores.main}"]
+        if self.cores.workers:
+            lines.append(f"corelist-workers {cpus.format_list(self.cores.workers)}")
+        return lines
+
+    def _plugins(self) -> list[str]:
+        names = [*(["dpdk"] if self.nics else []), *self.plugins]
+        path = [f"path {self.plugin_path}"] if self.plugin_path else []
+        enabled = [f"plugin {name}_plugin.so {{ enable }}" for name in names]
+        return [*path, "plugin default { disable }", *enabled]
+
+    def _dpdk(self) -> list[str]:
+        queues = f"num-rx-queues {self.queues} num-tx-queues {self.queues}"
+        rings = f"num-rx-desc {self.ring} num-tx-desc {self.ring}"
+        return [
+            # One buffer a frame is quicker; frames that need several want them.
+            *(["no-multi-seg", "no-tx-checksum-offload"] if self.mtu <= 1500 else []),
+            # Its default of 10 s would leave what the NIC missed out of a trial's counts.
+            "stats-poll-interval 0.1",
+            *([] if self.hugepages else ["no-hugetlb"]),
+            f"dev default {{ {queues} {rings} }}",
+            *(
+                f"dev {nic} {{ name {INTERFACE.format(number=number)} }}"
+                for number, nic in enumerate(self.nics)
+            ),
+        ]
+
+
+def _section(name: str, *lines: str) -> str:
+    if not lines:
+        return ""
+    return f"{name} {{\n" + "".join(f"  {line}\n" for line in lines) + "}\n"
+
+
+def settings(text: str) -> list[str]:
+    """The lines of a file that mean something: without comments, blank lines and indentation."""
+    stripped = (line.partition("#")[0].strip() for line in text.splitlines())
+    return [line for line in stripped if line]

@@ -1,0 +1,118 @@
+"""The process of the VNF ``taps``: carries frames between pairs of taps, as a VM would, one at a time.
+
+It answers on a socket in the way of DPDK's telemetry: ``/counts`` has frames received and sent by port.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import select
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+#: linux/if_tun.h
+_TUNSETIFF = 0x400454CA
+_TAP, _NO_PI, _VNET_HDR, _MULTI_QUEUE = 0x0002, 0x1000, 0x4000, 0x0100
+#: struct virtio_net_hdr before each frame: what the agent's taps have, for QEMU.
+_HEADER = 10
+_ADDRESSES = slice(_HEADER, _HEADER + 12)
+#: Frames of one port before the others have their turn.
+_BURST = 64
+_LONGEST = 1 << 16
+
+
+class Forwarder:
+    """Taps by number; frames of 0 go out on 1 and the other way round, and so on."""
+
+    def __init__(self, taps: Sequence[tuple[str, str, str]], path: Path) -> None:
+        """Each tap with its own MAC address and that of its far end."""
+        self._files = [_open(name) for name, _, _ in taps]
+        self._heads = [_address(peer) + _address(own) for _, own, peer in taps]
+        self._received, self._sent = [0] * len(taps), [0] * len(taps)
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._server.bind(str(path))
+        self._server.listen(1)
+        self._clients: dict[int, socket.socket] = {}
+
+    def run(self) -> None:
+        """Until the process ends."""
+        ports = {file: number for number, file in enumerate(self._files)}
+        with select.epoll() as ready:
+            for file in (*self._files, self._server.fileno()):
+                ready.register(file, select.EPOLLIN)
+            while True:
+                for file, _ in ready.poll():
+                    if file in ports:
+                        self._carry(ports[file])
+                    elif file == self._server.fileno():
+                        self._greet(ready)
+                    else:
+                        self._answer(self._clients[file], ready)
+
+    def _carry(self, number: int) -> None:
+        buffer = bytearray(_LONGEST)
+        view, partner = memoryview(buffer), number ^ 1
+        source, target, head = self._files[number], self._files[partner], self._heads[partner]
+        for _ in range(_BURST):
+            try:
+                size = os.readv(source, [buffer])
+            except BlockingIOError:
+                return
+            self._received[number] += 1
+            buffer[_ADDRESSES] = head
+            try:
+                os.write(target, view[:size])
+            except OSError:
+                continue  # not sent, and so not counted: that is where it shows
+            self._sent[partner] += 1
+
+    def _greet(self, ready: select.epoll) -> None:
+        client, _ = self._server.accept()
+        self._clients[client.fileno()] = client
+        ready.register(client.fileno(), select.EPOLLIN)
+        client.send(json.dumps({"version": f"Python {sys.version.split()[0]}"}).encode())
+
+    def _answer(self, client: socket.socket, ready: select.epoll) -> None:
+        question = client.recv(_LONGEST).decode()
+        if question:
+            counts = {"received": self._received, "sent": self._sent}
+            client.send(json.dumps({question: counts}).encode())
+            return
+        ready.unregister(client.fileno())
+        del self._clients[client.fileno()]
+        client.close()
+
+
+def _open(name: str) -> int:
+    flags = int(Path(f"/sys/class/net/{name}/tun_flags").read_text(), 16)
+    file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    wanted = _TAP | _NO_PI | _VNET_HDR | (flags & _MULTI_QUEUE)
+    fcntl.ioctl(file, _TUNSETIFF, struct.pack("16sH22x", name.encode(), wanted))
+    return file
+
+
+def _address(mac: str) -> bytes:
+    return bytes.fromhex(mac.replace(":", ""))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--cpu", type=int, help="run on this CPU")
+    parser.add_argument(
+        "--tap", nargs=3, action="append", required=True, metavar=("NAME", "MAC", "PEER")
+    )
+    options = parser.parse_args()
+    if options.cpu is not None:
+        os.sched_setaffinity(0, {options.cpu})
+    Forwarder([tuple(tap) for tap in options.tap], options.socket).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""The VNF ``vpp``: routes whatever comes in on a port out of its partner, to a static neighbour."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from netplugin.acceptance.evidence.contract import Place
+from netplugin.acceptance.vnf.contract import (
+    Attachment,
+    Vnf,
+    VnfCores,
+    VnfError,
+    VnfInfo,
+    VnfPort,
+)
+from netplugin.acceptance.vnf.description import LocalMachine, VppDescription
+from netplugin.acceptance.vnf.dpdk import check_cores, devices_of
+from netplugin.acceptance.vnf.machine import Machine, machine_of
+from netplugin.acceptance.vnf.process import Program
+from netplugin.acceptance.vnf.startup_conf import INTERFACE, StartupConf
+from netplugin.acceptance.vnf.vpp_api import Api
+from netplugin.acceptance.vnf.vpp_counters import Counters, Segment, VppPlace
+from netplugin.acceptance.vnf.vpp_counters import Program as StatsProgram
+from netplugin.acceptance.vnf.vpp_routing import routing
+
+_LINK_UP = 2  # IF_STATUS_API_FLAG_LINK_UP in vnet/interface_types.api
+#: Those that VPP drives without DPDK, on the machine of the tool: the plug-in of each.
+_PLUGINS = {Attachment.VHOST_BACKEND: "vhost", Attachment.NETDEV: "af_packet"}
+
+
+class Client(Protocol):
+    """What is asked of VPP: ``Api``, or in tests a stand-in."""
+
+    def call(self, message: str, **fields: Any) -> Any: ...
+    def dump(self, message: str, **fields: Any) -> list[Any]: ...
+    def close(self) -> None: ...
+
+
+class Vpp(Vnf):
+    """VPP on this machine or in a VM. Each port has a table with one route, to its partner's far end:
+    no address of the generator's frames has to be known here.
+    """
+
+    def __init__(
+        self,
+        description: VppDescription,
+        ports: tuple[VnfPort, ...],
+        cores: VnfCores,
+        connect: Callable[[Path], Client] = Api,
+    ) -> None:
+        """Raises: VnfError for ports that VPP cannot have there."""
+        self._description, self._ports, self._cores = description, ports, cores
+        self._connect = connect
+        self._local = isinstance(description.machine, LocalMachine)
+        _check_ports(description, ports)
+        self._queues = description.rx_queues or max(port.queues for port in ports)
+        self._machine: Machine | None = None
+        self._program: Program | None = None
+        self._api: Client | None = None
+        self._counters: Counters | None = None
+        self._interfaces: list[int] = []
+
+    def start(self) -> VnfInfo:
+        try:
+            return self._start()
+        except VnfError as error:
+            raise VnfError(f"{error}{self._log()}") from error
+
+    def _start(self) -> VnfInfo:
+        deadline = time.monotonic() + self._description.start_s
+        if self._local:
+            check_cores(self._cores)
+            devices_of(self._ports)
+        self._machine = machine = machine_of(self._description.machine, deadline)
+        conf = self._conf(machine.directory)
+        path = f"{machine.directory}/startup.conf"
+        machine.write(path, conf.text())
+        self._program = program = machine.program("vpp", [self._description.binary, "-c", path])
+        program.start()
+        program.wait_for(lambda: _is_socket(machine, conf.api_socket), deadline, "its API is there")
+        self._api = api = self._connect(machine.socket(conf.api_socket, deadline))
+        version = str(api.call("show_version").version)
+        self._interfaces = [self._interface(number) for number in range(len(self._ports))]
+        for message, fields in routing(self._ports, self._interfaces):
+            api.call(message, **fields)
+        for number in range(len(self._ports)):
+            program.wait_for(
+                partial(self._link_up, number), deadline,
+                f"the link of {self._ports[number].device} is up",
+            )  # fmt: skip
+        queues = self._rx_queues()
+        self._counters = (
+            Segment(conf.stats_socket) if self._local else StatsProgram(machine, conf.stats_socket)
+        )
+        return VnfInfo("vpp", version, queues, {"startup.conf": conf.text()})
+
+    def check(self) -> None:
+        if self._program is None:
+            raise VnfError("vpp has not been started")
+        self._program.check()
+        for number, port in enumerate(self._ports):
+            if not self._link_up(number):
+                raise VnfError(f"vpp: the link of {port.device} is down")
+        self._rx_queues()
+
+    @property
+    def place(self) -> Place:
+        if self._counters is None or self._api is None:
+            raise VnfError("vpp has not been started")
+        return VppPlace(self._counters, self._interfaces, self._runtime)
+
+    def close(self) -> None:
+        if self._counters is not None:
+            self._counters.close()
+            self._counters = None
+        if self._api is not None:
+            self._api.close()
+            self._api = None
+        if self._program is not None:
+            self._program.stop()
+        if self._machine is not None:
+            self._machine.close()
+            self._machine = None
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _conf(self, directory: str) -> StartupConf:
+        nics = self._description.nics or tuple(
+            port.device for port in self._ports if port.attachment is Attachment.VFIO
+        )
+        plugins = {_PLUGINS[p.attachment] for p in self._ports if p.attachment in _PLUGINS}
+        return StartupConf(
+            directory, self._cores, nics, self._queues, max(port.ring for port in self._ports),
+            () if self._description.nics else sorted(plugins), self._description.plugin_path,
+            self._description.hugepages, max(port.mtu for port in self._ports),
+        )  # fmt: skip
+
+    def _interface(self, number: int) -> int:
+        """Its index in VPP: made here, or found by the name that startup.conf gave it."""
+        port, api = self._ports[number], self._asked
+        if not self._description.nics and port.attachment is Attachment.VHOST_BACKEND:
+            made = api.call(
+                "create_vhost_user_if_v2", is_server=True, sock_filename=port.device,
+                use_custom_mac=True, mac_address=port.mac,
+            )  # fmt: skip
+            return int(made.sw_if_index)
+        if not self._description.nics and port.attachment is Attachment.NETDEV:
+            made = api.call(
+                "af_packet_create_v3", mode=1, host_if_name=port.device, use_random_hw_addr=False,
+                hw_addr=port.mac, num_rx_queues=self._queues, num_tx_queues=1,
+            )  # fmt: skip
+            return int(made.sw_if_index)
+        name = INTERFACE.format(number=number)
+        for details in api.dump("sw_interface_dump"):
+            if details.interface_name == name:
+                index = int(details.sw_if_index)
+                api.call("sw_interface_set_mac_address", sw_if_index=index, mac_address=port.mac)
+                return index
+        raise VnfError(
+            f"vpp has no interface for {self._nic(number)}: is it bound to vfio-pci or"
+            " uio_pci_generic there?"
+        )
+
+    def _link_up(self, number: int) -> bool:
+        index = self._interfaces[number]
+        found = self._asked.dump("sw_interface_dump", sw_if_index=index)
+        return any(int(each.flags) & _LINK_UP for each in found if each.sw_if_index == index)
+
+    def _rx_queues(self) -> tuple[int, ...]:
+        """Raises: VnfError if there are others than were asked: VPP takes one without a word when a
+        device has fewer than its configuration wants.
+        """
+        found = []
+        for number, index in enumerate(self._interfaces):
+            placed = self._asked.dump("sw_interface_rx_placement_dump", sw_if_index=index)
+            queues = len({int(each.queue_id) for each in placed if each.sw_if_index == index})
+            if queues != self._queues:
+                raise VnfError(
+                    f"vpp polls {queues} receive queues of {self._nic(number)}, not the"
+                    f" {self._queues} that were asked: give the VM's NIC as many, or ask for"
+                    f" rx_queues: {queues}"
+                )
+            found.append(queues)
+        return tuple(found)
+
+    def _nic(self, number: int) -> str:
+        nics = self._description.nics
+        return nics[number] if nics else self._ports[number].device
+
+    def _runtime(self) -> str:
+        return str(self._asked.call("cli_inband", cmd="show runtime").reply)
+
+    @property
+    def _asked(self) -> Client:
+        if self._api is None:
+            raise VnfError("vpp has not been started")
+        return self._api
+
+    def _log(self) -> str:
+        """The end of VPP's own log: what it does not like of its configuration stands there."""
+        if self._machine is None:
+            return ""
+        try:
+            lines = self._machine.run(["tail", "-n", "8", f"{self._machine.directory}/vpp.log"])
+        except VnfError:
+            return ""
+        return "".join(f"\n  {line}" for line in lines.splitlines())
+
+
+def _check_ports(description: VppDescription, ports: Sequence[VnfPort]) -> None:
+    """Raises: VnfError."""
+    if description.nics:
+        if len(description.nics) != len(ports):
+            raise VnfError(f"vpp: {len(description.nics)} nics for {len(ports)} ports")
+        return
+    if not isinstance(description.machine, LocalMachine):
+        raise VnfError("vpp in a VM: say in `nics` which PCI addresses its ports have there")
+    for port in ports:
+        if port.attachment in (Attachment.VHOST_USER, Attachment.TAP):
+            raise VnfError(
+                f"vpp cannot take {port.device} on this machine: it is the switch's side of"
+                " vhost-user, as OVS is. Put it into a VM (machine: ssh), or use testpmd"
+            )
+
+
+def _is_socket(machine: Machine, path: str) -> bool:
+    try:
+        machine.run(["test", "-S", path])
+    except VnfError:
+        return False
+    return True

@@ -1,0 +1,148 @@
+"""Counters of VPP's interfaces and nodes: from the stats segment here, or by VPP's own program in a VM."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from netplugin.acceptance.evidence.contract import EvidenceError, Found, Place, Reading
+from netplugin.acceptance.vnf.contract import VnfError
+from netplugin.acceptance.vnf.machine import Machine
+
+#: Frames lost at an interface. What was sent is counted before it is dropped, so sent and received
+#: say nothing. A full ring shows in ``drops`` (vhost-user) or in ``tx-error`` (DPDK).
+LOST = ("drops", "tx-error", "rx-error", "rx-miss", "rx-no-buf")
+COUNTED = ("rx", "tx")
+_ERRORS = "/err/"
+_DUMPED = re.compile(r"^\[(\d+) @ \d+\]: (\d+) packets(?:, \d+ bytes)? (\S.*)$")
+_RUNTIME = re.compile(r"^(\S+)\s+(?:active|polling|any wait)\s+(\d+)\s+(\d+)\s")
+#: The node that every frame goes through that is routed.
+_ROUTES = "ip4-lookup"
+
+#: By name, then by interface (of an error: 0), summed over the threads.
+Counts = Mapping[str, Mapping[int, int]]
+
+
+class Counters(ABC):
+    """Where the counters are read."""
+
+    @abstractmethod
+    def read(self) -> Counts:
+        """Raises: VnfError."""
+
+    def close(self) -> None:  # noqa: B027 - there may be nothing to give back
+        """Give back what was opened."""
+
+
+class Segment(Counters):
+    """The stats segment: memory that VPP shares with this machine's processes."""
+
+    def __init__(self, socket: str) -> None:
+        """Raises: VnfError."""
+        try:
+            from vpp_papi.vpp_stats import VPPStats
+
+            self._stats: Any = VPPStats(socket)
+            self._stats.connect()
+        except Exception as error:  # it raises plain Exception
+            raise VnfError(f"VPP's stats segment at {socket}: {error!r}") from error
+
+    def read(self) -> Counts:
+        try:
+            names = self._stats.ls([f"/if/{name}$" for name in (*COUNTED, *LOST)] + [_ERRORS])
+            return {name: summed(self._stats[name]) for name in names}
+        except Exception as error:  # as above
+            raise VnfError(f"VPP's stats segment: {error!r}") from error
+
+    def close(self) -> None:
+        self._stats.disconnect()
+
+
+class Program(Counters):
+    """``vpp_get_stats`` in the VM: shared memory does not go through SSH."""
+
+    def __init__(self, machine: Machine, socket: str) -> None:
+        self._machine, self._socket = machine, socket
+
+    def read(self) -> Counts:
+        patterns = [f"/if/{name}" for name in (*COUNTED, *LOST)] + [_ERRORS]
+        return parse_dump(
+            self._machine.run(["vpp_get_stats", "socket-name", self._socket, "dump", *patterns])
+        )
+
+
+def summed(rows: Iterable[Any]) -> dict[int, int]:
+    """Frames by interface, from a row for each thread; a count may stand beside one of bytes.
+
+    Of a counter that has no interfaces, such as an error, a row is one count.
+    """
+    found: dict[int, int] = defaultdict(int)
+    for row in rows:
+        for index, entry in enumerate([row] if isinstance(row, int) else row):
+            found[index] += int(entry[0]) if isinstance(entry, Sequence) else int(entry)
+    return dict(found)
+
+
+def parse_dump(text: str) -> dict[str, dict[int, int]]:
+    """From ``vpp_get_stats dump``; lines of one counter are of its interfaces and threads."""
+    found: dict[str, dict[int, int]] = {}
+    for line in text.splitlines():
+        if row := _DUMPED.match(line):
+            index, count, name = int(row[1]), int(row[2]), row[3].strip()
+            by_interface = found.setdefault(name, {})
+            by_interface[index] = by_interface.get(index, 0) + count
+    return found
+
+
+def parse_runtime(text: str, node: str = _ROUTES) -> tuple[int, int]:
+    """Calls and vectors (frames) of a node over all threads, from ``show runtime``."""
+    rows = [row for row in map(_RUNTIME.match, text.splitlines()) if row and row[1] == node]
+    return sum(int(row[2]) for row in rows), sum(int(row[3]) for row in rows)
+
+
+class VppPlace(Place):
+    """The place ``vnf``: drops by interface; why, by node, is a reading, as it is the same frames."""
+
+    def __init__(
+        self, counters: Counters, interfaces: Sequence[int], runtime: Callable[[], str]
+    ) -> None:
+        """``interfaces``: VPP's indices, by number of the port; ``runtime``: what ``show runtime`` says."""
+        self._counters, self._interfaces, self._runtime = counters, tuple(interfaces), runtime
+
+    @property
+    def name(self) -> str:
+        return "vnf"
+
+    def read(self) -> Reading:
+        try:
+            counts, runtime = self._counters.read(), self._runtime()
+        except VnfError as error:
+            raise EvidenceError(f"vnf: {error}") from error
+        return reading(counts, self._interfaces, runtime)
+
+    def between(self, before: Reading, after: Reading, elapsed_s: float) -> Found:
+        found = super().between(before, after, elapsed_s)
+        readings = {n: value for n, value in found.readings.items() if value or "." in n}
+        calls, vectors = readings.pop("calls", 0.0), readings.pop("vectors", 0.0)
+        if calls:
+            readings["vectors_per_call"] = vectors / calls
+        return Found(found.lost, readings)
+
+
+def reading(counts: Counts, interfaces: Sequence[int], runtime: str) -> Reading:
+    """From what VPP says (pure)."""
+    lost: dict[str, int] = {}
+    counters: dict[str, float] = {}
+    for number, index in enumerate(interfaces):
+        for name in LOST:
+            lost[f"port{number}.{name}"] = counts.get(f"/if/{name}", {}).get(index, 0)
+        for name in COUNTED:
+            counters[f"port{number}.{name}_packets"] = counts.get(f"/if/{name}", {}).get(index, 0)
+    for name, by_thread in counts.items():
+        if name.startswith(_ERRORS):
+            counters[name.removeprefix(_ERRORS)] = sum(by_thread.values())
+    counters["calls"], counters["vectors"] = parse_runtime(runtime)
+    return Reading(lost, counters)

@@ -1,0 +1,35 @@
+"""Facts, plans and steps as JSON has them: CPUs as lists like ``0-3,8``, what is unknown with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from pydantic import BaseModel
+
+from netplugin.host.cpus import format_list
+from netplugin.tuning.command_line import CommandLine
+from netplugin.tuning.root import Unknown
+
+
+def as_json(value: Any) -> Any:
+    """Made of dicts, lists, text, numbers, booleans and None alone."""
+    if isinstance(value, Unknown):
+        return {"unknown": value.reason, "path": value.path}
+    if isinstance(value, CommandLine):
+        return [name if given is None else f"{name}={given}" for name, given in value.arguments]
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, frozenset):
+        return format_list(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return [as_json(inner) for inner in value]
+    if isinstance(value, Mapping):
+        return {name: as_json(inner) for name, inner in value.items()}
+    return value

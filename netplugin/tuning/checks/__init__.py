@@ -1,0 +1,24 @@
+"""What is wrong with a host, from its facts alone or against a plan (pure): a file for each matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from netplugin.models import Finding
+from netplugin.tuning.checks.budget import budget
+from netplugin.tuning.checks.cpus import cpus
+from netplugin.tuning.checks.links import links
+from netplugin.tuning.checks.memory import memory
+from netplugin.tuning.checks.ovs import ovs
+from netplugin.tuning.checks.planned import planned
+from netplugin.tuning.checks.scene import Scene
+from netplugin.tuning.checks.unknown import unknown
+from netplugin.tuning.checks.vfs import vfs
+
+CHECKS: tuple[Callable[[Scene], Iterable[Finding]], ...] = (
+    unknown, cpus, memory, vfs, links, ovs, budget, planned,
+)  # fmt: skip
+
+
+def check(scene: Scene) -> tuple[Finding, ...]:
+    return tuple(finding for one in CHECKS for finding in one(scene))

@@ -1,0 +1,60 @@
+"""Whether a plan's cores are enough for its links, and whether VMs are near their NIC."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from netplugin.models import Finding
+from netplugin.tuning.checks.scene import Scene
+from netplugin.tuning.planning.plan import Plan
+from netplugin.tuning.root import known
+
+#: Whole cores for each 10 Gbit/s, for the switch as for the guests (SPARC VM Server guide).
+CORES_PER_10G = 2
+
+
+def budget(scene: Scene) -> Iterator[Finding]:
+    plan = scene.plan
+    if plan is None or not plan.intent.pmd_cores:
+        return
+    yield from _cores(plan)
+    yield from _places(scene, plan)
+    if plan.intent.queues > len(plan.partition.polling):
+        yield Finding(
+            id="queues", status="warn", found=f"{plan.intent.queues} receive queues a port for "
+            f"{len(plan.partition.polling)} PMD threads", expected="no more queues than PMD threads",
+            fix="ask for fewer queues or more PMD cores",
+        )  # fmt: skip
+
+
+def _cores(plan: Plan) -> Iterator[Finding]:
+    wanted = CORES_PER_10G * math.ceil(plan.intent.links * plan.intent.link_gbps / 10)
+    vm = sum(len(share.vm) for share in plan.partition.nodes)
+    for what, have in (("PMD", plan.intent.pmd_cores), ("VM", vm)):
+        short = have < wanted
+        yield Finding(
+            id=f"budget-{what.lower()}", status="warn" if short else "ok",
+            found=f"{have} whole {what} cores for {plan.intent.links} x {plan.intent.link_gbps:g} Gbit/s",
+            expected=f"at least {wanted}: {CORES_PER_10G} whole cores for each 10 Gbit/s",
+            fix=f"plan more {what} cores, or expect less than line rate" if short else None,
+        )  # fmt: skip
+
+
+def _places(scene: Scene, plan: Plan) -> Iterator[Finding]:
+    if not any(known(nic.node, None) is not None for nic in plan.nics):
+        if len(plan.partition.nodes) > 1:
+            yield Finding(
+                id="nic-node", status="warn", found="no NIC says which NUMA node it is on",
+                expected="a NIC of a known node", fix="look into the firmware's settings, or name --nic",
+            )  # fmt: skip
+        return
+    near = set(plan.partition.pmd_nodes)
+    away = [node for node in plan.partition.vm_nodes if node not in near]
+    if away:
+        yield Finding(
+            id="vm-node", status="warn",
+            found=f"VM cores on NUMA node {', '.join(map(str, away))}, NIC and PMD threads on node "
+            f"{', '.join(map(str, sorted(near)))}", expected="VMs with much traffic on the NIC's node",
+            fix="ask for fewer VM cores, or keep those of the other node for VMs with little traffic",
+        )  # fmt: skip

@@ -1,0 +1,95 @@
+"""One MTU on every hop, and bonds whose hash can spread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from netplugin.models import Finding
+from netplugin.tuning.checks.scene import Scene
+from netplugin.tuning.root import Unknown, known
+
+_HASHING = ("balance-xor", "802.3ad")
+
+
+def links(scene: Scene) -> Iterator[Finding]:
+    yield from _hops(scene)
+    yield from _uplinks(scene)
+    yield from _ovs_ports(scene)
+    yield from _bonds(scene)
+
+
+def _hops(scene: Scene) -> Iterator[Finding]:
+    """Each interface and what it stands on: the NIC below a bond, the bond below a bridge."""
+    interfaces = known(scene.facts.network.interfaces, ())
+    mtus = {i.name: i.mtu for i in interfaces if not isinstance(i.mtu, Unknown)}
+    pairs = {(lower, i.name) for i in interfaces for lower in i.lowers}
+    pairs |= {(i.name, i.master) for i in interfaces if i.master}
+    for lower, upper in sorted(pairs):
+        below, above = mtus.get(lower), mtus.get(upper)
+        if below is None or above is None or below == above:
+            continue
+        # What is larger above is cut or dropped below; smaller above is a tunnel's or VLAN's choice.
+        yield Finding(
+            id="mtu", status="fail" if above > below else "warn",
+            found=f"{upper} has MTU {above}, {lower} below it {below}", expected="one MTU end to end",
+            fix=f"ip link set {lower} mtu {above}" if above > below else f"ip link set {upper} mtu {below}",
+        )  # fmt: skip
+
+
+def _uplinks(scene: Scene) -> Iterator[Finding]:
+    """The NICs of the plan carry the largest MTU in use."""
+    if scene.plan is None:
+        return
+    wanted = max(scene.plan.intent.mtus)
+    names = {name for nic in scene.plan.nics for name in nic.interfaces}
+    for interface in known(scene.facts.network.interfaces, ()):
+        mtu = known(interface.mtu, None)
+        if interface.name in names and mtu is not None and mtu < wanted:
+            yield Finding(
+                id="mtu", status="fail", found=f"{interface.name} has MTU {mtu}",
+                expected=f"{wanted}, the largest MTU in use",
+                fix=f"ip link set {interface.name} mtu {wanted}, or for a port of OVS "
+                f"ovs-vsctl set Interface NAME mtu_request={wanted}",
+            )  # fmt: skip
+
+
+def _ovs_ports(scene: Scene) -> Iterator[Finding]:
+    if isinstance(scene.live.ovs, Unknown):
+        return
+    mtus = {port.name: port.mtu for port in scene.live.ovs.ports if port.mtu}
+    uplinks = {port.name for port in scene.live.ovs.ports if port.type == "dpdk"}
+    least = min((mtus[name] for name in uplinks if name in mtus), default=None)
+    for name, mtu in sorted(mtus.items()):
+        if least is not None and name not in uplinks and mtu > least:
+            yield Finding(
+                id="mtu", status="fail", found=f"port {name} of OVS has MTU {mtu}, its uplink {least}",
+                expected="one MTU end to end",
+                fix=f"ovs-vsctl set Interface UPLINK mtu_request={mtu}",
+            )  # fmt: skip
+
+
+def _bonds(scene: Scene) -> Iterator[Finding]:
+    for bond in scene.facts.network.bonds:
+        mode, policy = known(bond.mode, ""), known(bond.hash_policy, "")
+        if mode in _HASHING and policy in ("layer2", "vlan+srcmac"):
+            yield _hash(
+                bond.name, f"{mode} with xmit_hash_policy {policy}",
+                f"ip link set {bond.name} type bond xmit_hash_policy layer3+4",
+            )  # fmt: skip
+    if isinstance(scene.live.ovs, Unknown):
+        return
+    modes = {port.port: port.bond_mode for port in scene.live.ovs.ports if port.bond_mode}
+    for name, mode in sorted(modes.items()):
+        if mode == "balance-slb":
+            yield _hash(
+                name, "balance-slb, which spreads by MAC and VLAN",
+                f"ovs-vsctl set Port {name} bond_mode=balance-tcp lacp=active, with LACP on the switch",
+            )  # fmt: skip
+
+
+def _hash(bond: str, what: str, fix: str) -> Finding:
+    return Finding(
+        id="bond-hash", status="warn", found=f"{bond} is {what}: all between two MAC addresses, as of "
+        "two routers or tunnels, is on one link",
+        expected="a hash that heeds ports: an aggregation is as good as its hash", fix=fix,
+    )  # fmt: skip

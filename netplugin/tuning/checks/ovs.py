@@ -1,0 +1,76 @@
+"""OVS-DPDK as it runs: PMD threads on isolated, planned CPUs, and enough of them for the queues."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from netplugin.host.cpus import format_list, from_mask
+from netplugin.models import Finding
+from netplugin.tuning.checks.scene import Scene
+from netplugin.tuning.facts import Cpus
+from netplugin.tuning.live import OvsLive
+from netplugin.tuning.root import Unknown, known
+
+
+def ovs(scene: Scene) -> Iterator[Finding]:
+    """Nothing where OVS was not asked or does without DPDK."""
+    live = scene.live.ovs
+    if isinstance(live, Unknown) or not live.dpdk_initialized:
+        return
+    try:
+        mask = frozenset(from_mask(live.other_config.get("pmd-cpu-mask", "")))
+    except ValueError:
+        yield Finding(
+            id="pmd-mask", status="fail", found=f"pmd-cpu-mask is {live.other_config['pmd-cpu-mask']!r}",
+            expected="a hexadecimal mask of CPUs", fix="netplugin host plan has one",
+        )  # fmt: skip
+        return
+    if not mask:
+        yield Finding(
+            id="pmd-mask", status="warn", found="pmd-cpu-mask is not set: one PMD thread a node, where "
+            "OVS likes", expected="whole isolated cores of the NIC's node",
+            fix="netplugin host plan has a mask",
+        )  # fmt: skip
+        return
+    yield from _mask(scene, mask)
+    yield from _queues(live, mask)
+
+
+def _mask(scene: Scene, mask: Cpus) -> Iterator[Finding]:
+    facts = scene.facts.cpus
+    isolated = known(facts.isolated, None)
+    bare = mask - (isolated or frozenset())
+    if isolated is not None:
+        fix = f"boot with these in isolcpus: {format_list(mask)}"
+        yield Finding(
+            id="pmd-isolated", status="warn" if bare else "ok",
+            found=f"PMD threads on CPUs {format_list(mask)}, isolated are {format_list(isolated) or 'none'}",
+            expected="all CPUs of pmd-cpu-mask isolated", fix=fix if bare else None,
+        )  # fmt: skip
+    gone = mask - known(facts.online, mask)
+    if gone:
+        yield Finding(
+            id="pmd-mask", status="fail", found=f"CPUs {format_list(gone)} of pmd-cpu-mask are not on line",
+            expected="CPUs that are on line", fix="netplugin host plan has a mask",
+        )  # fmt: skip
+    if scene.plan and scene.plan.partition.pmd:
+        away = mask - scene.plan.partition.pmd
+        if away:
+            yield Finding(
+                id="pmd-cores", status="warn", found=f"PMD threads on CPUs {format_list(mask)}",
+                expected=f"within the plan's PMD cores {format_list(scene.plan.partition.pmd)}",
+                fix="ovs-vsctl set Open_vSwitch . other_config:pmd-cpu-mask=... as planned",
+            )  # fmt: skip
+
+
+def _queues(live: OvsLive, mask: Cpus) -> Iterator[Finding]:
+    """Two queues of one port on one PMD thread cost a poll more and bring nothing."""
+    queues = Counter(queue.port for pmd in live.pmds for queue in pmd.queues if queue.enabled)
+    for port, count in sorted(queues.items()):
+        if count > len(mask):
+            yield Finding(
+                id="queues", status="warn", found=f"{port} has {count} receive queues for {len(mask)} "
+                "PMD threads", expected="no more queues than PMD threads",
+                fix=f"ovs-vsctl set Interface {port} options:n_rxq={len(mask)}, or fewer queues in the VM",
+            )  # fmt: skip

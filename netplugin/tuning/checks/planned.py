@@ -1,0 +1,52 @@
+"""How far the host is from its plan: a finding for each group of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from netplugin.models import Finding
+from netplugin.tuning.checks.scene import Scene
+from netplugin.tuning.root import Fact, Unknown
+from netplugin.tuning.steps import Effect, Group, Step
+
+_FIX = {
+    Effect.LIVE: "netplugin host plan shows the steps; they can be taken now",
+    Effect.OVS_RESTART: "set them and restart OVS when its VMs can spare it",
+    Effect.REBOOT: "set them and boot again",
+}
+#: Steps named in one finding; the plan has all.
+_SHOWN = 4
+
+
+def planned(scene: Scene) -> Iterator[Finding]:
+    """Hugepages have findings of their own."""
+    if scene.plan is None:
+        return
+    for group in Group:
+        steps = [step for step in scene.plan.steps if step.group is group]
+        if not steps or group is Group.HUGEPAGES:
+            continue
+        left = [step for step in steps if not step.done]
+        slowest = max((step.effect for step in left), key=list(Effect).index, default=Effect.LIVE)
+        yield Finding(
+            id=f"plan-{group}", status="warn" if left else "ok",
+            found=_some(left, wanted=False) if left else f"all {len(steps)} as planned",
+            expected=_some(left, wanted=True) if left else "as planned",
+            fix=_FIX[slowest] if left else None,
+        )  # fmt: skip
+
+
+def _some(steps: list[Step], wanted: bool) -> str:
+    """What cannot be known for one reason is said once."""
+    reasons = {step.now for step in steps if isinstance(step.now, Unknown)}
+    if not wanted and len(reasons) == 1 and all(isinstance(s.now, Unknown) for s in steps):
+        return str(reasons.pop())
+    parts = [_text(step, step.wanted if wanted else step.now) for step in steps[:_SHOWN]]
+    more = len(steps) - _SHOWN
+    return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")
+
+
+def _text(step: Step, value: Fact[str | None]) -> str:
+    if isinstance(value, Unknown):
+        return f"{step.target} is unknown: {value.reason}"
+    return f"{step.target} is {'not set' if value is None else value}"

@@ -1,0 +1,25 @@
+"""What could not be read: a check that saw nothing must not look like one that found nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from netplugin.models import Finding
+from netplugin.tuning.checks.scene import Scene
+
+#: Files named in one finding; the facts have all.
+_SHOWN = 4
+
+
+def unknown(scene: Scene) -> Iterator[Finding]:
+    """A finding for each reason: in a container hundreds of files are refused at once."""
+    paths: dict[str, list[str]] = {}
+    for fact in scene.facts.unknown():
+        paths.setdefault(fact.reason, []).append(fact.path)
+    for reason, refused in paths.items():
+        more = f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
+        yield Finding(
+            id="unknown-fact", status="warn", found=f"{', '.join(refused[:_SHOWN])}{more}: {reason}",
+            expected="files that can be read and made sense of",
+            fix="run it as root, on the host itself and not in a container",
+        )  # fmt: skip

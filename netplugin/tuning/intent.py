@@ -1,0 +1,55 @@
+"""What a host is wanted for: the cores, memory and links that a plan is made of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_Count = Annotated[int, Field(ge=0, le=4096)]
+#: Bytes of the largest frame's payload that OVS and the kernel take.
+_Mtu = Annotated[int, Field(ge=68, le=9702)]
+
+PAGE_2M: Final = 2048
+PAGE_1G: Final = 1048576
+
+
+class Intent(BaseModel):
+    """Cores are whole cores, with all their SMT siblings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pmd_cores: _Count = Field(
+        description="whole cores for PMD threads; 0 for a host without OVS-DPDK"
+    )
+    vm_cores: _Count | None = Field(
+        None, description="whole cores for VMs; not given: all that is left"
+    )
+    emulator_cores: _Count = Field(
+        1,
+        description="whole cores for QEMU's own threads on each node with VM cores; 0: with the housekeeping",
+    )
+    housekeeping_cores: Annotated[int, Field(ge=1, le=4096)] = Field(
+        1, description="whole cores on each node for everything else"
+    )
+    idle_siblings: bool = Field(
+        False,
+        description="one PMD thread or vCPU a core, its sibling idle: less throughput, steadier latency",
+    )
+    nics: tuple[str, ...] = Field(
+        (), description="PCI addresses or interfaces of the NICs under OVS; not given: those bound to "
+        "DPDK drivers, or the fastest"
+    )  # fmt: skip
+    links: _Count = Field(1, description="links that carry traffic")
+    link_gbps: Annotated[float, Field(gt=0, le=800)] = Field(10, description="Gbit/s of one link")
+    mtus: Annotated[tuple[_Mtu, ...], Field(min_length=1)] = Field(
+        (1500,), description="all MTUs in use, bytes"
+    )
+    queues: Annotated[int, Field(ge=1, le=1024)] = Field(1, description="receive queues of a port")
+    vm_memory_mb: Annotated[int, Field(ge=0, le=1 << 26)] = Field(
+        0, description="memory of all VMs together, MB"
+    )
+    hugepage_kb: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="2048 or 1048576; not given: 1 GB where CPU and nodes have room"
+    )
+    realtime: bool = Field(False, description="latency counts more than throughput and power")

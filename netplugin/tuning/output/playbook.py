@@ -1,0 +1,192 @@
+"""A plan as an Ansible playbook of ansible.builtin modules, made of the plan's steps.
+
+It writes what lasts into files of its own under /etc, and takes nothing down: it neither restarts OVS
+nor boots. Run again it changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from netplugin.host.cpus import format_list
+from netplugin.tuning.output import playbook_kernel as kernel
+from netplugin.tuning.output.playbook_ovs import ovs_tasks
+from netplugin.tuning.output.playbook_threads import thread_tasks
+from netplugin.tuning.output.tasks import Task, command, file_with, notified
+from netplugin.tuning.planning.plan import Plan
+from netplugin.tuning.read.cpus import CPU
+from netplugin.tuning.read.kernel import variables_path
+from netplugin.tuning.steps import (
+    Effect,
+    File,
+    OtherConfig,
+    Step,
+    Swap,
+    Sysctl,
+    ThreadPriority,
+    TunedProfile,
+    TunedVariable,
+)
+
+_LASTING = "/etc/tmpfiles.d/netplugin-tuning.conf"
+#: Numbers of interrupts change with each boot, so what is set by them must be gone by then.
+_PASSING = "/run/tmpfiles.d/netplugin-tuning.conf"
+_SYSCTL = "/etc/sysctl.d/90-netplugin-tuning.conf"
+_FILES, _IRQS, _SYSCTLS = "Write kernel files", "Move interrupts", "Load sysctls"
+
+
+def playbook(plan: Plan, online: frozenset[int]) -> str:
+    """YAML. It refuses a machine that has other CPUs on line than the plan was made for."""
+    import yaml  # takes longer to import than most commands take to run
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc]
+        """Indents the entries of lists too, as people and linters of playbooks have it."""
+
+        def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+            super().increase_indent(flow, False)
+
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def block(dumper: Any, text: str) -> Any:
+        style = "|" if "\n" in text else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Dumper.add_representer(str, block)
+    text = yaml.dump(
+        [_play(plan, online)], Dumper=Dumper, sort_keys=False, width=120, explicit_start=True
+    )
+    return str(text)
+
+
+def _play(plan: Plan, online: frozenset[int]) -> dict[str, Any]:
+    tasks = [*_same_machine(online)]
+    for make in _MAKERS:
+        tasks += make(plan.steps)
+    tasks += _rest(plan)
+    return {
+        "name": "Tune a host for packets, as netplugin planned it",
+        "hosts": "all",
+        "become": True,
+        "gather_facts": True,
+        "tasks": tasks,
+        "handlers": [
+            command(_FILES, "systemd-tmpfiles", "--create", _LASTING),
+            command(_IRQS, "systemd-tmpfiles", "--create", _PASSING),
+            command(_SYSCTLS, "sysctl", f"--load={_SYSCTL}"),
+            command(kernel.UPDATE_GRUB, "update-grub"),
+        ],
+    }
+
+
+def _same_machine(online: frozenset[int]) -> Iterator[Task]:
+    yield {
+        "name": "Read which CPUs are on line",
+        "ansible.builtin.slurp": {"src": f"{CPU}/online"},
+        "register": "netplugin_online",
+    }
+    yield {
+        "name": "Stop on a machine that the plan was not made for",
+        "ansible.builtin.assert": {
+            "that": [f"netplugin_online.content | b64decode | trim == '{format_list(online)}'"],
+            "fail_msg": f"This plan is for a machine with CPUs {format_list(online)}",
+        },
+    }
+
+
+def _files(steps: tuple[Step, ...]) -> Iterator[Task]:
+    files = [(step.target, step.wanted) for step in steps if isinstance(step.target, File)]
+    lasting = [f"w {target.path} - - - - {wanted}" for target, wanted in files if target.lasting]
+    # The kernel moves some interrupts itself and refuses: the minus takes that for no failure.
+    passing = [
+        f"w- {target.path} - - - - {wanted}" for target, wanted in files if not target.lasting
+    ]
+    if lasting:
+        yield notified(
+            file_with("Set hugepages and masks, now and at boot", _LASTING, lasting), _FILES
+        )
+    if passing:
+        yield notified(file_with("Keep interrupts off isolated CPUs", _PASSING, passing), _IRQS)
+
+
+def _sysctls(steps: tuple[Step, ...]) -> Iterator[Task]:
+    lines = [f"{s.target.name} = {s.wanted}" for s in steps if isinstance(s.target, Sysctl)]
+    if lines:
+        yield notified(file_with("Set sysctls", _SYSCTL, lines), _SYSCTLS)
+
+
+def _swap(steps: tuple[Step, ...]) -> Iterator[Task]:
+    if any(isinstance(step.target, Swap) for step in steps):
+        yield command("Stop swapping", "swapoff", "--all") | {
+            "when": "ansible_facts.swaptotal_mb > 0"
+        }
+        yield {
+            "name": "Swap no more after a boot",
+            "ansible.builtin.replace": {
+                "path": "/etc/fstab",
+                "regexp": r"^([^#\n]\S*\s+\S+\s+swap\s.*)$",
+                "replace": r"# \1",
+            },
+        }
+
+
+def _tuned(steps: tuple[Step, ...]) -> Iterator[Task]:
+    for step in steps:
+        if isinstance(step.target, TunedVariable):
+            yield {
+                "name": "Tell tuned which CPUs are isolated",
+                "ansible.builtin.lineinfile": {
+                    "path": variables_path(step.target.profile),
+                    "regexp": rf"^{step.target.name}\s*=",
+                    "line": f"{step.target.name}={step.wanted}",
+                    "create": True,
+                    "mode": "0644",
+                },
+            }
+        if isinstance(step.target, TunedProfile):
+            yield {
+                "name": "Read the profile of tuned",
+                "ansible.builtin.command": {"argv": ["tuned-adm", "active"]},
+                "register": "netplugin_tuned",
+                "changed_when": False,
+                "failed_when": False,
+                "check_mode": False,
+            }
+            yield command(
+                "Choose the profile of tuned", "tuned-adm", "profile", str(step.wanted)
+            ) | {"when": f"'{step.wanted}' not in netplugin_tuned.stdout"}
+
+
+def _threads(steps: tuple[Step, ...]) -> Iterator[Task]:
+    for step in steps:
+        if isinstance(step.target, ThreadPriority):
+            yield from thread_tasks(step.target.threads, str(step.wanted))
+
+
+def _ovs(steps: tuple[Step, ...]) -> Iterator[Task]:
+    yield from ovs_tasks(
+        [(s.target.key, str(s.wanted)) for s in steps if isinstance(s.target, OtherConfig)]
+    )
+
+
+def _rest(plan: Plan) -> Iterator[Task]:
+    waits = [
+        text
+        for effect, text in (
+            (Effect.OVS_RESTART, "other_config of OVS counts after a restart of ovs-vswitchd"),
+            (Effect.REBOOT, "the kernel's arguments count after a reboot"),
+        )
+        if plan.left(effect)
+    ]
+    if waits:
+        yield {
+            "name": "Say what is left to do",
+            "ansible.builtin.debug": {"msg": "; ".join(waits)},
+        }
+
+
+#: In this order: memory before OVS that needs it, what asks for a reboot last.
+_MAKERS: tuple[Callable[[tuple[Step, ...]], Iterator[Task]], ...] = (
+    _files, _sysctls, _swap, _threads, _tuned, _ovs, kernel.kernel_tasks,
+)  # fmt: skip

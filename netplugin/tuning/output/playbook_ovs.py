@@ -1,0 +1,33 @@
+"""Tasks that set ``other_config`` of OVS, only what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from netplugin.tuning.output.tasks import Task
+
+
+def ovs_tasks(settings: list[tuple[str, str]]) -> Iterator[Task]:
+    """``settings``: key and value. ``--no-wait``: vswitchd may be down, or waiting for its memory."""
+    if not settings:
+        return
+    yield {
+        "name": "Read other_config of OVS",
+        "ansible.builtin.command": {
+            "argv": ["ovs-vsctl", "--no-wait", "--format=json", "--columns=other_config", "list",
+                     "Open_vSwitch"],
+        },
+        "register": "netplugin_ovs",
+        "changed_when": False,
+        "check_mode": False,
+    }  # fmt: skip
+    yield {
+        "name": "Set other_config of OVS",
+        "ansible.builtin.command": {
+            "argv": ["ovs-vsctl", "--no-wait", "set", "Open_vSwitch", ".",
+                     "other_config:{{ item.key }}={{ item.value }}"],
+        },
+        "loop": [{"key": key, "value": value} for key, value in settings],
+        "when": "[item.key, item.value] not in (netplugin_ovs.stdout | from_json).data[0][0][1]",
+        "changed_when": True,
+    }  # fmt: skip

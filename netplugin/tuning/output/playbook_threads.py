@@ -1,0 +1,27 @@
+"""Tasks that give the kernel's own threads a real-time priority, only those that have another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from netplugin.tuning.output.tasks import Task, command
+
+
+def thread_tasks(threads: str, priority: str) -> Iterator[Task]:
+    """``threads`` is the name before the number of the CPU: ``ksoftirqd``."""
+    register = f"netplugin_{threads}"
+    yield {
+        "name": f"Read the priorities of {threads}",
+        "ansible.builtin.command": {"argv": ["ps", "-e", "-o", "pid=,cls=,rtprio=,comm="]},
+        "register": register,
+        "changed_when": False,
+        "check_mode": False,
+    }
+    pattern = rf"^\s*\d+\s+(?!FF\s+{priority}\s)\S+\s+\S+\s+{threads}/"
+    task = command(
+        f"Set the priorities of {threads}",
+        "chrt", "--fifo", "--pid", priority, "{{ (item | split)[0] }}",
+    )  # fmt: skip
+    yield task | {
+        "loop": f"{{{{ {register}.stdout_lines | select('match', '{pattern}') | list }}}}"
+    }

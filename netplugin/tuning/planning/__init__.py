@@ -1,0 +1,1 @@
+"""From facts and an intent to a plan, without touching anything."""

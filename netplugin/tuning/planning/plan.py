@@ -1,0 +1,54 @@
+"""The plan of a host: facts and an intent in, partition, hugepages and steps out (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from netplugin.tuning.facts import Facts, Nic
+from netplugin.tuning.intent import Intent
+from netplugin.tuning.live import Live
+from netplugin.tuning.planning.hugepages import NodePages, plan_pages
+from netplugin.tuning.planning.kernel_arguments import kernel_arguments
+from netplugin.tuning.planning.kernel_work import kernel_work
+from netplugin.tuning.planning.latency import latency
+from netplugin.tuning.planning.nics import chosen_nics, nodes_of
+from netplugin.tuning.planning.ovs import ovs_settings
+from netplugin.tuning.planning.pages import page_steps
+from netplugin.tuning.planning.partition import Partition, divide
+from netplugin.tuning.planning.refused import needed
+from netplugin.tuning.planning.tuned import tuned_steps
+from netplugin.tuning.steps import Effect, Step
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``steps`` are all that the host should have, those that are done included."""
+
+    intent: Intent
+    nics: tuple[Nic, ...]
+    partition: Partition
+    pages: tuple[NodePages, ...]
+    steps: tuple[Step, ...]
+
+    def left(self, effect: Effect) -> tuple[Step, ...]:
+        """What is still to be done and takes effect so."""
+        return tuple(step for step in self.steps if not step.done and step.effect is effect)
+
+
+def make_plan(facts: Facts, intent: Intent, live: Live | None = None) -> Plan:
+    """Raises: InvalidRequest naming the field that asks for too much, HostError for a missing fact."""
+    live = live or Live()
+    cores = needed(facts.cpus.cores)
+    nics = chosen_nics(facts, intent)
+    nodes = nodes_of(nics, tuple(sorted({core.node for core in cores})))
+    partition = divide(cores, nodes, intent)
+    pages = plan_pages(facts, partition, intent)
+    steps = (
+        *page_steps(facts, pages),
+        *ovs_settings(live, partition, pages, intent),
+        *kernel_work(facts, partition),
+        *latency(facts, partition, intent),
+        *tuned_steps(facts, partition, intent),
+        *kernel_arguments(facts, partition, pages, intent),
+    )
+    return Plan(intent, nics, partition, pages, steps)

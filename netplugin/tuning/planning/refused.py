@@ -1,0 +1,28 @@
+"""The errors of planning: an intent that the machine cannot bear, a machine that is not known enough."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from netplugin.errors import FieldError, HostError, InvalidRequest
+from netplugin.tuning.root import Fact, Unknown
+
+T = TypeVar("T")
+
+
+def impossible(field: str, message: str, fix: str) -> InvalidRequest:
+    """The intent's field that asks for more than there is."""
+    return InvalidRequest(
+        f"{field}: {message}", step="plan", fix=fix,
+        errors=[FieldError(field=field, message=message)],
+    )  # fmt: skip
+
+
+def needed(fact: Fact[T]) -> T:
+    """A fact without which there is no plan. Raises: HostError naming the file."""
+    if isinstance(fact, Unknown):
+        raise HostError(
+            f"no plan without {fact.path}: {fact.reason}", step="plan",
+            fix="run it as root, on the host itself and not in a container",
+        )  # fmt: skip
+    return fact

@@ -1,0 +1,28 @@
+"""Variables and profile of tuned, where it is installed (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from netplugin.host.cpus import format_list
+from netplugin.tuning.facts import Facts
+from netplugin.tuning.intent import Intent
+from netplugin.tuning.planning.partition import Partition
+from netplugin.tuning.root import Unknown
+from netplugin.tuning.steps import Effect, Group, Step, TunedProfile, TunedVariable
+
+
+def tuned_steps(facts: Facts, partition: Partition, intent: Intent) -> Iterator[Step]:
+    """The same CPUs as ``isolcpus`` has, or tuned would put back what is set here."""
+    tuned = facts.kernel.tuned
+    if tuned is None or isinstance(tuned, Unknown) or not partition.isolated:
+        return
+    profile = "realtime-virtual-host" if intent.realtime else "cpu-partitioning"
+    yield Step(
+        Group.TUNED, TunedVariable(profile, "isolated_cores"), tuned.isolated_cores.get(profile),
+        format_list(partition.isolated), Effect.LIVE, "tuned sets masks and priorities by this list",
+    )  # fmt: skip
+    yield Step(
+        Group.TUNED, TunedProfile(), tuned.profile, profile, Effect.LIVE,
+        "another profile would undo this one's settings at the next boot",
+    )  # fmt: skip

@@ -1,0 +1,27 @@
+"""Reading a machine under one root: a file for each part of it."""
+
+from __future__ import annotations
+
+from netplugin.tuning.facts import Facts
+from netplugin.tuning.read.cpus import read_cpus
+from netplugin.tuning.read.interrupts import read_interrupts
+from netplugin.tuning.read.kernel import read_kernel
+from netplugin.tuning.read.limits import read_limits
+from netplugin.tuning.read.memory import read_memory
+from netplugin.tuning.read.network import read_iommu, read_network
+from netplugin.tuning.read.power import read_power
+from netplugin.tuning.root import Root
+
+
+def read_facts(root: Root) -> Facts:
+    """Everything there is to know; raises nothing."""
+    return Facts(
+        cpus=read_cpus(root),
+        power=read_power(root),
+        memory=read_memory(root),
+        kernel=read_kernel(root),
+        interrupts=read_interrupts(root),
+        iommu=read_iommu(root),
+        network=read_network(root),
+        limits=read_limits(root),
+    )

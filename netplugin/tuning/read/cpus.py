@@ -1,0 +1,116 @@
+"""CPUs: on line or not, whole cores with their siblings and node, caches, what is isolated."""
+
+from __future__ import annotations
+
+import re
+
+from netplugin.host.cpus import parse_list
+from netplugin.tuning.facts import Cache, Core, CpuFacts, Cpus
+from netplugin.tuning.root import Fact, Root, Unknown
+
+CPU = "/sys/devices/system/cpu"
+NODE = "/sys/devices/system/node"
+_NODE = re.compile(r"node(\d+)")
+
+
+def cpu_list(text: str) -> Cpus:
+    """A list as sysfs has it; a kernel without the feature prints ``(null)``. Raises: ValueError."""
+    return frozenset() if text == "(null)" else frozenset(parse_list(text))
+
+
+def read_cpus(root: Root) -> CpuFacts:
+    online = root.parsed(f"{CPU}/online", cpu_list)
+    return CpuFacts(
+        vendor=root.parsed("/proc/cpuinfo", lambda text: _cpuinfo(text, "vendor_id")),
+        model=root.parsed("/proc/cpuinfo", lambda text: _cpuinfo(text, "model name")),
+        online=online,
+        offline=root.parsed(f"{CPU}/offline", cpu_list),
+        cores=_cores(root, online),
+        caches=_caches(root, online),
+        smt=root.optional(f"{CPU}/smt/active", lambda text: bool(int(text))),
+        isolated=root.optional(f"{CPU}/isolated", cpu_list),
+        nohz_full=root.optional(f"{CPU}/nohz_full", cpu_list),
+    )
+
+
+def node_numbers(root: Root) -> Fact[tuple[int, ...]]:
+    """The NUMA nodes; a kernel built without NUMA has the one node 0."""
+    names = root.names(NODE)
+    if isinstance(names, Unknown):
+        return (0,) if names.missing else names
+    return tuple(sorted(int(match[1]) for name in names if (match := _NODE.fullmatch(name))))
+
+
+def _cpuinfo(text: str, field: str) -> str:
+    found = re.search(rf"^{field}\s*: (.+)$", text, re.MULTILINE)
+    if found is None:
+        raise ValueError(f"no {field}")
+    return found[1].strip()
+
+
+def _cores(root: Root, online: Fact[Cpus]) -> Fact[tuple[Core, ...]]:
+    """All cores, or the first reason why one of them is not known: half a topology is of no use."""
+    if isinstance(online, Unknown):
+        return online
+    home = _nodes_of_cpus(root, online)
+    if isinstance(home, Unknown):
+        return home
+    cores: dict[Cpus, Core] = {}
+    for cpu in sorted(online):
+        at = f"{CPU}/cpu{cpu}/topology"
+        siblings = root.parsed(f"{at}/thread_siblings_list", cpu_list)
+        package = root.parsed(f"{at}/physical_package_id", int)
+        if isinstance(siblings, Unknown):
+            return siblings
+        if isinstance(package, Unknown):
+            return package
+        if cpu not in home:
+            return Unknown(NODE, f"no node has CPU {cpu}")
+        # A sibling may have gone off line between two reads.
+        cpus = (siblings & online) | {cpu}
+        if any(cpus != other and cpus & other for other in cores):
+            return Unknown(f"{at}/thread_siblings_list", "contradicts that of its siblings")
+        cores.setdefault(cpus, Core(home[cpu], package, cpus))
+    return tuple(cores.values())
+
+
+def _nodes_of_cpus(root: Root, online: Cpus) -> Fact[dict[int, int]]:
+    numbers = node_numbers(root)
+    if isinstance(numbers, Unknown):
+        return numbers
+    home: dict[int, int] = {}
+    for node in numbers:
+        cpus = root.parsed(f"{NODE}/node{node}/cpulist", cpu_list)
+        if isinstance(cpus, Unknown):
+            if not (cpus.missing and numbers == (0,)):
+                return cpus
+            cpus = online
+        home |= dict.fromkeys(cpus, node)
+    return home
+
+
+def _caches(root: Root, online: Fact[Cpus]) -> Fact[tuple[Cache, ...]]:
+    if isinstance(online, Unknown):
+        return online
+    found: dict[Cache, None] = {}
+    for cpu in sorted(online):
+        names = root.names(f"{CPU}/cpu{cpu}/cache")
+        if isinstance(names, Unknown):
+            if names.missing:  # a virtual machine may be told of none
+                continue
+            return names
+        for name in names:
+            at = f"{CPU}/cpu{cpu}/cache/{name}"
+            if not name.startswith("index"):
+                continue
+            level = root.parsed(f"{at}/level", int)
+            kind = root.text(f"{at}/type")
+            size = root.parsed(f"{at}/size", lambda text: int(text.removesuffix("K")))
+            cpus = root.parsed(f"{at}/shared_cpu_list", cpu_list)
+            for fact in (level, kind, size, cpus):
+                if isinstance(fact, Unknown):
+                    return fact
+            assert isinstance(level, int) and isinstance(kind, str)
+            assert isinstance(size, int) and isinstance(cpus, frozenset)
+            found[Cache(level, kind, size, cpus)] = None
+    return tuple(found)

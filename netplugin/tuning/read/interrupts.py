@@ -1,0 +1,47 @@
+"""Where interrupts and the kernel's own work go: IRQs, workqueues, writeback."""
+
+from __future__ import annotations
+
+from netplugin.tuning.facts import InterruptFacts, Irq
+from netplugin.tuning.masks import from_kernel
+from netplugin.tuning.read.cpus import cpu_list
+from netplugin.tuning.root import Fact, Root, Unknown
+
+DEFAULT_AFFINITY = "/proc/irq/default_smp_affinity"
+WORKQUEUES = "/sys/devices/virtual/workqueue/cpumask"
+WRITEBACK = "/sys/devices/virtual/workqueue/writeback/cpumask"
+#: The files of an IRQ's folder; what else is there are folders of the devices that use it.
+_FILES = frozenset(
+    ("affinity_hint", "effective_affinity", "effective_affinity_list", "node", "smp_affinity",
+     "smp_affinity_list", "spurious")
+)  # fmt: skip
+
+
+def irq_path(number: int) -> str:
+    return f"/proc/irq/{number}/smp_affinity_list"
+
+
+def read_interrupts(root: Root) -> InterruptFacts:
+    return InterruptFacts(
+        default_affinity=root.optional(DEFAULT_AFFINITY, from_kernel),
+        irqs=_irqs(root),
+        workqueues=root.optional(WORKQUEUES, from_kernel),
+        writeback=root.optional(WRITEBACK, from_kernel),
+    )
+
+
+def _irqs(root: Root) -> Fact[tuple[Irq, ...]]:
+    numbers = root.names("/proc/irq")
+    if isinstance(numbers, Unknown):
+        return () if numbers.missing else numbers
+    return tuple(_irq(root, int(n)) for n in sorted(filter(str.isdigit, numbers), key=int))
+
+
+def _irq(root: Root, number: int) -> Irq:
+    names = root.names(f"/proc/irq/{number}")
+    return Irq(
+        number=number,
+        names=() if isinstance(names, Unknown) else tuple(n for n in names if n not in _FILES),
+        affinity=root.parsed(irq_path(number), cpu_list),
+        effective=root.optional(f"/proc/irq/{number}/effective_affinity_list", cpu_list),
+    )

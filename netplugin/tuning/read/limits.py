@@ -1,0 +1,67 @@
+"""Control groups that give less than the machine has, to this process, to OVS or to VMs."""
+
+from __future__ import annotations
+
+from netplugin.tuning.facts import Limit
+from netplugin.tuning.read.cpus import cpu_list
+from netplugin.tuning.root import Root, Unknown
+
+_CGROUP = "/sys/fs/cgroup"
+#: Where systemd has daemons such as vswitchd, and where libvirt has VMs.
+_SLICES = ("/system.slice", "/machine.slice")
+
+
+def read_limits(root: Root) -> tuple[Limit, ...]:
+    """The process's own group and those above it first, then the slices (cgroup v2 and v1)."""
+    own = root.parsed("/proc/self/cgroup", _groups)
+    version_2, cpuset, memory = (None,) * 3 if isinstance(own, Unknown) else own
+    limits = []
+    for group in dict.fromkeys((*_upwards(version_2 or "/"), *_SLICES)):
+        at = f"{_CGROUP}{group}".rstrip("/")
+        limits.append(
+            Limit(
+                group=group,
+                cpus=root.optional(f"{at}/cpuset.cpus.effective", cpu_list),
+                memory_bytes=root.optional(f"{at}/memory.max", _bytes),
+                hugepages=_hugepages(root, at),
+            )
+        )
+    if cpuset and cpuset != "/":
+        at = f"{_CGROUP}/cpuset{cpuset}/cpuset.effective_cpus"
+        limits.append(Limit(cpuset, root.optional(at, cpu_list), None, {}))
+    if memory and memory != "/":
+        at = f"{_CGROUP}/memory{memory}/memory.limit_in_bytes"
+        limits.append(Limit(memory, None, root.optional(at, _bytes), {}))
+    return tuple(
+        limit
+        for limit in limits
+        if limit.cpus is not None or limit.memory_bytes is not None or limit.hugepages
+    )
+
+
+def _groups(text: str) -> tuple[str | None, str | None, str | None]:
+    """The process's groups: of v2, and of v1's cpuset and memory controllers."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        found |= dict.fromkeys(controllers.split(","), path)
+    return found.get(""), found.get("cpuset"), found.get("memory")
+
+
+def _upwards(group: str) -> list[str]:
+    parts = [part for part in group.split("/") if part and part != ".."]
+    return ["/" + "/".join(parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def _bytes(text: str) -> int | None:
+    """``max``, or v1's number next to 2^63, is no limit."""
+    return None if text == "max" or int(text) >= 1 << 62 else int(text)
+
+
+def _hugepages(root: Root, at: str) -> dict[str, int]:
+    found = {}
+    for size in ("2MB", "1GB"):
+        limit = root.optional(f"{at}/hugetlb.{size}.max", _bytes)
+        if isinstance(limit, int):
+            found[size] = limit
+    return found

@@ -1,0 +1,53 @@
+"""What makes a CPU faster, slower or sleepy: governors, turbo, P-states and C-states."""
+
+from __future__ import annotations
+
+from netplugin.tuning.facts import Policy, PowerFacts
+from netplugin.tuning.read.cpus import CPU, cpu_list
+from netplugin.tuning.root import Fact, Root, Unknown
+
+
+def read_power(root: Root) -> PowerFacts:
+    return PowerFacts(
+        policies=_policies(root),
+        turbo=_turbo(root),
+        intel_pstate=root.optional(f"{CPU}/intel_pstate/status", str),
+        idle_driver=root.optional(f"{CPU}/cpuidle/current_driver", str),
+        idle_states=_idle_states(root),
+    )
+
+
+def _policies(root: Root) -> Fact[tuple[Policy, ...]]:
+    names = root.names(f"{CPU}/cpufreq")
+    if isinstance(names, Unknown):
+        return () if names.missing else names
+    return tuple(
+        Policy(
+            name=name,
+            cpus=root.parsed(f"{CPU}/cpufreq/{name}/affected_cpus", _blanks),
+            driver=root.text(f"{CPU}/cpufreq/{name}/scaling_driver"),
+            governor=root.text(f"{CPU}/cpufreq/{name}/scaling_governor"),
+        )
+        for name in sorted(names, key=lambda name: (len(name), name))
+        if name.startswith("policy")
+    )
+
+
+def _turbo(root: Root) -> Fact[bool | None]:
+    off = root.optional(f"{CPU}/intel_pstate/no_turbo", int)
+    if off is None:
+        return root.optional(f"{CPU}/cpufreq/boost", lambda text: bool(int(text)))
+    return off if isinstance(off, Unknown) else not off
+
+
+def _idle_states(root: Root) -> Fact[tuple[str, ...]]:
+    """The names of CPU 0's C-states."""
+    names = root.names(f"{CPU}/cpu0/cpuidle")
+    if isinstance(names, Unknown):
+        return () if names.missing else names
+    found = [root.text(f"{CPU}/cpu0/cpuidle/{name}/name") for name in names]
+    return tuple(name for name in found if not isinstance(name, Unknown))
+
+
+def _blanks(text: str) -> frozenset[int]:
+    return cpu_list(",".join(text.split()))

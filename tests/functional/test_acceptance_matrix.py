@@ -1,0 +1,198 @@
+"""A matrix on real parts: tcpreplay, ports of two backends, VNFs on them, evidence that closes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from netplugin.acceptance.judge import judge
+from netplugin.acceptance.matrix.journal import read_run
+from netplugin.acceptance.matrix.records import CellRecord, Part
+from netplugin.acceptance.result import dumps, load, result_of
+from netplugin.acceptance.run import Run
+from netplugin.acceptance.search import replay
+from tests.functional.conftest import BASE
+from tests.lab.agent import PrivateAgent
+from tests.lab.namespaces import connect
+from tests.lab.ovs import DATAPATH_TAP, PrivateOvs
+from tests.lab.processes import Daemon
+from tests.lab.wires import Wires, wires
+
+ROOT = Path(__file__).resolve().parents[2]
+BACKENDS = ["dpdkvhostuser", "linuxbridge"]
+#: Of a search with so few trials on a machine that may be busy.
+VERDICTS = {"ndr", "floor", "generator_limited", "failed"}
+
+
+@pytest.fixture
+def wired() -> Iterator[Wires]:
+    with wires() as made:
+        yield made
+
+
+@pytest.fixture
+def agent(ovs: PrivateOvs, wired: Wires) -> Iterator[PrivateAgent]:
+    options = {**wired.agent_options(), "agent": {"enabled_backends": ",".join(BACKENDS)}}
+    with PrivateAgent(BASE / "agent", ovs, options) as private:
+        yield private
+    shutil.rmtree(BASE / "agent")
+
+
+def described(agent: PrivateAgent, ovs: PrivateOvs, wired: Wires) -> dict[str, Any]:
+    """More frames than there is room for, and few trials."""
+    return {
+        **wired.described("real", agent.url, ovs.rundir),
+        "search": {
+            "final_duration": 1.0, "initial_duration": 0.3, "precision": 0.5, "max_trials": 8,
+            "line_rate_pps": 80_000,
+        },
+        "matrix": {"backends": BACKENDS, "flows": [16]},
+    }  # fmt: skip
+
+
+def zeroloss(*arguments: str | Path) -> list[str]:
+    program = ROOT / "tools/trex/zeroloss.py"
+    return [sys.executable, "-W", "ignore", str(program), "matrix", *map(str, arguments)]
+
+
+def write(folder: Path, description: Mapping[str, Any]) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(dict(description)))
+    return path
+
+
+def check_given_back(agent: PrivateAgent, ovs: PrivateOvs, wired: Wires, pmd: Any) -> None:
+    assert agent.get("/v1/ports") == (200, [])
+    assert ovs.vsctl("list-br").split() == []
+    links = {path.parent.name for path in Path("/sys/class/net").glob("*/ifindex")}
+    assert links - {DATAPATH_TAP} == {"lo", *wired.nics}
+    assert agent.get("/v1/pmd")[1]["cpus"] == pmd["cpus"]
+
+
+def check_trials(record: CellRecord) -> None:
+    """Each trial's sum closes to the frame, and what it is follows from what was measured."""
+    result = record.result
+    assert result is not None, record.error
+    assert record.verdict in VERDICTS
+    assert result["trials"] == len(result["trial_log"]) > 0
+    plan, repeats, _ = load(dumps(result), "result")
+    whole = [trial for trials in repeats for trial in trials]
+    for (asked, measured), entry in zip(whole, result["trial_log"], strict=True):
+        located = sum(measured.evidence.values())
+        assert "unexplained" in measured.evidence
+        assert measured.tx_packets == measured.rx_packets + located, entry
+        assert len(measured.directions) == 2
+        judged = judge(asked, measured, plan.headline.relative_width)
+        assert (judged.verdict, judged.reason) == (entry["verdict"], entry["reason"])
+    invalid = [entry for entry in result["trial_log"] if entry["verdict"] == "invalid"]
+    assert len(invalid) == result["invalid_trials"] and all(entry["cause"] for entry in invalid)
+    again = result_of(plan, [Run(replay(plan, trials), 0.0) for trials in repeats], {})
+    assert (again["verdict"], again["zero_loss_pps"]) == (record.verdict, record.zero_loss_pps)
+
+
+def test_two_backends_are_searched_with_real_packets(
+    agent: PrivateAgent, ovs: PrivateOvs, wired: Wires, tmp_path: Path
+) -> None:
+    pmd = agent.get("/v1/pmd")[1]
+    assert pmd == {"cpus": "1", "cores": []}, "without a bridge there are no PMD threads"
+    description = write(tmp_path, described(agent, ovs, wired))
+    done = subprocess.run(
+        zeroloss(description, "--folder", tmp_path / "run"),
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr
+    run = read_run(tmp_path / "run")
+    assert [record.cell.backend for record in run.records] == BACKENDS, done.stderr
+    for record in run.records:
+        check_trials(record)
+        assert len(record.setup["ports"]) == 2
+        assert f"| {record.cell.backend} |" in done.stdout
+    vhost, bridge = run.records
+    assert vhost.setup["vnf"]["name"] == "testpmd" and vhost.setup["pmd"]["cores"]
+    assert bridge.setup["vnf"]["name"] == "taps" and "pmd" not in bridge.setup
+    check_given_back(agent, ovs, wired, pmd)
+
+
+def test_a_run_that_is_killed_leaves_nothing_once_it_was_resumed(
+    agent: PrivateAgent, ovs: PrivateOvs, wired: Wires, tmp_path: Path
+) -> None:
+    """Its ports are those of its own id: they are taken away, and the trials that it had stay."""
+    pmd = agent.get("/v1/pmd")[1]
+    sections = described(agent, ovs, wired)
+    sections["matrix"]["backends"] = ["dpdkvhostuser"]
+    sections["search"] |= {"repeats": 3, "line_rate_pps": 8000}
+    description, folder = write(tmp_path, sections), tmp_path / "run"
+    command = zeroloss(description, "--folder", folder)
+    with Daemon("zeroloss", command, tmp_path / "log") as first:
+        first.wait_for(lambda: len(entries(folder, "trial")) >= 1, 60, "a trial was journalled")
+        first.kill()
+    before = entries(folder, "trial")
+    assert len(agent.get("/v1/ports")[1]) == 2
+    taken = subprocess.run(
+        zeroloss(description, "--folder", tmp_path / "other"), capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert taken.returncode == 2 and "port zeroloss-1 is there already" in taken.stderr
+    done = subprocess.run(
+        zeroloss(description, "--folder", folder, "--resume"),
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr
+    after = entries(folder, "trial")
+    assert after[: len(before)] == before and len(after) > len(before)
+    numbers = [(entry["repeat"], entry["number"]) for entry in after]
+    assert len(set(numbers)) == len(numbers) and numbers == sorted(numbers)
+    (record,) = read_run(folder).records
+    check_trials(record)
+    check_given_back(agent, ovs, wired, pmd)
+
+
+@pytest.mark.long
+def test_controls_say_how_far_a_cell_can_be_believed(
+    agent: PrivateAgent, ovs: PrivateOvs, wired: Wires, tmp_path: Path
+) -> None:
+    """The generator on a wire of its own, and testpmd on the NICs themselves, which no port has then."""
+    pmd = agent.get("/v1/pmd")[1]
+    connect(wired.netns, "zlloop0", wired.netns, "zlloop1")
+    sections = described(agent, ovs, wired)
+    sections["matrix"]["backends"] = ["dpdkvhostuser"]
+    loop = {**sections["generator"], "paths": [{"send": "zlloop0", "receive": "zlloop1"}]}
+    ports = [
+        {"attachment": "netdev", "device": nic, "mac": f"52:54:00:5a:00:0{number}",
+         "peer_mac": f"52:54:00:5a:01:0{number}"}
+        for number, nic in enumerate(wired.nics, 1)
+    ]  # fmt: skip
+    sections["controls"] = {
+        "loopback": {"generator": loop},
+        "vnf": {"generator": sections["generator"], "ports": ports},
+        "final_duration": 1,
+    }
+    done = subprocess.run(
+        zeroloss(write(tmp_path, sections), "--folder", tmp_path / "run"),
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr
+    run = read_run(tmp_path / "run")
+    assert [record.part for record in run.records] == [Part.LOOPBACK, Part.VNF, Part.SEARCH]
+    for record in run.records:
+        assert record.result is not None, record.error
+    (cell,) = run.cells
+    loopback, vnf = run.control(cell, Part.LOOPBACK), run.control(cell, Part.VNF)
+    assert loopback is not None and vnf is not None
+    assert "vnf" not in loopback.setup and vnf.setup["vnf"]["name"] == "testpmd"
+    check_given_back(agent, ovs, wired, pmd)
+
+
+def entries(folder: Path, kind: str) -> list[dict[str, Any]]:
+    path = folder / "journal.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    whole = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [entry for entry in whole if entry["entry"] == kind]

@@ -1,0 +1,1 @@
+"""Tests of tuning a host, on machines that are data."""

@@ -1,0 +1,72 @@
+"""Plans of the machines, and those kept as text: ``python -m tests.unit.tuning.golden`` writes them again."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from netplugin.tuning.facts import Facts
+from netplugin.tuning.intent import Intent
+from netplugin.tuning.live import Live, OvsLive
+from netplugin.tuning.output.playbook import playbook
+from netplugin.tuning.output.text import plan_text
+from netplugin.tuning.planning.plan import Plan, make_plan
+from netplugin.tuning.read import read_facts
+from netplugin.tuning.steps import KernelArgument, Step, Target
+from tests.unit.tuning.machines import DATA, MemoryRoot, load
+from tests.unit.tuning.trees import tree
+
+#: OVS as Debian has it, with DPDK and nothing more.
+OVS = Live(ovs=OvsLive("3.1.0", "DPDK 22.11.7", True, {"dpdk-init": "true"}))
+_VMS = {"vm_memory_mb": 64 * 1024}
+PLANS: dict[str, tuple[str, Intent]] = {
+    **{
+        f"published-pmd-{cores}": ("published", Intent(pmd_cores=cores, **_VMS))
+        for cores in (2, 4, 6, 8)
+    },
+    "published-realtime": (
+        "published",
+        Intent(pmd_cores=2, vm_cores=8, realtime=True, idle_siblings=True, mtus=(1500, 9000), **_VMS),
+    ),
+    "amd-4-nodes": (
+        "amd-4-nodes", Intent(pmd_cores=3, vm_cores=6, links=2, link_gbps=25, mtus=(9000,), **_VMS),
+    ),
+    "small": ("small", Intent(pmd_cores=1)),
+}  # fmt: skip
+PLAYBOOK = "published-realtime"
+
+
+@cache
+def facts_of(machine: str) -> Facts:
+    return read_facts(MemoryRoot(tree(load(machine))))
+
+
+def plan_of(name: str) -> Plan:
+    machine, intent = PLANS[name]
+    return make_plan(facts_of(machine), intent, OVS)
+
+
+def step(plan: Plan, target: Target) -> Step:
+    [found] = [step for step in plan.steps if step.target == target]
+    return found
+
+
+def arguments(plan: Plan) -> dict[str, str | None]:
+    return {s.target.name: s.wanted for s in plan.steps if isinstance(s.target, KernelArgument)}
+
+
+def planned(machine: str, live: Live | None = None, **intent: Any) -> Plan:
+    return make_plan(facts_of(machine), Intent(**intent), live)
+
+
+def texts() -> dict[str, str]:
+    """What each file under the data's ``plans`` should have."""
+    found = {f"{name}.txt": plan_text(plan_of(name)) for name in PLANS}
+    found[f"{PLAYBOOK}.yml"] = playbook(plan_of(PLAYBOOK), load("published").online)
+    return found
+
+
+if __name__ == "__main__":
+    for file, text in texts().items():
+        (DATA / "plans").mkdir(exist_ok=True)
+        (DATA / "plans" / file).write_text(text)

@@ -1,0 +1,83 @@
+"""Random machines and intents for hypothesis, most of which fit each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from netplugin.host.cpus import format_list
+from netplugin.tuning.intent import Intent
+from tests.unit.tuning.machines import Machine
+
+_MTUS = st.sampled_from([78, 1400, 1500, 1800, 2030, 2031, 9000, 9702])
+_GB = 1 << 20
+#: Cores, GB and pages of 2 MB of a node.
+_NODE = st.tuples(
+    st.integers(1, 8), st.sampled_from([2, 5, 16, 17, 64, 128]), st.sampled_from([0, 0, 3])
+)
+_NODES = st.lists(_NODE, min_size=1, max_size=4)
+_NIC = st.tuples(
+    st.integers(-1, 3), st.sampled_from([-1, 1000, 25000]), st.sampled_from(["ice", "vfio-pci"])
+)
+_NICS = st.lists(_NIC, max_size=2)
+_OFFLINE = st.sets(st.integers(1, 40), max_size=3)
+_REST = st.fixed_dictionaries(
+    {
+        "threads": st.sampled_from([1, 2]),
+        "vendor": st.sampled_from(["GenuineIntel", "AuthenticAMD"]),
+        "release": st.sampled_from(["3.10.0-957.el7.x86_64", "5.14.0", "6.1.0-28-amd64", "odd"]),
+        "tuned": st.sampled_from([None, {"profile": "balanced", "variables": {}}]),
+    }
+)
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Machine:
+    """Up to 4 nodes of up to 8 cores, with SMT or not, some CPUs off line, and NICs somewhere."""
+    nodes, nics, rest = draw(_NODES), draw(_NICS), draw(_REST)
+    counts = [cores for cores, _, _ in nodes]
+    total = sum(counts)
+    # As Linux numbers them: the first threads of all cores, then the second ones.
+    homes = [range(sum(counts[:n]), sum(counts[: n + 1])) for n in range(len(nodes))]
+    cpus = [[core + total * t for t in range(rest["threads"]) for core in home] for home in homes]
+    every = format_list(cpu for node in cpus for cpu in node)
+    # A node that lost all its CPUs is memory alone; the machine has its CPU 0.
+    return Machine(
+        nodes=[
+            {
+                "cpus": format_list(home),
+                "memory_kb": gb * _GB,
+                "hugepages": {2048: pages, 1048576: 0},
+            }
+            for home, (_, gb, pages) in zip(cpus, nodes, strict=True)
+        ],
+        offline=format_list(draw(_OFFLINE) & {cpu for node in cpus for cpu in node}),
+        nics=[_nic(number, nic, len(nodes)) for number, nic in enumerate(nics)],
+        irqs={7: ["x", every, "0"], 8: ["y", "0", "0"]},
+        cpufreq={"driver": "acpi-cpufreq", "governor": "ondemand"},
+        **rest,
+    )
+
+
+def _nic(number: int, nic: tuple[int, int, str], nodes: int) -> dict[str, Any]:
+    node, speed, driver = nic
+    return {
+        "address": f"0000:0{number}:00.0", "id": "8086:159B", "interface": f"e{number}", "mtu": 1500,
+        "node": min(node, nodes - 1), "speed": speed, "driver": driver, "queues": 1,
+    }  # fmt: skip
+
+
+def intents() -> st.SearchStrategy[Intent]:
+    return st.builds(
+        Intent,
+        pmd_cores=st.sampled_from([0, 1, 1, 2, 3]),
+        vm_cores=st.sampled_from([None, 0, 1, 2, 6]),
+        emulator_cores=st.sampled_from([0, 1, 2]),
+        housekeeping_cores=st.sampled_from([1, 1, 2]),
+        idle_siblings=st.booleans(),
+        mtus=st.lists(_MTUS, min_size=1, max_size=3).map(tuple),
+        vm_memory_mb=st.sampled_from([0, 512, 512, 4096, 65536]),
+        hugepage_kb=st.sampled_from([None, None, 2048, 1048576]),
+        realtime=st.booleans(),
+    )

@@ -1,0 +1,235 @@
+"""Each finding is made where something is wrong, and not where nothing is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from netplugin.models import Finding, PmdCore, RxQueue
+from netplugin.tuning.checks import check
+from netplugin.tuning.checks.scene import Scene
+from netplugin.tuning.facts import Facts
+from netplugin.tuning.intent import Intent
+from netplugin.tuning.live import Live, OvsLive, OvsPortLive
+from netplugin.tuning.planning.plan import make_plan
+from netplugin.tuning.read import read_facts
+from tests.unit.tuning.golden import OVS, facts_of
+from tests.unit.tuning.machines import Machine, MemoryRoot, load
+from tests.unit.tuning.trees import tree
+
+
+def scene(machine: str | Machine, live: Live = OVS, **intent: Any) -> Scene:
+    facts = facts_of(machine) if isinstance(machine, str) else facts_from(machine)
+    plan = make_plan(facts, Intent(**intent), live) if intent else None
+    return Scene(facts, live, plan)
+
+
+def facts_from(machine: Machine) -> Facts:
+    return read_facts(MemoryRoot(tree(machine)))
+
+
+def found(scene: Scene, name: str) -> list[Finding]:
+    return [finding for finding in check(scene) if finding.id == name]
+
+
+def statuses(scene: Scene, name: str) -> list[str]:
+    return [finding.status for finding in found(scene, name)]
+
+
+def test_a_machine_as_it_came_lacks_hugepages_and_no_more() -> None:
+    assert {(f.id, f.status) for f in check(scene("published", Live()))} == {
+        ("hugepages", "warn"), ("iommu", "ok")
+    }  # fmt: skip
+
+
+def test_the_machine_that_was_set_up_in_a_hurry() -> None:
+    findings = check(scene("amd-4-nodes", Live()))
+    assert sorted((f.id, f.status) for f in findings) == [
+        ("bond-hash", "warn"),
+        ("cgroup-cpus", "warn"),
+        ("cpu-offline", "warn"),
+        ("iommu", "fail"),
+        ("isolation-irqs", "warn"),
+        ("isolation-siblings", "warn"),
+        ("isolation-ticks", "warn"),
+        ("mtu", "fail"),
+    ]
+    words = {f.id: f"{f.found}; {f.fix}" for f in findings}
+    assert "ens2f0 below it 1500" in words["mtu"]
+    assert "CPUs 12,16 are not isolated" in words["isolation-siblings"]
+    assert "amd_iommu=on" in words["iommu"] and "4 VFs" in words["iommu"]
+    assert "interrupts 120 go" in words["isolation-irqs"]
+
+
+def test_groups_that_keep_a_plan_from_its_cpus_and_pages_fail() -> None:
+    asked = scene("amd-4-nodes", pmd_cores=2, vm_memory_mb=65536)
+    [cpus] = found(asked, "cgroup-cpus")
+    assert cpus.status == "fail" and "not on 37-38 of the plan" in cpus.found
+    [pages] = found(asked, "cgroup-hugepages")
+    assert (pages.status, pages.expected) == ("fail", "65538 MB")
+    # 8 GB of pages are enough for VMs of 4 GB: OVS is in another group.
+    assert found(scene("amd-4-nodes", pmd_cores=2, vm_memory_mb=4096), "cgroup-hugepages") == []
+
+
+def test_a_limit_on_memory() -> None:
+    small = replace(load("small"), limits={"/machine.slice": {"memory.max": str(1 << 30)}})
+    [limit] = found(scene(small), "cgroup-memory")
+    assert "/machine.slice may use 1024 MB" in limit.found
+
+
+def test_hugepages_of_a_plan_fail_until_they_are_there() -> None:
+    asked = {"pmd_cores": 1, "vm_memory_mb": 1024}
+    assert statuses(scene("small", **asked), "hugepages") == ["fail"]
+    nodes = [load("small").nodes[0] | {"hugepages": {2048: 632 + 512}}]
+    assert statuses(scene(replace(load("small"), nodes=nodes), **asked), "hugepages") == ["ok"]
+
+
+@pytest.mark.parametrize(("vfs", "status"), [(0, "warn"), (2, "fail")])
+def test_vfs_without_an_iommu(vfs: int, status: str) -> None:
+    nics = [nic | {"vfs": vfs} for nic in load("published").nics[:1]]
+    machine = replace(load("published"), nics=nics, iommu_groups=0)
+    assert statuses(scene(machine), "iommu") == [status]
+    assert statuses(scene(replace(machine, iommu_groups=9)), "iommu") == ["ok"]
+
+
+# -- budgets -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("intent", "pmd", "vm"),
+    [
+        ({"pmd_cores": 2, "vm_cores": 2}, "ok", "ok"),
+        ({"pmd_cores": 1, "vm_cores": 1}, "warn", "warn"),
+        ({"pmd_cores": 3, "vm_cores": 4, "links": 2}, "warn", "ok"),
+        ({"pmd_cores": 6, "vm_cores": 5, "link_gbps": 25}, "ok", "warn"),
+    ],
+)
+def test_two_whole_cores_for_each_10_gbit(intent: dict[str, Any], pmd: str, vm: str) -> None:
+    made = scene("published", **intent)
+    assert statuses(made, "budget-pmd") == [pmd] and statuses(made, "budget-vm") == [vm]
+
+
+def test_vms_away_from_their_nic() -> None:
+    assert found(scene("published", pmd_cores=2, vm_cores=8), "vm-node") == []
+    [away] = found(scene("published", pmd_cores=2, vm_cores=20), "vm-node")
+    assert "VM cores on NUMA node 1, NIC and PMD threads on node 0" in away.found
+
+
+def test_a_nic_of_no_node_among_several() -> None:
+    nics = [nic | {"node": -1} for nic in load("published").nics]
+    machine = replace(load("published"), nics=nics)
+    assert statuses(scene(machine, pmd_cores=2), "nic-node") == ["warn"]
+    assert found(scene("small", pmd_cores=1), "nic-node") == []
+
+
+@pytest.mark.parametrize(("queues", "count"), [(4, 0), (5, 1)])
+def test_more_queues_asked_for_than_pmd_threads(queues: int, count: int) -> None:
+    assert len(found(scene("published", pmd_cores=2, queues=queues), "queues")) == count
+
+
+def test_the_nic_s_mtu_is_too_small_for_the_largest_in_use() -> None:
+    names = [f.found for f in found(scene("published", pmd_cores=2, mtus=(1500, 9000)), "mtu")]
+    assert names == ["ens1f0np0 has MTU 1500", "ens1f1np1 has MTU 1500"]
+    assert found(scene("published", pmd_cores=2), "mtu") == []
+
+
+# -- real time -----------------------------------------------------------------------------------
+
+
+def test_what_moves_where_latency_counts() -> None:
+    latency = {"smt", "turbo", "realtime-kernel"}
+    asked = scene("published", pmd_cores=2, realtime=True)
+    assert {f.id for f in check(asked)} & latency == latency
+    assert {f.id for f in check(scene("published", pmd_cores=2))} & latency == set()
+    calm = replace(
+        load("published"), no_turbo=1, version="Linux version 6.1.0 #1 SMP PREEMPT_RT Debian"
+    )
+    assert {f.id for f in check(scene(calm, pmd_cores=2, realtime=True))} & latency == {"smt"}
+    asked = scene(calm, pmd_cores=2, realtime=True, idle_siblings=True)
+    assert {f.id for f in check(asked)} & latency == set()
+    asked = scene(replace(calm, threads=1), pmd_cores=2, realtime=True)
+    assert {f.id for f in check(asked)} & latency == set()
+
+
+# -- OVS as it runs ------------------------------------------------------------------------------
+
+
+def ovs(mask: str, *, queues: int = 0, ports: tuple[OvsPortLive, ...] = ()) -> Live:
+    rows = tuple(
+        RxQueue(port="vm1", queue=n, enabled=True, usage_percent=None) for n in range(queues)
+    )
+    pmd = PmdCore(cpu=1, numa_node=0, isolated=False, busy_percent=None, queues=rows)
+    return Live(ovs=OvsLive("3.1.0", "DPDK 22.11", True, {"pmd-cpu-mask": mask}, ports, (pmd,)))
+
+
+def test_pmd_threads_on_cpus_that_are_not_isolated() -> None:
+    isolated = replace(load("published"), isolated="1-2,33-34")
+    assert statuses(scene(isolated, ovs("0x600000006")), "pmd-isolated") == ["ok"]
+    assert statuses(scene(isolated, ovs("0x60000000e")), "pmd-isolated") == ["warn"]
+    assert statuses(scene("published", ovs("0x6")), "pmd-isolated") == ["warn"]
+
+
+@pytest.mark.parametrize(("mask", "status"), [("", "warn"), ("all", "fail"), ("0x8", "fail")])
+def test_a_mask_that_is_none_or_of_cpus_that_are_not_there(mask: str, status: str) -> None:
+    assert statuses(scene("small", ovs(mask)), "pmd-mask") == [status]
+    assert statuses(scene("small", ovs("0x2")), "pmd-mask") == []
+
+
+def test_pmd_threads_away_from_the_plan() -> None:
+    assert statuses(scene("published", ovs("0x10000"), pmd_cores=2), "pmd-cores") == ["warn"]
+    assert found(scene("published", ovs("0x6"), pmd_cores=2), "pmd-cores") == []
+
+
+@pytest.mark.parametrize(("queues", "count"), [(2, 0), (3, 1)])
+def test_a_port_with_more_queues_than_pmd_threads(queues: int, count: int) -> None:
+    assert len(found(scene("published", ovs("0x6", queues=queues)), "queues")) == count
+
+
+@pytest.mark.parametrize(("mtu", "count"), [(1500, 0), (9000, 1), (1400, 0)])
+def test_a_vm_s_port_with_a_larger_mtu_than_the_uplink(mtu: int, count: int) -> None:
+    ports = (
+        OvsPortLive("p0", "p0", "dpdk", 1500),
+        OvsPortLive("vm1", "vm1", "dpdkvhostuserclient", mtu),
+        OvsPortLive("down", "down", "dpdkvhostuserclient", None),
+    )
+    assert len(found(scene("small", ovs("0x2", ports=ports)), "mtu")) == count
+
+
+@pytest.mark.parametrize(
+    ("mode", "count"), [("balance-slb", 1), ("balance-tcp", 0), ("active-backup", 0)]
+)
+def test_a_bond_of_ovs_that_cannot_spread(mode: str, count: int) -> None:
+    ports = tuple(OvsPortLive(f"p{n}", "bond", "dpdk", 1500, mode) for n in range(2))
+    assert len(found(scene("small", ovs("0x2", ports=ports)), "bond-hash")) == count
+
+
+@pytest.mark.parametrize(
+    ("mode", "policy", "count"),
+    [
+        ("802.3ad 4", "layer3+4 1", 0),
+        ("802.3ad 4", "layer2 0", 1),
+        ("active-backup 1", "layer2 0", 0),
+    ],
+)
+def test_a_bond_of_the_kernel_that_cannot_spread(mode: str, policy: str, count: int) -> None:
+    bonds = {"bond0": {"mode": mode, "policy": policy, "mtu": 1500}}
+    assert len(found(scene(replace(load("amd-4-nodes"), bonds=bonds)), "bond-hash")) == count
+
+
+# -- against a plan ------------------------------------------------------------------------------
+
+
+def test_what_differs_from_the_plan_is_said_by_group() -> None:
+    made = scene("small", pmd_cores=1)
+    [arguments] = found(made, "plan-kernel-arguments")
+    assert arguments.status == "warn" and arguments.fix == "set them and boot again"
+    assert arguments.found.startswith("kernel argument default_hugepagesz is not set; ")
+    assert arguments.found.endswith("and 5 more")
+    assert statuses(made, "plan-watchdog") == ["ok"]
+
+
+def test_ovs_that_nobody_asked_is_said_once() -> None:
+    [asked] = found(scene("small", Live(), pmd_cores=1), "plan-ovs")
+    assert asked.found == "unknown (ovs-vswitchd: was not asked)"

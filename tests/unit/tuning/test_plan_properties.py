@@ -1,0 +1,173 @@
+"""What holds of every plan, on machines and for intents that chance made."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import assume, event, given, settings
+from hypothesis import strategies as st
+
+from netplugin.errors import InvalidRequest
+from netplugin.tuning.as_json import as_json
+from netplugin.tuning.checks import check
+from netplugin.tuning.checks.scene import Scene
+from netplugin.tuning.facts import Facts
+from netplugin.tuning.intent import Intent
+from netplugin.tuning.output.text import plan_text
+from netplugin.tuning.planning.plan import Plan, make_plan
+from netplugin.tuning.read import read_facts
+from netplugin.tuning.read.kernel import sysctl_path
+from netplugin.tuning.root import known
+from netplugin.tuning.steps import Effect, File, Sysctl
+from tests.unit.tuning.machines import Machine, MemoryRoot, Tree
+from tests.unit.tuning.strategies import intents, machines
+from tests.unit.tuning.trees import tree
+
+#: A machine has hundreds of files, so that fewer examples take as long.
+SOME = settings(max_examples=settings().max_examples // 4)
+
+
+@dataclass(frozen=True)
+class Case:
+    machine: Machine
+    made: Tree
+    facts: Facts
+    intent: Intent
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    machine = draw(machines())
+    made = tree(machine)
+    return Case(machine, made, read_facts(MemoryRoot(made)), draw(intents()))
+
+
+def planned(case: Case) -> Plan:
+    """Cases without a plan count as none."""
+    try:
+        return make_plan(case.facts, case.intent)
+    except InvalidRequest:
+        assume(False)
+        raise
+
+
+@SOME
+@given(cases())
+def test_a_plan_or_an_error_that_names_a_field(case: Case) -> None:
+    assert case.facts.unknown() == ()
+    try:
+        make_plan(case.facts, case.intent)
+    except InvalidRequest as refused:
+        [wrong] = refused.errors
+        assert wrong.field in Intent.model_fields and refused.fix
+        event(f"refused for {wrong.field}")
+    else:
+        event("a plan")
+
+
+@SOME
+@given(cases())
+def test_the_partition(case: Case) -> None:
+    """Disjoint sets that cover all CPUs on line, of whole cores, each on its node, as many as asked."""
+    partition = planned(case).partition
+    parts = [partition.housekeeping, partition.pmd, partition.emulator, partition.vm]
+    assert Counter(cpu for part in parts for cpu in part) == Counter(case.machine.online)
+    assert isinstance(case.facts.cpus.cores, tuple)
+    for core in case.facts.cpus.cores:
+        assert sum(bool(core.cpus & part) for part in parts) == 1
+    for share in partition.nodes:
+        assert {c.node for c in (*share.housekeeping, *share.pmd, *share.emulator, *share.vm)} == {
+            share.node
+        }
+        assert share.housekeeping
+        assert len(share.emulator) == (case.intent.emulator_cores if share.vm else 0)
+    assert min(case.machine.online) in partition.housekeeping
+    assert sum(len(share.pmd) for share in partition.nodes) == case.intent.pmd_cores
+    if case.intent.vm_cores is not None:
+        assert sum(len(share.vm) for share in partition.nodes) == case.intent.vm_cores
+
+
+@SOME
+@given(cases())
+def test_pmd_threads_are_on_the_node_of_a_nic(case: Case) -> None:
+    plan = planned(case)
+    nodes = {known(nic.node, None) for nic in plan.nics} & {
+        share.node for share in plan.partition.nodes
+    }
+    wanted = nodes or {min(share.node for share in plan.partition.nodes)}
+    assert set(plan.partition.pmd_nodes) <= wanted
+
+
+@SOME
+@given(cases())
+def test_every_core_is_busy_with_one_thread_or_all(case: Case) -> None:
+    partition = planned(case).partition
+    assert partition.polling <= partition.pmd and partition.vcpus <= partition.vm
+    for core in (core for share in partition.nodes for core in (*share.pmd, *share.vm)):
+        busy = core.cpus & (partition.polling | partition.vcpus)
+        assert len(busy) == (1 if case.intent.idle_siblings else len(core.cpus))
+
+
+@SOME
+@given(cases())
+def test_hugepages_fit_their_node_and_are_enough(case: Case) -> None:
+    plan = planned(case)
+    memory = dict(enumerate(case.machine.nodes))
+    for pages in plan.pages:
+        node = memory[pages.node]
+        others = sum(size * n for size, n in node["hugepages"].items() if size != pages.size_kb)
+        if pages.pages:
+            assert pages.pages * pages.size_kb + others < node["memory_kb"]
+        assert pages.pages * pages.size_kb >= (pages.ovs_mb + pages.vm_mb) * 1024
+    assert sum(pages.vm_mb for pages in plan.pages) >= case.intent.vm_memory_mb
+    with_ovs = {pages.node for pages in plan.pages if pages.ovs_mb}
+    if case.intent.pmd_cores:
+        assert {*plan.partition.pmd_nodes, *plan.partition.vm_nodes} <= with_ovs
+    else:
+        assert not with_ovs
+
+
+@SOME
+@given(cases())
+def test_what_is_set_live_is_set_once(case: Case) -> None:
+    """After the files were written there is nothing left of them, and the plan is the same."""
+    plan = planned(case)
+    files = {}
+    for step in plan.steps:
+        if isinstance(step.target, File):
+            files[step.target.path] = step.wanted or ""
+        if isinstance(step.target, Sysctl):
+            files[sysctl_path(step.target.name)] = step.wanted or ""
+    for path, text in files.items():
+        assert path in case.made.files, f"{path} is not a file of the machine"
+        if path.endswith("transparent_hugepage/enabled"):
+            files[path] = f"always madvise [{text}]"
+    after = read_facts(MemoryRoot(Tree(case.made.files | files, case.made.links)))
+    again = make_plan(after, case.intent)
+    written = [s for s in again.left(Effect.LIVE) if isinstance(s.target, File | Sysctl)]
+    assert written == []
+    assert (again.partition, again.pages) == (plan.partition, plan.pages)
+
+
+@SOME
+@given(cases())
+def test_a_plan_can_be_shown_and_checked(case: Case) -> None:
+    plan = planned(case)
+    assert plan_text(plan).count("->") <= len(plan.steps)
+    json.dumps(as_json(plan))
+    findings = check(Scene(case.facts, plan=plan))
+    assert {f.fix is None for f in findings if f.status == "ok"} <= {True}
+    assert all(f.fix for f in findings if f.status != "ok")
+
+
+@SOME
+@pytest.mark.parametrize("field", ["pmd_cores", "vm_cores"])
+@given(case=cases())
+def test_more_cores_than_there_are(field: str, case: Case) -> None:
+    intent = case.intent.model_copy(update={"pmd_cores": 0, field: len(case.machine.online) + 1})
+    with pytest.raises(InvalidRequest) as refused:
+        make_plan(case.facts, intent)
+    assert [wrong.field for wrong in refused.value.errors] == [field]

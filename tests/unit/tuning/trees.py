@@ -1,0 +1,199 @@
+"""From a machine's description to the files of its /proc, /sys and /etc, in the forms of the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from netplugin.host.cpus import format_list, parse_list
+from netplugin.tuning.masks import to_kernel
+from tests.unit.tuning.machines import Machine, Tree
+
+_CPU = "/sys/devices/system/cpu"
+
+
+def tree(machine: Machine) -> Tree:
+    made = Tree()
+    for part in (_cpus, _power, _memory, _kernel, _interrupts, _limits):
+        made.files |= {path: f"{text}\n" for path, text in part(machine)}
+    _network(machine, made)
+    return made
+
+
+def siblings(machine: Machine, cpu: int) -> frozenset[int]:
+    """As Linux numbers them: first a thread of each core of the machine, then the others'."""
+    cores = len(machine.present) // machine.threads
+    return frozenset(range(cpu % cores, len(machine.present), cores)) & machine.online
+
+
+def _cpus(machine: Machine) -> Iterator[tuple[str, str]]:
+    yield f"{_CPU}/online", format_list(machine.online)
+    yield f"{_CPU}/offline", machine.offline
+    yield f"{_CPU}/present", format_list(machine.present)
+    yield f"{_CPU}/isolated", machine.isolated
+    yield f"{_CPU}/nohz_full", "(null)"
+    if machine.threads > 1:
+        yield f"{_CPU}/smt/active", "1"
+        yield f"{_CPU}/smt/control", "on"
+    info = (
+        f"processor\t: {cpu}\nvendor_id\t: {machine.vendor}\nmodel name\t: {machine.model}\n"
+        for cpu in sorted(machine.online)
+    )
+    yield "/proc/cpuinfo", "\n".join(info)
+    packages = {
+        cpu: node.get("package", 0) for node in machine.nodes for cpu in parse_list(node["cpus"])
+    }
+    cores = sorted({min(siblings(machine, cpu)) for cpu in machine.online})
+    for cpu in sorted(machine.online):
+        both = siblings(machine, cpu)
+        yield f"{_CPU}/cpu{cpu}/topology/thread_siblings_list", format_list(both)
+        yield f"{_CPU}/cpu{cpu}/topology/core_id", str(min(both))
+        yield f"{_CPU}/cpu{cpu}/topology/physical_package_id", str(packages[cpu])
+        for index, (level, kind, size, shared) in enumerate(machine.caches):
+            at = f"{_CPU}/cpu{cpu}/cache/index{index}"
+            first = cores.index(min(both)) // shared * shared
+            users = [c for core in cores[first : first + shared] for c in siblings(machine, core)]
+            yield f"{at}/level", str(level)
+            yield f"{at}/type", kind
+            yield f"{at}/size", size
+            yield f"{at}/shared_cpu_list", format_list(users)
+
+
+def _power(machine: Machine) -> Iterator[tuple[str, str]]:
+    if machine.cpufreq:
+        for cpu in sorted(machine.online):
+            at = f"{_CPU}/cpufreq/policy{cpu}"
+            yield f"{at}/affected_cpus", str(cpu)
+            yield f"{at}/scaling_driver", machine.cpufreq["driver"]
+            yield f"{at}/scaling_governor", machine.cpufreq["governor"]
+    if machine.intel_pstate is not None:
+        yield f"{_CPU}/intel_pstate/status", machine.intel_pstate
+        yield f"{_CPU}/intel_pstate/no_turbo", str(machine.no_turbo)
+    if machine.boost is not None:
+        yield f"{_CPU}/cpufreq/boost", str(machine.boost)
+    if machine.idle:
+        yield f"{_CPU}/cpuidle/current_driver", machine.idle["driver"]
+        for number, name in enumerate(machine.idle["states"]):
+            yield f"{_CPU}/cpu0/cpuidle/state{number}/name", name
+
+
+def _memory(machine: Machine) -> Iterator[tuple[str, str]]:
+    for number, node in enumerate(machine.nodes):
+        at = f"/sys/devices/system/node/node{number}"
+        cpus = set(parse_list(node["cpus"])) & machine.online
+        total = node["memory_kb"]
+        yield f"{at}/cpulist", format_list(cpus)
+        yield f"{at}/cpumap", to_kernel(cpus)
+        yield (
+            f"{at}/meminfo",
+            f"Node {number} MemTotal:       {total} kB\nNode {number} MemFree:        {total // 2} kB",
+        )
+        for size, pages in node["hugepages"].items():
+            yield f"{at}/hugepages/hugepages-{size}kB/nr_hugepages", str(pages)
+            yield f"{at}/hugepages/hugepages-{size}kB/free_hugepages", str(pages)
+            yield f"{at}/hugepages/hugepages-{size}kB/surplus_hugepages", "0"
+            yield f"/sys/kernel/mm/hugepages/hugepages-{size}kB/nr_overcommit_hugepages", "0"
+    yield "/sys/kernel/mm/ksm/run", "0"
+    yield "/sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never"
+    rows = [f"{name:40}partition\t1048572\t\t0\t\t-2" for name in machine.swaps]
+    yield "/proc/swaps", "\n".join(["Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority", *rows])
+
+
+def _kernel(machine: Machine) -> Iterator[tuple[str, str]]:
+    sysctls = {
+        "kernel.nmi_watchdog": 0,
+        "kernel.numa_balancing": 0,
+        "kernel.sched_rt_runtime_us": 950000,
+        "kernel.soft_watchdog": 1,
+        "kernel.timer_migration": 1,
+        "vm.stat_interval": 1,
+    } | machine.sysctls
+    yield "/proc/sys/kernel/osrelease", machine.release
+    yield "/proc/version", machine.version
+    yield "/proc/cmdline", machine.cmdline
+    for name, value in sysctls.items():
+        yield "/proc/sys/" + name.replace(".", "/"), str(value)
+    for cpu in sorted(machine.online):
+        # Of proc(5): 37 fields from state on to the CPU and rt_priority, policy and what follows.
+        fields = "S 2 0 0 0 -1 69238848 0 0 0 0 0 0 0 0 20 0 1 0 10 0 0 18446744073709551615"
+        rest = f"0 0 0 0 0 0 0 2147483647 0 1 0 0 17 {cpu} 0 0 0 0 0 0 0 0 0 0 0 0 0"
+        yield f"/proc/{14 + cpu}/stat", f"{14 + cpu} (ksoftirqd/{cpu}) {fields} {rest}"
+    yield "/proc/1/stat", "1 (init (odd) name) S 0 1 1 0 -1 4194560 0 0 0 0"
+    if machine.tuned:
+        yield "/etc/tuned/active_profile", machine.tuned["profile"]
+        for profile, text in machine.tuned["variables"].items():
+            yield f"/etc/tuned/{profile}-variables.conf", text
+
+
+def _interrupts(machine: Machine) -> Iterator[tuple[str, str]]:
+    everywhere = to_kernel(machine.present)
+    yield "/proc/irq/default_smp_affinity", everywhere
+    yield "/sys/devices/virtual/workqueue/cpumask", everywhere
+    yield "/sys/devices/virtual/workqueue/writeback/cpumask", everywhere
+    for number, (name, affinity, effective) in machine.irqs.items():
+        at = f"/proc/irq/{number}"
+        yield f"{at}/smp_affinity_list", affinity
+        yield f"{at}/smp_affinity", to_kernel(parse_list(affinity))
+        yield f"{at}/effective_affinity_list", effective
+        yield f"{at}/spurious", "count 0\nunhandled 0\nlast_unhandled 0 ms"
+        yield f"{at}/{name}/.keep", ""
+
+
+def _limits(machine: Machine) -> Iterator[tuple[str, str]]:
+    yield "/proc/self/cgroup", "0::/user.slice/user-0.slice/session-1.scope"
+    for group, values in machine.limits.items():
+        for name, value in values.items():
+            yield f"/sys/fs/cgroup{group}/{name}", value
+
+
+def _network(machine: Machine, made: Tree) -> None:
+    for number in range(machine.iommu_groups):
+        made.files[f"/sys/kernel/iommu_groups/{number}/type"] = f"{machine.iommu_type}\n"
+    made.files["/sys/bus/pci/devices/.keep"] = ""
+    made.files["/sys/class/net/lo/mtu"] = "65536\n"
+    for nic in machine.nics:
+        _nic(nic, made)
+    for name, bond in machine.bonds.items():
+        at = f"/sys/devices/virtual/net/{name}"
+        members = [nic["interface"] for nic in machine.nics if nic.get("master") == name]
+        made.links[f"/sys/class/net/{name}"] = f"../../devices/virtual/net/{name}"
+        made.files |= {
+            f"{at}/mtu": f"{bond['mtu']}\n",
+            f"{at}/speed": "50000\n",
+            f"{at}/bonding/mode": f"{bond['mode']}\n",
+            f"{at}/bonding/xmit_hash_policy": f"{bond['policy']}\n",
+            f"{at}/bonding/slaves": " ".join(members) + "\n",
+        }
+        for member in members:
+            made.links[f"{at}/lower_{member}"] = f"../../../../class/net/{member}"
+
+
+def _nic(nic: dict[str, Any], made: Tree) -> None:
+    address = nic["address"]
+    device = f"/sys/devices/pci{address[:7]}/{address}"
+    made.links[f"/sys/bus/pci/devices/{address}"] = f"../../..{device.removeprefix('/sys')}"
+    made.files |= {
+        f"{device}/class": "0x020000\n",
+        f"{device}/numa_node": f"{nic['node']}\n",
+        f"{device}/uevent": f"DRIVER={nic['driver']}\nPCI_CLASS=20000\nPCI_ID={nic['id']}\n"
+        f"PCI_SLOT_NAME={address}\n",
+    }
+    if "total_vfs" in nic:
+        made.files[f"{device}/sriov_totalvfs"] = f"{nic['total_vfs']}\n"
+        made.files[f"{device}/sriov_numvfs"] = f"{nic['vfs']}\n"
+    for vf in range(nic.get("vfs", 0)):
+        made.files[f"{device[:-1]}{vf + 8}/class"] = "0x020000\n"
+        made.links[f"{device[:-1]}{vf + 8}/physfn"] = f"../{address}"
+        made.links[f"/sys/bus/pci/devices/{address[:-1]}{vf + 8}"] = (
+            f"../../..{device[:-1].removeprefix('/sys')}{vf + 8}"
+        )
+    if "interface" not in nic:
+        return
+    at = "/".join(filter(None, (device, nic.get("virtio"), "net", nic["interface"])))
+    made.links[f"/sys/class/net/{nic['interface']}"] = f"../..{at.removeprefix('/sys')}"
+    made.files |= {f"{at}/mtu": f"{nic['mtu']}\n", f"{at}/speed": f"{nic['speed']}\n"}
+    for queue in range(nic["queues"]):
+        made.files[f"{at}/queues/rx-{queue}/rps_cpus"] = "0\n"
+        made.files[f"{at}/queues/tx-{queue}/xps_cpus"] = "0\n"
+    if "master" in nic:
+        made.links[f"{at}/master"] = f"../../../../virtual/net/{nic['master']}"
