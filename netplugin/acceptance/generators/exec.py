@@ -97,7 +97,7 @@ class ExecGenerator(Generator):
             "op": "trial", "rate_pps": request.rate_pps, "duration_s": request.duration_s,
             "frame_size": request.frame_size, "flows": request.flows,
             "abort_on_loss": request.abort_on_loss,
-        }  # fmt: skip
+        } | ({"mix": request.mix} if request.mix else {})  # fmt: skip
         takes = 0.0 if self._info.virtual_time else request.duration_s
         answer = self._dialogue.ask(question, takes + self._answer_s, _Answer)
         return Measurement(

@@ -96,7 +96,7 @@ def plan(
             *(OTHER_GOALS[name](search.precision) for name in others),
         ),
         line_rate_pps=search.line_rate_pps or line_rate_pps(search.line_bits_per_second, size),
-        generator_max_pps=info.max_pps,
+        generator_max_pps=info.limit_pps(size),
         can_abort=info.can_abort,
         min_trial_s=info.min_trial_s,
         frame_size=round(size),

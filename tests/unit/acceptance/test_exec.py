@@ -80,6 +80,7 @@ def test_it_is_asked_as_the_protocol_says(tmp_path: Path) -> None:
         assert (generator.info.name, generator.info.virtual_time) == ("small", True)
         measured = generator.run(asked(1e6, 60.0))
         generator.run(TrialRequest(2e6, 1.0, 128, 7, abort_on_loss=False))
+        generator.run(TrialRequest(2e6, 1.0, 354, 7, abort_on_loss=False, mix="imix"))
     assert measured == Measurement(60_000_000, 60_000_000, 60.0)
     assert program.questions() == [
         {"op": "hello", "version": 1},
@@ -87,6 +88,8 @@ def test_it_is_asked_as_the_protocol_says(tmp_path: Path) -> None:
          "abort_on_loss": True},
         {"op": "trial", "rate_pps": 2e6, "duration_s": 1.0, "frame_size": 128, "flows": 7,
          "abort_on_loss": False},
+        {"op": "trial", "rate_pps": 2e6, "duration_s": 1.0, "frame_size": 354, "flows": 7,
+         "abort_on_loss": False, "mix": "imix"},
         {"op": "bye"},
     ]  # fmt: skip
 
