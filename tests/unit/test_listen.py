@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,16 @@ from agents.listen import Listen
 from netplugin import options
 
 TLS = {"tls_cert": "/c.pem", "tls_key": "/k.pem"}
+
+
+@pytest.fixture
+def own_log() -> Iterator[None]:
+    """An agent sets up the log of its whole process; here others come after it."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = before
+    root.setLevel(level)
 
 
 @pytest.fixture
@@ -101,7 +113,7 @@ def test_a_token_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_agent_says_why_and_touches_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], own_log: None
 ) -> None:
     conf = tmp_path / "netplugin.conf"
     state = tmp_path / "state"
