@@ -41,6 +41,11 @@ MEMORY_LIMIT_MB = 2560
 # The kernel finds the other modules by itself once the root is there.
 ROOT_MODULES = ("9p", "9pnet_virtio", "overlay")
 BOOT_DEADLINE_S = 180.0
+# A guest that is silent so long is looked at: a test that waits is, and so is one that hangs.
+_SILENCE_S = 90.0
+_LOOK_S = 10.0
+# As kernel/rcu/tree_stall.h has it.
+_STALL = b"Possible timer handling issue on cpu="
 # A panic alone is 30.
 TAIL_LINES = 60
 # What is under them on the machine is not there in the guest.
@@ -111,6 +116,10 @@ def check_visible(*paths: Path) -> None:
                 raise LabError(f"{path} cannot be seen in the guest, which has its own {covered}")
 
 
+class StalledError(LabError):
+    """The guest does not go on, through no fault of what runs in it."""
+
+
 class Machine:
     """A guest that was started."""
 
@@ -120,14 +129,23 @@ class Machine:
         self._received = b""
 
     def receive(self, deadline_s: float) -> dict[str, Any] | None:
-        """The next thing it says; None when it has ended."""
-        end = time.monotonic() + deadline_s
+        """The next thing it says; None when it has ended.
+
+        Raises: LabTimeout, and StalledError before it if the guest's own clock has stopped.
+        """
+        begun = time.monotonic()
+        end = begun + deadline_s
         while b"\n" not in self._received:
-            self._channel.settimeout(max(0.01, end - time.monotonic()))
+            self._channel.settimeout(max(0.01, min(_LOOK_S, end - time.monotonic())))
             try:
                 more = self._channel.recv(1 << 20)
             except TimeoutError as late:
-                what = f"the guest said nothing for {deadline_s:g} s"
+                silent_s = time.monotonic() - begun
+                what = f"the guest said nothing for {silent_s:.0f} s"
+                if silent_s >= _SILENCE_S and self._is_stalled():
+                    raise StalledError(f"{what}, and its timers stand\n{self.tail()}") from late
+                if time.monotonic() < end:
+                    continue
                 raise LabTimeout(f"{what}\n{self.tail()}") from late
             except ConnectionResetError:
                 more = b""
@@ -137,6 +155,11 @@ class Machine:
         line, _, self._received = self._received.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
         return message
+
+    def _is_stalled(self) -> bool:
+        """Whether its kernel misses the ticks of a CPU, which emulated timers lose once in many runs."""
+        console = self._share / CONSOLE
+        return console.exists() and _STALL in console.read_bytes()
 
     def tail(self) -> str:
         """The end of what the command and the kernel printed."""
@@ -230,7 +253,10 @@ def _nic(number: int, nic: Nic) -> list[str]:
 
 
 def kernel_command_line(needs: Needs) -> str:
-    return f"console=ttyS0 {QUICK_BOOT} intel_iommu=on hugepages={needs.hugepages}"
+    # A tick that repeats by itself: of one that is set anew each time, the emulation loses one once in
+    # many runs, and that CPU then sleeps for ever.
+    ticks = "nohz=off highres=off"
+    return f"console=ttyS0 {QUICK_BOOT} {ticks} intel_iommu=on hugepages={needs.hugepages}"
 
 
 def init_script(modules: Sequence[str], python: str) -> str:

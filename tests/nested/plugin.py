@@ -19,12 +19,12 @@ import pytest
 
 from tests.lab.processes import LabError, LabTimeout
 from tests.nested import machine, prepare
-from tests.nested.machine import BootError, Job, Machine, Needs
+from tests.nested.machine import BootError, Job, Machine, Needs, StalledError
 from tests.nested.prepare import Parts
 from tests.nested.reporter import Reporter
 
 MARKER = "nested(cpus, memory_mb, hugepages): runs in a guest with Debian's 6.12 kernel"
-ATTEMPTS = 2
+ATTEMPTS = 3
 # From process 1 of the guest to the first thing pytest does in it.
 START_DEADLINE_S = 180.0
 # What a test may take beyond its own timeout, to be set up, torn down and reported.
@@ -114,14 +114,17 @@ class Outside:
     def run_group(
         self, session: pytest.Session, parts: Parts, needs: Needs, items: list[pytest.Item]
     ) -> None:
-        """Run some tests in one guest; one that does not come as far as pytest is tried again."""
+        """Run some tests in one guest. Another takes its place, for what is left of them, if it does
+        not come as far as pytest or if its clock stands.
+        """
         for left in reversed(range(ATTEMPTS)):
             run = Run(needs, items)
             self._runs.append(run)
             try:
                 reason = self._in_guest(session, parts, run)
             except LabError as error:
-                if isinstance(error, BootError) and left:
+                if isinstance(error, BootError | StalledError) and left:
+                    items = list(run.unfinished())
                     continue
                 reason = str(error)
             finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from tests.lab import apt, initramfs
 from tests.lab.kernel import Kernel, parse_load_order
 from tests.lab.processes import LabError, LabTimeout
 from tests.nested import machine, plugin
-from tests.nested.machine import BootError, Machine, Needs
+from tests.nested.machine import BootError, Machine, Needs, StalledError
 from tests.nested.prepare import Emulator, Parts
 
 PLAN = """\
@@ -187,12 +188,13 @@ def test_a_pytest_that_ends_before_it_has_begun_is_not_tried_again() -> None:
 @pytest.mark.parametrize(
     ("failures", "tries"),
     [
-        ([BootError("no boot"), BootError("no boot\nconsole")], 2),
+        ([BootError("no boot"), BootError("no boot"), BootError("no boot\nconsole")], 3),
         ([BootError("no boot")], 2),
+        ([StalledError("its timers stand")], 2),
         ([LabError("hung")], 1),
     ],
 )
-def test_only_a_guest_that_did_not_boot_is_tried_again_and_once(
+def test_only_a_guest_that_did_not_boot_or_stalled_is_tried_again(
     failures: list[LabError], tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside = plugin.Outside(cast(pytest.Config, None))
@@ -209,6 +211,25 @@ def test_only_a_guest_that_did_not_boot_is_tried_again_and_once(
     outside.run_group(cast(Any, None), cast(Any, None), Needs(), [])
     assert len(tried) == tries
     assert told == [str(failures[-1]) if len(failures) == tries else "ended"]
+
+
+@pytest.mark.parametrize(
+    ("console", "error"),
+    [
+        ("rcu: \tPossible timer handling issue on cpu=0 timer-softirq=1102\n", StalledError),
+        ("all is well\n", LabTimeout),
+    ],
+)
+def test_a_silent_guest_is_asked_for_its_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, console: str, error: type[LabError]
+) -> None:
+    monkeypatch.setattr(machine, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(machine, "_LOOK_S", 0.05)
+    (tmp_path / machine.CONSOLE).write_text(console)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(LabError) as caught:
+        Machine(tmp_path, ours).receive(0.6)
+    assert type(caught.value) is error
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next(
