@@ -85,11 +85,11 @@ def test_a_port_that_takes_no_such_frame(chain: tuple[PrivateOvs, Vnf]) -> None:
     ovs, vnf = chain
     ovs.vsctl("set", "Interface", "vm0", "mtu_request=600")
     try:
-        wait_for(lambda: ovs.get("Interface", "vm0", "mtu") == "600", 10, "the MTU is set")
+        wait_for(lambda: ovs.get("Interface", "vm0", "mtu") == "600", 30, "the MTU is set")
         measured = trial(vnf, Stream(frame_bytes=1000), _ovs(ovs))
     finally:
         ovs.vsctl("set", "Interface", "vm0", "mtu_request=1500")
-        wait_for(lambda: ovs.get("Interface", "vm0", "mtu") == "1500", 10, "the MTU is back")
+        wait_for(lambda: ovs.get("Interface", "vm0", "mtu") == "1500", 30, "the MTU is back")
     assert lost(measured) == {"ovs.vm0.ovs_tx_mtu_exceeded_drops": FEW, UNEXPLAINED: 0}
 
 

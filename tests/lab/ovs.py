@@ -199,7 +199,8 @@ class PrivateOvs:
         return run([*client, *args[1:]], timeout + 5, env=self.env)
 
     def get(self, table: str, record: str, column: str) -> str:
-        return self.vsctl("get", table, record, column).strip().strip('"')
+        """The value as ovs-vsctl prints it; nothing while there is no such record or key."""
+        return self.vsctl("--if-exists", "get", table, record, column).strip().strip('"')
 
     def wait_connected(self, port: str, deadline_s: float = 30.0) -> None:
         """Wait until the VM's side of a vhost-user client port is there."""
