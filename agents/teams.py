@@ -96,7 +96,9 @@ class Teams:
             self.refuse_half(port_id, None)
             self._refuse_change(port_id, spec)
             if not spec.vf.teaming:
-                return await self._put(port_id, spec, None)
+                record = await self._put(port_id, spec, None)
+                await self._settle_or_later(port_id)
+                return record
             beside = standby_spec(spec, self._chosen_backend())
             try:
                 await self._put(standby_id(port_id), beside, port_id)
@@ -165,10 +167,10 @@ class Teams:
 
     def _is_settled(self, port_id: str) -> bool:
         record, standby = self._store.get(port_id), self._standby(port_id)
-        if record is None:
-            return standby is None
-        if record.state is PortState.REMOVING or not record.spec.vf.teaming:
+        if record is not None and record.state is PortState.REMOVING:
             return True  # the standby goes after the VF
+        if record is None or not record.spec.vf.teaming:
+            return standby is None
         return standby is not None and (
             standby.spec == standby_spec(record.spec, standby.spec.backend)
             and standby.state is not PortState.REMOVING
@@ -183,7 +185,7 @@ class Teams:
         if self._is_settled(port_id):
             return
         record, standby = self._store.get(port_id), self._standby(port_id)
-        if record is None:
+        if record is None or not record.spec.vf.teaming:
             await self._delete(standby_id(port_id), port_id)
             return
         # An operator who chooses another backend means new teams: a NIC in use keeps its own.

@@ -197,6 +197,19 @@ def test_a_vf_that_is_in_use_keeps_its_standby(running: Agent, hosts: Hosts) -> 
     assert hosts.ports() == set()
 
 
+def test_a_team_that_goes_and_is_asked_for_again_alone_leaves_no_standby(
+    running: Agent, hosts: Hosts
+) -> None:
+    put(running)
+    hosts.card.on_apply = refusing("p1", why="a VM has it open")
+    with pytest.raises(HostError):
+        delete(running)
+    hosts.card.on_apply = lambda change: None
+    alone = SPEC.model_copy(update={"vf": PortSpec.model_fields["vf"].default})
+    put(running, alone)
+    assert hosts.ports() == {"p1"} == {record.port_id for record in running.store.records()}
+
+
 def test_a_standby_that_fails_degrades_the_port(running: Agent) -> None:
     put(running)
     beside = running.store.get(BESIDE)
