@@ -65,9 +65,8 @@ class Applier:
             if error.code != "host_error" or len(ports) < 2:
                 failed.update({port: error.for_port(port) for port in ports})
                 return
-            done: list[
-                RowChange
-            ] = []  # what ports share is written for the first that goes through
+            # What ports share is written for the first that goes through.
+            done: list[RowChange] = []
             for port in ports:
                 own = [change for change in rows if port in change.ports and change not in done]
                 try:

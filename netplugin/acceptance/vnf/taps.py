@@ -6,29 +6,27 @@ figure of a backend.
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from pathlib import Path
 
-from netplugin.acceptance.evidence.contract import Place
 from netplugin.acceptance.vnf.contract import (
     Attachment,
-    Vnf,
     VnfCores,
     VnfError,
     VnfInfo,
     VnfPort,
 )
 from netplugin.acceptance.vnf.dpdk import check_cores
-from netplugin.acceptance.vnf.forwarded import Forwarded, PortCounts
+from netplugin.acceptance.vnf.forwarded import PortCounts
+from netplugin.acceptance.vnf.own_program import OwnProgram
 from netplugin.acceptance.vnf.process import Program, own_directory
 from netplugin.acceptance.vnf.telemetry import Telemetry
 
 _START_S = 20.0
 
 
-class Taps(Vnf):
+class Taps(OwnProgram):
     """One local process with one thread."""
 
     def __init__(self, ports: tuple[VnfPort, ...], cores: VnfCores) -> None:
@@ -37,9 +35,6 @@ class Taps(Vnf):
             if port.attachment is not Attachment.TAP:
                 raise VnfError(f"{port.device} is no tap: the VNF 'taps' takes nothing else")
         self._ports, self._cores = ports, cores
-        self._directory: Path | None = None
-        self._program: Program | None = None
-        self._telemetry: Telemetry | None = None
 
     def start(self) -> VnfInfo:
         deadline = time.monotonic() + _START_S
@@ -73,19 +68,6 @@ class Taps(Vnf):
         if self._program is None:
             raise VnfError("the forwarder of taps has not been started")
         self._program.check()
-
-    @property
-    def place(self) -> Place:
-        return Forwarded(self._counts)
-
-    def close(self) -> None:
-        if self._telemetry is not None:
-            self._telemetry.close()
-        if self._program is not None:
-            self._program.stop()
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
 
     def _counts(self) -> list[PortCounts]:
         if self._telemetry is None:

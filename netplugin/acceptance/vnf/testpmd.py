@@ -7,13 +7,12 @@ import shutil
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
-from netplugin.acceptance.evidence.contract import Place
-from netplugin.acceptance.vnf.contract import Vnf, VnfCores, VnfError, VnfInfo, VnfPort
+from netplugin.acceptance.vnf.contract import VnfCores, VnfError, VnfInfo, VnfPort
 from netplugin.acceptance.vnf.description import TestpmdDescription
 from netplugin.acceptance.vnf.dpdk import Device, KeptAddresses, check_cores, devices_of
-from netplugin.acceptance.vnf.forwarded import Forwarded, PortCounts
+from netplugin.acceptance.vnf.forwarded import PortCounts
+from netplugin.acceptance.vnf.own_program import OwnProgram
 from netplugin.acceptance.vnf.process import Program, own_directory
 from netplugin.acceptance.vnf.telemetry import Telemetry
 from netplugin.host import cpus
@@ -25,7 +24,7 @@ _FORWARDS = "packet forwarding - ports="
 _SPARE_BUFFERS = 2048
 
 
-class Testpmd(Vnf):
+class Testpmd(OwnProgram):
     """One local process. What it received and did not send it dropped: nothing else becomes of a frame."""
 
     __test__ = False  # the name looks like a test to pytest
@@ -34,9 +33,6 @@ class Testpmd(Vnf):
         self, description: TestpmdDescription, ports: tuple[VnfPort, ...], cores: VnfCores
     ) -> None:
         self._description, self._ports, self._cores = description, ports, cores
-        self._directory: Path | None = None
-        self._program: Program | None = None
-        self._telemetry: Telemetry | None = None
 
     def start(self) -> VnfInfo:
         deadline = time.monotonic() + self._description.start_s
@@ -71,19 +67,6 @@ class Testpmd(Vnf):
         for number, port in enumerate(self._ports):
             if not _is_up(self._telemetry, number):
                 raise VnfError(f"testpmd: the link of {port.device} is down")
-
-    @property
-    def place(self) -> Place:
-        return Forwarded(self._counts)
-
-    def close(self) -> None:
-        if self._telemetry is not None:
-            self._telemetry.close()
-        if self._program is not None:
-            self._program.stop()
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
 
     def _queues(self) -> tuple[int, ...]:
         """Raises: VnfError if a port has fewer than were asked."""
