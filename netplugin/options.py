@@ -7,6 +7,8 @@ from typing import Any
 
 from oslo_config import cfg, types
 
+from netplugin.tuning import host_options
+
 DEFAULT = [
     cfg.StrOpt(
         "state_path",
@@ -190,6 +192,7 @@ GROUPS: dict[str, list[Any]] = {
     "agent": AGENT,
     "tasks": TASKS,
     "ovs": OVS,
+    host_options.GROUP: host_options.OPTIONS,
 }
 
 

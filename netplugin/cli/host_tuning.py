@@ -134,7 +134,7 @@ def _add_intent(parser: ArgumentParser, required: bool) -> None:
 
 
 #: Fields whose options are said several times, once for each entry.
-_SEVERAL = ("nics", "mtus")
+_SEVERAL = ("nics", "mtus", "vfs")
 _OPTIONS = {"nics": "nic", "mtus": "mtu"}
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 _Count = Annotated[int, Field(ge=0, le=4096)]
 #: Bytes of the largest frame's payload that OVS and the kernel take.
 _Mtu = Annotated[int, Field(ge=68, le=9702)]
+#: A NIC by PCI address or interface, and how many virtual functions it is to have.
+_Vfs = Annotated[str, StringConstraints(pattern=r"^[^\s=]{1,64}=[0-9]{1,5}$")]
 
 PAGE_2M: Final = 2048
 PAGE_1G: Final = 1048576
@@ -39,6 +41,10 @@ class Intent(BaseModel):
     nics: tuple[str, ...] = Field(
         (), description="PCI addresses or interfaces of the NICs under OVS; not given: those bound to "
         "DPDK drivers, or the fastest"
+    )  # fmt: skip
+    vfs: tuple[_Vfs, ...] = Field(
+        (), description="virtual functions to enable, like 0000:3b:00.0=8 or ens1f0=8, an entry for "
+        "each NIC; NICs that are not named keep what they have"
     )  # fmt: skip
     links: _Count = Field(1, description="links that carry traffic")
     link_gbps: Annotated[float, Field(gt=0, le=800)] = Field(10, description="Gbit/s of one link")
