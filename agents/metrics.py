@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from agents.metrics_pmd import PmdFigures
 from agents.store import Store
 from netplugin.errors import NetpluginError
+from netplugin.pmd.read import Reading
 
 _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -49,6 +51,10 @@ class Metrics:
             "netplugin_changes", "Changes made to the host, by why: plug, undo, drift.",
             ["backend", "change", "why"], registry=self._registry,
         )  # fmt: skip
+
+    def watch_pmd(self, read: Callable[[], Reading | None]) -> None:
+        """Also tell of PMD threads, as ``read`` finds them at each scrape (see ``PmdFigures``)."""
+        self._registry.register(PmdFigures(read))
 
     def served(
         self,

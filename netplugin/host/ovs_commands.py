@@ -233,14 +233,32 @@ def _set(row: Any, columns: Mapping[str, Any], merged: Collection[str]) -> None:
 
 
 class SetOtherConfig(BaseCommand):  # type: ignore[misc]
-    """Set one key of Open_vSwitch's ``other_config``."""
+    """Set one key of Open_vSwitch's ``other_config``, or (None) take it away."""
 
-    def __init__(self, api: Any, key: str, value: str) -> None:
+    def __init__(self, api: Any, key: str, value: str | None) -> None:
         super().__init__(api)
         self.key, self.value = key, value
 
     def run_idl(self, txn: Any) -> None:
-        self.api._ovs.setkey("other_config", self.key, self.value)
+        if self.value is None:
+            self.api._ovs.delkey("other_config", self.key)
+        else:
+            self.api._ovs.setkey("other_config", self.key, self.value)
+
+
+class SetInterfaceConfig(BaseCommand):  # type: ignore[misc]
+    """Set one key of an interface's ``other_config``, or (None) take it away."""
+
+    def __init__(self, api: Any, name: str, key: str, value: str | None) -> None:
+        super().__init__(api)
+        self.name, self.key, self.value = name, key, value
+
+    def run_idl(self, txn: Any) -> None:
+        interface = self.api.lookup("Interface", self.name)
+        if self.value is None:
+            interface.delkey("other_config", self.key)
+        else:
+            interface.setkey("other_config", self.key, self.value)
 
 
 class Touch(BaseCommand):  # type: ignore[misc]

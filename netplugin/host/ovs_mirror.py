@@ -37,7 +37,7 @@ COLUMNS = {
     ],
     "Interface": [
         "name", "type", "options", "external_ids", "mtu_request", "mtu", "ofport", "error",
-        "link_state", "status", "ingress_policing_rate", "ingress_policing_burst",
+        "link_state", "status", "ingress_policing_rate", "ingress_policing_burst", "other_config",
     ],
     "QoS": ["type", "other_config", "external_ids"],
 }  # fmt: skip
@@ -188,6 +188,11 @@ class Mirror:
         with self._changed:
             found = [u for name, u in self._port_by_name.items() if name.startswith(prefixes)]
             return [self._whole(uuid) for uuid in found]
+
+    def interfaces(self) -> dict[str, OvsInterface]:
+        """All of them by name, those of bonds too."""
+        with self._changed:
+            return {interface.name: interface for interface in self._interfaces.values()}
 
     def count_interfaces(self, *types: str) -> int:
         with self._changed:
@@ -341,6 +346,8 @@ class Mirror:
             queues=_queues(row.status),
             ingress_policing_rate=row.ingress_policing_rate,
             ingress_policing_burst=row.ingress_policing_burst,
+            other_config=row.other_config,
+            numa_node=_numa_node(row.status),
         )
         self._interfaces[row.uuid] = new
         lost = old is not None and (old.ofport or 0) > 0 and (new.ofport or 0) <= 0
@@ -398,6 +405,12 @@ def _queues(status: Mapping[str, str]) -> int | None:
     if polled.isdigit():
         return int(polled)
     return int(rings) // 2 if rings.isdigit() else None
+
+
+def _numa_node(status: Mapping[str, str]) -> int | None:
+    """Of a NIC (``numa_id``, -1 where the firmware does not say) or of a VM's memory (``numa``)."""
+    node = status.get("numa_id", status.get("numa", ""))
+    return int(node) if node.isdigit() else None
 
 
 def _optional(column: Any) -> Any:

@@ -38,6 +38,9 @@ class OvsInterface:
     #: kbit/s and kbit; 0 is no limit.
     ingress_policing_rate: int = 0
     ingress_policing_burst: int = 0
+    other_config: Mapping[str, str] = field(default_factory=dict)
+    #: Of the NIC, or of a VM's memory while it is connected.
+    numa_node: int | None = None
 
     @property
     def starved(self) -> bool:

@@ -34,6 +34,8 @@ def run(args: Sequence[str], *, step: str, deadline: float, stdin: str | None = 
         raise BackendUnavailable(
             f"{args[0]} is not installed", step=step, fix=f"install the package that has {args[0]}"
         ) from missing
+    except PermissionError as refused:
+        raise HostError(f"{args[0]} may not be run", step=step, fix="run this as root") from refused
     except subprocess.TimeoutExpired as late:
         raise OperationTimeout(
             f"{args[0]} did not end within {late.timeout:.1f} s", step=step

@@ -23,6 +23,12 @@ class Host:
                 self._ovs = OvsHost(OvsSettings.read(self.conf))
             return self._ovs
 
+    @property
+    def used_ovs(self) -> OvsHost | None:
+        """OVS if some backend has asked for it."""
+        with self._lock:
+            return self._ovs
+
     def close(self) -> None:
         with self._lock:
             if self._ovs is not None:

@@ -1,10 +1,9 @@
-"""ovs-vswitchd as a process: is it there, tell when it goes and comes, ask it of its PMD threads."""
+"""ovs-vswitchd as a process: is it there, tell when it goes and comes, ask it (ovs-appctl)."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import select
 import socket
 import threading
@@ -13,7 +12,6 @@ from pathlib import Path
 
 from netplugin.errors import BackendUnavailable
 from netplugin.host.processes import run
-from netplugin.models import PmdCore, RxQueue
 
 LOG = logging.getLogger(__name__)
 _RETRY_S = 0.05
@@ -100,49 +98,3 @@ def appctl(rundir: Path, *command: str, deadline: float) -> str:
             fix="start ovs-vswitchd, or correct [ovs] rundir",
         )  # fmt: skip
     return run(["ovs-appctl", "-t", str(path), *command], step="vswitchd", deadline=deadline)
-
-
-_THREAD = re.compile(r"^pmd thread numa_id (\d+) core_id (\d+):$")
-_QUEUE = re.compile(
-    r"port: (\S+)\s+queue-id:\s+(\d+) \((enabled|disabled)\)\s+pmd usage:\s+(?:(\d+) %|NOT AVAIL)"
-)
-_BUSY = re.compile(r"^\s+processing cycles: \d+ \(([\d.]+)%\)")
-
-
-def parse_pmd(rxq_show: str, stats_show: str) -> tuple[PmdCore, ...]:
-    """PMD threads from ``dpif-netdev/pmd-rxq-show`` and ``pmd-stats-show`` (OVS 3.1 to 3.5)."""
-    busy = _busy_percent(stats_show)
-    cores: list[PmdCore] = []
-    for line in rxq_show.splitlines():
-        if thread := _THREAD.match(line):
-            numa, cpu = int(thread[1]), int(thread[2])
-            cores.append(
-                PmdCore(
-                    cpu=cpu, numa_node=numa, isolated=False, busy_percent=busy.get(cpu), queues=()
-                )
-            )
-        elif "isolated : true" in line:
-            cores[-1] = cores[-1].model_copy(update={"isolated": True})
-        elif queue := _QUEUE.search(line):
-            usage = int(queue[4]) if queue[4] else None
-            entry = RxQueue(
-                port=queue[1],
-                queue=int(queue[2]),
-                enabled=queue[3] == "enabled",
-                usage_percent=usage,
-            )
-            cores[-1] = cores[-1].model_copy(update={"queues": (*cores[-1].queues, entry)})
-    return tuple(cores)
-
-
-def _busy_percent(stats_show: str) -> dict[int, float]:
-    busy: dict[int, float] = {}
-    cpu: int | None = None
-    for line in stats_show.splitlines():
-        if thread := _THREAD.match(line):
-            cpu = int(thread[2])
-        elif line.startswith("main thread"):
-            cpu = None
-        elif cpu is not None and (share := _BUSY.match(line)):
-            busy[cpu] = float(share[1])
-    return busy

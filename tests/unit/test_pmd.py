@@ -1,4 +1,4 @@
-"""CPU lists, masks, and what vswitchd tells of its PMD threads."""
+"""CPU lists and masks, and which CPUs a request for PMD cores means."""
 
 from __future__ import annotations
 
@@ -8,38 +8,8 @@ from hypothesis import strategies as st
 
 from netplugin.errors import InvalidRequest
 from netplugin.host import cpus
-from netplugin.host.pmd import choose
-from netplugin.host.vswitchd import parse_pmd
 from netplugin.models import PmdRequest
-
-RXQ = """pmd thread numa_id 0 core_id 2:
-  isolated : true
-  port: npv1              queue-id:  0 (enabled)   pmd usage: 12 %
-  port: npv1              queue-id:  1 (disabled)  pmd usage: NOT AVAIL
-  overhead:  3 %
-pmd thread numa_id 1 core_id 18:
-  isolated : false
-"""
-STATS = """pmd thread numa_id 0 core_id 2:
-  packets received: 10
-  idle cycles: 900 (90.00%)
-  processing cycles: 100 (10.00%)
-pmd thread numa_id 1 core_id 18:
-  packets received: 0
-main thread:
-  packets received: 0
-  processing cycles: 7 (99.00%)
-"""
-
-
-def test_pmd_threads_are_read() -> None:
-    first, second = parse_pmd(RXQ, STATS)
-    assert (first.cpu, first.numa_node, first.isolated, first.busy_percent) == (2, 0, True, 10.0)
-    assert [(q.queue, q.enabled, q.usage_percent) for q in first.queues] == [
-        (0, True, 12),
-        (1, False, None),
-    ]
-    assert (second.cpu, second.numa_node, second.busy_percent, second.queues) == (18, 1, None, ())
+from netplugin.pmd.change import choose
 
 
 @given(st.sets(st.integers(0, 300)))

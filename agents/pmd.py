@@ -1,0 +1,52 @@
+"""What the agent answers of PMD cores: looked at anew each time, set by one call at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from netplugin.host.shared import Host
+from netplugin.models import PmdProposal, PmdRequest, PmdState
+from netplugin.pmd.propose import propose
+from netplugin.pmd.read import Reading, between, look
+from netplugin.pmd.set import set_pmd
+
+#: Seconds that a scrape waits for OVS: Prometheus gives up after 10 s, as it comes.
+_SCRAPE_S = 1.0
+
+
+class Pmd:
+    """For the loop: what takes its time is in a thread.
+
+    All calls raise BackendUnavailable, HostError and OperationTimeout.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._setting = asyncio.Lock()
+
+    async def show(self, interval_s: float | None = None) -> PmdState:
+        """As it is since the threads started, or measured anew for so many seconds.
+
+        Nothing is cleared: others count on the same counters.
+        """
+        before = await asyncio.to_thread(look, self._host.ovs)
+        if interval_s is None:
+            return before.state
+        await asyncio.sleep(interval_s)  # no thread is held meanwhile
+        after = await asyncio.to_thread(partial(look, self._host.ovs, usage_s=interval_s))
+        return between(before, after, interval_s)
+
+    async def proposal(self, interval_s: float | None = None) -> PmdProposal:
+        """From the loads of the last minute, or of so many seconds from now."""
+        return await asyncio.to_thread(propose, await self.show(interval_s))
+
+    def scraped(self) -> Reading | None:
+        """For metrics, not from the loop: a look that gives up soon; None if no backend uses OVS."""
+        ovs = self._host.used_ovs
+        return look(ovs, wait_s=_SCRAPE_S) if ovs else None
+
+    async def set(self, request: PmdRequest) -> PmdState:
+        """Raises: also InvalidRequest, Conflict; nothing has changed, then."""
+        async with self._setting:
+            return await asyncio.to_thread(set_pmd, self._host.ovs, request)

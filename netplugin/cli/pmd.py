@@ -1,0 +1,206 @@
+"""The commands ``netplugin pmd show|set``."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cliff.columns import FormattableColumn
+from cliff.show import ShowOne
+from pydantic import ValidationError
+
+from netplugin.cli import show
+from netplugin.client import Client, invalid_request
+from netplugin.models import PmdInterval, PmdProposal, PmdRequest, PmdState
+
+Columns = tuple[Sequence[str], show.Row]
+Shown = dict[str, Any]
+
+
+class PmdShow(ShowOne):
+    """Show the PMD cores of OVS, their load and their queues, or which queues would be better where."""
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            "--interval", type=float, metavar="S",
+            help="measure for so many seconds (60 at most) instead of since the threads started",
+        )  # fmt: skip
+        parser.add_argument(
+            "--propose", action="store_true", help="show an assignment of queues that is better"
+        )
+        return parser
+
+    def take_action(self, parsed_args: Namespace) -> Columns:
+        try:
+            interval = PmdInterval(interval=parsed_args.interval).interval
+        except ValidationError as wrong:
+            raise invalid_request(wrong) from None
+        with Client.from_environment() as client:
+            if parsed_args.propose:
+                return _proposal(client.pmd_proposal(interval))
+            return _state(client.pmd(interval))
+
+
+class PmdSet(ShowOne):
+    """Set the PMD cores of OVS, pin queues to them, or have OVS balance them."""
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        cores = parser.add_mutually_exclusive_group()
+        cores.add_argument("--cpus", metavar="LIST", help="these CPUs, like 2-5,8")
+        cores.add_argument("--count", type=int, metavar="N", help="so many, chosen by the agent")
+        parser.add_argument(
+            "--affinity", action="append", type=_pin, default=[], metavar="PORT:QUEUE=CPU",
+            help="pin a receive queue to a PMD core, several times for several",
+        )  # fmt: skip
+        parser.add_argument(
+            "--clear-affinity", action="append", nargs="?", const=None, default=[], metavar="PORT",
+            help="take away the pinnings of this port, or of all; before those of --affinity are set",
+        )  # fmt: skip
+        parser.add_argument(
+            "--auto-lb", choices=("on", "off"), help="OVS's own automatic load balance"
+        )
+        parser.add_argument(
+            "--auto-lb-load", type=int, metavar="PERCENT", help="load of a thread that it acts on"
+        )
+        parser.add_argument(
+            "--auto-lb-improvement", type=int, metavar="PERCENT",
+            help="by how much the variance of the loads must improve",
+        )  # fmt: skip
+        parser.add_argument(
+            "--auto-lb-interval", type=int, metavar="MINUTES", help="least time between two"
+        )
+        parser.add_argument(
+            "--proposed", action="store_true", help="set what `pmd show --propose` says"
+        )
+        return parser
+
+    def take_action(self, parsed_args: Namespace) -> Columns:
+        try:
+            request = PmdRequest.model_validate(_asked(parsed_args))
+        except ValidationError as wrong:
+            raise invalid_request(wrong) from None
+        with Client.from_environment() as client:
+            return _state(client.set_pmd(request))
+
+
+def _asked(parsed_args: Namespace) -> dict[str, Any]:
+    """The request, without what was not said."""
+    affinity: dict[str, dict[str, int]] = {}
+    for port, queue, cpu in parsed_args.affinity:
+        affinity.setdefault(port, {})[queue] = cpu
+    balance = {
+        "enabled": parsed_args.auto_lb and parsed_args.auto_lb == "on",
+        "load_threshold": parsed_args.auto_lb_load,
+        "improvement_threshold": parsed_args.auto_lb_improvement,
+        "interval_minutes": parsed_args.auto_lb_interval,
+    }
+    asked = {
+        "cpus": parsed_args.cpus,
+        "count": parsed_args.count,
+        "affinity": affinity or None,
+        "clear_affinity": tuple(port for port in parsed_args.clear_affinity if port) or None,
+        "clear_all_affinity": None in parsed_args.clear_affinity or None,
+        "auto_load_balance": {k: v for k, v in balance.items() if v is not None} or None,
+        "proposed": parsed_args.proposed or None,
+    }
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _pin(text: str) -> tuple[str, str, int]:
+    """``dpdk0:1=3``; a port's name may have colons."""
+    place, equals, cpu = text.rpartition("=")
+    port, colon, queue = place.rpartition(":")
+    if not (equals and colon and port and queue.isdecimal() and cpu.isdecimal()):
+        raise ArgumentTypeError(f"{text!r} is not PORT:QUEUE=CPU, like dpdk0:1=3")
+    return port, str(int(queue)), int(cpu)
+
+
+class _Cores(FormattableColumn[list[Shown]]):
+    """A line for each PMD thread and each receive queue on it."""
+
+    def human_readable(self) -> str:
+        return "\n".join(line for core in self._value for line in self._lines(core))
+
+    def _lines(self, core: Shown) -> Iterator[str]:
+        isolated = ", isolated" if core["isolated"] else ""
+        head = f"cpu {core['cpu']} (NUMA node {core['numa_node']}{isolated}): busy "
+        yield head + ", ".join([_percent(core["busy_percent"]), *_figures(core)])
+        for queue in core["queues"]:
+            state = "" if queue["enabled"] else " (disabled)"
+            words = [_percent(queue["usage_percent"])]
+            if queue["pinned_to"] is not None:
+                lost = "" if queue["pinned_to"] == core["cpu"] else f" to CPU {queue['pinned_to']}"
+                words.append(f"pinned{lost}")
+            if queue["numa_mismatch"]:
+                words.append(f"port on NUMA node {queue['port_numa_node']}")
+            yield f"  {queue['port']} queue {queue['queue']}{state}: {', '.join(words)}"
+
+
+class _Queues(FormattableColumn[list[Shown]]):
+    """A table: each queue, its load, its PMD core now and proposed."""
+
+    def human_readable(self) -> str:
+        head = ("queue", "node", "load", "PMD now", "PMD proposed")
+        return show.aligned([head, *map(self._cells, self._value)])
+
+    def _cells(self, queue: Shown) -> tuple[str, ...]:
+        node, there = queue["port_numa_node"], queue["proposed_cpu"]
+        proposed = "any" if there is None else str(there)
+        return (
+            f"{queue['port']} {queue['queue']}",
+            "-" if node is None else str(node),
+            f"{queue['load_percent']} %",
+            str(queue["cpu"]),
+            proposed + (" *" if there not in (None, queue["cpu"]) else ""),
+        )
+
+
+class _Each(FormattableColumn[list[Shown]]):
+    """A line for each object: its values, or its text."""
+
+    def human_readable(self) -> str:
+        return "\n".join(
+            str(one["text"]) if "text" in one else " ".join(map(str, one.values()))
+            for one in self._value
+        )
+
+
+def _state(state: PmdState) -> Columns:
+    values = state.model_dump(mode="json")
+    columns = {name: show.Optional(value) for name, value in values.items()} | {
+        "cores": _Cores(values["cores"]),
+        "settings": show.Structure(values["settings"]),
+        "unpolled": _Each(values["unpolled"]),
+    }
+    return tuple(columns), tuple(columns.values())
+
+
+def _proposal(proposal: PmdProposal) -> Columns:
+    values = proposal.model_dump(mode="json")
+    columns = {name: show.Structure(value) for name, value in values.items()} | {
+        "queues": _Queues(values["queues"]),
+        "advice": _Each(values["advice"]),
+    }
+    return tuple(columns), tuple(columns.values())
+
+
+def _figures(core: Shown) -> Iterator[str]:
+    if core["overhead_percent"] is not None:
+        yield f"overhead {core['overhead_percent']} %"
+    if core["packets"] is not None:
+        yield f"{core['packets']} packets"
+    if core["cycles_per_packet"] is not None:
+        own = core["processing_cycles_per_packet"]
+        processing = "" if own is None else f" ({own:g} processing)"
+        yield f"{core['cycles_per_packet']:g} cycles a packet{processing}"
+    if core["upcalls"]:
+        yield f"{core['upcalls']} upcalls"
+    if core["lost_upcalls"]:
+        yield f"{core['lost_upcalls']} of them lost"
+
+
+def _percent(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:g} %"

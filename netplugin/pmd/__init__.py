@@ -1,0 +1,1 @@
+"""The PMD cores of OVS-DPDK: how busy they are, which queues would be better where, and setting it."""

@@ -1,0 +1,151 @@
+"""Spreads loads over CPUs so that the fullest is least full, without moving more than that takes (pure).
+
+Finding the very best is NP-hard (it is scheduling on identical machines). What is found is the best of
+three starts, each improved by single moves and swaps: the loads as they are; with what is away from
+home brought home; and all anew, the largest first, which is within a third of the best (Graham 1969).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+#: A port and a queue of it.
+Key: TypeAlias = tuple[str, int]
+Placement: TypeAlias = Mapping[Key, int]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Loads in percent of a CPU; ``homes`` has the CPUs where each may be put (never none)."""
+
+    cpus: tuple[int, ...]
+    loads: Mapping[Key, int]
+    homes: Mapping[Key, frozenset[int]]
+
+    def sums(self, placement: Placement) -> dict[int, int]:
+        """What each CPU has to carry."""
+        found = dict.fromkeys(self.cpus, 0)
+        for key, cpu in placement.items():
+            found[cpu] += self.loads[key]
+        return found
+
+    def largest(self, placement: Placement) -> int:
+        return max(self.sums(placement).values(), default=0)
+
+    def away(self, placement: Placement) -> int:
+        """How many are where they should not be."""
+        return sum(cpu not in self.homes[key] for key, cpu in placement.items())
+
+    @property
+    def by_size(self) -> list[Key]:
+        return sorted(self.loads, key=lambda key: (-self.loads[key], key))
+
+
+def balanced(problem: Problem, now: Placement) -> dict[Key, int]:
+    """A placement that is at least as good: the fullest CPU has no more than now, no more are away.
+
+    It is final: balancing it once more changes nothing.
+    """
+    placement = dict(now)
+    while True:
+        better = _step(problem, placement)
+        if _worth(problem, better) >= _worth(problem, placement):
+            return placement
+        placement = better
+
+
+def _worth(problem: Problem, placement: Placement) -> tuple[int, int]:
+    return problem.away(placement), problem.largest(placement)
+
+
+def _step(problem: Problem, now: dict[Key, int]) -> dict[Key, int]:
+    most = problem.largest(now)
+    starts = (now, _brought_home(problem, now), _anew(problem))
+    found = [_improved(problem, start) for start in starts]
+    # What is away may be so for a reason: bringing it home must not fill a CPU more than any is now.
+    allowed = [placement for placement in found if problem.largest(placement) <= most]
+    return min(allowed, key=lambda p: (*_worth(problem, p), _moved(now, p)), default=now)
+
+
+def _moved(now: Placement, then: Placement) -> int:
+    return sum(then[key] != cpu for key, cpu in now.items())
+
+
+def _anew(problem: Problem) -> dict[Key, int]:
+    return _filled(problem, {}, problem.by_size)
+
+
+def _brought_home(problem: Problem, now: Placement) -> dict[Key, int]:
+    home = {key: cpu for key, cpu in now.items() if cpu in problem.homes[key]}
+    return _filled(problem, home, [key for key in problem.by_size if key not in home])
+
+
+def _filled(problem: Problem, begun: Placement, rest: list[Key]) -> dict[Key, int]:
+    """Each of the rest where there is least so far."""
+    placement, sums = dict(begun), problem.sums(begun)
+    for key in rest:
+        cpu = min(problem.homes[key], key=lambda cpu: (sums[cpu], cpu))
+        placement[key] = cpu
+        sums[cpu] += problem.loads[key]
+    return placement
+
+
+def _improved(problem: Problem, start: Placement) -> dict[Key, int]:
+    """Moves and swaps off the fullest CPU, the best of each round, as long as one helps."""
+    placement, sums = dict(start), problem.sums(start)
+    if not sums:
+        return placement
+    while True:
+        full = max(sums, key=lambda cpu: (sums[cpu], -cpu))
+        changes = _moves(problem, placement, sums, full) or _swaps(problem, placement, sums, full)
+        if not changes:
+            return placement
+        _, change = min(changes, key=lambda found: _order(problem, *found))
+        for key, cpu in change.items():
+            sums[placement[key]] -= problem.loads[key]
+            sums[cpu] += problem.loads[key]
+            placement[key] = cpu
+
+
+def _order(problem: Problem, fuller: int, change: Placement) -> tuple[object, ...]:
+    """What helps most first; of equals what moves least."""
+    return fuller, sum(problem.loads[key] for key in change), sorted(change.items())
+
+
+_Change: TypeAlias = tuple[int, dict[Key, int]]
+
+
+def _moves(
+    problem: Problem, placement: Placement, sums: Mapping[int, int], full: int
+) -> list[_Change]:
+    """One load to another CPU, each with what the fuller of the two then carries."""
+    found = []
+    for key in _on(placement, full):
+        load = problem.loads[key]
+        for cpu in problem.homes[key] - {full}:
+            fuller = max(sums[full] - load, sums[cpu] + load)
+            if fuller < sums[full]:
+                found.append((fuller, {key: cpu}))
+    return found
+
+
+def _swaps(
+    problem: Problem, placement: Placement, sums: Mapping[int, int], full: int
+) -> list[_Change]:
+    """A load for a smaller one."""
+    found = []
+    for key in _on(placement, full):
+        for other, cpu in placement.items():
+            gain = problem.loads[key] - problem.loads[other]
+            homes = cpu in problem.homes[key] and full in problem.homes[other]
+            if cpu != full and homes and 0 < gain:
+                fuller = max(sums[full] - gain, sums[cpu] + gain)
+                if fuller < sums[full]:
+                    found.append((fuller, {key: cpu, other: full}))
+    return found
+
+
+def _on(placement: Placement, cpu: int) -> Iterator[Key]:
+    return (key for key, there in placement.items() if there == cpu)

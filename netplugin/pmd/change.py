@@ -1,0 +1,197 @@
+"""What a request writes to OVS's database, or why it is refused (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from netplugin.errors import Conflict, FieldError, InvalidRequest
+from netplugin.host import cpus
+from netplugin.models import AutoLoadBalanceRequest, PmdProposal, PmdRequest, PmdState
+from netplugin.pmd.balance import Key
+from netplugin.pmd.propose import is_measured, propose
+from netplugin.pmd.settings import AUTO_LB, MASK, affinity_text, masked, read_affinity
+
+#: The text of ``pmd-rxq-affinity`` of each interface; None has none.
+Affinities = Mapping[str, str | None]
+
+
+@dataclass(frozen=True)
+class Change:
+    """``other_config`` of Open_vSwitch and affinities of interfaces, those that change; None: no key.
+
+    ``cores`` are the CPUs that are to have PMD threads, if they change; ``places`` the CPUs on which
+    queues must be found afterwards.
+    """
+
+    other_config: Mapping[str, str | None] = field(default_factory=dict)
+    affinity: Affinities = field(default_factory=dict)
+    cores: tuple[int, ...] | None = None
+    places: Mapping[Key, int] = field(default_factory=dict)
+
+
+def change(
+    request: PmdRequest, state: PmdState, affinities: Affinities, online: tuple[int, ...]
+) -> Change:
+    """``affinities`` are of all interfaces of OVS. ``count`` takes the highest CPUs that are on line:
+    CPU 0 is the one Linux likes best for itself.
+
+    Raises: InvalidRequest naming the field, Conflict.
+    """
+    other_config: dict[str, str | None] = {}
+    affinity = {port: dict(queues) for port, queues in (request.affinity or {}).items()}
+    if request.proposed:
+        proposal = _proposal(state)
+        other_config |= proposal.settings
+        affinity = proposal.affinity
+    if request.auto_load_balance is not None:
+        other_config |= _auto_load_balance(request.auto_load_balance)
+    cores = None
+    if request.cpus is not None or request.count is not None:
+        cores = choose(request, online)
+        other_config[MASK] = cpus.to_mask(cores)
+    before = {port: read_affinity(text) for port, text in affinities.items()}
+    after = _pins(request, affinity, state, before)
+    _refuse_lost_pins(request, state, cores, before, after)
+    there = _threads(state, cores)
+    _refuse_pins_beyond(affinity, there)
+    places = {
+        (port, int(queue)): cpu
+        for port, queues in affinity.items()
+        for queue, cpu in queues.items()
+        if cpu is not None
+    }
+    if not request.proposed and (places or cores is not None):
+        _refuse_unpolled(request, state, there, after)
+    texts = {port: affinity_text(pins) for port, pins in after.items() if pins != before[port]}
+    return Change(other_config, texts, cores, places)
+
+
+def choose(request: PmdRequest, online: tuple[int, ...]) -> tuple[int, ...]:
+    """The CPUs a request means. Raises: InvalidRequest naming the field."""
+    if request.count is not None:
+        name, wanted = "count", online[-request.count :]
+        if request.count > len(online):
+            raise _invalid(name, f"{request.count} is more than the {len(online)} CPUs on line")
+    else:
+        name = "cpus"
+        try:
+            wanted = cpus.parse_list(str(request.cpus))
+        except ValueError as wrong:
+            raise _invalid(name, str(wrong)) from wrong
+        offline = sorted(set(wanted) - set(online))
+        if offline:
+            raise _invalid(name, f"{cpus.format_list(offline)} is not on line")
+    if set(wanted) == set(online):
+        raise _invalid(name, "that would leave no CPU for anything but the PMD threads")
+    return wanted
+
+
+def _proposal(state: PmdState) -> PmdProposal:
+    if not is_measured(state):
+        raise Conflict(
+            "OVS has not measured the load of all queues yet", step="propose",
+            fix="ask again in a minute",
+        )  # fmt: skip
+    return propose(state)
+
+
+def _auto_load_balance(request: AutoLoadBalanceRequest) -> dict[str, str | None]:
+    given = ((key, getattr(request, name)) for name, key in AUTO_LB.items())
+    return {key: str(value).lower() for key, value in given if value is not None}
+
+
+def _pins(
+    request: PmdRequest,
+    affinity: Mapping[str, Mapping[str, int | None]],
+    state: PmdState,
+    before: Mapping[str, dict[int, int]],
+) -> dict[str, dict[int, int]]:
+    """The pinnings of all interfaces as they will be. Queues that are not there now keep theirs."""
+    after = {port: dict(pins) for port, pins in before.items()}
+    for number, port in enumerate(request.clear_affinity):
+        if port not in after:
+            raise _invalid(f"clear_affinity.{number}", f"OVS has no interface {port[:64]}")
+    for port in after if request.clear_all_affinity else request.clear_affinity:
+        after[port] = {}
+    polled = [(queue.port, queue.queue) for core in state.cores for queue in core.queues]
+    polled += [(queue.port, queue.queue) for queue in state.unpolled]
+    for port, queues in affinity.items():
+        there = sorted(queue for name, queue in polled if name == port)
+        if not there:
+            raise _invalid(f"affinity.{port}", "OVS has no such port that PMD threads poll")
+        for queue, cpu in queues.items():
+            if int(queue) not in there:
+                raise _invalid(
+                    f"affinity.{port}.{queue}",
+                    f"the port has {len(there)} receive queues now, {cpus.format_list(there)}",
+                )
+            after[port].pop(int(queue), None)
+            if cpu is not None:
+                after[port][int(queue)] = cpu
+    return after
+
+
+def _threads(state: PmdState, cores: tuple[int, ...] | None) -> frozenset[int]:
+    """Where PMD threads will be. Without a mask OVS chooses, and has chosen."""
+    running = (core.cpu for core in state.cores)
+    return frozenset(cores or masked(state.settings.mask) or running)
+
+
+def _refuse_pins_beyond(
+    affinity: Mapping[str, Mapping[str, int | None]], there: Collection[int]
+) -> None:
+    for port, queues in affinity.items():
+        for queue, cpu in queues.items():
+            if cpu is not None and cpu not in there:
+                raise _invalid(
+                    f"affinity.{port}.{queue}",
+                    f"CPU {cpu} is not among the PMD cores {cpus.format_list(there)}, and OVS would "
+                    "poll the queue elsewhere without a word",
+                )
+
+
+def _refuse_lost_pins(
+    request: PmdRequest,
+    state: PmdState,
+    cores: tuple[int, ...] | None,
+    before: Mapping[str, dict[int, int]],
+    after: Mapping[str, dict[int, int]],
+) -> None:
+    """New cores must have those that queues are pinned to."""
+    if cores is None:
+        return
+    gone = _threads(state, None) - set(cores)
+    for port, pins in sorted(after.items()):
+        for queue, cpu in sorted(pins.items()):
+            if cpu in gone and before[port].get(queue) == cpu:
+                raise _invalid(
+                    "cpus" if request.cpus is not None else "count",
+                    f"{port} queue {queue} is pinned to CPU {cpu}, which would have no PMD thread: "
+                    "clear or change the pinning in the same call",
+                )
+
+
+def _refuse_unpolled(
+    request: PmdRequest,
+    state: PmdState,
+    there: Collection[int],
+    after: Mapping[str, dict[int, int]],
+) -> None:
+    """Queues that are not pinned, now or of the next port, need a thread that is not isolated."""
+    pinned = {cpu for pins in after.values() for cpu in pins.values()}
+    if state.settings.rxq_isolate and there and pinned.issuperset(there):
+        name = "affinity" if request.affinity else "cpus" if request.cpus else "count"
+        raise _invalid(
+            name,
+            f"every PMD core ({cpus.format_list(there)}) would have pinned queues, and so none would "
+            "poll those that are not pinned, such as the next port's: leave one without, or let "
+            "pinned queues share their thread (pmd-rxq-assign=group, pmd-rxq-isolate=false)",
+        )
+
+
+def _invalid(name: str, message: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{name[:80]}: {message}", step="validate",
+        errors=[FieldError(field=name, message=message)],
+    )  # fmt: skip

@@ -1,0 +1,100 @@
+"""What is wrong with the placement of receive queues on PMD threads (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from netplugin.host.cpus import format_list
+from netplugin.models import Finding, PmdProposal, PmdState
+from netplugin.pmd.propose import propose
+
+#: Percent of a core below which it does not matter how queues are spread.
+_LOW = 50
+
+
+def findings(state: PmdState) -> Iterator[Finding]:
+    if not state.cores:
+        return
+    yield from _nodes(state)
+    yield from _pins(state)
+    yield from _unpolled(state)
+    proposal = propose(state)
+    if proposal.moves and proposal.now.largest_percent >= _LOW:
+        yield _uneven(proposal)
+
+
+def _nodes(state: PmdState) -> Iterator[Finding]:
+    away = [
+        (f"{queue.port} queue {queue.queue}", queue.port_numa_node)
+        for core in state.cores
+        for queue in core.queues
+        if queue.enabled and queue.numa_mismatch
+    ]
+    if not away:
+        return
+    nodes = {core.numa_node for core in state.cores}
+    bare = sorted({node for _, node in away if node is not None} - nodes)
+    fix = "netplugin pmd set --proposed"
+    if bare:
+        fix = (
+            f"add CPUs of NUMA node {format_list(bare)} to the PMD cores (netplugin pmd set --cpus)"
+        )
+    yield Finding(
+        id="pmd-numa", status="warn",
+        found=f"{len(away)} receive queues are polled from another NUMA node than their port's: "
+        f"{_some([name for name, _ in away])}",
+        expected="queues polled by PMD threads of their port's node", fix=fix,
+    )  # fmt: skip
+
+
+def _pins(state: PmdState) -> Iterator[Finding]:
+    running = {core.cpu for core in state.cores}
+    lost = [
+        f"{queue.port} queue {queue.queue} to CPU {queue.pinned_to}"
+        for core in state.cores
+        for queue in core.queues
+        if queue.pinned_to is not None and queue.pinned_to not in running
+    ]
+    if lost:
+        yield Finding(
+            id="pmd-pinned", status="warn",
+            found=f"pinned where no PMD thread runs, and polled elsewhere: {_some(lost)}",
+            expected=f"pinnings to the PMD cores {format_list(running)}",
+            fix="netplugin pmd set --affinity PORT:QUEUE=CPU, or --clear-affinity PORT",
+        )  # fmt: skip
+
+
+def _unpolled(state: PmdState) -> Iterator[Finding]:
+    fix = (
+        "netplugin pmd set --clear-affinity PORT, so that a thread is left for queues that are not "
+        "pinned; or pmd-rxq-assign=group and pmd-rxq-isolate=false"
+    )
+    if state.unpolled:
+        names = [f"{queue.port} queue {queue.queue}" for queue in state.unpolled]
+        yield Finding(
+            id="pmd-unpolled", status="fail",
+            found=f"no PMD thread polls {_some(names)}: all threads are isolated by pinned queues",
+            expected="every receive queue is polled", fix=fix,
+        )  # fmt: skip
+    elif all(core.isolated for core in state.cores):
+        yield Finding(
+            id="pmd-unpolled", status="warn", found="all PMD threads are isolated by pinned queues: "
+            "those of the next port would not be polled",
+            expected="a PMD thread that is not isolated", fix=fix,
+        )  # fmt: skip
+
+
+def _uneven(proposal: PmdProposal) -> Finding:
+    view = proposal.auto_load_balance
+    fix = "netplugin pmd set --proposed"
+    told = next((a.text for a in proposal.advice if a.id == "auto-load-balance"), None)
+    return Finding(
+        id="pmd-balance", status="warn",
+        found=f"the fullest PMD thread has a load of {proposal.now.largest_percent} %",
+        expected=f"{proposal.proposed.largest_percent} %, with {proposal.moves} queues elsewhere "
+        "(netplugin pmd show --propose)", fix=told if told and view.preferred else fix,
+    )  # fmt: skip
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (" and others" if len(names) > 5 else "")

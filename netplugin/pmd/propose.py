@@ -1,0 +1,167 @@
+"""Which queues would be better on which PMD threads, and whether pinning them is the thing to do (pure).
+
+Queues go to a thread of their port's NUMA node, and cross nodes only where that has no thread. All
+queues that carry load are pinned, or OVS would move the others as it likes when the first is pinned;
+those that idle are left to OVS. No thread is isolated by it: with ``pmd-rxq-assign=group`` and
+``pmd-rxq-isolate=false`` a queue that is not pinned, as of the next port, goes to the thread with the
+least load. With isolation it could end with none that polls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from netplugin.models import (
+    AutoLoadBalanceView,
+    PmdLoads,
+    PmdProposal,
+    PmdState,
+    ProposedQueue,
+    RxQueue,
+)
+from netplugin.pmd import schedule
+from netplugin.pmd.advice import advice
+from netplugin.pmd.balance import Key, Placement, Problem, balanced
+from netplugin.pmd.settings import ASSIGN, GROUP, ISOLATE
+
+#: Percent of a core: what a move of queues must bring at least. OVS rounds each usage to whole ones.
+WORTH = 5
+
+
+def propose(state: PmdState) -> PmdProposal:
+    """An assignment that is better by a margin, or none. Proposing on its outcome proposes nothing."""
+    measured = is_measured(state)
+    problem, now = _problem(state)
+    then = balanced(problem, now) if measured else now
+    gain = problem.largest(now) - problem.largest(then)
+    is_worth = problem.away(then) < problem.away(now) or gain >= WORTH
+    needed = measured and (is_worth or bool(state.unpolled))
+    if not is_worth:
+        then = now
+    before, after = _loads(state, problem, now), _loads(state, problem, then)
+    view = _auto_load_balance(state, problem, now, after, needed)
+    return PmdProposal(
+        moves=sum(then[key] != cpu for key, cpu in now.items()),
+        now=before,
+        proposed=after,
+        improvement_percent=schedule.improvement(
+            schedule.variances(problem.sums(now), state.cores),
+            schedule.variances(problem.sums(then), state.cores),
+        ),
+        queues=tuple(_queues(state, then, needed)),
+        affinity=_affinity(state, then) if needed else {},
+        settings={ASSIGN: GROUP, ISOLATE: "false"} if needed and state.settings.rxq_isolate else {},
+        auto_load_balance=view,
+        advice=advice(state, before, view, measured),
+    )
+
+
+def is_measured(state: PmdState) -> bool:
+    """OVS has figures of a thread 5 s after it began."""
+    queues = (queue for core in state.cores for queue in core.queues)
+    return all(queue.usage_percent is not None for queue in queues if queue.enabled)
+
+
+def _problem(state: PmdState) -> tuple[Problem, dict[Key, int]]:
+    """The queues that carry load, and where they are."""
+    cpus = tuple(core.cpu for core in state.cores)
+    everywhere = frozenset(cpus)
+    nodes: dict[int, frozenset[int]] = {}
+    for core in state.cores:
+        nodes[core.numa_node] = nodes.get(core.numa_node, frozenset()) | {core.cpu}
+    loads: dict[Key, int] = {}
+    homes: dict[Key, frozenset[int]] = {}
+    now: dict[Key, int] = {}
+    for core in state.cores:
+        for queue in core.queues:
+            if queue.usage_percent:
+                key = (queue.port, queue.queue)
+                loads[key], now[key] = queue.usage_percent, core.cpu
+                node = queue.port_numa_node
+                homes[key] = everywhere if node is None else nodes.get(node, everywhere)
+    return Problem(cpus, loads, homes), now
+
+
+def _loads(state: PmdState, problem: Problem, placement: Placement) -> PmdLoads:
+    """Of all threads, isolated or not."""
+    node = {core.cpu: core.numa_node for core in state.cores}
+    home = {
+        (queue.port, queue.queue): queue.port_numa_node
+        for core in state.cores
+        for queue in core.queues
+    }
+    sums = problem.sums(placement)
+    return PmdLoads(
+        largest_percent=problem.largest(placement),
+        variance=max(schedule.variances(sums, state.cores).values(), default=0),
+        numa_mismatches=sum(
+            home[key] is not None and home[key] != node[cpu] for key, cpu in placement.items()
+        ),
+    )
+
+
+def _queues(state: PmdState, then: Placement, needed: bool) -> Iterable[ProposedQueue]:
+    for core in state.cores:
+        for queue in core.queues:
+            there = None if needed and not _keeps_pin(queue, core.cpu) else core.cpu
+            yield ProposedQueue(
+                port=queue.port,
+                queue=queue.queue,
+                load_percent=queue.usage_percent or 0,
+                port_numa_node=queue.port_numa_node,
+                cpu=core.cpu,
+                proposed_cpu=then.get((queue.port, queue.queue), there),
+            )
+
+
+def _keeps_pin(queue: RxQueue, cpu: int) -> bool:
+    """A pinning of an idle queue stays if it does what it says, on the right node."""
+    return queue.pinned_to == cpu and not queue.numa_mismatch
+
+
+def _affinity(state: PmdState, then: Placement) -> dict[str, dict[str, int | None]]:
+    """What is to be written: each pinning that is not so already."""
+    found: dict[str, dict[str, int | None]] = {}
+    for core in state.cores:
+        for queue in core.queues:
+            kept = queue.pinned_to if _keeps_pin(queue, core.cpu) else None
+            wanted = then.get((queue.port, queue.queue), kept)
+            if wanted != queue.pinned_to:
+                found.setdefault(queue.port, {})[str(queue.queue)] = wanted
+    return found
+
+
+def _auto_load_balance(
+    state: PmdState, problem: Problem, now: Mapping[Key, int], proposed: PmdLoads, needed: bool
+) -> AutoLoadBalanceView:
+    settings = state.settings.auto_load_balance
+    own = schedule.scheduled(state)
+    placement = {key: own.get(key, cpu) for key, cpu in now.items()}
+    expected = _loads(state, problem, placement)
+    shared = [core for core in state.cores if not core.isolated]
+    improvement = schedule.improvement(
+        schedule.variances(problem.sums(now), shared),
+        schedule.variances(problem.sums(placement), shared),
+    )
+    obstacle = schedule.balance_obstacle(state)
+    reason = obstacle
+    if obstacle is None and problem.largest(now) < settings.load_threshold:
+        reason = f"no PMD thread has a load of {settings.load_threshold} %"
+    elif obstacle is None and improvement < settings.improvement_threshold:
+        reason = (
+            f"the variance would improve by {improvement} %, and {settings.improvement_threshold} % "
+            "are asked for"
+        )
+    as_good = (
+        expected.largest_percent < proposed.largest_percent + WORTH
+        and expected.numa_mismatches <= proposed.numa_mismatches
+    )
+    return AutoLoadBalanceView(
+        enabled=settings.enabled,
+        possible=obstacle is None,
+        reason=reason,
+        expected=expected,
+        improvement_percent=improvement,
+        acts=reason is None,
+        preferred=needed and obstacle is None and as_good and not state.unpolled,
+    )

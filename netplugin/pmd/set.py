@@ -1,0 +1,87 @@
+"""Sets PMD cores, pinnings and balancing of a running OVS: one transaction, read back, undone if it fails."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+
+from netplugin.errors import HostError, NetpluginError
+from netplugin.host import cpus
+from netplugin.host.ovs import OvsHost
+from netplugin.host.ovs_commands import SetInterfaceConfig, SetOtherConfig
+from netplugin.host.ovsdb import CommandFactory
+from netplugin.models import PmdRequest, PmdState
+from netplugin.pmd.change import Change, change
+from netplugin.pmd.read import look, require
+from netplugin.pmd.settings import AFFINITY
+
+LOG = logging.getLogger(__name__)
+
+
+def set_pmd(ovs: OvsHost, request: PmdRequest) -> PmdState:
+    """Live; the answer is what vswitchd made of it. One at a time.
+
+    Raises: InvalidRequest, Conflict, BackendUnavailable, HostError, OperationTimeout; all is as it was
+    before, then.
+    """
+    require(ovs)
+    state = look(ovs).state
+    interfaces = ovs.mirror.interfaces()
+    affinities = {name: row.other_config.get(AFFINITY) for name, row in interfaces.items()}
+    wanted = change(request, state, affinities, cpus.online())
+    known = ovs.mirror.root.other_config
+    before = Change(
+        {key: known.get(key) for key in wanted.other_config},
+        {name: affinities[name] for name in wanted.affinity},
+    )
+    try:
+        _write(ovs, wanted, before)
+        found = look(ovs).state
+        _verify(wanted, state, found)
+    except NetpluginError as failed:
+        try:
+            _write(ovs, before, wanted)
+        except NetpluginError as also:
+            LOG.error("PMD settings could not be put back: %s (after: %s)", also, failed)
+        raise
+    return found
+
+
+def _write(ovs: OvsHost, wanted: Change, before: Change) -> None:
+    """What differs: a transaction that changes nothing would be waited for in vain."""
+    commands: list[CommandFactory] = [
+        partial(SetOtherConfig, key=key, value=value)
+        for key, value in wanted.other_config.items()
+        if value != before.other_config[key]
+    ]
+    commands += [
+        partial(SetInterfaceConfig, name=name, key=AFFINITY, value=value)
+        for name, value in wanted.affinity.items()
+        if value != before.affinity[name]
+    ]
+    if commands:
+        ovs.write(commands, time.monotonic() + ovs.settings.timeout_s)
+
+
+def _verify(wanted: Change, before: PmdState, found: PmdState) -> None:
+    """Raises: HostError where vswitchd did otherwise."""
+    running = {core.cpu for core in found.cores}
+    # Without a port that needs polling there are no PMD threads, and nothing to compare.
+    if wanted.cores is not None and running and running != set(wanted.cores):
+        raise HostError(
+            f"vswitchd runs PMD threads on {cpus.format_list(running)}, not on "
+            f"{cpus.format_list(wanted.cores)}", step="pmd-verify",
+        )  # fmt: skip
+    places = {(q.port, q.queue): core.cpu for core in found.cores for q in core.queues}
+    for (port, queue), cpu in sorted(wanted.places.items()):
+        there = places.get((port, queue))
+        if there != cpu:
+            where = "no PMD thread" if there is None else f"the PMD thread on CPU {there}"
+            raise HostError(
+                f"{port} queue {queue} is polled by {where}, not on CPU {cpu}", step="pmd-verify"
+            )
+    lost = [queue for queue in found.unpolled if queue not in before.unpolled]
+    if lost:
+        names = ", ".join(f"{one.port} queue {one.queue}" for one in lost[:5])
+        raise HostError(f"no PMD thread polls {names}", step="pmd-verify")

@@ -1,0 +1,79 @@
+"""The keys of OVS's database that steer PMD threads, as values and as text (pure).
+
+Defaults and ranges: dpif_netdev_set_config in lib/dpif-netdev.c, and ovs-vswitchd.conf.db(5).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from netplugin.host.cpus import from_mask
+from netplugin.models import AutoLoadBalance, PmdSettings
+
+MASK = "pmd-cpu-mask"
+ASSIGN = "pmd-rxq-assign"
+ISOLATE = "pmd-rxq-isolate"
+#: Of ``other_config`` of an Interface.
+AFFINITY = "pmd-rxq-affinity"
+AUTO_LB = {
+    "enabled": "pmd-auto-lb",
+    "load_threshold": "pmd-auto-lb-load-threshold",
+    "improvement_threshold": "pmd-auto-lb-improvement-threshold",
+    "interval_minutes": "pmd-auto-lb-rebal-interval",
+}
+GROUP = "group"
+_ASSIGNMENTS = ("roundrobin", "cycles", GROUP)
+_PAIR = re.compile(r"(\d+)[:=](\d+)")
+
+
+def read_settings(other_config: Mapping[str, str]) -> PmdSettings:
+    """As OVS takes them: what it does not understand is its default."""
+    get = other_config.get
+    assign = get(ASSIGN, "cycles")
+    assign = assign if assign in _ASSIGNMENTS else "cycles"
+    default = AutoLoadBalance()
+    return PmdSettings(
+        mask=get(MASK),
+        rxq_assign=assign,
+        # Only with "group" can pinned queues share their thread.
+        rxq_isolate=assign != GROUP or get(ISOLATE, "true").lower() != "false",
+        auto_load_balance=AutoLoadBalance(
+            enabled=get(AUTO_LB["enabled"], "").lower() == "true",
+            load_threshold=_number(get(AUTO_LB["load_threshold"]), default.load_threshold, 100),
+            improvement_threshold=_number(
+                get(AUTO_LB["improvement_threshold"]), default.improvement_threshold, 100
+            ),
+            interval_minutes=_number(
+                get(AUTO_LB["interval_minutes"]), default.interval_minutes, 20_000
+            )
+            or 1,
+        ),
+        # The older name is that of 3.1.
+        sleep_max=get("pmd-sleep-max", get("pmd-maxsleep")),
+    )
+
+
+def masked(mask: str | None) -> tuple[int, ...]:
+    """The CPUs of a mask; none where there is no mask, or one that OVS cannot read either."""
+    try:
+        return from_mask(mask or "")
+    except ValueError:
+        return ()
+
+
+def read_affinity(text: str | None) -> dict[int, int]:
+    """CPUs by queue. What is no list of pairs pins nothing (parse_affinity_list in dpif-netdev.c)."""
+    pairs = [_PAIR.fullmatch(part) for part in re.split(r"[,\s]+", text or "") if part]
+    if not all(pairs):
+        return {}
+    return {int(pair[1]): int(pair[2]) for pair in pairs if pair}
+
+
+def affinity_text(pins: Mapping[int, int]) -> str | None:
+    """None is no key at all."""
+    return ",".join(f"{queue}:{cpu}" for queue, cpu in sorted(pins.items())) or None
+
+
+def _number(text: str | None, default: int, most: int) -> int:
+    return int(text) if text is not None and text.isdecimal() and int(text) <= most else default
