@@ -1,4 +1,5 @@
-"""What the agent remembers, in one SQLite file: intents, claims, networks, the journal of tasks.
+"""What the agent remembers, in one SQLite file: intents, claims, networks, places of VMs, the
+journal of tasks.
 
 An intent is committed before the host is touched, and with it, in the same transaction, what it
 claims. ``synchronous=FULL``: what a platform was told survives a power cut.
@@ -18,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from netplugin.backend import NOBODY, Claim, Overlay
-from netplugin.errors import CapacityExhausted, Conflict, Problem
+from netplugin.errors import CapacityExhausted, Conflict, NotFound, Problem
 from netplugin.models import NetworkSpec, PortSpec, PortState, Task, TaskState
+from netplugin.placing.placement import Placement
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -55,6 +57,10 @@ CREATE TABLE IF NOT EXISTS quarantine (
     PRIMARY KEY (kind, key)
 );
 CREATE INDEX IF NOT EXISTS claims_port ON claims (port_id);
+CREATE TABLE IF NOT EXISTS placements (
+    vm_id TEXT PRIMARY KEY,
+    placement TEXT NOT NULL
+);
 CREATE TABLE IF NOT EXISTS tasks (
     taskuuid TEXT PRIMARY KEY,
     fingerprint TEXT NOT NULL,
@@ -68,7 +74,7 @@ CREATE TABLE IF NOT EXISTS tasks (
     result TEXT
 );
 """
-_VERSION = 4
+_VERSION = 5
 # IEEE 802.1Q, table 9-2: 0 is no VLAN and 4095 is reserved.
 _LOCAL_VLANS = range(1, 4095)
 
@@ -184,6 +190,10 @@ class Store:
                     self._db.execute("DELETE FROM ports WHERE port_id = ?", (port_id,))
                 for record in records:
                     self._write(record)
+                # A VM's place goes with its last port.
+                self._db.execute(
+                    "DELETE FROM placements WHERE vm_id NOT IN (SELECT vm_id FROM ports)"
+                )
             before = {i: self._ports.get(i) for i in (*forget, *(r.port_id for r in records))}
             for port_id in forget:
                 self._ports.pop(port_id, None)
@@ -388,6 +398,30 @@ class Store:
         ):
             yield Overlay(network_id, NetworkSpec.model_validate_json(spec), vlan)
 
+    # -- places of VMs ---------------------------------------------------------------------------
+
+    @contextmanager
+    def placing(self) -> Iterator[dict[str, Placement]]:
+        """Choose and save within: nobody else does meanwhile. The value is each VM's place."""
+        with self._lock:
+            yield self.placements()
+
+    def placements(self) -> dict[str, Placement]:
+        with self._lock:
+            rows = self._db.execute("SELECT vm_id, placement FROM placements ORDER BY vm_id")
+            return {vm_id: Placement.model_validate_json(text) for vm_id, text in rows}
+
+    def save_placement(self, vm_id: str, placement: Placement) -> None:
+        """The VM has this place until its last port goes. Raises: NotFound if that has gone."""
+        with self._transaction():
+            written = self._db.execute(
+                "INSERT OR REPLACE INTO placements SELECT ?, ? "
+                "WHERE EXISTS (SELECT 1 FROM ports WHERE vm_id = ?)",
+                (vm_id, placement.model_dump_json(), vm_id),
+            )
+            if written.rowcount != 1:
+                raise NotFound(f"VM {vm_id} has no ports here any more", step="store")
+
     # -- facts that outlive a restart ------------------------------------------------------------
 
     def get_meta(self, key: str) -> str | None:
@@ -477,7 +511,7 @@ class Store:
     def _migrate(self) -> None:
         """What an older version has made becomes as this one makes it.
 
-        Up to 2, claims had no memory; up to 3, no port stood beside another.
+        Up to 2, claims had no memory; up to 3, no port stood beside another; up to 4, no VM was placed.
         """
         for table, column, kind in (
             ("claims", "memory", "TEXT NOT NULL DEFAULT '{}'"),

@@ -1,16 +1,17 @@
-"""The command ``netplugin domain render``."""
+"""The commands ``netplugin domain render|check``."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cliff.show import ShowOne
 from pydantic import ValidationError
 
 from netplugin.cli import show
+from netplugin.cli.findings import FindingLister
 from netplugin.client import Client, invalid_request
-from netplugin.models import DomainPolicy
+from netplugin.models import DomainPolicy, Finding
 
 
 class DomainRender(ShowOne):
@@ -23,12 +24,12 @@ class DomainRender(ShowOne):
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument("vm_id", metavar="VM_ID")
-        parser.add_argument(
-            "--xml", required=True, metavar="FILE", help="the domain; - is standard input"
-        )
+        _add_xml(parser)
         parser.add_argument("--numa-node", type=int, metavar="N", help="place the VM on this node")
-        parser.add_argument("--pin", action="store_true", help="pin the VM's threads")
-        parser.add_argument("--realtime", action="store_true", help="run them in real time")
+        parser.add_argument(
+            "--pin", action="store_true", help="a CPU for each vCPU, by the host's plan"
+        )
+        parser.add_argument("--realtime", action="store_true", help="pin, and run in real time")
         return parser
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
@@ -43,3 +44,24 @@ class DomainRender(ShowOne):
             raise invalid_request(wrong) from None
         with Client.from_environment() as client:
             return ("xml",), (client.render_domain(parsed_args.vm_id, xml, policy).xml,)
+
+
+class DomainCheck(FindingLister):
+    """List what is wrong with a libvirt domain of a VM; exit status 1 if something fails."""
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument("vm_id", metavar="VM_ID")
+        _add_xml(parser)
+        return parser
+
+    def find(self, parsed_args: Namespace) -> Iterable[Finding]:
+        xml = show.read_text(parsed_args.xml)
+        with Client.from_environment() as client:
+            return client.check_domain(parsed_args.vm_id, xml)
+
+
+def _add_xml(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--xml", required=True, metavar="FILE", help="the domain; - is standard input"
+    )

@@ -1,15 +1,11 @@
-"""libvirt XML: what a domain gets for its NICs, and what it is refused for."""
+"""libvirt XML of the backends' NICs."""
 
 from __future__ import annotations
 
-import pytest
 from lxml import etree
 
-from netplugin.errors import Conflict, InvalidRequest, Unsupported
-from netplugin.libvirt_xml import render_domain, tap_interface, vhostuser_interface
-from netplugin.models import Binding, DomainPolicy, DomainRequirements, PortSpec
-
-DOMAIN = "<domain type='kvm'><name>vm</name><vcpu>1</vcpu><devices/></domain>"
+from netplugin.libvirt_xml import tap_interface
+from netplugin.models import PortSpec
 
 
 def spec(number: int = 1, **fields: object) -> PortSpec:
@@ -19,100 +15,6 @@ def spec(number: int = 1, **fields: object) -> PortSpec:
             "network": {"type": "flat", "physical_network": "net1"}, **fields,
         }
     )  # fmt: skip
-
-
-def vhost(number: int = 1, hugepages: bool = False, numa_node: int | None = None) -> Binding:
-    return Binding(
-        vif_type="vhostuser",
-        interface_xml=vhostuser_interface(spec(number), f"/run/vhost/{number}"),
-        domain_requirements=DomainRequirements(
-            shared_memory=True, hugepages=hugepages, numa_node=numa_node
-        ),
-    )
-
-
-def render(xml: str, *bindings: Binding, policy: DomainPolicy | None = None) -> etree._Element:
-    return etree.fromstring(render_domain(xml, bindings, policy or DomainPolicy()))
-
-
-def test_a_vhostuser_nic_brings_shared_memory() -> None:
-    domain = render(DOMAIN, vhost())
-    assert domain.find("devices/interface/source").get("mode") == "server"
-    assert domain.find("memoryBacking/access").get("mode") == "shared"
-    assert domain.find("memoryBacking/source").get("type") == "memfd"
-    assert [child.tag for child in domain][:3] == ["name", "memoryBacking", "vcpu"]
-
-
-def test_hugepages_need_no_memfd() -> None:
-    domain = render(DOMAIN, vhost(hugepages=True))
-    assert domain.find("memoryBacking/hugepages") is not None
-    assert domain.find("memoryBacking/source") is None
-
-
-def test_rendering_again_changes_nothing() -> None:
-    once = render_domain(DOMAIN, [vhost(1), vhost(2)], DomainPolicy())
-    assert render_domain(once, [vhost(1), vhost(2)], DomainPolicy()) == once
-    assert len(etree.fromstring(once).findall("devices/interface")) == 2
-
-
-def test_the_nic_of_the_same_mac_is_replaced_and_others_stay() -> None:
-    old = (
-        "<interface type='bridge'><mac address='52:54:00:00:00:01'/></interface>"
-        "<interface type='user'><mac address='52:54:00:00:00:77'/></interface>"
-    )
-    domain = render(DOMAIN.replace("<devices/>", f"<devices>{old}</devices>"), vhost(1))
-    kinds = [i.get("type") for i in domain.findall("devices/interface")]
-    assert kinds == ["vhostuser", "user"]
-
-
-def test_numa_cells_are_shared_and_the_node_is_strict() -> None:
-    xml = DOMAIN.replace(
-        "<devices/>", "<cpu><numa><cell id='0' memory='1'/></numa></cpu><devices/>"
-    )
-    domain = render(xml, vhost(numa_node=1))
-    assert domain.find("cpu/numa/cell").get("memAccess") == "shared"
-    memory = domain.find("numatune/memory")
-    assert (memory.get("mode"), memory.get("nodeset")) == ("strict", "1")
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        "<memoryBacking><access mode='private'/></memoryBacking>",
-        "<memoryBacking><source type='anonymous'/></memoryBacking>",
-        "<cpu><numa><cell id='0' memAccess='private'/></numa></cpu>",
-    ],
-)
-def test_what_contradicts_shared_memory_is_a_conflict(part: str) -> None:
-    with pytest.raises(Conflict):
-        render(DOMAIN.replace("<devices/>", f"{part}<devices/>"), vhost())
-
-
-def test_two_nodes_are_a_conflict() -> None:
-    with pytest.raises(Conflict):
-        render(DOMAIN, vhost(1, numa_node=0), policy=DomainPolicy(numa_node=1))
-
-
-@pytest.mark.parametrize(
-    "xml",
-    [
-        "",
-        "<domain",
-        "<network/>",
-        "<!DOCTYPE domain [<!ENTITY e SYSTEM 'file:///etc/passwd'>]><domain>&e;</domain>",
-        "<?xml version='1.0' encoding='utf-99'?><domain/>",
-        "\x00<domain/>",
-    ],
-)
-def test_what_is_no_domain_names_the_field(xml: str) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        render(xml, vhost())
-    assert [error.field for error in refused.value.errors] == ["xml"]
-
-
-def test_placing_threads_is_refused_while_it_is_not_there() -> None:
-    with pytest.raises(Unsupported):
-        render(DOMAIN, vhost(), policy=DomainPolicy(pin=True))
 
 
 def test_a_tap_is_not_libvirt_s_to_manage() -> None:

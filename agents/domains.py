@@ -1,0 +1,175 @@
+"""Domains of VMs: completed with their NICs, placed by the host's plan, and checked as they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Literal
+
+from agents.host import HostView
+from agents.store import Store
+from netplugin.domain_xml import (
+    RENDER,
+    complete,
+    keep_memory_on,
+    nodes_asked,
+    parse_domain,
+    written,
+)
+from netplugin.errors import Conflict, InvalidRequest, NetpluginError, NotFound
+from netplugin.libvirt_xml import Element
+from netplugin.models import (
+    Binding,
+    CheckRequest,
+    DomainPolicy,
+    Finding,
+    Port,
+    PortState,
+    RenderedDomain,
+    RenderRequest,
+)
+from netplugin.placing.checks import check
+from netplugin.placing.checks.case import STEP as CHECK
+from netplugin.placing.checks.case import Case, Nic
+from netplugin.placing.ground import Ground, ground_of, held, pinned_by_others
+from netplugin.placing.refusals import pinned, refuse_pmd, refuse_stale_mark
+from netplugin.placing.render import render_placed
+from netplugin.tuning.checks.scene import Scene
+from netplugin.tuning.facts import Cpus
+
+_SET: Final = "set [host] pmd_cores in netplugin.conf"
+
+
+class Domains:
+    """``ports`` lists a VM's ports, those that stand beside another left out."""
+
+    def __init__(self, store: Store, view: HostView, ports: Callable[[str], list[Port]]) -> None:
+        self._store = store
+        self._view = view
+        self._ports = ports
+
+    async def render(self, vm_id: str, request: RenderRequest) -> RenderedDomain:
+        """The domain with the VM's NICs, and placed if the policy says so.
+
+        The VM has its CPUs from then on, until its last port goes.
+
+        Raises: NotFound if the VM has no ports; Conflict if one is not ready, if the domain contradicts
+        what a NIC or a placement needs, or if the host has no plan; CapacityExhausted if other VMs have
+        the CPUs or the memory; InvalidRequest, Unsupported, OperationTimeout, HostError.
+        """
+        bindings = [_active(port) for port in self._of(vm_id, RENDER)]
+        domain = parse_domain(request.xml, RENDER)
+        if request.policy.pin or request.policy.realtime:
+            scene = await self._view.within(self._planned)
+            await asyncio.to_thread(
+                self._render_placed, vm_id, domain, bindings, request.policy, scene
+            )
+            return RenderedDomain(xml=written(domain))
+        await self._refuse_bad_pins(domain)
+        complete(domain, bindings)
+        keep_memory_on(domain, nodes_asked(bindings, request.policy))
+        return RenderedDomain(xml=written(domain))
+
+    async def check(self, vm_id: str, request: CheckRequest) -> list[Finding]:
+        """What is wrong with the domain as it is. Raises: NotFound, InvalidRequest."""
+        ports = self._of(vm_id, CHECK)
+        domain = parse_domain(request.xml, CHECK)
+        findings = [_not_active(port) for port in ports if port.state is not PortState.ACTIVE]
+        ground, live = None, frozenset[int]()
+        try:
+            scene = await self._view.within(self._scene)
+            ground, live = _ground(scene), _live(scene, domain)
+            if ground is None:
+                findings.append(_no_plan("warn", "the host has no plan", _SET))
+        except NetpluginError as error:
+            findings.append(_no_plan("fail", error.detail, error.fix))
+        placements = self._store.placements()
+        mine = placements.pop(vm_id, None)
+        others = held(placements.values(), live)
+        nics = tuple(Nic(port.port_id, port.binding) for port in ports if port.binding)
+        return [*findings, *check(Case(domain, nics, ground, mine, others.cpus))]
+
+    def _of(self, vm_id: str, step: str) -> list[Port]:
+        ports = self._ports(vm_id)
+        if not ports:
+            raise NotFound(f"VM {vm_id} has no ports here", step=step)
+        return ports
+
+    def _render_placed(
+        self,
+        vm_id: str,
+        domain: Element,
+        bindings: list[Binding],
+        policy: DomainPolicy,
+        scene: Scene,
+    ) -> None:
+        ground = _ground(scene)
+        assert ground is not None
+        live = _live(scene, domain)
+        with self._store.placing() as placements:
+            before = placements.pop(vm_id, None)
+            others = held(placements.values(), live)
+            placement = render_placed(domain, bindings, policy, ground, others, before)
+            if placement != before:
+                self._store.save_placement(vm_id, placement)
+
+    def _scene(self) -> Scene:
+        """Raises: HostError, and Conflict if ``[host]`` asks for what the host has not."""
+        try:
+            return self._view.scene()
+        except InvalidRequest as wrong:
+            raise Conflict(f"[host] {wrong.detail}", step="plan", fix=wrong.fix) from wrong
+
+    def _planned(self) -> Scene:
+        scene = self._scene()
+        if scene.plan is None:
+            raise Conflict(
+                "policy.pin and policy.realtime place a VM by the host's plan, and it has none",
+                step=RENDER, fix=_SET,
+            )  # fmt: skip
+        return scene
+
+    async def _refuse_bad_pins(self, domain: Element) -> None:
+        """Of a domain that is not placed: as far as it is known which CPUs are for PMD threads."""
+        refuse_stale_mark(domain)
+        if not list(pinned(domain)):
+            return
+        try:
+            ground = _ground(await self._view.within(self._scene))
+        except NetpluginError:
+            return
+        if ground is not None:
+            refuse_pmd(domain, ground)
+
+
+def _active(port: Port) -> Binding:
+    if port.state is not PortState.ACTIVE or port.binding is None:
+        raise Conflict(
+            f"port {port.port_id} is {port.state.value}, not active", step=RENDER,
+            port_id=port.port_id, fix="PUT the port again and see its error",
+        )  # fmt: skip
+    return port.binding
+
+
+def _not_active(port: Port) -> Finding:
+    return Finding(
+        id="port", status="fail", found=f"port {port.port_id} is {port.state.value}",
+        expected="all ports of the VM are active", fix="PUT the port again and see its error",
+    )  # fmt: skip
+
+
+def _no_plan(status: Literal["warn", "fail"], found: str, fix: str | None) -> Finding:
+    expected = "a plan that says which CPUs are for VMs"
+    return Finding(id="plan", status=status, found=found, expected=expected, fix=fix)
+
+
+def _ground(scene: Scene) -> Ground | None:
+    return ground_of(scene.plan, scene.facts) if scene.plan else None
+
+
+def _live(scene: Scene, domain: Element) -> Cpus:
+    """What other domains are pinned to that run now, placed by us or not."""
+    if scene.plan is None:
+        return frozenset()
+    every = frozenset(cpu for share in scene.plan.partition.nodes for cpu in share.cpus)
+    return pinned_by_others(scene.live, every, domain.findtext("name"))

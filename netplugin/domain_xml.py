@@ -1,0 +1,154 @@
+"""A libvirt domain as a tree: read from outside, completed with a VM's NICs and what they need, written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from lxml import etree
+
+from netplugin.errors import Conflict, FieldError, InvalidRequest
+from netplugin.libvirt_xml import Element, fragments, parser, text
+from netplugin.models import Binding, DomainPolicy, DomainRequirements
+
+#: The step that an error names.
+RENDER: Final = "render-domain"
+#: As libvirt writes them; what is not here comes after.
+_ORDER: Final = (
+    "name", "uuid", "genid", "title", "description", "metadata", "maxMemory", "memory",
+    "currentMemory", "blkiotune", "memtune", "memoryBacking", "vcpu", "vcpus", "iothreads",
+    "iothreadids", "cputune", "numatune", "resource", "sysinfo", "bootloader", "bootloader_args",
+    "os", "features", "cpu", "clock",
+)  # fmt: skip
+
+
+def parse_domain(xml: str, step: str) -> Element:
+    """Raises: InvalidRequest if it is no domain."""
+    try:
+        domain = etree.fromstring(xml.encode(), parser())
+    except (etree.XMLSyntaxError, ValueError) as broken:
+        raise invalid(f"not XML: {broken}", step) from broken
+    if domain.getroottree().docinfo.internalDTD is not None:
+        raise invalid("a document type declaration is not allowed", step)
+    if domain.tag != "domain":
+        raise invalid(f"the root element is <{domain.tag}>, not <domain>", step)
+    return domain
+
+
+def written(domain: Element) -> str:
+    return text(domain)
+
+
+def invalid(message: str, step: str, fix: str | None = None) -> InvalidRequest:
+    """What is wrong with a domain that came from outside."""
+    errors = [FieldError(field="xml", message=message)]
+    return InvalidRequest(f"xml: {message}", step=step, fix=fix, errors=errors)
+
+
+def child(domain: Element, tag: str) -> Element:
+    """The domain's element of this name, made where libvirt would write it if there is none."""
+    found = domain.find(tag)
+    if found is None:
+        found = etree.Element(tag)
+        before = [n for n, each in enumerate(domain) if _rank(each) <= _rank(found)]
+        domain.insert(before[-1] + 1 if before else 0, found)
+    return found
+
+
+def complete(domain: Element, bindings: Sequence[Binding]) -> None:
+    """Give the domain these NICs (one of the same MAC is replaced) and the memory that they need.
+
+    Raises: Conflict if it contradicts what a NIC needs.
+    """
+    devices = child(domain, "devices")
+    for binding in bindings:
+        _replace_interfaces(devices, fragments(binding.interface_xml))
+    for binding in bindings:
+        _require(domain, binding.domain_requirements)
+
+
+def nodes_asked(bindings: Sequence[Binding], policy: DomainPolicy) -> set[int]:
+    """The NUMA nodes that the NICs and the policy want the VM on."""
+    asked = {binding.domain_requirements.numa_node for binding in bindings} | {policy.numa_node}
+    return {node for node in asked if node is not None}
+
+
+def keep_memory_on(domain: Element, nodes: Collection[int]) -> None:
+    """The memory of a domain whose threads are not placed. Raises: Conflict for several nodes."""
+    if len(nodes) > 1:
+        raise Conflict(
+            f"the NICs and the policy ask for different NUMA nodes: {sorted(nodes)}",
+            step=RENDER, fix="ask for one node, or none",
+        )  # fmt: skip
+    for node in nodes:
+        numatune = child(domain, "numatune")
+        memory = numatune.find("memory")
+        if memory is None:
+            memory = etree.SubElement(numatune, "memory", mode="strict")
+        memory.set("nodeset", str(node))
+
+
+def number(text: str | None, default: int) -> int:
+    """A small number of a domain's; the default where it is none."""
+    text = (text or "").strip()
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else default
+
+
+def address(interface: Element) -> str:
+    """The MAC address of an interface, in lower case; empty if it has none."""
+    mac = interface.find("mac")
+    return mac.get("address", "").lower() if mac is not None else ""
+
+
+def _rank(element: Element) -> int:
+    tag = element.tag if isinstance(element.tag, str) else ""  # a comment has none
+    return _ORDER.index(tag) if tag in _ORDER else len(_ORDER)
+
+
+def _replace_interfaces(devices: Element, interfaces: Sequence[Element]) -> None:
+    """Those of the same MAC go, wherever they came from; the new ones stand in the first's place."""
+    addresses = {address(interface) for interface in interfaces}
+    old = [each for each in devices.findall("interface") if address(each) in addresses]
+    place = list(devices).index(old[0]) if old else len(devices)
+    for each in old:
+        devices.remove(each)
+    devices[place:place] = interfaces
+
+
+def _require(domain: Element, needs: DomainRequirements) -> None:
+    if not (needs.shared_memory or needs.hugepages):
+        return
+    backing = child(domain, "memoryBacking")
+    if needs.hugepages and backing.find("hugepages") is None:
+        backing.insert(0, etree.Element("hugepages"))
+    if needs.shared_memory:
+        _share(domain, backing)
+
+
+def _share(domain: Element, backing: Element) -> None:
+    """vhost-user needs the guest's memory mapped by OVS too: a file, shared."""
+    access = backing.find("access")
+    if access is None:
+        access = etree.SubElement(backing, "access", mode="shared")
+    elif access.get("mode") != "shared":
+        raise Conflict(
+            "memoryBacking has access mode='private', and a vhost-user NIC needs shared memory",
+            step=RENDER, fix="remove <access> from the domain's <memoryBacking>",
+        )  # fmt: skip
+    for cell in domain.iterfind("cpu/numa/cell"):
+        if cell.get("memAccess", "shared") != "shared":
+            raise Conflict(
+                "a NUMA cell has memAccess='private', and a vhost-user NIC needs shared memory",
+                step=RENDER, fix="remove memAccess from the domain's NUMA cells",
+            )  # fmt: skip
+        cell.set("memAccess", "shared")
+    source = backing.find("source")
+    if source is None:
+        if backing.find("hugepages") is None:
+            source = etree.Element("source", type="memfd")
+            backing.insert(list(backing).index(access), source)
+    elif source.get("type") == "anonymous":
+        raise Conflict(
+            "memoryBacking has source type='anonymous', which cannot be shared",
+            step=RENDER, fix="remove <source> from the domain's <memoryBacking>",
+        )  # fmt: skip

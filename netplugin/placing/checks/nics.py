@@ -1,0 +1,105 @@
+"""Whether a domain has the NICs of its ports, as their bindings say, and rings and queues that serve them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from lxml import etree
+
+from netplugin.domain_xml import address, number
+from netplugin.libvirt_xml import Element, fragments
+from netplugin.models import Finding
+from netplugin.placing.checks.case import Case, Nic, graded
+
+#: Frames; as many as virtio takes.
+_RING: Final = 1024
+#: What slows a NIC; all else that differs is another NIC.
+_SLOWS: Final = ("driver", "mtu")
+#: What libvirt does not write.
+_DEFAULTS: Final = {"queues": "1"}
+_RENDER: Final = "render the domain again: netplugin domain render"
+
+
+def nics(case: Case) -> Iterator[Finding]:
+    interfaces = case.domain.findall("devices/interface")
+    for nic in case.nics:
+        for wanted in fragments(nic.binding.interface_xml):
+            yield _nic(nic, wanted, interfaces)
+    for interface in interfaces:
+        if _kind(interface) == "virtio":
+            yield from _serves(interface, case)
+
+
+def _nic(nic: Nic, wanted: Element, interfaces: list[Element]) -> Finding:
+    expected = f"the NIC of port {nic.port_id}, {address(wanted)} on {_end(wanted)}"
+    same = [each for each in interfaces if address(each) == address(wanted)]
+    found = next((each for each in same if each.get("type") == wanted.get("type")), None)
+    found = same[0] if found is None and same else found
+    if found is None:
+        strange = next((each for each in interfaces if _end(each) == _end(wanted)), None)
+        if strange is not None:
+            wrong = (
+                f"a NIC on {_end(wanted)} has the MAC {address(strange) or 'that libvirt chooses'}"
+            )
+            return graded("nic-mac", wrong, "", expected, _RENDER, "fail")
+        return graded("nic-missing", f"no NIC has {address(wanted)}", "", expected, _RENDER, "fail")
+    differences = list(_differences(wanted, found, ""))
+    slows = all(place.split(" ")[0] in _SLOWS for place, _ in differences)
+    wrong = "; ".join(f"{place} {what}".strip() for place, what in differences)
+    return graded(
+        "nic", f"{address(wanted)}: {wrong}" if wrong else None, f"{address(wanted)} as its port has it",
+        expected, _RENDER, "warn" if slows else "fail",
+    )  # fmt: skip
+
+
+def _differences(wanted: Element, found: Element, path: str) -> Iterator[tuple[str, str]]:
+    """What the binding has and the domain has not; what libvirt adds by itself is none."""
+    for key, value in wanted.attrib.items():
+        name, should = str(key), str(value)
+        has = found.get(name, _DEFAULTS.get(name))
+        if (has or "").lower() != should.lower():
+            yield f"{path} {name}".strip(), f"is {has or 'not set'}, not {should}"
+    for part in wanted:
+        below = f"{path} {part.tag}".strip()
+        there = found.find(part.tag)
+        if there is None:
+            yield below, "is missing"
+        else:
+            yield from _differences(part, there, below)
+
+
+def _end(interface: Element) -> str:
+    """The host's end of a NIC: its socket, tap or function."""
+    for tag, name in (("source", "path"), ("target", "dev")):
+        element = interface.find(tag)
+        if element is not None and element.get(name):
+            return str(element.get(name))
+    function = interface.find("source/address")
+    if function is not None:
+        parts = (function.get(n, "") for n in ("domain", "bus", "slot", "function"))
+        return ":".join(part.removeprefix("0x") for part in parts)
+    return str(interface.get("type", ""))
+
+
+def _kind(interface: Element) -> str:
+    model = interface.find("model")
+    return model.get("type", "") if model is not None else ""
+
+
+def _serves(interface: Element, case: Case) -> Iterator[Finding]:
+    driver = interface.find("driver")
+    if driver is None:
+        driver = etree.Element("driver")
+    queues, ring = number(driver.get("queues"), 1), number(driver.get("rx_queue_size"), 256)
+    name = address(interface)
+    many = f"{name} has {queues} queues for {case.vcpus} vCPUs" if queues > case.vcpus else None
+    yield graded(
+        "queues", many, f"{name} has {queues} queues", "no more queues than vCPUs",
+        "ask for the port with fewer queues",
+    )  # fmt: skip
+    small = f"{name} has a ring of {ring} frames to receive from" if ring < _RING else None
+    yield graded(
+        "rings", small, f"{name} has a ring of {ring} frames", f"{_RING} frames, for bursts",
+        f"ask for the port with rx_queue_size {_RING}",
+    )  # fmt: skip

@@ -1,0 +1,125 @@
+"""What a host's plan has for VMs, node by node, and what of it others have (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from netplugin.placing.placement import Placement
+from netplugin.tuning.facts import Cpus, Facts
+from netplugin.tuning.live import Live
+from netplugin.tuning.planning.nics import nodes_of
+from netplugin.tuning.planning.plan import Plan
+from netplugin.tuning.root import known
+
+
+@dataclass(frozen=True)
+class NodeGround:
+    """One NUMA node. ``cores`` are the CPUs for vCPUs, siblings together; ``emulator`` those for QEMU's
+    other threads; ``memory_kb`` the hugepages for VMs by their size, in KB."""
+
+    node: int
+    cores: tuple[tuple[int, ...], ...]
+    emulator: Cpus
+    memory_kb: Mapping[int, int]
+    near_nic: bool = False
+
+    @property
+    def cpus(self) -> Cpus:
+        return frozenset(cpu for core in self.cores for cpu in core)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """All nodes that have CPUs. ``page_kb`` is the size of hugepages that the plan chose."""
+
+    nodes: tuple[NodeGround, ...]
+    page_kb: int
+    pmd: Cpus = frozenset()
+    housekeeping: Cpus = frozenset()
+    realtime: bool = False
+
+    def node(self, number: int) -> NodeGround | None:
+        return next((each for each in self.nodes if each.node == number), None)
+
+    def node_of(self, cpu: int) -> int | None:
+        """The node of a CPU that the plan has for vCPUs."""
+        return next((each.node for each in self.nodes if cpu in each.cpus), None)
+
+    @property
+    def cpus(self) -> Cpus:
+        return frozenset(cpu for each in self.nodes for cpu in each.cpus)
+
+    @property
+    def emulator(self) -> Cpus:
+        return frozenset(cpu for each in self.nodes for cpu in each.emulator)
+
+    @property
+    def with_cores(self) -> tuple[NodeGround, ...]:
+        return tuple(each for each in self.nodes if each.cores)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What other VMs have: CPUs, and KB of memory by node and size of pages."""
+
+    cpus: Cpus = frozenset()
+    memory_kb: Mapping[tuple[int, int], int] = field(default_factory=dict)
+
+
+def ground_of(plan: Plan, facts: Facts) -> Ground:
+    """The pages are those that the nodes really have, less what the plan has for OVS."""
+    partition = plan.partition
+    near = nodes_of(plan.nics, tuple(share.node for share in partition.nodes))
+    ovs_kb = {(pages.node, pages.size_kb): pages.ovs_mb << 10 for pages in plan.pages}
+    pools = known(facts.memory.pools, ())
+    nodes = tuple(
+        NodeGround(
+            node=share.node,
+            cores=tuple(
+                cpus for core in share.vm if (cpus := tuple(sorted(core.cpus & partition.vcpus)))
+            ),
+            emulator=frozenset(cpu for core in share.emulator for cpu in core.cpus)
+            or partition.housekeeping_of(share.node),
+            memory_kb={
+                pool.size_kb: max(
+                    0, known(pool.total, 0) * pool.size_kb - ovs_kb.get((share.node, pool.size_kb), 0)
+                )
+                for pool in pools
+                if pool.node == share.node
+            },
+            near_nic=share.node in near,
+        )
+        for share in partition.nodes
+    )  # fmt: skip
+    sizes = [pages.size_kb for pages in plan.pages]
+    return Ground(
+        nodes, sizes[0] if sizes else 0, partition.pmd, partition.housekeeping, plan.intent.realtime
+    )
+
+
+def held(placements: Iterable[Placement], live: Cpus = frozenset()) -> Held:
+    """``live`` are CPUs that running domains are pinned to, whoever placed them."""
+    cpus = set(live)
+    memory: dict[tuple[int, int], int] = {}
+    for placement in placements:
+        cpus |= placement.cpus
+        for cell in placement.cells:
+            key = (cell.node, placement.page_kb)
+            memory[key] = memory.get(key, 0) + placement.paged_kb(cell)
+    return Held(frozenset(cpus), memory)
+
+
+def pinned_by_others(live: Live, every: Cpus, name: str | None) -> Cpus:
+    """The CPUs of vCPUs of running domains that may not run everywhere; none where libvirt is silent.
+
+    ``name`` is the domain that asks: what it runs on is its own.
+    """
+    return frozenset(
+        cpu
+        for domain in known(live.domains, ())
+        if domain.name != name
+        for vcpu in domain.vcpus
+        if not vcpu >= every
+        for cpu in vcpu
+    )

@@ -1,0 +1,135 @@
+"""What a domain says itself that no placement can agree with: refused, naming the element (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from netplugin.domain_xml import RENDER, invalid
+from netplugin.errors import Conflict
+from netplugin.host.cpus import format_list
+from netplugin.libvirt_xml import Element
+from netplugin.placing.cpusets import parse_cpuset
+from netplugin.placing.ground import Ground
+from netplugin.placing.mark import is_marked
+from netplugin.placing.needs import memory_kb, size_kb, vcpus
+from netplugin.placing.placement import Placement
+from netplugin.placing.write import pins
+from netplugin.tuning.facts import Cpus
+
+
+def refuse_unplaceable(domain: Element, ground: Ground, realtime: bool) -> None:
+    """Before a place is chosen. Raises: Conflict, InvalidRequest."""
+    vcpu = domain.find("vcpu")
+    count = vcpus(domain, RENDER)
+    if vcpu is not None and vcpu.get("current", str(count)) != str(count):
+        raise Conflict(
+            f"<vcpu current='{vcpu.get('current')}'> is not all {count} vCPUs, and a vCPU that comes later "
+            "has no place", step=RENDER, fix="remove current from <vcpu>, or give it the same number",
+        )  # fmt: skip
+    if vcpu is not None and vcpu.get("placement", "static") != "static":
+        raise Conflict(
+            "<vcpu placement='auto'> asks numad for a place, and the policy asks the host's plan",
+            step=RENDER, fix="remove placement from <vcpu>",
+        )  # fmt: skip
+    refuse_pmd(domain, ground)
+    if realtime:
+        _refuse_without_realtime(domain, ground)
+
+
+def refuse_pmd(domain: Element, ground: Ground) -> None:
+    """A thread beside a PMD thread makes it lose packets, however it came there. Raises: Conflict.
+
+    What a placement wrote may be older than the plan, and is written anew with the next.
+    """
+    if is_marked(domain):
+        return
+    for what, cpus in pinned(domain):
+        taken = cpus & ground.pmd
+        # A thread that may run on all CPUs is not pinned; the scheduler keeps it off isolated ones.
+        if taken and not cpus >= ground.pmd | ground.cpus | ground.housekeeping:
+            raise Conflict(
+                f"{what} is CPU {format_list(cpus)}, and CPU {format_list(taken)} is for PMD threads by the "
+                "host's plan", step=RENDER, fix="remove it, and let policy.pin choose",
+            )  # fmt: skip
+
+
+def refuse_own_pins(domain: Element, placement: Placement, iothreads: tuple[int, ...]) -> None:
+    """Pins that somebody else wrote must be those of the placement. Raises: Conflict."""
+    if is_marked(domain):
+        return
+    ours = {_key(pin): parse_cpuset(pin.get("cpuset", "")) for pin in pins(placement, iothreads)}
+    for what, cpus in pinned(domain):
+        if what == "<vcpu cpuset>":
+            agrees = cpus >= placement.cpus | set(placement.emulator)
+        else:
+            agrees = ours.get(what) == cpus
+        if not agrees:
+            raise Conflict(
+                f"{what} is CPU {format_list(cpus)}, and the policy pins it by the host's plan to CPU "
+                f"{format_list(ours.get(what, placement.cpus))}", step=RENDER,
+                fix="remove it from the domain, or render the domain without policy.pin and policy.realtime",
+            )  # fmt: skip
+
+
+def refuse_stale_mark(domain: Element) -> None:
+    """A domain that was placed and is to be so no longer. Raises: Conflict."""
+    if is_marked(domain):
+        raise Conflict(
+            "the domain was placed by netplugin, and its pins are still in it", step=RENDER,
+            fix="set policy.pin or policy.realtime again, or give the domain as it was before",
+        )  # fmt: skip
+
+
+def own_nodes(domain: Element) -> frozenset[int]:
+    """The nodes that the domain itself binds its memory to. Raises: Conflict, InvalidRequest."""
+    if is_marked(domain):
+        return frozenset()
+    nodes: set[int] = set()
+    for element in domain.iterfind("numatune/*"):
+        if element.get("placement") == "auto" or element.get("mode", "strict") != "strict":
+            raise Conflict(
+                f"<numatune><{element.tag}> has mode='{element.get('mode', 'strict')}' or placement='auto', "
+                "and a placed VM has its memory on the node of its CPUs", step=RENDER,
+                fix=f"remove <{element.tag}> from <numatune>",
+            )  # fmt: skip
+        nodes |= _cpuset(element.get("nodeset", ""), f"<{element.tag} nodeset>")
+    return frozenset(nodes)
+
+
+def pinned(domain: Element, step: str = RENDER) -> Iterator[tuple[str, Cpus]]:
+    """All that the domain says of CPUs of the host: what, and which. Raises: InvalidRequest."""
+    vcpu = domain.find("vcpu")
+    if vcpu is not None and vcpu.get("cpuset"):
+        yield "<vcpu cpuset>", _cpuset(vcpu.get("cpuset", ""), "<vcpu cpuset>", step)
+    for pin in domain.iterfind("cputune/*"):
+        if pin.tag in ("vcpupin", "emulatorpin", "iothreadpin"):
+            yield _key(pin), _cpuset(pin.get("cpuset", ""), f"{_key(pin)} cpuset", step)
+
+
+def _key(pin: Element) -> str:
+    number = pin.get("vcpu", pin.get("iothread"))
+    return f"<{pin.tag}>" if number is None else f"<{pin.tag}> {number}"
+
+
+def _cpuset(text: str, what: str, step: str = RENDER) -> Cpus:
+    try:
+        return parse_cpuset(text)
+    except ValueError:
+        raise invalid(f"{what} is {text[:40]!r}, not a list like 0-3,8", step) from None
+
+
+def _refuse_without_realtime(domain: Element, ground: Ground) -> None:
+    if not ground.realtime:
+        raise Conflict(
+            "policy.realtime needs a host that is planned for it: its CPUs isolated and its kernel told so",
+            step=RENDER, fix="set [host] realtime = true in netplugin.conf, and take the steps of netplugin "
+            "host plan",
+        )  # fmt: skip
+    current = domain.find("currentMemory")
+    if current is not None and domain.find("memory") is not None:
+        now, whole = size_kb(current, "<currentMemory>", RENDER), memory_kb(domain, RENDER)
+        if now < whole:
+            raise Conflict(
+                f"<currentMemory> is {now} KB of {whole}, which takes a memory balloon, and a real-time VM "
+                "has none", step=RENDER, fix="remove <currentMemory>",
+            )  # fmt: skip

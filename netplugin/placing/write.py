@@ -1,0 +1,180 @@
+"""Writes a placement into a domain (pure): pins, memory, topology, and what real time needs beside.
+
+Sources: libvirt's formatdomain ("CPU Tuning", "NUMA Node Tuning", "Memory Backing", "CPU model and
+topology", "Time keeping"), and for real time the guides of real-time KVM (tuned's realtime-virtual-host).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from lxml import etree
+
+from netplugin.domain_xml import child, number
+from netplugin.host.cpus import format_list
+from netplugin.libvirt_xml import Element
+from netplugin.placing.mark import mark
+from netplugin.placing.placement import Placement
+
+#: SCHED_FIFO, below ksoftirqd (2) and rcuc (4) of the host: they must not wait for a busy vCPU.
+PRIORITY: Final = 1
+_PINS: Final = ("vcpupin", "emulatorpin", "iothreadpin")
+_SCHEDULERS: Final = ("vcpusched", "emulatorsched")
+_X86: Final = ("x86_64", "i686")
+#: A clock of KVM would be read through its page; the TSC itself does not leave the guest.
+TIMERS: Final[Mapping[str, tuple[str, str]]] = {
+    "kvmclock": ("present", "no"), "tsc": ("mode", "native"),
+}  # fmt: skip
+
+
+def write(
+    domain: Element, placement: Placement, iothreads: tuple[int, ...], realtime: bool
+) -> None:
+    """Changes the domain; the same placement again changes nothing."""
+    vcpu = child(domain, "vcpu")
+    vcpu.text = str(len(placement.pins))
+    vcpu.set("placement", "static")
+    _tune_cpus(domain, placement, iothreads, realtime)
+    _tune_numa(domain, placement)
+    _back_memory(domain, placement, realtime)
+    _model(domain, placement)
+    if realtime:
+        _be_realtime(domain)
+    mark(domain, realtime)
+
+
+def pins(placement: Placement, iothreads: tuple[int, ...]) -> list[Element]:
+    """What ``cputune`` has of a placement."""
+    emulator = format_list(placement.emulator)
+    made = [
+        etree.Element("vcpupin", vcpu=str(vcpu), cpuset=str(cpu))
+        for vcpu, cpu in placement.pins.items()
+    ]
+    made.append(etree.Element("emulatorpin", cpuset=emulator))
+    made += [etree.Element("iothreadpin", iothread=str(n), cpuset=emulator) for n in iothreads]
+    return made
+
+
+def _tune_cpus(
+    domain: Element, placement: Placement, iothreads: tuple[int, ...], realtime: bool
+) -> None:
+    cputune = child(domain, "cputune")
+    for old in [each for each in cputune if each.tag in (*_PINS, *_SCHEDULERS)]:
+        cputune.remove(old)
+    made = pins(placement, iothreads)
+    if realtime:
+        fifo = etree.Element("vcpusched", vcpus=format_list(placement.pins))
+        made.append(fifo)
+        if placement.emulator_alone:  # on housekeeping CPUs it would go before all else
+            made.append(etree.Element("emulatorsched"))
+        for each in made[made.index(fifo) :]:
+            each.set("scheduler", "fifo")
+            each.set("priority", str(PRIORITY))
+    cputune[0:0] = made
+
+
+def _tune_numa(domain: Element, placement: Placement) -> None:
+    numatune = child(domain, "numatune")
+    for old in list(numatune):
+        numatune.remove(old)
+    nodeset = format_list(placement.nodes)
+    etree.SubElement(numatune, "memory", mode="strict", nodeset=nodeset)
+    for cell in placement.cells:
+        etree.SubElement(
+            numatune, "memnode", cellid=str(cell.number), mode="strict", nodeset=str(cell.node)
+        )
+
+
+def _back_memory(domain: Element, placement: Placement, realtime: bool) -> None:
+    """``nodeset`` of a page are the guest's own NUMA cells."""
+    backing = child(domain, "memoryBacking")
+    hugepages = backing.find("hugepages")
+    if hugepages is None:
+        hugepages = etree.Element("hugepages")
+        backing.insert(0, hugepages)
+    for old in list(hugepages):
+        hugepages.remove(old)
+    cells = format_list(cell.number for cell in placement.cells)
+    etree.SubElement(hugepages, "page", size=str(placement.page_kb), unit="KiB", nodeset=cells)
+    if realtime and backing.find("locked") is None:
+        backing.insert(1, etree.Element("locked"))
+
+
+def _model(domain: Element, placement: Placement) -> None:
+    """The operator's model stays; without KVM the host's cannot be passed through."""
+    cpu = child(domain, "cpu")
+    if cpu.get("mode") is None and cpu.find("model") is None:
+        if is_kvm(domain):
+            cpu.set("mode", "host-passthrough")
+            cpu.set("check", "none")
+        else:
+            cpu.set("mode", "maximum")
+    _topology(cpu, placement)
+    numa = cpu.find("numa")
+    if numa is None:
+        numa = etree.SubElement(cpu, "numa")
+        for cell in placement.cells:
+            etree.SubElement(
+                numa, "cell", id=str(cell.number), cpus=format_list(cell.vcpus),
+                memory=str(cell.memory_kb), unit="KiB",
+            )  # fmt: skip
+
+
+def _topology(cpu: Element, placement: Placement) -> None:
+    """The operator's sockets stay where they divide the cores; else a socket for each cell does."""
+    count, threads = len(placement.pins), placement.threads
+    topology = cpu.find("topology")
+    if topology is None:
+        topology = etree.Element("topology")
+        model = cpu.find("model")
+        cpu.insert(0 if model is None else list(cpu).index(model) + 1, topology)
+    cores = count // threads
+    sockets, dies = (number(topology.get(name), 1) for name in ("sockets", "dies"))
+    if not sockets * dies or cores % (sockets * dies) or topology.get("sockets") is None:
+        sockets, dies = len(placement.cells), 1
+        if cores % sockets:
+            sockets = 1
+    for name, value in (
+        ("sockets", sockets), ("dies", dies), ("cores", cores // (sockets * dies)), ("threads", threads),
+    ):  # fmt: skip
+        topology.set(name, str(value))
+
+
+def _be_realtime(domain: Element) -> None:
+    """Without a balloon, and for KVM without the clock and the counters that it emulates."""
+    devices = child(domain, "devices")
+    balloon = devices.find("memballoon")
+    if balloon is None:
+        balloon = etree.SubElement(devices, "memballoon")
+    if balloon.get("model") != "none":
+        balloon.clear()
+        balloon.set("model", "none")
+    if is_kvm(domain) and is_x86(domain):
+        features = child(domain, "features")
+        pmu = features.find("pmu")
+        if pmu is None:
+            pmu = etree.SubElement(features, "pmu")
+        pmu.set("state", "off")
+        _set_timers(domain)
+
+
+def _set_timers(domain: Element) -> None:
+    clock = child(domain, "clock")
+    if clock.get("offset") is None:
+        clock.set("offset", "utc")
+    for name, (attribute, value) in TIMERS.items():
+        timer = clock.find(f"timer[@name='{name}']")
+        if timer is None:
+            timer = etree.SubElement(clock, "timer", name=name)
+        timer.set(attribute, value)
+
+
+def is_kvm(domain: Element) -> bool:
+    return domain.get("type") == "kvm"
+
+
+def is_x86(domain: Element) -> bool:
+    """libvirt takes the host's architecture where the domain does not say; plans are of x86 hosts."""
+    kind = domain.find("os/type")
+    return kind is None or kind.get("arch", _X86[0]) in _X86

@@ -1,0 +1,183 @@
+"""Each thing that can be wrong with a domain: found, with its status, and only then."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from netplugin.domain_xml import parse_domain, written
+from netplugin.errors import InvalidRequest
+from netplugin.models import Finding
+from netplugin.placing.checks import check
+from netplugin.placing.checks.case import Case, Nic
+from netplugin.placing.ground import Ground, Held
+from netplugin.placing.placement import Placement
+from netplugin.placing.render import render_placed
+from tests.unit.placing.grounds import TWO_NODES
+from tests.unit.placing.strategies import Vm, with_memory
+
+VM = Vm(1, vcpus=4, realtime=True)
+
+
+def good() -> tuple[str, Placement]:
+    domain = VM.domain
+    place = render_placed(domain, VM.bindings, VM.policy, TWO_NODES, Held())
+    return written(domain), place
+
+
+def found(
+    xml: str,
+    ground: Ground | None = TWO_NODES,
+    mine: Placement | None = None,
+    others: frozenset[int] = frozenset(),
+    vm: Vm = VM,
+) -> dict[str, Finding]:
+    """What is not as it should be, by its id; of several of an id the worst."""
+    nics = tuple(Nic("p1", binding) for binding in vm.bindings)
+    case = Case(parse_domain(xml, "check-domain"), nics, ground, mine, others)
+    wrong = [finding for finding in check(case) if finding.status != "ok"]
+    assert all(finding.fix and finding.found and finding.expected for finding in wrong)
+    return {each.id: each for each in sorted(wrong, key=lambda f: f.status == "fail")}
+
+
+def test_nothing_is_wrong_with_what_was_placed() -> None:
+    xml, place = good()
+    assert found(xml, mine=place) == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "id", "status", "word"),
+    [
+        ('memAccess="shared"', 'memAccess="private"', "memory-shared", "fail", ""),
+        ('path="/run/vhost/1"', 'path="/run/vhost/9"', "nic", "fail", "source path is /run/vhost/9"),
+        ('type="vhostuser"', 'type="ethernet"', "nic", "fail", "type"),
+        ('mac address="52:54:00:00:00:01"', 'mac address="52:54:00:00:00:77"', "nic-mac", "fail", ":77"),
+        ('queues="4"', 'queues="2"', "nic", "warn", "driver queues is 2, not 4"),
+        ('queues="4"', 'queues="8"', "queues", "warn", "8 queues for 4"),
+        ('rx_queue_size="1024"', 'rx_queue_size="256"', "rings", "warn", "256"),
+        ('vcpu="3" cpuset="13"', 'vcpu="9" cpuset="13"', "vcpu-pinned", "warn", "vCPU 3"),
+        ('vcpu="3" cpuset="13"', 'vcpu="3" cpuset="13-14"', "vcpu-pinned", "warn", "vCPU 3"),
+        ('vcpu="3" cpuset="13"', 'vcpu="3" cpuset="1"', "vcpu-pmd", "fail", "CPU 1"),
+        ('vcpu="3" cpuset="13"', 'vcpu="3" cpuset="0"', "vcpu-cpus", "warn", "CPU 0"),
+        ('vcpu="3" cpuset="13"', 'vcpu="3" cpuset="3"', "vcpu-twice", "fail", "CPU 3"),
+        ('vcpu="3" cpuset="13"', 'vcpu="3" cpuset="23"', "vcpu-node", "warn", "0-1"),
+        ('vcpu="3" cpuset="13"', 'vcpu="3" cpuset="4"', "placement", "warn", ""),
+        ('vcpu="1" cpuset="12"', 'vcpu="1" cpuset="14"', "siblings", "warn", "idle"),
+        ('vcpu="0" cpuset="2"/>', 'vcpu="0" cpuset="13"/>', "siblings", "warn", "0, 2"),
+        ('threads="2"', 'threads="1"', "topology", "warn", "1 CPUs a core"),
+        ('emulatorpin cpuset="6,16"', 'emulatorpin cpuset="2,6"', "emulator", "warn", "CPU 2"),
+        ('<emulatorpin cpuset="6,16"/>', "", "emulator", "warn", "not pinned"),
+        ('strict" nodeset="0"', 'strict" nodeset="1"', "memory-node", "warn", "node 1"),
+        ('mode="host-passthrough"', 'mode="custom"', "cpu-mode", "warn", "least"),
+        ('<vcpu ', '<vcpu current="2" ', "vcpu-hotplug", "warn", "2 of 4"),
+        ("<locked/>", "", "realtime-memory", "warn", ""),
+        ('vcpus="0-3"', 'vcpus="0-1"', "realtime-scheduler", "warn", "vCPU 2-3"),
+        ('memballoon model="none"', 'memballoon model="virtio"', "realtime-balloon", "warn", ""),
+        ('present="no"', 'present="yes"', "realtime-clock", "warn", "kvmclock"),
+        ('pmu state="off"', 'pmu state="on"', "realtime-pmu", "warn", ""),
+        ('memory="524288"', 'memory="99999999"', "hugepages-room", "fail", "97656 MB"),
+    ],
+)  # fmt: skip
+def test_one_thing_that_is_wrong_is_found(
+    before: str, after: str, id: str, status: str, word: str
+) -> None:
+    xml, place = good()
+    assert before in xml
+    wrong = found(xml.replace(before, after), mine=place)
+    assert id in wrong, wrong
+    assert wrong[id].status == status
+    assert word in wrong[id].found
+
+
+def test_what_libvirt_leaves_out_is_no_difference() -> None:
+    vm = Vm(1, vcpus=1)
+    domain = vm.domain
+    place = render_placed(domain, vm.bindings, vm.policy, TWO_NODES, Held())
+    xml = written(domain)
+    assert ' queues="1"' in xml
+    assert found(xml.replace(' queues="1"', ""), mine=place, vm=vm) == {}
+
+
+def test_a_nic_that_is_not_there() -> None:
+    xml, place = good()
+    domain = parse_domain(xml, "t")
+    devices = domain.find("devices")
+    devices.remove(devices.find("interface"))
+    assert found(written(domain), mine=place).keys() == {"nic-missing"}
+
+
+def test_a_domain_nobody_placed() -> None:
+    plain = found(VM.xml)
+    assert {
+        "nic-missing",
+        "memory-shared",
+        "hugepages",
+        "vcpu-pinned",
+        "emulator",
+        "cpu-mode",
+    } == set(plain)
+    assert plain["hugepages"].status == "fail"
+
+
+def test_pins_that_the_agent_knows_nothing_of() -> None:
+    xml, _ = good()
+    assert found(xml).keys() == {"placement"}
+
+
+def test_cpus_and_siblings_of_other_vms() -> None:
+    xml, place = good()
+    assert found(xml, mine=place, others=frozenset((12,)))["vcpu-others"].status == "fail"
+    vm = replace(VM, vcpus=3)
+    domain = vm.domain
+    mine = render_placed(domain, vm.bindings, vm.policy, TWO_NODES, Held())
+    assert found(written(domain), mine=mine, vm=vm) == {}
+    wrong = found(written(domain), mine=mine, others=frozenset((13,)), vm=vm)
+    assert wrong.keys() == {"siblings"}
+
+
+def test_a_nic_of_another_node() -> None:
+    xml, place = good()
+    [binding] = VM.bindings
+    needs = binding.domain_requirements.model_copy(update={"numa_node": 1})
+    away = binding.model_copy(update={"domain_requirements": needs})
+    case = Case(parse_domain(xml, "t"), (Nic("p1", away),), TWO_NODES, place)
+    assert [f.id for f in check(case) if f.status != "ok"] == ["nic-node"]
+
+
+def test_real_time_on_a_host_that_is_not_planned_for_it() -> None:
+    xml, place = good()
+    wrong = found(xml, replace(TWO_NODES, realtime=False), place)
+    assert wrong.keys() == {"realtime-host"} and wrong["realtime-host"].status == "fail"
+
+
+def test_a_host_without_a_plan_or_pages() -> None:
+    xml, place = good()
+    assert found(xml, None, place) == {}
+    assert found(xml, with_memory(TWO_NODES, 256), place).keys() == {"hugepages-room"}
+
+
+def test_every_finding_is_in_the_documentation() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "domains.md").read_text()
+    rows = page.partition("## Findings")[2].splitlines()
+    documented = {
+        i
+        for row in rows
+        for i in re.findall(r"`([a-z-]+)`", row.split("|")[1] if "|" in row else "")
+    }
+    xml, place = good()
+    nics = tuple(Nic("p1", binding) for binding in VM.bindings)
+    [needs] = [nic.binding.domain_requirements for nic in nics]
+    near = nics[0].binding.model_copy(
+        update={"domain_requirements": needs.model_copy(update={"numa_node": 0})}
+    )
+    whole = check(Case(parse_domain(xml, "t"), (Nic("p1", near),), TWO_NODES, place))
+    elsewhere = {"port", "plan", "nic-missing", "nic-mac"}  # there is no `ok` of these
+    assert {finding.id for finding in whole} | elsewhere == documented
+
+
+def test_numbers_that_are_none_are_the_caller_s_mistake() -> None:
+    with pytest.raises(InvalidRequest):
+        found("<domain><vcpu>x</vcpu></domain>")

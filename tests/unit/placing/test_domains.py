@@ -1,0 +1,220 @@
+"""Placing through the agent: what it remembers, what it gives back, and who comes at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from threading import Barrier, BrokenBarrierError
+from typing import Any
+
+import pytest
+
+from agents import domains
+from agents.store import Store
+from netplugin.domain_xml import parse_domain
+from netplugin.errors import CapacityExhausted, Conflict, NotFound
+from netplugin.models import (
+    CheckRequest,
+    DomainPolicy,
+    Finding,
+    PortSpec,
+    PortState,
+    RenderRequest,
+)
+from netplugin.placing.cpusets import parse_cpuset
+from netplugin.placing.placement import Placement
+from netplugin.placing.render import render_placed
+from netplugin.tuning.intent import Intent
+from tests.unit.agent import SPEC, Agent, agent, view_of
+from tests.unit.placing.strategies import Vm
+from tests.unit.tuning.machines import Tree, load
+from tests.unit.tuning.trees import tree
+
+PAGES = {
+    f"/sys/devices/system/node/node{node}/hugepages/hugepages-1048576kB/nr_hugepages": "64"
+    for node in range(2)
+}
+#: 2 nodes: 10 whole cores for VMs on the NIC's, 14 on the other.
+INTENT = Intent(pmd_cores=4)
+
+
+@cache
+def machine() -> Tree:
+    return Tree(tree(load("published")).files | PAGES, tree(load("published")).links)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Agent]:
+    with agent(tmp_path, view=view_of(machine(), tmp_path, INTENT)) as made:
+        yield made
+
+
+def plug(running: Agent, number: int, port: str = "") -> None:
+    spec = {**SPEC, "vm_id": f"vm-{number}", "mac": f"52:54:00:00:0{len(port)}:{number:02x}"}
+    asyncio.run(running.service.put(f"p{number}{port}", PortSpec.model_validate(spec)))
+
+
+def render(running: Agent, vm: Vm, xml: str | None = None, **policy: Any) -> str:
+    asked = DomainPolicy(**{"pin": True, **policy})
+    request = RenderRequest(xml=xml or vm.xml, policy=asked)
+    return asyncio.run(running.service.domains.render(vm.name, request)).xml
+
+
+def pins(xml: str) -> frozenset[int]:
+    found = parse_domain(xml, "t").iterfind("cputune/vcpupin")
+    return frozenset(cpu for pin in found for cpu in parse_cpuset(pin.get("cpuset", "")))
+
+
+def findings(running: Agent, vm: Vm, xml: str) -> list[Finding]:
+    found = asyncio.run(running.service.domains.check(vm.name, CheckRequest(xml=xml)))
+    return [each for each in found if each.status != "ok"]
+
+
+def test_a_vm_has_its_cpus_until_its_last_port_goes(running: Agent) -> None:
+    for number, port in ((1, ""), (1, "b"), (2, "")):
+        plug(running, number, port)
+    first, second = Vm(1, vcpus=4), Vm(2, vcpus=4)
+    once = render(running, first)
+    assert pins(once) == {6, 38, 7, 39}
+    assert render(running, first) == once and render(running, first, once) == once
+    assert not pins(render(running, second)) & pins(once)
+    assert findings(running, first, once) == []
+    asyncio.run(running.service.delete("p1"))
+    assert set(running.store.placements()) == {"vm-1", "vm-2"}
+    asyncio.run(running.service.delete("p1b"))
+    assert set(running.store.placements()) == {"vm-2"}
+    plug(running, 3)
+    assert pins(render(running, Vm(3, vcpus=4))) == pins(once), "free again"
+
+
+def test_places_outlive_the_agent(tmp_path: Path) -> None:
+    with agent(tmp_path, view=view_of(machine(), tmp_path, INTENT)) as first:
+        plug(first, 1)
+        once = render(first, Vm(1))
+    more = Intent(pmd_cores=5)
+    with agent(tmp_path, view=view_of(machine(), tmp_path, more)) as second:
+        assert set(second.store.placements()) == {"vm-1"}
+        assert {f.id for f in findings(second, Vm(1), once)} >= {"vcpu-cpus"}
+        anew = render(second, Vm(1), once)
+        assert not pins(anew) & pins(once), "those are for PMD threads and emulators now"
+        assert findings(second, Vm(1), anew) == []
+
+
+def test_an_older_store_has_no_places_and_takes_some(tmp_path: Path) -> None:
+    path = tmp_path / "agent.db"
+    store = Store(path)
+    store._db.execute("DROP TABLE placements")
+    store._db.execute("PRAGMA user_version=4")
+    store.close()
+    with agent(tmp_path, view=view_of(machine(), tmp_path, INTENT)) as running:
+        plug(running, 1)
+        assert pins(render(running, Vm(1)))
+        assert running.store._db.execute("PRAGMA user_version").fetchone() == (5,)
+
+
+def test_many_at_once_get_different_cpus(tmp_path: Path) -> None:
+    """As many VMs of a core as there are cores, and one more is told so."""
+    view = view_of(machine(), tmp_path, Intent(pmd_cores=4, vm_cores=5))
+    vms = [Vm(number) for number in range(1, 7)]
+    with agent(tmp_path, view=view) as running:
+        for vm in vms:
+            plug(running, vm.number)
+
+        def try_to(vm: Vm) -> frozenset[int] | None:
+            try:
+                return pins(render(running, vm))
+            except CapacityExhausted as error:
+                assert "node 0 has 0 of 10 CPUs" in error.detail
+                return None
+
+        with ThreadPoolExecutor(6) as threads:
+            got = list(threads.map(try_to, vms))
+    given = [cpus for cpus in got if cpus]
+    assert len(given) == 5 and got.count(None) == 1
+    assert len(frozenset().union(*given)) == 10
+
+
+def test_nobody_chooses_while_another_does(running: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that have both chosen before either has saved would meet here, with the same CPUs."""
+    both = Barrier(2)
+
+    def choose(*args: Any) -> Placement:
+        placement = render_placed(*args)
+        try:
+            both.wait(0.5)
+        except BrokenBarrierError:
+            pass  # the other is kept waiting, as it should be
+        return placement
+
+    monkeypatch.setattr(domains, "render_placed", choose)
+    for number in (1, 2):
+        plug(running, number)
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(lambda n: pins(render(running, Vm(n))), (1, 2))
+    assert one and other and not one & other
+
+
+def test_what_is_refused_takes_nothing(running: Agent) -> None:
+    plug(running, 1)
+    private = "<memoryBacking><access mode='private'/></memoryBacking>"
+    pinned = "<cputune><vcpupin vcpu='0' cpuset='9'/></cputune>"
+    for extra in (pinned, f"{private}<cputune><vcpupin vcpu='0' cpuset='9'/></cputune>"):
+        with pytest.raises(Conflict):
+            render(running, Vm(1, extra=extra))
+    with pytest.raises(Conflict):
+        render(running, Vm(1), realtime=True)
+    assert running.store.placements() == {}
+
+
+def test_pins_onto_pmd_cores_are_refused_without_placing_too(running: Agent) -> None:
+    plug(running, 1)
+    for cpuset, refused in (("1", True), ("8", False), ("0-63", False)):
+        vm = Vm(1, extra=f"<cputune><vcpupin vcpu='0' cpuset='{cpuset}'/></cputune>")
+        if refused:
+            with pytest.raises(Conflict):
+                render(running, vm, pin=False)
+        else:
+            assert f'cpuset="{cpuset}"' in render(running, vm, pin=False)
+    placed = render(running, Vm(1))
+    with pytest.raises(Conflict) as again:
+        render(running, Vm(1), placed, pin=False)
+    assert "policy.pin" in str(again.value.fix)
+
+
+def test_a_host_without_a_plan_says_what_to_set(tmp_path: Path) -> None:
+    for intent, word in ((None, "[host] pmd_cores"), (Intent(pmd_cores=99), "at most")):
+        with agent(tmp_path, view=view_of(machine(), tmp_path, intent)) as running:
+            plug(running, 1)
+            with pytest.raises(Conflict) as refused:
+                render(running, Vm(1))
+            assert word in str(refused.value.fix)
+            assert "pmd_cores" in f"{refused.value.detail} {refused.value.fix}"
+            plain = render(running, Vm(1), pin=False)
+            [plan] = [f for f in findings(running, Vm(1), plain) if f.id == "plan"]
+            assert plan.status == ("warn" if intent is None else "fail")
+            pinned = Vm(1, extra="<cputune><vcpupin vcpu='0' cpuset='1'/></cputune>")
+            assert pins(render(running, pinned, pin=False)) == {1}, "nobody knows better"
+
+
+def test_a_vm_without_ports_is_not_known(running: Agent) -> None:
+    with pytest.raises(NotFound):
+        render(running, Vm(1))
+    with pytest.raises(NotFound):
+        findings(running, Vm(1), Vm(1).xml)
+    plug(running, 1)
+    place = render(running, Vm(1)) and running.store.placements()["vm-1"]
+    with pytest.raises(NotFound):
+        running.store.save_placement("vm-9", place)
+
+
+def test_a_port_that_fails_is_a_finding(running: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    plug(running, 1)
+    xml = render(running, Vm(1))
+    port = running.service.port("p1").model_copy(update={"state": PortState.FAILED})
+    monkeypatch.setattr(running.service.domains, "_ports", lambda vm_id: [port])
+    assert [f.id for f in findings(running, Vm(1), xml)] == ["port"]
+    with pytest.raises(Conflict):
+        render(running, Vm(1))

@@ -1,0 +1,118 @@
+"""A domain completed: what it gets for its NICs, and what it is refused for."""
+
+from __future__ import annotations
+
+import pytest
+from lxml import etree
+
+from netplugin.domain_xml import complete, keep_memory_on, nodes_asked, parse_domain, written
+from netplugin.errors import Conflict, InvalidRequest
+from netplugin.libvirt_xml import vhostuser_interface
+from netplugin.models import Binding, DomainPolicy, DomainRequirements, PortSpec
+
+DOMAIN = "<domain type='kvm'><name>vm</name><vcpu>1</vcpu><devices/></domain>"
+
+
+def spec(number: int = 1, **fields: object) -> PortSpec:
+    return PortSpec.model_validate(
+        {
+            "vm_id": "vm", "mac": f"52:54:00:00:00:0{number}", "backend": "x",
+            "network": {"type": "flat", "physical_network": "net1"}, **fields,
+        }
+    )  # fmt: skip
+
+
+def vhost(number: int = 1, hugepages: bool = False, numa_node: int | None = None) -> Binding:
+    return Binding(
+        vif_type="vhostuser",
+        interface_xml=vhostuser_interface(spec(number), f"/run/vhost/{number}"),
+        domain_requirements=DomainRequirements(
+            shared_memory=True, hugepages=hugepages, numa_node=numa_node
+        ),
+    )
+
+
+def render(xml: str, *bindings: Binding, policy: DomainPolicy | None = None) -> etree._Element:
+    return etree.fromstring(render_text(xml, *bindings, policy=policy))
+
+
+def render_text(xml: str, *bindings: Binding, policy: DomainPolicy | None = None) -> str:
+    domain = parse_domain(xml, "render-domain")
+    complete(domain, bindings)
+    keep_memory_on(domain, nodes_asked(bindings, policy or DomainPolicy()))
+    return written(domain)
+
+
+def test_a_vhostuser_nic_brings_shared_memory() -> None:
+    domain = render(DOMAIN, vhost())
+    assert domain.find("devices/interface/source").get("mode") == "server"
+    assert domain.find("memoryBacking/access").get("mode") == "shared"
+    assert domain.find("memoryBacking/source").get("type") == "memfd"
+    assert [child.tag for child in domain][:3] == ["name", "memoryBacking", "vcpu"]
+
+
+def test_hugepages_need_no_memfd() -> None:
+    domain = render(DOMAIN, vhost(hugepages=True))
+    assert domain.find("memoryBacking/hugepages") is not None
+    assert domain.find("memoryBacking/source") is None
+
+
+def test_rendering_again_changes_nothing() -> None:
+    once = render_text(DOMAIN, vhost(1), vhost(2))
+    assert render_text(once, vhost(1), vhost(2)) == once
+    assert len(etree.fromstring(once).findall("devices/interface")) == 2
+
+
+def test_the_nic_of_the_same_mac_is_replaced_and_others_stay() -> None:
+    old = (
+        "<interface type='bridge'><mac address='52:54:00:00:00:01'/></interface>"
+        "<interface type='user'><mac address='52:54:00:00:00:77'/></interface>"
+    )
+    domain = render(DOMAIN.replace("<devices/>", f"<devices>{old}</devices>"), vhost(1))
+    kinds = [i.get("type") for i in domain.findall("devices/interface")]
+    assert kinds == ["vhostuser", "user"]
+
+
+def test_numa_cells_are_shared_and_the_node_is_strict() -> None:
+    xml = DOMAIN.replace(
+        "<devices/>", "<cpu><numa><cell id='0' memory='1'/></numa></cpu><devices/>"
+    )
+    domain = render(xml, vhost(numa_node=1))
+    assert domain.find("cpu/numa/cell").get("memAccess") == "shared"
+    memory = domain.find("numatune/memory")
+    assert (memory.get("mode"), memory.get("nodeset")) == ("strict", "1")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "<memoryBacking><access mode='private'/></memoryBacking>",
+        "<memoryBacking><source type='anonymous'/></memoryBacking>",
+        "<cpu><numa><cell id='0' memAccess='private'/></numa></cpu>",
+    ],
+)
+def test_what_contradicts_shared_memory_is_a_conflict(part: str) -> None:
+    with pytest.raises(Conflict):
+        render(DOMAIN.replace("<devices/>", f"{part}<devices/>"), vhost())
+
+
+def test_two_nodes_are_a_conflict() -> None:
+    with pytest.raises(Conflict):
+        render(DOMAIN, vhost(1, numa_node=0), policy=DomainPolicy(numa_node=1))
+
+
+@pytest.mark.parametrize(
+    "xml",
+    [
+        "",
+        "<domain",
+        "<network/>",
+        "<!DOCTYPE domain [<!ENTITY e SYSTEM 'file:///etc/passwd'>]><domain>&e;</domain>",
+        "<?xml version='1.0' encoding='utf-99'?><domain/>",
+        "\x00<domain/>",
+    ],
+)
+def test_what_is_no_domain_names_the_field(xml: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        render(xml, vhost())
+    assert [error.field for error in refused.value.errors] == ["xml"]
