@@ -29,6 +29,7 @@ class Group(StrEnum):
     MEMORY = "memory"
     SCHEDULING = "scheduling"
     TUNED = "tuned"
+    VFS = "vfs"
     KERNEL_ARGUMENTS = "kernel-arguments"
 
 
@@ -114,6 +115,17 @@ class Swap:
         return "swap"
 
 
+@dataclass(frozen=True)
+class VfCount:
+    """How many virtual functions the NIC at this PCI address has."""
+
+    address: str
+    kind: str = field(default="vf-count", init=False)
+
+    def __str__(self) -> str:
+        return f"virtual functions of {self.address}"
+
+
 Target: TypeAlias = (
     File
     | Sysctl
@@ -123,6 +135,7 @@ Target: TypeAlias = (
     | TunedVariable
     | ThreadPriority
     | Swap
+    | VfCount
 )
 
 

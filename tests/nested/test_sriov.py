@@ -18,6 +18,7 @@ from tests.lab.libvirtd import PrivateLibvirt
 from tests.lab.namespaces import within
 from tests.lab.processes import Daemon, run, wait_for
 from tests.nested import nics
+from tests.nested.host_apply import Host
 from tests.nested.nics import PF
 from tests.nested.vfs import DEADLINE_S, FAR, VFS, driver, functions, ping, vf_info, whole_state
 
@@ -196,6 +197,18 @@ def test_a_nic_that_loses_its_vfs_degrades_its_ports_until_they_are_back(
     wait_for(lambda: state() == "active", DEADLINE_S, "the port is active")
     assert vf_info(pf)[0]["address"] == make_spec()["mac"]
     assert driver(address) == "vfio-pci"
+
+
+def test_another_number_of_vfs_is_refused_while_a_port_has_one(
+    pf: str, agent: PrivateAgent, tmp_path: Path
+) -> None:
+    address = put(agent, "nic1", make_spec())["binding"]["pci_address"]
+    vfs = agent.get("/v1/vfs")[1]
+    ports = {vf["pci_address"]: vf["port_id"] for vf in vfs if vf["port_id"]}
+    result = Host(tmp_path / "journal", ports).apply(pf, 3)
+    assert result and address in str(result.reason) and "port nic1 has it" in str(result.reason)
+    assert "delete port nic1" in str(result.fix)
+    assert (nics.device(PF.pci) / "sriov_numvfs").read_text() == f"{VFS}\n"
 
 
 def test_what_a_stranger_changes_is_put_right_at_once(pf: str, agent: PrivateAgent) -> None:

@@ -6,13 +6,15 @@ nor boots. Run again it changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from netplugin.host.cpus import format_list
 from netplugin.tuning.output import playbook_kernel as kernel
 from netplugin.tuning.output.playbook_ovs import ovs_tasks
 from netplugin.tuning.output.playbook_threads import thread_tasks
+from netplugin.tuning.output.playbook_vfs import vf_tasks
 from netplugin.tuning.output.tasks import Task, command, file_with, notified
 from netplugin.tuning.planning.plan import Plan
 from netplugin.tuning.read.cpus import CPU
@@ -27,6 +29,7 @@ from netplugin.tuning.steps import (
     ThreadPriority,
     TunedProfile,
     TunedVariable,
+    VfCount,
 )
 
 _LASTING = "/etc/tmpfiles.d/netplugin-tuning.conf"
@@ -38,6 +41,17 @@ _FILES, _IRQS, _SYSCTLS = "Write kernel files", "Move interrupts", "Load sysctls
 
 def playbook(plan: Plan, online: frozenset[int]) -> str:
     """YAML. It refuses a machine that has other CPUs on line than the plan was made for."""
+    tasks = [*same_machine(online), *step_tasks(plan.steps), *_rest(plan)]
+    return as_yaml("Tune a host for packets, as netplugin planned it", tasks)
+
+
+def step_tasks(steps: tuple[Step, ...]) -> Iterator[Task]:
+    for make in _MAKERS:
+        yield from make(steps)
+
+
+def as_yaml(name: str, tasks: list[Task], handlers: Sequence[Task] = ()) -> str:
+    """A playbook of these tasks, with the handlers that those of steps notify, and more of them."""
     import yaml  # takes longer to import than most commands take to run
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc]
@@ -55,18 +69,18 @@ def playbook(plan: Plan, online: frozenset[int]) -> str:
 
     Dumper.add_representer(str, block)
     text = yaml.dump(
-        [_play(plan, online)], Dumper=Dumper, sort_keys=False, width=120, explicit_start=True
+        [_play(name, tasks, handlers)],
+        Dumper=Dumper,
+        sort_keys=False,
+        width=120,
+        explicit_start=True,
     )
     return str(text)
 
 
-def _play(plan: Plan, online: frozenset[int]) -> dict[str, Any]:
-    tasks = [*_same_machine(online)]
-    for make in _MAKERS:
-        tasks += make(plan.steps)
-    tasks += _rest(plan)
+def _play(name: str, tasks: list[Task], handlers: Sequence[Task]) -> dict[str, Any]:
     return {
-        "name": "Tune a host for packets, as netplugin planned it",
+        "name": name,
         "hosts": "all",
         "become": True,
         "gather_facts": True,
@@ -76,11 +90,12 @@ def _play(plan: Plan, online: frozenset[int]) -> dict[str, Any]:
             command(_IRQS, "systemd-tmpfiles", "--create", _PASSING),
             command(_SYSCTLS, "sysctl", f"--load={_SYSCTL}"),
             command(kernel.UPDATE_GRUB, "update-grub"),
+            *handlers,
         ],
     }
 
 
-def _same_machine(online: frozenset[int]) -> Iterator[Task]:
+def same_machine(online: frozenset[int]) -> Iterator[Task]:
     yield {
         "name": "Read which CPUs are on line",
         "ansible.builtin.slurp": {"src": f"{CPU}/online"},
@@ -107,7 +122,18 @@ def _files(steps: tuple[Step, ...]) -> Iterator[Task]:
             file_with("Set hugepages and masks, now and at boot", _LASTING, lasting), _FILES
         )
     if passing:
-        yield notified(file_with("Keep interrupts off isolated CPUs", _PASSING, passing), _IRQS)
+        yield from until_boot("Keep interrupts off isolated CPUs", passing)
+
+
+def until_boot(name: str, lines: list[str]) -> Iterator[Task]:
+    """Lines of tmpfiles.d that are gone after a boot."""
+    yield {
+        "name": "Make the folder of what lasts until a boot",
+        "ansible.builtin.file": {
+            "path": str(PurePosixPath(_PASSING).parent), "state": "directory", "mode": "0755",
+        },
+    }  # fmt: skip
+    yield notified(file_with(name, _PASSING, lines), _IRQS)
 
 
 def _sysctls(steps: tuple[Step, ...]) -> Iterator[Task]:
@@ -170,6 +196,12 @@ def _ovs(steps: tuple[Step, ...]) -> Iterator[Task]:
     )
 
 
+def _vfs(steps: tuple[Step, ...]) -> Iterator[Task]:
+    yield from vf_tasks(
+        [(s.target.address, str(s.wanted)) for s in steps if isinstance(s.target, VfCount)]
+    )
+
+
 def _rest(plan: Plan) -> Iterator[Task]:
     waits = [
         text
@@ -188,5 +220,5 @@ def _rest(plan: Plan) -> Iterator[Task]:
 
 #: In this order: memory before OVS that needs it, what asks for a reboot last.
 _MAKERS: tuple[Callable[[tuple[Step, ...]], Iterator[Task]], ...] = (
-    _files, _sysctls, _swap, _threads, _tuned, _ovs, kernel.kernel_tasks,
+    _files, _sysctls, _swap, _threads, _tuned, _vfs, _ovs, kernel.kernel_tasks,
 )  # fmt: skip

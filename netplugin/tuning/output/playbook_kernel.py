@@ -12,6 +12,7 @@ _GRUB = "/etc/default/grub"
 _DEBIAN = "ansible_facts.os_family == 'Debian' and netplugin_grub.stat.exists"
 #: The words that grubby shows for the next boot.
 _FOUND = r"""netplugin_grubby.stdout | regex_findall('[^\s"]+')"""
+_ANY_OF_THEM = "{{ netplugin_names | map('regex_escape') | join('|') }}"
 _RED_HAT = "ansible_facts.os_family == 'RedHat'"
 
 
@@ -40,10 +41,10 @@ def _debian(names: list[str], words: list[str]) -> Iterator[Task]:
         "name": "Take older values out of grub's own file",
         "ansible.builtin.replace": {
             "path": _GRUB,
-            "regexp": r"""(?<=[\s"']){{ item | regex_escape }}=[^\s"']*[ ]?""",
+            "regexp": rf"""(?<=[\s"'])(?:{_ANY_OF_THEM})=[^\s"']*[ ]?""",
             "replace": "",
         },
-        "loop": names,
+        "vars": {"netplugin_names": names},
         "when": _DEBIAN,
         "notify": UPDATE_GRUB,
     }

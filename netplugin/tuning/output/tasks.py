@@ -21,7 +21,7 @@ def file_with(name: str, path: str, lines: list[str]) -> Task:
         "name": name,
         "ansible.builtin.copy": {
             "dest": path,
-            "content": "# Made by netplugin host plan.\n" + "".join(f"{line}\n" for line in lines),
+            "content": "# Made by netplugin.\n" + "".join(f"{line}\n" for line in lines),
             "mode": "0644",
         },
     }

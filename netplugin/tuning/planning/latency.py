@@ -12,8 +12,8 @@ from netplugin.tuning.steps import Effect, File, Group, Step, Swap, Sysctl, Targ
 
 KSM = "/sys/kernel/mm/ksm/run"
 THP = "/sys/kernel/mm/transparent_hugepage/enabled"
-#: SCHED_FIFO priorities: above ordinary threads, below vCPUs of 10 and more (as tuned's realtime profiles).
-_PRIORITIES = (
+#: SCHED_FIFO priorities: above a vCPU in real time, which has 1, as these must not wait for it.
+PRIORITIES = (
     ("ksoftirqd", "2", "timers and packets of a CPU must not wait for its vCPU"),
     ("rcuc", "4", "RCU must not wait for a busy vCPU, or memory runs full of what nobody frees"),
 )
@@ -55,7 +55,7 @@ def latency(facts: Facts, partition: Partition, intent: Intent) -> Iterator[Step
 
 def _threads(facts: Facts) -> Iterator[Step]:
     threads = facts.kernel.threads
-    for name, wanted, why in _PRIORITIES:
+    for name, wanted, why in PRIORITIES:
         now: Fact[str | None]
         if isinstance(threads, Unknown):
             now = threads

@@ -20,7 +20,7 @@ def chosen_nics(facts: Facts, intent: Intent) -> tuple[Nic, ...]:
     """
     nics = known(facts.network.nics, ())
     if intent.nics:
-        return tuple(dict.fromkeys(_named(nics, name) for name in intent.nics))
+        return tuple(dict.fromkeys(named(nics, name, "nics") for name in intent.nics))
     bound = tuple(nic for nic in nics if nic.driver in DPDK_DRIVERS)
     if bound:
         return bound
@@ -42,9 +42,10 @@ def nodes_of(nics: tuple[Nic, ...], nodes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(node for node in found if node is not None)) or nodes[:1]
 
 
-def _named(nics: tuple[Nic, ...], name: str) -> Nic:
+def named(nics: tuple[Nic, ...], name: str, field: str) -> Nic:
+    """The NIC of this PCI address or interface. Raises: InvalidRequest naming the intent's field."""
     for nic in nics:
         if name in (nic.address, *nic.interfaces):
             return nic
     have = ", ".join("/".join((nic.address, *nic.interfaces)) for nic in nics) or "none"
-    raise impossible("nics", f"there is no NIC {name[:60]}", f"name one of: {have}")
+    raise impossible(field, f"there is no NIC {name[:60]}", f"name one of: {have}")

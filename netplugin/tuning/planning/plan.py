@@ -17,6 +17,7 @@ from netplugin.tuning.planning.pages import page_steps
 from netplugin.tuning.planning.partition import Partition, divide
 from netplugin.tuning.planning.refused import needed
 from netplugin.tuning.planning.tuned import tuned_steps
+from netplugin.tuning.planning.vfs import vf_steps
 from netplugin.tuning.steps import Effect, Step
 
 
@@ -49,6 +50,7 @@ def make_plan(facts: Facts, intent: Intent, live: Live | None = None) -> Plan:
         *kernel_work(facts, partition),
         *latency(facts, partition, intent),
         *tuned_steps(facts, partition, intent),
+        *vf_steps(facts, intent),
         *kernel_arguments(facts, partition, pages, intent),
     )
     return Plan(intent, nics, partition, pages, steps)

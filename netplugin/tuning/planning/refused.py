@@ -10,10 +10,10 @@ from netplugin.tuning.root import Fact, Unknown
 T = TypeVar("T")
 
 
-def impossible(field: str, message: str, fix: str) -> InvalidRequest:
+def impossible(field: str, message: str, fix: str, step: str = "plan") -> InvalidRequest:
     """The intent's field that asks for more than there is."""
     return InvalidRequest(
-        f"{field}: {message}", step="plan", fix=fix,
+        f"{field}: {message}", step=step, fix=fix,
         errors=[FieldError(field=field, message=message)],
     )  # fmt: skip
 

@@ -1,0 +1,146 @@
+"""The command ``netplugin host apply``: sets what a plan has and can be set now, and puts it back."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from cliff.command import Command
+
+from netplugin.cli.host_tuning import (
+    add_intent,
+    add_root,
+    intent_of,
+    ovs_rundir,
+    read_machine,
+    required,
+)
+from netplugin.client import Client
+from netplugin.errors import BackendUnavailable, FieldError, InvalidRequest
+from netplugin.tuning.applying.apply import apply, preview
+from netplugin.tuning.applying.journal import DEFAULT, Journal, look
+from netplugin.tuning.applying.machine import Machine
+from netplugin.tuning.applying.ovs_config import RunningOvs
+from netplugin.tuning.applying.results import BAD, Outcome, Result, shown
+from netplugin.tuning.applying.undo import preview_undo, undo
+from netplugin.tuning.applying.writable import WritableRoot
+from netplugin.tuning.as_json import as_json
+from netplugin.tuning.planning.plan import Plan, make_plan
+from netplugin.tuning.planning.refused import needed
+from netplugin.tuning.root import Root
+
+_BOOT = "/proc/sys/kernel/random/boot_id"
+_WORDS = {
+    Outcome.WOULD_SET: "would be set",
+    Outcome.NEEDS_OVS_RESTART: "left to do, with a restart of OVS",
+    Outcome.NEEDS_REBOOT: "left to do, with a reboot",
+    Outcome.WOULD_RESTORE: "would be put back",
+    Outcome.RESTORED: "as before",
+    Outcome.CHANGED_SINCE: "left as it is",
+}
+
+
+class HostApply(Command):
+    """Set what a plan has and can be set now, or with --undo put it back; nothing without --yes.
+
+    Exit status 1 if something was refused or left."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._status = 0
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument("--yes", action="store_true", help="do it; else it is only shown")
+        parser.add_argument(
+            "--undo", action="store_true",
+            help="put everything back to what it was before the first apply; needs no plan",
+        )  # fmt: skip
+        parser.add_argument(
+            "--force", action="store_true",
+            help="with --undo: put back what somebody else has changed since, too",
+        )  # fmt: skip
+        parser.add_argument(
+            "--journal", type=Path, default=DEFAULT, metavar="FILE",
+            help=f"where the values of before are kept ({DEFAULT})",
+        )  # fmt: skip
+        parser.add_argument(
+            "-f", "--format", choices=("text", "json"), default="text",
+            help="a line for each step as it is taken (the default), or all as JSON in the end",
+        )  # fmt: skip
+        add_root(parser)
+        add_intent(parser)
+        return parser
+
+    def take_action(self, parsed_args: Namespace) -> None:
+        with ExitStack() as opened:
+            results = self._results(parsed_args, opened)
+            self._print(results, parsed_args.format)
+
+    def run(self, parsed_args: Namespace) -> int:
+        return super().run(parsed_args) or self._status
+
+    def _results(self, parsed_args: Namespace, opened: ExitStack) -> Iterator[Result]:
+        if parsed_args.yes and parsed_args.root != Path("/"):
+            raise _refused("root", "only this machine can be changed", "leave --yes or --root away")
+        if parsed_args.force and not parsed_args.undo:
+            raise _refused("force", "there is nothing to force", "give it with --undo")
+        if not parsed_args.undo and not parsed_args.yes:
+            return preview(_plan(parsed_args))
+        ovs = opened.enter_context(closing(RunningOvs(ovs_rundir(parsed_args))))
+        machine = Machine(WritableRoot(parsed_args.root), ovs, self._ports)
+        boot = needed(Root(parsed_args.root).text(_BOOT))
+        if not parsed_args.yes:
+            return preview_undo(look(parsed_args.journal, boot), machine, parsed_args.force)
+        journal = opened.enter_context(Journal(parsed_args.journal, boot))
+        if parsed_args.undo:
+            return undo(machine, journal, parsed_args.force)
+        return apply(_plan(parsed_args), machine, journal)
+
+    def _print(self, results: Iterable[Result], form: str) -> None:
+        rows = []
+        try:
+            for result in results:
+                if result.outcome in BAD:
+                    self._status = 1
+                rows.append(as_json(result))
+                if form == "text":
+                    self.app.stdout.write(f"{_line(result)}\n")
+                    self.app.stdout.flush()
+        finally:  # whatever ends it: what was done is told
+            if form == "json":
+                self.app.stdout.write(json.dumps(rows, indent=2) + "\n")
+
+    def _ports(self) -> Mapping[str, str]:
+        """What the agent gave its VFs to; one that does not run has given none, and that is said."""
+        try:
+            with Client.from_environment() as client:
+                return {vf.pci_address: vf.port_id for vf in client.list_vfs() if vf.port_id}
+        except BackendUnavailable as absent:
+            self.app.stderr.write(f"netplugin: not asked which ports have VFs: {absent.detail}\n")
+            return {}
+
+
+def _plan(parsed_args: Namespace) -> Plan:
+    intent = required(intent_of(parsed_args))
+    facts, live = read_machine(parsed_args)
+    return make_plan(facts, intent, live)
+
+
+def _line(result: Result) -> str:
+    words = _WORDS.get(result.outcome, str(result.outcome))
+    reason = f": {result.reason}" if result.reason else ""
+    fix = f". Fix: {result.fix}" if result.fix else ""
+    values = f"{shown(result.old)} -> {shown(result.new)}"
+    return f"[{result.group}] {result.target}: {values}: {words}{reason}{fix}"
+
+
+def _refused(field: str, message: str, fix: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{field}: {message}", step="apply", fix=fix,
+        errors=[FieldError(field=field, message=message)],
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Carrying out a plan on the running host: apply, the journal, undo."""

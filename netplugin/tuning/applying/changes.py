@@ -1,0 +1,129 @@
+"""The lines of a journal, and what they come to: the changes that are still to be taken back (pure)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from netplugin.tuning.applying.place import Raw
+from netplugin.tuning.as_json import as_json
+from netplugin.tuning.steps import (
+    File,
+    Group,
+    OtherConfig,
+    Swap,
+    Sysctl,
+    Target,
+    ThreadPriority,
+    TunedProfile,
+    TunedVariable,
+    VfCount,
+)
+
+_KINDS: dict[str, type[Any]] = {
+    kind.kind: kind
+    for kind in (
+        File, Sysctl, OtherConfig, TunedProfile, TunedVariable, ThreadPriority, Swap, VfCount
+    )
+}  # fmt: skip
+#: What is on a disk. All else is the kernel's, and gone with a boot.
+_ON_DISK = (OtherConfig, TunedProfile, TunedVariable)
+
+
+class Event(StrEnum):
+    """Each is written before, or after, the host is touched."""
+
+    WRITING = "writing"
+    WRITTEN = "written"
+    UNDOING = "undoing"
+    UNDONE = "undone"
+
+
+class Line(BaseModel):
+    """``before`` is raw, ``wanted`` a value of a plan; both are of ``writing`` alone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    event: Event
+    boot: str
+    group: Group
+    target: dict[str, Any]
+    before: Raw = None
+    wanted: str | None = None
+
+    @property
+    def of(self) -> Target:
+        """Raises: ValueError."""
+        words = dict(self.target)
+        try:
+            found: Target = _KINDS[words.pop("kind")](**words)
+        except (KeyError, TypeError) as wrong:
+            raise ValueError(f"there is no such target: {self.target}") from wrong
+        return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """``before`` is what was there before the first of them; ``ours`` are all values that were set.
+
+    ``open``: a write was begun and not seen to its end, so that what is there may be half of it.
+    """
+
+    group: Group
+    target: Target
+    before: Raw
+    ours: frozenset[str | None]
+    open: bool
+
+
+@dataclass(frozen=True)
+class History:
+    """``changes`` in the order of their first write; ``gone`` are those that a boot has undone."""
+
+    changes: tuple[Change, ...] = ()
+    gone: tuple[tuple[Group, Target], ...] = ()
+
+
+def line(event: Event, boot: str, group: Group, target: Target, **more: Raw) -> str:
+    return json.dumps(
+        {"event": event, "boot": boot, "group": group, "target": as_json(target), **more}
+    )
+
+
+def history(lines: Iterable[str], boot: str) -> History:
+    """What is to be taken back on a machine that was booted as ``boot``. Raises: ValueError."""
+    changes: dict[Target, Change] = {}
+    gone: dict[Target, Group] = {}
+    for text in lines:
+        try:
+            entry = Line.model_validate_json(text)
+        except ValidationError as wrong:
+            raise ValueError(f"{text[:60]!r} is no line of a journal") from wrong
+        target = entry.of
+        if entry.boot != boot and not isinstance(target, _ON_DISK):
+            gone[target] = entry.group
+            if entry.event is Event.UNDONE:
+                del gone[target]
+        else:
+            gone.pop(target, None)
+            _take(changes, entry, target)
+    return History(tuple(changes.values()), tuple((g, t) for t, g in gone.items()))
+
+
+def _take(changes: dict[Target, Change], entry: Line, target: Target) -> None:
+    there = changes.get(target)
+    if entry.event is Event.WRITING:
+        before = there.before if there else entry.before
+        ours = (there.ours if there else frozenset()) | {entry.wanted}
+        changes[target] = Change(entry.group, target, before, ours, open=True)
+    elif there is None:
+        raise ValueError(f"{entry.event} of {target}, which nothing was written to")
+    elif entry.event is Event.UNDONE:
+        del changes[target]
+    else:
+        changes[target] = replace(there, open=entry.event is Event.UNDOING)

@@ -1,0 +1,65 @@
+"""A machine that targets are read from and written to: for each kind of target its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from netplugin.tuning.applying.kernel_files import KernelFiles
+from netplugin.tuning.applying.ovs_config import Ovs, OvsConfig
+from netplugin.tuning.applying.place import Place, Raw
+from netplugin.tuning.applying.programs import Run, run_program
+from netplugin.tuning.applying.swaps import Swaps
+from netplugin.tuning.applying.threads import SetScheduler, Threads, set_scheduler
+from netplugin.tuning.applying.tuned import TunedProfiles, TunedVariables
+from netplugin.tuning.applying.vf_count import Ports, VfCounts
+from netplugin.tuning.applying.writable import WritableRoot
+from netplugin.tuning.steps import (
+    File,
+    OtherConfig,
+    Swap,
+    Sysctl,
+    Target,
+    ThreadPriority,
+    TunedProfile,
+    TunedVariable,
+    VfCount,
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is touched of a host: files under ``root``, its OVS, programs, the scheduler, the agent's word."""
+
+    root: WritableRoot
+    ovs: Ovs
+    ports: Ports
+    run: Run = run_program
+    set_scheduler: SetScheduler = set_scheduler
+
+    def read(self, target: Target) -> Raw:
+        """Raises: as each of these, a NetpluginError, or ``Kept``."""
+        return self._place(target).read(target)
+
+    def value(self, target: Target, raw: Raw) -> str | None:
+        return self._place(target).value(target, raw)
+
+    def write(self, target: Target, wanted: str | None) -> None:
+        self._place(target).write(target, wanted)
+
+    def restore(self, target: Target, raw: Raw) -> None:
+        self._place(target).restore(target, raw)
+
+    def _place(self, target: Target) -> Place[Any]:
+        places: Mapping[type, Place[Any]] = {
+            File: KernelFiles(self.root),
+            Sysctl: KernelFiles(self.root),
+            OtherConfig: OvsConfig(self.ovs),
+            TunedVariable: TunedVariables(self.root),
+            TunedProfile: TunedProfiles(self.root, self.run),
+            ThreadPriority: Threads(self.root, self.set_scheduler),
+            Swap: Swaps(self.root, self.run),
+            VfCount: VfCounts(self.root, self.ports),
+        }
+        return places[type(target)]

@@ -1,0 +1,101 @@
+"""tuned: the variables of its profiles, a line each in a file, and the profile that is active."""
+
+from __future__ import annotations
+
+import re
+
+from netplugin.errors import HostError
+from netplugin.tuning.applying.place import Raw
+from netplugin.tuning.applying.programs import Run
+from netplugin.tuning.applying.refusals import refusals
+from netplugin.tuning.applying.writable import WritableRoot
+from netplugin.tuning.read.kernel import TUNED, variables_path
+from netplugin.tuning.root import Unknown
+from netplugin.tuning.steps import TunedProfile, TunedVariable
+
+#: tuned-adm comes back when the profile is active; some stop services or make an initrd.
+_PROFILE_S = 300.0
+_AUTO = "auto "
+
+
+class TunedVariables:
+    """Raw is the whole last line that sets it, empty where no line does, None without the file."""
+
+    def __init__(self, root: WritableRoot) -> None:
+        self._root = root
+
+    def read(self, target: TunedVariable) -> Raw:
+        text = self._text(target)
+        if text is None:
+            return None
+        found = _lines(target, text)
+        return found[-1][0] if found else ""
+
+    def value(self, target: TunedVariable, raw: Raw) -> str | None:
+        return (raw or "").partition("=")[2].strip() or None
+
+    def write(self, target: TunedVariable, wanted: str | None) -> None:
+        self.restore(target, f"{target.name}={wanted}")
+
+    def restore(self, target: TunedVariable, raw: Raw) -> None:
+        path, text = variables_path(target.profile), self._text(target)
+        changed = _with(target, text or "", raw)
+        with refusals(path):
+            if raw is None and not changed:
+                self._root.remove(path)
+            elif changed != text:
+                self._root.replace(path, changed)
+
+    def _text(self, target: TunedVariable) -> str | None:
+        """As it is: ``Root.text`` takes the white space at the ends away."""
+        path = variables_path(target.profile)
+        with refusals(path):
+            return self._root.whole(path)
+
+
+def _lines(target: TunedVariable, text: str) -> list[re.Match[str]]:
+    return list(re.finditer(rf"^{re.escape(target.name)}[ \t]*=.*$", text, re.MULTILINE))
+
+
+def _with(target: TunedVariable, text: str, line: Raw) -> str:
+    """The text with this line in the last one's place, or at its end, or without any for none."""
+    found = _lines(target, text)
+    begin, end = found[-1].span() if found else (len(text), len(text))
+    if line and found:
+        return text[:begin] + line + text[end:]
+    if line:
+        return f"{text}{line}\n" if not text or text.endswith("\n") else f"{text}\n{line}"
+    if not found:
+        return text
+    # What was added to a file without a newline at its end has the newline before it.
+    return text[:begin] + text[end + 1 :] if end < len(text) else text[: max(0, begin - 1)]
+
+
+class TunedProfiles:
+    """Raw is the profile; ``auto`` before it if tuned chose it; None if there is none."""
+
+    def __init__(self, root: WritableRoot, run: Run) -> None:
+        self._root, self._run = root, run
+
+    def read(self, target: TunedProfile) -> Raw:
+        profile = self._root.text(f"{TUNED}/active_profile")
+        if isinstance(profile, Unknown) and not profile.missing:
+            raise HostError(f"{profile.path}: {profile.reason}", step="read")
+        if isinstance(profile, Unknown) or not profile:
+            return None
+        by_itself = self._root.text(f"{TUNED}/profile_mode") == "auto"
+        return f"{_AUTO}{profile}" if by_itself else profile
+
+    def value(self, target: TunedProfile, raw: Raw) -> str | None:
+        return raw.removeprefix(_AUTO) if raw else None
+
+    def write(self, target: TunedProfile, wanted: str | None) -> None:
+        self.restore(target, wanted)
+
+    def restore(self, target: TunedProfile, raw: Raw) -> None:
+        if raw is None:
+            self._run(["tuned-adm", "off"], _PROFILE_S)
+        elif raw.startswith(_AUTO):
+            self._run(["tuned-adm", "auto_profile"], _PROFILE_S)
+        else:
+            self._run(["tuned-adm", "profile", *raw.split()], _PROFILE_S)

@@ -1,0 +1,215 @@
+"""``netplugin host apply`` on the real machine and a real OVS-DPDK: set, again, and put back.
+
+All that these tests may change is compared in the end, and put back by hand if it is not as before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.ovs import PrivateOvs
+
+PAGES = Path("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages")
+DEFAULT_AFFINITY = Path("/proc/irq/default_smp_affinity")
+WORKQUEUES = Path("/sys/devices/virtual/workqueue/cpumask")
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+FILES = (
+    PAGES,
+    DEFAULT_AFFINITY,
+    WORKQUEUES,
+    WORKQUEUES.parent / "writeback" / "cpumask",
+    Path("/sys/kernel/mm/ksm/run"),
+    THP,
+    *(
+        Path("/proc/sys", *name.split("."))
+        for name in (
+            "kernel.nmi_watchdog", "kernel.numa_balancing", "kernel.sched_rt_runtime_us",
+            "kernel.soft_watchdog", "kernel.timer_migration", "vm.stat_interval",
+        )
+    ),
+)  # fmt: skip
+#: Pages of 2 MB that a plan with one PMD core and small frames has for OVS.
+PLANNED = 280
+DEADLINE_S = 180.0
+LATER = ("needs-ovs-restart", "needs-reboot")
+
+
+def values() -> dict[str, str]:
+    """Everything of this machine that an apply may change, as text by file or thread."""
+    governors = Path("/sys/devices/system/cpu/cpufreq").glob("policy*/scaling_governor")
+    irqs = Path("/proc/irq").glob("[0-9]*/smp_affinity_list")
+    found = {str(p): p.read_text() for p in (*FILES, *governors, *irqs) if p.exists()}
+    found |= {f"thread {pid}": shown for pid, shown in threads().items()}
+    swaps = (row.split() for row in Path("/proc/swaps").read_text().splitlines()[1:])
+    return found | {f"swap {row[0]}": row[-1] for row in swaps}
+
+
+def threads() -> dict[int, str]:
+    """Policy and priority of ksoftirqd and rcuc by pid; none in a sandbox, which has its own /proc."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*/comm"):
+        try:
+            name, pid = entry.read_text(), int(entry.parent.name)
+            if re.match(r"(ksoftirqd|rcuc)/", name):
+                priority = os.sched_getparam(pid).sched_priority
+                found[pid] = f"{os.sched_getscheduler(pid)} {priority}"
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+    return found
+
+
+@pytest.fixture
+def before() -> Iterator[dict[str, str]]:
+    """The values of before; what a broken undo has left is put back, and an error."""
+    found = values()
+    yield found
+    now = values()
+    left = {name for name, text in found.items() if now.get(name) != text}
+    if int(PAGES.read_text()) != wanted_pages(found)[0]:
+        left.discard(str(PAGES))  # not what an apply here sets: another sandbox borrows some
+    for name in left:
+        if name.startswith("swap "):
+            subprocess.run(["swapon", name.split()[1]], check=True)
+        elif name.startswith("thread "):
+            policy, priority = map(int, found[name].split())
+            os.sched_setscheduler(int(name.split()[1]), policy, os.sched_param(priority))
+        else:
+            text = re.search(r"\[(\w+)\]", found[name])
+            Path(name).write_text(text[1] if text else found[name])
+    assert left == set(), "these were not put back"
+
+
+def wanted_pages(before: dict[str, str]) -> tuple[int, int]:
+    """Some tens more than there are, and the memory of VMs that makes a plan of it, MB."""
+    vm_mb = max(0, int(before[str(PAGES)]) + 24 - PLANNED) * 2
+    return PLANNED + vm_mb // 2, vm_mb
+
+
+def apply(journal: Path, *options: str, status: int = 0) -> list[dict[str, Any]]:
+    """The results of the command, as an operator runs it."""
+    command = [sys.executable, "-m", "netplugin.cli.main", "host", "apply", "-f", "json"]
+    done = subprocess.run(
+        [*command, "--journal", str(journal), *options],
+        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout + done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def outcomes(results: list[dict[str, Any]]) -> set[str]:
+    return {result["outcome"] for result in results} - set(LATER)
+
+
+@pytest.fixture
+def polled(ovs: PrivateOvs) -> Iterator[PrivateOvs]:
+    """An OVS with a port that a PMD thread polls, on CPU 0 and in a form that is nobody else's."""
+    mask = ovs.get("Open_vSwitch", ".", "other_config:pmd-cpu-mask")
+    ovs.set_other_config({"pmd-cpu-mask": "01"})
+    socket = ovs.directory / "vhost.sock"
+    ovs.vsctl(
+        "add-br", "br0", "--", "set", "Bridge", "br0", "datapath_type=netdev",
+        "--", "add-port", "br0", "vhost0", "--", "set", "Interface", "vhost0",
+        "type=dpdkvhostuserclient", f"options:vhost-server-path={socket}",
+    )  # fmt: skip
+    yield ovs
+    ovs.vsctl("del-br", "br0")
+    ovs.set_other_config({"pmd-cpu-mask": mask})
+
+
+def pmd_cpus(ovs: PrivateOvs) -> set[str]:
+    return set(re.findall(r"core_id (\d+):", ovs.appctl("dpif-netdev/pmd-rxq-show")))
+
+
+def other_config(ovs: PrivateOvs) -> dict[str, str]:
+    found = json.loads(ovs.vsctl("--format=json", "--columns=other_config", "list", "Open_vSwitch"))
+    return dict(found["data"][0][0][1])
+
+
+def test_a_host_is_tuned_for_ovs_and_back(
+    before: dict[str, str], polled: PrivateOvs, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal"
+    config = other_config(polled)
+    assert pmd_cpus(polled) == {"0"}
+    pages, vm_mb = wanted_pages(before)
+    plan = ["--pmd-cores", "1", "--mtu", "1400", "--vm-memory-mb", str(vm_mb)]
+    where = ["--ovs-rundir", str(polled.rundir)]
+    plan += where
+
+    shown = apply(journal, *plan)
+    assert outcomes(shown) == {"would-set"} and not journal.exists()
+    assert values() == before and other_config(polled) == config
+
+    results = apply(journal, "--yes", *plan)
+    assert outcomes(results) <= {"set", "kept"}
+    by_group = Counter(result["group"] for result in results if result["outcome"] == "set")
+    assert by_group["hugepages"] == 1 and by_group["ovs"] == 2 and by_group["workqueues"] >= 1
+    assert by_group["interrupts"] > 1, "the default, and some that the kernel lets move"
+    assert {r["group"] for r in results if r["outcome"] in LATER} == {"ovs", "kernel-arguments"}
+    after = values()
+    assert int(after[str(PAGES)]) == pages
+    assert int(after[str(DEFAULT_AFFINITY)], 16) == int(after[str(WORKQUEUES)], 16) == 1
+    for result in results:
+        path = str(result["target"].get("path"))
+        if result["outcome"] == "set" and path.endswith("/smp_affinity_list"):
+            assert after[path] == "0\n"
+    assert pmd_cpus(polled) == {"1"}
+    assert other_config(polled) == config | {"pmd-cpu-mask": "0x2", "pmd-rxq-assign": "group"}
+
+    written = journal.read_bytes()
+    assert outcomes(apply(journal, "--yes", *plan)) <= {"kept"}
+    assert values() == after and journal.read_bytes() == written
+
+    assert outcomes(apply(journal, "--undo", *where)) == {"would-restore"}
+    assert values() == after
+    undone = apply(journal, "--undo", "--yes", *where)
+    assert outcomes(undone) == {"restored"}
+    assert values() == before
+    assert other_config(polled) == config and pmd_cpus(polled) == {"0"}
+    assert journal.read_bytes() == b""
+
+
+def test_without_ovs_the_rest_is_set_and_the_status_says_so(
+    before: dict[str, str], tmp_path: Path
+) -> None:
+    plan = ["--pmd-cores", "1", "--mtu", "1400", "--vm-memory-mb", str(wanted_pages(before)[1])]
+    plan += ["--ovs-rundir", str(tmp_path / "nothing")]
+    journal = tmp_path / "journal"
+    results = apply(journal, "--yes", *plan, status=1)
+    assert {r["group"] for r in results if r["outcome"] == "failed"} == {"ovs"}
+    assert int(WORKQUEUES.read_text(), 16) == 1
+    apply(journal, "--undo", "--yes")
+    assert values() == before
+
+
+@pytest.mark.outside
+def test_a_host_is_tuned_for_real_time_and_back(before: dict[str, str], tmp_path: Path) -> None:
+    """Outside, where the kernel's own threads can be seen, and other sandboxes borrow hugepages."""
+
+    def all_but_pages() -> dict[str, str]:
+        return {name: text for name, text in values().items() if name != str(PAGES)}
+
+    before = {name: text for name, text in before.items() if name != str(PAGES)}
+    assert threads(), "the kernel has threads for software interrupts"
+    journal = tmp_path / "journal"
+    plan = ["--pmd-cores", "0", "--vm-cores", "1", "--emulator-cores", "0", "--realtime"]
+    results = apply(journal, "--yes", *plan)
+    assert outcomes(results) <= {"set", "kept"}
+    assert {shown.split()[1] for shown in threads().values()} <= {"2", "4"}
+    assert "[never]" in THP.read_text()
+    after, written = all_but_pages(), journal.read_bytes()
+    assert outcomes(apply(journal, "--yes", *plan)) <= {"kept"}
+    assert all_but_pages() == after != before and journal.read_bytes() == written
+    apply(journal, "--undo", "--yes")
+    assert all_but_pages() == before

@@ -1,0 +1,96 @@
+"""What is set by programs and the scheduler: swap devices with their priorities, threads with theirs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from netplugin.errors import HostError
+from netplugin.tuning.applying.results import Outcome
+from netplugin.tuning.steps import Swap, ThreadPriority
+from tests.unit.tuning.fake_kernel import SWAPS
+from tests.unit.tuning.fake_machine import FakeMachine, of
+
+ROWS = (
+    "/dev/dm-1                               partition\t1048572\t\t0\t\t-2",
+    r"/swap\040file                            file\t1048572\t\t0\t\t5",
+    "/dev/dm-2                               partition\t1048572\t\t0\t\t-3",
+)
+
+
+@pytest.fixture
+def swapping(host: FakeMachine) -> FakeMachine:
+    """Three, of which one has a priority of its own."""
+    head = host.kernel.tree.files[SWAPS].splitlines()[0]
+    host.kernel.change(
+        {SWAPS: "\n".join([head, *(row.replace(r"\t", "\t") for row in ROWS)]) + "\n"}
+    )
+    return host
+
+
+def told(host: FakeMachine, stuck: str = "") -> list[list[str]]:
+    """The programs that are run from now on; swapoff of ``stuck`` fails."""
+    calls: list[list[str]] = []
+
+    def run(args: Sequence[str], seconds: float) -> str:
+        calls.append(list(args))
+        if list(args) == ["swapoff", stuck]:
+            raise HostError("swapoff: Cannot allocate memory", step="apply")
+        return ""
+
+    host.machine = replace(host.machine, run=run)
+    return calls
+
+
+def test_swap_goes_and_comes_back_in_the_order_of_its_priorities(swapping: FakeMachine) -> None:
+    calls = told(swapping)
+    before = swapping.machine.read(Swap())
+    swapping.machine.write(Swap(), None)
+    assert calls == [["swapoff", "/swap file"], ["swapoff", "/dev/dm-1"], ["swapoff", "/dev/dm-2"]]
+    calls.clear()
+    swapping.kernel.change({SWAPS: "Filename Type Size Used Priority\n"})
+    swapping.machine.restore(Swap(), before)
+    assert calls == [
+        ["swapon", "--priority=5", "/swap file"], ["swapon", "/dev/dm-1"], ["swapon", "/dev/dm-2"]
+    ]  # fmt: skip
+
+
+def test_only_the_swap_that_has_gone_comes_back(swapping: FakeMachine) -> None:
+    calls = told(swapping)
+    before = swapping.machine.read(Swap())
+    text = swapping.kernel.tree.files[SWAPS]
+    swapping.kernel.change({SWAPS: "".join(r for r in text.splitlines(True) if "dm-1" not in r)})
+    swapping.machine.restore(Swap(), before)
+    assert calls == [["swapon", "/dev/dm-1"]]
+
+
+def test_swap_that_memory_has_no_room_for_is_a_failure(host: FakeMachine, journal: Path) -> None:
+    told(host, stuck="/dev/dm-1")
+    result = of(host.apply(journal), Swap())
+    assert result.outcome is Outcome.FAILED
+    assert result.reason == "swapoff: Cannot allocate memory"
+
+
+def test_threads_have_a_real_time_policy_and_get_their_own_back(host: FakeMachine) -> None:
+    target = ThreadPriority("ksoftirqd")
+    first, second = 14, 15
+    host.set_scheduler(second, os.SCHED_RR, 7)
+    before = host.machine.read(target)
+    assert (
+        before == "ksoftirqd/0=0:0,ksoftirqd/1=2:7" and host.machine.value(target, before) == "0,7"
+    )
+    calls: list[tuple[int, int, int]] = []
+    real = host.set_scheduler
+    host.machine = replace(host.machine, set_scheduler=lambda *w: (calls.append(w), real(*w))[1])
+    host.machine.write(target, "2")
+    host.machine.write(target, "2")
+    assert calls == [(first, os.SCHED_FIFO, 2), (second, os.SCHED_FIFO, 2)]
+    host.machine.restore(target, before)
+    assert calls[2:] == [(first, os.SCHED_OTHER, 0), (second, os.SCHED_RR, 7)]
+    assert host.machine.read(target) == before
+    host.machine.write(target, "0")
+    assert host.machine.read(target) == "ksoftirqd/0=0:0,ksoftirqd/1=0:0"
