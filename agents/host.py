@@ -2,38 +2,74 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from netplugin.errors import NetpluginError
-from netplugin.models import Finding
+from netplugin.errors import NetpluginError, OperationTimeout
+from netplugin.models import Finding, HostState
 from netplugin.tuning import host_options
+from netplugin.tuning.as_json import as_json
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.intent import Intent
 from netplugin.tuning.live import Live
-from netplugin.tuning.live_ovs import read_ovs
+from netplugin.tuning.live_host import read_live
 from netplugin.tuning.planning.plan import Plan, make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.root import Root
 
+T = TypeVar("T")
+#: More than the daemons that are asked have together; a file of a driver that hangs has no limit.
+_LOOK_S = 15.0
+
 
 class HostView:
-    """Reads anew each time: nothing of this is kept. Calls take tens of milliseconds; not for the loop."""
+    """Reads anew each time: nothing of this is kept. From the loop only through ``within``."""
 
-    def __init__(self, intent: Intent | None, ovs_rundir: Path, root: Root | None = None) -> None:
+    def __init__(
+        self, intent: Intent | None, ovs_rundir: Path, libvirt_uri: str, root: Root | None = None
+    ) -> None:
         self._intent = intent
         self._rundir = ovs_rundir
+        self._libvirt_uri = libvirt_uri
         self._root = root or Root()
+        # One at a time: looks that hang must not take the threads of all else.
+        self._thread = ThreadPoolExecutor(1, "host")
 
     @classmethod
     def read(cls, conf: Any) -> HostView:
         """Raises: ValueError naming the option of ``[host]`` that is wrong."""
-        return cls(host_options.intent_of(conf), Path(conf.ovs.rundir))
+        intent = host_options.intent_of(conf)
+        return cls(intent, Path(conf.ovs.rundir), conf[host_options.GROUP].libvirt_uri)
+
+    async def within(self, look: Callable[[], T]) -> T:
+        """What ``look`` (a method of this) returns; it runs in a thread.
+
+        Raises: OperationTimeout after some seconds; what ``look`` raises.
+        """
+        begun = asyncio.get_running_loop().run_in_executor(self._thread, look)
+        try:
+            return await asyncio.wait_for(begun, _LOOK_S)
+        except TimeoutError:
+            raise OperationTimeout(
+                f"the host could not be read within {_LOOK_S:g} s", step="host",
+                fix="see which file of /sys or /proc hangs: netplugin host facts",
+            ) from None  # fmt: skip
+
+    def close(self) -> None:
+        """What is still read is not waited for."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def facts(self) -> tuple[Facts, Live]:
-        return read_facts(self._root), Live(ovs=read_ovs(self._rundir))
+        return read_facts(self._root), read_live(self._rundir, self._libvirt_uri)
+
+    def state(self) -> HostState:
+        facts, live = self.facts()
+        return HostState(facts=as_json(facts), live=as_json(live))
 
     def plan(self) -> Plan | None:
         """None without ``[host] pmd_cores``. Raises: HostError, InvalidRequest, as ``make_plan``."""
@@ -41,6 +77,12 @@ class HostView:
             return None
         facts, live = self.facts()
         return make_plan(facts, self._intent, live)
+
+    def scene(self) -> Scene:
+        """Facts, daemons and the plan of one moment. Raises: as ``plan``."""
+        facts, live = self.facts()
+        plan = make_plan(facts, self._intent, live) if self._intent else None
+        return Scene(facts, live, plan)
 
     def findings(self) -> tuple[Finding, ...]:
         """What is wrong with the host; a plan that cannot be made is one of it."""

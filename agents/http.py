@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -21,10 +22,14 @@ from netplugin.models import (
     BackendInfo,
     Batch,
     BatchResults,
+    CheckRequest,
     Finding,
+    HostState,
     NetworkInfo,
     NetworkSpec,
     PciAddress,
+    PmdInterval,
+    PmdProposal,
     PmdRequest,
     PmdState,
     Port,
@@ -137,11 +142,19 @@ def _add_ports(app: FastAPI, service: Service) -> None:
 
     @app.post(
         "/v1/vms/{vm_id}:render-domain",
-        responses=_documented(errors.NotFound, errors.Conflict, errors.Unsupported),
+        responses=_PORT_ERRORS,
         operation_id="render_domain",
     )
     async def render_domain(vm_id: NameParameter, request: RenderRequest) -> RenderedDomain:
-        return service.render_domain(vm_id, request)
+        return await service.domains.render(vm_id, request)
+
+    @app.post(
+        "/v1/vms/{vm_id}:check-domain",
+        responses=_documented(errors.NotFound),
+        operation_id="check_domain",
+    )
+    async def check_domain(vm_id: NameParameter, request: CheckRequest) -> list[Finding]:
+        return await service.domains.check(vm_id, request)
 
 
 def _add_networks(app: FastAPI, service: Service) -> None:
@@ -176,6 +189,10 @@ def _add_host(app: FastAPI, service: Service) -> None:
     async def list_backends() -> list[BackendInfo]:
         return service.backends()
 
+    @app.get("/v1/host", responses=_documented(errors.OperationTimeout), operation_id="get_host")
+    async def get_host() -> HostState:
+        return await service.host()
+
     @app.get("/v1/host/checks", responses=_documented(), operation_id="host_checks")
     async def host_checks() -> list[Finding]:
         return await service.checks()
@@ -194,12 +211,16 @@ def _add_host(app: FastAPI, service: Service) -> None:
         service.release_vf(pci_address)
 
     @app.get("/v1/pmd", responses=_PORT_ERRORS, operation_id="get_pmd")
-    async def get_pmd() -> PmdState:
-        return await service.pmd()
+    async def get_pmd(measured: Annotated[PmdInterval, Query()]) -> PmdState:
+        return await service.pmd.show(measured.interval)
 
     @app.put("/v1/pmd", responses=_PORT_ERRORS, operation_id="set_pmd")
     async def set_pmd(request: PmdRequest) -> PmdState:
-        return await service.set_pmd(request)
+        return await service.pmd.set(request)
+
+    @app.get("/v1/pmd/proposal", responses=_PORT_ERRORS, operation_id="propose_pmd")
+    async def propose_pmd(measured: Annotated[PmdInterval, Query()]) -> PmdProposal:
+        return await service.pmd.proposal(measured.interval)
 
     @app.post("/v1/reconcile", responses=_PORT_ERRORS, operation_id="reconcile")
     async def reconcile(request: ReconcileRequest | None = None) -> ReconcileReport:
@@ -222,7 +243,9 @@ def _add_health(app: FastAPI, service: Service, metrics: Metrics) -> None:
         response_class=PlainTextResponse,
     )
     async def get_metrics() -> Response:
-        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        # In a thread: OVS is asked, and may take its time.
+        text = await asyncio.to_thread(metrics.render)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/healthz", operation_id="healthz", include_in_schema=True)
     async def healthz() -> dict[str, str]:

@@ -20,6 +20,7 @@ from oslo_config import cfg
 
 from agents import backends, http, log
 from agents.gate import Gate
+from agents.host import HostView
 from agents.listen import Listen
 from agents.metrics import Metrics
 from agents.service import Service
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.set_up(conf.log_level)
         _read_all(conf)
         listen = Listen.read(conf)
+        view = HostView.read(conf)
         OvsSettings.read(conf)  # what is wrong there is said here, and not by each backend
         listen.check_files()
         held = _only_one(Path(conf.state_path))
@@ -68,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"netplugin-agent: {wrong}", file=sys.stderr)
         return 2
     metrics = Metrics(store)
-    service = Service(conf, store, metrics, host, loaded.backends, loaded.broken)
+    service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, view)
     tasks = TaskRunner(TaskSettings.read(conf), store)
     try:
         return asyncio.run(_serve(listen, service, tasks, metrics))

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, TypeAlias
 
+from agents.domains import Domains
+from agents.host import HostView
 from agents.lane import Lane
 from agents.metrics import Metrics
 from agents.networks import Networks
+from agents.pmd import Pmd
 from agents.reconciler import Delete, Operation, Put, Reconciler, unknown_backend
 from agents.store import Record, Store
 from agents.teams import Teams
@@ -24,24 +27,19 @@ from netplugin.errors import (
     NotFound,
     OperationTimeout,
 )
-from netplugin.host import pmd
 from netplugin.host.shared import Host
-from netplugin.libvirt_xml import render_domain
 from netplugin.models import (
     BackendInfo,
     Batch,
     BatchResult,
     BatchResults,
     Finding,
-    PmdRequest,
-    PmdState,
+    HostState,
     Port,
     PortSpec,
     PortState,
     ReconcileReport,
     ReconcileRequest,
-    RenderedDomain,
-    RenderRequest,
     VfInfo,
 )
 
@@ -63,9 +61,11 @@ class Service:
         host: Host,
         backends: dict[str, Backend[Observation]],
         broken: dict[str, str],
+        view: HostView,
     ) -> None:
         self._store = store
         self._host = host
+        self._view = view
         self._backends = backends
         self._broken = broken
         self._timeout_s = float(conf.agent.operation_timeout)
@@ -78,6 +78,9 @@ class Service:
             )
             for name, backend in backends.items()
         }
+        self.domains = Domains(store, view, self._nics_of)
+        self.pmd = Pmd(host)
+        metrics.watch_pmd(self.pmd.scraped)
         self.networks = Networks(store, self._lanes, self._timeout_s)
         self.teams = Teams(
             store, conf.agent.teaming_backend, self._put_alone, self._delete_alone, self._is_at_hand
@@ -98,6 +101,7 @@ class Service:
             lane.stop()
         for backend in self._backends.values():
             backend.close()
+        self._view.close()
         self._host.close()
 
     # -- ports -----------------------------------------------------------------------------------
@@ -222,36 +226,24 @@ class Service:
         self._store.release([Claim("vf", pci_address)])
 
     async def checks(self) -> list[Finding]:
-        """What an operator should know of the host, by all backends that can look at it now."""
+        """What an operator should know of the host: of the machine, and then by the backends that can
+        look at it, which know more of their own part."""
         findings: list[Finding] = []
+        try:
+            findings += await self._view.within(self._view.findings)
+        except NetpluginError as error:
+            findings.append(_unseen("host", error, "the host can be looked at"))
         for name, lane in self._lanes.items():
             try:
                 findings += await asyncio.wrap_future(lane.errand(lane.reconciler.findings))
             except NetpluginError as error:
-                findings.append(_unseen(name, error))
+                findings.append(_unseen(name, error, f"backend {name} can look at the host"))
         findings += [_unusable(info) for info in self.backends() if not info.usable]
         return list(dict.fromkeys(findings))  # backends that share NICs say the same of them
 
-    def render_domain(self, vm_id: str, request: RenderRequest) -> RenderedDomain:
-        """Raises: NotFound if the VM has no ports, Conflict if one is not ready, InvalidRequest."""
-        ports = [port for port in self.ports(vm_id=vm_id) if port.standby_of is None]
-        if not ports:
-            raise NotFound(f"VM {vm_id} has no ports here", step="render-domain")
-        for port in ports:
-            if port.state is not PortState.ACTIVE or port.binding is None:
-                raise Conflict(
-                    f"port {port.port_id} is {port.state.value}, not active",
-                    step="render-domain", port_id=port.port_id,
-                    fix="PUT the port again and see its error",
-                )  # fmt: skip
-        bindings = [port.binding for port in ports if port.binding]
-        return RenderedDomain(xml=render_domain(request.xml, bindings, request.policy))
-
-    async def pmd(self) -> PmdState:
-        return await asyncio.to_thread(pmd.show, self._host.ovs)
-
-    async def set_pmd(self, request: PmdRequest) -> PmdState:
-        return await asyncio.to_thread(pmd.set_cores, self._host.ovs, request)
+    async def host(self) -> HostState:
+        """Raises: OperationTimeout."""
+        return await self._view.within(self._view.state)
 
     def unready(self) -> list[str]:
         """Why the agent cannot do its work now; empty when it can."""
@@ -264,6 +256,10 @@ class Service:
         if not self._store.writable():
             reasons.append("the store cannot be written")
         return reasons
+
+    def _nics_of(self, vm_id: str) -> list[Port]:
+        """The ports of a VM; one that stands beside another is in that one's binding."""
+        return [port for port in self.ports(vm_id=vm_id) if port.standby_of is None]
 
     # -- plumbing --------------------------------------------------------------------------------
 
@@ -374,11 +370,10 @@ class Service:
         return BatchResult(port_id=port_id, status=204)
 
 
-def _unseen(name: str, error: NetpluginError) -> Finding:
+def _unseen(name: str, error: NetpluginError, expected: str) -> Finding:
     return Finding(
-        id=f"{name}-unseen", status="fail", found=error.detail,
-        expected=f"backend {name} can look at the host", fix=error.fix,
-    )  # fmt: skip
+        id=f"{name}-unseen", status="fail", found=error.detail, expected=expected, fix=error.fix
+    )
 
 
 def _unusable(info: BackendInfo) -> Finding:

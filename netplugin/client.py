@@ -27,12 +27,15 @@ from netplugin.models import (
     BackendInfo,
     Batch,
     BatchResults,
+    CheckRequest,
     DomainPolicy,
     Finding,
+    HostState,
     Name,
     NetworkInfo,
     NetworkSpec,
     PciAddress,
+    PmdProposal,
     PmdRequest,
     PmdState,
     Port,
@@ -165,6 +168,15 @@ class Client:
             raise invalid_request(wrong) from None
         return self._model(RenderedDomain, "POST", path, request)
 
+    def check_domain(self, vm_id: str, xml: str) -> list[Finding]:
+        """What is wrong with a domain as it is, beside the VM's ports and the host's plan."""
+        path = f"/v1/vms/{_checked_name('vm_id', vm_id)}:check-domain"
+        try:
+            request = CheckRequest(xml=xml)
+        except ValidationError as wrong:
+            raise invalid_request(wrong) from None
+        return self._parsed(TypeAdapter(list[Finding]), self._call("POST", path, request))
+
     # -- networks --------------------------------------------------------------------------------
 
     def put_network(self, network_id: str, spec: NetworkSpec) -> NetworkInfo:
@@ -184,6 +196,10 @@ class Client:
     def backends(self) -> list[BackendInfo]:
         return self._models(BackendInfo, "/v1/backends")
 
+    def host(self) -> HostState:
+        """What the host is, as ``netplugin host facts`` has it."""
+        return self._model(HostState, "GET", "/v1/host")
+
     def checks(self) -> list[Finding]:
         """What an operator should know of the host."""
         return self._models(Finding, "/v1/host/checks")
@@ -196,8 +212,13 @@ class Client:
         address = _checked("pci_address", _PCI_ADDRESS, pci_address)
         self._call("DELETE", f"/v1/vfs/{address}/quarantine")
 
-    def pmd(self) -> PmdState:
-        return self._model(PmdState, "GET", "/v1/pmd")
+    def pmd(self, interval_s: float | None = None) -> PmdState:
+        """Since the threads started, or measured anew for so many seconds (60 at most)."""
+        return self._measured(PmdState, "/v1/pmd", interval_s)
+
+    def pmd_proposal(self, interval_s: float | None = None) -> PmdProposal:
+        """Which queues would be better on which PMD threads."""
+        return self._measured(PmdProposal, "/v1/pmd/proposal", interval_s)
 
     def set_pmd(self, request: PmdRequest) -> PmdState:
         return self._model(PmdState, "PUT", "/v1/pmd", request)
@@ -228,6 +249,11 @@ class Client:
         adapter: TypeAdapter[list[_M]] = TypeAdapter(list[kind])  # type: ignore[valid-type]
         return self._parsed(adapter, self._call("GET", path, parameters=parameters))
 
+    def _measured(self, kind: type[_M], path: str, interval_s: float | None) -> _M:
+        parameters = {} if interval_s is None else {"interval": f"{interval_s:g}"}
+        answer = self._call("GET", path, parameters=parameters, more_s=interval_s or 0.0)
+        return self._parsed(TypeAdapter(kind), answer)
+
     def _parsed(self, adapter: TypeAdapter[_T], answer: httpx.Response) -> _T:
         try:
             return adapter.validate_json(answer.content)
@@ -240,8 +266,9 @@ class Client:
         path: str,
         body: BaseModel | None = None,
         parameters: Mapping[str, str] | None = None,
+        more_s: float = 0.0,
     ) -> httpx.Response:
-        answer = self._send(method, path, body, parameters)
+        answer = self._send(method, path, body, parameters, more_s)
         if not answer.is_success:
             raise _told(answer)
         return answer
@@ -252,13 +279,17 @@ class Client:
         path: str,
         body: BaseModel | None = None,
         parameters: Mapping[str, str] | None = None,
+        more_s: float = 0.0,
     ) -> httpx.Response:
+        """``more_s``: seconds that the answer is meant to take."""
+        patience = httpx.Timeout(self._http.timeout)
+        patience.read = patience.read and patience.read + more_s
         # What was not said is not sent: the MTU of a port on a VXLAN network is the network's.
         content = None if body is None else body.model_dump_json(exclude_unset=True)
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
             return self._http.request(
-                method, path, content=content, headers=headers, params=parameters
+                method, path, content=content, headers=headers, params=parameters, timeout=patience
             )
         except httpx.HTTPError as failed:
             raise self._unreached(failed) from failed

@@ -362,6 +362,30 @@ class Finding(Value):
     fix: str | None = None
 
 
+class HostState(Value):
+    """What the host is, as ``netplugin host facts`` has it: what cannot be read is an object with the
+    reason (``unknown``) and the file (``path``)."""
+
+    facts: dict[str, Any]
+    #: What running daemons say: OVS, libvirt.
+    live: dict[str, Any]
+
+
+# -- PMD cores: OVS's threads and receive queues --------------------------------------------------
+
+Cpu = Annotated[int, Field(ge=0, le=8191, strict=True)]
+Percent = Annotated[int, Field(ge=0, le=100, strict=True)]
+#: The name of an OVS interface: whatever OVS takes, as long as it can be printed and has no spaces.
+OvsPortName = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,128}$", strict=True)]
+QueueId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,3})$", strict=True)]
+#: CPUs by queue by port; null is no pinning.
+Affinity = dict[OvsPortName, dict[QueueId, Cpu | None]]
+CpuList = Annotated[
+    str,
+    StringConstraints(pattern=r"^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$", max_length=1024),
+]
+
+
 class RxQueue(Value):
     """One receive queue and the share of its PMD core it takes (percent; null: not measured yet)."""
 
@@ -369,16 +393,63 @@ class RxQueue(Value):
     queue: int
     enabled: bool
     usage_percent: int | None
+    #: The CPU it is pinned to by ``pmd-rxq-affinity``, whether a PMD thread runs there or not.
+    pinned_to: int | None = None
+    #: Of the port's device or of the VM's memory; null where OVS does not say.
+    port_numa_node: int | None = None
+    numa_mismatch: bool = False
 
 
 class PmdCore(Value):
-    """One PMD thread. ``busy_percent`` is since the thread started or its statistics were cleared."""
+    """One PMD thread. ``isolated``: it polls pinned queues and no others.
+
+    Counts and what is made of them are since the thread started or its statistics were cleared, or
+    of the interval that was asked for. Null: not measured, or nothing to divide by.
+    """
 
     cpu: int
     numa_node: int
     isolated: bool
     busy_percent: float | None
     queues: tuple[RxQueue, ...]
+    #: What it takes to poll queues and is no queue's own, of ``usage_seconds``.
+    overhead_percent: int | None = None
+    packets: int | None = None
+    #: Of the time stamp counter: all of them, and those of polls that had packets.
+    cycles_per_packet: float | None = None
+    processing_cycles_per_packet: float | None = None
+    #: Packets without a flow in the datapath, and those of them that were lost.
+    upcalls: int | None = None
+    lost_upcalls: int | None = None
+
+
+class AutoLoadBalance(Value):
+    """OVS's own: queues move if a thread is above the load, and the variance improves by as much."""
+
+    enabled: bool = False
+    load_threshold: int = 95
+    improvement_threshold: int = 25
+    interval_minutes: int = 1
+
+
+class PmdSettings(Value):
+    """``other_config`` of Open_vSwitch for PMD threads, as OVS takes it; null: not set.
+
+    ``rxq_isolate``: pinning a queue takes its thread from all queues that are not pinned.
+    """
+
+    mask: str | None = None
+    rxq_assign: str = "cycles"
+    rxq_isolate: bool = True
+    auto_load_balance: AutoLoadBalance = AutoLoadBalance()
+    sleep_max: str | None = None
+
+
+class UnpolledQueue(Value):
+    """A receive queue that no PMD thread polls."""
+
+    port: str
+    queue: int
 
 
 class PmdState(Value):
@@ -386,24 +457,119 @@ class PmdState(Value):
 
     cpus: str
     cores: tuple[PmdCore, ...]
+    settings: PmdSettings = PmdSettings()
+    #: Of how many seconds the usage of queues is; OVS counts in steps of 5.
+    usage_seconds: int | None = None
+    #: The interval that was measured, in seconds; null: all since the threads started.
+    interval_s: float | None = None
+    unpolled: tuple[UnpolledQueue, ...] = ()
+
+
+class PmdInterval(Value):
+    """Measure anew, for so many seconds."""
+
+    interval: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] | None = None
+
+
+class ProposedQueue(Value):
+    """Where a receive queue is and should be; ``proposed_cpu`` null: it idles, and OVS may choose."""
+
+    port: str
+    queue: int
+    load_percent: int
+    port_numa_node: int | None
+    cpu: int
+    proposed_cpu: int | None
+
+
+class PmdLoads(Value):
+    """What queues take of the PMD threads: of the fullest, the variance, and queues on wrong nodes."""
+
+    largest_percent: int
+    variance: int
+    numa_mismatches: int
+
+
+class AutoLoadBalanceView(Value):
+    """What OVS's own assignment would bring. ``acts``: it would move queues by itself, if enabled.
+
+    ``preferred``: it does as well as the proposal, and goes on doing so when the traffic changes.
+    """
+
+    enabled: bool
+    possible: bool
+    #: Why it is not possible, or would not act.
+    reason: str | None
+    expected: PmdLoads
+    improvement_percent: int
+    acts: bool
+    preferred: bool
+
+
+class PmdAdvice(Value):
+    """What no assignment can mend, or what would do better than pinning."""
+
+    id: Literal["not-measured", "auto-load-balance", "more-queues", "more-cores", "fewer-queues"]
+    text: str
+
+
+class PmdProposal(Value):
+    """An assignment of queues to PMD threads that makes the fullest less full; empty: none is better.
+
+    ``affinity`` and ``settings`` are what ``PUT /v1/pmd`` with ``proposed`` writes.
+    """
+
+    moves: int
+    now: PmdLoads
+    proposed: PmdLoads
+    improvement_percent: int
+    queues: tuple[ProposedQueue, ...]
+    affinity: dict[str, dict[str, int | None]]
+    settings: dict[str, str]
+    auto_load_balance: AutoLoadBalanceView
+    advice: tuple[PmdAdvice, ...]
+
+
+class AutoLoadBalanceRequest(Value):
+    """What to change of OVS's own balancing; what is not given stays."""
+
+    enabled: Flag | None = None
+    load_threshold: Percent | None = None
+    improvement_threshold: Percent | None = None
+    interval_minutes: Annotated[int, Field(ge=1, le=20_000, strict=True)] | None = None
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not any(value is not None for value in dict(self).values()):
+            raise ValueError("nothing to change")
+        return self
 
 
 class PmdRequest(Value):
-    """Set the PMD cores: either the very CPUs or how many."""
+    """Set the PMD cores (the very CPUs or how many), pin queues to them, balance them.
 
-    cpus: (
-        Annotated[
-            str,
-            StringConstraints(pattern=r"^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$", max_length=1024),
-        ]
-        | None
-    ) = None
+    ``clear_affinity`` takes away the pinnings of these ports before those of ``affinity`` are set;
+    ``proposed`` sets what ``GET /v1/pmd/proposal`` says.
+    """
+
+    cpus: CpuList | None = None
     count: Annotated[int, Field(ge=1, le=1024, strict=True)] | None = None
+    affinity: Annotated[Affinity, Field(max_length=1024)] | None = None
+    clear_affinity: Annotated[tuple[OvsPortName, ...], Field(max_length=1024), _at_most(1024)] = ()
+    clear_all_affinity: Flag = False
+    auto_load_balance: AutoLoadBalanceRequest | None = None
+    proposed: Flag = False
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
-        if (self.cpus is None) == (self.count is None):
+        cores = self.cpus is not None or self.count is not None
+        if self.cpus is not None and self.count is not None:
             raise ValueError("give either cpus or count")
+        pins = bool(self.affinity or self.clear_affinity or self.clear_all_affinity)
+        if self.proposed and (cores or pins):
+            raise ValueError("proposed goes with neither cpus nor count nor affinity")
+        if not (cores or pins or self.proposed or self.auto_load_balance is not None):
+            raise ValueError("nothing to set")
         return self
 
 
@@ -434,6 +600,9 @@ class ReconcileReport(BaseModel):
 
 
 class DomainPolicy(Value):
+    """How a domain is placed. ``pin``: each vCPU on a CPU of its own, by the host's plan; ``realtime``: that,
+    and what real time needs beside; ``numa_node``: where it is to be."""
+
     pin: Flag = False
     realtime: Flag = False
     numa_node: Annotated[int, Field(ge=0, le=1023, strict=True)] | None = None
@@ -444,6 +613,12 @@ class RenderRequest(Value):
 
     xml: Annotated[str, StringConstraints(max_length=1_000_000)]
     policy: DomainPolicy = DomainPolicy()
+
+
+class CheckRequest(Value):
+    """A libvirt domain as it is, to be looked at."""
+
+    xml: Annotated[str, StringConstraints(max_length=1_000_000)]
 
 
 class RenderedDomain(Value):

@@ -25,7 +25,8 @@ from netplugin.host.ovs_rows import (
     OvsBridge,
     OvsPort,
 )
-from netplugin.host.vswitchd import appctl, parse_pmd
+from netplugin.host.vswitchd import appctl
+from netplugin.pmd.threads import parse_threads
 
 _READ_S = 5.0  # seconds one read of the flows may take
 _MANY = 8  # with more ports than this, one dump of all flows is quicker than one for each
@@ -138,7 +139,8 @@ class Reader:
         if not suspects:
             return frozenset()
         shown = self.appctl(scope, "dpif-netdev/pmd-rxq-show")
-        return frozenset(suspects - {q.port for core in parse_pmd(shown, "") for q in core.queues})
+        polled = {q.port for thread in parse_threads(shown).threads for q in thread.queues}
+        return frozenset(suspects - polled)
 
     def cannot_segment(self, seen: SeenOvs, scope: Scope) -> frozenset[str]:
         """NICs by which ports in question leave, and that drop the large segments of VMs."""

@@ -1,19 +1,18 @@
-"""The commands ``netplugin backend list|check``, ``pmd show|set`` and ``reconcile``."""
+"""The commands ``netplugin backend list|check`` and ``reconcile``."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cliff.columns import FormattableColumn
 from cliff.lister import Lister
 from cliff.show import ShowOne
-from pydantic import ValidationError
 
 from netplugin.cli import show
-from netplugin.client import Client, invalid_request
-from netplugin.models import PmdRequest, PmdState, ReconcileRequest
+from netplugin.cli.findings import FindingLister
+from netplugin.client import Client
+from netplugin.models import Finding, ReconcileRequest
 
 Columns = tuple[Sequence[str], show.Row]
 
@@ -36,66 +35,12 @@ class BackendList(Lister):
         ]  # fmt: skip
 
 
-class BackendCheck(Lister):
+class BackendCheck(FindingLister):
     """List what the backends found on the host; exit status 1 if something fails."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._status = 0
-
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
+    def find(self, parsed_args: Namespace) -> Iterable[Finding]:
         with Client.from_environment() as client:
-            findings = client.checks()
-        self._status = 1 if any(finding.status == "fail" for finding in findings) else 0
-        return ("id", "status", "found", "expected", "fix"), [
-            (f.id, f.status, f.found, f.expected, show.Optional(f.fix)) for f in findings
-        ]
-
-    def run(self, parsed_args: Namespace) -> int:
-        return super().run(parsed_args) or self._status
-
-
-class PmdCores(FormattableColumn[list[dict[str, Any]]]):
-    """A line for each PMD thread and each receive queue on it."""
-
-    def human_readable(self) -> str:
-        return "\n".join(line for core in self._value for line in self._lines(core))
-
-    def _lines(self, core: dict[str, Any]) -> Iterator[str]:
-        isolated = ", isolated" if core["isolated"] else ""
-        load = _percent(core["busy_percent"])
-        yield f"cpu {core['cpu']} (NUMA node {core['numa_node']}{isolated}): busy {load}"
-        for queue in core["queues"]:
-            state = "" if queue["enabled"] else " (disabled)"
-            used = _percent(queue["usage_percent"])
-            yield f"  {queue['port']} queue {queue['queue']}{state}: {used}"
-
-
-class PmdShow(ShowOne):
-    """Show the PMD cores of OVS, their load and their queues."""
-
-    def take_action(self, parsed_args: Namespace) -> Columns:
-        with Client.from_environment() as client:
-            return _pmd(client.pmd())
-
-
-class PmdSet(ShowOne):
-    """Set the PMD cores of OVS."""
-
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
-        group = parser.add_mutually_exclusive_group(required=True)
-        group.add_argument("--cpus", metavar="LIST", help="these CPUs, like 2-5,8")
-        group.add_argument("--count", type=int, metavar="N", help="so many, chosen by the agent")
-        return parser
-
-    def take_action(self, parsed_args: Namespace) -> Columns:
-        try:
-            request = PmdRequest(cpus=parsed_args.cpus, count=parsed_args.count)
-        except ValidationError as wrong:
-            raise invalid_request(wrong) from None
-        with Client.from_environment() as client:
-            return _pmd(client.set_pmd(request))
+            return client.checks()
 
 
 class Reconcile(ShowOne):
@@ -126,12 +71,3 @@ class Reconcile(ShowOne):
 
     def run(self, parsed_args: Namespace) -> int:
         return super().run(parsed_args) or self._status
-
-
-def _pmd(state: PmdState) -> Columns:
-    values = state.model_dump(mode="json")
-    return ("cpus", "cores"), (values["cpus"], PmdCores(values["cores"]))
-
-
-def _percent(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:g} %"

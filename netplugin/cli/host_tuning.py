@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cliff.command import Command
-from cliff.lister import Lister
 from cliff.show import ShowOne
+from oslo_config import cfg
 from pydantic import ValidationError
 
+from netplugin import options
 from netplugin.cli import show
+from netplugin.cli.findings import FindingLister
 from netplugin.client import invalid_request
+from netplugin.errors import InvalidRequest
+from netplugin.models import Finding
+from netplugin.tuning import host_options
 from netplugin.tuning.as_json import as_json
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.intent import Intent
 from netplugin.tuning.live import Live
-from netplugin.tuning.live_ovs import RUNDIR, read_ovs
+from netplugin.tuning.live_host import read_live
+from netplugin.tuning.live_libvirt import URI
+from netplugin.tuning.live_ovs import RUNDIR
 from netplugin.tuning.output.plan_json import plan_json
 from netplugin.tuning.output.playbook import playbook
 from netplugin.tuning.output.text import plan_text
@@ -35,42 +43,30 @@ class HostFacts(ShowOne):
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        _add_root(parser)
+        add_root(parser)
         return parser
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
-        facts, live = _read(parsed_args)
+        facts, live = read_machine(parsed_args)
         values: dict[str, Any] = {**as_json(facts), "live": as_json(live)}
         return tuple(values), tuple(show.Structure(value) for value in values.values())
 
 
-class HostCheck(Lister):
-    """List what is wrong with this machine, against a plan if --pmd-cores is given; exit status 1
-    if something fails."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._status = 0
+class HostCheck(FindingLister):
+    """List what is wrong with this machine, against a plan if there are pmd_cores (--pmd-cores, or
+    --config-file); exit status 1 if something fails."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        _add_root(parser)
-        _add_intent(parser, required=False)
+        add_root(parser)
+        add_intent(parser)
         return parser
 
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
-        facts, live = _read(parsed_args)
-        plan = None
-        if parsed_args.pmd_cores is not None:
-            plan = make_plan(facts, _intent(parsed_args), live)
-        findings = check(Scene(facts, live, plan))
-        self._status = 1 if any(finding.status == "fail" for finding in findings) else 0
-        return ("id", "status", "found", "expected", "fix"), [
-            (f.id, f.status, f.found, f.expected, show.Optional(f.fix)) for f in findings
-        ]
-
-    def run(self, parsed_args: Namespace) -> int:
-        return super().run(parsed_args) or self._status
+    def find(self, parsed_args: Namespace) -> Iterable[Finding]:
+        facts, live = read_machine(parsed_args)
+        intent = intent_of(parsed_args)
+        plan = make_plan(facts, intent, live) if intent else None
+        return check(Scene(facts, live, plan))
 
 
 class HostPlan(Command):
@@ -82,14 +78,25 @@ class HostPlan(Command):
             "-f", "--format", choices=("text", "json", "ansible"), default="text",
             help="for people (the default), for programs, or as a playbook",
         )  # fmt: skip
-        _add_root(parser)
-        _add_intent(parser, required=True)
+        add_root(parser)
+        add_intent(parser)
         return parser
 
     def take_action(self, parsed_args: Namespace) -> None:
-        facts, live = _read(parsed_args)
-        plan = make_plan(facts, _intent(parsed_args), live)
+        facts, live = read_machine(parsed_args)
+        plan = make_plan(facts, required(intent_of(parsed_args)), live)
         self.app.stdout.write(_printed(plan, facts, parsed_args.format))
+
+
+def required(intent: Intent | None) -> Intent:
+    """Raises: InvalidRequest where there is none."""
+    if intent is None:
+        raise InvalidRequest(
+            "pmd_cores: there is no plan without it", step="plan",
+            fix="give --pmd-cores N (0 for a host without OVS-DPDK), or [host] pmd_cores in a file that "
+            "--config-file names",
+        )  # fmt: skip
+    return intent
 
 
 def _printed(plan: Plan, facts: Facts, form: str) -> str:
@@ -100,36 +107,72 @@ def _printed(plan: Plan, facts: Facts, form: str) -> str:
     return plan_text(plan)
 
 
-def _add_root(parser: ArgumentParser) -> None:
+def add_root(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--root", type=Path, default=Path("/"), metavar="DIR",
         help="read another machine's copy of /proc, /sys and /etc under this directory",
     )  # fmt: skip
     parser.add_argument(
-        "--ovs-rundir", type=Path, default=RUNDIR, metavar="DIR", help="where OVS has its sockets"
-    )
+        "--ovs-rundir", type=Path, metavar="DIR",
+        help=f"where OVS has its sockets; not given: [ovs] rundir, or {RUNDIR}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--libvirt-uri", metavar="URI",
+        help=f"the libvirt of this machine; not given: [host] libvirt_uri, or {URI}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--config-file", type=Path, action="append", default=[], metavar="FILE",
+        help="the agent's configuration, several times for several: its group [host] has what other "
+        "options do not say",
+    )  # fmt: skip
 
 
-def _read(parsed_args: Namespace) -> tuple[Facts, Live]:
-    """Another machine's OVS cannot be asked."""
-    here = parsed_args.root == Path("/")
-    live = Live(ovs=read_ovs(parsed_args.ovs_rundir)) if here else Live()
-    return read_facts(Root(parsed_args.root)), live
+def read_machine(parsed_args: Namespace) -> tuple[Facts, Live]:
+    """Another machine's OVS and libvirt cannot be asked."""
+    facts = read_facts(Root(parsed_args.root))
+    if parsed_args.root != Path("/"):
+        return facts, Live()
+    uri = parsed_args.libvirt_uri or _configured(parsed_args).uri
+    return facts, read_live(ovs_rundir(parsed_args), uri)
 
 
-def _add_intent(parser: ArgumentParser, required: bool) -> None:
-    """An option for each field of the intent; what is not given is the field's default."""
+def ovs_rundir(parsed_args: Namespace) -> Path:
+    """Where this machine's OVS has its sockets. Raises: InvalidRequest."""
+    given: Path | None = parsed_args.ovs_rundir
+    return given or _configured(parsed_args).rundir
+
+
+@dataclass(frozen=True)
+class _Configured:
+    """What the configuration says of a host; ``intent`` are the fields that are set."""
+
+    rundir: Path
+    uri: str
+    intent: dict[str, Any]
+
+
+def _configured(parsed_args: Namespace) -> _Configured:
+    """Raises: InvalidRequest naming the file or the option that is wrong."""
+    try:
+        conf = options.load(parsed_args.config_file)
+        return _Configured(Path(conf.ovs.rundir), conf.host.libvirt_uri, host_options.given(conf))
+    except (cfg.Error, ValueError) as wrong:
+        raise InvalidRequest(
+            str(wrong), step="configuration", fix="correct what --config-file names"
+        ) from None
+
+
+def add_intent(parser: ArgumentParser) -> None:
+    """An option for each field of the intent; what is not given is the configuration's."""
     for name, field in Intent.model_fields.items():
         option = "--" + _OPTIONS.get(name, name).replace("_", "-")
         words: dict[str, Any] = {"dest": name, "help": field.description}
         if field.annotation is bool:
-            words["action"] = "store_true"
+            words["action"] = BooleanOptionalAction
         elif name in _SEVERAL:
             words |= {"action": "append", "metavar": "X"}
         else:
             words |= {"metavar": "N"}
-        if name == "pmd_cores" and required:
-            words["required"] = True
         parser.add_argument(option, default=None, **words)
 
 
@@ -138,9 +181,14 @@ _SEVERAL = ("nics", "mtus", "vfs")
 _OPTIONS = {"nics": "nic", "mtus": "mtu"}
 
 
-def _intent(parsed_args: Namespace) -> Intent:
-    given = {name: getattr(parsed_args, name) for name in Intent.model_fields}
+def intent_of(parsed_args: Namespace) -> Intent | None:
+    """None where nobody says how many PMD cores. Raises: InvalidRequest naming the field."""
+    said = {name: getattr(parsed_args, name) for name in Intent.model_fields}
+    given = _configured(parsed_args).intent
+    given |= {name: value for name, value in said.items() if value is not None}
+    if "pmd_cores" not in given:
+        return None
     try:
-        return Intent.model_validate({n: value for n, value in given.items() if value is not None})
+        return Intent.model_validate(given)
     except ValidationError as wrong:
         raise invalid_request(wrong) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,13 @@ class Optional(FormattableColumn[Any]):
 
     def human_readable(self) -> str:
         return "" if self._value is None else str(self._value)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as columns of text, the first row as their heads."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join(lines)
 
 
 def fields(model: BaseModel) -> tuple[tuple[str, ...], Row]:

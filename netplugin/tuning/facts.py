@@ -62,11 +62,13 @@ class Policy:
 
 @dataclass(frozen=True)
 class PowerFacts:
-    """``turbo`` is None where nothing can switch it; ``idle_driver`` where there is none."""
+    """``turbo`` is None where nothing can switch it; ``idle_driver`` where there is none. The drivers of
+    P-states say their mode (``active``, ``passive``), None where the CPU is another vendor's."""
 
     policies: Fact[tuple[Policy, ...]]
     turbo: Fact[bool | None]
     intel_pstate: Fact[str | None]
+    amd_pstate: Fact[str | None]
     idle_driver: Fact[str | None]
     idle_states: Fact[tuple[str, ...]]
 
@@ -103,11 +105,15 @@ class MemoryFacts:
 
 @dataclass(frozen=True)
 class KernelThread:
-    """A thread of the kernel that may have to preempt a busy CPU; priority 0 is not real time."""
+    """A thread of the kernel that may have to preempt a busy CPU; priority 0 is not real time.
+
+    ``policy`` is a number of sched(7): 0 is SCHED_OTHER, 1 is SCHED_FIFO.
+    """
 
     name: str
     pid: int
     priority: int
+    policy: int
 
 
 @dataclass(frozen=True)
@@ -208,7 +214,7 @@ class Limit:
     group: str
     cpus: Fact[Cpus | None]
     memory_bytes: Fact[int | None]
-    hugepages: Mapping[str, int]
+    hugepages: Mapping[str, Fact[int]]
 
 
 @dataclass(frozen=True)

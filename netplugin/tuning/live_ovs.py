@@ -2,40 +2,52 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 from netplugin.errors import NetpluginError
 from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovsdb import Ovsdb
-from netplugin.host.vswitchd import appctl, parse_pmd
-from netplugin.models import PmdCore
+from netplugin.models import PmdState
+from netplugin.pmd.read import read
 from netplugin.tuning.live import OvsLive, OvsPortLive
-from netplugin.tuning.root import Fact, Unknown
+from netplugin.tuning.root import Fact, Unknown, known
 
 #: Where Debian and Red Hat have OVS's sockets.
 RUNDIR = Path("/run/openvswitch")
 _WAIT_S = 5.0
 #: Of the interfaces of OVS, those that PMD threads poll.
 _POLLED = ("dpdk",)
+_NO_THREADS = PmdState(cpus="", cores=())
 
 
 def read_ovs(rundir: Path = RUNDIR) -> Fact[OvsLive]:
     """An ``Unknown`` where no OVS runs, or it does not answer in time."""
     socket = rundir / "db.sock"
-    if not socket.exists():
+    try:
+        socket.stat()
+    except FileNotFoundError:
         return Unknown(str(socket), "there is no such file", missing=True)
+    except OSError as refused:
+        return Unknown(str(socket), str(refused.strerror).lower())
+    if not os.access(socket, os.W_OK):  # unix(7): who connects needs to write
+        return Unknown(str(socket), "permission denied")
     database = Ovsdb(f"unix:{socket}")
     try:
         database.require_online(_WAIT_S)
         root = database.mirror.root
+        pmd = _pmd(database.mirror, rundir) if root.dpdk_initialized else _NO_THREADS
+        threads = known(pmd, _NO_THREADS)
         return OvsLive(
             version=root.ovs_version,
             dpdk_version=root.dpdk_version,
             dpdk_initialized=root.dpdk_initialized,
             other_config=dict(root.other_config),
             ports=_ports(database.mirror),
-            pmds=_pmds(rundir) if root.dpdk_initialized else (),
+            pmds=threads.cores,
+            unpolled=threads.unpolled,
+            silent=pmd if isinstance(pmd, Unknown) else None,
         )
     except NetpluginError as refused:
         return Unknown(str(socket), refused.detail)
@@ -52,13 +64,8 @@ def _ports(mirror: Mirror) -> tuple[OvsPortLive, ...]:
     )
 
 
-def _pmds(rundir: Path) -> tuple[PmdCore, ...]:
-    """None as long as there is no bridge: vswitchd refuses the question then."""
-    deadline = time.monotonic() + _WAIT_S
+def _pmd(mirror: Mirror, rundir: Path) -> Fact[PmdState]:
     try:
-        return parse_pmd(
-            appctl(rundir, "dpif-netdev/pmd-rxq-show", deadline=deadline),
-            appctl(rundir, "dpif-netdev/pmd-stats-show", deadline=deadline),
-        )
-    except NetpluginError:
-        return ()
+        return read(mirror, rundir, time.monotonic() + _WAIT_S).state
+    except NetpluginError as refused:
+        return Unknown("ovs-vswitchd", refused.detail)

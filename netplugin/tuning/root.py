@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,11 +14,14 @@ D = TypeVar("D")
 
 #: More than any file that is read here has; a tree may come from elsewhere.
 _MOST_BYTES = 1 << 20
+#: How sysfs says that a device has no such value (the speed of a link that is down, say), and /proc
+#: that a process has just ended.
+_NO_VALUE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ESRCH)
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """What could not be read, and why. ``missing``: there is no such file."""
+    """What could not be read, and why. ``missing``: there is no such file, or nothing in it now."""
 
     path: str
     reason: str
@@ -96,6 +100,7 @@ class Root:
 
 
 def _unknown(path: str, wrong: OSError) -> Unknown:
-    missing = isinstance(wrong, FileNotFoundError | NotADirectoryError)
-    reason = "there is no such file" if missing else wrong.strerror or str(wrong)
+    gone = isinstance(wrong, FileNotFoundError | NotADirectoryError)
+    reason = "there is no such file" if gone else wrong.strerror or str(wrong)
+    missing = gone or wrong.errno in _NO_VALUE
     return Unknown(path, reason[:1].lower() + reason[1:], missing)

@@ -21,6 +21,7 @@ import pytest
 import netplugin.errors as errors
 from agents import http
 from agents.metrics import Metrics
+from agents.metrics_pmd import PmdFigures
 from agents.service import Service
 from agents.store import Store
 from agents.tasks import TaskRunner
@@ -30,7 +31,9 @@ from drivers.sriov.driver import Sriov
 from drivers.vdpa.driver import Vdpa
 from netplugin import docgen
 from netplugin.cli.main import Netplugin
-from netplugin.models import PortState, TaskState
+from netplugin.models import PmdCore, PmdState, PortState, RxQueue, TaskState
+from netplugin.pmd.counters import Counters
+from netplugin.pmd.read import Reading
 from tests.docs.blocks import (
     PAGES,
     ROOT,
@@ -44,6 +47,14 @@ from tests.docs.example_backend import list_opts
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 BASH = [block for block in BLOCKS if block.language == "bash"]
+#: A PMD thread that has every figure.
+PMD_READING = Reading(
+    PmdState(cpus="1", cores=(
+        PmdCore(cpu=1, numa_node=0, isolated=False, busy_percent=1, overhead_percent=1, packets=1,
+                cycles_per_packet=1, processing_cycles_per_packet=1,
+                queues=(RxQueue(port="p", queue=0, enabled=True, usage_percent=1),)),
+    )), {1: Counters(1, 1, 1)},
+)  # fmt: skip
 #: Groups of the setup.cfg that docs/writing-a-backend.md shows.
 PACKAGING = {"metadata", "options", "options.entry_points"}
 
@@ -119,7 +130,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 def parser_of(words: list[str]) -> tuple[ArgumentParser, list[str]]:
     """The parser of the command that the words begin with, and the words after it."""
     known = {e.name.replace("_", " "): e for e in entry_points(group="netplugin.cli")}
-    for count in (2, 1):
+    for count in (3, 2, 1):
         name = " ".join(words[:count])
         if name in known:
             app = Netplugin()
@@ -301,6 +312,16 @@ def test_the_metrics_are_all_there(tmp_path: Path) -> None:
         shown = re.search(rf"^{quoted(row[0])[0]}\w*{{(.*?)}}", text, re.MULTILINE)
         labels = re.findall(r"(\w+)=", shown[1]) if shown else quoted(row[1])
         assert set(labels) - {"le"} == set(quoted(row[1])), row
+
+
+def test_the_metrics_of_pmd_threads_are_all_there() -> None:
+    made = {}
+    for family in PmdFigures(lambda: PMD_READING).collect():
+        total = "_total" if family.type == "counter" else ""
+        [labels] = {tuple(sample.labels) for sample in family.samples}
+        made[family.name + total] = set(labels)
+    rows = table("docs/pmd.md", "metric", "labels", "meaning")
+    assert {quoted(name)[0]: set(quoted(labels)) for name, labels, _ in rows} == made
 
 
 def test_the_libraries_are_those_of_setup_cfg_with_their_bounds() -> None:

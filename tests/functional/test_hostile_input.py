@@ -20,7 +20,7 @@ import pytest
 import agents
 import drivers
 import netplugin
-from netplugin.models import Batch, PmdRequest, PortSpec, ReconcileRequest
+from netplugin.models import AutoLoadBalanceRequest, Batch, PmdRequest, PortSpec, ReconcileRequest
 from tests.functional.conftest import BASE, make_spec
 from tests.functional.test_plug_ovs import planned
 from tests.lab.agent import PrivateAgent
@@ -222,7 +222,10 @@ def test_the_walk_finds_the_fields() -> None:
         "vm_id", "mac", "network.vlan_id", "vf.pci_address", "vf.trusted", "qos.ingress_kbps", "numa_node",
         "port_security.allowed_addresses.0.ip", "port_security.enabled", "rx_queue_size",
     } <= found  # fmt: skip
-    assert {field.name for field in fields_of(PmdRequest)} == {"cpus", "count"}
+    assert {field.name for field in fields_of(PmdRequest)} == {
+        "cpus", "count", "affinity", "clear_affinity", "clear_affinity.0", "clear_all_affinity", "proposed",
+        "auto_load_balance", *(f"auto_load_balance.{name}" for name in AutoLoadBalanceRequest.model_fields),
+    }  # fmt: skip
     assert "put.0.spec.network.mtu" in {field.name for field in fields_of(Batch)}
 
 
@@ -293,7 +296,7 @@ def test_every_field_of_a_reconcile(client: httpx.Client) -> None:
 
 def test_every_field_of_a_pmd_request(client: httpx.Client, ovs: PrivateOvs) -> None:
     mask = ovs.get("Open_vSwitch", ".", "other_config:pmd-cpu-mask")
-    cpus, count = fields_of(PmdRequest)
+    cpus, count, *others = fields_of(PmdRequest)
     for value in [*STRINGS, *WRONG_TYPES, "0,", ",0", "0-", "5-3", "0--1", "0x1", "99999", "0-99999999999",
                   "1" * 1_025, "٣", "0\n", "+1", "1.0"]:  # fmt: skip
         if value is not None:
@@ -301,6 +304,17 @@ def test_every_field_of_a_pmd_request(client: httpx.Client, ovs: PrivateOvs) -> 
     for value in [*hostile(count), 1_025, 1_000]:
         if value is not None:
             assert_refused(send(client, "PUT", "/v1/pmd", {"count": value}), count.name, value)
+    # With a port that is not there, so that what may be right is not done.
+    body = {"affinity": {"none": {"0": 1}}, "clear_affinity": ["none"], "clear_all_affinity": False,
+            "proposed": False, "auto_load_balance": {"load_threshold": 50}}  # fmt: skip
+    for field in others:
+        for value in hostile(field):
+            answer = send(client, "PUT", "/v1/pmd", replaced(body, field.place, value))
+            assert_refused(answer, field.name, value)
+    for pins in ({"a b": {"0": 1}}, {"": {"0": 1}}, {"p": {"": 1}}, {"p": {"0 ": 1}}, {"p": {"٣": 1}},
+                 {"p": {"0": "1"}}, {"p": {"0": 1.5}}, {"p": {"0": True}}, {"p": []}, {"p": {"-1": 1}},
+                 {"\ud800": {"0": 1}}, {"a\n": {"0": 1}}, {"p" * 10_000: {"0": 1}}):  # fmt: skip
+        assert_refused(send(client, "PUT", "/v1/pmd", {"affinity": pins}), "affinity", pins)
     for both in ({"cpus": "0", "count": 1}, {}, {"cpus": None}, {"cpus": "0", "unknown": 1}):
         assert send(client, "PUT", "/v1/pmd", both).status_code == 422
     assert ovs.get("Open_vSwitch", ".", "other_config:pmd-cpu-mask") == mask

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from agents import http
 from agents.gate import Gate
+from agents.host import HostView
 from agents.metrics import Metrics
 from agents.service import Service
 from agents.store import Store
@@ -22,7 +23,10 @@ from agents.tasks import TaskRunner, TaskSettings
 from netplugin import options
 from netplugin.backend import Backend
 from netplugin.host.shared import Host
+from netplugin.tuning.intent import Intent
 from tests.unit.fakes import FakeBackend, FakeHost
+from tests.unit.tuning.machines import MemoryRoot, Tree, load
+from tests.unit.tuning.trees import tree
 
 #: Seconds after which a test that waits has failed. It is never reached when all is well.
 DEADLINE_S = 20.0
@@ -33,6 +37,9 @@ SPEC: dict[str, Any] = {
     "backend": "fake",
     "network": {"type": "vlan", "physical_network": "physnet1", "vlan_id": 100},
 }
+
+
+HUGEPAGES = {"/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages": "8"}
 
 
 @dataclass
@@ -54,8 +61,12 @@ def agent(
     backends: Mapping[str, Backend[Any]] | None = None,
     broken: Mapping[str, str] | None = None,
     teaming_backend: str = "",
+    view: HostView | None = None,
 ) -> Iterator[Agent]:
-    """An agent that has had its first look at the host; its tasks are started by who serves it."""
+    """An agent that has had its first look at the host; its tasks are started by who serves it.
+
+    Nothing is wrong with its machine, as long as no other ``view`` is given.
+    """
     conf = options.load([])
     conf.set_override("teaming_backend", teaming_backend, group="agent")
     host = FakeHost()
@@ -64,7 +75,8 @@ def agent(
     )
     store = Store(directory / "agent.db")
     metrics = Metrics(store)
-    service = Service(conf, store, metrics, Host(conf), loaded, dict(broken or {}))
+    view = view or view_of(Tree(tree(load("small")).files | HUGEPAGES), directory)
+    service = Service(conf, store, metrics, Host(conf), loaded, dict(broken or {}), view)
     tasks = TaskRunner(TaskSettings(tuple(callback_allow), 60.0, 5.0), store)
     service.start()
     try:
@@ -74,6 +86,11 @@ def agent(
     finally:
         service.stop()
         store.close()
+
+
+def view_of(machine: Tree, directory: Path, intent: Intent | None = None) -> HostView:
+    """A machine in memory, where no OVS and no libvirt run."""
+    return HostView(intent, directory, "", MemoryRoot(machine))
 
 
 @contextmanager

@@ -13,14 +13,24 @@ from typing import Any
 import pytest
 from lxml import etree
 
+import agents.pmd
 from netplugin.backend import Usability
 from netplugin.cli.main import main
 from netplugin.errors import HostError
-from netplugin.host import pmd
 from netplugin.host.shared import Host
-from netplugin.models import PmdCore, PmdRequest, PmdState, PortSpec, RxQueue
+from netplugin.models import (
+    AutoLoadBalanceRequest,
+    PmdRequest,
+    PmdState,
+    PortSpec,
+    UnpolledQueue,
+)
+from netplugin.pmd.counters import Counters
+from netplugin.pmd.propose import propose
+from netplugin.pmd.read import Reading
 from tests.unit.agent import SPEC, Agent, agent, served_agent
 from tests.unit.fakes import FakeBackend, FakeHost
+from tests.unit.pmd_states import core, queue
 
 FLAGS = (
     "--vm-id vm-1 --mac 52:54:00:12:34:56 --backend fake --physical-network physnet1 --vlan-id 100"
@@ -229,7 +239,6 @@ def test_usage(run: Run) -> None:
     assert run("") == 0
     assert "domain render" in run.out
     assert run("port put") == 2
-    assert run("pmd set") == 2
     assert run("pmd set --cpus 1 --count 1") == 2
     assert run("no such") == 2
 
@@ -243,27 +252,92 @@ def test_backend_list(run: Run, running: Agent) -> None:
     assert "reserve some" in run.out
 
 
-def test_pmd(run: Run, running: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = RxQueue(port="dpdk0", queue=1, enabled=True, usage_percent=7)
-    core = PmdCore(cpu=2, numa_node=0, isolated=True, busy_percent=None, queues=(queue,))
-    state = PmdState(cpus="2-3", cores=(core,))
+@pytest.fixture
+def pmd_asked(running: Agent, monkeypatch: pytest.MonkeyPatch) -> list[PmdRequest]:
+    """The requests that came to an OVS with two PMD threads, one of which polls all."""
     asked: list[PmdRequest] = []
 
-    def set_cores(ovs: None, request: PmdRequest) -> PmdState:
+    def set_pmd(ovs: None, request: PmdRequest) -> PmdState:
         asked.append(request)
-        return state
+        return PMD.state
 
     monkeypatch.setattr(Host, "ovs", property(lambda self: None))
-    monkeypatch.setattr(pmd, "show", lambda ovs: state)
-    monkeypatch.setattr(pmd, "set_cores", set_cores)
-    assert run.json("pmd show") == state.model_dump(mode="json")
+    monkeypatch.setattr(agents.pmd, "look", lambda ovs, usage_s=None: PMD)
+    monkeypatch.setattr(agents.pmd, "set_pmd", set_pmd)
+    return asked
+
+
+PMD = Reading(
+    PmdState(cpus="2-3", unpolled=(UnpolledQueue(port="vm7", queue=1),), cores=(
+        core(2, queue("dpdk0", 1, 60, pinned_to=5, port_numa_node=1), queue("vm1", 0, 35),
+             isolated=True, packets=4000, cycles_per_packet=250.5, processing_cycles_per_packet=200.0,
+             upcalls=7, lost_upcalls=1, overhead_percent=3),
+        core(3),
+    )), {2: Counters(4000, 1000, 500)},
+)  # fmt: skip
+
+
+def test_pmd_show(run: Run, pmd_asked: list[PmdRequest]) -> None:
+    assert run.json("pmd show") == PMD.state.model_dump(mode="json")
     assert run("pmd show") == 0
-    assert "cpu 2 (NUMA node 0, isolated): busy not measured" in run.out
-    assert "dpdk0 queue 1: 7 %" in run.out
-    assert run("pmd set --count 2") == run("pmd set --cpus 2-3") == 0
-    assert asked == [PmdRequest(count=2), PmdRequest(cpus="2-3")]
-    assert run("pmd set --cpus 'a b'") == 1
-    assert "cpus" in run.err
+    for text in (
+        "cpu 2 (NUMA node 0, isolated): busy not measured, overhead 3 %, 4000 packets, 250.5 cycles a "
+        "packet (200 processing), 7 upcalls, 1 of them lost", "cpu 3 (NUMA node 0): busy not measured",
+        "  dpdk0 queue 1: 60 %, pinned to CPU 5, port on NUMA node 1", "  vm1 queue 0: 35 %", "vm7 1",
+        "auto_load_balance.load_threshold: 95",
+    ):  # fmt: skip
+        assert text in run.out
+    measured = run.json("pmd show --interval 0.01")
+    assert (measured["interval_s"], measured["cores"][0]["packets"]) == (0.01, 0)
+    for wrong in ("0", "61", "nan"):
+        assert run(f"pmd show --interval {wrong}") == 1
+        assert "interval" in run.err
+
+
+def test_pmd_show_a_proposal(run: Run, pmd_asked: list[PmdRequest]) -> None:
+    expected = propose(PMD.state).model_dump(mode="json")
+    assert expected["moves"] == 1
+    assert (
+        run.json("pmd show --propose") == run.json("pmd show --propose --interval 0.01") == expected
+    )
+    assert run("pmd show --propose") == 0
+    lines = [[word for word in line.split() if word != "|"] for line in run.out.splitlines()]
+    for row in (
+        "queues queue node load PMD now PMD proposed", "dpdk0 1 1 60 % 2 2", "vm1 0 - 35 % 2 3 *",
+    ):  # fmt: skip
+        assert row.split() in lines
+
+
+def test_pmd_set(run: Run, pmd_asked: list[PmdRequest]) -> None:
+    assert run.json("pmd set --count 2") == PMD.state.model_dump(mode="json")
+    for line, request in {
+        "--cpus 2-3": PmdRequest(cpus="2-3"),
+        "--affinity a:b:1=3 --affinity x:00=2 --affinity x:1=4": PmdRequest(
+            affinity={"a:b": {"1": 3}, "x": {"0": 2, "1": 4}}
+        ),
+        "--clear-affinity a --clear-affinity b": PmdRequest(clear_affinity=("a", "b")),
+        "--clear-affinity": PmdRequest(clear_all_affinity=True),
+        "--auto-lb on --auto-lb-load 80": PmdRequest(
+            auto_load_balance=AutoLoadBalanceRequest(enabled=True, load_threshold=80)
+        ),
+        "--auto-lb off": PmdRequest(auto_load_balance=AutoLoadBalanceRequest(enabled=False)),
+        "--auto-lb-improvement 5 --auto-lb-interval 9": PmdRequest(
+            auto_load_balance=AutoLoadBalanceRequest(improvement_threshold=5, interval_minutes=9)
+        ),
+        "--proposed": PmdRequest(proposed=True),
+    }.items():
+        assert run(f"pmd set {line}") == 0, run.err
+        assert pmd_asked[-1] == request
+    before = len(pmd_asked)
+    for line, told in {
+        "--cpus 'a b'": "cpus", "": "nothing to set", "--proposed --count 1": "proposed",
+        "--affinity p:1=9999": "affinity.p.1", "--auto-lb-load 101": "load_threshold",
+    }.items():  # fmt: skip
+        assert run(f"pmd set {line}") == 1
+        assert told in run.err
+    for pin in ("p", "p:1", "p=1", ":1=2", "p:x=1", "p:1=x"):
+        assert run(f"pmd set --affinity {pin}") == 2
+    assert len(pmd_asked) == before
 
 
 def test_reconcile(run: Run, running: Agent) -> None:

@@ -12,10 +12,10 @@ import httpx
 import pytest
 from lxml import etree
 
+import agents.pmd
 from netplugin import errors
 from netplugin.backend import Usability
 from netplugin.client import Client
-from netplugin.host import pmd
 from netplugin.host.shared import Host
 from netplugin.models import (
     Batch,
@@ -29,6 +29,8 @@ from netplugin.models import (
     RxQueue,
     TaskState,
 )
+from netplugin.pmd.propose import propose
+from netplugin.pmd.read import Reading
 from tests.unit.agent import SPEC, Agent, agent, served, served_agent
 
 TOKEN = b"s3cret-token"
@@ -110,14 +112,18 @@ def test_pmd(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     state = PmdState(cpus="2", cores=(core,))
     asked: list[PmdRequest] = []
 
-    def set_cores(ovs: None, request: PmdRequest) -> PmdState:
+    def set_pmd(ovs: None, request: PmdRequest) -> PmdState:
         asked.append(request)
         return state
 
     monkeypatch.setattr(Host, "ovs", property(lambda self: None))
-    monkeypatch.setattr(pmd, "show", lambda ovs: state)
-    monkeypatch.setattr(pmd, "set_cores", set_cores)
+    monkeypatch.setattr(agents.pmd, "look", lambda ovs, usage_s=None: Reading(state, {}))
+    monkeypatch.setattr(agents.pmd, "set_pmd", set_pmd)
     assert client.pmd() == state
+    assert client.pmd(0.01).interval_s == 0.01
+    with pytest.raises(errors.InvalidRequest, match="interval"):
+        client.pmd(61)
+    assert client.pmd_proposal() == client.pmd_proposal(0.01) == propose(state)
     assert client.set_pmd(PmdRequest(count=1)) == state
     assert asked == [PmdRequest(count=1)]
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import ssl
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +14,6 @@ from agents.listen import Listen
 from netplugin import options
 
 TLS = {"tls_cert": "/c.pem", "tls_key": "/k.pem"}
-
-
-@pytest.fixture
-def own_log() -> Iterator[None]:
-    """An agent sets up the log of its whole process; here others come after it."""
-    root = logging.getLogger()
-    before, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = before
-    root.setLevel(level)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from netplugin.acceptance.evidence.ovs_text import (
 from netplugin.errors import NetpluginError
 from netplugin.host import vswitchd
 from netplugin.host.openflow import OpenFlow
+from netplugin.pmd.threads import parse_threads
 
 #: In both the count of lost lookups and the coverage counters (dp_netdev_pmd in lib/dpif-netdev.c).
 _UPCALL = "datapath_drop_upcall_error"
@@ -93,10 +94,10 @@ def reading(
         counters[f"pmd{cpu}.packets"] = pmd.packets
         counters[f"pmd{cpu}.busy_cycles"] = pmd.busy_cycles
         counters[f"pmd{cpu}.idle_cycles"] = pmd.idle_cycles
-    for core in vswitchd.parse_pmd(queues, ""):
-        for queue in core.queues:
+    for thread in parse_threads(queues).threads:
+        for queue in thread.queues:
             if queue.enabled:
-                counters[f"{queue.port}.rxq{queue.queue}.pmd"] = core.cpu
+                counters[f"{queue.port}.rxq{queue.queue}.pmd"] = thread.cpu
     return Reading(lost, counters)
 
 

@@ -61,9 +61,10 @@ def _limits(scene: Scene) -> Iterator[Finding]:
                 expected=f"no limit: the machine has {total >> 20} MB",
                 fix="take MemoryMax= out of the unit or slice, or leave the container",
             )  # fmt: skip
-        for size, most in limit.hugepages.items():
+        for size, pages in limit.hugepages.items():
             need = scene.hugepages_mb(limit.group, _NAMES[size])
-            if most >> 20 < need:
+            most = known(pages, None)
+            if most is not None and most >> 20 < need:
                 yield Finding(
                     id="cgroup-hugepages", status="fail",
                     found=f"control group {limit.group} may use {most >> 20} MB of {size} pages",

@@ -10,7 +10,7 @@ from netplugin.tuning.root import Fact, Unknown
 from netplugin.tuning.steps import Effect, Group, Step
 
 _FIX = {
-    Effect.LIVE: "netplugin host plan shows the steps; they can be taken now",
+    Effect.LIVE: "netplugin host apply shows the steps, and takes them with --yes",
     Effect.OVS_RESTART: "set them and restart OVS when its VMs can spare it",
     Effect.REBOOT: "set them and boot again",
 }

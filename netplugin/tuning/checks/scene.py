@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from netplugin.host.cpus import from_mask
 from netplugin.tuning.facts import Cpus, Facts
 from netplugin.tuning.live import Live
 from netplugin.tuning.planning.plan import Plan
+from netplugin.tuning.root import known
 
 T = TypeVar("T")
 
@@ -31,6 +33,19 @@ class Scene:
         """The memory of the plan in pages of this size that what runs in a control group needs."""
         pages = [p for p in self.plan.pages if p.size_kb == size_kb] if self.plan else []
         return _of(group, sum(p.ovs_mb for p in pages), sum(p.vm_mb for p in pages)) or 0
+
+    @property
+    def polling(self) -> Cpus:
+        """The CPUs of PMD threads: those that run, those to come with the mask, and the plan's."""
+        ovs = known(self.live.ovs, None)
+        planned = self.plan.partition.polling if self.plan else frozenset()
+        if ovs is None or not ovs.dpdk_initialized:
+            return planned
+        try:
+            mask = frozenset(from_mask(ovs.other_config.get("pmd-cpu-mask", "")))
+        except ValueError:
+            mask = frozenset()  # a finding of its own
+        return planned | mask | {pmd.cpu for pmd in ovs.pmds}
 
     @property
     def realtime(self) -> bool:

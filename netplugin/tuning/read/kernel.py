@@ -19,10 +19,10 @@ SYSCTLS = (
 )
 #: The profiles of tuned that take ``isolated_cores``.
 PROFILES = ("cpu-partitioning", "realtime-virtual-host")
-_TUNED = "/etc/tuned"
+TUNED = "/etc/tuned"
 _THREAD = re.compile(r"(\d+) \(((?:ksoftirqd|rcuc)/\d+)\) (.+)", re.DOTALL)
-#: Of the fields after the name in /proc/PID/stat, that of rt_priority (proc(5)).
-_PRIORITY = 37
+#: Of the fields after the name in /proc/PID/stat, those of rt_priority and policy (proc(5)).
+_PRIORITY, _POLICY = 37, 38
 
 
 def read_kernel(root: Root) -> KernelFacts:
@@ -32,7 +32,7 @@ def read_kernel(root: Root) -> KernelFacts:
         realtime=_realtime(root),
         sysctls={name: root.optional(sysctl_path(name), str) for name in SYSCTLS},
         tuned=_tuned(root),
-        threads=_threads(root),
+        threads=kernel_threads(root),
     )
 
 
@@ -41,7 +41,7 @@ def sysctl_path(name: str) -> str:
 
 
 def variables_path(profile: str) -> str:
-    return f"{_TUNED}/{profile}-variables.conf"
+    return f"{TUNED}/{profile}-variables.conf"
 
 
 def _realtime(root: Root) -> Fact[bool]:
@@ -53,10 +53,10 @@ def _realtime(root: Root) -> Fact[bool]:
 
 
 def _tuned(root: Root) -> Fact[Tuned | None]:
-    there = root.names(_TUNED)
+    there = root.names(TUNED)
     if isinstance(there, Unknown):
         return None if there.missing else there
-    profile = root.optional(f"{_TUNED}/active_profile", str)
+    profile = root.optional(f"{TUNED}/active_profile", str)
     if isinstance(profile, Unknown):
         return profile
     variables = {}
@@ -74,16 +74,26 @@ def _isolated_cores(text: str) -> str | None:
     return found[-1] if found and found[-1] else None
 
 
-def _threads(root: Root) -> Fact[tuple[KernelThread, ...]]:
+def kernel_threads(root: Root) -> Fact[tuple[KernelThread, ...]]:
+    """Those that may have to preempt a busy CPU: ksoftirqd, rcuc."""
     names = root.names("/proc")
     if isinstance(names, Unknown):
         return names
     threads = []
     for name in sorted(filter(str.isdigit, names), key=int):
-        stat = root.text(f"/proc/{name}/stat")  # what has ended since is not there
-        if isinstance(stat, str) and (match := _THREAD.fullmatch(stat)):
+        stat = root.text(f"/proc/{name}/stat")
+        if isinstance(stat, Unknown):
+            if stat.missing:  # it has ended since
+                continue
+            return stat
+        if match := _THREAD.fullmatch(stat):
             rest = match[3].split()
-            if len(rest) <= _PRIORITY or not rest[_PRIORITY].isdigit():
+            if (
+                not all(word.isdigit() for word in rest[_PRIORITY : _POLICY + 1])
+                or len(rest) <= _POLICY
+            ):
                 return Unknown(f"/proc/{name}/stat", "has too few fields")
-            threads.append(KernelThread(match[2], int(match[1]), int(rest[_PRIORITY])))
+            threads.append(
+                KernelThread(match[2], int(match[1]), int(rest[_PRIORITY]), int(rest[_POLICY]))
+            )
     return tuple(threads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from netplugin.tuning.facts import Limit
 from netplugin.tuning.read.cpus import cpu_list
-from netplugin.tuning.root import Root, Unknown
+from netplugin.tuning.root import Fact, Root, Unknown
 
 _CGROUP = "/sys/fs/cgroup"
 #: Where systemd has daemons such as vswitchd, and where libvirt has VMs.
@@ -58,10 +58,6 @@ def _bytes(text: str) -> int | None:
     return None if text == "max" or int(text) >= 1 << 62 else int(text)
 
 
-def _hugepages(root: Root, at: str) -> dict[str, int]:
-    found = {}
-    for size in ("2MB", "1GB"):
-        limit = root.optional(f"{at}/hugetlb.{size}.max", _bytes)
-        if isinstance(limit, int):
-            found[size] = limit
-    return found
+def _hugepages(root: Root, at: str) -> dict[str, Fact[int]]:
+    limits = {size: root.optional(f"{at}/hugetlb.{size}.max", _bytes) for size in ("2MB", "1GB")}
+    return {size: limit for size, limit in limits.items() if limit is not None}

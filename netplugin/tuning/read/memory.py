@@ -62,7 +62,8 @@ def _pools(root: Root, nodes: tuple[int, ...]) -> Fact[tuple[HugepagePool, ...]]
     pools = []
     for node in nodes:
         folder = f"{NODE}/node{node}/hugepages"
-        if nodes == (0,) and isinstance(root.names(folder), Unknown):
+        there = root.names(folder)
+        if nodes == (0,) and isinstance(there, Unknown) and there.missing:
             folder = f"{_MM}/hugepages"  # a kernel without NUMA has them here alone
         sizes = _sizes(root, folder)
         if isinstance(sizes, Unknown):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import TypeVar
 
 from netplugin.tuning.facts import Interface, IommuFacts, KernelBond, NetworkFacts, Nic
 from netplugin.tuning.root import Fact, Root, Unknown, known
 
-_PCI = "/sys/bus/pci/devices"
+T = TypeVar("T")
+
+PCI = "/sys/bus/pci/devices"
 _NET = "/sys/class/net"
 _IOMMU = "/sys/kernel/iommu_groups"
 #: PCI class of a network controller (include/linux/pci_ids.h).
@@ -24,15 +28,11 @@ def read_network(root: Root) -> NetworkFacts:
         return NetworkFacts(_nics(root), names, ())
     return NetworkFacts(
         nics=_nics(root),
-        interfaces=tuple(
-            _interface(root, name)
-            for name in names
-            if name != _LOOPBACK and not isinstance(root.names(f"{_NET}/{name}"), Unknown)
-        ),
+        interfaces=_all(_interface(root, name) for name in names if name != _LOOPBACK),
         bonds=tuple(
             _bond(root, name)
             for name in names
-            if not isinstance(root.names(f"{_NET}/{name}/bonding"), Unknown)
+            if "bonding" in known(root.names(f"{_NET}/{name}"), ())
         ),
     )
 
@@ -46,27 +46,41 @@ def read_iommu(root: Root) -> IommuFacts:
 
 
 def _nics(root: Root) -> Fact[tuple[Nic, ...]]:
-    addresses = root.names(_PCI)
+    addresses = root.names(PCI)
     if isinstance(addresses, Unknown):
         return () if addresses.missing else addresses
-    found = []
-    for address in addresses:
-        at = f"{_PCI}/{address}"
-        kind = root.text(f"{at}/class")
-        if isinstance(kind, str) and kind.startswith(_NETWORK) and not root.link(f"{at}/physfn"):
-            found.append(_nic(root, address))
-    return tuple(found)
+    return _all(_nic(root, address) for address in addresses)
 
 
-def _nic(root: Root, address: str) -> Nic:
-    at = f"{_PCI}/{address}"
-    uevent = dict(re.findall(r"^(\w+)=(.*)$", known(root.text(f"{at}/uevent"), ""), re.MULTILINE))
+def _all(found: Iterable[Fact[T]]) -> Fact[tuple[T, ...]]:
+    """Without those that have just gone; the reason, where one of them is not to be read: half a
+    list would look like a whole one."""
+    facts = tuple(found)
+    refused = [fact for fact in facts if isinstance(fact, Unknown) and not fact.missing]
+    return refused[0] if refused else tuple(f for f in facts if not isinstance(f, Unknown))
+
+
+def _nic(root: Root, address: str) -> Fact[Nic]:
+    """Missing if it is none, or a VF."""
+    at = f"{PCI}/{address}"
+    kind = root.text(f"{at}/class")
+    if isinstance(kind, Unknown):
+        return kind
+    if not kind.startswith(_NETWORK) or root.link(f"{at}/physfn"):
+        return Unknown(at, "is no NIC", missing=True)
+    text = root.optional(f"{at}/uevent", str)
+    if isinstance(text, Unknown):
+        return text
+    uevent = dict(re.findall(r"^(\w+)=(.*)$", text or "", re.MULTILINE))
+    interfaces = _interfaces_of(root, at)
+    if isinstance(interfaces, Unknown):
+        return interfaces
     return Nic(
         address=address,
         node=root.optional(f"{at}/numa_node", _node),
         driver=uevent.get("DRIVER"),
         device=uevent.get("PCI_ID", "").lower(),
-        interfaces=_interfaces_of(root, at),
+        interfaces=interfaces,
         total_vfs=root.optional(f"{at}/sriov_totalvfs", int),
         vfs=root.optional(f"{at}/sriov_numvfs", int),
     )
@@ -76,21 +90,23 @@ def _node(text: str) -> int | None:
     return None if int(text) < 0 else int(text)
 
 
-def _interfaces_of(root: Root, at: str) -> tuple[str, ...]:
+def _interfaces_of(root: Root, at: str) -> Fact[tuple[str, ...]]:
     """Of a virtio NIC they are below its virtio device."""
     below = [name for name in known(root.names(at), ()) if name.startswith("virtio")]
-    return tuple(
-        name
-        for place in (at, *(f"{at}/{b}" for b in below))
-        for name in known(root.names(f"{place}/net"), ())
-    )
+    named = _all(root.names(f"{place}/net") for place in (at, *(f"{at}/{b}" for b in below)))
+    return named if isinstance(named, Unknown) else tuple(n for names in named for n in names)
 
 
-def _interface(root: Root, name: str) -> Interface:
+def _interface(root: Root, name: str) -> Fact[Interface]:
     at = f"{_NET}/{name}"
-    queues = known(root.names(f"{at}/queues"), ())
+    there = root.names(at)
+    queues = root.names(f"{at}/queues")
     # Without a link the kernel answers EINVAL, or -1 where the driver does not know.
-    speed = known(root.parsed(f"{at}/speed", int), -1)
+    speed = root.optional(f"{at}/speed", int)
+    for fact in (there, queues, speed):
+        if isinstance(fact, Unknown) and not (fact is queues and fact.missing):
+            return fact
+    queues, speed = known(queues, ()), known(speed, None) or -1
     return Interface(
         name=name,
         mtu=root.parsed(f"{at}/mtu", int),
@@ -99,9 +115,7 @@ def _interface(root: Root, name: str) -> Interface:
         tx_queues=sum(queue.startswith("tx-") for queue in queues),
         master=root.link(f"{at}/master"),
         lowers=tuple(
-            entry.removeprefix("lower_")
-            for entry in known(root.names(at), ())
-            if entry.startswith("lower_")
+            entry.removeprefix("lower_") for entry in known(there, ()) if entry.startswith("lower_")
         ),
     )
 

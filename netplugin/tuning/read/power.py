@@ -12,6 +12,7 @@ def read_power(root: Root) -> PowerFacts:
         policies=_policies(root),
         turbo=_turbo(root),
         intel_pstate=root.optional(f"{CPU}/intel_pstate/status", str),
+        amd_pstate=root.optional(f"{CPU}/amd_pstate/status", str),
         idle_driver=root.optional(f"{CPU}/cpuidle/current_driver", str),
         idle_states=_idle_states(root),
     )
@@ -45,8 +46,13 @@ def _idle_states(root: Root) -> Fact[tuple[str, ...]]:
     names = root.names(f"{CPU}/cpu0/cpuidle")
     if isinstance(names, Unknown):
         return () if names.missing else names
-    found = [root.text(f"{CPU}/cpu0/cpuidle/{name}/name") for name in names]
-    return tuple(name for name in found if not isinstance(name, Unknown))
+    found = []
+    for state in names:
+        name = root.text(f"{CPU}/cpu0/cpuidle/{state}/name")
+        if isinstance(name, Unknown):
+            return name
+        found.append(name)
+    return tuple(found)
 
 
 def _blanks(text: str) -> frozenset[int]:

@@ -26,7 +26,8 @@ PLANS: dict[str, tuple[str, Intent]] = {
     },
     "published-realtime": (
         "published",
-        Intent(pmd_cores=2, vm_cores=8, realtime=True, idle_siblings=True, mtus=(1500, 9000), **_VMS),
+        Intent(pmd_cores=2, vm_cores=8, realtime=True, idle_siblings=True, mtus=(1500, 9000),
+               vfs=("ens1f0np0=8",), **_VMS),
     ),
     "amd-4-nodes": (
         "amd-4-nodes", Intent(pmd_cores=3, vm_cores=6, links=2, link_gbps=25, mtus=(9000,), **_VMS),

@@ -36,6 +36,7 @@ class Machine:
     caches: list[list[Any]] = field(default_factory=list)
     cpufreq: dict[str, str] | None = None
     intel_pstate: str | None = None
+    amd_pstate: str | None = None
     no_turbo: int | None = None
     boost: int | None = None
     idle: dict[str, Any] | None = None
@@ -81,7 +82,8 @@ class Tree:
 
 
 class MemoryRoot(Root):
-    """A tree without a disk. ``refused``: paths and the numbers of the errors that reading them has."""
+    """A tree without a disk. ``refused``: paths, and the numbers of the errors that reading them and
+    what is below them has."""
 
     def __init__(self, tree: Tree, refused: Mapping[str, int] | None = None) -> None:
         super().__init__(Path("/nowhere"))
@@ -112,8 +114,13 @@ class MemoryRoot(Root):
         return self.tree.links[path]
 
     def _real(self, path: str) -> str:
-        if path in self.refused:
-            raise _error(self.refused[path])
+        real = self._followed(path)
+        for refused, error in self.refused.items():
+            if any(p == refused or p.startswith(f"{refused}/") for p in (path, real)):
+                raise _error(error)
+        return real
+
+    def _followed(self, path: str) -> str:
         if path in self.tree.files or path in self._folders:
             return path
         real = "/"

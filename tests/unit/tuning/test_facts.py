@@ -70,6 +70,9 @@ def test_the_published_host() -> None:
 def test_the_amd_machine() -> None:
     facts = facts_of("amd-4-nodes")
     assert facts.cpus.offline == {47}
+    assert (facts.power.amd_pstate, facts.power.intel_pstate, facts.power.turbo) == (
+        "disable", None, True
+    )  # fmt: skip
     assert isinstance(facts.cpus.cores, tuple)
     assert facts.cpus.cores[23] == Core(node=3, package=0, cpus=frozenset((23,)))
     assert facts.kernel.arguments.cpus("isolcpus") == {13, 14, 15, *range(36, 41)}  # type: ignore[union-attr]

@@ -100,8 +100,53 @@ def test_a_plan_that_cannot_be_made_is_a_sentence(
 def test_a_plan_wants_to_know_the_pmd_cores(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(f"host plan --root {small}") == 2
-    assert "--pmd-cores" in capsys.readouterr().err
+    assert run(f"host plan --root {small}") == 1
+    shown = capsys.readouterr()
+    assert shown.out == "" and "pmd_cores: " in shown.err and "--pmd-cores" in shown.err
+
+
+def test_options_lie_over_the_configuration(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "netplugin.conf"
+    file.write_text("[host]\npmd_cores = 1\nrealtime = true\nmtus = 9000,1500\nqueues = 2\n")
+    plan = f"host plan --root {small} --config-file {file} -f json"
+
+    def intent(more: str = "") -> dict[str, Any]:
+        assert run(f"{plan} {more}") == 0
+        wanted: dict[str, Any] = json.loads(capsys.readouterr().out)["intent"]
+        return wanted
+
+    configured = intent()
+    assert (configured["pmd_cores"], configured["realtime"], configured["queues"]) == (1, True, 2)
+    assert configured["mtus"] == [9000, 1500]
+    asked = intent("--no-realtime --mtu 2000 --pmd-cores 0")
+    assert (asked["pmd_cores"], asked["realtime"], asked["mtus"]) == (0, False, [2000])
+    assert asked["queues"] == 2
+
+    assert run(f"host check --root {small} --config-file {file} -f json") == 1
+    assert "plan-kernel-arguments" in {f["id"] for f in json.loads(capsys.readouterr().out)}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[host]\npmd_cores = many\n", "pmd_cores"),
+        ("[host]\npmd_cores = 1\nlinks = -1\n", "links: "),
+        ("pmd_cores = 1\n", "netplugin.conf"),
+        (None, "netplugin.conf"),
+    ],
+    ids=["no number", "out of range", "no group", "no file"],
+)
+def test_a_configuration_that_is_wrong_is_a_sentence(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, words: str
+) -> None:
+    file = tmp_path / "netplugin.conf"
+    if text:
+        file.write_text(text)
+    assert run(f"host check --root {small} --config-file {file}") == 1
+    shown = capsys.readouterr()
+    assert shown.out == "" and words in shown.err and "Traceback" not in shown.err
 
 
 def test_every_field_of_an_intent_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from netplugin.tuning.steps import (
     ThreadPriority,
     TunedProfile,
     TunedVariable,
+    VfCount,
 )
 from tests.unit.tuning.golden import OVS, PLANS, plan_of
 from tests.unit.tuning.machines import load
@@ -55,6 +56,8 @@ def _name(target: Target) -> str:
             return "tuned-adm"
         case Swap():
             return "swapoff"
+        case VfCount(address):
+            return f"{address}/sriov_numvfs"
 
 
 @pytest.mark.parametrize("name", PLANS)

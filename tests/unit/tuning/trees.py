@@ -69,6 +69,8 @@ def _power(machine: Machine) -> Iterator[tuple[str, str]]:
     if machine.intel_pstate is not None:
         yield f"{_CPU}/intel_pstate/status", machine.intel_pstate
         yield f"{_CPU}/intel_pstate/no_turbo", str(machine.no_turbo)
+    if machine.amd_pstate is not None:
+        yield f"{_CPU}/amd_pstate/status", machine.amd_pstate
     if machine.boost is not None:
         yield f"{_CPU}/cpufreq/boost", str(machine.boost)
     if machine.idle:

@@ -1,0 +1,124 @@
+"""The commands ``netplugin host verify`` and ``host verify compare``: they ask no agent."""
+
+from __future__ import annotations
+
+import signal
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from cliff.command import Command
+from pydantic import ValidationError
+
+from netplugin.cli.host_tuning import add_intent, add_root, intent_of, read_machine
+from netplugin.client import invalid_request
+from netplugin.errors import InvalidRequest
+from netplugin.tuning.planning.plan import make_plan
+from netplugin.tuning.verifying import keep, plot
+from netplugin.tuning.verifying.as_json import comparison_json, run_json
+from netplugin.tuning.verifying.comparison import Finding, compare
+from netplugin.tuning.verifying.measure import measure, require
+from netplugin.tuning.verifying.options import Options, asked_of
+from netplugin.tuning.verifying.text import comparison_text, run_text
+
+
+class HostVerify(Command):
+    """Measure this machine, how late its CPUs wake and how many packets two of them pass, and keep it."""
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        _add_output(parser)
+        for name, field in Options.model_fields.items():
+            default = "" if field.default is None else f" ({field.default})"
+            parser.add_argument(
+                "--" + name.replace("_", "-"), default=None, metavar=_METAVARS.get(name, "N"),
+                help=f"{field.description}{default}",
+            )  # fmt: skip
+        add_root(parser)
+        add_intent(parser)
+        return parser
+
+    def take_action(self, parsed_args: Namespace) -> None:
+        given = {name: getattr(parsed_args, name) for name in Options.model_fields}
+        try:
+            options = Options(**{n: value for n, value in given.items() if value is not None})
+        except ValidationError as wrong:
+            raise invalid_request(wrong) from None
+        if parsed_args.root != Path("/"):
+            raise InvalidRequest(
+                "root: only this machine can be measured", step="verify", fix="leave --root away"
+            )
+        facts, live = read_machine(parsed_args)
+        intent = intent_of(parsed_args)
+        asked = asked_of(options, facts, live, make_plan(facts, intent, live) if intent else None)
+        require(asked)
+        keep.prepare(parsed_args.results)
+        with _ended_by_signals():
+            run = measure(asked, facts, live, self._say)
+        path = keep.write(parsed_args.results, run)
+        if parsed_args.format == "json":
+            self.app.stdout.write(run_json(run, path))
+        else:
+            self.app.stdout.write(f"{run_text(run)}\nKept in {path}\n")
+
+    def _say(self, what: str) -> None:
+        self.app.stderr.write(f"{what}\n")
+        self.app.stderr.flush()
+
+
+class HostVerifyCompare(Command):
+    """Say whether two runs of host verify differ, and in what the machine did; exit status 1 if a
+    figure is worse."""
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            "before", metavar="BEFORE", help="the newest run of this label, or a file"
+        )
+        parser.add_argument("after", metavar="AFTER", help="the same, of the run to be judged")
+        _add_output(parser)
+        parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it, .png or .svg")
+        return parser
+
+    def take_action(self, parsed_args: Namespace) -> int:
+        if parsed_args.plot is not None:
+            plot.require(parsed_args.plot)
+        names = parsed_args.before, parsed_args.after
+        before, after = (keep.read(keep.find(parsed_args.results, name)) for name in names)
+        found = compare(before, after)
+        if parsed_args.plot is not None:
+            plot.draw(found, parsed_args.plot)
+        shown = comparison_json if parsed_args.format == "json" else comparison_text
+        self.app.stdout.write(shown(found))
+        return 1 if found.of(Finding.WORSE) else 0
+
+
+_METAVARS = {"label": "WORD", "only": "PART", "cpus": "LIST", "loop_cpus": "A,B"}
+
+
+def _add_output(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "-f", "--format", choices=("text", "json"), default="text",
+        help="for people (the default) or for programs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--results", type=Path, default=keep.FOLDER, metavar="DIR",
+        help=f"the folder with a file for each run ({keep.FOLDER})",
+    )  # fmt: skip
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """A signal to end is an exception meanwhile, so that what was started is ended too."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

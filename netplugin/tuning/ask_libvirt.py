@@ -1,0 +1,93 @@
+"""A program of its own that asks libvirt and prints JSON: ``python -m netplugin.tuning.ask_libvirt URI``.
+
+The calls of libvirt have no deadline, and wait for ever for a daemon that hangs. A process can be
+ended from outside, a thread cannot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lxml import etree
+
+#: Where libvirt's QEMU driver has the process ids of its domains.
+_PIDS = Path("/run/libvirt/qemu")
+
+
+def main() -> None:
+    json.dump(_asked(sys.argv[1]), sys.stdout)
+
+
+def _asked(uri: str) -> dict[str, Any]:
+    """What is in ``live_libvirt.Answer``."""
+    try:
+        import libvirt
+    except ImportError:
+        return {"refused": "libvirt-python is not installed"}
+    libvirt.registerErrorHandler(lambda *_: None, None)  # it would print what it raises
+    try:
+        connection = libvirt.openReadOnly(uri)
+        versions = {"libvirt": _dotted(connection.getLibVersion())}
+        try:
+            versions["qemu"] = _dotted(connection.getVersion())
+        except libvirt.libvirtError:
+            pass  # it has no QEMU at hand now
+        return {"versions": versions, "domains": list(_domains(libvirt, connection))}
+    except libvirt.libvirtError as wrong:
+        return {"refused": str(wrong)}
+
+
+def _domains(libvirt: Any, connection: Any) -> Iterator[dict[str, Any]]:
+    for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE):
+        try:
+            yield _domain(domain)
+        except libvirt.libvirtError:
+            if _runs(libvirt, domain):
+                raise
+
+
+def _domain(domain: Any) -> dict[str, Any]:
+    """The affinity that threads have, not the one asked for: isolcpus and cpusets take from that."""
+    name = domain.name()
+    xml = etree.fromstring(domain.XMLDesc(0))
+    nodes = [xml.find("numatune/memory"), *xml.iterfind("numatune/memnode")]
+    return {
+        "name": name,
+        "vcpus": [_cpus(cpus) for cpus in domain.vcpus()[1]],
+        "emulator": _emulator(name) or _cpus(domain.emulatorPinInfo()),
+        "iothreads": [_cpus(cpus) for _, cpus in domain.ioThreadInfo(0)],
+        "memory_nodes": [n.get("nodeset") for n in nodes if n is not None and n.get("nodeset")],
+    }
+
+
+def _emulator(name: str) -> list[int]:
+    """Of QEMU's first thread; libvirt itself has only what was asked for. Nothing if not to be read."""
+    try:
+        return sorted(os.sched_getaffinity(int((_PIDS / f"{name}.pid").read_text())))
+    except (OSError, ValueError):
+        return []
+
+
+def _runs(libvirt: Any, domain: Any) -> bool:
+    try:
+        return bool(domain.isActive())
+    except libvirt.libvirtError:
+        return False  # it has ended, and was a transient one
+
+
+def _cpus(cpus: Iterable[bool]) -> list[int]:
+    return [cpu for cpu, there in enumerate(cpus) if there]
+
+
+def _dotted(version: int) -> str:
+    """libvirt's own form of a version: 1000000 * major + 1000 * minor + release."""
+    return f"{version // 1000000}.{version // 1000 % 1000}.{version % 1000}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The guest's side: what Linux in a VM should be set to, by the domain that the VM runs as (pure)."""

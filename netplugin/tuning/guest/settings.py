@@ -1,0 +1,147 @@
+"""Settings of a guest's kernel as steps (pure): arguments, masks and sysctls.
+
+Rules: Documentation/admin-guide/kernel-parameters.txt; for real time the guides of real-time KVM
+(tuned's realtime-virtual-guest).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from netplugin.host.cpus import format_list
+from netplugin.tuning.facts import Cpus
+from netplugin.tuning.guest.domain import GuestDomain
+from netplugin.tuning.guest.hugepages import GuestPages
+from netplugin.tuning.guest.options import PAGE_NAMES
+from netplugin.tuning.masks import to_kernel
+from netplugin.tuning.planning.latency import PRIORITIES, THP
+from netplugin.tuning.read.interrupts import DEFAULT_AFFINITY, WORKQUEUES, WRITEBACK
+from netplugin.tuning.root import Unknown
+from netplugin.tuning.steps import (
+    Effect,
+    File,
+    Group,
+    KernelArgument,
+    Step,
+    Swap,
+    Sysctl,
+    Target,
+    ThreadPriority,
+)
+
+_NOT_ASKED = Unknown("the guest", "was not asked")
+
+
+def settings(
+    domain: GuestDomain, pages: GuestPages, housekeeping: Cpus, isolated: Cpus, realtime: bool
+) -> Iterator[Step]:
+    if isolated:
+        yield from _kernel_work(domain, housekeeping)
+        if realtime:
+            yield from _latency()
+    for name, wanted, why in _arguments(domain, pages, housekeeping, isolated, realtime):
+        yield Step(
+            Group.KERNEL_ARGUMENTS, KernelArgument(name), _NOT_ASKED, wanted, Effect.REBOOT, why
+        )
+
+
+def _live(group: Group, target: Target, wanted: str | None, why: str) -> Step:
+    return Step(group, target, _NOT_ASKED, wanted, Effect.LIVE, why)
+
+
+def _kernel_work(domain: GuestDomain, housekeeping: Cpus) -> Iterator[Step]:
+    mask = to_kernel(housekeeping)
+    yield _live(
+        Group.INTERRUPTS,
+        File(DEFAULT_AFFINITY),
+        mask,
+        "interrupts that come later go to housekeeping",
+    )
+    for path, what in (
+        (WORKQUEUES, "unbound work of the kernel"),
+        (WRITEBACK, "writing dirty pages"),
+    ):
+        yield _live(Group.WORKQUEUES, File(path), mask, f"{what} stays on housekeeping")
+    yield _live(
+        Group.WATCHDOG, Sysctl("kernel.nmi_watchdog"), "0",
+        "the NMI watchdog needs a counter that KVM emulates, and each of its interrupts leaves the guest",
+    )  # fmt: skip
+    yield _live(
+        Group.SCHEDULING, Sysctl("vm.stat_interval"), "10",
+        "each CPU folds its memory statistics once an interval",
+    )  # fmt: skip
+    if len(domain.cells_kb) > 1:
+        yield _live(
+            Group.MEMORY, Sysctl("kernel.numa_balancing"), "0",
+            "balancing takes pages away to see who faults",
+        )  # fmt: skip
+
+
+def _latency() -> Iterator[Step]:
+    for group, name, wanted, why in (
+        (Group.WATCHDOG, "kernel.soft_watchdog", "0", "it wakes a thread on each CPU"),
+        (
+            Group.SCHEDULING, "kernel.sched_rt_runtime_us", "-1",
+            "a thread in real time is stopped for 5 % of each second otherwise",
+        ),
+        (
+            Group.SCHEDULING, "kernel.timer_migration", "0",
+            "timers of other CPUs must not move to one of these",
+        ),
+    ):  # fmt: skip
+        yield _live(group, Sysctl(name), wanted, why)
+    yield _live(
+        Group.MEMORY, File(THP), "never", "making large pages of small ones stops who uses them"
+    )
+    yield _live(
+        Group.MEMORY, Swap(), None, "memory that comes back from a disk comes milliseconds late"
+    )
+    for threads, wanted, _ in PRIORITIES:
+        why = "what the kernel has to do on a vCPU must not wait for a busy thread there"
+        yield _live(Group.SCHEDULING, ThreadPriority(threads), wanted, why)
+
+
+def _arguments(
+    domain: GuestDomain, pages: GuestPages, housekeeping: Cpus, isolated: Cpus, realtime: bool
+) -> Iterator[tuple[str, str, str]]:
+    if pages.pages:
+        size = PAGE_NAMES[pages.size_kb]
+        spread = ", evenly over the cells" if len(domain.cells_kb) > 1 else ""
+        yield "default_hugepagesz", size, "what a mount of hugetlbfs has without a size"
+        yield "hugepagesz", size, "the size that the next argument counts"
+        yield "hugepages", str(pages.pages), f"reserved before memory is in pieces{spread}"
+    if domain.iommu:
+        yield "iommu", "pt", "devices that the kernel keeps pass the emulated IOMMU untranslated"
+        if domain.iommu in _IOMMU:
+            yield (
+                _IOMMU[domain.iommu],
+                "on",
+                "vfio-pci gives NICs to DPDK through the emulated IOMMU",
+            )
+    if isolated:
+        cpus = format_list(isolated)
+        yield "isolcpus", f"managed_irq,domain,{cpus}", "threads of DPDK or VPP alone run there"
+        yield (
+            "nohz_full",
+            cpus,
+            "no timer tick while one thread runs on a vCPU: each leaves the guest",
+        )
+        yield "rcu_nocbs", cpus, "RCU's callbacks run elsewhere"
+        yield "irqaffinity", format_list(housekeeping), "interrupts start on housekeeping"
+    if not domain.kvmclock:
+        yield (
+            "clocksource",
+            "tsc",
+            "the domain has no kvmclock, and the TSC is read without leaving the guest",
+        )
+        yield "tsc", "reliable", "no watchdog that checks the clock"
+    if realtime and isolated:
+        yield "mce", "ignore_ce", "no polling for errors that were corrected, which the host does"
+        yield (
+            "idle",
+            "poll",
+            "a vCPU that halts leaves the guest, and comes back late; it has its own CPU",
+        )
+
+
+_IOMMU = {"intel": "intel_iommu", "amd": "amd_iommu"}

@@ -1,0 +1,95 @@
+"""Asks libvirt for its version, QEMU's, and the pinning of the domains that run."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from netplugin.errors import NetpluginError, OperationTimeout
+from netplugin.host.cpus import parse_list
+from netplugin.host.processes import run
+from netplugin.tuning.facts import Cpus
+from netplugin.tuning.live import DomainLive
+from netplugin.tuning.root import Fact, Unknown
+
+URI = "qemu:///system"
+_WAIT_S = 5.0
+#: Where a daemon that has QEMU domains listens, if one runs: one for all drivers, or QEMU's own.
+_SOCKETS = (Path("/run/libvirt/libvirt-sock-ro"), Path("/run/libvirt/virtqemud-sock-ro"))
+#: As Debian and Red Hat name it.
+_EMULATORS = ("qemu-system-x86_64", "/usr/libexec/qemu-kvm")
+
+
+class _Domain(BaseModel):
+    name: str
+    vcpus: tuple[Cpus, ...]
+    emulator: Cpus
+    iothreads: tuple[Cpus, ...]
+    memory_nodes: tuple[str, ...]
+
+
+class _Answer(BaseModel):
+    """What ``ask_libvirt`` prints; ``refused`` is why it has nothing."""
+
+    versions: dict[str, str] = {}
+    domains: tuple[_Domain, ...] = ()
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class LibvirtLive:
+    """``versions`` are of ``libvirt`` and ``qemu``, as far as they are known."""
+
+    domains: Fact[tuple[DomainLive, ...]]
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_libvirt(uri: str = URI) -> LibvirtLive:
+    """Domains are an ``Unknown`` where libvirt is not there, or does not answer in some seconds."""
+    answer = _ask(uri)
+    if isinstance(answer, Unknown):
+        return LibvirtLive(answer, _emulator_version())
+    try:
+        domains = tuple(_live(domain) for domain in answer.domains)
+    except ValueError as odd:
+        return LibvirtLive(Unknown(uri, f"numatune: {odd}"), answer.versions)
+    return LibvirtLive(domains, {**_emulator_version(), **answer.versions})
+
+
+def _ask(uri: str) -> Fact[_Answer]:
+    # -P: a libvirt.py in the folder it is called from is not what is meant.
+    program = [sys.executable, "-P", "-m", "netplugin.tuning.ask_libvirt", uri]
+    try:
+        printed = run(program, step="libvirt", deadline=time.monotonic() + _WAIT_S)
+        answer = _Answer.model_validate_json(printed)
+    except OperationTimeout:
+        return Unknown(uri, f"did not answer within {_WAIT_S:g} s")
+    except (NetpluginError, ValueError) as broken:
+        return Unknown(uri, str(broken))
+    if answer.refused is not None:
+        return Unknown(uri, answer.refused, missing=not any(map(os.path.exists, _SOCKETS)))
+    return answer
+
+
+def _live(domain: _Domain) -> DomainLive:
+    nodes = frozenset(n for nodeset in domain.memory_nodes for n in parse_list(nodeset))
+    return DomainLive(domain.name, domain.vcpus, domain.emulator, nodes, domain.iothreads)
+
+
+def _emulator_version() -> dict[str, str]:
+    """Of the QEMU that is installed: ``QEMU emulator version 7.2.22 (Debian ...)``."""
+    for program in _EMULATORS:
+        try:
+            said = run([program, "--version"], step="qemu", deadline=time.monotonic() + _WAIT_S)
+        except NetpluginError:
+            continue
+        if found := re.search(r"version (\S+)", said):
+            return {"qemu": found[1]}
+    return {}

@@ -1,0 +1,1 @@
+"""The effect of tuning in figures measured here: how late CPUs wake, how many packets two of them pass."""

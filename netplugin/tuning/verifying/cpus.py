@@ -1,0 +1,111 @@
+"""Which CPUs a run is about (pure): those that are named, or kept free for VMs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from netplugin.errors import FieldError, InvalidRequest
+from netplugin.host.cpus import format_list, parse_list
+from netplugin.tuning.facts import Core, Cpus, Facts
+from netplugin.tuning.live import Live
+from netplugin.tuning.planning.plan import Plan
+from netplugin.tuning.planning.refused import needed
+from netplugin.tuning.root import Unknown, known
+
+
+def measured_cpus(asked: str | None, facts: Facts, live: Live, plan: Plan | None) -> Cpus:
+    """The CPUs asked for; or else the isolated ones; or else those that the plan has for vCPUs; or none.
+
+    CPUs that PMD threads of OVS or pinned vCPUs have for themselves are taken only when they are named:
+    the measurement stops what runs there. Raises: InvalidRequest naming ``cpus``.
+    """
+    online = needed(facts.cpus.online)
+    if asked is not None:
+        return _named("cpus", asked, online)
+    isolated = known(facts.cpus.isolated, None) or frozenset()
+    for found in (isolated, plan.partition.vcpus if plan else frozenset()):
+        if free := (found & online) - busy_cpus(live):
+            return free
+    return frozenset()
+
+
+def latency_cpus(measured: Cpus) -> str:
+    """As a list. Raises: InvalidRequest naming ``cpus`` if there are none."""
+    if not measured:
+        raise _refused(
+            "cpus", "none is isolated and free of PMD threads and vCPUs, and no plan has some for VMs",
+            "name them, --cpus LIST, or say what the host is for, --pmd-cores N",
+        )  # fmt: skip
+    return format_list(measured)
+
+
+def loop_cpus(asked: str | None, facts: Facts, live: Live, measured: Cpus) -> tuple[int, int]:
+    """One CPU for each side, on two cores of one node if there are such, measured ones first.
+
+    Raises: InvalidRequest naming ``loop_cpus``.
+    """
+    online = needed(facts.cpus.online)
+    if asked is not None:
+        named = sorted(_named("loop_cpus", asked, online))
+        if len(named) != 2:
+            raise _refused(
+                "loop_cpus", f"{len(named)} CPUs, and not 2", "name two: --loop-cpus A,B"
+            )
+        return named[0], named[1]
+    cores = needed(facts.cpus.cores)
+    free = online - busy_cpus(live) | measured
+    found = _pair(cores, measured, measured) or _pair(cores, free, measured)
+    if found is None:
+        raise _refused(
+            "loop_cpus", f"the two sides need two CPUs, and {format_list(free)} are free",
+            "leave the loop out: --only latency",
+        )  # fmt: skip
+    return found
+
+
+def busy_cpus(live: Live) -> Cpus:
+    """Those of PMD threads and pinned vCPUs, as far as OVS and libvirt say."""
+    pmds = frozenset() if isinstance(live.ovs, Unknown) else frozenset(p.cpu for p in live.ovs.pmds)
+    return pmds.union(*(domain.pinned for domain in known(live.domains, ())))
+
+
+def _pair(cores: Sequence[Core], cpus: Cpus, measured: Cpus) -> tuple[int, int] | None:
+    """Of each core the first CPU: siblings slow each other down, and are taken if there is but one core."""
+    usable = [(core.node, _first(core.cpus & cpus, measured)) for core in cores if core.cpus & cpus]
+    # Measured ones first, and the first core of a node last: it does everything else.
+    usable.sort(key=lambda each: (each[1] not in measured, each[1]))
+    for node in dict.fromkeys(node for node, _ in usable):
+        here = [cpu for of, cpu in usable if of == node]
+        if len(here) > 1:
+            first, second = sorted(here[:2])
+            return first, second
+    if len(usable) > 1:  # a core on each of two nodes
+        return usable[0][1], usable[1][1]
+    siblings = sorted(cpus & frozenset(cpu for core in cores for cpu in core.cpus))
+    return (siblings[0], siblings[1]) if len(siblings) > 1 else None
+
+
+def _first(cpus: Cpus, measured: Cpus) -> int:
+    return min(cpus & measured or cpus)
+
+
+def _named(field: str, text: str, online: Cpus) -> Cpus:
+    try:
+        named = frozenset(parse_list(text))
+    except ValueError:
+        raise _refused(field, f"{text} is no list of CPUs", "write it like 2-5,8") from None
+    if not named:
+        raise _refused(field, "the list is empty", "write it like 2-5,8")
+    if missing := named - online:
+        raise _refused(
+            field, f"CPU {format_list(missing)} is not on line",
+            f"choose among {format_list(online)}",
+        )  # fmt: skip
+    return named
+
+
+def _refused(field: str, message: str, fix: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{field}: {message}", step="verify", fix=fix,
+        errors=[FieldError(field=field, message=message)],
+    )  # fmt: skip

@@ -1,0 +1,110 @@
+"""Latency of CPUs by cyclictest: a timer on each, and how late its thread was woken."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pydantic import ValidationError
+
+from netplugin.errors import HostError
+from netplugin.host.cpus import format_list, parse_list
+from netplugin.host.processes import run
+from netplugin.tuning.verifying.histogram import Histogram
+from netplugin.tuning.verifying.result import LatencyRound, LatencySettings
+from netplugin.tuning.verifying.tools import needs_program
+
+STEP = "cyclictest"
+#: To start and to end, beside the measurement, on a machine under load.
+_BESIDE_S = 30.0
+#: Bits of a process's capabilities (linux/capability.h): to lock memory, and to run in real time.
+_CAPABILITIES = {14: "CAP_IPC_LOCK", 23: "CAP_SYS_NICE"}
+
+
+def require() -> None:
+    """Raises: BackendUnavailable, HostError if cyclictest is not here or may not run in real time."""
+    needs_program("cyclictest", "rt-tests", STEP)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    [held] = [int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")]
+    missing = [name for bit, name in _CAPABILITIES.items() if not held >> bit & 1]
+    if missing:
+        raise HostError(
+            f"cyclictest needs {' and '.join(missing)}: it runs in real time and locks its memory",
+            step=STEP, fix="run it as root",
+        )  # fmt: skip
+
+
+def measure(settings: LatencySettings) -> tuple[str, LatencyRound]:
+    """One start of it: its version, and the histograms.
+
+    Raises: BackendUnavailable, HostError, OperationTimeout (it is killed).
+    """
+    deadline = time.monotonic() + settings.round_s + _BESIDE_S
+    with TemporaryDirectory(prefix="netplugin-verify-") as folder:
+        file = Path(folder) / "cyclictest.json"
+        # It dies with us, even of a SIGKILL.
+        die = ["setpriv", "--pdeathsig", "KILL", "--"]
+        run(
+            [*die, *arguments(settings, file, os.sched_getaffinity(0))],
+            step=STEP,
+            deadline=deadline,
+        )
+        try:
+            return parse(file.read_text())
+        except (OSError, ValueError) as wrong:
+            raise HostError(
+                f"what cyclictest wrote cannot be made sense of: {wrong}", step=STEP
+            ) from wrong
+
+
+def arguments(settings: LatencySettings, file: Path, own: set[int]) -> list[str]:
+    """``own``: the CPUs that cyclictest may use beside those it measures.
+
+    The words of the real-time KVM guides: all memory locked, priority 95, a timer every 200
+    microseconds. The clock is nanosleep's without being told so.
+    """
+    cpus = parse_list(settings.cpus)
+    beside = own - set(cpus)
+    return [
+        "cyclictest", "--quiet", "--mlockall",
+        f"--priority={settings.priority}", f"--interval={settings.interval_us}",
+        f"--duration={settings.round_s}", f"--histogram={settings.width_us}",
+        f"--affinity={settings.cpus}", f"--threads={len(cpus)}",
+        *([f"--mainaffinity={format_list(beside)}"] if beside else []),
+        f"--json={file}",
+    ]  # fmt: skip
+
+
+def parse(text: str) -> tuple[str, LatencyRound]:
+    """Of the file that ``--json`` writes (``write_stats`` in cyclictest.c). Raises: ValueError."""
+    try:
+        whole = json.loads(text)
+        # The name of the field ends with a colon, in 2.4 at least.
+        version = str(whole.get("rt_test_version:", whole.get("rt_test_version", "unknown")))
+        cpus = {int(each["cpu"]): _histogram(each) for each in whole["thread"].values()}
+    except (KeyError, TypeError, AttributeError, ValidationError) as wrong:
+        raise ValueError(f"{type(wrong).__name__}: {wrong}") from wrong
+    if not cpus or not all(histogram.samples for histogram in cpus.values()):
+        raise ValueError("a CPU has no samples")
+    return version, LatencyRound(cpus=dict(sorted(cpus.items())))
+
+
+def _histogram(thread: Mapping[str, object]) -> Histogram:
+    """Samples that the histogram has no place for are missing in it, and are in ``cycles``."""
+    counts = thread["histogram"]
+    if not isinstance(counts, dict):
+        raise TypeError("the histogram is no object")
+    within = sum(counts.values())
+    return Histogram.model_validate(
+        {
+            "counts": counts,
+            "overflows": max(0, int(str(thread["cycles"])) - within),
+            "min_us": thread["min"],
+            "average_us": thread["avg"],
+            "max_us": thread["max"],
+        }
+    )

@@ -1,0 +1,74 @@
+"""The folder where runs are kept, a file for each: written whole, found again by label or by name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from netplugin.errors import HostError, InvalidRequest, NotFound
+from netplugin.tuning.verifying.result import Run
+
+FOLDER = Path("/var/lib/netplugin/verify")
+STEP = "results"
+
+
+def prepare(folder: Path) -> None:
+    """Before anything is measured that could not be written then. Raises: HostError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".{os.getpid()}.new"
+        probe.touch()
+        probe.unlink()
+    except OSError as wrong:
+        raise HostError(
+            f"{folder} cannot be written: {wrong.strerror}", step=STEP,
+            fix="run it as root, or name another folder: --results DIR",
+        ) from wrong  # fmt: skip
+
+
+def write(folder: Path, run: Run) -> Path:
+    """A new file, all of it or nothing. Raises: HostError."""
+    path = folder / f"{run.started:%Y%m%dT%H%M%S}-{run.label}.json"
+    fresh = folder / f".{os.getpid()}.new"
+    try:
+        with fresh.open("x") as file:
+            file.write(run.model_dump_json(indent=1, exclude_none=True) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(path)
+    except OSError as wrong:
+        fresh.unlink(missing_ok=True)
+        raise HostError(f"{path} cannot be written: {wrong.strerror}", step=STEP) from wrong
+    return path
+
+
+def find(folder: Path, name: str) -> Path:
+    """A file's path, or a label: then the newest run that has it. Raises: NotFound."""
+    if "/" in name or name.endswith(".json"):
+        for path in (Path(name), folder / name):
+            if path.is_file():
+                return path
+        raise NotFound(f"there is no file {name}", step=STEP, fix="name a label, or a file")
+    files = sorted(folder.glob("[0-9]*-*.json")) if folder.is_dir() else []
+    labels = {path: path.stem.partition("-")[2] for path in files}
+    of_label = [path for path, label in labels.items() if label == name]
+    if not of_label:
+        have = ", ".join(sorted(set(labels.values()))) or "none"
+        raise NotFound(
+            f"no run in {folder} has the label {name}; there are: {have}", step=STEP,
+            fix="measure one with --label, or name the folder: --results DIR",
+        )  # fmt: skip
+    return of_label[-1]
+
+
+def read(path: Path) -> Run:
+    """Raises: InvalidRequest."""
+    try:
+        return Run.model_validate_json(path.read_text())
+    except OSError as wrong:
+        why = wrong.strerror or str(wrong)
+    except (ValidationError, UnicodeDecodeError) as wrong:
+        why = str(wrong).splitlines()[0]
+    raise InvalidRequest(f"{path} cannot be read as a run: {why}", step=STEP)

@@ -1,0 +1,157 @@
+"""Packets between two CPUs: a testpmd as the host's side of vhost-user and one as the guest's, in a loop.
+
+The frames of one burst go round and round, as in the hands-on guide of vhost-user, without a NIC, an
+OVS or a VM: what is left is what CPUs, caches, memory and interrupts allow.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from netplugin.acceptance.vnf.contract import VnfError
+from netplugin.acceptance.vnf.process import Program, own_directory
+from netplugin.acceptance.vnf.telemetry import Telemetry
+from netplugin.errors import HostError
+from netplugin.host.cpus import format_list
+from netplugin.tuning.facts import Facts
+from netplugin.tuning.root import known
+from netplugin.tuning.verifying.result import ThroughputSettings
+from netplugin.tuning.verifying.tools import needs_program
+
+STEP = "testpmd"
+_PROGRAM = "dpdk-testpmd"
+_START_S = 60.0
+#: Until caches are warm and pages are there: the first second is slower than the rest.
+_WARM_S = 1.0
+#: Of each side, MB.
+_MEMORY_MB = 64
+#: What testpmd prints when it polls.
+_FORWARDS = "packet forwarding - ports="
+#: So many bursts of 32 frames are sent at first, as the guide does: more than both rings hold, and
+#: what is too much is lost then, so that neither runs dry.
+_BURSTS = 32
+_RING = 256
+
+
+def require() -> None:
+    """Raises: BackendUnavailable."""
+    needs_program(_PROGRAM, "dpdk-dev", STEP)
+
+
+def hugepage_node(facts: Facts, nodes: Iterable[int]) -> int | None:
+    """The first of these nodes that has a pool with enough free hugepages for both sides (pure)."""
+    for node in nodes:
+        for pool in known(facts.memory.pools, ()):
+            each = -(-_MEMORY_MB * 1024 // pool.size_kb)
+            if pool.node == node and known(pool.free, 0) >= 2 * each:
+                return node
+    return None
+
+
+def measure(settings: ThroughputSettings) -> tuple[str, float]:
+    """Starts both, and ends them: DPDK's version, and frames a second each way.
+
+    Raises: HostError with testpmd's own words.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_in_words_of_the_host())
+        folder = own_directory()
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        own = os.sched_getaffinity(0)
+        host, of_host = _side(stack, folder, "host", host_arguments(settings, folder, own))
+        guest, of_guest = _side(stack, folder, "guest", guest_arguments(settings, folder, own))
+        deadline = time.monotonic() + _START_S
+        guest.wait_for(lambda: _frames(of_host) > 0, deadline, "frames come round")
+        _pass(host, _WARM_S)
+        before, began = _frames(of_host) + _frames(of_guest), time.monotonic()
+        _pass(host, settings.window_s)
+        after, ended = _frames(of_host) + _frames(of_guest), time.monotonic()
+        guest.check()
+        if after == before:
+            raise HostError("no frame comes round any more", step=STEP)
+        return of_host.version, (after - before) / 2 / (ended - began)
+
+
+def host_arguments(settings: ThroughputSettings, folder: Path, own: set[int]) -> list[str]:
+    """``own``: the CPUs for threads that do not poll, those that do are left out if others remain."""
+    vdev = f"net_vhost0,iface={folder}/loop.sock,queues=1"
+    return [*_eal(settings, "host", settings.host_cpu, vdev, own), *_FORWARD, "--auto-start"]
+
+
+def guest_arguments(settings: ThroughputSettings, folder: Path, own: set[int]) -> list[str]:
+    """It sends the frames that go round: from a file of commands, as nobody types them."""
+    start = folder / "start"
+    vdev = f"net_virtio_user0,path={folder}/loop.sock,queues=1,queue_size={_RING}"
+    return [
+        *_eal(settings, "guest", settings.guest_cpu, vdev, own), *_FORWARD,
+        f"--txpkts={settings.frame_size}", f"--cmdline-file={start}",
+    ]  # fmt: skip
+
+
+#: The addresses are swapped, so that either side touches the frame as a VNF does.
+_FORWARD = (
+    "--forward-mode=macswap", "--nb-cores=1", "--rxq=1", "--txq=1", f"--rxd={_RING}",
+    f"--txd={_RING}", "--total-num-mbufs=4096", "--no-lsc-interrupt",
+    # Without it the host's side waits 9 s for its peer.
+    "--disable-link-check",
+    # With a period it does not wait for a key.
+    "--stats-period=3600",
+)  # fmt: skip
+
+
+def _eal(settings: ThroughputSettings, name: str, cpu: int, vdev: str, own: set[int]) -> list[str]:
+    free = format_list(own - {settings.host_cpu, settings.guest_cpu} or own)
+    return [
+        _PROGRAM, "--lcores", f"0@({free}),1@{cpu}", *_memory(settings.hugepage_node),
+        "--single-file-segments", "--no-pci", f"--file-prefix={name}", f"--vdev={vdev}", "--",
+    ]  # fmt: skip
+
+
+def _memory(node: int | None) -> list[str]:
+    """Of one node: DPDK would take a part from each that has an lcore."""
+    if node is None:
+        return ["--no-huge", "-m", str(_MEMORY_MB)]
+    return ["--in-memory", f"--socket-mem={','.join(['0'] * node + [str(_MEMORY_MB)])}"]
+
+
+def _side(
+    stack: ExitStack, folder: Path, name: str, arguments: list[str]
+) -> tuple[Program, Telemetry]:
+    """Started, and forwarding."""
+    (folder / "start").write_text(f"start tx_first {_BURSTS}\n")
+    program = Program(f"testpmd ({name})", arguments, folder / f"{name}.log")
+    stack.callback(program.stop)
+    deadline = time.monotonic() + _START_S
+    program.start({"RUNTIME_DIRECTORY": str(folder)})
+    telemetry = Telemetry(folder / "dpdk" / name / "dpdk_telemetry.v2")
+    stack.callback(telemetry.close)
+    program.wait_for(lambda: _FORWARDS in program.log.read_text(), deadline, "it forwards")
+    program.wait_for(lambda: telemetry.there, deadline, "it answers")
+    return program, telemetry
+
+
+def _frames(telemetry: Telemetry) -> int:
+    return int(telemetry.ask("/ethdev/stats", 0)["ipackets"])
+
+
+def _pass(program: Program, seconds: float) -> None:
+    """So long, unless it ends."""
+    until = time.monotonic() + seconds
+    program.wait_for(lambda: time.monotonic() >= until, until + _START_S, "time passes")
+
+
+@contextmanager
+def _in_words_of_the_host() -> Iterator[None]:
+    try:
+        yield
+    except VnfError as wrong:
+        raise HostError(
+            str(wrong),
+            step=STEP,
+            fix="leave the loop out, --only latency, or name CPUs, --loop-cpus A,B",
+        ) from wrong

@@ -1,0 +1,76 @@
+"""A whole run: the machine's settings, then both measurements, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from netplugin.errors import HostError
+from netplugin.host.cpus import parse_list
+from netplugin.tuning.facts import Facts
+from netplugin.tuning.live import Live
+from netplugin.tuning.verifying import cyclictest, loop
+from netplugin.tuning.verifying.conditions import conditions
+from netplugin.tuning.verifying.options import Asked
+from netplugin.tuning.verifying.result import (
+    Latency,
+    LatencySettings,
+    Run,
+    Throughput,
+    ThroughputSettings,
+)
+
+Say = Callable[[str], None]
+
+
+def require(asked: Asked) -> None:
+    """Whether all can be measured, before any is. Raises: BackendUnavailable, HostError."""
+    if asked.latency:
+        cyclictest.require()
+    if asked.throughput:
+        loop.require()
+
+
+def measure(asked: Asked, facts: Facts, live: Live, say: Say) -> Run:
+    """``say`` is told what comes next. Raises: HostError, OperationTimeout."""
+    started = datetime.now(UTC).replace(microsecond=0)
+    cpus = set(parse_list(asked.latency.cpus)) if asked.latency else set()
+    if asked.throughput:
+        cpus |= {asked.throughput.host_cpu, asked.throughput.guest_cpu}
+    # What takes seconds comes before what may take hours: if it fails, nothing is lost.
+    throughput = _throughput(asked.throughput, asked.rounds, say) if asked.throughput else None
+    latency = _latency(asked.latency, asked.rounds, say) if asked.latency else None
+    return Run(
+        label=asked.label,
+        started=started,
+        conditions=conditions(facts, live, frozenset(cpus)),
+        latency=latency,
+        throughput=throughput,
+    )
+
+
+def _latency(settings: LatencySettings, rounds: int, say: Say) -> Latency:
+    versions, found = set(), []
+    for number in range(1, rounds + 1):
+        end = datetime.now().astimezone() + timedelta(seconds=settings.round_s)
+        say(f"cyclictest on CPU {settings.cpus}, {number} of {rounds}, until {end:%H:%M:%S}")
+        version, each = cyclictest.measure(settings)
+        if set(each.cpus) != set(parse_list(settings.cpus)):
+            raise HostError(
+                f"cyclictest measured CPUs {sorted(each.cpus)}, not {settings.cpus}",
+                step=cyclictest.STEP, fix="take a CPU that the control group gives",
+            )  # fmt: skip
+        versions.add(version)
+        found.append(each)
+    return Latency(program=" ".join(versions), settings=settings, rounds=tuple(found))
+
+
+def _throughput(settings: ThroughputSettings, rounds: int, say: Say) -> Throughput:
+    versions, found = set(), []
+    for number in range(1, rounds + 1):
+        sides = f"{settings.host_cpu} and {settings.guest_cpu}"
+        say(f"testpmd on CPU {sides}, {number} of {rounds}, {settings.window_s} s")
+        version, each = loop.measure(settings)
+        versions.add(version)
+        found.append(each)
+    return Throughput(program=" ".join(versions), settings=settings, samples=tuple(found))

@@ -1,0 +1,85 @@
+"""What can be asked of a run, and what that means on this machine (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from netplugin.tuning.facts import Facts
+from netplugin.tuning.live import Live
+from netplugin.tuning.planning.plan import Plan
+from netplugin.tuning.root import known
+from netplugin.tuning.verifying.cpus import latency_cpus, loop_cpus, measured_cpus
+from netplugin.tuning.verifying.loop import hugepage_node
+from netplugin.tuning.verifying.result import Label, LatencySettings, ThroughputSettings
+
+_Seconds = Annotated[int, Field(ge=1, le=86400)]
+
+
+class Options(BaseModel):
+    """Each is an option of the command line."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    label: Label = Field("run", description="what the run is called, like before or after")
+    only: Literal["latency", "throughput"] | None = Field(
+        None, description="latency or throughput: measure this alone"
+    )
+    cpus: str | None = Field(
+        None, description="the CPUs that cyclictest measures, like 2-5,8; not given: those that are "
+        "isolated, or else those that the plan has for VMs, without those where OVS polls or a vCPU is pinned"
+    )  # fmt: skip
+    loop_cpus: str | None = Field(
+        None, description="the two CPUs of the loop; not given: on two cores of one node, measured ones "
+        "if it can be"
+    )  # fmt: skip
+    rounds: Annotated[int, Field(ge=1, le=1000)] = Field(
+        6, description="starts of each program; they are the samples of a comparison"
+    )
+    duration: _Seconds = Field(
+        60, description="seconds of cyclictest, all rounds together; guides take 600"
+    )
+    interval_us: Annotated[int, Field(ge=20, le=1_000_000)] = Field(
+        200, description="microseconds between two timers of cyclictest"
+    )
+    priority: Annotated[int, Field(ge=1, le=99)] = Field(
+        95, description="cyclictest's priority of SCHED_FIFO"
+    )
+    width_us: Annotated[int, Field(ge=100, le=100_000)] = Field(
+        2000, description="microseconds up to which latencies are told apart"
+    )
+    window: _Seconds = Field(2, description="seconds in which a round's frames are counted")
+    frame_size: Annotated[int, Field(ge=64, le=1518)] = Field(
+        64, description="bytes of a frame without its checksum"
+    )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """None is left out. ``rounds`` are starts of each program."""
+
+    label: str
+    rounds: int
+    latency: LatencySettings | None
+    throughput: ThroughputSettings | None
+
+
+def asked_of(options: Options, facts: Facts, live: Live, plan: Plan | None) -> Asked:
+    """Raises: InvalidRequest naming the option, HostError for a missing fact."""
+    measured = measured_cpus(options.cpus, facts, live, plan)
+    latency = throughput = None
+    if options.only != "throughput":
+        latency = LatencySettings(
+            cpus=latency_cpus(measured), round_s=-(-options.duration // options.rounds),
+            interval_us=options.interval_us, priority=options.priority, width_us=options.width_us,
+        )  # fmt: skip
+    if options.only != "latency":
+        host, guest = loop_cpus(options.loop_cpus, facts, live, measured)
+        nodes = sorted({c.node for c in known(facts.cpus.cores, ()) if c.cpus & {host, guest}})
+        throughput = ThroughputSettings(
+            host_cpu=host, guest_cpu=guest, hugepage_node=hugepage_node(facts, nodes),
+            window_s=options.window, frame_size=options.frame_size,
+        )  # fmt: skip
+    return Asked(options.label, options.rounds, latency, throughput)

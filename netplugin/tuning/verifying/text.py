@@ -1,0 +1,153 @@
+"""A run and a comparison as text for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from netplugin.acceptance.report.statistics import Change
+from netplugin.tuning.verifying.comparison import LEVEL, Comparison, Finding, Row
+from netplugin.tuning.verifying.histogram import PERCENTILES, Histogram
+from netplugin.tuning.verifying.result import Latency, Run, Throughput
+
+
+def run_text(run: Run) -> str:
+    return "\n".join(_run(run)) + "\n"
+
+
+def _run(run: Run) -> Iterator[str]:
+    yield f"{run.label}, {run.started:%Y-%m-%d %H:%M:%S} UTC"
+    if run.latency:
+        yield ""
+        yield from _latency(run.latency)
+    if run.throughput:
+        yield ""
+        yield from _throughput(run.throughput)
+
+
+def _latency(latency: Latency) -> Iterator[str]:
+    s, rounds = latency.settings, len(latency.rounds)
+    yield (
+        f"Latency (cyclictest {latency.program}, priority {s.priority}, every {s.interval_us} us, "
+        f"{_times(rounds)} {s.round_s} s), microseconds"
+    )
+    head = ("CPU", "min", "average", *PERCENTILES, "max", "samples", f"over {s.width_us}")
+    rows = [_figures(str(cpu), each) for cpu, each in latency.by_cpu().items()]
+    if len(rows) > 1:
+        rows.append(_figures("all", latency.overall))
+    yield from table([head, *rows])
+
+
+def _figures(name: str, histogram: Histogram) -> tuple[str, ...]:
+    percentiles = [histogram.percentile(share) for share in PERCENTILES.values()]
+    return (
+        name, str(histogram.min_us), f"{histogram.average_us:.1f}",
+        *("-" if p is None else str(p) for p in percentiles),
+        str(histogram.max_us), str(histogram.samples), str(histogram.overflows),
+    )  # fmt: skip
+
+
+def _throughput(throughput: Throughput) -> Iterator[str]:
+    s, samples = throughput.settings, throughput.samples
+    memory = f"hugepages of node {s.hugepage_node}"
+    if s.hugepage_node is None:
+        memory = "ordinary pages, as too few hugepages are free"
+    yield (
+        f"Throughput ({throughput.program}, testpmd on CPU {s.host_cpu} and {s.guest_cpu}, "
+        f"{s.frame_size} bytes, {memory}), Mpps each way"
+    )
+    yield (
+        f"  median {_mpps(median(samples))}, from {_mpps(min(samples))} to {_mpps(max(samples))} "
+        f"({_times(len(samples))} {s.window_s} s)"
+    )
+
+
+def comparison_text(comparison: Comparison) -> str:
+    return "\n".join(_comparison(comparison)) + "\n"
+
+
+def _comparison(comparison: Comparison) -> Iterator[str]:
+    for name, run in (("before", comparison.before), ("after", comparison.after)):
+        yield f"{name}: {run.label}, {run.started:%Y-%m-%d %H:%M:%S} UTC"
+    yield ""
+    head = ("", "before", "after", "change", "p", "")
+    yield from table([head, *(_row(row) for row in comparison.rows)])
+    yield ""
+    yield from _differences(comparison)
+    yield ""
+    yield verdict(comparison)
+    tested = sum(row.p is not None for row in comparison.rows)
+    if tested:
+        yield (
+            f"{tested} figures tested (exact rank test of the rounds, p adjusted by Holm): at most "
+            f"{LEVEL:.0%} for any false claim among them, if runs vary as the rounds of one do."
+        )
+
+
+def verdict(comparison: Comparison) -> str:
+    """A sentence for each finding that there is: ``Better: latency P99, throughput.``"""
+    parts = []
+    for finding in Finding:
+        names = [row.figure.name for row in comparison.of(finding)]
+        if names:
+            parts.append(f"{finding[0].upper()}{finding[1:]}: {', '.join(names)}.")
+    return " ".join(parts) or "Nothing was measured in either run."
+
+
+def _row(row: Row) -> tuple[str, ...]:
+    finding = f"{row.finding}: {row.why}" if row.why else row.finding.value
+    return (
+        f"{row.figure.name} ({'us' if row.figure.unit == 'us' else 'Mpps'})",
+        *(_value(value, row.figure.unit) for value in (row.before, row.after)),
+        change_text(row.change), "" if row.p is None else f"{row.p:.2g}", finding,
+    )  # fmt: skip
+
+
+def _differences(comparison: Comparison) -> Iterator[str]:
+    if not comparison.differences:
+        yield "The machine was set alike in both runs, as far as is known."
+        return
+    yield "What differs between the runs:"
+    for each in comparison.differences:
+        yield f"  {each.name}: {_or_not(each.before)} -> {_or_not(each.after)}"
+
+
+def _or_not(value: str | None) -> str:
+    return "not set" if value is None else value
+
+
+def change_text(change: Change | None) -> str:
+    """``x1.12 (1.08 to 1.15)``: the ratio, and the interval that belongs to the test."""
+    if change is None:
+        return ""
+    middle, low, high = (_ratio(value) for value in (change.ratio, change.low, change.high))
+    return f"x{middle} ({low} to {high})"
+
+
+def _ratio(less_one: float) -> str:
+    return f"{less_one + 1:.3g}" if math.isfinite(less_one) else "more than can be said"
+
+
+def _value(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    return _mpps(value) if unit == "pps" else f"{value:.4g}"
+
+
+def _mpps(pps: float) -> str:
+    return f"{pps / 1e6:.3f}"
+
+
+def _times(count: int) -> str:
+    return f"{count} times" if count > 1 else "once"
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns as wide as their widest cell; the first and the last stand to the left."""
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[0] = row[0].ljust(widths[0])
+        cells[-1] = row[-1].ljust(widths[-1]) if not row[-1].isdigit() else cells[-1]
+        yield ("  " + "  ".join(cells)).rstrip()

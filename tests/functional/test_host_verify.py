@@ -1,0 +1,113 @@
+"""``netplugin host verify`` measures this machine with real programs, keeps it, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lab.processes import wait_for
+
+COMMAND = (sys.executable, "-m", "netplugin.cli.main", "host", "verify")
+PROGRAMS = ("cyclictest", "dpdk-testpmd")
+
+
+def running() -> set[str]:
+    """Which of the programs run, in this sandbox: nobody else's."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().decode().split("\0")
+            except OSError:
+                continue  # it has ended since
+            found.add(Path(words[0]).name)
+    return found & set(PROGRAMS)
+
+
+def left() -> list[Path]:
+    return [*Path("/run").glob("netplugin-*"), *Path("/tmp").glob("netplugin-verify-*")]
+
+
+def test_a_short_run_of_both_is_kept_and_compared(tmp_path: Path) -> None:
+    before = left()
+    words = [
+        "--cpus",
+        "0-1",
+        "--rounds",
+        "2",
+        "--duration",
+        "2",
+        "--window",
+        "1",
+        "--label",
+        "before",
+    ]
+    done = subprocess.run(
+        [*COMMAND, *words, "--results", str(tmp_path), "-f", "json"],
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    assert [line.split(",")[0] for line in said] == [
+        *["testpmd on CPU 0 and 1"] * 2, *["cyclictest on CPU 0-1"] * 2,
+    ]  # fmt: skip
+    shown = json.loads(done.stdout)
+    cpus = shown["latency_us"]["cpus"]
+    assert set(cpus) == {"0", "1"}
+    for found in cpus.values():
+        assert 0 < found["min"] <= found["average"] <= found["max"]
+        assert found["min"] <= found["P99"] <= found["P99.9"] <= found["max"]
+        assert found["samples"] > 1000
+    assert shown["latency_us"]["overall"]["samples"] == sum(c["samples"] for c in cpus.values())
+    # Far less than any CPU passes: what is asked is whether the frames go round.
+    assert len(shown["throughput_pps"]["samples"]) == 2
+    assert shown["throughput_pps"]["min"] > 1000
+    assert shown["throughput_pps"]["settings"]["hugepage_node"] == 0
+    assert shown["conditions"]["kernel"] == os.uname().release
+
+    [kept] = tmp_path.iterdir()
+    assert str(kept) == shown["file"] and kept.name.endswith("-before.json")
+    histogram = json.loads(kept.read_text())["latency"]["rounds"][0]["cpus"]["0"]
+    assert max(map(int, histogram["counts"])) < 2000
+    compared = subprocess.run(
+        [*COMMAND, "compare", "before", kept.name, "--results", str(tmp_path)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert compared.returncode == 0, compared.stderr
+    assert "The machine was set alike in both runs" in compared.stdout
+    assert "Cannot be told: latency average" in compared.stdout  # two rounds are too few
+    assert (running(), left()) == (set(), before)
+
+
+@pytest.mark.parametrize(("part", "program"), zip(("latency", "throughput"), PROGRAMS, strict=True))
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_ended_ends_what_it_started(
+    tmp_path: Path, part: str, program: str, number: signal.Signals
+) -> None:
+    before = left()
+    words = ["--cpus", "0-1", "--duration", "600", "--window", "600", "--only", part]
+    run = subprocess.Popen(
+        [*COMMAND, *words, "--results", str(tmp_path)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: program in running(), 60, f"{program} runs")
+        run.send_signal(number)
+        run.wait(60)
+    finally:
+        run.kill()
+        run.wait()
+    wait_for(lambda: not running(), 30, f"{program} ends")
+    assert list(tmp_path.iterdir()) == []
+    if number == signal.SIGTERM:
+        assert run.returncode == 128 + number
+        assert left() == before
+    for folder in set(left()) - set(before):  # nobody can clear up after a SIGKILL
+        shutil.rmtree(folder)

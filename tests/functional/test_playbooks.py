@@ -1,0 +1,190 @@
+"""Playbooks by Ansible's own programs: linted, played in check mode on this machine, and for real in part."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from netplugin.tuning.facts import Facts
+from netplugin.tuning.guest.playbook import guest_playbook
+from netplugin.tuning.intent import Intent
+from netplugin.tuning.live import Live
+from netplugin.tuning.live_ovs import read_ovs
+from netplugin.tuning.output.playbook import playbook
+from netplugin.tuning.planning.plan import Plan, make_plan
+from netplugin.tuning.planning.refused import needed
+from netplugin.tuning.read import read_facts
+from netplugin.tuning.root import Root
+from netplugin.tuning.steps import Effect, File, KernelArgument, OtherConfig, Step, Sysctl
+from tests.lab.ansible import lint, play
+from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import run
+from tests.unit.tuning.golden import PLANS, facts_of, plan_of
+from tests.unit.tuning.guests import guest_plan_of
+
+#: Where a playbook writes; all of /etc is private while it is played.
+WRITTEN = (
+    Path("/etc/tmpfiles.d/netplugin-tuning.conf"),
+    Path("/etc/sysctl.d/90-netplugin-tuning.conf"),
+    Path("/etc/default/grub.d/netplugin-tuning.cfg"),
+    Path("/run/tmpfiles.d/netplugin-tuning.conf"),
+)
+#: Between them they have every task that there is.
+LINTED = ("published-realtime", "amd-4-nodes")
+LINTED_GUESTS = ("router", "realtime")
+THP = "/sys/kernel/mm/transparent_hugepage/enabled"
+
+
+@pytest.fixture(scope="module")
+def private_etc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A copy of /etc, which is gone in the end."""
+    copy = tmp_path_factory.mktemp("private") / "etc"
+    shutil.copytree("/etc", copy, symlinks=True)
+    run(["mount", "--no-mtab", "--bind", copy, "/etc"])
+    try:
+        yield
+    finally:
+        run(["umount", "--no-mtab", "/etc"])
+
+
+def this_machine(ovs: PrivateOvs) -> tuple[Facts, Live]:
+    return read_facts(Root()), Live(ovs=read_ovs(ovs.rundir))
+
+
+def written(plan: Plan, facts: Facts, path: Path) -> Path:
+    path.write_text(playbook(plan, needed(facts.cpus.online)))
+    return path
+
+
+def test_the_strictest_profile_of_the_linter_has_nothing_to_say(
+    ovs: PrivateOvs, tmp_path: Path
+) -> None:
+    facts, live = this_machine(ovs)
+    here = make_plan(facts, Intent(pmd_cores=1, realtime=True), live)
+    playbooks = [written(here, facts, tmp_path / "here.yml")]
+    for name in LINTED:
+        facts = facts_of(PLANS[name][0])
+        playbooks.append(written(plan_of(name), facts, tmp_path / f"{name}.yml"))
+    for name in LINTED_GUESTS:
+        playbooks.append(tmp_path / f"{name}.yml")
+        playbooks[-1].write_text(guest_playbook(guest_plan_of(name)))
+    lint(tmp_path, *playbooks)
+
+
+def test_check_mode_says_what_it_would_change_and_changes_nothing(
+    ovs: PrivateOvs, tmp_path: Path, private_etc: None
+) -> None:
+    facts, live = this_machine(ovs)
+    plan = make_plan(facts, Intent(pmd_cores=1, realtime=True), live)
+    played = play(
+        tmp_path, written(plan, facts, tmp_path / "tune.yml"), check=True, env=ovs.env
+    )  # fmt: skip
+    assert {"Set hugepages and masks, now and at boot", "Set sysctls"} <= played.changes
+    assert not any(path.exists() for path in WRITTEN)
+    assert this_machine(ovs)[1] == live
+    after = make_plan(this_machine(ovs)[0], Intent(pmd_cores=1, realtime=True), live)
+    assert after.steps == plan.steps
+
+
+def test_a_machine_that_it_was_not_made_for_is_refused(
+    ovs: PrivateOvs, tmp_path: Path, private_etc: None
+) -> None:
+    book = written(plan_of("published-pmd-2"), facts_of("published"), tmp_path / "tune.yml")
+    with pytest.raises(Exception, match="This plan is for a machine with CPUs 0-63"):
+        play(tmp_path, book, check=True, env=ovs.env)
+
+
+def harmless(step: Step) -> Step | None:
+    """The steps that this machine may take for real: of its files one, with the value that it has."""
+    match step.target:
+        case File(path) if path == THP and isinstance(step.now, str):
+            return replace(step, wanted=step.now)
+        case Sysctl("vm.stat_interval") | KernelArgument() | OtherConfig("pmd-cpu-mask"):
+            return step
+    return None
+
+
+@dataclass(frozen=True)
+class Grub:
+    """The settings of grub, older values among them, and a program that is called to read them."""
+
+    file: Path
+    programs: Path
+
+    @property
+    def calls(self) -> int:
+        return len((self.programs / "called").read_text().split())
+
+
+@pytest.fixture
+def grub(private_etc: None, tmp_path: Path) -> Grub:
+    made = Grub(Path("/etc/default/grub"), tmp_path / "bin")
+    (made.file.parent / "grub.d").mkdir(exist_ok=True)
+    made.file.write_text(
+        'GRUB_CMDLINE_LINUX_DEFAULT="quiet isolcpus=3 nohz_full=3"\nGRUB_CMDLINE_LINUX="hugepages=4"\n'
+    )
+    made.programs.mkdir()
+    program = made.programs / "update-grub"
+    program.write_text(f"#!/bin/sh\necho called >> {made.programs}/called\n")
+    program.chmod(0o755)
+    return made
+
+
+def test_for_real_it_does_what_it_says_and_nothing_the_second_time(
+    ovs: PrivateOvs, tmp_path: Path, grub: Grub
+) -> None:
+    interval = Path("/proc/sys/vm/stat_interval")
+    before = interval.read_text()
+    intent = Intent(pmd_cores=1, realtime=True)
+    ovs.set_other_config({"pmd-cpu-mask": "0x1"})
+    try:
+        facts, live = this_machine(ovs)
+        plan = make_plan(facts, intent, live)
+        steps = tuple(filter(None, map(harmless, plan.steps)))
+        book = written(replace(plan, steps=steps), facts, tmp_path / "tune.yml")
+        env = {**ovs.env, "PATH": f"{grub.programs}:{os.environ['PATH']}"}
+        first = play(tmp_path, book, env=env)
+        wanted = {
+            "Set hugepages and masks, now and at boot",
+            "Set sysctls",
+            "Set other_config of OVS",
+        }
+        assert wanted | {"Set the kernel's arguments", "Write kernel files"} <= first.changes
+
+        after = make_plan(read_facts(Root()), intent, this_machine(ovs)[1])
+        done = {step.target for step in after.steps if step.done}
+        assert {step.target for step in steps} - done == {
+            step.target
+            for step in steps
+            if step.effect is Effect.REBOOT or step.target == File(THP)
+        }
+        assert interval.read_text().strip() == "10" != before.strip()
+        assert ovs.get("Open_vSwitch", ".", "other_config:pmd-cpu-mask") == "0x2"
+        _says(
+            grub,
+            [f"{s.target.name}={s.wanted}" for s in steps if isinstance(s.target, KernelArgument)],
+        )
+        assert grub.calls == 1
+
+        second = play(tmp_path, book, env=env)
+        assert (second.changed, second.changes, grub.calls) == (0, set(), 1)
+    finally:
+        interval.write_text(before)
+        ovs.set_other_config(ovs.other_config)
+
+
+def _says(grub: Grub, wanted: list[str]) -> None:
+    """As grub-mkconfig reads them: the old values are gone, and each new one is there once."""
+    snippet = grub.file.parent / "grub.d" / "netplugin-tuning.cfg"
+    said = subprocess.run(
+        ["sh", "-euc", '. "$1"; . "$2"; echo "$GRUB_CMDLINE_LINUX_DEFAULT $GRUB_CMDLINE_LINUX"', "sh",
+         str(grub.file), str(snippet)],
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    assert said.stdout.split() == ["quiet", *wanted]

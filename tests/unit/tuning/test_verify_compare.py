@@ -1,0 +1,227 @@
+"""Two runs beside each other: what the samples show is said, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from netplugin.errors import BackendUnavailable, HostError, InvalidRequest, NotFound
+from netplugin.tuning.verifying import keep, plot
+from netplugin.tuning.verifying.as_json import comparison_json, run_json
+from netplugin.tuning.verifying.comparison import Comparison, Finding, Row, compare
+from netplugin.tuning.verifying.histogram import Histogram
+from netplugin.tuning.verifying.result import LatencyRound
+from netplugin.tuning.verifying.text import comparison_text, run_text
+from tests.unit.tuning.runs import FAST, SLOW, latency, run, throughput
+
+
+def rows(found: Comparison) -> dict[str, Row]:
+    return {row.figure.name: row for row in found.rows}
+
+
+def test_a_difference_that_the_samples_show() -> None:
+    found = compare(run(throughput=throughput(SLOW)), run(throughput=throughput(FAST)))
+    [row] = found.rows
+    assert row.finding is Finding.BETTER
+    assert (row.before, row.after) == (4.685e6, 5.205e6)
+    assert row.p == pytest.approx(2 / 924)
+    assert row.change and row.change.low > 0.09 and row.change.high < 0.14
+    line = next(line for line in comparison_text(found).splitlines() if "(Mpps)" in line)
+    assert line.split()[2:5] == ["4.685", "5.205", "x1.11"] and line.endswith("0.0022  better")
+    assert "Better: throughput." in comparison_text(found)
+
+
+def test_the_other_way_it_is_worse() -> None:
+    found = compare(run(throughput=throughput(FAST)), run(throughput=throughput(SLOW)))
+    assert found.rows[0].finding is Finding.WORSE
+
+
+def test_less_latency_is_better() -> None:
+    before = run(latency=latency([1475, 900, 1100, 1300, 3000, 1200]))
+    after = run(latency=latency([12, 30, 20, 25, 17, 19]))
+    told = rows(compare(before, after))
+    assert told["latency maximum"].finding is Finding.BETTER
+    assert told["latency average"].finding is Finding.BETTER
+    assert told["latency P99"].finding is Finding.SAME  # the same in all rounds
+    assert told["latency P99"].p == 1
+    assert told["latency P99.9"].before == 14
+    assert told["latency maximum"].before == 3000
+    worse = rows(compare(after, before))
+    assert worse["latency maximum"].finding is Finding.WORSE
+
+
+def test_without_a_difference_none_is_claimed() -> None:
+    """At most one in twenty of such pairs may have a claim, all figures together."""
+    chance = random.Random(7)
+    claims = 0
+    for _ in range(400):
+        pair = [
+            run(
+                throughput=throughput([chance.gauss(5e6, 4e5) for _ in range(6)]),
+                latency=latency([chance.randrange(20, 400) for _ in range(6)]),
+            )
+            for _ in range(2)
+        ]
+        found = compare(*pair)
+        claims += bool(found.of(Finding.BETTER) or found.of(Finding.WORSE))
+    assert claims <= 20
+
+
+def test_too_few_rounds_claim_nothing() -> None:
+    found = compare(run(throughput=throughput(SLOW[:3])), run(throughput=throughput(FAST[:3])))
+    assert found.rows[0].finding is Finding.UNTOLD
+    assert found.rows[0].p is None
+    assert "cannot be told: too few rounds" in comparison_text(found)
+
+
+def test_one_sample_that_is_out_of_line_is_no_difference() -> None:
+    mixed = (*FAST[:4], 4.0e6, 4.1e6)
+    found = compare(run(throughput=throughput(SLOW)), run(throughput=throughput(mixed)))
+    assert found.rows[0].finding is Finding.SAME
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        (throughput(SLOW), throughput(FAST, frame_size=512), "frame size is 64 in one and 512 in"),
+        (latency([9] * 6), latency([9] * 6, round_s=100), "length of a round (s) is 10 in one"),
+        (latency([9] * 6), latency([9] * 6, cpus="2-3"), "number of CPUs is 1 in one and 2 in"),
+    ],
+)
+def test_figures_of_different_things_are_not_compared(before: Any, after: Any, why: str) -> None:
+    kind = type(before).__name__.lower()
+    found = compare(run(**{kind: before}), run(**{kind: after}))
+    assert {row.finding for row in found.rows} == {Finding.UNTOLD}
+    assert why in comparison_text(found)
+
+
+def test_a_round_that_cannot_say_does_not_drop_out() -> None:
+    few = Histogram(counts={9: 50}, min_us=9, average_us=9, max_us=9)
+    short = latency([9] * 8)
+    rounds = (*short.rounds[:7], LatencyRound(cpus={2: few}))
+    short = short.model_copy(update={"rounds": rounds})
+    told = rows(compare(run(latency=short), run(latency=latency([9] * 8))))
+    assert told["latency P99"].why == "too few samples in a round"
+    assert told["latency maximum"].p == 1
+
+
+def test_other_cpus_of_the_same_number_are() -> None:
+    slow, fast = throughput(SLOW), throughput(FAST, host_cpu=6, hugepage_node=None)
+    assert compare(run(throughput=slow), run(throughput=fast)).rows[0].p is not None
+
+
+def test_what_only_one_run_has_is_not_compared() -> None:
+    found = compare(run(throughput=throughput(SLOW)), run(latency=latency([9] * 6)))
+    assert {row.finding for row in found.rows} == {Finding.UNTOLD}
+    assert "Cannot be told: latency average" in comparison_text(found)
+
+
+def test_what_differs_in_the_machine_is_said() -> None:
+    before = run(conditions={"isolated CPUs": "none", "kernel": "6.1", "turbo": "on"})
+    after = run(conditions={"isolated CPUs": "2-5", "kernel": "6.1", "KSM": "0"})
+    found = compare(before, after)
+    assert [(d.name, d.before, d.after) for d in found.differences] == [
+        ("isolated CPUs", "none", "2-5"), ("turbo", "on", None), ("KSM", None, "0"),
+    ]  # fmt: skip
+    text = comparison_text(found)
+    assert "  isolated CPUs: none -> 2-5\n  turbo: on -> not set\n" in text
+    assert "Nothing was measured in either run." in text
+
+
+def test_for_programs() -> None:
+    before = run(throughput=throughput((0.0, *SLOW[1:])), latency=latency([900] * 6))
+    after = run(throughput=throughput(FAST), latency=latency([12] * 6))
+    shown = json.loads(comparison_json(compare(before, after)))
+    figures = {figure["name"]: figure for figure in shown["figures"]}
+    assert figures["throughput"]["finding"] == "better"
+    assert figures["throughput"]["samples_after"] == list(FAST)
+    assert figures["latency maximum"]["ratio"] == pytest.approx(12 / 900)
+    assert figures["throughput"]["ratio_high"] is None  # after nothing, no ratio
+    one = json.loads(run_json(before, Path("/x/y.json")))
+    assert one["latency_us"]["overall"]["max"] == 900 and one["file"] == "/x/y.json"
+    assert one["latency_us"]["cpus"]["2"]["samples"] == 6006
+    assert one["throughput_pps"]["max"] == max(SLOW)
+
+
+def test_a_run_for_people() -> None:
+    text = run_text(run("before", throughput=throughput(SLOW), latency=latency([900, 2500])))
+    assert "priority 95, every 200 us, 2 times 10 s" in text
+    assert text.splitlines()[4].split() == [
+        "2", "5", "11.2", "14", "14", "-", "-", "2500", "2002", "1",
+    ]  # fmt: skip
+    assert "median 4.685, from 4.610 to 4.750 (6 times 2 s)" in text
+
+
+# -- the folder ----------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    first = run("before", throughput=throughput(SLOW), latency=latency([900, 2500]))
+    later = run("before", started=datetime(2026, 2, 1, tzinfo=UTC))
+    other = run("after-all", started=datetime(2027, 1, 1, tzinfo=UTC))
+    folder = tmp_path / "new" / "folder"
+    keep.prepare(folder)
+    paths = [keep.write(folder, each) for each in (later, first, other)]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in paths)
+    assert keep.read(paths[1]) == first
+    assert keep.find(folder, "before") == paths[0]
+    assert keep.find(folder, "after-all") == paths[2]
+    assert keep.find(folder, paths[1].name) == keep.find(folder, str(paths[1])) == paths[1]
+
+
+def test_what_is_not_kept_is_named(tmp_path: Path) -> None:
+    keep.write(tmp_path, run("before"))
+    with pytest.raises(NotFound, match="there are: before"):
+        keep.find(tmp_path, "after")
+    with pytest.raises(NotFound, match=r"there is no file gone\.json"):
+        keep.find(tmp_path, "gone.json")
+    for text in ("", "{}", '{"format": 2}'):
+        (tmp_path / "broken.json").write_text(text)
+        with pytest.raises(InvalidRequest, match=r"broken\.json cannot be read as a run"):
+            keep.read(tmp_path / "broken.json")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HostError, match="cannot be written"):
+        keep.prepare(tmp_path / "file")
+
+
+# -- the picture ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "begin"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_a_picture(tmp_path: Path, kind: str, begin: bytes) -> None:
+    both = run("before", throughput=throughput(SLOW), latency=latency([900, 2500]))
+    found = compare(both, run("after", throughput=throughput(FAST), latency=latency([12, 2001])))
+    path = tmp_path / f"picture.{kind}"
+    plot.require(path)
+    plot.draw(found, path)
+    assert path.read_bytes().startswith(begin)
+    if kind == "svg":
+        text = path.read_text()
+        assert "at most 2500 us" in text and "after" in text and "Mpps each way" in text
+    for part in ({"latency": both.latency}, {"throughput": both.throughput}, {}):
+        plot.draw(compare(run(**part), run(**part)), path)
+
+
+def test_a_picture_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidRequest, match=r"neither PNG nor SVG"):
+        plot.require(tmp_path / "picture.gif")
+    with pytest.raises(HostError, match="cannot be written"):
+        plot.draw(compare(run(), run()), tmp_path / "gone" / "picture.png")
+    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    with pytest.raises(BackendUnavailable) as refused:
+        plot.require(tmp_path / "picture.png")
+    assert refused.value.fix == "pip install 'netplugin[acceptance]'"
+
+
+def test_findings_are_chosen_by_rows() -> None:
+    found = compare(run(throughput=throughput(SLOW)), run(throughput=throughput(FAST)))
+    assert replace(found, rows=()).of(Finding.BETTER) == ()
