@@ -34,7 +34,7 @@ def write(folder: Path, run: Run) -> Path:
     fresh = folder / f".{os.getpid()}.new"
     try:
         with fresh.open("x") as file:
-            file.write(run.model_dump_json(indent=1, exclude_none=True) + "\n")
+            file.write(run.model_dump_json(indent=1) + "\n")
             file.flush()
             os.fsync(file.fileno())
         fresh.rename(path)
@@ -69,6 +69,9 @@ def read(path: Path) -> Run:
         return Run.model_validate_json(path.read_text())
     except OSError as wrong:
         why = wrong.strerror or str(wrong)
-    except (ValidationError, UnicodeDecodeError) as wrong:
-        why = str(wrong).splitlines()[0]
+    except ValidationError as wrong:
+        first = wrong.errors()[0]
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+    except UnicodeDecodeError:
+        why = "it is not text"
     raise InvalidRequest(f"{path} cannot be read as a run: {why}", step=STEP)

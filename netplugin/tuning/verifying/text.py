@@ -71,7 +71,7 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
     for name, run in (("before", comparison.before), ("after", comparison.after)):
         yield f"{name}: {run.label}, {run.started:%Y-%m-%d %H:%M:%S} UTC"
     yield ""
-    head = ("", "before", "after", "change", "p", "")
+    head = ("", "before", "after", "change of rounds", "p", "")
     yield from table([head, *(_row(row) for row in comparison.rows)])
     yield ""
     yield from _differences(comparison)
@@ -132,7 +132,9 @@ def _ratio(less_one: float) -> str:
 def _value(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
-    return _mpps(value) if unit == "pps" else f"{value:.4g}"
+    if unit == "pps":
+        return _mpps(value)
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
 
 
 def _mpps(pps: float) -> str:

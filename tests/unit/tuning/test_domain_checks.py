@@ -85,9 +85,10 @@ def test_which_cores_are_those_of_pmd_threads(ovs: OvsLive, count: int) -> None:
     assert ("domain-pmd" in findings) == bool(count)
 
 
-def test_the_cores_of_the_plan_count_too() -> None:
+@pytest.mark.parametrize("ovs", [OVS, Unknown("db.sock", "there is no such file", missing=True)])
+def test_the_cores_of_the_plan_count_too(ovs: OvsLive | Unknown) -> None:
     plan = make_plan(FACTS, Intent(pmd_cores=2))
-    live = Live(domains=(domain(str(min(plan.partition.polling))),))
+    live = Live(ovs=ovs, domains=(domain(str(min(plan.partition.polling - {1, 33}))),))
     assert [f.status for f in check(Scene(FACTS, live, plan)) if f.id == "domain-pmd"] == ["fail"]
     assert not [f for f in check(Scene(FACTS, live)) if f.id == "domain-pmd"]
 
@@ -117,6 +118,11 @@ def test_memory_on_another_node() -> None:
 def test_threads_beside_vcpus(wrong: DomainLive, words: str) -> None:
     [finding] = found(wrong).values()
     assert (finding.id, finding.status) == ("domain-emulator", "warn") and words in finding.found
+
+
+def test_the_emulator_on_a_pmd_core_that_is_not_isolated() -> None:
+    ovs = replace(OVS, other_config={"pmd-cpu-mask": "0x4"})
+    assert set(found(domain("4"), ovs=ovs)) == {"domain-emulator"}
 
 
 def test_two_on_one_cpu() -> None:

@@ -162,7 +162,9 @@ def test_a_run_for_people() -> None:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    first = run("before", throughput=throughput(SLOW), latency=latency([900, 2500]))
+    first = run(
+        "before", throughput=throughput(SLOW, hugepage_node=None), latency=latency([900, 2500])
+    )
     later = run("before", started=datetime(2026, 2, 1, tzinfo=UTC))
     other = run("after-all", started=datetime(2027, 1, 1, tzinfo=UTC))
     folder = tmp_path / "new" / "folder"
@@ -181,9 +183,14 @@ def test_what_is_not_kept_is_named(tmp_path: Path) -> None:
         keep.find(tmp_path, "after")
     with pytest.raises(NotFound, match=r"there is no file gone\.json"):
         keep.find(tmp_path, "gone.json")
-    for text in ("", "{}", '{"format": 2}'):
-        (tmp_path / "broken.json").write_text(text)
-        with pytest.raises(InvalidRequest, match=r"broken\.json cannot be read as a run"):
+    for text, why in (
+        (b"", "Invalid JSON"), (b"{}", "label: Field required"), (b"\xff", "Invalid JSON|not text"),
+        (b'{"format": 2, "label": "x"}', "format: Input should be 1"),
+    ):  # fmt: skip
+        (tmp_path / "broken.json").write_bytes(text)
+        with pytest.raises(
+            InvalidRequest, match=rf"broken\.json cannot be read as a run: .*({why})"
+        ):
             keep.read(tmp_path / "broken.json")
 
 
