@@ -153,7 +153,9 @@ class CapacityExhausted(NetpluginError):
     code = "capacity_exhausted"
     status = 507
     title = "Nothing left to give"
-    meaning = "A scarce thing is used up: vhost sockets, VFs, local VLANs, CPUs and hugepages for VMs."
+    meaning = (
+        "A scarce thing is used up: vhost sockets, VFs, local VLANs, CPUs and hugepages for VMs."
+    )
 
 
 class HostError(NetpluginError):

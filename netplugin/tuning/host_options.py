@@ -21,7 +21,9 @@ _LIBVIRT_URI = cfg.StrOpt(
 
 def _option(name: str, field: FieldInfo) -> Any:
     """Nothing is checked here: the intent itself says what is wrong, naming the field."""
-    words: dict[str, Any] = {"help": f"{str(field.description)[:1].upper()}{str(field.description)[1:]}."}
+    words: dict[str, Any] = {
+        "help": f"{str(field.description)[:1].upper()}{str(field.description)[1:]}."
+    }
     default = None if field.is_required() else field.default
     if isinstance(default, bool):
         return cfg.BoolOpt(name, default=default, **words)
