@@ -83,7 +83,7 @@ class Domains:
                 findings.append(_no_plan("warn", "the host has no plan", _SET))
         except NetpluginError as error:
             findings.append(_no_plan("fail", error.detail, error.fix))
-        placements = self._store.placements()
+        placements = self._store.placements.all()
         mine = placements.pop(vm_id, None)
         others = held(placements.values(), live)
         nics = tuple(Nic(port.port_id, port.binding) for port in ports if port.binding)
@@ -106,12 +106,12 @@ class Domains:
         ground = _ground(scene)
         assert ground is not None
         live = _live(scene, domain)
-        with self._store.placing() as placements:
+        with self._store.placements.choosing() as placements:
             before = placements.pop(vm_id, None)
             others = held(placements.values(), live)
             placement = render_placed(domain, bindings, policy, ground, others, before)
             if placement != before:
-                self._store.save_placement(vm_id, placement)
+                self._store.placements.save(vm_id, placement)
 
     def _scene(self) -> Scene:
         """Raises: HostError, and Conflict if ``[host]`` asks for what the host has not."""

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     metrics = Metrics(store)
     service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, view)
-    tasks = TaskRunner(TaskSettings.read(conf), store)
+    tasks = TaskRunner(TaskSettings.read(conf), store.tasks)
     try:
         return asyncio.run(_serve(listen, service, tasks, metrics))
     finally:

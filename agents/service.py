@@ -253,7 +253,7 @@ class Service:
             for name, lane in self._lanes.items()
             if not lane.looked_once.is_set()
         ]
-        if not self._store.writable():
+        if not self._store.database.writable():
             reasons.append("the store cannot be written")
         return reasons
 

@@ -1,80 +1,25 @@
-"""What the agent remembers, in one SQLite file: intents, claims, networks, places of VMs, the
-journal of tasks.
+"""What the agent remembers of ports: intents, claims, the networks they are on.
 
 An intent is committed before the host is touched, and with it, in the same transaction, what it
-claims. ``synchronous=FULL``: what a platform was told survives a power cut.
+claims.
 """
 
 from __future__ import annotations
 
 import json
-import sqlite3
-import threading
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
+from agents.database import Database
+from agents.placements import Placements
+from agents.task_journal import TaskJournal
 from netplugin.backend import NOBODY, Claim, Overlay
-from netplugin.errors import CapacityExhausted, Conflict, NotFound, Problem
-from netplugin.models import NetworkSpec, PortSpec, PortState, Task, TaskState
-from netplugin.placing.placement import Placement
+from netplugin.errors import CapacityExhausted, Conflict, Problem
+from netplugin.models import NetworkSpec, PortSpec, PortState
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS ports (
-    port_id TEXT PRIMARY KEY,
-    backend TEXT NOT NULL,
-    vm_id TEXT NOT NULL,
-    spec TEXT NOT NULL,
-    previous_spec TEXT,
-    state TEXT NOT NULL,
-    error TEXT,
-    timings TEXT NOT NULL DEFAULT '{}',
-    standby_of TEXT
-);
-CREATE INDEX IF NOT EXISTS ports_vm ON ports (vm_id);
-CREATE TABLE IF NOT EXISTS networks (
-    network_id TEXT PRIMARY KEY,
-    vni INTEGER NOT NULL UNIQUE,
-    local_vlan INTEGER NOT NULL UNIQUE,
-    spec TEXT NOT NULL
-);
-CREATE TABLE IF NOT EXISTS claims (
-    kind TEXT NOT NULL,
-    key TEXT NOT NULL,
-    port_id TEXT NOT NULL REFERENCES ports (port_id) ON DELETE CASCADE,
-    memory TEXT NOT NULL DEFAULT '{}',
-    PRIMARY KEY (kind, key)
-);
-CREATE TABLE IF NOT EXISTS quarantine (
-    kind TEXT NOT NULL,
-    key TEXT NOT NULL,
-    reason TEXT NOT NULL,
-    PRIMARY KEY (kind, key)
-);
-CREATE INDEX IF NOT EXISTS claims_port ON claims (port_id);
-CREATE TABLE IF NOT EXISTS placements (
-    vm_id TEXT PRIMARY KEY,
-    placement TEXT NOT NULL
-);
-CREATE TABLE IF NOT EXISTS tasks (
-    taskuuid TEXT PRIMARY KEY,
-    fingerprint TEXT NOT NULL,
-    method TEXT NOT NULL,
-    target TEXT NOT NULL,
-    body BLOB NOT NULL,
-    callback_url TEXT NOT NULL,
-    state TEXT NOT NULL,
-    attempts INTEGER NOT NULL DEFAULT 0,
-    created_at REAL NOT NULL,
-    result TEXT
-);
-"""
-_VERSION = 5
 # IEEE 802.1Q, table 9-2: 0 is no VLAN and 4095 is reserved.
 _LOCAL_VLANS = range(1, 4095)
 
@@ -94,43 +39,15 @@ class Record:
     standby_of: str | None = None
 
 
-@dataclass(frozen=True)
-class JournalledTask:
-    """An asynchronous call as it came, and how far it got."""
-
-    taskuuid: str
-    fingerprint: str
-    method: str
-    target: str
-    body: bytes
-    callback_url: str
-    state: TaskState
-    attempts: int = 0
-    created_at: float = 0.0
-    result: dict[str, Any] | None = None
-
-    def public(self) -> Task:
-        return Task(
-            taskuuid=self.taskuuid, state=self.state, attempts=self.attempts, result=self.result
-        )
-
-
 class Store:
     """One file, one connection, one writer at a time. Reads of ports come from memory."""
 
     def __init__(self, path: Path) -> None:
         """Open or make the file. Raises: sqlite3.Error, OSError, ValueError for a newer version."""
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._lock = threading.RLock()
-        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        path.chmod(0o600)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        self._db.execute("PRAGMA foreign_keys=ON")
-        self._check_version(path)
-        self._migrate()
-        self._db.executescript(_SCHEMA)
-        self._db.execute(f"PRAGMA user_version={_VERSION}")
+        self.database = Database(path)
+        self.tasks = TaskJournal(self.database)
+        self.placements = Placements(self.database)
+        self._lock, self._sql = self.database.lock, self.database.sql
         self._ports: dict[str, Record] = {record.port_id: record for record in self._read_ports()}
         self._networks = {network.network_id: network for network in self._read_networks()}
         self._unfit: dict[Claim, str] = dict(self._read_quarantine())
@@ -139,17 +56,7 @@ class Store:
         self._moved: dict[Claim, int] = {}
 
     def close(self) -> None:
-        with self._lock:
-            self._db.close()
-
-    def writable(self) -> bool:
-        """Whether a transaction can be committed (for readiness)."""
-        try:
-            with self._transaction():
-                self._db.execute("INSERT OR REPLACE INTO meta VALUES ('probe', '')")
-        except sqlite3.Error:
-            return False
-        return True
+        self.database.close()
 
     # -- ports -----------------------------------------------------------------------------------
 
@@ -185,13 +92,13 @@ class Store:
         records = list(records)
         with self._lock:
             self._require_networks(records)
-            with self._transaction():
+            with self.database.transaction():
                 for port_id in forget:
-                    self._db.execute("DELETE FROM ports WHERE port_id = ?", (port_id,))
+                    self._sql.execute("DELETE FROM ports WHERE port_id = ?", (port_id,))
                 for record in records:
                     self._write(record)
                 # A VM's place goes with its last port.
-                self._db.execute(
+                self._sql.execute(
                     "DELETE FROM placements WHERE vm_id NOT IN (SELECT vm_id FROM ports)"
                 )
             before = {i: self._ports.get(i) for i in (*forget, *(r.port_id for r in records))}
@@ -236,8 +143,8 @@ class Store:
         if not new:
             return
         with self._lock:
-            with self._transaction():
-                self._db.executemany(
+            with self.database.transaction():
+                self._sql.executemany(
                     "INSERT OR IGNORE INTO quarantine VALUES (?, ?, ?)",
                     [(claim.kind, claim.key, reason) for claim, reason in new.items()],
                 )
@@ -246,8 +153,8 @@ class Store:
     def release(self, claims: Collection[Claim]) -> None:
         """End the quarantine of these things."""
         with self._lock:
-            with self._transaction():
-                self._db.executemany(
+            with self.database.transaction():
+                self._sql.executemany(
                     "DELETE FROM quarantine WHERE kind = ? AND key = ?",
                     [(claim.kind, claim.key) for claim in claims],
                 )
@@ -258,7 +165,7 @@ class Store:
         return dict(self._unfit)
 
     def _read_quarantine(self) -> Iterator[tuple[Claim, str]]:
-        for kind, key, reason in self._db.execute("SELECT kind, key, reason FROM quarantine"):
+        for kind, key, reason in self._sql.execute("SELECT kind, key, reason FROM quarantine"):
             yield Claim(kind, key), reason
 
     # -- writing and reading ports ---------------------------------------------------------------
@@ -274,7 +181,7 @@ class Store:
 
     def _write(self, record: Record) -> None:
         before = self._ports.get(record.port_id)
-        self._db.execute(
+        self._sql.execute(
             "INSERT INTO ports VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (port_id) DO UPDATE SET "
             "backend=excluded.backend, vm_id=excluded.vm_id, spec=excluded.spec, "
             "previous_spec=excluded.previous_spec, state=excluded.state, error=excluded.error, "
@@ -292,18 +199,18 @@ class Store:
             ),
         )
         if before is None or before.claims != record.claims:
-            self._db.execute("DELETE FROM claims WHERE port_id = ?", (record.port_id,))
-            self._db.executemany(
+            self._sql.execute("DELETE FROM claims WHERE port_id = ?", (record.port_id,))
+            self._sql.executemany(
                 "INSERT INTO claims (kind, key, port_id, memory) VALUES (?, ?, ?, ?)",
                 [(c.kind, c.key, record.port_id, json.dumps(c.memory)) for c in record.claims],
             )
 
     def _read_ports(self) -> Iterator[Record]:
         claims: dict[str, list[Claim]] = {}
-        held = self._db.execute("SELECT kind, key, port_id, memory FROM claims")
+        held = self._sql.execute("SELECT kind, key, port_id, memory FROM claims")
         for kind, key, port_id, memory in held:
             claims.setdefault(port_id, []).append(Claim(kind, key, json.loads(memory)))
-        rows = self._db.execute(
+        rows = self._sql.execute(
             "SELECT port_id, spec, previous_spec, state, error, timings, standby_of FROM ports"
         )
         for port_id, spec, previous, state, error, timings, standby_of in rows:
@@ -357,8 +264,8 @@ class Store:
             before = self._networks.get(network_id)
             vlan = before.local_vlan if before else self._free_vlan(network_id, held or {})
             network = Overlay(network_id, spec, vlan)
-            with self._transaction():
-                self._db.execute(
+            with self.database.transaction():
+                self._sql.execute(
                     "INSERT INTO networks VALUES (?, ?, ?, ?) ON CONFLICT (network_id) DO UPDATE "
                     "SET vni=excluded.vni, local_vlan=excluded.local_vlan, spec=excluded.spec",
                     (network_id, spec.vni, vlan, spec.model_dump_json()),
@@ -376,8 +283,8 @@ class Store:
                     f"network {network_id} has {len(ports)} ports here: {some}", step="store",
                     fix="delete its ports before",
                 )  # fmt: skip
-            with self._transaction():
-                self._db.execute("DELETE FROM networks WHERE network_id = ?", (network_id,))
+            with self.database.transaction():
+                self._sql.execute("DELETE FROM networks WHERE network_id = ?", (network_id,))
             self._networks.pop(network_id, None)
 
     def _free_vlan(self, network_id: str, held: Mapping[int, str]) -> int:
@@ -393,142 +300,18 @@ class Store:
         return vlan
 
     def _read_networks(self) -> Iterator[Overlay]:
-        for network_id, vlan, spec in self._db.execute(
+        for network_id, vlan, spec in self._sql.execute(
             "SELECT network_id, local_vlan, spec FROM networks"
         ):
             yield Overlay(network_id, NetworkSpec.model_validate_json(spec), vlan)
-
-    # -- places of VMs ---------------------------------------------------------------------------
-
-    @contextmanager
-    def placing(self) -> Iterator[dict[str, Placement]]:
-        """Choose and save within: nobody else does meanwhile. The value is each VM's place."""
-        with self._lock:
-            yield self.placements()
-
-    def placements(self) -> dict[str, Placement]:
-        with self._lock:
-            rows = self._db.execute("SELECT vm_id, placement FROM placements ORDER BY vm_id")
-            return {vm_id: Placement.model_validate_json(text) for vm_id, text in rows}
-
-    def save_placement(self, vm_id: str, placement: Placement) -> None:
-        """The VM has this place until its last port goes. Raises: NotFound if that has gone."""
-        with self._transaction():
-            written = self._db.execute(
-                "INSERT OR REPLACE INTO placements SELECT ?, ? "
-                "WHERE EXISTS (SELECT 1 FROM ports WHERE vm_id = ?)",
-                (vm_id, placement.model_dump_json(), vm_id),
-            )
-            if written.rowcount != 1:
-                raise NotFound(f"VM {vm_id} has no ports here any more", step="store")
 
     # -- facts that outlive a restart ------------------------------------------------------------
 
     def get_meta(self, key: str) -> str | None:
         with self._lock:
-            row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+            row = self._sql.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return str(row[0]) if row else None
 
     def set_meta(self, key: str, value: str) -> None:
-        with self._transaction():
-            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
-
-    # -- tasks -----------------------------------------------------------------------------------
-
-    def journal_task(self, task: JournalledTask) -> JournalledTask:
-        """Write the task down unless its uuid is known; the answer is the task that stands."""
-        with self._transaction():
-            self._db.execute(
-                "INSERT OR IGNORE INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    task.taskuuid, task.fingerprint, task.method, task.target, task.body,
-                    task.callback_url, task.state.value, task.attempts, time.time(), None,
-                ),
-            )  # fmt: skip
-        found = self.task(task.taskuuid)
-        assert found is not None
-        return found
-
-    def task(self, taskuuid: str) -> JournalledTask | None:
-        return next(self._tasks("WHERE taskuuid = ?", (taskuuid,)), None)
-
-    def open_tasks(self) -> list[JournalledTask]:
-        """Tasks not yet carried out or delivered, oldest first."""
-        return list(
-            self._tasks("WHERE state IN ('accepted', 'done') ORDER BY created_at, taskuuid", ())
-        )
-
-    def update_task(self, task: JournalledTask) -> None:
-        with self._transaction():
-            self._db.execute(
-                "UPDATE tasks SET state = ?, attempts = ?, result = ? WHERE taskuuid = ?",
-                (
-                    task.state.value,
-                    task.attempts,
-                    None if task.result is None else json.dumps(task.result),
-                    task.taskuuid,
-                ),
-            )
-
-    def forget_tasks(self, before: float) -> None:
-        """Forget what was delivered or given up and is older than ``before`` (Unix time)."""
-        with self._transaction():
-            self._db.execute(
-                "DELETE FROM tasks WHERE created_at < ? AND state IN ('delivered', 'expired')",
-                (before,),
-            )
-
-    def _tasks(self, where: str, parameters: tuple[str, ...]) -> Iterator[JournalledTask]:
-        with self._lock:
-            rows = self._db.execute(
-                "SELECT taskuuid, fingerprint, method, target, body, callback_url, state, attempts, "
-                f"created_at, result FROM tasks {where}",
-                parameters,
-            ).fetchall()
-        for row in rows:
-            yield JournalledTask(
-                taskuuid=row[0],
-                fingerprint=row[1],
-                method=row[2],
-                target=row[3],
-                body=row[4],
-                callback_url=row[5],
-                state=TaskState(row[6]),
-                attempts=row[7],
-                created_at=row[8],
-                result=json.loads(row[9]) if row[9] else None,
-            )
-
-    # -- plumbing --------------------------------------------------------------------------------
-
-    def _check_version(self, path: Path) -> None:
-        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
-        if version > _VERSION:
-            raise ValueError(
-                f"{path} was written by a newer netplugin (version {version}, this one knows {_VERSION})"
-            )
-
-    def _migrate(self) -> None:
-        """What an older version has made becomes as this one makes it.
-
-        Up to 2, claims had no memory; up to 3, no port stood beside another; up to 4, no VM was placed.
-        """
-        for table, column, kind in (
-            ("claims", "memory", "TEXT NOT NULL DEFAULT '{}'"),
-            ("ports", "standby_of", "TEXT"),
-        ):
-            columns = {row[1] for row in self._db.execute(f"PRAGMA table_info({table})")}
-            if columns and column not in columns:
-                self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+        with self.database.transaction():
+            self._sql.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))

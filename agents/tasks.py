@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from agents.store import JournalledTask, Store
+from agents.task_journal import JournalledTask, TaskJournal
 from netplugin.errors import Conflict, FieldError, Forbidden, InvalidRequest, NotFound
 from netplugin.models import Task, TaskState
 
@@ -81,9 +81,9 @@ def _origin(url: SplitResult) -> tuple[str, str | None, int]:
 class TaskRunner:
     """Carries out and delivers tasks on the event loop; ``start`` takes up what a crash left."""
 
-    def __init__(self, settings: TaskSettings, store: Store) -> None:
+    def __init__(self, settings: TaskSettings, journal: TaskJournal) -> None:
         self._settings = settings
-        self._store = store
+        self._journal = journal
         self._app: Any = None
         self._client: Any = None
         self._running: set[asyncio.Task[Any]] = set()
@@ -92,7 +92,7 @@ class TaskRunner:
 
     def start(self, app: Any) -> None:
         self._app = app
-        for task in self._store.open_tasks():
+        for task in self._journal.open():
             self._spawn(task)
         self._keep(asyncio.create_task(self._forget()))
 
@@ -104,7 +104,7 @@ class TaskRunner:
             await self._client.aclose()
 
     def get(self, taskuuid: str) -> Task:
-        task = self._store.task(taskuuid)
+        task = self._journal.get(taskuuid)
         if task is None:
             raise NotFound(f"there is no task {taskuuid}", step="lookup")
         return task.public()
@@ -132,8 +132,8 @@ class TaskRunner:
         task = JournalledTask(
             taskuuid, fingerprint, method, target, body, callback_url, TaskState.ACCEPTED
         )
-        known = self._store.task(taskuuid) is not None
-        found = self._store.journal_task(task)
+        known = self._journal.get(taskuuid) is not None
+        found = self._journal.write(task)
         if found.fingerprint != fingerprint:
             raise Conflict(f"taskuuid {taskuuid} was used for another call", step="journal")
         if not known:
@@ -177,7 +177,7 @@ class TaskRunner:
         error = "" if success else str((result or {}).get("detail", f"status {status}"))
         answer = {"success": success, "error": error, "status": status, "result": result}
         done = replace(task, state=TaskState.DONE, result=answer)
-        self._store.update_task(done)
+        self._journal.update(done)
         return done
 
     async def _deliver(self, task: JournalledTask) -> None:
@@ -185,13 +185,13 @@ class TaskRunner:
         while True:
             if time.time() - task.created_at > self._settings.expire_after_s:
                 LOG.error("task %s: its result was never taken, given up", task.taskuuid)
-                self._store.update_task(replace(task, state=TaskState.EXPIRED))
+                self._journal.update(replace(task, state=TaskState.EXPIRED))
                 return
             task = replace(task, attempts=task.attempts + 1)
             if await self._post(task):
-                self._store.update_task(replace(task, state=TaskState.DELIVERED))
+                self._journal.update(replace(task, state=TaskState.DELIVERED))
                 return
-            self._store.update_task(task)
+            self._journal.update(task)
             await asyncio.sleep(wait_s)
             wait_s = min(_BACKOFF_MOST_S, wait_s * 2)
 
@@ -222,7 +222,7 @@ class TaskRunner:
 
     async def _forget(self) -> None:
         while True:
-            self._store.forget_tasks(time.time() - self._settings.expire_after_s)
+            self._journal.forget(time.time() - self._settings.expire_after_s)
             await asyncio.sleep(_FORGET_EVERY_S)
 
 

@@ -77,7 +77,7 @@ def agent(
     metrics = Metrics(store)
     view = view or view_of(Tree(tree(load("small")).files | HUGEPAGES), directory)
     service = Service(conf, store, metrics, Host(conf), loaded, dict(broken or {}), view)
-    tasks = TaskRunner(TaskSettings(tuple(callback_allow), 60.0, 5.0), store)
+    tasks = TaskRunner(TaskSettings(tuple(callback_allow), 60.0, 5.0), store.tasks)
     service.start()
     try:
         for lane in service._lanes.values():

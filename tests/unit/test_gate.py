@@ -285,7 +285,7 @@ def test_callbacks_are_checked_before_the_answer(
         headers = _async("t-1", callback)
         answer = httpx.put(f"{url}/v1/ports/a", headers=headers, json=SPEC, trust_env=False)
     assert (answer.status_code, answer.json()["code"]) == (status, code)
-    assert running.store.task("t-1") is None
+    assert running.store.tasks.get("t-1") is None
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def test_after_a_lost_store_a_network_keeps_its_number_and_takes_no_others(tmp_p
 
 def test_a_number_for_each_network_until_there_are_none(tmp_path: Path) -> None:
     store = Store(tmp_path / "agent.db")
-    store._db.execute("PRAGMA synchronous=OFF")
+    store.database.sql.execute("PRAGMA synchronous=OFF")
     vlans = {store.save_network(f"n{i}", network(i + 1)).local_vlan for i in range(4094)}
     assert vlans == set(range(1, 4095))
     with pytest.raises(CapacityExhausted, match="all 4094 local VLANs"):

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from agents import store as store_module
-from agents.store import JournalledTask, Record, Store
+from agents import database
+from agents.store import Record, Store
+from agents.task_journal import JournalledTask
 from netplugin.backend import NOBODY, Claim
 from netplugin.errors import HostError
 from netplugin.models import PortSpec, PortState, TaskState
@@ -137,13 +138,13 @@ def test_a_newer_version_is_refused_and_left_as_it_is(path: Path) -> None:
     store.save([record()])
     store.close()
     db = sqlite3.connect(path)
-    db.execute(f"PRAGMA user_version={store_module._VERSION + 1}")
+    db.execute(f"PRAGMA user_version={database._VERSION + 1}")
     db.execute("CREATE TABLE of_the_future (x)")
     db.close()
     with pytest.raises(ValueError, match="newer netplugin"):
         Store(path)
     db = sqlite3.connect(path)
-    assert db.execute("PRAGMA user_version").fetchone() == (store_module._VERSION + 1,)
+    assert db.execute("PRAGMA user_version").fetchone() == (database._VERSION + 1,)
     assert db.execute("SELECT count(*) FROM of_the_future").fetchone() == (0,)
     db.close()
 
@@ -199,7 +200,7 @@ from pathlib import Path
 from tests.unit.test_store import Store, record, vf
 store = Store(Path(sys.argv[1]))
 store.save([record("whole", vf(1))])
-with store._transaction():
+with store.database.transaction():
     store._write(record("half", vf(2)))
     print("ready", flush=True)
     time.sleep(60)
@@ -296,7 +297,7 @@ def test_a_file_of_version_2_is_taken_over(path: Path) -> None:
         assert store.claims() == {vf(1): "p1"} and store.unfit() == {}
         store.close()
     db = sqlite3.connect(path)
-    assert db.execute("PRAGMA user_version").fetchone() == (store_module._VERSION,)
+    assert db.execute("PRAGMA user_version").fetchone() == (database._VERSION,)
     db.close()
 
 
@@ -345,16 +346,16 @@ def test_who_chooses_and_saves_within_claiming_is_never_refused(store: Store, pa
 
 def test_a_locked_file_is_not_writable_and_later_is(path: Path) -> None:
     store = Store(path)
-    store._db.execute("PRAGMA busy_timeout=10")
+    store.database.sql.execute("PRAGMA busy_timeout=10")
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    assert not store.writable()
+    assert not store.database.writable()
     with pytest.raises(sqlite3.OperationalError):
         store.save([record()])
     assert store.get("p1") is None, "what is not in the file is not in memory"
     other.execute("ROLLBACK")
     other.close()
-    assert store.writable()
+    assert store.database.writable()
     store.save([record()])
     store.close()
 
@@ -363,22 +364,22 @@ def test_a_locked_file_is_not_writable_and_later_is(path: Path) -> None:
 
 
 def test_a_task_is_journalled_once(store: Store) -> None:
-    first = store.journal_task(task())
-    again = store.journal_task(task(fingerprint="other", body=b"other"))
+    first = store.tasks.write(task())
+    again = store.tasks.write(task(fingerprint="other", body=b"other"))
     assert again == first
     assert (first.body, first.fingerprint, first.attempts) == (b"\x00\xff{}", "f", 0)
 
 
 def test_open_tasks_are_those_to_do_and_to_deliver_in_order(store: Store, path: Path) -> None:
     for name in ("z", "a", "m", "b"):
-        store.journal_task(task(name))
-    store.update_task(task("a", state=TaskState.DONE, attempts=3, result={"success": True}))
-    store.update_task(task("m", state=TaskState.DELIVERED))
+        store.tasks.write(task(name))
+    store.tasks.update(task("a", state=TaskState.DONE, attempts=3, result={"success": True}))
+    store.tasks.update(task("m", state=TaskState.DELIVERED))
     other = Store(path)
-    assert [(t.taskuuid, t.state) for t in other.open_tasks()] == [
+    assert [(t.taskuuid, t.state) for t in other.tasks.open()] == [
         ("z", TaskState.ACCEPTED), ("a", TaskState.DONE), ("b", TaskState.ACCEPTED),
     ]  # fmt: skip
-    done = other.task("a")
+    done = other.tasks.get("a")
     assert done is not None
     assert done.public().model_dump() == {
         "taskuuid": "a", "state": "done", "attempts": 3, "result": {"success": True},
@@ -391,8 +392,8 @@ def test_only_what_is_over_and_old_is_forgotten(store: Store) -> None:
         ("t1", TaskState.ACCEPTED), ("t2", TaskState.DONE),
         ("t3", TaskState.DELIVERED), ("t4", TaskState.EXPIRED),
     ):  # fmt: skip
-        store.update_task(replace(store.journal_task(task(name)), state=state))
-    store.forget_tasks(0.0)
-    assert store.task("t3") is not None
-    store.forget_tasks(2e10)
-    assert [name for name in ("t1", "t2", "t3", "t4") if store.task(name)] == ["t1", "t2"]
+        store.tasks.update(replace(store.tasks.write(task(name)), state=state))
+    store.tasks.forget(0.0)
+    assert store.tasks.get("t3") is not None
+    store.tasks.forget(2e10)
+    assert [name for name in ("t1", "t2", "t3", "t4") if store.tasks.get(name)] == ["t1", "t2"]

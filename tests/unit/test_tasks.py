@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents import tasks
-from agents.store import JournalledTask, Store
+from agents.database import Database
+from agents.task_journal import JournalledTask, TaskJournal
 from agents.tasks import TaskRunner, TaskSettings, call_app, callback_allowed
 from netplugin.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from netplugin.models import TaskState
@@ -193,15 +194,15 @@ class Receiver:
         return await asyncio.to_thread(self.calls.get, timeout=DEADLINE_S)
 
 
-class ToldStore(Store):
-    """A store that says when a task has moved on."""
+class ToldJournal(TaskJournal):
+    """A journal that says when a task has moved on."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
         self.moves: queue.Queue[JournalledTask] = queue.Queue()
 
-    def update_task(self, task: JournalledTask) -> None:
-        super().update_task(task)
+    def update(self, task: JournalledTask) -> None:
+        super().update(task)
         self.moves.put(task)
 
     async def until(self, wanted: Callable[[JournalledTask], bool]) -> JournalledTask:
@@ -242,10 +243,10 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[ToldStore]:
-    made = ToldStore(tmp_path / "agent.db")
-    yield made
-    made.close()
+def journal(tmp_path: Path) -> Iterator[ToldJournal]:
+    database = Database(tmp_path / "agent.db")
+    yield ToldJournal(database)
+    database.close()
 
 
 @pytest.fixture(autouse=True)
@@ -254,8 +255,8 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "_BACKOFF_MOST_S", 0.05)
 
 
-def runner(store: Store, receiver: Receiver, expire_after_s: float = 60.0) -> TaskRunner:
-    return TaskRunner(TaskSettings((receiver.url,), expire_after_s, 5.0), store)
+def runner(journal: TaskJournal, receiver: Receiver, expire_after_s: float = 60.0) -> TaskRunner:
+    return TaskRunner(TaskSettings((receiver.url,), expire_after_s, 5.0), journal)
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -266,19 +267,19 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(within())
 
 
-def test_carried_out_and_delivered(store: ToldStore, receiver: Receiver) -> None:
+def test_carried_out_and_delivered(journal: ToldJournal, receiver: Receiver) -> None:
     receiver.start()
     app = Application()
 
     async def scenario() -> None:
-        made = runner(store, receiver)
+        made = runner(journal, receiver)
         made.start(app)
         made.accept("t1", f"{receiver.url}/x", "PUT", "/v1/ports/a?x=%20", b"{}")
         assert await receiver.next() == (
             "/cb/x", "t1",
             {"success": True, "error": "", "status": 200, "result": {"port_id": "a"}},
         )  # fmt: skip
-        done = await store.until_state(TaskState.DELIVERED)
+        done = await journal.until_state(TaskState.DELIVERED)
         assert (done.attempts, made.get("t1").state) == (1, TaskState.DELIVERED)
         await made.stop()
 
@@ -296,12 +297,12 @@ def test_carried_out_and_delivered(store: ToldStore, receiver: Receiver) -> None
     ],
 )
 def test_a_failure_is_delivered_as_one(
-    store: ToldStore, receiver: Receiver, status: int, body: bytes, error: str
+    journal: ToldJournal, receiver: Receiver, status: int, body: bytes, error: str
 ) -> None:
     receiver.start()
 
     async def scenario() -> None:
-        made = runner(store, receiver)
+        made = runner(journal, receiver)
         made.start(Application(status, body))
         made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         _, _, told = await receiver.next()
@@ -311,14 +312,14 @@ def test_a_failure_is_delivered_as_one(
     run(scenario)
 
 
-def test_a_mistake_of_ours_is_delivered_too(store: ToldStore, receiver: Receiver) -> None:
+def test_a_mistake_of_ours_is_delivered_too(journal: ToldJournal, receiver: Receiver) -> None:
     receiver.start()
 
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         raise RuntimeError("unexpected")
 
     async def scenario() -> None:
-        made = runner(store, receiver)
+        made = runner(journal, receiver)
         made.start(broken)
         made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         _, _, told = await receiver.next()
@@ -328,19 +329,21 @@ def test_a_mistake_of_ours_is_delivered_too(store: ToldStore, receiver: Receiver
     run(scenario)
 
 
-def test_sent_again_and_again_it_is_carried_out_once(store: ToldStore, receiver: Receiver) -> None:
+def test_sent_again_and_again_it_is_carried_out_once(
+    journal: ToldJournal, receiver: Receiver
+) -> None:
     receiver.start()
     app = Application()
 
     async def scenario() -> None:
-        made = runner(store, receiver)
+        made = runner(journal, receiver)
         made.start(app)
         for _ in range(3):  # before it was carried out,
             made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
-        await store.until_state(TaskState.DELIVERED)
+        await journal.until_state(TaskState.DELIVERED)
         made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")  # and after
         made.accept("t2", receiver.url, "PUT", "/v1/ports/a", b"{}")
-        await store.until_state(TaskState.DELIVERED)
+        await journal.until_state(TaskState.DELIVERED)
         await made.stop()
 
     run(scenario)
@@ -360,51 +363,51 @@ def test_sent_again_and_again_it_is_carried_out_once(store: ToldStore, receiver:
     ],
 )
 def test_a_taskuuid_names_one_call(
-    store: ToldStore, receiver: Receiver, other: tuple[str, str, bytes, str]
+    journal: ToldJournal, receiver: Receiver, other: tuple[str, str, bytes, str]
 ) -> None:
     receiver.start()
     app = Application()
     method, target, body, below = other
 
     async def scenario() -> None:
-        made = runner(store, receiver)
+        made = runner(journal, receiver)
         made.start(app)
         made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         for _ in range(2):
             with pytest.raises(Conflict):
                 made.accept("t1", receiver.url + below, method, target, body)
-        await store.until_state(TaskState.DELIVERED)
+        await journal.until_state(TaskState.DELIVERED)
         await made.stop()
 
     run(scenario)
     assert app.calls == [("PUT", "/v1/ports/a", "", b"{}")]
 
 
-def test_what_is_refused_is_not_journalled(store: ToldStore, receiver: Receiver) -> None:
-    made = runner(store, receiver)
+def test_what_is_refused_is_not_journalled(journal: ToldJournal, receiver: Receiver) -> None:
+    made = runner(journal, receiver)
     with pytest.raises(Forbidden):
         made.accept("t1", "http://evil.example.org/", "PUT", "/v1/ports/a", b"{}")
     with pytest.raises(InvalidRequest):
         made.accept("t1", "", "PUT", "/v1/ports/a", b"{}")
     with pytest.raises(NotFound):
         made.get("t1")
-    assert store.open_tasks() == []
+    assert journal.open() == []
 
 
-def test_delivered_when_the_platform_is_up_again(store: ToldStore, receiver: Receiver) -> None:
+def test_delivered_when_the_platform_is_up_again(journal: ToldJournal, receiver: Receiver) -> None:
     app = Application()
 
     async def scenario() -> None:
-        made = runner(store, receiver)
+        made = runner(journal, receiver)
         made.start(app)
         made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
-        await store.until(lambda task: task.attempts >= 2)
+        await journal.until(lambda task: task.attempts >= 2)
         receiver.statuses = [503, 500, 302, 404]  # up, but not yet itself; no redirect is followed
         receiver.start()
         for _ in range(5):
             path, _, told = await receiver.next()
             assert (path, told["success"]) == ("/cb", True)
-        done = await store.until_state(TaskState.DELIVERED)
+        done = await journal.until_state(TaskState.DELIVERED)
         assert done.attempts >= 7
         await made.stop()
 
@@ -413,22 +416,24 @@ def test_delivered_when_the_platform_is_up_again(store: ToldStore, receiver: Rec
     assert receiver.calls.empty()
 
 
-def test_given_up_when_it_expires(store: ToldStore, receiver: Receiver) -> None:
+def test_given_up_when_it_expires(journal: ToldJournal, receiver: Receiver) -> None:
     async def scenario() -> None:
-        made = runner(store, receiver, expire_after_s=0.2)
+        made = runner(journal, receiver, expire_after_s=0.2)
         made.start(Application())
         made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
-        expired = await store.until_state(TaskState.EXPIRED)
+        expired = await journal.until_state(TaskState.EXPIRED)
         assert expired.attempts >= 1
         assert made.get("t1").state is TaskState.EXPIRED
         assert made.get("t1").result is not None
         await made.stop()
 
     run(scenario)
-    assert store.open_tasks() == []
+    assert journal.open() == []
 
 
-def test_cut_off_by_a_crash_it_is_carried_out_again(store: ToldStore, receiver: Receiver) -> None:
+def test_cut_off_by_a_crash_it_is_carried_out_again(
+    journal: ToldJournal, receiver: Receiver
+) -> None:
     receiver.start()
     app = Application()
 
@@ -440,7 +445,7 @@ def test_cut_off_by_a_crash_it_is_carried_out_again(store: ToldStore, receiver: 
             await asyncio.Event().wait()
 
         app.before = hang
-        made = runner(store, receiver)
+        made = runner(journal, receiver)
         made.start(app)
         made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         await begun.wait()
@@ -448,12 +453,12 @@ def test_cut_off_by_a_crash_it_is_carried_out_again(store: ToldStore, receiver: 
 
     async def restarted() -> None:
         app.before = None
-        made = runner(store, receiver)
+        made = runner(journal, receiver)
         assert made.get("t1").state is TaskState.ACCEPTED
         made.start(app)
         made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")  # the platform asks again
         assert (await receiver.next())[1] == "t1"
-        await store.until_state(TaskState.DELIVERED)
+        await journal.until_state(TaskState.DELIVERED)
         await made.stop()
 
     run(crashing)
@@ -464,27 +469,27 @@ def test_cut_off_by_a_crash_it_is_carried_out_again(store: ToldStore, receiver: 
 
 
 def test_after_a_restart_what_was_done_is_delivered_and_not_done_again(
-    store: ToldStore, receiver: Receiver
+    journal: ToldJournal, receiver: Receiver
 ) -> None:
     app = Application()
 
     async def undelivered() -> None:
-        made = runner(store, receiver)
+        made = runner(journal, receiver)
         made.start(app)
         made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
-        await store.until(lambda task: task.attempts >= 1)
+        await journal.until(lambda task: task.attempts >= 1)
         await made.stop()
 
     async def restarted() -> None:
         receiver.start()
-        made = runner(store, receiver)
+        made = runner(journal, receiver)
         made.start(app)
         assert (await receiver.next())[1] == "t1"
-        await store.until_state(TaskState.DELIVERED)
+        await journal.until_state(TaskState.DELIVERED)
         await made.stop()
 
     async def once_more() -> None:
-        made = runner(store, receiver)
+        made = runner(journal, receiver)
         made.start(app)
         await made.stop()
 
@@ -496,7 +501,7 @@ def test_after_a_restart_what_was_done_is_delivered_and_not_done_again(
 
 
 def test_calls_on_one_object_keep_their_order_and_hold_up_no_other(
-    store: ToldStore, receiver: Receiver
+    journal: ToldJournal, receiver: Receiver
 ) -> None:
     receiver.start()
     app = Application()
@@ -509,7 +514,7 @@ def test_calls_on_one_object_keep_their_order_and_hold_up_no_other(
                 await gate.wait()
 
         app.before = hold_a
-        made = runner(store, receiver)
+        made = runner(journal, receiver)
         made.start(app)
         for number in range(5):
             made.accept(f"a{number}", receiver.url, "PUT", "/v1/ports/a", b"%d" % number)
@@ -527,28 +532,28 @@ def test_calls_on_one_object_keep_their_order_and_hold_up_no_other(
 
 
 def test_a_result_that_cannot_be_delivered_holds_up_no_other_call(
-    store: ToldStore, receiver: Receiver
+    journal: ToldJournal, receiver: Receiver
 ) -> None:
     """Neither calls that came together nor those that a restart takes up together."""
     app = Application()
 
     async def together() -> None:
-        made = runner(store, receiver)
+        made = runner(journal, receiver)
         made.start(app)
         for number in range(3):
             made.accept(f"a{number}", receiver.url, "PUT", "/v1/ports/a", b"%d" % number)
-        await store.until(lambda task: task.taskuuid == "a2" and task.state is TaskState.DONE)
+        await journal.until(lambda task: task.taskuuid == "a2" and task.state is TaskState.DONE)
         await made.stop()
 
     async def restarted() -> None:
-        made = runner(store, receiver)
+        made = runner(journal, receiver)
         # Journalled by an agent that was killed before it began.
         call = JournalledTask(
             "a3", "f", "PUT", "/v1/ports/a", b"3", receiver.url, TaskState.ACCEPTED
         )
-        store.journal_task(call)
+        journal.write(call)
         made.start(app)
-        await store.until(lambda task: task.taskuuid == "a3" and task.state is TaskState.DONE)
+        await journal.until(lambda task: task.taskuuid == "a3" and task.state is TaskState.DONE)
         await made.stop()
 
     run(together)
@@ -556,18 +561,18 @@ def test_a_result_that_cannot_be_delivered_holds_up_no_other_call(
     assert [body for _, _, _, body in app.calls] == [b"0", b"1", b"2", b"3"]
 
 
-def test_forgotten_when_it_is_old(store: ToldStore, receiver: Receiver) -> None:
+def test_forgotten_when_it_is_old(journal: ToldJournal, receiver: Receiver) -> None:
     receiver.start()
 
     async def scenario() -> None:
-        made = runner(store, receiver)
+        made = runner(journal, receiver)
         made.start(Application())
         made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
-        await store.until_state(TaskState.DELIVERED)
+        await journal.until_state(TaskState.DELIVERED)
         await made.stop()
-        later = runner(store, receiver, expire_after_s=0.0)
+        later = runner(journal, receiver, expire_after_s=0.0)
         later.start(Application())
-        while store.task("t1") is not None:
+        while journal.get("t1") is not None:
             await asyncio.sleep(0)
         await later.stop()
 
@@ -607,17 +612,17 @@ def test_through_the_agent_and_across_its_restart(tmp_path: Path, receiver: Rece
         assert receiver.calls.empty()
 
 
-def test_an_unreachable_name_is_no_crash(store: ToldStore) -> None:
+def test_an_unreachable_name_is_no_crash(journal: ToldJournal) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
         url = f"https://127.0.0.1:{port}/cb"
 
         async def scenario() -> None:
-            made = TaskRunner(TaskSettings((url,), 60.0, 5.0), store)
+            made = TaskRunner(TaskSettings((url,), 60.0, 5.0), journal)
             made.start(Application())
             made.accept("t1", url, "PUT", "/v1/ports/a", b"{}")
-            await store.until(lambda task: task.attempts >= 2)
+            await journal.until(lambda task: task.attempts >= 2)
             await made.stop()
 
         run(scenario)

@@ -321,7 +321,9 @@ def test_what_cannot_be_settled_now_is_settled_later(tmp_path: Path, hosts: Host
 def test_a_file_of_version_3_is_taken_over(tmp_path: Path) -> None:
     store = Store(tmp_path / "agent.db")
     store.save([Record("p1", SPEC, PortState.ACTIVE)])
-    store._db.executescript("ALTER TABLE ports DROP COLUMN standby_of; PRAGMA user_version=3")
+    store.database.sql.executescript(
+        "ALTER TABLE ports DROP COLUMN standby_of; PRAGMA user_version=3"
+    )
     store.close()
     store = Store(tmp_path / "agent.db")
     record = store.get("p1")

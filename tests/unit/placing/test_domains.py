@@ -83,9 +83,9 @@ def test_a_vm_has_its_cpus_until_its_last_port_goes(running: Agent) -> None:
     assert not pins(render(running, second)) & pins(once)
     assert findings(running, first, once) == []
     asyncio.run(running.service.delete("p1"))
-    assert set(running.store.placements()) == {"vm-1", "vm-2"}
+    assert set(running.store.placements.all()) == {"vm-1", "vm-2"}
     asyncio.run(running.service.delete("p1b"))
-    assert set(running.store.placements()) == {"vm-2"}
+    assert set(running.store.placements.all()) == {"vm-2"}
     plug(running, 3)
     assert pins(render(running, Vm(3, vcpus=4))) == pins(once), "free again"
 
@@ -96,7 +96,7 @@ def test_places_outlive_the_agent(tmp_path: Path) -> None:
         once = render(first, Vm(1))
     more = Intent(pmd_cores=5)
     with agent(tmp_path, view=view_of(machine(), tmp_path, more)) as second:
-        assert set(second.store.placements()) == {"vm-1"}
+        assert set(second.store.placements.all()) == {"vm-1"}
         assert {f.id for f in findings(second, Vm(1), once)} >= {"vcpu-cpus"}
         anew = render(second, Vm(1), once)
         assert not pins(anew) & pins(once), "those are for PMD threads and emulators now"
@@ -106,13 +106,13 @@ def test_places_outlive_the_agent(tmp_path: Path) -> None:
 def test_an_older_store_has_no_places_and_takes_some(tmp_path: Path) -> None:
     path = tmp_path / "agent.db"
     store = Store(path)
-    store._db.execute("DROP TABLE placements")
-    store._db.execute("PRAGMA user_version=4")
+    store.database.sql.execute("DROP TABLE placements")
+    store.database.sql.execute("PRAGMA user_version=4")
     store.close()
     with agent(tmp_path, view=view_of(machine(), tmp_path, INTENT)) as running:
         plug(running, 1)
         assert pins(render(running, Vm(1)))
-        assert running.store._db.execute("PRAGMA user_version").fetchone() == (5,)
+        assert running.store.database.sql.execute("PRAGMA user_version").fetchone() == (5,)
 
 
 def test_many_at_once_get_different_cpus(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_what_is_refused_takes_nothing(running: Agent) -> None:
             render(running, Vm(1, extra=extra))
     with pytest.raises(Conflict):
         render(running, Vm(1), realtime=True)
-    assert running.store.placements() == {}
+    assert running.store.placements.all() == {}
 
 
 def test_pins_onto_pmd_cores_are_refused_without_placing_too(running: Agent) -> None:
@@ -205,9 +205,9 @@ def test_a_vm_without_ports_is_not_known(running: Agent) -> None:
     with pytest.raises(NotFound):
         findings(running, Vm(1), Vm(1).xml)
     plug(running, 1)
-    place = render(running, Vm(1)) and running.store.placements()["vm-1"]
+    place = render(running, Vm(1)) and running.store.placements.all()["vm-1"]
     with pytest.raises(NotFound):
-        running.store.save_placement("vm-9", place)
+        running.store.placements.save("vm-9", place)
 
 
 def test_a_port_that_fails_is_a_finding(running: Agent, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,41 @@
+"""Where each VM is that was placed: its CPUs and memory are its own until its last port goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agents.database import Database
+from netplugin.errors import NotFound
+from netplugin.placing.placement import Placement
+
+
+class Placements:
+    """Those of VMs without ports are forgotten by whoever forgets the ports (``Store.save``)."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @contextmanager
+    def choosing(self) -> Iterator[dict[str, Placement]]:
+        """Choose and save within: nobody else does meanwhile. The value is each VM's place."""
+        with self._database.lock:
+            yield self.all()
+
+    def all(self) -> dict[str, Placement]:
+        with self._database.lock:
+            rows = self._database.sql.execute(
+                "SELECT vm_id, placement FROM placements ORDER BY vm_id"
+            )
+            return {vm_id: Placement.model_validate_json(text) for vm_id, text in rows}
+
+    def save(self, vm_id: str, placement: Placement) -> None:
+        """The VM has this place until its last port goes. Raises: NotFound if that has gone."""
+        with self._database.transaction():
+            written = self._database.sql.execute(
+                "INSERT OR REPLACE INTO placements SELECT ?, ? "
+                "WHERE EXISTS (SELECT 1 FROM ports WHERE vm_id = ?)",
+                (vm_id, placement.model_dump_json(), vm_id),
+            )
+            if written.rowcount != 1:
+                raise NotFound(f"VM {vm_id} has no ports here any more", step="store")
