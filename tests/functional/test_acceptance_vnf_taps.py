@@ -33,6 +33,9 @@ from tests.functional.acceptance_stream import (
 )
 from tests.lab.processes import run, wait_for
 
+#: Of the same stream; one of them has no reason to lose anything.
+TRIALS = 3
+
 
 @pytest.fixture
 def bridges(request: pytest.FixtureRequest) -> Iterator[list[VnfPort]]:
@@ -109,4 +112,7 @@ def test_testpmd_on_kernel_devices() -> None:
         ports = [VnfPort(Attachment.NETDEV, f"dut{n}", MACS[n], PEERS[n]) for n in range(PORTS)]
         with choose.make(TESTPMD, ports, CORES) as vnf:
             vnf.start()
-            assert lost(trial(vnf, Stream())) == {UNEXPLAINED: 0}
+            # On a busy machine testpmd may find no room for a burst: that is told then, each time.
+            trials = [lost(trial(vnf, Stream())) for _ in range(TRIALS)]
+            assert all(found[UNEXPLAINED] == 0 for found in trials)
+            assert {UNEXPLAINED: 0} in trials

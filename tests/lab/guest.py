@@ -336,7 +336,7 @@ class Guest:
         status, output = self.run(f"ping -c {count} -W 2 {address}", 5.0 + 2 * count)
         return status == 0 and f"{count} packets received" in output
 
-    def wait_pings(self, address: str, deadline_s: float = 30.0) -> None:
+    def wait_pings(self, address: str, deadline_s: float = 90.0) -> None:
         """Wait until the address answers."""
         wait_for(
             lambda: self.run(f"ping -c 1 -W 1 {address}", 5.0).status == 0,

@@ -20,7 +20,7 @@ from tests.lab.guest import (
 )
 from tests.lab.libvirtd import PrivateLibvirt
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import CommandError, run
+from tests.lab.processes import CommandError, LabError, LabTimeout, run
 from tests.lab.testpmd import Forward, Testpmd, TestpmdOptions
 
 OVS = Path("/run/lab-ovs")
@@ -114,14 +114,21 @@ def test_guests_ping_again_after_vswitchd_was_killed(ovs: PrivateOvs, vhost_gues
     ovs.kill_vswitchd()
     assert vhost_guests[0].run(f"ping -c 1 -W 1 {ADDRESSES[1]}").status != 0
     ovs.start_vswitchd()
-    vhost_guests[0].wait_pings(ADDRESSES[1])
+    try:
+        vhost_guests[0].wait_pings(ADDRESSES[1])
+    except LabTimeout as silent:
+        raise LabError(
+            f"{silent}\n{ovs.vsctl('list', 'Interface')}\n{ovs.vswitchd.tail()}"
+        ) from silent
     assert vhost_guests[1].pings(ADDRESSES[0])
 
 
 def test_guests_ping_while_the_database_is_down(ovs: PrivateOvs, vhost_guests: Pair) -> None:
     ovs.kill_ovsdb()
-    assert vhost_guests[0].pings(ADDRESSES[1])
-    ovs.start_ovsdb()
+    try:
+        assert vhost_guests[0].pings(ADDRESSES[1])
+    finally:
+        ovs.start_ovsdb()
     ovs.vsctl("set", "Bridge", "br0", "external_ids:seen=yes")
 
 
@@ -189,6 +196,8 @@ def test_guests_live_on_when_libvirtd_is_killed(
     daemons: PrivateLibvirt, vhost_guests: Pair
 ) -> None:
     daemons.kill_libvirtd()
-    assert vhost_guests[0].pings(ADDRESSES[1])
-    daemons.start_libvirtd()
+    try:
+        assert vhost_guests[0].pings(ADDRESSES[1])
+    finally:
+        daemons.start_libvirtd()
     assert {domain.name() for domain in daemons.connect().listAllDomains()} == {"vhost0", "vhost1"}
