@@ -29,7 +29,7 @@ demo: root packages .venv/ready
 test: root packages $(TOX)/ready
 	@if [ -n "$(TOX_ARGS)" ]; then exec $(TOX)/bin/tox run $(TOX_ARGS) < /dev/null; fi
 	status=0
-	$(TOX)/bin/tox run-parallel --parallel 2 --parallel-no-spinner -e nested,lint,docs,unit < /dev/null || status=$$?
+	$(TOX)/bin/tox run-parallel --parallel 2 --parallel-no-spinner -e nested,lint,docs,unit,light < /dev/null || status=$$?
 	$(TOX)/bin/tox run -e functional < /dev/null || status=$$?
 	exit $$status
 
