@@ -24,8 +24,8 @@ help:
 demo: root packages .venv/ready
 	@exec .venv/bin/python -m tests.demo $(DEMO_ARGS)
 
-# What has no PMD threads, which take a whole CPU each, runs side by side: it saves minutes. The rest
-# comes after it, alone. With TOX_ARGS it is what they say.
+# What keeps no CPU busy (as PMD threads do) runs side by side: it saves minutes. The rest comes after
+# it, alone. With TOX_ARGS it is what they say.
 test: root packages $(TOX)/ready
 	@if [ -n "$(TOX_ARGS)" ]; then exec $(TOX)/bin/tox run $(TOX_ARGS) < /dev/null; fi
 	status=0

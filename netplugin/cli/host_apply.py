@@ -111,6 +111,8 @@ class HostApply(Command):
                 if form == "text":
                     self.app.stdout.write(f"{_line(result)}\n")
                     self.app.stdout.flush()
+            if form == "text" and not rows:
+                self.app.stdout.write("Nothing to do.\n")
         finally:  # whatever ends it: what was done is told
             if form == "json":
                 self.app.stdout.write(json.dumps(rows, indent=2) + "\n")

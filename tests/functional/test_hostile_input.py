@@ -154,7 +154,7 @@ def agent(ovs: PrivateOvs) -> Iterator[PrivateAgent]:
 
 @pytest.fixture(scope="module")
 def client(agent: PrivateAgent) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=agent.url, trust_env=False, timeout=20) as made:
+    with httpx.Client(base_url=agent.url, trust_env=False, timeout=60) as made:
         yield made
 
 

@@ -87,6 +87,8 @@ def test_an_undo_of_nothing(
 ) -> None:
     assert run(f"host apply --root {folder} --undo --journal {tmp_path / 'none'} -f json") == 0
     assert json.loads(capsys.readouterr().out) == []
+    assert run(f"host apply --root {folder} --undo --journal {tmp_path / 'none'}") == 0
+    assert capsys.readouterr().out == "Nothing to do.\n"
 
 
 def test_an_undo_is_shown_from_the_journal_alone(
