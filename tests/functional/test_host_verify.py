@@ -86,7 +86,9 @@ def test_a_short_run_of_both_is_kept_and_compared(tmp_path: Path) -> None:
     assert (running(), left()) == (set(), before)
 
 
-@pytest.mark.parametrize(("part", "program"), zip(("latency", "throughput"), PROGRAMS, strict=True))
+@pytest.mark.parametrize(
+    ("part", "program"), list(zip(("latency", "throughput"), PROGRAMS, strict=True))
+)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_ended_ends_what_it_started(
     tmp_path: Path, part: str, program: str, number: signal.Signals

@@ -245,7 +245,14 @@ def test_an_operators_nic_with_too_small_an_mtu_is_refused_before(hosts: tuple[H
         wait_for(
             lambda: one.ovs.get("Interface", "theirs", "mtu") == "1400", 30, "the NIC is there"
         )
-        status, error = one.put("a", make_spec(1, vlan_id=100, network={"mtu": 1401}))
+        too_large = make_spec(1, vlan_id=100, network={"mtu": 1401})
+        # The agent may hear of it later than we did: what it did not foresee, vswitchd refuses.
+        wait_for(
+            lambda: one.put("a", too_large)[1]["code"] != "host_error",
+            60,
+            "the agent knows the NIC",
+        )
+        status, error = one.put("a", too_large)
         assert (status, error["code"], error["step"]) == (409, "unsupported", "mtu")
         assert "theirs has 1400" in error["detail"]
         one.plug("a", make_spec(1, vlan_id=100, network={"mtu": 1400}))
