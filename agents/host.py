@@ -18,7 +18,7 @@ from netplugin.tuning.facts import Facts
 from netplugin.tuning.intent import Intent
 from netplugin.tuning.live import Live
 from netplugin.tuning.live_host import read_live
-from netplugin.tuning.planning.plan import Plan, make_plan
+from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.root import Root
 
@@ -71,15 +71,11 @@ class HostView:
         facts, live = self.facts()
         return HostState(facts=as_json(facts), live=as_json(live))
 
-    def plan(self) -> Plan | None:
-        """None without ``[host] pmd_cores``. Raises: HostError, InvalidRequest, as ``make_plan``."""
-        if self._intent is None:
-            return None
-        facts, live = self.facts()
-        return make_plan(facts, self._intent, live)
-
     def scene(self) -> Scene:
-        """Facts, daemons and the plan of one moment. Raises: as ``plan``."""
+        """Facts, daemons and the plan of one moment; no plan without ``[host] pmd_cores``.
+
+        Raises: HostError, InvalidRequest, as ``make_plan``.
+        """
         facts, live = self.facts()
         plan = make_plan(facts, self._intent, live) if self._intent else None
         return Scene(facts, live, plan)

@@ -6,31 +6,25 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from netplugin.tuning.applying.place import Raw
 from netplugin.tuning.as_json import as_json
 from netplugin.tuning.steps import (
-    File,
     Group,
+    KernelArgument,
     OtherConfig,
-    Swap,
-    Sysctl,
     Target,
-    ThreadPriority,
     TunedProfile,
     TunedVariable,
-    VfCount,
 )
 
+#: All but what a boot alone can set.
 _KINDS: dict[str, type[Any]] = {
-    kind.kind: kind
-    for kind in (
-        File, Sysctl, OtherConfig, TunedProfile, TunedVariable, ThreadPriority, Swap, VfCount
-    )
-}  # fmt: skip
+    kind.kind: kind for kind in get_args(Target) if kind is not KernelArgument
+}
 #: What is on a disk. All else is the kernel's, and gone with a boot.
 _ON_DISK = (OtherConfig, TunedProfile, TunedVariable)
 

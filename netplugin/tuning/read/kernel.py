@@ -88,10 +88,7 @@ def kernel_threads(root: Root) -> Fact[tuple[KernelThread, ...]]:
             return stat
         if match := _THREAD.fullmatch(stat):
             rest = match[3].split()
-            if (
-                not all(word.isdigit() for word in rest[_PRIORITY : _POLICY + 1])
-                or len(rest) <= _POLICY
-            ):
+            if len(rest) <= _POLICY or not (rest[_PRIORITY] + rest[_POLICY]).isdigit():
                 return Unknown(f"/proc/{name}/stat", "has too few fields")
             threads.append(
                 KernelThread(match[2], int(match[1]), int(rest[_PRIORITY]), int(rest[_POLICY]))
