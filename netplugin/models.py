@@ -213,10 +213,23 @@ class AllowedAddress(Value):
     mac: Mac | None = None
 
 
+#: What a VM may be for its network beyond a host: it then sends what is else dropped.
+Role = Literal["router", "dhcp_server"]
+
+
+def _in_order(roles: tuple[Role, ...]) -> tuple[Role, ...]:
+    return tuple(sorted(set(roles)))
+
+
 class PortSecurity(Value):
-    """Anti-spoofing. Enabled without addresses: the VM may send from its own MAC only."""
+    """Anti-spoofing. Enabled without addresses: the VM may send from its own MAC only.
+
+    ``roles``: a ``router`` may send IPv6 router advertisements and redirects (RFC 4861, 6105), a
+    ``dhcp_server`` answers of DHCP servers (RFC 2131, 8415). Any other VM's are dropped.
+    """
 
     enabled: Flag = True
+    roles: Annotated[tuple[Role, ...], Field(max_length=2), AfterValidator(_in_order)] = ()
     allowed_addresses: Annotated[
         tuple[AllowedAddress, ...], Field(max_length=64), _at_most(64)
     ] = ()
