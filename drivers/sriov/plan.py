@@ -27,14 +27,24 @@ def check_spec(spec: PortSpec) -> None:
     security, vf = spec.port_security, spec.vf
     check_vlan_qos(spec)
     if security.enabled and vf.spoofchk is False:
-        message = "port_security.enabled rests on it: turn both off, or none"
-        raise InvalidRequest(
-            f"vf.spoofchk: {message}", step="validate",
-            errors=[FieldError(field="vf.spoofchk", message=message)],
-        )  # fmt: skip
+        raise _contradicts(
+            "vf.spoofchk", "port_security.enabled rests on it: turn both off, or none"
+        )
+    if security.enabled and vf.trusted:
+        message = (
+            "a trusted VM sets its own MAC (which spoofchk then lets pass), and may be promiscuous: "
+            "turn port_security.enabled off with it, or ask without it"
+        )
+        raise _contradicts("vf.trusted", message)
     for asked, why, fix in _impossible(spec):
         if asked:
             raise Unsupported(f"backend sriov: {why}", step="validate", fix=fix)
+
+
+def _contradicts(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{field}: {message}", step="validate", errors=[FieldError(field=field, message=message)]
+    )
 
 
 def _impossible(spec: PortSpec) -> list[tuple[bool, str, str]]:

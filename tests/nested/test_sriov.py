@@ -97,7 +97,7 @@ def test_a_vf_with_its_mac_and_vlan_on_the_wire_and_back(
     pf: str, agent: PrivateAgent, far: str, tmp_path: Path
 ) -> None:
     before = whole_state(pf, functions())
-    spec = make_spec(vf={"trusted": True, "vlan_qos": 3}, qos={"egress_kbps": 200_000})
+    spec = make_spec(vf={"vlan_qos": 3}, qos={"egress_kbps": 200_000})
     port = put(agent, "nic1", spec)
     binding = port["binding"]
     address = binding["pci_address"]
@@ -105,7 +105,7 @@ def test_a_vf_with_its_mac_and_vlan_on_the_wire_and_back(
     told = vf_info(pf)[0]
     assert told["address"] == spec["mac"]
     assert (told["vlan_list"][0]["vlan"], told["vlan_list"][0]["qos"]) == (100, 3)
-    assert (told["spoofchk"], told["trust"]) == (True, True)
+    assert (told["spoofchk"], told["trust"]) == (True, False)
     assert told["rate"]["max_tx"] == 200
     assert driver(address) == "vfio-pci"
     with vm(address, tmp_path / "vm.log") as testpmd:
@@ -151,6 +151,26 @@ def test_what_igb_does_not_support_is_refused_and_the_vf_as_before(
     assert whole_state(pf, functions()) == before
     assert {vf["state"] for vf in agent.get("/v1/vfs")[1]} == {"available"}
     assert agent.get("/v1/ports")[1] == []
+
+
+def test_a_vf_is_trusted_or_has_port_security_and_never_both(pf: str, agent: PrivateAgent) -> None:
+    """A trusted VF's driver sets its MAC (net/core/rtnetlink.c, IFLA_VF_TRUST), and spoofchk checks
+    the MAC that was set."""
+    before = whole_state(pf, functions())
+    for fields in ({}, {"port_security": {"enabled": True}}):
+        status, problem = agent.call(
+            "PUT", "/v1/ports/nic1", make_spec(vf={"trusted": True}, **fields)
+        )
+        assert (status, problem["code"], problem["step"]) == (422, "invalid_request", "validate")
+        assert [error["field"] for error in problem["errors"]] == ["vf.trusted"]
+    assert agent.get("/v1/ports")[1] == [] and whole_state(pf, functions()) == before
+    put(agent, "nic1", make_spec(vf={"trusted": True}, port_security={"enabled": False}))
+    assert (vf_info(pf)[0]["spoofchk"], vf_info(pf)[0]["trust"]) == (False, True)
+    status, problem = agent.call("PUT", "/v1/ports/nic1", make_spec(vf={"trusted": True}))
+    assert status == 422 and agent.get("/v1/ports/nic1")[1]["state"] == "active"
+    assert (vf_info(pf)[0]["spoofchk"], vf_info(pf)[0]["trust"]) == (False, True)
+    delete(agent, "nic1")
+    assert whole_state(pf, functions()) == before
 
 
 @pytest.mark.parametrize(("method", "part"), [("PUT", 0.3), ("PUT", 0.7), ("DELETE", 0.5)])

@@ -120,6 +120,7 @@ _VARIANT = st.fixed_dictionaries(
         "vlan_id": st.sampled_from([None, 100, 200]),
         "numa_node": st.sampled_from([None, None, 0, 1]),
         "qos": st.sampled_from([{"egress_kbps": 5000}, {"min_egress_kbps": 6000}]),
+        "port_security": st.fixed_dictionaries({"enabled": st.booleans()}),
         "vf": st.fixed_dictionaries(
             {},
             optional={

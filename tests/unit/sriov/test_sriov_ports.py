@@ -38,12 +38,12 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def test_a_vf_is_set_and_bound_and_given_back(world: World) -> None:
     spec = make_spec(
-        7, 200, vf={"trusted": True, "vlan_qos": 3, "link_state": "enable"},
+        7, 200, vf={"spoofchk": True, "vlan_qos": 3, "link_state": "enable"},
         qos={"egress_kbps": 200_000, "min_egress_kbps": 50_000},
     )  # fmt: skip
     assert world.plug("a", spec) is None
     vf = world.vf_of("a")
-    assert vf.attributes == VfAttributes(spec.mac, 200, 3, True, True, "enable", 50, 200)
+    assert vf.attributes == VfAttributes(spec.mac, 200, 3, True, False, "enable", 50, 200)
     assert (vf.driver, vf.override) == (VFIO, VFIO)
     world.assert_settled()
     assert world.unplug("a") is None
@@ -88,6 +88,8 @@ def test_spoofchk_is_port_security(
         ({"qos": {"egress_kbps": 50_500}}, Unsupported, "whole Mbit/s"),
         ({"qos": {"egress_kbps": 3}}, InvalidRequest, "not one frame"),
         ({"vf": {"spoofchk": False}}, InvalidRequest, "vf.spoofchk"),
+        ({"vf": {"trusted": True}}, InvalidRequest, "vf.trusted"),
+        ({"vf": {"trusted": True, "spoofchk": True}}, InvalidRequest, "vf.trusted"),
         ({"queues": 2}, Unsupported, "queues above 1"),
         ({"rx_queue_size": 512}, Unsupported, "rings"),
         ({"network": {"physical_network": "net9"}}, InvalidRequest, "net9"),
