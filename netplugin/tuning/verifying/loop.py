@@ -30,6 +30,10 @@ _START_S = 60.0
 _WARM_S = 1.0
 #: Of each side, MB.
 _MEMORY_MB = 64
+#: Its output is a file, and testpmd flushes only with a report of its statistics. The first is due one
+#: period after the TSC was zero, which on a machine that is up for less never comes (``main`` in
+#: app/test-pmd/testpmd.c of DPDK 22.11).
+_LINE_BUFFERED = ("stdbuf", "-oL")
 #: What testpmd prints when it polls.
 _FORWARDS = "packet forwarding - ports="
 #: So many bursts of 32 frames are sent at first, as the guide does: more than both rings hold, and
@@ -99,8 +103,8 @@ _FORWARD = (
     f"--txd={_RING}", "--total-num-mbufs=4096", "--no-lsc-interrupt",
     # Without it the host's side waits 9 s for its peer.
     "--disable-link-check",
-    # With a period it does not wait for a key.
-    "--stats-period=3600",
+    # With a period it does not wait for a key. The longest that it takes: reports would disturb.
+    "--stats-period=65535",
 )  # fmt: skip
 
 
@@ -124,7 +128,8 @@ def _side(
 ) -> tuple[Program, Telemetry]:
     """Started, and forwarding."""
     (folder / "start").write_text(f"start tx_first {_BURSTS}\n")
-    program = Program(f"testpmd ({name})", arguments, folder / f"{name}.log")
+    words = [*_LINE_BUFFERED, *arguments]
+    program = Program(f"testpmd ({name})", words, folder / f"{name}.log")
     stack.callback(program.stop)
     deadline = time.monotonic() + _START_S
     program.start({"RUNTIME_DIRECTORY": str(folder)})
