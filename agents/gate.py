@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from agents.http import problem_response
+from agents.peer import STATE, UNKNOWN, Peer
 from agents.tasks import TaskRunner
 from netplugin.errors import (
     FieldError,
@@ -59,9 +60,11 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
+        peer: Peer = scope.get("state", {}).get(STATE, UNKNOWN)
         try:
-            self._refuse_browsers(headers)
-            self._check_token(scope["path"], headers.get(b"authorization", b""))
+            self._refuse_browsers(headers, peer)
+            if not peer.is_local_socket:  # the kernel has said who that is, and let it connect
+                self._check_token(scope["path"], headers.get(b"authorization", b""))
             if scope["method"] not in _MUTATING:
                 await self._app(scope, receive, send)
                 return
@@ -82,16 +85,18 @@ class Gate:
             return
         await self._app(_as_json(scope), _replay(body, receive), send)
 
-    def _refuse_browsers(self, headers: dict[bytes, bytes]) -> None:
+    def _refuse_browsers(self, headers: dict[bytes, bytes], peer: Peer) -> None:
         """A page in a browser on this host must not reach the agent through it.
 
         A browser says where a page comes from (``Origin``) when it sends for one; and where there is
-        no credential, a name that was made to resolve to a loopback address shows in ``Host``.
+        no credential, a name that was made to resolve to a loopback address shows in ``Host``. It
+        cannot open a UNIX socket.
         """
         if b"origin" in headers:
             raise Forbidden("calls from a page in a browser are not taken", step="authenticate")
         host = headers.get(b"host", b"").decode("latin-1")
-        if not self._has_credential and host and not _is_loopback(host):
+        open_to_all = not self._has_credential and not peer.is_local_socket
+        if open_to_all and host and not _is_loopback(host):
             raise Forbidden(
                 "the Host header names no loopback address", step="authenticate",
                 fix="call the agent by its address, as in http://127.0.0.1:7071",

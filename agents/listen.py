@@ -1,21 +1,106 @@
-"""Where the agent listens and whom it lets in: any address but loopback needs TLS and a credential."""
+"""Where the agent listens and whom it lets in: TCP needs a credential, and TLS outside loopback."""
 
 from __future__ import annotations
 
+import fcntl
+import grp
 import ipaddress
+import os
+import socket
 import ssl
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agents.gate import read_tokens
 
+_BACKLOG = 2048
+# unix(7): sun_path has 108 bytes, with the zero byte at its end.
+_LONGEST_PATH = 107
+
+
+@dataclass(frozen=True)
+class LocalSocket:
+    """The UNIX socket for callers on this host: only who may write to its file can connect."""
+
+    path: Path
+    #: Without one, it is for the agent's own user alone.
+    gid: int | None
+
+    @staticmethod
+    def read(api: Any) -> LocalSocket | None:
+        """Raises: ValueError."""
+        if not api.socket:
+            return None
+        path = Path(api.socket)
+        if not path.is_absolute() or len(os.fsencode(path)) > _LONGEST_PATH:
+            raise ValueError(
+                f"[api] socket {path} must be an absolute path of {_LONGEST_PATH} bytes at most"
+            )
+        try:
+            gid = grp.getgrnam(api.socket_group).gr_gid if api.socket_group else None
+        except KeyError:
+            raise ValueError(
+                f"[api] socket_group {api.socket_group}: there is no such group"
+            ) from None
+        return LocalSocket(path, gid)
+
+    def bind(self) -> socket.socket:
+        """Listen, in place of an agent that died; its directory is made if there is none.
+
+        Raises: OSError, also if something else is there or another process listens on it.
+        """
+        self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # Of two that start at the same time, the second finds the first one listening.
+            fcntl.flock(directory, fcntl.LOCK_EX)
+            self._remove_stale()
+            # Linux gives the file the mode of the socket's own inode: it is never open to others.
+            os.fchmod(made.fileno(), 0o600)
+            made.bind(str(self.path))
+            if self.gid is not None:
+                os.chown(self.path, -1, self.gid)
+                os.chmod(self.path, 0o660)
+            made.listen(_BACKLOG)
+        except BaseException:
+            made.close()
+            raise
+        finally:
+            os.close(directory)
+        return made
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def _remove_stale(self) -> None:
+        try:
+            kind = self.path.lstat().st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISSOCK(kind):
+            raise OSError(f"[api] socket {self.path} is there and is no socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(str(self.path))
+            except ConnectionRefusedError:
+                self.path.unlink()
+                return
+            except BlockingIOError:  # its backlog is full: it is alive
+                pass
+        raise OSError(f"[api] socket {self.path}: another process listens on it")
+
 
 @dataclass(frozen=True)
 class Listen:
     """The ``[api]`` options as a value that has been found safe."""
 
-    host: str
+    socket: LocalSocket | None
+    #: Without one there is no TCP.
+    host: str | None
     port: int
     tokens: tuple[bytes, ...] = ()
     tls_cert: str | None = None
@@ -27,7 +112,8 @@ class Listen:
         """Raises: ValueError with what is missing, OSError for a file that cannot be read."""
         api = conf.api
         listen = Listen(
-            host=str(api.bind_host),
+            socket=LocalSocket.read(api),
+            host=str(api.bind_host) if api.bind_host else None,
             port=api.bind_port,
             tokens=read_tokens(Path(api.token_file)) if api.token_file else (),
             tls_cert=api.tls_cert,
@@ -39,23 +125,36 @@ class Listen:
             raise ValueError("[api] tls_cert and tls_key go together")
         if listen.client_ca and not tls:
             raise ValueError("[api] client_ca needs tls_cert and tls_key")
+        if listen.socket is None and listen.host is None:
+            raise ValueError("[api] has neither a socket nor a bind_host: nobody could call")
+        if listen.host is None:
+            return listen
         if not listen.is_loopback():
-            if not tls:
-                raise ValueError(
-                    f"[api] bind_host {listen.host} is not a loopback address and needs tls_cert and "
-                    "tls_key"
-                )
-            if not (listen.client_ca or listen.tokens):
-                raise ValueError(
-                    f"[api] bind_host {listen.host} is not a loopback address and needs a credential: "
-                    "client_ca (mutual TLS) or token_file"
-                )
+            _require(listen, bool(tls), "is not a loopback address and needs tls_cert and tls_key")
+            _require(
+                listen, listen.has_credential,
+                "is not a loopback address and needs a credential: client_ca (mutual TLS) or token_file",
+            )  # fmt: skip
+        _require(
+            listen, listen.has_credential or api.insecure_loopback,
+            "needs a credential, as any user of this host could call: client_ca, token_file, or for "
+            "a lab insecure_loopback; local callers can use [api] socket instead",
+        )  # fmt: skip
         return listen
+
+    @property
+    def has_credential(self) -> bool:
+        """Whether callers over TCP need one."""
+        return bool(self.client_ca or self.tokens)
 
     def check_files(self) -> None:
         """Raises: ValueError if the server could not use a certificate, the key or the CAs."""
-        if not self.tls_cert:
-            return
+        self.tls_context()
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """None without TLS. Raises: ValueError naming the option whose file cannot be used."""
+        if not (self.tls_cert and self.tls_key):
+            return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             # With a password, even an empty one, nobody is asked for it on a terminal.
@@ -64,24 +163,24 @@ class Listen:
             raise ValueError(
                 f"[api] tls_cert and tls_key ({self.tls_cert}, {self.tls_key}) cannot be used: {wrong}"
             ) from None
-        try:
-            if self.client_ca:
+        if self.client_ca:
+            try:
                 context.load_verify_locations(self.client_ca)
-        except OSError as wrong:
-            raise ValueError(f"[api] client_ca {self.client_ca} cannot be used: {wrong}") from None
+            except OSError as wrong:
+                raise ValueError(
+                    f"[api] client_ca {self.client_ca} cannot be used: {wrong}"
+                ) from None
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
     def is_loopback(self) -> bool:
         """``localhost`` is not taken as one: what it resolves to is not ours to know."""
         try:
-            return ipaddress.ip_address(self.host).is_loopback
+            return self.host is not None and ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
 
-    def uvicorn(self) -> dict[str, Any]:
-        """The listening part of a uvicorn configuration."""
-        options: dict[str, Any] = {"host": self.host, "port": self.port}
-        if self.tls_cert:
-            options |= {"ssl_certfile": self.tls_cert, "ssl_keyfile": self.tls_key}
-        if self.client_ca:
-            options |= {"ssl_ca_certs": self.client_ca, "ssl_cert_reqs": ssl.CERT_REQUIRED}
-        return options
+
+def _require(listen: Listen, met: bool, what: str) -> None:
+    if not met:
+        raise ValueError(f"[api] bind_host {listen.host} {what}")

@@ -23,6 +23,7 @@ from agents.gate import Gate
 from agents.host import HostView
 from agents.listen import Listen
 from agents.metrics import Metrics
+from agents.server import Server
 from agents.service import Service
 from agents.store import Store
 from agents.tasks import TaskRunner, TaskSettings
@@ -33,17 +34,6 @@ from netplugin.host.shared import Host
 LOG = logging.getLogger(__name__)
 # The host is put right before the first call is taken, if it lets us within this time.
 _FIRST_LOOK_S = 5.0
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, saying where it listens once it does."""
-
-    async def startup(self, sockets: Any = None) -> None:
-        await super().startup(sockets)
-        if not self.should_exit:
-            address = self.servers[0].sockets[0].getsockname()
-            LOG.info("listening on %s port %d", address[0], address[1])
-            _notify("READY=1")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(listen: Listen, service: Service, tasks: TaskRunner, metrics: Metrics) -> int:
     app = http.build(service, tasks, metrics)
-    server = _Server(
+    server = Server(
         uvicorn.Config(
             Gate(app, tasks, listen.tokens, mutual_tls=listen.client_ca is not None),
             log_config=None,
@@ -90,12 +80,12 @@ async def _serve(listen: Listen, service: Service, tasks: TaskRunner, metrics: M
             lifespan="off",
             server_header=False,
             proxy_headers=False,
-            http="httptools",
             ws="none",
             timeout_graceful_shutdown=10,
             timeout_keep_alive=75,  # a platform keeps its connection between calls
-            **listen.uvicorn(),
-        )
+        ),
+        listen,
+        started=lambda: _notify("READY=1"),
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -106,10 +96,13 @@ async def _serve(listen: Listen, service: Service, tasks: TaskRunner, metrics: M
     await asyncio.to_thread(service.wait_looked, _FIRST_LOOK_S)
     try:
         await server._serve()
+    except OSError as unbound:
+        LOG.error("cannot listen: %s", unbound)
+        return 1
     finally:
         await tasks.stop()
         await service.teams.stop()
-    return 0 if server.started else 1
+    return 0
 
 
 def _read_all(conf: Any) -> None:

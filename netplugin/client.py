@@ -49,9 +49,10 @@ from netplugin.models import (
     VfInfo,
 )
 
-DEFAULT_URL = "http://127.0.0.1:7071"
+DEFAULT_URL = "unix:/run/netplugin/agent.sock"
 # An agent that is there accepts at once; what takes its time is the answer.
 _CONNECT_S = 5.0
+_UNIX = "unix:"
 # How it looks when one side speaks TLS and the other does not, or wants a client certificate.
 _CUT_OFF = (httpx.RemoteProtocolError, httpx.ReadError)
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
@@ -76,20 +77,23 @@ class Client:
 
     def __init__(
         self,
-        url: str,
+        url: str = DEFAULT_URL,
         token: str | None = None,
         verify: bool | str | Path | ssl.SSLContext = True,
         cert: tuple[str, str] | str | None = None,
         timeout_s: float = 60,
     ) -> None:
-        """``verify``: a file of CA certificates, or False for none; ``cert``: certificate and key.
+        """``url``: ``unix:`` and the path of the agent's socket, or ``http(s)://host:port``;
+        ``verify``: a file of CA certificates, or False for none; ``cert``: certificate and key.
 
         Raises: InvalidRequest if the URL, the token or a certificate file cannot be used.
         """
         self.url = _checked_url(url)
         headers = {"Authorization": f"Bearer {_checked_token(token)}"} if token else {}
+        path = self.url.removeprefix(_UNIX) if self.url.startswith(_UNIX) else None
         self._http = httpx.Client(
-            base_url=self.url,
+            base_url="http://localhost" if path else self.url,
+            transport=httpx.HTTPTransport(uds=path) if path else None,
             headers=headers,
             verify=_tls(verify, cert) if self.url.startswith("https:") else False,
             timeout=httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)),
@@ -302,7 +306,9 @@ class Client:
                 step="request", fix="see the agent's log; GET the port to see what became of it",
             )  # fmt: skip
         fix = "is the agent running (systemctl status netplugin-agent)? is NETPLUGIN_URL its URL?"
-        if "CERTIFICATE_VERIFY_FAILED" in str(failed):
+        if self.url.startswith(_UNIX) and "Permission denied" in str(failed):
+            fix = "call as root, or as a member of the group of [api] socket_group"
+        elif "CERTIFICATE_VERIFY_FAILED" in str(failed):
             fix = "set NETPLUGIN_CA to the CA certificate of the agent, and use the name it is for"
         elif "SSL" in str(failed) or isinstance(failed, _CUT_OFF):
             fix = "http:// or https://? With mutual TLS, set NETPLUGIN_CERT and NETPLUGIN_KEY"
@@ -352,6 +358,11 @@ def _invalid(detail: str, fix: str) -> InvalidRequest:
 
 def _checked_url(url: str) -> str:
     fix = f"give it as {DEFAULT_URL} or https://host:port (NETPLUGIN_URL)"
+    if url.startswith(_UNIX):
+        path = url.removeprefix(_UNIX)
+        if not path.startswith("/") or len(path.encode()) > 107:  # unix(7): sun_path
+            raise _invalid(f"{url!r} names no absolute path of at most 107 bytes", fix)
+        return url
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname)

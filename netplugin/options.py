@@ -9,6 +9,9 @@ from oslo_config import cfg, types
 
 from netplugin.tuning import host_options
 
+#: Where the agent listens for local callers, and where the client looks for it.
+DEFAULT_SOCKET = "/run/netplugin/agent.sock"
+
 DEFAULT = [
     cfg.StrOpt(
         "state_path",
@@ -26,11 +29,29 @@ DEFAULT = [
 ]
 
 API = [
+    cfg.StrOpt(
+        "socket",
+        default=DEFAULT_SOCKET,
+        help="UNIX socket for callers on this host. Its file decides who can connect (see "
+        "socket_group); they need no token. Its directory is made if there is none. Empty: no UNIX "
+        "socket.",
+    ),
+    cfg.StrOpt(
+        "socket_group",
+        help="Group whose members may connect to the socket (mode 0660). Unset: root alone, or the "
+        "user the agent runs as (mode 0600).",
+    ),
     cfg.HostAddressOpt(
         "bind_host",
-        default="127.0.0.1",
-        help="Address to listen on. Any address but a loopback one needs tls_cert, tls_key and a "
-        "credential (client_ca, token_file, or both); without them the agent does not start.",
+        help="Address to listen on for TCP as well; unset: no TCP. It needs a credential (client_ca, "
+        "token_file, or both), and any address but a loopback one TLS too (tls_cert, tls_key); "
+        "without them the agent does not start.",
+    ),
+    cfg.BoolOpt(
+        "insecure_loopback",
+        default=False,
+        help="Let every user of this host call over TCP on a loopback address without a credential. "
+        "For labs; the log warns of it at each start. It changes nothing for other addresses.",
     ),
     cfg.PortOpt("bind_port", default=7071, help="TCP port to listen on; 0 takes a free one."),
     cfg.StrOpt("tls_cert", help="File with the agent's certificate chain (PEM). Turns TLS on."),
@@ -43,7 +64,7 @@ API = [
     cfg.StrOpt(
         "token_file",
         help="File with bearer tokens, one a line, # begins a comment. Once set, every call but "
-        "/healthz and /readyz needs one. The file must not be readable by others.",
+        "/healthz and /readyz over TCP needs one. The file must not be readable by others.",
     ),
     cfg.IntOpt(
         "max_waiting",

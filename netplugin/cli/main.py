@@ -13,8 +13,9 @@ from cliff.app import App
 from cliff.commandmanager import CommandManager
 
 _DESCRIPTION = (
-    "Talks to the netplugin agent at NETPLUGIN_URL (default http://127.0.0.1:7071). Credentials: "
-    "NETPLUGIN_TOKEN_FILE (bearer token), NETPLUGIN_CA, NETPLUGIN_CERT and NETPLUGIN_KEY (TLS)."
+    "Talks to the netplugin agent at NETPLUGIN_URL (default unix:/run/netplugin/agent.sock; or "
+    "https://host:port). Credentials for TCP: NETPLUGIN_TOKEN_FILE (bearer token), NETPLUGIN_CA, "
+    "NETPLUGIN_CERT and NETPLUGIN_KEY (TLS)."
 )
 
 

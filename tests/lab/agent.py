@@ -44,7 +44,13 @@ class PrivateAgent:
         self.url = f"http://127.0.0.1:{self.port}"
         groups: dict[str, dict[str, str]] = {
             "DEFAULT": {"state_path": str(directory / "state"), "log_level": "DEBUG"},
-            "api": {"bind_port": str(self.port)},
+            # TCP, without credentials: what calls it is the lab, in a network of its own.
+            "api": {
+                "socket": "",
+                "bind_host": "127.0.0.1",
+                "bind_port": str(self.port),
+                "insecure_loopback": "true",
+            },
             "agent": {"enabled_backends": "dpdkvhostuser" if ovs else "linuxbridge"},
             "dpdkvhostuser": {"guest_hugepages": "false"},
         }

@@ -13,7 +13,7 @@ import pytest
 from lxml import etree
 
 import agents.pmd
-from netplugin import errors
+from netplugin import errors, options
 from netplugin.backend import Usability
 from netplugin.client import Client
 from netplugin.host.shared import Host
@@ -293,6 +293,8 @@ def _certificate(directory: Path) -> tuple[str, str]:
     [
         ({"NETPLUGIN_URL": "127.0.0.1:7071"}, "NETPLUGIN_URL"),
         ({"NETPLUGIN_URL": "http://"}, "NETPLUGIN_URL"),
+        ({"NETPLUGIN_URL": "unix:agent.sock"}, "NETPLUGIN_URL"),
+        ({"NETPLUGIN_URL": "unix:/" + "x" * 107}, "NETPLUGIN_URL"),
         ({"NETPLUGIN_URL": "http://h:99999"}, "NETPLUGIN_URL"),
         ({"NETPLUGIN_URL": "http://user:secret@h"}, "NETPLUGIN_URL"),
         ({"NETPLUGIN_URL": "ftp://h"}, "NETPLUGIN_URL"),
@@ -312,7 +314,7 @@ def test_a_wrong_environment_is_named(environment: dict[str, str], names: str) -
 
 def test_the_default_is_the_local_agent() -> None:
     with Client.from_environment({}) as client:
-        assert client.url == "http://127.0.0.1:7071"
+        assert client.url == f"unix:{options.DEFAULT_SOCKET}"
     with pytest.raises(errors.InvalidRequest):
         Client("http://127.0.0.1", token="two\nlines")
 

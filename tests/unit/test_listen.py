@@ -1,8 +1,11 @@
-"""Where the agent listens: nothing but loopback without TLS and a credential."""
+"""Where the agent listens: a UNIX socket; TCP not without a credential, nor outside loopback TLS."""
 
 from __future__ import annotations
 
-import ssl
+import os
+import socket
+import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 
 from agents import main as agent_main
 from agents.gate import read_tokens
-from agents.listen import Listen
+from agents.listen import Listen, LocalSocket
 from netplugin import options
 
 TLS = {"tls_cert": "/c.pem", "tls_key": "/k.pem"}
@@ -35,9 +38,27 @@ def listen(**api: Any) -> Listen:
     return Listen.read(conf)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1"])
-def test_loopback_needs_nothing(host: str) -> None:
-    assert listen(bind_host=host).uvicorn() == {"host": host, "port": 7071}
+def test_by_default_only_a_socket_for_the_agents_own_user() -> None:
+    made = listen()
+    assert made.socket == LocalSocket(Path("/run/netplugin/agent.sock"), None)
+    assert made.host is None
+    with pytest.raises(ValueError, match="nobody could call"):
+        listen(socket="")
+
+
+LOOPBACK = ["127.0.0.1", "127.9.9.9", "::1"]
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_loopback_needs_a_credential_too(host: str, token_file: str) -> None:
+    with pytest.raises(ValueError, match="insecure_loopback"):
+        listen(bind_host=host)
+    with pytest.raises(ValueError, match="insecure_loopback"):
+        listen(bind_host=host, **TLS)
+    assert listen(bind_host=host, token_file=token_file).has_credential
+    assert listen(bind_host=host, client_ca="/ca.pem", **TLS).has_credential
+    open_to_all = listen(bind_host=host, insecure_loopback=True)
+    assert (open_to_all.host, open_to_all.has_credential) == (host, False)
 
 
 # ``localhost`` and the like: what a name resolves to may change after it was judged.
@@ -51,8 +72,9 @@ def test_any_other_address_needs_tls_and_a_credential(host: str, token_file: str
         listen(bind_host=host)
     with pytest.raises(ValueError, match="tls_cert and tls_key"):
         listen(bind_host=host, token_file=token_file)
-    with pytest.raises(ValueError, match="credential"):
-        listen(bind_host=host, **TLS)
+    for lab in (False, True):
+        with pytest.raises(ValueError, match="credential"):
+            listen(bind_host=host, insecure_loopback=lab, **TLS)
     assert listen(bind_host=host, token_file=token_file, **TLS).tokens == (b"one",)
     assert listen(bind_host=host, client_ca="/ca.pem", **TLS).client_ca == "/ca.pem"
 
@@ -65,11 +87,52 @@ def test_half_a_tls_is_refused_everywhere() -> None:
         listen(client_ca="/ca")
 
 
-def test_a_client_certificate_is_required_not_asked_for() -> None:
-    made = listen(client_ca="/ca.pem", **TLS).uvicorn()
-    assert made["ssl_cert_reqs"] == ssl.CERT_REQUIRED
-    assert (made["ssl_certfile"], made["ssl_keyfile"]) == ("/c.pem", "/k.pem")
-    assert made["ssl_ca_certs"] == "/ca.pem"
+@pytest.mark.parametrize(
+    "path",
+    ["agent.sock", "/" + "x" * 107, "/run/" + "\N{LATIN SMALL LETTER A WITH DIAERESIS}" * 60],
+)
+def test_a_socket_is_a_path_that_the_kernel_takes(path: str) -> None:
+    with pytest.raises(ValueError, match="absolute path of 107 bytes"):
+        listen(socket=path)
+
+
+def test_a_group_that_there_is_not_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no such group"):
+        listen(socket_group="nobody-has-this-group")
+
+
+def test_a_socket_is_for_its_user_or_its_group_alone(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "agent.sock"
+    for gid, mode in ((None, 0o600), (os.getgid(), 0o660)):
+        with LocalSocket(path, gid).bind():
+            assert stat.S_IMODE(path.stat().st_mode) == mode
+            with pytest.raises(OSError, match="another process listens"):
+                LocalSocket(path, gid).bind()
+        assert path.is_socket(), "it is left by who dies, and replaced"
+
+
+def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    path.write_text("mine")
+    with pytest.raises(OSError, match="is no socket"):
+        LocalSocket(path, None).bind()
+    assert path.read_text() == "mine"
+
+
+def test_of_many_that_start_at_once_one_listens(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    LocalSocket(path, None).bind().close()  # of one that died
+
+    def bind(_: int) -> socket.socket | None:
+        try:
+            return LocalSocket(path, None).bind()
+        except OSError:
+            return None
+
+    with ThreadPoolExecutor(16) as threads:
+        made = [each for each in threads.map(bind, range(64)) if each]
+    assert len(made) == 1
+    made[0].close()
 
 
 def test_tokens(tmp_path: Path) -> None:
