@@ -101,6 +101,7 @@ class OvsHost:
         self._was_alive = False
         self.db = Ovsdb(settings.connection, self._drifted, self._db_changed)
         self.vswitchd = VswitchdWatch(settings.rundir, self._vswitchd_changed)
+        self.db.start()  # its news needs all of the above
 
     @property
     def mirror(self) -> Mirror:

@@ -94,7 +94,8 @@ CommandFactory = Callable[[Any], command.BaseCommand]
 
 
 class Ovsdb:
-    """One Open vSwitch database. Connects in the background, and again whenever it was lost."""
+    """One Open vSwitch database. ``start`` before use: it then connects in the background, and again
+    whenever the database was lost."""
 
     def __init__(
         self,
@@ -112,7 +113,12 @@ class Ovsdb:
         self._stop = threading.Event()
         self._unanswered: list[_Transaction] = []
         self._thread = threading.Thread(target=self._connect, name="ovsdb-connect", daemon=True)
+
+    def start(self) -> Ovsdb:
+        """Begin to connect. The callbacks come from now on, not before: who gives them may not be
+        whole yet when this object is made."""
         self._thread.start()
+        return self
 
     @property
     def online(self) -> bool:

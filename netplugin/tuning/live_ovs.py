@@ -33,7 +33,7 @@ def read_ovs(rundir: Path = RUNDIR) -> Fact[OvsLive]:
         return Unknown(str(socket), str(refused.strerror).lower())
     if not os.access(socket, os.W_OK):  # unix(7): who connects needs to write
         return Unknown(str(socket), "permission denied")
-    database = Ovsdb(f"unix:{socket}")
+    database = Ovsdb(f"unix:{socket}").start()
     try:
         database.require_online(_WAIT_S)
         root = database.mirror.root

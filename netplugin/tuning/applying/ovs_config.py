@@ -76,7 +76,7 @@ class RunningOvs:
                     f"no Open vSwitch database at {socket}", step="ovsdb-connect",
                     fix="start ovsdb-server, or say with --ovs-rundir where its sockets are",
                 )  # fmt: skip
-            self._database = Ovsdb(f"unix:{socket}")
+            self._database = Ovsdb(f"unix:{socket}").start()
         self._database.require_online(_WAIT_S)
         return self._database
 
