@@ -343,7 +343,9 @@ class Reconciler:
 
         Raises: what ``Backend.observe`` raises.
         """
-        return list(self.backend.findings(self.backend.observe(None, time.monotonic() + _LOOK_S)))
+        seen = self.backend.observe(None, time.monotonic() + _LOOK_S)
+        intents = [self._intent(r) for r in self._store.records(backend=self.backend.name)]
+        return [*self.backend.findings(seen), *self.backend.port_findings(intents, seen)]
 
     def vfs(self) -> list[VfInfo]:
         """Every virtual function of the backend's pool, as it is now.

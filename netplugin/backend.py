@@ -276,6 +276,14 @@ class Backend(ABC, Generic[ObservationT]):
         """
         return ()
 
+    def port_findings(self, intents: Sequence[Intent], observed: ObservationT) -> Sequence[Finding]:
+        """What an operator should know of what was asked for, as this host is (pure).
+
+        For example that a NIC does not hold some ports to what they should be held to. No fault of
+        a single port: that is in ``observed_ports``. ``intents`` are all ports of the backend.
+        """
+        return ()
+
     def facts(self) -> Mapping[str, str | int | bool]:
         """What the backend stands on, for ``GET /v1/backends``: quick, and never raises."""
         return {}

@@ -18,6 +18,7 @@ from drivers.vf.memory import remembered
 from drivers.vf.options import read_devices
 from drivers.vf.pool import Pool, changed_vfs
 from drivers.vf.ports import claim_of, place
+from drivers.vf.tags import tag_findings
 from drivers.vf.usability import pool_findings
 from netplugin.backend import (
     Applied,
@@ -98,6 +99,9 @@ class Sriov(Backend[Seen]):
 
     def findings(self, observed: Seen) -> Sequence[Finding]:
         return pool_findings(observed.inventory)
+
+    def port_findings(self, intents: Sequence[Intent], observed: Seen) -> Sequence[Finding]:
+        return tag_findings(intents, observed.inventory)
 
     def binding(self, intent: Intent) -> Binding:
         claim = claim_of(intent)

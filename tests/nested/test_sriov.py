@@ -173,6 +173,14 @@ def test_a_vf_is_trusted_or_has_port_security_and_never_both(pf: str, agent: Pri
     assert whole_state(pf, functions()) == before
 
 
+def test_an_operator_is_told_of_vfs_that_no_vlan_holds(pf: str, agent: PrivateAgent) -> None:
+    put(agent, "nic1", make_spec(1))
+    put(agent, "nic2", make_spec(2, vlan_id=None))
+    [told] = [f for f in agent.get("/v1/host/checks")[1] if f["id"].startswith("vf-flat")]
+    assert told["id"] == f"vf-flat-{PF.pci}" and told["status"] == "warn"
+    assert "(nic2)" in told["found"] and "igb_set_vf_vlan_msg" in told["found"]
+
+
 @pytest.mark.parametrize(("method", "part"), [("PUT", 0.3), ("PUT", 0.7), ("DELETE", 0.5)])
 def test_killed_amid_a_call(pf: str, agent: PrivateAgent, method: str, part: float) -> None:
     """Every step is in tests/unit/sriov/test_sriov_crash.py; this is the real host's part of it."""

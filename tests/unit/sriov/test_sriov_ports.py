@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from lxml import etree
 
 from agents.reconciler import Operation
+from drivers.vf.tags import TAGS, tag_findings
 from netplugin.backend import Claim, Intent
 from netplugin.errors import (
     CapacityExhausted,
@@ -388,6 +390,30 @@ def test_a_trusted_vm_may_set_its_mac(world: World) -> None:
     assert world.check()
     assert vf.attributes.mac == "02:77:00:00:00:01"
     assert world.state("a") is PortState.ACTIVE
+
+
+def test_a_nic_with_ports_of_flat_networks_is_told_with_what_its_driver_does(world: World) -> None:
+    assert world.plug("a", make_spec(1, vlan_id=100, numa_node=0)) is None
+    assert "vf-flat-0000:03:00.0" not in {f.id for f in world.reconciler.findings()}
+    assert world.plug("b", make_spec(2, vlan_id=None, numa_node=0)) is None
+    [told] = [f for f in world.reconciler.findings() if f.id.startswith("vf-flat")]
+    assert (told.id, told.status) == ("vf-flat-0000:03:00.0", "warn")
+    assert "eth3 has ports of flat networks (b)" in told.found
+    assert world.unplug("b") is None
+    assert not [f for f in world.reconciler.findings() if f.id.startswith("vf-flat")]
+
+
+@pytest.mark.parametrize(("driver", "words"), [*TAGS.items(), ("bnxt_en", "unknown")])
+def test_what_is_known_of_a_driver_is_said(world: World, driver: str, words: str) -> None:
+    inventory = world.model.look()
+    address = "0000:03:00.0"
+    known = {**inventory.pfs, address: replace(inventory.pfs[address], driver=driver)}
+    assert world.plug("a", make_spec(vlan_id=None, numa_node=0)) is None
+    record = world.store.get("a")
+    assert record is not None
+    intent = Intent("a", record.spec, record.claims)
+    [told] = tag_findings([intent], replace(inventory, pfs=known))
+    assert words in told.found and driver in told.found and told.fix and "relay" in told.fix
 
 
 def test_a_nic_that_is_down_is_said_and_not_repaired(world: World) -> None:

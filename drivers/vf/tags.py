@@ -1,0 +1,59 @@
+"""Whether a NIC lets a VF without a VLAN send and receive frames that its VM tags itself: pure.
+
+A port on a flat network has no VLAN that its VF could be held to. What each driver of a PF does then
+is read in its source; no driver has a switch that a hypervisor could turn off for a VF of VLAN 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from drivers.vf.inventory import Inventory
+from drivers.vf.memory import Lost, locate
+from drivers.vf.ports import claim_of
+from netplugin.backend import Intent
+from netplugin.models import Finding
+
+_INTEL = "drivers/net/ethernet/intel"
+#: What the driver of a PF does with VLANs that the VM of a flat VF asks for, and where it is seen.
+TAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "igb": f"takes any VLAN that such a VM asks for (igb_set_vf_vlan_msg, {_INTEL}/igb/igb_main.c)",
+        "ixgbe": "takes any VLAN that such a VM asks for "
+        f"(ixgbe_set_vf_vlan_msg, {_INTEL}/ixgbe/ixgbe_sriov.c)",
+        "i40e": "takes up to 16 VLANs that such a VM asks for, more if it is trusted "
+        f"(i40e_vc_add_vlan_msg, {_INTEL}/i40e/i40e_virtchnl_pf.c)",
+        "ice": "takes up to 8 VLANs that such a VM asks for, more if it is trusted "
+        f"(ice_vc_process_vlan_msg, {_INTEL}/ice)",
+        "mlx5_core": "looks at the tags that such a VM sends not at all (esw_acl_ingress_lgcy_setup, "
+        "drivers/net/ethernet/mellanox/mlx5/core/esw/acl/ingress_lgcy.c)",
+    }
+)
+_UNKNOWN = "does with the tags that such a VM sends what its firmware decides: unknown"
+
+
+def tag_findings(intents: Sequence[Intent], inventory: Inventory) -> list[Finding]:
+    """One for each NIC that has ports of flat networks."""
+    flat: dict[str, list[str]] = {}
+    for intent in intents:
+        claim = claim_of(intent)
+        if claim is None or intent.spec is None or intent.spec.network.type != "flat":
+            continue
+        vf = locate(inventory, claim)
+        if not isinstance(vf, Lost):
+            flat.setdefault(vf.pf, []).append(intent.port_id)
+    return [_finding(inventory, address, ports) for address, ports in sorted(flat.items())]
+
+
+def _finding(inventory: Inventory, address: str, ports: Sequence[str]) -> Finding:
+    pf = inventory.pfs[address]
+    says = TAGS.get(pf.driver or "", _UNKNOWN)
+    return Finding(
+        id=f"vf-flat-{address}", status="warn",
+        found=f"{pf.name} has ports of flat networks ({', '.join(sorted(ports))}), and its driver "
+        f"{pf.driver or 'unknown'} {says}",
+        expected="VMs on VFs are in one VLAN that the NIC holds them to",
+        fix="ask for these ports with a VLAN, or with the backend vdpa in relay mode, which takes "
+        "no tags from a VM; a switch port that takes untagged frames alone keeps them off the wire",
+    )  # fmt: skip
