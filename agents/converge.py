@@ -42,6 +42,8 @@ class Converged:
     failed: dict[str, NetpluginError]
     observed: dict[str, ObservedPort]
     changes: tuple[Change, ...]
+    #: Ports that keep what they have though it is not what the configuration says, each with why.
+    kept: dict[str, NetpluginError] = field(default_factory=dict)
     #: Changes for no port in particular (an empty bridge) that were made and are still to do.
     left: tuple[Change, ...] = ()
     #: Claimed things that did not take what was written, each with the words for it.
@@ -100,7 +102,8 @@ def converge(
                 unfit[change.thing] = f"it does not keep what was written: {change.describe()}"
     left = tuple(change for change in plan.changes if not change.ports and change in done)
     observed = dict(backend.observed_ports(intents, seen))
-    return Converged(failed, observed, tuple(done), left, unfit)
+    kept = {port_id: e for port_id, e in plan.kept.items() if port_id not in failed}
+    return Converged(failed, observed, tuple(done), kept, left, unfit)
 
 
 def _plan(

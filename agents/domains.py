@@ -146,7 +146,7 @@ def _active(port: Port) -> Binding:
     if port.state is not PortState.ACTIVE or port.binding is None:
         raise Conflict(
             f"port {port.port_id} is {port.state.value}, not active", step=RENDER,
-            port_id=port.port_id, fix="PUT the port again and see its error",
+            port_id=port.port_id, fix=f"GET /v1/ports/{port.port_id} and see its error",
         )  # fmt: skip
     return port.binding
 
@@ -154,7 +154,8 @@ def _active(port: Port) -> Binding:
 def _not_active(port: Port) -> Finding:
     return Finding(
         id="port", status="fail", found=f"port {port.port_id} is {port.state.value}",
-        expected="all ports of the VM are active", fix="PUT the port again and see its error",
+        expected="all ports of the VM are active",
+        fix=f"GET /v1/ports/{port.port_id} and see its error",
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from agents.metrics_pmd import PmdFigures
 from agents.store import Store
 from netplugin.errors import NetpluginError
+from netplugin.models import PortState
 from netplugin.pmd.read import Reading
 
 _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -21,6 +22,8 @@ class _Ports(Collector):
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        #: The backends that see to their ports; None: all.
+        self.loaded: Collection[str] | None = None
 
     def collect(self) -> list[Metric]:
         family = GaugeMetricFamily(
@@ -28,7 +31,10 @@ class _Ports(Collector):
         )
         counts: dict[tuple[str, str], int] = {}
         for record in self._store.records():
-            key = (record.spec.backend, record.state.value)
+            unseen = self.loaded is not None and record.spec.backend not in self.loaded
+            # As the API tells it: nothing looks at the port.
+            told = PortState.FAILED if unseen else record.state
+            key = (record.spec.backend, told.value)
             counts[key] = counts.get(key, 0) + 1
         for (backend, state), count in sorted(counts.items()):
             family.add_metric([backend, state], count)
@@ -38,7 +44,8 @@ class _Ports(Collector):
 class Metrics:
     def __init__(self, store: Store) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Ports(store))
+        self._ports = _Ports(store)
+        self._registry.register(self._ports)
         self._operations = Counter(
             "netplugin_operations", "Port operations by outcome: ok, or an error's code.",
             ["backend", "operation", "outcome"], registry=self._registry,
@@ -48,9 +55,14 @@ class Metrics:
             ["backend", "operation", "part"], buckets=_SECONDS, registry=self._registry,
         )  # fmt: skip
         self._changes = Counter(
-            "netplugin_changes", "Changes made to the host, by why: plug, undo, drift.",
+            "netplugin_changes",
+            "Changes made to the host, by why: plug, undo, drift, network, orphan.",
             ["backend", "change", "why"], registry=self._registry,
         )  # fmt: skip
+
+    def count_as_failed_but(self, loaded: Collection[str]) -> None:
+        """Ports of other backends than these count as failed."""
+        self._ports.loaded = loaded
 
     def watch_pmd(self, read: Callable[[], Reading | None]) -> None:
         """Also tell of PMD threads, as ``read`` finds them at each scrape (see ``PmdFigures``)."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 
 from agents.lane import Lane
-from agents.reconciler import unknown_overlay
+from agents.reconciler import Spread, unknown_overlay
 from agents.store import Store
 from netplugin.backend import Overlay
 from netplugin.errors import Conflict, FieldError, InvalidRequest, NetpluginError, NotFound
@@ -30,6 +30,8 @@ class Networks:
     async def put(self, network_id: str, spec: NetworkSpec) -> NetworkInfo:
         """Make the network be as asked; peers come and go without touching its ports.
 
+        A port that cannot be brought along holds up none of the others: it is in ``errors``.
+
         Raises: Conflict for what cannot change under its ports, CapacityExhausted, and what the
         host says; then the network is as it was before.
         """
@@ -39,12 +41,15 @@ class Networks:
                 self._refuse_fixed(before, spec)
             held = {} if before else self._held()
             network = self._store.save_network(network_id, spec, held)
-            failures = await self._converge(network_id)
-            if failures:
+            spread = await self._converge(network_id)
+            if not spread.reached:
                 await self._go_back(network_id, before)
-                raise failures[0]
+                raise spread.failures[0]
             LOG.info("network %s has VNI %d and %d peers", network_id, spec.vni, len(spec.peers))
-            return self._info(network)
+            for failure in spread.failures:
+                LOG.warning("network %s: %s", network_id, failure)
+            errors = tuple(failure.problem() for failure in spread.failures)
+            return self._info(network).model_copy(update={"errors": errors})
 
     async def delete(self, network_id: str) -> None:
         """Forget the network. Raises: Conflict while a port is on it."""
@@ -102,24 +107,32 @@ class Networks:
             )  # fmt: skip
 
     def _held(self) -> dict[int, str]:
+        """Raises: BackendUnavailable while a backend cannot say."""
         held: dict[int, str] = {}
         for lane in self._lanes.values():
             held |= lane.reconciler.backend.held_vlans()
         return held
 
-    async def _converge(self, network_id: str) -> list[NetpluginError]:
-        """What went wrong for the ports of the network, of all backends that have some."""
+    async def _converge(self, network_id: str) -> Spread:
+        """What became of it on all backends that have ports on the network."""
         backends = {record.spec.backend for record in self._store.ports_on(network_id)}
-        failures: list[NetpluginError] = []
+        whole = Spread()
         for name in sorted(backends & set(self._lanes)):
             try:
-                failures += await self._converge_on(self._lanes[name], network_id)
+                part = await self._converge_on(self._lanes[name], network_id)
             except NetpluginError as error:
-                failures.append(error)
-        return failures
+                part = Spread(False, (error,))
+            # What is raised is why it was not reached: that comes first.
+            failures = (
+                (*whole.failures, *part.failures)
+                if part.reached
+                else (*part.failures, *whole.failures)
+            )
+            whole = Spread(whole.reached and part.reached, failures)
+        return whole
 
-    async def _converge_on(self, lane: Lane, network_id: str) -> list[NetpluginError]:
-        def work() -> list[NetpluginError]:
+    async def _converge_on(self, lane: Lane, network_id: str) -> Spread:
+        def work() -> Spread:
             deadline = time.monotonic() + self._timeout_s
             return lane.reconciler.converge_network(network_id, deadline)
 
@@ -131,5 +144,5 @@ class Networks:
             self._store.forget_network(network_id)
             return
         self._store.save_network(network_id, before.spec)
-        for failure in await self._converge(network_id):
+        for failure in (await self._converge(network_id)).failures:
             LOG.warning("network %s goes back: %s", network_id, failure)

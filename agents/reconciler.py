@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,18 @@ class Delete:
 
 Operation = Put | Delete
 
+#: States of a port that the agent can see to.
+_WORKING = (PortState.ACTIVE, PortState.DEGRADED)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What became of a change of a network: ``reached`` is false if it came to no port that the
+    agent could see to before it."""
+
+    reached: bool = True
+    failures: tuple[NetpluginError, ...] = ()
+
 
 class Reconciler:
     """Not thread-safe: one lane calls it. ``observed`` may be read by any thread."""
@@ -68,6 +81,9 @@ class Reconciler:
     def __init__(self, backend: Backend[Observation], store: Store, metrics: Metrics) -> None:
         self.backend = backend
         self.observed: dict[str, ObservedPort] = {}
+        #: Marked ports without an intent that the last look at the whole host left where they are;
+        #: None before that look.
+        self.orphans: frozenset[str] | None = None
         self._store = store
         self._metrics = metrics
 
@@ -83,6 +99,7 @@ class Reconciler:
             op.port_id: op for op in live if isinstance(op, Put) and self._acceptable(op, usable)
         }
         deletes = self._accept_deletes([op for op in live if isinstance(op, Delete)])
+        before = {port_id: self._store.get(port_id) for port_id in puts}
         records, seen = self._accept_puts(puts, list(deletes), watch)
         wanted = {**records, **deletes}
         waiting: dict[str, Operation] = {op.port_id: op for op in live if op.port_id in wanted}
@@ -94,7 +111,11 @@ class Reconciler:
             result = self._converge(wanted.values(), until, watch, "plug", seen)
         except NetpluginError as error:
             result = Converged({i: error.for_port(i) for i in wanted}, {}, ())
-        failures = self._failures(records, deletes, result)
+        failures = {i: e for i, e in result.failed.items() if i in records or i in deletes}
+        faults = _faults({i: r for i, r in records.items() if i not in failures}, result)
+        for port_id in faults.keys() & records.keys():
+            if not _stays(before[port_id], records[port_id].spec):
+                failures[port_id] = faults.pop(port_id)
         for port_id, op in waiting.items():
             queue_ms = (started - op.queued_at) * 1e3
             timings = {name: round(ms, 3) for name, ms in watch.timings_ms.items()}
@@ -103,7 +124,7 @@ class Reconciler:
             wanted[port_id] = replace(wanted[port_id], timings_ms=timings)
             kind = type(op).__name__.lower()
             self._metrics.served(self.backend.name, kind, timings, failures.get(port_id))
-        self._record_done(wanted, failures)
+        self._record_done(wanted, failures, faults)
         self._undo({i: wanted[i] for i in records if i in failures}, failures)
         self._answer(waiting, failures)
 
@@ -125,15 +146,35 @@ class Reconciler:
                 raise BackendUnavailable(
                     str(usability.reason), step=usability.step, fix=usability.fix
                 )
-            self.backend.validate(op.spec)
-            self._require_network(op.spec)
             before = self._store.get(op.port_id)
-            if before is not None and before.state is not PortState.REMOVING:
+            if before is not None and before.state is PortState.REMOVING:
+                before = None
+            self._validate(op.spec, before)
+            self._require_network(op.spec)
+            if before is not None:
                 _refuse_fixed(self.backend.fixed_fields, before.spec, op.spec)
         except NetpluginError as error:
             op.future.set_exception(error.for_port(op.port_id))
             return False
         return True
+
+    def _validate(self, spec: PortSpec, before: Record | None) -> None:
+        """As ``Backend.validate``; but a filter can be changed whatever the configuration took away.
+
+        A live port that could not be asked for today (its network is in no option any more) is
+        there all the same, and so is its filter.
+        """
+        try:
+            self.backend.validate(spec)
+        except NetpluginError as refused:
+            if before is None or not _changed(before.spec, spec) <= {"port_security"}:
+                raise
+            try:
+                self.backend.validate(before.spec)
+            except NetpluginError as same:
+                if (type(same), same.detail) == (type(refused), refused.detail):
+                    return
+            raise
 
     def _require_network(self, spec: PortSpec) -> None:
         if spec.overlay_id is not None and self._store.network(spec.overlay_id) is None:
@@ -142,15 +183,47 @@ class Reconciler:
     def _accept_deletes(self, operations: Sequence[Delete]) -> dict[str, Record]:
         """Intents turn to removing, and stay so whatever happens, until the host is clean."""
         records: dict[str, Record] = {}
+        orphans: list[Delete] = []
         for op in operations:
             record = self._store.get(op.port_id)
-            if record is None or record.spec.backend != self.backend.name:
-                op.future.set_result(None)
-            else:
+            if record is not None and record.spec.backend == self.backend.name:
                 records[op.port_id] = replace(record, state=PortState.REMOVING, previous=None)
+            elif record is None and self.may_keep(op.port_id):
+                orphans.append(op)
+            else:
+                op.future.set_result(None)
         if records:
             self._store.save(records.values())
+        if orphans:
+            self._remove_orphans(orphans)
         return records
+
+    def may_keep(self, port_id: str) -> bool:
+        """Whether the host may have this port though there is no intent of it (any thread)."""
+        if self.orphans is None:
+            return not self._trusted and self.backend.probe().usable
+        return port_id in self.orphans
+
+    def _remove_orphans(self, operations: Sequence[Delete]) -> None:
+        """A call that names a kept orphan removes it; there is no intent that could remember it."""
+        until = min(op.deadline for op in operations) - _UNDO_S / 2
+        intents = [Intent(op.port_id, None) for op in operations]
+        try:
+            until = max(until, time.monotonic() + 0.5)
+            result = converge(self.backend, intents, until, Stopwatch())
+            self._counted(result, "orphan")
+            failed = result.failed
+        except NetpluginError as error:
+            failed = {op.port_id: error.for_port(op.port_id) for op in operations}
+        gone = {op.port_id for op in operations} - set(failed)
+        self.observed = {i: seen for i, seen in self.observed.items() if i not in gone}
+        self.orphans = None if self.orphans is None else self.orphans - gone
+        for op in operations:
+            if op.port_id in failed:
+                op.future.set_exception(failed[op.port_id])
+            else:
+                LOG.warning("a port without an intent is gone", extra={"port_id": op.port_id})
+                op.future.set_result(None)
 
     def _accept_puts(
         self, puts: Mapping[str, Put], with_them: Sequence[str], watch: Stopwatch
@@ -219,20 +292,14 @@ class Reconciler:
             claimed[port_id] = replace(record, claims=claims)
         return claimed
 
-    def _failures(
-        self, records: Mapping[str, Record], deletes: Mapping[str, Record], result: Converged
-    ) -> dict[str, NetpluginError]:
-        failures = {i: e for i, e in result.failed.items() if i in records or i in deletes}
-        for port_id in records:
-            seen = result.observed.get(port_id)
-            if port_id not in failures and seen is not None and seen.fault:
-                failures[port_id] = HostError(seen.fault, step="verify", port_id=port_id)
-        return failures
-
     def _record_done(
-        self, wanted: Mapping[str, Record], failures: Mapping[str, NetpluginError]
+        self,
+        wanted: Mapping[str, Record],
+        failures: Mapping[str, NetpluginError],
+        faults: Mapping[str, NetpluginError],
     ) -> None:
-        """Ports that are as wanted become active, and those that were to go are forgotten."""
+        """Ports that are as wanted become active, or degraded if the host says that they do not
+        work, and those that were to go are forgotten."""
         saved: list[Record] = []
         gone: list[str] = []
         for port_id, record in wanted.items():
@@ -241,8 +308,13 @@ class Reconciler:
             if record.state is PortState.REMOVING:
                 gone.append(port_id)
                 self.observed.pop(port_id, None)
-            elif record.state is not PortState.ACTIVE or record.previous or record.error:
-                saved.append(replace(record, state=PortState.ACTIVE, previous=None, error=None))
+                continue
+            error = faults.get(port_id)
+            state = PortState.DEGRADED if error else PortState.ACTIVE
+            problem = error.problem() if error else None
+            done = replace(record, state=state, previous=None, error=problem)
+            if done != record:
+                saved.append(done)
         if saved or gone:
             self._store.save(saved, forget=gone)
 
@@ -320,7 +392,7 @@ class Reconciler:
                 LOG.info("port is %s", record.state.value, extra={"port_id": port_id})
                 op.future.set_result(record)
 
-    def converge_network(self, network_id: str, deadline: float) -> list[NetpluginError]:
+    def converge_network(self, network_id: str, deadline: float) -> Spread:
         """Bring what this backend has of a network to what the store says; the ports stay.
 
         Raises: what ``Backend.observe`` raises.
@@ -331,10 +403,12 @@ class Reconciler:
             if r.spec.backend == self.backend.name
         }
         if not records:
-            return []
+            return Spread()
+        working = {i for i, r in records.items() if r.state in _WORKING}
         result = self._converge(records.values(), deadline, Stopwatch(), "network")
         self._record_checked(records, result)
-        return list(result.failed.values())
+        reached = not working or bool(working - set(result.failed))
+        return Spread(reached, tuple(result.failed.values()))
 
     # -- what nobody asked for: the state of the host --------------------------------------------
 
@@ -345,7 +419,11 @@ class Reconciler:
         """
         seen = self.backend.observe(None, time.monotonic() + _LOOK_S)
         intents = [self._intent(r) for r in self._store.records(backend=self.backend.name)]
-        return [*self.backend.findings(seen), *self.backend.port_findings(intents, seen)]
+        return [
+            *_of_ports(self.backend.name, self._store),
+            *self.backend.findings(seen),
+            *self.backend.port_findings(intents, seen),
+        ]
 
     def vfs(self) -> list[VfInfo]:
         """Every virtual function of the backend's pool, as it is now.
@@ -405,6 +483,7 @@ class Reconciler:
                 intents += [Intent(port_id, None) for port_id in orphans]
             else:
                 kept = orphans
+            self.orphans = frozenset(kept)
         plan = self.backend.plan(intents, seen)
         planned = [
             PlannedChange(
@@ -463,20 +542,20 @@ class Reconciler:
     def _record_checked(self, records: Mapping[str, Record], result: Converged) -> None:
         saved: list[Record] = []
         gone: list[str] = []
+        faults = _faults(records, result)
         for port_id, record in records.items():
-            error = result.failed.get(port_id)
-            seen = result.observed.get(port_id)
+            failure, fault = result.failed.get(port_id), faults.get(port_id)
             if record.state is PortState.REMOVING:
-                if error is None:
+                if failure is None:
                     gone.append(port_id)
                 continue
-            if error is None and seen is not None and seen.fault:
-                error = HostError(seen.fault, step="verify", port_id=port_id)
-                state = PortState.DEGRADED
+            if failure is not None:
+                state = PortState.FAILED
             else:
-                state = PortState.FAILED if error else PortState.ACTIVE
+                state = PortState.DEGRADED if fault else PortState.ACTIVE
+            error = failure or fault
             problem = error.problem() if error else None
-            previous = record.previous if error else None
+            previous = record.previous if failure else None
             checked = replace(record, state=state, error=problem, previous=previous)
             if checked != record:
                 LOG.info("port is %s", state.value, extra={"port_id": port_id})
@@ -497,14 +576,17 @@ class Reconciler:
         ports, the likely story is a lost state_path, and removing them would cut off running VMs:
         they stay until the platform has asked for them again, or somebody says that they may go.
         """
-        key = f"{_TRUSTED}:{self.backend.name}"
-        if self._store.get_meta(key) == "yes":
+        if self._trusted:
             return True
         if there_are_some and not told:
             return False
         if not dry_run:
-            self._store.set_meta(key, "yes")
+            self._store.set_meta(f"{_TRUSTED}:{self.backend.name}", "yes")
         return True
+
+    @property
+    def _trusted(self) -> bool:
+        return self._store.get_meta(f"{_TRUSTED}:{self.backend.name}") == "yes"
 
     # -- shared ----------------------------------------------------------------------------------
 
@@ -536,6 +618,57 @@ class Reconciler:
         self._store.quarantine(result.unfit)
 
 
+def _faults(records: Mapping[str, Record], result: Converged) -> dict[str, NetpluginError]:
+    """Why ports that are as wanted do not work, as far as somebody says so."""
+    faults: dict[str, NetpluginError] = {}
+    for port_id in records:
+        seen, kept = result.observed.get(port_id), result.kept.get(port_id)
+        if kept is not None:
+            faults[port_id] = kept.for_port(port_id)
+        elif seen is not None and seen.fault:
+            faults[port_id] = HostError(seen.fault, step="verify", port_id=port_id)
+    return faults
+
+
+def _changed(before: PortSpec, after: PortSpec) -> set[str]:
+    return {f for f in PortSpec.model_fields if getattr(before, f) != getattr(after, f)}
+
+
+def _stays(before: Record | None, spec: PortSpec) -> bool:
+    """Whether what was asked stays in force though the host says that the port does not work.
+
+    Not a first plug, and not the change that broke a port that worked. Anything else would take
+    back a filter that was tightened for a reason that has nothing to do with it.
+    """
+    if before is None or before.state is PortState.REMOVING:
+        return False
+    if before.state is PortState.PENDING and before.previous is None:
+        return False
+    return before.state is not PortState.ACTIVE or _changed(before.spec, spec) <= {"port_security"}
+
+
+def _of_ports(backend: str, store: Store) -> list[Finding]:
+    """One finding for all ports that are not as they should be for the same reason."""
+    alike: dict[tuple[str, str, str, str | None], list[Record]] = defaultdict(list)
+    for record in store.records(backend=backend):
+        error = record.error
+        if error is not None and record.state in (PortState.FAILED, PortState.DEGRADED):
+            alike[record.state.value, error.code, error.step, error.fix].append(record)
+    findings = []
+    for (state, code, step, fix), records in sorted(alike.items(), key=lambda item: item[0][:3]):
+        ids = [record.port_id for record in records]
+        some = ", ".join(ids[:5]) + (" and others" if len(ids) > 5 else "")
+        why = records[0].error.detail if records[0].error else ""
+        findings.append(
+            Finding(
+                id=f"{backend}-ports-{state}", status="fail",
+                found=f"{len(ids)} ports are {state} ({some}), {code} at {step}: {why}",
+                expected="every port is active", fix=fix,
+            )
+        )  # fmt: skip
+    return findings
+
+
 def _left(change: Change) -> HostError:
     """What could not be done for no port in particular would else be tried for ever, unsaid."""
     error = HostError(f"the host does not let go: {change.describe()}", step="verify")
@@ -549,7 +682,7 @@ def _fallen_state(port_id: str, observed: Mapping[str, ObservedPort]) -> PortSta
 
 
 def _refuse_fixed(fixed: Collection[str], before: PortSpec, after: PortSpec) -> None:
-    changed = sorted(f for f in fixed if getattr(before, f) != getattr(after, f))
+    changed = sorted(_changed(before, after) & set(fixed))
     if changed:
         raise Conflict(
             f"{', '.join(changed)} cannot change on a live port", step="validate",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, TypeAlias
@@ -81,6 +82,7 @@ class Service:
         self.domains = Domains(store, view, self._nics_of)
         self.pmd = Pmd(host)
         metrics.watch_pmd(self.pmd.scraped)
+        metrics.count_as_failed_but(backends)
         self.networks = Networks(store, self._lanes, self._timeout_s)
         self.teams = Teams(
             store, conf.agent.teaming_backend, self._put_alone, self._delete_alone, self._is_at_hand
@@ -139,8 +141,10 @@ class Service:
     def ports(
         self, *, vm_id: str | None = None, state: str | None = None, backend: str | None = None
     ) -> list[Port]:
-        records = self._store.records(vm_id=vm_id, state=state, backend=backend)
-        return [self.describe(record) for record in records]
+        records = self._store.records(vm_id=vm_id, backend=backend)
+        ports = [self.describe(record) for record in records]
+        # By the state that is told: see ``_describe``.
+        return [port for port in ports if state in (None, port.state.value)]
 
     def port(self, port_id: str) -> Port:
         record = self._store.get(port_id)
@@ -159,16 +163,33 @@ class Service:
         if backend is not None and record.state is not PortState.REMOVING:
             overlay = self._store.network(record.spec.overlay_id)
             binding = backend.binding(Intent(record.port_id, record.spec, record.claims, overlay))
+        # What nobody looks at is not known to work.
+        unseen = None if backend is not None else self._unseen(record.spec.backend, record.port_id)
+        removing = record.state is PortState.REMOVING
         return Port(
             port_id=record.port_id,
-            state=record.state,
+            state=record.state if removing or unseen is None else PortState.FAILED,
             spec=record.spec,
             binding=binding,
             observed=dict(seen.details) if seen else None,
-            error=record.error,
+            error=unseen.problem() if unseen else record.error,
             timings_ms=dict(record.timings_ms or {}),
             standby_of=record.standby_of,
         )
+
+    def _unseen(self, backend: str, port_id: str | None = None) -> BackendUnavailable:
+        """Why nothing can be done for the ports of a backend that is not loaded."""
+        if backend in self._broken:
+            return BackendUnavailable(
+                f"backend {backend} {self._broken[backend]}", step="load", port_id=port_id,
+                fix="see the agent's log, install or correct the backend, restart the agent",
+            )  # fmt: skip
+        return BackendUnavailable(
+            f"backend {backend} is not in [agent] enabled_backends, and has ports here: nothing "
+            "looks at them, repairs or removes them", step="load", port_id=port_id,
+            fix=f"add {backend} to [agent] enabled_backends and restart the agent; then delete its "
+            "ports before you take it out again",
+        )  # fmt: skip
 
     # -- the rest of the API ---------------------------------------------------------------------
 
@@ -239,7 +260,23 @@ class Service:
             except NetpluginError as error:
                 findings.append(_unseen(name, error, f"backend {name} can look at the host"))
         findings += [_unusable(info) for info in self.backends() if not info.usable]
+        findings += self._unseen_ports()
         return list(dict.fromkeys(findings))  # backends that share NICs say the same of them
+
+    def _unseen_ports(self) -> list[Finding]:
+        """Ports of backends that are not loaded."""
+        counts = Counter(record.spec.backend for record in self._store.records())
+        findings = []
+        for name in sorted(set(counts) - set(self._backends)):
+            error = self._unseen(name)
+            findings.append(
+                Finding(
+                    id=f"{name}-ports-failed", status="fail",
+                    found=f"{counts[name]} ports: {error.detail}",
+                    expected="every backend that has ports is loaded", fix=error.fix,
+                )
+            )  # fmt: skip
+        return findings
 
     async def host(self) -> HostState:
         """Raises: OperationTimeout."""
@@ -291,28 +328,32 @@ class Service:
 
     def _delete(self, port_id: str, standby_of: str | None = None) -> Delete | None:
         self.teams.refuse_half(port_id, standby_of)
-        backend = self._backend_with(port_id)
+        backend = self._backend_with(port_id) or self._keeper_of(port_id)
         if backend is None:
             return None
         self._lane(backend, port_id)
         return Delete(port_id, time.monotonic() + self._timeout_s, Future())
 
     def _lane(self, backend: str, port_id: str) -> Lane:
-        if backend in self._broken:
-            raise BackendUnavailable(
-                f"backend {backend} {self._broken[backend]}", step="load", port_id=port_id,
-                fix="see the agent's log, install or correct the backend, restart the agent",
-            )  # fmt: skip
         lane = self._lanes.get(backend)
-        if lane is None:
-            raise unknown_backend(backend, self._lanes)
-        return lane
+        if lane is not None:
+            return lane
+        record = self._store.get(port_id)
+        if backend in self._broken or (record is not None and record.spec.backend == backend):
+            raise self._unseen(backend, port_id)
+        raise unknown_backend(backend, self._lanes)
 
     def _backend_of(self, operation: Operation) -> str:
         if isinstance(operation, Put):
             return operation.spec.backend
         # It may have gone since: then any lane answers that it is gone.
-        return self._backend_with(operation.port_id) or next(iter(self._lanes))
+        port_id = operation.port_id
+        return self._backend_with(port_id) or self._keeper_of(port_id) or next(iter(self._lanes))
+
+    def _keeper_of(self, port_id: str) -> str | None:
+        """The backend that left a port on the host which the store does not know."""
+        lanes = self._lanes.items()
+        return next((n for n, lane in lanes if lane.reconciler.may_keep(port_id)), None)
 
     def _backend_with(self, port_id: str) -> str | None:
         """The backend that has the port or is about to: what is not stored yet may be in its queue."""

@@ -111,6 +111,9 @@ class Plan:
 
     changes: tuple[Change, ...] = ()
     refused: Mapping[str, NetpluginError] = field(default_factory=dict)
+    #: Live ports that keep what they have though the configuration says otherwise, each with why.
+    #: What does not depend on it (the filter, the rates) is seen to; the port is ``degraded``.
+    kept: Mapping[str, NetpluginError] = field(default_factory=dict)
 
     def touches(self, port_id: str) -> bool:
         return any(port_id in change.ports for change in self.changes)
@@ -292,7 +295,9 @@ class Backend(ABC, Generic[ObservationT]):
         """The networks that the host has now, by their local VLANs, whatever the store knows.
 
         A network that comes anew (after a lost store) keeps its number and takes none of another's.
-        Quick, from any thread, and never raises.
+        Quick, and from any thread.
+
+        Raises: BackendUnavailable while it is not known what the host has.
         """
         return {}
 

@@ -153,13 +153,17 @@ class NetworkSpec(Value):
 
 
 class NetworkInfo(Value):
-    """A network as the agent knows it. ``ports`` counts this host's ports on it."""
+    """A network as the agent knows it. ``ports`` counts this host's ports on it.
+
+    ``errors`` are those of ports that a PUT could not bring along; the other ports are as asked.
+    """
 
     network_id: Name
     spec: NetworkSpec
     #: The number that stands for the network within this host, 1 to 4094.
     local_vlan: int
     ports: int
+    errors: tuple[Problem, ...] = ()
 
 
 class VfOptions(Value):

@@ -85,6 +85,9 @@ class DpdkVhostUser(Backend[Seen]):
         }
 
     def held_vlans(self) -> Mapping[int, str]:
+        if self._settings.local_ip is not None:
+            # Before the database has been read its networks would seem to have no numbers.
+            self._ovs.db.require_online()
         return self._ovs.mirror.networks(BACKEND)
 
     def binding(self, intent: Intent) -> Binding:

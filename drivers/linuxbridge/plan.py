@@ -15,7 +15,7 @@ from drivers.linuxbridge.changes import (
     SetFilter,
     SetTap,
 )
-from drivers.linuxbridge.hops import in_the_way, uplink_problem, wrong_family
+from drivers.linuxbridge.hops import in_the_way, no_local_ip, uplink_problem, wrong_family
 from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.plan_segments import SegmentsPlan
 from drivers.linuxbridge.seen import Seen
@@ -31,6 +31,7 @@ def make_plan(settings: Settings, intents: Sequence[Intent], seen: Seen) -> Plan
     """See ``netplugin.backend.Backend.plan``."""
     wanted: dict[str, Wanted] = {}
     refused: dict[str, NetpluginError] = {}
+    kept: dict[str, NetpluginError] = {}
     for intent in sorted(intents, key=lambda i: i.port_id):
         if intent.spec is None:
             continue
@@ -38,21 +39,21 @@ def make_plan(settings: Settings, intents: Sequence[Intent], seen: Seen) -> Plan
         error = _refusal(settings, one, seen)
         if error:
             refused[intent.port_id] = error
-        else:
-            wanted[intent.port_id] = one
+            continue
+        wanted[intent.port_id] = one
+        if error := _unconfigured(settings, one):
+            kept[intent.port_id] = error
     leaving = tuple(sorted(i.port_id for i in intents if i.spec is None))
     segments = SegmentsPlan(settings, seen, wanted, leaving)
     # A tap is on its bridge from after its filter and its rates are there until it is removed as a
     # whole.
     ports = _Ports(seen, wanted, leaving)
     changes = (*segments.gone, *segments.made, *ports.changes())
-    return Plan(changes, refused)
+    return Plan(changes, refused, kept)
 
 
 def _refusal(settings: Settings, wanted: Wanted, seen: Seen) -> NetpluginError | None:
     tap, segment, overlay = wanted.tap, wanted.segment, wanted.overlay
-    if error := _unknown(settings, wanted) or wrong_family(settings, overlay):
-        return error
     names = (tap.name, tap.bridge, segment.device)
     for name in (*names, *([device_name(SHAPER, tap.port_id)] if tap.egress else [])):
         if name in seen.taken_names:
@@ -63,12 +64,15 @@ def _refusal(settings: Settings, wanted: Wanted, seen: Seen) -> NetpluginError |
     link = seen.taps.get(tap.port_id)
     if link is not None and (link.master, link.mtu) == (tap.bridge, tap.mtu):
         return None  # what is in place stays so; what its uplink lacks is told as a fault
+    if error := _unconfigured(settings, wanted):
+        return error
     return uplink_problem(settings, segment, tap.mtu, seen) or in_the_way(
         settings, segment, overlay, seen
     )
 
 
-def _unknown(settings: Settings, wanted: Wanted) -> NetpluginError | None:
+def _unconfigured(settings: Settings, wanted: Wanted) -> NetpluginError | None:
+    """What the configuration or the platform would have to say for the port to come, and does not."""
     network, network_id = wanted.segment.physical_network, wanted.segment.network_id
     if network_id and wanted.overlay is None:
         return BackendUnavailable(
@@ -80,7 +84,9 @@ def _unknown(settings: Settings, wanted: Wanted) -> NetpluginError | None:
             f"{network} is not in [linuxbridge] physical_interfaces any more", step="plan",
             fix=f"add {network} to it again",
         )  # fmt: skip
-    return None
+    if network_id and not settings.local_ip:
+        return no_local_ip()
+    return wrong_family(settings, wanted.overlay)
 
 
 @dataclass(frozen=True)
