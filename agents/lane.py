@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from agents.reconciler import Operation, Reconciler
 from netplugin.backend import Wake
-from netplugin.errors import BackendUnavailable, NetpluginError, Overloaded
+from netplugin.errors import BackendUnavailable, NetpluginError, Overloaded, as_host_error
+from netplugin.host.supervisor import Supervisor
 from netplugin.models import ReconcileReport
 
 LOG = logging.getLogger(__name__)
@@ -38,7 +39,13 @@ class Lane:
     """Port operations in order, looks at the host between them. ``start`` before use."""
 
     def __init__(
-        self, reconciler: Reconciler, *, batch_size: int, interval_s: float, max_waiting: int
+        self,
+        reconciler: Reconciler,
+        supervisor: Supervisor,
+        *,
+        batch_size: int,
+        interval_s: float,
+        max_waiting: int,
     ) -> None:
         self.reconciler = reconciler
         self._size = batch_size
@@ -57,20 +64,23 @@ class Lane:
         self._retry_at: float | None = time.monotonic() + _FIRST_LOOK_S
         self._stopped = False
         self.looked_once = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name=f"lane-{reconciler.backend.name}", daemon=True
-        )
+        self._supervisor = supervisor
+        self._name = f"lane-{reconciler.backend.name}"
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         self.reconciler.backend.watch(self.wake)
-        self._thread.start()
+        self._thread = self._supervisor.thread(self._name, self._run, self._ended)
 
     def stop(self) -> None:
         """End after the batch at hand; what still waits is answered with an error."""
         with self._wake:
             self._stopped = True
             self._wake.notify()
-        self._thread.join(timeout=60)
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(timeout=60)
         while self._waiting:
             op = self._waiting.popleft()
             _refuse(op.future, op.port_id)
@@ -151,8 +161,8 @@ class Lane:
             except NetpluginError as error:
                 LOG.warning("%s: %s", self.reconciler.backend.name, error)
                 self._retry_later()
-            except Exception:
-                LOG.exception("%s: an operation failed unexpectedly", self.reconciler.backend.name)
+            except Exception as error:
+                self._supervisor.failed(self._name, error)
                 self._retry_later()
 
     def _due(self, now: float) -> bool:
@@ -210,9 +220,10 @@ class Lane:
         try:
             self.reconciler.serve(batch)
         except Exception as failed:
+            wrong = as_host_error(failed, "agent")
             for op in batch:
                 if not op.future.done():
-                    op.future.set_exception(failed)
+                    op.future.set_exception(wrong.for_port(op.port_id))
             raise
         finally:
             self._close(batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from agents.metrics_pmd import PmdFigures
@@ -41,6 +41,23 @@ class _Ports(Collector):
         return [family]
 
 
+class _Failures(Collector):
+    """Counted by the supervisor; read when asked for."""
+
+    def __init__(self, failures: Callable[[], Mapping[str, int]]) -> None:
+        self._failures = failures
+
+    def collect(self) -> list[Metric]:
+        family = CounterMetricFamily(
+            "netplugin_unexpected_errors",
+            "Errors that no code expected, by the thread or loop they happened in. It went on.",
+            labels=["where"],
+        )
+        for where, count in sorted(self._failures().items()):
+            family.add_metric([where], count)
+        return [family]
+
+
 class Metrics:
     def __init__(self, store: Store) -> None:
         self._registry = CollectorRegistry()
@@ -63,6 +80,10 @@ class Metrics:
     def count_as_failed_but(self, loaded: Collection[str]) -> None:
         """Ports of other backends than these count as failed."""
         self._ports.loaded = loaded
+
+    def watch_failures(self, failures: Callable[[], Mapping[str, int]]) -> None:
+        """Also tell of unexpected errors (see ``Supervisor.failures``)."""
+        self._registry.register(_Failures(failures))
 
     def watch_pmd(self, read: Callable[[], Reading | None]) -> None:
         """Also tell of PMD threads, as ``read`` finds them at each scrape (see ``PmdFigures``)."""

@@ -25,6 +25,7 @@ from netplugin.errors import (
     InvalidRequest,
     NetpluginError,
     OperationTimeout,
+    as_host_error,
 )
 from netplugin.models import Finding, PlannedChange, PortSpec, PortState, ReconcileReport, VfInfo
 
@@ -86,13 +87,19 @@ class Reconciler:
         self.orphans: frozenset[str] | None = None
         self._store = store
         self._metrics = metrics
+        #: Records as an undo left them, which the store did not take.
+        self._unsaved: dict[str, Record] = {}
 
     # -- what platforms ask for ------------------------------------------------------------------
 
     def serve(self, operations: Sequence[Operation]) -> None:
-        """Carry out the operations together; each is answered on its own, none holds up another."""
+        """Carry out the operations together; each is answered on its own, none holds up another.
+
+        Raises: what fails before anything is stored.
+        """
         watch = Stopwatch()
         started = time.monotonic()
+        self._save_unsaved()
         live = [op for op in operations if self._in_time(op, started)]
         usable = self.backend.probe()  # once for all: it looks at files
         puts = {
@@ -109,8 +116,8 @@ class Reconciler:
         try:
             until = max(deadline, started + 0.5)
             result = self._converge(wanted.values(), until, watch, "plug", seen)
-        except NetpluginError as error:
-            result = Converged({i: error.for_port(i) for i in wanted}, {}, ())
+        except Exception as error:
+            result = Converged(_each(wanted, error, "converge"), {}, ())
         failures = {i: e for i, e in result.failed.items() if i in records or i in deletes}
         faults = _faults({i: r for i, r in records.items() if i not in failures}, result)
         for port_id in faults.keys() & records.keys():
@@ -122,9 +129,11 @@ class Reconciler:
             timings |= {"queue": round(queue_ms, 3)}
             timings |= {"total": round((time.monotonic() - op.queued_at) * 1e3, 3)}
             wanted[port_id] = replace(wanted[port_id], timings_ms=timings)
+        failures |= self._record_done(wanted, failures, faults)
+        for port_id, op in waiting.items():
             kind = type(op).__name__.lower()
+            timings = dict(wanted[port_id].timings_ms or {})
             self._metrics.served(self.backend.name, kind, timings, failures.get(port_id))
-        self._record_done(wanted, failures, faults)
         self._undo({i: wanted[i] for i in records if i in failures}, failures)
         self._answer(waiting, failures)
 
@@ -153,8 +162,8 @@ class Reconciler:
             self._require_network(op.spec)
             if before is not None:
                 _refuse_fixed(self.backend.fixed_fields, before.spec, op.spec)
-        except NetpluginError as error:
-            op.future.set_exception(error.for_port(op.port_id))
+        except Exception as error:
+            op.future.set_exception(_logged(error, "validate").for_port(op.port_id))
             return False
         return True
 
@@ -192,10 +201,17 @@ class Reconciler:
                 orphans.append(op)
             else:
                 op.future.set_result(None)
-        if records:
-            self._store.save(records.values())
         if orphans:
             self._remove_orphans(orphans)
+        try:
+            if records:
+                self._store.save(records.values())
+        except Exception as error:
+            wrong = _each(records, error, "store")
+            for op in operations:
+                if op.port_id in wrong:
+                    op.future.set_exception(wrong[op.port_id])
+            return {}
         return records
 
     def may_keep(self, port_id: str) -> bool:
@@ -213,8 +229,8 @@ class Reconciler:
             result = converge(self.backend, intents, until, Stopwatch())
             self._counted(result, "orphan")
             failed = result.failed
-        except NetpluginError as error:
-            failed = {op.port_id: error.for_port(op.port_id) for op in operations}
+        except Exception as error:
+            failed = _each([op.port_id for op in operations], error, "converge")
         gone = {op.port_id for op in operations} - set(failed)
         self.observed = {i: seen for i, seen in self.observed.items() if i not in gone}
         self.orphans = None if self.orphans is None else self.orphans - gone
@@ -246,9 +262,10 @@ class Reconciler:
                 changed = [r for r in records.values() if r != self._store.get(r.port_id)]
                 if changed:
                     self._store.save(changed)
-        except NetpluginError as error:
-            for port_id in records:
-                puts[port_id].future.set_exception(error.for_port(port_id))
+        except Exception as error:
+            for port_id, wrong in _each(records, error, "store").items():
+                if not puts[port_id].future.done():
+                    puts[port_id].future.set_exception(wrong)
             return {}, None
         return records, seen
 
@@ -297,9 +314,12 @@ class Reconciler:
         wanted: Mapping[str, Record],
         failures: Mapping[str, NetpluginError],
         faults: Mapping[str, NetpluginError],
-    ) -> None:
+    ) -> dict[str, NetpluginError]:
         """Ports that are as wanted become active, or degraded if the host says that they do not
-        work, and those that were to go are forgotten."""
+        work, and those that were to go are forgotten.
+
+        The answer has the ports that the store does not take, each with why.
+        """
         saved: list[Record] = []
         gone: list[str] = []
         for port_id, record in wanted.items():
@@ -309,14 +329,18 @@ class Reconciler:
                 gone.append(port_id)
                 self.observed.pop(port_id, None)
                 continue
-            error = faults.get(port_id)
-            state = PortState.DEGRADED if error else PortState.ACTIVE
-            problem = error.problem() if error else None
+            fault = faults.get(port_id)
+            state = PortState.DEGRADED if fault else PortState.ACTIVE
+            problem = fault.problem() if fault else None
             done = replace(record, state=state, previous=None, error=problem)
             if done != record:
                 saved.append(done)
-        if saved or gone:
-            self._store.save(saved, forget=gone)
+        try:
+            if saved or gone:
+                self._store.save(saved, forget=gone)
+        except Exception as error:
+            return _each([*gone, *(record.port_id for record in saved)], error, "store")
+        return {}
 
     def _undo(self, records: Mapping[str, Record], failures: Mapping[str, NetpluginError]) -> None:
         """A first plug that failed goes; a change that failed goes back; else the state tells."""
@@ -329,15 +353,19 @@ class Reconciler:
                 undone[port_id] = replace(record, state=PortState.REMOVING, error=problem)
             else:
                 state = _fallen_state(port_id, self.observed)
-                self._store.save([replace(record, state=state, error=problem)])
+                self._save_or_keep([replace(record, state=state, error=problem)])
         if not undone:
             return
         deadline = time.monotonic() + _UNDO_S
-        undone = self._save_undone(undone, deadline)
+        try:
+            undone = self._save_undone(undone, deadline)
+        except Exception as error:
+            _logged(error, "store")  # the host is cleaned all the same
+            self._unsaved.update(undone)
         try:
             result = self._converge(undone.values(), deadline, Stopwatch(), "undo")
-        except NetpluginError as error:
-            result = Converged(dict.fromkeys(undone, error), {}, ())
+        except Exception as error:
+            result = Converged(_each(undone, error, "undo"), {}, ())
         saved, gone = [], []
         for port_id, record in undone.items():
             if record.state is PortState.REMOVING:
@@ -348,7 +376,29 @@ class Reconciler:
                 saved.append(replace(record, state=PortState.FAILED, previous=None))
             else:
                 saved.append(replace(record, state=PortState.ACTIVE, previous=None, error=None))
-        self._store.save(saved, forget=gone)
+        if not self._unsaved.keys() & undone.keys():
+            self._save_or_keep(saved, gone)
+
+    def _save_or_keep(self, records: Sequence[Record], forget: Collection[str] = ()) -> None:
+        """Save; what the store does not take now (a full disk) is saved before anything else is done."""
+        try:
+            self._store.save(records, forget=forget)
+        except Exception as error:
+            _logged(error, "store")
+            self._unsaved.update({record.port_id: record for record in records})
+
+    def _save_unsaved(self) -> None:
+        """Without it, an intent whose port was undone would bring the port back.
+
+        Raises: HostError.
+        """
+        if not self._unsaved:
+            return
+        try:
+            self._store.save(self._unsaved.values())
+        except Exception as error:
+            raise as_host_error(error, "store") from error
+        self._unsaved = {}
 
     def _save_undone(self, records: Mapping[str, Record], deadline: float) -> dict[str, Record]:
         """A change that goes back gives back what it took, and takes again what it gave back."""
@@ -359,8 +409,8 @@ class Reconciler:
         if changes and self._takes:
             try:
                 seen = self.backend.observe(changes, deadline)
-            except NetpluginError as error:
-                LOG.warning("claims stay as the change left them: %s", error)
+            except Exception as error:
+                LOG.warning("claims stay as the change left them: %s", _logged(error, "undo"))
         with self._store.claiming(moment) as taken:
             for port_id in changes:
                 if seen is None:
@@ -461,6 +511,7 @@ class Reconciler:
         Raises: what ``Backend.observe`` raises.
         """
         started = time.monotonic()
+        self._save_unsaved()
         records = {
             r.port_id: r
             for r in self._store.records(backend=self.backend.name)
@@ -565,7 +616,7 @@ class Reconciler:
 
     def unsettled(self) -> bool:
         """Whether a port is not yet as wanted, so that a look is due soon."""
-        return self._store.any_in(
+        return bool(self._unsaved) or self._store.any_in(
             self.backend.name, PortState.PENDING, PortState.REMOVING, PortState.FAILED
         )
 
@@ -667,6 +718,19 @@ def _of_ports(backend: str, store: Store) -> list[Finding]:
             )
         )  # fmt: skip
     return findings
+
+
+def _logged(error: Exception, step: str) -> NetpluginError:
+    """The error as one of ours; what nobody expected is in the log with its traceback."""
+    if not isinstance(error, NetpluginError):
+        LOG.error("unexpected at %s", step, exc_info=error)
+    return as_host_error(error, step)
+
+
+def _each(port_ids: Iterable[str], error: Exception, step: str) -> dict[str, NetpluginError]:
+    """The error as that of each of these ports."""
+    wrong = _logged(error, step)
+    return {port_id: wrong.for_port(port_id) for port_id in port_ids}
 
 
 def _left(change: Change) -> HostError:

@@ -73,6 +73,7 @@ class Service:
         self._lanes = {
             name: Lane(
                 Reconciler(backend, store, metrics),
+                host.supervisor,
                 batch_size=conf.agent.batch_size,
                 interval_s=float(conf.agent.reconcile_interval),
                 max_waiting=conf.api.max_waiting,
@@ -83,9 +84,15 @@ class Service:
         self.pmd = Pmd(host)
         metrics.watch_pmd(self.pmd.scraped)
         metrics.count_as_failed_but(backends)
+        metrics.watch_failures(host.supervisor.failures)
         self.networks = Networks(store, self._lanes, self._timeout_s)
         self.teams = Teams(
-            store, conf.agent.teaming_backend, self._put_alone, self._delete_alone, self._is_at_hand
+            store,
+            conf.agent.teaming_backend,
+            self._put_alone,
+            self._delete_alone,
+            self._is_at_hand,
+            host.supervisor,
         )
 
     def start(self) -> None:
@@ -290,6 +297,7 @@ class Service:
             for name, lane in self._lanes.items()
             if not lane.looked_once.is_set()
         ]
+        reasons += self._host.supervisor.reasons()
         if not self._store.database.writable():
             reasons.append("the store cannot be written")
         return reasons

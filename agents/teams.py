@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 from agents.store import Record, Store
 from netplugin.errors import Conflict, NetpluginError, Unsupported
 from netplugin.host.names import device_name
+from netplugin.host.supervisor import Supervisor
 from netplugin.libvirt_xml import team_interfaces
 from netplugin.models import Binding, DomainRequirements, Port, PortSpec, PortState
 
@@ -61,19 +62,22 @@ class Teams:
         put: PutPort,
         delete: DeletePort,
         is_at_hand: Callable[[str], bool],
+        supervisor: Supervisor,
     ) -> None:
         self._store = store
         self._backend = backend
         self._put = put
         self._delete = delete
         self._is_at_hand = is_at_hand
+        self._supervisor = supervisor
         # One call at a time for a team: its two halves must not be those of different calls.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Compare now and then what a crash, or a VF that was still in use, has left."""
-        self._task = asyncio.get_running_loop().create_task(self._compare())
+        compare = self._supervisor.every("teams", _COMPARE_S, self.settle)
+        self._task = asyncio.get_running_loop().create_task(compare)
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -197,17 +201,14 @@ class Teams:
             await self._settle(port_id)
         except NetpluginError as error:
             LOG.warning("its standby stays for now: %s", error, extra={"port_id": port_id})
+        except Exception as error:  # it must hide neither what the caller is told, nor other teams
+            self._supervisor.failed("teams", error)
 
     async def settle(self) -> None:
         """Put right what was left; what cannot be yet is tried again at the next call."""
         for port_id in self.unsettled():
             async with self._lock(port_id):
                 await self._settle_or_later(port_id)
-
-    async def _compare(self) -> None:
-        while True:
-            await self.settle()
-            await asyncio.sleep(_COMPARE_S)
 
     # -- what is told of them ----------------------------------------------------------------------
 

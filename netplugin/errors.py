@@ -202,3 +202,10 @@ def from_problem(problem: Problem) -> NetpluginError:
         port_id=problem.port_id,
         errors=problem.errors,
     )
+
+
+def as_host_error(error: Exception, step: str) -> NetpluginError:
+    """A NetpluginError as it is; any other (EMFILE, EAGAIN, a full disk) as a HostError that says it."""
+    if isinstance(error, NetpluginError):
+        return error
+    return HostError(f"{type(error).__name__}: {error}", step=step)

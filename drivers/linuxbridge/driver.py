@@ -31,7 +31,7 @@ from netplugin.backend import (
 )
 from netplugin.errors import BackendUnavailable
 from netplugin.host.links import TUN_DEVICE, kind_unavailable
-from netplugin.host.shared import Host
+from netplugin.host.shared import Host, supervisor_of
 from netplugin.libvirt_xml import tap_interface
 from netplugin.models import Binding, Features, Finding, PortSpec
 
@@ -65,6 +65,7 @@ class LinuxBridge(Backend[Seen]):
         conf.register_opts(OPTIONS, group=GROUP)
         self._settings = Settings.read(conf)
         self._kernel = kernel or Kernel()
+        self._supervisor = supervisor_of(host)
         self._watch: Watch | None = None
         self._makeable: frozenset[str] = frozenset()
 
@@ -161,7 +162,7 @@ class LinuxBridge(Backend[Seen]):
     def watch(self, wake: Callable[[Wake], None]) -> None:
         interfaces = frozenset(filter(None, self._settings.physical_interfaces.values()))
         try:
-            self._watch = Watch(wake, interfaces)
+            self._watch = Watch(wake, interfaces, self._supervisor)
         except OSError as refused:
             LOG.warning(
                 "linuxbridge: no news from the kernel, drift is found by looking: %s", refused

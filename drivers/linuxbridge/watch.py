@@ -6,6 +6,7 @@ would leave every VM unfiltered until the next look at the whole host.
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable, Iterator
 
@@ -17,6 +18,7 @@ from netplugin.host.links import Links
 from netplugin.host.names import SHAPER, TAP
 from netplugin.host.netlink import attributes, messages, text
 from netplugin.host.news import News, queued
+from netplugin.host.supervisor import Supervisor
 from netplugin.host.tc import DELFILTER, DELQDISC, TCMSG
 
 # include/uapi/linux: rtnetlink.h (as a bit mask), netfilter/nfnetlink.h, netfilter.h
@@ -30,7 +32,9 @@ _TABLE_NAME = 1  # the first attribute of every message about something in a tab
 class Watch(News):
     """Own are links; rules that change within ``quiet`` are our own whatever their names."""
 
-    def __init__(self, wake: Callable[[Wake], None], interfaces: frozenset[str]) -> None:
+    def __init__(
+        self, wake: Callable[[Wake], None], interfaces: frozenset[str], supervisor: Supervisor
+    ) -> None:
         """``interfaces`` are uplinks. Raises: OSError if the kernel has no such news."""
         self._interfaces = interfaces
         # A VM that starts or ends makes news of its tap's carrier: only what we set counts.
@@ -40,7 +44,7 @@ class Watch(News):
         self._links.bind((0, _LINK_GROUP | _TC_GROUP))
         self._rules.bind((0, 0))
         self._rules.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _NFTABLES_GROUP)
-        super().__init__("linuxbridge-watch", wake, (self._links, self._rules))
+        super().__init__("linuxbridge-watch", wake, (self._links, self._rules), supervisor)
 
     def of(self, own: frozenset[str] | None) -> Iterator[Wake]:
         for kind, payload in _messages(self._links):
@@ -94,7 +98,9 @@ def _of_rate(payload: bytes, own: frozenset[str]) -> list[Wake]:
     one is read."""
     try:
         name = socket.if_indextoname(TCMSG.unpack_from(payload)[1])
-    except OSError:
+    except OSError as failed:
+        if failed.errno != errno.ENXIO:
+            raise
         return []  # it went with its device, which is news of its own
     if name in own or not name.startswith((TAP, SHAPER)):
         return []

@@ -36,7 +36,7 @@ from netplugin.backend import (
     unknown_network,
 )
 from netplugin.errors import HostError, NetpluginError
-from netplugin.host.shared import Host
+from netplugin.host.shared import Host, supervisor_of
 from netplugin.libvirt_xml import vhostuser_interface
 from netplugin.models import Binding, DomainRequirements, Features, Finding, PortSpec, VfInfo
 
@@ -72,7 +72,7 @@ class Vdpa(Backend[Seen]):
         conf.register_opts(OPTIONS, group=GROUP)
         self._option: str = conf[GROUP].mode
         self._guest_hugepages: bool = conf[GROUP].guest_hugepages
-        self._pool = Pool(BACKEND, kernel or Kernel(read_devices(conf)))
+        self._pool = Pool(BACKEND, kernel or Kernel(read_devices(conf)), supervisor_of(host))
         if switch is None:
             assert host is not None
             switch = Switch(host.ovs)

@@ -13,6 +13,7 @@ from drivers.vf.kernel import Kernel
 from drivers.vf.watch import Watch
 from netplugin.backend import Change, Claim, Wake
 from netplugin.errors import NetpluginError
+from netplugin.host.supervisor import Supervisor
 
 LOG = logging.getLogger(__name__)
 
@@ -20,10 +21,11 @@ LOG = logging.getLogger(__name__)
 class Pool:
     """For one thread."""
 
-    def __init__(self, name: str, kernel: Kernel) -> None:
+    def __init__(self, name: str, kernel: Kernel, supervisor: Supervisor) -> None:
         """``name`` is the backend's."""
         self.kernel = kernel
         self._name = name
+        self._supervisor = supervisor
         self._watch: Watch | None = None
         self._interfaces: frozenset[str] = frozenset()
 
@@ -53,7 +55,7 @@ class Pool:
     def watch(self, wake: Callable[[Wake], None]) -> None:
         """Tell when somebody else changes a VF or its NIC."""
         try:
-            self._watch = Watch(wake, lambda: self._interfaces)
+            self._watch = Watch(wake, lambda: self._interfaces, self._supervisor)
         except OSError as refused:
             LOG.warning("%s: no news of NICs, drift is found by looking: %s", self._name, refused)
 

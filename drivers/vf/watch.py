@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from netplugin.backend import Wake
 from netplugin.host.netlink import attributes, messages, text
 from netplugin.host.news import News, queued
+from netplugin.host.supervisor import Supervisor
 
 # include/uapi/linux: netlink.h, rtnetlink.h (as a bit mask), if_link.h; lib/kobject_uevent.c
 _UEVENTS, _UEVENT_GROUP, _LINK_GROUP = 15, 1, 1
@@ -25,7 +26,10 @@ class Watch(News):
     """Own are PCI addresses and interfaces."""
 
     def __init__(
-        self, wake: Callable[[Wake], None], interfaces: Callable[[], Collection[str]]
+        self,
+        wake: Callable[[Wake], None],
+        interfaces: Callable[[], Collection[str]],
+        supervisor: Supervisor,
     ) -> None:
         """``interfaces`` gives the names of the PFs. Raises: OSError if there is no such news."""
         self._interfaces = interfaces
@@ -33,7 +37,7 @@ class Watch(News):
         self._devices = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _UEVENTS)
         self._links.bind((0, _LINK_GROUP))
         self._devices.bind((0, _UEVENT_GROUP))
-        super().__init__("vf-watch", wake, (self._links, self._devices))
+        super().__init__("vf-watch", wake, (self._links, self._devices), supervisor)
 
     def of(self, own: frozenset[str] | None) -> Iterator[Wake]:
         names = self._interfaces()

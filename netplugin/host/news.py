@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 
 from netplugin.backend import Wake
+from netplugin.host.supervisor import Supervisor
 
 
 class News(ABC):
@@ -21,14 +22,20 @@ class News(ABC):
     """
 
     def __init__(
-        self, name: str, wake: Callable[[Wake], None], sources: Iterable[socket.socket]
+        self,
+        name: str,
+        wake: Callable[[Wake], None],
+        sources: Iterable[socket.socket],
+        supervisor: Supervisor,
     ) -> None:
+        self._name = name
         self._wake = wake
         self._sources = tuple(sources)
+        self._supervisor = supervisor
         self._lock = threading.Lock()
+        self._stopped = threading.Event()
         self._stop_reader, self._stop_writer = socket.socketpair()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._thread = supervisor.thread(name, self._run, self._stopped)
 
     @abstractmethod
     def of(self, own: frozenset[str] | None) -> Iterable[Wake]:
@@ -38,31 +45,50 @@ class News(ABC):
     def quiet(self, names: frozenset[str]) -> Iterator[None]:
         """While we change these."""
         with self._lock:
-            self._tell(self.of(None))
+            self._hear(None)
             try:
                 yield
             finally:
-                self._tell(self.of(names))
+                self._hear(names)
 
     def close(self) -> None:
+        self._stopped.set()
         self._stop_writer.send(b"x")
         self._thread.join(timeout=5)
         for end in (*self._sources, self._stop_reader, self._stop_writer):
             end.close()
 
     def _run(self) -> None:
-        watched = [*self._sources, self._stop_reader]
+        # Not select(): it takes no descriptor above 1,023.
+        poll = select.poll()
+        for end in (*self._sources, self._stop_reader):
+            poll.register(end, select.POLLIN)
         while True:
-            ready, _, _ = select.select(watched, [], [])
-            if self._stop_reader in ready:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if self._stop_reader.fileno() in ready:
                 return
             with self._lock:
-                self._tell(self.of(None))
+                try:
+                    self._tell(self.of(None))
+                except Exception:
+                    self._lost()
+                    raise
+
+    def _hear(self, own: frozenset[str] | None) -> None:
+        """What is queued, around a change of ours: it must not fail because news cannot be read."""
+        try:
+            self._tell(self.of(own))
+        except Exception as error:
+            self._supervisor.failed(self._name, error)
+            self._lost()
+
+    def _lost(self) -> None:
+        """Some of what was queued is read and not told: only a look at everything finds it."""
+        self._wake(Wake(f"{self._name} could not read what the kernel told"))
 
     def _tell(self, news: Iterable[Wake]) -> None:
         for why in dict.fromkeys(news):
-            with contextlib.suppress(Exception):
-                self._wake(why)
+            self._wake(why)
 
 
 def queued(source: socket.socket) -> Iterator[bytes]:

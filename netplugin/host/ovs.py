@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from netplugin.host import ovs_commands
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs_mirror import Drift, Mirror
 from netplugin.host.ovsdb import CommandFactory, Ovsdb
+from netplugin.host.supervisor import Supervisor
 from netplugin.host.vswitchd import VswitchdWatch, appctl
 
 LOG = logging.getLogger(__name__)
@@ -91,16 +93,18 @@ def _tunnel_address(text: str | None) -> str | None:
 class OvsHost:
     """Connections to ovsdb-server and vswitchd, and the news of both for whoever subscribed."""
 
-    def __init__(self, settings: OvsSettings) -> None:
+    def __init__(self, settings: OvsSettings, supervisor: Supervisor) -> None:
         self.settings = settings
+        self._supervisor = supervisor
         self.flows = OpenFlow(settings.rundir)
         self._subscribers: list[tuple[str, Callable[[Wake], None]]] = []
         self._lock = threading.Lock()
         self._settled = threading.Event()
+        self._closed = threading.Event()
         self._generation = 0  # counts the comings and goings of vswitchd
         self._was_alive = False
         self.db = Ovsdb(settings.connection, self._drifted, self._db_changed)
-        self.vswitchd = VswitchdWatch(settings.rundir, self._vswitchd_changed)
+        self.vswitchd = VswitchdWatch(settings.rundir, self._vswitchd_changed, supervisor)
         self.db.start()  # its news needs all of the above
 
     @property
@@ -147,6 +151,7 @@ class OvsHost:
 
     def close(self) -> None:
         self._generation += 1
+        self._closed.set()
         self.vswitchd.close()
         self.db.close()
 
@@ -176,9 +181,7 @@ class OvsHost:
             self._settled.set()
             self._announce("ovs-vswitchd is there")
             return
-        threading.Thread(
-            target=self._settle, args=(self._generation,), name="ovs-settle", daemon=True
-        ).start()
+        self._supervisor.thread("ovs-settle", partial(self._settle, self._generation), self._closed)
 
     def _quiet(self) -> None:
         deadline = time.monotonic() + _QUIET_S

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import queue
+import select
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ovs import json as ovs_json
+from ovs import poller as ovs_poller
 from ovs.db import idl as ovs_idl
 from ovsdbapp import exceptions as ovsdb_errors
 from ovsdbapp.backend.ovs_idl import command, connection, idlutils, transaction
@@ -25,6 +27,29 @@ from netplugin.host.processes import remaining
 
 LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5
+
+
+class _Poll:
+    """What python-ovs waits with, by poll(2). Its own waits by select(2), for eventlet's sake, and
+    select takes no descriptor above 1,023; its source says to replace it so (``ovs/poller.py``).
+
+    A descriptor may be registered for reading and again for writing.
+    """
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._events: dict[int, int] = {}
+
+    def register(self, fd: Any, events: int) -> None:
+        descriptor = fd if isinstance(fd, int) else fd.fileno()
+        self._events[descriptor] = self._events.get(descriptor, 0) | events
+        self._poll.register(descriptor, self._events[descriptor])
+
+    def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
+        return self._poll.poll(timeout_ms)
+
+
+ovs_poller.SelectPoll = _Poll
 
 
 class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
@@ -44,7 +69,12 @@ class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
         rpc = self._session.rpc
         if ovs_json.PARSER != ovs_json.PARSER_C and rpc is not None and rpc.parser is None:
             rpc.parser = StreamParser()
-        changed = super().run()
+        try:
+            changed = super().run()
+        except Exception:
+            # Some of what the server told may be lost: only reading everything anew makes up for it.
+            self.force_reconnect()
+            raise
         online = self.state == ovs_idl.Idl.IDL_S_MONITORING and self._session.is_connected()
         if online and self._mirrored_seqno != self._last_seqno:
             self._mirrored_seqno = self._last_seqno

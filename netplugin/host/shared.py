@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 from netplugin.host.ovs import OvsHost, OvsSettings
+from netplugin.host.supervisor import Supervisor
 
 
 class Host:
@@ -13,6 +14,8 @@ class Host:
 
     def __init__(self, conf: Any) -> None:
         self.conf = conf
+        #: Runs every thread that watches the host.
+        self.supervisor = Supervisor()
         self._lock = threading.Lock()
         self._ovs: OvsHost | None = None
 
@@ -20,7 +23,7 @@ class Host:
     def ovs(self) -> OvsHost:
         with self._lock:
             if self._ovs is None:
-                self._ovs = OvsHost(OvsSettings.read(self.conf))
+                self._ovs = OvsHost(OvsSettings.read(self.conf), self.supervisor)
             return self._ovs
 
     @property
@@ -34,3 +37,8 @@ class Host:
             if self._ovs is not None:
                 self._ovs.close()
                 self._ovs = None
+
+
+def supervisor_of(host: Host | None) -> Supervisor:
+    """The host's; one of its own for a driver without a host (a model of one)."""
+    return host.supervisor if host is not None else Supervisor()

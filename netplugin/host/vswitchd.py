@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import select
 import socket
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from netplugin.errors import BackendUnavailable
 from netplugin.host.processes import run
+from netplugin.host.supervisor import Supervisor
 
 LOG = logging.getLogger(__name__)
 _RETRY_S = 0.05
@@ -33,15 +33,16 @@ class VswitchdWatch:
     when the flows are gone.
     """
 
-    def __init__(self, rundir: Path, changed: Callable[[bool], None]) -> None:
+    def __init__(
+        self, rundir: Path, changed: Callable[[bool], None], supervisor: Supervisor
+    ) -> None:
         """``changed(True)`` when vswitchd has come (its sockets answer), ``False`` when it went."""
         self._rundir = rundir
         self._changed = changed
         self._stop = threading.Event()
         self._stop_reader, self._stop_writer = socket.socketpair()
         self._alive = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="vswitchd-watch", daemon=True)
-        self._thread.start()
+        self._thread = supervisor.thread("vswitchd-watch", self._run, self._stop)
 
     def alive(self, wait_s: float = 0.0) -> bool:
         return self._alive.wait(wait_s)
@@ -61,12 +62,22 @@ class VswitchdWatch:
                 self._stop.wait(_RETRY_S)
                 continue
             with held:
-                self._alive.set()
-                self._tell(True)
-                select.select([held, self._stop_reader], [], [])
-                self._alive.clear()
+                try:
+                    self._alive.set()
+                    self._tell(True)
+                    self._wait_gone(held)
+                finally:
+                    # Whatever ended the wait: nobody watches this process any more.
+                    self._alive.clear()
             if not self._stop.is_set():
                 self._tell(False)
+
+    def _wait_gone(self, held: socket.socket) -> None:
+        # Not select(): it takes no descriptor above 1,023.
+        poll = select.poll()
+        poll.register(held, select.POLLIN)
+        poll.register(self._stop_reader, select.POLLIN)
+        poll.poll()
 
     def _hold(self) -> socket.socket | None:
         path = control_socket(self._rundir)
@@ -81,9 +92,8 @@ class VswitchdWatch:
         return held
 
     def _tell(self, alive: bool) -> None:
-        with contextlib.suppress(Exception):
-            LOG.info("ovs-vswitchd has %s", "come" if alive else "gone")
-            self._changed(alive)
+        LOG.info("ovs-vswitchd has %s", "come" if alive else "gone")
+        self._changed(alive)
 
 
 def appctl(rundir: Path, *command: str, deadline: float) -> str:

@@ -17,6 +17,7 @@ from drivers.vdpa.driver import Vdpa
 from drivers.vdpa.wanted import BRIDGE
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs import OvsHost
+from netplugin.host.supervisor import Supervisor
 from netplugin.host.vfs import Vfs
 from netplugin.models import PortState
 from tests.lab.driven import Driven
@@ -84,7 +85,7 @@ def test_the_wire_and_the_vm_through_a_vf_and_back(
 ) -> None:
     before = whole_state(pf, functions())
     # It looks by itself only when it is told: by OVS, by vswitchd, by the kernel.
-    lane = Lane(process.reconciler, batch_size=8, interval_s=3600, max_waiting=8)
+    lane = Lane(process.reconciler, Supervisor(), batch_size=8, interval_s=3600, max_waiting=8)
     lane.start()
     try:
         binding = process.put("nic1", make_spec(), lane.submit).model_dump()

@@ -22,6 +22,7 @@ from agents.reconciler import Delete, Operation, Put, Reconciler
 from agents.store import Store
 from netplugin.backend import Wake
 from netplugin.errors import BackendUnavailable, HostError, OperationTimeout, Overloaded
+from netplugin.host.supervisor import Supervisor
 from netplugin.models import Batch, PortSpec, ReconcileReport
 from tests.unit.agent import SPEC, Agent, agent
 from tests.unit.fakes import FakeBackend, FakeHost
@@ -75,7 +76,7 @@ class Scripted:
 
 def make(reconciler: Any, **options: Any) -> Lane:
     settings = {"batch_size": 64, "interval_s": 3600.0, "max_waiting": 100} | options
-    return Lane(reconciler, **settings)
+    return Lane(reconciler, Supervisor(), **settings)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ and nothing else of ours; and each scarce thing belongs to one of them.
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 import tempfile
 import time
@@ -468,6 +469,62 @@ def test_an_undo_that_fails_too_is_done_later(world: World) -> None:
     heal(world)
     world.check()
     assert world.specs() == {"a": OLD}
+    world.assert_settled()
+
+
+def test_an_error_of_the_system_is_undone_like_one_of_the_host(world: World) -> None:
+    """EMFILE, EAGAIN and the like are no NetpluginErrors."""
+    world.serve([world.put("a", OLD)])
+
+    def refuse(port_id: str, spec: PortSpec | None) -> bool:
+        if spec == NEW:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return False
+
+    world.host.refuses = refuse
+    change, first = world.put("a", NEW), world.put("b", NEW)
+    world.serve([change, first])
+    for op in (change, first):
+        error = op.future.exception()
+        assert isinstance(error, HostError) and "Too many open files" in error.detail
+        assert error.port_id == op.port_id
+    assert world.specs() == world.host.ports == {"a": OLD}
+    world.assert_settled()
+
+
+def test_an_undo_that_the_store_does_not_take_is_not_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the intent, which was stored before the disk was full, would bring the port back."""
+    save, full = world.store.save, False
+
+    def refuse(*args: Any, **fields: Any) -> None:
+        if full:
+            raise sqlite3.OperationalError("database or disk is full")
+        save(*args, **fields)
+
+    monkeypatch.setattr(world.store, "save", refuse)
+
+    def fill(port_id: str, spec: PortSpec | None) -> bool:
+        nonlocal full
+        full = True
+        return False
+
+    world.host.refuses = fill
+    op = world.put("a", NEW)
+    world.serve([op])
+    error = op.future.exception()
+    assert isinstance(error, HostError) and error.step == "store"
+    assert world.host.ports == {} and world.reconciler.unsettled()
+    with pytest.raises(HostError):
+        world.check()
+    later = world.put("b", NEW)
+    with pytest.raises(HostError):
+        world.serve([later])
+    assert world.host.ports == {}, "nothing is done while it is owed"
+    full, world.host.refuses = False, lambda port_id, spec: False
+    world.check()
+    assert world.specs() == {} and not world.reconciler.unsettled()
     world.assert_settled()
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from lxml import etree
 
+from agents import teams
 from agents.store import Record, Store
 from agents.teams import standby_id, standby_spec
 from netplugin.errors import Conflict, HostError, Unsupported
@@ -316,6 +317,41 @@ def test_what_cannot_be_settled_now_is_settled_later(tmp_path: Path, hosts: Host
         while running.store.records() and time.monotonic() < deadline:
             asyncio.run(running.service.teams.settle())
         assert hosts.ports() == set() and running.store.records() == []
+
+
+def test_comparing_goes_on_after_an_error_that_nobody_expected(
+    tmp_path: Path, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teams, "_COMPARE_S", 0.01)
+    with on(tmp_path, hosts) as running:
+        put(running)
+        broken = True
+        is_at = running.service.teams._is_at_hand
+
+        def fails(port_id: str) -> bool:
+            if broken:
+                raise OSError(24, "Too many open files")
+            return is_at(port_id)
+
+        running.service.teams._is_at_hand = fails
+
+        async def compare() -> None:
+            nonlocal broken
+            supervisor = running.service._host.supervisor
+            async with asyncio.timeout(DEADLINE_S):
+                running.service.teams.start()
+                while not supervisor.reasons():
+                    await asyncio.sleep(0)
+                assert "teams" in running.service.unready()[0]
+                broken = False
+                # Somebody takes the standby away: it comes back only if the comparing goes on.
+                running.store.save([], forget=[BESIDE])
+                while running.store.get(BESIDE) is None:
+                    await asyncio.sleep(0.01)
+            await running.service.teams.stop()
+
+        asyncio.run(compare())
+        assert running.service.unready() == []
 
 
 def test_a_file_of_version_3_is_taken_over(tmp_path: Path) -> None:

@@ -1,0 +1,96 @@
+"""Threads and loops that must not end: an error is logged and counted, and the work goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+LOG = logging.getLogger(__name__)
+_BACKOFF_FIRST_S, _BACKOFF_MOST_S = 0.1, 30.0
+
+
+class Supervisor:
+    """Runs the threads and loops of one process. Any thread may call it.
+
+    Work that raises is started again after a back-off, from 0.1 s up to 30 s. Until then its name is
+    in ``reasons``: what it watches is not watched.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._failures: Counter[str] = Counter()
+        self._down: dict[str, str] = {}
+
+    def thread(
+        self, name: str, work: Callable[[], None], stopped: threading.Event
+    ) -> threading.Thread:
+        """Start a thread that calls ``work`` until it returns, or until ``stopped`` after an error.
+
+        ``work`` is called again after an error, so it keeps its state outside itself.
+        """
+        thread = threading.Thread(
+            target=self._keep_up, args=(name, work, stopped), name=name, daemon=True
+        )
+        thread.start()
+        return thread
+
+    async def every(self, name: str, seconds: float, turn: Callable[[], Awaitable[None]]) -> None:
+        """Await ``turn`` now and again after so many seconds, until cancelled."""
+        wait_s = _BACKOFF_FIRST_S
+        while True:
+            try:
+                await turn()
+            except Exception as error:
+                self._fell(name, error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(_BACKOFF_MOST_S, wait_s * 2)
+            else:
+                self._is_up(name)
+                wait_s = _BACKOFF_FIRST_S
+                await asyncio.sleep(seconds)
+
+    def failed(self, name: str, error: BaseException) -> None:
+        """Log and count an error that nobody expected, of work that goes on by itself."""
+        with self._lock:
+            self._failures[name] += 1
+        LOG.error("%s failed unexpectedly", name, exc_info=error)
+
+    def failures(self) -> dict[str, int]:
+        """The unexpected errors so far, by the name of the thread or loop."""
+        with self._lock:
+            return dict(self._failures)
+
+    def reasons(self) -> list[str]:
+        """What does not go on at this moment, and why."""
+        with self._lock:
+            return [f"{name} does not go on: {why}" for name, why in sorted(self._down.items())]
+
+    def _keep_up(self, name: str, work: Callable[[], None], stopped: threading.Event) -> None:
+        wait_s = _BACKOFF_FIRST_S
+        while True:
+            try:
+                work()
+                self._is_up(name)
+                return
+            except Exception as error:
+                self._fell(name, error)
+            except BaseException as error:  # SystemExit: it says that it does not go on
+                self._fell(name, error)
+                return
+            if stopped.wait(wait_s):
+                return
+            # It has its next failure soon if it cannot work: then it is down for longer.
+            self._is_up(name)
+            wait_s = min(_BACKOFF_MOST_S, wait_s * 2)
+
+    def _fell(self, name: str, error: BaseException) -> None:
+        self.failed(name, error)
+        with self._lock:
+            self._down[name] = repr(error)
+
+    def _is_up(self, name: str) -> None:
+        with self._lock:
+            self._down.pop(name, None)

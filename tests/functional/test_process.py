@@ -1,0 +1,158 @@
+"""The agent's process when the system refuses: no descriptors, a store that is locked, news lost."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from netplugin.host.names import TAP, device_name
+from tests.functional.conftest import BASE
+from tests.lab.agent import PrivateAgent
+from tests.lab.processes import run, wait_for
+
+pytestmark = pytest.mark.light
+
+DEADLINE_S = 60.0
+OPTIONS = {
+    # It looks by itself only when it is told.
+    "agent": {"reconcile_interval": "3600"},
+    "linuxbridge": {"physical_interfaces": "physnet1:"},
+}
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[PrivateAgent]:
+    with PrivateAgent(BASE / "agent", None, OPTIONS) as private:
+        yield private
+    shutil.rmtree(BASE / "agent")
+
+
+@pytest.fixture
+def agent(process: PrivateAgent) -> Iterator[PrivateAgent]:
+    """It is as it was after each test: alive, ready, and without ports."""
+    yield process
+    wait_for(lambda: process.get("/readyz")[0] == 200, DEADLINE_S, "the agent is ready again")
+    for port in process.get("/v1/ports")[1]:
+        assert process.call("DELETE", f"/v1/ports/{port['port_id']}")[0] == 204
+
+
+def make_spec(number: int, **fields: Any) -> dict[str, Any]:
+    network = {"type": "flat", "physical_network": "physnet1"}
+    mac = f"52:54:00:00:00:{number:02x}"
+    return {
+        "vm_id": f"vm{number}", "mac": mac, "backend": "linuxbridge", "network": network, **fields
+    }  # fmt: skip
+
+
+@contextmanager
+def out_of_descriptors(agent: PrivateAgent, left: int = 1) -> Iterator[None]:
+    """The agent can open so many more (one is the connection of a call), and then gets EMFILE."""
+    before = resource.prlimit(agent.daemon.pid, resource.RLIMIT_NOFILE)
+    opened = {int(number) for number in os.listdir(f"/proc/{agent.daemon.pid}/fd")}
+    free = [number for number in range(len(opened) + left + 1) if number not in opened]
+    resource.prlimit(agent.daemon.pid, resource.RLIMIT_NOFILE, (free[left], before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(agent.daemon.pid, resource.RLIMIT_NOFILE, before)
+
+
+@contextmanager
+def locked_store(agent: PrivateAgent) -> Iterator[None]:
+    """Somebody else writes the store: a backup that hangs, say."""
+    path = Path(agent.groups["DEFAULT"]["state_path"]) / "agent.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+def taps() -> set[str]:
+    return {name for name in os.listdir("/sys/class/net") if name.startswith(TAP)}
+
+
+def unexpected(agent: PrivateAgent, where: str) -> float:
+    """How many unexpected errors the agent counts there."""
+    text = agent.get("/metrics")[1]
+    sample = f'netplugin_unexpected_errors_total{{where="{where}"}} '
+    values = [line.removeprefix(sample) for line in text.splitlines() if line.startswith(sample)]
+    return float(values[0]) if values else 0.0
+
+
+# -- errors that are the system's ------------------------------------------------------------------
+
+
+def test_a_plug_that_runs_out_of_descriptors_anywhere_is_undone(agent: PrivateAgent) -> None:
+    """Each plug gets one step further: to the kernel, to the tap, to the program for the filters."""
+    failed = 0
+    for left in range(1, 12):
+        with out_of_descriptors(agent, left):
+            status, answer = agent.call("PUT", "/v1/ports/p1", make_spec(1))
+        if status == 200:
+            break
+        failed += 1
+        assert (status, answer["code"]) == (502, "host_error"), answer
+        assert "Too many open files" in answer["detail"], answer
+        wait_for(lambda: agent.get("/v1/ports/p1")[0] == 404, DEADLINE_S, "the port is gone")
+        assert taps() == set()
+    assert failed
+
+
+def test_a_change_that_runs_out_of_descriptors_anywhere_goes_back(agent: PrivateAgent) -> None:
+    assert agent.call("PUT", "/v1/ports/p1", make_spec(1))[0] == 200
+    changed = make_spec(1, qos={"ingress_kbps": 1000}, port_security={"enabled": False})
+    failed = 0
+
+    def back() -> bool:
+        port = agent.get("/v1/ports/p1")[1]
+        return bool(port["state"] == "active" and port["spec"]["qos"]["ingress_kbps"] is None)
+
+    for left in range(1, 12):
+        with out_of_descriptors(agent, left):
+            status, answer = agent.call("PUT", "/v1/ports/p1", changed)
+        if status == 200:
+            break
+        failed += 1
+        assert (status, answer["code"]) == (502, "host_error"), answer
+        wait_for(back, DEADLINE_S, "the port is as it was")
+    assert failed
+
+
+def test_a_plug_that_the_store_does_not_take(agent: PrivateAgent) -> None:
+    with locked_store(agent):
+        status, error = agent.call("PUT", "/v1/ports/p1", make_spec(1))
+        assert (status, error["code"], error["step"]) == (502, "host_error", "store"), error
+        assert "locked" in error["detail"]
+    assert agent.get("/v1/ports/p1")[0] == 404 and taps() == set()
+    assert agent.call("PUT", "/v1/ports/p1", make_spec(1))[0] == 200
+
+
+# -- what watches goes on --------------------------------------------------------------------------
+
+
+def test_news_is_heard_after_the_watch_has_failed(agent: PrivateAgent) -> None:
+    """Which port a removed rate belonged to is asked of the kernel, and that takes a descriptor."""
+    rates = {"qos": {"ingress_kbps": 1000}}
+    assert agent.call("PUT", "/v1/ports/p1", make_spec(1, **rates))[0] == 200
+    tap = device_name(TAP, "p1")
+    before = unexpected(agent, "linuxbridge-watch")
+    logged = len(agent.log.read_text())
+    with out_of_descriptors(agent, left=0):
+        run(["tc", "qdisc", "del", "dev", tap, "root"])
+        # Nothing can be asked of it meanwhile.
+        agent.daemon.wait_for(
+            lambda: "linuxbridge-watch" in agent.log.read_text()[logged:], DEADLINE_S, "it failed"
+        )
+    wait_for(lambda: "tbf" in run(["tc", "qdisc", "show", "dev", tap]), DEADLINE_S, "put back")
+    assert unexpected(agent, "linuxbridge-watch") > before
+    # And it hears what comes after.
+    run(["nft", "flush", "ruleset"])
+    wait_for(lambda: "npt" in run(["nft", "list", "ruleset"]), DEADLINE_S, "the filter is back")
