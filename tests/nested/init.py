@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from tests.lab import sandbox
 from tests.lab.processes import LabError, run
-from tests.nested import machine
+from tests.nested import machine, pulse
 from tests.nested.machine import Job
 
 # No udev runs in the guest: a device's driver is loaded by who wants it.
@@ -22,6 +22,7 @@ DEV_LINKS = {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}
 
 def main() -> None:
     sandbox.make_private(own_kernel=True)
+    pulse.start_beating()
     for name, number in DEV_LINKS.items():
         (Path("/dev") / name).symlink_to(f"/proc/self/fd{number}")
     run(["mount", "-t", "cgroup2", "cgroup2", "/sys/fs/cgroup"])

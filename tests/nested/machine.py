@@ -1,8 +1,9 @@
-"""The guest as seen from the outside: its QEMU, what it is given, and the channel it talks on.
+"""The guest as seen from the outside: its QEMU, what it is given, and the channels it talks on.
 
 The machine's root is the guest's root too, read-only under a tmpfs: what runs outside runs inside,
 from the same paths. The guest is sent nothing but a job in the share; it says how it gets on by
-lines of JSON on a virtio port, whose end of file tells that QEMU is gone.
+lines of JSON on a virtio port, whose end of file tells that QEMU is gone. That it goes on at all it
+says on another, once a second (`tests.nested.pulse`).
 """
 
 from __future__ import annotations
@@ -10,21 +11,24 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import selectors
 import shlex
 import shutil
 import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from tests.lab import initramfs, kernel
 from tests.lab.kernel import CACHE, QUICK_BOOT
 from tests.lab.processes import Daemon, LabError, LabTimeout, tail_of
+from tests.nested import monitor
 from tests.nested.prepare import Parts
+from tests.nested.pulse import Pulse
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 INSIDE = Path("/run/netplugin-lab-nested")
@@ -36,16 +40,15 @@ INITRD, JOB, CONSOLE, OUTPUT, DMESG = "initrd", "job.json", "console", "output",
 PORT = "netplugin.lab"
 CHANNEL = "NETPLUGIN_LAB_CHANNEL"
 """The environment variable with the port's descriptor, for who is to report on it."""
+GUEST = "NETPLUGIN_LAB_GUEST"
+"""The environment variable that counts the guests that some tests got: 1, unless one was replaced."""
 # Above it the firmware puts the virtual functions' registers where nothing answers.
 MEMORY_LIMIT_MB = 2560
 # The kernel finds the other modules by itself once the root is there.
 ROOT_MODULES = ("9p", "9pnet_virtio", "overlay")
 BOOT_DEADLINE_S = 180.0
-# A guest that is silent so long is looked at: a test that waits is, and so is one that hangs.
-_SILENCE_S = 90.0
-_LOOK_S = 10.0
-# As kernel/rcu/tree_stall.h has it.
-_STALL = b"Possible timer handling issue on cpu="
+_seconds = time.monotonic
+_LOOK_S = 1.0
 # A panic alone is 30.
 TAIL_LINES = 60
 # What is under them on the machine is not there in the guest.
@@ -120,46 +123,69 @@ class StalledError(LabError):
     """The guest does not go on, through no fault of what runs in it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The two ends of each channel of a guest: on one side we, on the other its QEMU."""
+
+    channel: socket.socket
+    pulse: socket.socket
+    monitor: socket.socket
+
+
 class Machine:
     """A guest that was started."""
 
-    def __init__(self, share: Path, channel: socket.socket) -> None:
+    def __init__(self, share: Path, ends: Ends) -> None:
         self._share = share
-        self._channel = channel
+        self._ends = ends
+        self._pulse = Pulse(ends.pulse)
         self._received = b""
 
     def receive(self, deadline_s: float) -> dict[str, Any] | None:
         """The next thing it says; None when it has ended.
 
-        Raises: LabTimeout, and StalledError before it if the guest's own clock has stopped.
+        Raises: LabTimeout, and StalledError before it if the guest's heart does not beat.
         """
-        begun = time.monotonic()
-        end = begun + deadline_s
-        while b"\n" not in self._received:
-            self._channel.settimeout(max(0.01, min(_LOOK_S, end - time.monotonic())))
-            try:
-                more = self._channel.recv(1 << 20)
-            except TimeoutError as late:
-                silent_s = time.monotonic() - begun
-                what = f"the guest said nothing for {silent_s:.0f} s"
-                if silent_s >= _SILENCE_S and self._is_stalled():
-                    raise StalledError(f"{what}, and its timers stand\n{self.tail()}") from late
-                if time.monotonic() < end:
-                    continue
-                raise LabTimeout(f"{what}\n{self.tail()}") from late
-            except ConnectionResetError:
-                more = b""
-            if not more:
-                return None
-            self._received += more
+        end = _seconds() + deadline_s
+        with selectors.DefaultSelector() as events:
+            events.register(self._ends.channel, selectors.EVENT_READ)
+            events.register(self._ends.pulse, selectors.EVENT_READ)
+            while b"\n" not in self._received:
+                began = _seconds()
+                asked = max(0.0, min(_LOOK_S, end - began))
+                ready = {key.fileobj for key, _ in events.select(asked)}
+                if self._ends.pulse in ready:
+                    if not self._pulse.hear():
+                        events.unregister(self._ends.pulse)
+                else:
+                    self._pulse.waited(asked, _seconds() - began)
+                if self._ends.channel in ready:
+                    if not self._read():
+                        return None
+                elif self._pulse.stands:
+                    raise StalledError(self._examined())
+                elif _seconds() >= end:
+                    raise LabTimeout(
+                        f"the guest said nothing for {deadline_s:.0f} s\n{self.tail()}"
+                    )
         line, _, self._received = self._received.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def _is_stalled(self) -> bool:
-        """Whether its kernel misses the ticks of a CPU, which emulated timers lose once in many runs."""
-        console = self._share / CONSOLE
-        return console.exists() and _STALL in console.read_bytes()
+    def _read(self) -> bool:
+        try:
+            more = self._ends.channel.recv(1 << 20)
+        except ConnectionResetError:
+            more = b""
+        self._received += more
+        self._pulse.alive()
+        return bool(more)
+
+    def _examined(self) -> str:
+        """What there is to say of a guest that stands; its kernel is ended for it."""
+        clock = self._pulse.clock
+        seen = monitor.examine(self._ends.monitor)
+        return f"no heartbeat of the guest since its clock said {clock} s\n{seen}\n{self.tail()}"
 
     def tail(self) -> str:
         """The end of what the command and the kernel printed."""
@@ -170,21 +196,33 @@ class Machine:
 @contextmanager
 def started(needs: Needs, parts: Parts, job: Job) -> Iterator[Machine]:
     """A guest that runs a job, for the time of the block at most."""
-    ours, theirs = socket.socketpair()
-    with shared_directory() as share, ours, theirs:
+    with shared_directory() as share, _ends() as (ours, theirs):
         (share / JOB).write_text(json.dumps(asdict(job)))
         modules = parts.kernel.load_order(ROOT_MODULES)
         init = init_script(modules, job.command[0])
         (share / INITRD).write_bytes(initramfs.build(parts.kernel, modules, init))
-        args = qemu_args(needs, parts, share, theirs.fileno())
+        args = qemu_args(needs, parts, share, theirs)
         environment = parts.emulator.environment
-        qemu = Daemon("qemu", args, share / CONSOLE, environment, pass_fds=[theirs.fileno()])
+        passed = [each.fileno() for each in (theirs.channel, theirs.pulse, theirs.monitor)]
+        qemu = Daemon("qemu", args, share / CONSOLE, environment, pass_fds=passed)
         try:
             qemu.start()
-            theirs.close()  # QEMU alone has it now: it ends with QEMU
+            # QEMU alone has them now: they end with QEMU.
+            for each in (theirs.channel, theirs.pulse, theirs.monitor):
+                each.close()
             yield Machine(share, ours)
         finally:
             qemu.kill()
+
+
+@contextmanager
+def _ends() -> Iterator[tuple[Ends, Ends]]:
+    with ExitStack() as closed:
+        pairs = [socket.socketpair() for _ in fields(Ends)]
+        for each in (end for pair in pairs for end in pair):
+            closed.enter_context(each)
+        ours, theirs = zip(*pairs, strict=True)
+        yield Ends(*ours), Ends(*theirs)
 
 
 @contextmanager
@@ -219,7 +257,7 @@ def _remove_if_left(directory: Path) -> None:
         os.close(lock)
 
 
-def qemu_args(needs: Needs, parts: Parts, share: Path, channel: int) -> list[str]:
+def qemu_args(needs: Needs, parts: Parts, share: Path, ends: Ends) -> list[str]:
     """QEMU's command line."""
     return [
         str(parts.emulator.program),
@@ -230,7 +268,12 @@ def qemu_args(needs: Needs, parts: Parts, share: Path, channel: int) -> list[str
         *("-cpu", "max,la57=off", "-smp", str(needs.cpus), "-m", str(needs.memory_mb)),
         *("-device", "intel-iommu,intremap=on,caching-mode=on", "-device", "virtio-rng-pci"),
         *("-serial", "stdio"),
-        *("-device", "virtio-serial-pci", "-chardev", f"socket,id=channel,fd={channel}"),
+        *("-chardev", f"socket,id=pulse,fd={ends.pulse.fileno()}"),
+        *("-device", "isa-serial,chardev=pulse"),
+        *("-chardev", f"socket,id=monitor,fd={ends.monitor.fileno()}"),
+        *("-mon", "chardev=monitor,mode=control"),
+        *("-device", "virtio-serial-pci"),
+        *("-chardev", f"socket,id=channel,fd={ends.channel.fileno()}"),
         *("-device", f"virtserialport,chardev=channel,name={PORT}"),
         *_shared("root", Path("/"), "readonly=on"),
         *_shared("share", share),
@@ -241,8 +284,8 @@ def qemu_args(needs: Needs, parts: Parts, share: Path, channel: int) -> list[str
 
 
 def _shared(tag: str, directory: Path, *options: str) -> list[str]:
-    fields = [f"path={directory}", f"mount_tag={tag}", "security_model=none", "multidevs=remap"]
-    return ["-virtfs", ",".join(["local", *fields, *options])]
+    told = [f"path={directory}", f"mount_tag={tag}", "security_model=none", "multidevs=remap"]
+    return ["-virtfs", ",".join(["local", *told, *options])]
 
 
 def _nic(number: int, nic: Nic) -> list[str]:
@@ -256,7 +299,9 @@ def kernel_command_line(needs: Needs) -> str:
     # A tick that repeats by itself: of one that is set anew each time, the emulation loses one once in
     # many runs, and that CPU then sleeps for ever.
     ticks = "nohz=off highres=off"
-    return f"console=ttyS0 {QUICK_BOOT} {ticks} intel_iommu=on hugepages={needs.hugepages}"
+    # A guest that stands is sent an NMI, to hear where it stands.
+    words = f"console=ttyS0 {QUICK_BOOT} {ticks} unknown_nmi_panic intel_iommu=on"
+    return f"{words} hugepages={needs.hugepages}"
 
 
 def init_script(modules: Sequence[str], python: str) -> str:

@@ -31,7 +31,7 @@ START_DEADLINE_S = 180.0
 SLACK_S = 60.0
 NO_TIMEOUT_S = 3600.0
 # Nothing nested uses them, and without KVM to import them takes longer than to boot.
-SLOW_PLUGINS = ("anyio", "schemathesis")
+SLOW_PLUGINS = ("anyio", "schemathesis", "xdist")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 Phase = Literal["setup", "teardown"]
@@ -56,6 +56,8 @@ class Run:
     items: Sequence[pytest.Item]
     reported: dict[str, str] = field(default_factory=dict)
     """The phase that was last reported of a test."""
+    replaced: str = ""
+    """Why another guest took its place."""
     started: float = field(default_factory=time.monotonic)
     up_s: float = 0.0
     session_s: float = 0.0
@@ -66,6 +68,11 @@ class Run:
 
     def unfinished(self) -> Iterator[pytest.Item]:
         return (item for item in self.items if self.reported.get(item.nodeid) != "teardown")
+
+    def left(self) -> list[pytest.Item]:
+        """What has not run: whether a test failed is known when it was called."""
+        ran = ("call", "teardown")
+        return [item for item in self.items if self.reported.get(item.nodeid) not in ran]
 
     def __str__(self) -> str:
         return (
@@ -110,30 +117,38 @@ class Outside:
             terminalreporter.section("guests")
         for run in self._runs:
             terminalreporter.write_line(str(run))
+            if run.replaced:
+                terminalreporter.write_line(
+                    f"replaced by a fresh guest for the {len(run.left())} tests that were left:"
+                    f" {run.replaced}",
+                    red=True,
+                )
 
     def run_group(
         self, session: pytest.Session, parts: Parts, needs: Needs, items: list[pytest.Item]
     ) -> None:
         """Run some tests in one guest. Another takes its place, for what is left of them, if it does
-        not come as far as pytest or if its clock stands.
+        not come as far as pytest or if its heart stops.
         """
-        for left in reversed(range(ATTEMPTS)):
+        for number in range(1, ATTEMPTS + 1):
             run = Run(needs, items)
             self._runs.append(run)
             try:
-                reason = self._in_guest(session, parts, run)
+                reason = self._in_guest(session, parts, run, number)
             except LabError as error:
-                if isinstance(error, BootError | StalledError) and left:
-                    items = list(run.unfinished())
-                    continue
+                if isinstance(error, BootError | StalledError) and number < ATTEMPTS:
+                    run.replaced, items = str(error), run.left()
+                    if items:
+                        continue
+                    return
                 reason = str(error)
             finally:
                 run.ended_s = run.age()
             return self._report_missing(session, run, reason)
 
-    def _in_guest(self, session: pytest.Session, parts: Parts, run: Run) -> str:
+    def _in_guest(self, session: pytest.Session, parts: Parts, run: Run, number: int) -> str:
         """Replay what comes from a guest; returns why it may be that not all has come."""
-        with machine.started(run.needs, parts, self._job(parts, run.items)) as guest:
+        with machine.started(run.needs, parts, self._job(parts, run.items, number)) as guest:
             boot(guest, run)
             limit = max(_timeout(item) for item in run.items) + SLACK_S
             while (message := guest.receive(limit)) is not None:
@@ -169,12 +184,12 @@ class Outside:
             self._log(session, run, _error(item, when, reason))
             reason = reason.partition("\n")[0]
 
-    def _job(self, parts: Parts, items: Sequence[pytest.Item]) -> Job:
+    def _job(self, parts: Parts, items: Sequence[pytest.Item], number: int) -> Job:
         config = self._config
         return Job(
             command=inner_command(config, [item.nodeid for item in items]),
             directory=str(config.invocation_params.dir),
-            environment=inner_environment(os.environ),
+            environment={**inner_environment(os.environ), machine.GUEST: str(number)},
             modules=str(parts.kernel.modules),
         )
 
