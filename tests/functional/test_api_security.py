@@ -21,8 +21,6 @@ from tests.functional.conftest import BASE, make_spec
 from tests.lab.agent import PrivateAgent
 from tests.lab.processes import run
 
-pytestmark = pytest.mark.light
-
 #: An address of this host that is no loopback one, but in the sandbox's own network.
 ADDRESS = "10.99.0.1"
 DEADLINE_S = 60.0

@@ -26,8 +26,6 @@ from tests.functional.test_plug_ovs import planned
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
 
-pytestmark = pytest.mark.light
-
 STRINGS = [
     "", " ", ";reboot", "a;reboot", "'", '"', "a'b", 'a"b', "`reboot`", "$(reboot)", "a$(reboot)",
     "${PATH}", "a|b", "a&b", "a>b", "*", "a b", " a", "a ", "a\n", "a\nb", "\na", "a\rb", "a\tb",

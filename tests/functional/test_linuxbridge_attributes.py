@@ -26,8 +26,6 @@ from tests.lab.traffic_hosts import Machine, host, make_spec, switch, wire
 from tests.lab.traffic_news import news
 from tests.nested import machine
 
-pytestmark = pytest.mark.light
-
 EACH = [
     pytest.param(each, id=each.name, marks=pytest.mark.nested if each.nested else ())
     for each in ATTRIBUTES

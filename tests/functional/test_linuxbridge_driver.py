@@ -30,8 +30,6 @@ from netplugin.host.shared import Host
 from netplugin.models import Network, PortSpec
 from tests.lab.processes import run
 
-pytestmark = pytest.mark.light
-
 WIRE, FAR_END = "lbwire0", "lbwire1"
 BROADCAST = "ff:ff:ff:ff:ff:ff"
 MAC_A, MAC_B, OTHER = "52:54:00:00:00:0a", "52:54:00:00:00:0b", "52:54:00:00:00:66"

@@ -11,8 +11,6 @@ import pytest
 from drivers.linuxbridge.segments import Segment
 from tests.lab.traffic_hosts import WIRE, Host, host, make_spec, overlay, switch
 
-pytestmark = pytest.mark.light
-
 MTU = 8950  # what 9000 on the wire leaves
 BLUE = Segment(network_id="blue")
 

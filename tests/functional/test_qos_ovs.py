@@ -19,6 +19,8 @@ from tests.lab.processes import wait_for
 from tests.lab.testpmd import Forward, Testpmd, TestpmdOptions
 from tests.lab.vm import Vm
 
+pytestmark = pytest.mark.alone
+
 RATE = 100_000  # kbit/s
 #: What is sent against: a fraction of what one core sends, so that there is something to take away.
 LOW = 20_000

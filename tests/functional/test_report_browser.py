@@ -14,8 +14,6 @@ from netplugin.acceptance.cli import main
 from tests.lab.chromium import Chromium
 from tests.unit.acceptance.report_runs import hostile_run, mission, write_run
 
-pytestmark = pytest.mark.light
-
 #: Text whose colour is too near to what it stands on: WCAG 2.1, 1.4.3, wants 4.5 to 1.
 CONTRAST = """(() => {
   const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);

@@ -28,8 +28,6 @@ from tests.functional.test_plug_ovs import planned
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
 
-pytestmark = pytest.mark.light
-
 CHECKS = [
     not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
 ]  # fmt: skip

@@ -20,8 +20,6 @@ from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
 from tests.unit.test_tasks import Receiver
 
-pytestmark = pytest.mark.light
-
 DEADLINE_S = 20.0
 #: Which dpdkvhostuser does not do.
 LEAST_RATE = {"min_egress_kbps": 1000}

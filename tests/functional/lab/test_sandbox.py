@@ -25,6 +25,8 @@ READY_DEADLINE_S = 120.0
 END_DEADLINE_S = 60.0
 MARK = "NETPLUGIN_LAB_MARK"
 NAMESPACES = ("mnt", "net", "pid", "ipc", "uts")
+# Of programs that the unit tests start beside these.
+OF_OTHERS = "/run/netplugin-vnf-"
 WRITTEN_TO = ("/run", "/dev", "/sys/class/net", "/etc/libvirt", *map(str, sandbox.PRIVATE))
 # Everything that could stay: daemons, QEMU, an orphan, links, a namespace, mounts, files, pages.
 PAYLOAD = """
@@ -67,13 +69,14 @@ class Traces:
 
 def traces() -> Traces:
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    found = (
+    found = {
         str(Path(parent) / name)
         for top in WRITTEN_TO
         for parent, directories, files in os.walk(top)
         for name in (*directories, *files)
         if not parent.startswith(str(hugepages.LEDGER)) and name != hugepages.LEDGER.name
-    )
+    }
+    found = {path for path in found if not path.startswith(OF_OTHERS)}
     return Traces(hugepages.own_pages(), frozenset(mounts), frozenset(found))
 
 
