@@ -1,120 +1,117 @@
-"""What every call passes before the application: the credential, the size, the journal."""
+"""What every call passes before the application: caller, role, limits, size, journal, audit log."""
 
 from __future__ import annotations
 
-import hmac
+import asyncio
 import ipaddress
 import logging
 import re
 import sqlite3
-import stat
-from pathlib import Path
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from agents import roles
+from agents.access import Access, Caller, require
+from agents.audit import AuditLog
 from agents.http import problem_response
+from agents.limits import Limits
 from agents.peer import STATE, UNKNOWN, Peer
+from agents.roles import OPEN_PATHS, Role
 from agents.tasks import TaskRunner
-from netplugin.errors import (
-    FieldError,
-    Forbidden,
-    HostError,
-    InvalidRequest,
-    NetpluginError,
-    Unauthorized,
-)
+from netplugin.errors import FieldError, Forbidden, HostError, InvalidRequest, NetpluginError
 from netplugin.models import NAME_PATTERN
 
 LOG = logging.getLogger(__name__)
 #: Bytes a request's body may have; a batch of 4,096 ports with addresses fits.
 MAX_BODY = 8 * 1024 * 1024
-_OPEN = ("/healthz", "/readyz")
+# A larger one is looked at in a thread: the event loop has others to serve.
+_SMALL_BODY = 64 * 1024
 _MUTATING = ("PUT", "POST", "DELETE", "PATCH")
 _NAME = re.compile(NAME_PATTERN.replace("$", r"\Z"))
 
 
-def read_tokens(path: Path) -> tuple[bytes, ...]:
-    """The bearer tokens in a file that nobody else can read. Raises: ValueError, OSError."""
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise ValueError(f"{path} can be read by others: chmod 600 {path}")
-    lines = (line.strip() for line in path.read_text().splitlines())
-    tokens = tuple(line.encode() for line in lines if line and not line.startswith("#"))
-    if not tokens:
-        raise ValueError(f"{path} has no token in it")
-    return tokens
+@dataclass
+class _Call:
+    """What is known of a call so far, for the audit log."""
+
+    peer: Peer
+    method: str
+    path: str
+    started: float
+    caller: Caller | None = None
+    body: bytes = b""
+    taskuuid: str | None = None
+    callback: str | None = None
 
 
 class Gate:
-    """An ASGI application around the agent's own."""
+    """An ASGI application around the agent's own.
+
+    ``access`` gives the rules of the moment: tokens and certificates are taken up again while we run.
+    """
 
     def __init__(
-        self, app: Any, tasks: TaskRunner, tokens: tuple[bytes, ...], *, mutual_tls: bool = False
-    ) -> None:
+        self, app: Any, tasks: TaskRunner, access: Callable[[], Access], audit: AuditLog,
+        limits: Limits,
+    ) -> None:  # fmt: skip
         self._app = app
         self._tasks = tasks
-        self._tokens = tokens
-        self._has_credential = bool(tokens) or mutual_tls
+        self._access = access
+        self._audit = audit
+        self._limits = limits
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = {name.lower(): value for name, value in scope["headers"]}
         peer: Peer = scope.get("state", {}).get(STATE, UNKNOWN)
+        call = _Call(peer, scope["method"], scope["path"], time.monotonic())
         try:
-            self._refuse_browsers(headers, peer)
-            if not peer.is_local_socket:  # the kernel has said who that is, and let it connect
-                self._check_token(scope["path"], headers.get(b"authorization", b""))
-            if scope["method"] not in _MUTATING:
+            await self._pass(call, scope, receive, send)
+            return
+        except NetpluginError as refused:
+            error = refused
+        except sqlite3.Error as failed:
+            LOG.exception("a task could not be journalled")
+            error = HostError(f"the task journal cannot be written: {failed}", step="journal")
+        self._write(call, error.status, error.code)
+        await problem_response(error)(scope, receive, send)
+
+    async def _pass(self, call: _Call, scope: Any, receive: Any, send: Any) -> None:
+        """Raises: NetpluginError, sqlite3.Error for a call that is not to reach the application."""
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        access = self._access()
+        _refuse_browsers(headers, call.peer, access)
+        if call.path in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        caller = access.identify(call.peer, headers.get(b"authorization", b""))
+        call.caller = caller
+        require(caller, roles.of_route(call.method, call.path), f"{call.method} {call.path[:200]}")
+        changes = call.method in _MUTATING
+        with self._limits.call(caller.name, changes=changes):
+            if not changes:
                 await self._app(scope, receive, send)
                 return
             body = await _read(receive)
             if body is None:
                 return  # who called has gone: half a call is no call, and nobody waits for an answer
+            call.body = body
+            if caller.role < Role.OPERATE:
+                more = await _of_body(call.path, body)
+                if more is not None:
+                    require(caller, *more)
             if b"taskuuid" in headers:
-                self._journal(scope, headers, body)
+                self._journal(call, scope, headers, body)
+                self._write(call, 200)
                 await _empty(send)
                 return
-        except NetpluginError as error:
-            await problem_response(error)(scope, receive, send)
-            return
-        except sqlite3.Error as failed:
-            LOG.exception("a task could not be journalled")
-            unwritten = HostError(f"the task journal cannot be written: {failed}", step="journal")
-            await problem_response(unwritten)(scope, receive, send)
-            return
-        await self._app(_as_json(scope), _replay(body, receive), send)
+            await self._app(_as_json(scope), _replay(body, receive), self._audited(call, send))
 
-    def _refuse_browsers(self, headers: dict[bytes, bytes], peer: Peer) -> None:
-        """A page in a browser on this host must not reach the agent through it.
-
-        A browser says where a page comes from (``Origin``) when it sends for one; and where there is
-        no credential, a name that was made to resolve to a loopback address shows in ``Host``. It
-        cannot open a UNIX socket.
-        """
-        if b"origin" in headers:
-            raise Forbidden("calls from a page in a browser are not taken", step="authenticate")
-        host = headers.get(b"host", b"").decode("latin-1")
-        open_to_all = not self._has_credential and not peer.is_local_socket
-        if open_to_all and host and not _is_loopback(host):
-            raise Forbidden(
-                "the Host header names no loopback address", step="authenticate",
-                fix="call the agent by its address, as in http://127.0.0.1:7071",
-            )  # fmt: skip
-
-    def _check_token(self, path: str, authorization: bytes) -> None:
-        if not self._tokens or path in _OPEN:
-            return
-        scheme, _, token = authorization.partition(b" ")
-        # All are compared, each in constant time: how long it took tells nothing of any.
-        matches = [hmac.compare_digest(token.strip(), known) for known in self._tokens]
-        if scheme.lower() != b"bearer" or not any(matches):
-            raise Unauthorized(
-                "a bearer token is needed and this call has none that is known", step="authenticate",
-                fix="send the header Authorization: Bearer <a token of [api] token_file>",
-            )  # fmt: skip
-
-    def _journal(self, scope: Any, headers: dict[bytes, bytes], body: bytes) -> None:
+    def _journal(self, call: _Call, scope: Any, headers: dict[bytes, bytes], body: bytes) -> None:
         taskuuid = headers[b"taskuuid"].decode("latin-1")
         if not _NAME.match(taskuuid):
             message = f"must match {NAME_PATTERN}"
@@ -126,7 +123,51 @@ class Gate:
         # Quoted again: a ? within the path must not end it when the call is carried out.
         target = quote(scope["path"], safe="/:") + (f"?{query}" if query else "")
         callback = headers.get(b"callbackurl", b"").decode("latin-1")
+        call.taskuuid, call.callback = taskuuid, callback
         self._tasks.accept(taskuuid, callback, scope["method"], target, body)
+
+    def _audited(self, call: _Call, send: Any) -> Any:
+        """Write the entry when the answer begins: before the caller can have it."""
+
+        async def sent(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                self._write(call, message["status"])
+            await send(message)
+
+        return sent
+
+    def _write(self, call: _Call, status: int, code: str | None = None) -> None:
+        self._audit.called(
+            caller=call.caller.name if call.caller else "unknown",
+            role=str(call.caller.role) if call.caller else "none",
+            peer=call.peer.address, method=call.method, path=call.path, status=status, code=code,
+            body=call.body, taskuuid=call.taskuuid, callback=call.callback,
+            duration_ms=(time.monotonic() - call.started) * 1e3,
+        )  # fmt: skip
+
+
+def _refuse_browsers(headers: dict[bytes, bytes], peer: Peer, access: Access) -> None:
+    """A page in a browser on this host must not reach the agent through it.
+
+    A browser says where a page comes from (``Origin``) when it sends for one; and where there is
+    no credential, a name that was made to resolve to a loopback address shows in ``Host``. It
+    cannot open a UNIX socket.
+    """
+    if b"origin" in headers:
+        raise Forbidden("calls from a page in a browser are not taken", step="authenticate")
+    host = headers.get(b"host", b"").decode("latin-1")
+    open_to_all = not access.has_credential and not peer.is_local_socket
+    if open_to_all and host and not _is_loopback(host):
+        raise Forbidden(
+            "the Host header names no loopback address", step="authenticate",
+            fix="call the agent by its address, as in http://127.0.0.1:7071",
+        )  # fmt: skip
+
+
+async def _of_body(path: str, body: bytes) -> tuple[Role, str] | None:
+    if len(body) <= _SMALL_BODY:
+        return roles.of_body(path, body)
+    return await asyncio.to_thread(roles.of_body, path, body)
 
 
 def _is_loopback(host: str) -> bool:

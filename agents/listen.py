@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.gate import read_tokens
+from agents.access import Access, Rules, Token, read_tokens
 
 _BACKLOG = 2048
 # unix(7): sun_path has 108 bytes, with the zero byte at its end.
@@ -102,7 +102,9 @@ class Listen:
     #: Without one there is no TCP.
     host: str | None
     port: int
-    tokens: tuple[bytes, ...] = ()
+    #: With the tokens of the start.
+    access: Access
+    token_file: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
     client_ca: str | None = None
@@ -115,7 +117,12 @@ class Listen:
             socket=LocalSocket.read(api),
             host=str(api.bind_host) if api.bind_host else None,
             port=api.bind_port,
-            tokens=read_tokens(Path(api.token_file)) if api.token_file else (),
+            access=Access(
+                tokens=read_tokens(Path(api.token_file)) if api.token_file else (),
+                mutual_tls=bool(api.client_ca),
+                rules=Rules.read(api),
+            ),
+            token_file=api.token_file,
             tls_cert=api.tls_cert,
             tls_key=api.tls_key,
             client_ca=api.client_ca,
@@ -132,24 +139,24 @@ class Listen:
         if not listen.is_loopback():
             _require(listen, bool(tls), "is not a loopback address and needs tls_cert and tls_key")
             _require(
-                listen, listen.has_credential,
+                listen, listen.access.has_credential,
                 "is not a loopback address and needs a credential: client_ca (mutual TLS) or token_file",
             )  # fmt: skip
         _require(
-            listen, listen.has_credential or api.insecure_loopback,
+            listen, listen.access.has_credential or api.insecure_loopback,
             "needs a credential, as any user of this host could call: client_ca, token_file, or for "
             "a lab insecure_loopback; local callers can use [api] socket instead",
         )  # fmt: skip
         return listen
 
-    @property
-    def has_credential(self) -> bool:
-        """Whether callers over TCP need one."""
-        return bool(self.client_ca or self.tokens)
+    def tokens(self) -> tuple[Token, ...]:
+        """As they are in the file now. Raises: ValueError, OSError."""
+        return read_tokens(Path(self.token_file)) if self.token_file else ()
 
-    def check_files(self) -> None:
-        """Raises: ValueError if the server could not use a certificate, the key or the CAs."""
-        self.tls_context()
+    def files(self) -> tuple[Path, ...]:
+        """Those with credentials in them."""
+        named = (self.token_file, self.tls_cert, self.tls_key, self.client_ca)
+        return tuple(Path(name) for name in named if name)
 
     def tls_context(self) -> ssl.SSLContext | None:
         """None without TLS. Raises: ValueError naming the option whose file cannot be used."""

@@ -6,12 +6,13 @@ import json
 import logging
 import sys
 import time
+from typing import Any
 
 
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line = {
+        line: dict[str, Any] = {
             "time": f"{stamp}.{int(record.msecs):03d}Z",
             "level": record.levelname,
             "logger": record.name,
@@ -20,6 +21,9 @@ class _JsonLines(logging.Formatter):
         port_id = getattr(record, "port_id", None)
         if port_id:
             line["port_id"] = port_id
+        audit = getattr(record, "audit", None)
+        if audit:
+            line["audit"] = audit
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)

@@ -19,8 +19,11 @@ import uvicorn
 from oslo_config import cfg
 
 from agents import backends, http, log
+from agents.audit import AuditLog
+from agents.credentials import Credentials
 from agents.gate import Gate
 from agents.host import HostView
+from agents.limits import Limits, LimitSettings
 from agents.listen import Listen
 from agents.metrics import Metrics
 from agents.server import Server
@@ -51,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         listen = Listen.read(conf)
         view = HostView.read(conf)
         OvsSettings.read(conf)  # what is wrong there is said here, and not by each backend
-        listen.check_files()
+        credentials = Credentials(listen)
+        audit = AuditLog(Path(conf.api.audit_log) if conf.api.audit_log else None)
+        limits = Limits(LimitSettings.read(conf.api))
         held = _only_one(Path(conf.state_path))
         store = Store(Path(conf.state_path) / "agent.db")
         host = Host(conf)
@@ -61,20 +66,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     metrics = Metrics(store)
     service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, view)
-    tasks = TaskRunner(TaskSettings.read(conf), store.tasks)
-    try:
-        return asyncio.run(_serve(listen, service, tasks, metrics))
-    finally:
-        service.stop()
-        store.close()
-        held.close()
-
-
-async def _serve(listen: Listen, service: Service, tasks: TaskRunner, metrics: Metrics) -> int:
+    tasks = TaskRunner(TaskSettings.read(conf), store.tasks, audit.carried_out)
     app = http.build(service, tasks, metrics)
+    gate = Gate(app, tasks, lambda: credentials.access, audit, limits)
+    metrics.watch_credentials(lambda: credentials.stale)
     server = Server(
         uvicorn.Config(
-            Gate(app, tasks, listen.tokens, mutual_tls=listen.client_ca is not None),
+            gate,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -85,11 +83,23 @@ async def _serve(listen: Listen, service: Service, tasks: TaskRunner, metrics: M
             timeout_keep_alive=75,  # a platform keeps its connection between calls
         ),
         listen,
-        started=lambda: _notify("READY=1"),
+        credentials,
+        when_started=lambda: _notify("READY=1"),
     )
+    try:
+        return asyncio.run(_serve(server, app, service, tasks))
+    finally:
+        service.stop()
+        store.close()
+        audit.close()
+        held.close()
+
+
+async def _serve(server: Server, app: Any, service: Service, tasks: TaskRunner) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, setattr, server, "should_exit", True)
+    loop.add_signal_handler(signal.SIGHUP, server.read_credentials_again)
     service.start()
     service.teams.start()
     tasks.start(app)

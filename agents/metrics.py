@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -88,6 +88,13 @@ class Metrics:
     def watch_pmd(self, read: Callable[[], Reading | None]) -> None:
         """Also tell of PMD threads, as ``read`` finds them at each scrape (see ``PmdFigures``)."""
         self._registry.register(PmdFigures(read))
+
+    def watch_credentials(self, stale: Callable[[], bool]) -> None:
+        Gauge(
+            "netplugin_credentials_stale",
+            "1 if the files of tokens or certificates cannot be used, and what was before is.",
+            registry=self._registry,
+        ).set_function(lambda: float(stale()))
 
     def served(
         self,

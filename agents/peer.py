@@ -11,17 +11,22 @@ from typing import Any
 STATE = "netplugin.peer"
 # unix(7): struct ucred of SO_PEERCRED is pid, uid, gid.
 _UCRED = struct.Struct("3i")
+# include/uapi/asm-generic/socket.h: the supplementary groups; Python has no name for it.
+_SO_PEERGROUPS = 59
+_MOST_GROUPS = 256  # what Python's getsockopt has room for
 
 
 @dataclass(frozen=True)
 class Peer:
-    """``uid``, ``gid`` and ``pid`` are of the process that connected to the UNIX socket; over TCP
-    they are None, and ``address`` is an IP address and a port."""
+    """``uid``, ``pid`` and ``gids`` are of the process that connected to the UNIX socket, as it was
+    then; over TCP ``uid`` is None. ``names`` are those of a verified client certificate: its common
+    name first, then the alternative names."""
 
     address: str
     uid: int | None = None
-    gid: int | None = None
+    gids: frozenset[int] = frozenset()
     pid: int | None = None
+    names: tuple[str, ...] = ()
 
     @property
     def is_local_socket(self) -> bool:
@@ -38,9 +43,32 @@ def peer_of(transport: Any) -> Peer:
     if connection is not None and connection.family == socket.AF_UNIX:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         pid, uid, gid = _UCRED.unpack(credentials)
-        return Peer("unix", uid, gid, pid)
+        return Peer(f"unix pid {pid}", uid, frozenset({gid, *_groups(connection)}), pid)
     name = transport.get_extra_info("peername")
     if not name:  # it has gone already
         return UNKNOWN
     host, port = name[:2]
-    return Peer(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return Peer(address, names=_names(transport.get_extra_info("peercert") or {}))
+
+
+def _groups(connection: Any) -> tuple[int, ...]:
+    """None of a process that is in more than we can read: it has the rights of its first one."""
+    try:
+        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MOST_GROUPS)
+    except OSError:
+        return ()
+    return struct.unpack(f"{len(raw) // 4}I", raw)
+
+
+def _names(certificate: Any) -> tuple[str, ...]:
+    """Common names and alternative names, of a certificate in the form of ``ssl.getpeercert``."""
+    common = [
+        value
+        for part in certificate.get("subject", ())
+        for key, value in part
+        if key == "commonName"
+    ]
+    others = [value for kind, value in certificate.get("subjectAltName", ())
+              if kind in ("DNS", "URI", "email")]  # fmt: skip
+    return tuple(dict.fromkeys([*common, *others]))

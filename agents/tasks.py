@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -81,8 +81,15 @@ def _origin(url: SplitResult) -> tuple[str, str | None, int]:
 class TaskRunner:
     """Carries out and delivers tasks on the event loop; ``start`` takes up what a crash left."""
 
-    def __init__(self, settings: TaskSettings, journal: TaskJournal) -> None:
+    def __init__(
+        self,
+        settings: TaskSettings,
+        journal: TaskJournal,
+        carried_out: Callable[[str, str, str, int], None] = lambda *_: None,
+    ) -> None:
+        """``carried_out`` is told the uuid, method, target and status of each, for the audit log."""
         self._settings = settings
+        self._carried_out = carried_out
         self._journal = journal
         self._app: Any = None
         self._client: Any = None
@@ -178,6 +185,7 @@ class TaskRunner:
         answer = {"success": success, "error": error, "status": status, "result": result}
         done = replace(task, state=TaskState.DONE, result=answer)
         self._journal.update(done)
+        self._carried_out(task.taskuuid, task.method, task.target, status)
         return done
 
     async def _deliver(self, task: JournalledTask) -> None:

@@ -393,7 +393,7 @@ def _read_token(path: Path) -> str:
     tokens = [line for line in lines if line and not line.startswith("#")]
     if not tokens:
         raise _invalid(f"NETPLUGIN_TOKEN_FILE {path} has no token in it", "put one on a line")
-    return tokens[0]
+    return tokens[0].split()[-1]  # <token>, or <role>:<name> <token>
 
 
 def _tls(

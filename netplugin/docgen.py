@@ -24,7 +24,8 @@ _COMMAND = "python -m netplugin.docgen"
 _WHAT_TO_DO = {
     "invalid_request": "Correct the fields that `errors` names and send it again.",
     "unauthorized": "Send a token of the file `[api] token_file`.",
-    "forbidden": "Ask the operator to allow it: for a callback URL, `[tasks] callback_allow`.",
+    "forbidden": "Ask the operator to allow it: a callback URL by `[tasks] callback_allow`, a call by a "
+    "credential with the role that `detail` names.",
     "not_found": "Look at the name; `GET /v1/ports` lists what there is.",
     "conflict": "Delete the port and ask for it again, or remove what is in the way: see `fix`.",
     "unsupported": "Ask without the feature, or use a backend that has it.",

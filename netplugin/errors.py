@@ -105,7 +105,8 @@ class Forbidden(NetpluginError):
     status = 403
     title = "Not allowed"
     meaning = (
-        "The operator's configuration does not allow this, for example a callback URL off the list."
+        "The operator's configuration does not allow this: a callback URL off the list, or a call "
+        "that needs a higher role than the caller has."
     )
 
 

@@ -61,10 +61,46 @@ API = [
         help="File with the CA certificates (PEM) that client certificates must come from (mutual "
         "TLS). A client without one cannot connect.",
     ),
+    cfg.ListOpt(
+        "socket_roles",
+        default=["plug:*"],
+        help="Roles of those who may connect to the socket, as <role>:<user>, <role>:@<group> or "
+        "<role>:* for all others; names or numbers; the highest counts. Roles: read (GET), plug "
+        "(also ports, networks, domains), operate (all: also PMD threads, orphans, quarantine, "
+        "vf.trusted, filters off, port_security.roles). Root and the agent's own user have operate.",
+    ),
+    cfg.ListOpt(
+        "cert_roles",
+        default=["operate:*"],
+        help="Roles of client certificates, as <role>:<name> with the common name or an alternative "
+        "name (DNS, URI or email), or <role>:* for all others; the highest counts. A certificate "
+        "without a role is refused.",
+    ),
     cfg.StrOpt(
         "token_file",
-        help="File with bearer tokens, one a line, # begins a comment. Once set, every call but "
+        help="File with bearer tokens, one a line, as <role>:<name> <token> (the name is that of the "
+        "audit log), or <token> alone, which has the role operate. # begins a comment. Read again "
+        "when it changes, as certificates are, and on SIGHUP. Once set, every call but "
         "/healthz and /readyz over TCP needs one. The file must not be readable by others.",
+    ),
+    cfg.StrOpt(
+        "audit_log",
+        help="File for the audit log: a JSON object a line for each call that changes something and "
+        "each that was refused. It may be moved away at any time (logrotate). Unset: in the agent's "
+        "log.",
+    ),
+    cfg.IntOpt(
+        "changes_per_second",
+        default=1000,
+        min=1,
+        help="Changing calls a second that one credential may send, twice as many at once after a "
+        "pause; one more is answered `overloaded`.",
+    ),
+    cfg.IntOpt(
+        "calls_at_once",
+        default=2048,
+        min=1,
+        help="Calls that one credential may have under way; one more is answered `overloaded`.",
     ),
     cfg.IntOpt(
         "max_waiting",

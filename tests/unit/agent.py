@@ -14,8 +14,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from agents import http
+from agents.access import Access, Token
+from agents.audit import AuditLog
 from agents.gate import Gate
 from agents.host import HostView
+from agents.limits import Limits, LimitSettings
 from agents.metrics import Metrics
 from agents.service import Service
 from agents.store import Store
@@ -121,8 +124,14 @@ def served(app: Any, **listen: Any) -> Iterator[str]:
 @contextmanager
 def served_agent(running: Agent, tokens: tuple[bytes, ...] = (), **listen: Any) -> Iterator[str]:
     """The agent behind its gate, as ``netplugin-agent`` serves it."""
-    with served(_WithTasks(Gate(running.app, running.tasks, tokens), running), **listen) as url:
+    with served(_WithTasks(gated(running.app, running.tasks, tokens), running), **listen) as url:
         yield url
+
+
+def gated(app: Any, tasks: Any, tokens: tuple[bytes, ...] = ()) -> Gate:
+    """With generous limits, and its audit log in the agent's."""
+    access = Access(tuple(Token(token, token.decode()) for token in tokens))
+    return Gate(app, tasks, lambda: access, AuditLog(None), Limits(LimitSettings(10_000, 10_000)))
 
 
 class _Server(uvicorn.Server):

@@ -11,8 +11,7 @@ import httpx
 import pytest
 
 from agents import gate
-from agents.gate import Gate
-from tests.unit.agent import SPEC, Agent, agent, served
+from tests.unit.agent import SPEC, Agent, agent, gated, served
 
 TOKENS = (b"first-token", b"second-token")
 CALLBACK = "http://127.0.0.1:1/cb"
@@ -45,7 +44,7 @@ class Setting:
     def __init__(self, tokens: tuple[bytes, ...] = ()) -> None:
         self.app, self.journal = Application(), Journal()
         journal: Any = self.journal
-        self._gate = Gate(self.app, journal, tokens)
+        self._gate = gated(self.app, journal, tokens)
 
     def call(
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, body: Any = b""
@@ -167,7 +166,7 @@ def test_a_body_that_is_too_large_over_a_real_connection(
     running: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "MAX_BODY", 1000)
-    with served(Gate(running.app, running.tasks, ())) as url:
+    with served(gated(running.app, running.tasks)) as url:
         with httpx.Client(base_url=url, trust_env=False) as client:
             answer = client.put("/v1/ports/a", content=b"x" * 1001)
             assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
@@ -281,7 +280,7 @@ def test_the_path_keeps_its_shape_in_the_journal() -> None:
 def test_callbacks_are_checked_before_the_answer(
     running: Agent, callback: str | None, status: int, code: str
 ) -> None:
-    with served(Gate(running.app, running.tasks, ())) as url:
+    with served(gated(running.app, running.tasks)) as url:
         headers = _async("t-1", callback)
         answer = httpx.put(f"{url}/v1/ports/a", headers=headers, json=SPEC, trust_env=False)
     assert (answer.status_code, answer.json()["code"]) == (status, code)

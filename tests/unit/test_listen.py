@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from agents import main as agent_main
-from agents.gate import read_tokens
+from agents.access import Token, read_tokens
 from agents.listen import Listen, LocalSocket
+from agents.roles import Role
 from netplugin import options
 
 TLS = {"tls_cert": "/c.pem", "tls_key": "/k.pem"}
@@ -55,10 +56,10 @@ def test_loopback_needs_a_credential_too(host: str, token_file: str) -> None:
         listen(bind_host=host)
     with pytest.raises(ValueError, match="insecure_loopback"):
         listen(bind_host=host, **TLS)
-    assert listen(bind_host=host, token_file=token_file).has_credential
-    assert listen(bind_host=host, client_ca="/ca.pem", **TLS).has_credential
+    assert listen(bind_host=host, token_file=token_file).access.has_credential
+    assert listen(bind_host=host, client_ca="/ca.pem", **TLS).access.has_credential
     open_to_all = listen(bind_host=host, insecure_loopback=True)
-    assert (open_to_all.host, open_to_all.has_credential) == (host, False)
+    assert (open_to_all.host, open_to_all.access.has_credential) == (host, False)
 
 
 # ``localhost`` and the like: what a name resolves to may change after it was judged.
@@ -75,7 +76,7 @@ def test_any_other_address_needs_tls_and_a_credential(host: str, token_file: str
     for lab in (False, True):
         with pytest.raises(ValueError, match="credential"):
             listen(bind_host=host, insecure_loopback=lab, **TLS)
-    assert listen(bind_host=host, token_file=token_file, **TLS).tokens == (b"one",)
+    assert listen(bind_host=host, token_file=token_file, **TLS).access.has_credential
     assert listen(bind_host=host, client_ca="/ca.pem", **TLS).client_ca == "/ca.pem"
 
 
@@ -136,8 +137,24 @@ def test_of_many_that_start_at_once_one_listens(tmp_path: Path) -> None:
 
 
 def test_tokens(tmp_path: Path) -> None:
-    path = _tokens(tmp_path, "# of alice\n\n  one \r\ntwo # not a comment\n", 0o600)
-    assert read_tokens(Path(path)) == (b"one", b"two # not a comment")
+    path = _tokens(
+        tmp_path, "# of alice\n\n  one \r\nread:grafana two\nplug:zstack\tthree\n", 0o600
+    )
+    one, *named = read_tokens(Path(path))
+    assert (one.secret, one.role) == (b"one", Role.OPERATE)
+    assert "one" not in one.name
+    expected = [Token(b"two", "grafana", Role.READ), Token(b"three", "zstack", Role.PLUG)]
+    assert named == expected
+
+
+@pytest.mark.parametrize(
+    "line", ["two words", "oprate:x s3cret", "OPERATE:x s3cret", "plug: s3cret", "plug:a/b s3cret",
+             "plug:x s3cret more", "s3cret # a comment"],
+)  # fmt: skip
+def test_a_line_that_is_neither_form_is_refused_and_not_shown(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ValueError, match="line 2") as caught:
+        read_tokens(Path(_tokens(tmp_path, f"one\n{line}\n", 0o600)))
+    assert "s3cret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o610, 0o602, 0o666])
@@ -149,7 +166,8 @@ def test_a_token_file_that_others_can_touch_is_refused(tmp_path: Path, mode: int
 
 @pytest.mark.parametrize("mode", [0o600, 0o400])
 def test_a_token_file_of_ours_alone_is_taken(tmp_path: Path, mode: int) -> None:
-    assert listen(token_file=_tokens(tmp_path, "one\n", mode)).tokens == (b"one",)
+    [token] = listen(token_file=_tokens(tmp_path, "one\n", mode)).tokens()
+    assert token.secret == b"one"
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])

@@ -1,0 +1,124 @@
+"""The audit log: who called, from where, what, and with what outcome; one JSON object a line.
+
+Written for every call that changes something, and for every call that was refused. Tokens, callback
+URLs beyond their host, and the XML of domains (which may hold passwords) are never in it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+LOG = logging.getLogger("netplugin.audit")
+#: Bytes of a body that are kept; of a larger one its size is.
+MAX_BODY = 4096
+_MAX_PATH = 512
+
+
+class AuditLog:
+    """Lines in a file of its own, or (without a path) in the agent's log under ``audit``.
+
+    The file may be moved away (logrotate) at any time: the next line goes into a new one.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """Raises: OSError if the file cannot be written."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._file: IO[bytes] | None = None
+        if path is not None:
+            self._file = self._opened(path)
+
+    def called(
+        self, *, caller: str, role: str, peer: str, method: str, path: str, status: int,
+        code: str | None = None, body: bytes = b"", taskuuid: str | None = None,
+        callback: str | None = None, duration_ms: float | None = None,
+    ) -> None:  # fmt: skip
+        """One call. With a ``taskuuid``, status 200 says that it was journalled for later."""
+        entry: dict[str, Any] = {
+            "event": "accepted" if taskuuid and status == 200 else "call",
+            "caller": caller, "role": role, "from": peer, "method": method,
+            "path": path[:_MAX_PATH], "status": status,
+        }  # fmt: skip
+        if code is not None:
+            entry["code"] = code
+        if taskuuid:
+            entry["taskuuid"] = taskuuid
+        if callback:
+            entry["callback"] = _host_of(callback)
+        if duration_ms is not None:
+            entry["duration_ms"] = round(duration_ms, 1)
+        self._write(entry | _shown(path, body))
+
+    def carried_out(self, taskuuid: str, method: str, target: str, status: int) -> None:
+        """An asynchronous call; who sent it is in the entry ``accepted`` with the same taskuuid."""
+        self._write(
+            {"event": "carried_out", "taskuuid": taskuuid, "method": method,
+             "path": target[:_MAX_PATH], "status": status}
+        )  # fmt: skip
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        now = time.time()
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
+        entry = {"time": f"{stamp}.{int(now % 1 * 1000):03d}Z", **entry}
+        if self._path is None:
+            LOG.info("%s %s", entry["method"], entry["path"], extra={"audit": entry})
+            return
+        line = json.dumps(entry).encode() + b"\n"
+        with self._lock:
+            try:
+                self._current(self._path).write(line)
+            except OSError as failed:  # a call that is done cannot be refused any more
+                LOG.error("the audit log cannot be written: %s", failed, extra={"audit": entry})
+
+    def _current(self, path: Path) -> IO[bytes]:
+        assert self._file is not None
+        try:
+            there = path.stat()
+            mine = os.fstat(self._file.fileno())
+            same = (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+        except FileNotFoundError:
+            same = False
+        if not same:
+            opened = self._opened(path)
+            self._file.close()
+            self._file = opened
+        return self._file
+
+    @staticmethod
+    def _opened(path: Path) -> IO[bytes]:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.fdopen(os.open(path, flags, 0o600), "ab", buffering=0)
+
+
+def _shown(path: str, body: bytes) -> dict[str, Any]:
+    if not body:
+        return {}
+    if len(body) <= MAX_BODY and not path.startswith("/v1/vms/"):
+        try:
+            return {"body": json.loads(body)}
+        except (ValueError, RecursionError):
+            pass
+    return {"body_bytes": len(body)}
+
+
+def _host_of(url: str) -> str:
+    """Scheme, host and port: the rest of a callback URL may be a secret."""
+    try:
+        parts = urlsplit(url)
+        return f"{parts.scheme}://{parts.hostname}:{parts.port}" if parts.port else (
+            f"{parts.scheme}://{parts.hostname}"
+        )  # fmt: skip
+    except ValueError:
+        return "?"

@@ -1,0 +1,57 @@
+"""Tokens and certificates as they are in their files now, while connections go on."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from dataclasses import replace
+from pathlib import Path
+
+from agents.access import Access
+from agents.listen import Listen
+
+LOG = logging.getLogger(__name__)
+# Of a file: inode, size and times; None if it cannot be looked at.
+_Stamp = tuple[int, int, int, int] | None
+
+
+class Credentials:
+    """What the agent checks callers with. A new file that cannot be used changes nothing, and is
+    told by the log and by ``stale`` (a metric) until it can."""
+
+    def __init__(self, listen: Listen) -> None:
+        """Raises: ValueError, OSError."""
+        self._listen = listen
+        self._stamps = self._look()
+        self.access: Access = listen.access
+        self.tls: ssl.SSLContext | None = listen.tls_context()
+        self.stale = False
+
+    def refresh(self, *, always: bool = False) -> bool:
+        """Read the files if they changed, or ``always``; whether there is a new TLS context."""
+        stamps = self._look()
+        if stamps == self._stamps and not always:
+            return False
+        self._stamps = stamps  # from before they are read: a change meanwhile is seen next time
+        try:
+            access = replace(self._listen.access, tokens=self._listen.tokens())
+            tls = self._listen.tls_context()
+        except (ValueError, OSError) as wrong:
+            self.stale = True
+            LOG.error("new tokens or certificates are not used, the old ones are: %s", wrong)
+            return False
+        self.access, self.tls, self.stale = access, tls, False
+        LOG.info("tokens and certificates were read again")
+        return tls is not None
+
+    def _look(self) -> tuple[_Stamp, ...]:
+        return tuple(_stamp(path) for path in self._listen.files())
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    # The change time tells of a mode that was put right, too.
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -1,0 +1,118 @@
+"""What each call needs: the one table of routes and roles, and what in a body needs more."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any
+
+from starlette.routing import compile_path
+
+
+class Role(IntEnum):
+    """What a caller may do. Each role may do what those before it may."""
+
+    READ = 1
+    PLUG = 2
+    OPERATE = 3
+
+    @staticmethod
+    def of(name: str) -> Role:
+        """Raises: ValueError."""
+        for role in Role:
+            if str(role) == name:
+                return role
+        raise ValueError(f"{name!r} is no role: read, plug or operate")
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+#: Answered to everybody, as supervisors have no credential: they tell nothing of ports.
+OPEN_PATHS = ("/healthz", "/readyz")
+
+#: Every route; the tests compare it with those that the application has.
+ROUTES: tuple[tuple[str, str, Role], ...] = (
+    ("GET", "/v1/ports", Role.READ),
+    ("GET", "/v1/ports/{port_id}", Role.READ),
+    ("PUT", "/v1/ports/{port_id}", Role.PLUG),
+    ("DELETE", "/v1/ports/{port_id}", Role.PLUG),
+    ("POST", "/v1/ports:batch", Role.PLUG),
+    ("POST", "/v1/vms/{vm_id}:render-domain", Role.PLUG),
+    ("POST", "/v1/vms/{vm_id}:check-domain", Role.READ),
+    ("GET", "/v1/networks", Role.READ),
+    ("GET", "/v1/networks/{network_id}", Role.READ),
+    ("PUT", "/v1/networks/{network_id}", Role.PLUG),
+    ("DELETE", "/v1/networks/{network_id}", Role.PLUG),
+    ("GET", "/v1/backends", Role.READ),
+    ("GET", "/v1/host", Role.READ),
+    ("GET", "/v1/host/checks", Role.READ),
+    ("GET", "/v1/vfs", Role.READ),
+    ("DELETE", "/v1/vfs/{pci_address}/quarantine", Role.OPERATE),
+    ("GET", "/v1/pmd", Role.READ),
+    ("GET", "/v1/pmd/proposal", Role.READ),
+    ("PUT", "/v1/pmd", Role.OPERATE),
+    ("POST", "/v1/reconcile", Role.PLUG),
+    ("GET", "/v1/tasks/{taskuuid}", Role.READ),
+    ("GET", "/metrics", Role.READ),
+    ("GET", "/openapi.json", Role.READ),
+)
+
+_COMPILED: tuple[tuple[str, re.Pattern[str], Role], ...] = tuple(
+    (method, compile_path(path)[0], role) for method, path, role in ROUTES
+)
+
+
+def of_route(method: str, path: str) -> Role:
+    """What is not in the table (the application answers it with 404 or 405) needs the most."""
+    for known, pattern, role in _COMPILED:
+        if known == method and pattern.match(path):
+            return role
+    return Role.OPERATE
+
+
+def of_body(path: str, body: bytes) -> tuple[Role, str] | None:
+    """The role that a body needs beyond its route's, and the field; None if none does.
+
+    Only values that the models take count: whatever else is in the body, the application refuses.
+    """
+    try:
+        whole = json.loads(body) if body else None
+    except (ValueError, RecursionError):
+        return None
+    for field in _of_operators(path, whole):
+        return Role.OPERATE, field
+    return None
+
+
+def _of_operators(path: str, body: Any) -> Iterator[str]:
+    if path == "/v1/reconcile":
+        if _is(body, "remove_orphans", True):
+            yield "remove_orphans=true"
+    elif path == "/v1/ports:batch":
+        entries = body.get("put") if isinstance(body, dict) else None
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, dict):
+                yield from _of_spec(entry.get("spec"))
+    elif path.startswith("/v1/ports/"):
+        yield from _of_spec(body)
+
+
+def _of_spec(spec: Any) -> Iterator[str]:
+    if not isinstance(spec, dict):
+        return
+    vf, security = spec.get("vf"), spec.get("port_security")
+    if _is(vf, "trusted", True):
+        yield "vf.trusted=true"
+    if _is(vf, "spoofchk", False):
+        yield "vf.spoofchk=false"
+    if _is(security, "enabled", False):
+        yield "port_security.enabled=false"
+    if isinstance(security, dict) and security.get("roles"):
+        yield "port_security.roles"
+
+
+def _is(value: Any, name: str, wanted: bool) -> bool:
+    return isinstance(value, dict) and value.get(name) is wanted
