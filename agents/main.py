@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         listen = Listen.read(conf)
         view = HostView.read(conf)
         OvsSettings.read(conf)  # what is wrong there is said here, and not by each backend
+        task_settings = TaskSettings.read(conf)
         credentials = Credentials(listen)
         audit = AuditLog(Path(conf.api.audit_log) if conf.api.audit_log else None)
         limits = Limits(LimitSettings.read(conf.api))
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     metrics = Metrics(store)
     service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, view)
-    tasks = TaskRunner(TaskSettings.read(conf), store.tasks, audit.carried_out)
+    tasks = TaskRunner(task_settings, store.tasks, audit.carried_out)
     app = http.build(service, tasks, metrics)
     gate = Gate(app, tasks, lambda: credentials.access, audit, limits)
     metrics.watch_credentials(lambda: credentials.stale)

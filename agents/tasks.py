@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import json
 import logging
+import ssl
+import stat
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -24,6 +28,10 @@ from netplugin.models import Task, TaskState
 LOG = logging.getLogger(__name__)
 _BACKOFF_FIRST_S, _BACKOFF_MOST_S = 1.0, 60.0
 _FORGET_EVERY_S = 3600.0
+# RFC 2104 section 3: shorter keys than the hash are weaker; 16 bytes are what 128 bits need.
+_SHORTEST_SECRET = 16
+#: Header of a delivery that is signed.
+SIGNATURE = "X-Netplugin-Signature"
 
 
 @dataclass(frozen=True)
@@ -34,15 +42,62 @@ class TaskSettings:
     expire_after_s: float
     callback_timeout_s: float
     callback_ca: str | None = None
+    callback_cert: str | None = None
+    callback_key: str | None = None
+    #: Results are signed with it.
+    secret: bytes | None = field(default=None, repr=False)
 
     @staticmethod
     def read(conf: Any) -> TaskSettings:
-        return TaskSettings(
-            callback_allow=tuple(conf.tasks.callback_allow),
-            expire_after_s=float(conf.tasks.expire_after),
-            callback_timeout_s=float(conf.tasks.callback_timeout),
-            callback_ca=conf.tasks.callback_ca,
+        """Raises: ValueError, OSError for a file that cannot be used."""
+        tasks = conf.tasks
+        insecure = [url for url in tasks.callback_allow if not url.lower().startswith("https:")]
+        if insecure and not tasks.callback_insecure_http:
+            raise ValueError(
+                f"[tasks] callback_allow {insecure[0]}: results would go there in the clear; use "
+                "https, or set callback_insecure_http"
+            )
+        settings = TaskSettings(
+            callback_allow=tuple(tasks.callback_allow),
+            expire_after_s=float(tasks.expire_after),
+            callback_timeout_s=float(tasks.callback_timeout),
+            callback_ca=tasks.callback_ca,
+            callback_cert=tasks.callback_cert,
+            callback_key=tasks.callback_key,
+            secret=read_secret(Path(tasks.callback_secret)) if tasks.callback_secret else None,
         )
+        if bool(settings.callback_cert) != bool(settings.callback_key):
+            raise ValueError("[tasks] callback_cert and callback_key go together")
+        if settings.callback_cert or settings.callback_ca:
+            settings.tls_context()
+        return settings
+
+    def tls_context(self) -> ssl.SSLContext:
+        """For deliveries. Raises: ValueError."""
+        try:
+            context = ssl.create_default_context(cafile=self.callback_ca)
+            if self.callback_cert:
+                context.load_cert_chain(self.callback_cert, self.callback_key, password="")
+        except OSError as wrong:
+            raise ValueError(
+                f"[tasks] callback_ca, callback_cert or callback_key cannot be used: {wrong}"
+            ) from None
+        return context
+
+
+def read_secret(path: Path) -> bytes:
+    """The key in a file that nobody else can read. Raises: ValueError, OSError."""
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise ValueError(f"{path} can be read by others: chmod 600 {path}")
+    secret = path.read_bytes().strip()
+    if len(secret) < _SHORTEST_SECRET:
+        raise ValueError(f"{path} has a key of fewer than {_SHORTEST_SECRET} bytes")
+    return secret
+
+
+def signature(secret: bytes, taskuuid: str, body: bytes) -> str:
+    """Value of the header that shows a receiver who sent a result: HMAC-SHA256 (RFC 2104)."""
+    return "sha256=" + hmac.new(secret, taskuuid.encode() + b"\n" + body, "sha256").hexdigest()
 
 
 def callback_allowed(url: str, allow: Sequence[str]) -> bool:
@@ -206,19 +261,18 @@ class TaskRunner:
     async def _post(self, task: JournalledTask) -> bool:
         import httpx  # four megabytes that an agent without asynchronous calls does not need
 
+        body = json.dumps(task.result, ensure_ascii=False, separators=(",", ":")).encode()
         try:
             if self._client is None:
-                import ssl
-
                 self._client = httpx.AsyncClient(
                     timeout=self._settings.callback_timeout_s,
                     follow_redirects=False,  # a redirect would lead off the allow-list
                     trust_env=False,
-                    verify=ssl.create_default_context(cafile=self._settings.callback_ca),
+                    verify=self._settings.tls_context(),
                     limits=httpx.Limits(max_connections=None),
                 )
             answer = await self._client.post(
-                task.callback_url, json=task.result, headers={"taskuuid": task.taskuuid}
+                task.callback_url, content=body, headers=self._headers(task.taskuuid, body)
             )
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as failed:
             LOG.info("task %s: callback not reached: %r", task.taskuuid, failed)
@@ -227,6 +281,12 @@ class TaskRunner:
             return True
         LOG.info("task %s: callback answered %d", task.taskuuid, answer.status_code)
         return False
+
+    def _headers(self, taskuuid: str, body: bytes) -> dict[str, str]:
+        headers = {"taskuuid": taskuuid, "Content-Type": "application/json"}
+        if self._settings.secret is not None:
+            headers[SIGNATURE] = signature(self._settings.secret, taskuuid, body)
+        return headers
 
     async def _forget(self) -> None:
         while True:

@@ -132,6 +132,23 @@ TASKS = [
         "callback_ca",
         help="File with CA certificates (PEM) for https callback URLs; unset: the system's.",
     ),
+    cfg.BoolOpt(
+        "callback_insecure_http",
+        default=False,
+        help="Let callback_allow have http:// prefixes too: results then go in the clear, and to "
+        "whoever answers there. Without it the agent does not start with such a prefix.",
+    ),
+    cfg.StrOpt(
+        "callback_secret",
+        help="File with a key of at least 16 bytes that results are signed with: the header "
+        "X-Netplugin-Signature has sha256= and the HMAC-SHA256 of the taskuuid, a newline and the "
+        "body. The file must not be readable by others.",
+    ),
+    cfg.StrOpt(
+        "callback_cert",
+        help="File with a client certificate (PEM) that is shown to https callback URLs.",
+    ),
+    cfg.StrOpt("callback_key", help="File with the private key of callback_cert (PEM)."),
 ]
 
 AGENT = [

@@ -51,6 +51,7 @@ class PrivateAgent:
                 "bind_port": str(self.port),
                 "insecure_loopback": "true",
             },
+            "tasks": {"callback_insecure_http": "true"},
             "agent": {"enabled_backends": "dpdkvhostuser" if ovs else "linuxbridge"},
             "dpdkvhostuser": {"guest_hugepages": "false"},
         }
