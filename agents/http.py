@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Coroutine, Sequence
+from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -43,6 +43,7 @@ from netplugin.models import (
     VfInfo,
 )
 
+T = TypeVar("T")
 PROBLEM = "application/problem+json"
 # A body of a megabyte can be wrong in a million places: no answer needs to name more than these.
 _MOST_ERRORS = 100
@@ -193,13 +194,15 @@ def _add_host(app: FastAPI, service: Service) -> None:
     async def get_host() -> HostState:
         return await service.host()
 
-    @app.get("/v1/host/checks", responses=_documented(), operation_id="host_checks")
-    async def host_checks() -> list[Finding]:
-        return await service.checks()
+    @app.get(
+        "/v1/host/checks", responses=_documented(errors.Overloaded), operation_id="host_checks"
+    )
+    async def host_checks(caller: Request) -> list[Finding]:
+        return await _while_here(caller, service.checks())
 
     @app.get("/v1/vfs", responses=_PORT_ERRORS, operation_id="list_vfs")
-    async def list_vfs() -> list[VfInfo]:
-        return await service.vfs()
+    async def list_vfs(caller: Request) -> list[VfInfo]:
+        return await _while_here(caller, service.vfs())
 
     @app.delete(
         "/v1/vfs/{pci_address}/quarantine",
@@ -223,8 +226,32 @@ def _add_host(app: FastAPI, service: Service) -> None:
         return await service.pmd.proposal(measured.interval)
 
     @app.post("/v1/reconcile", responses=_PORT_ERRORS, operation_id="reconcile")
-    async def reconcile(request: ReconcileRequest | None = None) -> ReconcileReport:
-        return await service.reconcile(request or ReconcileRequest())
+    async def reconcile(
+        caller: Request, request: ReconcileRequest | None = None
+    ) -> ReconcileReport:
+        return await _while_here(caller, service.reconcile(request or ReconcileRequest()))
+
+
+async def _while_here(caller: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await the work; cancel it when the connection of its caller has ended.
+
+    Raises: what the work raises, CancelledError when the caller has gone.
+    """
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(caller))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            working.cancel()
+        return await working
+    finally:
+        working.cancel()
+        gone.cancel()
+
+
+async def _gone(caller: Request) -> None:
+    while (await caller.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _add_tasks(app: FastAPI, tasks: TaskRunner) -> None:

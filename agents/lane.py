@@ -1,4 +1,4 @@
-"""One thread for each backend: takes what is waiting, in batches, and looks at the host in between.
+"""One thread for each backend: port operations in batches, reads of the host, and looks, by turns.
 
 This is the group commit: while one batch is with vswitchd, the calls that come meanwhile gather
 and share the next transaction.
@@ -6,17 +6,26 @@ and share the next transaction.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeVar
 
 from agents.reconciler import Operation, Reconciler
 from netplugin.backend import Wake
-from netplugin.errors import BackendUnavailable, NetpluginError, Overloaded, as_host_error
+from netplugin.errors import (
+    BackendUnavailable,
+    NetpluginError,
+    OperationTimeout,
+    Overloaded,
+    as_host_error,
+)
 from netplugin.host.supervisor import Supervisor
 from netplugin.models import ReconcileReport
 
@@ -28,11 +37,28 @@ _QUICK_S, _SLOW_S = 0.25, 1.0
 _LEAST, _MOST = 4, 256
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 30.0
 _FIRST_LOOK_S = 2.0
-# How long port operations may hold off a look that is due.
-_PATIENCE_S = 5.0
+_GRACE_S = 10.0
+# A look that the host made due waits for so many times what the last one took, and no longer than
+# this: what changes all the time, or changes because it is looked at, takes a fifth of the thread.
+_LOOK_GAP, _LOOK_GAP_MOST_S = 4.0, 5.0
 
-Errand = Callable[[], None]
+Work = Callable[[], None]
 T = TypeVar("T")
+
+
+class Turn(Enum):
+    """What the lane does by turns, as far as it is due."""
+
+    CALLS = 0
+    ERRAND = 1
+    LOOK = 2
+
+
+@dataclass(frozen=True)
+class _Errand:
+    future: Future[Any]
+    work: Callable[[], Any]
+    deadline: float
 
 
 class Lane:
@@ -46,18 +72,21 @@ class Lane:
         batch_size: int,
         interval_s: float,
         max_waiting: int,
+        max_errands: int,
     ) -> None:
         self.reconciler = reconciler
         self._size = batch_size
         self._interval_s = interval_s
         self._max_waiting = max_waiting
+        self._max_errands = max_errands
         self._wake = threading.Condition()
         self._waiting: deque[Operation] = deque()
         self._open: Counter[str] = Counter()  # operations of each port, waiting or at hand
-        self._errands: deque[tuple[Future[Any], Errand]] = deque()
+        self._errands: deque[_Errand] = deque()
+        self._last_turn = Turn.LOOK
         self._look_at: set[str] = set()
-        self._look_since = 0.0
         self._look_at_all = False
+        self._no_look_before = 0.0
         self._next_look = time.monotonic() + interval_s
         self._retry_s = _RETRY_FIRST_S
         # The backend says when the host can first be looked at; should it not, we look all the same.
@@ -85,7 +114,7 @@ class Lane:
             op = self._waiting.popleft()
             _refuse(op.future, op.port_id)
         while self._errands:
-            _refuse(self._errands.popleft()[0])
+            _refuse(self._errands.popleft().future)
 
     def submit(self, *operations: Operation) -> None:
         """Put operations in the queue. Raises: Overloaded, then none of them is taken."""
@@ -105,32 +134,34 @@ class Lane:
         """Whether an operation on this port waits or is being carried out."""
         return port_id in self._open
 
-    def reconcile(self, *, dry_run: bool, remove_orphans: bool) -> Future[ReconcileReport]:
-        """Look at the whole host as soon as the batch at hand is done."""
+    def reconcile(
+        self, deadline: float, *, dry_run: bool, remove_orphans: bool
+    ) -> Future[ReconcileReport]:
+        """Look at the whole host when it is an errand's turn."""
         return self.errand(
             lambda: self.reconciler.check(
                 dry_run=dry_run, remove_orphans=remove_orphans, batch_size=self._size
-            )
+            ),
+            deadline,
         )
 
-    def errand(self, work: Callable[[], T]) -> Future[T]:
-        """Have the lane's thread do this as soon as the batch at hand is done."""
+    def errand(self, work: Callable[[], T], deadline: float) -> Future[T]:
+        """Have the lane's thread do this by turns with calls and looks; not if its turn comes after
+        ``deadline`` (monotonic), nor if the future was cancelled.
+
+        Raises: Overloaded, BackendUnavailable. The future: also OperationTimeout, what ``work`` raises.
+        """
         future: Future[T] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return  # who asked has gone
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
-
         with self._wake:
             if self._stopped:
-                _refuse(future)
-            else:
-                self._errands.append((future, run))
-                self._wake.notify()
+                raise BackendUnavailable("the agent stops", step="queue")
+            if len(self._errands) >= self._max_errands:
+                raise Overloaded(
+                    f"{len(self._errands)} requests wait to read the host", step="queue",
+                    fix="try again later, or raise [api] max_waiting_reads",
+                )  # fmt: skip
+            self._errands.append(_Errand(future, work, deadline))
+            self._wake.notify()
         return future
 
     def wake(self, why: Wake) -> None:
@@ -141,8 +172,6 @@ class Lane:
                 self._look_at_all = True
                 self._retry_s = _RETRY_FIRST_S
             else:
-                if not self._look_at:
-                    self._look_since = time.monotonic()
                 self._look_at |= why.ports
             self._wake.notify()
 
@@ -166,44 +195,60 @@ class Lane:
                 self._retry_later()
 
     def _due(self, now: float) -> bool:
-        return bool(
-            self._waiting
-            or self._errands
-            or self._look_at
-            or self._look_at_all
-            or now >= self._look_at_all_at()
-        )
+        return any(self._is_due(turn, now) for turn in Turn)
+
+    def _is_due(self, turn: Turn, now: float) -> bool:
+        if turn is Turn.CALLS:
+            return bool(self._waiting)
+        if turn is Turn.ERRAND:
+            return bool(self._errands)
+        return now >= self._next_look_at()
 
     def _idle_s(self, now: float) -> float:
-        return max(0.0, self._look_at_all_at() - now)
+        return max(0.0, self._next_look_at() - now)
+
+    def _next_look_at(self) -> float:
+        by_itself = self._look_at_all_at()
+        told = self._look_at or self._look_at_all
+        return min(by_itself, self._no_look_before) if told else by_itself
 
     def _look_at_all_at(self) -> float:
         return min(self._next_look, self._next_look if self._retry_at is None else self._retry_at)
 
-    def _next(self, now: float) -> Errand:
-        """What is next: the whole host after a restart, then calls, then looks of our own.
-
-        Calls that never end hold off a look for a while, and not for ever.
-        """
-        if self._errands:
-            return self._errands.popleft()[1]
-        if self._look_at_all or now - self._look_at_all_at() >= _PATIENCE_S:
-            return self._look_at_all_now()
-        patient = not self._look_at or now - self._look_since < _PATIENCE_S
-        if self._waiting and patient:
+    def _next(self, now: float) -> Work:
+        """Calls, errands and looks take turns; none of them holds off another for more than one."""
+        turns = sorted(Turn, key=lambda turn: (turn.value - self._last_turn.value - 1) % len(Turn))
+        turn = next(turn for turn in turns if self._is_due(turn, now))
+        self._last_turn = turn
+        if turn is Turn.CALLS:
             batch = self._take_batch()
             return lambda: self._serve(batch)
-        if self._look_at:
+        if turn is Turn.ERRAND:
+            errand = self._errands.popleft()
+            return lambda: self._run_errand(errand)
+        if self._look_at and not self._look_at_all and now < self._look_at_all_at():
             ports, self._look_at = frozenset(self._look_at), set()
             return lambda: self._look(ports)
-        return self._look_at_all_now()
-
-    def _look_at_all_now(self) -> Errand:
         self._look_at_all = False
         self._look_at.clear()
-        self._next_look = time.monotonic() + self._interval_s
+        self._next_look = now + self._interval_s
         self._retry_at = None
         return lambda: self._look(None)
+
+    def _run_errand(self, errand: _Errand) -> None:
+        if not errand.future.set_running_or_notify_cancel():
+            return  # who asked has gone
+        if time.monotonic() >= errand.deadline:
+            errand.future.set_exception(
+                OperationTimeout("the request's turn did not come in time", step="queue")
+            )
+            return
+        try:
+            errand.future.set_result(errand.work())
+        except Exception as error:
+            if not isinstance(error, NetpluginError):
+                self._supervisor.failed(self._name, error)
+            errand.future.set_exception(as_host_error(error, "agent"))
 
     def _take_batch(self) -> list[Operation]:
         """The first operations in order; a second one of a port waits for the next batch."""
@@ -243,7 +288,12 @@ class Lane:
                     del self._open[op.port_id]
 
     def _look(self, ports: frozenset[str] | None) -> None:
-        self.reconciler.check(ports, batch_size=self._size)
+        begun = time.monotonic()
+        try:
+            self.reconciler.check(ports, batch_size=self._size)
+        finally:
+            now = time.monotonic()
+            self._no_look_before = now + min(_LOOK_GAP_MOST_S, _LOOK_GAP * (now - begun))
         if ports is None:
             self.looked_once.set()
         if self.reconciler.unsettled():
@@ -257,6 +307,21 @@ class Lane:
                 return  # calls that fail, or go on beside a port that did, must not put it off
             self._retry_at = time.monotonic() + self._retry_s
             self._retry_s = min(_RETRY_MOST_S, self._retry_s * 2)
+
+
+async def answer(future: Future[T], deadline: float, port_id: str | None = None) -> T:
+    """What a lane answers, for the event loop; a caller that is cancelled cancels what waits.
+
+    Raises: OperationTimeout some seconds after the deadline, as cleaning up takes its time.
+    """
+    left = deadline + _GRACE_S - time.monotonic()
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(future), left)
+    except TimeoutError:
+        raise OperationTimeout(
+            "the host did not answer in time; the agent goes on to put it right",
+            step="wait", port_id=port_id,
+        ) from None  # fmt: skip
 
 
 def _refuse(future: Future[Any], port_id: str | None = None) -> None:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 
-from agents.lane import Lane
+from agents.lane import Lane, answer
 from agents.reconciler import Spread, unknown_overlay
 from agents.store import Store
 from netplugin.backend import Overlay
@@ -132,11 +132,12 @@ class Networks:
         return whole
 
     async def _converge_on(self, lane: Lane, network_id: str) -> Spread:
+        deadline = time.monotonic() + self._timeout_s
+
         def work() -> Spread:
-            deadline = time.monotonic() + self._timeout_s
             return lane.reconciler.converge_network(network_id, deadline)
 
-        return await asyncio.wrap_future(lane.errand(work))
+        return await answer(lane.errand(work, deadline), deadline)
 
     async def _go_back(self, network_id: str, before: Overlay | None) -> None:
         """A change that failed leaves nothing behind that was not there before."""

@@ -33,7 +33,8 @@ LOG = logging.getLogger(__name__)
 
 # After a failure the host is cleaned within this; what does not go in time is gone after later.
 _UNDO_S = 5.0
-_CHECK_S = 120.0
+#: How long putting right the whole host may take.
+CHECK_S = 120.0
 _LOOK_S = 10.0
 _TRUSTED = "orphans_may_go"
 
@@ -574,7 +575,7 @@ class Reconciler:
         batch_size: int,
     ) -> Converged:
         """Many ports at once would stall vswitchd for seconds: those to change go in chunks first."""
-        deadline = time.monotonic() + _CHECK_S
+        deadline = time.monotonic() + CHECK_S
         changes = [i for i in intents if i.port_id in touched]
         fresh: Observation | None = seen
         if len(changes) > batch_size:

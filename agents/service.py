@@ -6,17 +6,17 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from agents.domains import Domains
 from agents.host import HostView
-from agents.lane import Lane
+from agents.lane import Lane, answer
 from agents.metrics import Metrics
 from agents.networks import Networks
 from agents.pmd import Pmd
-from agents.reconciler import Delete, Operation, Put, Reconciler, unknown_backend
+from agents.reconciler import CHECK_S, Delete, Operation, Put, Reconciler, unknown_backend
 from agents.store import Record, Store
 from agents.teams import Teams
 from netplugin.backend import Backend, Claim, Intent, Observation
@@ -26,7 +26,7 @@ from netplugin.errors import (
     HostError,
     NetpluginError,
     NotFound,
-    OperationTimeout,
+    Overloaded,
 )
 from netplugin.host.shared import Host
 from netplugin.models import (
@@ -45,10 +45,9 @@ from netplugin.models import (
 )
 
 LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 #: Of one port of a batch: waiting in its lane, under way with its standby, refused, or not needed.
 _Call: TypeAlias = Operation | asyncio.Future[Any] | NetpluginError | None
-# An answer may come this much after the operation's deadline: cleaning up takes its time.
-_GRACE_S = 10.0
 
 
 class Service:
@@ -77,6 +76,7 @@ class Service:
                 batch_size=conf.agent.batch_size,
                 interval_s=float(conf.agent.reconcile_interval),
                 max_waiting=conf.api.max_waiting,
+                max_errands=conf.api.max_waiting_reads,
             )
             for name, backend in backends.items()
         }
@@ -217,14 +217,18 @@ class Service:
         return sorted(infos, key=lambda info: info.name)
 
     async def reconcile(self, request: ReconcileRequest) -> ReconcileReport:
+        """Raises: Overloaded."""
         report = ReconcileReport(dry_run=request.dry_run, ports=0, changes=[])
+        deadline = time.monotonic() + self._timeout_s
         futures = {
-            name: lane.reconcile(dry_run=request.dry_run, remove_orphans=request.remove_orphans)
+            name: lane.reconcile(
+                deadline, dry_run=request.dry_run, remove_orphans=request.remove_orphans
+            )
             for name, lane in self._lanes.items()
         }
         for name, future in futures.items():
             try:
-                part = await asyncio.wrap_future(future)
+                part = await answer(future, deadline + CHECK_S)
             except NetpluginError as error:
                 LOG.warning("reconcile of %s: %s", name, error)
                 report.errors.append(error.problem())
@@ -238,14 +242,14 @@ class Service:
     async def vfs(self) -> list[VfInfo]:
         """Every virtual function of the pool; the backends that share it would all say the same.
 
-        Raises: what ``Backend.observe`` raises.
+        Raises: Overloaded; what ``Backend.observe`` raises.
         """
         lanes = [lane for lane in self._lanes.values() if lane.reconciler.has_vfs]
         for lane in lanes:
             try:
-                return await asyncio.wrap_future(lane.errand(lane.reconciler.vfs))
-            except NetpluginError:
-                if lane is lanes[-1]:
+                return await self._errand(lane, lane.reconciler.vfs)
+            except NetpluginError as error:
+                if lane is lanes[-1] or isinstance(error, Overloaded):
                     raise  # one that also needs OVS may not see now what another does
         return []
 
@@ -255,7 +259,10 @@ class Service:
 
     async def checks(self) -> list[Finding]:
         """What an operator should know of the host: of the machine, and then by the backends that can
-        look at it, which know more of their own part."""
+        look at it, which know more of their own part.
+
+        Raises: Overloaded.
+        """
         findings: list[Finding] = []
         try:
             findings += await self._view.within(self._view.findings)
@@ -263,7 +270,9 @@ class Service:
             findings.append(_unseen("host", error, "the host can be looked at"))
         for name, lane in self._lanes.items():
             try:
-                findings += await asyncio.wrap_future(lane.errand(lane.reconciler.findings))
+                findings += await self._errand(lane, lane.reconciler.findings)
+            except Overloaded:
+                raise
             except NetpluginError as error:
                 findings.append(_unseen(name, error, f"backend {name} can look at the host"))
         findings += [_unusable(info) for info in self.backends() if not info.usable]
@@ -389,14 +398,12 @@ class Service:
         return await self._wait(operation)
 
     async def _wait(self, operation: Operation) -> Any:
-        left = operation.deadline + _GRACE_S - time.monotonic()
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(operation.future), left)
-        except TimeoutError:
-            raise OperationTimeout(
-                "the host did not answer in time; the agent goes on to put it right",
-                step="wait", port_id=operation.port_id,
-            ) from None  # fmt: skip
+        future: Future[Any] = operation.future
+        return await answer(future, operation.deadline, operation.port_id)
+
+    async def _errand(self, lane: Lane, work: Callable[[], T]) -> T:
+        deadline = time.monotonic() + self._timeout_s
+        return await answer(lane.errand(work, deadline), deadline)
 
     async def _batch_result(self, port_id: str, call: _Call) -> BatchResult:
         try:

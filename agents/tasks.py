@@ -311,7 +311,7 @@ async def call_app(app: Any, method: str, target: str, body: bytes) -> tuple[int
     async def receive() -> dict[str, Any]:
         nonlocal sent
         if sent:
-            return {"type": "http.disconnect"}
+            await asyncio.Event().wait()  # nobody goes away: the task waits for the answer
         sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 

@@ -108,6 +108,14 @@ API = [
         min=1,
         help="Operations that may wait at a time; one more is answered `overloaded`.",
     ),
+    cfg.IntOpt(
+        "max_waiting_reads",
+        default=64,
+        min=1,
+        help="Requests that look at the whole host (/v1/host/checks, /v1/vfs, /v1/reconcile, and "
+        "changes of VXLAN networks) that may wait for a backend at a time; one more is answered "
+        "`overloaded`. They take turns with port operations.",
+    ),
 ]
 
 TASKS = [

@@ -6,7 +6,9 @@ import os
 import resource
 import shutil
 import sqlite3
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from tests.lab.processes import run, wait_for
 pytestmark = pytest.mark.light
 
 DEADLINE_S = 60.0
+READERS = 24
 OPTIONS = {
     # It looks by itself only when it is told.
     "agent": {"reconcile_interval": "3600"},
@@ -156,3 +159,50 @@ def test_news_is_heard_after_the_watch_has_failed(agent: PrivateAgent) -> None:
     # And it hears what comes after.
     run(["nft", "flush", "ruleset"])
     wait_for(lambda: "npt" in run(["nft", "list", "ruleset"]), DEADLINE_S, "the filter is back")
+
+
+# -- calls, reads and looks take turns -------------------------------------------------------------
+
+
+def test_a_plug_beside_news_that_never_ends(agent: PrivateAgent) -> None:
+    """Somebody changes what the agent watches for as long as the plug takes."""
+    assert agent.call("PUT", "/v1/ports/p1", make_spec(1))[0] == 200
+    plugged = threading.Event()
+
+    def disturb(number: int) -> None:
+        change = f"chain bridge netplugin disturbance{number}\n"
+        lines = f"add {change}delete {change}" * 200
+        while not plugged.is_set():
+            run(["nft", "-i"], stdin=lines)  # a transaction a line
+
+    with ThreadPoolExecutor() as pool:
+        disturbed = [pool.submit(disturb, number) for number in range(3)]
+        try:
+            for number in range(2, 8):
+                assert agent.call("PUT", f"/v1/ports/p{number}", make_spec(number))[0] == 200
+        finally:
+            plugged.set()
+        for one in disturbed:
+            one.result(DEADLINE_S)
+
+
+def test_plugs_beside_reads_that_never_end(agent: PrivateAgent) -> None:
+    """Each reader asks again as soon as it is answered, so that some always wait for their turn."""
+    done, started = threading.Event(), threading.Barrier(READERS + 1, timeout=DEADLINE_S)
+
+    def read() -> set[int]:
+        started.wait()
+        statuses = set()
+        while not done.is_set():
+            statuses.add(agent.call("POST", "/v1/reconcile", {"dry_run": True})[0])
+        return statuses
+
+    with ThreadPoolExecutor(READERS) as pool:
+        readers = [pool.submit(read) for _ in range(READERS)]
+        started.wait()
+        try:
+            for number in range(1, 4):
+                assert agent.call("PUT", f"/v1/ports/p{number}", make_spec(number))[0] == 200
+        finally:
+            done.set()
+        assert set().union(*(reader.result(DEADLINE_S) for reader in readers)) == {200}

@@ -85,7 +85,14 @@ def test_the_wire_and_the_vm_through_a_vf_and_back(
 ) -> None:
     before = whole_state(pf, functions())
     # It looks by itself only when it is told: by OVS, by vswitchd, by the kernel.
-    lane = Lane(process.reconciler, Supervisor(), batch_size=8, interval_s=3600, max_waiting=8)
+    lane = Lane(
+        process.reconciler,
+        Supervisor(),
+        batch_size=8,
+        interval_s=3600,
+        max_waiting=8,
+        max_errands=8,
+    )
     lane.start()
     try:
         binding = process.put("nic1", make_spec(), lane.submit).model_dump()

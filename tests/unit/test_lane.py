@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,12 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agents import lane as lane_module
-from agents.lane import Lane
+from agents.lane import Lane, Turn
 from agents.metrics import Metrics
 from agents.reconciler import Delete, Operation, Put, Reconciler
 from agents.store import Store
@@ -24,7 +26,7 @@ from netplugin.backend import Wake
 from netplugin.errors import BackendUnavailable, HostError, OperationTimeout, Overloaded
 from netplugin.host.supervisor import Supervisor
 from netplugin.models import Batch, PortSpec, ReconcileReport
-from tests.unit.agent import SPEC, Agent, agent
+from tests.unit.agent import SPEC, Agent, agent, served_agent
 from tests.unit.fakes import FakeBackend, FakeHost
 
 DEADLINE_S = 20.0
@@ -37,6 +39,10 @@ def put(port_id: str = "p1", deadline_s: float = 30.0) -> Put:
 
 def delete(port_id: str = "p1", deadline_s: float = 30.0) -> Delete:
     return Delete(port_id, time.monotonic() + deadline_s, Future())
+
+
+def in_time() -> float:
+    return time.monotonic() + DEADLINE_S
 
 
 class Scripted:
@@ -75,7 +81,12 @@ class Scripted:
 
 
 def make(reconciler: Any, **options: Any) -> Lane:
-    settings = {"batch_size": 64, "interval_s": 3600.0, "max_waiting": 100} | options
+    settings = {
+        "batch_size": 64,
+        "interval_s": 3600.0,
+        "max_waiting": 100,
+        "max_errands": 4,
+    } | options
     return Lane(reconciler, Supervisor(), **settings)
 
 
@@ -175,8 +186,9 @@ def test_an_unexpected_failure_is_answered_and_the_lane_goes_on(scripted: Script
     lane.start()
     broken = put("p1")
     lane.submit(broken)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(HostError) as error:
         result(broken)
+    assert error.value.port_id == "p1" and "unexpected" in error.value.detail
     scripted.on_serve = lambda: None
     fine = put("p2")
     lane.submit(fine)
@@ -376,22 +388,88 @@ def test_ports_that_moved_are_looked_at_together(scripted: Scripted, clock: Cloc
     assert scripted.looks[2:] == [None]
 
 
-def test_what_is_next(scripted: Scripted, clock: Clock) -> None:
-    """A restart of the host comes before calls, calls before a port that moved, but not for ever."""
+def test_calls_errands_and_looks_take_turns(scripted: Scripted, clock: Clock) -> None:
     lane = make(scripted)
     settle(lane, clock)
-    lane.wake(Wake("row changed", frozenset({"a"})))
-    lane.submit(put("p1"))
+    for number in range(3):
+        lane.wake(Wake("row changed", frozenset({"a"})))
+        lane.errand(lambda: scripted.events.append("errand"), clock.now + 30)
+        lane.submit(put(f"p{number}"))
+        for _ in range(3):
+            assert turn(lane, clock)
+    assert not turn(lane, clock)
+    assert scripted.events[1:] == ["serve", "errand", "look"] * 3
+
+
+@given(st.lists(st.sampled_from(["call", "errand", "wake"]), min_size=1, max_size=40))
+def test_nothing_waits_for_more_than_one_turn_of_each_other(asked: list[str]) -> None:
+    """However much comes of the others: they may take one turn each before it."""
+    scripted, now = Scripted(), time.monotonic()
+    lane = make(scripted, batch_size=1, max_errands=100)
+    lane._retry_at = None
+    for number, what in enumerate(asked):
+        if what == "call":
+            lane.submit(put(f"p{number}"))
+        elif what == "errand":
+            lane.errand(lambda: None, now + 30)
+        else:
+            lane.wake(Wake("row changed", frozenset({"a"})))
+    waited = dict.fromkeys(Turn, 0)
+    while lane._due(now):
+        due = [kind for kind in Turn if lane._is_due(kind, now)]
+        lane._next(now)
+        for kind in due:
+            waited[kind] = 0 if kind is lane._last_turn else waited[kind] + 1
+            assert waited[kind] < len(Turn)
+
+
+def test_a_look_that_wakes_looks_leaves_most_of_the_time(scripted: Scripted, clock: Clock) -> None:
+    """What changes because it is looked at is looked at with pauses."""
+    lane = make(scripted)
+    settle(lane, clock)
+
+    def look() -> None:
+        clock.passes(0.1)
+        lane.wake(Wake("qdisc changed"))
+
+    scripted.on_check = look
+    lane.wake(Wake("qdisc changed"))
+    for _ in range(3):
+        assert turn(lane, clock), "the first is at once"
+        assert not turn(lane, clock)
+        assert lane._idle_s(clock.now) == pytest.approx(0.4)
+        clock.passes(lane._idle_s(clock.now))
+    scripted.on_check = lambda: clock.passes(60.0)
     assert turn(lane, clock)
-    lane.submit(put("p2"))
-    clock.passes(lane_module._PATIENCE_S)
-    assert turn(lane, clock) and turn(lane, clock)
-    lane.submit(put("p3"))
     lane.wake(Wake("vswitchd is back"))
-    while turn(lane, clock):
-        pass
-    assert scripted.events[1:] == ["serve", "look", "serve", "look", "serve"]
-    assert scripted.looks[1:] == [frozenset({"a"}), None]
+    assert lane._idle_s(clock.now) == lane_module._LOOK_GAP_MOST_S
+
+
+# -- errands -----------------------------------------------------------------------------------------
+
+
+def test_one_errand_too_many_is_refused(held: tuple[Lane, threading.Event]) -> None:
+    lane, go_on = held
+    waiting = [lane.errand(lambda: 1, in_time()) for _ in range(4)]
+    with pytest.raises(Overloaded) as full:
+        lane.errand(lambda: 1, in_time())
+    assert full.value.retryable and "max_waiting_reads" in str(full.value.fix)
+    go_on.set()
+    assert [future.result(DEADLINE_S) for future in waiting] == [1] * 4
+
+
+def test_an_errand_is_not_done_late_nor_for_nobody(held: tuple[Lane, threading.Event]) -> None:
+    lane, go_on = held
+    done: list[str] = []
+    late = lane.errand(lambda: done.append("late"), time.monotonic() - 1)
+    gone = lane.errand(lambda: done.append("gone"), in_time())
+    last = lane.errand(lambda: done.append("last"), in_time())
+    assert gone.cancel()
+    go_on.set()
+    last.result(DEADLINE_S)
+    assert done == ["last"]
+    with pytest.raises(OperationTimeout):
+        late.result(DEADLINE_S)
 
 
 def test_what_is_not_settled_is_tried_again_less_and_less_often(
@@ -511,11 +589,12 @@ def test_a_stop_ends_after_the_batch_at_hand_and_answers_the_rest(
 
 def test_a_stop_answers_who_waits_for_a_look(held: tuple[Lane, threading.Event]) -> None:
     lane, go_on = held
-    looks = [lane.reconcile(dry_run=True, remove_orphans=False)]
+    looks = [lane.reconcile(in_time(), dry_run=True, remove_orphans=False)]
     stopping = threading.Thread(target=lane.stop)
     stopping.start()
     wait_until(lambda: lane._stopped)
-    looks.append(lane.reconcile(dry_run=True, remove_orphans=False))
+    with pytest.raises(BackendUnavailable):
+        lane.reconcile(in_time(), dry_run=True, remove_orphans=False)
     go_on.set()
     stopping.join(DEADLINE_S)
     for look in looks:
@@ -541,7 +620,9 @@ def test_a_stop_is_not_held_up_by_callers_that_are_gone(held: tuple[Lane, thread
 def test_a_look_is_made_for_who_asks_and_its_failure_is_theirs(scripted: Scripted) -> None:
     lane = make(scripted)
     lane.start()
-    assert lane.reconcile(dry_run=True, remove_orphans=False).result(DEADLINE_S).ports == 0
+    assert (
+        lane.reconcile(in_time(), dry_run=True, remove_orphans=False).result(DEADLINE_S).ports == 0
+    )
     refusal = HostError("no", step="observe")
 
     def fail() -> None:
@@ -549,5 +630,32 @@ def test_a_look_is_made_for_who_asks_and_its_failure_is_theirs(scripted: Scripte
 
     scripted.on_check = fail
     with pytest.raises(HostError):
-        lane.reconcile(dry_run=True, remove_orphans=False).result(DEADLINE_S)
+        lane.reconcile(in_time(), dry_run=True, remove_orphans=False).result(DEADLINE_S)
     lane.stop()
+
+
+def test_what_nobody_waits_for_any_more_is_not_looked_at(tmp_path: Path) -> None:
+    """The caller of a read closes its connection while others have their turns."""
+    busy, go_on = threading.Event(), threading.Event()
+
+    def hold(_: Any) -> None:
+        busy.set()
+        assert go_on.wait(DEADLINE_S)
+
+    with agent(tmp_path) as running, served_agent(running) as url:
+        lane = running.service._lanes["fake"]
+        running.host.on_observe = hold
+        calls = threading.Thread(
+            target=lambda: httpx.post(f"{url}/v1/reconcile", timeout=DEADLINE_S)
+        )
+        calls.start()
+        assert busy.wait(DEADLINE_S)
+        host, _, port = url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port))) as caller:
+            caller.sendall(
+                b"POST /v1/reconcile HTTP/1.1\r\nHost: 127.0.0.1\r\ncontent-length: 0\r\n\r\n"
+            )
+            wait_until(lambda: bool(lane._errands))
+        wait_until(lambda: lane._errands[0].future.cancelled())
+        go_on.set()
+        calls.join(DEADLINE_S)
