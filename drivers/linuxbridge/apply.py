@@ -71,8 +71,10 @@ class Writer:
             case c.CreateTap(tap=tap):
                 links.create_tap(tap.name, tap.alias, multi_queue=tap.multi_queue, mtu=tap.mtu)
             case c.SetTap(tap=tap):
-                links.refuse_ipv6(tap.name)
-                links.set(tap.name, mtu=tap.mtu, master=tap.bridge, up=True)
+                self._plug(tap)
+            case c.SetGuard():
+                if (link := self._ours(change.device)) is not None:
+                    self.kernel.tc.set_guard(link.index, change.program)
             case c.RemoveTap():
                 self._remove(change.name)
             case _:
@@ -98,6 +100,21 @@ class Writer:
             bridge=made if isinstance(made, Bridge) else None,
             up=True,
         )
+
+    def _plug(self, tap: c.Tap) -> None:
+        links, fdb = self.kernel.links, self.kernel.fdb
+        links.refuse_ipv6(tap.name)
+        links.set(tap.name, mtu=tap.mtu, master=tap.bridge)
+        link = self._ours(tap.name)
+        if link is None:
+            return  # reading back will tell
+        index = link.index
+        for mac in fdb.fixed(index) - {tap.mac}:
+            fdb.release(index, mac)
+        fixed = tap.mac != "" and fdb.holder(index, tap.mac) in (None, index)
+        if fixed:
+            fdb.fix(index, tap.mac)
+        links.set(tap.name, learning=not fixed, up=True)
 
     def _remove(self, name: str) -> None:
         if self._ours(name) is not None:
@@ -143,6 +160,9 @@ class Writer:
     def _rules(self, changes: Sequence[Change]) -> None:
         """One transaction for all; if the kernel refuses it, one for each change, to find whose."""
         changes = [change for change in changes if not self._hopeless(change)]
+        for change in changes:
+            self._sources(change)
+        changes = [change for change in changes if not isinstance(change, c.SourcesChange)]
         commands = [command for change in changes for command in self._commands(change)]
         try:
             self.kernel.nft.commit(commands, self.deadline)
@@ -153,6 +173,20 @@ class Writer:
                 return
             for change in changes:
                 self._fail(change, error)
+
+    def _sources(self, change: Change) -> None:
+        """A transaction for each network: few have ports that come or go at the same time."""
+        vxlan = self.kernel.vxlan
+        try:
+            match change:
+                case c.AllowPeers():
+                    vxlan.allow(change.network, change.peers, change.gone, self.deadline)
+                case c.ForgetPeers():
+                    vxlan.forget(change.network, change.peers, self.deadline)
+                case c.RemoveVxlanTable():
+                    vxlan.remove(self.deadline)
+        except NetpluginError as error:
+            self._fail(change, error)
 
     def _commands(self, change: Change) -> list[Command]:
         nft = self.kernel.nft
@@ -206,7 +240,7 @@ def touched(changes: Iterable[Change]) -> frozenset[str]:
                 names |= {change.bridge, change.interface}
             case c.RemoveTap() | c.RemoveDevice():
                 names.add(change.name)
-            case c.SetRate() | c.RemoveRate() | c.AddPeer() | c.RemovePeer():
+            case c.SetGuard() | c.SetRate() | c.RemoveRate() | c.AddPeer() | c.RemovePeer():
                 names.add(change.device)
             case c.SetRedirect() | c.RemoveRedirect():
                 names.add(change.tap)

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from drivers.linuxbridge.guard import port_guard
 from drivers.linuxbridge.segments import PORT_MARK, Device, Segment
 from netplugin.backend import Change
+from netplugin.host.cbpf import Program
 from netplugin.host.link_messages import Bridge, Ifb, Link, Vlan, Vxlan
 from netplugin.host.names import TAP, device_name
 from netplugin.host.tc import Tbf
+from netplugin.host.vxlan_filter import VxlanKey
 from netplugin.models import PortSpec
 
 # The longest frame has the address of both ends, the type and a tag beside its payload.
 _FRAME_HEADER = 18
+
+
+@dataclass(frozen=True)
+class SeenMacs:
+    """The MACs that a bridge has bound to a tap, and to others of its ports (``netplugin.host.fdb``).
+
+    The latter are known only if the former are none.
+    """
+
+    here: frozenset[str] = frozenset()
+    elsewhere: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -24,6 +38,10 @@ class Tap:
     bridge: str
     mtu: int
     multi_queue: bool
+    #: What may enter it at all.
+    guard: Program
+    #: The one MAC that its VM may have; empty if there is no such: the bridge then learns.
+    mac: str = ""
     #: What the VM receives, and what it sends.
     ingress: Tbf | None = None
     egress: Tbf | None = None
@@ -42,6 +60,8 @@ class Tap:
             bridge=Segment.of(spec.network).bridge,
             mtu=mtu,
             multi_queue=spec.queues > 1,
+            guard=port_guard(spec),
+            mac=_only_mac(spec),
             ingress=rate(spec.qos.ingress_kbps),
             egress=rate(spec.qos.egress_kbps),
         )
@@ -54,12 +74,22 @@ class Tap:
         """Whether the tap must go and come again: the kernel changes neither on a live one."""
         return link.kind != "tun" or link.multi_queue != self.multi_queue
 
-    def differs(self, link: Link) -> bool:
+    def differs(self, link: Link, macs: SeenMacs) -> bool:
         """Whether what can be changed live is not as wanted.
 
         ``vnet_hdr`` is not looked at: whoever opens the tap sets it as it needs it.
         """
-        return (link.mtu, link.up, link.master, link.ipv6) != (self.mtu, True, self.bridge, False)
+        # Of two ports of one network with one MAC, the bridge keeps it at the first.
+        fixed = frozenset({self.mac} - {""} - macs.elsewhere)
+        found = (link.mtu, link.up, link.master, link.ipv6, link.learning, macs.here)
+        return found != (self.mtu, True, self.bridge, False, not fixed, fixed)
+
+
+def _only_mac(spec: PortSpec) -> str:
+    """Another port may have a MAC of this one's list as its own, or may take it over."""
+    security = spec.port_security
+    macs = {spec.mac, *(a.mac for a in security.allowed_addresses if a.mac)}
+    return spec.mac if security.enabled and macs == {spec.mac} else ""
 
 
 @dataclass(frozen=True)
@@ -149,7 +179,9 @@ class SetTap(Change):
     tap: Tap
 
     def describe(self) -> str:
-        return f"put tap {self.tap.name} on {self.tap.bridge}, MTU {self.tap.mtu}, up, no IPv6"
+        macs = f"MAC {self.tap.mac} fixed" if self.tap.mac else "MACs learned"
+        where = f"put tap {self.tap.name} on {self.tap.bridge}"
+        return f"{where}, MTU {self.tap.mtu}, up, no IPv6, {macs}"
 
 
 @dataclass(frozen=True)
@@ -159,6 +191,17 @@ class RemoveTap(Change):
 
     def describe(self) -> str:
         return f"remove tap {self.name}"
+
+
+@dataclass(frozen=True)
+class SetGuard(Change):
+    """Of a tap, or of a bridge, from which nothing may come up to the host."""
+
+    device: str
+    program: Program
+
+    def describe(self) -> str:
+        return f"guard what enters {self.device} ({self.program.length} instructions)"
 
 
 @dataclass(frozen=True)
@@ -243,3 +286,36 @@ class RemoveFilter(FilterChange):
 class RemoveTable(FilterChange):
     def describe(self) -> str:
         return "remove nftables table bridge netplugin, which no port needs any more"
+
+
+@dataclass(frozen=True)
+class SourcesChange(FilterChange):
+    """Of the table of VXLAN networks."""
+
+
+@dataclass(frozen=True)
+class AllowPeers(SourcesChange):
+    """Let the peers of a VXLAN network alone send into it; ``gone`` are those that it has no more."""
+
+    network: VxlanKey
+    peers: frozenset[str]
+    gone: frozenset[str] = frozenset()
+
+    def describe(self) -> str:
+        vni, port = self.network.vni, self.network.udp_port
+        return f"let {len(self.peers)} peers alone send to VNI {vni} on UDP port {port}"
+
+
+@dataclass(frozen=True)
+class ForgetPeers(SourcesChange):
+    network: VxlanKey
+    peers: frozenset[str]
+
+    def describe(self) -> str:
+        return f"forget who may send to VNI {self.network.vni} on UDP port {self.network.udp_port}"
+
+
+@dataclass(frozen=True)
+class RemoveVxlanTable(SourcesChange):
+    def describe(self) -> str:
+        return "remove nftables table inet netplugin, which no network needs any more"

@@ -32,6 +32,7 @@ from netplugin.backend import (
 from netplugin.errors import BackendUnavailable
 from netplugin.host.links import TUN_DEVICE, kind_unavailable
 from netplugin.host.shared import Host, supervisor_of
+from netplugin.host.vxlan_filter import VxlanFilter
 from netplugin.libvirt_xml import tap_interface
 from netplugin.models import Binding, Features, Finding, PortSpec
 
@@ -64,8 +65,8 @@ class LinuxBridge(Backend[Seen]):
         """``kernel`` is given if it is a model that is meant."""
         conf.register_opts(OPTIONS, group=GROUP)
         self._settings = Settings.read(conf)
-        self._kernel = kernel or Kernel()
         self._supervisor = supervisor_of(host)
+        self._kernel = kernel or Kernel(vxlan=VxlanFilter(self._settings.local_ip))
         self._watch: Watch | None = None
         self._makeable: frozenset[str] = frozenset()
 

@@ -1,4 +1,7 @@
-"""Port security as nftables: which frames of a VM enter the bridge. Everything else is dropped.
+"""Port security as nftables: which addresses a VM may use. Everything else is dropped.
+
+What no VM may send, whatever its addresses are, is dropped before (see ``guard``). What a flush of all
+rules opens until they are put back is therefore the choice of IP addresses alone.
 
 One table of the bridge family. A verdict map leads from the tap's name to the port's chain; what
 comes from a tap of ours that is not in the map is dropped, so that a port without its filter is
@@ -87,6 +90,7 @@ def port_chain(port_id: str, spec: PortSpec) -> Chain:
         rules += [rule for pair in pairs for rule in _advertisements(*pair)]
         rules.append(Rule.make(_field("icmpv6", "type", "nd-neighbor-advert"), *_DROP))
         rules += [rule for pair in pairs for rule in _address(*pair)]
+        rules += _roles(spec)
         rules.append(_dhcp(spec.mac))
         rules.append(Rule.make(*_DROP))
     return Chain(tuple(dict.fromkeys(rules)))
@@ -123,11 +127,12 @@ def _address(mac: str, ip: str) -> Iterator[Rule]:
         claimed = _field("arp", "saddr ether", mac)
         yield Rule.make(sender, _field("ip", "saddr", _prefix(ip)), _ACCEPT)
         yield Rule.make(*arp, claimed, _field("arp", "saddr ip", _prefix(ip)), _ACCEPT)
-        # RFC 5227: whoever takes an address first asks for it from 0.0.0.0.
+        # RFC 5227: whoever takes an address first asks for it, and for no other, from 0.0.0.0.
         probe = (
             _field("arp", "operation", "request"),
             claimed,
             _field("arp", "saddr ip", "0.0.0.0"),
+            _field("arp", "daddr ip", _prefix(ip)),
         )
         yield Rule.make(*arp, *probe, _ACCEPT)
         return
@@ -154,6 +159,18 @@ def _address(mac: str, ip: str) -> Iterator[Rule]:
         _field("icmpv6", "type", "mld2-listener-report"),
         _ACCEPT,
     )
+
+
+def _roles(spec: PortSpec) -> Iterator[Rule]:
+    """Routers and DHCPv6 servers speak from their link-local address (RFC 4861, section 4.2)."""
+    roles = spec.port_security.roles
+    sender = _field("ether", "saddr", spec.mac), _field("ip6", "saddr", link_local(spec.mac))
+    if "router" in roles:
+        for kind in ("nd-router-advert", "nd-redirect"):
+            yield Rule.make(*sender, _field("icmpv6", "type", kind), _ACCEPT)
+    if "dhcp_server" in roles:
+        ports = _field("udp", "sport", 547), _field("udp", "dport", 546)
+        yield Rule.make(*sender, *ports, _ACCEPT)
 
 
 def _neighbour(mac: str, source: str, kind: str, target: str) -> Rule:

@@ -11,6 +11,7 @@ from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.seen import Seen, SeenBond
 from drivers.linuxbridge.segments import Segment
 from netplugin.backend import ObservedPort
+from netplugin.host.link_messages import Bridge
 from netplugin.host.names import SHAPER, TAP, device_name
 from netplugin.host.tc import Queueing, Tbf
 from netplugin.models import Finding
@@ -75,7 +76,7 @@ def _uplink_details(settings: Settings, segment: Segment, mtu: int, seen: Seen) 
 
 def host_findings(settings: Settings, seen: Seen) -> list[Finding]:
     """What an operator should know beside the ports; ``seen`` is of the whole host."""
-    found = [*_vhost_net(seen), *_mtus(settings, seen)]
+    found = [*_vhost_net(seen), *_limitless(seen), *_mtus(settings, seen)]
     tunnels = seen.underlay.bond if seen.underlay else None
     bonds: dict[str, SeenBond] = {
         i.bond.name: i.bond for i in seen.interfaces.values() if i.bond is not None
@@ -93,6 +94,18 @@ def _vhost_net(seen: Seen) -> Iterator[Finding]:
             id="vhost-net", status="warn",
             found="/dev/vhost-net is missing: QEMU itself copies each frame of a tap",
             expected="vhost_net carries the frames of taps in the kernel", fix="modprobe vhost_net",
+        )  # fmt: skip
+
+
+def _limitless(seen: Seen) -> Iterator[Finding]:
+    options = [bridge.link.data for bridge in seen.bridges.values()]
+    if any(isinstance(each, Bridge) and each.fdb_max_learned is None for each in options):
+        yield Finding(
+            id="mac-table", status="warn",
+            found="the kernel has no limit for the MACs that a bridge learns: a port without port "
+            "security, or the wire, can fill the host's memory with them",
+            expected="a kernel with that limit (fdb_max_learned), which came with Linux 6.8",
+            fix="install such a kernel, or leave port_security enabled on all ports",
         )  # fmt: skip
 
 

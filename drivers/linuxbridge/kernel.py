@@ -9,6 +9,7 @@ from netplugin.host.fdb import Fdb
 from netplugin.host.links import Links
 from netplugin.host.nftables import Nftables
 from netplugin.host.tc import Tc
+from netplugin.host.vxlan_filter import VxlanFilter
 
 
 @dataclass(frozen=True)
@@ -17,3 +18,4 @@ class Kernel:
     fdb: Fdb = field(default_factory=Fdb)
     tc: Tc = field(default_factory=Tc)
     nft: Nftables = field(default_factory=lambda: Nftables(filters.FAMILY, filters.TABLE))
+    vxlan: VxlanFilter = field(default_factory=lambda: VxlanFilter(""))

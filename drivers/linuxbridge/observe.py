@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drivers.linuxbridge import filters
+from drivers.linuxbridge.changes import SeenMacs
 from drivers.linuxbridge.findings import observed_port
 from drivers.linuxbridge.kernel import Kernel
 from drivers.linuxbridge.options import Settings
@@ -44,11 +45,15 @@ class Reader:
         table = self.kernel.nft.read(
             None if self.ports is None else [*filters.BASE, *names], deadline
         )
+        on_vxlan = any(self._is_on_vxlan(seen, tap) for tap in seen.taps.values())
+        ask_sources = self.ports is None or on_vxlan
+        sources = self.kernel.vxlan.read(deadline) if ask_sources else None
         rules_read = time.monotonic()
         filtered = _filtered_ports(table)
         seen = replace(
             seen,
             table=table,
+            sources=sources,
             stray_chains=_strays(table, {*seen.taps, *filtered})
             if self.ports is None
             else frozenset(),
@@ -76,6 +81,8 @@ class Reader:
             name: SeenBridge(link, members.get(name, {}))
             for name, link in _named(ours, BRIDGE).items()
         }
+        used = {tap.master for tap in taps.values()}
+        guarded = [b.link for n, b in bridges.items() if self.ports is None or n in used]
         interfaces, underlay = self._interfaces()
         return Seen(
             ports={},
@@ -83,8 +90,9 @@ class Reader:
             bridges=bridges,
             uplinks=uplinks,
             shapers=shapers,
-            queueing=self._queueing([*taps.values(), *shapers.values()]),
-            peers=self._peers({tap.master for tap in taps.values()}, bridges, uplinks),
+            queueing=self._queueing([*taps.values(), *shapers.values(), *guarded]),
+            peers=self._peers(used, bridges, uplinks),
+            macs=self._macs(taps.values(), bridges),
             others={
                 name: link
                 for name, link in found.items()
@@ -123,12 +131,29 @@ class Reader:
             if link.kind == "vxlan" and (self.ports is None or name in names)
         }
 
+    def _macs(self, taps: Iterable[Link], bridges: Mapping[str, SeenBridge]) -> dict[str, SeenMacs]:
+        fdb = self.kernel.fdb
+        members = {tap.name: tap for tap in taps if tap.master in bridges}
+        here = {name: fdb.fixed(tap.index) for name, tap in members.items()}
+        on: dict[str | None, frozenset[str]] = {}
+        for name, tap in members.items():
+            if not here[name] and tap.master and tap.master not in on:
+                on[tap.master] = fdb.fixed_on(bridges[tap.master].link.index)
+        return {
+            name: SeenMacs(macs, frozenset() if macs else on[members[name].master])
+            for name, macs in here.items()
+        }
+
     def _queueing(self, devices: Iterable[Link]) -> dict[str, Queueing]:
         tc = self.kernel.tc
         if self.ports is None:
             found = tc.read_all()
-            return {link.name: found[link.index] for link in devices if link.index in found}
+            return {link.name: found.get(link.index, Queueing()) for link in devices}
         return {link.name: tc.read(link.index, link.qdisc) for link in devices}
+
+    def _is_on_vxlan(self, seen: Seen, tap: Link) -> bool:
+        bridge = seen.bridges.get(tap.master or "")
+        return bridge is not None and bridge.segment is not None and bool(bridge.segment.network_id)
 
     def _interfaces(self) -> tuple[dict[str, SeenInterface], SeenInterface | None]:
         """Those of the physical networks, and the one that tunnels end at."""

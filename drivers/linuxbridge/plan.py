@@ -11,8 +11,10 @@ from drivers.linuxbridge.changes import (
     RemoveFilter,
     RemoveTable,
     RemoveTap,
+    SeenMacs,
     SetBase,
     SetFilter,
+    SetGuard,
     SetTap,
 )
 from drivers.linuxbridge.hops import in_the_way, no_local_ip, uplink_problem, wrong_family
@@ -25,6 +27,7 @@ from netplugin.backend import Change, Intent, Plan
 from netplugin.errors import BackendUnavailable, Conflict, NetpluginError
 from netplugin.host.names import SHAPER, TAP, device_name
 from netplugin.host.nftables import Chain, Table
+from netplugin.host.tc import Queueing
 
 
 def make_plan(settings: Settings, intents: Sequence[Intent], seen: Seen) -> Plan:
@@ -45,8 +48,8 @@ def make_plan(settings: Settings, intents: Sequence[Intent], seen: Seen) -> Plan
             kept[intent.port_id] = error
     leaving = tuple(sorted(i.port_id for i in intents if i.spec is None))
     segments = SegmentsPlan(settings, seen, wanted, leaving)
-    # A tap is on its bridge from after its filter and its rates are there until it is removed as a
-    # whole.
+    # A tap is on its bridge from after its guard, its filter and its rates are there until it is
+    # removed as a whole.
     ports = _Ports(seen, wanted, leaving)
     changes = (*segments.gone, *segments.made, *ports.changes())
     return Plan(changes, refused, kept)
@@ -63,12 +66,23 @@ def _refusal(settings: Settings, wanted: Wanted, seen: Seen) -> NetpluginError |
             )  # fmt: skip
     link = seen.taps.get(tap.port_id)
     if link is not None and (link.master, link.mtu) == (tap.bridge, tap.mtu):
-        return None  # what is in place stays so; what its uplink lacks is told as a fault
+        # What is in place stays so; what its uplink lacks is told as a fault.
+        return _new_peers_of_the_wrong_family(settings, wanted, seen)
     if error := _unconfigured(settings, wanted):
         return error
     return uplink_problem(settings, segment, tap.mtu, seen) or in_the_way(
         settings, segment, overlay, seen
     )
+
+
+def _new_peers_of_the_wrong_family(
+    settings: Settings, wanted: Wanted, seen: Seen
+) -> NetpluginError | None:
+    """Not those that the device has: with them it is ``local_ip`` that was changed."""
+    has, overlay = seen.peers.get(wanted.segment.device), wanted.overlay
+    if has is None or overlay is None or has == set(overlay.spec.peers) - {settings.local_ip}:
+        return None
+    return wrong_family(settings, overlay)
 
 
 def _unconfigured(settings: Settings, wanted: Wanted) -> NetpluginError | None:
@@ -100,6 +114,7 @@ class _Ports:
     def changes(self) -> list[Change]:
         gone: list[Change] = []
         made: list[Change] = []
+        guards: list[Change] = []
         rates: list[Change] = []
         plugged: list[Change] = []
         for port_id in self.leaving:
@@ -112,11 +127,14 @@ class _Ports:
                 link = None
             if link is None:
                 made.append(CreateTap((port_id,), tap))
+            found = self.seen.queueing.get(tap.name, Queueing()) if link else Queueing()
+            if found.guard != tap.guard:
+                guards.append(SetGuard((port_id,), tap.name, tap.guard))
             rates += set_rates(tap, link, self.seen)
-            if link is None or tap.differs(link):
+            if link is None or tap.differs(link, self.seen.macs.get(tap.name, SeenMacs())):
                 plugged.append(SetTap((port_id,), tap))
         rates += unneeded_shapers(self.wanted, self.leaving, self.seen)
-        return [*gone, *made, *self.filters(), *rates, *plugged]
+        return [*gone, *made, *guards, *self.filters(), *rates, *plugged]
 
     def filters(self) -> list[Change]:
         table = self.seen.table

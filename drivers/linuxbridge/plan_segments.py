@@ -8,13 +8,18 @@ from dataclasses import dataclass, field
 from drivers.linuxbridge.changes import (
     AddPeer,
     AddUplink,
+    AllowPeers,
     CreateDevice,
+    ForgetPeers,
     RemoveDevice,
     RemovePeer,
     RemoveUplink,
+    RemoveVxlanTable,
     SetDevice,
+    SetGuard,
 )
-from drivers.linuxbridge.hops import in_the_way, uplink_problem
+from drivers.linuxbridge.guard import NOTHING
+from drivers.linuxbridge.hops import in_the_way, uplink_problem, wrong_family
 from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.seen import Seen, SeenBridge
 from drivers.linuxbridge.segments import UPLINK_MARK, Device, Segment, bridge_of
@@ -22,6 +27,7 @@ from drivers.linuxbridge.wanted import Wanted
 from netplugin.backend import Change, Overlay
 from netplugin.host.link_messages import Vlan, Vxlan
 from netplugin.host.names import TAP, device_name
+from netplugin.host.vxlan_filter import VxlanKey, VxlanSources
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class SegmentsPlan:
     leaving: Sequence[str]
     gone: list[Change] = field(default_factory=list)
     made: list[Change] = field(default_factory=list)
+    #: Those that are wanted, or whose device stays.
+    _networks: set[VxlanKey] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         used: dict[str, list[Wanted]] = {}
@@ -66,6 +74,9 @@ class SegmentsPlan:
         for name, link in sorted(self.seen.uplinks.items()):
             if name not in devices and link.master not in kept:
                 self.gone.append(RemoveDevice(self._going(link.master), name))
+            elif isinstance(link.data, Vxlan):
+                self._networks.add(_key(link.data))
+        self.gone += self._unneeded_sources()
 
     def _keep(
         self,
@@ -84,7 +95,11 @@ class SegmentsPlan:
         bridge = bridge_of(segment, uplink.name, max(mtus))
         if seen is None:
             self.made.append(CreateDevice(ids, bridge))
+            self.made.append(SetGuard(ids, bridge.name, NOTHING))
         else:
+            queueing = self.seen.queueing.get(bridge.name)  # None: not in question
+            if queueing is not None and queueing.guard != NOTHING:
+                self.made.append(SetGuard(ids, bridge.name, NOTHING))
             self._take_off(ids, segment, seen, uplink)
             if bridge.differs(seen.link):
                 self.made.append(SetDevice(ids, bridge))
@@ -112,7 +127,10 @@ class SegmentsPlan:
             spec, own = overlay.spec, self.settings.local_ip
             made = Vxlan(spec.vni, own, spec.udp_port)
             device = Device(segment.device, mark, made, spec.mtu)
-            return Uplink(device.name, device=device, peers=frozenset(spec.peers) - {own})
+            # Peers that the tunnel cannot have are told (see ``plan``), and those there are stay.
+            fit = wrong_family(self.settings, overlay) is None
+            peers = frozenset(spec.peers) - {own} if fit else None
+            return Uplink(device.name, device=device, peers=peers)
         interface = self.settings.physical_interfaces.get(segment.physical_network)
         if not interface:
             return None if interface is None else Uplink()
@@ -147,6 +165,8 @@ class SegmentsPlan:
         if link is not None and device.must_be_remade(link):
             self.made.append(RemoveDevice(ids, device.name))
             link = None
+        if peers is not None and isinstance(device.made, Vxlan):
+            self._allow(ids, _key(device.made), peers)
         if link is None:
             self.made.append(CreateDevice(ids, device))
         has = self.seen.peers.get(device.name) if link else frozenset()
@@ -157,6 +177,26 @@ class SegmentsPlan:
             self.made.append(AddUplink(ids, bridge, device.name))
         if link is None or device.differs(link):
             self.made.append(SetDevice(ids, device))
+
+    def _allow(self, ids: tuple[str, ...], key: VxlanKey, peers: frozenset[str]) -> None:
+        """Before the device is there, and with it whoever sends to it."""
+        self._networks.add(key)
+        sources = self.seen.sources or VxlanSources(sound=False)
+        has = sources.peers_of(key)
+        if not sources.sound or key not in sources.networks or has != peers:
+            self.made.append(AllowPeers(ids, key, peers, has - peers))
+
+    def _unneeded_sources(self) -> list[Change]:
+        """Of networks that are on this host no more."""
+        sources = self.seen.sources
+        if sources is None:
+            return []
+        if not self._networks:
+            return [RemoveVxlanTable(())]
+        return [
+            ForgetPeers((), key, sources.peers_of(key))
+            for key in sorted(sources.networks - self._networks)
+        ]
 
     def _staying(self, seen: SeenBridge) -> dict[str, int]:
         """Members that are neither ours to place now nor the uplink: they keep the bridge."""
@@ -171,3 +211,7 @@ class SegmentsPlan:
         """The ports that leave with it."""
         taps = self.seen.taps
         return tuple(i for i in self.leaving if i in taps and taps[i].master == bridge)
+
+
+def _key(device: Vxlan) -> VxlanKey:
+    return VxlanKey(device.port, device.vni)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from drivers.linuxbridge.changes import SeenMacs
 from drivers.linuxbridge.segments import Segment, bridge_mark
 from netplugin.backend import Observation
 from netplugin.host.link_messages import Bond, BondMember, Link
 from netplugin.host.nftables import Table
 from netplugin.host.tc import Queueing
+from netplugin.host.vxlan_filter import VxlanSources
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,14 @@ class Seen(Observation):
     bridges: Mapping[str, SeenBridge] = field(default_factory=dict)
     uplinks: Mapping[str, Link] = field(default_factory=dict)
     shapers: Mapping[str, Link] = field(default_factory=dict)
-    #: By device, of those taps and shapers that have any.
+    #: By device, of all taps and shapers in question and of the bridges that those are on.
     queueing: Mapping[str, Queueing] = field(default_factory=dict)
     #: By VXLAN device of ours; of those only whose segment has ports in question.
     peers: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    #: By tap that is on a bridge.
+    macs: Mapping[str, SeenMacs] = field(default_factory=dict)
+    #: Who may send into VXLAN networks: None if no rule says, or if no such network is in question.
+    sources: VxlanSources | None = None
     #: VLAN and VXLAN devices of others, by name.
     others: Mapping[str, Link] = field(default_factory=dict)
     #: Those of ``physical_interfaces``.

@@ -102,8 +102,10 @@ class Device:
 
     def differs(self, link: Link) -> bool:
         """Whether what can be changed live is not as wanted."""
-        found = (link.mtu, link.up, link.ipv6, link.alias, link.data)
-        return found != (self.mtu, True, False, self.alias, self.made)
+        made, data = self.made, link.data
+        fits = made.fits(data) if isinstance(made, Bridge) else made == data
+        found = (link.mtu, link.up, link.ipv6, link.alias, fits)
+        return found != (self.mtu, True, False, self.alias, True)
 
 
 def bridge_of(segment: Segment, uplink: str, mtu: int) -> Device:

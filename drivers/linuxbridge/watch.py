@@ -11,11 +11,19 @@ import socket
 from collections.abc import Callable, Iterator
 
 from drivers.linuxbridge import filters
-from drivers.linuxbridge.segments import PORT_MARK, SHAPER_MARK, UPLINK_MARK, bridge_mark, port_of
+from drivers.linuxbridge.segments import (
+    PORT_MARK,
+    SHAPER_MARK,
+    UPLINK_MARK,
+    bridge_mark,
+    is_ours,
+    port_of,
+)
 from netplugin.backend import Wake
+from netplugin.host import vxlan_filter
 from netplugin.host.link_messages import LinkEvent, link_event
 from netplugin.host.links import Links
-from netplugin.host.names import SHAPER, TAP
+from netplugin.host.names import BRIDGE, SHAPER, TAP
 from netplugin.host.netlink import attributes, messages, text
 from netplugin.host.news import News, queued
 from netplugin.host.supervisor import Supervisor
@@ -25,7 +33,7 @@ from netplugin.host.tc import DELFILTER, DELQDISC, TCMSG
 _LINK_GROUP, _TC_GROUP = 1, 8
 _NFTABLES_GROUP, _NFTABLES_SUBSYSTEM = 7, 10
 _NETLINK_NETFILTER, _SOL_NETLINK, _ADD_MEMBERSHIP = 12, 270, 1
-_BRIDGE_FAMILY = 7
+_TABLES = {(7, filters.TABLE), (1, vxlan_filter.TABLE)}  # NFPROTO_BRIDGE, NFPROTO_INET
 _TABLE_NAME = 1  # the first attribute of every message about something in a table
 
 
@@ -57,7 +65,7 @@ class Watch(News):
                 yield from self._of_link(event)
         for kind, payload in _messages(self._rules):
             if own is None and (not kind or _is_ours(kind, payload)):
-                yield Wake(f"nftables table {filters.FAMILY} {filters.TABLE} was changed")
+                yield Wake(f"nftables tables named {filters.TABLE} were changed")
 
     def _is_new(self, event: LinkEvent) -> bool:
         if event.gone:
@@ -102,14 +110,18 @@ def _of_rate(payload: bytes, own: frozenset[str]) -> list[Wake]:
         if failed.errno != errno.ENXIO:
             raise
         return []  # it went with its device, which is news of its own
-    if name in own or not name.startswith((TAP, SHAPER)):
+    if name in own or not name.startswith((TAP, SHAPER, BRIDGE)):
         return []
     link = Links().get(name)
-    port_id = port_of(link) if link else None
-    return [Wake(f"a rate of {name} was removed", frozenset({port_id}))] if port_id else []
+    if link is None or not is_ours(link):
+        return []
+    port_id = port_of(link)
+    ports = frozenset({port_id}) if port_id else None
+    return [Wake(f"a guard or a rate of {name} was removed", ports)]
 
 
 def _is_ours(kind: int, payload: bytes) -> bool:
-    if kind >> 8 != _NFTABLES_SUBSYSTEM or payload[:1] != bytes([_BRIDGE_FAMILY]):
+    if kind >> 8 != _NFTABLES_SUBSYSTEM:
         return False
-    return any(a == _TABLE_NAME and text(v) == filters.TABLE for a, v in attributes(payload, 4))
+    names = [text(v) for a, v in attributes(payload, 4) if a == _TABLE_NAME]
+    return any((payload[0], name) in _TABLES for name in names)

@@ -1,7 +1,11 @@
-"""Where a VXLAN device sends to, by netlink: its forwarding database (RFC 7348, bridge(8)).
+"""Forwarding databases by netlink, of VXLAN devices and of bridges (RFC 7348, bridge(8)).
 
-A frame whose destination is not known, and each broadcast, goes to every address that an entry of
-the all-zero MAC names: these are the peers. What is learned is an entry for the sender's MAC.
+A frame whose destination a VXLAN device does not know, and each broadcast, goes to every address that
+an entry of the all-zero MAC names: these are the peers. What is learned is an entry for the sender's
+MAC.
+
+In a bridge, an entry can be fixed: static, so that it does not age, and sticky, so that it does not
+move to another port that sends from the same MAC (``br_fdb_update`` in net/bridge/br_fdb.c).
 """
 
 from __future__ import annotations
@@ -19,14 +23,15 @@ from netplugin.host.netlink import attribute, attributes
 
 # include/uapi/linux: rtnetlink.h, neighbour.h
 _NEWNEIGH, _DELNEIGH, _GETNEIGH = 28, 29, 30
-_DST, _LLADDR = 1, 2
-_NTF_SELF, _NUD_PERMANENT, _NUD_NOARP = 0x02, 0x80, 0x40
+_DST, _LLADDR, _MASTER = 1, 2, 10  # the last is IFLA_MASTER, of a dump
+_NTF_SELF, _NTF_MASTER, _NTF_STICKY = 0x02, 0x04, 0x40
+_NUD_PERMANENT, _NUD_NOARP = 0x80, 0x40
 _NDMSG, _IFINFO = struct.Struct("=BxxxiHBB"), struct.Struct("=BxHiII")
 _ALL = bytes(6)
 
 
 class Fdb:
-    """The entries of the VXLAN devices in the network namespace that the calling thread is in."""
+    """The entries of the network namespace that the calling thread is in."""
 
     def peers(self, index: int) -> frozenset[str]:
         """The addresses that unknown destinations go to. Raises: HostError, OperationTimeout."""
@@ -49,11 +54,48 @@ class Fdb:
             with words("remove-peer", address), _suppressed(errno.ENOENT):
                 netlink.ask(_DELNEIGH, _entry(index, mac, address))
 
+    def fixed(self, index: int) -> frozenset[str]:
+        """The MACs that are fixed at a port of a bridge. Raises: HostError, OperationTimeout."""
+        found = map(_fixed, self._dump("list-macs", index))
+        return frozenset(mac for at, mac in found if at == index and mac)
+
+    def fixed_on(self, bridge: int) -> frozenset[str]:
+        """Those that are fixed at any port of a bridge. Raises: HostError, OperationTimeout."""
+        found = map(
+            _fixed, self._dump("list-macs", 0, attribute(_MASTER, struct.pack("=I", bridge)))
+        )
+        return frozenset(mac for _, mac in found if mac)
+
+    def holder(self, index: int, mac: str) -> int | None:
+        """The port, of the bridge that this one is on, where the MAC is fixed.
+
+        Raises: HostError, OperationTimeout.
+        """
+        body = _NDMSG.pack(socket.AF_BRIDGE, index, 0, _NTF_MASTER, 0)
+        with words("find-mac", mac), _suppressed(errno.ENOENT):
+            for payload in netlink.ask(_GETNEIGH, body + attribute(_LLADDR, _packed(mac))):
+                at, found = _fixed(payload)
+                return at if found else None
+        return None
+
+    def fix(self, index: int, mac: str) -> None:
+        """Bind a MAC to a port of a bridge, from wherever it is. Raises: HostError, OperationTimeout."""
+        with words("fix-mac", mac):
+            flags = _NTF_MASTER | _NTF_STICKY
+            netlink.ask(_NEWNEIGH, _bridged(index, mac, flags), netlink.REPLACE)
+
+    def release(self, index: int, mac: str) -> None:
+        """Let the bridge learn where the MAC is. Raises: HostError, OperationTimeout."""
+        with words("release-mac", mac), _suppressed(errno.ENOENT):
+            netlink.ask(_DELNEIGH, _bridged(index, mac, _NTF_MASTER))
+
+    def _dump(self, step: str, index: int, more: bytes = b"") -> list[bytes]:
+        with words(step, f"device {index}"):
+            return netlink.dump(_GETNEIGH, _IFINFO.pack(socket.AF_BRIDGE, 0, index, 0, 0) + more)
+
     def _entries(self, index: int) -> Iterator[tuple[bytes, str]]:
         """MAC and address of each entry; those of a bridge about the device have no address."""
-        with words("list-peers", f"device {index}"):
-            found = netlink.dump(_GETNEIGH, _IFINFO.pack(socket.AF_BRIDGE, 0, index, 0, 0))
-        for payload in found:
+        for payload in self._dump("list-peers", index):
             _, at, _, _, _ = _NDMSG.unpack_from(payload)
             values = dict(attributes(payload, _NDMSG.size))
             if at == index and _DST in values and _LLADDR in values:
@@ -67,6 +109,23 @@ def _entry(index: int, mac: bytes, address: str) -> bytes:
         + attribute(_DST, ipaddress.ip_address(address).packed)
         + attribute(_LLADDR, mac)
     )
+
+
+def _bridged(index: int, mac: str, flags: int) -> bytes:
+    head = _NDMSG.pack(socket.AF_BRIDGE, index, _NUD_NOARP, flags, 0)
+    return head + attribute(_LLADDR, _packed(mac))
+
+
+def _packed(mac: str) -> bytes:
+    return bytes.fromhex(mac.replace(":", ""))
+
+
+def _fixed(payload: bytes) -> tuple[int, str]:
+    """The port of an entry, and its MAC if that is fixed there."""
+    _, at, state, flags, _ = _NDMSG.unpack_from(payload)
+    if state != _NUD_NOARP or not flags & _NTF_STICKY:
+        return at, ""
+    return at, dict(attributes(payload, _NDMSG.size)).get(_LLADDR, b"").hex(":")
 
 
 @contextlib.contextmanager

@@ -6,15 +6,15 @@ import ipaddress
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from netplugin.host.netlink import attribute, attributes, number, text
 
 # include/uapi/linux: rtnetlink.h, if_link.h, if_addr.h
-NEWLINK, DELLINK, GETLINK, GETADDR = 16, 17, 18, 22
+NEWLINK, DELLINK, GETLINK, SETLINK, GETADDR = 16, 17, 18, 19, 22
 _ADDRESS, _IFNAME, _MTU, _LINK, _QDISC, _MASTER = 1, 3, 4, 5, 6, 10
 _LINKINFO, _IFALIAS, _AF_SPEC, _EXT_MASK, _CARRIER, _LINK_NETNSID = 18, 20, 26, 29, 33, 37
-_INFO_KIND, _INFO_DATA, _INFO_SLAVE_DATA = 1, 2, 5
+_INFO_KIND, _INFO_DATA, _INFO_SLAVE_KIND, _INFO_SLAVE_DATA = 1, 2, 4, 5
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _SKIP_STATISTICS = 8
 _IFF_UP = 1
@@ -22,6 +22,9 @@ _INET6_CONF, _DISABLE_IPV6 = 2, 26  # the 27th of 32-bit numbers (include/uapi/l
 _IFINFO, _IFADDR = struct.Struct("=BxHiII"), struct.Struct("=BBBBI")
 _TUN_VNET_HDR, _TUN_PERSIST, _TUN_MULTI_QUEUE = 5, 6, 7
 _BR_FORWARD_DELAY, _BR_STP_STATE, _BR_MCAST_SNOOPING = 1, 5, 23
+_BR_OPTIONS, _BR_FDB_MAX_LEARNED = 46, 49  # IFLA_BR_MULTI_BOOLOPT: values and which of them count
+_BR_NO_LINK_LOCAL_LEARN = 1 << 0
+_PROTINFO, _BRPORT_LEARNING, _NESTED = 12, 8, 0x8000
 _VLAN_ID, _VLAN_PROTOCOL = 1, 5
 _VXLAN_ID, _VXLAN_LOCAL, _VXLAN_TTL, _VXLAN_LEARNING = 1, 4, 5, 7
 _VXLAN_PORT, _VXLAN_LOCAL6, _VXLAN_DF = 15, 17, 29
@@ -40,11 +43,25 @@ _DOT1Q = 0x8100
 @dataclass(frozen=True)
 class Bridge:
     """A loop is the operator's to avoid, a member forwards at once, and multicast reaches every VM
-    without a querier."""
+    without a querier.
+
+    From frames to reserved group addresses, which no rule sees, nothing is learned. What is learned
+    has a limit, as in OVS (``mac-table-size`` in ovs-vswitchd.conf.db(5)): without one a sender of
+    many MACs fills the host's memory. None: the kernel has no such limit (it came with 6.8).
+    """
 
     stp_state: int = 0
     forward_delay: int = 0
     mcast_snooping: int = 0
+    no_linklocal_learn: int = 1
+    fdb_max_learned: int | None = 8192
+
+    def fits(self, found: object) -> bool:
+        """Whether a bridge has these options, those aside that its kernel does not know."""
+        if not isinstance(found, Bridge):
+            return False
+        limit = self.fdb_max_learned if found.fdb_max_learned is not None else None
+        return found == replace(self, fdb_max_learned=limit)
 
 
 @dataclass(frozen=True)
@@ -108,6 +125,8 @@ class Link:
     multi_queue: bool = False
     vnet_hdr: bool = False
     persistent: bool = False
+    #: Of a port of a bridge: whether the bridge takes up the MACs that send there.
+    learning: bool = True
     #: What else there is to say of its kind.
     data: Bridge | Vlan | Vxlan | Ifb | Bond | None = None
 
@@ -171,6 +190,32 @@ def unmakeable(kind: str) -> bytes:
     )
 
 
+def bridge_options(index: int, bridge: Bridge) -> bytes:
+    """A request to set a bridge's options; a kernel passes over those that it does not know."""
+    option = _BR_NO_LINK_LOCAL_LEARN
+    values = [
+        attribute(_BR_FORWARD_DELAY, _u32(bridge.forward_delay)),
+        attribute(_BR_STP_STATE, _u32(bridge.stp_state)),
+        attribute(_BR_MCAST_SNOOPING, struct.pack("=B", bridge.mcast_snooping)),
+        attribute(_BR_OPTIONS, _u32(option * bridge.no_linklocal_learn) + _u32(option)),
+    ]
+    if bridge.fdb_max_learned is not None:
+        values.append(attribute(_BR_FDB_MAX_LEARNED, _u32(bridge.fdb_max_learned)))
+    info = attribute(_INFO_KIND, b"bridge") + attribute(_INFO_DATA, *values)
+    return _IFINFO.pack(0, 0, index, 0, 0) + attribute(_LINKINFO, info)
+
+
+def port_learning(index: int, learning: bool) -> bytes:
+    """A request (RTM_SETLINK) to a bridge: whether it takes up MACs at one of its ports."""
+    flag = attribute(_BRPORT_LEARNING, struct.pack("=B", learning))
+    head = _IFINFO.pack(socket.AF_BRIDGE, 0, index, 0, 0)
+    return head + attribute(_PROTINFO | _NESTED, flag)
+
+
+def _u32(value: int) -> bytes:
+    return struct.pack("=I", value)
+
+
 def any_address() -> bytes:
     return _IFADDR.pack(0, 0, 0, 0, 0)
 
@@ -213,8 +258,16 @@ def read_link(payload: bytes) -> Link:
         multi_queue=bool(number(tun.get(_TUN_MULTI_QUEUE))),
         vnet_hdr=bool(number(tun.get(_TUN_VNET_HDR))),
         persistent=bool(number(tun.get(_TUN_PERSIST))),
+        learning=_learns(info),
         data=_data(kind, data, found),
     )
+
+
+def _learns(info: Mapping[int, bytes]) -> bool:
+    if text(info.get(_INFO_SLAVE_KIND)) != "bridge":
+        return True
+    port = dict(attributes(info.get(_INFO_SLAVE_DATA, b"")))
+    return bool(number(port.get(_BRPORT_LEARNING)))
 
 
 def _data(
@@ -226,6 +279,8 @@ def _data(
                 number(data.get(_BR_STP_STATE)),
                 number(data.get(_BR_FORWARD_DELAY)),
                 number(data.get(_BR_MCAST_SNOOPING)),
+                number(data.get(_BR_OPTIONS, b"")[:4]) & _BR_NO_LINK_LOCAL_LEARN,
+                number(limit) if (limit := data.get(_BR_FDB_MAX_LEARNED)) is not None else None,
             )
         case "vlan":
             # With this attribute the parent's index is that of another namespace.

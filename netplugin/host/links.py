@@ -15,7 +15,6 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from netplugin.host.link_messages import (
     GETADDR,
     GETLINK,
     NEWLINK,
+    SETLINK,
     BondMember,
     Bridge,
     Ifb,
@@ -33,11 +33,13 @@ from netplugin.host.link_messages import (
     Vxlan,
     all_links,
     any_address,
+    bridge_options,
     bridge_ports,
     by_kind,
     by_master,
     by_name,
     identity,
+    port_learning,
     read_address,
     read_bond_member,
     read_bridge_port,
@@ -144,6 +146,7 @@ class Links:
         self._call(step, "set", index=index, ifalias=alias)
         self.refuse_ipv6(name)
         if isinstance(made, Bridge):
+            self._set_bridge(index, made, step)
             # A bridge takes the least MTU of its members until somebody has set one, and setting
             # the one that it has counts for nothing.
             self._call(step, "set", index=index, mtu=mtu - 1)
@@ -183,10 +186,12 @@ class Links:
         master: str | None = None,
         up: bool | None = None,
         bridge: Bridge | None = None,
+        learning: bool | None = None,
     ) -> None:
         """Change what is given; ``master=""`` takes the device off its bridge.
 
-        One request each, in this order: older kernels set a device up before they enslave it.
+        One request each, in this order: older kernels set a device up before they enslave it, and
+        only what is on a bridge can be told what that learns of it.
 
         Raises: HostError, OperationTimeout.
         """
@@ -196,10 +201,13 @@ class Links:
         if alias is not None:
             self._call("set-alias", "set", index=index, ifalias=alias)
         if bridge is not None:
-            self._call("set-bridge", "set", index=index, **self._arguments(bridge, "set-bridge"))
+            self._set_bridge(index, bridge, "set-bridge")
         if master is not None:
             owner = self._there(master, "enslave").index if master else 0
             self._call("enslave", "set", index=index, master=owner)
+        if learning is not None:
+            with words("set-learning", name):
+                netlink.ask(SETLINK, port_learning(index, learning))
         if up is not None:
             self._call("set-state", "set", index=index, state="up" if up else "down")
 
@@ -224,7 +232,7 @@ class Links:
         """How pyroute2 wants to be told what is to be made."""
         match made:
             case Bridge():
-                return {"kind": "bridge", **{f"br_{k}": v for k, v in asdict(made).items()}}
+                return {"kind": "bridge"}
             case Ifb():
                 return {"kind": "ifb"}
             case Vlan():
@@ -238,6 +246,10 @@ class Links:
                     "vxlan_local6" if six else "vxlan_local": made.local, "vxlan_df": made.df,
                     "vxlan_ttl": made.ttl, "vxlan_learning": int(made.learning),
                 }  # fmt: skip
+
+    def _set_bridge(self, index: int, bridge: Bridge, step: str) -> None:
+        with words(step, _name_of(index)):
+            netlink.ask(NEWLINK, bridge_options(index, bridge))
 
     def _netlink(self) -> Any:
         if self._socket is None:

@@ -1,4 +1,4 @@
-"""Queueing disciplines by netlink: a rate on what leaves a device, and a turn for what enters it.
+"""What tc has on a device, by netlink: a rate for what leaves it, a guard and a turn for what enters.
 
 As bytes (see netlink.py): what a plug reads of one port is a request or two here, where the kernel
 would otherwise list the qdiscs of all devices; and pyroute2 has no 64-bit rates, so that a tbf of
@@ -11,10 +11,12 @@ import contextlib
 import errno
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from netplugin.errors import BackendUnavailable
 from netplugin.host import netlink
+from netplugin.host.cbpf import Program
 from netplugin.host.links import words
 from netplugin.host.netlink import attribute, attributes, number, text
 
@@ -26,6 +28,7 @@ _INGRESS_FILTERS = 0xFFFFFFF2  # of an ingress qdisc and of clsact alike
 _KIND, _OPTIONS = 1, 2
 _TBF_PARMS, _TBF_RATE64 = 1, 4
 _U32_SEL, _U32_ACT = 5, 7
+_BPF_OPS_LEN, _BPF_OPS, _BPF_FLAGS, _BPF_DIRECT_ACTION = 4, 5, 8, 1
 _ACT_KIND, _ACT_OPTIONS, _MIRRED_PARMS = 1, 2, 2
 _EGRESS_REDIRECT, _STOLEN = 1, 4
 _ETHERNET = 1
@@ -39,8 +42,9 @@ _U32_TERMINAL = 1
 _MIRRED = struct.Struct("=IIiiiiI")
 _TICK_NS = 64  # PSCHED_SHIFT in include/net/pkt_sched.h
 
-#: Our root qdisc has it as its handle (6e70:), our filter as its priority.
+#: Our root qdisc has it as its handle (6e70:), our redirect as its priority; the guard comes before.
 OURS = 0x6E70
+_GUARD, _GUARD_HANDLE = OURS - 1, 1
 
 
 @dataclass(frozen=True)
@@ -85,10 +89,11 @@ _FILL_NS, _WAIT_MS = 10_000_000, 50
 @dataclass(frozen=True)
 class Queueing:
     """What of this is on one device. ``redirect`` is the index of the device that what enters turns
-    to; 0 if that is gone."""
+    to; 0 if that is gone. ``guard`` decides what may enter at all."""
 
     root: Tbf | None = None
     redirect: int | None = None
+    guard: Program | None = None
 
 
 class Tc:
@@ -101,9 +106,7 @@ class Tc:
         """
         root = self._get(index, _ROOT) if root_kind == "tbf" else None
         ingress = self._get(index, _INGRESS)
-        return Queueing(
-            _tbf(root) if root else None, self._redirect(index) if ingress is not None else None
-        )
+        return self._queueing(index, _tbf(root) if root else None, ingress is not None)
 
     def read_all(self) -> Mapping[int, Queueing]:
         """Of all devices that have any, by index. Raises: HostError, OperationTimeout."""
@@ -118,7 +121,7 @@ class Tc:
             elif parent == _ROOT and (root := _tbf(payload)) is not None:
                 roots[index] = root
         return {
-            index: Queueing(roots.get(index), self._redirect(index) if index in entered else None)
+            index: self._queueing(index, roots.get(index), index in entered)
             for index in {*roots, *entered}
         }
 
@@ -145,11 +148,9 @@ class Tc:
         Raises: HostError, OperationTimeout.
         """
         with words("set-redirect", f"device {index}"):
-            if self._get(index, _INGRESS) is None:
-                body = TCMSG.pack(0, index, _INGRESS_HANDLE, _INGRESS, 0)
-                netlink.ask(_NEWQDISC, body + attribute(_KIND, b"ingress\0"), netlink.EXCLUSIVE)
-            self._delete_filter(index)
-            body = TCMSG.pack(0, index, 0, _INGRESS_FILTERS, _info())
+            self._make_ingress(index)
+            self._delete_filter(index, OURS)
+            body = TCMSG.pack(0, index, 0, _INGRESS_FILTERS, _info(OURS))
             body += attribute(_KIND, b"u32\0") + attribute(_OPTIONS, *_match_all(to))
             netlink.ask(_NEWFILTER, body, netlink.EXCLUSIVE)
 
@@ -158,15 +159,42 @@ class Tc:
 
         Raises: HostError, OperationTimeout.
         """
-        self._delete_filter(index)
+        self._delete_filter(index, OURS)
         ingress = self._get(index, _INGRESS)
         if ingress is not None and not self._filters(index) and _kind(ingress) == "ingress":
             with _gone("remove-redirect", index):
                 netlink.ask(DELQDISC, TCMSG.pack(0, index, _INGRESS_HANDLE, _INGRESS, 0))
 
-    def _delete_filter(self, index: int) -> None:
-        with _gone("remove-redirect", index):
-            netlink.ask(DELFILTER, TCMSG.pack(0, index, 0, _INGRESS_FILTERS, _info()))
+    def set_guard(self, index: int, program: Program) -> None:
+        """The program decides what enters the device, before any redirect; one that is there is
+        replaced at one moment (``cls_bpf_change`` in net/sched/cls_bpf.c).
+
+        Raises: BackendUnavailable, HostError, OperationTimeout.
+        """
+        body = TCMSG.pack(0, index, _GUARD_HANDLE, _INGRESS_FILTERS, _info(_GUARD))
+        body += attribute(_KIND, b"bpf\0") + attribute(_OPTIONS, *_direct_action(program))
+        with words("set-guard", f"device {index}"):
+            self._make_ingress(index)
+            try:
+                netlink.ask(_NEWFILTER, body, netlink.REPLACE)
+            except OSError as refused:
+                if refused.errno == errno.ENOENT:
+                    raise _no_classifier(refused) from refused
+                if refused.errno != errno.EINVAL:
+                    raise
+                # A filter of another kind has our priority.
+                self._delete_filter(index, _GUARD)
+                netlink.ask(_NEWFILTER, body, netlink.REPLACE)
+
+    def _make_ingress(self, index: int) -> None:
+        """The qdisc that filters of what enters hang at; clsact serves as well."""
+        if self._get(index, _INGRESS) is None:
+            body = TCMSG.pack(0, index, _INGRESS_HANDLE, _INGRESS, 0)
+            netlink.ask(_NEWQDISC, body + attribute(_KIND, b"ingress\0"), netlink.EXCLUSIVE)
+
+    def _delete_filter(self, index: int, priority: int) -> None:
+        with _gone("remove-filter", index):
+            netlink.ask(DELFILTER, TCMSG.pack(0, index, 0, _INGRESS_FILTERS, _info(priority)))
 
     def _get(self, index: int, parent: int) -> bytes | None:
         """One qdisc; None for one that only stands for there being none."""
@@ -179,10 +207,9 @@ class Tc:
         with words("list-filters", f"device {index}"):
             return netlink.dump(_GETFILTER, TCMSG.pack(0, index, 0, _INGRESS_FILTERS, 0))
 
-    def _redirect(self, index: int) -> int | None:
-        ours = [p for p in self._filters(index) if TCMSG.unpack_from(p)[4] == _info()]
-        targets = [to for p in ours if (to := _target(p)) is not None]
-        return targets[0] if len(targets) == 1 else None
+    def _queueing(self, index: int, root: Tbf | None, entered: bool) -> Queueing:
+        filters = self._filters(index) if entered else []
+        return Queueing(root, _redirect(filters), _guard(filters))
 
 
 @contextlib.contextmanager
@@ -197,9 +224,46 @@ def _gone(step: str, index: int) -> Iterator[None]:
                 raise
 
 
-def _info() -> int:
+def _info(priority: int) -> int:
     """Priority and protocol of a filter (``tcm_info``)."""
-    return OURS << 16 | socket.htons(_ALL_PROTOCOLS)
+    return priority << 16 | socket.htons(_ALL_PROTOCOLS)
+
+
+def _no_classifier(refused: OSError) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"the kernel has no BPF filters in tc: {refused.strerror}", step="set-guard",
+        fix="modprobe cls_bpf",
+    )  # fmt: skip
+
+
+def _redirect(filters: Iterable[bytes]) -> int | None:
+    ours = [p for p in filters if TCMSG.unpack_from(p)[4] == _info(OURS)]
+    targets = [to for p in ours if (to := _target(p)) is not None]
+    return targets[0] if len(targets) == 1 else None
+
+
+def _guard(filters: Iterable[bytes]) -> Program | None:
+    """The one program at our priority that decides by itself; None for anything else."""
+    ours = [p for p in filters if TCMSG.unpack_from(p)[4] == _info(_GUARD)]
+    programs = [program for p in ours if (program := _program(p)) is not None]
+    return programs[0] if len(programs) == 1 else None
+
+
+def _program(payload: bytes) -> Program | None:
+    found = dict(attributes(payload, TCMSG.size))
+    options = dict(attributes(found.get(_OPTIONS, b"")))
+    direct = number(options.get(_BPF_FLAGS)) & _BPF_DIRECT_ACTION
+    if text(found.get(_KIND)) != "bpf" or not direct or _BPF_OPS not in options:
+        return None
+    return Program(options[_BPF_OPS])
+
+
+def _direct_action(program: Program) -> list[bytes]:
+    return [
+        attribute(_BPF_OPS_LEN, struct.pack("=H", program.length)),
+        attribute(_BPF_OPS, program.code),
+        attribute(_BPF_FLAGS, struct.pack("=I", _BPF_DIRECT_ACTION)),
+    ]
 
 
 def _kind(payload: bytes) -> str:

@@ -92,7 +92,7 @@ def test_one_direction_changes_without_the_other(
         assert after[device]["packets"] >= found["packets"] > 0, "the same one, changed in place"
     hypervisor.plug("a", spec(ingress_kbps=RATE))
     assert SHAPER_A not in hypervisor.links() and a.pings(B)
-    assert hypervisor.sh("tc", "filter", "show", "dev", TAP_A, "ingress") == ""
+    assert "mirred" not in hypervisor.sh("tc", "filter", "show", "dev", TAP_A, "ingress")
     hypervisor.plug("a", spec())
     assert qdisc(hypervisor, TAP_A)["kind"] != "tbf" and a.pings(B)
 

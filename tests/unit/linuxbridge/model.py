@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +13,14 @@ from drivers.linuxbridge.kernel import Kernel
 from drivers.linuxbridge.options import GROUP, OPTIONS
 from drivers.linuxbridge.segments import is_ours
 from netplugin.errors import Conflict, HostError
+from netplugin.host.cbpf import Program
 from netplugin.host.fdb import Fdb
 from netplugin.host.link_messages import Bond, BondMember, Bridge, Ifb, Link, Vlan, Vxlan
 from netplugin.host.links import Links, Made
 from netplugin.host.names import TAP
 from netplugin.host.nftables import Command, Nftables
 from netplugin.host.tc import Queueing, Tbf, Tc
+from netplugin.host.vxlan_filter import VxlanFilter, VxlanKey, VxlanSources
 
 #: net1 stays on the host, net2 and net3 have an interface, net4 a bond.
 INTERFACES = {"net1": "", "net2": "eth2", "net3": "eth3", "net4": "bond0"}
@@ -31,8 +33,9 @@ _KINDS = {Bridge: "bridge", Vlan: "vlan", Vxlan: "vxlan", Ifb: "ifb"}
 class ModelLinks(Links):
     """The devices. ``filtered`` tells whether a tap may be put to use."""
 
-    def __init__(self, filtered: Callable[[str], bool]) -> None:
+    def __init__(self, filtered: Callable[[Link], bool]) -> None:
         super().__init__()
+        self.unplugged: Callable[[Link], None] = lambda link: None
         self.links: dict[str, Link] = {}
         self.ips: dict[str, tuple[str, ...]] = {}
         self.bonds: dict[str, tuple[BondMember, ...]] = {}
@@ -110,16 +113,20 @@ class ModelLinks(Links):
         master: str | None = None,
         up: bool | None = None,
         bridge: Bridge | None = None,
+        learning: bool | None = None,
     ) -> None:
         link = self.links[name]
         if name.startswith(TAP) and (master or up):
-            assert self._filtered(name), "a tap is open before its filter is there"
+            assert self._filtered(link), "a tap is open before its guard and its filter are there"
         if master:
             assert self.links[master].kind == "bridge"
-        fields = {"mtu": mtu, "alias": alias, "up": up, "data": bridge}
+        if learning is not None:
+            assert link.master, "only what is on a bridge has ports' options"
+        fields = {"mtu": mtu, "alias": alias, "up": up, "data": bridge, "learning": learning}
         link = replace(link, **{k: v for k, v in fields.items() if v is not None})
-        if master is not None:
-            link = replace(link, master=master or None)
+        if master is not None and (master or None) != link.master:
+            self.unplugged(link)
+            link = replace(link, master=master or None, learning=True)
         self.links[name] = link
 
     def refuse_ipv6(self, name: str) -> None:
@@ -134,14 +141,39 @@ class ModelLinks(Links):
             if isinstance(other.data, Vlan) and other.data.parent == name:
                 self.delete(other.name)
             elif other.master == name:
-                self.links[other.name] = replace(other, master=None)
+                self.unplugged(other)
+                self.links[other.name] = replace(other, master=None, learning=True)
 
 
 class ModelFdb(Fdb):
-    """The peers of each VXLAN device, by its index."""
+    """The peers of each VXLAN device, by its index; and the port that each MAC of a bridge is fixed at."""
 
-    def __init__(self) -> None:
+    def __init__(self, links: ModelLinks) -> None:
         self.entries: dict[int, set[str]] = {}
+        self.macs: dict[tuple[str, str], int] = {}
+        self._links = links
+
+    def fixed(self, index: int) -> frozenset[str]:
+        return frozenset(mac for (_, mac), at in self.macs.items() if at == index)
+
+    def fixed_on(self, bridge: int) -> frozenset[str]:
+        name = self._named(bridge).name
+        return frozenset(mac for on, mac in self.macs if on == name)
+
+    def holder(self, index: int, mac: str) -> int | None:
+        return self.macs.get((str(self._named(index).master), mac))
+
+    def fix(self, index: int, mac: str) -> None:
+        self.macs[(str(self._named(index).master), mac)] = index
+
+    def release(self, index: int, mac: str) -> None:
+        self.macs.pop((str(self._named(index).master), mac), None)
+
+    def unplugged(self, link: Link) -> None:
+        self.macs = {key: at for key, at in self.macs.items() if at != link.index}
+
+    def _named(self, index: int) -> Link:
+        return next(link for link in self._links.links.values() if link.index == index)
 
     def peers(self, index: int) -> frozenset[str]:
         return frozenset(self.entries.get(index, ()))
@@ -177,6 +209,9 @@ class ModelTc(Tc):
     def set_redirect(self, index: int, to: int | None) -> None:
         self.found[index] = replace(self.found.get(index, Queueing()), redirect=to)
 
+    def set_guard(self, index: int, program: Program | None) -> None:
+        self.found[index] = replace(self.found.get(index, Queueing()), guard=program)
+
     def delete_redirect(self, index: int) -> None:
         self.set_redirect(index, None)
 
@@ -191,6 +226,33 @@ class ModelTc(Tc):
         for name, link in self._links.links.items():
             if link.index == index:
                 self._links.links[name] = replace(link, qdisc=kind)
+
+
+class ModelVxlan(VxlanFilter):
+    """Who may send into each network; None without the table."""
+
+    def __init__(self) -> None:
+        super().__init__(LOCAL_IP)
+        self.found: VxlanSources | None = None
+
+    def read(self, deadline: float) -> VxlanSources | None:
+        return self.found
+
+    def allow(
+        self, key: VxlanKey, peers: Iterable[str], gone: Iterable[str], deadline: float
+    ) -> None:
+        before = self.found or VxlanSources(sound=True)
+        left = before.peers - {(key, peer) for peer in gone} | {(key, peer) for peer in peers}
+        self.found = VxlanSources(True, before.networks | {key}, left)
+
+    def forget(self, key: VxlanKey, peers: Iterable[str], deadline: float) -> None:
+        assert self.found is not None and key in self.found.networks
+        left = self.found.peers - {(key, peer) for peer in peers}
+        self.found = replace(self.found, networks=self.found.networks - {key}, peers=left)
+
+    def remove(self, deadline: float) -> None:
+        assert self.found is not None
+        self.found = None
 
 
 class ModelNftables(Nftables):
@@ -292,11 +354,13 @@ class Model:
         conf.set_override("physical_interfaces", INTERFACES, group=GROUP)
         conf.set_override("local_ip", LOCAL_IP, group=GROUP)
         self.nft = ModelNftables()
-        self.links = ModelLinks(self.nft.filters)
-        self.fdb = ModelFdb()
+        self.links = ModelLinks(self._shut)
+        self.fdb = ModelFdb(self.links)
         self.tc = ModelTc(self.links)
+        self.vxlan = ModelVxlan()
         self.links.deleted = self._forget
-        kernel = Kernel(self.links, self.fdb, self.tc, self.nft)
+        self.links.unplugged = self.fdb.unplugged
+        kernel = Kernel(self.links, self.fdb, self.tc, self.nft, self.vxlan)
         self.driver = LinuxBridge(conf, None, kernel=kernel)
         for name in ("eth2", "eth3", UNDERLAY, "eth9"):
             self.links.add(Link(0, name, mtu=9100, up=True, carrier=True, ipv6=True))
@@ -307,7 +371,12 @@ class Model:
         theirs = Link(0, "theirs", "bridge", up=True, address="02:00:00:00:00:09", data=Bridge())
         self.links.add(theirs)
 
+    def _shut(self, tap: Link) -> bool:
+        guard = self.tc.found.get(tap.index, Queueing()).guard
+        return guard is not None and self.nft.filters(tap.name)
+
     def _forget(self, link: Link) -> None:
+        self.fdb.unplugged(link)
         self.tc.forget(link)
         self.fdb.entries.pop(link.index, None)
 

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from agents.converge import Converged, Stopwatch
 from agents.converge import converge as converge_with
+from drivers.linuxbridge.guard import NOTHING
 from netplugin.backend import Change, Intent, Overlay
 from netplugin.host.link_messages import Bridge, Link, Vlan, Vxlan
 from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name
 from netplugin.host.tc import Queueing, Tbf
+from netplugin.host.vxlan_filter import VxlanKey, VxlanSources
 from netplugin.models import NetworkSpec, PortSpec
 from tests.unit.linuxbridge.model import FIRST_RULE, INTERFACES, LOCAL_IP, UNDERLAY, Model
 
@@ -36,10 +38,13 @@ ADDRESSES: list[list[dict[str, str]]] = [
 ]
 TAP_DRIFT = (
     "none gone mtu down free ipv6 queues kind flushed unlinked extra elsewhere rate norate "
-    "unturned turned"
+    "unturned turned unguarded otherguard learning released"
 ).split()
-DEVICE_DRIFT = "none gone mtu down ipv6 newborn options rate norate free peers".split()
+DEVICE_DRIFT = (
+    "none gone mtu down ipv6 newborn options rate norate free peers unguarded limitless"
+).split()
 TABLE_DRIFT = "none gone flushed hook stray unmapped".split()
+SOURCES_DRIFT = "none gone unsound stranger stray".split()
 INTERFACE_DRIFT = "none none none gone down addresses enslaved small dead".split()
 
 
@@ -76,7 +81,8 @@ qos = st.fixed_dictionaries(
     {}, optional={name: st.sampled_from([100, 100_000]) for name in ("ingress_kbps", "egress_kbps")}
 )
 security = st.fixed_dictionaries(
-    {"enabled": st.booleans(), "allowed_addresses": st.sampled_from(ADDRESSES)}
+    {"enabled": st.booleans(), "allowed_addresses": st.sampled_from(ADDRESSES)},
+    optional={"roles": st.sampled_from([["router"], ["router", "dhcp_server"]])},
 )
 specs = st.builds(
     make_spec,
@@ -120,6 +126,7 @@ def hosts(draw: st.DrawFn) -> Model:
         elif name in ("eth2", "eth3", "bond0", UNDERLAY):
             drift_of_interface(model, name, draw(st.sampled_from(INTERFACE_DRIFT)))
     drift_of_table(model, draw(st.sampled_from(TABLE_DRIFT)))
+    drift_of_sources(model, draw(st.sampled_from(SOURCES_DRIFT)))
     bridges = [n for n, link in model.links.links.items() if link.kind == "bridge"]
     if draw(st.booleans()):
         veth = Link(0, "veth0", "veth", up=True, master=draw(st.sampled_from(bridges)))
@@ -145,13 +152,22 @@ def drift_of_tap(model: Model, name: str, what: str) -> None:
         "ipv6": {"ipv6": True},
         "queues": {"multi_queue": not link.multi_queue},
         "kind": {"kind": "dummy"},
+        "learning": {"learning": True},
     }
     if what == "gone":
         model.links.delete(name)
     elif what in changed:
+        if what == "free":
+            model.fdb.unplugged(link)
         model.links.links[name] = replace(link, **changed[what])
     elif what in ("rate", "norate"):
         model.tc.set_root(link.index, Tbf.of(77, 1518) if what == "rate" else None)
+    elif what == "unguarded":
+        model.tc.set_guard(link.index, None)
+    elif what == "otherguard":
+        model.tc.set_guard(link.index, NOTHING)
+    elif what == "released":
+        model.fdb.unplugged(link)
     elif what in ("turned", "unturned"):
         model.tc.set_redirect(link.index, 999 if what == "turned" else None)
     elif name not in nft.rules:
@@ -179,10 +195,14 @@ def drift_of_device(model: Model, name: str, what: str) -> None:
         "options": {"data": _other(link)},
         "free": {"master": None},
     }
+    if isinstance(link.data, Bridge):
+        changed["limitless"] = {"data": replace(link.data, fdb_max_learned=None)}
     if what == "gone":
         model.links.delete(name)
     elif what in changed:
         model.links.links[name] = replace(link, **changed[what])
+    elif what == "unguarded" and link.kind == "bridge":
+        model.tc.set_guard(link.index, None)
     elif what in ("rate", "norate") and link.kind == "ifb":
         model.tc.set_root(link.index, Tbf.of(77, 1518) if what == "rate" else None)
     elif what == "peers" and link.kind == "vxlan":
@@ -216,6 +236,23 @@ def drift_of_interface(model: Model, name: str, what: str) -> None:
         model.links.bonds[name] = tuple(replace(m, state="down") for m in members)
     elif what in changed:
         model.links.links[name] = replace(link, **changed[what])
+
+
+def drift_of_sources(model: Model, what: str) -> None:
+    found = model.vxlan.found
+    if found is None or what == "none":
+        return
+    stray = VxlanKey(4789, 4000)
+    model.vxlan.found = {
+        "gone": None,
+        "unsound": replace(found, sound=False),
+        "stranger": replace(
+            found, peers=found.peers | {(key, "192.0.2.99") for key in found.networks}
+        ),
+        "stray": VxlanSources(
+            True, found.networks | {stray}, found.peers | {(stray, "192.0.2.99")}
+        ),
+    }[what]
 
 
 def drift_of_table(model: Model, what: str) -> None:

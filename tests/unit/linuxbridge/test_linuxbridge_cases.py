@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from drivers.linuxbridge.changes import AddPeer, RemovePeer, SetRate
+from drivers.linuxbridge.changes import AddPeer, AllowPeers, RemovePeer, SetRate
 from drivers.linuxbridge.segments import Segment
 from netplugin.backend import Change, Intent
 from netplugin.host.link_messages import Bond, BondMember, Bridge, Link, Vlan, Vxlan
 from netplugin.host.names import BRIDGE, TAP, birth_address, device_name
+from netplugin.host.vxlan_filter import VxlanKey
 from netplugin.models import Finding
 from tests.unit.linuxbridge.model import LOCAL_IP, UNDERLAY, Model
 from tests.unit.linuxbridge.strategies import (
@@ -200,6 +201,12 @@ def test_peers_come_and_go_one_by_one(whole: bool) -> None:
     changes = planned(model, [overlay_intent("p", ["192.0.2.2", "192.0.2.3"])], whole=whole)
     device = Segment(network_id="blue").device
     assert changes == (
+        AllowPeers(
+            ("p",),
+            VxlanKey(4789, 5001),
+            frozenset({"192.0.2.2", "192.0.2.3"}),
+            frozenset({"192.0.2.1"}),
+        ),
         AddPeer(("p",), device, "192.0.2.3"),
         RemovePeer(("p",), device, "192.0.2.1"),
     )
@@ -365,6 +372,41 @@ def test_a_hop_that_became_too_small_is_told() -> None:
     assert "MTU 1450" in str(result.observed["p"].fault) and result.changes == ()
     told = findings(model)["mtu"]
     assert told.status == "fail" and told.fix == "ip link set eth2 mtu 2000"
+
+
+def test_a_kernel_without_a_limit_for_what_bridges_learn_is_told() -> None:
+    model = Model()
+    wanted = [Intent("p", make_spec())]
+    converge(model, wanted)
+    assert findings(model) == {}
+    name = device_name(BRIDGE, "net1")
+    link = model.links.links[name]
+    model.links.links[name] = replace(link, data=Bridge(fdb_max_learned=None))
+    assert planned(model, wanted) == (), "nothing can be done about it"
+    told = findings(model)["mac-table"]
+    assert told.status == "warn" and "6.8" in told.expected
+
+
+def test_of_two_ports_with_one_mac_the_first_has_it_until_it_goes() -> None:
+    model = Model()
+    first, second = (Intent(name, make_spec()) for name in ("p", "q"))
+    converge(model, [first])
+    converge(model, [second], whole=False)
+    taps = {name: model.links.links[device_name(TAP, name)] for name in ("p", "q")}
+    mac = make_spec().mac
+    assert model.fdb.holder(taps["q"].index, mac) == taps["p"].index
+    assert not taps["p"].learning and taps["q"].learning
+    assert planned(model, [first, second]) == planned(model, [second], whole=False) == ()
+    converge(model, [Intent("p", None), second])
+    assert model.fdb.holder(taps["q"].index, mac) == taps["q"].index
+
+
+def test_rules_for_vxlan_go_with_the_last_network() -> None:
+    model = Model()
+    converge(model, [overlay_intent("p", ["192.0.2.1"])])
+    assert model.vxlan.found is not None
+    result = converge(model, [Intent("p", None)], whole=False)
+    assert "RemoveVxlanTable" in names(result.changes) and model.vxlan.found is None
 
 
 def test_a_missing_vhost_net_is_told() -> None:

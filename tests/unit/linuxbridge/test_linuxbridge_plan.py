@@ -9,11 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from drivers.linuxbridge.changes import SetRate, SetRedirect, SetTap
+from drivers.linuxbridge.guard import NOTHING, port_guard
 from drivers.linuxbridge.segments import Segment, bridge_mark, is_ours
 from netplugin.backend import Intent, Overlay
 from netplugin.host.link_messages import Vlan, Vxlan
 from netplugin.host.names import SHAPER, TAP, device_name
 from netplugin.host.tc import Tbf
+from netplugin.host.vxlan_filter import VxlanKey
 from netplugin.models import PortSpec
 from tests.unit.linuxbridge.model import INTERFACES, LOCAL_IP, Model
 from tests.unit.linuxbridge.strategies import converge, hosts, planned, queueing, wishes
@@ -31,6 +33,13 @@ def check(model: Model, port_id: str, spec: PortSpec) -> None:
     assert is_ours(link) and model.nft.filters(link.name)
     assert link.up and link.mtu == mtu and bridge.up and bridge.mtu >= mtu
     assert bridge.name == Segment.of(spec.network).bridge and not bridge.ipv6
+    assert queueing(model, link.name).guard == port_guard(spec)
+    assert queueing(model, bridge.name).guard == NOTHING
+    macs = {spec.mac, *(a.mac for a in spec.port_security.allowed_addresses if a.mac)}
+    alone = spec.port_security.enabled and macs == {spec.mac}
+    at = model.fdb.holder(link.index, spec.mac)
+    assert at is not None if alone else at != link.index
+    assert link.learning == (at != link.index)
     rates = {
         link.name: spec.qos.ingress_kbps,
         device_name(SHAPER, port_id): spec.qos.egress_kbps,
@@ -58,6 +67,9 @@ def check_way_out(model: Model, spec: PortSpec, overlay: Overlay | None) -> None
             assert device.data == Vxlan(overlay.spec.vni, LOCAL_IP, 4789)
             peers = set(overlay.spec.peers) - {LOCAL_IP}
             assert model.fdb.peers(device.index) == peers and device.mtu == overlay.spec.mtu
+            sources, key = model.vxlan.found, VxlanKey(4789, overlay.spec.vni)
+            assert sources is not None and sources.sound and key in sources.networks
+            assert sources.peers_of(key) == peers
 
 
 def kept_by_others(model: Model) -> set[str | None]:

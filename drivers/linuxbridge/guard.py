@@ -1,0 +1,223 @@
+"""What no VM may send, dropped where its frames enter the host: a classic BPF program on the tap.
+
+It stands before everything else of the host: before the bridge, which learns, and which hands
+frames to the reserved group addresses 01:80:c2:00:00:00-0f to the host itself without asking any
+bridge rule (``br_handle_frame`` in net/bridge/br_input.c); and before the redirect of a rate. A
+rule of nftables at the same place would be passed by, for a frame that comes back from an ifb is not
+classified again (``skb_skip_tc_classify`` in net/core/dev.c); and a flush of all rules does not
+remove a filter of tc.
+
+What the program drops:
+
+- for every port: frames with a VLAN tag, the tag for priorities alone (VLAN 0) among them, or with
+  one of the types that switches were made to take for an outer tag; reserved group addresses;
+- for ports with port security: other sources than the MACs of the port; frames with a length in
+  place of a type (LLC and SNAP: STP, PVST+, CDP, and IP in a disguise); ARP and RARP that are not of
+  Ethernet and IPv4 or that name another sender than the frame does; RARP answers; without the role,
+  router advertisements and redirects (RFC 4861) and what is sent to the ports of DHCP clients.
+
+Which IP addresses a VM may use is said by the rules of nftables (see ``filters``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from netplugin.host.cbpf import Assembler, Program
+from netplugin.models import PortSpec
+
+# include/uapi/linux/pkt_cls.h: TC_ACT_UNSPEC goes on with the next filter, which may be a redirect.
+_GO_ON, _SHOT = -1, 2
+
+# 802.1Q, 802.1ad, and what came before it: a switch may be set to take any of these for a tag.
+_TAGS = (0x8100, 0x88A8, 0x9100, 0x9200, 0x9300)
+_LEAST_TYPE = 0x0600  # below, the field is a length (IEEE 802.3, clause 3.2.6)
+_ARP, _RARP, _IPV4, _IPV6 = 0x0806, 0x8035, 0x0800, 0x86DD
+_RARP_REQUEST = 3  # RFC 903
+_UDP, _ICMPV6 = 17, 58
+_DHCP_CLIENT, _DHCPV6_CLIENT = 68, 546
+_ADVERTISEMENT, _REDIRECT = 134, 137
+# Extension headers of IPv6 (RFC 8200) that are walked: hop-by-hop, routing, destination; and the
+# two with a form of their own, fragment and authentication (RFC 4302).
+_OPTIONS, _FRAGMENT, _AUTHENTICATION = (0, 43, 60), 44, 51
+_HEADERS = 8  # what has more before its payload is dropped (RFC 7113, section 2)
+
+# Offsets in the frame.
+_DESTINATION, _SOURCE, _TYPE, _PAYLOAD = 0, 6, 12, 14
+_NEXT, _HERE = 0, 1  # slots of memory: the next header's number, and where it begins
+
+
+def port_guard(spec: PortSpec) -> Program:
+    """The program of one port."""
+    security = spec.port_security
+    code = Assembler()
+    _no_tags(code)
+    _no_reserved_groups(code)
+    if security.enabled:
+        _own_macs(code, {spec.mac, *(a.mac for a in security.allowed_addresses if a.mac)})
+        code.load(_TYPE, 2)
+        code.below(_LEAST_TYPE, "drop")
+        code.equal(_ARP, "arp")
+        code.equal(_RARP, "rarp")
+        code.equal(_IPV4, "ipv4")
+        code.equal(_IPV6, "ipv6")
+        code.go("pass")
+        _arp(code)
+        _ipv4(code, answers="dhcp_server" in security.roles)
+        _ipv6(code, routes="router" in security.roles, answers="dhcp_server" in security.roles)
+    code.label("pass")
+    code.end(_GO_ON)
+    code.label("drop")
+    code.end(_SHOT)
+    return code.program()
+
+
+def _nothing() -> Program:
+    code = Assembler()
+    code.end(_SHOT)
+    return code.program()
+
+
+#: Of a bridge of ours: nothing that is on it comes up to the host, which has no business there.
+NOTHING = _nothing()
+
+
+def _no_tags(code: Assembler) -> None:
+    """The kernel takes a tag out of the frame before (``skb_vlan_untag``), but for some drivers'."""
+    code.load_tagged()
+    code.unequal(0, "drop")
+    code.load(_TYPE, 2)
+    code.equal(_TAGS, "drop")
+
+
+def _no_reserved_groups(code: Assembler) -> None:
+    """IEEE 802.1Q, table 8-1: no bridge forwards these."""
+    code.load(_DESTINATION, 4)
+    code.unequal(0x0180C200, "forwardable")
+    code.load(_DESTINATION + 4, 2)
+    code.mask(0xFFF0)
+    code.equal(0, "drop")
+    code.label("forwardable")
+
+
+def _own_macs(code: Assembler, macs: Iterable[str]) -> None:
+    for mac in sorted(macs):
+        value = bytes.fromhex(mac.replace(":", ""))
+        code.load(_SOURCE, 4)
+        code.unequal(int.from_bytes(value[:4], "big"), f"not {mac}")
+        code.load(_SOURCE + 4, 2)
+        code.equal(int.from_bytes(value[4:], "big"), "own")
+        code.label(f"not {mac}")
+    code.go("drop")
+    code.label("own")
+
+
+def _arp(code: Assembler) -> None:
+    """The sender's MAC stands in the message once more: it must be the frame's."""
+    operation, sender_mac, sender_ip = _PAYLOAD + 6, _PAYLOAD + 8, _PAYLOAD + 14
+    code.label("rarp")
+    code.need(_PAYLOAD + 28, "drop")
+    # A RARP answer tells a host its address, as one of DHCP does. QEMU tells of itself by requests.
+    code.load(operation, 2)
+    code.unequal(_RARP_REQUEST, "drop")
+    code.load(sender_ip, 4)
+    code.unequal(0, "drop")
+    code.label("arp")
+    code.need(_PAYLOAD + 28, "drop")
+    code.load(_PAYLOAD, 4)
+    code.unequal(0x0001_0800, "drop")
+    code.load(_PAYLOAD + 4, 2)
+    code.unequal(0x0604, "drop")
+    for offset, size in ((0, 4), (4, 2)):
+        code.load(_SOURCE + offset, size)
+        code.a_to_x()
+        code.load(sender_mac + offset, size)
+        code.unequal_x("drop")
+    code.go("pass")
+
+
+def _ipv4(code: Assembler, *, answers: bool) -> None:
+    """The ports stand in the first fragment always: it has eight bytes at least."""
+    code.label("ipv4")
+    code.need(_PAYLOAD + 20, "drop")
+    code.load(_PAYLOAD, 1)
+    code.mask(0xF0)
+    code.unequal(0x40, "drop")
+    code.load(_PAYLOAD, 1)
+    code.mask(0x0F)
+    code.below(5, "drop")
+    if answers:
+        code.go("pass")
+        return
+    code.load(_PAYLOAD + 9, 1)
+    code.unequal(_UDP, "pass")
+    code.load(_PAYLOAD + 6, 2)
+    code.mask(0x1FFF)
+    code.unequal(0, "pass")
+    code.load_x_ipv4_length(_PAYLOAD)
+    code.need(_PAYLOAD + 8, "drop", scratch=_HERE)
+    code.load(_PAYLOAD + 2, 2, behind_x=True)
+    code.equal(_DHCP_CLIENT, "drop")
+    code.go("pass")
+
+
+def _ipv6(code: Assembler, *, routes: bool, answers: bool) -> None:
+    """Along the extension headers: one that cannot be followed to its end drops the packet.
+
+    Behind a fragment header there may be no further one: else the first fragment could end before
+    the message does begin, as RFC 7112 forbids.
+    """
+    code.label("ipv6")
+    code.need(_PAYLOAD + 40, "drop")
+    code.load(_PAYLOAD, 1)
+    code.mask(0xF0)
+    code.unequal(0x60, "drop")
+    code.load(_PAYLOAD + 6, 1)
+    code.store(_NEXT)
+    code.set_x(_PAYLOAD + 40)
+    for number in range(_HEADERS):
+        code.load_memory(_NEXT)
+        code.equal(_OPTIONS, f"options {number}")
+        code.equal(_AUTHENTICATION, f"authentication {number}")
+        code.equal(_FRAGMENT, "fragment")
+        code.go("message")
+        for name, unit, more in (("options", 3, 1), ("authentication", 2, 2)):
+            code.label(f"{name} {number}")
+            code.need(8, "drop", scratch=_HERE)
+            code.load(0, 1, behind_x=True)
+            code.store(_NEXT)
+            code.load(1, 1, behind_x=True)
+            code.plus(more)
+            code.shift(unit)
+            code.plus_x()
+            code.a_to_x()
+            code.go(f"header {number + 1}")
+        code.label(f"header {number + 1}")
+    code.go("drop")
+    code.label("fragment")
+    code.need(8, "drop", scratch=_HERE)
+    code.load(0, 1, behind_x=True)
+    code.equal((*_OPTIONS, _FRAGMENT, _AUTHENTICATION), "drop")
+    code.store(_NEXT)
+    code.load(2, 2, behind_x=True)
+    code.mask(0xFFF8)
+    code.unequal(0, "pass")
+    code.x_to_a()
+    code.plus(8)
+    code.a_to_x()
+    code.label("message")
+    code.load_memory(_NEXT)
+    code.equal(_ICMPV6, "icmpv6")
+    code.equal(_UDP, "udp over ipv6")
+    code.go("pass")
+    code.label("icmpv6")
+    code.need(1, "drop", scratch=_HERE)
+    code.load(0, 1, behind_x=True)
+    if not routes:
+        code.equal((_ADVERTISEMENT, _REDIRECT), "drop")
+    code.go("pass")
+    code.label("udp over ipv6")
+    code.need(8, "drop", scratch=_HERE)
+    code.load(2, 2, behind_x=True)
+    if not answers:
+        code.equal(_DHCPV6_CLIENT, "drop")

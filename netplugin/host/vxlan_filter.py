@@ -1,0 +1,148 @@
+"""Who may send into which VXLAN network of this host: nftables sets of ours, at the host's own input.
+
+The kernel's VXLAN device takes packets of any sender (``vxlan_rcv`` in drivers/net/vxlan), learns from
+them, and RFC 7348 has nothing that would tell a peer from anybody else. The rule stands at the hook
+``input``, where the fragments of IPv4 are whole again: else a sender could put the VNI into the second
+one. IPv6 is put together after that hook. A tunnel's end never fragments what it sends (RFC 7348,
+section 4.3), so a fragment for a port of ours is dropped, and so is one whose first header hides what
+it carries, which RFC 7112 forbids.
+
+Other UDP ports and other VNIs on the same port pass: they are the operator's. The sets are written in
+nft's own language, because its JSON does not know ``typeof``, and read as JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from netplugin.host.processes import run
+
+FAMILY, TABLE = "inet", "netplugin"
+_STEP = "vxlan-filter"
+_WHERE = f"{FAMILY} {TABLE}"
+_NETWORKS, _PORTS, _CHAIN = "networks", "ports", "input"
+_HOOK = ("input", -350, "accept")
+_NETWORK_KEY = "udp dport . @th,96,24"  # the VNI: behind UDP's 8 bytes and the first 4 of VXLAN's
+
+
+@dataclass(frozen=True, order=True)
+class VxlanKey:
+    """One network as it is on the wire."""
+
+    udp_port: int
+    vni: int
+
+    def __str__(self) -> str:
+        return f"{self.udp_port} . {self.vni}"
+
+
+@dataclass(frozen=True)
+class VxlanSources:
+    """What was read. ``sound``: chain and rules are as they should be."""
+
+    sound: bool
+    networks: frozenset[VxlanKey] = frozenset()
+    peers: frozenset[tuple[VxlanKey, str]] = frozenset()
+
+    def peers_of(self, key: VxlanKey) -> frozenset[str]:
+        return frozenset(address for network, address in self.peers if network == key)
+
+
+class VxlanFilter:
+    """The table, for tunnels that end at one address of this host."""
+
+    def __init__(self, local_ip: str) -> None:
+        six = ":" in local_ip
+        self._peers = "peers6" if six else "peers4"
+        self._peer_key = f"{_NETWORK_KEY} . {'ip6' if six else 'ip'} saddr"
+        stranger = f"{_NETWORK_KEY} @{_NETWORKS} {self._peer_key} != @{self._peers}"
+        fragments = (
+            f"ip6 daddr {local_ip} frag nexthdr {{ 0, 43, 44, 51, 60 }}",
+            f"ip6 daddr {local_ip} exthdr frag exists udp dport @{_PORTS}",
+        )
+        #: Each rule by the comment that it is known by: nft prints a rule in words of its own.
+        self._rules = {_known_by(rule): rule for rule in (*fragments[: 2 * six], stranger)}
+
+    def read(self, deadline: float) -> VxlanSources | None:
+        """None if there is no such table. Raises: BackendUnavailable, HostError, OperationTimeout."""
+        tables = _listed(["list", "tables", FAMILY], deadline)
+        if not any(kind == "table" and found["name"] == TABLE for kind, found in tables):
+            return None
+        found = _listed(["list", "table", FAMILY, TABLE], deadline)
+        sets = {value["name"]: value.get("elem", []) for kind, value in found if kind == "set"}
+        hooks = [value for kind, value in found if kind == "chain" and value["name"] == _CHAIN]
+        rules = [value.get("comment") for kind, value in found if kind == "rule"]
+        sound = (
+            {_NETWORKS, _PORTS, self._peers} <= sets.keys()
+            and [(h.get("hook"), h.get("prio"), h.get("policy")) for h in hooks] == [_HOOK]
+            and rules == list(self._rules)
+        )
+        networks = [element["concat"] for element in sets.get(_NETWORKS, [])]
+        peers = [element["concat"] for element in sets.get(self._peers, [])]
+        return VxlanSources(
+            sound,
+            frozenset(VxlanKey(port, vni) for port, vni in networks),
+            frozenset((VxlanKey(port, vni), address) for port, vni, address in peers),
+        )
+
+    def allow(
+        self, key: VxlanKey, peers: Iterable[str], gone: Iterable[str], deadline: float
+    ) -> None:
+        """Let these peers alone send into the network; ``gone`` are those that it has no more.
+
+        One transaction, the base with it. Raises: BackendUnavailable, HostError, OperationTimeout.
+        """
+        commands = [
+            *self._base(),
+            f"add element {_WHERE} {_PORTS} {{ {key.udp_port} }}",
+            f"add element {_WHERE} {_NETWORKS} {{ {key} }}",
+            *self._elements("delete", key, gone),
+            *self._elements("add", key, peers),
+        ]
+        _commit(commands, deadline)
+
+    def forget(self, key: VxlanKey, peers: Iterable[str], deadline: float) -> None:
+        """The network is no more. Raises: BackendUnavailable, HostError, OperationTimeout."""
+        gone = f"delete element {_WHERE} {_NETWORKS} {{ {key} }}"
+        _commit([gone, *self._elements("delete", key, peers)], deadline)
+
+    def remove(self, deadline: float) -> None:
+        """The whole table. Raises: BackendUnavailable, HostError, OperationTimeout."""
+        _commit([f"delete table {_WHERE}"], deadline)
+
+    def _elements(self, verb: str, key: VxlanKey, peers: Iterable[str]) -> list[str]:
+        elements = ", ".join(f"{key} . {peer}" for peer in sorted(peers))
+        return [f"{verb} element {_WHERE} {self._peers} {{ {elements} }}"] * bool(elements)
+
+    def _base(self) -> list[str]:
+        hook, priority, policy = _HOOK
+        return [
+            f"add table {_WHERE}",
+            f"add set {_WHERE} {_PORTS} {{ type inet_service; }}",
+            f"add set {_WHERE} {_NETWORKS} {{ typeof {_NETWORK_KEY}; }}",
+            f"add set {_WHERE} {self._peers} {{ typeof {self._peer_key}; }}",
+            f"add chain {_WHERE} {_CHAIN} "
+            f"{{ type filter hook {hook} priority {priority}; policy {policy}; }}",
+            f"flush chain {_WHERE} {_CHAIN}",
+            *(
+                f'add rule {_WHERE} {_CHAIN} {rule} counter drop comment "{comment}"'
+                for comment, rule in self._rules.items()
+            ),
+        ]
+
+
+def _known_by(rule: str) -> str:
+    return f"netplugin-{hashlib.sha256(rule.encode()).hexdigest()[:16]}"
+
+
+def _listed(words: list[str], deadline: float) -> list[tuple[str, dict[str, Any]]]:
+    text = run(["nft", "-j", *words], step=_STEP, deadline=deadline)
+    return [next(iter(o.items())) for o in json.loads(text)["nftables"]]
+
+
+def _commit(commands: Iterable[str], deadline: float) -> None:
+    run(["nft", "-f", "-"], step=_STEP, deadline=deadline, stdin="\n".join(commands) + "\n")
