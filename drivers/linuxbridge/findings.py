@@ -76,7 +76,7 @@ def _uplink_details(settings: Settings, segment: Segment, mtu: int, seen: Seen) 
 
 def host_findings(settings: Settings, seen: Seen) -> list[Finding]:
     """What an operator should know beside the ports; ``seen`` is of the whole host."""
-    found = [*_vhost_net(seen), *_limitless(seen), *_mtus(settings, seen)]
+    found = [*_vhost_net(seen), *_limitless(seen), *_flushing(seen), *_mtus(settings, seen)]
     tunnels = seen.underlay.bond if seen.underlay else None
     bonds: dict[str, SeenBond] = {
         i.bond.name: i.bond for i in seen.interfaces.values() if i.bond is not None
@@ -106,6 +106,18 @@ def _limitless(seen: Seen) -> Iterator[Finding]:
             "security, or the wire, can fill the host's memory with them",
             expected="a kernel with that limit (fdb_max_learned), which came with Linux 6.8",
             fix="install such a kernel, or leave port_security enabled on all ports",
+        )  # fmt: skip
+
+
+def _flushing(seen: Seen) -> Iterator[Finding]:
+    if seen.flushing:
+        yield Finding(
+            id="firewall-flush", status="warn",
+            found=f"nftables.service is enabled, and {seen.flushing} flushes the rules of others: "
+            "until the agent puts its own back, VMs may use IP addresses that are not theirs, and "
+            "VXLAN networks hear others than their peers",
+            expected="a firewall that replaces its own tables",
+            fix=f"in {seen.flushing}, delete the tables that it makes instead of `flush ruleset`",
         )  # fmt: skip
 
 

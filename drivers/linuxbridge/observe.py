@@ -10,6 +10,7 @@ from pathlib import Path
 from drivers.linuxbridge import filters
 from drivers.linuxbridge.changes import SeenMacs
 from drivers.linuxbridge.findings import observed_port
+from drivers.linuxbridge.firewall import flushing_file
 from drivers.linuxbridge.kernel import Kernel
 from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.seen import Seen, SeenBond, SeenBridge, SeenInterface
@@ -102,6 +103,7 @@ class Reader:
             underlay=underlay,
             taken_names=frozenset(n for n in found if n.startswith(_PREFIXES) and n not in ours),
             vhost_net=VHOST_NET.exists(),
+            flushing=flushing_file() if self.ports is None else "",
         )
 
     def _links(self) -> list[Link]:

@@ -83,3 +83,5 @@ class Seen(Observation):
     #: Chains (or entries of the map) in our table that belong to no port that was seen.
     stray_chains: frozenset[str] = frozenset()
     vhost_net: bool = True
+    #: What flushes all rules when it starts: a file of the host's own firewall.
+    flushing: str = ""

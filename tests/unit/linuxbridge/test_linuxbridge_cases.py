@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from drivers.linuxbridge.changes import AddPeer, AllowPeers, RemovePeer, SetRate
+from drivers.linuxbridge.firewall import flushing_file
 from drivers.linuxbridge.segments import Segment
 from netplugin.backend import Change, Intent
 from netplugin.host.link_messages import Bond, BondMember, Bridge, Link, Vlan, Vxlan
@@ -291,7 +293,7 @@ def test_one_direction_changes_without_the_other() -> None:
 
 
 def findings(model: Model) -> dict[str, Finding]:
-    seen = replace(model.driver.observe(None, 1e9), vhost_net=True)
+    seen = replace(model.driver.observe(None, 1e9), vhost_net=True, flushing="")
     return {each.id: each for each in model.driver.findings(seen)}
 
 
@@ -387,6 +389,21 @@ def test_a_kernel_without_a_limit_for_what_bridges_learn_is_told() -> None:
     assert told.status == "warn" and "6.8" in told.expected
 
 
+def test_a_firewall_that_flushes_the_rules_of_others_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "nftables.conf"
+    file.write_text("#!/usr/sbin/nft -f\n\nflush ruleset;  # all of it\ntable inet filter {}\n")
+    assert flushing_file(tmp_path) == "", "the service is not enabled"
+    wants = tmp_path / "systemd/system/sysinit.target.wants"
+    wants.mkdir(parents=True)
+    (wants / "nftables.service").touch()
+    assert flushing_file(tmp_path) == str(file)
+    seen = replace(Model().driver.observe(None, 1e9), vhost_net=True, flushing=str(file))
+    (told,) = Model().driver.findings(seen)
+    assert (told.id, told.status) == ("firewall-flush", "warn") and str(file) in str(told.fix)
+    file.write_text("# flush ruleset\ndelete table inet filter\n")
+    assert flushing_file(tmp_path) == ""
+
+
 def test_of_two_ports_with_one_mac_the_first_has_it_until_it_goes() -> None:
     model = Model()
     first, second = (Intent(name, make_spec()) for name in ("p", "q"))
@@ -411,7 +428,7 @@ def test_rules_for_vxlan_go_with_the_last_network() -> None:
 
 def test_a_missing_vhost_net_is_told() -> None:
     model = Model()
-    seen = replace(model.driver.observe(None, 1e9), vhost_net=False)
+    seen = replace(model.driver.observe(None, 1e9), vhost_net=False, flushing="")
     (told,) = model.driver.findings(seen)
     assert (told.id, told.status, told.fix) == ("vhost-net", "warn", "modprobe vhost_net")
 

@@ -1,0 +1,22 @@
+"""Whether the host's own firewall begins with a flush of all rules, and so of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_FILES = ("nftables.conf", "sysconfig/nftables.conf")  # Debian; Fedora and RHEL
+_FLUSH = "flush ruleset"
+
+
+def flushing_file(etc: Path = Path("/etc")) -> str:
+    """The file of a firewall service that is enabled and flushes; empty if there is none."""
+    if not any(etc.glob("systemd/system/*.wants/nftables.service")):
+        return ""
+    for name in _FILES:
+        try:
+            lines = (etc / name).read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        if any(line.split("#")[0].strip(" ;\t") == _FLUSH for line in lines):
+            return str(etc / name)
+    return ""
