@@ -372,7 +372,7 @@ def test_a_body_without_end_is_not_read_to_the_end(agent: PrivateAgent) -> None:
             sent_all = True
         except OSError:
             sent_all = False
-        connection.settimeout(20)
+        connection.settimeout(60)
         answer = b"" if not sent_all else connection.recv(65536)
     assert not sent_all or answer.startswith(b"HTTP/1.1 422")
 
@@ -515,7 +515,7 @@ def test_lengths_that_contradict_each_other(agent: PrivateAgent, head: bytes) ->
 def _raw(agent: PrivateAgent, request: bytes) -> int:
     """The status of what answers to these bytes; 400 for a connection that is just closed."""
     with socket.create_connection(("127.0.0.1", agent.port), 20) as connection:
-        connection.settimeout(20)
+        connection.settimeout(60)
         try:
             connection.sendall(request)
             connection.shutdown(socket.SHUT_WR)

@@ -529,7 +529,7 @@ def passes(sender: Vm | Wire, receiver: Vm | Wire, sent: bytes, marker: bytes) -
     sender.send(sent)
     sender.send(marker)
     arrived = False
-    while (got := receiver.receive(10)) is not None:
+    while (got := receiver.receive(30)) is not None:
         if got.startswith(marker):
             return arrived
         arrived |= got.startswith(sent)
@@ -538,7 +538,7 @@ def passes(sender: Vm | Wire, receiver: Vm | Wire, sent: bytes, marker: bytes) -
 
 def until_open(sender: Vm | Wire, receiver: Vm | Wire, make: Any) -> None:
     """A bridge port forwards a moment after its carrier is there."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         greeting = make()
         sender.send(greeting)

@@ -141,7 +141,7 @@ def state(host: Host) -> object:
     return kinds, f"Redirect to device {SHAPER_A}" in turned, host.link(SHAPER_A)["flags"]
 
 
-def wait_until(holds: Callable[[], bool], deadline_s: float = 20.0) -> None:
+def wait_until(holds: Callable[[], bool], deadline_s: float = 90.0) -> None:
     deadline = time.monotonic() + deadline_s
     while not holds():
         assert time.monotonic() < deadline

@@ -160,7 +160,7 @@ def monitored(ovs: PrivateOvs) -> Iterator[list[dict[str, Any]]]:
             for row in json.loads(line)["data"]:
                 _, action, name, tag, mode = row
                 seen.append({"action": action, "name": name, "tag": tag, "vlan_mode": mode})
-        monitor.wait(10)
+        monitor.wait(60)
 
 
 def test_no_port_is_ever_without_its_tag(ovs: PrivateOvs, agent: PrivateAgent) -> None:

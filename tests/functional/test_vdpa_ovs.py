@@ -193,7 +193,7 @@ def test_native_by_the_rows_written_alone(ovs: PrivateOvs, tmp_path: Path) -> No
     )
     with hosted(tmp_path, ovs, nic, unsupported=OF_SWITCHDEV) as driven:
         wish = PortSpec.model_validate(spec_of(vlan_id=100, queues=4))
-        seen = driven.backend.observe(["p1"], time.monotonic() + 10)
+        seen = driven.backend.observe(["p1"], time.monotonic() + 60)
         intent = Intent("p1", wish, driven.backend.claims(Intent("p1", wish), seen, {}))
         plan = driven.backend.plan([intent], seen)
         applied = driven.backend.apply(plan.changes, time.monotonic() + 30)
@@ -216,7 +216,7 @@ def test_native_by_the_rows_written_alone(ovs: PrivateOvs, tmp_path: Path) -> No
         assert (port["tag"], port["vlan_mode"]) == (100, "access")
         assert ovs.vsctl("list-ports", "br-phys1").split() == [name], "on its network's bridge"
         assert nic.vfs[0].attributes.mac == wish.mac and nic.vfs[0].attributes.vlan == 0
-        again = driven.backend.read_back(seen, plan.changes, ["p1"], time.monotonic() + 10)
+        again = driven.backend.read_back(seen, plan.changes, ["p1"], time.monotonic() + 60)
         assert driven.backend.plan([intent], again).changes == ()
         told = driven.backend.observed_ports([intent], again)["p1"]
         assert _UNKNOWN_TYPE in str(told.fault), "what vswitchd says of it is told"

@@ -16,7 +16,7 @@ from tests.lab.namespaces import entered, within
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import Argument, Daemon
 
-READY_DEADLINE_S = 30.0
+READY_DEADLINE_S = 60.0
 
 
 class PrivateAgent:
@@ -120,7 +120,7 @@ class PrivateAgent:
         path: str,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
-        timeout: float = 60.0,
+        timeout: float = 180.0,
     ) -> tuple[int, Any]:
         """The status and the decoded body; status 0 if nobody listens."""
         data = (

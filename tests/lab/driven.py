@@ -31,7 +31,7 @@ class Driven:
         ovs: PrivateOvs,
         groups: Mapping[str, Mapping[str, str]],
         make: Callable[[Any, Host], Backend[Any]],
-        deadline_s: float = 30.0,
+        deadline_s: float = 90.0,
     ) -> None:
         """``groups`` are options as `PrivateAgent` takes them, ``make`` gives the backend."""
         private = PrivateAgent(directory, ovs, groups)

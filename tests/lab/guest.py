@@ -28,10 +28,10 @@ from tests.lab.processes import LabError, LabTimeout, tail_of, wait_for
 
 GUESTS = Path("/run/lab-guests")
 EMULATOR = "/usr/bin/qemu-system-x86_64"
-BOOT_DEADLINE_S = 90.0
+BOOT_DEADLINE_S = 180.0
 KVM_DEADLINE_S = 5.0
 # Beyond the time a command has in the guest: for the guest and the host to be slow in.
-CHANNEL_SLACK_S = 15.0
+CHANNEL_SLACK_S = 60.0
 CHOICE = "NETPLUGIN_LAB_ACCEL"
 COMMAND_LINE = f"console=ttyS0 {kernel.QUICK_BOOT}"
 QEMU_NS = "http://libvirt.org/schemas/domain/qemu/1.0"
@@ -286,7 +286,7 @@ class Guest:
         if status != 0:
             raise LabError(f"guest {self.name}: `true` ended with {status}: {output}")
 
-    def run(self, command: str, timeout: float = 30.0) -> Result:
+    def run(self, command: str, timeout: float = 90.0) -> Result:
         """Run a shell command in the guest; one that takes longer is killed there (status 137)."""
         if self._socket is None:
             raise LabError(f"guest {self.name} is not started")
@@ -302,7 +302,7 @@ class Guest:
             if len(words) == 4 and words[:2] == ["lab", str(number)]:
                 return Result(int(words[2]), base64.b64decode(words[3]).decode(errors="replace"))
 
-    def check(self, command: str, timeout: float = 30.0) -> str:
+    def check(self, command: str, timeout: float = 90.0) -> str:
         """`run` that raises if the command fails."""
         status, output = self.run(command, timeout)
         if status != 0:
@@ -333,13 +333,13 @@ class Guest:
 
     def pings(self, address: str, count: int = 3) -> bool:
         """Whether every one of some pings is answered."""
-        status, output = self.run(f"ping -c {count} -W 2 {address}", 5.0 + 2 * count)
+        status, output = self.run(f"ping -c {count} -W 2 {address}", 60.0 + 2 * count)
         return status == 0 and f"{count} packets received" in output
 
     def wait_pings(self, address: str, deadline_s: float = 90.0) -> None:
         """Wait until the address answers."""
         wait_for(
-            lambda: self.run(f"ping -c 1 -W 1 {address}", 5.0).status == 0,
+            lambda: self.run(f"ping -c 1 -W 1 {address}", 30.0).status == 0,
             deadline_s,
             f"guest {self.name} pings {address}",
             self.tail,

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.lab.namespaces import within
-from tests.lab.processes import Argument, CommandError, Daemon, LabError, run
+from tests.lab.processes import PATIENCE, Argument, CommandError, Daemon, LabError, run
 
 SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
 VSWITCHD = Path("/usr/lib/openvswitch-switch/ovs-vswitchd")
@@ -144,7 +144,7 @@ class PrivateOvs:
         # cur_cfg in the database may be the last process's: only a new change tells them apart,
         # and ovs-vsctl returns once it is applied.
         change = f"external_ids:lab-start={uuid.uuid4()}"
-        args = [*self._vsctl(deadline_s), "set", "Open_vSwitch", ".", change]
+        args = [*self._vsctl(deadline_s * PATIENCE), "set", "Open_vSwitch", ".", change]
         with Daemon("ovs-vsctl", args, self._log("ovs-vsctl"), self.env) as client:
             self.vswitchd.wait_for(
                 lambda: not client.running, deadline_s, "ovs-vswitchd has applied the configuration"
@@ -182,18 +182,18 @@ class PrivateOvs:
         pairs = [f"other_config:{key}={json.dumps(value)}" for key, value in values.items()]
         self.vsctl(*([] if wait else ["--no-wait"]), "set", "Open_vSwitch", ".", *pairs)
 
-    def vsctl(self, *args: Argument, timeout: float = 30.0) -> str:
+    def vsctl(self, *args: Argument, timeout: float = 90.0) -> str:
         return run([*self._vsctl(timeout), *args], timeout + 5, env=self.env)
 
-    def appctl(self, *args: Argument, target: str = "ovs-vswitchd", timeout: float = 30.0) -> str:
+    def appctl(self, *args: Argument, target: str = "ovs-vswitchd", timeout: float = 90.0) -> str:
         client = ["ovs-appctl", f"--timeout={max(1, round(timeout))}", "-t", target]
         return run([*client, *args], timeout + 5, env=self.env)
 
-    def ofctl(self, *args: Argument, timeout: float = 30.0) -> str:
+    def ofctl(self, *args: Argument, timeout: float = 90.0) -> str:
         client = ["ovs-ofctl", f"--timeout={max(1, round(timeout))}"]
         return run([*client, *args], timeout + 5, env=self.env)
 
-    def dbclient(self, *args: Argument, timeout: float = 30.0) -> str:
+    def dbclient(self, *args: Argument, timeout: float = 90.0) -> str:
         """ovsdb-client: the command first, then what follows the server's address."""
         client = ["ovsdb-client", f"--timeout={max(1, round(timeout))}", args[0], self.connection]
         return run([*client, *args[1:]], timeout + 5, env=self.env)

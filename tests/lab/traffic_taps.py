@@ -197,4 +197,4 @@ def _thread(work: object) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(timeout=10)
+        thread.join(timeout=60)

@@ -8,9 +8,9 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-ANSWER_S = 10.0
+ANSWER_S = 30.0
 # The kernel panics (`unknown_nmi_panic`), tells where it was, and QEMU ends.
-_PANIC_S = 15.0
+_PANIC_S = 45.0
 _COMMANDS = ("info status", "info cpus", "info registers -a")
 # Of the registers those that say which code runs, and whether the CPU is halted.
 _WANTED = re.compile(r"CPU#|[RE]IP=|VM status|thread_id")

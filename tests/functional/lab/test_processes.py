@@ -11,7 +11,7 @@ from tests.lab.processes import CommandError, Daemon, LabError, LabTimeout, run,
 
 
 def test_a_wait_says_what_it_waited_for() -> None:
-    with pytest.raises(LabTimeout, match=r"pigs fly: not within 0\.1 s"):
+    with pytest.raises(LabTimeout, match=r"pigs fly: not within 0\.3 s"):
         wait_for(lambda: False, 0.1, "pigs fly")
 
 
