@@ -167,7 +167,10 @@ class NetworkInfo(Value):
 
 
 class VfOptions(Value):
-    """What is asked of a virtual function (backends ``sriov`` and ``vdpa``)."""
+    """What is asked of a virtual function (backends ``sriov`` and ``vdpa``).
+
+    ``trusted``: the VM may set its MAC; ``sriov`` refuses it beside ``port_security.enabled``.
+    """
 
     pci_address: PciAddress | None = None
     trusted: Flag = False

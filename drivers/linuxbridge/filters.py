@@ -26,6 +26,7 @@ MARK = "netplugin-port="
 Match = dict[str, Any]
 _ACCEPT: Match = {"accept": None}
 _DROP: tuple[Match, Match] = ({"counter": None}, {"drop": None})
+_RARP = 0x8035  # of the EtherTypes that have no name in nft
 _WORD = 32  # bits compared at a time in an ICMPv6 message; see _target
 
 # Before the operator's own rules (dstnat is -300 in this family) and before the bridge learns.
@@ -92,6 +93,7 @@ def port_chain(port_id: str, spec: PortSpec) -> Chain:
         rules += [rule for pair in pairs for rule in _address(*pair)]
         rules += _roles(spec)
         rules.append(_dhcp(spec.mac))
+        rules.append(_announcement(spec.mac))
         rules.append(Rule.make(*_DROP))
     return Chain(tuple(dict.fromkeys(rules)))
 
@@ -208,6 +210,11 @@ def _dhcp(mac: str) -> Rule:
         _field("udp", "dport", 67),
         _ACCEPT,
     )
+
+
+def _announcement(mac: str) -> Rule:
+    """So QEMU tells where a VM has moved (``qemu_announce_self``); ``guard`` looks inside."""
+    return Rule.make(_field("ether", "saddr", mac), _field("ether", "type", _RARP), _ACCEPT)
 
 
 def _prefix(ip: str) -> Any:

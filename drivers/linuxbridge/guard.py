@@ -11,10 +11,11 @@ What the program drops:
 
 - for every port: frames with a VLAN tag, the tag for priorities alone (VLAN 0) among them, or with
   one of the types that switches were made to take for an outer tag; reserved group addresses;
-- for ports with port security: other sources than the MACs of the port; frames with a length in
-  place of a type (LLC and SNAP: STP, PVST+, CDP, and IP in a disguise); ARP and RARP that are not of
-  Ethernet and IPv4 or that name another sender than the frame does; RARP answers; without the role,
-  router advertisements and redirects (RFC 4861) and what is sent to the ports of DHCP clients.
+- for ports with port security: group addresses up to 01:80:c2:00:00:3f, by which switches speak to
+  each other; other sources than the MACs of the port; frames with a length in place of a type (LLC and
+  SNAP: STP, PVST+, CDP, and IP in a disguise); ARP and RARP that are not of Ethernet and IPv4 or that
+  name another sender than the frame does; RARP answers; without the role, router advertisements and
+  redirects (RFC 4861) and what is sent to the ports of DHCP clients.
 
 Which IP addresses a VM may use is said by the rules of nftables (see ``filters``).
 """
@@ -42,6 +43,10 @@ _ADVERTISEMENT, _REDIRECT = 134, 137
 _OPTIONS, _FRAGMENT, _AUTHENTICATION = (0, 43, 60), 44, 51
 _HEADERS = 8  # what has more before its payload is dropped (RFC 7113, section 2)
 
+# 01:80:c2:00:00:00-0f, which no bridge forwards (IEEE 802.1Q, table 8-1), and up to 3f, with those of
+# MRP, GARP and CFM (tables 10-1 and 8-9).
+_OF_THE_NEXT_BRIDGE, _OF_SWITCHES = 0xFFF0, 0xFFC0
+
 # Offsets in the frame.
 _DESTINATION, _SOURCE, _TYPE, _PAYLOAD = 0, 6, 12, 14
 _NEXT, _HERE = 0, 1  # slots of memory: the next header's number, and where it begins
@@ -52,7 +57,7 @@ def port_guard(spec: PortSpec) -> Program:
     security = spec.port_security
     code = Assembler()
     _no_tags(code)
-    _no_reserved_groups(code)
+    _no_reserved_groups(code, _OF_SWITCHES if security.enabled else _OF_THE_NEXT_BRIDGE)
     if security.enabled:
         _own_macs(code, {spec.mac, *(a.mac for a in security.allowed_addresses if a.mac)})
         code.load(_TYPE, 2)
@@ -90,12 +95,12 @@ def _no_tags(code: Assembler) -> None:
     code.equal(_TAGS, "drop")
 
 
-def _no_reserved_groups(code: Assembler) -> None:
-    """IEEE 802.1Q, table 8-1: no bridge forwards these."""
+def _no_reserved_groups(code: Assembler, mask: int) -> None:
+    """Drop what is for such addresses; ``mask`` is of their last 16 bits."""
     code.load(_DESTINATION, 4)
     code.unequal(0x0180C200, "forwardable")
     code.load(_DESTINATION + 4, 2)
-    code.mask(0xFFF0)
+    code.mask(mask)
     code.equal(0, "drop")
     code.label("forwardable")
 

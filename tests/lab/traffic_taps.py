@@ -55,10 +55,10 @@ class TapVm:
         with ExitStack() as stack:
             stack.enter_context(namespace(self.name))
             with entered(self.host):
-                outer = _open(self.tap, _MULTI_QUEUE if self._many else 0)
+                outer = open_tap(self.tap, _MULTI_QUEUE if self._many else 0)
             stack.callback(os.close, outer)
             with entered(self.name):
-                inner = _open(NIC)
+                inner = open_tap(NIC)
             stack.callback(os.close, inner)
             self.ip("link", "set", NIC, "address", self.mac, "mtu", str(self.mtu + 500), "up")
             self.ip("address", "add", f"{self.address}/24", "dev", NIC)
@@ -161,7 +161,8 @@ class Arrivals:
         return self.bytes * 8 / 1000 / max(self.last - self.first, 1e-9)
 
 
-def _open(name: str, more: int = 0) -> int:
+def open_tap(name: str, more: int = 0) -> int:
+    """A tap as QEMU opens it: a header of virtio-net's, 10 bytes, is before each frame."""
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     request = struct.pack("16sH22x", name.encode(), _TAP | _NO_PI | _VNET_HDR | more)
     fcntl.ioctl(descriptor, _TUNSETIFF, request)

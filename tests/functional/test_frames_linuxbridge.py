@@ -1,0 +1,112 @@
+"""Every kind of frame that a VM may send, on Linux bridges: docs/security-frames.md is held to this.
+
+VLAN networks are in tests/functional/test_frames_nested.py: the machine's own kernel may lack VLANs.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+from drivers.linuxbridge.segments import Segment
+from tests.lab.agent import PrivateAgent
+from tests.lab.frames import OTHER_VNI, Backend, Sender, Setting
+from tests.lab.frames_nics import Ear, Nic, host_stack, packet_nic, tap_nic
+from tests.lab.frames_scene import Scene, Unwrap, tunnelled, untagged
+from tests.lab.namespaces import connect, entered, namespace, within
+from tests.lab.processes import run
+from tests.lab.traffic_hosts import (
+    BASE,
+    SWITCH,
+    Host,
+    Machine,
+    bare_machine,
+    make_spec,
+    overlay,
+    switch,
+)
+
+pytestmark = pytest.mark.light
+
+FAR, FAR_WIRE, WIRE = "np-far", "far2", "eth2"
+PEER, VNI = "10.9.0.254", 5001
+NETWORKS: Mapping[str, Mapping[str, Any]] = {
+    "flat": {"type": "flat", "physical_network": "physnet1"},
+    "VXLAN": overlay("blue"),
+    "another VXLAN": overlay("red"),
+}
+
+
+@pytest.fixture(scope="module")
+def hypervisor() -> Iterator[Host]:
+    with ExitStack() as stack:
+        stack.enter_context(switch())
+        # A peer that has the other end of every tunnel, and answers nothing.
+        run(within(SWITCH, ["ip", "address", "add", f"{PEER}/24", "dev", "sw"]))
+        with entered(SWITCH):
+            inbox = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        inbox.bind((PEER, 4789))
+        stack.enter_context(namespace(FAR))
+        name, address = stack.enter_context(bare_machine(1))
+        connect(name, WIRE, FAR, FAR_WIRE)
+        options = {"physical_interfaces": f"physnet1:{WIRE}", "local_ip": address}
+        stack.callback(shutil.rmtree, BASE / name, ignore_errors=True)
+        agent = PrivateAgent(BASE / name, options={"linuxbridge": options}, netns=name)
+        yield Host(name, address, stack.enter_context(agent))
+
+
+@pytest.mark.parametrize("network", ["flat", "VXLAN"])
+def test_each_frame_comes_out_where_the_table_says(hypervisor: Host, network: str) -> None:
+    for name, vni in (("blue", VNI), ("red", OTHER_VNI)):
+        hypervisor.network(name, vni, [hypervisor.address, PEER], mtu=1450)
+    vxlan = network == "VXLAN"
+    far = (SWITCH, f"{hypervisor.name}-eth1") if vxlan else (FAR, FAR_WIRE)
+    segment = Segment(network_id="blue") if vxlan else Segment("physnet1")
+    unwrap = tunnelled(VNI) if vxlan else untagged
+    with scene(hypervisor, network, NETWORKS, segment, far, unwrap) as made:
+        send_all(hypervisor, NETWORKS[network], made)
+
+
+def send_all(host: Machine, network: Mapping[str, Any], made: Scene) -> None:
+    differences: list[str] = []
+    for setting in Setting:
+        host.plug("sender", make_spec(1, network, port_security=setting.port_security))
+        differences += made.differences(setting)
+    assert not differences, "\n".join(differences)
+
+
+@contextmanager
+def scene(
+    host: Machine,
+    network: str,
+    networks: Mapping[str, Mapping[str, Any]],
+    segment: Segment,
+    far: tuple[str, str],
+    unwrap: Unwrap,
+) -> Iterator[Scene]:
+    """The sender, a neighbour, and a VM on each of the other networks; ``far`` is the wire's end."""
+    with ExitStack() as stack:
+        nics: dict[str, Nic] = {}
+        there = {"sender": network, "neighbour": network}
+        there |= {f"a VM of {name}": name for name in networks if name != network}
+        for number, (who, where) in enumerate(there.items(), start=1):
+            port_id = who.replace(" ", "-")
+            body = host.plug(port_id, make_spec(number, networks[where]))
+            stack.callback(host.unplug, port_id)
+            nics[who] = stack.enter_context(tap_nic(host.name, body["binding"]["device"]))
+        mac = str(make_spec(1, {})["mac"])
+        vlan = networks[network].get("vlan_id", 300)
+        sender = Sender(mac, host.link(segment.bridge)["address"], host.address, vlan)
+        wire = stack.enter_context(packet_nic(*far))
+        others: dict[str, Ear] = {"the sender": nics["sender"]}
+        others |= {who: nic for who, nic in nics.items() if who.startswith("a VM of")}
+        others["the host's own protocols"] = stack.enter_context(host_stack(host.name))
+        yield Scene(
+            Backend.LINUXBRIDGE, network, sender, nics["sender"], wire, unwrap, nics["neighbour"],
+            others,
+        )  # fmt: skip

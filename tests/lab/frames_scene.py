@@ -1,0 +1,151 @@
+"""Send every kind of frame from one port, and see where each comes out."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from scapy.packet import Packet, Raw
+
+from tests.lab.frames import KINDS, Backend, Kind, Sender, Setting
+from tests.lab.frames_nics import Ear, Nic
+
+DEADLINE_S = 90.0
+_MARK = re.compile(rb"NPF(\d{6})")
+_ATTEMPTS = 3
+#: With the mark a frame has at least 60 bytes (without the FCS): nobody has to fill it up.
+_MARK_BYTES = 46
+#: What passes leaves by these, as it was sent.
+WIRE, NEIGHBOUR = "the wire", "a VM of its network"
+
+#: From what is on the wire to the frame of the sender's network; None if it is another's.
+Unwrap = Callable[[bytes], bytes | None]
+
+
+def untagged(frame: bytes) -> bytes | None:
+    """A flat network: what is on the wire is the frame itself."""
+    return frame
+
+
+def tagged(vlan_id: int) -> Unwrap:
+    head = b"\x81\x00" + vlan_id.to_bytes(2, "big")
+
+    def unwrap(frame: bytes) -> bytes | None:
+        return frame[:12] + frame[16:] if frame[12:16] == head else None
+
+    return unwrap
+
+
+def tunnelled(vni: int) -> Unwrap:
+    """VXLAN over IPv4 (RFC 7348): 14 bytes of Ethernet, 20 of IPv4, 8 of UDP, 8 of VXLAN."""
+
+    def unwrap(frame: bytes) -> bytes | None:
+        ours = frame[12:14] == b"\x08\x00" and frame[36:38] == (4789).to_bytes(2, "big")
+        return frame[50:] if ours and frame[46:49] == vni.to_bytes(3, "big") else None
+
+    return unwrap
+
+
+@dataclass
+class Scene:
+    """One sender on a network, and every place that a frame of its might come out at."""
+
+    backend: Backend
+    network: str
+    sender: Sender
+    nic: Nic
+    wire: Ear
+    unwrap: Unwrap
+    #: The VM on the same network; None where there can be none.
+    neighbour: Ear | None
+    #: Whatever else hears: other networks' VMs, the host's own protocols, the sender itself.
+    others: Mapping[str, Ear]
+    #: Returns when the datapath does what the agent has set.
+    settle: Callable[[], object] = lambda: None
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    @property
+    def exits(self) -> frozenset[str]:
+        """Where all that passes comes out: it goes to nobody's MAC, or to a group."""
+        return frozenset({WIRE} | ({NEIGHBOUR} if self.neighbour else set()))
+
+    def differences(self, setting: Setting, kinds: Sequence[Kind] = KINDS) -> list[str]:
+        """What is seen of each kind and is not as the table has it."""
+        self.settle()
+        seen = self._seen(kinds)
+        found = []
+        for kind in kinds:
+            wanted = "passed" if kind.passes_on(self.backend, setting) else "dropped"
+            for fate in sorted(set(seen[kind.name])):
+                if fate != wanted:
+                    where = f"{self.backend}, {self.network}, {setting}"
+                    found.append(f"{kind.name} ({where}): {fate}; the table says {wanted}")
+        return found
+
+    def _seen(self, kinds: Sequence[Kind]) -> dict[str, list[str]]:
+        """The fate of every frame, by kind. What did not arrive is sent again: a lost frame is no
+        dropped one."""
+        sent: dict[int, tuple[str, bytes]] = {}
+        for kind in kinds:
+            for packet in kind.build(self.sender):
+                number = next(self._numbers)
+                sent[number] = kind.name, _marked(packet, number)
+        came_out: dict[int, set[str]] = {number: set() for number in sent}
+        for _ in range(_ATTEMPTS):
+            again = [number for number in sent if not came_out[number] >= self.exits]
+            for number in again:
+                self.nic.send(sent[number][1])
+            self._wait_until_all_came(sent, came_out)
+        found: dict[str, list[str]] = {kind.name: [] for kind in kinds}
+        for number, (name, _) in sent.items():
+            found[name].append(self._fate(came_out[number]))
+        return found
+
+    def _fate(self, places: set[str]) -> str:
+        if not places:
+            return "dropped"
+        return "passed" if places == self.exits else "came out at " + ", ".join(sorted(places))
+
+    def _wait_until_all_came(
+        self, sent: Mapping[int, tuple[str, bytes]], came_out: Mapping[int, set[str]]
+    ) -> None:
+        """Frames keep their order on each way: behind them goes one that passes, and another when
+        that has come, for whoever handles the ways in turns."""
+        deadline = time.monotonic() + DEADLINE_S
+        last = KINDS[0].build(self.sender)[0]
+        for _ in range(2):
+            number = next(self._numbers)
+            places: set[str] = set()
+            frames = {**sent, number: ("the last", _marked(last, number))}
+            while not places >= self.exits:
+                assert time.monotonic() < deadline, f"what passes came to {places or 'no place'}"
+                self.nic.send(frames[number][1])
+                resend = time.monotonic() + 1.0
+                while time.monotonic() < resend and not places >= self.exits:
+                    for place, found in self._look(frames):
+                        (places if found == number else came_out.get(found, set())).add(place)
+
+    def _look(self, sent: Mapping[int, tuple[str, bytes]]) -> Iterator[tuple[str, int]]:
+        """Which of the marked frames are where by now."""
+        for number, frame in self._marks(self.wire, sent):
+            whole = self.unwrap(frame) == sent[number][1]
+            yield WIRE if whole else f"the wire, as {frame[:64].hex()}", number
+        for number, frame in self._marks(self.neighbour, sent) if self.neighbour else ():
+            whole = frame == sent[number][1]
+            yield NEIGHBOUR if whole else f"{NEIGHBOUR}, as {frame[:64].hex()}", number
+        for place, ear in self.others.items():
+            yield from ((place, number) for number, _ in self._marks(ear, sent))
+
+    @staticmethod
+    def _marks(ear: Ear, sent: Collection[int]) -> Iterator[tuple[int, bytes]]:
+        for frame in ear.received():
+            for text in _MARK.findall(frame):
+                if int(text) in sent:
+                    yield int(text), frame
+
+
+def _marked(packet: Packet, number: int) -> bytes:
+    return bytes(packet / Raw((b"NPF%06d" % number).ljust(_MARK_BYTES, b".")))
