@@ -261,6 +261,8 @@ _CISCO = 0x00000C
 _NOT_A_SOURCE = {Backend.LINUXBRIDGE: NEVER}
 #: OVS's bridges drop Cisco's groups as they do 01:80:c2 (``eth_addr_is_reserved``, lib/packets.c).
 _CISCO_ON_OVS = {Backend.DPDKVHOSTUSER: NEVER}
+#: OVS knows the tags of 802.1Q and 802.1ad (``eth_type_vlan``, lib/packets.h): others are protocols.
+_NO_TAG_OF_OVS = {Backend.DPDKVHOSTUSER: ANY_ADDRESS, Backend.RELAY: ANY_ADDRESS}
 #: There all frames with a length in place of a type (IEEE 802.3) are dropped with those of switches.
 _NO_802_3 = {Backend.LINUXBRIDGE: UNFILTERED}
 #: A bridge of the kernel's has its own MAC: what is for it goes no further, and not to the host.
@@ -402,7 +404,7 @@ KINDS: tuple[Kind, ...] = (
          lambda s: [_ether(s, BROADCAST, type=kind)
                     / Raw(OTHER_VLAN.to_bytes(2, "big") + b"\x08\x00") / _udp(s)
                     for kind in (0x9100, 0x9200, 0x9300)],
-         NEVER, _DROPPED, _DROPPED, sriov=_NIC),
+         NEVER, _DROPPED, _DROPPED, but=_NO_TAG_OF_OVS, sriov=_NIC),
     # -- other protocols, and the host ---------------------------------------------------------
     Kind("RARP, as QEMU announces a VM that has moved",
          lambda s: [_ether(s, BROADCAST, type=_RARP)
