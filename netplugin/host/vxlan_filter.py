@@ -13,12 +13,14 @@ nft's own language, because its JSON does not know ``typeof``, and read as JSON.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
+from netplugin.errors import HostError
 from netplugin.host.processes import run
 
 FAMILY, TABLE = "inet", "netplugin"
@@ -69,10 +71,13 @@ class VxlanFilter:
 
     def read(self, deadline: float) -> VxlanSources | None:
         """None if there is no such table. Raises: BackendUnavailable, HostError, OperationTimeout."""
-        tables = _listed(["list", "tables", FAMILY], deadline)
-        if not any(kind == "table" and found["name"] == TABLE for kind, found in tables):
-            return None
-        found = _listed(["list", "table", FAMILY, TABLE], deadline)
+        try:
+            text = run(["nft", "-j", "list", "table", FAMILY, TABLE], step=_STEP, deadline=deadline)
+        except HostError as error:
+            if os.strerror(errno.ENOENT) in error.detail:
+                return None
+            raise
+        found = [next(iter(o.items())) for o in json.loads(text)["nftables"]]
         sets = {value["name"]: value.get("elem", []) for kind, value in found if kind == "set"}
         hooks = [value for kind, value in found if kind == "chain" and value["name"] == _CHAIN]
         rules = [value.get("comment") for kind, value in found if kind == "rule"]
@@ -137,11 +142,6 @@ class VxlanFilter:
 
 def _known_by(rule: str) -> str:
     return f"netplugin-{hashlib.sha256(rule.encode()).hexdigest()[:16]}"
-
-
-def _listed(words: list[str], deadline: float) -> list[tuple[str, dict[str, Any]]]:
-    text = run(["nft", "-j", *words], step=_STEP, deadline=deadline)
-    return [next(iter(o.items())) for o in json.loads(text)["nftables"]]
 
 
 def _commit(commands: Iterable[str], deadline: float) -> None:

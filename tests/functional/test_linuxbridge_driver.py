@@ -393,7 +393,7 @@ def test_a_hook_that_was_moved_is_made_anew(driver: LinuxBridge) -> None:
     assert "type filter hook input priority -350" in rules()
 
 
-@pytest.mark.parametrize("stage", range(7))
+@pytest.mark.parametrize("stage", range(9))
 def test_an_agent_that_dies_midway_leaves_nothing_that_the_next_cannot_finish(
     driver: LinuxBridge, stage: int
 ) -> None:
