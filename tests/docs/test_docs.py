@@ -302,6 +302,7 @@ def test_the_metrics_are_all_there(tmp_path: Path) -> None:
     metrics = Metrics(store)
     metrics.served("b", "put", {"total": 1.0}, None)
     metrics.changed("b", "c", "plug")
+    metrics.watch_failures(lambda: {"loop": 1})
     text = metrics.render().decode()
     store.close()
     made = set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE))
