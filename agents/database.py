@@ -72,6 +72,8 @@ class Database:
         """Open or make the file. Raises: sqlite3.Error, OSError, ValueError for a newer version."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.lock = threading.RLock()
+        #: Why the last transaction could not be committed; empty when it was.
+        self.failure = ""
         self.sql = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         path.chmod(0o600)
         self.sql.execute("PRAGMA journal_mode=WAL")
@@ -90,23 +92,19 @@ class Database:
     def transaction(self) -> Iterator[None]:
         """All that is written within, or nothing of it."""
         with self.lock:
-            self.sql.execute("BEGIN IMMEDIATE")
             try:
+                self.sql.execute("BEGIN IMMEDIATE")
                 yield
                 self.sql.execute("COMMIT")
-            except BaseException:
+            except BaseException as error:
+                if isinstance(
+                    error, sqlite3.OperationalError
+                ):  # of the disk or the file, not of us
+                    self.failure = str(error)
                 if self.sql.in_transaction:
                     self.sql.execute("ROLLBACK")
                 raise
-
-    def writable(self) -> bool:
-        """Whether a transaction can be committed (for readiness)."""
-        try:
-            with self.transaction():
-                self.sql.execute("INSERT OR REPLACE INTO meta VALUES ('probe', '')")
-        except sqlite3.Error:
-            return False
-        return True
+            self.failure = ""
 
     def _check_version(self, path: Path) -> None:
         version = int(self.sql.execute("PRAGMA user_version").fetchone()[0])

@@ -105,13 +105,15 @@ class Gate:
                 if more is not None:
                     require(caller, *more)
             if b"taskuuid" in headers:
-                self._journal(call, scope, headers, body)
+                await self._journal(call, scope, headers, body)
                 self._write(call, 200)
                 await _empty(send)
                 return
             await self._app(_as_json(scope), _replay(body, receive), self._audited(call, send))
 
-    def _journal(self, call: _Call, scope: Any, headers: dict[bytes, bytes], body: bytes) -> None:
+    async def _journal(
+        self, call: _Call, scope: Any, headers: dict[bytes, bytes], body: bytes
+    ) -> None:
         taskuuid = headers[b"taskuuid"].decode("latin-1")
         if not _NAME.match(taskuuid):
             message = f"must match {NAME_PATTERN}"
@@ -124,7 +126,7 @@ class Gate:
         target = quote(scope["path"], safe="/:") + (f"?{query}" if query else "")
         callback = headers.get(b"callbackurl", b"").decode("latin-1")
         call.taskuuid, call.callback = taskuuid, callback
-        self._tasks.accept(taskuuid, callback, scope["method"], target, body)
+        await self._tasks.accept(taskuuid, callback, scope["method"], target, body)
 
     def _audited(self, call: _Call, send: Any) -> Any:
         """Write the entry when the answer begins: before the caller can have it."""

@@ -59,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         audit = AuditLog(Path(conf.api.audit_log) if conf.api.audit_log else None)
         limits = Limits(LimitSettings.read(conf.api))
         held = _only_one(Path(conf.state_path))
-        store = Store(Path(conf.state_path) / "agent.db")
+        store = Store(
+            Path(conf.state_path) / "agent.db", conf.tasks.max_tasks, conf.tasks.max_bytes
+        )
         host = Host(conf)
         loaded = backends.load(conf.agent.enabled_backends, conf, host)
     except (cfg.Error, ValueError, OSError, sqlite3.Error) as wrong:
@@ -67,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     metrics = Metrics(store)
     service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, view)
-    tasks = TaskRunner(task_settings, store.tasks, audit.carried_out)
+    tasks = TaskRunner(task_settings, store.tasks, audit.carried_out, host.supervisor)
     app = http.build(service, tasks, metrics)
     gate = Gate(app, tasks, lambda: credentials.access, audit, limits)
     metrics.watch_credentials(lambda: credentials.stale)

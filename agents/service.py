@@ -307,8 +307,8 @@ class Service:
             if not lane.looked_once.is_set()
         ]
         reasons += self._host.supervisor.reasons()
-        if not self._store.database.writable():
-            reasons.append("the store cannot be written")
+        if self._store.database.failure:  # at the last write: looking does not write
+            reasons.append(f"the store cannot be written: {self._store.database.failure}")
         return reasons
 
     def _nics_of(self, vm_id: str) -> list[Port]:

@@ -42,10 +42,12 @@ class Record:
 class Store:
     """One file, one connection, one writer at a time. Reads of ports come from memory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, max_tasks: int = 100_000, max_task_bytes: int = 256 << 20
+    ) -> None:
         """Open or make the file. Raises: sqlite3.Error, OSError, ValueError for a newer version."""
         self.database = Database(path)
-        self.tasks = TaskJournal(self.database)
+        self.tasks = TaskJournal(self.database, max_tasks, max_task_bytes)
         self.placements = Placements(self.database)
         self._lock, self._sql = self.database.lock, self.database.sql
         self._ports: dict[str, Record] = {record.port_id: record for record in self._read_ports()}

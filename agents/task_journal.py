@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from agents.clock import StoredClock
 from agents.database import Database
+from netplugin.errors import Overloaded
 from netplugin.models import Task, TaskState
+
+_CLOCK = "clock"
+_FINISHED = "state IN ('delivered', 'expired')"
 
 
 @dataclass(frozen=True)
@@ -34,51 +38,97 @@ class JournalledTask:
 
 
 class TaskJournal:
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    """Bounded: the oldest of those that are finished make room for new ones."""
 
-    def write(self, task: JournalledTask) -> JournalledTask:
-        """Write the task down unless its uuid is known; the answer is the task that stands."""
+    def __init__(
+        self, database: Database, max_tasks: int = 100_000, max_bytes: int = 256 << 20
+    ) -> None:
+        self._database = database
+        self._max_tasks, self._max_bytes = max_tasks, max_bytes
+        with database.lock:
+            row = database.sql.execute("SELECT value FROM meta WHERE key = ?", (_CLOCK,)).fetchone()
+        self._clock = StoredClock(row[0] if row else None)
+
+    def now(self) -> float:
+        """By the clock that tasks are aged by."""
+        return self._clock.now()
+
+    def write(self, task: JournalledTask) -> tuple[JournalledTask, bool]:
+        """Write the task down unless its uuid is known; the task that stands, and whether it is new.
+
+        Raises: Overloaded if too many are not finished yet.
+        """
+        known = self.get(task.taskuuid)  # one thread writes: it stays so until it is written
+        if known is not None:
+            return known, False
         with self._database.transaction():
+            self._make_room(len(task.body))
+            self._stamp()
             self._database.sql.execute(
                 "INSERT OR IGNORE INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     task.taskuuid, task.fingerprint, task.method, task.target, task.body,
-                    task.callback_url, task.state.value, task.attempts, time.time(), None,
+                    task.callback_url, task.state.value, task.attempts, self.now(), None,
                 ),
             )  # fmt: skip
         found = self.get(task.taskuuid)
         assert found is not None
-        return found
+        return found, True
 
     def get(self, taskuuid: str) -> JournalledTask | None:
         return next(self._read("WHERE taskuuid = ?", (taskuuid,)), None)
 
     def open(self) -> list[JournalledTask]:
-        """Tasks not yet carried out or delivered, oldest first."""
-        return list(
-            self._read("WHERE state IN ('accepted', 'done') ORDER BY created_at, taskuuid", ())
-        )
+        """Tasks not yet carried out or delivered, in the order they came, whatever the clock said."""
+        return list(self._read("WHERE state IN ('accepted', 'done') ORDER BY rowid", ()))
 
     def update(self, task: JournalledTask) -> None:
+        """Write how far it got; what has been carried out needs its body no more."""
         with self._database.transaction():
             self._database.sql.execute(
-                "UPDATE tasks SET state = ?, attempts = ?, result = ? WHERE taskuuid = ?",
+                "UPDATE tasks SET state = ?, attempts = ?, result = ?, "
+                "body = CASE WHEN ? = 'accepted' THEN body ELSE x'' END WHERE taskuuid = ?",
                 (
                     task.state.value,
                     task.attempts,
                     None if task.result is None else json.dumps(task.result),
+                    task.state.value,
                     task.taskuuid,
                 ),
             )
 
     def forget(self, before: float) -> None:
-        """Forget what was delivered or given up and is older than ``before`` (Unix time)."""
+        """Forget what was delivered or given up and is older than ``before`` (see ``now``)."""
         with self._database.transaction():
+            self._stamp()
             self._database.sql.execute(
-                "DELETE FROM tasks WHERE created_at < ? AND state IN ('delivered', 'expired')",
-                (before,),
+                f"DELETE FROM tasks WHERE created_at < ? AND {_FINISHED}", (before,)
             )
+
+    def _stamp(self) -> None:
+        self._database.sql.execute(
+            "INSERT OR REPLACE INTO meta VALUES (?, ?)", (_CLOCK, self._clock.state())
+        )
+
+    def _make_room(self, size: int) -> None:
+        """For one more of so many bytes."""
+        sql = self._database.sql
+        while True:
+            rows, stored = sql.execute(
+                "SELECT count(*), coalesce(sum(length(body) + length(coalesce(result, ''))), 0) "
+                "FROM tasks"
+            ).fetchone()
+            if rows < self._max_tasks and stored + size <= self._max_bytes:
+                return
+            gone = sql.execute(
+                f"DELETE FROM tasks WHERE rowid IN (SELECT rowid FROM tasks WHERE {_FINISHED} "
+                "ORDER BY rowid LIMIT 100)"
+            ).rowcount
+            if not gone:
+                raise Overloaded(
+                    f"{rows} asynchronous calls of {stored} bytes are not finished", step="journal",
+                    fix="try again later, or raise [tasks] max_tasks or max_bytes",
+                )  # fmt: skip
 
     def _read(self, where: str, parameters: tuple[str, ...]) -> Iterator[JournalledTask]:
         with self._database.lock:

@@ -14,20 +14,33 @@ import json
 import logging
 import ssl
 import stat
-import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from agents.task_journal import JournalledTask, TaskJournal
-from netplugin.errors import Conflict, FieldError, Forbidden, InvalidRequest, NotFound
+from netplugin.errors import (
+    Conflict,
+    FieldError,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+)
+from netplugin.host.supervisor import Supervisor
 from netplugin.models import Task, TaskState
 
 LOG = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 _BACKOFF_FIRST_S, _BACKOFF_MOST_S = 1.0, 60.0
-_FORGET_EVERY_S = 3600.0
+_RETRY_FIRST_S, _RETRY_MOST_S = 0.1, 2.0
+#: The clock of the journal is stored as often.
+_FORGET_EVERY_S = 60.0
 # RFC 2104 section 3: shorter keys than the hash are weaker; 16 bytes are what 128 bits need.
 _SHORTEST_SECRET = 16
 #: Header of a delivery that is signed.
@@ -141,11 +154,15 @@ class TaskRunner:
         settings: TaskSettings,
         journal: TaskJournal,
         carried_out: Callable[[str, str, str, int], None] = lambda *_: None,
+        supervisor: Supervisor | None = None,
     ) -> None:
         """``carried_out`` is told the uuid, method, target and status of each, for the audit log."""
         self._settings = settings
         self._carried_out = carried_out
         self._journal = journal
+        self._supervisor = supervisor or Supervisor()
+        # One: tasks are journalled in the order they came, and never on the event loop.
+        self._thread = ThreadPoolExecutor(1, "journal")
         self._app: Any = None
         self._client: Any = None
         self._running: set[asyncio.Task[Any]] = set()
@@ -156,7 +173,8 @@ class TaskRunner:
         self._app = app
         for task in self._journal.open():
             self._spawn(task)
-        self._keep(asyncio.create_task(self._forget()))
+        forget = self._supervisor.every("tasks-forget", _FORGET_EVERY_S, self._forget)
+        self._keep(asyncio.create_task(forget))
 
     async def stop(self) -> None:
         for running in list(self._running):
@@ -171,12 +189,13 @@ class TaskRunner:
             raise NotFound(f"there is no task {taskuuid}", step="lookup")
         return task.public()
 
-    def accept(
+    async def accept(
         self, taskuuid: str, callback_url: str, method: str, target: str, body: bytes
     ) -> None:
         """Journal the call, once, however often it is sent; then it may be answered.
 
-        Raises: Forbidden for a URL off the list, Conflict if the uuid names another call.
+        Raises: Forbidden for a URL off the list, Conflict if the uuid names another call,
+        Overloaded, sqlite3.Error.
         """
         if not callback_url:
             message = "is required with taskuuid"
@@ -194,11 +213,10 @@ class TaskRunner:
         task = JournalledTask(
             taskuuid, fingerprint, method, target, body, callback_url, TaskState.ACCEPTED
         )
-        known = self._journal.get(taskuuid) is not None
-        found = self._journal.write(task)
+        found, is_new = await self._in_thread(self._journal.write, task)
         if found.fingerprint != fingerprint:
             raise Conflict(f"taskuuid {taskuuid} was used for another call", step="journal")
-        if not known:
+        if is_new:
             self._spawn(found)
 
     # -- on the loop -----------------------------------------------------------------------------
@@ -218,8 +236,9 @@ class TaskRunner:
     async def _finish(self, taskuuid: str, executed: asyncio.Task[JournalledTask]) -> None:
         try:
             await self._deliver(await executed)
-        except Exception:
-            LOG.exception("task %s could not be carried out or delivered", taskuuid)
+        except Exception as error:
+            LOG.error("task %s is left until the next start", taskuuid)
+            self._supervisor.failed("tasks", error)
 
     def _clear(self, target: str, executed: Any) -> None:
         if self._last_on.get(target) is executed:
@@ -230,35 +249,65 @@ class TaskRunner:
             await asyncio.wait([before])
         if task.state is not TaskState.ACCEPTED:
             return task
-        status, body = await call_app(self._app, task.method, task.target, task.body)
-        try:
-            result = json.loads(body) if body else None
-        except ValueError:
-            result = None
+        status, result = await self._call(task)
         success = 200 <= status < 300
         error = "" if success else str((result or {}).get("detail", f"status {status}"))
         answer = {"success": success, "error": error, "status": status, "result": result}
         done = replace(task, state=TaskState.DONE, result=answer)
-        self._journal.update(done)
+        await self._written(done)
         self._carried_out(task.taskuuid, task.method, task.target, status)
         return done
+
+    async def _call(self, task: JournalledTask) -> tuple[int, Any]:
+        """The status and the answer. The call was accepted: while the agent is overloaded it waits."""
+        wait_s = _RETRY_FIRST_S
+        while True:
+            status, body = await call_app(self._app, task.method, task.target, task.body)
+            try:
+                result = json.loads(body) if body else None
+            except ValueError:
+                result = None
+            if not overloaded(result) or self._is_over(task):
+                return status, result
+            await asyncio.sleep(wait_s)
+            wait_s = min(_RETRY_MOST_S, wait_s * 2)
+
+    async def _written(self, task: JournalledTask) -> None:
+        """Journal how far the task got; what the store does not take now is written later."""
+        wait_s = _BACKOFF_FIRST_S
+        while True:
+            try:
+                await self._in_thread(self._journal.update, task)
+                return
+            except Exception as error:
+                self._supervisor.failed("tasks", error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(_BACKOFF_MOST_S, wait_s * 2)
+
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, partial(work, *args, **kwargs))
+
+    def _is_over(self, task: JournalledTask) -> bool:
+        return self._journal.now() - task.created_at > self._settings.expire_after_s
 
     async def _deliver(self, task: JournalledTask) -> None:
         wait_s = _BACKOFF_FIRST_S
         while True:
-            if time.time() - task.created_at > self._settings.expire_after_s:
+            if self._is_over(task):
                 LOG.error("task %s: its result was never taken, given up", task.taskuuid)
-                self._journal.update(replace(task, state=TaskState.EXPIRED))
+                await self._written(replace(task, state=TaskState.EXPIRED))
                 return
             task = replace(task, attempts=task.attempts + 1)
             if await self._post(task):
-                self._journal.update(replace(task, state=TaskState.DELIVERED))
+                await self._written(replace(task, state=TaskState.DELIVERED))
                 return
-            self._journal.update(task)
+            await self._written(task)
             await asyncio.sleep(wait_s)
             wait_s = min(_BACKOFF_MOST_S, wait_s * 2)
 
     async def _post(self, task: JournalledTask) -> bool:
+        """Whether the result was taken, by the status alone: the body of the answer is not read."""
         import httpx  # four megabytes that an agent without asynchronous calls does not need
 
         body = json.dumps(task.result, ensure_ascii=False, separators=(",", ":")).encode()
@@ -271,16 +320,20 @@ class TaskRunner:
                     verify=self._settings.tls_context(),
                     limits=httpx.Limits(max_connections=None),
                 )
-            answer = await self._client.post(
-                task.callback_url, content=body, headers=self._headers(task.taskuuid, body)
-            )
+            headers = self._headers(task.taskuuid, body)
+            async with (
+                asyncio.timeout(self._settings.callback_timeout_s),
+                self._client.stream(
+                    "POST", task.callback_url, content=body, headers=headers
+                ) as answer,
+            ):
+                status, taken = answer.status_code, bool(answer.is_success)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as failed:
             LOG.info("task %s: callback not reached: %r", task.taskuuid, failed)
             return False
-        if answer.is_success:
-            return True
-        LOG.info("task %s: callback answered %d", task.taskuuid, answer.status_code)
-        return False
+        if not taken:
+            LOG.info("task %s: callback answered %d", task.taskuuid, status)
+        return taken
 
     def _headers(self, taskuuid: str, body: bytes) -> dict[str, str]:
         headers = {"taskuuid": taskuuid, "Content-Type": "application/json"}
@@ -289,9 +342,16 @@ class TaskRunner:
         return headers
 
     async def _forget(self) -> None:
-        while True:
-            self._journal.forget(time.time() - self._settings.expire_after_s)
-            await asyncio.sleep(_FORGET_EVERY_S)
+        before = self._journal.now() - self._settings.expire_after_s
+        await self._in_thread(self._journal.forget, before)
+
+
+def overloaded(result: Any) -> bool:
+    """Whether an answer, or that of a port of a batch, is that too much waits already."""
+    if not isinstance(result, dict):
+        return False
+    errors = [result, *(part.get("error") or {} for part in result.get("results") or ())]
+    return any(error.get("code") == Overloaded.code for error in errors)
 
 
 async def call_app(app: Any, method: str, target: str, body: bytes) -> tuple[int, bytes]:

@@ -134,7 +134,25 @@ TASKS = [
         "a delivered task is forgotten.",
     ),
     cfg.IntOpt(
-        "callback_timeout", default=10, min=1, help="Seconds one delivery of a result may take."
+        "callback_timeout",
+        default=10,
+        min=1,
+        help="Seconds one delivery of a result may take in all, from the connection to the status of "
+        "the answer, whose body is not read.",
+    ),
+    cfg.IntOpt(
+        "max_tasks",
+        default=100_000,
+        min=1,
+        help="Asynchronous calls that the journal keeps. The oldest that are finished make room for new "
+        "ones; if none is finished, a new one is answered `overloaded`.",
+    ),
+    cfg.IntOpt(
+        "max_bytes",
+        default=256 << 20,
+        min=1 << 20,
+        help="Bytes of asynchronous calls (bodies that are not carried out yet, and results) that the "
+        "journal keeps; as with max_tasks.",
     ),
     cfg.StrOpt(
         "callback_ca",

@@ -138,6 +138,31 @@ def test_a_plug_that_the_store_does_not_take(agent: PrivateAgent) -> None:
     assert agent.call("PUT", "/v1/ports/p1", make_spec(1))[0] == 200
 
 
+def test_readiness_does_not_write(agent: PrivateAgent) -> None:
+    """SQLite's data_version changes with each commit of another connection."""
+    path = Path(agent.groups["DEFAULT"]["state_path"]) / "agent.db"
+    with closing(sqlite3.connect(path)) as other:
+
+        def version() -> int:
+            return int(other.execute("PRAGMA data_version").fetchone()[0])
+
+        def unchanged() -> bool:  # the agent also writes by itself, once a minute
+            before = version()
+            assert all(agent.get("/readyz")[0] == 200 for _ in range(5))
+            return version() == before
+
+        assert any(unchanged() for _ in range(3))
+
+
+def test_a_store_that_cannot_be_written_is_not_ready(agent: PrivateAgent) -> None:
+    with locked_store(agent):
+        assert agent.call("PUT", "/v1/ports/p1", make_spec(1))[0] == 502
+        status, body = agent.get("/readyz")
+        assert status == 503 and any("locked" in reason for reason in body["reasons"])
+    assert agent.call("PUT", "/v1/ports/p1", make_spec(1))[0] == 200
+    assert agent.get("/readyz")[0] == 200
+
+
 # -- what watches goes on --------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ class Journal:
     def __init__(self) -> None:
         self.accepted: list[tuple[str, str, str, str, bytes]] = []
 
-    def accept(self, *call: Any) -> None:
+    async def accept(self, *call: Any) -> None:
         self.accepted.append(call)
 
 

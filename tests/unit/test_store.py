@@ -349,14 +349,14 @@ def test_a_locked_file_is_not_writable_and_later_is(path: Path) -> None:
     store.database.sql.execute("PRAGMA busy_timeout=10")
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    assert not store.database.writable()
     with pytest.raises(sqlite3.OperationalError):
         store.save([record()])
+    assert "locked" in store.database.failure
     assert store.get("p1") is None, "what is not in the file is not in memory"
     other.execute("ROLLBACK")
     other.close()
-    assert store.database.writable()
     store.save([record()])
+    assert store.database.failure == ""
     store.close()
 
 
@@ -364,9 +364,9 @@ def test_a_locked_file_is_not_writable_and_later_is(path: Path) -> None:
 
 
 def test_a_task_is_journalled_once(store: Store) -> None:
-    first = store.tasks.write(task())
+    first, is_new = store.tasks.write(task())
     again = store.tasks.write(task(fingerprint="other", body=b"other"))
-    assert again == first
+    assert is_new and again == (first, False)
     assert (first.body, first.fingerprint, first.attempts) == (b"\x00\xff{}", "f", 0)
 
 
@@ -392,7 +392,7 @@ def test_only_what_is_over_and_old_is_forgotten(store: Store) -> None:
         ("t1", TaskState.ACCEPTED), ("t2", TaskState.DONE),
         ("t3", TaskState.DELIVERED), ("t4", TaskState.EXPIRED),
     ):  # fmt: skip
-        store.tasks.update(replace(store.tasks.write(task(name)), state=state))
+        store.tasks.update(replace(store.tasks.write(task(name))[0], state=state))
     store.tasks.forget(0.0)
     assert store.tasks.get("t3") is not None
     store.tasks.forget(2e10)

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents import tasks
+from agents.clock import StoredClock
 from agents.database import Database
 from agents.task_journal import JournalledTask, TaskJournal
 from agents.tasks import TaskRunner, TaskSettings, call_app, callback_allowed
-from netplugin.errors import Conflict, Forbidden, InvalidRequest, NotFound
+from netplugin.errors import Conflict, Forbidden, InvalidRequest, NotFound, Overloaded
 from netplugin.models import TaskState
 from tests.unit.agent import DEADLINE_S, SPEC, agent, served_agent
 
@@ -274,7 +276,7 @@ def test_carried_out_and_delivered(journal: ToldJournal, receiver: Receiver) -> 
     async def scenario() -> None:
         made = runner(journal, receiver)
         made.start(app)
-        made.accept("t1", f"{receiver.url}/x", "PUT", "/v1/ports/a?x=%20", b"{}")
+        await made.accept("t1", f"{receiver.url}/x", "PUT", "/v1/ports/a?x=%20", b"{}")
         assert await receiver.next() == (
             "/cb/x", "t1",
             {"success": True, "error": "", "status": 200, "result": {"port_id": "a"}},
@@ -304,7 +306,7 @@ def test_a_failure_is_delivered_as_one(
     async def scenario() -> None:
         made = runner(journal, receiver)
         made.start(Application(status, body))
-        made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
+        await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         _, _, told = await receiver.next()
         assert (told["success"], told["error"], told["status"]) == (False, error, status)
         await made.stop()
@@ -321,7 +323,7 @@ def test_a_mistake_of_ours_is_delivered_too(journal: ToldJournal, receiver: Rece
     async def scenario() -> None:
         made = runner(journal, receiver)
         made.start(broken)
-        made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
+        await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         _, _, told = await receiver.next()
         assert (told["success"], told["status"]) == (False, 500)
         await made.stop()
@@ -339,10 +341,10 @@ def test_sent_again_and_again_it_is_carried_out_once(
         made = runner(journal, receiver)
         made.start(app)
         for _ in range(3):  # before it was carried out,
-            made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
+            await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         await journal.until_state(TaskState.DELIVERED)
-        made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")  # and after
-        made.accept("t2", receiver.url, "PUT", "/v1/ports/a", b"{}")
+        await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")  # and after
+        await made.accept("t2", receiver.url, "PUT", "/v1/ports/a", b"{}")
         await journal.until_state(TaskState.DELIVERED)
         await made.stop()
 
@@ -372,10 +374,10 @@ def test_a_taskuuid_names_one_call(
     async def scenario() -> None:
         made = runner(journal, receiver)
         made.start(app)
-        made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
+        await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         for _ in range(2):
             with pytest.raises(Conflict):
-                made.accept("t1", receiver.url + below, method, target, body)
+                await made.accept("t1", receiver.url + below, method, target, body)
         await journal.until_state(TaskState.DELIVERED)
         await made.stop()
 
@@ -386,9 +388,9 @@ def test_a_taskuuid_names_one_call(
 def test_what_is_refused_is_not_journalled(journal: ToldJournal, receiver: Receiver) -> None:
     made = runner(journal, receiver)
     with pytest.raises(Forbidden):
-        made.accept("t1", "http://evil.example.org/", "PUT", "/v1/ports/a", b"{}")
+        asyncio.run(made.accept("t1", "http://evil.example.org/", "PUT", "/v1/ports/a", b"{}"))
     with pytest.raises(InvalidRequest):
-        made.accept("t1", "", "PUT", "/v1/ports/a", b"{}")
+        asyncio.run(made.accept("t1", "", "PUT", "/v1/ports/a", b"{}"))
     with pytest.raises(NotFound):
         made.get("t1")
     assert journal.open() == []
@@ -400,7 +402,7 @@ def test_delivered_when_the_platform_is_up_again(journal: ToldJournal, receiver:
     async def scenario() -> None:
         made = runner(journal, receiver)
         made.start(app)
-        made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
+        await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         await journal.until(lambda task: task.attempts >= 2)
         receiver.statuses = [503, 500, 302, 404]  # up, but not yet itself; no redirect is followed
         receiver.start()
@@ -420,7 +422,7 @@ def test_given_up_when_it_expires(journal: ToldJournal, receiver: Receiver) -> N
     async def scenario() -> None:
         made = runner(journal, receiver, expire_after_s=0.2)
         made.start(Application())
-        made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
+        await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         expired = await journal.until_state(TaskState.EXPIRED)
         assert expired.attempts >= 1
         assert made.get("t1").state is TaskState.EXPIRED
@@ -447,7 +449,7 @@ def test_cut_off_by_a_crash_it_is_carried_out_again(
         app.before = hang
         made = runner(journal, receiver)
         made.start(app)
-        made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
+        await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         await begun.wait()
         await made.stop()
 
@@ -456,7 +458,9 @@ def test_cut_off_by_a_crash_it_is_carried_out_again(
         made = runner(journal, receiver)
         assert made.get("t1").state is TaskState.ACCEPTED
         made.start(app)
-        made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")  # the platform asks again
+        await made.accept(
+            "t1", receiver.url, "PUT", "/v1/ports/a", b"{}"
+        )  # the platform asks again
         assert (await receiver.next())[1] == "t1"
         await journal.until_state(TaskState.DELIVERED)
         await made.stop()
@@ -476,7 +480,7 @@ def test_after_a_restart_what_was_done_is_delivered_and_not_done_again(
     async def undelivered() -> None:
         made = runner(journal, receiver)
         made.start(app)
-        made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
+        await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         await journal.until(lambda task: task.attempts >= 1)
         await made.stop()
 
@@ -517,11 +521,11 @@ def test_calls_on_one_object_keep_their_order_and_hold_up_no_other(
         made = runner(journal, receiver)
         made.start(app)
         for number in range(5):
-            made.accept(f"a{number}", receiver.url, "PUT", "/v1/ports/a", b"%d" % number)
-        made.accept("b", receiver.url, "PUT", "/v1/ports/b", b"")
+            await made.accept(f"a{number}", receiver.url, "PUT", "/v1/ports/a", b"%d" % number)
+        await made.accept("b", receiver.url, "PUT", "/v1/ports/b", b"")
         assert (await receiver.next())[1] == "b"
         assert app.counts == {"/v1/ports/b": 1}
-        made.accept("a5", receiver.url, "PUT", "/v1/ports/a", b"5")
+        await made.accept("a5", receiver.url, "PUT", "/v1/ports/a", b"5")
         gate.set()
         assert {(await receiver.next())[1] for _ in range(6)} == {f"a{n}" for n in range(6)}
         await made.stop()
@@ -541,7 +545,7 @@ def test_a_result_that_cannot_be_delivered_holds_up_no_other_call(
         made = runner(journal, receiver)
         made.start(app)
         for number in range(3):
-            made.accept(f"a{number}", receiver.url, "PUT", "/v1/ports/a", b"%d" % number)
+            await made.accept(f"a{number}", receiver.url, "PUT", "/v1/ports/a", b"%d" % number)
         await journal.until(lambda task: task.taskuuid == "a2" and task.state is TaskState.DONE)
         await made.stop()
 
@@ -567,7 +571,7 @@ def test_forgotten_when_it_is_old(journal: ToldJournal, receiver: Receiver) -> N
     async def scenario() -> None:
         made = runner(journal, receiver)
         made.start(Application())
-        made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
+        await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         await journal.until_state(TaskState.DELIVERED)
         await made.stop()
         later = runner(journal, receiver, expire_after_s=0.0)
@@ -621,8 +625,77 @@ def test_an_unreachable_name_is_no_crash(journal: ToldJournal) -> None:
         async def scenario() -> None:
             made = TaskRunner(TaskSettings((url,), 60.0, 5.0), journal)
             made.start(Application())
-            made.accept("t1", url, "PUT", "/v1/ports/a", b"{}")
+            await made.accept("t1", url, "PUT", "/v1/ports/a", b"{}")
             await journal.until(lambda task: task.attempts >= 2)
             await made.stop()
 
         run(scenario)
+
+
+# -- the journal's bounds and its clock ----------------------------------------------------------------
+
+
+def journalled(number: int, body: bytes = b"{}") -> JournalledTask:
+    path = f"/v1/ports/p{number}"
+    return JournalledTask(
+        f"t{number}", "f", "PUT", path, body, "http://p.example.org/", TaskState.ACCEPTED
+    )
+
+
+def test_the_oldest_finished_tasks_make_room(tmp_path: Path) -> None:
+    bounded = TaskJournal(Database(tmp_path / "agent.db"), max_tasks=3, max_bytes=1 << 20)
+    for number in range(3):
+        assert bounded.write(journalled(number))[1]
+    with pytest.raises(Overloaded):
+        bounded.write(journalled(3))
+    assert not bounded.write(journalled(2))[1], "one that is known needs no room"
+    bounded.update(replace(journalled(0), state=TaskState.DELIVERED))
+    assert bounded.write(journalled(3))[1]
+    assert [task.taskuuid for task in bounded.open()] == ["t1", "t2", "t3"]
+    assert bounded.get("t0") is None
+
+
+def test_bodies_count_until_they_are_carried_out(tmp_path: Path) -> None:
+    bounded = TaskJournal(Database(tmp_path / "agent.db"), max_tasks=100, max_bytes=1000)
+    first = journalled(1, bytes(900))
+    bounded.write(first)
+    with pytest.raises(Overloaded):
+        bounded.write(journalled(2, bytes(200)))
+    bounded.update(replace(first, state=TaskState.DONE, result={"status": 200}))
+    assert bounded.write(journalled(2, bytes(200)))[1]
+    found = bounded.get("t1")
+    assert found is not None and found.body == b"" and found.result == {"status": 200}
+
+
+class Machine:
+    """A clock of the time of day that steps, and one that begins anew with each boot."""
+
+    def __init__(self) -> None:
+        self.boot, self.up, self.today = "one", 100.0, 1_700_000_000.0
+
+    def clock(self, stored: str | None) -> StoredClock:
+        return StoredClock(stored, self.boot, lambda: self.up, lambda: self.today)
+
+
+def test_age_knows_no_step_of_the_clock() -> None:
+    machine = Machine()
+    clock = machine.clock(None)
+    assert clock.now() == 1_700_000_000.0, "as older versions have stored it"
+    machine.up += 10
+    machine.today -= 3600
+    assert clock.now() == 1_700_000_010.0
+    again = machine.clock(clock.state())
+    machine.up += 5
+    assert again.now() == clock.now() == 1_700_000_015.0
+
+
+def test_age_goes_on_from_what_was_stored_after_a_reboot() -> None:
+    machine = Machine()
+    clock = machine.clock(None)
+    machine.up += 1000
+    stored = clock.state()
+    machine.boot, machine.up = "two", 3.0
+    after = machine.clock(stored)
+    assert after.now() == 1_700_001_000.0
+    machine.up += 7
+    assert after.now() == 1_700_001_007.0
