@@ -1,7 +1,7 @@
 """Port security as nftables: which addresses a VM may use. Everything else is dropped.
 
-What no VM may send, whatever its addresses are, is dropped before (see ``guard``). What a flush of all
-rules opens until they are put back is therefore the choice of IP addresses alone.
+Most of what is dropped is dropped before (see ``guard``), by what a flush of all rules does not remove.
+The rules say which address goes with which MAC.
 
 One table of the bridge family. A verdict map leads from the tap's name to the port's chain; what
 comes from a tap of ours that is not in the map is dropped, so that a port without its filter is

@@ -15,15 +15,22 @@ What the program drops:
   each other; other sources than the MACs of the port; frames with a length in place of a type (LLC and
   SNAP: STP, PVST+, CDP, and IP in a disguise); ARP and RARP that are not of Ethernet and IPv4 or that
   name another sender than the frame does; RARP answers; without the role, router advertisements and
-  redirects (RFC 4861) and what is sent to the ports of DHCP clients.
+  redirects (RFC 4861) and what is sent to the ports of DHCP clients;
+- for ports with allowed addresses: other protocols than ARP, RARP, IPv4 and IPv6, and other source
+  addresses than these, in ARP and neighbour advertisements too, the link-local ones of its MACs and
+  what a host needs to get an address aside.
 
-Which IP addresses a VM may use is said by the rules of nftables (see ``filters``).
+The rules of nftables (see ``filters``) are narrower: they hold each address to its own MAC.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
 
+from netplugin.addresses import link_local
 from netplugin.host.cbpf import Assembler, Program
 from netplugin.models import PortSpec
 
@@ -34,10 +41,12 @@ _GO_ON, _SHOT = -1, 2
 _TAGS = (0x8100, 0x88A8, 0x9100, 0x9200, 0x9300)
 _LEAST_TYPE = 0x0600  # below, the field is a length (IEEE 802.3, clause 3.2.6)
 _ARP, _RARP, _IPV4, _IPV6 = 0x0806, 0x8035, 0x0800, 0x86DD
-_RARP_REQUEST = 3  # RFC 903
+_ARP_REQUEST, _RARP_REQUEST = 1, 3  # RFC 826, RFC 903
 _UDP, _ICMPV6 = 17, 58
 _DHCP_CLIENT, _DHCPV6_CLIENT = 68, 546
+_DHCP_SERVER = 67
 _ADVERTISEMENT, _REDIRECT = 134, 137
+_NEIGHBOUR_SOLICITATION, _NEIGHBOUR_ADVERTISEMENT = 135, 136
 # Extension headers of IPv6 (RFC 8200) that are walked: hop-by-hop, routing, destination; and the
 # two with a form of their own, fragment and authentication (RFC 4302).
 _OPTIONS, _FRAGMENT, _AUTHENTICATION = (0, 43, 60), 44, 51
@@ -47,14 +56,41 @@ _HEADERS = 8  # what has more before its payload is dropped (RFC 7113, section 2
 # MRP, GARP and CFM (tables 10-1 and 8-9).
 _OF_THE_NEXT_BRIDGE, _OF_SWITCHES = 0xFFF0, 0xFFC0
 
+_UNSPECIFIED = ipaddress.IPv6Network("::/128")
+
 # Offsets in the frame.
 _DESTINATION, _SOURCE, _TYPE, _PAYLOAD = 0, 6, 12, 14
+_ARP_OPERATION, _ARP_SENDER_MAC = _PAYLOAD + 6, _PAYLOAD + 8
+_ARP_SENDER_IP, _ARP_TARGET_IP = _PAYLOAD + 14, _PAYLOAD + 24
+_IPV4_SOURCE, _IPV4_DESTINATION, _IPV6_SOURCE = _PAYLOAD + 12, _PAYLOAD + 16, _PAYLOAD + 8
 _NEXT, _HERE = 0, 1  # slots of memory: the next header's number, and where it begins
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The addresses that a VM may use, if it may not use any."""
+
+    four: tuple[ipaddress.IPv4Network, ...]
+    six: tuple[ipaddress.IPv6Network, ...]
+
+    @classmethod
+    def of(cls, spec: PortSpec) -> Self | None:
+        security = spec.port_security
+        if not security.allowed_addresses:
+            return None
+        networks = [ipaddress.ip_network(a.ip) for a in security.allowed_addresses]
+        four = {n for n in networks if isinstance(n, ipaddress.IPv4Network)}
+        six = {n for n in networks if isinstance(n, ipaddress.IPv6Network)}
+        if six or security.roles:
+            macs = {spec.mac, *(a.mac for a in security.allowed_addresses if a.mac)}
+            six |= {ipaddress.IPv6Network(link_local(mac)) for mac in macs}
+        return cls(tuple(sorted(four)), tuple(sorted(six)))
 
 
 def port_guard(spec: PortSpec) -> Program:
     """The program of one port."""
     security = spec.port_security
+    own = _Own.of(spec)
     code = Assembler()
     _no_tags(code)
     _no_reserved_groups(code, _OF_SWITCHES if security.enabled else _OF_THE_NEXT_BRIDGE)
@@ -66,10 +102,11 @@ def port_guard(spec: PortSpec) -> Program:
         code.equal(_RARP, "rarp")
         code.equal(_IPV4, "ipv4")
         code.equal(_IPV6, "ipv6")
-        code.go("pass")
-        _arp(code)
-        _ipv4(code, answers="dhcp_server" in security.roles)
-        _ipv6(code, routes="router" in security.roles, answers="dhcp_server" in security.roles)
+        code.go("pass" if own is None else "drop")
+        _rarp(code)
+        _arp(code, own)
+        _ipv4(code, own, answers="dhcp_server" in security.roles)
+        _ipv6(code, own, routes="router" in security.roles, answers="dhcp_server" in security.roles)
     code.label("pass")
     code.end(_GO_ON)
     code.label("drop")
@@ -117,17 +154,35 @@ def _own_macs(code: Assembler, macs: Iterable[str]) -> None:
     code.label("own")
 
 
-def _arp(code: Assembler) -> None:
-    """The sender's MAC stands in the message once more: it must be the frame's."""
-    operation, sender_mac, sender_ip = _PAYLOAD + 6, _PAYLOAD + 8, _PAYLOAD + 14
+def _rarp(code: Assembler) -> None:
+    """A RARP answer tells a host its address, as one of DHCP does; QEMU tells of itself by requests."""
     code.label("rarp")
-    code.need(_PAYLOAD + 28, "drop")
-    # A RARP answer tells a host its address, as one of DHCP does. QEMU tells of itself by requests.
-    code.load(operation, 2)
+    _own_message(code)
+    code.load(_ARP_OPERATION, 2)
     code.unequal(_RARP_REQUEST, "drop")
-    code.load(sender_ip, 4)
+    code.load(_ARP_SENDER_IP, 4)
     code.unequal(0, "drop")
+    code.go("pass")
+
+
+def _arp(code: Assembler, own: _Own | None) -> None:
     code.label("arp")
+    _own_message(code)
+    if own is None:
+        code.go("pass")
+        return
+    _among_ipv4(code, own, _ARP_SENDER_IP, "pass")
+    # RFC 5227: whoever takes an address first asks for it from 0.0.0.0.
+    code.load(_ARP_OPERATION, 2)
+    code.unequal(_ARP_REQUEST, "drop")
+    code.load(_ARP_SENDER_IP, 4)
+    code.unequal(0, "drop")
+    _among_ipv4(code, own, _ARP_TARGET_IP, "pass")
+    code.go("drop")
+
+
+def _own_message(code: Assembler) -> None:
+    """Of Ethernet and IPv4. The sender's MAC stands in it once more: it must be the frame's."""
     code.need(_PAYLOAD + 28, "drop")
     code.load(_PAYLOAD, 4)
     code.unequal(0x0001_0800, "drop")
@@ -136,12 +191,11 @@ def _arp(code: Assembler) -> None:
     for offset, size in ((0, 4), (4, 2)):
         code.load(_SOURCE + offset, size)
         code.a_to_x()
-        code.load(sender_mac + offset, size)
+        code.load(_ARP_SENDER_MAC + offset, size)
         code.unequal_x("drop")
-    code.go("pass")
 
 
-def _ipv4(code: Assembler, *, answers: bool) -> None:
+def _ipv4(code: Assembler, own: _Own | None, *, answers: bool) -> None:
     """The ports stand in the first fragment always: it has eight bytes at least."""
     code.label("ipv4")
     code.need(_PAYLOAD + 20, "drop")
@@ -151,6 +205,10 @@ def _ipv4(code: Assembler, *, answers: bool) -> None:
     code.load(_PAYLOAD, 1)
     code.mask(0x0F)
     code.below(5, "drop")
+    if own is not None:
+        _among_ipv4(code, own, _IPV4_SOURCE, "own ipv4")
+        _dhcp_client(code)
+        code.label("own ipv4")
     if answers:
         code.go("pass")
         return
@@ -166,7 +224,25 @@ def _ipv4(code: Assembler, *, answers: bool) -> None:
     code.go("pass")
 
 
-def _ipv6(code: Assembler, *, routes: bool, answers: bool) -> None:
+def _dhcp_client(code: Assembler) -> None:
+    """A client asks for its address before it has one (RFC 2131, section 4.1)."""
+    for offset, value in ((_IPV4_SOURCE, 0), (_IPV4_DESTINATION, 0xFFFFFFFF)):
+        code.load(offset, 4)
+        code.unequal(value, "drop")
+    code.load(_PAYLOAD + 9, 1)
+    code.unequal(_UDP, "drop")
+    code.load(_PAYLOAD + 6, 2)
+    code.mask(0x1FFF)
+    code.unequal(0, "drop")
+    code.load_x_ipv4_length(_PAYLOAD)
+    code.need(_PAYLOAD + 8, "drop", scratch=_HERE)
+    for offset, port in ((0, _DHCP_CLIENT), (2, _DHCP_SERVER)):
+        code.load(_PAYLOAD + offset, 2, behind_x=True)
+        code.unequal(port, "drop")
+    code.go("pass")
+
+
+def _ipv6(code: Assembler, own: _Own | None, *, routes: bool, answers: bool) -> None:
     """Along the extension headers: one that cannot be followed to its end drops the packet.
 
     Behind a fragment header there may be no further one: else the first fragment could end before
@@ -177,6 +253,10 @@ def _ipv6(code: Assembler, *, routes: bool, answers: bool) -> None:
     code.load(_PAYLOAD, 1)
     code.mask(0xF0)
     code.unequal(0x60, "drop")
+    if own is not None:
+        _among_ipv6(code, (*own.six, _UNSPECIFIED) if own.six else (), "own ipv6", _IPV6_SOURCE)
+        code.go("drop")
+        code.label("own ipv6")
     code.load(_PAYLOAD + 6, 1)
     code.store(_NEXT)
     code.set_x(_PAYLOAD + 40)
@@ -220,9 +300,78 @@ def _ipv6(code: Assembler, *, routes: bool, answers: bool) -> None:
     code.load(0, 1, behind_x=True)
     if not routes:
         code.equal((_ADVERTISEMENT, _REDIRECT), "drop")
+    if own is not None:
+        _neighbour(code, own)
     code.go("pass")
     code.label("udp over ipv6")
     code.need(8, "drop", scratch=_HERE)
     code.load(2, 2, behind_x=True)
     if not answers:
         code.equal(_DHCPV6_CLIENT, "drop")
+
+
+def _neighbour(code: Assembler, own: _Own) -> None:
+    """An advertisement is for an address of the VM's, and so is the solicitation of one who has none
+    yet (RFC 4862, section 5.4). The target stands behind 8 bytes (RFC 4861, section 4.3)."""
+    code.equal(_NEIGHBOUR_ADVERTISEMENT, "target")
+    code.unequal(_NEIGHBOUR_SOLICITATION, "pass")
+    for offset in range(0, 16, 4):
+        code.load(_IPV6_SOURCE + offset, 4)
+        code.unequal(0, "pass")
+    code.label("target")
+    code.need(24, "drop", scratch=_HERE)
+    _among_ipv6(code, own.six, "pass", 8, behind_x=True)
+    code.go("drop")
+
+
+def _among_ipv4(code: Assembler, own: _Own, offset: int, label: str) -> None:
+    for network in own.four:
+        code.load(offset, 4)
+        if network.prefixlen < network.max_prefixlen:
+            code.mask(int(network.netmask))
+        code.equal(int(network.network_address), label)
+
+
+def _among_ipv6(
+    code: Assembler,
+    networks: Iterable[ipaddress.IPv6Network],
+    label: str,
+    offset: int,
+    *,
+    behind_x: bool = False,
+) -> None:
+    """Those with the same upper half, which most of a port's have, share its test."""
+    halves: dict[int | ipaddress.IPv6Network, list[ipaddress.IPv6Network]] = {}
+    for network in networks:
+        long = network.prefixlen >= 64
+        key = int(network.network_address) >> 64 if long else network
+        halves.setdefault(key, []).append(network)
+    for key, members in halves.items():
+        other = f"not {key} at {offset}"
+        first = min(64, members[0].prefixlen)
+        _bits(code, members[0], range(0, first, 32), offset, other, behind_x=behind_x)
+        for network in members:
+            no = f"not {network} at {offset}, all of it"
+            _bits(code, network, range(64, network.prefixlen, 32), offset, no, behind_x=behind_x)
+            code.go(label)
+            code.label(no)
+        code.label(other)
+
+
+def _bits(
+    code: Assembler,
+    network: ipaddress.IPv6Network,
+    starts: range,
+    offset: int,
+    other: str,
+    *,
+    behind_x: bool,
+) -> None:
+    """Go on at ``other`` unless the words that start at these bits are those of the network."""
+    for start in starts:
+        shift = 128 - start - 32
+        wanted = int(network.netmask) >> shift & 0xFFFFFFFF
+        code.load(offset + start // 8, 4, behind_x=behind_x)
+        if wanted != 0xFFFFFFFF:
+            code.mask(wanted)
+        code.unequal(int(network.network_address) >> shift & 0xFFFFFFFF, other)

@@ -737,7 +737,8 @@ def test_a_filter_changes_under_a_running_vm(driver: LinuxBridge) -> None:
         assert passes(a, b, spoofed, good)
         index = link(device_name(TAP, "a"))["ifindex"]
         narrow = make_spec(queues=2, allowed_addresses=[{"ip": "10.0.0.5"}])
-        assert [type(ch).__name__ for ch in plug(driver, {"a": narrow}).changes] == ["SetFilter"]
+        changes = plug(driver, {"a": narrow}).changes
+        assert [type(change).__name__ for change in changes] == ["SetGuard", "SetFilter"]
         assert not passes(a, b, spoofed, good)
         assert link(device_name(TAP, "a"))["ifindex"] == index
         # A port that comes or goes beside it does not disturb it either.

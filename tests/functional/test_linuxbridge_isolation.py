@@ -557,11 +557,35 @@ def test_rules_for_peers_that_are_flushed_come_back(one: Host) -> None:
 # -- without the agent ---------------------------------------------------------------------------------
 
 
+def of_others() -> dict[str, Packet]:
+    """From addresses that are not on the list."""
+    ether, tried = Ether(src=A, dst=EVERYBODY), IPv6(src="::", dst="ff02::1")
+    hidden = IPv6(src=ALLOWED) / IPv6ExtHdrDestOpt() / ICMPv6ND_NA(tgt="2001:db8::6")
+    return {
+        "ip": ether / IP(src="10.0.0.6") / UDP(dport=9),
+        "ip of dhcp": ether / IP(src="0.0.0.0", dst="255.255.255.255") / UDP(sport=9, dport=67),
+        "arp": ether / ARP(hwsrc=A, psrc="10.0.0.6", pdst="10.0.0.9"),
+        "arp answer": ether / ARP(op=2, hwsrc=A, psrc="10.0.0.6", pdst="10.0.0.9"),
+        "arp probe": ether / ARP(hwsrc=A, psrc="0.0.0.0", pdst="10.0.0.6"),
+        "ipv6": ether / IPv6(src="2001:db8::6") / UDP(dport=9),
+        "link-local": ether / IPv6(src="fe80::6") / UDP(dport=9),
+        "advertisement": ether / IPv6(src=ALLOWED) / ICMPv6ND_NA(tgt="2001:db8::6"),
+        "hidden advertisement": ether / hidden,
+        "address tried": ether / tried / ICMPv6ND_NS(tgt="2001:db8::6"),
+        "other protocol": marker(A),
+    }
+
+
 @pytest.mark.parametrize("shaped", [False, True], ids=["", "shaped"])
-def test_a_flush_of_all_rules_opens_no_tap_while_there_is_no_agent(one: Host, shaped: bool) -> None:
+@pytest.mark.parametrize("addresses", [[], ADDRESSES], ids=["own MAC", "addresses"])
+def test_a_flush_of_all_rules_opens_no_tap_while_there_is_no_agent(
+    one: Host, shaped: bool, addresses: list[dict[str, str]]
+) -> None:
     qos = {"egress_kbps": 100_000} if shaped else {}
+    filtered = spec(1, qos=qos, port_security={"allowed_addresses": addresses})
+    refused = forbidden() | (of_others() if addresses else {})
     with (
-        nics(one, a=spec(1, qos=qos), b=open_to_all(2), c=open_to_all(3)) as (a, b, c),
+        nics(one, a=filtered, b=open_to_all(2), c=open_to_all(3)) as (a, b, c),
         opened(wire := RawWire(SWITCH, FAR)),
     ):
         until(a, b, LAST)
@@ -569,7 +593,7 @@ def test_a_flush_of_all_rules_opens_no_tap_while_there_is_no_agent(one: Host, sh
         try:
             one.sh("nft", "flush", "ruleset")
             for ear in (b, wire):
-                assert arrivals(a, ear, forbidden(), LAST) == set()
+                assert arrivals(a, ear, refused, LAST) == set()
                 assert arrivals(a, ear, harmless(), LAST) == set(harmless())
             until(c, b, marker(C))
             before = counters(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import struct
 from typing import Any
 
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from scapy.layers.dhcp import BOOTP
 from scapy.layers.inet import IP, UDP
 from scapy.layers.inet6 import (
+    ICMPv6ND_NA,
+    ICMPv6ND_NS,
     ICMPv6ND_RA,
     IPv6,
     IPv6ExtHdrDestOpt,
@@ -109,6 +112,7 @@ POLICIES: list[dict[str, Any]] = [
     {"roles": ["router"]},
     {"roles": ["dhcp_server"]},
     {"allowed_addresses": [{"ip": "10.0.0.5", "mac": OTHER}]},
+    {"allowed_addresses": [{"ip": "fe80::/60"}, {"ip": "2001:db8::/72"}, {"ip": "2001:db8::5"}]},
 ]
 
 
@@ -142,12 +146,41 @@ def test_no_frame_is_too_short(length: int) -> None:
 def test_a_mac_is_allowed_if_it_is_on_the_list() -> None:
     both = guard(allowed_addresses=[{"ip": "10.0.0.5", "mac": OTHER}])
     for mac in (MAC, OTHER):
-        frame = bytes(Ether(src=mac, dst="ff:ff:ff:ff:ff:ff", type=0x88B5)).ljust(60, b"\0")
+        frame = bytes(Ether(src=mac, dst="ff:ff:ff:ff:ff:ff") / IP(src="10.0.0.5")).ljust(60, b"\0")
         assert run(both, frame) == PASS
         assert run(guard(), frame) == (PASS if mac == MAC else DROP)
         assert run(NOTHING, frame) == DROP
 
 
 def test_a_port_with_all_that_it_may_have_fits() -> None:
-    addresses = [{"ip": f"10.0.0.{n}", "mac": f"52:54:00:00:01:{n:02x}"} for n in range(64)]
-    assert guard(allowed_addresses=addresses).length <= 4096
+    for text in ("10.0.{n}.5", "2001:db8:{n}::5", "2001:db8:{n}::/95", "2001:db8:{n}::/57"):
+        addresses = [{"ip": text.format(n=n), "mac": f"52:54:00:00:01:{n:02x}"} for n in range(64)]
+        # What the kernel lists in one message has 32 KiB at most (netlink_recvmsg).
+        assert guard(allowed_addresses=addresses).length < 3900
+
+
+ADDRESSES = ["10.0.0.5", "10.1.0.0/23", "2001:db8::5", "2001:db8:1:ff80::/57", "2001:db8:2::/70"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "10.0.0.5", "10.0.0.6", "10.1.1.255", "10.1.2.0", "2001:db8::5", "2001:db8::6",
+        "2001:db8:1:ffff::1", "2001:db8:1:ff7f::1", "2001:db8:2:0:3ff::", "2001:db8:2:0:400::",
+        "fe80::5054:ff:fe00:1", "fe80::5054:ff:fe00:2", "fe80:0:0:1:5054:ff:fe00:1",
+    ],
+)  # fmt: skip
+def test_a_source_is_allowed_if_it_is_on_the_list(source: str) -> None:
+    address = ipaddress.ip_address(source)
+    networks = [*map(ipaddress.ip_network, ADDRESSES), ipaddress.ip_network("fe80::5054:ff:fe00:1")]
+    expected = PASS if any(address in network for network in networks) else DROP
+    program = guard(allowed_addresses=[{"ip": each} for each in ADDRESSES])
+    packet = IP(src=source) if address.version == 4 else IPv6(src=source)
+    assert run(program, bytes(ETHER / packet / UDP(dport=9)).ljust(60, b"\0")) == expected
+    if address.version == 4:
+        assert run(program, bytes(ETHER / ARP(hwsrc=MAC, psrc=source))) == expected
+        probe = ARP(hwsrc=MAC, psrc="0.0.0.0", pdst=source)
+        assert run(program, bytes(ETHER / probe)) == expected
+        return
+    for own, message in (("2001:db8::5", ICMPv6ND_NA(tgt=source)), ("::", ICMPv6ND_NS(tgt=source))):
+        assert run(program, bytes(ETHER / IPv6(src=own) / message)) == expected
