@@ -92,6 +92,8 @@ class Lane:
         # The backend says when the host can first be looked at; should it not, we look all the same.
         self._retry_at: float | None = time.monotonic() + _FIRST_LOOK_S
         self._stopped = False
+        #: When the thread began with what it is at.
+        self._begun: float | None = None
         self.looked_once = threading.Event()
         self._supervisor = supervisor
         self._name = f"lane-{reconciler.backend.name}"
@@ -102,19 +104,34 @@ class Lane:
         self.reconciler.backend.watch(self.wake)
         self._thread = self._supervisor.thread(self._name, self._run, self._ended)
 
-    def stop(self) -> None:
-        """End after the batch at hand; what still waits is answered with an error."""
+    def refuse(self) -> None:
+        """Take nothing more, and answer with an error what waits; the batch at hand goes on."""
         with self._wake:
             self._stopped = True
+            waiting, errands = list(self._waiting), list(self._errands)
+            self._waiting.clear()
+            self._errands.clear()
             self._wake.notify()
         self._ended.set()
-        if self._thread is not None:
-            self._thread.join(timeout=60)
-        while self._waiting:
-            op = self._waiting.popleft()
+        for op in waiting:
             _refuse(op.future, op.port_id)
-        while self._errands:
-            _refuse(self._errands.popleft().future)
+        for errand in errands:
+            _refuse(errand.future)
+
+    def stop(self, until: float) -> None:
+        """``refuse``, and wait for the batch at hand until then (monotonic)."""
+        self.refuse()
+        if self._thread is not None:
+            self._thread.join(timeout=max(0.0, until - time.monotonic()))
+            if self._thread.is_alive():
+                LOG.warning("%s is still at work; the next start goes on with it", self._name)
+
+    def stuck_s(self) -> float:
+        """For how long its thread has been at one thing; without end if there is no thread."""
+        begun = self._begun
+        if self._thread is None or not self._thread.is_alive():
+            return 0.0 if self._stopped else float("inf")
+        return 0.0 if begun is None else time.monotonic() - begun
 
     def submit(self, *operations: Operation) -> None:
         """Put operations in the queue. Raises: Overloaded, then none of them is taken."""
@@ -184,7 +201,8 @@ class Lane:
                     self._wake.wait(self._idle_s(time.monotonic()))
                 if self._stopped:
                     return
-                work = self._next(time.monotonic())
+                self._begun = time.monotonic()
+                work = self._next(self._begun)
             try:
                 work()
             except NetpluginError as error:
@@ -193,6 +211,8 @@ class Lane:
             except Exception as error:
                 self._supervisor.failed(self._name, error)
                 self._retry_later()
+            finally:
+                self._begun = None
 
     def _due(self, now: float) -> bool:
         return any(self._is_due(turn, now) for turn in Turn)

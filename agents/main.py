@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import fcntl
 import logging
 import os
@@ -20,6 +21,7 @@ from oslo_config import cfg
 
 from agents import backends, http, log
 from agents.audit import AuditLog
+from agents.connections import ConnectionLimits
 from agents.credentials import Credentials
 from agents.gate import Gate
 from agents.host import HostView
@@ -37,6 +39,8 @@ from netplugin.host.shared import Host
 LOG = logging.getLogger(__name__)
 # The host is put right before the first call is taken, if it lets us within this time.
 _FIRST_LOOK_S = 5.0
+# From SIGTERM on: what waits is refused, what is at hand has been answered, the process has ended.
+_REFUSE_AFTER_S, _ANSWERED_S, _END_S = 30, 42, 55
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,11 +86,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             server_header=False,
             proxy_headers=False,
             ws="none",
-            timeout_graceful_shutdown=10,
-            timeout_keep_alive=75,  # a platform keeps its connection between calls
+            timeout_graceful_shutdown=_ANSWERED_S,
+            timeout_keep_alive=conf.api.idle_timeout,
         ),
         listen,
         credentials,
+        ConnectionLimits.read(conf),
         when_started=lambda: _notify("READY=1"),
     )
     try:
@@ -100,12 +105,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(server: Server, app: Any, service: Service, tasks: TaskRunner) -> int:
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        if server.should_exit:
+            return
+        server.should_exit = True
+        _notify("STOPPING=1")
+        loop.call_later(_REFUSE_AFTER_S, service.refuse_waiting)
+        # Whatever hangs then: what each thread does goes to the log, and the process ends.
+        faulthandler.dump_traceback_later(_END_S, exit=True)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, setattr, server, "should_exit", True)
+        loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, server.read_credentials_again)
     service.start()
     service.teams.start()
     tasks.start(app)
+    heartbeat = asyncio.create_task(_heartbeat(service))
     await asyncio.to_thread(service.wait_looked, _FIRST_LOOK_S)
     try:
         await server._serve()
@@ -113,9 +129,22 @@ async def _serve(server: Server, app: Any, service: Service, tasks: TaskRunner) 
         LOG.error("cannot listen: %s", unbound)
         return 1
     finally:
+        heartbeat.cancel()
         await tasks.stop()
         await service.teams.stop()
     return 0
+
+
+async def _heartbeat(service: Service) -> None:
+    """Tell systemd, where it asks (WatchdogSec=), that this loop and each backend's thread go on."""
+    asked = os.environ.get("WATCHDOG_USEC")
+    while asked:
+        stuck = service.stuck()
+        if not stuck:
+            _notify("WATCHDOG=1")
+        for reason in stuck:
+            LOG.error("no heartbeat: %s", reason)
+        await asyncio.sleep(int(asked) / 1e6 / 3)
 
 
 def _read_all(conf: Any) -> None:

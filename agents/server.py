@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from agents.connections import ConnectionLimits, LimitedProtocol
 from agents.credentials import Credentials
 from agents.listen import Listen
 from agents.peer import STATE, peer_of
@@ -19,8 +19,8 @@ LOG = logging.getLogger(__name__)
 _CREDENTIALS_EVERY_S = 5.0
 
 
-class Protocol(HttpToolsProtocol):
-    """uvicorn's, with the peer of the connection in the ``state`` of each scope."""
+class Protocol(LimitedProtocol):
+    """uvicorn's with limits, and the peer of the connection in the ``state`` of each scope."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -38,10 +38,12 @@ class Server(uvicorn.Server):
         config: uvicorn.Config,
         listen: Listen,
         credentials: Credentials,
+        limits: ConnectionLimits,
         when_started: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self._listen = listen
+        self._limits = limits
         self._credentials = credentials
         self._when_started = when_started
         self._tcp: list[asyncio.Server] = []
@@ -121,4 +123,4 @@ class Server(uvicorn.Server):
         )
 
     def _protocol(self) -> asyncio.Protocol:
-        return Protocol(self.config, self.server_state, app_state={})
+        return Protocol(self._limits, self.config, self.server_state, app_state={})

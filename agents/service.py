@@ -46,6 +46,10 @@ from netplugin.models import (
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+# How long the lanes are waited for at the end, once nothing is taken any more.
+_STOP_S = 5.0
+# Putting right a whole host takes no longer than CHECK_S; what takes so long hangs.
+_STUCK_S = CHECK_S + 60.0
 #: Of one port of a batch: waiting in its lane, under way with its standby, refused, or not needed.
 _Call: TypeAlias = Operation | asyncio.Future[Any] | NetpluginError | None
 
@@ -105,9 +109,25 @@ class Service:
         for lane in self._lanes.values():
             lane.looked_once.wait(max(0.0, deadline - time.monotonic()))
 
-    def stop(self) -> None:
+    def refuse_waiting(self) -> None:
+        """Answer with an error what waits for its turn; what is at hand goes on."""
         for lane in self._lanes.values():
-            lane.stop()
+            lane.refuse()
+
+    def stuck(self) -> list[str]:
+        """The backends whose thread makes no progress, and for how long."""
+        return [
+            f"{name}: at the same work for {lane.stuck_s():.0f} s"
+            for name, lane in self._lanes.items()
+            if lane.stuck_s() > _STUCK_S
+        ]
+
+    def stop(self) -> None:
+        """What is at hand is waited for, in all backends together for a few seconds."""
+        self.refuse_waiting()
+        until = time.monotonic() + _STOP_S
+        for lane in self._lanes.values():
+            lane.stop(until)
         for backend in self._backends.values():
             backend.close()
         self._view.close()
@@ -307,6 +327,7 @@ class Service:
             if not lane.looked_once.is_set()
         ]
         reasons += self._host.supervisor.reasons()
+        reasons += self.stuck()
         if self._store.database.failure:  # at the last write: looking does not write
             reasons.append(f"the store cannot be written: {self._store.database.failure}")
         return reasons

@@ -318,6 +318,17 @@ class Client:
         )
 
 
+def nobody_listens(error: BaseException) -> bool:
+    """Whether a call failed because no agent is there: one that answers an error, breaks off or does
+    not let us in is there."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConnectionRefusedError | FileNotFoundError):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
 def invalid_request(wrong: ValidationError) -> InvalidRequest:
     """Pydantic's findings as the error the agent would answer with, each field named."""
     fields = [

@@ -109,6 +109,32 @@ API = [
         help="Operations that may wait at a time; one more is answered `overloaded`.",
     ),
     cfg.IntOpt(
+        "max_connections",
+        default=512,
+        min=1,
+        help="Connections at a time. One more closes the one that is idle for longest; if none is idle "
+        "it is answered 503.",
+    ),
+    cfg.IntOpt(
+        "header_timeout",
+        default=10,
+        min=1,
+        help="Seconds within which a new connection sends its first request's headers, and a request "
+        "that has begun its own.",
+    ),
+    cfg.IntOpt(
+        "body_timeout",
+        default=30,
+        min=1,
+        help="Seconds within which a request's body is sent, and an answer is read.",
+    ),
+    cfg.IntOpt(
+        "idle_timeout",
+        default=75,
+        min=1,
+        help="Seconds that a connection is kept between requests.",
+    ),
+    cfg.IntOpt(
         "max_waiting_reads",
         default=64,
         min=1,

@@ -19,7 +19,7 @@ from netplugin.cli.host_tuning import (
     read_machine,
     required,
 )
-from netplugin.client import Client
+from netplugin.client import Client, nobody_listens
 from netplugin.errors import BackendUnavailable, FieldError, InvalidRequest
 from netplugin.tuning.applying.apply import apply, preview
 from netplugin.tuning.applying.journal import DEFAULT, Journal, look
@@ -123,6 +123,8 @@ class HostApply(Command):
             with Client.from_environment() as client:
                 return {vf.pci_address: vf.port_id for vf in client.list_vfs() if vf.port_id}
         except BackendUnavailable as absent:
+            if not nobody_listens(absent):
+                raise  # it runs, and which VFs its ports have is not known
             self.app.stderr.write(f"netplugin: not asked which ports have VFs: {absent.detail}\n")
             return {}
 

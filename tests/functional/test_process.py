@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
+import signal
+import socket
 import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ import pytest
 from netplugin.host.names import TAP, device_name
 from tests.functional.conftest import BASE
 from tests.lab.agent import PrivateAgent
-from tests.lab.processes import run, wait_for
+from tests.lab.processes import Daemon, run, wait_for
 
 pytestmark = pytest.mark.light
 
@@ -231,3 +234,104 @@ def test_plugs_beside_reads_that_never_end(agent: PrivateAgent) -> None:
         finally:
             done.set()
         assert set().union(*(reader.result(DEADLINE_S) for reader in readers)) == {200}
+
+
+# -- connections -----------------------------------------------------------------------------------
+
+
+def connect(agent: PrivateAgent) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", agent.port), timeout=DEADLINE_S)
+
+
+def is_ended(connection: socket.socket) -> bool:
+    """Wait until the agent ends the connection; what it says before is passed over."""
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+    return True  # not within the timeout: TimeoutError
+
+
+def test_connections_that_keep_the_agent_waiting_are_closed(process: PrivateAgent) -> None:
+    process.restart_with({"api": {"header_timeout": "1", "body_timeout": "1", "idle_timeout": "1"}})
+    begun = b"PUT /v1/ports/p1 HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    whole = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    for said in (b"", b"\r\n", begun, begun + b"content-length: 9\r\n\r\n{", whole):
+        with closing(connect(process)) as connection:
+            connection.sendall(said)
+            assert is_ended(connection), said
+    assert process.get("/readyz")[0] == 200
+
+
+def test_a_drip_of_bytes_is_not_waited_for(process: PrivateAgent) -> None:
+    with closing(connect(process)) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nx-slow: ")
+        ended = threading.Event()
+
+        def drip() -> None:
+            with suppress(OSError):
+                while not ended.wait(0.2):
+                    connection.sendall(b"a")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        try:
+            assert is_ended(connection)
+        finally:
+            ended.set()
+            dripping.join(DEADLINE_S)
+
+
+def test_silent_connections_keep_no_caller_out(process: PrivateAgent) -> None:
+    """The one that is idle for longest makes room."""
+    process.restart_with(
+        {"api": {"max_connections": "8", "header_timeout": "3600", "idle_timeout": "3600"}}
+    )
+    with ExitStack() as opened:
+        silent = [opened.enter_context(closing(connect(process))) for _ in range(20)]
+        assert process.get("/readyz")[0] == 200
+        assert is_ended(silent[0])
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+def test_a_call_in_hand_is_answered_before_the_end(process: PrivateAgent) -> None:
+    body = json.dumps(make_spec(1)).encode()
+    head = b"PUT /v1/ports/p1 HTTP/1.1\r\nHost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with closing(connect(process)) as caller:
+        with locked_store(process):
+            caller.sendall(head + body)
+            # It was sent before this, which is answered: the call has been taken.
+            assert process.get("/healthz")[0] == 200
+            os.kill(process.daemon.pid, signal.SIGTERM)
+            wait_for(lambda: process.get("/healthz")[0] == 0, DEADLINE_S, "no call is taken")
+            assert process.daemon.running
+        assert caller.recv(65536).startswith(b"HTTP/1.1 200 ")
+        wait_for(lambda: process.daemon.status == 0, DEADLINE_S, "it has ended")
+    process.daemon.kill()
+    process.start()
+    assert process.get("/v1/ports/p1")[1]["state"] == "active"
+    assert process.call("DELETE", "/v1/ports/p1")[0] == 204
+
+
+def test_the_heartbeat_is_told_to_systemd(tmp_path: Path) -> None:
+    """sd_notify(3): as the unit asks for it, on the socket of the unit."""
+    path = tmp_path / "notify"
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as notify:
+        notify.bind(str(path))
+        notify.settimeout(DEADLINE_S)
+        with PrivateAgent(BASE / "watched", None, OPTIONS) as agent:
+            agent.stop()
+            agent.daemon = Daemon(
+                "netplugin-agent", agent.daemon.args, agent.log,
+                {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "600000"},
+            )  # fmt: skip
+            agent.start()
+            told = [notify.recv(100) for _ in range(4)]
+        assert b"READY=1" in told and told.count(b"WATCHDOG=1") == 3
+        while (last := notify.recv(100)) == b"WATCHDOG=1":
+            pass
+        assert last == b"STOPPING=1"
+    shutil.rmtree(BASE / "watched")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -123,7 +124,7 @@ def test_the_wire_and_the_vm_through_a_vf_and_back(
         assert lane.errand(process.planned).result(WAIT_S) == []
         process.delete("nic2", lane.submit)
     finally:
-        lane.stop()
+        lane.stop(time.monotonic() + 60)
     assert whole_state(pf, functions()) == before
 
 

@@ -114,7 +114,7 @@ def held(scripted: Scripted) -> Iterator[tuple[Lane, threading.Event]]:
     assert busy.wait(DEADLINE_S)
     yield lane, go_on
     go_on.set()
-    lane.stop()
+    lane.stop(in_time())
 
 
 def result(op: Operation) -> Any:
@@ -193,7 +193,7 @@ def test_an_unexpected_failure_is_answered_and_the_lane_goes_on(scripted: Script
     fine = put("p2")
     lane.submit(fine)
     assert result(fine) == "p2"
-    lane.stop()
+    lane.stop(in_time())
 
 
 # -- the size of a batch -------------------------------------------------------------------------
@@ -560,7 +560,7 @@ def test_a_look_that_fails_is_tried_again(
     fine = put()
     lane.submit(fine)
     assert result(fine) == "p1"
-    lane.stop()
+    lane.stop(in_time())
 
 
 # -- the end -------------------------------------------------------------------------------------
@@ -572,12 +572,11 @@ def test_a_stop_ends_after_the_batch_at_hand_and_answers_the_rest(
     lane, go_on = held
     waiting: list[Operation] = [put("p1"), delete("p1")]
     lane.submit(*waiting)
-    stopping = threading.Thread(target=lane.stop)
+    stopping = threading.Thread(target=lane.stop, args=(in_time(),))
     stopping.start()
     wait_until(lambda: lane._stopped)
     with pytest.raises(BackendUnavailable):
         lane.submit(put("late"))
-    assert not any(op.future.done() for op in waiting)
     go_on.set()
     stopping.join(DEADLINE_S)
     for op in waiting:
@@ -590,7 +589,7 @@ def test_a_stop_ends_after_the_batch_at_hand_and_answers_the_rest(
 def test_a_stop_answers_who_waits_for_a_look(held: tuple[Lane, threading.Event]) -> None:
     lane, go_on = held
     looks = [lane.reconcile(in_time(), dry_run=True, remove_orphans=False)]
-    stopping = threading.Thread(target=lane.stop)
+    stopping = threading.Thread(target=lane.stop, args=(in_time(),))
     stopping.start()
     wait_until(lambda: lane._stopped)
     with pytest.raises(BackendUnavailable):
@@ -608,7 +607,7 @@ def test_a_stop_is_not_held_up_by_callers_that_are_gone(held: tuple[Lane, thread
     gone, there = put("p1"), put("p2")
     lane.submit(gone, there)
     gone.future.cancel()
-    stopping = threading.Thread(target=lane.stop)
+    stopping = threading.Thread(target=lane.stop, args=(in_time(),))
     stopping.start()
     wait_until(lambda: lane._stopped)
     go_on.set()
@@ -631,7 +630,7 @@ def test_a_look_is_made_for_who_asks_and_its_failure_is_theirs(scripted: Scripte
     scripted.on_check = fail
     with pytest.raises(HostError):
         lane.reconcile(in_time(), dry_run=True, remove_orphans=False).result(DEADLINE_S)
-    lane.stop()
+    lane.stop(in_time())
 
 
 def test_what_nobody_waits_for_any_more_is_not_looked_at(tmp_path: Path) -> None:
@@ -659,3 +658,14 @@ def test_what_nobody_waits_for_any_more_is_not_looked_at(tmp_path: Path) -> None
         wait_until(lambda: lane._errands[0].future.cancelled())
         go_on.set()
         calls.join(DEADLINE_S)
+
+
+def test_a_thread_that_makes_no_progress_is_told(
+    scripted: Scripted, held: tuple[Lane, threading.Event]
+) -> None:
+    lane, go_on = held
+    first = lane.stuck_s()
+    wait_until(lambda: lane.stuck_s() > first)
+    go_on.set()
+    wait_until(lambda: lane.stuck_s() == 0.0)
+    assert make(scripted).stuck_s() == float("inf"), "there is no thread"

@@ -16,6 +16,7 @@ from typing import Self
 from netplugin.errors import Conflict, HostError
 from netplugin.tuning.applying.changes import Event, History, history, line
 from netplugin.tuning.applying.place import Raw
+from netplugin.tuning.root import sync_folder
 from netplugin.tuning.steps import Group, Target
 
 DEFAULT = Path("/var/lib/netplugin/tuning.journal")
@@ -81,7 +82,7 @@ class Journal:
         self._descriptor = os.open(self.path, flags, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
             os.ftruncate(self._descriptor, len(_whole(self._data())))
         except BaseException:
             self._close()
@@ -136,15 +137,6 @@ def _read(path: Path, data: bytes, boot: str) -> History:
 def _whole(data: bytes) -> bytes:
     """Without the piece of a line at the end."""
     return data[: data.rfind(b"\n") + 1]
-
-
-def _sync_folder(folder: Path) -> None:
-    """A file that was just made is in its folder for good."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _unusable(path: Path, refused: OSError) -> HostError:

@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from netplugin.tuning.root import Root
+from netplugin.tuning.root import Root, sync_folder
 
 
 class WritableRoot(Root):
@@ -56,5 +56,6 @@ class WritableRoot(Root):
                 opened.flush()
                 os.fsync(descriptor)
             draft.replace(file)
+            sync_folder(file.parent)
         finally:
             draft.unlink(missing_ok=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import socket
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from netplugin.cli import host_apply
 from netplugin.cli.host_apply import HostApply
 from netplugin.cli.main import Netplugin, main
-from netplugin.errors import HostError
+from netplugin.errors import BackendUnavailable, HostError, NetpluginError, Overloaded
 from netplugin.tuning.applying.journal import Journal
 from netplugin.tuning.applying.results import BAD, Outcome, Result
 from netplugin.tuning.root import Unknown
@@ -145,6 +147,27 @@ def test_an_agent_that_does_not_run_is_said(
 ) -> None:
     assert ports("http://127.0.0.1:1", monkeypatch) == {}
     assert "not asked which ports have VFs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("failure", [BackendUnavailable, Overloaded])
+def test_an_agent_that_runs_and_cannot_say_is_an_error(
+    failure: type[NetpluginError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OVS may be away, or the agent stop: its ports have their VFs all the same."""
+    problem = failure("not now", step="observe").problem().model_dump()
+    answer = httpx.MockTransport(lambda request: httpx.Response(503, json=problem))
+    monkeypatch.setattr(httpx.Client, "_transport_for_url", lambda self, url: answer)
+    with pytest.raises(failure):
+        ports("http://127.0.0.1:1", monkeypatch)
+
+
+def test_a_connection_that_is_cut_off_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        cutting = threading.Thread(target=lambda: listener.accept()[0].close())
+        cutting.start()
+        with pytest.raises(BackendUnavailable):
+            ports(f"http://127.0.0.1:{listener.getsockname()[1]}", monkeypatch)
+        cutting.join(30)
 
 
 def test_an_agent_that_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
