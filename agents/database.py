@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,8 @@ CREATE TABLE IF NOT EXISTS ports (
     state TEXT NOT NULL,
     error TEXT,
     timings TEXT NOT NULL DEFAULT '{}',
-    standby_of TEXT
+    standby_of TEXT,
+    number INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS ports_vm ON ports (vm_id);
 CREATE TABLE IF NOT EXISTS networks (
@@ -45,6 +47,18 @@ CREATE TABLE IF NOT EXISTS quarantine (
     PRIMARY KEY (kind, key)
 );
 CREATE INDEX IF NOT EXISTS claims_port ON claims (port_id);
+CREATE TABLE IF NOT EXISTS forgotten (
+    port_id TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    PRIMARY KEY (port_id, number)
+);
+CREATE TABLE IF NOT EXISTS set_aside (
+    kind TEXT NOT NULL,
+    key TEXT NOT NULL,
+    content TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    PRIMARY KEY (kind, key)
+);
 CREATE TABLE IF NOT EXISTS placements (
     vm_id TEXT PRIMARY KEY,
     placement TEXT NOT NULL
@@ -62,7 +76,7 @@ CREATE TABLE IF NOT EXISTS tasks (
     result TEXT
 );
 """
-_VERSION = 5
+_VERSION = 6
 
 
 class Database:
@@ -83,6 +97,8 @@ class Database:
         self._migrate()
         self.sql.executescript(_SCHEMA)
         self.sql.execute(f"PRAGMA user_version={_VERSION}")
+        #: Made with the database and never changed: a copy has the same.
+        self.identity = self._own_identity()
 
     def close(self) -> None:
         with self.lock:
@@ -106,6 +122,15 @@ class Database:
                 raise
             self.failure = ""
 
+    def _own_identity(self) -> str:
+        row = self.sql.execute("SELECT value FROM meta WHERE key = 'store'").fetchone()
+        if row is not None:
+            return str(row[0])
+        made = str(uuid.uuid4())
+        with self.transaction():
+            self.sql.execute("INSERT INTO meta VALUES ('store', ?)", (made,))
+        return made
+
     def _check_version(self, path: Path) -> None:
         version = int(self.sql.execute("PRAGMA user_version").fetchone()[0])
         if version > _VERSION:
@@ -116,11 +141,13 @@ class Database:
     def _migrate(self) -> None:
         """What an older version has made becomes as this one makes it.
 
-        Up to 2, claims had no memory; up to 3, no port stood beside another; up to 4, no VM was placed.
+        Up to 2, claims had no memory; up to 3, no port stood beside another; up to 4, no VM was placed;
+        up to 5, ports had no number, and what was forgotten or could not be read was not kept.
         """
         for table, column, kind in (
             ("claims", "memory", "TEXT NOT NULL DEFAULT '{}'"),
             ("ports", "standby_of", "TEXT"),
+            ("ports", "number", "INTEGER NOT NULL DEFAULT 0"),
         ):
             columns = {row[1] for row in self.sql.execute(f"PRAGMA table_info({table})")}
             if columns and column not in columns:

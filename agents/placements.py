@@ -27,7 +27,7 @@ class Placements:
             rows = self._database.sql.execute(
                 "SELECT vm_id, placement FROM placements ORDER BY vm_id"
             )
-            return {vm_id: Placement.model_validate_json(text) for vm_id, text in rows}
+            return {vm_id: read_placement(text) for vm_id, text in rows}
 
     def save(self, vm_id: str, placement: Placement) -> None:
         """The VM has this place until its last port goes. Raises: NotFound if that has gone."""
@@ -39,3 +39,8 @@ class Placements:
             )
             if written.rowcount != 1:
                 raise NotFound(f"VM {vm_id} has no ports here any more", step="store")
+
+
+def read_placement(text: str) -> Placement:
+    """As it is in the store. Raises: ValueError."""
+    return Placement.model_validate_json(text)

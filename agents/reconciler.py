@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from agents.converge import Converged, Stopwatch, converge
 from agents.metrics import Metrics
+from agents.orphans import Orphans, findings
 from agents.store import Record, Store
 from netplugin.backend import Backend, Change, Claim, Intent, Observation, ObservedPort, Usability
 from netplugin.errors import (
@@ -36,7 +37,6 @@ _UNDO_S = 5.0
 #: How long putting right the whole host may take.
 CHECK_S = 120.0
 _LOOK_S = 10.0
-_TRUSTED = "orphans_may_go"
 
 
 @dataclass
@@ -83,9 +83,9 @@ class Reconciler:
     def __init__(self, backend: Backend[Observation], store: Store, metrics: Metrics) -> None:
         self.backend = backend
         self.observed: dict[str, ObservedPort] = {}
-        #: Marked ports without an intent that the last look at the whole host left where they are;
-        #: None before that look.
-        self.orphans: frozenset[str] | None = None
+        #: Marked ports without an intent that the last look at the whole host left where they are,
+        #: each with the reason; None before that look.
+        self.orphans: Mapping[str, str] | None = None
         self._store = store
         self._metrics = metrics
         #: Records as an undo left them, which the store did not take.
@@ -106,8 +106,8 @@ class Reconciler:
         puts = {
             op.port_id: op for op in live if isinstance(op, Put) and self._acceptable(op, usable)
         }
-        deletes = self._accept_deletes([op for op in live if isinstance(op, Delete)])
         before = {port_id: self._store.get(port_id) for port_id in puts}
+        deletes = self._accept_deletes([op for op in live if isinstance(op, Delete)])
         records, seen = self._accept_puts(puts, list(deletes), watch)
         wanted = {**records, **deletes}
         waiting: dict[str, Operation] = {op.port_id: op for op in live if op.port_id in wanted}
@@ -116,6 +116,10 @@ class Reconciler:
         deadline = min(op.deadline for op in waiting.values()) - _UNDO_S / 2
         try:
             until = max(deadline, started + 0.5)
+            if seen is None:
+                with watch.part("observe"):
+                    seen = self.backend.observe(list(wanted), until)
+                watch.add(seen.timings_ms)
             result = self._converge(wanted.values(), until, watch, "plug", seen)
         except Exception as error:
             result = Converged(_each(wanted, error, "converge"), {}, ())
@@ -135,7 +139,19 @@ class Reconciler:
             kind = type(op).__name__.lower()
             timings = dict(wanted[port_id].timings_ms or {})
             self._metrics.served(self.backend.name, kind, timings, failures.get(port_id))
-        self._undo({i: wanted[i] for i in records if i in failures}, failures)
+        failed = {i: wanted[i] for i in records if i in failures}
+        if seen is None:
+            failed = self._restore(failed, before)
+        else:
+            # What was there before the call is no work of the call, and is not undone: after a lost
+            # store it is the NIC of a VM. What somebody has asked to be gone goes all the same.
+            there = {
+                i
+                for i in set(failed) & set(seen.ports)
+                if (was := before[i]) is None or was.state is not PortState.REMOVING
+            }
+            failed = self._keep(failed, failures, there)
+        self._undo(failed, failures)
         self._answer(waiting, failures)
 
     def _in_time(self, op: Operation, now: float) -> bool:
@@ -218,7 +234,7 @@ class Reconciler:
     def may_keep(self, port_id: str) -> bool:
         """Whether the host may have this port though there is no intent of it (any thread)."""
         if self.orphans is None:
-            return not self._trusted and self.backend.probe().usable
+            return self.backend.probe().usable
         return port_id in self.orphans
 
     def _remove_orphans(self, operations: Sequence[Delete]) -> None:
@@ -234,7 +250,8 @@ class Reconciler:
             failed = _each([op.port_id for op in operations], error, "converge")
         gone = {op.port_id for op in operations} - set(failed)
         self.observed = {i: seen for i, seen in self.observed.items() if i not in gone}
-        self.orphans = None if self.orphans is None else self.orphans - gone
+        if self.orphans is not None:
+            self.orphans = {i: why for i, why in self.orphans.items() if i not in gone}
         for op in operations:
             if op.port_id in failed:
                 op.future.set_exception(failed[op.port_id])
@@ -274,7 +291,10 @@ class Reconciler:
         """The record of a port that is asked for. One that was going keeps what it still has."""
         before = self._store.get(op.port_id)
         if before is None:
-            return Record(op.port_id, op.spec, PortState.PENDING, standby_of=op.standby_of)
+            return Record(
+                op.port_id, op.spec, PortState.PENDING,
+                claims=self._store.claims_before(op.port_id), standby_of=op.standby_of,
+            )  # fmt: skip
         if before.state is PortState.REMOVING:
             return Record(
                 op.port_id, op.spec, PortState.PENDING, claims=before.claims,
@@ -342,6 +362,35 @@ class Reconciler:
         except Exception as error:
             return _each([*gone, *(record.port_id for record in saved)], error, "store")
         return {}
+
+    def _restore(
+        self, records: Mapping[str, Record], before: Mapping[str, Record | None]
+    ) -> dict[str, Record]:
+        """The host could not be looked at, so nothing was written: the store is as before the call.
+
+        Gives the records that the call did not change: their state tells of the failure.
+        """
+        changed = [i for i, record in records.items() if record.spec != _spec_of(before[i])]
+        back = [was for i in changed if (was := before[i]) is not None]
+        if changed:
+            self._save_or_keep(back, [i for i in changed if before[i] is None])
+        return {i: record for i, record in records.items() if i not in changed}
+
+    def _keep(
+        self,
+        records: Mapping[str, Record],
+        failures: Mapping[str, NetpluginError],
+        there: Collection[str],
+    ) -> dict[str, Record]:
+        """First plugs of ports that were ``there``: they stay and are tried again. Gives the others."""
+        kept = {
+            i: replace(r, state=_fallen_state(i, self.observed), error=failures[i].problem())
+            for i, r in records.items()
+            if i in there and r.previous is None and r.state is PortState.PENDING
+        }
+        if kept:
+            self._save_or_keep(list(kept.values()))
+        return {i: record for i, record in records.items() if i not in kept}
 
     def _undo(self, records: Mapping[str, Record], failures: Mapping[str, NetpluginError]) -> None:
         """A first plug that failed goes; a change that failed goes back; else the state tells."""
@@ -470,10 +519,12 @@ class Reconciler:
         """
         seen = self.backend.observe(None, time.monotonic() + _LOOK_S)
         intents = [self._intent(r) for r in self._store.records(backend=self.backend.name)]
+        orphans = Orphans.among(self._store, self.backend.name, seen.ports).kept
         return [
             *_of_ports(self.backend.name, self._store),
             *self.backend.findings(seen),
             *self.backend.port_findings(intents, seen),
+            *findings(self.backend.name, orphans),
         ]
 
     def vfs(self) -> list[VfInfo]:
@@ -528,14 +579,14 @@ class Reconciler:
         if not dry_run:
             self._end_quarantines(seen)
         intents = [self._intent(r) for r in records.values()]
-        kept: list[str] = []
+        kept: Mapping[str, str] = {}
         if ports is None:
-            orphans = sorted(set(seen.ports) - set(records))
-            if self._orphans_may_go(bool(orphans), remove_orphans, dry_run):
-                intents += [Intent(port_id, None) for port_id in orphans]
-            else:
-                kept = orphans
-            self.orphans = frozenset(kept)
+            orphans = Orphans.among(self._store, self.backend.name, seen.ports)
+            kept = {} if remove_orphans else orphans.kept
+            gone = {*orphans.forgotten, *orphans.kept} - set(kept)
+            intents += [Intent(port_id, None) for port_id in sorted(gone)]
+            if not dry_run:
+                self.orphans = kept
         plan = self.backend.plan(intents, seen)
         planned = [
             PlannedChange(
@@ -547,7 +598,7 @@ class Reconciler:
             for c in plan.changes
         ]
         report = ReconcileReport(
-            dry_run=dry_run, ports=len(records), changes=planned, orphans_kept=kept
+            dry_run=dry_run, ports=len(records), changes=planned, orphans_kept=list(kept)
         )
         if dry_run:
             report.errors = [e.for_port(p).problem() for p, e in plan.refused.items()]
@@ -621,24 +672,13 @@ class Reconciler:
             self.backend.name, PortState.PENDING, PortState.REMOVING, PortState.FAILED
         )
 
-    def _orphans_may_go(self, there_are_some: bool, told: bool, dry_run: bool) -> bool:
-        """Marked ports without an intent go, unless it is the intents that were lost.
+    def kept(self) -> dict[str, str]:
+        """The orphans that no call has adopted since, with the reasons (any thread)."""
+        return {i: why for i, why in (self.orphans or {}).items() if not self._has_record(i)}
 
-        With a store that was made anew (by this process or one before it) beside a host full of our
-        ports, the likely story is a lost state_path, and removing them would cut off running VMs:
-        they stay until the platform has asked for them again, or somebody says that they may go.
-        """
-        if self._trusted:
-            return True
-        if there_are_some and not told:
-            return False
-        if not dry_run:
-            self._store.set_meta(f"{_TRUSTED}:{self.backend.name}", "yes")
-        return True
-
-    @property
-    def _trusted(self) -> bool:
-        return self._store.get_meta(f"{_TRUSTED}:{self.backend.name}") == "yes"
+    def _has_record(self, port_id: str) -> bool:
+        record = self._store.get(port_id)
+        return record is not None and record.spec.backend == self.backend.name
 
     # -- shared ----------------------------------------------------------------------------------
 
@@ -660,7 +700,8 @@ class Reconciler:
         if record.state is PortState.REMOVING:
             return Intent(record.port_id, None, record.claims)
         overlay = self._store.network(record.spec.overlay_id)
-        return Intent(record.port_id, record.spec, record.claims, overlay)
+        stamp = self._store.stamp(record.port_id)
+        return Intent(record.port_id, record.spec, record.claims, overlay, stamp)
 
     def _counted(self, result: Converged, why: str) -> None:
         for change in result.changes:
@@ -744,6 +785,11 @@ def _left(change: Change) -> HostError:
 def _fallen_state(port_id: str, observed: Mapping[str, ObservedPort]) -> PortState:
     seen = observed.get(port_id)
     return PortState.DEGRADED if seen is not None and seen.fault else PortState.FAILED
+
+
+def _spec_of(record: Record | None) -> PortSpec | None:
+    """What a record wants on the host: nothing, if it is being removed."""
+    return None if record is None or record.state is PortState.REMOVING else record.spec
 
 
 def _refuse_fixed(fixed: Collection[str], before: PortSpec, after: PortSpec) -> None:

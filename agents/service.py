@@ -15,6 +15,7 @@ from agents.host import HostView
 from agents.lane import Lane, answer
 from agents.metrics import Metrics
 from agents.networks import Networks
+from agents.orphans import sentences
 from agents.pmd import Pmd
 from agents.reconciler import CHECK_S, Delete, Operation, Put, Reconciler, unknown_backend
 from agents.store import Record, Store
@@ -328,6 +329,11 @@ class Service:
         ]
         reasons += self._host.supervisor.reasons()
         reasons += self.stuck()
+        reasons += [
+            f"{name}: {sentence}"
+            for name, lane in self._lanes.items()
+            for sentence in sentences(lane.reconciler.kept())
+        ]
         if self._store.database.failure:  # at the last write: looking does not write
             reasons.append(f"the store cannot be written: {self._store.database.failure}")
         return reasons

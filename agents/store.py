@@ -14,7 +14,8 @@ from itertools import chain
 from pathlib import Path
 
 from agents.database import Database
-from agents.placements import Placements
+from agents.placements import Placements, read_placement
+from agents.set_aside import Row, SetAside
 from agents.task_journal import TaskJournal
 from netplugin.backend import NOBODY, Claim, Overlay
 from netplugin.errors import CapacityExhausted, Conflict, Problem
@@ -22,6 +23,9 @@ from netplugin.models import NetworkSpec, PortSpec, PortState
 
 # IEEE 802.1Q, table 9-2: 0 is no VLAN and 4095 is reserved.
 _LOCAL_VLANS = range(1, 4095)
+_COMMIT = "commit"
+# How many ports are remembered as forgotten: of older ones it is no longer known.
+_FORGOTTEN = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +54,17 @@ class Store:
         self.tasks = TaskJournal(self.database, max_tasks, max_task_bytes)
         self.placements = Placements(self.database)
         self._lock, self._sql = self.database.lock, self.database.sql
+        self.set_aside = SetAside(self.database)
+        #: Made with the store, and on every port that it makes.
+        self.identity = self.database.identity
+        self._commit = int(self.get_meta(_COMMIT) or 0)
+        #: By port, the commit that its record came with.
+        self._numbers: dict[str, int] = {}
         self._ports: dict[str, Record] = {record.port_id: record for record in self._read_ports()}
-        self._networks = {network.network_id: network for network in self._read_networks()}
-        self._unfit: dict[Claim, str] = dict(self._read_quarantine())
+        self._networks = {n.network_id: n for n in self.set_aside.sift("networks", _network)}
+        self._unfit: dict[Claim, str] = dict(self.set_aside.sift("quarantine", _quarantined))
+        self.set_aside.sift("placements", lambda row: read_placement(row["placement"]))
+        self.set_aside.sift("tasks", lambda row: self.tasks.get(row["taskuuid"]))
         # When a claim last changed hands, in commits of this process.
         self._commits = 0
         self._moved: dict[Claim, int] = {}
@@ -95,19 +107,74 @@ class Store:
         with self._lock:
             self._require_networks(records)
             with self.database.transaction():
+                commit = self._count()
                 for port_id in forget:
-                    self._sql.execute("DELETE FROM ports WHERE port_id = ?", (port_id,))
+                    self._forget(port_id)
                 for record in records:
-                    self._write(record)
+                    self._write(record, self._numbers.get(record.port_id, commit))
+                    self.set_aside.forget("ports", record.port_id)
                 # A VM's place goes with its last port.
                 self._sql.execute(
                     "DELETE FROM placements WHERE vm_id NOT IN (SELECT vm_id FROM ports)"
                 )
             before = {i: self._ports.get(i) for i in (*forget, *(r.port_id for r in records))}
+            self._commit = commit
             for port_id in forget:
                 self._ports.pop(port_id, None)
+                self._numbers.pop(port_id, None)
+            for record in records:
+                self._numbers.setdefault(record.port_id, commit)
+                self.set_aside.forgotten("ports", record.port_id)
             self._ports.update({record.port_id: record for record in records})
             self._note_moves(before)
+
+    def _count(self) -> int:
+        """The number of this commit: within its transaction."""
+        commit = self._commit + 1
+        self._sql.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_COMMIT, str(commit)))
+        return commit
+
+    def _forget(self, port_id: str) -> None:
+        number = self._numbers.get(port_id)
+        if number is None:
+            return
+        self._sql.execute("DELETE FROM ports WHERE port_id = ?", (port_id,))
+        self._sql.execute("INSERT OR IGNORE INTO forgotten VALUES (?, ?)", (port_id, number))
+        self._sql.execute(
+            "DELETE FROM forgotten WHERE rowid <= (SELECT MAX(rowid) FROM forgotten) - ?",
+            (_FORGOTTEN,),
+        )
+
+    # -- what is known on the host by its mark ---------------------------------------------------
+
+    def stamp(self, port_id: str) -> str:
+        """What the port carries on the host: this store, and the commit that its record came with.
+
+        A port that was forgotten and is asked for again has another one. Empty without a record.
+        """
+        with self._lock:
+            number = self._numbers.get(port_id)
+            return "" if number is None else f"{self.identity}/{number}"
+
+    def has_forgotten(self, port_id: str, stamp: str) -> bool:
+        """Whether a port with this stamp is one that this store has forgotten."""
+        identity, _, number = stamp.partition("/")
+        if identity != self.identity:
+            return False
+        with self._lock:
+            found = self._sql.execute(
+                "SELECT 1 FROM forgotten WHERE port_id = ? AND number = ?", (port_id, number)
+            )
+            return found.fetchone() is not None
+
+    def _kept_claims(self, port_id: str) -> tuple[Claim, ...]:
+        aside = self.set_aside.get("ports", port_id)
+        return aside.claims if aside else ()
+
+    def claims_before(self, port_id: str) -> tuple[Claim, ...]:
+        """What a port without a record had claimed by the row of it that could not be read."""
+        with self._lock:
+            return () if port_id in self._ports else self._kept_claims(port_id)
 
     def _note_moves(self, before: Mapping[str, Record | None]) -> None:
         self._commits += 1
@@ -122,7 +189,8 @@ class Store:
         """Who has what; what is in quarantine and no port's is ``NOBODY``'s."""
         with self._lock:
             had = {claim: r.port_id for r in self._ports.values() for claim in r.claims}
-            return dict.fromkeys(self._unfit, NOBODY) | had
+            aside = {claim: a.key for a in self.set_aside.all() for claim in a.claims}
+            return dict.fromkeys(self._unfit, NOBODY) | aside | had
 
     def moment(self) -> int:
         """To be had before the host is looked at, and given to ``claiming`` after."""
@@ -166,10 +234,6 @@ class Store:
         """What is in quarantine, and why."""
         return dict(self._unfit)
 
-    def _read_quarantine(self) -> Iterator[tuple[Claim, str]]:
-        for kind, key, reason in self._sql.execute("SELECT kind, key, reason FROM quarantine"):
-            yield Claim(kind, key), reason
-
     # -- writing and reading ports ---------------------------------------------------------------
 
     def _require_networks(self, records: Iterable[Record]) -> None:
@@ -181,10 +245,10 @@ class Store:
                     port_id=record.port_id, fix=f"PUT /v1/networks/{network_id} again",
                 )  # fmt: skip
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: Record, number: int) -> None:
         before = self._ports.get(record.port_id)
         self._sql.execute(
-            "INSERT INTO ports VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (port_id) DO UPDATE SET "
+            "INSERT INTO ports VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (port_id) DO UPDATE SET "
             "backend=excluded.backend, vm_id=excluded.vm_id, spec=excluded.spec, "
             "previous_spec=excluded.previous_spec, state=excluded.state, error=excluded.error, "
             "timings=excluded.timings, standby_of=excluded.standby_of",
@@ -198,6 +262,7 @@ class Store:
                 record.error.model_dump_json() if record.error else None,
                 json.dumps(record.timings_ms or {}),
                 record.standby_of,
+                number,
             ),
         )
         if before is None or before.claims != record.claims:
@@ -207,25 +272,22 @@ class Store:
                 [(c.kind, c.key, record.port_id, json.dumps(c.memory)) for c in record.claims],
             )
 
-    def _read_ports(self) -> Iterator[Record]:
-        claims: dict[str, list[Claim]] = {}
+    def _read_ports(self) -> list[Record]:
+        rows: dict[str, list[tuple[str, str, str]]] = {}
         held = self._sql.execute("SELECT kind, key, port_id, memory FROM claims")
         for kind, key, port_id, memory in held:
-            claims.setdefault(port_id, []).append(Claim(kind, key, json.loads(memory)))
-        rows = self._sql.execute(
-            "SELECT port_id, spec, previous_spec, state, error, timings, standby_of FROM ports"
+            rows.setdefault(port_id, []).append((kind, key, memory))
+
+        def parse(row: Row) -> Record:
+            port_id = row["port_id"]
+            claims = [Claim(kind, key, json.loads(m)) for kind, key, m in rows.get(port_id, ())]
+            record = _record(row, tuple(sorted(claims, key=lambda c: (c.kind, c.key))))
+            self._numbers[port_id] = int(row["number"])
+            return record
+
+        return self.set_aside.sift(
+            "ports", parse, lambda row: {"claims": rows.get(row["port_id"], [])}
         )
-        for port_id, spec, previous, state, error, timings, standby_of in rows:
-            yield Record(
-                port_id=port_id,
-                spec=PortSpec.model_validate_json(spec),
-                state=PortState(state),
-                previous=PortSpec.model_validate_json(previous) if previous else None,
-                error=Problem.model_validate_json(error) if error else None,
-                claims=tuple(sorted(claims.get(port_id, []), key=lambda c: (c.kind, c.key))),
-                timings_ms=json.loads(timings),
-                standby_of=standby_of,
-            )
 
     # -- networks --------------------------------------------------------------------------------
 
@@ -272,6 +334,8 @@ class Store:
                     "SET vni=excluded.vni, local_vlan=excluded.local_vlan, spec=excluded.spec",
                     (network_id, spec.vni, vlan, spec.model_dump_json()),
                 )
+                self.set_aside.forget("networks", network_id)
+            self.set_aside.forgotten("networks", network_id)
             self._networks[network_id] = network
             return network
 
@@ -291,6 +355,8 @@ class Store:
 
     def _free_vlan(self, network_id: str, held: Mapping[int, str]) -> int:
         taken = {network.local_vlan for network in self._networks.values()}
+        aside = {a.row.get("local_vlan"): a.key for a in self.set_aside.all()}
+        held = {v: aside[v] for v in _LOCAL_VLANS if v in aside} | dict(held)
         own = sorted(v for v, holder in held.items() if holder == network_id and v not in taken)
         free = (v for v in _LOCAL_VLANS if v not in taken and v not in held)
         vlan = next(chain(own, free), None)
@@ -300,12 +366,6 @@ class Store:
                 step="store", fix="delete networks that this host no longer needs",
             )  # fmt: skip
         return vlan
-
-    def _read_networks(self) -> Iterator[Overlay]:
-        for network_id, vlan, spec in self._sql.execute(
-            "SELECT network_id, local_vlan, spec FROM networks"
-        ):
-            yield Overlay(network_id, NetworkSpec.model_validate_json(spec), vlan)
 
     # -- facts that outlive a restart ------------------------------------------------------------
 
@@ -317,3 +377,26 @@ class Store:
     def set_meta(self, key: str, value: str) -> None:
         with self.database.transaction():
             self._sql.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def _record(row: Row, claims: tuple[Claim, ...]) -> Record:
+    previous, error = row["previous_spec"], row["error"]
+    return Record(
+        port_id=row["port_id"],
+        spec=PortSpec.model_validate_json(row["spec"]),
+        state=PortState(row["state"]),
+        previous=PortSpec.model_validate_json(previous) if previous else None,
+        error=Problem.model_validate_json(error) if error else None,
+        claims=claims,
+        timings_ms=json.loads(row["timings"]),
+        standby_of=row["standby_of"],
+    )
+
+
+def _network(row: Row) -> Overlay:
+    spec = NetworkSpec.model_validate_json(row["spec"])
+    return Overlay(row["network_id"], spec, int(row["local_vlan"]))
+
+
+def _quarantined(row: Row) -> tuple[Claim, str]:
+    return Claim(row["kind"], row["key"]), row["reason"]

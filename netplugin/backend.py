@@ -56,21 +56,27 @@ class Overlay:
 class Intent:
     """What is wanted of one port: its spec and claims, or (``spec`` None) that it be gone.
 
-    ``overlay`` is the network of a ``vxlan`` port, and None for any other.
+    ``overlay`` is the network of a ``vxlan`` port, and None for any other. ``stamp`` is the mark of
+    the store for this port, to be written with the port's own mark; empty: there is none to write.
     """
 
     port_id: str
     spec: PortSpec | None
     claims: tuple[Claim, ...] = ()
     overlay: Overlay | None = None
+    stamp: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedPort:
-    """What the host has of one port. ``fault`` is the host's own word that it does not work."""
+    """What the host has of one port. ``fault`` is the host's own word that it does not work.
+
+    ``stamp`` is the mark of the store that made it, empty if it carries none.
+    """
 
     fault: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+    stamp: str = ""
 
 
 @dataclass(frozen=True)

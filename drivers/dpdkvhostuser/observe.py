@@ -59,7 +59,8 @@ class Observer:
             cannot_segment=self._reader.cannot_segment(seen, scope),
         )
         observed = {
-            i: ObservedPort(fault(row, seen, word), details(row)) for i, row in scope.rows.items()
+            i: ObservedPort(fault(row, seen, word), details(row), row.stamp)
+            for i, row in scope.rows.items()
         }
         return replace(seen, ports=observed)
 

@@ -104,7 +104,8 @@ class Writer:
     def _plug(self, tap: c.Tap) -> None:
         links, fdb = self.kernel.links, self.kernel.fdb
         links.refuse_ipv6(tap.name)
-        links.set(tap.name, mtu=tap.mtu, master=tap.bridge)
+        alias = tap.alias if tap.stamp else None
+        links.set(tap.name, mtu=tap.mtu, alias=alias, master=tap.bridge)
         link = self._ours(tap.name)
         if link is None:
             return  # reading back will tell

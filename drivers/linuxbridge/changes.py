@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from drivers.linuxbridge.guard import port_guard
-from drivers.linuxbridge.segments import PORT_MARK, Device, Segment
+from drivers.linuxbridge.segments import Device, Segment, stamp_of, tap_mark
 from netplugin.backend import Change
 from netplugin.host.cbpf import Program
 from netplugin.host.link_messages import Bridge, Ifb, Link, Vlan, Vxlan
@@ -45,10 +45,12 @@ class Tap:
     #: What the VM receives, and what it sends.
     ingress: Tbf | None = None
     egress: Tbf | None = None
+    #: The mark of the store; empty: whatever mark is there stays.
+    stamp: str = ""
 
     @classmethod
-    def of(cls, port_id: str, spec: PortSpec) -> Tap:
-        """Made from the port's spec alone."""
+    def of(cls, port_id: str, spec: PortSpec, stamp: str = "") -> Tap:
+        """Made from the port's spec, and the mark of the store that it gets."""
         mtu = spec.network.mtu
 
         def rate(kbps: int | None) -> Tbf | None:
@@ -64,11 +66,12 @@ class Tap:
             mac=_only_mac(spec),
             ingress=rate(spec.qos.ingress_kbps),
             egress=rate(spec.qos.egress_kbps),
+            stamp=stamp,
         )
 
     @property
     def alias(self) -> str:
-        return PORT_MARK + self.port_id
+        return tap_mark(self.port_id, self.stamp)
 
     def must_be_remade(self, link: Link) -> bool:
         """Whether the tap must go and come again: the kernel changes neither on a live one."""
@@ -82,7 +85,8 @@ class Tap:
         # Of two ports of one network with one MAC, the bridge keeps it at the first.
         fixed = frozenset({self.mac} - {""} - macs.elsewhere)
         found = (link.mtu, link.up, link.master, link.ipv6, link.learning, macs.here)
-        return found != (self.mtu, True, self.bridge, False, not fixed, fixed)
+        stamped = not self.stamp or stamp_of(link) == self.stamp
+        return not stamped or found != (self.mtu, True, self.bridge, False, not fixed, fixed)
 
 
 def _only_mac(spec: PortSpec) -> str:

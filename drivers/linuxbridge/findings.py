@@ -9,7 +9,7 @@ from drivers.linuxbridge.bonds import bond_details, bond_findings
 from drivers.linuxbridge.hops import hop_of, in_the_way, small, uplink_problem
 from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.seen import Seen, SeenBond
-from drivers.linuxbridge.segments import Segment
+from drivers.linuxbridge.segments import Segment, stamp_of
 from netplugin.backend import ObservedPort
 from netplugin.host.link_messages import Bridge
 from netplugin.host.names import SHAPER, TAP, device_name
@@ -34,21 +34,22 @@ def observed_port(settings: Settings, seen: Seen, port_id: str) -> ObservedPort:
         "ingress_kbps": _kbps(seen.queueing.get(name, nothing).root),
         "egress_kbps": _kbps(seen.queueing.get(device_name(SHAPER, port_id), nothing).root),
     }
+    stamp = stamp_of(link)
     bridge = seen.bridges.get(link.master or "")
     segment = bridge.segment if bridge else None
     if segment is None:
-        return ObservedPort(details=details)
+        return ObservedPort(None, details, stamp)
     details |= _uplink_details(settings, segment, link.mtu, seen)
     problem = uplink_problem(settings, segment, link.mtu, seen) or in_the_way(
         settings, segment, None, seen
     )
     if problem is not None:
-        return ObservedPort(f"{problem.detail} ({problem.fix})", details)
+        return ObservedPort(f"{problem.detail} ({problem.fix})", details, stamp)
     made = seen.uplinks.get(segment.device)
     ends = hop_of(settings, segment, link.mtu, seen) is None or not segment.device
     if ends or (made is not None and made.up and made.master == link.master):
-        return ObservedPort(details=details)
-    return ObservedPort(f"{segment.device} of {segment} is not there, or not up", details)
+        return ObservedPort(None, details, stamp)
+    return ObservedPort(f"{segment.device} of {segment} is not there, or not up", details, stamp)
 
 
 def _kbps(rate: Tbf | None) -> int | None:

@@ -26,6 +26,7 @@ BRIDGE_MARK = "netplugin-bridge="
 UPLINK_MARK = "netplugin-uplink="
 SHAPER_MARK = "netplugin-shaper="
 _WITH_UPLINK = " uplink="
+_WITH_STAMP = " store="
 _OVERLAY = "vxlan/"
 
 _KINDS = {BRIDGE: "bridge", UPLINK: "vlan", VXLAN: "vxlan", SHAPER: "ifb"}
@@ -149,7 +150,23 @@ def is_ours(link: Link) -> bool:
 def port_of(link: Link) -> str | None:
     """Whose tap or shaper a link is: by its mark, if it has the name that goes with it."""
     for mark, prefix in ((PORT_MARK, TAP), (SHAPER_MARK, SHAPER)):
-        port_id = (link.alias or "").removeprefix(mark)
-        if port_id != (link.alias or "") and link.name == device_name(prefix, port_id):
+        port_id = marked_port(link.alias or "", mark)
+        if port_id and link.name == device_name(prefix, port_id):
             return port_id
     return None
+
+
+def marked_port(alias: str, mark: str) -> str:
+    """The port id that an alias names after this mark; empty if it names none."""
+    found = alias.partition(_WITH_STAMP)[0]
+    return found.removeprefix(mark) if found.startswith(mark) else ""
+
+
+def tap_mark(port_id: str, stamp: str) -> str:
+    """The alias of a port's tap, with the mark of the store if there is one."""
+    return PORT_MARK + port_id + (_WITH_STAMP + stamp) * bool(stamp)
+
+
+def stamp_of(link: Link) -> str:
+    """The mark of the store that made a tap; empty if it carries none."""
+    return (link.alias or "").partition(_WITH_STAMP)[2]

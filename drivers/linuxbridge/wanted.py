@@ -21,5 +21,5 @@ class Wanted:
     @classmethod
     def of(cls, intent: Intent) -> Self:
         assert intent.spec is not None
-        tap = Tap.of(intent.port_id, intent.spec)
+        tap = Tap.of(intent.port_id, intent.spec, intent.stamp)
         return cls(tap, intent.spec, Segment.of(intent.spec.network), intent.overlay)

@@ -17,6 +17,7 @@ from drivers.linuxbridge.segments import (
     UPLINK_MARK,
     bridge_mark,
     is_ours,
+    marked_port,
     port_of,
 )
 from netplugin.backend import Wake
@@ -80,7 +81,7 @@ class Watch(News):
         alias = event.alias or ""
         for mark in (PORT_MARK, SHAPER_MARK):
             if alias.startswith(mark):
-                ports = frozenset({alias.removeprefix(mark)})
+                ports = frozenset({marked_port(alias, mark)})
                 return [Wake(f"device {event.name} changed", ports)]
         if alias.startswith(UPLINK_MARK):
             return [Wake(f"uplink {event.name} changed")]

@@ -15,6 +15,7 @@ from netplugin.host.ovs_rows import (
     BESIDE_MARK,
     NETWORK_MARK,
     PORT_MARK,
+    STORE_MARK,
     UDP_MARK,
     UPLINK_MARK,
     OvsPort,
@@ -59,6 +60,8 @@ class VhostPort:
     #: The VXLAN network it is on, and the UDP port of that network's tunnels.
     network_id: str | None = None
     udp_port: int | None = None
+    #: The mark of the store; empty: whatever mark is there stays.
+    stamp: str = ""
 
     @staticmethod
     def of(
@@ -85,6 +88,7 @@ class VhostPort:
             receives=Policer.of(spec.qos.ingress_kbps, spec.network.mtu, tso),
             network_id=overlay.network_id if overlay else None,
             udp_port=overlay.spec.udp_port if overlay else None,
+            stamp=intent.stamp,
         )
 
     def port_columns(self) -> dict[str, Any]:
@@ -92,6 +96,8 @@ class VhostPort:
         ids = {PORT_MARK: self.port_id, BACKEND_MARK: self.backend}
         if self.network_id is not None:
             ids |= {NETWORK_MARK: self.network_id, UDP_MARK: str(self.udp_port)}
+        if self.stamp:
+            ids[STORE_MARK] = self.stamp
         return {"tag": [self.tag], "vlan_mode": ["access"], "external_ids": ids}
 
     def interface_columns(self) -> dict[str, Any]:

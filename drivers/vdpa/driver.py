@@ -186,7 +186,8 @@ class Vdpa(Backend[Seen]):
         start = time.monotonic()
         inventory = look()
         timings = {**ovs.timings_ms, "vfs": (time.monotonic() - start) * 1e3}
-        marked = dict.fromkeys({*ovs.rows, *ovs.beside}, ObservedPort())
+        marked = dict.fromkeys(ovs.beside, ObservedPort())
+        marked |= {i: ObservedPort(stamp=row.stamp) for i, row in ovs.rows.items()}
         return Seen(marked, ovs, inventory, word, devices, timings_ms=timings)
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:

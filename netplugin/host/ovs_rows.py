@@ -9,6 +9,8 @@ from uuid import UUID
 #: The marks in ``external_ids`` of what is ours.
 PORT_MARK = "netplugin-port"
 BACKEND_MARK = "netplugin-backend"
+#: Which store made a VM's port, and under which number (``agents.store``).
+STORE_MARK = "netplugin-store"
 BRIDGE_MARK = "netplugin-bridge"
 UPLINK_MARK = "netplugin-uplink"
 TUNNEL_MARK = "netplugin-tunnel"
@@ -94,6 +96,11 @@ class OvsPort:
     def owner(self) -> tuple[str, str] | None:
         """The backend and the port id it is marked with; None if it is not ours."""
         return _owner(self.external_ids)
+
+    @property
+    def stamp(self) -> str:
+        """The mark of the store that made it; empty if it carries none."""
+        return self.external_ids.get(STORE_MARK, "")
 
     @property
     def serves(self) -> tuple[str, str] | None:

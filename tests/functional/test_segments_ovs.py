@@ -223,10 +223,7 @@ def test_a_lost_store_keeps_the_numbers_of_networks(hosts: tuple[Host, Host]) ->
     one.network("blue", 5001, other.address)
     one.plug("a", spec_on("blue", 1))
     vlan = one.agent.get("/v1/networks/blue")[1]["local_vlan"]
-    one.agent.stop()
-    for file in (one.agent.directory / "state").iterdir():
-        file.unlink()
-    one.agent.start()
+    one.agent.lose_store()
     flows = one.flows(TUNNELS)
     one.network("other", 5002, other.address)
     assert one.network("blue", 5001, other.address)["local_vlan"] == vlan

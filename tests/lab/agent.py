@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import sys
 import urllib.error
@@ -97,6 +98,20 @@ class PrivateAgent:
         self.daemon.wait_for(
             lambda: self.get(path)[0] == 200, READY_DEADLINE_S, f"the agent answers {path}"
         )
+
+    def start_with_orphans(self) -> None:
+        """Start it beside ports that its store does not know, which keep it from being ready."""
+        self.start(ready=False)
+        self.daemon.wait_for(
+            lambda: self.call("POST", "/v1/reconcile", {})[1]["errors"] == [],
+            READY_DEADLINE_S, "the agent has looked at the host",
+        )  # fmt: skip
+
+    def lose_store(self) -> None:
+        """Stop it, and start it with an empty store."""
+        self.stop()
+        shutil.rmtree(self.directory / "state")
+        self.start_with_orphans()
 
     def restart_with(self, options: Mapping[str, Mapping[str, str]]) -> None:
         """Stop it, and start it with these options over those that it had."""

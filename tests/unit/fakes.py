@@ -28,6 +28,7 @@ class Write(Change):
     """A port becomes ``spec``, or (None) goes."""
 
     spec: PortSpec | None
+    stamp: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class FakeHost:
 
     ports: dict[str, PortSpec] = field(default_factory=dict)
     networks: dict[str, Overlay] = field(default_factory=dict)
+    #: The mark of the store on each port that carries one.
+    stamps: dict[str, str] = field(default_factory=dict)
     #: The host's own word that a port does not work.
     faults: dict[str, str] = field(default_factory=dict)
     usability: Usability = field(default_factory=lambda: Usability(True))
@@ -97,7 +100,11 @@ class FakeBackend(Backend[Seen]):
         self.host.on_observe(ports)
         specs = {i: s for i, s in self.host.ports.items() if ports is None or i in ports}
         seen = {
-            port_id: ObservedPort(self.host.faults.get(port_id), {"device": f"fake-{port_id}"})
+            port_id: ObservedPort(
+                self.host.faults.get(port_id),
+                {"device": f"fake-{port_id}"},
+                self.host.stamps.get(port_id, ""),
+            )
             for port_id in specs
         }
         on = {i: s.overlay_id for i, s in self.host.ports.items()}
@@ -105,9 +112,10 @@ class FakeBackend(Backend[Seen]):
 
     def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
         changes = [
-            Write((intent.port_id,), intent.spec)
+            Write((intent.port_id,), intent.spec, intent.stamp)
             for intent in intents
             if observed.specs.get(intent.port_id) != intent.spec
+            or (intent.spec is not None and _stamp(observed, intent.port_id) != intent.stamp)
         ]
         ports = sorted(changes, key=lambda change: change.ports)
         return Plan((*ports, *self._network_changes(intents, observed)))
@@ -155,8 +163,10 @@ class FakeBackend(Backend[Seen]):
         for port_id in set(change.ports) - self.host.forgetful:
             if change.spec is None:
                 self.host.ports.pop(port_id, None)
+                self.host.stamps.pop(port_id, None)
             else:
                 self.host.ports[port_id] = change.spec
+                self.host.stamps[port_id] = change.stamp
 
     def binding(self, intent: Intent) -> Binding:
         assert intent.spec is not None
@@ -172,3 +182,8 @@ class FakeBackend(Backend[Seen]):
 
     def close(self) -> None:
         self.host.closed = True
+
+
+def _stamp(observed: Seen, port_id: str) -> str:
+    port = observed.ports.get(port_id)
+    return port.stamp if port else ""

@@ -84,6 +84,7 @@ class Take(Change):
 
     spec: PortSpec | None
     claims: tuple[Claim, ...]
+    stamp: str = ""
 
 
 @dataclass
@@ -128,10 +129,11 @@ class Backend(FakeBackend):
     def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
         self._clock.tick()
         changes = [
-            Take((i.port_id,), i.spec, i.claims if i.spec else ())
+            Take((i.port_id,), i.spec, i.claims if i.spec else (), i.stamp)
             for i in intents
             if observed.specs.get(i.port_id) != i.spec
             or (i.spec is not None and self.there.vfs.get(i.port_id, ()) != i.claims)
+            or (i.spec is not None and self.there.stamps.get(i.port_id, "") != i.stamp)
         ]
         # A VF that one gives back may be what another takes.
         changes.sort(key=lambda change: (len(change.claims), change.ports))
@@ -156,9 +158,11 @@ class Backend(FakeBackend):
         if change.spec is None:
             self.there.ports.pop(port_id, None)
             self.there.vfs.pop(port_id, None)
+            self.there.stamps.pop(port_id, None)
         else:
             self.there.ports[port_id] = change.spec
             self.there.vfs[port_id] = change.claims
+            self.there.stamps[port_id] = change.stamp
 
 
 class Unclaiming(Backend):
@@ -225,10 +229,16 @@ class World:
         assert {port_id for _, port_id in rows} <= ids
         assert {Claim("vf", key): port_id for key, port_id in rows} == self.store.claims()
 
-    def assert_settled(self) -> None:
-        """The host has what the store has; nothing is under way, too much, or left to do."""
+    def assert_settled(self, strangers: Collection[str] = ()) -> None:
+        """The host has what the store has; nothing is under way, too much, or left to do.
+
+        ``strangers`` are ports that somebody may have made there: without a record they stay.
+        """
         records = self.store.records()
-        assert {r.port_id: r.spec for r in records} == self.host.ports
+        kept = self.reconciler.kept()
+        assert set(kept) <= set(strangers)
+        mine = {i: spec for i, spec in self.host.ports.items() if i not in kept}
+        assert {r.port_id: r.spec for r in records} == mine
         for record in records:
             assert (record.state, record.previous, record.error) == (PortState.ACTIVE, None, None)
             if type(self.backend) is Backend:
@@ -580,10 +590,77 @@ def lose_store(world: World) -> None:
     world.start()
 
 
-def test_marked_ports_without_an_intent_go(world: World) -> None:
-    world.host.ports["orphan"] = OLD
-    report = world.reconciler.check()
-    assert report.orphans_kept == [] and world.host.ports == {}
+def test_a_port_that_was_forgotten_and_is_there_again_goes(world: World) -> None:
+    """A write that landed late, or a database of OVS that was put back."""
+    world.serve([world.put("a"), world.put("b")])
+    port, stamp = world.host.ports["a"], world.host.stamps["a"]
+    world.serve([world.delete("a")])
+    world.restart()
+    world.host.ports["a"], world.host.stamps["a"] = port, stamp
+    assert world.reconciler.check().orphans_kept == [] and set(world.host.ports) == {"b"}
+    world.assert_settled()
+
+
+def test_a_port_of_a_later_plug_stays_though_an_earlier_one_was_forgotten(world: World) -> None:
+    world.serve([world.put("a")])
+    world.serve([world.delete("a")])
+    copy = world.path.read_bytes(), world.path.with_name("agent.db-wal").read_bytes()
+    world.serve([world.put("a")])
+    world.store.close()
+    world.path.write_bytes(copy[0])
+    world.path.with_name("agent.db-wal").write_bytes(copy[1])
+    world.start()
+    assert world.reconciler.check().orphans_kept == ["a"]
+    assert "older copy" in world.reconciler.kept()["a"]
+    assert set(world.host.ports) == {"a"}
+
+
+@pytest.mark.parametrize("stamp", ["", "11111111-2222-3333-4444-555555555555/1", "nonsense"])
+def test_a_port_that_the_store_never_had_stays_and_is_told(world: World, stamp: str) -> None:
+    world.host.ports["stranger"], world.host.stamps["stranger"] = OLD, stamp
+    for _ in range(2):
+        assert world.reconciler.check().orphans_kept == ["stranger"]
+    [finding] = world.reconciler.findings()
+    assert finding.status == "warn" and finding.found.endswith(": stranger")
+    world.serve([world.put("stranger", OLD)])
+    assert world.reconciler.findings() == []
+    assert world.host.stamps["stranger"] == world.store.stamp("stranger")
+    world.assert_settled()
+
+
+def test_a_known_port_without_a_mark_of_a_store_gets_one(world: World) -> None:
+    """As those do that an agent from before made."""
+    world.serve([world.put("a")])
+    world.host.stamps.clear()
+    world.check()
+    assert world.host.stamps == {"a": world.store.stamp("a")}
+    world.assert_settled()
+
+
+def test_an_adoption_that_fails_leaves_the_port(world: World) -> None:
+    world.serve([world.put("a", OLD)])
+    lose_store(world)
+    world.host.refuses = lambda port_id, spec: spec in (None, NEW)
+    [op] = ops = [world.put("a", NEW)]
+    assert world.serve(ops) and isinstance(op.future.exception(), HostError)
+    record = world.store.get("a")
+    assert record is not None and (record.state, record.spec) == (PortState.FAILED, NEW)
+    assert world.host.ports == {"a": OLD}
+    heal(world)
+    world.check()
+    world.assert_settled()
+    assert world.host.ports == {"a": NEW}
+
+
+def test_a_first_plug_at_a_host_that_cannot_be_read_leaves_nothing(world: World) -> None:
+    world.serve([world.put("a", OLD)])
+    lose_store(world)
+    world.host.on_observe = _unreadable
+    op = world.put("a", OLD)
+    world.serve([op])
+    assert isinstance(op.future.exception(), BackendUnavailable) and world.specs() == {}
+    world.host.on_observe = lambda _: None
+    assert world.reconciler.check().orphans_kept == ["a"] and set(world.host.ports) == {"a"}
 
 
 def test_after_a_lost_store_they_stay_until_they_may_go(world: World) -> None:
@@ -605,8 +682,6 @@ def test_after_a_lost_store_they_stay_across_a_restart(world: World) -> None:
     world.restart()
     assert world.reconciler.check().orphans_kept == ["a", "b"]
     world.serve([world.put("a"), world.put("b")])
-    assert world.reconciler.check().orphans_kept == []
-    world.host.ports["orphan"] = OLD
     assert world.reconciler.check().orphans_kept == []
     world.assert_settled()
 
@@ -636,6 +711,7 @@ class Machine(RuleBasedStateMachine):
         self._directory = tempfile.TemporaryDirectory()
         self.world = World(Path(self._directory.name))
         self.allowed: dict[str, set[PortSpec | None]] = {}
+        self.strangers: set[str] = set()
         self.down = False
 
     @rule(asked=_ASKED, refused=st.sets(_PORTS), crash_at=_CRASH)
@@ -649,23 +725,29 @@ class Machine(RuleBasedStateMachine):
             world.delete(i) if spec is None else world.put(i, spec) for i, spec in asked.items()
         ]
         known = {r.port_id for r in world.store.records()}
+        adopted = {
+            i
+            for i in asked.keys() & world.host.ports.keys()
+            if (r := world.store.get(i)) is None
+            or (r.state is PortState.PENDING and not r.previous)
+        }
         through = world.serve(ops, crash_at)
         assert not through or all(op.future.done() for op in ops)
         if not self.down:
             heal(world)
         for op in ops:
-            self._told(op, op.port_id in known)
+            self._told(op, op.port_id in known, op.port_id in adopted)
         if not through:
             world.restart()
 
-    def _told(self, op: Operation, known: bool) -> None:
+    def _told(self, op: Operation, known: bool, adopted: bool) -> None:
         before = self.allowed.get(op.port_id, {None})
         if isinstance(op, Delete):
             accepted = answer(op) != "none"
             self.allowed[op.port_id] = {None} if accepted else before | {None}
         elif answer(op) == "ok":
             self.allowed[op.port_id] = {op.spec}
-        elif answer(op) == "none":
+        elif answer(op) == "none" or adopted:  # what was there stays, and is tried again
             self.allowed[op.port_id] = before | {op.spec}
 
     @rule(crash_at=_CRASH)
@@ -688,6 +770,7 @@ class Machine(RuleBasedStateMachine):
             self.world.host.vfs.pop(port_id, None)
         else:
             ports[port_id] = to
+            self.strangers.add(port_id)
 
     @precondition(lambda self: not self.down)
     @rule()
@@ -725,7 +808,7 @@ class Machine(RuleBasedStateMachine):
             assert port_id in kept or None in allowed
 
     def _verify(self) -> None:
-        self.world.assert_settled()
+        self.world.assert_settled(self.strangers)
         found = self.world.specs()
         assert set(found) <= set(self.allowed)
         for port_id, allowed in self.allowed.items():

@@ -1,0 +1,119 @@
+"""Rows of the store that cannot be read: set aside with the reason, so that they hurt no other row."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from agents.database import Database
+from netplugin.backend import Claim
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+#: The tables that are sifted, by the column that names a row.
+_KEYS: Mapping[str, str] = {
+    "ports": "port_id",
+    "networks": "network_id",
+    "placements": "vm_id",
+    "quarantine": "key",
+    "tasks": "taskuuid",
+}
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Aside:
+    """One row as it was: the table it was in, its columns, and why it could not be read."""
+
+    table: str
+    key: str
+    reason: str
+    row: Row
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """What a port's row had claimed: nobody else may have it, as a VM may use it."""
+        found = []
+        for kind, key, memory in self.row.get("claims", ()):
+            try:
+                found.append(Claim(kind, key, json.loads(memory)))
+            except (ValueError, TypeError):
+                found.append(Claim(kind, key))
+        return tuple(found)
+
+
+class SetAside:
+    """Those of one database, each until the same thing is asked for again."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        rows = database.sql.execute("SELECT kind, key, content, reason FROM set_aside")
+        self._found = {
+            (table, key): Aside(table, key, reason, _content(content))
+            for table, key, content, reason in rows
+        }
+
+    def all(self) -> list[Aside]:
+        return [self._found[key] for key in sorted(self._found)]
+
+    def get(self, table: str, key: str) -> Aside | None:
+        return self._found.get((table, key))
+
+    def sift(
+        self, table: str, parse: Callable[[Row], T], more: Callable[[Row], Row] = lambda row: {}
+    ) -> list[T]:
+        """Every row of the table that can be read. ``more`` is kept with one that cannot."""
+        cursor = self._database.sql.execute(f"SELECT rowid, * FROM {table}")  # noqa: S608
+        names = [column[0] for column in cursor.description]
+        parsed: list[T] = []
+        for values in cursor.fetchall():
+            row = dict(zip(names, values, strict=True))
+            try:
+                parsed.append(parse(row))
+            except (ValueError, TypeError, KeyError) as wrong:
+                self._set_aside(table, {**row, **more(row)}, wrong)
+        return parsed
+
+    def _set_aside(self, table: str, row: Row, wrong: Exception) -> None:
+        """One that cannot be written down (a full disk) is still left out of this run."""
+        key = str(row[_KEYS[table]])
+        reason = f"{type(wrong).__name__}: {wrong}"
+        aside = Aside(table, key, reason, row)
+        LOG.error("a row of %s cannot be read and is set aside: %s: %s", table, key, reason)
+        self._found[table, key] = aside
+        try:
+            with self._database.transaction():
+                self._database.sql.execute(
+                    "INSERT OR REPLACE INTO set_aside VALUES (?, ?, ?, ?)",
+                    (table, key, json.dumps(row, default=repr), reason),
+                )
+                self._database.sql.execute(
+                    f"DELETE FROM {table} WHERE rowid = ?",  # noqa: S608
+                    (row["rowid"],),
+                )
+        except sqlite3.Error as refused:
+            LOG.error("it stays in its table: %s", refused)
+
+    def forget(self, table: str, key: str) -> None:
+        """It is there again, or gone for good: within a transaction; see ``forgotten``."""
+        if (table, key) in self._found:
+            self._database.sql.execute(
+                "DELETE FROM set_aside WHERE kind = ? AND key = ?", (table, key)
+            )
+
+    def forgotten(self, table: str, key: str) -> None:
+        """The transaction of ``forget`` is through."""
+        self._found.pop((table, key), None)
+
+
+def _content(text: str) -> Row:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
