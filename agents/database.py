@@ -5,12 +5,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sqlite3
 import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from netplugin import store_file
+from netplugin.errors import HostError
+
+LOG = logging.getLogger(__name__)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -83,22 +90,52 @@ class Database:
     """One connection, one writer at a time. Hold ``lock`` over what belongs together."""
 
     def __init__(self, path: Path) -> None:
-        """Open or make the file. Raises: sqlite3.Error, OSError, ValueError for a newer version."""
+        """Open or make the file, and keep a copy of it.
+
+        One that is damaged is moved aside, and an empty one takes its place: what is on the host
+        then stays, as after a lost store. On a full disk the file is opened all the same, as far as
+        its version is this one: nothing can be written then (see ``failure``).
+
+        Raises: sqlite3.Error, OSError, ValueError for a newer version.
+        """
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path = path
         self.lock = threading.RLock()
         #: Why the last transaction could not be committed; empty when it was.
         self.failure = ""
-        self.sql = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        path.chmod(0o600)
-        self.sql.execute("PRAGMA journal_mode=WAL")
-        self.sql.execute("PRAGMA synchronous=FULL")
-        self.sql.execute("PRAGMA foreign_keys=ON")
+        self.sql = self._open_whole(path)
         self._check_version(path)
-        self._migrate()
-        self.sql.executescript(_SCHEMA)
-        self.sql.execute(f"PRAGMA user_version={_VERSION}")
+        self._keep_backup(path)
+        if self._version() != _VERSION:
+            self._migrate()
+            self.sql.executescript(_SCHEMA)
+            self.sql.execute(f"PRAGMA user_version={_VERSION}")
         #: Made with the database and never changed: a copy has the same.
         self.identity = self._own_identity()
+        self.try_to_write()
+
+    def _open_whole(self, path: Path) -> sqlite3.Connection:
+        try:
+            sql = _connect(path)
+            wrong = store_file.problems(sql)
+            if not wrong:
+                return sql
+            sql.close()
+        except sqlite3.DatabaseError as error:
+            if not store_file.is_damaged(error):
+                raise
+            wrong = [str(error)]
+        aside = store_file.move_aside(path)
+        LOG.error("%s is damaged and is now %s: %s", path, aside, "; ".join(wrong))
+        return _connect(path)
+
+    def _keep_backup(self, path: Path) -> None:
+        if self._version() == 0:
+            return  # it is new
+        try:
+            store_file.keep_backup(self.sql, path.parent)
+        except (OSError, sqlite3.Error) as refused:
+            LOG.warning("no copy of the store was made: %s", refused)
 
     def close(self) -> None:
         with self.lock:
@@ -106,21 +143,28 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All that is written within, or nothing of it."""
+        """All that is written within, or nothing of it. Raises: HostError on a full disk."""
         with self.lock:
             try:
                 self.sql.execute("BEGIN IMMEDIATE")
                 yield
                 self.sql.execute("COMMIT")
-            except BaseException as error:
-                if isinstance(
-                    error, sqlite3.OperationalError
-                ):  # of the disk or the file, not of us
-                    self.failure = str(error)
+            except BaseException as failed:
                 if self.sql.in_transaction:
                     self.sql.execute("ROLLBACK")
+                if isinstance(failed, sqlite3.OperationalError):  # of the disk or file, not of us
+                    self.failure = str(failed)
+                    raise HostError(
+                        f"the store cannot be written: {failed}", step="store",
+                        fix="look at the disk of [DEFAULT] state_path: is it full, or read-only?",
+                    ) from failed  # fmt: skip
                 raise
             self.failure = ""
+
+    def try_to_write(self) -> None:
+        """Write something, so that ``failure`` says how it is now."""
+        with contextlib.suppress(HostError, sqlite3.Error), self.transaction():
+            self.sql.execute("INSERT OR REPLACE INTO meta VALUES ('probe', '')")
 
     def _own_identity(self) -> str:
         row = self.sql.execute("SELECT value FROM meta WHERE key = 'store'").fetchone()
@@ -131,8 +175,11 @@ class Database:
             self.sql.execute("INSERT INTO meta VALUES ('store', ?)", (made,))
         return made
 
+    def _version(self) -> int:
+        return int(self.sql.execute("PRAGMA user_version").fetchone()[0])
+
     def _check_version(self, path: Path) -> None:
-        version = int(self.sql.execute("PRAGMA user_version").fetchone()[0])
+        version = self._version()
         if version > _VERSION:
             raise ValueError(
                 f"{path} was written by a newer netplugin (version {version}, this one knows {_VERSION})"
@@ -152,3 +199,32 @@ class Database:
             columns = {row[1] for row in self.sql.execute(f"PRAGMA table_info({table})")}
             if columns and column not in columns:
                 self.sql.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """In WAL mode; where there is no room for the file that its readers share, without other readers.
+
+    (https://sqlite.org/wal.html#use_of_wal_without_shared_memory)
+    """
+    try:
+        return _set_up(path)
+    except sqlite3.OperationalError as refused:
+        LOG.warning("the store is opened for this process alone: %s", refused)
+    return _set_up(path, "EXCLUSIVE")
+
+
+def _set_up(path: Path, locking: str = "NORMAL") -> sqlite3.Connection:
+    sql = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        path.chmod(0o600)  # before SQLite makes the files beside it with the same mode
+        sql.execute(f"PRAGMA locking_mode={locking}")
+        # Bytes that are no UTF-8 must not hide the rows around them: parsing finds them.
+        sql.text_factory = lambda data: data.decode(errors="backslashreplace")
+        sql.execute("PRAGMA journal_mode=WAL")
+        sql.execute("PRAGMA synchronous=FULL")
+        sql.execute("PRAGMA foreign_keys=ON")
+        sql.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+    except BaseException:
+        sql.close()
+        raise
+    return sql

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import faulthandler
-import fcntl
 import logging
 import os
 import signal
@@ -14,7 +14,7 @@ import sqlite3
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import uvicorn
 from oslo_config import cfg
@@ -32,7 +32,8 @@ from agents.server import Server
 from agents.service import Service
 from agents.store import Store
 from agents.tasks import TaskRunner, TaskSettings
-from netplugin import options
+from netplugin import options, store_file
+from netplugin.errors import NetpluginError
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.shared import Host
 
@@ -44,7 +45,10 @@ _REFUSE_AFTER_S, _ANSWERED_S, _END_S = 30, 42, 55
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 2: the configuration is wrong, and nothing was touched."""
+    """Exit status 2: the configuration is wrong, and nothing was touched; trying again is no use.
+
+    1: something else is in the way (another agent, a disk, a port), and it may be tried again.
+    """
     parser = argparse.ArgumentParser(prog="netplugin-agent", description=__doc__)
     parser.add_argument(
         "--config-file", action="append", type=Path, default=[], metavar="FILE",
@@ -62,15 +66,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         credentials = Credentials(listen)
         audit = AuditLog(Path(conf.api.audit_log) if conf.api.audit_log else None)
         limits = Limits(LimitSettings.read(conf.api))
-        held = _only_one(Path(conf.state_path))
-        store = Store(
-            Path(conf.state_path) / "agent.db", conf.tasks.max_tasks, conf.tasks.max_bytes
-        )
-        host = Host(conf)
-        loaded = backends.load(conf.agent.enabled_backends, conf, host)
-    except (cfg.Error, ValueError, OSError, sqlite3.Error) as wrong:
+    except (cfg.Error, ValueError, OSError) as wrong:
         print(f"netplugin-agent: {wrong}", file=sys.stderr)
         return 2
+    with contextlib.ExitStack() as held:
+        held.callback(audit.close)
+        try:
+            state_path = Path(conf.state_path)
+            state_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            held.enter_context(store_file.locked(state_path))
+            store = Store(
+                state_path / store_file.DATABASE, conf.tasks.max_tasks, conf.tasks.max_bytes
+            )
+        except (store_file.InUse, ValueError, OSError, NetpluginError, sqlite3.Error) as wrong:
+            print(f"netplugin-agent: {wrong}", file=sys.stderr)
+            return 1
+        held.callback(store.close)
+        return _run(conf, store, listen, credentials, audit, limits, task_settings, view)
+
+
+def _run(
+    conf: Any,
+    store: Store,
+    listen: Listen,
+    credentials: Credentials,
+    audit: AuditLog,
+    limits: Limits,
+    task_settings: TaskSettings,
+    view: HostView,
+) -> int:
+    host = Host(conf)
+    loaded = backends.load(conf.agent.enabled_backends, conf, host)
     metrics = Metrics(store)
     service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, view)
     tasks = TaskRunner(task_settings, store.tasks, audit.carried_out, host.supervisor)
@@ -98,9 +124,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return asyncio.run(_serve(server, app, service, tasks))
     finally:
         service.stop()
-        store.close()
-        audit.close()
-        held.close()
 
 
 async def _serve(server: Server, app: Any, service: Service, tasks: TaskRunner) -> int:
@@ -162,18 +185,6 @@ def _notify(state: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
             notify.connect("\0" + path[1:] if path.startswith("@") else path)
             notify.sendall(state.encode())
-
-
-def _only_one(state_path: Path) -> IO[str]:
-    """Two agents on one store would fight. The lock goes with the process, however it ends."""
-    state_path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = (state_path / "agent.lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise ValueError(f"another agent runs with state_path {state_path}") from None
-    return lock
 
 
 if __name__ == "__main__":

@@ -38,7 +38,11 @@ class _Ports(Collector):
             counts[key] = counts.get(key, 0) + 1
         for (backend, state), count in sorted(counts.items()):
             family.add_metric([backend, state], count)
-        return [family]
+        aside = GaugeMetricFamily(
+            "netplugin_store_rows_set_aside", "Rows of the store that could not be read."
+        )
+        aside.add_metric([], len(self._store.set_aside.all()))
+        return [family, aside]
 
 
 class _Failures(Collector):

@@ -564,6 +564,8 @@ class Reconciler:
         """
         started = time.monotonic()
         self._save_unsaved()
+        if ports is None and self._store.database.failure:
+            self._store.database.try_to_write()  # nobody else may write for long
         records = {
             r.port_id: r
             for r in self._store.records(backend=self.backend.name)

@@ -19,6 +19,7 @@ from agents.orphans import sentences
 from agents.pmd import Pmd
 from agents.reconciler import CHECK_S, Delete, Operation, Put, Reconciler, unknown_backend
 from agents.store import Record, Store
+from agents.store_findings import store_findings
 from agents.teams import Teams
 from netplugin.backend import Backend, Claim, Intent, Observation
 from netplugin.errors import (
@@ -289,6 +290,7 @@ class Service:
             findings += await self._view.within(self._view.findings)
         except NetpluginError as error:
             findings.append(_unseen("host", error, "the host can be looked at"))
+        findings += store_findings(self._store)
         for name, lane in self._lanes.items():
             try:
                 findings += await self._errand(lane, lane.reconciler.findings)

@@ -68,7 +68,7 @@ class SetAside:
         self, table: str, parse: Callable[[Row], T], more: Callable[[Row], Row] = lambda row: {}
     ) -> list[T]:
         """Every row of the table that can be read. ``more`` is kept with one that cannot."""
-        cursor = self._database.sql.execute(f"SELECT rowid, * FROM {table}")  # noqa: S608
+        cursor = self._database.sql.execute(f"SELECT rowid, * FROM {table}")
         names = [column[0] for column in cursor.description]
         parsed: list[T] = []
         for values in cursor.fetchall():
@@ -93,7 +93,7 @@ class SetAside:
                     (table, key, json.dumps(row, default=repr), reason),
                 )
                 self._database.sql.execute(
-                    f"DELETE FROM {table} WHERE rowid = ?",  # noqa: S608
+                    f"DELETE FROM {table} WHERE rowid = ?",
                     (row["rowid"],),
                 )
         except sqlite3.Error as refused:

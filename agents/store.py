@@ -248,7 +248,9 @@ class Store:
     def _write(self, record: Record, number: int) -> None:
         before = self._ports.get(record.port_id)
         self._sql.execute(
-            "INSERT INTO ports VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (port_id) DO UPDATE SET "
+            "INSERT INTO ports (port_id, backend, vm_id, spec, previous_spec, state, error, timings, "
+            "standby_of, number) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (port_id) DO UPDATE SET "
             "backend=excluded.backend, vm_id=excluded.vm_id, spec=excluded.spec, "
             "previous_spec=excluded.previous_spec, state=excluded.state, error=excluded.error, "
             "timings=excluded.timings, standby_of=excluded.standby_of",

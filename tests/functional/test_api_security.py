@@ -134,7 +134,7 @@ class SecureAgent(PrivateAgent):
         return answer.status_code, answer.json() if whole else answer.text
 
 
-def not_started(directory: Path, **groups: Mapping[str, str]) -> tuple[str, Path]:
+def not_started(directory: Path, status: int = 2, **groups: Mapping[str, str]) -> tuple[str, Path]:
     """What the agent says as it does not start, and the state directory it was told of."""
     state = directory / "state"
     with closing(socket.socket()) as probe:
@@ -156,7 +156,7 @@ def not_started(directory: Path, **groups: Mapping[str, str]) -> tuple[str, Path
         [sys.executable, "-m", "agents.main", "--config-file", str(file)],
         capture_output=True, text=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("netplugin-agent: ")
     for host in ("127.0.0.1", ADDRESS):
@@ -237,7 +237,7 @@ def test_not_with_tls_files_that_cannot_be_used(
 def test_not_a_second_time_on_the_same_state(tmp_path: Path) -> None:
     with PrivateAgent(BASE / "agent", ready=False) as first:
         state = first.directory / "state"
-        said, _ = not_started(tmp_path, DEFAULT={"state_path": str(state)})
+        said, _ = not_started(tmp_path, 1, DEFAULT={"state_path": str(state)})
         assert f"another agent runs with state_path {state}" in said
         assert first.get("/healthz")[0] == 200
         first.kill()  # however it ends, the next one starts

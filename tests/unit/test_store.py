@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import stat
@@ -19,9 +20,10 @@ import pytest
 from agents import database
 from agents.store import Record, Store
 from agents.task_journal import JournalledTask
+from netplugin import store_file
 from netplugin.backend import NOBODY, Claim
 from netplugin.errors import HostError
-from netplugin.models import PortSpec, PortState, TaskState
+from netplugin.models import NetworkSpec, PortSpec, PortState, TaskState
 from tests.unit.agent import SPEC
 
 DEADLINE_S = 20.0
@@ -149,12 +151,72 @@ def test_a_newer_version_is_refused_and_left_as_it_is(path: Path) -> None:
     db.close()
 
 
-def test_a_file_that_is_no_database_is_an_error_and_kept(path: Path) -> None:
+def test_a_file_that_is_no_database_is_moved_aside(path: Path) -> None:
     path.parent.mkdir(parents=True)
-    path.write_bytes(b"these are somebody's notes, and no database" * 100)
-    with pytest.raises(sqlite3.Error):
-        Store(path)
-    assert path.read_bytes().startswith(b"these are somebody's notes")
+    notes = b"these are somebody's notes, and no database" * 100
+    path.write_bytes(notes)
+    store = Store(path)
+    assert store.records() == []
+    store.close()
+    [aside] = store_file.damaged(path.parent)
+    assert aside.read_bytes() == notes
+
+
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("ports", "spec = '{'"),
+        ("ports", "state = 'perhaps'"),
+        ("ports", "spec = CAST(x'ff7b' AS TEXT)"),
+        ("ports", "timings = 'often'"),
+        ("claims", "memory = '['"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_set_aside_with_what_it_claims(
+    store: Store, path: Path, table: str, change: str
+) -> None:
+    store.save([record("p1", vf(1)), record("p2", vf(2))])
+    stamp = store.stamp("p1")
+    store.database.sql.execute(f"UPDATE {table} SET {change} WHERE port_id = 'p1'")
+    store.close()
+    for _ in range(2):  # by the process that finds it, and by the next
+        other = Store(path)
+        assert [r.port_id for r in other.records()] == ["p2"]
+        assert other.claims() == {vf(1): "p1", vf(2): "p2"}
+        assert [a.key for a in other.set_aside.all()] == ["p1"]
+        assert not other.has_forgotten("p1", stamp)
+        other.close()
+    again = Store(path)
+    again.save([record("p1", *again.claims_before("p1"))])
+    assert again.set_aside.all() == [] and again.claims() == {vf(1): "p1", vf(2): "p2"}
+    again.close()
+    assert [r.port_id for r in reopened(path)] == ["p1", "p2"]
+
+
+def test_the_number_of_a_network_that_cannot_be_read_is_no_other_networks(
+    store: Store, path: Path
+) -> None:
+    blue = store.save_network("blue", NetworkSpec(type="vxlan", vni=5001, mtu=1400))
+    store.database.sql.execute("UPDATE networks SET spec = '?'")
+    store.close()
+    other = Store(path)
+    assert other.network("blue") is None
+    taken = other.save_network("green", NetworkSpec(type="vxlan", vni=5002, mtu=1400)).local_vlan
+    assert taken != blue.local_vlan
+    assert other.save_network("blue", blue.spec).local_vlan == blue.local_vlan
+    other.close()
+
+
+def test_the_last_few_copies_are_kept(path: Path) -> None:
+    for number in range(8):
+        made = Store(path)
+        made.save([record(f"p{number}")])
+        made.close()
+    kept = store_file.backups(path.parent)
+    assert len(kept) == 5
+    assert [store_file.check(copy) for copy in kept] == [[]] * 5
+    shutil.copy(kept[-1], path.with_name("copy.db"))
+    assert [r.port_id for r in reopened(path.with_name("copy.db"))] == [f"p{n}" for n in range(7)]
 
 
 # -- all or nothing ------------------------------------------------------------------------------
@@ -167,10 +229,10 @@ class Crash(BaseException):
 def crash_at_write(store: Store, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     write, count = store._write, iter(range(100))
 
-    def crashing(saved: Record) -> None:
+    def crashing(saved: Record, commit: int) -> None:
         if next(count) == number:
             raise Crash
-        write(saved)
+        write(saved, commit)
 
     monkeypatch.setattr(store, "_write", crashing)
 
@@ -201,7 +263,7 @@ from tests.unit.test_store import Store, record, vf
 store = Store(Path(sys.argv[1]))
 store.save([record("whole", vf(1))])
 with store.database.transaction():
-    store._write(record("half", vf(2)))
+    store._write(record("half", vf(2)), 9)
     print("ready", flush=True)
     time.sleep(60)
 """
@@ -349,7 +411,7 @@ def test_a_locked_file_is_not_writable_and_later_is(path: Path) -> None:
     store.database.sql.execute("PRAGMA busy_timeout=10")
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(sqlite3.OperationalError):
+    with pytest.raises(HostError, match="cannot be written"):
         store.save([record()])
     assert "locked" in store.database.failure
     assert store.get("p1") is None, "what is not in the file is not in memory"

@@ -1,0 +1,179 @@
+"""The agent's database as a file: is it whole, and copies of it (https://sqlite.org/backup.html)."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+#: In ``state_path``: the database, the lock of the agent that runs on it, its copies.
+DATABASE, LOCK, BACKUPS = "agent.db", "agent.lock", "backups"
+#: What the name of a database begins with that was found damaged and moved aside.
+DAMAGED = "agent.db.damaged-"
+_KEEP = 5  # copies
+# What SQLite keeps beside a database in WAL mode (https://sqlite.org/walformat.html).
+_BESIDE = ("-wal", "-shm")
+
+
+class InUse(Exception):
+    """An agent runs on this ``state_path``."""
+
+
+@contextlib.contextmanager
+def locked(state_path: Path) -> Iterator[None]:
+    """Nobody else works on this ``state_path``; the lock goes with the process, however it ends.
+
+    Raises: InUse, OSError.
+    """
+    with (state_path / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InUse(f"another agent runs with state_path {state_path}") from None
+        yield
+
+
+def is_damaged(error: sqlite3.Error) -> bool:
+    """Whether an error says that the file is no whole database, and not that the disk is full."""
+    primary = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def problems(connection: sqlite3.Connection) -> list[str]:
+    """What ``PRAGMA quick_check`` finds; nothing if the database is whole."""
+    try:
+        found = [str(row[0]) for row in connection.execute("PRAGMA quick_check(10)")]
+    except sqlite3.Error as error:
+        if not is_damaged(error):
+            raise
+        return [str(error)]
+    return [] if found == ["ok"] else found
+
+
+def check(path: Path) -> list[str]:
+    """What is wrong with a file that should be an agent's database. Raises: OSError, sqlite3.Error."""
+    if not path.is_file():
+        return ["there is no such file"]
+    with contextlib.closing(_read(path)) as connection:
+        found = problems(connection)
+        if found:
+            return found
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master")}
+    return [] if {"meta", "ports"} <= tables else ["it is no database of an agent"]
+
+
+def copy(source: sqlite3.Connection, target: Path) -> None:
+    """A whole copy, or none, also while an agent writes. Raises: OSError, sqlite3.Error."""
+    fresh = target.with_name(f".{target.name}.new")
+    try:
+        fresh.unlink(missing_ok=True)
+        with contextlib.closing(sqlite3.connect(fresh)) as made:
+            source.backup(made)
+            made.execute("PRAGMA journal_mode=DELETE")
+        fresh.chmod(0o600)
+        with fresh.open("rb") as file:
+            os.fsync(file.fileno())
+        fresh.replace(target)
+        _sync(target.parent)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def backup(state_path: Path, target: Path) -> None:
+    """Copy the database of ``state_path``. Raises: OSError, sqlite3.Error."""
+    with contextlib.closing(_read(state_path / DATABASE)) as source:
+        copy(source, target)
+
+
+def keep_backup(source: sqlite3.Connection, state_path: Path) -> Path | None:
+    """One more copy among the last few, if the last one is not of the same commit.
+
+    Raises: OSError, sqlite3.Error.
+    """
+    directory = state_path / BACKUPS
+    directory.mkdir(mode=0o700, exist_ok=True)
+    known = backups(state_path)
+    if known and _commit(source) is not None:
+        with contextlib.closing(_read(known[-1])) as last:
+            if _commit(last) == _commit(source):
+                return None
+    number = int(known[-1].stem.rpartition("-")[2]) + 1 if known else 1
+    target = directory / f"agent-{number:06d}.db"
+    copy(source, target)
+    for old in backups(state_path)[:-_KEEP]:
+        old.unlink(missing_ok=True)
+    return target
+
+
+def backups(state_path: Path) -> list[Path]:
+    """The copies that the agent has made, oldest first."""
+    return sorted((state_path / BACKUPS).glob("agent-[0-9]*.db"))
+
+
+def restore(state_path: Path, source: Path) -> Path | None:
+    """Put a copy in the place of the database; gives where the one before is now.
+
+    Raises: InUse, OSError, sqlite3.Error, ValueError if the copy is not whole.
+    """
+    wrong = check(source)
+    if wrong:
+        raise ValueError(f"{source}: {'; '.join(wrong)}")
+    with locked(state_path):
+        # Copied before anything is moved: a full disk then costs nothing.
+        fresh = state_path / f"{DATABASE}.restored"
+        with contextlib.closing(_read(source)) as connection:
+            copy(connection, fresh)
+        before = move_aside(state_path / DATABASE, "agent.db.before-restore-")
+        fresh.replace(state_path / DATABASE)
+        _sync(state_path)
+    return before
+
+
+def move_aside(path: Path, begin: str = DAMAGED) -> Path | None:
+    """Move a database with what belongs to it; gives its new place, None if there was none."""
+    if not path.exists():
+        return None
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    target = path.with_name(f"{begin}{stamp}")
+    number = 1
+    while target.exists():
+        number += 1
+        target = path.with_name(f"{begin}{stamp}.{number}")
+    # The log goes first: without its database it is nothing, with another it would be wrong.
+    for end in _BESIDE:
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + end).rename(target.with_name(target.name + end))
+    path.rename(target)
+    _sync(path.parent)
+    return target
+
+
+def damaged(state_path: Path) -> list[Path]:
+    """The databases that were found damaged and are still there."""
+    return sorted(p for p in state_path.glob(f"{DAMAGED}*") if not p.name.endswith(_BESIDE))
+
+
+def _read(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+
+
+def _commit(connection: sqlite3.Connection) -> tuple[tuple[str, str], ...] | None:
+    """Which store, and which of its commits; None of one that does not count them."""
+    find = "SELECT key, value FROM meta WHERE key IN ('store', 'commit') ORDER BY key"
+    try:
+        found = tuple(connection.execute(find).fetchall())
+    except sqlite3.Error:
+        return None
+    return found if len(found) == 2 else None
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
