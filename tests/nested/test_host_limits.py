@@ -9,7 +9,7 @@ import pytest
 
 from tests.lab.cgroups import of_cpu_0
 
-pytestmark = [pytest.mark.nested(cpus=2, memory_mb=2048, hugepages=128), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nested(cpus=2, memory_mb=2560, hugepages=480), pytest.mark.timeout(600)]
 
 
 def test_a_group_that_gives_less_is_a_finding() -> None:

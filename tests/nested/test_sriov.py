@@ -22,7 +22,7 @@ from tests.nested.host_apply import Host
 from tests.nested.nics import PF
 from tests.nested.vfs import DEADLINE_S, FAR, VFS, driver, functions, ping, vf_info, whole_state
 
-pytestmark = [pytest.mark.nested(cpus=2, memory_mb=2048, hugepages=128), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nested(memory_mb=2048, hugepages=128), pytest.mark.timeout(600)]
 
 START_S = 180.0
 
@@ -79,7 +79,7 @@ def delete(agent: PrivateAgent, port_id: str) -> None:
 def vm(address: str, log: Path) -> Iterator[Daemon]:
     """dpdk-testpmd in the VM's place: it has the VF open, and answers ARP and pings."""
     args = [
-        "stdbuf", "-oL", "dpdk-testpmd", "--lcores", "0@0,1@1", "-m", "128", "--in-memory",
+        "stdbuf", "-oL", "dpdk-testpmd", "--lcores", "0@0,1@0", "-m", "128", "--in-memory",
         "--no-telemetry", "-a", address, "--", "--forward-mode=icmpecho", "--auto-start",
         "--total-num-mbufs=4096", "--nb-cores=1", "--stats-period=5",
     ]  # fmt: skip

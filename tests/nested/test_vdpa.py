@@ -28,7 +28,7 @@ from tests.lab.testpmd import Testpmd, TestpmdOptions
 from tests.nested.nics import PF, device
 from tests.nested.vfs import DEADLINE_S, driver, functions, ping, vf_info, whole_state
 
-pytestmark = [pytest.mark.nested(cpus=4, memory_mb=2560, hugepages=480), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nested(cpus=2, memory_mb=2560, hugepages=480), pytest.mark.timeout(600)]
 
 MAC = "52:54:00:00:00:01"
 WAIT_S = 90.0
@@ -43,7 +43,7 @@ OPTIONS = {
 def ovs(pf: str) -> Iterator[PrivateOvs]:
     """With no device of its own choice: it takes those of its ports."""
     config = {"dpdk-extra": "-a 0000:00:00.0 --in-memory", "per-port-memory": "true"}
-    with PrivateOvs(Path("/run/np-ovs"), pmd_mask="0x4", other_config=config) as private:
+    with PrivateOvs(Path("/run/np-ovs"), pmd_mask="0x2", other_config=config) as private:
         yield private
 
 
@@ -121,7 +121,8 @@ def test_the_wire_and_the_vm_through_a_vf_and_back(
         assert process.put("nic2", make_spec(), lane.submit).model_dump()["pci_address"] == address
         process.delete("nic1", lane.submit)  # a late one, for what is another port's now
         assert driver(address) == "vfio-pci" and is_open(address) and len(ways(ovs)) == 2
-        assert lane.errand(process.planned).result(WAIT_S) == []
+        deadline = time.monotonic() + WAIT_S
+        assert lane.errand(process.planned, deadline).result(WAIT_S) == []
         process.delete("nic2", lane.submit)
     finally:
         lane.stop(time.monotonic() + 60)
@@ -131,7 +132,7 @@ def test_the_wire_and_the_vm_through_a_vf_and_back(
 @contextmanager
 def attached(ovs: PrivateOvs, binding: Any) -> Iterator[Testpmd]:
     """dpdk-testpmd in the VM's place: it answers ARP and pings."""
-    with Testpmd(Path(binding["socket_path"]), TestpmdOptions(mac=MAC, core=1)) as vm:
+    with Testpmd(Path(binding["socket_path"]), TestpmdOptions(mac=MAC, core=0)) as vm:
         ovs.wait_connected(binding["device"], DEADLINE_S)
         yield vm
 
