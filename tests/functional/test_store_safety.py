@@ -126,6 +126,20 @@ def test_a_store_that_is_put_back_removes_no_port_that_it_does_not_know(
     assert agent.get("/readyz")[0] == 200 and findings(agent, "ports-not-in-store") == []
 
 
+def test_two_agents_with_stores_of_their_own_leave_each_others_ports(agent: PrivateAgent) -> None:
+    """Both have seen the host without any port: neither takes its store for a new one."""
+    with PrivateAgent(BASE / "other", None, OPTIONS) as other:
+        first = plug(agent, 1)
+        second = plug(other, 2)
+        assert looked(agent)["orphans_kept"] == ["p2"]
+        assert looked(other)["orphans_kept"] == ["p1"]
+        assert (index("p1"), index("p2")) == (first, second)
+        assert "another store made them" in reasons(agent)
+        assert other.call("DELETE", "/v1/ports/p2")[0] == 204
+        assert (index("p1"), index("p2")) == (first, None)
+    shutil.rmtree(other.directory)
+
+
 def test_a_port_that_was_deleted_and_is_there_again_goes_by_itself(agent: PrivateAgent) -> None:
     plug(agent, 1)
     name = device_name(TAP, "p1")
@@ -214,8 +228,8 @@ def test_a_full_disk_is_told_and_is_no_end(agent: PrivateAgent) -> None:
         assert index("p1") == made and index("p2") is None
         filler.unlink()
         looked(agent)
-        assert "cannot be written" not in reasons(agent)
-        wait_for(lambda: agent.get("/readyz")[0] == 200, 90, "what ended is there again")
+        # What failed meanwhile is tried again with a back-off.
+        wait_for(lambda: agent.get("/readyz")[0] == 200, 90, "the store can be written again")
         plug(agent, 2)
         remove_all(agent)
         agent.stop()
