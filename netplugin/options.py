@@ -296,6 +296,15 @@ OVS = [
         "port of a netdev bridge that the operator made for it, with a DPDK NIC: OVS's userspace "
         "datapath routes the tunnels by the kernel's table. Without it there are no vxlan networks.",
     ),
+    cfg.ListOpt(
+        "service_ports",
+        default=[],
+        help="Ports that you have added yourself to OVS bridges that netplugin made (for DHCP, metadata, "
+        "a router), by name: what they send is switched like an uplink's, without a filter. Such a "
+        "bridge takes nothing from a port that neither is netplugin's nor stands here; the bridge's "
+        "own internal port has the bridge's name. A port without a tag is a trunk of all networks of "
+        "its bridge.",
+    ),
     cfg.IntOpt(
         "timeout",
         default=10,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from drivers.dpdkvhostuser.seen import Seen
 from drivers.dpdkvhostuser.wanted import OVERLAY
+from drivers.ovs.findings import of_bridges
 from drivers.ovs.ports import QUEUES_MARK
 from netplugin.host import ovs_bonds
 from netplugin.host.ovs_underlay import problem
@@ -13,6 +14,7 @@ from netplugin.models import Finding
 def findings(seen: Seen, local_ip: str | None) -> list[Finding]:
     """``seen`` is of the whole host (pure)."""
     found = ovs_bonds.findings(seen.bonds)
+    found += of_bridges(seen)
     found += _queues(seen)
     if local_ip is not None or any(row.bridge == OVERLAY for row in seen.rows.values()):
         found.append(_underlay(seen))

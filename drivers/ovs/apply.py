@@ -147,6 +147,8 @@ class Applier:
         flows: list[Flow] = []
         for change in group:
             edit = change.edit(self._ovs, deadline)
+            if edit.match_fragments:
+                self._ovs.flows.match_fragments(bridge, deadline)
             cookies += edit.cookies
             gone += edit.gone
             flows += edit.flows

@@ -64,15 +64,16 @@ class RemoveBridge(RowChange):
 class SetBridgeFlows(FlowChange):
     """Replace the flows of the bridge's own, for the ports that are no VM's.
 
-    ``fixed`` are those of a bridge that does not switch.
+    ``fixed`` are those of a bridge that does not switch. Filters match the ports of fragments.
     """
 
     fixed: frozenset[Flow] | None = field(default=None, repr=False)
 
     def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
         row = ovs.mirror.bridge(self.bridge)
-        flows = base_flows(ovs.mirror, row, self.fixed) if row else frozenset()
-        return FlowEdit((COOKIE_MARK,), tuple(flows))
+        services = ovs.settings.service_ports
+        flows = base_flows(ovs.mirror, row, self.fixed, services) if row else frozenset()
+        return FlowEdit((COOKIE_MARK,), tuple(flows), match_fragments=True)
 
     def describe(self) -> str:
         return f"set the base flows of {self.bridge}"
@@ -258,12 +259,14 @@ class SetFilter(FlowChange):
     """Replace the flows of one port; which ofport it has is known when it is applied.
 
     ``beside`` is the port that its frames go to and come from; None: the bridge switches them.
+    ``foreign``: the bridge is not ours, and what has no filter is for its own flows to switch.
     """
 
     name: str
     port_id: str
     spec: PortSpec
     beside: str | None = None
+    foreign: bool = False
 
     def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
         own = ofport(ovs, self.name)
@@ -276,6 +279,8 @@ class SetFilter(FlowChange):
             return frozenset()
         if other is not None:
             return filters.relay_flows(self.port_id, ofport, other, self.spec)
+        if self.foreign and not self.spec.port_security.enabled:
+            return filters.foreign_flows(self.port_id, ofport)
         return filters.port_flows(self.port_id, ofport, self.spec)
 
     def describe(self) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from drivers.ovs import filters
 from netplugin.host.names import VHOST
 from netplugin.host.openflow import Flow
 from netplugin.host.ovs_mirror import Mirror
-from netplugin.host.ovs_rows import BRIDGE_MARK, OvsBridge
+from netplugin.host.ovs_rows import BRIDGE_MARK, TUNNEL_MARK, UPLINK_MARK, OvsBridge, OvsPort
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,25 @@ class Layout:
         return mark == self.marks.get(bridge.name, mark)
 
 
-def base_flows(mirror: Mirror, bridge: OvsBridge, fixed: frozenset[Flow] | None) -> frozenset[Flow]:
+def forwards(port: OvsPort, services: Collection[str]) -> bool:
+    """Whether a bridge of ours takes any frame from a port that is no VM's.
+
+    From uplinks and what leads to tunnels, by our marks, and from what the operator names; not from
+    others, and from the bridge's own internal port only if it is named. A VM's port that has lost its
+    mark is one of the others.
+    """
+    return port.name in services or not {UPLINK_MARK, TUNNEL_MARK}.isdisjoint(port.external_ids)
+
+
+def base_flows(
+    mirror: Mirror, bridge: OvsBridge, fixed: frozenset[Flow] | None, services: Collection[str]
+) -> frozenset[Flow]:
     """The base flows that a bridge of ours should have, by the ports that are on it now.
 
-    ``fixed`` are those of a bridge that does not switch.
+    ``fixed`` are those of a bridge that does not switch. ``services`` are ``[ovs] service_ports``.
     """
     if fixed is not None:
         return fixed
-    ofports = (i.works_at for port in mirror.strangers_on(bridge) for i in port.interfaces)
+    ports = [port for port in mirror.strangers_on(bridge) if forwards(port, services)]
+    ofports = (interface.works_at for port in ports for interface in port.interfaces)
     return filters.bridge_flows(ofport for ofport in ofports if ofport)

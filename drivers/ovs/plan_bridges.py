@@ -45,7 +45,8 @@ def bridge_changes(
         else:
             if bridge.fail_mode != "secure":
                 before.append(c.SecureBridge(ids, name))
-            if bridge.flows is not None and bridge.flows != bridge.wanted_flows:
+            stale = bridge.flows is not None and bridge.flows != bridge.wanted_flows
+            if stale or bridge.matches_fragments is False:
                 after.append(c.SetBridgeFlows(ids, name, fixed))
         mtu = max([port.mtu for port in users.values()] + seen.other_mtus(name, planned), default=0)
         wish = Uplink.of(settings, name, networks[name], mtu) if name in networks else None

@@ -11,7 +11,6 @@ from drivers.ovs.ports import BesidePort, VhostPort
 from drivers.ovs.seen import SeenBridge, SeenOvs
 from netplugin.backend import Change
 from netplugin.errors import CapacityExhausted, Conflict, NetpluginError, Unsupported
-from netplugin.host.openflow import Flow
 from netplugin.host.ovs_rows import OvsPort
 from netplugin.host.ovs_underlay import too_narrow
 from netplugin.models import PortSpec
@@ -161,23 +160,16 @@ def _filter(
 ) -> list[Change]:
     port, spec = wanted.port, wanted.spec
     to = wanted.beside.name if wanted.beside else None
-    change = c.SetFilter((port.port_id,), port.bridge, port.name, port.port_id, spec, to)
     bridge = seen.bridges.get(port.bridge)
-    if bridge and not bridge.ours and not spec.port_security.enabled:
-        # The flows of a bridge that is not ours are its owner's; without a filter we add none.
-        flows: frozenset[Flow] = frozenset()
-    elif row is None or (wanted.beside and beside is None):
+    change = c.SetFilter(
+        (port.port_id,), port.bridge, port.name, port.port_id, spec, to,
+        foreign=bridge is not None and not bridge.ours,
+    )  # fmt: skip
+    if row is None or (wanted.beside and beside is None):
         return [change]
-    else:
-        flows = change.flows(_works_at(row), _works_at(beside))
-        if not flows:
-            return []  # vswitchd could not make it, which is told as a fault
-    found = seen.flows.get(port.port_id, frozenset())
-    if found == flows:
-        return []
-    if not flows:
-        return [c.DropFlows((port.port_id,), port.bridge, (filters.port_cookie(port.port_id),))]
-    return [change]
+    flows = change.flows(_works_at(row), _works_at(beside))
+    # No flows: vswitchd could not make it, which is told as a fault.
+    return [change] if flows and flows != seen.flows.get(port.port_id) else []
 
 
 def _works_at(row: OvsPort | None) -> int | None:

@@ -159,13 +159,18 @@ class Reader:
         self, bridge: OvsBridge, flows: Mapping[str, list[Flow]], scope: Scope
     ) -> SeenBridge:
         mirror, name, layout = self._mirror, bridge.name, self._layout
-        strangers = [p for p in mirror.strangers_on(bridge) if p.name != name]
+        strangers = mirror.strangers_on(bridge)
         uplinks = {p.name: p for p in strangers if UPLINK_MARK in p.external_ids}
-        others = [p for p in strangers if p.name not in uplinks and not _is_shared(p, scope)]
+        others = [
+            p for p in strangers
+            if p.name != name and p.name not in uplinks and not _is_shared(p, scope)
+        ]  # fmt: skip
         read = flows.get(name)
         here = {port_id for port_id, row in scope.rows.items() if row.bridge == name}
         neighbours = mirror.count_owned_on(bridge) - len(here)
         ours = layout.is_ours(bridge)
+        services, fixed = self._settings.service_ports, layout.base.get(name)
+        named = [p for p in strangers if p.name in services and p.name not in uplinks]
         return SeenBridge(
             name=name,
             ours=ours,
@@ -183,8 +188,15 @@ class Reader:
                 )
             ),
             has_strangers=bool(others),
-            wanted_flows=base_flows(mirror, bridge, layout.base.get(name)) if ours else frozenset(),
+            services=tuple(named) if ours and fixed is None else (),
+            unmanaged=tuple(p for p in others if fixed is not None or p not in named)
+            if ours
+            else (),
+            wanted_flows=base_flows(mirror, bridge, fixed, services) if ours else frozenset(),
             flows=None if read is None else frozenset(f for f in read if f.cookie == COOKIE_MARK),
+            matches_fragments=self._ovs.flows.matches_fragments(name, scope.until())
+            if scope.whole and (ours or here)
+            else None,
             stray_cookies=self._strays(bridge, read, scope),
         )
 

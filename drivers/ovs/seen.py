@@ -28,10 +28,16 @@ class SeenBridge:
     nics: tuple[tuple[str, int], ...] = ()
     #: Whether it has ports that are neither ours nor its own internal one.
     has_strangers: bool = False
+    #: Ports without our mark on a bridge of ours: what it takes frames from as ``[ovs] service_ports``
+    #: says, its internal port too, and what it takes none from.
+    services: tuple[OvsPort, ...] = ()
+    unmanaged: tuple[OvsPort, ...] = ()
     #: The base flows it should have, by the ports that are there now.
     wanted_flows: frozenset[Flow] = frozenset()
     #: The base flows it has; None if they were not read.
     flows: frozenset[Flow] | None = None
+    #: Whether its flows see the ports of first fragments; None if that was not read.
+    matches_fragments: bool | None = None
     #: Cookies of ours on it that belong to no port that is there.
     stray_cookies: frozenset[int] = frozenset()
 

@@ -31,11 +31,15 @@ class RowChange(Change, ABC):
 
 @dataclass(frozen=True)
 class FlowEdit:
-    """What becomes of flows: all of these cookies go and those ``gone``, then ``flows`` come."""
+    """What becomes of flows: all of these cookies go and those ``gone``, then ``flows`` come.
+
+    ``match_fragments``: and before, the bridge is set to match what is in first fragments.
+    """
 
     cookies: tuple[int, ...] = ()
     flows: tuple[Flow, ...] = ()
     gone: tuple[Flow, ...] = ()
+    match_fragments: bool = False
 
 
 @dataclass(frozen=True)

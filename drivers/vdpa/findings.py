@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from drivers.ovs.findings import of_bridges
+from drivers.ovs.seen import SeenOvs
 from drivers.vdpa.modes import Mode
 from drivers.vdpa.plan import Seen
+from drivers.vdpa.wanted import BRIDGE
 from drivers.vf.usability import pool_findings
 from netplugin.backend import Usability
 from netplugin.host.ovs_rows import OvsRoot
@@ -27,8 +32,14 @@ def no_pci(root: OvsRoot) -> Usability | None:
 
 def findings(seen: Seen, mode: Mode) -> list[Finding]:
     """``seen`` is of the whole host (pure)."""
-    found = pool_findings(seen.inventory, mode.use)
+    found = [*pool_findings(seen.inventory, mode.use), *of_bridges(_own(seen.ovs))]
     return found if mode is Mode.NATIVE else [*found, _probing(seen.word.root)]
+
+
+def _own(seen: SeenOvs) -> SeenOvs:
+    """With the backend's own bridge alone: of networks' bridges another backend tells."""
+    own = {name: bridge for name, bridge in seen.bridges.items() if name == BRIDGE}
+    return replace(seen, bridges=own)
 
 
 def _probing(root: OvsRoot) -> Finding:

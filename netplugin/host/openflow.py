@@ -13,6 +13,7 @@ from netplugin.host.processes import run
 COOKIE_MARK = 0x6E70 << 48
 _MARK_MASK = 0xFFFF << 48
 _ALL = (1 << 64) - 1
+_MATCHED = "nx-match"
 
 _NO_MATCH = re.compile(
     r"(?:idle_timeout|hard_timeout|importance)=|"
@@ -106,6 +107,20 @@ class OpenFlow:
         self._ofctl(
             ["--bundle", "add-flows", self._target(bridge), "-"], deadline, "\n".join(lines) + "\n"
         )
+
+    def match_fragments(self, bridge: str, deadline: float) -> None:
+        """Have flows see the ports and types that first fragments hold; OVS shows them zeros else.
+
+        It is the bridge's until vswitchd ends, or the bridge does ("set-frags" in ovs-ofctl(8), which
+        reads it back).
+
+        Raises: HostError, OperationTimeout.
+        """
+        self._ofctl(["set-frags", self._target(bridge), _MATCHED], deadline)
+
+    def matches_fragments(self, bridge: str, deadline: float) -> bool:
+        """Raises: HostError, OperationTimeout."""
+        return self._ofctl(["get-frags", self._target(bridge)], deadline).strip() == _MATCHED
 
     def dump_ports(self, bridge: str, deadline: float) -> str:
         """What ``ovs-ofctl dump-ports`` prints, each port by its name, with its own kind's counters.

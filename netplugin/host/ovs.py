@@ -41,6 +41,8 @@ class OvsSettings:
     bonds: Mapping[str, str] = field(default_factory=dict)
     #: The host's address for VXLAN tunnels, in its shortest form.
     local_ip: str | None = None
+    #: Ports of the operator's own that bridges of ours take every frame from.
+    service_ports: frozenset[str] = frozenset()
     timeout_s: float = 10.0
     quiet_datapath_log: bool = False
 
@@ -71,6 +73,7 @@ class OvsSettings:
             uplinks=uplinks,
             bonds=dict(conf.ovs.bonds),
             local_ip=_tunnel_address(conf.ovs.local_ip),
+            service_ports=frozenset(conf.ovs.service_ports),
             timeout_s=float(conf.ovs.timeout),
             quiet_datapath_log=conf.ovs.quiet_datapath_log,
         )

@@ -259,6 +259,7 @@ def test_what_ovs_does_not_tell_is_found_by_a_look(ovs: PrivateOvs, agent: Priva
     wanted = ovs.ofctl("dump-flows", "br-phys1", "--no-stats")
     ovs.ofctl("del-flows", "br-phys1")
     ovs.ofctl("add-flow", "br-phys1", "cookie=0x6e70123456789abc,in_port=1,actions=NORMAL")
+    ovs.ofctl("set-frags", "br-phys1", "normal")
     changes = {change["change"] for change in planned(agent)}
     assert changes == {"SetFilter", "SetBridgeFlows", "DropFlows"}
     assert "0x6e70123456789abc" in ovs.ofctl("dump-flows", "br-phys1"), "a dry run changes nothing"

@@ -25,6 +25,7 @@ from netplugin.errors import HostError
 from netplugin.host import ovs_mirror
 from netplugin.host.names import VHOST, device_name
 from netplugin.models import PortSpec
+from tests.functional import isolation_frames as frames
 from tests.functional.conftest import BASE, make_spec
 from tests.functional.test_plug_ovs import rows
 from tests.lab.agent import PrivateAgent
@@ -32,7 +33,10 @@ from tests.lab.driven import Driven
 from tests.lab.namespaces import namespace, within
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import CommandError, run, wait_for
+from tests.lab.raw_frames import hearing, mouth, send_all
 from tests.lab.testpmd import Testpmd, TestpmdOptions
+from tests.lab.vm import DEVICE as NIC
+from tests.lab.vm import Vm
 from tests.unit.sriov.model import Model, ModelPf
 
 FAR, FAR_ADDRESS = "np-far", "10.7.0.1"
@@ -119,6 +123,35 @@ def dropped(ovs: PrivateOvs) -> int:
 # -- relay ---------------------------------------------------------------------------------------
 
 
+def test_what_a_vm_sends_into_a_relay_is_filtered_as_on_a_bridge(
+    ovs: PrivateOvs, wire: str, tmp_path: Path
+) -> None:
+    """No tag and no address that bridges do not forward passes, whatever the filter."""
+    nic = WiredPf("0000:03:00.0", "eth3", "physnet1", total=0, vf_driver="mlx5_core")
+    nic.device = wire
+    nic.make_vfs(1)
+    never = {**frames.tags(), **frames.reserved()}
+    refused = {**frames.of_router(), **frames.of_dhcp_server(), **frames.of_bridges()}
+    addresses = {"allowed_addresses": frames.ADDRESSES}
+    with hosted(tmp_path, ovs, nic) as driven, hearing(FAR, "far") as far:
+        path = driven.put("p1", spec_of()).model_dump()["socket_path"]
+        with Vm("vm-p1", path, frames.MAC, frames.IP4, tagged=True), mouth("vm-p1", NIC) as out:
+            ovs.wait_connected(device_name(VHOST, "p1"))
+
+            def passes(security: dict[str, Any]) -> set[str]:
+                driven.put("p1", spec_of(port_security=security))
+                assert driven.planned() == []
+                tried = {**never, **refused, **frames.harmless()}
+                found = send_all(out, far, tried, frames.plain())
+                return {name for name, arrivals in found.items() if arrivals}
+
+            assert passes({}) == passes(addresses) == frames.harmless().keys()
+            of_switches = frames.of_bridges().keys() - {"PVST+", "CDP", "GVRP"}
+            everything = refused.keys() - of_switches | frames.harmless().keys()
+            assert passes({"enabled": False}) == everything
+        driven.delete("p1")
+
+
 def test_a_relay_carries_frames_and_does_again_when_vswitchd_was_killed(
     ovs: PrivateOvs, wire: str, tmp_path: Path
 ) -> None:
@@ -137,7 +170,8 @@ def test_a_relay_carries_frames_and_does_again_when_vswitchd_was_killed(
         ovs.start_vswitchd()
         driven.wait_for_ovs()
         report = driven.reconciler.check()
-        assert [change.change for change in report.changes] == ["SetFilter"] and not report.errors
+        kinds = {change.change for change in report.changes}
+        assert kinds == {"SetFilter", "SetBridgeFlows"} and not report.errors
         with Testpmd(path, TestpmdOptions(mac=spec_of()["mac"])) as vm:
             ovs.wait_connected(device_name(VHOST, "p1"))
             wait_for(lambda: ping("10.7.0.5"), WAIT_S, "and again", vm.daemon.tail)

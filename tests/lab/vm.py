@@ -32,8 +32,17 @@ class Vm(AbstractContextManager["Vm"]):
     """One NIC with an address, on the VM's side of a `dpdkvhostuserclient` port."""
 
     def __init__(
-        self, name: str, path: str, mac: str, address: str, mtu: int = 1500, queues: int = 1
+        self,
+        name: str,
+        path: str,
+        mac: str,
+        address: str,
+        mtu: int = 1500,
+        queues: int = 1,
+        *,
+        tagged: bool = False,
     ) -> None:
+        """``tagged``: VLAN tags pass too; DPDK's af_packet driver takes the outer one off."""
         self.name = name
         self.mac = mac
         self.address = address
@@ -42,7 +51,7 @@ class Vm(AbstractContextManager["Vm"]):
             Path(path),
             TestpmdOptions(
                 forward=Forward.IO, mac=mac, wire=_BACK, netns=name, queues=queues,
-                jumbo=mtu > 1500, memory_mb=192 if mtu > 1500 else 64,
+                jumbo=mtu > 1500 or tagged, memory_mb=192 if mtu > 1500 or tagged else 64,
                 # The largest ring: nothing is lost while testpmd waits for a busy core.
                 ring_size=1024,
             ),

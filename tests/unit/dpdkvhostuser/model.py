@@ -16,7 +16,7 @@ from drivers.dpdkvhostuser.seen import Seen, SeenTunnels
 from drivers.dpdkvhostuser.wanted import OVERLAY, SHARED_NAMES, TO_OVERLAY, TUNNELS, vxlan_name
 from drivers.ovs import changes as c
 from drivers.ovs import filters
-from drivers.ovs.layout import Layout
+from drivers.ovs.layout import Layout, forwards
 from drivers.ovs.ports import is_marked
 from drivers.ovs.seen import SeenBridge, SeenOvs
 from netplugin.backend import Change, ObservedPort
@@ -35,6 +35,7 @@ SETTINGS = OvsSettings(
     uplinks={"net2": ("0000:03:00.0",), "net3": ("0000:04:00.0", "0000:04:00.1")},
     bonds={"net3": "lacp"},
     local_ip=LOCAL_IP,
+    service_ports=frozenset({"foreign-br1"}),
 )
 UNDERLAY = Underlay(LOCAL_IP, "br-underlay", True, True, (("br-underlay", 9100), ("dpdk0", 9100)))
 
@@ -48,6 +49,7 @@ class Bridge:
     fail_mode: str | None = "secure"
     ports: dict[str, OvsPort] = field(default_factory=dict)
     flows: set[Flow] = field(default_factory=set)
+    matches_fragments: bool = False
 
 
 class Model:
@@ -141,6 +143,7 @@ class Model:
             case c.SetBridgeFlows():
                 self.drop(change.bridge, COOKIE_MARK)
                 assert change.fixed == self.layout.base.get(change.bridge)
+                self.bridges[change.bridge].matches_fragments = True
                 self.bridges[change.bridge].flows |= self._wanted_flows(change.bridge)
             case t.SetNetwork():
                 ofports = [
@@ -262,6 +265,7 @@ class Model:
             has_strangers=any(_is_strangers(p) for p in strangers.values()),
             wanted_flows=self._wanted_flows(name) if bridge.ours else frozenset(),
             flows=frozenset(f for f in bridge.flows if f.cookie == COOKIE_MARK),
+            matches_fragments=bridge.matches_fragments if whole else None,
             stray_cookies=frozenset(strays if whole and name not in self.layout.homes else ()),
         )
 
@@ -291,8 +295,9 @@ class Model:
     def _wanted_flows(self, name: str) -> frozenset[Flow]:
         if name in self.layout.base:
             return self.layout.base[name]
-        strangers = [p for p in self.bridges[name].ports.values() if not p.owner]
-        return filters.bridge_flows(i.ofport or 0 for p in strangers for i in p.interfaces)
+        ports = [p for p in self.bridges[name].ports.values() if not p.owner]
+        trusted = [p for p in ports if forwards(p, self.settings.service_ports)]
+        return filters.bridge_flows(i.ofport or 0 for p in trusted for i in p.interfaces)
 
     def _set(
         self, row: OvsPort, port: Mapping[str, Any], interfaces: Mapping[str, Mapping[str, Any]]

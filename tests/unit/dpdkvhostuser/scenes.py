@@ -74,6 +74,7 @@ def specs(draw: st.DrawFn) -> PortSpec:
             "qos": {"ingress_kbps": draw(rates), "egress_kbps": draw(rates)},
             "port_security": {
                 "enabled": draw(st.booleans()),
+                "roles": draw(st.sampled_from([[], ["router"], ["dhcp_server", "router"]])),
                 "allowed_addresses": draw(st.sampled_from(ADDRESSES)),
             },
         }
@@ -145,6 +146,8 @@ def _of_interface(row: OvsPort, **columns: Any) -> OvsPort:
 def _drift(dice: random.Random, model: Model, bridge: Bridge) -> None:
     if dice.random() < 0.3:
         bridge.fail_mode = None
+    if dice.random() < 0.3:
+        bridge.matches_fragments = False
     if dice.random() < 0.3:
         bridge.flows.add(Flow.make((0x6E70 << 48) | 0xABC, 9, "in_port=3"))
     for flow in sorted(bridge.flows, key=str):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from drivers.dpdkvhostuser.changes import SetNetwork
 from drivers.dpdkvhostuser.plan import make_plan as plan
-from drivers.dpdkvhostuser.tunnels import network_cookie
+from drivers.dpdkvhostuser.tunnels import LAYOUT, network_cookie
 from drivers.dpdkvhostuser.wanted import TUNNELS
 from drivers.ovs import changes as c
 from drivers.ovs.plan_ports import MAX_VHOST_SOCKETS
@@ -54,6 +54,23 @@ def test_what_is_not_ours_is_never_changed(scene: tuple[Model, list[Intent]]) ->
         assert after[name][0] == kind and after[name][1] == ports
         assert flows <= after[name][2]
     assert qos.items() <= host.qos.items()
+
+
+@given(scenes())
+def test_a_bridge_of_ours_takes_nothing_from_a_port_without_a_mark(
+    scene: tuple[Model, list[Intent]],
+) -> None:
+    """But from those that the operator names."""
+    host, wanted = scene
+    converge(host, wanted)
+    for name, bridge in host.bridges.items():
+        if not bridge.ours or name in LAYOUT.base:
+            continue
+        unmarked = [port for port in bridge.ports.values() if not port.external_ids]
+        for port in unmarked:
+            (ofport,) = (f"in_port={interface.ofport}" for interface in port.interfaces)
+            taken = any(ofport in f.match.split(",") for f in bridge.flows if f.cookie != 0x1234)
+            assert taken == (port.name in SETTINGS.service_ports), port.name
 
 
 @given(scenes())

@@ -103,6 +103,7 @@ class ModelSwitch(Switch):
         self.opened = set()
         for bridge in self.ovs.bridges.values():
             bridge.flows.clear()
+            bridge.matches_fragments = False
         self.reconfigure()
 
     def reconfigure(self) -> None:

@@ -1,0 +1,274 @@
+"""Which frames of a VM come out of OVS-DPDK, and where: sent by a VM's NIC, looked for on the wire."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from netplugin.host.names import VHOST, device_name
+from tests.functional import isolation_frames as frames
+from tests.functional.conftest import BASE, make_spec
+from tests.lab.agent import PrivateAgent
+from tests.lab.namespaces import namespace, within
+from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import run, wait_for
+from tests.lab.raw_frames import Arrival, Ear, hearing, marked, mouth, send_all
+from tests.lab.vm import DEVICE as NIC
+from tests.lab.vm import Vm
+
+FAR = "np-far"
+BRIDGE = "br-phys1"
+#: A bridge of the operator's own; a port of his own on ours, and one that he does not name.
+THEIRS, SERVICE, UNNAMED = "br-theirs", "np-svc", "np-any"
+PORT = device_name(VHOST, "p1")
+ANOTHER = "52:54:00:00:aa:09"
+OWN_MAC: dict[str, Any] = {}
+ADDRESSES = {"allowed_addresses": frames.ADDRESSES}
+UNFILTERED = {"enabled": False}
+ROLES = {"roles": ["router", "dhcp_server"]}
+
+
+@dataclass
+class Lab:
+    """One port whose spec a test changes, its VM, and the wire behind the uplink."""
+
+    ovs: PrivateOvs
+    agent: PrivateAgent
+    wire: Ear
+    _out: list[socket.socket] = field(default_factory=list)
+
+    @property
+    def out(self) -> socket.socket:
+        return self._out[0]
+
+    def plug(self, security: Mapping[str, Any], vlan_id: int | None = None) -> None:
+        self.put("p1", make_spec(1, vlan_id=vlan_id, port_security=security))
+        assert self.planned() == []
+
+    def put(self, port_id: str, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+        status, body = self.agent.call("PUT", f"/v1/ports/{port_id}", spec)
+        assert status == 200, body
+        binding: Mapping[str, Any] = body["binding"]
+        return binding
+
+    @contextmanager
+    def vm(self, port_id: str, spec: Mapping[str, Any]) -> Iterator[socket.socket]:
+        """A VM on a port; what is written to the socket leaves by its NIC."""
+        binding, name = self.put(port_id, spec), f"vm-{port_id}"
+        with Vm(name, binding["socket_path"], frames.MAC, frames.IP4, tagged=True):
+            self.ovs.wait_connected(binding["device"])
+            with mouth(name, NIC) as out:
+                yield out
+
+    def planned(self) -> list[Any]:
+        status, report = self.agent.call("POST", "/v1/reconcile", {"dry_run": True})
+        assert status == 200 and report["errors"] == [], report
+        changes: list[Any] = report["changes"]
+        return changes
+
+    def send(self, tried: Mapping[str, bytes]) -> dict[str, list[Arrival]]:
+        return send_all(self.out, self.wire, tried, frames.plain())
+
+    def dies(self, out: socket.socket, port: str, frame: bytes) -> bool:
+        """Whether a frame does not come out that enters by this port of the bridge."""
+        number, self.wire.given = self.wire.given, self.wire.given + 1
+        before = self.entered(port)
+        for _ in range(3):
+            out.send(marked(frame, number))
+        wait_for(lambda: self.entered(port) >= before + 3, 60, f"the frames are at {port}")
+        self.wire.listen(time.monotonic() + 0.5)
+        return not self.wire.of(number)
+
+    def entered(self, port: str) -> int:
+        shown = self.ovs.ofctl("dump-ports", BRIDGE, port)
+        return int(re.findall(r"rx pkts=(\d+)", shown)[0])
+
+    def findings(self) -> dict[str, dict[str, Any]]:
+        return {found["id"]: found for found in self.agent.get("/v1/host/checks")[1]}
+
+    def passes(self, tried: Mapping[str, bytes]) -> set[str]:
+        """The names of those that came out."""
+        return {name for name, found in self.send(tried).items() if found}
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, BASE / "ovs", ignore_errors=True)
+        stack.callback(shutil.rmtree, BASE / "agent", ignore_errors=True)
+        stack.enter_context(namespace(FAR))
+        run(["ip", "link", "add", "nic0", "type", "veth", "peer", "name", "wire0", "netns", FAR])
+        run(["ip", "link", "set", "nic0", "up"])
+        run(within(FAR, ["ip", "link", "set", "wire0", "up"]))
+        ovs = stack.enter_context(PrivateOvs(BASE / "ovs"))
+        run(["ip", "link", "add", "nic1", "type", "veth", "peer", "name", "wire1", "netns", FAR])
+        run(["ip", "link", "set", "nic1", "up"])
+        run(within(FAR, ["ip", "link", "set", "wire1", "up"]))
+        uplinks = "'\"physnet1:net_pcap0,rx_iface_in=nic0,tx_iface=nic0\"'"
+        options = {
+            "uplinks": uplinks,
+            "service_ports": SERVICE,
+            "bridge_mappings": f"physnet1:{BRIDGE},physnet2:{THEIRS}",
+        }
+        agent = PrivateAgent(BASE / "agent", ovs, {"ovs": options})
+        stack.enter_context(agent)
+        made = Lab(ovs, agent, stack.enter_context(hearing(FAR, "wire0")))
+        made._out.append(stack.enter_context(made.vm("p1", make_spec(1, vlan_id=None))))
+        yield made
+
+
+@pytest.mark.parametrize("vlan_id", [None, 100])
+def test_only_untagged_frames_enter(lab: Lab, vlan_id: int | None) -> None:
+    """Whatever the filter; and what enters has the port's own VLAN on the wire, and no other."""
+    for security in (UNFILTERED, OWN_MAC, ADDRESSES):
+        lab.plug(security, vlan_id)
+        found = lab.send({**frames.tags(), "no tag": frames.plain()})
+        out = {name: {a.vlans for a in arrivals} for name, arrivals in found.items() if arrivals}
+        assert out == {"no tag": {(vlan_id,) if vlan_id else ()}}, security
+
+
+@pytest.mark.parametrize("security", [OWN_MAC, ADDRESSES], ids=["own MAC", "addresses"])
+def test_a_vm_is_no_router_dhcp_server_or_switch_unless_it_is_said_to_be(
+    lab: Lab, security: Mapping[str, Any]
+) -> None:
+    # Without it OVS drops these by itself where it switches: it is the filter that is to be seen.
+    routers, servers = frames.of_router(), frames.of_dhcp_server()
+    switches = {**frames.of_bridges(), **frames.reserved()}
+    harmless = frames.harmless()
+    lab.plug(security)
+    lab.ovs.vsctl("set", "bridge", BRIDGE, "other_config:forward-bpdu=true")
+    try:
+        tried = {**routers, **servers, **switches, **frames.lies()}
+        assert lab.passes({**tried, **harmless}) == harmless.keys()
+        lab.plug({**security, **ROLES})
+        found = lab.passes({**tried, **harmless})
+    finally:
+        lab.ovs.vsctl("remove", "bridge", BRIDGE, "other_config", "forward-bpdu")
+    unclear = {"a first fragment without its last header"}
+    assert not found & (switches.keys() | frames.lies().keys())
+    assert found >= harmless.keys() | servers.keys() | (routers.keys() - unclear)
+
+
+def test_a_vm_that_has_addresses_sends_from_no_other(lab: Lab) -> None:
+    lab.plug(ADDRESSES)
+    assert lab.passes(frames.of_others_addresses()) == set()
+    lab.plug(OWN_MAC)
+    tried = frames.of_others_addresses()
+    assert lab.passes(tried) == tried.keys(), "without addresses the MAC alone is looked at"
+
+
+def test_addresses_that_no_bridge_forwards_are_not_forwarded_without_a_filter_either(
+    lab: Lab,
+) -> None:
+    lab.plug(UNFILTERED)
+    lab.ovs.vsctl("set", "bridge", BRIDGE, "other_config:forward-bpdu=true")
+    try:
+        free = {**frames.of_router(), **frames.of_dhcp_server()}
+        assert lab.passes({**frames.reserved(), **free}) == free.keys()
+    finally:
+        lab.ovs.vsctl("remove", "bridge", BRIDGE, "other_config", "forward-bpdu")
+
+
+# -- ports without a mark ----------------------------------------------------------------------------
+
+
+@contextmanager
+def added(ovs: PrivateOvs, *names: str) -> Iterator[None]:
+    """Ports of somebody's on our bridge, up."""
+    for name in names:
+        ovs.vsctl("add-port", BRIDGE, name, "--", "set", "interface", name, "type=internal")
+        run(["ip", "link", "set", name, "up"])
+    try:
+        yield
+    finally:
+        for name in names:
+            ovs.vsctl("del-port", name)
+
+
+def test_a_bridge_takes_nothing_from_a_port_that_is_not_ours(lab: Lab) -> None:
+    """Neither from its own internal port; but from those that the operator names."""
+    lab.plug(OWN_MAC)
+    run(["ip", "link", "set", BRIDGE, "up"])
+    with added(lab.ovs, SERVICE, UNNAMED), ExitStack() as stack:
+        lab.agent.call("POST", "/v1/reconcile", {})
+        for name, of_port in ((UNNAMED, UNNAMED), (BRIDGE, "LOCAL")):
+            out = stack.enter_context(mouth(None, name))
+            assert lab.dies(out, of_port, frames.plain(ANOTHER, frames.EVERYBODY)), name
+        out = stack.enter_context(mouth(None, SERVICE))
+        assert not lab.dies(out, SERVICE, frames.plain(ANOTHER, frames.EVERYBODY))
+        findings = lab.findings()
+        unmanaged, service = findings["unmanaged-ports"], findings[f"service-port-{SERVICE}"]
+        assert unmanaged["status"] == "warn" and UNNAMED in unmanaged["found"]
+        assert SERVICE not in unmanaged["found"] and BRIDGE in unmanaged["found"]
+        assert service["status"] == "warn" and "trunk" in service["found"]
+        lab.ovs.vsctl("set", "port", SERVICE, "tag=7", "vlan_mode=access")
+        assert lab.findings()[f"service-port-{SERVICE}"]["status"] == "ok"
+    assert not {"unmanaged-ports", f"service-port-{SERVICE}"} & lab.findings().keys()
+
+
+# -- the table of MACs -------------------------------------------------------------------------------
+
+
+def test_a_vm_that_invents_macs_crowds_out_its_own_alone(lab: Lab) -> None:
+    """OVS evicts from the port that has most entries (lib/mac-learning.c)."""
+    lab.plug(UNFILTERED)
+    lab.ovs.vsctl("set", "bridge", BRIDGE, "other_config:mac-table-size=512")
+    beside, far = "52:54:00:00:aa:01", "52:54:00:00:aa:02"
+    with added(lab.ovs, SERVICE), ExitStack() as stack:
+        lab.agent.call("POST", "/v1/reconcile", {})
+        service = stack.enter_context(mouth(None, SERVICE))
+        wire = stack.enter_context(mouth(FAR, "wire0"))
+        nosy = stack.enter_context(hearing("vm-p1", NIC))
+        victim = stack.enter_context(hearing(None, SERVICE))
+        # What is sent between the two makes the bridge know both.
+        for out, mac in ((service, beside), (wire, far)):
+            out.send(frames.plain(mac, frames.EVERYBODY))
+        known = lambda: {beside, far} <= set(lab.ovs.appctl("fdb/show", BRIDGE).split())  # noqa: E731
+        wait_for(known, 60, "the bridge knows both")
+
+        def crowd() -> bool:
+            for number in range(2048):
+                lab.out.send(frames.plain(f"52:54:01:00:{number >> 8:02x}:{number & 255:02x}"))
+            shown = lab.ovs.appctl("fdb/stats-show", BRIDGE)
+            return int(re.findall(r"evicted MAC entries *: (\d+)", shown)[0]) > 1024
+
+        wait_for(crowd, 90, "the table is full")
+        assert known(), "the entries of others are there"
+        wire.send(marked(frames.plain(far, beside), 1 << 20))
+        arrived = lambda: victim.listen(time.monotonic() + 0.2) or victim.of(1 << 20)  # noqa: E731
+        wait_for(lambda: bool(arrived()), 60, "the frame is where it should be")
+        nosy.listen(time.monotonic() + 0.5)
+        assert nosy.of(1 << 20) == [], "and nowhere else"
+    lab.ovs.vsctl("remove", "bridge", BRIDGE, "other_config", "mac-table-size")
+
+
+# -- elsewhere ---------------------------------------------------------------------------
+
+
+def test_on_a_bridge_of_the_operators_no_tag_enters_either(lab: Lab) -> None:
+    """Its flows are his, and decide on the rest."""
+    lab.ovs.vsctl(
+        "add-br", THEIRS, "--", "set", "bridge", THEIRS, "datapath_type=netdev",
+        "--", "add-port", THEIRS, "np-nic1", "--", "set", "interface", "np-nic1", "type=dpdk",
+        "options:dpdk-devargs=\"net_pcap1,rx_iface_in=nic1,tx_iface=nic1\"",
+    )  # fmt: skip
+    try:
+        where = {"physical_network": "physnet2"}
+        spec = make_spec(1, vlan_id=None, port_security=UNFILTERED, network=where)
+        with hearing(FAR, "wire1") as wire, lab.vm("p2", spec) as out:
+            found = send_all(out, wire, frames.tags(), frames.plain())
+            assert {name for name, arrivals in found.items() if arrivals} == set()
+            assert "fragments-br-theirs" in lab.findings()
+            assert lab.ovs.ofctl("get-frags", THEIRS).strip() == "normal"
+        assert lab.agent.call("DELETE", "/v1/ports/p2")[0] == 204
+        assert "0x6e70" not in lab.ovs.ofctl("dump-flows", THEIRS)
+    finally:
+        lab.ovs.vsctl("del-br", THEIRS)
