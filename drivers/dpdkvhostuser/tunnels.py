@@ -2,12 +2,14 @@
 
 The tunnel bridge is ``fail_mode=secure`` and has no NORMAL. A frame takes one of two ways:
 
-- from a tunnel: table 0 knows the VNI, learns in table 10 at which host the sender is, and puts
-  the frame with the network's local VLAN onto the overlay bridge;
+- from a tunnel: table 0 knows the VNI and its peers, and drops what is from no peer of it; table 5
+  learns in table 10 at which host the sender is, and puts the frame with the network's local VLAN
+  onto the overlay bridge;
 - from the overlay bridge: table 0 turns the VLAN into the VNI; table 10 sends it to the host that
   was learned for its destination; else table 20 sends it to every peer of the network.
 
-What came from a tunnel never goes into one (split horizon): peers form a full mesh.
+What came from a tunnel never goes into one (split horizon): peers form a full mesh. Who a frame is
+from is what its outer header says: nothing here shows that it is true.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from netplugin.backend import Overlay
 from netplugin.host.openflow import COOKIE_MARK, Flow
 
 BRIDGE = TUNNELS
-_LEARNED, _FLOOD = 10, 20
+_FROM_PEER, _LEARNED, _FLOOD = 5, 10, 20
 _PRIORITY = 100
 #: As long as OVS itself remembers a MAC it has not heard of (vswitch.xml, mac-aging-time).
 _FORGET_S = 300
@@ -63,12 +65,19 @@ def peers(overlay: Overlay, local_ip: str) -> list[str]:
 def network_flows(overlay: Overlay, local_ip: str, tunnel: int, patch: int) -> frozenset[Flow]:
     """The flows of one network, as ovs-ofctl prints them. ``tunnel`` and ``patch`` are ofports."""
     cookie, vni = network_cookie(overlay.network_id), f"{overlay.spec.vni:#x}"
+    others, family = peers(overlay, local_ip), "tun_ipv6" if _is_ipv6(local_ip) else "tun"
     flows = {
+        Flow.make(
+            cookie, _PRIORITY, f"in_port={tunnel},tun_id={vni},{family}_src={peer}",
+            f"resubmit(,{_FROM_PEER})",
+        )
+        for peer in others
+    } | {
         # A group address as the sender's is no frame (IEEE 802.3, 3.2.3), and would be learned. A
         # VLAN tag inside a tunnel is not to be (RFC 7348, section 6.1).
         Flow.make(
             cookie, _PRIORITY,
-            f"in_port={tunnel},tun_id={vni},vlan_tci=0x0000/0x1000,"
+            f"table={_FROM_PEER},in_port={tunnel},tun_id={vni},vlan_tci=0x0000/0x1000,"
             "dl_src=00:00:00:00:00:00/01:00:00:00:00:00",
             f"{_learn(overlay, local_ip)},push_vlan:0x8100,"
             f"set_field:{overlay.local_vlan | 0x1000}->vlan_vid,output:{patch}",
@@ -78,11 +87,9 @@ def network_flows(overlay: Overlay, local_ip: str, tunnel: int, patch: int) -> f
             f"pop_vlan,set_field:{vni}->tun_id,resubmit(,{_LEARNED})",
         ),
     }  # fmt: skip
-    to = "tun_ipv6_dst" if _is_ipv6(local_ip) else "tun_dst"
-    others = peers(overlay, local_ip)
     if others:
-        actions = ",".join(f"set_field:{peer}->{to},output:{tunnel}" for peer in others)
-        flows.add(Flow.make(cookie, _PRIORITY, f"table={_FLOOD},tun_id={vni}", actions))
+        to = ",".join(f"set_field:{peer}->{family}_dst,output:{tunnel}" for peer in others)
+        flows.add(Flow.make(cookie, _PRIORITY, f"table={_FLOOD},tun_id={vni}", to))
     return frozenset(flows)
 
 

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from netplugin import options
+from tests.functional import isolation_frames
 from tests.functional.conftest import BASE
 from tests.lab.agent import PrivateAgent
-from tests.lab.namespaces import namespace, within
+from tests.lab.namespaces import entered, namespace, within
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import run
+from tests.lab.processes import run, wait_for
+from tests.lab.raw_frames import hearing, marked, mouth
+from tests.lab.vm import DEVICE as NIC
 from tests.lab.vm import Vm
 
 UNDERLAY = "br-underlay"
 #: The namespace that is the switch between hosts.
 SWITCH = "np-switch"
+# include/uapi: asm-generic/socket.h and linux/udp.h.
+_SO_NO_CHECK, _UDP_NO_CHECK6_TX = 11, 101
 
 
 @dataclass
@@ -139,6 +146,83 @@ def host(
         agent = PrivateAgent(directory / "agent", ovs, groups, netns=name)
         stack.enter_context(agent)
         yield Host(name, ovs, agent, address)
+
+
+@dataclass
+class Stranger:
+    """Somebody on the underlay who speaks VXLAN."""
+
+    address: str
+    _outbox: socket.socket
+
+    def sends(self, to: str, vni: int, frame: bytes) -> None:
+        """RFC 7348, section 5: flags, of which one says that there is a VNI, and the VNI."""
+        header = (0x08 << 24).to_bytes(4) + (vni << 8).to_bytes(4)
+        self._outbox.sendto(header + frame, (to, 4789))
+
+
+@contextmanager
+def stranger(number: int, family: int = 4) -> Iterator[Stranger]:
+    name = f"np-s{number}"
+    address, prefix = (f"10.9.0.{number}", 24) if family == 4 else (f"fd09::{number}", 64)
+    nodad = [] if family == 4 else ["nodad"]
+    with namespace(name):
+        wire(name, "eth1")
+        run(within(name, ["ip", "address", "add", f"{address}/{prefix}", "dev", "eth1", *nodad]))
+        kind = socket.AF_INET if family == 4 else socket.AF_INET6
+        with entered(name):
+            outbox = socket.socket(kind, socket.SOCK_DGRAM)
+        with outbox:
+            # Without a checksum: a veth leaves it to a NIC, and there is none.
+            if family == 4:
+                outbox.setsockopt(socket.SOL_SOCKET, _SO_NO_CHECK, 1)
+            else:
+                outbox.setsockopt(socket.IPPROTO_UDP, _UDP_NO_CHECK6_TX, 1)
+            outbox.bind((address, 0))
+            yield Stranger(address, outbox)
+
+
+def let_in_by_peers_alone(one: Host, other: Host, family: int = 4) -> None:
+    """A frame for a VM comes out of its NIC, and its sender is learned, if a peer sent it."""
+    both = [one.address, other.address]
+    for each in (one, other):
+        each.network("blue", 5001, *both, mtu=1430)
+        each.network("red", 5002, *both, f"{'10.9.0.' if family == 4 else 'fd09::'}9", mtu=1430)
+    lied, told, known = (
+        isolation_frames.plain(mac(n), "ff:ff:ff:ff:ff:ff") for n in (3, 4, 2)
+    )  # fmt: skip
+    with (
+        one.vm("a", spec_on("blue", 1), "10.0.0.1") as a,
+        other.vm("b", spec_on("blue", 2), "10.0.0.2") as b,
+        stranger(9, family) as third,
+        hearing(a.name, NIC) as ear,
+        mouth(b.name, NIC) as out,
+    ):
+        one.plug("r", spec_on("red", 5))
+        wait_for(lambda: b.pings(a.address), 60, "the peer reaches the VM")
+
+        def heard(number: int) -> bool:
+            ear.listen(time.monotonic() + 0.1)
+            return bool(ear.of(number))
+
+        for _ in range(3):
+            third.sends(one.address, 5001, marked(lied, 1))
+        out.send(marked(known, 2))
+        wait_for(lambda: heard(2), 60, "the peer's frame is there, which was sent later")
+        assert not heard(1), "a peer of another network is none of this one"
+        assert mac(3) not in one.ovs.ofctl("dump-flows", "np-tunnels", "table=10")
+        assert one.planned() == []
+        one.network("blue", 5001, *both, third.address, mtu=1430)
+
+        def comes() -> bool:
+            third.sends(one.address, 5001, marked(told, 3))
+            return heard(3)
+
+        wait_for(comes, 60, "once it is a peer its frames come")
+        assert mac(4) in one.ovs.ofctl("dump-flows", "np-tunnels", "table=10")
+        assert one.planned() == []
+        one.network("blue", 5001, *both, mtu=1430)
+        assert mac(4) not in one.ovs.ofctl("dump-flows", "np-tunnels", "table=10")
 
 
 def uplinks_option(*devices: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.functional.hosts_ovs import host, spec_on, switch
+from tests.functional.hosts_ovs import host, let_in_by_peers_alone, spec_on, switch
 from tests.lab.processes import wait_for
 
 
@@ -17,3 +17,4 @@ def test_tunnels_over_ipv6() -> None:
             wait_for(lambda: a.pings(b.address), 20, "one VM reaches the other")
             wait_for(lambda: b.pings(a.address), 20, "and the other way")
             assert one.planned() == [], "what was learned is no drift"
+        let_in_by_peers_alone(one, other, family=6)

@@ -10,7 +10,17 @@ import pytest
 
 from drivers.dpdkvhostuser.wanted import OVERLAY, TO_OVERLAY, TUNNELS, vxlan_name
 from tests.functional.conftest import make_spec
-from tests.functional.hosts_ovs import UNDERLAY, Host, clean, host, mac, spec_on, switch, wire
+from tests.functional.hosts_ovs import (
+    UNDERLAY,
+    Host,
+    clean,
+    host,
+    let_in_by_peers_alone,
+    mac,
+    spec_on,
+    switch,
+    wire,
+)
 from tests.lab.namespaces import namespace, within
 from tests.lab.processes import CommandError, run, wait_for
 from tests.lab.vm import Vm
@@ -53,6 +63,10 @@ def test_one_vni_across_two_hosts(hosts: tuple[Host, Host]) -> None:
         assert other.agent.get("/v1/ports/c")[1]["observed"]["network_id"] == "blue"
     assert one.agent.call("POST", "/v1/ports:batch", {"delete": ["a", "b"]})[0] == 200
     assert one.ovs.vsctl("list-br").split() == [UNDERLAY], "bridges of ours go with the last"
+
+
+def test_who_is_no_peer_of_a_network_gets_nothing_into_it(hosts: tuple[Host, Host]) -> None:
+    let_in_by_peers_alone(*hosts)
 
 
 def test_one_vlan_across_two_hosts(hosts: tuple[Host, Host]) -> None:
@@ -147,7 +161,7 @@ def test_peers_come_and_go_without_loss_for_the_others(hosts: tuple[Host, Host])
         reaches(a, b.address)
         reaches(b, a.address)
         assert not a.pings("10.0.0.7"), "it is no peer yet: it is not asked"
-        before = one.flows(TUNNELS)
+        before, third_address = one.flows(TUNNELS), "10.9.0.7"
         count = 4000
         stream = threading.Thread(target=a.send, args=(b.mac, count, 100, 0.002))
         stream.start()
@@ -155,7 +169,8 @@ def test_peers_come_and_go_without_loss_for_the_others(hosts: tuple[Host, Host])
             each.network("blue", 5001, *ours, "10.9.0.7")
         wait_for(lambda: _pings_from(third, a.address), 20, "the kernel reaches the VM")
         changed = set(one.flows(TUNNELS)) ^ set(before)
-        assert changed and all("table=20" in flow for flow in changed), "only the flood flow"
+        about_it = ("table=20", f"tun_src={third_address}")
+        assert changed and all(any(w in flow for w in about_it) for flow in changed), changed
         for each in hosts:
             each.network("blue", 5001, *ours)
         assert "0xa090007" not in one.ovs.ofctl("dump-flows", TUNNELS), "nothing leads to it"
