@@ -1,0 +1,119 @@
+"""Every kind of frame that a VM may send, on OVS-DPDK: docs/security-frames.md is held to this."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.functional.conftest import make_spec
+from tests.functional.hosts_ovs import SWITCH, Host, host, switch
+from tests.lab.frames import OTHER_VLAN, OTHER_VNI, Backend, Sender, Setting
+from tests.lab.frames_nics import Ear, PacketNic, host_stack, packet_nic, vhost_nics
+from tests.lab.frames_scene import Scene, tagged, tunnelled, untagged
+from tests.lab.namespaces import connect, entered, namespace, within
+from tests.lab.processes import run
+
+FAR, FAR_WIRE, WIRE = "np-far", "far2", "eth2"
+PEER, VNI, VLAN = "10.9.0.254", 5001, 100
+NETWORKS: Mapping[str, Mapping[str, Any]] = {
+    "flat": {"type": "flat", "physical_network": "physnet1", "vlan_id": None},
+    "VLAN": {"type": "vlan", "physical_network": "physnet1", "vlan_id": VLAN},
+    "another VLAN": {"type": "vlan", "physical_network": "physnet1", "vlan_id": OTHER_VLAN},
+    "VXLAN": {"type": "vxlan", "network_id": "blue", "physical_network": None, "vlan_id": None},
+    "another VXLAN": {
+        "type": "vxlan",
+        "network_id": "red",
+        "physical_network": None,
+        "vlan_id": None,
+    },
+}
+#: A sender and a neighbour on each of the first, one VM on each other.
+ON_TRIAL = ("flat", "VLAN", "VXLAN")
+
+
+@dataclass(frozen=True)
+class Hypervisor:
+    host: Host
+    specs: Mapping[str, dict[str, Any]]
+    nics: Mapping[str, PacketNic]
+
+
+@pytest.fixture(scope="module")
+def hypervisor() -> Iterator[Hypervisor]:
+    """With two VMs on each network that is looked at, and one on every other."""
+    with ExitStack() as stack:
+        stack.enter_context(switch())
+        # A peer that has the other end of every tunnel, and answers nothing.
+        run(within(SWITCH, ["ip", "address", "add", f"{PEER}/24", "dev", "sw"]))
+        with entered(SWITCH):
+            inbox = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        inbox.bind((PEER, 4789))
+        stack.enter_context(namespace(FAR))
+        made = stack.enter_context(host(1, uplinks=[WIRE], cabled=False, memory_mb=128))
+        connect(made.name, WIRE, FAR, FAR_WIRE)
+        for name, vni in (("blue", VNI), ("red", OTHER_VNI)):
+            made.network(name, vni, made.address, PEER, mtu=1450)
+        names = [f"{who}-{where}" for where in ON_TRIAL for who in ("sender", "neighbour")]
+        names += [f"bystander-{where}" for where in NETWORKS if where not in ON_TRIAL]
+        specs, sockets, macs, devices = {}, [], [], []
+        for number, name in enumerate(names, start=1):
+            specs[name] = make_spec(number, network=NETWORKS[name.partition("-")[2]])
+            body = made.plug(port_id(name), specs[name])
+            sockets.append(Path(body["binding"]["socket_path"]))
+            macs.append(specs[name]["mac"])
+            devices.append(body["binding"]["device"])
+        nics = stack.enter_context(vhost_nics("np-vms", sockets, macs))
+        for device in devices:
+            made.ovs.wait_connected(device, 90.0)
+        yield Hypervisor(made, specs, dict(zip(names, nics, strict=True)))
+
+
+def port_id(name: str) -> str:
+    return name.replace(" ", "-")
+
+
+@pytest.mark.parametrize("network", ON_TRIAL)
+def test_each_frame_comes_out_where_the_table_says(hypervisor: Hypervisor, network: str) -> None:
+    name = f"sender-{network}"
+    with scene(hypervisor, network) as made:
+        differences: list[str] = []
+        for setting in Setting:
+            spec = {**hypervisor.specs[name], "port_security": setting.port_security}
+            hypervisor.host.plug(port_id(name), spec)
+            differences += made.differences(setting)
+        assert not differences, "\n".join(differences)
+
+
+@contextmanager
+def scene(hypervisor: Hypervisor, network: str) -> Iterator[Scene]:
+    made, nics = hypervisor.host, hypervisor.nics
+    name = f"sender-{network}"
+    neighbour = f"neighbour-{network}"
+    overlay = network == "VXLAN"
+    bridge = made.ovs.vsctl(
+        "port-to-br", made.agent.get(f"/v1/ports/{port_id(name)}")[1]["binding"]["device"]
+    ).strip()
+    sender = Sender(
+        hypervisor.specs[name]["mac"],
+        made.ovs.get("Interface", bridge, "mac_in_use"),
+        made.address,
+        vlan=VLAN if network == "VLAN" else 300,
+    )
+    others: dict[str, Ear] = {
+        ("the sender" if who == name else f"a VM of another network ({who})"): nic
+        for who, nic in nics.items() if who != neighbour
+    }  # fmt: skip
+    unwrap = {"flat": untagged, "VLAN": tagged(VLAN), "VXLAN": tunnelled(VNI)}[network]
+    far = (SWITCH, f"{made.name}-eth1") if overlay else (FAR, FAR_WIRE)
+    with packet_nic(*far) as wire, host_stack(made.name) as stack:
+        others["the host's own protocols"] = stack
+        yield Scene(
+            Backend.DPDKVHOSTUSER, network, sender, nics[name], wire, unwrap, nics[neighbour], others,
+            settle=lambda: made.ovs.appctl("revalidator/wait"),
+        )  # fmt: skip
