@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi import Depends, FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 import netplugin.errors as errors
+from agents.bodies import refuse_unfit
 from agents.metrics import Metrics
 from agents.service import Service
 from agents.tasks import TaskRunner
@@ -92,6 +93,7 @@ def build(service: Service, tasks: TaskRunner, metrics: Metrics) -> FastAPI:
         redoc_url=None,
         # a redirect of a mutating call would be no answer (and is none to an asynchronous one)
         redirect_slashes=False,
+        dependencies=[Depends(refuse_unfit)],
         # pydantic's own schema of our problems, not FastAPI's of its validation errors
         responses={},
     )

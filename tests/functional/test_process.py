@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import shutil
 import signal
 import socket
@@ -335,3 +336,32 @@ def test_the_heartbeat_is_told_to_systemd(tmp_path: Path) -> None:
             pass
         assert last == b"STOPPING=1"
     shutil.rmtree(BASE / "watched")
+
+
+# -- large bodies ----------------------------------------------------------------------------------
+
+
+def test_others_are_answered_while_a_large_batch_is_validated(process: PrivateAgent) -> None:
+    """Its last port alone is wrong. A caller who is answered asks again, until the batch is."""
+    addresses = {"allowed_addresses": [{"ip": f"10.0.0.{n}"} for n in range(1, 33)]}
+    ports = [
+        {"port_id": f"p{n}", "spec": make_spec(n % 100, port_security=addresses)}
+        for n in range(4000)
+    ]
+    ports.append({"port_id": "last", "spec": {}})
+    body = json.dumps({"put": ports}).encode()
+    head = b"POST /v1/ports:batch HTTP/1.1\r\nHost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(
+        body
+    )
+    answered = 0
+    with closing(connect(process)) as caller:
+        caller.sendall(head + body[:-1])
+        assert process.get("/healthz")[0] == 200
+        caller.sendall(body[-1:])
+        while not select.select([caller], [], [], 0)[0]:
+            assert process.get("/healthz")[0] == 200
+            answered += 1
+        answer = caller.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 422 ") and b"put.4000.spec" in answer
+    # At most those that were on their way when the validation began, and when it ended.
+    assert answered > 3
