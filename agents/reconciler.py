@@ -86,6 +86,7 @@ class Reconciler:
         #: Marked ports without an intent that the last look at the whole host left where they are,
         #: each with the reason; None before that look.
         self.orphans: Mapping[str, str] | None = None
+        self._adopted = False
         self._store = store
         self._metrics = metrics
         #: Records as an undo left them, which the store did not take.
@@ -574,12 +575,15 @@ class Reconciler:
         if ports is not None and not records:
             return ReconcileReport(dry_run=dry_run, ports=0, changes=[])
         watch = Stopwatch()
+        moment = self._store.moment()
         with watch.part("observe"):
             seen = self.backend.observe(
                 None if ports is None else list(records), time.monotonic() + _LOOK_S
             )
         if not dry_run:
             self._end_quarantines(seen)
+            if ports is None:
+                records |= self._adopt_claims(records, seen, moment)
         intents = [self._intent(r) for r in records.values()]
         kept: Mapping[str, str] = {}
         if ports is None:
@@ -617,6 +621,29 @@ class Reconciler:
             len(records), (time.monotonic() - started) * 1e3, len(result.changes), len(errors),
         )  # fmt: skip
         return report
+
+    def _adopt_claims(
+        self, records: Mapping[str, Record], seen: Observation, moment: int
+    ) -> dict[str, Record]:
+        """Once: what ports have on the host that an earlier version did not make them claim."""
+        adopted: dict[str, Record] = {}
+        if self._adopted or not self._takes:
+            return adopted
+        self._adopted = True
+        with self._store.claiming(moment) as taken:
+            for port_id, record in records.items():
+                if record.state is PortState.REMOVING or port_id not in seen.ports:
+                    continue
+                try:
+                    claims = self.backend.claims(self._intent(record), seen, taken)
+                except NetpluginError as error:
+                    LOG.debug("nothing to adopt: %s", error, extra={"port_id": port_id})
+                    continue
+                if set(record.claims) < set(claims):
+                    adopted[port_id] = replace(record, claims=claims)
+            if adopted:
+                self._store.save(adopted.values())
+        return adopted
 
     def _converge_in_chunks(
         self,

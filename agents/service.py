@@ -191,7 +191,11 @@ class Service:
         binding = None
         if backend is not None and record.state is not PortState.REMOVING:
             overlay = self._store.network(record.spec.overlay_id)
-            binding = backend.binding(Intent(record.port_id, record.spec, record.claims, overlay))
+            try:
+                intent = Intent(record.port_id, record.spec, record.claims, overlay)
+                binding = backend.binding(intent)
+            except NetpluginError as error:
+                LOG.warning("no binding: %s", error, extra={"port_id": record.port_id})
         # What nobody looks at is not known to work.
         unseen = None if backend is not None else self._unseen(record.spec.backend, record.port_id)
         removing = record.state is PortState.REMOVING

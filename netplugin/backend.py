@@ -191,6 +191,8 @@ class Backend(ABC, Generic[ObservationT]):
             "vf.teaming": spec.vf.teaming
             and self.features.virtual_functions
             and not self.features.teaming,
+            "qemu_user (it is for vhost-user sockets)": spec.qemu_user is not None
+            and not (self.features.needs_shared_memory or spec.vf.teaming),
             "vf (it is for the backends sriov and vdpa)": spec.vf != VfOptions()
             and not self.features.virtual_functions,
         }

@@ -253,6 +253,9 @@ class PortSpec(Value):
     rx_queue_size: RingSize = 1024
     tx_queue_size: RingSize = 1024
     numa_node: Annotated[int, Field(ge=0, le=1023, strict=True)] | None = None
+    #: The user (by number) that the VM's QEMU runs as, if it has one of its own: no other QEMU can
+    #: then reach the vhost-user socket. For backends that have one.
+    qemu_user: Annotated[int, Field(ge=1, lt=2**32 - 1, strict=True)] | None = None
     vf: VfOptions = VfOptions()
     qos: Qos = Qos()
     port_security: PortSecurity = PortSecurity()

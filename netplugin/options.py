@@ -257,13 +257,16 @@ OVS = [
     cfg.StrOpt(
         "vhost_socket_dir",
         default="/run/netplugin/vhost",
-        help="Directory of the vhost-user sockets that QEMU makes and OVS connects to. The agent "
-        "makes it at start, for vhost_socket_group and nobody else.",
+        help="Directory of the vhost-user sockets that QEMU makes and OVS connects to: each port has "
+        "a directory of its own in it, for its qemu_user or for vhost_socket_group. The agent makes "
+        "it at start, and only root may write to it. If it is changed, ports that are there keep "
+        "their paths.",
     ),
     cfg.StrOpt(
         "vhost_socket_group",
         default="libvirt-qemu",
-        help="The group QEMU runs in: it may make sockets in vhost_socket_dir.",
+        help="The group QEMU runs in. It may make sockets in the directories of the ports that name "
+        "no qemu_user.",
     ),
     cfg.Opt(
         "bridge_mappings",
@@ -289,6 +292,15 @@ OVS = [
         "physnet1:lacp. active-backup (what a network has that is not named here): one link carries "
         "all, the others wait. lacp: balance-tcp, spread by addresses and ports; the switch must do "
         "LACP (IEEE 802.1AX). balance-slb: spread by source MAC and VLAN, without the switch's help.",
+    ),
+    cfg.Opt(
+        "uplink_mtu",
+        type=types.Dict(types.Integer(min=576, max=9216)),
+        default={},
+        help="MTU that the uplinks of a physical network are made with, like physnet1:9000; 1500 for "
+        "a network that is not named here. A port with a larger network.mtu is refused: a change of "
+        "MTU stops the NIC for all, so no port ever makes one. The MTU of an uplink that is there is "
+        "yours: the agent leaves it as it is (ovs-vsctl set Interface <uplink> mtu_request=9000).",
     ),
     cfg.IPOpt(
         "local_ip",

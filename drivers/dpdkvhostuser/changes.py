@@ -53,13 +53,14 @@ class SetNetwork(FlowChange):
     """Bring the flows of one VXLAN network to what is wanted; those that are right stay."""
 
     overlay: Overlay
+    local_ip: str
 
     def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
         """What must go and what must come, so that what is right is not touched: traffic is on it."""
-        overlay, local_ip = self.overlay, ovs.settings.local_ip
+        overlay, local_ip = self.overlay, self.local_ip
         tunnel = ofport(ovs, vxlan_name(overlay.spec.udp_port))
         patch = ofport(ovs, TO_OVERLAY)
-        if not (local_ip and tunnel and patch):
+        if not (tunnel and patch):
             return FlowEdit()
         own, learned = (
             [f for f in ovs.flows.dump(self.bridge, cookie, deadline) if f.cookie == cookie]

@@ -10,7 +10,7 @@ from drivers.dpdkvhostuser.observe import Observer
 from drivers.dpdkvhostuser.options import GROUP, OPTIONS
 from drivers.dpdkvhostuser.plan import make_plan
 from drivers.dpdkvhostuser.seen import Seen
-from drivers.dpdkvhostuser.wanted import BACKEND, vhost_port
+from drivers.dpdkvhostuser.wanted import BACKEND, bridge_of
 from drivers.ovs import offload, sockets
 from drivers.ovs.apply import Applier
 from drivers.ovs.ports import VHOST_TYPE
@@ -19,12 +19,14 @@ from netplugin.backend import (
     Applied,
     Backend,
     Change,
+    Claim,
     Intent,
     Plan,
     Usability,
     Wake,
     unknown_network,
 )
+from netplugin.host.names import VHOST, device_name
 from netplugin.host.ovs_underlay import problem
 from netplugin.host.shared import Host
 from netplugin.libvirt_xml import vhostuser_interface
@@ -45,7 +47,16 @@ class DpdkVhostUser(Backend[Seen]):
     )
     # The guest holds the rings and the number of queues: both are the domain's, not the port's.
     fixed_fields: ClassVar[frozenset[str]] = frozenset(
-        {"vm_id", "mac", "backend", "queues", "rx_queue_size", "tx_queue_size", "numa_node"}
+        {
+            "vm_id",
+            "mac",
+            "backend",
+            "queues",
+            "rx_queue_size",
+            "tx_queue_size",
+            "numa_node",
+            "qemu_user",
+        }
     )
 
     def __init__(self, conf: Any, host: Host) -> None:
@@ -92,27 +103,36 @@ class DpdkVhostUser(Backend[Seen]):
 
     def binding(self, intent: Intent) -> Binding:
         assert intent.spec is not None
-        port = vhost_port(self._settings, intent, tso=False)
+        row = self._ovs.mirror.owned(BACKEND, intent.port_id)
+        bridge = bridge_of(self._settings, intent, row)
+        socket = sockets.socket_path(self._settings, intent, row)
         return Binding.model_validate(
             {
                 "vif_type": "vhostuser",
-                "interface_xml": vhostuser_interface(intent.spec, port.socket),
+                "interface_xml": vhostuser_interface(intent.spec, socket),
                 "domain_requirements": DomainRequirements(
                     shared_memory=True,
                     hugepages=self._guest_hugepages,
                     numa_node=intent.spec.numa_node,
                 ),
-                "socket_path": port.socket,
-                "bridge": port.bridge,
-                "device": port.name,
+                "socket_path": socket,
+                "bridge": bridge,
+                "device": device_name(VHOST, intent.port_id),
             }
         )
+
+    def claims(
+        self, intent: Intent, observed: Seen, taken: Mapping[Claim, str]
+    ) -> tuple[Claim, ...]:
+        row = observed.rows.get(intent.port_id)
+        return (sockets.claim_socket(self._settings, intent, row),)
 
     def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
         return make_plan(self._settings, intents, observed)
 
     def findings(self, observed: Seen) -> Sequence[Finding]:
-        return findings(observed, self._settings.local_ip)
+        of_sockets = sockets.findings(self._settings, observed.rows, observed.sockets)
+        return [*findings(observed, self._settings.local_ip), *of_sockets]
 
     # -- what touches it -------------------------------------------------------------------------
 

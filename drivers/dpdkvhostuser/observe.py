@@ -41,7 +41,7 @@ class Observer:
 
     def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
         scope = self._reader.scope(ports, deadline)
-        bridges = self._reader.bridges()
+        bridges = self._reader.bridges(scope)
         also = Also({TUNNELS: self._network_cookies(scope)}, {TUNNELS: tunnels.LEARNED_BIT})
         common, flows = self._reader.seen(scope, bridges, also)
         underlay = self._read_underlay(scope)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
+from dataclasses import replace
 
 from drivers.dpdkvhostuser.plan_networks import network_changes
 from drivers.dpdkvhostuser.seen import Seen
@@ -13,6 +14,7 @@ from drivers.dpdkvhostuser.wanted import (
     TO_OVERLAY,
     TO_TUNNELS,
     TUNNELS,
+    bridge_of,
     vhost_port,
     vxlan_name,
 )
@@ -25,8 +27,10 @@ from drivers.ovs.plan_ports import (
     needs_room,
     port_changes,
     port_refusal,
+    unmapped,
 )
 from drivers.ovs.ports import VhostPort
+from drivers.ovs.sockets import socket_path
 from netplugin.backend import Intent, Overlay, Plan
 from netplugin.errors import Conflict, FieldError, InvalidRequest, NetpluginError
 from netplugin.host.ovs import OvsSettings
@@ -38,15 +42,28 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
     wanted: dict[str, Wanted] = {}
     overlays: dict[str, Overlay] = {}
     refused: dict[str, NetpluginError] = {}
+    kept: dict[str, NetpluginError] = {}
+    configured = settings
+    if settings.local_ip is None:
+        # The tunnels that are there stay as they are, and so do the flows that use them.
+        settings = replace(settings, local_ip=seen.tunnels.local_ip)
     room = MAX_VHOST_SOCKETS - seen.vhost_sockets
     for intent in sorted(intents, key=lambda i: i.port_id):
         if intent.spec is None:
             continue
-        entry = Wanted(vhost_port(settings, intent, seen.tso), intent.spec)
+        row = seen.rows.get(intent.port_id)
+        bridge, left_out = bridge_of(settings, intent, row), _left_out(configured, intent)
+        if bridge is None or (left_out and row is None):
+            refused[intent.port_id] = left_out or unmapped(intent.spec)
+            continue
+        socket = socket_path(settings, intent, row)
+        entry = Wanted(vhost_port(intent, bridge, socket, seen.tso), intent.spec)
         error = _refusal(settings, entry, intent.overlay, seen, room)
         if error:
             refused[intent.port_id] = error
             continue
+        if left_out:
+            kept[intent.port_id] = left_out
         room -= intent.port_id not in seen.rows
         wanted[intent.port_id] = entry
         if intent.overlay:
@@ -55,11 +72,20 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
     rows = {port_id: entry.port for port_id, entry in wanted.items()}
     bridges, after_bridges = bridge_changes(settings, LAYOUT, rows, leaving, seen)
     tunnels, after_tunnels = network_changes(settings, overlays, leaving | rows.keys(), seen)
-    ports = port_changes(wanted, leaving, seen)
-    return Plan((*bridges, *tunnels, *ports, *after_bridges, *after_tunnels), refused)
+    ports = port_changes(settings, wanted, leaving, seen)
+    return Plan((*bridges, *tunnels, *ports, *after_bridges, *after_tunnels), refused, kept)
 
 
 # -- what cannot be had ------------------------------------------------------------------------------
+
+
+def _left_out(settings: OvsSettings, intent: Intent) -> NetpluginError | None:
+    """What the configuration would have to say for a port to come, and does not."""
+    assert intent.spec is not None
+    if intent.overlay:
+        return problem(None) if settings.local_ip is None else None
+    mapped = intent.spec.network.physical_network in settings.bridge_mappings
+    return None if mapped else unmapped(intent.spec)
 
 
 def _refusal(
@@ -70,7 +96,7 @@ def _refusal(
         return refused
     if overlay:
         return _overlay_refusal(settings, wanted.port, overlay, seen)
-    return bridge_refusal(wanted, seen)
+    return bridge_refusal(settings, wanted, seen)
 
 
 def _overlay_refusal(

@@ -41,7 +41,7 @@ def network_changes(
         users.setdefault(overlay.network_id, []).append(port_id)
     overlays = {overlay.network_id: overlay for overlay in wanted.values()}
     after: list[Change] = [
-        c.SetNetwork(tuple(users[network_id]), TUNNELS, overlay)
+        c.SetNetwork(tuple(users[network_id]), TUNNELS, overlay, settings.local_ip)
         for network_id, overlay in sorted(overlays.items())
         if settings.local_ip and _flows_differ(overlay, settings.local_ip, seen)
     ]

@@ -25,6 +25,13 @@ class SeenTunnels:
     #: Where the tunnels leave; None without ``[ovs] local_ip``, or if no port needs to know.
     underlay: Underlay | None = None
 
+    @property
+    def local_ip(self) -> str | None:
+        """The address that the tunnels which are there leave from."""
+        rows = (self.ports[name] for name in sorted(self.ports))
+        addresses = (row.interface.options.get("local_ip") for row in rows if row.interface)
+        return next((address for address in addresses if address), None)
+
 
 @dataclass(frozen=True)
 class Seen(SeenOvs):

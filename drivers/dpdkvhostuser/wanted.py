@@ -23,13 +23,21 @@ SHARED_NAMES = (VXLAN, "np-to-")
 BRIDGE_MARKS: Mapping[str, str] = {OVERLAY: "vxlan:overlay", TUNNELS: "vxlan:tunnels"}
 
 
-def vhost_port(settings: OvsSettings, intent: Intent, tso: bool) -> VhostPort:
+def bridge_of(settings: OvsSettings, intent: Intent, row: OvsPort | None) -> str | None:
+    """The bridge of a port. One whose network is not configured any more stays where it is."""
+    assert intent.spec is not None
+    if intent.overlay:
+        return OVERLAY
+    mapped = settings.bridge_mappings.get(str(intent.spec.network.physical_network))
+    return mapped or (row.bridge if row else None)
+
+
+def vhost_port(intent: Intent, bridge: str, socket: str, tso: bool) -> VhostPort:
     """The rows of a port that is wanted. ``tso``: its VM may send segments of 64 KiB."""
     assert intent.spec is not None
     network, overlay = intent.spec.network, intent.overlay
-    bridge = OVERLAY if overlay else settings.bridge_mappings[str(network.physical_network)]
     tag = overlay.local_vlan if overlay else network.vlan_id or 0
-    return VhostPort.of(BACKEND, settings, intent, bridge, tag, tso=tso)
+    return VhostPort.of(BACKEND, intent, bridge, tag, socket=socket, tso=tso)
 
 
 @dataclass(frozen=True)

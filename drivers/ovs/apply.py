@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from drivers.ovs import changes as c
 from drivers.ovs import policers, sockets
@@ -22,6 +23,13 @@ _MTU_S = 5.0  # vswitchd sets an MTU after it has said that it is configured
 _Failed = dict[str, NetpluginError]
 
 
+def _attempt(change: Change, act: Callable[[], None], failed: _Failed) -> None:
+    try:
+        act()
+    except HostError as error:
+        failed.update({port: error.for_port(port) for port in change.ports})
+
+
 class Applier:
     """See ``netplugin.backend.Backend.apply``."""
 
@@ -31,6 +39,9 @@ class Applier:
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         failed: _Failed = {}
         start = time.monotonic()
+        for change in changes:
+            if isinstance(change, c.MakeSocketDirectory):
+                _attempt(change, partial(sockets.make, change.directory), failed)
         self._write_rows(changes, deadline, failed)
         self._wait_for_mtu(changes, failed, deadline)
         self._require_policers(changes, deadline, failed)
@@ -38,10 +49,9 @@ class Applier:
         self._write_flows(changes, deadline, failed)
         for change in changes:
             if isinstance(change, c.RemoveSocket):
-                try:
-                    sockets.remove(change.path)
-                except HostError as error:
-                    failed.update({port: error.for_port(port) for port in change.ports})
+                _attempt(change, partial(sockets.remove, change.path), failed)
+            elif isinstance(change, c.RemoveSocketDirectory):
+                _attempt(change, partial(sockets.remove_own, change.path), failed)
         return Applied(
             failed,
             {
@@ -54,7 +64,12 @@ class Applier:
 
     def _write_rows(self, changes: Sequence[Change], deadline: float, failed: _Failed) -> None:
         """One transaction for all; if the database refuses it, one for each port, to find whose."""
-        rows = [change for change in changes if isinstance(change, RowChange)]
+        rows = [
+            change
+            for change in changes
+            if isinstance(change, RowChange)
+            and not (change.ports and all(port in failed for port in change.ports))
+        ]
         if not rows:
             return
         try:

@@ -9,6 +9,7 @@ from uuid import UUID
 from drivers.ovs import filters
 from drivers.ovs.layout import base_flows
 from drivers.ovs.ports import MERGED_OF_UPLINKS, BesidePort, Uplink, VhostPort, is_marked
+from drivers.ovs.sockets import Directory
 from drivers.ovs.steps import FlowChange, FlowEdit, RowChange, add_rows, ofport, set_rows
 from netplugin.backend import Change
 from netplugin.host import ovs_commands as write
@@ -100,7 +101,7 @@ class AddUplink(RowChange):
     uplink: Uplink
 
     def command(self) -> CommandFactory:
-        return add_rows(self.uplink)
+        return add_rows(self.uplink, new=self.uplink.new_interfaces())
 
     def mtus(self) -> tuple[tuple[str, int, bool], ...]:
         return ((self.uplink.name, self.uplink.mtu, False),)
@@ -108,7 +109,8 @@ class AddUplink(RowChange):
     def describe(self) -> str:
         devices, bond = ", ".join(self.uplink.devices), self.uplink.bond
         how = f"{devices}, {bond}" if bond else devices
-        return f"add uplink {self.uplink.name} ({how}) to {self.uplink.bridge}"
+        to = f"{self.uplink.bridge}, MTU {self.uplink.mtu}"
+        return f"add uplink {self.uplink.name} ({how}) to {to}"
 
 
 @dataclass(frozen=True)
@@ -116,14 +118,11 @@ class SetUplink(RowChange):
     uplink: Uplink
 
     def command(self) -> CommandFactory:
-        return set_rows(self.uplink, MERGED_OF_UPLINKS)
-
-    def mtus(self) -> tuple[tuple[str, int, bool], ...]:
-        return ((self.uplink.name, self.uplink.mtu, False),)
+        return set_rows(self.uplink, MERGED_OF_UPLINKS, self.uplink.new_interfaces())
 
     def describe(self) -> str:
         uplink = self.uplink
-        return f"set uplink {uplink.name}: {', '.join(uplink.devices)}, MTU {uplink.mtu}" + (
+        return f"set uplink {uplink.name}: {', '.join(uplink.devices)}" + (
             f", {uplink.bond}" if uplink.bond else ""
         )
 
@@ -288,6 +287,27 @@ class SetFilter(FlowChange):
         what = f"{count} addresses" if self.spec.port_security.enabled else "no filter"
         to = f", relayed to {self.beside}" if self.beside else ""
         return f"set flows of port {self.name} on {self.bridge} ({what}{to})"
+
+
+@dataclass(frozen=True)
+class MakeSocketDirectory(Change):
+    """Make the directory of a port's socket, or put right whose it is."""
+
+    directory: Directory
+
+    def describe(self) -> str:
+        wish = self.directory
+        return f"make directory {wish.path} (user {wish.uid}, group {wish.gid}, mode {wish.mode:o})"
+
+
+@dataclass(frozen=True)
+class RemoveSocketDirectory(Change):
+    """Remove the directory of a port with the socket that QEMU left in it."""
+
+    path: str
+
+    def describe(self) -> str:
+        return f"remove directory {self.path}"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from drivers.ovs.ports import Uplink, VhostPort
 from drivers.ovs.seen import SeenBridge, SeenOvs
 from netplugin.backend import Change
 from netplugin.host.ovs import OvsSettings
+from netplugin.host.ovs_rows import UPLINK_MARK
 
 
 def bridge_changes(
@@ -48,9 +49,8 @@ def bridge_changes(
             stale = bridge.flows is not None and bridge.flows != bridge.wanted_flows
             if stale or bridge.matches_fragments is False:
                 after.append(c.SetBridgeFlows(ids, name, fixed))
-        mtu = max([port.mtu for port in users.values()] + seen.other_mtus(name, planned), default=0)
-        wish = Uplink.of(settings, name, networks[name], mtu) if name in networks else None
-        uplinks = _uplink_changes(wish, ids, bridge)
+        wish = Uplink.of(settings, name, networks[name]) if name in networks else None
+        uplinks = _uplink_changes(settings, wish, ids, bridge)
         before += uplinks
         if uplinks and bridge is not None:
             after.append(c.SetBridgeFlows(ids, name, fixed))
@@ -58,14 +58,18 @@ def bridge_changes(
 
 
 def _uplink_changes(
-    wish: Uplink | None, ids: tuple[str, ...], bridge: SeenBridge | None
+    settings: OvsSettings, wish: Uplink | None, ids: tuple[str, ...], bridge: SeenBridge | None
 ) -> list[Change]:
-    """One device becomes a bond, and a bond another, in the transaction that lets go of the NIC."""
+    """One device becomes a bond, and a bond another, in the transaction that lets go of the NIC.
+
+    The uplink of a network that the configuration no longer has stays with the ports that are there.
+    """
     found = bridge.uplinks if bridge else {}
     changes: list[Change] = [
         c.RemoveUplink(ids, str(row.bridge), name)
         for name, row in sorted(found.items())
-        if wish is None or name != wish.name
+        if (wish is None or name != wish.name)
+        and row.external_ids[UPLINK_MARK] in settings.bridge_mappings
     ]
     if wish is not None:
         row = found.get(wish.name)

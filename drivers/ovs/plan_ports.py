@@ -9,8 +9,16 @@ from drivers.ovs import changes as c
 from drivers.ovs import filters
 from drivers.ovs.ports import BesidePort, VhostPort
 from drivers.ovs.seen import SeenBridge, SeenOvs
+from drivers.ovs.sockets import wanted_directory
 from netplugin.backend import Change
-from netplugin.errors import CapacityExhausted, Conflict, NetpluginError, Unsupported
+from netplugin.errors import (
+    BackendUnavailable,
+    CapacityExhausted,
+    Conflict,
+    NetpluginError,
+    Unsupported,
+)
+from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
 from netplugin.host.ovs_underlay import too_narrow
 from netplugin.models import PortSpec
@@ -48,15 +56,50 @@ def port_refusal(wanted: Wanted, seen: SeenOvs, room: int) -> NetpluginError | N
     return None
 
 
-def bridge_refusal(wanted: Wanted, seen: SeenOvs) -> NetpluginError | None:
+def unmapped(spec: PortSpec) -> BackendUnavailable:
+    """The error for a port whose network the operator has taken out of the configuration."""
+    network = spec.network.physical_network
+    return BackendUnavailable(
+        f"{network} is not in [ovs] bridge_mappings any more", step="plan",
+        fix=f"add {network} to it again and restart the agent; or delete the port",
+    )  # fmt: skip
+
+
+def bridge_refusal(settings: OvsSettings, wanted: Wanted, seen: SeenOvs) -> NetpluginError | None:
     """Why the port cannot be on its bridge, as that is."""
-    port, bridge = wanted.port, seen.bridges.get(wanted.port.bridge)
-    return _of_bridge(port, wanted.spec, bridge, seen) if bridge else None
+    port, spec, bridge = wanted.port, wanted.spec, seen.bridges.get(wanted.port.bridge)
+    refused = _of_bridge(port, spec, bridge) if bridge else None
+    if refused or not needs_room(port, seen):
+        return refused
+    return _of_uplinks(settings, wanted, bridge) or (
+        too_narrow(bridge.nics, port.mtu) if bridge else None
+    )
 
 
-def _of_bridge(
-    port: VhostPort, spec: PortSpec, bridge: SeenBridge, seen: SeenOvs
+def _of_uplinks(
+    settings: OvsSettings, wanted: Wanted, bridge: SeenBridge | None
 ) -> NetpluginError | None:
+    """No port changes the MTU of an uplink: that would stop the NIC for all that use it."""
+    network, mtu = str(wanted.spec.network.physical_network), wanted.port.mtu
+    if settings.bridge_mappings.get(network) != wanted.port.bridge:
+        return None  # the port leaves another way
+    uplinks = bridge.uplinks.values() if bridge else ()
+    there = [(i.mtu, i.name) for port in uplinks for i in port.interfaces if i.mtu]
+    least, name = min(there, default=(settings.mtu_of_uplinks(network), ""))
+    if not settings.uplinks.get(network) or least >= mtu:
+        return None
+    live = (
+        f"ovs-vsctl set Interface {name} mtu_request={mtu} (which stops the NIC for a moment) and "
+    )
+    return Unsupported(
+        f"network.mtu {mtu} is above the MTU {least} of the uplinks of {network} ([ovs] uplink_mtu)",
+        step="mtu",
+        fix=f"{live if name else ''}set [ovs] uplink_mtu = {network}:{mtu} and restart the agent; or "
+        "ask for a smaller network.mtu",
+    )  # fmt: skip
+
+
+def _of_bridge(port: VhostPort, spec: PortSpec, bridge: SeenBridge) -> NetpluginError | None:
     if bridge.datapath_type != "netdev":
         return Conflict(
             f"bridge {bridge.name} exists with datapath_type {bridge.datapath_type or 'system'!r}, "
@@ -70,7 +113,7 @@ def _of_bridge(
             fix=f"ovs-vsctl set-fail-mode {bridge.name} secure, with flows of your own for your "
             "own ports; or ask for the port with port_security.enabled false",
         )  # fmt: skip
-    return too_narrow(bridge.nics, port.mtu) if needs_room(port, seen) else None
+    return None
 
 
 def needs_room(port: VhostPort, seen: SeenOvs) -> bool:
@@ -89,15 +132,19 @@ def name_taken(name: str) -> Conflict:
 # -- ports -------------------------------------------------------------------------------------------
 
 
-def port_changes(wanted: Mapping[str, Wanted], leaving: set[str], seen: SeenOvs) -> list[Change]:
+def port_changes(
+    settings: OvsSettings, wanted: Mapping[str, Wanted], leaving: set[str], seen: SeenOvs
+) -> list[Change]:
     """What must be done to VMs' ports; where something must go first, no more than that."""
     changes: list[Change] = []
     for port_id in sorted(leaving):
         changes += _removal(port_id, seen)
-        if port_id in seen.socket_files:
-            changes.append(c.RemoveSocket((port_id,), seen.socket_files[port_id]))
+        files, own = seen.sockets.files.get(port_id, ()), seen.sockets.own.get(port_id, ())
+        changes += [c.RemoveSocket((port_id,), path) for path in files]
+        changes += [c.RemoveSocketDirectory((port_id,), path) for path in own]
     for port_id, entry in sorted(wanted.items()):
         row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
+        changes += _directory(settings, entry, seen)
         if row and entry.port.must_be_remade(row):
             # The next round adds it again: OVS must have let go of the old one before.
             changes += _removal(port_id, seen)
@@ -118,6 +165,17 @@ def port_changes(wanted: Mapping[str, Wanted], leaving: set[str], seen: SeenOvs)
             changes.append(c.SetBeside((port_id,), entry.beside))
         changes += _filter(entry, row, beside, seen)
     return changes + _unused_qos(seen)
+
+
+def _directory(settings: OvsSettings, wanted: Wanted, seen: SeenOvs) -> list[Change]:
+    port, gid = wanted.port, seen.sockets.gid
+    if gid is None:
+        return []  # the backend is not usable without, and says so
+    user = wanted.spec.qemu_user
+    wish = wanted_directory(settings, port.socket, port.port_id, user, gid)
+    if wish is None or seen.sockets.directories.get(wish.path) == wish:
+        return []
+    return [c.MakeSocketDirectory((port.port_id,), wish)]
 
 
 def _is_another(wish: BesidePort | None, row: OvsPort) -> bool:

@@ -65,12 +65,11 @@ class VhostPort:
 
     @staticmethod
     def of(
-        backend: str, settings: OvsSettings, intent: Intent, bridge: str, tag: int, *, tso: bool
+        backend: str, intent: Intent, bridge: str, tag: int, *, socket: str, tso: bool
     ) -> VhostPort:
         """The rows of a port that is wanted. ``tso``: its VM may send segments of 64 KiB."""
         spec, overlay = intent.spec, intent.overlay
         assert spec is not None and (overlay is None) == (spec.overlay_id is None)
-        socket = socket_path(settings, intent.port_id)
         return VhostPort(
             backend=backend,
             port_id=intent.port_id,
@@ -194,7 +193,8 @@ BOND_COLUMNS: Mapping[str, tuple[str, str]] = {
 class Uplink:
     """The DPDK port that joins a bridge to its physical network: one device, or a bond of several.
 
-    Other ``options`` of its interfaces, such as ``n_rxq``, are the operator's.
+    Other ``options`` of its interfaces, such as ``n_rxq``, are the operator's, and so is the MTU of
+    those that are there: to change it stops the NIC, for everybody.
     """
 
     name: str
@@ -202,10 +202,11 @@ class Uplink:
     physical_network: str
     devices: tuple[str, ...]
     bond: str | None
+    #: What a new interface is made with.
     mtu: int
 
     @staticmethod
-    def of(settings: OvsSettings, bridge: str, network: str, mtu: int) -> Uplink | None:
+    def of(settings: OvsSettings, bridge: str, network: str) -> Uplink | None:
         """None if the network has no devices."""
         devices = settings.uplinks.get(network, ())
         if not devices:
@@ -218,7 +219,7 @@ class Uplink:
             physical_network=network,
             devices=devices,
             bond=settings.bonds.get(network, "active-backup") if several else None,
-            mtu=mtu,
+            mtu=settings.mtu_of_uplinks(network),
         )
 
     def port_columns(self) -> dict[str, Any]:
@@ -234,19 +235,17 @@ class Uplink:
             device_name(UPLINK, device): {
                 "type": "dpdk",
                 "options": {"dpdk-devargs": device},
-                "mtu_request": [self.mtu],
                 "external_ids": {UPLINK_MARK: self.physical_network},
             }
             for device in self.devices
         }
 
+    def new_interfaces(self) -> dict[str, dict[str, Any]]:
+        """What only an interface that is made gets."""
+        return {name: {"mtu_request": [self.mtu]} for name in self.interfaces()}
+
     def differs(self, row: OvsPort) -> bool:
         return rows_differ(row, self, merged=MERGED_OF_UPLINKS)
-
-
-def socket_path(settings: OvsSettings, port_id: str) -> str:
-    """Where QEMU makes a port's socket."""
-    return str(settings.vhost_socket_dir / device_name(VHOST, port_id))
 
 
 def is_marked(external_ids: Mapping[str, str], backend: str) -> bool:

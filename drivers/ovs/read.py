@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from drivers.ovs import filters, offload
+from drivers.ovs import filters, offload, sockets
 from drivers.ovs.layout import Layout, base_flows
-from drivers.ovs.ports import socket_path
 from drivers.ovs.seen import SeenBridge, SeenOvs
 from netplugin.errors import OperationTimeout
 from netplugin.host.names import device_name
@@ -87,9 +85,10 @@ class Reader:
             deadline,
         )
 
-    def bridges(self, mapped: bool = True) -> dict[str, OvsBridge]:
-        """The bridges we may have to do with: our own, and those of networks (``mapped``)."""
-        known = set(self._layout.marks)
+    def bridges(self, scope: Scope, mapped: bool = True) -> dict[str, OvsBridge]:
+        """The bridges we may have to do with: our own, those that the ports are on, and those of
+        networks (``mapped``)."""
+        known = {*self._layout.marks, *(str(row.bridge) for row in scope.rows.values())}
         if mapped:
             known |= {*self._settings.bridge_mappings.values()}
         return {
@@ -123,7 +122,7 @@ class Reader:
             taken_names=self._taken_names(scope.ports),
             vhost_sockets=mirror.count_interfaces("dpdkvhostuser", "dpdkvhostuserclient"),
             tso=offload.enabled(mirror.root),
-            socket_files=self._socket_files(ids),
+            sockets=sockets.look(self._settings, ids, rows),
             timings_ms={"openflow": flows_ms},
         )
         return found, flows
@@ -167,7 +166,6 @@ class Reader:
         ]  # fmt: skip
         read = flows.get(name)
         here = {port_id for port_id, row in scope.rows.items() if row.bridge == name}
-        neighbours = mirror.count_owned_on(bridge) - len(here)
         ours = layout.is_ours(bridge)
         services, fixed = self._settings.service_ports, layout.base.get(name)
         named = [p for p in strangers if p.name in services and p.name not in uplinks]
@@ -176,8 +174,7 @@ class Reader:
             ours=ours,
             datapath_type=bridge.datapath_type,
             fail_mode=bridge.fail_mode,
-            neighbours=neighbours,
-            neighbours_mtu=self._largest_mtu(bridge, here) if uplinks and neighbours else 0,
+            neighbours=mirror.count_owned_on(bridge) - len(here),
             uplinks=uplinks,
             nics=tuple(
                 sorted(
@@ -207,10 +204,6 @@ class Reader:
         known = {filters.port_cookie(p.owner[1]) for p in owned if p.owner}
         return frozenset(f.cookie for f in read) - known - {COOKIE_MARK}
 
-    def _largest_mtu(self, bridge: OvsBridge, without: Collection[str]) -> int:
-        ports = [p for p in self._mirror.owned_on(bridge) if p.owner and p.owner[1] not in without]
-        return max(((p.interface and p.interface.mtu_request) or 0 for p in ports), default=0)
-
     def _taken_names(self, ports: Collection[str] | None) -> frozenset[str]:
         """Names of the kind we give that another's port has: of these ports, or all there are."""
         mirror, backend, prefixes = self._mirror, self._layout.backend, self._layout.prefixes
@@ -220,10 +213,6 @@ class Reader:
         wanted = {device_name(prefix, i): i for prefix in prefixes for i in ports}
         rows = {name: mirror.port(name) for name in wanted}
         return frozenset(n for n, row in rows.items() if row and row.serves != (backend, wanted[n]))
-
-    def _socket_files(self, ports: Collection[str]) -> dict[str, str]:
-        paths = {port_id: socket_path(self._settings, port_id) for port_id in ports}
-        return {port_id: path for port_id, path in paths.items() if os.path.exists(path)}
 
     # -- programs --------------------------------------------------------------------------------
 

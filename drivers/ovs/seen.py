@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from drivers.ovs.sockets import NOTHING, SeenSockets
 from netplugin.backend import Observation
 from netplugin.host.openflow import Flow
 from netplugin.host.ovs_rows import OvsPort, OvsQos
@@ -18,10 +19,8 @@ class SeenBridge:
     ours: bool
     datapath_type: str
     fail_mode: str | None
-    #: VMs' ports on it that are not in question (not in ``Seen.rows``): how many, and the largest
-    #: MTU they ask for (0 where no uplink makes it matter).
+    #: How many VMs' ports are on it that are not in question (not in ``Seen.rows``).
     neighbours: int = 0
-    neighbours_mtu: int = 0
     #: Ports with our uplink mark.
     uplinks: Mapping[str, OvsPort] = field(default_factory=dict)
     #: DPDK NICs that are not ours, each with the MTU that it has.
@@ -59,21 +58,12 @@ class SeenOvs(Observation):
     vhost_sockets: int = 0
     #: Whether VMs may send segments of 64 KiB (userspace-tso-enable).
     tso: bool = False
-    #: Socket files that are there, by port id.
-    socket_files: Mapping[str, str] = field(default_factory=dict)
+    sockets: SeenSockets = NOTHING
 
     def is_used(self, bridge: str, planned: Collection[str]) -> bool:
         """Whether ports are on the bridge for which nothing is planned: neighbours, kept orphans."""
         found = self.bridges.get(bridge)
-        return bool(found and found.neighbours) or bool(self._others(bridge, planned))
-
-    def other_mtus(self, bridge: str, planned: Collection[str]) -> list[int]:
-        """The MTUs that those ports ask for."""
-        found = self.bridges.get(bridge)
-        mtus = [found.neighbours_mtu] if found else []
-        others = self._others(bridge, planned)
-        return mtus + [(row.interface and row.interface.mtu_request) or 0 for row in others]
-
-    def _others(self, bridge: str, planned: Collection[str]) -> list[OvsPort]:
         rows = self.rows.items()
-        return [row for i, row in rows if row.bridge == bridge and i not in planned]
+        return bool(found and found.neighbours) or any(
+            row.bridge == bridge and port_id not in planned for port_id, row in rows
+        )

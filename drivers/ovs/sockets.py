@@ -1,37 +1,204 @@
-"""The vhost-user sockets: the directory that QEMU makes them in, and what it leaves behind."""
+"""The vhost-user sockets: the directories that QEMU makes them in, and what it leaves behind.
+
+Each new port has a directory of its own below ``[ovs] vhost_socket_dir``, which nobody but root can
+write to. The directory is for the user that the VM's QEMU runs as (``qemu_user``), or else for the
+group of all QEMUs. OVS connects as root. Where a port's socket is, is its claim: the VM has the
+socket by its path, so the path stays for as long as the port lives, whatever the options become.
+
+Ports of earlier versions have their sockets in the shared directory itself, and keep them there.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import grp
+import os
 import shutil
 import stat
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from netplugin.backend import Usability
+from netplugin.backend import Claim, Intent, Usability
 from netplugin.errors import HostError
+from netplugin.host.names import SOCKETS, VHOST, device_name
+from netplugin.host.ovs import OvsSettings
+from netplugin.host.ovs_rows import OvsPort
+from netplugin.models import Finding
+
+#: The kind of claim that remembers where a port's socket is.
+KIND = "vhost-socket"
+#: Options of Interface that name it.
+PATH_OPTIONS = ("vhost-server-path", "vdpa-socket-path")
 
 _STEP = "socket-directory"
+#: Others may pass (to a directory that is theirs) and not look.
+_PASSABLE = 0o711
+#: QEMU's group may make sockets, and (by the sticky bit) remove its own alone.
+_SHARED = 0o3771
+_OF_GROUP = 0o2770
+_OF_USER = 0o700
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A directory of sockets, and for whom it is."""
+
+    path: str
+    uid: int
+    gid: int
+    mode: int
+
+
+# -- which path and which directory ------------------------------------------------------------------
+
+
+def claim_socket(settings: OvsSettings, intent: Intent, row: OvsPort | None) -> Claim:
+    """The path that a port has or gets: what it claimed, or what its row says, or a new one."""
+    return Claim(KIND, _known(intent, row) or new_path(settings, intent.port_id))
+
+
+def socket_path(settings: OvsSettings, intent: Intent, row: OvsPort | None) -> str:
+    """Where QEMU makes a port's socket. One that has no claim is from before there were any."""
+    return _known(intent, row) or shared_path(settings, intent.port_id)
+
+
+def _known(intent: Intent, row: OvsPort | None) -> str | None:
+    claimed = next((claim.key for claim in intent.claims if claim.kind == KIND), None)
+    said = path_of(row) if row else None
+    return claimed or (said if said and fits(said, intent.port_id) else None)
+
+
+def path_of(row: OvsPort) -> str | None:
+    """Where OVS connects for a port."""
+    options = row.interface.options if row.interface else {}
+    return next((options[name] for name in PATH_OPTIONS if options.get(name)), None)
+
+
+def new_path(settings: OvsSettings, port_id: str) -> str:
+    """In a directory of the port's own."""
+    own = settings.vhost_socket_dir / device_name(SOCKETS, port_id)
+    return str(own / device_name(VHOST, port_id))
+
+
+def shared_path(settings: OvsSettings, port_id: str) -> str:
+    """In the directory that all ports shared."""
+    return str(settings.vhost_socket_dir / device_name(VHOST, port_id))
+
+
+def fits(path: str, port_id: str) -> bool:
+    """Whether a path is one that we gave to this port, below whatever directory."""
+    return Path(path).name == device_name(VHOST, port_id)
+
+
+def is_own(directory: Path, port_id: str) -> bool:
+    """Whether a directory is this port's; it can carry no mark, its name is ours."""
+    return directory.name == device_name(SOCKETS, port_id)
+
+
+def wanted_directory(
+    settings: OvsSettings, path: str, port_id: str, qemu_user: int | None, gid: int
+) -> Directory | None:
+    """The directory that a port's socket needs; None if it is not ours to see to.
+
+    ``gid`` is the group of all QEMUs.
+    """
+    directory = Path(path).parent
+    if directory == settings.vhost_socket_dir:
+        return Directory(str(directory), 0, gid, _SHARED)
+    if not is_own(directory, port_id):
+        return None
+    if qemu_user is None:
+        return Directory(str(directory), 0, gid, _OF_GROUP)
+    return Directory(str(directory), qemu_user, 0, _OF_USER)
+
+
+# -- what there is -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SeenSockets:
+    """What there is of the sockets of ports in question."""
+
+    #: Socket files by port.
+    files: Mapping[str, tuple[str, ...]]
+    #: Directories of the ports' own, by port, that are there.
+    own: Mapping[str, tuple[str, ...]]
+    #: All directories that are there, by path.
+    directories: Mapping[str, Directory]
+    #: The group of all QEMUs; None if there is none of that name.
+    gid: int | None
+
+
+NOTHING = SeenSockets({}, {}, {}, None)
+
+
+def look(settings: OvsSettings, ports: Collection[str], rows: Mapping[str, OvsPort]) -> SeenSockets:
+    """At the places where these ports may have sockets."""
+    files: dict[str, tuple[str, ...]] = {}
+    own: dict[str, tuple[str, ...]] = {}
+    directories: dict[str, Directory] = {}
+    for port_id in ports:
+        row = rows.get(port_id)
+        said = path_of(row) if row else None
+        said = said if said and fits(said, port_id) else None
+        paths = {
+            new_path(settings, port_id),
+            shared_path(settings, port_id),
+            *([said] if said else []),
+        }
+        for path in sorted(paths):
+            directory = str(Path(path).parent)
+            if directory not in directories and (found := _directory(directory)):
+                directories[directory] = found
+            if is_own(Path(directory), port_id) and directory in directories:
+                own[port_id] = (*own.get(port_id, ()), directory)
+            elif os.path.lexists(path):
+                files[port_id] = (*files.get(port_id, ()), path)
+    return SeenSockets(files, own, directories, _gid(settings.vhost_socket_group))
+
+
+def _directory(path: str) -> Directory | None:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    if not stat.S_ISDIR(found.st_mode):
+        return None
+    return Directory(path, found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode))
+
+
+def _gid(group: str) -> int | None:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        return None
+
+
+# -- what is done ------------------------------------------------------------------------------------
 
 
 def make_directory(directory: Path, group: str) -> None:
     """At the agent's start only: /run is empty after a boot. What fails here, ``usable`` tells."""
     with contextlib.suppress(OSError, LookupError):
-        directory.mkdir(parents=True, exist_ok=True)
-        shutil.chown(directory, group=group)
-        directory.chmod(0o2770)
+        if not directory.exists():
+            directory.mkdir(parents=True)
+            directory.chmod(_PASSABLE)
+        elif directory.stat().st_mode & 0o7777 == _OF_GROUP:
+            # As an earlier version made it: what was plugged then has its sockets in it.
+            os.chown(directory, 0, grp.getgrnam(group).gr_gid)
+            directory.chmod(_SHARED)
 
 
 def usable(directory: Path, group: str) -> Usability:
     """OVS takes a port with any path and fails later, in its log: look at the directory before."""
-    fix = f"install -d -m 2770 -g {group} {directory}"
+    fix = f"install -d -m {_PASSABLE:o} {directory}"
     try:
         found = directory.stat()
     except OSError as missing:
         return Usability(False, f"{directory}: {missing.strerror}", fix, _STEP)
-    try:
-        wanted = grp.getgrnam(group).gr_gid
-    except KeyError:
+    gid = _gid(group)
+    if gid is None:
         return Usability(
             False,
             f"there is no group {group!r}",
@@ -40,12 +207,37 @@ def usable(directory: Path, group: str) -> Usability:
         )
     if not stat.S_ISDIR(found.st_mode):
         return Usability(False, f"{directory} is not a directory", fix, _STEP)
-    if found.st_gid != wanted or stat.S_IMODE(found.st_mode) & 0o777 != 0o770:
+    mode = stat.S_IMODE(found.st_mode)
+    writable, shared = mode & 0o022, (mode, found.st_gid) == (_SHARED, gid)
+    if (writable and not shared) or not mode & 0o001:
         return Usability(
-            False, f"{directory} is not for group {group} alone "
-            f"(mode {stat.S_IMODE(found.st_mode):o}, group {found.st_gid})", fix, _STEP,
+            False, f"{directory} is not for root to write to and for QEMU to pass "
+            f"(mode {mode:o}, group {found.st_gid})", fix, _STEP,
         )  # fmt: skip
     return Usability(True)
+
+
+def make(wish: Directory) -> None:
+    """Make a directory, or put right whose it is. Raises: HostError."""
+    path = Path(wish.path)
+    try:
+        path.parent.mkdir(mode=_PASSABLE, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(opened)
+            if found.st_uid not in (0, wish.uid):
+                raise HostError(
+                    f"{path} is user {found.st_uid}'s, and not root's or user {wish.uid}'s",
+                    step=_STEP, fix=f"look who made it, and remove it: rm -r {path}",
+                )  # fmt: skip
+            os.fchown(opened, wish.uid, wish.gid)
+            os.fchmod(opened, wish.mode)
+        finally:
+            os.close(opened)
+    except OSError as refused:
+        raise HostError(f"{path}: {refused.strerror}", step=_STEP) from refused
 
 
 def remove(path: str) -> None:
@@ -54,3 +246,63 @@ def remove(path: str) -> None:
         Path(path).unlink(missing_ok=True)
     except OSError as refused:
         raise HostError(f"{path}: {refused.strerror}", step=_STEP) from refused
+
+
+def remove_own(path: str) -> None:
+    """Remove the directory of a port with what its QEMU left in it. Raises: HostError.
+
+    No link in it leads anywhere: ``shutil.rmtree`` works by file descriptors on Linux.
+    """
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except OSError as refused:
+        raise HostError(f"{path}: {refused.strerror}", step=_STEP) from refused
+
+
+# -- what is told ------------------------------------------------------------------------------------
+
+
+def findings(
+    settings: OvsSettings, rows: Mapping[str, OvsPort], seen: SeenSockets
+) -> list[Finding]:
+    """Of all ports of a backend (pure)."""
+    said = {port_id: path_of(row) for port_id, row in rows.items()}
+    paths = {port_id: Path(path) for port_id, path in said.items() if path}
+    base = settings.vhost_socket_dir
+    old = sorted(i for i, path in paths.items() if path.parent.parent != base)
+    found: list[Finding] = []
+    if old:
+        some = ", ".join(old[:5]) + (" and others" if len(old) > 5 else "")
+        found.append(
+            Finding(
+                id="vhost-socket-dir", status="warn",
+                found=f"{len(old)} ports have their sockets elsewhere, as they were made: {some}",
+                expected=f"every port has a directory of its own below [ovs] vhost_socket_dir, {base}",
+                fix="none is needed: the VMs have the sockets by their paths. A port gets a new path "
+                "when it is deleted and asked for again, with its VM stopped",
+            )
+        )  # fmt: skip
+    alike = {
+        (row.interface and row.interface.external_ids.get("vm-uuid")) or port_id
+        for port_id, row in rows.items()
+        if (path := paths.get(port_id)) and _is_of_group(seen, path.parent)
+    }
+    if len(alike) > 1:
+        found.append(
+            Finding(
+                id="qemu-user", status="warn",
+                found=f"the sockets of {len(alike)} VMs are for group {settings.vhost_socket_group}: a "
+                "QEMU that is broken into can replace its neighbours' sockets, unless sVirt holds it",
+                expected="each VM's QEMU runs as a user of its own (qemu_user)",
+                fix="run each QEMU as a user of its own and name that in its ports; or see that "
+                "libvirt confines it (SELinux, AppArmor)",
+            )
+        )  # fmt: skip
+    return found
+
+
+def _is_of_group(seen: SeenSockets, directory: Path) -> bool:
+    found = seen.directories.get(str(directory))
+    return found is not None and bool(found.mode & 0o020)

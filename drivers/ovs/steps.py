@@ -53,19 +53,31 @@ class FlowChange(Change, ABC):
         """By the ports that are there now. Raises: HostError, OperationTimeout."""
 
 
-def add_rows(rows: Rows, qos: Mapping[str, Any] | None = None) -> CommandFactory:
-    """A port with all that its rows say, and a row of QoS with these columns."""
+_Columns = Mapping[str, Mapping[str, Any]]
+
+
+def add_rows(
+    rows: Rows, qos: Mapping[str, Any] | None = None, new: _Columns | None = None
+) -> CommandFactory:
+    """A port with all that its rows say (and ``new`` of its interfaces), and a row of QoS with
+    these columns."""
+    more = new or {}
+    interfaces = {
+        name: {**columns, **more.get(name, {})} for name, columns in rows.interfaces().items()
+    }
     return partial(
         write.AddPort, bridge=rows.bridge, name=rows.name, port=rows.port_columns(),
-        interfaces=rows.interfaces(), qos=qos,
+        interfaces=interfaces, qos=qos,
     )  # fmt: skip
 
 
-def set_rows(rows: Rows, merged: tuple[str, ...] = ("external_ids",)) -> CommandFactory:
-    """A port that is there, as its rows say."""
+def set_rows(
+    rows: Rows, merged: tuple[str, ...] = ("external_ids",), new: _Columns | None = None
+) -> CommandFactory:
+    """A port that is there, as its rows say; interfaces that it has not yet get ``new`` too."""
     return partial(
         write.SetPort, name=rows.name, port=rows.port_columns(), interfaces=rows.interfaces(),
-        merged=merged,
+        merged=merged, new=new or {},
     )  # fmt: skip
 
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
+from drivers.ovs import sockets
 from drivers.ovs.changes import AddBeside, RemoveBeside
-from drivers.ovs.ports import socket_path
 from drivers.vdpa.findings import findings, no_pci
 from drivers.vdpa.modes import Mode, lacks_native, mode_for_new, mode_of, mode_on_host
 from drivers.vdpa.options import GROUP, OPTIONS
@@ -57,7 +57,16 @@ class Vdpa(Backend[Seen]):
         virtual_functions=True,
     )
     fixed_fields: ClassVar[frozenset[str]] = frozenset(
-        {"vm_id", "mac", "backend", "queues", "rx_queue_size", "tx_queue_size", "numa_node"}
+        {
+            "vm_id",
+            "mac",
+            "backend",
+            "queues",
+            "rx_queue_size",
+            "tx_queue_size",
+            "numa_node",
+            "qemu_user",
+        }
     )
 
     def __init__(
@@ -115,7 +124,7 @@ class Vdpa(Backend[Seen]):
         claim = claim_vf(
             observed.inventory, intent, {**used, **taken}, mode.use, had=had, notes=mode.notes
         )
-        return (claim,)
+        return (claim, sockets.claim_socket(self._switch.settings, intent, row))
 
     def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
         return make_plan(self._switch.settings, intents, observed)
@@ -131,7 +140,9 @@ class Vdpa(Backend[Seen]):
         return books(observed.inventory, taken, unfit)
 
     def findings(self, observed: Seen) -> Sequence[Finding]:
-        return findings(observed, self._mode)
+        ovs = observed.ovs
+        of_sockets = sockets.findings(self._switch.settings, ovs.rows, ovs.sockets)
+        return [*findings(observed, self._mode), *of_sockets]
 
     def facts(self) -> Mapping[str, str | int | bool]:
         root = self._switch.root
@@ -144,7 +155,8 @@ class Vdpa(Backend[Seen]):
     def binding(self, intent: Intent) -> Binding:
         claim, mode = claim_of(intent), mode_of(intent)
         assert intent.spec is not None and claim is not None and mode is not None
-        port = wanted(self._switch.settings, intent, tso=False).port
+        row = self._switch.row(intent.port_id)
+        port = wanted(self._switch.settings, intent, row, tso=False).port
         return Binding.model_validate(
             {
                 "vif_type": "vhostuser",
@@ -155,7 +167,7 @@ class Vdpa(Backend[Seen]):
                     numa_node=intent.spec.numa_node,
                 ),
                 "mode": mode.value,
-                "socket_path": socket_path(self._switch.settings, intent.port_id),
+                "socket_path": port.socket,
                 "bridge": port.bridge,
                 "device": port.name,
                 "pci_address": claim.key,

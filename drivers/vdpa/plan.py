@@ -19,10 +19,11 @@ from drivers.ovs.plan_ports import (
     bridge_refusal,
     port_changes,
     port_refusal,
+    unmapped,
 )
 from drivers.ovs.seen import SeenOvs
 from drivers.vdpa.modes import Mode, lacks_native, mode_of
-from drivers.vdpa.wanted import LAYOUT, wanted
+from drivers.vdpa.wanted import LAYOUT, is_mapped, wanted
 from drivers.vf.changes import BindVf
 from drivers.vf.inventory import Inventory, Vf
 from drivers.vf.memory import locate, remembered
@@ -66,6 +67,7 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
     """See ``netplugin.backend.Backend.plan``."""
     vfs: list[Change] = []
     wishes: dict[str, Wanted] = {}
+    kept: dict[str, NetpluginError] = {}
     refused: dict[str, NetpluginError] = {}
     room = MAX_VHOST_SOCKETS - seen.ovs.vhost_sockets
     for intent in sorted(intents, key=lambda i: i.port_id):
@@ -73,6 +75,8 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
         try:
             if intent.spec is not None:
                 wishes[port_id] = _wish(settings, intent, seen, room)
+                if mode_of(intent) is Mode.NATIVE and not is_mapped(settings, intent.spec):
+                    kept[port_id] = unmapped(intent.spec)
                 room -= port_id not in seen.ovs.rows
             elif port_id in seen.ovs.rows or port_id in seen.ovs.beside:
                 continue  # OVS must have let go of the VF before
@@ -87,8 +91,8 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
     leaving = {i.port_id for i in intents if i.spec is None}
     rows = {port_id: wish.port for port_id, wish in wishes.items()}
     before, after = bridge_changes(settings, LAYOUT, rows, leaving, seen.ovs)
-    ports = port_changes(wishes, leaving, seen.ovs)
-    return Plan((*vfs, *before, *ports, *after), refused)
+    ports = port_changes(settings, wishes, leaving, seen.ovs)
+    return Plan((*vfs, *before, *ports, *after), refused, kept)
 
 
 def _open_vf(intent: Intent, inventory: Inventory) -> Vf | None:
@@ -123,9 +127,10 @@ def _wish(settings: OvsSettings, intent: Intent, seen: Seen, room: int) -> Wante
     """Raises: what the rows cannot be had for."""
     if claim_of(intent) is None:
         raise no_vf()
-    wish = wanted(settings, intent, tso=seen.ovs.tso)
+    row = seen.ovs.rows.get(intent.port_id)
+    wish = wanted(settings, intent, row, tso=seen.ovs.tso)
     wish = replace(wish, reopen=_must_reopen(intent, seen))
-    error = port_refusal(wish, seen.ovs, room) or bridge_refusal(wish, seen.ovs)
+    error = port_refusal(wish, seen.ovs, room) or bridge_refusal(settings, wish, seen.ovs)
     if error:
         raise error
     return wish

@@ -15,7 +15,7 @@ from drivers.vdpa.modes import NATIVE_TYPE
 from drivers.vdpa.wanted import BACKEND, DEVICE_OPTIONS, LAYOUT
 from netplugin.backend import Applied, Change, Usability, Wake
 from netplugin.host.ovs import OvsHost, OvsSettings
-from netplugin.host.ovs_rows import OvsRoot
+from netplugin.host.ovs_rows import OvsPort, OvsRoot
 from netplugin.host.vswitchd import appctl
 
 
@@ -36,6 +36,10 @@ class Switch:
     def root(self) -> OvsRoot:
         return self._ovs.mirror.root
 
+    def row(self, port_id: str) -> OvsPort | None:
+        """A port as it is known (any thread)."""
+        return self._ovs.mirror.owned(BACKEND, port_id)
+
     def usable(self) -> Usability:
         """Whether it runs with DPDK."""
         return dpdk_usable(self._ovs, VHOST_TYPE, "dpdk")
@@ -53,7 +57,7 @@ class Switch:
         native = NATIVE_TYPE in self.root.iface_types or any(
             row.interface and row.interface.type == NATIVE_TYPE for row in scope.rows.values()
         )
-        seen, _ = self._reader.seen(scope, self._reader.bridges(mapped=native))
+        seen, _ = self._reader.seen(scope, self._reader.bridges(scope, native))
         word = HostWord(
             self.root, self._reader.starved(scope), self._reader.cannot_segment(seen, scope)
         )

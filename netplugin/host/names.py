@@ -12,6 +12,8 @@ UPLINK = "npu"
 VXLAN = "npx"
 SHAPER = "npi"
 RELAY = "npr"
+#: Not of a device: of a port's directory for its vhost-user socket.
+SOCKETS = "nps"
 
 # Locally administered and unicast (IEEE 802), and not what the kernel gives by chance.
 _BIRTH = 0x0E

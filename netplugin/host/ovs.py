@@ -23,13 +23,15 @@ from netplugin.host.vswitchd import VswitchdWatch, appctl
 
 LOG = logging.getLogger(__name__)
 _QUIET_S = 5.0
+_UPLINK_MTU = 1500  # as OVS makes a port without mtu_request
 
 
 @dataclass(frozen=True)
 class OvsSettings:
     """The ``[ovs]`` options as a value.
 
-    ``uplinks`` has the devices of each physical network, ``bonds`` how several are bonded.
+    ``uplinks`` has the devices of each physical network, ``bonds`` how several are bonded,
+    ``uplink_mtu`` the MTU that they are made with.
     """
 
     connection: str
@@ -39,12 +41,17 @@ class OvsSettings:
     bridge_mappings: Mapping[str, str] = field(default_factory=dict)
     uplinks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     bonds: Mapping[str, str] = field(default_factory=dict)
+    uplink_mtu: Mapping[str, int] = field(default_factory=dict)
     #: The host's address for VXLAN tunnels, in its shortest form.
     local_ip: str | None = None
     #: Ports of the operator's own that bridges of ours take every frame from.
     service_ports: frozenset[str] = frozenset()
     timeout_s: float = 10.0
     quiet_datapath_log: bool = False
+
+    def mtu_of_uplinks(self, network: str) -> int:
+        """What the uplinks of a physical network are made with."""
+        return self.uplink_mtu.get(network, _UPLINK_MTU)
 
     @staticmethod
     def read(conf: Any) -> OvsSettings:
@@ -57,7 +64,8 @@ class OvsSettings:
             if any(device in devices for devices in uplinks.values()):
                 raise ValueError(f"[ovs] uplinks: {device} stands there twice")
             uplinks[network] = (*uplinks.get(network, ()), device)
-        for option, networks in (("uplinks", uplinks), ("bonds", conf.ovs.bonds)):
+        named = {"uplinks": uplinks, "bonds": conf.ovs.bonds, "uplink_mtu": conf.ovs.uplink_mtu}
+        for option, networks in named.items():
             unknown = sorted(set(networks) - set(conf.ovs.bridge_mappings))
             if unknown:
                 raise ValueError(f"[ovs] {option}: {', '.join(unknown)} is not in bridge_mappings")
@@ -72,6 +80,7 @@ class OvsSettings:
             bridge_mappings=dict(conf.ovs.bridge_mappings),
             uplinks=uplinks,
             bonds=dict(conf.ovs.bonds),
+            uplink_mtu=dict(conf.ovs.uplink_mtu),
             local_ip=_tunnel_address(conf.ovs.local_ip),
             service_ports=frozenset(conf.ovs.service_ports),
             timeout_s=float(conf.ovs.timeout),

@@ -104,7 +104,8 @@ class AddPort(BaseCommand):  # type: ignore[misc]
 class SetPort(BaseCommand):  # type: ignore[misc]
     """Set columns of a port and of its interfaces; of maps in ``merged`` keys of others are kept.
 
-    The port then has the interfaces that are named here, and no others.
+    The port then has the interfaces that are named here, and no others. Those that it did not have
+    get the columns of ``new`` too.
     """
 
     def __init__(
@@ -114,9 +115,11 @@ class SetPort(BaseCommand):  # type: ignore[misc]
         port: Mapping[str, Any],
         interfaces: Mapping[str, Mapping[str, Any]],
         merged: Collection[str] = ("external_ids",),
+        new: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         super().__init__(api)
         self.name, self.port, self.interfaces, self.merged = name, port, interfaces, merged
+        self.new = new or {}
 
     def run_idl(self, txn: Any) -> None:
         port = self.api.lookup("Port", self.name)
@@ -126,7 +129,8 @@ class SetPort(BaseCommand):  # type: ignore[misc]
             if name in there:
                 _set(there[name], columns, self.merged)
             else:
-                port.addvalue("interfaces", _interface(txn, self.api._tables, name, columns))
+                whole = {**columns, **self.new.get(name, {})}
+                port.addvalue("interfaces", _interface(txn, self.api._tables, name, whole))
         for name in there.keys() - self.interfaces.keys():
             port.delvalue("interfaces", there[name])
             there[name].delete()

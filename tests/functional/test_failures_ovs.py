@@ -123,7 +123,7 @@ def test_vswitchd_that_is_gone(ovs: PrivateOvs, hasty: PrivateAgent) -> None:
 
 def test_a_socket_directory_that_is_missing_or_open(ovs: PrivateOvs, agent: PrivateAgent) -> None:
     directory = agent.directory / "vhost"
-    assert directory.stat().st_mode & 0o7777 == 0o2770
+    assert directory.stat().st_mode & 0o7777 == 0o711
     directory.chmod(0o777)
     error = refused(agent, "p1", make_spec(1))
     assert (error["code"], error["step"]) == ("backend_unavailable", "socket-directory")

@@ -18,10 +18,11 @@ TAG = 4
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Host, Host]]:
+    more = {"uplink_mtu": f"physnet1:{MTU}"}
     with (
         switch(),
-        host(1, uplinks=["eth2"], memory_mb=192, underlay_mtu=MTU) as one,
-        host(2, uplinks=["eth2"], memory_mb=192, underlay_mtu=MTU) as other,
+        host(1, uplinks=["eth2"], memory_mb=192, underlay_mtu=MTU, more=more) as one,
+        host(2, uplinks=["eth2"], memory_mb=192, underlay_mtu=MTU, more=more) as other,
     ):
         yield one, other
 

@@ -7,9 +7,10 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from netplugin.host.names import VHOST, device_name
+from netplugin.host.names import SOCKETS, VHOST, device_name
 from tests.functional.conftest import BASE, make_spec
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
@@ -63,7 +64,8 @@ def test_a_plugged_port_has_all_that_was_asked(ovs: PrivateOvs, agent: PrivateAg
     name = device_name(VHOST, "p1")
     assert body["state"] == "active"
     assert body["binding"]["vif_type"] == "vhostuser"
-    assert body["binding"]["socket_path"].endswith(name)
+    directory = Path(body["binding"]["socket_path"]).parent
+    assert directory.name == device_name(SOCKETS, "p1") and directory.is_dir()
     port = next(
         r
         for r in rows(ovs, "Port", "name", "tag", "vlan_mode", "external_ids")

@@ -77,7 +77,7 @@ def test_the_uplink_is_repaired_and_kept(ovs: PrivateOvs, agent: PrivateAgent) -
     name = device_name(UPLINK, DEVICE)
     assert ovs.get("Interface", name, "mtu_request") == "1500"
     assert agent.call("DELETE", "/v1/ports/p1")[0] == 204
-    assert ovs.get("Interface", name, "mtu_request") == "1400"
+    assert ovs.get("Interface", name, "mtu_request") == "1500", "it is no port's to change"
     ovs.vsctl("del-port", name)
     wait_for(lambda: name in ovs.vsctl("list-ports", "br-phys1"), 30, "the uplink is put back")
     wait_for(lambda: planned(agent) == [], 30, "nothing is left to do")
@@ -87,16 +87,19 @@ def test_an_uplink_that_takes_no_jumbo_frames_fails_the_plug(
     ovs: PrivateOvs, agent: PrivateAgent
 ) -> None:
     """af_packet says no to more than 1500 bytes: a first port is refused, one that is there is kept."""
+    agent.restart_with({"ovs": {"uplink_mtu": "physnet1:9000"}})
     status, error = agent.call(
         "PUT", "/v1/ports/p1", make_spec(1, vlan_id=5, network={"mtu": 9000})
     )
     assert (status, error["code"]) == (502, "host_error") and "uplink" in error["detail"]
     assert ovs.vsctl("list-br").split() == [], "nothing is left of it"
+    agent.restart_with({"ovs": {"uplink_mtu": "physnet1:1500"}})
     plug(agent, "p1", make_spec(1, vlan_id=5))
     status, error = agent.call(
         "PUT", "/v1/ports/p2", make_spec(2, vlan_id=6, network={"mtu": 9000})
     )
-    assert status == 502 and "uplink" in error["detail"]
+    assert (status, error["code"], error["step"]) == (409, "unsupported", "mtu")
+    assert "[ovs] uplink_mtu" in error["detail"]
     assert agent.call("POST", "/v1/reconcile", {})[0] == 200
     assert agent.get("/v1/ports/p1")[1]["state"] == "active"
     assert planned(agent) == []
@@ -108,7 +111,9 @@ def test_what_the_operator_set_on_an_uplink_stays(ovs: PrivateOvs, agent: Privat
     ovs.vsctl("set", "Interface", name, "options:n_rxq_desc=1024")
     assert planned(agent) == []
     plug(agent, "p2", make_spec(2, vlan_id=6, network={"mtu": 1400}))
-    ovs.vsctl("set", "Interface", name, "mtu_request=1300")
+    ovs.vsctl("set", "Interface", name, "mtu_request=1450")
     assert agent.call("POST", "/v1/reconcile", {})[0] == 200
-    assert ovs.get("Interface", name, "mtu_request") == "1500"
+    assert ovs.get("Interface", name, "mtu_request") == "1450"
+    assert agent.get("/v1/ports/p2")[1]["state"] == "active"
+    assert agent.get("/v1/ports/p1")[1]["state"] == "degraded", "its MTU does not fit any more"
     assert ovs.get("Interface", name, "options:n_rxq_desc") == "1024"

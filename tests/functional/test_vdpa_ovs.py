@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from drivers.ovs.sockets import new_path
 from drivers.vdpa.driver import Vdpa
 from drivers.vdpa.modes import NATIVE_TYPE
 from drivers.vdpa.wanted import BRIDGE
@@ -162,7 +163,7 @@ def test_a_relay_carries_frames_and_does_again_when_vswitchd_was_killed(
     with hosted(tmp_path, ovs, nic) as driven:
         driven.put("p1", spec_of(queues=2))
         assert driven.planned() == []
-        path = driven.host.ovs.settings.vhost_socket_dir / device_name(VHOST, "p1")
+        path = Path(new_path(driven.host.ovs.settings, "p1"))
         with Testpmd(path, TestpmdOptions(mac=spec_of()["mac"])) as vm:
             ovs.wait_connected(device_name(VHOST, "p1"))
             wait_for(lambda: ping("10.7.0.5"), WAIT_S, "the VM answers", vm.daemon.tail)
@@ -239,7 +240,7 @@ def test_native_by_the_rows_written_alone(ovs: PrivateOvs, tmp_path: Path) -> No
         assert (interface["type"], interface["options"]) == (
             NATIVE_TYPE,
             {
-                "vdpa-socket-path": str(driven.host.ovs.settings.vhost_socket_dir / name),
+                "vdpa-socket-path": new_path(driven.host.ovs.settings, "p1"),
                 "vdpa-accelerator-devargs": "0000:81:10.0",
                 "dpdk-devargs": "0000:81:00.0,representor=[0]",
                 "vdpa-max-queues": "4",

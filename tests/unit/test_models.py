@@ -104,7 +104,7 @@ def test_the_walk_finds_the_fields() -> None:
     assert ("vm_id",) in LEAVES
     assert ("network", "vlan_id") in LEAVES
     assert ("port_security", "allowed_addresses", 0, "ip") in LEAVES
-    assert len(LEAVES) == 24
+    assert len(LEAVES) == 26
     PortSpec.model_validate(FULL)
 
 

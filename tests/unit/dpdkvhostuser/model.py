@@ -34,6 +34,7 @@ SETTINGS = OvsSettings(
     bridge_mappings={"net1": "br1", "net2": "br2", "net3": "br3"},
     uplinks={"net2": ("0000:03:00.0",), "net3": ("0000:04:00.0", "0000:04:00.1")},
     bonds={"net3": "lacp"},
+    uplink_mtu={"net2": 9000, "net3": 9000},
     local_ip=LOCAL_IP,
     service_ports=frozenset({"foreign-br1"}),
 )
@@ -105,12 +106,14 @@ class Model:
             case c.AddPort(port=row):
                 columns, interfaces = row.port_columns(), row.interfaces()
                 self.add_port(row.bridge, row.name, columns, interfaces, row.qos_columns())
-            case (
-                c.AddUplink(uplink=shared) | t.AddTunnelPort(port=shared) | c.AddBeside(port=shared)
-            ):
+            case t.AddTunnelPort(port=shared) | c.AddBeside(port=shared):
                 self.add_port(
                     shared.bridge, shared.name, shared.port_columns(), shared.interfaces()
                 )
+            case c.AddUplink(uplink=uplink):
+                new = uplink.new_interfaces()
+                interfaces = {n: columns | new[n] for n, columns in uplink.interfaces().items()}
+                self.add_port(uplink.bridge, uplink.name, uplink.port_columns(), interfaces)
             case (
                 c.SetPort(port=wish)
                 | c.SetBeside(port=wish)
@@ -259,7 +262,6 @@ class Model:
             datapath_type=bridge.datapath_type,
             fail_mode=bridge.fail_mode,
             neighbours=len([i for i in owned if i not in rows]),
-            neighbours_mtu=max((m for i, m in owned.items() if i not in rows), default=0),
             uplinks=uplinks,
             nics=self.nics,
             has_strangers=any(_is_strangers(p) for p in strangers.values()),

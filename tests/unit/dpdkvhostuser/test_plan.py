@@ -19,7 +19,7 @@ from netplugin.backend import Intent
 from netplugin.host.openflow import Flow
 from netplugin.host.ovs_rows import OvsPort
 from tests.unit.dpdkvhostuser.model import SETTINGS, Bridge, Model
-from tests.unit.dpdkvhostuser.scenes import converge, kinds, plain_spec, scenes
+from tests.unit.dpdkvhostuser.scenes import converge, kinds, overlay, plain_spec, scenes
 
 
 @given(scenes())
@@ -166,7 +166,7 @@ def test_a_kernel_bridge_in_the_way_is_a_conflict() -> None:
     assert found.changes == () and found.refused["p1"].code == "conflict"
 
 
-def test_the_uplink_takes_the_largest_mtu_of_its_ports() -> None:
+def test_no_port_changes_the_mtu_of_an_uplink() -> None:
     for network in ("net2", "net3"):
         model = Model()
         wanted = [
@@ -177,7 +177,44 @@ def test_the_uplink_takes_the_largest_mtu_of_its_ports() -> None:
         (uplink,) = model.observe().bridges[SETTINGS.bridge_mappings[network]].uplinks.values()
         assert {i.mtu_request for i in uplink.interfaces} == {9000}
         found = plan(SETTINGS, [Intent("p2", None)], model.observe(["p2"]))
-        assert any(isinstance(ch, c.SetUplink) and ch.uplink.mtu == 1500 for ch in found.changes)
+        assert not any(isinstance(ch, c.SetUplink) for ch in found.changes)
+        refused = plan(
+            SETTINGS,
+            [Intent("p", plain_spec(physical_network=network, mtu=9001))],
+            Model().observe(),
+        ).refused["p"]
+        assert (refused.code, refused.step) == ("unsupported", "mtu")
+        assert f"uplink_mtu = {network}:9001" in str(refused.fix)
+
+
+def test_a_port_stays_where_it_is_when_its_network_is_not_mapped_any_more() -> None:
+    model = Model()
+    live = Intent("p1", plain_spec(physical_network="net2"))
+    converge(model, [live])
+    settings = replace(SETTINGS, bridge_mappings={"net1": "br1"}, uplinks={}, bonds={})
+    found = plan(settings, [live], model.observe())
+    assert found.changes == () and found.refused == {}
+    assert found.kept["p1"].code == "backend_unavailable"
+    new = plan(settings, [Intent("p2", plain_spec(physical_network="net2"))], model.observe(["p2"]))
+    assert new.changes == () and "bridge_mappings" in new.refused["p2"].detail
+    gone = plan(settings, [Intent("p1", None)], model.observe())
+    model.apply(gone.changes)
+    assert model.bridges == {}
+
+
+def test_ports_of_networks_stay_when_the_address_of_tunnels_is_not_configured_any_more() -> None:
+    model = Model()
+    network = overlay(1)
+    spec = plain_spec(type="vxlan", network_id="net-1")
+    live = Intent("p1", spec, overlay=network)
+    converge(model, [live])
+    settings = replace(SETTINGS, local_ip=None)
+    model.bridges[TUNNELS].flows.clear()
+    found = plan(settings, [live], model.observe())
+    assert found.kept["p1"].step == "underlay" and found.refused == {}
+    model.apply(found.changes)
+    assert _network_flows(model, {"net-1"})
+    assert plan(settings, [live], model.observe()).changes == ()
 
 
 def test_a_nic_of_the_operator_with_too_small_an_mtu_is_refused_before() -> None:

@@ -14,6 +14,7 @@ from agents.metrics import Metrics
 from agents.reconciler import Delete, Operation, Put, Reconciler
 from drivers.sriov.driver import Sriov
 from drivers.sriov.plan import wanted
+from drivers.vf.changes import KIND
 from drivers.vf.memory import KEPT_DRIVERS
 from netplugin import options
 from netplugin.backend import NOBODY
@@ -118,11 +119,12 @@ class World:
     def address_of(self, port_id: str) -> str:
         record = self.store.get(port_id)
         assert record is not None
-        [claim] = record.claims
+        [claim] = [claim for claim in record.claims if claim.kind == KIND]
         return claim.key
 
     def holders(self) -> dict[str, str]:
-        return {c.key: i for c, i in self.store.claims().items() if i != NOBODY}
+        claims = self.store.claims().items()
+        return {c.key: i for c, i in claims if i != NOBODY and c.kind == KIND}
 
     # -- what must hold --------------------------------------------------------------------------
 

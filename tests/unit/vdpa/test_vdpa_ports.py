@@ -22,7 +22,7 @@ from netplugin.errors import (
     NetpluginError,
     Unsupported,
 )
-from netplugin.host.names import RELAY, VHOST, device_name
+from netplugin.host.names import RELAY, SOCKETS, VHOST, device_name
 from netplugin.host.openflow import Flow
 from netplugin.host.ovs_rows import OvsPort
 from netplugin.host.vfs import VFIO, VfAttributes
@@ -31,6 +31,7 @@ from tests.unit.sriov.model import ModelPf
 from tests.unit.vdpa.world import NATIVE_ROOT, RELAY_ROOT, VdpaWorld, vdpa_spec
 
 NPV, NPR = device_name(VHOST, "a"), device_name(RELAY, "a")
+NPS = device_name(SOCKETS, "a")
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_a_vf_is_relayed_and_given_back(world: VdpaWorld) -> None:
     npv, npr = row(world, NPV).interface, row(world, NPR).interface
     assert npv and npr
     assert (npv.type, npr.type) == ("dpdkvhostuserclient", "dpdk")
-    assert npv.options == {"vhost-server-path": f"/run/vhost/{NPV}"}
+    assert npv.options == {"vhost-server-path": f"/run/vhost/{NPS}/{NPV}"}
     assert npr.options == {"dpdk-devargs": "0000:03:10.0", "n_rxq": "2"}
     assert npv.mtu_request == npr.mtu_request == 1400
     world.assert_settled()
@@ -96,7 +97,7 @@ def test_the_vm_sees_an_ordinary_vhost_user_nic(world: VdpaWorld) -> None:
     told = binding_of(world)
     xml = etree.fromstring(told["interface_xml"])
     assert (xml.get("type"), xml.find("source").get("mode")) == ("vhostuser", "server")
-    assert xml.find("source").get("path") == told["socket_path"] == f"/run/vhost/{NPV}"
+    assert xml.find("source").get("path") == told["socket_path"] == f"/run/vhost/{NPS}/{NPV}"
     assert told["domain_requirements"] == {
         "shared_memory": True, "hugepages": True, "numa_node": 0, "vfio": False,
     }  # fmt: skip
@@ -307,7 +308,7 @@ def test_native_is_one_port_on_the_networks_bridge(native: VdpaWorld) -> None:
     npv = row(native, NPV, "br1")
     assert npv.interface and (npv.interface.type, npv.tag) == (NATIVE_TYPE, 200)
     assert npv.interface.options == {
-        "vdpa-socket-path": f"/run/vhost/{NPV}",
+        "vdpa-socket-path": f"/run/vhost/{NPS}/{NPV}",
         "vdpa-accelerator-devargs": "0000:81:10.0",
         "dpdk-devargs": "0000:81:00.0,representor=[0]",
         "vdpa-max-queues": "4",

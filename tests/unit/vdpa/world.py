@@ -61,6 +61,9 @@ class ModelSwitch(Switch):
     def root(self) -> OvsRoot:
         return self.told
 
+    def row(self, port_id: str) -> OvsPort | None:
+        return self.ovs.common([port_id]).rows.get(port_id)
+
     def usable(self) -> Usability:
         return Usability(True)
 
