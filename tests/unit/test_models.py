@@ -33,7 +33,10 @@ FULL: dict[str, Any] = {
     **SPEC,
     "vf": {"pci_address": "0000:03:10.1"},
     "qos": {"ingress_kbps": 1000},
-    "port_security": {"allowed_addresses": [{"ip": "10.0.0.5", "mac": "52:54:00:00:00:01"}]},
+    "port_security": {
+        "roles": ["router"],
+        "allowed_addresses": [{"ip": "10.0.0.5", "mac": "52:54:00:00:00:01"}],
+    },
 }
 Place = tuple[str | int, ...]
 
