@@ -34,21 +34,24 @@ def bridge_changes(
         bridge = seen.bridges.get(name)
         if bridge and bridge.stray_cookies:
             after.append(c.DropFlows(ids, name, tuple(sorted(bridge.stray_cookies))))
+        used = bool(users) or seen.is_used(home, planned)
         if bridge is None:
             before.append(c.CreateBridge(ids, name, layout.marks.get(name) or networks[name]))
             after.append(c.SetBridgeFlows(ids, name, fixed))
         elif not bridge.ours:
             continue
-        elif not (users or seen.is_used(home, planned)):
-            if not bridge.has_strangers:
-                after.append(c.RemoveBridge(tuple(sorted(leaving)), name))
+        elif not used and not bridge.has_strangers:
+            after.append(c.RemoveBridge(tuple(sorted(leaving)), name))
             continue
         else:
+            # One that is kept by the ports of others alone stays shut to those too.
             if bridge.fail_mode != "secure":
                 before.append(c.SecureBridge(ids, name))
             stale = bridge.flows is not None and bridge.flows != bridge.wanted_flows
             if stale or bridge.matches_fragments is False:
                 after.append(c.SetBridgeFlows(ids, name, fixed))
+            if not used:
+                continue
         wish = Uplink.of(settings, name, networks[name]) if name in networks else None
         uplinks = _uplink_changes(settings, wish, ids, bridge)
         before += uplinks
