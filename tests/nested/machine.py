@@ -263,9 +263,9 @@ def qemu_args(needs: Needs, parts: Parts, share: Path, ends: Ends) -> list[str]:
         str(parts.emulator.program),
         *(word for directory in parts.emulator.data for word in ("-L", str(directory))),
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-        # One thread for all CPUs: with one for each, guests of several CPUs stood, once in many runs.
-        # That could not be made to happen at will: of 74 small guests beside load, with 2 or 4 CPUs,
-        # none did (95 %: less than 4.9 %), nor of 11 so, which booted as fast.
+        # One thread for all CPUs, as a precaution: a few guests of several CPUs with a thread for each
+        # stood, and why is not known. It could not be made to happen: of 74 small guests with 2 or 4
+        # CPUs beside load none did (95 %: less than 4.9 %).
         *("-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=single"),
         # With five levels of page tables the IOMMU's addresses do not fit.
         *("-cpu", "max,la57=off", "-smp", str(needs.cpus), "-m", str(needs.memory_mb)),
