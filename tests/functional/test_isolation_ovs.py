@@ -214,6 +214,21 @@ def test_a_bridge_takes_nothing_from_a_port_that_is_not_ours(lab: Lab) -> None:
     assert not {"unmanaged-ports", f"service-port-{SERVICE}"} & lab.findings().keys()
 
 
+def test_a_port_that_has_lost_its_mark_sends_nothing(lab: Lab) -> None:
+    lab.plug(OWN_MAC)
+    ids = lab.ovs.vsctl("get", "port", PORT, "external_ids").strip()
+    lab.ovs.vsctl("clear", "port", PORT, "external_ids")
+    try:
+        lab.agent.call("POST", "/v1/reconcile", {})
+        for mac in (ANOTHER, frames.MAC):
+            assert lab.dies(lab.out, PORT, frames.plain(mac, frames.EVERYBODY)), mac
+        assert PORT in lab.findings()["unmanaged-ports"]["found"]
+    finally:
+        lab.ovs.vsctl("set", "port", PORT, f"external_ids={ids}")
+    wait_for(lambda: lab.planned() == [], 60, "the port is as it should be again")
+    assert lab.passes({"its own": frames.plain()}) == {"its own"}
+
+
 # -- the table of MACs -------------------------------------------------------------------------------
 
 
