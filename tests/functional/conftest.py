@@ -47,6 +47,15 @@ def agent(ovs: PrivateOvs) -> Iterator[PrivateAgent]:
 
 
 @pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory for what has sockets in it: below pytest's they can be too long for unix(7)."""
+    directory = BASE / "test"
+    directory.mkdir(parents=True)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
 def spec() -> Callable[..., dict[str, Any]]:
     return make_spec
 

@@ -40,20 +40,21 @@ def ovs() -> Iterator[PrivateOvs]:
         yield own
 
 
-def test_each_frame_comes_out_where_the_table_says(ovs: PrivateOvs, tmp_path: Path) -> None:
+def test_each_frame_comes_out_where_the_table_says(ovs: PrivateOvs, short_path: Path) -> None:
     with ExitStack() as stack:
         stack.enter_context(namespace(FAR))
         nics = [_wired(number) for number in range(len(PORTS))]
         kernel = Model(*nics)
         driven = Driven(
-            tmp_path / "agent", ovs, {}, lambda conf, host: Vdpa(conf, host, kernel=kernel)
+            short_path / "agent", ovs, {}, lambda conf, host: Vdpa(conf, host, kernel=kernel)
         )
         stack.callback(driven.close)
         specs = {name: _spec(number) for number, name in enumerate(PORTS)}
+        sockets = []
         for name, spec in specs.items():
-            driven.put(name, spec)
+            path = driven.put(name, spec).model_dump()["socket_path"]
+            sockets.append(Path(path))
             stack.callback(driven.delete, name)
-        sockets = [driven.host.ovs.settings.vhost_socket_dir / device_name(VHOST, n) for n in PORTS]
         macs = [spec["mac"] for spec in specs.values()]
         vms = stack.enter_context(vhost_nics("np-vms", sockets, macs))
         for name in PORTS:

@@ -125,7 +125,7 @@ def dropped(ovs: PrivateOvs) -> int:
 
 
 def test_what_a_vm_sends_into_a_relay_is_filtered_as_on_a_bridge(
-    ovs: PrivateOvs, wire: str, tmp_path: Path
+    ovs: PrivateOvs, wire: str, short_path: Path
 ) -> None:
     """No tag and no address that bridges do not forward passes, whatever the filter."""
     nic = WiredPf("0000:03:00.0", "eth3", "physnet1", total=0, vf_driver="mlx5_core")
@@ -134,7 +134,7 @@ def test_what_a_vm_sends_into_a_relay_is_filtered_as_on_a_bridge(
     never = {**frames.tags(), **frames.reserved()}
     refused = {**frames.of_router(), **frames.of_dhcp_server(), **frames.of_bridges()}
     addresses = {"allowed_addresses": frames.ADDRESSES}
-    with hosted(tmp_path, ovs, nic) as driven, hearing(FAR, "far") as far:
+    with hosted(short_path, ovs, nic) as driven, hearing(FAR, "far") as far:
         path = driven.put("p1", spec_of()).model_dump()["socket_path"]
         with Vm("vm-p1", path, frames.MAC, frames.IP4, tagged=True), mouth("vm-p1", NIC) as out:
             ovs.wait_connected(device_name(VHOST, "p1"))
@@ -154,13 +154,13 @@ def test_what_a_vm_sends_into_a_relay_is_filtered_as_on_a_bridge(
 
 
 def test_a_relay_carries_frames_and_does_again_when_vswitchd_was_killed(
-    ovs: PrivateOvs, wire: str, tmp_path: Path
+    ovs: PrivateOvs, wire: str, short_path: Path
 ) -> None:
     nic = WiredPf("0000:03:00.0", "eth3", "physnet1", total=0, vf_driver="mlx5_core")
     nic.device = wire
     nic.make_vfs(1)
     before = asdict(nic.vfs[0])
-    with hosted(tmp_path, ovs, nic) as driven:
+    with hosted(short_path, ovs, nic) as driven:
         driven.put("p1", spec_of(queues=2))
         assert driven.planned() == []
         path = Path(new_path(driven.host.ovs.settings, "p1"))
@@ -187,11 +187,11 @@ def test_a_relay_carries_frames_and_does_again_when_vswitchd_was_killed(
 
 
 def test_what_dpdk_cannot_open_is_an_error_in_its_words_and_leaves_no_trace(
-    ovs: PrivateOvs, tmp_path: Path
+    ovs: PrivateOvs, short_path: Path
 ) -> None:
     nic = ModelPf("0000:03:00.0", "eth3", "physnet1", total=1)
     before = asdict(nic.vfs.get(0) or nic.new_vf(0))
-    with hosted(tmp_path, ovs, nic) as driven:
+    with hosted(short_path, ovs, nic) as driven:
         with pytest.raises(HostError, match=r"0000:03:10\.0"):
             driven.put("p1", spec_of())
         assert driven.store.records() == [] and ovs.vsctl("list-br") == ""
@@ -221,12 +221,12 @@ def test_native_without_the_type_is_unavailable_and_never_another_backend(ovs: P
 
 
 @pytest.mark.usefixtures("with_type")
-def test_native_by_the_rows_written_alone(ovs: PrivateOvs, tmp_path: Path) -> None:
+def test_native_by_the_rows_written_alone(ovs: PrivateOvs, short_path: Path) -> None:
     """The rows are in a real database; vswitchd, which has no such type, refuses the port."""
     nic = ModelPf(
         "0000:81:00.0", "eth8", "physnet1", total=3, vf_driver="mlx5_core", switchdev=True
     )
-    with hosted(tmp_path, ovs, nic, unsupported=OF_SWITCHDEV) as driven:
+    with hosted(short_path, ovs, nic, unsupported=OF_SWITCHDEV) as driven:
         wish = PortSpec.model_validate(spec_of(vlan_id=100, queues=4))
         seen = driven.backend.observe(["p1"], time.monotonic() + 60)
         intent = Intent("p1", wish, driven.backend.claims(Intent("p1", wish), seen, {}))
@@ -262,13 +262,13 @@ def test_native_by_the_rows_written_alone(ovs: PrivateOvs, tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("with_type")
 def test_what_is_refused_in_native_mode_is_undone_and_never_becomes_a_relay(
-    ovs: PrivateOvs, tmp_path: Path
+    ovs: PrivateOvs, short_path: Path
 ) -> None:
     """A first plug in native mode that vswitchd refuses is undone: there is no port, and no relay."""
     nic = ModelPf(
         "0000:81:00.0", "eth8", "physnet1", total=1, vf_driver="mlx5_core", switchdev=True
     )
-    with hosted(tmp_path, ovs, nic, unsupported=OF_SWITCHDEV) as driven:
+    with hosted(short_path, ovs, nic, unsupported=OF_SWITCHDEV) as driven:
         with pytest.raises(HostError, match=_UNKNOWN_TYPE):
             driven.put("p1", spec_of())
         assert driven.store.records() == [] and ovs.vsctl("list-br") == ""

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tests.lab.namespaces import entered, namespace, within
 from tests.lab.processes import Argument, Daemon, run
-from tests.lab.testpmd import START_DEADLINE_S
+from tests.lab.testpmd import START_DEADLINE_S, check_path
 from tests.lab.traffic_taps import open_tap
 
 # include/uapi/linux: virtio_net.h (without merged buffers), if_packet.h, asm-generic/socket.h
@@ -159,6 +159,8 @@ def vhost_nics(
     One testpmd serves all: it polls, and each would take a CPU. DPDK's pcap driver hands over
     tags as they are, where its af_packet driver makes each an 802.1Q one.
     """
+    for path in sockets:
+        check_path(path)
     with ExitStack() as stack:
         stack.enter_context(namespace(name))
         for number in range(len(sockets)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,9 +11,16 @@ from types import TracebackType
 from typing import Self
 
 from tests.lab.namespaces import within
-from tests.lab.processes import Argument, Daemon
+from tests.lab.processes import Argument, Daemon, LabError
 
 START_DEADLINE_S = 30.0
+_LONGEST_PATH = 107  # unix(7): sun_path has 108 bytes, with the zero byte at its end
+
+
+def check_path(socket: Path) -> None:
+    """DPDK cuts a longer path short and says nothing, at both ends of it. Raises: LabError."""
+    if len(os.fsencode(socket)) > _LONGEST_PATH:
+        raise LabError(f"{socket}: too long for a socket, at most {_LONGEST_PATH} bytes")
 
 
 class Forward(StrEnum):
@@ -58,6 +66,7 @@ class Testpmd:
     __test__ = False  # the name looks like a test to pytest
 
     def __init__(self, socket: Path, options: TestpmdOptions | None = None) -> None:
+        check_path(socket)
         self.socket = socket
         self.options = options or TestpmdOptions()
         # Line-buffered, or the log lags behind by blocks.
