@@ -81,27 +81,13 @@ def _policed(host: Host) -> str:
 
 
 def _bond(host: Host) -> str:
-    return Uplink.of(OvsSettings.read(host.conf), BRIDGE, "physnet1", 0).name  # type: ignore[union-attr]
+    return Uplink.of(OvsSettings.read(host.conf), BRIDGE, "physnet1").name  # type: ignore[union-attr]
 
 
 def _bond_columns(host: Host) -> list[str]:
     columns = [host.ovs.get("Port", _bond(host), name) for name in ("bond_mode", "lacp")]
     members = host.ovs.vsctl("get", "Port", _bond(host), "interfaces").count("-") // 4
     return [*columns, str(members)]
-
-
-def _member_mtus(host: Host) -> set[str]:
-    uplinks = host.ovs.vsctl(
-        "--bare", "--columns=mtu_request", "find", "Interface",
-        "external_ids:netplugin-uplink=physnet1",
-    )  # fmt: skip
-    return set(uplinks.split())
-
-
-def _break_members(host: Host) -> None:
-    for name in host.ovs.vsctl("--bare", "--columns=name", "find", "Interface",
-                               "external_ids:netplugin-uplink=physnet1").split():  # fmt: skip
-        host.ovs.vsctl("set", "Interface", name, "mtu_request=1400")
 
 
 def _learned_is_no_part(host: Host) -> list[str]:
@@ -168,7 +154,6 @@ ATTRIBUTES: tuple[Attribute, ...] = (
               lambda host: host.ovs.vsctl("set", "Port", _bond(host), "bond_mode=balance-slb")),
     Attribute("bond, gone", _VLAN, None, _bond_columns,
               lambda host: host.ovs.vsctl("del-port", _bond(host))),
-    Attribute("MTU of the uplink", _VLAN, _with_network(mtu=1450), _member_mtus, _break_members),
     Attribute("local VLAN", _VXLAN, _OTHER_VXLAN,
               _column("Port", NAME, "tag"), _set("Port", NAME, "tag=7")),
     Attribute("network of the port", _VXLAN, _OTHER_VXLAN,

@@ -136,7 +136,7 @@ def replaced(body: Any, place: Place, value: Any) -> Any:
 
 WHOLE_SPEC = make_spec(
     vf={"pci_address": None}, qos={}, numa_node=None,
-    port_security={"allowed_addresses": [{"ip": "10.0.0.5", "mac": None}]},
+    port_security={"roles": ["router"], "allowed_addresses": [{"ip": "10.0.0.5", "mac": None}]},
 )  # fmt: skip
 
 

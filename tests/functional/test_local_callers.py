@@ -112,6 +112,7 @@ def test_by_default_only_root_can_call(agent: LocalAgent) -> None:
     mode = SOCKET.stat()
     assert (stat.S_IMODE(mode.st_mode), mode.st_uid, mode.st_gid) == (0o600, 0, 0)
     assert agent.call("PUT", "/v1/ports/mine", OPEN)[0] == 200
+    assert agent.call("DELETE", "/v1/ports/mine")[0] == 204
 
 
 def test_the_command_line_finds_it_by_itself(agent: LocalAgent) -> None:

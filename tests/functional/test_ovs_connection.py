@@ -12,6 +12,7 @@ from netplugin import options
 from netplugin.host import ovs as ovs_host
 from netplugin.host import ovs_commands
 from netplugin.host.ovs import OvsHost, OvsSettings
+from netplugin.host.supervisor import Supervisor
 from tests.lab.ovs import PrivateOvs
 
 
@@ -30,7 +31,7 @@ def test_the_database_may_answer_before_the_watch_of_vswitchd_is_made(
     monkeypatch.setattr(ovs_host, "VswitchdWatch", Slow)
     config = tmp_path / "netplugin.conf"
     config.write_text(f"[ovs]\nconnection = {ovs.connection}\nrundir = {ovs.rundir}\n")
-    host = OvsHost(OvsSettings.read(options.load([config])))
+    host = OvsHost(OvsSettings.read(options.load([config])), Supervisor())
     try:
         host.db.require_online(30)
         assert made and host.vswitchd.alive(30)
