@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,8 +36,7 @@ def one(machine: Host) -> Iterator[Host]:
     machine.sh("ip", "link", "set", UPLINK, "up")
     machine.agent.stop()
     machine.agent.groups = options
-    machine.agent.start()
-    machine.agent.call("POST", "/v1/reconcile", {"remove_orphans": True})
+    machine.agent.start_without_orphans()
     machine.unplug(*machine.ports())
     for network in machine.agent.get("/v1/networks")[1]:
         machine.agent.call("DELETE", f"/v1/networks/{network['network_id']}")
@@ -192,12 +190,14 @@ def test_the_filter_of_a_degraded_port_is_tightened(one: Host) -> None:
 def test_a_delete_that_names_a_kept_orphan_removes_it(one: Host) -> None:
     one.plug("gone", make_spec(1, LOCAL))
     one.plug("kept", make_spec(2, LOCAL))
-    one.agent.stop()
-    shutil.rmtree(one.agent.groups["DEFAULT"]["state_path"])
-    one.agent.start()
+    one.agent.lose_store()
     assert reconcile(one)["orphans_kept"] == ["gone", "kept"]
+    assert one.agent.get("/readyz")[0] == 503, "the store is lost"
     assert one.delete("gone") == 204
     assert tap("gone") not in one.links() and tap("kept") in one.links()
     assert tap("gone") not in one.sh("nft", "list", "ruleset")
     assert reconcile(one)["orphans_kept"] == ["kept"]
     assert one.delete("gone") == 204, "and again"
+    assert one.agent.get("/readyz")[0] == 503, "one is still kept"
+    assert one.delete("kept") == 204
+    assert one.agent.get("/readyz")[0] == 200

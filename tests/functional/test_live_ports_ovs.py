@@ -36,8 +36,7 @@ def one(machine: Host) -> Iterator[Host]:
         yield machine
         machine.agent.stop()
         machine.agent.groups = options
-        machine.agent.start()
-        machine.agent.call("POST", "/v1/reconcile", {"remove_orphans": True})
+        machine.agent.start_without_orphans()
 
 
 def vhost(port_id: str) -> str:
@@ -236,8 +235,9 @@ def test_a_port_from_before_keeps_its_path_in_the_shared_directory(one: Host) ->
         "external_ids:netplugin-backend=dpdkvhostuser", "--", "set", "Interface", vhost("p"),
         "type=dpdkvhostuserclient", f"options:vhost-server-path={old}",
     )  # fmt: skip
-    one.agent.start()
+    one.agent.start_with_orphans()
     assert one.plug("p", make_spec(1))["binding"]["socket_path"] == str(old)
+    assert one.agent.get("/readyz")[0] == 200, "it is adopted"
     assert interface(one, "p")[1] == str(old)
     assert old.parent.stat().st_mode & 0o7777 == 0o3771, "QEMU can make it, and replace no other"
     assert "vhost-socket-dir" in findings(one)
@@ -261,7 +261,13 @@ def test_a_new_network_waits_until_ovsdb_was_read(one: Host) -> None:
         assert error["retryable"] and error["step"] == "ovsdb-connect"
     finally:
         one.ovs.start_ovsdb()
-    wait_for(lambda: one.agent.get("/readyz")[0] == 200, 90, "the agent is ready")
+    wait_for(
+        lambda: one.agent.call("POST", "/v1/reconcile", {})[1]["errors"] == [],
+        90, "the agent has looked at the host",
+    )  # fmt: skip
+    status, said = one.agent.get("/readyz")
+    assert status == 503 and "another store made them" in " ".join(said["reasons"]), said
     assert one.network("green", 5002)["local_vlan"] != blue
     assert one.network("blue", 5001)["local_vlan"] == blue
     one.plug("p", spec_on("blue", 1))
+    assert one.agent.get("/readyz")[0] == 200, "it is adopted"

@@ -113,6 +113,16 @@ class PrivateAgent:
         shutil.rmtree(self.directory / "state")
         self.start_with_orphans()
 
+    def start_without_orphans(self) -> None:
+        """Start it, and remove what its store does not know: a test that failed may leave that."""
+        self.start(ready=False)
+
+        def removed() -> bool:
+            self.call("POST", "/v1/reconcile", {"remove_orphans": True})
+            return self.get("/readyz")[0] == 200
+
+        self.daemon.wait_for(removed, READY_DEADLINE_S, "the agent is ready without orphans")
+
     def restart_with(self, options: Mapping[str, Mapping[str, str]]) -> None:
         """Stop it, and start it with these options over those that it had."""
         self.stop()
