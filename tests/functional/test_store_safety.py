@@ -74,8 +74,8 @@ def put(agent: PrivateAgent, number: int, **network: Any) -> tuple[int, Any]:
     return agent.call("PUT", f"/v1/ports/p{number}", spec(number, **network))
 
 
-def plug(agent: PrivateAgent, number: int) -> str:
-    status, port = put(agent, number)
+def plug(agent: PrivateAgent, number: int, **network: Any) -> str:
+    status, port = put(agent, number, **network)
     assert (status, port["state"]) == (200, "active"), port
     made = index(f"p{number}")
     assert made is not None
@@ -127,10 +127,14 @@ def test_a_store_that_is_put_back_removes_no_port_that_it_does_not_know(
 
 
 def test_two_agents_with_stores_of_their_own_leave_each_others_ports(agent: PrivateAgent) -> None:
-    """Both have seen the host without any port: neither takes its store for a new one."""
-    with PrivateAgent(BASE / "other", None, OPTIONS) as other:
+    """Both have seen the host without any port: neither takes its store for a new one.
+
+    On networks of their own: a bridge has no store's mark, and each would take it for its own.
+    """
+    networks = {"linuxbridge": {"physical_interfaces": "physnet2:"}}
+    with PrivateAgent(BASE / "other", None, networks) as other:
         first = plug(agent, 1)
-        second = plug(other, 2)
+        second = plug(other, 2, physical_network="physnet2")
         assert looked(agent)["orphans_kept"] == ["p2"]
         assert looked(other)["orphans_kept"] == ["p1"]
         assert (index("p1"), index("p2")) == (first, second)
