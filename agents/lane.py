@@ -105,7 +105,7 @@ class Lane:
         self._thread = self._supervisor.thread(self._name, self._run, self._ended)
 
     def refuse(self) -> None:
-        """Take nothing more, and answer with an error what waits; the batch at hand goes on."""
+        """Accept no more work and refuse what waits; the batch in progress goes on."""
         with self._wake:
             self._stopped = True
             waiting, errands = list(self._waiting), list(self._errands)
@@ -119,7 +119,7 @@ class Lane:
             _refuse(errand.future)
 
     def stop(self, until: float) -> None:
-        """``refuse``, and wait for the batch at hand until then (monotonic)."""
+        """``refuse``, and wait for the batch in progress until the deadline (``time.monotonic``)."""
         self.refuse()
         if self._thread is not None:
             self._thread.join(timeout=max(0.0, until - time.monotonic()))

@@ -40,7 +40,7 @@ from netplugin.host.shared import Host
 LOG = logging.getLogger(__name__)
 # The host is put right before the first call is taken, if it lets us within this time.
 _FIRST_LOOK_S = 5.0
-# From SIGTERM on: what waits is refused, what is at hand has been answered, the process has ended.
+# From SIGTERM on: when waiting calls are refused, calls in progress answered, and the process ended.
 _REFUSE_AFTER_S, _ANSWERED_S, _END_S = 30, 42, 55
 
 

@@ -112,7 +112,7 @@ class Service:
             lane.looked_once.wait(max(0.0, deadline - time.monotonic()))
 
     def refuse_waiting(self) -> None:
-        """Answer with an error what waits for its turn; what is at hand goes on."""
+        """Refuse the calls that wait for their turn; those in progress go on."""
         for lane in self._lanes.values():
             lane.refuse()
 
@@ -125,7 +125,7 @@ class Service:
         ]
 
     def stop(self) -> None:
-        """What is at hand is waited for, in all backends together for a few seconds."""
+        """Wait for what is in progress, in all backends together for a few seconds."""
         self.refuse_waiting()
         until = time.monotonic() + _STOP_S
         for lane in self._lanes.values():

@@ -48,7 +48,7 @@ class Aside:
 
 
 class SetAside:
-    """Those of one database, each until the same thing is asked for again."""
+    """The rows set aside in one database, each until a PUT replaces it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

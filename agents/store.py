@@ -150,7 +150,7 @@ class Store:
     def stamp(self, port_id: str) -> str:
         """What the port carries on the host: this store, and the commit that its record came with.
 
-        A port that was forgotten and is asked for again has another one. Empty without a record.
+        A port that is PUT again after it was forgotten has another one. Empty without a record.
         """
         with self._lock:
             number = self._numbers.get(port_id)

@@ -291,7 +291,7 @@ class SetFilter(FlowChange):
 
 @dataclass(frozen=True)
 class MakeSocketDirectory(Change):
-    """Make the directory of a port's socket, or put right whose it is."""
+    """Make the directory of a port's socket, or set its owner and mode."""
 
     directory: Directory
 

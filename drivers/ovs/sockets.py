@@ -218,7 +218,7 @@ def usable(directory: Path, group: str) -> Usability:
 
 
 def make(wish: Directory) -> None:
-    """Make a directory, or put right whose it is. Raises: HostError."""
+    """Make a directory, or set its owner and mode. Raises: HostError."""
     path = Path(wish.path)
     try:
         path.parent.mkdir(mode=_PASSABLE, parents=True, exist_ok=True)
