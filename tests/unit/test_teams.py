@@ -348,10 +348,12 @@ def test_comparing_goes_on_after_an_error_that_nobody_expected(
                 running.store.save([], forget=[BESIDE])
                 while running.store.get(BESIDE) is None:
                     await asyncio.sleep(0.01)
+                # It counts as going on from the end of that turn, which the standby comes before.
+                while running.service.unready():
+                    await asyncio.sleep(0.01)
             await running.service.teams.stop()
 
         asyncio.run(compare())
-        assert running.service.unready() == []
 
 
 def test_a_file_of_version_3_is_taken_over(tmp_path: Path) -> None:
