@@ -18,6 +18,7 @@ from netplugin.errors import (
     NetpluginError,
     Unsupported,
 )
+from netplugin.host.names import MAX_SOCKET_PATH, fits_socket
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
 from netplugin.host.ovs_underlay import too_narrow
@@ -48,7 +49,16 @@ def port_refusal(wanted: Wanted, seen: SeenOvs, room: int) -> NetpluginError | N
     for name in names:
         if name in seen.taken_names:
             return name_taken(name)
-    if port.port_id not in seen.rows and room <= 0:
+    if port.port_id in seen.rows:
+        return None
+    if not fits_socket(port.socket):
+        return Unsupported(
+            f"{port.socket} is longer than the {MAX_SOCKET_PATH} bytes of a UNIX socket's path",
+            step="socket-directory",
+            fix="shorten [ovs] vhost_socket_dir and restart the agent; then DELETE the port and PUT it "
+            "again, since a port keeps its path",
+        )  # fmt: skip
+    if room <= 0:
         return CapacityExhausted(
             f"all {MAX_VHOST_SOCKETS} vhost sockets of this vswitchd are taken", step="plan",
             fix="remove ports that are no longer needed",

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from netplugin.backend import Claim, Intent, Usability
 from netplugin.errors import HostError
-from netplugin.host.names import SOCKETS, VHOST, device_name
+from netplugin.host.names import SOCKETS, VHOST, device_name, vhost_socket
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
 from netplugin.models import Finding
@@ -77,8 +77,7 @@ def path_of(row: OvsPort) -> str | None:
 
 def new_path(settings: OvsSettings, port_id: str) -> str:
     """In a directory of the port's own."""
-    own = settings.vhost_socket_dir / device_name(SOCKETS, port_id)
-    return str(own / device_name(VHOST, port_id))
+    return str(vhost_socket(settings.vhost_socket_dir, port_id))
 
 
 def shared_path(settings: OvsSettings, port_id: str) -> str:

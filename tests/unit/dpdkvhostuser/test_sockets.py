@@ -12,7 +12,7 @@ from drivers.dpdkvhostuser.plan import make_plan
 from drivers.ovs import changes as c
 from drivers.ovs import sockets
 from drivers.ovs.sockets import Directory, SeenSockets
-from netplugin.backend import Intent
+from netplugin.backend import Claim, Intent
 from netplugin.errors import HostError
 from netplugin.host.names import SOCKETS, VHOST, device_name
 from tests.unit.dpdkvhostuser.model import SETTINGS, Model
@@ -43,6 +43,17 @@ def test_a_port_from_before_is_where_its_row_says_or_in_the_shared_directory() -
     drifted = replace(row, interfaces=(strange,))
     assert sockets.claim_socket(SETTINGS, INTENT, drifted).key == f"/run/vhost/{OWN}/{SHARED}"
     assert sockets.look(SETTINGS, ["p"], {"p": drifted}).files == {}
+
+
+def test_no_port_is_made_whose_path_dpdk_would_cut() -> None:
+    """One that is there keeps what it has; ``vhost-server-path`` would not change anyway."""
+    claim = Claim(sockets.KIND, f"/{'d' * 93}/{SHARED}")
+    intent, model = replace(INTENT, claims=(claim,)), Model()
+    found = make_plan(SETTINGS, [intent], model.observe())
+    assert found.changes == () and found.refused["p"].step == "socket-directory"
+    assert "107 bytes" in found.refused["p"].detail
+    fits = replace(INTENT, claims=(Claim(sockets.KIND, f"/{'d' * 91}/{SHARED}"),))
+    assert converge(model, [fits]) == set()
 
 
 @pytest.mark.parametrize(
