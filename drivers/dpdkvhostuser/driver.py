@@ -10,7 +10,7 @@ from drivers.dpdkvhostuser.observe import Observer
 from drivers.dpdkvhostuser.options import GROUP, OPTIONS
 from drivers.dpdkvhostuser.plan import make_plan
 from drivers.dpdkvhostuser.seen import Seen
-from drivers.dpdkvhostuser.wanted import BACKEND, bridge_of
+from drivers.dpdkvhostuser.wanted import BACKEND, OVERLAY
 from drivers.ovs import offload, sockets
 from drivers.ovs.apply import Applier
 from drivers.ovs.ports import VHOST_TYPE
@@ -104,7 +104,8 @@ class DpdkVhostUser(Backend[Seen]):
     def binding(self, intent: Intent) -> Binding:
         assert intent.spec is not None
         row = self._ovs.mirror.owned(BACKEND, intent.port_id)
-        bridge = bridge_of(self._settings, intent, row)
+        network = str(intent.spec.network.physical_network)
+        mapped = OVERLAY if intent.overlay else self._settings.bridge_mappings.get(network)
         socket = sockets.socket_path(self._settings, intent, row)
         return Binding.model_validate(
             {
@@ -116,7 +117,7 @@ class DpdkVhostUser(Backend[Seen]):
                     numa_node=intent.spec.numa_node,
                 ),
                 "socket_path": socket,
-                "bridge": bridge,
+                "bridge": row.bridge if row else mapped,
                 "device": device_name(VHOST, intent.port_id),
             }
         )

@@ -44,7 +44,7 @@ class Observer:
         bridges = self._reader.bridges(scope)
         also = Also({TUNNELS: self._network_cookies(scope)}, {TUNNELS: tunnels.LEARNED_BIT})
         common, flows = self._reader.seen(scope, bridges, also)
-        underlay = self._read_underlay(scope)
+        underlay = self._underlay.read(self._mirror) if self._underlay else None
         shared = self._mirror.ports_named(SHARED_NAMES)
         taken = {p.name for p in shared if TUNNEL_MARK not in p.external_ids}
         seen = Seen(
@@ -96,15 +96,6 @@ class Observer:
         """Of the networks that the ports in question are on."""
         ids = (row.external_ids for row in scope.rows.values() if row.bridge == OVERLAY)
         return sorted({tunnels.network_cookie(n) for marks in ids for n in network_of(marks)})
-
-    def _read_underlay(self, scope: Scope) -> Underlay | None:
-        """If a port may need to know: one that is on a VXLAN network, or one that is not there yet."""
-        on_overlay = any(row.bridge == OVERLAY for row in scope.rows.values())
-        if self._underlay is None:
-            return None
-        if scope.ports is None or on_overlay or len(scope.rows) < len(scope.ports):
-            return self._underlay.read(self._mirror)
-        return None
 
     # -- programs --------------------------------------------------------------------------------
 

@@ -14,10 +14,10 @@ from drivers.dpdkvhostuser.wanted import (
     TO_OVERLAY,
     TO_TUNNELS,
     TUNNELS,
-    bridge_of,
     vhost_port,
     vxlan_name,
 )
+from drivers.ovs.mapping import bridge_of, left_out, unmapped
 from drivers.ovs.plan_bridges import bridge_changes
 from drivers.ovs.plan_ports import (
     MAX_VHOST_SOCKETS,
@@ -27,13 +27,13 @@ from drivers.ovs.plan_ports import (
     needs_room,
     port_changes,
     port_refusal,
-    unmapped,
 )
 from drivers.ovs.ports import VhostPort
 from drivers.ovs.sockets import socket_path
 from netplugin.backend import Intent, Overlay, Plan
 from netplugin.errors import Conflict, FieldError, InvalidRequest, NetpluginError
 from netplugin.host.ovs import OvsSettings
+from netplugin.host.ovs_rows import OvsPort
 from netplugin.host.ovs_underlay import problem
 
 
@@ -52,9 +52,10 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
         if intent.spec is None:
             continue
         row = seen.rows.get(intent.port_id)
-        bridge, left_out = bridge_of(settings, intent, row), _left_out(configured, intent)
-        if bridge is None or (left_out and row is None):
-            refused[intent.port_id] = left_out or unmapped(intent.spec)
+        bridge = _bridge_of(settings, intent, row, seen)
+        missing = _left_out(configured, intent, bridge)
+        if bridge is None or (missing and row is None):
+            refused[intent.port_id] = missing or unmapped(intent.spec)
             continue
         socket = socket_path(settings, intent, row)
         entry = Wanted(vhost_port(intent, bridge, socket, seen.tso), intent.spec)
@@ -62,8 +63,8 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
         if error:
             refused[intent.port_id] = error
             continue
-        if left_out:
-            kept[intent.port_id] = left_out
+        if missing:
+            kept[intent.port_id] = missing
         room -= intent.port_id not in seen.rows
         wanted[intent.port_id] = entry
         if intent.overlay:
@@ -79,13 +80,19 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
 # -- what cannot be had ------------------------------------------------------------------------------
 
 
-def _left_out(settings: OvsSettings, intent: Intent) -> NetpluginError | None:
-    """What the configuration would have to say for a port to come, and does not."""
+def _bridge_of(
+    settings: OvsSettings, intent: Intent, row: OvsPort | None, seen: Seen
+) -> str | None:
+    assert intent.spec is not None
+    return OVERLAY if intent.overlay else bridge_of(settings, intent.spec, row, seen.bridges)
+
+
+def _left_out(settings: OvsSettings, intent: Intent, bridge: str | None) -> NetpluginError | None:
+    """What the configuration would have to say for a port to come here, and does not."""
     assert intent.spec is not None
     if intent.overlay:
         return problem(None) if settings.local_ip is None else None
-    mapped = intent.spec.network.physical_network in settings.bridge_mappings
-    return None if mapped else unmapped(intent.spec)
+    return left_out(settings, intent.spec, bridge)
 
 
 def _refusal(

@@ -22,7 +22,7 @@ class SeenTunnels:
     flows: Mapping[int, frozenset[Flow]] = field(default_factory=dict)
     #: Networks that ports not in question are on, each with its UDP port.
     neighbours: Mapping[str, int] = field(default_factory=dict)
-    #: Where the tunnels leave; None without ``[ovs] local_ip``, or if no port needs to know.
+    #: Where the tunnels leave; None without ``[ovs] local_ip``.
     underlay: Underlay | None = None
 
     @property

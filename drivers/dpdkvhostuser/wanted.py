@@ -9,7 +9,6 @@ from typing import Any
 from drivers.ovs.ports import VhostPort, rows_differ
 from netplugin.backend import Intent
 from netplugin.host.names import VXLAN
-from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import TUNNEL_MARK, OvsPort
 
 BACKEND = "dpdkvhostuser"
@@ -21,15 +20,6 @@ TO_TUNNELS, TO_OVERLAY = "np-to-tunnels", "np-to-overlay"
 SHARED_NAMES = (VXLAN, "np-to-")
 #: What the two are marked with. A colon is in the name of no physical network.
 BRIDGE_MARKS: Mapping[str, str] = {OVERLAY: "vxlan:overlay", TUNNELS: "vxlan:tunnels"}
-
-
-def bridge_of(settings: OvsSettings, intent: Intent, row: OvsPort | None) -> str | None:
-    """The bridge of a port. One whose network is not configured any more stays where it is."""
-    assert intent.spec is not None
-    if intent.overlay:
-        return OVERLAY
-    mapped = settings.bridge_mappings.get(str(intent.spec.network.physical_network))
-    return mapped or (row.bridge if row else None)
 
 
 def vhost_port(intent: Intent, bridge: str, socket: str, tso: bool) -> VhostPort:

@@ -11,6 +11,7 @@ from drivers.linuxbridge.segments import Segment
 from netplugin.backend import Overlay
 from netplugin.errors import BackendUnavailable, Conflict, NetpluginError
 from netplugin.host.link_messages import Vlan, Vxlan
+from netplugin.host.names import TAP
 from netplugin.vxlan import overhead
 
 
@@ -24,10 +25,44 @@ class Hop:
     step: str
 
 
+def way_out(settings: Settings, segment: Segment, seen: Seen) -> str | None:
+    """The interface by which a segment leaves, empty if it does not; None if nothing says.
+
+    While ports are on it that is what it has, whatever the configuration has become since.
+    """
+    configured = settings.physical_interfaces.get(segment.physical_network)
+    return configured if configured is None else _in_use(segment, seen) or configured
+
+
+def _in_use(segment: Segment, seen: Seen) -> str:
+    bridge, made = seen.bridges.get(segment.bridge), seen.uplinks.get(segment.device)
+    if bridge is None or not any(name.startswith(TAP) for name in bridge.members):
+        return ""
+    if not segment.device:
+        return bridge.uplink if bridge.uplink in bridge.members else ""
+    on_it = made is not None and made.master == segment.bridge
+    return made.data.parent if made and on_it and isinstance(made.data, Vlan) else ""
+
+
+def another_way(settings: Settings, segment: Segment, seen: Seen) -> Conflict | None:
+    """That a segment leaves by another interface than the configuration says."""
+    has = way_out(settings, segment, seen)
+    configured = settings.physical_interfaces.get(segment.physical_network)
+    if has == configured:
+        return None
+    free = f"ip link delete {segment.device}" if segment.device else f"ip link set {has} nomaster"
+    return Conflict(
+        f"{segment} leaves by {has}, as its ports were made, and [linuxbridge] physical_interfaces has "
+        f"{configured or 'no interface'} for {segment.physical_network} now", step="plan",
+        fix=f"name {has} there again and restart the agent; or move all ports of {segment} at once: "
+        f"{free}, and then netplugin reconcile",
+    )  # fmt: skip
+
+
 def hop_of(settings: Settings, segment: Segment, mtu: int, seen: Seen) -> Hop | None:
     """The way out for frames of this size; None if the segment ends on this host."""
     if not segment.network_id:
-        name = settings.physical_interfaces.get(segment.physical_network, "")
+        name = way_out(settings, segment, seen)
         return Hop(name, seen.interfaces.get(name), mtu, "uplink") if name else None
     if not settings.local_ip:
         return None
@@ -123,8 +158,7 @@ def in_the_way(
     for name, link in sorted(seen.others.items()):
         match link.data:
             case Vlan(parent, tag) if segment.vlan_id is not None:
-                interface = settings.physical_interfaces.get(segment.physical_network)
-                if (parent, tag) != (interface, segment.vlan_id):
+                if (parent, tag) != (way_out(settings, segment, seen), segment.vlan_id):
                     continue
             case Vxlan(vni=vni, port=port) if overlay is not None:
                 if (vni, port) != (overlay.spec.vni, overlay.spec.udp_port):

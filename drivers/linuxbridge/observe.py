@@ -84,7 +84,7 @@ class Reader:
         }
         used = {tap.master for tap in taps.values()}
         guarded = [b.link for n, b in bridges.items() if self.ports is None or n in used]
-        interfaces, underlay = self._interfaces()
+        interfaces, underlay = self._interfaces(_left_by(bridges, uplinks))
         return Seen(
             ports={},
             taps=taps,
@@ -157,9 +157,11 @@ class Reader:
         bridge = seen.bridges.get(tap.master or "")
         return bridge is not None and bridge.segment is not None and bool(bridge.segment.network_id)
 
-    def _interfaces(self) -> tuple[dict[str, SeenInterface], SeenInterface | None]:
-        """Those of the physical networks, and the one that tunnels end at."""
-        names = set(filter(None, self.settings.physical_interfaces.values()))
+    def _interfaces(
+        self, used: Collection[str]
+    ) -> tuple[dict[str, SeenInterface], SeenInterface | None]:
+        """Those of the physical networks (and ``used``), and the one that tunnels end at."""
+        names = {*filter(None, self.settings.physical_interfaces.values()), *used}
         own = self.settings.local_ip
         addresses = self.kernel.links.addresses() if names or own else {}
         holders = [n for n, each in sorted(addresses.items()) if own in _without_length(each)]
@@ -186,6 +188,12 @@ class Reader:
 
 def _named(links: Mapping[str, Link], *prefixes: str) -> dict[str, Link]:
     return {name: link for name, link in links.items() if name.startswith(prefixes)}
+
+
+def _left_by(bridges: Mapping[str, SeenBridge], uplinks: Mapping[str, Link]) -> set[str]:
+    """The operator's interfaces that segments leave by."""
+    whole = {bridge.uplink for bridge in bridges.values()} - uplinks.keys() - {""}
+    return whole | {link.data.parent for link in uplinks.values() if isinstance(link.data, Vlan)}
 
 
 def _without_length(addresses: Iterable[str]) -> set[str]:

@@ -17,7 +17,13 @@ from drivers.linuxbridge.changes import (
     SetGuard,
     SetTap,
 )
-from drivers.linuxbridge.hops import in_the_way, no_local_ip, uplink_problem, wrong_family
+from drivers.linuxbridge.hops import (
+    another_way,
+    in_the_way,
+    no_local_ip,
+    uplink_problem,
+    wrong_family,
+)
 from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.plan_segments import SegmentsPlan
 from drivers.linuxbridge.seen import Seen
@@ -44,7 +50,7 @@ def make_plan(settings: Settings, intents: Sequence[Intent], seen: Seen) -> Plan
             refused[intent.port_id] = error
             continue
         wanted[intent.port_id] = one
-        if error := _unconfigured(settings, one):
+        if error := _unconfigured(settings, one, seen):
             kept[intent.port_id] = error
     leaving = tuple(sorted(i.port_id for i in intents if i.spec is None))
     segments = SegmentsPlan(settings, seen, wanted, leaving)
@@ -68,7 +74,7 @@ def _refusal(settings: Settings, wanted: Wanted, seen: Seen) -> NetpluginError |
     if link is not None and (link.master, link.mtu) == (tap.bridge, tap.mtu):
         # What is in place stays so; what its uplink lacks is told as a fault.
         return _new_peers_of_the_wrong_family(settings, wanted, seen)
-    if error := _unconfigured(settings, wanted):
+    if error := _unconfigured(settings, wanted, seen):
         return error
     return uplink_problem(settings, segment, tap.mtu, seen) or in_the_way(
         settings, segment, overlay, seen
@@ -85,7 +91,7 @@ def _new_peers_of_the_wrong_family(
     return wrong_family(settings, overlay)
 
 
-def _unconfigured(settings: Settings, wanted: Wanted) -> NetpluginError | None:
+def _unconfigured(settings: Settings, wanted: Wanted, seen: Seen) -> NetpluginError | None:
     """What the configuration or the platform would have to say for the port to come, and does not."""
     network, network_id = wanted.segment.physical_network, wanted.segment.network_id
     if network_id and wanted.overlay is None:
@@ -100,7 +106,7 @@ def _unconfigured(settings: Settings, wanted: Wanted) -> NetpluginError | None:
         )  # fmt: skip
     if network_id and not settings.local_ip:
         return no_local_ip()
-    return wrong_family(settings, wanted.overlay)
+    return wrong_family(settings, wanted.overlay) or another_way(settings, wanted.segment, seen)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from drivers.linuxbridge.changes import (
     SetGuard,
 )
 from drivers.linuxbridge.guard import NOTHING
-from drivers.linuxbridge.hops import in_the_way, uplink_problem, wrong_family
+from drivers.linuxbridge.hops import in_the_way, uplink_problem, way_out, wrong_family
 from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.seen import Seen, SeenBridge
 from drivers.linuxbridge.segments import UPLINK_MARK, Device, Segment, bridge_of
@@ -131,7 +131,7 @@ class SegmentsPlan:
             fit = wrong_family(self.settings, overlay) is None
             peers = frozenset(spec.peers) - {own} if fit else None
             return Uplink(device.name, device=device, peers=peers)
-        interface = self.settings.physical_interfaces.get(segment.physical_network)
+        interface = way_out(self.settings, segment, self.seen)
         if not interface:
             return None if interface is None else Uplink()
         if segment.vlan_id is None:

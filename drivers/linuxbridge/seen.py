@@ -72,7 +72,7 @@ class Seen(Observation):
     sources: VxlanSources | None = None
     #: VLAN and VXLAN devices of others, by name.
     others: Mapping[str, Link] = field(default_factory=dict)
-    #: Those of ``physical_interfaces``.
+    #: Those of ``physical_interfaces``, and those that segments leave by.
     interfaces: Mapping[str, SeenInterface] = field(default_factory=dict)
     #: The interface that has ``local_ip``; None too if that is not set.
     underlay: SeenInterface | None = None

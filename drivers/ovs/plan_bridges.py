@@ -10,7 +10,6 @@ from drivers.ovs.ports import Uplink, VhostPort
 from drivers.ovs.seen import SeenBridge, SeenOvs
 from netplugin.backend import Change
 from netplugin.host.ovs import OvsSettings
-from netplugin.host.ovs_rows import UPLINK_MARK
 
 
 def bridge_changes(
@@ -52,8 +51,11 @@ def bridge_changes(
                 after.append(c.SetBridgeFlows(ids, name, fixed))
             if not used:
                 continue
-        wish = Uplink.of(settings, name, networks[name]) if name in networks else None
-        uplinks = _uplink_changes(settings, wish, ids, bridge)
+        network = networks.get(name)
+        if bridge is not None and bridge.mark != network:
+            continue  # the configuration has changed: its live ports keep their way out
+        wish = Uplink.of(settings, name, network) if network else None
+        uplinks = _uplink_changes(wish, ids, bridge)
         before += uplinks
         if uplinks and bridge is not None:
             after.append(c.SetBridgeFlows(ids, name, fixed))
@@ -61,18 +63,14 @@ def bridge_changes(
 
 
 def _uplink_changes(
-    settings: OvsSettings, wish: Uplink | None, ids: tuple[str, ...], bridge: SeenBridge | None
+    wish: Uplink | None, ids: tuple[str, ...], bridge: SeenBridge | None
 ) -> list[Change]:
-    """One device becomes a bond, and a bond another, in the transaction that lets go of the NIC.
-
-    The uplink of a network that the configuration no longer has stays with the ports that are there.
-    """
+    """One device becomes a bond, and a bond another, in the transaction that lets go of the NIC."""
     found = bridge.uplinks if bridge else {}
     changes: list[Change] = [
         c.RemoveUplink(ids, str(row.bridge), name)
         for name, row in sorted(found.items())
-        if (wish is None or name != wish.name)
-        and row.external_ids[UPLINK_MARK] in settings.bridge_mappings
+        if wish is None or name != wish.name
     ]
     if wish is not None:
         row = found.get(wish.name)

@@ -7,17 +7,12 @@ from dataclasses import dataclass
 
 from drivers.ovs import changes as c
 from drivers.ovs import filters
+from drivers.ovs.mapping import others_way
 from drivers.ovs.ports import BesidePort, VhostPort
 from drivers.ovs.seen import SeenBridge, SeenOvs
 from drivers.ovs.sockets import wanted_directory
 from netplugin.backend import Change
-from netplugin.errors import (
-    BackendUnavailable,
-    CapacityExhausted,
-    Conflict,
-    NetpluginError,
-    Unsupported,
-)
+from netplugin.errors import CapacityExhausted, Conflict, NetpluginError, Unsupported
 from netplugin.host.names import MAX_SOCKET_PATH, fits_socket
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
@@ -66,19 +61,11 @@ def port_refusal(wanted: Wanted, seen: SeenOvs, room: int) -> NetpluginError | N
     return None
 
 
-def unmapped(spec: PortSpec) -> BackendUnavailable:
-    """The error for a port whose network the operator has taken out of the configuration."""
-    network = spec.network.physical_network
-    return BackendUnavailable(
-        f"{network} is not in [ovs] bridge_mappings any more", step="plan",
-        fix=f"add {network} to it again and restart the agent; or delete the port",
-    )  # fmt: skip
-
-
 def bridge_refusal(settings: OvsSettings, wanted: Wanted, seen: SeenOvs) -> NetpluginError | None:
     """Why the port cannot be on its bridge, as that is."""
     port, spec, bridge = wanted.port, wanted.spec, seen.bridges.get(wanted.port.bridge)
     refused = _of_bridge(port, spec, bridge) if bridge else None
+    refused = refused or others_way(settings, spec, port, seen)
     if refused or not needs_room(port, seen):
         return refused
     return _of_uplinks(settings, wanted, bridge) or (

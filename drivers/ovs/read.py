@@ -174,6 +174,7 @@ class Reader:
             ours=ours,
             datapath_type=bridge.datapath_type,
             fail_mode=bridge.fail_mode,
+            mark=bridge.external_ids.get(BRIDGE_MARK, "") if ours else "",
             neighbours=mirror.count_owned_on(bridge) - len(here),
             uplinks=uplinks,
             nics=tuple(

@@ -19,6 +19,8 @@ class SeenBridge:
     ours: bool
     datapath_type: str
     fail_mode: str | None
+    #: What our mark says that it is there for: a physical network, or what is one backend's own.
+    mark: str = ""
     #: How many VMs' ports are on it that are not in question (not in ``Seen.rows``).
     neighbours: int = 0
     #: Ports with our uplink mark.

@@ -156,7 +156,7 @@ class Vdpa(Backend[Seen]):
         claim, mode = claim_of(intent), mode_of(intent)
         assert intent.spec is not None and claim is not None and mode is not None
         row = self._switch.row(intent.port_id)
-        port = wanted(self._switch.settings, intent, row, tso=False).port
+        port = wanted(self._switch.settings, intent, row, {}, tso=False).port
         return Binding.model_validate(
             {
                 "vif_type": "vhostuser",
@@ -168,7 +168,7 @@ class Vdpa(Backend[Seen]):
                 ),
                 "mode": mode.value,
                 "socket_path": port.socket,
-                "bridge": port.bridge,
+                "bridge": row.bridge if row else port.bridge,
                 "device": port.name,
                 "pci_address": claim.key,
                 **place(remembered(claim)),

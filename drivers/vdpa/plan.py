@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from drivers.ovs import faults
 from drivers.ovs.faults import HostWord
+from drivers.ovs.mapping import left_out
 from drivers.ovs.plan_bridges import bridge_changes
 from drivers.ovs.plan_ports import (
     MAX_VHOST_SOCKETS,
@@ -19,11 +20,10 @@ from drivers.ovs.plan_ports import (
     bridge_refusal,
     port_changes,
     port_refusal,
-    unmapped,
 )
 from drivers.ovs.seen import SeenOvs
 from drivers.vdpa.modes import Mode, lacks_native, mode_of
-from drivers.vdpa.wanted import LAYOUT, is_mapped, wanted
+from drivers.vdpa.wanted import LAYOUT, wanted
 from drivers.vf.changes import BindVf
 from drivers.vf.inventory import Inventory, Vf
 from drivers.vf.memory import locate, remembered
@@ -75,8 +75,11 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
         try:
             if intent.spec is not None:
                 wishes[port_id] = _wish(settings, intent, seen, room)
-                if mode_of(intent) is Mode.NATIVE and not is_mapped(settings, intent.spec):
-                    kept[port_id] = unmapped(intent.spec)
+                bridge = wishes[port_id].port.bridge
+                if mode_of(intent) is Mode.NATIVE and (
+                    missing := left_out(settings, intent.spec, bridge)
+                ):
+                    kept[port_id] = missing
                 room -= port_id not in seen.ovs.rows
             elif port_id in seen.ovs.rows or port_id in seen.ovs.beside:
                 continue  # OVS must have let go of the VF before
@@ -128,7 +131,7 @@ def _wish(settings: OvsSettings, intent: Intent, seen: Seen, room: int) -> Wante
     if claim_of(intent) is None:
         raise no_vf()
     row = seen.ovs.rows.get(intent.port_id)
-    wish = wanted(settings, intent, row, tso=seen.ovs.tso)
+    wish = wanted(settings, intent, row, seen.ovs.bridges, tso=seen.ovs.tso)
     wish = replace(wish, reopen=_must_reopen(intent, seen))
     error = port_refusal(wish, seen.ovs, room) or bridge_refusal(settings, wish, seen.ovs)
     if error:

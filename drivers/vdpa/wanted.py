@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from drivers.ovs.layout import Layout
-from drivers.ovs.plan_ports import Wanted, unmapped
+from drivers.ovs.mapping import bridge_of, unmapped
+from drivers.ovs.plan_ports import Wanted
 from drivers.ovs.ports import BesidePort, VhostPort
+from drivers.ovs.seen import SeenBridge
 from drivers.ovs.sockets import socket_path
 from drivers.vdpa.modes import NATIVE_TYPE, Mode, mode_of
 from drivers.vf.memory import remembered
@@ -15,7 +18,6 @@ from netplugin.backend import Intent
 from netplugin.host.names import RELAY, VHOST, device_name
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
-from netplugin.models import PortSpec
 
 BACKEND = "vdpa"
 #: The one bridge of all relays. It has no flow that switches: a port's flows name the port they lead
@@ -30,22 +32,24 @@ _ACCELERATOR = "vdpa-accelerator-devargs"
 DEVICE_OPTIONS = ("dpdk-devargs", _ACCELERATOR)
 
 
-def is_mapped(settings: OvsSettings, spec: PortSpec) -> bool:
-    """Whether the network of a port has a bridge, which native mode needs."""
-    return spec.network.physical_network in settings.bridge_mappings
-
-
-def wanted(settings: OvsSettings, intent: Intent, row: OvsPort | None, *, tso: bool) -> Wanted:
+def wanted(
+    settings: OvsSettings,
+    intent: Intent,
+    row: OvsPort | None,
+    bridges: Mapping[str, SeenBridge],
+    *,
+    tso: bool,
+) -> Wanted:
     """The rows of a port that has a VF. ``tso``: its VM may send segments of 64 KiB.
 
-    ``row`` is what there is of it: one whose network is not configured any more stays on its bridge.
+    ``row`` is what there is of it, on one of ``bridges``.
 
     Raises: BackendUnavailable for such a port that is not there.
     """
     claim, mode = claim_of(intent), mode_of(intent)
     assert intent.spec is not None and claim is not None and mode is not None
     if mode is Mode.NATIVE:
-        return _native(settings, intent, row, claim.key, tso)
+        return _native(settings, intent, row, bridges, claim.key, tso)
     socket = socket_path(settings, intent, row)
     port = VhostPort.of(BACKEND, intent, BRIDGE, 0, socket=socket, tso=tso)
     return Wanted(port, intent.spec, _relayed_to(intent, claim.key))
@@ -65,13 +69,18 @@ def _relayed_to(intent: Intent, address: str) -> BesidePort:
 
 
 def _native(
-    settings: OvsSettings, intent: Intent, row: OvsPort | None, address: str, tso: bool
+    settings: OvsSettings,
+    intent: Intent,
+    row: OvsPort | None,
+    bridges: Mapping[str, SeenBridge],
+    address: str,
+    tso: bool,
 ) -> Wanted:
     """Options as in the patch "netdev-dpdk: Introduce dpdkvdpa" and the vendors' guides to it."""
     claim = claim_of(intent)
     assert intent.spec is not None and claim is not None
     network, memory = intent.spec.network, remembered(claim)
-    bridge = settings.bridge_mappings.get(str(network.physical_network)) or (row and row.bridge)
+    bridge = bridge_of(settings, intent.spec, row, bridges)
     if not bridge:
         raise unmapped(intent.spec)
     socket, tag = socket_path(settings, intent, row), network.vlan_id or 0

@@ -89,6 +89,20 @@ def test_vlans_and_a_flat_network_share_a_wire(hypervisor: Driven) -> None:
         assert a.reaches("10.100.0.50")
 
 
+def test_a_vlan_stays_on_its_wire_when_its_network_has_another(hypervisor: Driven) -> None:
+    configured = hypervisor.interfaces
+    with hypervisor.vm("a", make_spec(1, vlan(100)), "10.100.0.1") as a:
+        assert a.reaches("10.100.0.50")
+        try:
+            hypervisor.interfaces = {**configured, "physnet1": "eth1"}
+            hypervisor.repair()
+            assert a.reaches("10.100.0.50")
+            status, problem = hypervisor.put("b", make_spec(2, vlan(100)))
+            assert (status, problem["code"]) == (409, "conflict") and WIRE in problem["detail"]
+        finally:
+            hypervisor.interfaces = configured
+
+
 def test_a_wire_too_small_for_a_vlan_is_refused_and_told(hypervisor: Driven) -> None:
     before = hypervisor.links()
     hypervisor.sh("ip", "link", "set", WIRE, "mtu", "8999")

@@ -14,7 +14,7 @@ from tests.lab.traffic_hosts import Host, host, make_spec, overlay, switch, wire
 
 pytestmark = pytest.mark.light
 
-UPLINK = "eth2"
+UPLINK, OTHER = "eth2", "eth3"
 ON_WIRE = {"type": "flat", "physical_network": "physnet1"}
 LOCAL = {"type": "flat", "physical_network": "physnet2"}
 BLUE = Segment(network_id="blue")
@@ -25,6 +25,7 @@ INTERFACES = f"physnet1:{UPLINK},physnet2:"
 def machine() -> Iterator[Host]:
     with switch(), host(1, INTERFACES) as one:
         wire(one.name, UPLINK)
+        wire(one.name, OTHER)
         yield one
 
 
@@ -117,6 +118,41 @@ def test_a_network_taken_out_of_physical_interfaces(one: Host) -> None:
     assert (status, error["code"]) == (422, "invalid_request")
     restart(one, linuxbridge={"physical_interfaces": INTERFACES})
     assert one.port("wired")["state"] == "active"
+
+
+def test_a_network_that_has_another_interface(one: Host) -> None:
+    """Its ports leave by the one they have until the operator takes it from them."""
+    segment = Segment("physnet1")
+    one.plug("wired", make_spec(1, ON_WIRE))
+    before = one.link(tap("wired"))["ifindex"]
+    for interfaces in (f"physnet1:{OTHER},physnet2:", "physnet1:,physnet2:"):
+        restart(one, linuxbridge={"physical_interfaces": interfaces})
+        port = one.port("wired")
+        assert (port["state"], port["error"]["code"]) == ("degraded", "conflict")
+        assert "[linuxbridge] physical_interfaces" in port["error"]["detail"]
+        assert "physical_interfaces" in findings(one)["linuxbridge-ports-degraded"]["found"]
+        one.sh("ip", "link", "set", tap("wired"), "down")
+        reconcile(one)
+        link = one.link(tap("wired"))
+        assert (link["ifindex"], link["master"]) == (before, segment.bridge) and "UP" in link[
+            "flags"
+        ]
+        assert UPLINK in left_by(one, segment)
+        status, error = one.put("new", make_spec(3, ON_WIRE))
+        assert (status, error["code"]) == (409, "conflict") and UPLINK in error["detail"]
+    # What the error says that lets them move.
+    restart(one, linuxbridge={"physical_interfaces": f"physnet1:{OTHER},physnet2:"})
+    words = one.port("wired")["error"]["fix"].partition("at once: ")[2].partition(",")[0]
+    one.sh(*words.split())
+    reconcile(one)
+    assert OTHER in left_by(one, segment) and one.port("wired")["state"] == "active"
+    assert one.link(tap("wired"))["ifindex"] == before
+    one.plug("new", make_spec(3, ON_WIRE))
+
+
+def left_by(one: Host, segment: Segment) -> str:
+    """What the kernel says of the ports of the segment's bridge."""
+    return one.sh("ip", "link", "show", "master", segment.bridge)
 
 
 def test_the_address_of_tunnels_taken_away(one: Host) -> None:

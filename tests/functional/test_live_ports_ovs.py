@@ -96,6 +96,40 @@ def test_a_network_taken_out_of_bridge_mappings(one: Host) -> None:
     assert one.ovs.vsctl("list-br").split() == ["br-phys2", "br-underlay"]
 
 
+def test_a_network_mapped_to_another_bridge(one: Host) -> None:
+    """What is plugged stays on its bridge with its way out, and says that it is not where it should be."""
+    live = one.plug("live", make_spec(1))
+    one.plug("other", make_spec(2, network=OTHER_NETWORK))
+    before = {port_id: interface(one, port_id) for port_id in ("live", "other")}
+    flows = one.flows("br-phys1")
+    for mappings in ("physnet1:br-new,physnet2:br-phys2", "physnet1:br-phys2,physnet2:br-phys1"):
+        one.agent.restart_with({"ovs": {"bridge_mappings": mappings}})
+        port = one.agent.get("/v1/ports/live")[1]
+        assert (port["state"], port["error"]["code"]) == ("degraded", "conflict")
+        assert "[ovs] bridge_mappings" in port["error"]["detail"]
+        assert port["binding"] == live["binding"]
+        assert "bridge_mappings" in findings(one)["dpdkvhostuser-ports-degraded"]["found"]
+        one.ovs.ofctl("del-flows", "br-phys1")
+        one.repair()
+        assert {port_id: interface(one, port_id) for port_id in before} == before
+        assert one.flows("br-phys1") == flows
+        assert NIC in one.ovs.vsctl("list-ports", "br-phys1").split(), "the way out stays too"
+        status, error = one.put("new", make_spec(3))
+        assert (status, error["code"]) == (409, "conflict"), error
+        assert one.planned() == []
+        assert one.ovs.vsctl("list-br").split() == ["br-phys1", "br-phys2", "br-underlay"]
+    assert one.agent.get("/v1/ports/other")[1]["state"] == "degraded", "it was exchanged too"
+    one.agent.restart_with({"ovs": {"bridge_mappings": "physnet1:br-new,physnet2:br-phys2"}})
+    assert one.agent.get("/v1/ports/other")[1]["state"] == "active"
+    tight = {"allowed_addresses": [{"ip": "10.0.0.5"}]}
+    status, port = one.put("live", make_spec(1, port_security=tight))
+    assert (status, port["state"]) == (200, "degraded"), port
+    assert any("10.0.0.5" in flow for flow in one.flows("br-phys1"))
+    assert one.agent.call("DELETE", "/v1/ports/live")[0] == 204
+    assert one.plug("live", make_spec(1))["binding"]["bridge"] == "br-new"
+    assert NIC in one.ovs.vsctl("list-ports", "br-new").split()
+
+
 def test_the_address_of_tunnels_taken_away(one: Host) -> None:
     one.network("blue", 5001, "10.9.0.2")
     one.plug("p", spec_on("blue", 1))
@@ -271,3 +305,15 @@ def test_a_new_network_waits_until_ovsdb_was_read(one: Host) -> None:
     assert one.network("blue", 5001)["local_vlan"] == blue
     one.plug("p", spec_on("blue", 1))
     assert one.agent.get("/readyz")[0] == 200, "it is adopted"
+
+
+def test_an_orphan_that_is_asked_for_on_another_network(one: Host) -> None:
+    """It is refused for what stands in the way, and not for an option that is set."""
+    one.plug("p", make_spec(1, network={"mtu": 1300}))
+    before = interface(one, "p")
+    one.agent.lose_store()
+    one.network("blue", 5001, mtu=9000)
+    status, error = one.put("p", spec_on("blue", 1))
+    assert (status, error["code"], error["step"]) == (409, "unsupported", "mtu"), error
+    assert "br-underlay has" in error["detail"] and "local_ip" not in error["detail"]
+    assert interface(one, "p") == before, "it is still there"

@@ -43,9 +43,10 @@ UNDERLAY = Underlay(LOCAL_IP, "br-underlay", True, True, (("br-underlay", 9100),
 
 @dataclass
 class Bridge:
-    """``ours`` is its mark; ``flows`` has everybody's."""
+    """``ours``: it has our mark, which names ``mark``; ``flows`` has everybody's."""
 
     ours: bool = True
+    mark: str = ""
     datapath_type: str = "netdev"
     fail_mode: str | None = "secure"
     ports: dict[str, OvsPort] = field(default_factory=dict)
@@ -97,7 +98,7 @@ class Model:
     def _apply(self, change: Change) -> None:
         match change:
             case c.CreateBridge():
-                self.bridges.setdefault(change.name, Bridge())
+                self.bridges.setdefault(change.name, Bridge(mark=change.mark))
             case c.SecureBridge():
                 self.bridges[change.name].fail_mode = "secure"
             case c.RemoveBridge():
@@ -191,6 +192,7 @@ class Model:
             for whose in (_owner, _beside)
         )
         known = {*self.settings.bridge_mappings.values(), *self.layout.marks}
+        known |= {str(row.bridge) for row in rows.values()}
         return SeenOvs(
             ports={i: ObservedPort() for i in rows},
             rows=rows,
@@ -261,6 +263,7 @@ class Model:
             ours=bridge.ours,
             datapath_type=bridge.datapath_type,
             fail_mode=bridge.fail_mode,
+            mark=bridge.mark if bridge.ours else "",
             neighbours=len([i for i in owned if i not in rows]),
             uplinks=uplinks,
             nics=self.nics,

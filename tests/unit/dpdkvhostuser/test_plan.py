@@ -202,6 +202,48 @@ def test_a_port_stays_where_it_is_when_its_network_is_not_mapped_any_more() -> N
     assert model.bridges == {}
 
 
+def test_a_port_stays_where_it_is_when_its_network_has_another_bridge() -> None:
+    """With its uplink; and the NIC is not taken to the other bridge for a port that comes."""
+    model = Model()
+    live = [Intent(f"p{n}", plain_spec(physical_network=f"net{n}")) for n in (2, 3)]
+    converge(model, live)
+    before = model.copy()
+    for mappings in ({"net2": "br9", "net3": "br3"}, {"net2": "br3", "net3": "br2"}):
+        model.settings = replace(SETTINGS, bridge_mappings=mappings)
+        found = plan(model.settings, live, model.observe())
+        assert found.changes == () and found.refused == {}
+        assert "is on bridge br2" in found.kept["p2"].detail
+        assert ("p3" in found.kept) == (mappings["net3"] != "br3")
+        new = Intent("p1", plain_spec(physical_network="net2"))
+        refused = plan(model.settings, [*live, new], model.observe())
+        assert refused.changes == () and refused.refused["p1"].code == "conflict"
+    assert model.bridges == before.bridges
+    model.settings = replace(SETTINGS, bridge_mappings={"net2": "br9", "net3": "br3"})
+    converge(model, [Intent("p2", None), live[1]])
+    assert converge(model, live) == set()
+    assert model.bridges.keys() == {"br3", "br9"} and len(model.bridges["br9"].ports) == 2
+
+
+def test_a_port_that_is_asked_for_on_another_network_moves() -> None:
+    """Whatever the option says of the network that it leaves."""
+    for mappings in (SETTINGS.bridge_mappings, {"net1": "br1", "net2": "br9", "net3": "br3"}):
+        model = Model()
+        converge(model, [Intent("p", plain_spec(physical_network="net2"))])
+        model.settings = replace(SETTINGS, bridge_mappings=mappings)
+        assert converge(model, [Intent("p", plain_spec(physical_network="net1"))]) == set()
+        assert model.observe().rows["p"].bridge == "br1"
+
+
+def test_on_a_bridge_of_the_operators_a_port_stays_as_long_as_no_other_network_has_it() -> None:
+    model = Model()
+    model.bridges["br2"] = Bridge(ours=False)
+    live = Intent("p", plain_spec(physical_network="net2"))
+    converge(model, [live])
+    model.settings = replace(SETTINGS, bridge_mappings={"net2": "br9"}, uplinks={})
+    found = plan(model.settings, [live], model.observe())
+    assert found.changes == () and found.kept["p"].code == "conflict"
+
+
 def test_ports_of_networks_stay_when_the_address_of_tunnels_is_not_configured_any_more() -> None:
     model = Model()
     network = overlay(1)

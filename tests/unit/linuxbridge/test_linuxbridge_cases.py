@@ -67,22 +67,29 @@ def test_a_network_of_the_host_alone_has_no_uplink() -> None:
     }
 
 
-def test_an_interface_that_was_replaced_comes_off_the_bridge() -> None:
-    model = Model()
-    wanted = [Intent("p", make_spec(network="net2"))]
-    converge(model, wanted)
-    bridge = device_name(BRIDGE, "net2")
-    assert model.links.links["eth2"].master == bridge
-    known = configured(model)
-    known["net2"] = "missing"
-    converge(model, wanted)
-    assert model.links.links["eth2"].master == bridge, "the old one serves until the new one can"
-    known["net2"] = "eth9"
-    converge(model, wanted)
-    assert (model.links.links["eth2"].master, model.links.links["eth9"].master) == (None, bridge)
-    known["net2"] = ""
-    converge(model, wanted)
-    assert model.links.links["eth9"].master is None
+def test_ports_leave_by_the_interface_they_have_until_it_is_taken_from_them() -> None:
+    for network in ({"type": "flat", "physical_network": "net2"}, VLAN):
+        model, live = Model(), Intent("p", make_spec(network=network))
+        segment = Segment("net2", network.get("vlan_id"))  # type: ignore[arg-type]
+        converge(model, [live])
+        before = dict(model.links.links)
+        known = configured(model)
+        for now in ("missing", "eth9", ""):
+            known["net2"] = now
+            result = converge(model, [live])
+            assert result.failed == {} and model.links.links == before
+            assert "leaves by eth2" in result.kept["p"].detail
+            refused = converge(model, [Intent("q", make_spec(network=network))], whole=False)
+            assert refused.failed["q"].code == "conflict" and model.links.links == before
+        known["net2"] = "eth9"
+        if segment.device:
+            model.links.delete(segment.device)
+        else:
+            model.links.links["eth2"] = replace(model.links.links["eth2"], master=None)
+        assert converge(model, [live]).kept == {}
+        way = model.links.links[segment.device or "eth9"]
+        assert way.master == segment.bridge and way.data in (None, Vlan("eth9", 7))
+        assert model.links.links["eth2"].master is None
 
 
 def configured(model: Model) -> dict[str, str]:
@@ -161,19 +168,6 @@ def test_addresses_on_the_interface_do_not_hinder_a_vlan() -> None:
     drift_of_interface(model, "eth2", "addresses")
     assert converge(model, [Intent("p", make_spec(network=VLAN))]).failed == {}
     assert converge(model, [Intent("q", make_spec(network="net2"))]).failed["q"].step == "uplink"
-
-
-def test_a_vlan_moves_to_another_interface_or_to_none() -> None:
-    model = Model()
-    wanted = [Intent("p", make_spec(network=VLAN))]
-    converge(model, wanted)
-    device = Segment("net2", 7).device
-    configured(model)["net2"] = "eth9"
-    converge(model, wanted)
-    assert model.links.links[device].data == Vlan("eth9", 7)
-    configured(model)["net2"] = ""
-    converge(model, wanted)
-    assert device not in model.links.links and planned(model, wanted) == ()
 
 
 def test_a_vlan_of_somebody_else_is_in_the_way() -> None:

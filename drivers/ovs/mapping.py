@@ -1,0 +1,87 @@
+"""Which bridge a port of a physical network is on: ``[ovs] bridge_mappings``, and what live ports keep.
+
+A port cannot move from one bridge to another while its VM runs. So it stays on a bridge that was its
+network's, whatever the option becomes, and says so. Which network a bridge is there for is its mark;
+a bridge of the operator's has none, and is then what the option says of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from drivers.ovs.ports import Uplink, VhostPort
+from drivers.ovs.seen import SeenBridge, SeenOvs
+from netplugin.errors import BackendUnavailable, Conflict, NetpluginError
+from netplugin.host.ovs import OvsSettings
+from netplugin.host.ovs_rows import OvsPort
+from netplugin.models import PortSpec
+
+
+def bridge_of(
+    settings: OvsSettings, spec: PortSpec, row: OvsPort | None, bridges: Mapping[str, SeenBridge]
+) -> str | None:
+    """The bridge of a port; None if it is not there and its network has none."""
+    network = str(spec.network.physical_network)
+    mapped = settings.bridge_mappings.get(network)
+    here = row.bridge if row else None
+    if here is None or mapped in (None, here):
+        return here or mapped
+    there = bridges.get(here)
+    networks = {bridge: name for name, bridge in settings.bridge_mappings.items()}
+    stands_for = (there.mark if there else "") or networks.get(here)
+    return here if stands_for in (network, None) else mapped
+
+
+def left_out(settings: OvsSettings, spec: PortSpec, bridge: str | None) -> NetpluginError | None:
+    """Why the configuration would not put a port on this bridge; None if it does."""
+    network = str(spec.network.physical_network)
+    mapped = settings.bridge_mappings.get(network)
+    if mapped is None:
+        return unmapped(spec)
+    if mapped == bridge:
+        return None
+    return Conflict(
+        f"the port is on bridge {bridge}, and [ovs] bridge_mappings has {mapped} for {network} now",
+        step="plan",
+        fix=f"map {network} to {bridge} again and restart the agent; or, with its VM stopped, DELETE "
+        "the port and PUT it again",
+    )  # fmt: skip
+
+
+def unmapped(spec: PortSpec) -> BackendUnavailable:
+    """The error for a port whose network the operator has taken out of the configuration."""
+    network = spec.network.physical_network
+    return BackendUnavailable(
+        f"{network} is not in [ovs] bridge_mappings any more", step="plan",
+        fix=f"add {network} to it again and restart the agent; or delete the port",
+    )  # fmt: skip
+
+
+def others_way(
+    settings: OvsSettings, spec: PortSpec, port: VhostPort, seen: SeenOvs
+) -> NetpluginError | None:
+    """Why a port cannot come to its bridge: that, or the NIC, is what ports came to before the
+    option was changed."""
+    row, network = seen.rows.get(port.port_id), str(spec.network.physical_network)
+    if settings.bridge_mappings.get(network) != port.bridge or (row and row.bridge == port.bridge):
+        return None
+    bridge = seen.bridges.get(port.bridge)
+    if bridge and bridge.mark and bridge.mark != network:
+        return Conflict(
+            f"bridge {bridge.name} was made for {bridge.mark}, and [ovs] bridge_mappings has it for "
+            f"{network}", step="plan",
+            fix=f"map {network} to another bridge; if it is the same network under another name: "
+            f"ovs-vsctl set bridge {bridge.name} external_ids:netplugin-bridge={network}",
+        )  # fmt: skip
+    uplink = Uplink.of(settings, port.bridge, network)
+    names = uplink.interfaces().keys() if uplink else set()
+    for other in seen.bridges.values():
+        taken = {i.name for each in other.uplinks.values() for i in each.interfaces}
+        if other.name != port.bridge and not names.isdisjoint(taken):
+            return Conflict(
+                f"the uplink of {network} is on bridge {other.name}, where [ovs] bridge_mappings had "
+                "the network before, and live ports use it", step="plan",
+                fix=f"map {network} to {other.name} again and restart the agent; or delete the ports "
+                "that are there",
+            )  # fmt: skip
+    return None
