@@ -241,6 +241,7 @@ def _joined(name: str, persistent: Binding, transient: Binding) -> Binding:
                 hugepages=any(need.hugepages for need in needs),
                 numa_node=nodes[0] if nodes else None,
                 vfio=any(need.vfio for need in needs),
+                qemu_user=persistent.domain_requirements.qemu_user,
             ),
             "standby_port_id": name,
         }

@@ -56,7 +56,8 @@ def child(domain: Element, tag: str) -> Element:
 
 
 def complete(domain: Element, bindings: Sequence[Binding]) -> None:
-    """Give the domain these NICs (one of the same MAC is replaced) and the memory that they need.
+    """Give the domain these NICs (one of the same MAC is replaced), the memory that they need and the
+    user that can reach their sockets.
 
     Raises: Conflict if it contradicts what a NIC needs.
     """
@@ -65,6 +66,7 @@ def complete(domain: Element, bindings: Sequence[Binding]) -> None:
         _replace_interfaces(devices, fragments(binding.interface_xml))
     for binding in bindings:
         _require(domain, binding.domain_requirements)
+    _run_as(domain, bindings)
 
 
 def nodes_asked(bindings: Sequence[Binding], policy: DomainPolicy) -> set[int]:
@@ -123,6 +125,39 @@ def _require(domain: Element, needs: DomainRequirements) -> None:
         backing.insert(0, etree.Element("hugepages"))
     if needs.shared_memory:
         _share(domain, backing)
+
+
+def _run_as(domain: Element, bindings: Sequence[Binding]) -> None:
+    """A domain that says nothing runs as the user of qemu.conf, to whom these sockets are closed.
+
+    ``<seclabel>`` in libvirt's formatdomain: DAC labels are user:group, each a number after a ``+``.
+    The group is the domain's to choose, and else has the user's number. With ``relabel`` libvirt gives
+    the user the domain's disks and other files too.
+    """
+    users = {binding.domain_requirements.qemu_user for binding in bindings} - {None}
+    if not users:
+        return
+    if len(users) > 1:
+        raise Conflict(
+            f"the VM's ports are for QEMUs of different users: {sorted(map(str, users))}",
+            step=RENDER, fix="ask for all ports of a VM with one qemu_user",
+        )  # fmt: skip
+    (user,) = users
+    found = next((s for s in domain.findall("seclabel") if s.get("model") == "dac"), None)
+    if found is None:
+        found = etree.SubElement(domain, "seclabel", type="static", model="dac", relabel="yes")
+        etree.SubElement(found, "label").text = f"+{user}:+{user}"
+    elif found.get("type") != "static" or not _runs_as(found, user):
+        raise Conflict(
+            f"the domain has a seclabel of model dac that is not user {user}'s (+{user}:+<group>), and "
+            "no other user can reach its vhost-user sockets",
+            step=RENDER, fix="remove that <seclabel> from the domain, or name its user as qemu_user",
+        )  # fmt: skip
+
+
+def _runs_as(seclabel: Element, user: int | None) -> bool:
+    label = (seclabel.findtext("label") or "").strip()
+    return label.partition(":")[0].removeprefix("+") == str(user)
 
 
 def _share(domain: Element, backing: Element) -> None:

@@ -283,6 +283,8 @@ class DomainRequirements(Value):
     hugepages: bool = False
     numa_node: int | None = None
     vfio: bool = False
+    #: The user that QEMU runs as, who alone can reach the NIC's vhost-user socket; None: any of QEMU's.
+    qemu_user: int | None = None
 
 
 class Binding(BaseModel):

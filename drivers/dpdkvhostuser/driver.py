@@ -115,6 +115,7 @@ class DpdkVhostUser(Backend[Seen]):
                     shared_memory=True,
                     hugepages=self._guest_hugepages,
                     numa_node=intent.spec.numa_node,
+                    qemu_user=intent.spec.qemu_user,
                 ),
                 "socket_path": socket,
                 "bridge": row.bridge if row else mapped,

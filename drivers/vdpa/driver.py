@@ -165,6 +165,7 @@ class Vdpa(Backend[Seen]):
                     shared_memory=True,
                     hugepages=self._guest_hugepages,
                     numa_node=intent.spec.numa_node,
+                    qemu_user=intent.spec.qemu_user,
                 ),
                 "mode": mode.value,
                 "socket_path": port.socket,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +17,15 @@ import libvirt  # type: ignore[import-untyped]
 import pytest
 
 from netplugin.host.cpus import online, parse_list
-from tests.lab.guest import Guest, apply_tcg_workaround, domain_xml
+from tests.lab import kernel
+from tests.lab.guest import GUESTS, Guest, apply_tcg_workaround, domain_xml
 from tests.lab.hypervisor import BRIDGE_BACKEND, OVS_BACKEND, Hypervisor, Nic
 from tests.lab.processes import wait_for
 
 MEMORY_MB = 96
 PAGE_KB = 2048
 DEADLINE_S = 30.0
+QEMU_USER = 64101
 PLAN = {
     "pmd_cores": "0", "vm_cores": "1", "emulator_cores": "0", "hugepage_kb": str(PAGE_KB),
     "realtime": "true",
@@ -202,6 +205,32 @@ def test_in_real_time_its_vcpu_is_scheduled_so(host: Hypervisor) -> None:
         assert [finding["id"] for finding in wrong(host, nic, domain.XMLDesc())] == [
             "realtime-memory"
         ]
+
+
+def test_qemu_runs_as_the_user_that_its_ports_are_for(host: Hypervisor) -> None:
+    """No other user reaches the socket, which QEMU makes; it stays paused, and OVS is connected."""
+    nic = Nic(OVS_BACKEND, 3, spec_fields={"qemu_user": QEMU_USER})
+    with plugged(host, nic):
+        # libvirt gives the user what it boots from: not the kernel that all tests have.
+        GUESTS.mkdir(parents=True, exist_ok=True)
+        own = shutil.copy(kernel.cached().image, GUESTS / "kernel-of-user")
+        xml = template(nic).replace(str(kernel.cached().image), str(own))
+        status, body = render(host, nic, xml)
+        assert status == 200, body
+        wait_for_pages()
+        Guest(nic.vm_id).prepare()
+        connection, paused = host.libvirt.connect(), libvirt.VIR_DOMAIN_START_PAUSED
+        connection.createXML(apply_tcg_workaround(body["xml"]), paused)
+        assert Path(f"/proc/{pid_of(nic.vm_id)}").stat().st_uid == QEMU_USER
+        socket = host.call("GET", f"/v1/ports/{nic.port_id}")["binding"]["socket_path"]
+        assert Path(socket).stat().st_uid == Path(socket).parent.stat().st_uid == QEMU_USER
+        assert accepted(socket) == 1, "QEMU starts when OVS has come"
+
+
+def accepted(path: str) -> int:
+    """How many connections the server of a UNIX socket has (/proc/net/unix: SS_CONNECTED is 03)."""
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return sum(line[5] == "03" for line in lines if line[-1] == path)
 
 
 def test_a_domain_as_a_platform_has_it_is_told_what_is_missing(host: Hypervisor) -> None:

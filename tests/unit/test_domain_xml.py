@@ -22,12 +22,17 @@ def spec(number: int = 1, **fields: object) -> PortSpec:
     )  # fmt: skip
 
 
-def vhost(number: int = 1, hugepages: bool = False, numa_node: int | None = None) -> Binding:
+def vhost(
+    number: int = 1,
+    hugepages: bool = False,
+    numa_node: int | None = None,
+    qemu_user: int | None = None,
+) -> Binding:
     return Binding(
         vif_type="vhostuser",
         interface_xml=vhostuser_interface(spec(number), f"/run/vhost/{number}"),
         domain_requirements=DomainRequirements(
-            shared_memory=True, hugepages=hugepages, numa_node=numa_node
+            shared_memory=True, hugepages=hugepages, numa_node=numa_node, qemu_user=qemu_user
         ),
     )
 
@@ -99,6 +104,46 @@ def test_what_contradicts_shared_memory_is_a_conflict(part: str) -> None:
 def test_two_nodes_are_a_conflict() -> None:
     with pytest.raises(Conflict):
         render(DOMAIN, vhost(1, numa_node=0), policy=DomainPolicy(numa_node=1))
+
+
+def test_qemu_runs_as_the_user_that_can_reach_the_sockets() -> None:
+    once = render_text(DOMAIN, vhost(1, qemu_user=64101), vhost(2))
+    assert render_text(once, vhost(1, qemu_user=64101), vhost(2)) == once
+    [seclabel] = etree.fromstring(once).findall("seclabel")
+    assert dict(seclabel.attrib) == {"type": "static", "model": "dac", "relabel": "yes"}
+    assert seclabel.findtext("label") == "+64101:+64101"
+    assert render(DOMAIN, vhost()).find("seclabel") is None
+
+
+@pytest.mark.parametrize(
+    ("seclabel", "fits"),
+    [
+        ("<seclabel type='static' model='dac'><label>+64101:+108</label></seclabel>", True),
+        ("<seclabel type='static' model='dac'><label>64101:kvm</label></seclabel>", True),
+        ("<seclabel type='dynamic' model='selinux'/>", True),
+        ("<seclabel type='static' model='dac'><label>+64102:+64101</label></seclabel>", False),
+        ("<seclabel type='dynamic' model='dac'/>", False),
+        ("<seclabel type='none' model='dac'/>", False),
+    ],
+)
+def test_a_domain_that_says_its_user_keeps_what_fits(seclabel: str, fits: bool) -> None:
+    xml = DOMAIN.replace("</domain>", f"{seclabel}</domain>")
+    if not fits:
+        with pytest.raises(Conflict, match="user 64101's"):
+            render(xml, vhost(qemu_user=64101))
+        return
+    labels = render(xml, vhost(qemu_user=64101)).findall("seclabel")
+    assert len([label for label in labels if label.get("model") == "dac"]) == 1
+    before = etree.fromstring(seclabel)
+    assert (labels[0].attrib, labels[0].findtext("label")) == (
+        before.attrib,
+        before.findtext("label"),
+    )
+
+
+def test_ports_for_two_users_are_a_conflict() -> None:
+    with pytest.raises(Conflict, match="different users"):
+        render(DOMAIN, vhost(1, qemu_user=64101), vhost(2, qemu_user=64102))
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,7 @@ def test_the_vm_sees_an_ordinary_vhost_user_nic(world: VdpaWorld) -> None:
     assert xml.find("source").get("path") == told["socket_path"] == f"/run/vhost/{NPS}/{NPV}"
     assert told["domain_requirements"] == {
         "shared_memory": True, "hugepages": True, "numa_node": 0, "vfio": False,
+        "qemu_user": None,
     }  # fmt: skip
     assert (told["vif_type"], told["mode"], told["bridge"], told["pci_address"], told["pf"]) == (
         "vhostuser", "relay", BRIDGE, "0000:03:10.0", "eth3",
