@@ -95,7 +95,7 @@ def _run(
     task_settings: TaskSettings,
     view: HostView,
 ) -> int:
-    host = Host(conf)
+    host = Host(conf, store.identity)
     loaded = backends.load(conf.agent.enabled_backends, conf, host)
     metrics = Metrics(store)
     service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, view)

@@ -30,11 +30,11 @@ class Pmd:
 
         Nothing is cleared: others count on the same counters.
         """
-        before = await asyncio.to_thread(look, self._host.ovs)
+        before = await asyncio.to_thread(look, self._host.ovs_of_others)
         if interval_s is None:
             return before.state
         await asyncio.sleep(interval_s)  # no thread is held meanwhile
-        after = await asyncio.to_thread(partial(look, self._host.ovs, usage_s=interval_s))
+        after = await asyncio.to_thread(partial(look, self._host.ovs_of_others, usage_s=interval_s))
         return between(before, after, interval_s)
 
     async def proposal(self, interval_s: float | None = None) -> PmdProposal:
@@ -49,4 +49,4 @@ class Pmd:
     async def set(self, request: PmdRequest) -> PmdState:
         """Raises: also InvalidRequest, Conflict; nothing has changed, then."""
         async with self._setting:
-            return await asyncio.to_thread(set_pmd, self._host.ovs, request)
+            return await asyncio.to_thread(set_pmd, self._host.ovs_of_others, request)

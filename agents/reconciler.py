@@ -19,7 +19,6 @@ from agents.orphans import Orphans, findings
 from agents.store import Record, Store
 from netplugin.backend import Backend, Change, Claim, Intent, Observation, ObservedPort, Usability
 from netplugin.errors import (
-    BackendUnavailable,
     Conflict,
     FieldError,
     HostError,
@@ -92,6 +91,11 @@ class Reconciler:
         #: Records as an undo left them, which the store did not take.
         self._unsaved: dict[str, Record] = {}
 
+    def usable(self) -> Usability:
+        """Whether the backend can be used now and the host is this agent's to work at (any thread)."""
+        held = self.backend.hold()
+        return self.backend.probe() if held.usable else held
+
     # -- what platforms ask for ------------------------------------------------------------------
 
     def serve(self, operations: Sequence[Operation]) -> None:
@@ -103,7 +107,7 @@ class Reconciler:
         started = time.monotonic()
         self._save_unsaved()
         live = [op for op in operations if self._in_time(op, started)]
-        usable = self.backend.probe()  # once for all: it looks at files
+        usable = self.usable()  # once for all: it looks at files
         puts = {
             op.port_id: op for op in live if isinstance(op, Put) and self._acceptable(op, usable)
         }
@@ -116,6 +120,7 @@ class Reconciler:
             return
         deadline = min(op.deadline for op in waiting.values()) - _UNDO_S / 2
         try:
+            self.backend.hold().require()
             until = max(deadline, started + 0.5)
             if seen is None:
                 with watch.part("observe"):
@@ -169,10 +174,7 @@ class Reconciler:
     def _acceptable(self, op: Put, usability: Usability) -> bool:
         """Refuse before anything is stored what cannot be done."""
         try:
-            if not usability.usable:
-                raise BackendUnavailable(
-                    str(usability.reason), step=usability.step, fix=usability.fix
-                )
+            usability.require()
             before = self._store.get(op.port_id)
             if before is not None and before.state is PortState.REMOVING:
                 before = None
@@ -235,7 +237,7 @@ class Reconciler:
     def may_keep(self, port_id: str) -> bool:
         """Whether the host may have this port though there is no intent of it (any thread)."""
         if self.orphans is None:
-            return self.backend.probe().usable
+            return self.usable().usable
         return port_id in self.orphans
 
     def _remove_orphans(self, operations: Sequence[Delete]) -> None:
@@ -243,6 +245,7 @@ class Reconciler:
         until = min(op.deadline for op in operations) - _UNDO_S / 2
         intents = [Intent(op.port_id, None) for op in operations]
         try:
+            self.backend.hold().require()
             until = max(until, time.monotonic() + 0.5)
             result = converge(self.backend, intents, until, Stopwatch())
             self._counted(result, "orphan")
@@ -496,7 +499,7 @@ class Reconciler:
     def converge_network(self, network_id: str, deadline: float) -> Spread:
         """Bring what this backend has of a network to what the store says; the ports stay.
 
-        Raises: what ``Backend.observe`` raises.
+        Raises: what ``Backend.observe`` raises, BackendUnavailable.
         """
         records = {
             r.port_id: r
@@ -506,6 +509,7 @@ class Reconciler:
         if not records:
             return Spread()
         working = {i for i, r in records.items() if r.state in _WORKING}
+        self.backend.hold().require()
         result = self._converge(records.values(), deadline, Stopwatch(), "network")
         self._record_checked(records, result)
         reached = not working or bool(working - set(result.failed))
@@ -518,6 +522,7 @@ class Reconciler:
 
         Raises: what ``Backend.observe`` raises.
         """
+        self.backend.hold().require()
         seen = self.backend.observe(None, time.monotonic() + _LOOK_S)
         intents = [self._intent(r) for r in self._store.records(backend=self.backend.name)]
         orphans = Orphans.among(self._store, self.backend.name, seen.ports).kept
@@ -565,6 +570,7 @@ class Reconciler:
         """
         started = time.monotonic()
         self._save_unsaved()
+        self.backend.hold().require()
         if ports is None and self._store.database.failure:
             self._store.database.try_to_write()  # nobody else may write for long
         records = {

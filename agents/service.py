@@ -229,7 +229,7 @@ class Service:
     def backends(self) -> list[BackendInfo]:
         infos = [BackendInfo(name=n, usable=False, reason=why) for n, why in self._broken.items()]
         for name, backend in self._backends.items():
-            state = backend.probe()
+            state = self._lanes[name].reconciler.usable()
             infos.append(
                 BackendInfo(
                     name=name,

@@ -7,7 +7,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
-from netplugin.errors import FieldError, InvalidRequest, NetpluginError, Unsupported
+from netplugin.errors import (
+    BackendUnavailable,
+    FieldError,
+    InvalidRequest,
+    NetpluginError,
+    Unsupported,
+)
 from netplugin.models import (
     Binding,
     Features,
@@ -147,6 +153,22 @@ class Usability:
     fix: str | None = None
     step: str = "probe"
 
+    @staticmethod
+    def without(missing: NetpluginError) -> Usability:
+        """Not usable, for the reason that the error has."""
+        return Usability(False, missing.detail, missing.fix, missing.step)
+
+    def problem(self) -> BackendUnavailable | None:
+        """The error for what cannot be used; None if it can."""
+        if self.usable:
+            return None
+        return BackendUnavailable(str(self.reason), step=self.step, fix=self.fix)
+
+    def require(self) -> None:
+        """Raises: BackendUnavailable unless it can be used."""
+        if problem := self.problem():
+            raise problem
+
 
 @dataclass(frozen=True)
 class Wake:
@@ -170,6 +192,16 @@ class Backend(ABC, Generic[ObservationT]):
     features: ClassVar[Features]
     #: Fields of PortSpec that cannot change on a live port: a PUT that does is a ``conflict``.
     fixed_fields: ClassVar[frozenset[str]] = frozenset({"vm_id", "mac", "backend"})
+
+    def hold(self) -> Usability:
+        """Take what only one agent at a time may work at (an OVSDB, a network namespace, NICs), or say
+        who has it. Quick, never raises, and from any thread.
+
+        The agent calls it before it looks at the host and before it answers for it: unless it is
+        usable, nothing is observed for a plan and nothing is applied. What was taken is kept until
+        ``close``. A backend that has a part of it is usable and leaves the rest as it is.
+        """
+        return Usability(True)
 
     @abstractmethod
     def probe(self) -> Usability:

@@ -70,6 +70,9 @@ class DpdkVhostUser(Backend[Seen]):
 
     # -- what can be said without touching the host ---------------------------------------------
 
+    def hold(self) -> Usability:
+        return self._ovs.hold()
+
     def probe(self) -> Usability:
         return dpdk_usable(self._ovs, VHOST_TYPE)
 

@@ -31,13 +31,15 @@ from netplugin.backend import (
 )
 from netplugin.errors import BackendUnavailable
 from netplugin.host.links import TUN_DEVICE, kind_unavailable
-from netplugin.host.shared import Host, supervisor_of
+from netplugin.host.shared import Host, locks_of, supervisor_of
 from netplugin.host.vxlan_filter import VxlanFilter
 from netplugin.libvirt_xml import tap_interface
 from netplugin.models import Binding, Features, Finding, PortSpec
 
 LOG = logging.getLogger(__name__)
 
+#: The name of the lock: all that the backend makes is in one network namespace, as the lock is.
+_LOCK = "linuxbridge"
 #: The module of the kernel that makes each kind of device.
 _MODULES = {"bridge": "bridge", "vlan": "8021q", "vxlan": "vxlan", "ifb": "ifb"}
 
@@ -67,10 +69,17 @@ class LinuxBridge(Backend[Seen]):
         self._settings = Settings.read(conf)
         self._supervisor = supervisor_of(host)
         self._kernel = kernel or Kernel(vxlan=VxlanFilter(self._settings.local_ip))
+        self._locks = locks_of(host)
         self._watch: Watch | None = None
         self._makeable: frozenset[str] = frozenset()
 
     # -- what can be said without touching the host ---------------------------------------------
+
+    def hold(self) -> Usability:
+        return self._locks.hold(
+            _LOCK, "the Linux bridges of this network namespace",
+            "run this agent in a network namespace of its own",
+        )  # fmt: skip
 
     def probe(self) -> Usability:
         shared = self._settings.shared_interfaces()

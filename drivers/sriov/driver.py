@@ -32,7 +32,7 @@ from netplugin.backend import (
     Wake,
     unknown_network,
 )
-from netplugin.host.shared import Host, supervisor_of
+from netplugin.host.shared import Host, locks_of, supervisor_of
 from netplugin.libvirt_xml import hostdev_interface
 from netplugin.models import (
     Binding,
@@ -64,9 +64,12 @@ class Sriov(Backend[Seen]):
     def __init__(self, conf: Any, host: Host | None, *, kernel: Kernel | None = None) -> None:
         """``kernel`` is the host's, unless it is a model that is meant."""
         self._kernel = kernel or Kernel(read_devices(conf))
-        self._pool = Pool(self.name, self._kernel, supervisor_of(host))
+        self._pool = Pool(self.name, self._kernel, supervisor_of(host), locks_of(host))
 
     # -- what can be said without touching the host ---------------------------------------------
+
+    def hold(self) -> Usability:
+        return self._pool.hold()
 
     def probe(self) -> Usability:
         return self._kernel.usability()

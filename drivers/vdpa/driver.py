@@ -36,7 +36,7 @@ from netplugin.backend import (
     unknown_network,
 )
 from netplugin.errors import HostError, NetpluginError
-from netplugin.host.shared import Host, supervisor_of
+from netplugin.host.shared import Host, locks_of, supervisor_of
 from netplugin.libvirt_xml import vhostuser_interface
 from netplugin.models import Binding, DomainRequirements, Features, Finding, PortSpec, VfInfo
 
@@ -81,7 +81,8 @@ class Vdpa(Backend[Seen]):
         conf.register_opts(OPTIONS, group=GROUP)
         self._option: str = conf[GROUP].mode
         self._guest_hugepages: bool = conf[GROUP].guest_hugepages
-        self._pool = Pool(BACKEND, kernel or Kernel(read_devices(conf)), supervisor_of(host))
+        kernel = kernel or Kernel(read_devices(conf))
+        self._pool = Pool(BACKEND, kernel, supervisor_of(host), locks_of(host))
         if switch is None:
             assert host is not None
             switch = Switch(host.ovs)
@@ -93,6 +94,10 @@ class Vdpa(Backend[Seen]):
     def _mode(self) -> Mode:
         """What a new port is made in."""
         return mode_for_new(self._option, self._switch.root)
+
+    def hold(self) -> Usability:
+        held = self._switch.hold()
+        return self._pool.hold() if held.usable else held
 
     def probe(self) -> Usability:
         usable = self._switch.usable()

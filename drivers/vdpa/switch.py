@@ -32,6 +32,9 @@ class Switch:
     def settings(self) -> OvsSettings:
         return self._ovs.settings
 
+    def hold(self) -> Usability:
+        return self._ovs.hold()
+
     @property
     def root(self) -> OvsRoot:
         return self._ovs.mirror.root

@@ -14,12 +14,16 @@ from functools import cached_property
 from pathlib import Path
 
 from drivers.vf.options import By, Device
+from netplugin.backend import Usability
 from netplugin.host.vfs import NicLink, VfAttributes, is_vfio, read_link, read_text
 
 _VIRTFN = "virtfn"
 # What a representor calls itself (``devlink_port_attrs`` in net/devlink/port.c).
 _REPRESENTOR = re.compile(r"(?:c\d+)?pf(\d+)vf(\d+)\Z")
 _UPLINK = re.compile(r"p(\d+)\Z")
+
+
+_HELD = Usability(True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ class Pf:
     switchdev: bool = False
     #: The interface that stands for each VF on the NIC's switch, by number; in switchdev mode.
     representors: Mapping[int, str] = field(default_factory=dict)
+    #: Whether its lock is this agent's; if not, its VFs are another's to give out and to reset.
+    held: Usability = _HELD
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from drivers.vf.changes import BindVf, SetVf, UnbindVf, VfChange
-from drivers.vf.inventory import Inventory, read_again, read_inventory
+from drivers.vf.inventory import Inventory, find_pfs, read_again, read_inventory
 from drivers.vf.options import Device
 from drivers.vf.usability import usability
 from netplugin.backend import Usability
@@ -24,6 +24,10 @@ class Kernel:
     def usability(self) -> Usability:
         """From a few files: it is asked for each batch of plugs, from any thread."""
         return usability(self._sys, self.devices)
+
+    def nics(self) -> tuple[str, ...]:
+        """The PCI addresses of the PFs, from a few files, from any thread."""
+        return tuple(find_pfs(self._sys, self.devices)[0])
 
     def look(self) -> Inventory:
         """Everything, in one netlink dump. Raises: HostError, OperationTimeout."""

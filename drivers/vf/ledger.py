@@ -207,7 +207,9 @@ def unusable(inventory: Inventory, vf: Vf) -> str | None:
 
 
 def pf_problem(pf: Pf, mtu: int, use: Use = EMBEDDED) -> NetpluginError | None:
-    """Why frames of a port cannot take this NIC; None if they can."""
+    """Why a port cannot have a VF of this NIC, or frames cannot take it; None if they can."""
+    if problem := pf.held.problem():
+        return problem
     if pf.link is None:
         return BackendUnavailable(
             f"NIC {pf.address} of {pf.network} has no network interface here", step="pf",

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from drivers.vf.apply import apply_changes, touched
 from drivers.vf.changes import VfChange
 from drivers.vf.inventory import Inventory
 from drivers.vf.kernel import Kernel
 from drivers.vf.watch import Watch
-from netplugin.backend import Change, Claim, Wake
+from netplugin.backend import Change, Claim, Usability, Wake
 from netplugin.errors import NetpluginError
+from netplugin.host.locks import Locks, NoLocks
 from netplugin.host.supervisor import Supervisor
 
 LOG = logging.getLogger(__name__)
@@ -21,13 +23,28 @@ LOG = logging.getLogger(__name__)
 class Pool:
     """For one thread."""
 
-    def __init__(self, name: str, kernel: Kernel, supervisor: Supervisor) -> None:
-        """``name`` is the backend's."""
+    def __init__(
+        self, name: str, kernel: Kernel, supervisor: Supervisor, locks: Locks | None = None
+    ) -> None:
+        """``name`` is the backend's. Without ``locks`` no other agent is there."""
         self.kernel = kernel
+        self._locks = locks or NoLocks()
         self._name = name
         self._supervisor = supervisor
         self._watch: Watch | None = None
         self._interfaces: frozenset[str] = frozenset()
+
+    def hold(self) -> Usability:
+        """Take the NICs; usable unless others have all of them. From any thread."""
+        found = [self._hold(address) for address in self.kernel.nics()]
+        if not found or any(held.usable for held in found):
+            return Usability(True)
+        return found[0]
+
+    def _hold(self, address: str) -> Usability:
+        return self._locks.hold(
+            f"pf/{address}", f"NIC {address}", "take the NIC out of [sriov] devices here"
+        )
 
     def look(self) -> Inventory:
         """All of it, whichever ports are meant: one dump tells all, and a VF has no mark.
@@ -66,7 +83,8 @@ class Pool:
 
     def _known(self, inventory: Inventory) -> Inventory:
         self._interfaces = frozenset(pf.name for pf in inventory.pfs.values())
-        return inventory
+        pfs = {a: replace(pf, held=self._hold(a)) for a, pf in inventory.pfs.items()}
+        return replace(inventory, pfs=pfs)
 
 
 def changed_vfs(changes: Sequence[Change]) -> list[str]:

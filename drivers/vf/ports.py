@@ -56,6 +56,7 @@ def vf_changes(
             return []  # nothing to give back; or it is said as a fault, and may come again
         raise Conflict(vf.reason, step="plan", fix="delete the port and ask for it again")
     pf, memory = inventory.pf_of(vf), remembered(claim)
+    pf.held.require()
     if intent.spec is not None:
         want = wanted(intent, vf)
         return to_vm(intent.port_id, pf, vf, want, bind=not memory.keeps_driver)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from netplugin.backend import Usability, Wake
-from netplugin.errors import NetpluginError
+from netplugin.errors import BackendUnavailable, NetpluginError
 from netplugin.host import ovs_commands
 from netplugin.host.names import MAX_SOCKET_PATH, fits_socket, vhost_socket
 from netplugin.host.openflow import OpenFlow
@@ -119,7 +119,10 @@ def _tunnel_address(text: str | None) -> str | None:
 class OvsHost:
     """Connections to ovsdb-server and vswitchd, and the news of both for whoever subscribed."""
 
-    def __init__(self, settings: OvsSettings, supervisor: Supervisor) -> None:
+    def __init__(
+        self, settings: OvsSettings, supervisor: Supervisor, holder: str | None = None
+    ) -> None:
+        """``holder`` says who we are, for the lock of the database; None: no lock is asked for."""
         self.settings = settings
         self._supervisor = supervisor
         self.flows = OpenFlow(settings.rundir)
@@ -129,7 +132,7 @@ class OvsHost:
         self._closed = threading.Event()
         self._generation = 0  # counts the comings and goings of vswitchd
         self._was_alive = False
-        self.db = Ovsdb(settings.connection, self._drifted, self._db_changed)
+        self.db = Ovsdb(settings.connection, self._drifted, self._db_changed, holder)
         self.vswitchd = VswitchdWatch(settings.rundir, self._vswitchd_changed, supervisor)
         self.db.start()  # its news needs all of the above
 
@@ -144,13 +147,25 @@ class OvsHost:
         if self.usable().usable:
             wake(Wake("OVS is there"))
 
+    def hold(self) -> Usability:
+        """Whether the database answers and its lock is ours; it is asked for as long as it is not."""
+        try:
+            self.db.require_lock()
+        except BackendUnavailable as missing:
+            return Usability.without(missing)
+        return Usability(True)
+
     def usable(self) -> Usability:
-        """Whether OVS answers and vswitchd has configured what the database holds."""
-        if not self.db.online:
-            return Usability(
-                False, f"no connection to the OVS database at {self.settings.connection}",
-                "start ovsdb-server, or correct [ovs] connection", "ovsdb-connect",
-            )  # fmt: skip
+        """Whether OVS answers, and its lock is ours."""
+        held = self.hold()
+        return self.answers() if held.usable else held
+
+    def answers(self) -> Usability:
+        """Whether OVS can be read: vswitchd has configured what the database holds."""
+        try:
+            self.db.require_online()
+        except BackendUnavailable as missing:
+            return Usability.without(missing)
         if not self.vswitchd.alive():
             return Usability(
                 False, f"ovs-vswitchd does not run (looked in {self.settings.rundir})",
@@ -190,9 +205,8 @@ class OvsHost:
             wake = Wake("a port was changed in the OVS database", frozenset({drift.port_id}))
             self._tell(wake, drift.backend)
 
-    def _db_changed(self, online: bool) -> None:
-        if online:
-            self._announce("the OVS database is there")
+    def _db_changed(self) -> None:
+        self._announce("the OVS database is there")
 
     def _vswitchd_changed(self, alive: bool) -> None:
         self._generation += 1
@@ -220,7 +234,7 @@ class OvsHost:
         """After a restart of vswitchd: wait until it has made its bridges again, then tell."""
         while generation == self._generation:
             try:
-                self.db.require_online(0.5)
+                self.db.require_lock(0.5)
                 next_cfg = self.db.commit([ovs_commands.Touch], time.monotonic() + 5)
                 while generation == self._generation:
                     configured = self.db.configured(next_cfg, time.monotonic() + 0.5)

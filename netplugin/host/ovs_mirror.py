@@ -15,6 +15,7 @@ from uuid import UUID
 
 from netplugin.host.ovs_rows import (
     BRIDGE_MARK,
+    HOLDER_MARK,
     NETWORK_MARK,
     TUNNEL_MARK,
     UPLINK_MARK,
@@ -427,4 +428,5 @@ def _root(row: Any) -> OvsRoot:
         ovs_version=_optional(row.ovs_version),
         iface_types=frozenset(row.iface_types),
         other_config=row.other_config,
+        holder=row.external_ids.get(HOLDER_MARK),
     )

@@ -12,6 +12,8 @@ BACKEND_MARK = "netplugin-backend"
 #: Which store made a VM's port, and under which number (``agents.store``).
 STORE_MARK = "netplugin-store"
 BRIDGE_MARK = "netplugin-bridge"
+#: Of Open_vSwitch: who had the lock of the database last. For people: nothing follows from it.
+HOLDER_MARK = "netplugin-agent"
 UPLINK_MARK = "netplugin-uplink"
 TUNNEL_MARK = "netplugin-tunnel"
 #: The port id of the VM's port that this one stands beside (with the backend's mark).
@@ -136,3 +138,5 @@ class OvsRoot:
     ovs_version: str | None = None
     iface_types: frozenset[str] = frozenset()
     other_config: Mapping[str, str] = field(default_factory=dict)
+    #: Who said last that it has the lock of the database.
+    holder: str | None = None

@@ -2,6 +2,10 @@
 
 Two traps of ovsdbapp are closed here: its transactions report success when vswitchd did not answer
 in time (the exception is logged and dropped), and its connection is an attribute of the class.
+
+Who manages the database's ports holds its lock (RFC 7047, section 4.1.8): the server gives it to one
+client at a time, takes it back when the connection ends, and gives it to the next that asked. Each
+transaction of the holder asserts it (section 5.2.10), so that none is carried out without it.
 """
 
 from __future__ import annotations
@@ -23,10 +27,14 @@ from ovsdbapp.schema.open_vswitch import impl_idl
 from netplugin.errors import BackendUnavailable, HostError, OperationTimeout
 from netplugin.host.json_stream import StreamParser
 from netplugin.host.ovs_mirror import COLUMNS, Drift, Mirror
+from netplugin.host.ovs_rows import HOLDER_MARK
 from netplugin.host.processes import remaining
 
 LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5
+#: The name of the lock. The server keeps the locks of its databases apart by name alone.
+LOCK = "netplugin"
+_HOLDER_LENGTH = 200  # of what is read: anybody who writes to the database may have written it
 
 
 class _Poll:
@@ -53,14 +61,28 @@ ovs_poller.SelectPoll = _Poll
 
 
 class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
-    """The IDL, telling a mirror of every row, and of being on line again after a break."""
+    """The IDL, telling a mirror of every row, and of being on line again after a break.
 
-    def __init__(self, remote: str, helper: Any, mirror: Mirror, online: Callable[[bool], None]):
+    With a ``holder`` (who we are) it asks for the lock, again after each break.
+    """
+
+    def __init__(
+        self,
+        remote: str,
+        helper: Any,
+        mirror: Mirror,
+        tell: Callable[[bool, bool], None],
+        holder: str | None,
+    ):
         super().__init__(remote, helper)
         self._mirror = mirror
-        self._tell_online = online
+        #: Called with whether the database is on line, and whether the lock is ours, when either changes.
+        self._tell = tell
+        self._told = (False, False)
         self._mirrored_seqno: int | None = None
-        self._is_online = False
+        self._holder = holder
+        if holder is not None:
+            self.set_lock(LOCK)
         # The default, one second growing to eight, is longer than a VM should wait for its NIC.
         self._session.reconnect.set_backoff(100, 1000)
 
@@ -79,10 +101,25 @@ class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
         if online and self._mirrored_seqno != self._last_seqno:
             self._mirrored_seqno = self._last_seqno
             self._mirror.reset(self.tables)
-        if online != self._is_online:
-            self._is_online = online
-            self._tell_online(online)
+        # The server answers in order, and the lock was asked for before the rows: it is known by now.
+        now = (online, online and self.has_lock)
+        if now != self._told:
+            if now[1] and not self._told[1]:
+                self._write_holder()
+            self._told = now
+            self._tell(*now)
         return changed
+
+    def _write_holder(self) -> None:
+        """For the sentence of who waits. vswitchd does not read this column, so it does nothing.
+
+        Not waited for: the reply comes to ``run``.
+        """
+        txn = ovs_idl.Transaction(self)
+        for row in self.tables["Open_vSwitch"].rows.values():
+            if row.external_ids.get(HOLDER_MARK) != self._holder:
+                row.setkey("external_ids", HOLDER_MARK, self._holder)
+        txn.commit()
 
     def cooperative_yield(self) -> None:
         """Called for each row. ovsdbapp sleeps here for eventlet's sake: 70 us a row, in a thread
@@ -94,13 +131,30 @@ class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
             self._mirror.update(row, deleted=event == ovs_idl.ROW_DELETE)
 
 
+class _NotLocked(Exception):
+    """The transaction was not carried out: the lock is not ours."""
+
+
 class _Transaction(transaction.Transaction):  # type: ignore[misc]
     """A transaction that bumps ``next_cfg`` and remembers to what; it waits for nobody."""
 
     next_cfg = 0
+    _attempt: Any = None
 
     def pre_commit(self, txn: Any) -> None:
+        self._attempt = txn
         self.api._ovs.increment("next_cfg")
+
+    def do_commit(self) -> Any:
+        """Raises: what a command raises, RuntimeError, _NotLocked."""
+        try:
+            return super().do_commit()
+        except RuntimeError as refused:
+            attempt = self._attempt
+            # Of a transaction that has ended, commit() gives the outcome again.
+            if attempt is not None and attempt.commit() == ovs_idl.Transaction.NOT_LOCKED:
+                raise _NotLocked from refused
+            raise
 
     def post_commit(self, txn: Any) -> None:
         super().post_commit(txn)
@@ -131,15 +185,22 @@ class Ovsdb:
         self,
         remote: str,
         drifted: Callable[[Drift], None] = lambda drift: None,
-        online: Callable[[bool], None] = lambda online: None,
+        changed: Callable[[], None] = lambda: None,
+        holder: str | None = None,
     ) -> None:
-        """``remote`` is like ``unix:/run/openvswitch/db.sock``; the callbacks run on its thread."""
+        """``remote`` is like ``unix:/run/openvswitch/db.sock``; the callbacks run on its thread.
+
+        ``changed`` is called when the database comes or goes, and when the lock does. ``holder`` says
+        who we are, for the lock; None: this one reads, or changes what is no agent's, and needs none.
+        """
         self.remote = remote
         self.mirror = Mirror(drifted)
-        self._tell_online = online
+        self._tell_changed = changed
+        self._holder = holder
         self._connection: Any = None
         self._api: Any = None
         self._ready = threading.Event()
+        self._locked = threading.Event()
         self._stop = threading.Event()
         self._unanswered: list[_Transaction] = []
         self._thread = threading.Thread(target=self._connect, name="ovsdb-connect", daemon=True)
@@ -162,6 +223,28 @@ class Ovsdb:
                 step="ovsdb-connect",
                 fix="start ovsdb-server, or correct [ovs] connection",
             )
+
+    @property
+    def locked(self) -> bool:
+        """Whether the lock is ours, as far as one is needed."""
+        return self._holder is None or self._locked.is_set()
+
+    def require_lock(self, wait_s: float = 0.0) -> None:
+        """Raises: BackendUnavailable unless the lock is (or within ``wait_s`` becomes) ours."""
+        self.require_online(wait_s)
+        if self._holder is not None and not self._locked.wait(wait_s):
+            raise self.other_holder()
+
+    def other_holder(self) -> BackendUnavailable:
+        """The error for a database whose lock another client has."""
+        last = self.mirror.root.holder or ""
+        known = f" (it was last taken by: {last[:_HOLDER_LENGTH]!r})" if last else ""
+        return BackendUnavailable(
+            f"another agent has the lock {LOCK!r} of the Open vSwitch database at {self.remote}"
+            + known, step="ovsdb-lock",
+            fix="end the other agent, and this one goes on; or give this one an Open vSwitch of its "
+            "own ([ovs] connection and rundir)",
+        )  # fmt: skip
 
     def commit(self, commands: Sequence[CommandFactory], deadline: float) -> int:
         """Commit all commands in one transaction; the answer is the ``next_cfg`` to wait for.
@@ -186,18 +269,20 @@ class Ovsdb:
             raise _late() from late
         if isinstance(result, idlutils.ExceptionResult):
             self.require_online()
+            if isinstance(result.ex, _NotLocked):
+                raise self.other_holder() from result.ex
             raise HostError(str(result.ex), step="ovsdb-commit") from result.ex
         return txn.next_cfg
 
     def require_certain(self) -> None:
-        """That the database is on line and no transaction of ours is still on its way to it.
+        """That the database is on line and ours, and no transaction of ours is on its way to it.
 
         One that was not answered in time may yet be carried out: until that is known, what is read
         is not what will be.
 
         Raises: BackendUnavailable, OperationTimeout.
         """
-        self.require_online()
+        self.require_lock()
         self._unanswered = [txn for txn in self._unanswered if txn.results.empty()]
         if self._unanswered:
             raise OperationTimeout(
@@ -232,31 +317,35 @@ class Ovsdb:
     def _connect(self) -> None:
         said = ""
         while not self._stop.is_set():
+            idl: _Idl | None = None
             try:
                 helper = idlutils.get_schema_helper(self.remote, "Open_vSwitch")
                 for table, columns in COLUMNS.items():
                     known = helper.schema_json["tables"][table]["columns"]
                     helper.register_columns(table, [c for c in columns if c in known])
-                self._connection = connection.Connection(
-                    _Idl(self.remote, helper, self.mirror, self._online), timeout=10
-                )
+                idl = _Idl(self.remote, helper, self.mirror, self._changed, self._holder)
+                self._connection = connection.Connection(idl, timeout=10)
                 # The thread starts here, so commits must find the API before they find us on line.
                 self._api = _Api(self._connection, start=False, auto_index=False)
                 for table in ("Bridge", "Port"):  # what our commands look up by name
                     self._api.create_index(table, "name")
+                # This may come back before the rows are there: ``_changed`` tells when they are.
                 self._connection.start()
-                self._ready.set()
                 return
             except Exception as failed:  # whatever it is, it is tried again
                 if str(failed) != said:
                     said = str(failed)
                     LOG.warning("no OVS database at %s yet: %s", self.remote, said)
+                if idl is not None:
+                    idl.close()  # else the server could give the lock to a connection nobody serves
+                    self._changed(online=False, locked=False)
                 self._stop.wait(_RETRY_S)
 
-    def _online(self, online: bool) -> None:
-        if online:
-            self._ready.set()
-        else:
-            self._ready.clear()
-        LOG.info("OVS database %s is %s", self.remote, "on line" if online else "lost")
-        self._tell_online(online)
+    def _changed(self, online: bool, locked: bool) -> None:
+        for event, state, word in (
+            (self._ready, online, "on line"), (self._locked, locked, "locked by this process")
+        ):  # fmt: skip
+            if state != event.is_set():
+                LOG.info("OVS database %s is %s%s", self.remote, "" if state else "not ", word)
+            (event.set if state else event.clear)()
+        self._tell_changed()

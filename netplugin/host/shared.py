@@ -2,41 +2,67 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from typing import Any
 
+from netplugin.host.locks import Locks, NoLocks
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.supervisor import Supervisor
 
 
 class Host:
-    """The one connection to each daemon of this host."""
+    """The one connection to each daemon of this host, and the locks of this process."""
 
-    def __init__(self, conf: Any) -> None:
+    def __init__(self, conf: Any, store: str = "") -> None:
+        """``store`` is the identity of the agent's."""
         self.conf = conf
+        self.locks = Locks()
+        self._who = f"host {socket.gethostname()}, process {os.getpid()}, store {store or 'none'}"
         #: Runs every thread that watches the host.
         self.supervisor = Supervisor()
         self._lock = threading.Lock()
         self._ovs: OvsHost | None = None
+        self._lockless_ovs: OvsHost | None = None
 
     @property
     def ovs(self) -> OvsHost:
+        """For backends: it asks for the lock of the database."""
         with self._lock:
             if self._ovs is None:
-                self._ovs = OvsHost(OvsSettings.read(self.conf), self.supervisor)
+                settings = OvsSettings.read(self.conf)
+                self._ovs = OvsHost(settings, self.supervisor, self._who)
             return self._ovs
 
     @property
-    def used_ovs(self) -> OvsHost | None:
-        """OVS if some backend has asked for it."""
+    def ovs_of_others(self) -> OvsHost:
+        """For what is no backend's: the same OVS, or, if no backend uses it, one without the lock."""
         with self._lock:
-            return self._ovs
+            if self._ovs is None and self._lockless_ovs is None:
+                self._lockless_ovs = OvsHost(OvsSettings.read(self.conf), self.supervisor)
+            found = self._ovs or self._lockless_ovs
+            assert found is not None
+            return found
+
+    @property
+    def used_ovs(self) -> OvsHost | None:
+        """OVS if anything has asked for it."""
+        with self._lock:
+            return self._ovs or self._lockless_ovs
 
     def close(self) -> None:
         with self._lock:
-            if self._ovs is not None:
-                self._ovs.close()
-                self._ovs = None
+            for ovs in (self._ovs, self._lockless_ovs):
+                if ovs is not None:
+                    ovs.close()
+            self._ovs = self._lockless_ovs = None
+            self.locks.close()
+
+
+def locks_of(host: Host | None) -> Locks:
+    """The host's; for a driver without a host (a model of one) nobody else is there."""
+    return host.locks if host is not None else NoLocks()
 
 
 def supervisor_of(host: Host | None) -> Supervisor:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from netplugin.errors import BackendUnavailable, HostError
+from netplugin.errors import HostError
 from netplugin.host import cpus
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_mirror import Mirror
@@ -36,7 +36,7 @@ class Reading:
 
 def look(ovs: OvsHost, *, wait_s: float = READ_S, usage_s: float | None = None) -> Reading:
     """At the agent's OVS, as ``read``. Raises: BackendUnavailable, HostError, OperationTimeout."""
-    require(ovs)
+    ovs.answers().require()
     return read(ovs.mirror, ovs.settings.rundir, time.monotonic() + wait_s, usage_s)
 
 
@@ -60,13 +60,6 @@ def read(mirror: Mirror, rundir: Path, deadline: float, usage_s: float | None = 
     other_config = mirror.root.other_config
     state = state_of(other_config, parse_threads(queues), counters, mirror.interfaces())
     return Reading(state, counters)
-
-
-def require(ovs: OvsHost) -> None:
-    """Raises: BackendUnavailable."""
-    state = ovs.usable()
-    if not state.usable:
-        raise BackendUnavailable(str(state.reason), step=state.step, fix=state.fix)
 
 
 def state_of(

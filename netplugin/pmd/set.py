@@ -13,7 +13,7 @@ from netplugin.host.ovs_commands import SetInterfaceConfig, SetOtherConfig
 from netplugin.host.ovsdb import CommandFactory
 from netplugin.models import PmdRequest, PmdState
 from netplugin.pmd.change import Change, change
-from netplugin.pmd.read import look, require
+from netplugin.pmd.read import look
 from netplugin.pmd.settings import AFFINITY
 
 LOG = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ def set_pmd(ovs: OvsHost, request: PmdRequest) -> PmdState:
     Raises: InvalidRequest, Conflict, BackendUnavailable, HostError, OperationTimeout; all is as it was
     before, then.
     """
-    require(ovs)
+    ovs.usable().require()
     state = look(ovs).state
     interfaces = ovs.mirror.interfaces()
     affinities = {name: row.other_config.get(AFFINITY) for name, row in interfaces.items()}

@@ -1,19 +1,31 @@
-"""What holds the connections to OVS is whole before any of them tells anything."""
+"""The connections to OVS: whole before they tell anything, and one agent's at a time."""
 
 from __future__ import annotations
 
+import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from netplugin import options
+from netplugin.errors import BackendUnavailable
 from netplugin.host import ovs as ovs_host
 from netplugin.host import ovs_commands
+from netplugin.host.names import VHOST, device_name
 from netplugin.host.ovs import OvsHost, OvsSettings
+from netplugin.host.ovsdb import Ovsdb
 from netplugin.host.supervisor import Supervisor
+from tests.functional.conftest import BASE, make_spec
+from tests.functional.test_plug_ovs import plug
+from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import wait_for
+
+DEADLINE_S = 90.0
 
 
 def test_the_database_may_answer_before_the_watch_of_vswitchd_is_made(
@@ -38,3 +50,105 @@ def test_the_database_may_answer_before_the_watch_of_vswitchd_is_made(
         host.write([ovs_commands.Touch], time.monotonic() + 30)
     finally:
         host.close()
+
+
+# -- the lock of the database -------------------------------------------------------------------------
+
+
+@contextmanager
+def connected(ovs: PrivateOvs, holder: str | None) -> Iterator[Ovsdb]:
+    database = Ovsdb(ovs.connection, holder=holder).start()
+    try:
+        database.require_online(DEADLINE_S)
+        yield database
+    finally:
+        database.close()
+
+
+def write(database: Ovsdb) -> None:
+    database.commit([ovs_commands.Touch], time.monotonic() + DEADLINE_S)
+
+
+def test_no_transaction_is_carried_out_without_the_lock(ovs: PrivateOvs) -> None:
+    with connected(ovs, "the first") as first:
+        write(first)
+        with connected(ovs, "the second") as second, connected(ovs, None) as tool:
+            with pytest.raises(BackendUnavailable, match="last taken by: 'the first'") as refused:
+                write(second)
+            assert refused.value.step == "ovsdb-lock" and not second.locked
+            write(tool)  # an operator's: it needs no lock
+            # The one who thinks that it has it is refused by the server's word.
+            before = ovs.get("Open_vSwitch", ".", "external_ids:netplugin-settled")
+            second._locked.set()
+            with pytest.raises(BackendUnavailable, match="another agent has the lock"):
+                write(second)
+            second._locked.clear()
+            assert ovs.get("Open_vSwitch", ".", "external_ids:netplugin-settled") == before
+            first.close()
+            second.require_lock(DEADLINE_S)
+            write(second)
+            wait_for(
+                lambda: ovs.get("Open_vSwitch", ".", "external_ids:netplugin-agent") == "the second",
+                DEADLINE_S, "it says who it is",
+            )  # fmt: skip
+
+
+def reasons(agent: PrivateAgent) -> str:
+    return " ".join(agent.get("/readyz")[1]["reasons"])
+
+
+def names(agent: PrivateAgent, other: PrivateAgent) -> bool:
+    """Whether an agent says that it waits for the other one."""
+    told = reasons(agent)
+    return "has the lock 'netplugin'" in told and f"process {other.daemon.pid}, store" in told
+
+
+def test_a_second_agent_waits_for_the_lock_and_goes_on_with_it(ovs: PrivateOvs) -> None:
+    """With stores of their own; whoever waits changes nothing, and keeps what it does not know."""
+    port = device_name(VHOST, "p1")
+    with (
+        PrivateAgent(BASE / "agent", ovs) as first,
+        PrivateAgent(BASE / "other", ovs, ready=False) as second,
+    ):
+        plug(first, "p1", make_spec(1))
+        made = ovs.get("Interface", port, "ofport")
+        wait_for(lambda: names(second, first), DEADLINE_S, "it says for whom it waits")
+        status, error = second.call("PUT", "/v1/ports/p2", make_spec(2))
+        assert (status, error["code"], error["step"]) == (503, "backend_unavailable", "ovsdb-lock")
+        assert error["retryable"] and "end the other agent" in error["fix"]
+        found = {finding["id"]: finding for finding in second.get("/v1/host/checks")[1]}
+        assert found["dpdkvhostuser-unusable"]["fix"] == error["fix"]
+        assert second.call("POST", "/v1/reconcile", {})[1]["errors"][0]["step"] == "ovsdb-lock"
+        assert second.get("/v1/pmd")[0] == 200, "reading needs no lock"
+        first.kill()
+        wait_for(lambda: "another store made them" in reasons(second), DEADLINE_S, "it goes on")
+        assert ovs.get("Interface", port, "ofport") == made
+        plug(second, "p2", make_spec(2))
+        first.start(ready=False)
+        wait_for(lambda: names(first, second), DEADLINE_S, "now the other one waits")
+        assert first.call("DELETE", "/v1/ports/p1")[0] == 503
+        assert ovs.get("Interface", port, "ofport") == made
+        # A server that is started again has no locks: one of the two gets it, and one only.
+        ovs.restart_ovsdb()
+        wait_for(
+            lambda: names(first, second) != names(second, first), DEADLINE_S, "one of them waits"
+        )
+        first.stop()
+        report = reconciled(second)
+        assert set(report["orphans_kept"]) <= {"p1"}, "p1 is gone if the first had the lock"
+        second.call("POST", "/v1/reconcile", {"remove_orphans": True})
+        assert second.call("DELETE", "/v1/ports/p2")[0] == 204
+    for directory in (first.directory, second.directory):
+        shutil.rmtree(directory)
+
+
+def reconciled(agent: PrivateAgent) -> Any:
+    """The report of a look at the host, as soon as one is possible."""
+    reports: list[Any] = []
+
+    def look() -> bool:
+        reports.append(agent.call("POST", "/v1/reconcile", {})[1])
+        return reports[-1]["errors"] == []
+
+    wait_for(look, DEADLINE_S, "the agent can look at the host")
+    return reports[-1]

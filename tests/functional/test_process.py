@@ -22,6 +22,7 @@ import pytest
 from netplugin.host.names import TAP, device_name
 from tests.functional.conftest import BASE
 from tests.lab.agent import PrivateAgent
+from tests.lab.namespaces import namespace
 from tests.lab.processes import Daemon, run, wait_for
 
 pytestmark = pytest.mark.light
@@ -323,7 +324,10 @@ def test_the_heartbeat_is_told_to_systemd(tmp_path: Path) -> None:
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as notify:
         notify.bind(str(path))
         notify.settimeout(DEADLINE_S)
-        with PrivateAgent(BASE / "watched", None, OPTIONS) as agent:
+        with (
+            namespace("np-watched"),
+            PrivateAgent(BASE / "watched", None, OPTIONS, netns="np-watched") as agent,
+        ):
             agent.stop()
             agent.daemon = Daemon(
                 "netplugin-agent", agent.daemon.args, agent.log,

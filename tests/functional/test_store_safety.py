@@ -15,6 +15,7 @@ import pytest
 from netplugin.host.names import TAP, device_name
 from tests.functional.conftest import BASE
 from tests.lab.agent import PrivateAgent
+from tests.lab.namespaces import namespace
 from tests.lab.processes import run, wait_for
 
 pytestmark = pytest.mark.light
@@ -126,21 +127,44 @@ def test_a_store_that_is_put_back_removes_no_port_that_it_does_not_know(
     assert agent.get("/readyz")[0] == 200 and findings(agent, "ports-not-in-store") == []
 
 
-def test_two_agents_with_stores_of_their_own_leave_each_others_ports(agent: PrivateAgent) -> None:
-    """Both have seen the host without any port: neither takes its store for a new one.
-
-    On networks of their own: a bridge has no store's mark, and each would take it for its own.
-    """
-    networks = {"linuxbridge": {"physical_interfaces": "physnet2:"}}
-    with PrivateAgent(BASE / "other", None, networks) as other:
-        first = plug(agent, 1)
-        second = plug(other, 2, physical_network="physnet2")
-        assert looked(agent)["orphans_kept"] == ["p2"]
-        assert looked(other)["orphans_kept"] == ["p1"]
-        assert (index("p1"), index("p2")) == (first, second)
-        assert "another store made them" in reasons(agent)
-        assert other.call("DELETE", "/v1/ports/p2")[0] == 204
+def test_a_second_agent_waits_for_the_network_namespace(agent: PrivateAgent) -> None:
+    """It says for whom; when that one ends it goes on, and keeps the ports that it does not know."""
+    first = plug(agent, 1)
+    with PrivateAgent(BASE / "other", None, OPTIONS, ready=False) as other:
+        status, error = put(other, 2)
+        assert (status, error["code"], error["step"]) == (503, "backend_unavailable", "lock")
+        assert f"process {agent.daemon.pid} " in error["detail"] and error["retryable"], error
+        assert error["detail"] in reasons(other)
+        [finding] = findings(other, "linuxbridge-unusable")
+        assert finding["fix"] == error["fix"]
+        assert other.call("DELETE", "/v1/ports/p1")[0] == 204, "it is no port of this agent"
         assert (index("p1"), index("p2")) == (first, None)
+        assert agent.get("/readyz")[0] == 200
+        agent.kill()
+        wait_for(lambda: "another store made them" in reasons(other), 90, "it has looked")
+        assert index("p1") == first
+        second = plug(other, 2)
+        agent.start(ready=False)
+        assert f"process {other.daemon.pid} " in reasons(agent)
+        status, error = agent.call("DELETE", "/v1/ports/p1")
+        assert (status, error["step"]) == (503, "lock"), error
+        assert (index("p1"), index("p2")) == (first, second)
+        other.stop()
+        wait_for(lambda: index("p1") is None, 90, "what was asked meanwhile is done")
+        assert looked(agent)["orphans_kept"] == ["p2"] and index("p2") == second
+    shutil.rmtree(other.directory)
+
+
+def test_an_agent_of_another_network_namespace_is_not_in_the_way(agent: PrivateAgent) -> None:
+    networks = {"linuxbridge": {"physical_interfaces": "physnet1:"}}
+    with (
+        namespace("np-beside"),
+        PrivateAgent(BASE / "other", None, networks, netns="np-beside") as other,
+    ):
+        plug(agent, 1)
+        assert put(other, 1)[1]["state"] == "active"
+        assert other.call("DELETE", "/v1/ports/p1")[0] == 204
+        assert index("p1") is not None and agent.get("/readyz")[0] == 200
     shutil.rmtree(other.directory)
 
 

@@ -156,6 +156,9 @@ class Model(Kernel):
     def usability(self) -> Usability:
         return Usability(True)
 
+    def nics(self) -> tuple[str, ...]:
+        return tuple(self.pfs)
+
     def look(self) -> Inventory:
         self.tick()
         self.looks += 1

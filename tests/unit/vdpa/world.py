@@ -64,6 +64,9 @@ class ModelSwitch(Switch):
     def row(self, port_id: str) -> OvsPort | None:
         return self.ovs.common([port_id]).rows.get(port_id)
 
+    def hold(self) -> Usability:
+        return Usability(True)
+
     def usable(self) -> Usability:
         return Usability(True)
 
