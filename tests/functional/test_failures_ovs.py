@@ -109,6 +109,37 @@ def test_ovsdb_server_that_hangs(ovs: PrivateOvs, hasty: PrivateAgent) -> None:
     nothing_left(hasty, ovs, "p1")
 
 
+@pytest.mark.parametrize("hangs", ["ovsdb", "vswitchd"])
+def test_an_adoption_that_times_out_leaves_the_nic(
+    ovs: PrivateOvs, hasty: PrivateAgent, hangs: str
+) -> None:
+    """After a lost store: before the write (vswitchd tells no flows), and within it."""
+    port = device_name(VHOST, "p1")
+
+    def row() -> tuple[str, str]:
+        """A port that was made anew has others."""
+        return ovs.get("Port", port, "_uuid"), ovs.get("Interface", port, "ofport")
+
+    plug(hasty, "p1", make_spec(1))
+    made = row()
+    hasty.lose_store()
+    daemon = getattr(ovs, hangs)
+    daemon.pause()
+    try:
+        error = refused(hasty, "p1", make_spec(1))
+        assert error["code"] == "timeout", error
+    finally:
+        daemon.resume()
+    wait_for(
+        lambda: hasty.call("POST", "/v1/reconcile", {})[1]["errors"] == [], 90,
+        "the agent has looked at the host",
+    )  # fmt: skip
+    assert row() == made
+    plug(hasty, "p1", make_spec(1))
+    assert row() == made and hasty.get("/readyz")[0] == 200, "adopted as it is"
+    assert hasty.call("DELETE", "/v1/ports/p1")[0] == 204
+
+
 def test_vswitchd_that_is_gone(ovs: PrivateOvs, hasty: PrivateAgent) -> None:
     ovs.stop_vswitchd()
     try:
