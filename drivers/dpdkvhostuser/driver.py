@@ -13,7 +13,7 @@ from drivers.dpdkvhostuser.seen import Seen
 from drivers.dpdkvhostuser.wanted import BACKEND, OVERLAY
 from drivers.ovs import offload, sockets
 from drivers.ovs.apply import Applier
-from drivers.ovs.ports import VHOST_TYPE
+from drivers.ovs.ports import VHOST_FIXED_FIELDS, VHOST_TYPE
 from drivers.ovs.usability import dpdk_usable
 from netplugin.backend import (
     Applied,
@@ -45,19 +45,7 @@ class DpdkVhostUser(Backend[Seen]):
         max_queues=128,
         needs_shared_memory=True,
     )
-    # The guest holds the rings and the number of queues: both are the domain's, not the port's.
-    fixed_fields: ClassVar[frozenset[str]] = frozenset(
-        {
-            "vm_id",
-            "mac",
-            "backend",
-            "queues",
-            "rx_queue_size",
-            "tx_queue_size",
-            "numa_node",
-            "qemu_user",
-        }
-    )
+    fixed_fields: ClassVar[frozenset[str]] = VHOST_FIXED_FIELDS
 
     def __init__(self, conf: Any, host: Host) -> None:
         conf.register_opts(OPTIONS, group=GROUP)

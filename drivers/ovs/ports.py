@@ -23,6 +23,20 @@ from netplugin.host.ovs_rows import (
 
 #: The type whose socket QEMU makes and OVS connects to.
 VHOST_TYPE = "dpdkvhostuserclient"
+#: What cannot change under a vhost-user port (``Backend.fixed_fields``): the guest holds the rings and
+#: the number of queues, both are the domain's, and QEMU's user owns the socket.
+VHOST_FIXED_FIELDS = frozenset(
+    {
+        "vm_id",
+        "mac",
+        "backend",
+        "queues",
+        "rx_queue_size",
+        "tx_queue_size",
+        "numa_node",
+        "qemu_user",
+    }
+)
 #: How many queues the VM was promised: the guest decides how many it uses.
 QUEUES_MARK = "netplugin-queues"
 

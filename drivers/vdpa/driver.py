@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from drivers.ovs import sockets
 from drivers.ovs.changes import AddBeside, RemoveBeside
+from drivers.ovs.ports import VHOST_FIXED_FIELDS
 from drivers.vdpa.findings import findings, no_pci
 from drivers.vdpa.modes import Mode, lacks_native, mode_for_new, mode_of, mode_on_host
 from drivers.vdpa.options import GROUP, OPTIONS
@@ -56,18 +57,7 @@ class Vdpa(Backend[Seen]):
         needs_shared_memory=True,
         virtual_functions=True,
     )
-    fixed_fields: ClassVar[frozenset[str]] = frozenset(
-        {
-            "vm_id",
-            "mac",
-            "backend",
-            "queues",
-            "rx_queue_size",
-            "tx_queue_size",
-            "numa_node",
-            "qemu_user",
-        }
-    )
+    fixed_fields: ClassVar[frozenset[str]] = VHOST_FIXED_FIELDS
 
     def __init__(
         self,

@@ -23,8 +23,6 @@ from tests.lab.agent import PrivateAgent
 from tests.lab.processes import wait_for
 from tests.unit.test_tasks import Receiver
 
-pytestmark = pytest.mark.light
-
 DEADLINE_S = 60.0
 TOKENS = {"grafana": "token-that-reads", "zstack": "token-that-plugs", "ops": "token-that-operates"}
 FILE = (

@@ -21,8 +21,6 @@ from tests.functional.conftest import BASE
 from tests.functional.test_api_security import Pki, not_started
 from tests.lab.agent import PrivateAgent
 
-pytestmark = pytest.mark.light
-
 DEADLINE_S = 60.0
 KEY = b"a-key-that-only-these-two-know"
 

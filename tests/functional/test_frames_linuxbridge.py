@@ -31,8 +31,6 @@ from tests.lab.traffic_hosts import (
     switch,
 )
 
-pytestmark = pytest.mark.light
-
 FAR, FAR_WIRE, WIRE = "np-far", "far2", "eth2"
 PEER, VNI = "10.9.0.254", 5001
 NETWORKS: Mapping[str, Mapping[str, Any]] = {

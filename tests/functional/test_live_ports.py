@@ -12,8 +12,6 @@ from netplugin.host.names import TAP, device_name
 from tests.lab.processes import wait_for
 from tests.lab.traffic_hosts import Host, host, make_spec, overlay, switch, wire
 
-pytestmark = pytest.mark.light
-
 UPLINK, OTHER = "eth2", "eth3"
 ON_WIRE = {"type": "flat", "physical_network": "physnet1"}
 LOCAL = {"type": "flat", "physical_network": "physnet2"}

@@ -18,8 +18,6 @@ import pytest
 from tests.functional.conftest import BASE, make_spec
 from tests.lab.agent import PrivateAgent
 
-pytestmark = pytest.mark.light
-
 #: Where the options say, in the sandbox's own /run.
 SOCKET = Path("/run/netplugin/agent.sock")
 NOBODY = 65534

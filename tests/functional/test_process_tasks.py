@@ -21,8 +21,6 @@ from tests.lab.agent import PrivateAgent
 from tests.lab.processes import wait_for
 from tests.unit.test_tasks import Receiver
 
-pytestmark = pytest.mark.light
-
 DEADLINE_S = 60.0
 OPTIONS = {
     "agent": {"reconcile_interval": "3600"},

@@ -18,8 +18,6 @@ from tests.lab.agent import PrivateAgent
 from tests.lab.namespaces import namespace
 from tests.lab.processes import run, wait_for
 
-pytestmark = pytest.mark.light
-
 UPLINK, FAR_END = "stwire0", "stwire1"
 OPTIONS = {"linuxbridge": {"physical_interfaces": f"physnet1:{UPLINK}"}}
 

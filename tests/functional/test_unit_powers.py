@@ -13,15 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.docs.unit_file import settings
 from tests.functional.conftest import BASE, make_spec
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import Daemon, run
-
-pytestmark = pytest.mark.light
 
 # $1: the directory that may be written; the rest is the command. systemd.exec(5): with "strict" all
 # is read-only but for /dev, /proc and /sys.
