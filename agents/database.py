@@ -1,23 +1,30 @@
 """The one SQLite file in which the agent remembers everything: its tables, versions and transactions.
 
-``synchronous=FULL``: what a platform was told survives a power cut.
+``synchronous=FULL``: what a platform was told survives a power cut. A disk may take seconds for that, so
+the event loop never waits for it: it reads from memory, and all else goes through ``in_thread``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import sqlite3
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from netplugin import store_file
 from netplugin.errors import HostError
 
 LOG = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -101,6 +108,8 @@ class Database:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = path
         self.lock = threading.RLock()
+        # One: the event loop's calls are carried out in the order they came.
+        self._thread = ThreadPoolExecutor(1, "store")
         #: Why the last transaction could not be committed; empty when it was.
         self.failure = ""
         self.sql = self._open_whole(path)
@@ -137,7 +146,17 @@ class Database:
         except (OSError, sqlite3.Error) as refused:
             LOG.warning("no copy of the store was made: %s", refused)
 
+    async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """For the event loop: what ``work`` returns or raises, done in the database's own thread.
+
+        What has begun is done to its end, also if the caller is cancelled meanwhile.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, partial(work, *args, **kwargs))
+
     def close(self) -> None:
+        """What the thread has to do yet is waited for."""
+        self._thread.shutdown()
         with self.lock:
             self.sql.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Final, Literal
 
@@ -45,6 +44,7 @@ class Domains:
 
     def __init__(self, store: Store, view: HostView, ports: Callable[[str], list[Port]]) -> None:
         self._store = store
+        self._in_thread = store.database.in_thread
         self._view = view
         self._ports = ports
 
@@ -61,7 +61,7 @@ class Domains:
         domain = parse_domain(request.xml, RENDER)
         if request.policy.pin or request.policy.realtime:
             scene = await self._view.within(self._planned)
-            await asyncio.to_thread(
+            await self._in_thread(
                 self._render_placed, vm_id, domain, bindings, request.policy, scene
             )
             return RenderedDomain(xml=written(domain))
@@ -83,7 +83,7 @@ class Domains:
                 findings.append(_no_plan("warn", "the host has no plan", _SET))
         except NetpluginError as error:
             findings.append(_no_plan("fail", error.detail, error.fix))
-        placements = self._store.placements.all()
+        placements = await self._in_thread(self._store.placements.all)
         mine = placements.pop(vm_id, None)
         others = held(placements.values(), live)
         nics = tuple(Nic(port.port_id, port.binding) for port in ports if port.binding)

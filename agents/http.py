@@ -213,7 +213,7 @@ def _add_host(app: FastAPI, service: Service) -> None:
         operation_id="release_vf",
     )
     async def release_vf(pci_address: PciAddress) -> None:
-        service.release_vf(pci_address)
+        await service.release_vf(pci_address)
 
     @app.get("/v1/pmd", responses=_PORT_ERRORS, operation_id="get_pmd")
     async def get_pmd(measured: Annotated[PmdInterval, Query()]) -> PmdState:
@@ -261,7 +261,7 @@ def _add_tasks(app: FastAPI, tasks: TaskRunner) -> None:
         "/v1/tasks/{taskuuid}", responses=_documented(errors.NotFound), operation_id="get_task"
     )
     async def get_task(taskuuid: NameParameter) -> Task:
-        return tasks.get(taskuuid)
+        return await tasks.get(taskuuid)
 
 
 def _add_health(app: FastAPI, service: Service, metrics: Metrics) -> None:

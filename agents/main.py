@@ -21,6 +21,7 @@ from oslo_config import cfg
 
 from agents import backends, http, log
 from agents.audit import AuditLog
+from agents.callbacks import TaskSettings
 from agents.connections import ConnectionLimits
 from agents.credentials import Credentials
 from agents.gate import Gate
@@ -31,7 +32,7 @@ from agents.metrics import Metrics
 from agents.server import Server
 from agents.service import Service
 from agents.store import Store
-from agents.tasks import TaskRunner, TaskSettings
+from agents.tasks import TaskRunner
 from netplugin import options, store_file
 from netplugin.errors import NetpluginError
 from netplugin.host.ovs import OvsSettings
@@ -143,7 +144,7 @@ async def _serve(server: Server, app: Any, service: Service, tasks: TaskRunner) 
     loop.add_signal_handler(signal.SIGHUP, server.read_credentials_again)
     service.start()
     service.teams.start()
-    tasks.start(app)
+    await tasks.start(app)
     heartbeat = asyncio.create_task(_heartbeat(service))
     await asyncio.to_thread(service.wait_looked, _FIRST_LOOK_S)
     try:

@@ -24,6 +24,7 @@ class Networks:
         self._store = store
         self._lanes = lanes
         self._timeout_s = timeout_s
+        self._in_thread = store.database.in_thread
         # One change at a time: what a change that fails goes back to is what was there before it.
         self._one_at_a_time = asyncio.Lock()
 
@@ -37,10 +38,8 @@ class Networks:
         """
         async with self._one_at_a_time:
             before = self._store.network(network_id)
-            if before is not None:
-                self._refuse_fixed(before, spec)
             held = {} if before else self._held()
-            network = self._store.save_network(network_id, spec, held)
+            network = await self._in_thread(self._save, network_id, spec, before, held)
             spread = await self._converge(network_id)
             if not spread.reached:
                 await self._go_back(network_id, before)
@@ -54,7 +53,7 @@ class Networks:
     async def delete(self, network_id: str) -> None:
         """Forget the network. Raises: Conflict while a port is on it."""
         async with self._one_at_a_time:
-            self._store.forget_network(network_id)
+            await self._in_thread(self._store.forget_network, network_id)
 
     def get(self, network_id: str) -> NetworkInfo:
         """Raises: NotFound."""
@@ -94,6 +93,14 @@ class Networks:
             local_vlan=network.local_vlan,
             ports=len(self._store.ports_on(network.network_id)),
         )
+
+    def _save(
+        self, network_id: str, spec: NetworkSpec, before: Overlay | None, held: Mapping[int, str]
+    ) -> Overlay:
+        with self._store.database.lock:  # no port comes onto it meanwhile
+            if before is not None:
+                self._refuse_fixed(before, spec)
+            return self._store.save_network(network_id, spec, held)
 
     def _refuse_fixed(self, before: Overlay, spec: NetworkSpec) -> None:
         """All but the peers is in use on other hosts too, and in the VMs: it cannot change live."""
@@ -142,8 +149,8 @@ class Networks:
     async def _go_back(self, network_id: str, before: Overlay | None) -> None:
         """A change that failed leaves nothing behind that was not there before."""
         if before is None:
-            self._store.forget_network(network_id)
+            await self._in_thread(self._store.forget_network, network_id)
             return
-        self._store.save_network(network_id, before.spec)
+        await self._in_thread(self._store.save_network, network_id, before.spec)
         for failure in (await self._converge(network_id)).failures:
             LOG.warning("network %s goes back: %s", network_id, failure)

@@ -278,18 +278,24 @@ class Reconciler:
                 with watch.part("observe"):
                     seen = self.backend.observe([*records, *with_them], time.monotonic() + _LOOK_S)
                 watch.add(seen.timings_ms)
-            with watch.part("store"), self._store.claiming(moment) as taken:
-                if seen is not None:
-                    records = self._claim(records, puts, seen, taken)
-                changed = [r for r in records.values() if r != self._store.get(r.port_id)]
-                if changed:
-                    self._store.save(changed)
+            with watch.part("store"):
+                if seen is None:
+                    self._save_changed(records)
+                else:
+                    with self._store.claiming(moment) as taken:
+                        records = self._claim(records, puts, seen, taken)
+                        self._save_changed(records)
         except Exception as error:
             for port_id, wrong in _each(records, error, "store").items():
                 if not puts[port_id].future.done():
                     puts[port_id].future.set_exception(wrong)
             return {}, None
         return records, seen
+
+    def _save_changed(self, records: Mapping[str, Record]) -> None:
+        changed = [r for r in records.values() if r != self._store.get(r.port_id)]
+        if changed:
+            self._store.save(changed)
 
     def _record_of(self, op: Put) -> Record:
         """The record of a port that is asked for. One that was going keeps what it still has."""

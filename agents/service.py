@@ -70,6 +70,7 @@ class Service:
         view: HostView,
     ) -> None:
         self._store = store
+        self._in_thread = store.database.in_thread
         self._host = host
         self._view = view
         self._backends = backends
@@ -279,9 +280,9 @@ class Service:
                     raise  # one that also needs OVS may not see now what another does
         return []
 
-    def release_vf(self, pci_address: str) -> None:
+    async def release_vf(self, pci_address: str) -> None:
         """End the quarantine of a virtual function; one that is in none is no error."""
-        self._store.release([Claim("vf", pci_address)])
+        await self._in_thread(self._store.release, [Claim("vf", pci_address)])
 
     async def checks(self) -> list[Finding]:
         """What an operator should know of the host: of the machine, and then by the backends that can
@@ -294,7 +295,7 @@ class Service:
             findings += await self._view.within(self._view.findings)
         except NetpluginError as error:
             findings.append(_unseen("host", error, "the host can be looked at"))
-        findings += store_findings(self._store)
+        findings += await self._in_thread(store_findings, self._store)  # it looks at files
         for name, lane in self._lanes.items():
             try:
                 findings += await self._errand(lane, lane.reconciler.findings)

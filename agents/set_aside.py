@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -48,7 +48,7 @@ class Aside:
 
 
 class SetAside:
-    """The rows set aside in one database, each until a PUT replaces it."""
+    """The rows set aside in one database, each until a PUT replaces it. Any thread may read them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -59,7 +59,7 @@ class SetAside:
         }
 
     def all(self) -> list[Aside]:
-        return [self._found[key] for key in sorted(self._found)]
+        return [aside for _, aside in sorted(self._found.items(), key=lambda item: item[0])]
 
     def get(self, table: str, key: str) -> Aside | None:
         return self._found.get((table, key))
@@ -106,9 +106,10 @@ class SetAside:
                 "DELETE FROM set_aside WHERE kind = ? AND key = ?", (table, key)
             )
 
-    def forgotten(self, table: str, key: str) -> None:
+    def forgotten(self, table: str, keys: Collection[str]) -> None:
         """The transaction of ``forget`` is through."""
-        self._found.pop((table, key), None)
+        gone = {(table, key) for key in keys}
+        self._found = {key: aside for key, aside in self._found.items() if key not in gone}
 
 
 def _content(text: str) -> Row:

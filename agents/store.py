@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from agents.database import Database
 from agents.placements import Placements, read_placement
@@ -21,6 +22,7 @@ from netplugin.backend import NOBODY, Claim, Overlay
 from netplugin.errors import CapacityExhausted, Conflict, Problem
 from netplugin.models import NetworkSpec, PortSpec, PortState
 
+T = TypeVar("T")
 # IEEE 802.1Q, table 9-2: 0 is no VLAN and 4095 is reserved.
 _LOCAL_VLANS = range(1, 4095)
 _COMMIT = "commit"
@@ -44,7 +46,11 @@ class Record:
 
 
 class Store:
-    """One file, one connection, one writer at a time. Reads of ports come from memory."""
+    """One file, one connection, one writer at a time.
+
+    Ports, networks and claims are read from memory, by any thread, and no reader waits for a writer:
+    a commit puts new tables in the place of the old ones, which never change.
+    """
 
     def __init__(
         self, path: Path, max_tasks: int = 100_000, max_task_bytes: int = 256 << 20
@@ -57,7 +63,7 @@ class Store:
         self.set_aside = SetAside(self.database)
         #: Made with the store, and on every port that it makes.
         self.identity = self.database.identity
-        self._commit = int(self.get_meta(_COMMIT) or 0)
+        self._commit = self._stored_commit()
         #: By port, the commit that its record came with.
         self._numbers: dict[str, int] = {}
         self._ports: dict[str, Record] = {record.port_id: record for record in self._read_ports()}
@@ -75,27 +81,22 @@ class Store:
     # -- ports -----------------------------------------------------------------------------------
 
     def get(self, port_id: str) -> Record | None:
-        with self._lock:
-            return self._ports.get(port_id)
+        return self._ports.get(port_id)
 
     def records(
         self, *, backend: str | None = None, vm_id: str | None = None, state: str | None = None
     ) -> list[Record]:
-        with self._lock:
-            return [
-                r
-                for r in sorted(self._ports.values(), key=lambda r: r.port_id)
-                if backend in (None, r.spec.backend)
-                and vm_id in (None, r.spec.vm_id)
-                and state in (None, r.state.value)
-            ]
+        return [
+            r
+            for r in sorted(self._ports.values(), key=lambda r: r.port_id)
+            if backend in (None, r.spec.backend)
+            and vm_id in (None, r.spec.vm_id)
+            and state in (None, r.state.value)
+        ]
 
     def any_in(self, backend: str, *states: PortState) -> bool:
         """Whether a port of this backend is in one of these states."""
-        with self._lock:
-            return any(
-                r.state in states and r.spec.backend == backend for r in self._ports.values()
-            )
+        return any(r.state in states and r.spec.backend == backend for r in self._ports.values())
 
     def save(self, records: Iterable[Record], forget: Collection[str] = ()) -> None:
         """Commit these records whole, claims included, and forget those ports, in one transaction.
@@ -119,13 +120,11 @@ class Store:
                 )
             before = {i: self._ports.get(i) for i in (*forget, *(r.port_id for r in records))}
             self._commit = commit
-            for port_id in forget:
-                self._ports.pop(port_id, None)
-                self._numbers.pop(port_id, None)
-            for record in records:
-                self._numbers.setdefault(record.port_id, commit)
-                self.set_aside.forgotten("ports", record.port_id)
-            self._ports.update({record.port_id: record for record in records})
+            new = {record.port_id: record for record in records}
+            # Before the records: who finds one finds its number.
+            self._numbers = dict.fromkeys(new, commit) | _without(self._numbers, forget)
+            self._ports = _without(self._ports, forget) | new
+            self.set_aside.forgotten("ports", new)
             self._note_moves(before)
 
     def _count(self) -> int:
@@ -152,9 +151,8 @@ class Store:
 
         A port that is PUT again after it was forgotten has another one. Empty without a record.
         """
-        with self._lock:
-            number = self._numbers.get(port_id)
-            return "" if number is None else f"{self.identity}/{number}"
+        number = self._numbers.get(port_id)
+        return "" if number is None else f"{self.identity}/{number}"
 
     def has_forgotten(self, port_id: str, stamp: str) -> bool:
         """Whether a port with this stamp is one that this store has forgotten."""
@@ -173,8 +171,7 @@ class Store:
 
     def claims_before(self, port_id: str) -> tuple[Claim, ...]:
         """What a port without a record had claimed by the row of it that could not be read."""
-        with self._lock:
-            return () if port_id in self._ports else self._kept_claims(port_id)
+        return () if port_id in self._ports else self._kept_claims(port_id)
 
     def _note_moves(self, before: Mapping[str, Record | None]) -> None:
         self._commits += 1
@@ -187,15 +184,13 @@ class Store:
 
     def claims(self) -> dict[Claim, str]:
         """Who has what; what is in quarantine and no port's is ``NOBODY``'s."""
-        with self._lock:
-            had = {claim: r.port_id for r in self._ports.values() for claim in r.claims}
-            aside = {claim: a.key for a in self.set_aside.all() for claim in a.claims}
-            return dict.fromkeys(self._unfit, NOBODY) | aside | had
+        had = {claim: r.port_id for r in self._ports.values() for claim in r.claims}
+        aside = {claim: a.key for a in self.set_aside.all() for claim in a.claims}
+        return dict.fromkeys(self._unfit, NOBODY) | aside | had
 
     def moment(self) -> int:
         """To be had before the host is looked at, and given to ``claiming`` after."""
-        with self._lock:
-            return self._commits
+        return self._commits
 
     @contextmanager
     def claiming(self, looked_at: int) -> Iterator[dict[Claim, str]]:
@@ -294,21 +289,18 @@ class Store:
     # -- networks --------------------------------------------------------------------------------
 
     def network(self, network_id: str | None) -> Overlay | None:
-        with self._lock:
-            return self._networks.get(network_id or "")
+        return self._networks.get(network_id or "")
 
     def networks(self) -> list[Overlay]:
-        with self._lock:
-            return sorted(self._networks.values(), key=lambda network: network.network_id)
+        return sorted(self._networks.values(), key=lambda network: network.network_id)
 
     def ports_on(self, network_id: str) -> list[Record]:
         """The ports on this network, those that are being removed too."""
-        with self._lock:
-            return [
-                r
-                for r in sorted(self._ports.values(), key=lambda r: r.port_id)
-                if network_id in (r.spec.overlay_id, r.previous and r.previous.overlay_id)
-            ]
+        return [
+            r
+            for r in sorted(self._ports.values(), key=lambda r: r.port_id)
+            if network_id in (r.spec.overlay_id, r.previous and r.previous.overlay_id)
+        ]
 
     def save_network(
         self, network_id: str, spec: NetworkSpec, held: Mapping[int, str] | None = None
@@ -337,8 +329,8 @@ class Store:
                     (network_id, spec.vni, vlan, spec.model_dump_json()),
                 )
                 self.set_aside.forget("networks", network_id)
-            self.set_aside.forgotten("networks", network_id)
-            self._networks[network_id] = network
+            self.set_aside.forgotten("networks", [network_id])
+            self._networks = {**self._networks, network_id: network}
             return network
 
     def forget_network(self, network_id: str) -> None:
@@ -353,7 +345,7 @@ class Store:
                 )  # fmt: skip
             with self.database.transaction():
                 self._sql.execute("DELETE FROM networks WHERE network_id = ?", (network_id,))
-            self._networks.pop(network_id, None)
+            self._networks = _without(self._networks, [network_id])
 
     def _free_vlan(self, network_id: str, held: Mapping[int, str]) -> int:
         taken = {network.local_vlan for network in self._networks.values()}
@@ -369,16 +361,15 @@ class Store:
             )  # fmt: skip
         return vlan
 
-    # -- facts that outlive a restart ------------------------------------------------------------
+    def _stored_commit(self) -> int:
+        row = self._sql.execute("SELECT value FROM meta WHERE key = ?", (_COMMIT,)).fetchone()
+        return int(row[0]) if row else 0
 
-    def get_meta(self, key: str) -> str | None:
-        with self._lock:
-            row = self._sql.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return str(row[0]) if row else None
 
-    def set_meta(self, key: str, value: str) -> None:
-        with self.database.transaction():
-            self._sql.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+def _without(table: dict[str, T], keys: Collection[str]) -> dict[str, T]:
+    """A copy of the table, if one of the keys is in it."""
+    gone = table.keys() & keys
+    return {key: value for key, value in table.items() if key not in gone} if gone else table
 
 
 def _record(row: Row, claims: tuple[Claim, ...]) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,8 +11,10 @@ from typing import Any
 from agents.clock import StoredClock
 from agents.database import Database
 from netplugin.errors import Overloaded
+from netplugin.host.supervisor import Supervisor
 from netplugin.models import Task, TaskState
 
+_RETRY_FIRST_S, _RETRY_MOST_S = 1.0, 60.0
 _CLOCK = "clock"
 _FINISHED = "state IN ('delivered', 'expired')"
 
@@ -43,7 +46,7 @@ class TaskJournal:
     def __init__(
         self, database: Database, max_tasks: int = 100_000, max_bytes: int = 256 << 20
     ) -> None:
-        self._database = database
+        self.database = database
         self._max_tasks, self._max_bytes = max_tasks, max_bytes
         with database.lock:
             row = database.sql.execute("SELECT value FROM meta WHERE key = ?", (_CLOCK,)).fetchone()
@@ -61,10 +64,10 @@ class TaskJournal:
         known = self.get(task.taskuuid)  # one thread writes: it stays so until it is written
         if known is not None:
             return known, False
-        with self._database.transaction():
+        with self.database.transaction():
             self._make_room(len(task.body))
             self._stamp()
-            self._database.sql.execute(
+            self.database.sql.execute(
                 "INSERT OR IGNORE INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     task.taskuuid, task.fingerprint, task.method, task.target, task.body,
@@ -84,8 +87,8 @@ class TaskJournal:
 
     def update(self, task: JournalledTask) -> None:
         """Write how far it got; what has been carried out needs its body no more."""
-        with self._database.transaction():
-            self._database.sql.execute(
+        with self.database.transaction():
+            self.database.sql.execute(
                 "UPDATE tasks SET state = ?, attempts = ?, result = ?, "
                 "body = CASE WHEN ? = 'accepted' THEN body ELSE x'' END WHERE taskuuid = ?",
                 (
@@ -97,22 +100,34 @@ class TaskJournal:
                 ),
             )
 
+    async def keep(self, task: JournalledTask, supervisor: Supervisor) -> None:
+        """For the event loop: ``update``; what the store does not take now is written later."""
+        wait_s = _RETRY_FIRST_S
+        while True:
+            try:
+                await self.database.in_thread(self.update, task)
+                return
+            except Exception as error:
+                supervisor.failed("tasks", error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(_RETRY_MOST_S, wait_s * 2)
+
     def forget(self, before: float) -> None:
         """Forget what was delivered or given up and is older than ``before`` (see ``now``)."""
-        with self._database.transaction():
+        with self.database.transaction():
             self._stamp()
-            self._database.sql.execute(
+            self.database.sql.execute(
                 f"DELETE FROM tasks WHERE created_at < ? AND {_FINISHED}", (before,)
             )
 
     def _stamp(self) -> None:
-        self._database.sql.execute(
+        self.database.sql.execute(
             "INSERT OR REPLACE INTO meta VALUES (?, ?)", (_CLOCK, self._clock.state())
         )
 
     def _make_room(self, size: int) -> None:
         """For one more of so many bytes."""
-        sql = self._database.sql
+        sql = self.database.sql
         while True:
             rows, stored = sql.execute(
                 "SELECT count(*), coalesce(sum(length(body) + length(coalesce(result, ''))), 0) "
@@ -131,8 +146,8 @@ class TaskJournal:
                 )  # fmt: skip
 
     def _read(self, where: str, parameters: tuple[str, ...]) -> Iterator[JournalledTask]:
-        with self._database.lock:
-            rows = self._database.sql.execute(
+        with self.database.lock:
+            rows = self.database.sql.execute(
                 "SELECT taskuuid, fingerprint, method, target, body, callback_url, state, attempts, "
                 f"created_at, result FROM tasks {where}",
                 parameters,

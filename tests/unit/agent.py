@@ -16,13 +16,14 @@ from fastapi import FastAPI
 from agents import http
 from agents.access import Access, Token
 from agents.audit import AuditLog
+from agents.callbacks import TaskSettings
 from agents.gate import Gate
 from agents.host import HostView
 from agents.limits import Limits, LimitSettings
 from agents.metrics import Metrics
 from agents.service import Service
 from agents.store import Store
-from agents.tasks import TaskRunner, TaskSettings
+from agents.tasks import TaskRunner
 from netplugin import options
 from netplugin.backend import Backend
 from netplugin.host.shared import Host
@@ -150,10 +151,10 @@ class _WithTasks:
     def __init__(self, app: Any, running: Agent) -> None:
         self._app = app
         self._running = running
-        self._started = False
+        self._started: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if not self._started:
-            self._started = True
-            self._running.tasks.start(self._running.app)
+        if self._started is None:
+            self._started = asyncio.create_task(self._running.tasks.start(self._running.app))
+        await self._started
         await self._app(scope, receive, send)

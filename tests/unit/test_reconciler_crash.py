@@ -72,11 +72,6 @@ class TickingStore(Store):
         super().save(records, forget)
         self._clock.tick()
 
-    def set_meta(self, key: str, value: str) -> None:
-        self._clock.tick()
-        super().set_meta(key, value)
-        self._clock.tick()
-
 
 @dataclass(frozen=True)
 class Take(Change):

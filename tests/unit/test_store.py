@@ -124,17 +124,6 @@ def test_the_file_and_its_directory_are_ours_alone(store: Store, path: Path) -> 
         assert stat.S_IMODE(beside.stat().st_mode) == 0o600, beside
 
 
-def test_facts_outlive_a_restart(path: Path) -> None:
-    first = Store(path)
-    first.set_meta("k", "u")
-    first.set_meta("k", "v")
-    first.close()
-    second = Store(path)
-    assert second.get_meta("k") == "v"
-    assert second.get_meta("other") is None
-    second.close()
-
-
 def test_a_newer_version_is_refused_and_left_as_it_is(path: Path) -> None:
     store = Store(path)
     store.save([record()])

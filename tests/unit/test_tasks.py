@@ -9,6 +9,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,11 +20,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents import tasks
+from agents import callbacks
+from agents.callbacks import TaskSettings, callback_allowed
 from agents.clock import StoredClock
 from agents.database import Database
 from agents.task_journal import JournalledTask, TaskJournal
-from agents.tasks import TaskRunner, TaskSettings, call_app, callback_allowed
+from agents.tasks import TaskRunner, call_app
 from netplugin.errors import Conflict, Forbidden, InvalidRequest, NotFound, Overloaded
 from netplugin.models import TaskState
 from tests.unit.agent import DEADLINE_S, SPEC, agent, served_agent
@@ -156,13 +158,25 @@ class Receiver:
     def __init__(self) -> None:
         self.calls: queue.Queue[tuple[str, str, Any]] = queue.Queue()
         self.statuses: list[int] = []
+        #: The same for the results of one task.
+        self.statuses_of: dict[str, list[int]] = {}
+        #: While it is clear, nobody is answered.
+        self.answers = threading.Event()
+        self.answers.set()
+        #: By path, how many wait for their answer, and the most that ever did.
+        self.waiting: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self._lock = threading.Lock()
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                receiver.calls.put((self.path, self.headers["taskuuid"], body))
-                self.send_response(receiver.statuses.pop(0) if receiver.statuses else 200)
+                with receiver.counted(self.path), receiver.counted("all"):
+                    receiver.calls.put((self.path, self.headers["taskuuid"], body))
+                    receiver.answers.wait(DEADLINE_S)
+                of_it = receiver.statuses_of.get(self.headers["taskuuid"]) or receiver.statuses
+                self.send_response(of_it.pop(0) if of_it else 200)
                 self.send_header("Location", "/elsewhere")
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -178,6 +192,15 @@ class Receiver:
         port = self._server.server_address[1]
         self.url = f"http://127.0.0.1:{port}/cb"
         self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def counted(self, path: str) -> Iterator[None]:
+        with self._lock:
+            self.waiting[path] += 1
+            self.most[path] = max(self.most[path], self.waiting[path])
+        yield
+        with self._lock:
+            self.waiting[path] -= 1
 
     def start(self) -> None:
         self._server.server_activate()
@@ -253,8 +276,8 @@ def journal(tmp_path: Path) -> Iterator[ToldJournal]:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "_BACKOFF_FIRST_S", 0.01)
-    monkeypatch.setattr(tasks, "_BACKOFF_MOST_S", 0.05)
+    monkeypatch.setattr(callbacks, "_BACKOFF_FIRST_S", 0.01)
+    monkeypatch.setattr(callbacks, "_BACKOFF_MOST_S", 0.05)
 
 
 def runner(journal: TaskJournal, receiver: Receiver, expire_after_s: float = 60.0) -> TaskRunner:
@@ -275,14 +298,14 @@ def test_carried_out_and_delivered(journal: ToldJournal, receiver: Receiver) -> 
 
     async def scenario() -> None:
         made = runner(journal, receiver)
-        made.start(app)
+        await made.start(app)
         await made.accept("t1", f"{receiver.url}/x", "PUT", "/v1/ports/a?x=%20", b"{}")
         assert await receiver.next() == (
             "/cb/x", "t1",
             {"success": True, "error": "", "status": 200, "result": {"port_id": "a"}},
         )  # fmt: skip
         done = await journal.until_state(TaskState.DELIVERED)
-        assert (done.attempts, made.get("t1").state) == (1, TaskState.DELIVERED)
+        assert (done.attempts, (await made.get("t1")).state) == (1, TaskState.DELIVERED)
         await made.stop()
 
     run(scenario)
@@ -305,7 +328,7 @@ def test_a_failure_is_delivered_as_one(
 
     async def scenario() -> None:
         made = runner(journal, receiver)
-        made.start(Application(status, body))
+        await made.start(Application(status, body))
         await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         _, _, told = await receiver.next()
         assert (told["success"], told["error"], told["status"]) == (False, error, status)
@@ -322,7 +345,7 @@ def test_a_mistake_of_ours_is_delivered_too(journal: ToldJournal, receiver: Rece
 
     async def scenario() -> None:
         made = runner(journal, receiver)
-        made.start(broken)
+        await made.start(broken)
         await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         _, _, told = await receiver.next()
         assert (told["success"], told["status"]) == (False, 500)
@@ -339,7 +362,7 @@ def test_sent_again_and_again_it_is_carried_out_once(
 
     async def scenario() -> None:
         made = runner(journal, receiver)
-        made.start(app)
+        await made.start(app)
         for _ in range(3):  # before it was carried out,
             await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         await journal.until_state(TaskState.DELIVERED)
@@ -373,7 +396,7 @@ def test_a_taskuuid_names_one_call(
 
     async def scenario() -> None:
         made = runner(journal, receiver)
-        made.start(app)
+        await made.start(app)
         await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         for _ in range(2):
             with pytest.raises(Conflict):
@@ -392,7 +415,7 @@ def test_what_is_refused_is_not_journalled(journal: ToldJournal, receiver: Recei
     with pytest.raises(InvalidRequest):
         asyncio.run(made.accept("t1", "", "PUT", "/v1/ports/a", b"{}"))
     with pytest.raises(NotFound):
-        made.get("t1")
+        asyncio.run(made.get("t1"))
     assert journal.open() == []
 
 
@@ -401,7 +424,7 @@ def test_delivered_when_the_platform_is_up_again(journal: ToldJournal, receiver:
 
     async def scenario() -> None:
         made = runner(journal, receiver)
-        made.start(app)
+        await made.start(app)
         await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         await journal.until(lambda task: task.attempts >= 2)
         receiver.statuses = [503, 500, 302, 404]  # up, but not yet itself; no redirect is followed
@@ -421,12 +444,12 @@ def test_delivered_when_the_platform_is_up_again(journal: ToldJournal, receiver:
 def test_given_up_when_it_expires(journal: ToldJournal, receiver: Receiver) -> None:
     async def scenario() -> None:
         made = runner(journal, receiver, expire_after_s=0.2)
-        made.start(Application())
+        await made.start(Application())
         await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         expired = await journal.until_state(TaskState.EXPIRED)
         assert expired.attempts >= 1
-        assert made.get("t1").state is TaskState.EXPIRED
-        assert made.get("t1").result is not None
+        assert (await made.get("t1")).state is TaskState.EXPIRED
+        assert (await made.get("t1")).result is not None
         await made.stop()
 
     run(scenario)
@@ -448,7 +471,7 @@ def test_cut_off_by_a_crash_it_is_carried_out_again(
 
         app.before = hang
         made = runner(journal, receiver)
-        made.start(app)
+        await made.start(app)
         await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         await begun.wait()
         await made.stop()
@@ -456,8 +479,8 @@ def test_cut_off_by_a_crash_it_is_carried_out_again(
     async def restarted() -> None:
         app.before = None
         made = runner(journal, receiver)
-        assert made.get("t1").state is TaskState.ACCEPTED
-        made.start(app)
+        assert (await made.get("t1")).state is TaskState.ACCEPTED
+        await made.start(app)
         await made.accept(
             "t1", receiver.url, "PUT", "/v1/ports/a", b"{}"
         )  # the platform asks again
@@ -479,7 +502,7 @@ def test_after_a_restart_what_was_done_is_delivered_and_not_done_again(
 
     async def undelivered() -> None:
         made = runner(journal, receiver)
-        made.start(app)
+        await made.start(app)
         await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         await journal.until(lambda task: task.attempts >= 1)
         await made.stop()
@@ -487,14 +510,14 @@ def test_after_a_restart_what_was_done_is_delivered_and_not_done_again(
     async def restarted() -> None:
         receiver.start()
         made = runner(journal, receiver)
-        made.start(app)
+        await made.start(app)
         assert (await receiver.next())[1] == "t1"
         await journal.until_state(TaskState.DELIVERED)
         await made.stop()
 
     async def once_more() -> None:
         made = runner(journal, receiver)
-        made.start(app)
+        await made.start(app)
         await made.stop()
 
     run(undelivered)
@@ -519,7 +542,7 @@ def test_calls_on_one_object_keep_their_order_and_hold_up_no_other(
 
         app.before = hold_a
         made = runner(journal, receiver)
-        made.start(app)
+        await made.start(app)
         for number in range(5):
             await made.accept(f"a{number}", receiver.url, "PUT", "/v1/ports/a", b"%d" % number)
         await made.accept("b", receiver.url, "PUT", "/v1/ports/b", b"")
@@ -543,7 +566,7 @@ def test_a_result_that_cannot_be_delivered_holds_up_no_other_call(
 
     async def together() -> None:
         made = runner(journal, receiver)
-        made.start(app)
+        await made.start(app)
         for number in range(3):
             await made.accept(f"a{number}", receiver.url, "PUT", "/v1/ports/a", b"%d" % number)
         await journal.until(lambda task: task.taskuuid == "a2" and task.state is TaskState.DONE)
@@ -556,7 +579,7 @@ def test_a_result_that_cannot_be_delivered_holds_up_no_other_call(
             "a3", "f", "PUT", "/v1/ports/a", b"3", receiver.url, TaskState.ACCEPTED
         )
         journal.write(call)
-        made.start(app)
+        await made.start(app)
         await journal.until(lambda task: task.taskuuid == "a3" and task.state is TaskState.DONE)
         await made.stop()
 
@@ -565,17 +588,66 @@ def test_a_result_that_cannot_be_delivered_holds_up_no_other_call(
     assert [body for _, _, _, body in app.calls] == [b"0", b"1", b"2", b"3"]
 
 
+def test_results_of_one_object_come_in_order_and_one_at_a_time(
+    journal: ToldJournal, receiver: Receiver
+) -> None:
+    """They hold up no other object's, and one that is not taken holds up none after it."""
+    receiver.answers.clear()
+    receiver.statuses_of["a0"] = [503]
+    receiver.start()
+
+    async def scenario() -> None:
+        made = runner(journal, receiver)
+        await made.start(Application())
+        for number in range(4):
+            await made.accept(f"a{number}", f"{receiver.url}/a", "PUT", "/v1/ports/a", b"")
+        assert (await receiver.next())[1] == "a0"
+        await made.accept("b", f"{receiver.url}/b", "PUT", "/v1/ports/b", b"")
+        assert (await receiver.next())[1] == "b"
+        receiver.answers.set()
+        # Nobody took a0: it comes again, and who knows when.
+        after = [(await receiver.next())[1] for _ in range(4)]
+        assert sorted(after) == ["a0", "a1", "a2", "a3"]
+        assert [uuid for uuid in after if uuid != "a0"] == ["a1", "a2", "a3"]
+        await made.stop()
+
+    run(scenario)
+    assert receiver.most["/cb/a"] == 1
+
+
+def test_so_many_results_are_on_their_way_and_no_more(
+    journal: ToldJournal, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks, "_IN_FLIGHT", 3)
+    receiver.answers.clear()
+    receiver.start()
+
+    async def scenario() -> None:
+        made = runner(journal, receiver)
+        await made.start(Application())
+        for number in range(12):
+            await made.accept(f"t{number}", receiver.url, "PUT", f"/v1/ports/p{number}", b"")
+        first = [(await receiver.next())[1] for _ in range(3)]
+        receiver.answers.set()
+        others = [(await receiver.next())[1] for _ in range(9)]
+        assert {*first, *others} == {f"t{number}" for number in range(12)}, "none is lost"
+        await made.stop()
+
+    run(scenario)
+    assert receiver.most["all"] == 3
+
+
 def test_forgotten_when_it_is_old(journal: ToldJournal, receiver: Receiver) -> None:
     receiver.start()
 
     async def scenario() -> None:
         made = runner(journal, receiver)
-        made.start(Application())
+        await made.start(Application())
         await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
         await journal.until_state(TaskState.DELIVERED)
         await made.stop()
         later = runner(journal, receiver, expire_after_s=0.0)
-        later.start(Application())
+        await later.start(Application())
         while journal.get("t1") is not None:
             await asyncio.sleep(0)
         await later.stop()
@@ -624,7 +696,7 @@ def test_an_unreachable_name_is_no_crash(journal: ToldJournal) -> None:
 
         async def scenario() -> None:
             made = TaskRunner(TaskSettings((url,), 60.0, 5.0), journal)
-            made.start(Application())
+            await made.start(Application())
             await made.accept("t1", url, "PUT", "/v1/ports/a", b"{}")
             await journal.until(lambda task: task.attempts >= 2)
             await made.stop()
