@@ -1,4 +1,4 @@
-"""Limits of HTTP connections: how many there are, and how long one may keep the agent waiting.
+"""Limits of connections: how many there are, and how long one may keep the agent waiting.
 
 uvicorn limits only the pause after a request: a connection that never sends one would stay for ever.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +23,8 @@ _FULL = (
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """``[api]`` options. Seconds: for a request line and headers, for a body, between requests."""
+    """``[api]`` options. Seconds: for a TLS handshake and then for a request line and headers, for a
+    body, between requests."""
 
     most: int
     header_s: float
@@ -38,34 +41,64 @@ class ConnectionLimits:
         )
 
 
-class LimitedProtocol(HttpToolsProtocol):
+class _Limited:
+    """One connection: ended at the deadline of what it is waited for, and one of so many."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: Any
+    #: All that are open, as uvicorn keeps them.
+    connections: set[Any]
+    _timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return True
+
+    def _has_room(self, most: int) -> bool:
+        """Whether it may stay. The connection that is idle for longest makes room for it: silence
+        must not keep callers out."""
+        if len(self.connections) <= most:
+            return True
+        # One that was dropped is among them until the loop's next turn.
+        limited = [c for c in self.connections if isinstance(c, _Limited)]
+        here = [c for c in limited if not c.transport.is_closing()]
+        if len(here) <= most:
+            return True
+        idle = [c for c in here if c is not self and c.is_idle and c._timer is not None]
+        if not idle:
+            LOG.warning("%d connections are open: one more is refused", most)
+            return False
+        min(idle, key=lambda c: c._timer.when() if c._timer else 0.0)._drop()
+        return True
+
+    def _wait(self, seconds: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self.loop.call_later(seconds, self._drop)
+
+    def _drop(self) -> None:
+        self.transport.abort()
+
+
+class LimitedProtocol(_Limited, HttpToolsProtocol):
     """uvicorn's, that closes a connection which is one too many or keeps the agent waiting."""
 
     def __init__(self, limits: ConnectionLimits, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
-        self._timer: asyncio.TimerHandle | None = None
         self._slow_reader: asyncio.TimerHandle | None = None
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > self._limits.most:
-            # Silence must not keep callers out: the connection that is idle for longest goes.
-            others = [
-                c for c in self.connections if isinstance(c, LimitedProtocol) and c is not self
-            ]
-            idle = [c for c in others if c.is_idle and c._timer is not None]
-            if not idle:
-                LOG.warning("%d connections are open: one more is refused", self._limits.most)
-                transport.write(_FULL)
-                transport.close()
-                return
-            min(idle, key=lambda c: c._timer.when() if c._timer else 0.0)._drop()
+        if not self._has_room(self._limits.most):
+            transport.write(_FULL)
+            transport.close()
+            return
         self._wait(self._limits.header_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -106,10 +139,70 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.flow is not None:
             super().resume_writing()
 
-    def _wait(self, seconds: float | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None if seconds is None else self.loop.call_later(seconds, self._drop)
 
-    def _drop(self) -> None:
-        self.transport.abort()
+class Handshake(_Limited, asyncio.Protocol):
+    """A TLS connection up to the end of its handshake: it counts as one from the start.
+
+    asyncio's own handshake (``create_server(ssl=...)``) shows a connection only when it is through.
+    """
+
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        connections: set[Any],
+        context: ssl.SSLContext,
+        make_protocol: Callable[[], asyncio.Protocol],
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.connections = connections
+        self._limits = limits
+        self._context = context
+        self._make_protocol = make_protocol
+        self._received: list[bytes] = []
+        self._upgrade: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self.connections.add(self)
+        if not self._has_room(self._limits.most):
+            transport.abort()
+            return
+        self._wait(self._limits.header_s)
+        transport.pause_reading()  # what comes next is TLS
+        self._upgrade = self.loop.create_task(self._begin_tls())
+
+    def data_received(self, data: bytes) -> None:
+        """What came with the last message of the handshake, before the next protocol is there."""
+        self._received.append(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+        if self._upgrade is not None:
+            self._upgrade.cancel()
+
+    def shutdown(self) -> None:
+        """uvicorn's, for every connection: no request is being answered here."""
+        self._drop()
+
+    async def _begin_tls(self) -> None:
+        try:
+            tls: Any = await self.loop.start_tls(
+                self.transport, self, self._context, server_side=True,
+                ssl_handshake_timeout=self._limits.header_s,
+            )  # fmt: skip
+        except OSError as failed:  # also ssl.SSLError
+            LOG.debug("no TLS handshake: %s", failed)
+            return
+        finally:
+            self._end()
+        if tls is None:
+            return  # it was dropped meanwhile
+        protocol = self._make_protocol()
+        tls.set_protocol(protocol)
+        protocol.connection_made(tls)
+        for data in self._received:
+            protocol.data_received(data)
+
+    def _end(self) -> None:
+        self._wait(None)
+        self.connections.discard(self)

@@ -27,11 +27,11 @@ class Credentials:
         self.tls: ssl.SSLContext | None = listen.tls_context()
         self.stale = False
 
-    def refresh(self, *, always: bool = False) -> bool:
-        """Read the files if they changed, or ``always``; whether there is a new TLS context."""
+    def refresh(self, *, always: bool = False) -> None:
+        """Read the files if they changed, or ``always``. It takes the time that the disk takes."""
         stamps = self._look()
         if stamps == self._stamps and not always:
-            return False
+            return
         self._stamps = stamps  # from before they are read: a change meanwhile is seen next time
         try:
             access = replace(self._listen.access, tokens=self._listen.tokens())
@@ -39,10 +39,9 @@ class Credentials:
         except (ValueError, OSError) as wrong:
             self.stale = True
             LOG.error("new tokens or certificates are not used, the old ones are: %s", wrong)
-            return False
+            return
         self.access, self.tls, self.stale = access, tls, False
         LOG.info("tokens and certificates were read again")
-        return tls is not None
 
     def _look(self) -> tuple[_Stamp, ...]:
         return tuple(_stamp(path) for path in self._listen.files())

@@ -37,6 +37,7 @@ from netplugin import options, store_file
 from netplugin.errors import NetpluginError
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.shared import Host
+from netplugin.host.supervisor import Supervisor
 
 LOG = logging.getLogger(__name__)
 # The host is put right before the first call is taken, if it lets us within this time.
@@ -119,15 +120,18 @@ def _run(
         listen,
         credentials,
         ConnectionLimits.read(conf),
+        host.supervisor,
         when_started=lambda: _notify("READY=1"),
     )
     try:
-        return asyncio.run(_serve(server, app, service, tasks))
+        return asyncio.run(_serve(server, app, service, tasks, host.supervisor))
     finally:
         service.stop()
 
 
-async def _serve(server: Server, app: Any, service: Service, tasks: TaskRunner) -> int:
+async def _serve(
+    server: Server, app: Any, service: Service, tasks: TaskRunner, supervisor: Supervisor
+) -> int:
     loop = asyncio.get_running_loop()
 
     def end() -> None:
@@ -145,7 +149,7 @@ async def _serve(server: Server, app: Any, service: Service, tasks: TaskRunner) 
     service.start()
     service.teams.start()
     await tasks.start(app)
-    heartbeat = asyncio.create_task(_heartbeat(service))
+    heartbeat = asyncio.create_task(_heartbeat(service, supervisor))
     await asyncio.to_thread(service.wait_looked, _FIRST_LOOK_S)
     try:
         await server._serve()
@@ -159,16 +163,20 @@ async def _serve(server: Server, app: Any, service: Service, tasks: TaskRunner) 
     return 0
 
 
-async def _heartbeat(service: Service) -> None:
+async def _heartbeat(service: Service, supervisor: Supervisor) -> None:
     """Tell systemd, where it asks (WatchdogSec=), that this loop and each backend's thread go on."""
     asked = os.environ.get("WATCHDOG_USEC")
-    while asked:
+    if not asked:
+        return
+
+    async def beat() -> None:
         stuck = service.stuck()
         if not stuck:
             _notify("WATCHDOG=1")
         for reason in stuck:
             LOG.error("no heartbeat: %s", reason)
-        await asyncio.sleep(int(asked) / 1e6 / 3)
+
+    await supervisor.every("heartbeat", int(asked) / 1e6 / 3, beat)
 
 
 def _read_all(conf: Any) -> None:

@@ -112,15 +112,15 @@ API = [
         "max_connections",
         default=512,
         min=1,
-        help="Connections at a time. One more closes the one that is idle for longest; if none is idle "
-        "it is answered 503.",
+        help="Connections at a time, those within a TLS handshake too. One more closes the one that is "
+        "idle for longest; if none is idle it is answered 503.",
     ),
     cfg.IntOpt(
         "header_timeout",
         default=10,
         min=1,
-        help="Seconds within which a new connection sends its first request's headers, and a request "
-        "that has begun its own.",
+        help="Seconds within which a new connection ends its TLS handshake, and again sends its first "
+        "request's headers, and a request that has begun its own.",
     ),
     cfg.IntOpt(
         "body_timeout",
