@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from drivers.ovs import changes as c
-from drivers.ovs import policers, sockets
+from drivers.ovs import old_actions, policers, sockets
 from drivers.ovs.steps import FlowChange, RowChange
 from netplugin.backend import Applied, Change
 from netplugin.errors import HostError, NetpluginError
@@ -146,22 +146,30 @@ class Applier:
             if isinstance(change, FlowChange):
                 if not any(port in failed for port in change.ports) or len(change.ports) > 1:
                     by_bridge[change.bridge].append(change)
+        come, go = (
+            {port for change in changes if isinstance(change, kind) for port in change.ports}
+            for kind in (c.AddPort, c.RemovePort)
+        )
         for bridge, group in by_bridge.items():
             try:
-                self._bundle(bridge, group, deadline)
+                self._bundle(bridge, group, come ^ go, deadline)
             except NetpluginError as error:
                 ports = {port for change in group for port in change.ports}
                 failed.update({p: error.for_port(p) for p in ports if p not in failed})
 
-    def _bundle(self, bridge: str, group: Sequence[FlowChange], deadline: float) -> None:
+    def _bundle(
+        self, bridge: str, group: Sequence[FlowChange], idle: Collection[str], deadline: float
+    ) -> None:
         """All flow changes of a bridge at once: no frame meets a half-made set."""
         if self._ovs.mirror.bridge(bridge) is None:
             return  # the bridge has gone, and its flows with it
         cookies: list[int] = []
         gone: list[Flow] = []
         flows: list[Flow] = []
+        used = False
         for change in group:
             edit = change.edit(self._ovs, deadline)
+            used = used or old_actions.may_be_used(change, edit, idle)
             if edit.match_fragments:
                 self._ovs.flows.match_fragments(bridge, deadline)
             cookies += edit.cookies
@@ -169,3 +177,5 @@ class Applier:
             flows += edit.flows
         if cookies or gone or flows:
             self._ovs.flows.replace(bridge, cookies, flows, deadline, gone)
+        if used and old_actions.kept(self._ovs.mirror.root):
+            old_actions.purge(self._ovs, deadline)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from drivers.ovs import old_actions
 from drivers.ovs.seen import SeenBridge, SeenOvs
 from netplugin.host.ovs_rows import OvsPort
 from netplugin.models import Finding
@@ -13,6 +14,8 @@ def of_bridges(seen: SeenOvs) -> list[Finding]:
     """``seen`` is of the whole host."""
     bridges = [seen.bridges[name] for name in sorted(seen.bridges)]
     found = [_service(port) for bridge in bridges for port in _sorted(bridge.services)]
+    if seen.keeps_old_actions and bridges:
+        found.append(old_actions.finding(seen.keeps_old_actions))
     found += _unmanaged([port for bridge in bridges for port in _sorted(bridge.unmanaged)])
     return found + [_fragments(b) for b in bridges if not b.ours and b.matches_fragments is False]
 

@@ -25,7 +25,7 @@ def enabled(root: OvsRoot) -> bool:
 
 def refuse_tunnels(root: OvsRoot) -> NetpluginError | None:
     """Why VXLAN cannot be had beside it; None if it can."""
-    if not enabled(root) or _version(root) >= _TUNNEL_FALLBACK:
+    if not enabled(root) or root.version >= _TUNNEL_FALLBACK:
         return None
     return Unsupported(
         f"{_OPTION} is on, and OVS {root.ovs_version} drops the large segments of VMs on VXLAN "
@@ -37,7 +37,7 @@ def refuse_tunnels(root: OvsRoot) -> NetpluginError | None:
 
 def nic_must_segment(root: OvsRoot) -> bool:
     """Whether an uplink whose NIC cannot segment drops what its VMs send."""
-    return enabled(root) and _version(root) < _SOFTWARE_FALLBACK
+    return enabled(root) and root.version < _SOFTWARE_FALLBACK
 
 
 _PORT = re.compile(r"^\s*port \d+: (\S+) \((.*)\)$", re.MULTILINE)
@@ -47,9 +47,3 @@ _CANNOT = re.compile(r"\btx_(?:tso|tcp_seg)_offload=false\b")
 def cannot_segment(dpctl_show: str) -> frozenset[str]:
     """The devices in ``ovs-appctl dpctl/show`` whose NIC does not segment."""
     return frozenset(name for name, config in _PORT.findall(dpctl_show) if _CANNOT.search(config))
-
-
-def _version(root: OvsRoot) -> tuple[int, int]:
-    """An unknown version is taken as the oldest: it is refused rather than let drop."""
-    found = re.match(r"(\d+)\.(\d+)", root.ovs_version or "")
-    return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from drivers.ovs import filters, offload, sockets
+from drivers.ovs import filters, offload, old_actions, sockets
 from drivers.ovs.layout import Layout, base_flows
 from drivers.ovs.seen import SeenBridge, SeenOvs
 from netplugin.errors import OperationTimeout
@@ -122,6 +122,7 @@ class Reader:
             taken_names=self._taken_names(scope.ports),
             vhost_sockets=mirror.count_interfaces("dpdkvhostuser", "dpdkvhostuserclient"),
             tso=offload.enabled(mirror.root),
+            keeps_old_actions=old_actions.version_with(mirror.root),
             sockets=sockets.look(self._settings, ids, rows),
             timings_ms={"openflow": flows_ms},
         )

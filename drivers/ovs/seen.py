@@ -60,6 +60,8 @@ class SeenOvs(Observation):
     vhost_sockets: int = 0
     #: Whether VMs may send segments of 64 KiB (userspace-tso-enable).
     tso: bool = False
+    #: The version of OVS, if it may leave datapath flows with old actions (``old_actions``).
+    keeps_old_actions: str = ""
     sockets: SeenSockets = NOTHING
 
     def is_used(self, bridge: str, planned: Collection[str]) -> bool:

@@ -15,7 +15,7 @@ from netplugin.host.ovs_rows import OvsRoot
 from netplugin.models import Finding
 
 #: From 4.0 on vswitchd takes devices for its ports only (OVS's NEWS, v4.0.0).
-_PROBES_NO_MORE = 4
+_PROBES_NO_MORE = (4, 0)
 _NO_DEVICE = "-a 0000:00:00.0"
 
 
@@ -45,10 +45,9 @@ def _own(seen: SeenOvs) -> SeenOvs:
 def _probing(root: OvsRoot) -> Finding:
     """Whether vswitchd takes, when it starts, every device that is bound to vfio: VFs of VMs too."""
     expected = "at its start vswitchd takes no device but those of its ports"
-    major = (root.ovs_version or "").partition(".")[0]
     words = _words(root)
     listed = any(word in ("-a", "--allow", "-w", "--no-pci") for word in words)
-    if listed or (major.isdigit() and int(major) >= _PROBES_NO_MORE):
+    if listed or root.version >= _PROBES_NO_MORE:
         return Finding(
             id="dpdk-probing",
             status="ok",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -140,3 +141,9 @@ class OvsRoot:
     other_config: Mapping[str, str] = field(default_factory=dict)
     #: Who said last that it has the lock of the database.
     holder: str | None = None
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """``ovs_version`` as numbers; zeros, the oldest, where it is not told."""
+        found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", self.ovs_version or "")
+        return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (0, 0, 0)

@@ -215,7 +215,10 @@ def test_a_bridge_takes_nothing_from_a_port_that_is_not_ours(lab: Lab) -> None:
 
 
 def test_a_port_that_has_lost_its_mark_sends_nothing(lab: Lab) -> None:
+    """And then it does again, datapath flows that overlap or not: OVS 3.1.0 brings one of them alone
+    to its new actions (``drivers.ovs.old_actions``)."""
     lab.plug(OWN_MAC)
+    assert lab.passes({"its own": frames.plain()}) == {"its own"}, "there is a datapath flow for it"
     ids = lab.ovs.vsctl("get", "port", PORT, "external_ids").strip()
     lab.ovs.vsctl("clear", "port", PORT, "external_ids")
     try:
@@ -223,6 +226,11 @@ def test_a_port_that_has_lost_its_mark_sends_nothing(lab: Lab) -> None:
         for mac in (ANOTHER, frames.MAC):
             assert lab.dies(lab.out, PORT, frames.plain(mac, frames.EVERYBODY)), mac
         assert PORT in lab.findings()["unmanaged-ports"]["found"]
+        # The wider flow, which drops what comes from the port, has now most hits: of two that match,
+        # a PMD thread finds it first from its next second on (dpcls_sort_subtable_vector).
+        for _ in range(30):
+            lab.out.send(frames.plain(to=frames.EVERYBODY))
+            time.sleep(0.05)
     finally:
         lab.ovs.vsctl("set", "port", PORT, f"external_ids={ids}")
     wait_for(lambda: lab.planned() == [], 60, "the port is as it should be again")

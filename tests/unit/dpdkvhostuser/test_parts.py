@@ -11,10 +11,12 @@ from drivers.dpdkvhostuser.faults import fault
 from drivers.dpdkvhostuser.findings import findings
 from drivers.dpdkvhostuser.seen import Seen, SeenTunnels
 from drivers.dpdkvhostuser.tunnels import network_cookie, network_flows, with_learned
-from drivers.ovs import offload
+from drivers.ovs import offload, old_actions
+from drivers.ovs.changes import DropFlows
 from drivers.ovs.faults import HostWord
 from drivers.ovs.policers import Policer, refused
 from drivers.ovs.seen import SeenBridge
+from drivers.ovs.steps import FlowEdit
 from netplugin.backend import Overlay
 from netplugin.host.openflow import COOKIE_MARK, Flow, parse_flows
 from netplugin.host.ovs_bonds import Bond, BondUse
@@ -75,6 +77,31 @@ def test_what_tso_breaks_in_which_version(
 def test_without_tso_nothing_is_refused() -> None:
     for root in (_root("3.1.0", "false"), OvsRoot(ovs_version="3.1.0")):
         assert offload.refuse_tunnels(root) is None and not offload.nic_must_segment(root)
+
+
+# -- old actions -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "kept"),
+    [("2.13.8", True), ("2.17.7", True), ("2.17.8", False), ("3.0.4", True), ("3.0.5", False),
+     ("3.1.0", True), ("3.1.3", False), ("3.2.0", False), ("4.0.0", False), (None, True)],
+)  # fmt: skip
+def test_which_ovs_keeps_old_actions(version: str | None, kept: bool) -> None:
+    assert old_actions.kept(OvsRoot(ovs_version=version)) == kept
+    seen = Seen(
+        {}, bridges={"br-phys1": SeenBridge("br-phys1", True, "netdev", "secure")},
+        keeps_old_actions=old_actions.version_with(OvsRoot(ovs_version=version)),
+    )  # fmt: skip
+    assert ("ovs-old-actions" in [f.id for f in findings(seen, None)]) == kept
+
+
+def test_a_port_that_comes_or_goes_costs_the_others_no_purge() -> None:
+    own = FlowEdit((COOKIE_MARK | 1,))
+    assert not old_actions.may_be_used(DropFlows(("p1",), "br-phys1", (1,)), own, {"p1"})
+    assert old_actions.may_be_used(DropFlows(("p1",), "br-phys1", (1,)), own, set())
+    assert old_actions.may_be_used(DropFlows((), "br-phys1", (1,)), own, {"p1"})
+    assert not old_actions.may_be_used(DropFlows(("p1",), "br-phys1", ()), FlowEdit(), set())
 
 
 # Captured from OVS 3.1.0.
