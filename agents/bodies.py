@@ -18,7 +18,7 @@ from netplugin.errors import FieldError, InvalidRequest
 from netplugin.models import BatchPut
 
 #: Bytes up to which a body is no matter: validated in a few milliseconds whatever is in it.
-_SMALL = 64 * 1024
+SMALL = 64 * 1024
 #: No object of the API has more members than this, and no list more than that.
 _WIDEST, _LONGEST = 1024, 4096
 #: Errors of a batch that are told; the rest of it is not looked at then.
@@ -28,7 +28,7 @@ _MOST_ERRORS = 100
 async def refuse_unfit(request: Request) -> None:
     """A dependency of every route. Raises: InvalidRequest."""
     body = await request.body()
-    if len(body) > _SMALL:
+    if len(body) > SMALL:
         await asyncio.to_thread(check, body, is_batch=request.url.path == "/v1/ports:batch")
 
 

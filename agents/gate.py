@@ -16,6 +16,7 @@ from urllib.parse import quote
 from agents import roles
 from agents.access import Access, Caller, require
 from agents.audit import AuditLog
+from agents.bodies import SMALL
 from agents.http import problem_response
 from agents.limits import Limits
 from agents.peer import STATE, UNKNOWN, Peer
@@ -27,8 +28,6 @@ from netplugin.models import NAME_PATTERN
 LOG = logging.getLogger(__name__)
 #: Bytes a request's body may have; a batch of 4,096 ports with addresses fits.
 MAX_BODY = 8 * 1024 * 1024
-# A larger one is looked at in a thread: the event loop has others to serve.
-_SMALL_BODY = 64 * 1024
 _MUTATING = ("PUT", "POST", "DELETE", "PATCH")
 _NAME = re.compile(NAME_PATTERN.replace("$", r"\Z"))
 
@@ -167,8 +166,9 @@ def _refuse_browsers(headers: dict[bytes, bytes], peer: Peer, access: Access) ->
 
 
 async def _of_body(path: str, body: bytes) -> tuple[Role, str] | None:
-    if len(body) <= _SMALL_BODY:
+    if len(body) <= SMALL:
         return roles.of_body(path, body)
+    # The event loop has others to serve meanwhile.
     return await asyncio.to_thread(roles.of_body, path, body)
 
 

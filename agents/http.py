@@ -94,8 +94,6 @@ def build(service: Service, tasks: TaskRunner, metrics: Metrics) -> FastAPI:
         # a redirect of a mutating call would be no answer (and is none to an asynchronous one)
         redirect_slashes=False,
         dependencies=[Depends(refuse_unfit)],
-        # pydantic's own schema of our problems, not FastAPI's of its validation errors
-        responses={},
     )
     app.add_exception_handler(NetpluginError, _netplugin_error)
     app.add_exception_handler(RequestValidationError, _validation_error)

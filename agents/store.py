@@ -83,15 +83,11 @@ class Store:
     def get(self, port_id: str) -> Record | None:
         return self._ports.get(port_id)
 
-    def records(
-        self, *, backend: str | None = None, vm_id: str | None = None, state: str | None = None
-    ) -> list[Record]:
+    def records(self, *, backend: str | None = None, vm_id: str | None = None) -> list[Record]:
         return [
             r
             for r in sorted(self._ports.values(), key=lambda r: r.port_id)
-            if backend in (None, r.spec.backend)
-            and vm_id in (None, r.spec.vm_id)
-            and state in (None, r.state.value)
+            if backend in (None, r.spec.backend) and vm_id in (None, r.spec.vm_id)
         ]
 
     def any_in(self, backend: str, *states: PortState) -> bool:

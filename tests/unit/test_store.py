@@ -103,7 +103,7 @@ def test_what_is_forgotten_is_gone_with_its_claims(store: Store, path: Path) -> 
     assert store.claims() == {vf(1): "p3", vf(2): "p2"}
 
 
-def test_a_list_is_by_backend_vm_and_state(store: Store) -> None:
+def test_a_list_is_by_backend_and_vm(store: Store) -> None:
     store.save(
         [
             Record("b", make_spec(backend="x"), PortState.ACTIVE),
@@ -113,7 +113,6 @@ def test_a_list_is_by_backend_vm_and_state(store: Store) -> None:
     assert [r.port_id for r in store.records()] == ["a", "b"]
     assert [r.port_id for r in store.records(backend="x")] == ["b"]
     assert [r.port_id for r in store.records(vm_id="vm-2")] == ["a"]
-    assert [r.port_id for r in store.records(state="active")] == ["b"]
     assert store.records(backend="x", vm_id="vm-2") == []
 
 
