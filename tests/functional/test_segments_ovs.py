@@ -163,6 +163,8 @@ def test_peers_come_and_go_without_loss_for_the_others(hosts: tuple[Host, Host])
         assert not a.pings("10.0.0.7"), "it is no peer yet: it is not asked"
         before, third_address = one.flows(TUNNELS), "10.9.0.7"
         count = 4000
+        missed = lambda: sum(each.missed() for each in hosts)  # noqa: E731
+        already = missed()
         stream = threading.Thread(target=a.send, args=(b.mac, count, 100, 0.002))
         stream.start()
         for each in hosts:
@@ -176,7 +178,10 @@ def test_peers_come_and_go_without_loss_for_the_others(hosts: tuple[Host, Host])
         assert "0xa090007" not in one.ovs.ofctl("dump-flows", TUNNELS), "nothing leads to it"
         stream.join(60)
         ear.settle()
-        assert ear.numbers == list(range(count)), "each frame once, in order"
+        assert ear.numbers == sorted(set(ear.numbers)), "each frame once at most, in order"
+        lost = count - len(ear.numbers)
+        # Its buffer holds a tenth of a second: less than a busy machine may let a PMD thread wait.
+        wait_for(lambda: lost <= missed() - already, 30, f"{lost} are what the lab's NICs missed")
         assert sorted(one.flows(TUNNELS)) == sorted(before)
         a.forget()
         assert not a.pings("10.0.0.7")
