@@ -1,18 +1,23 @@
-"""The agent with more descriptors than select(2) takes: it goes on to hear of OVS."""
+"""The agent beside an OVS that comes, goes and hangs: what it hears of it, and how it ends."""
 
 from __future__ import annotations
 
 import http.client
+import json
+import os
 import resource
 import shutil
+import signal
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from typing import Any
 
 from tests.functional.conftest import BASE, make_spec
 from tests.functional.test_plug_ovs import plug
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import wait_for
+from tests.lab.processes import Daemon, wait_for
 
 DEADLINE_S = 60.0
 #: FD_SETSIZE of select(2) is 1,024.
@@ -59,4 +64,65 @@ def test_ovs_comes_and_goes_beside_a_thousand_descriptors(ovs: PrivateOvs) -> No
             plug(agent, "p3", make_spec(3))
         for number in (1, 2, 3):
             assert agent.call("DELETE", f"/v1/ports/p{number}")[0] == 204
+    shutil.rmtree(BASE / "agent")
+
+
+#: The agent, with the times of its end (30, 42 and 55 s) made short.
+SHORT_END = """
+import sys
+from agents import main
+main._REFUSE_AFTER_S, main._ANSWERED_S, main._END_S = 4, 12, 20
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+def sent(agent: PrivateAgent, port_id: str, spec: dict[str, Any]) -> socket.socket:
+    """A PUT that is under way, on a connection of its own."""
+    body = json.dumps(spec).encode()
+    head = f"PUT /v1/ports/{port_id} HTTP/1.1\r\nHost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
+    caller = socket.create_connection(("127.0.0.1", agent.port), timeout=3 * DEADLINE_S)
+    caller.sendall(head.encode() + body)
+    # It was sent before this, which is answered: the call has been taken.
+    assert agent.get("/healthz")[0] == 200
+    return caller
+
+
+def answer_on(caller: socket.socket) -> bytes:
+    """All that the agent says until it closes the connection."""
+    return b"".join(iter(lambda: caller.recv(65536), b""))
+
+
+def test_it_ends_beside_a_backend_that_hangs(ovs: PrivateOvs) -> None:
+    """What waits behind the call that hangs is refused; what another backend does is answered."""
+    options = {"agent": {
+        "enabled_backends": "dpdkvhostuser,linuxbridge", "operation_timeout": "3600",
+    }, "linuxbridge": {"physical_interfaces": "physnet1:"}}  # fmt: skip
+    with PrivateAgent(BASE / "agent", ovs, options) as agent, ExitStack() as opened:
+        agent.stop()
+        usual = agent.daemon
+        at = usual.args.index("-m")  # python -m agents.main ...
+        short = [*usual.args[:at], "-c", SHORT_END, *usual.args[at + 2 :]]
+        agent.daemon = Daemon("netplugin-agent", short, agent.log)
+        agent.start()
+        ovs.pause_vswitchd()
+        opened.callback(ovs.resume_vswitchd)
+        hanging = opened.enter_context(closing(sent(agent, "p1", make_spec(1))))
+        wait_for(lambda: agent.get("/v1/ports/p1")[0] == 200, DEADLINE_S, "the intent is stored")
+        waiting = opened.enter_context(closing(sent(agent, "p2", make_spec(2))))
+        flat = make_spec(3, vlan_id=None, backend="linuxbridge")
+        assert agent.call("PUT", "/v1/ports/p3", flat)[0] == 200
+        assert agent.call("DELETE", "/v1/ports/p3")[0] == 204
+        os.kill(agent.daemon.pid, signal.SIGTERM)
+        refused = answer_on(waiting)
+        assert refused.startswith(b"HTTP/1.1 503 ") and b"the agent stops" in refused
+        wait_for(lambda: not agent.daemon.running, DEADLINE_S, "the agent has ended")
+        # Nobody has seen that it was plugged.
+        assert not answer_on(hanging).startswith(b"HTTP/1.1 2")
+        opened.close()
+        agent.daemon.kill()
+        agent.daemon = usual
+        agent.start()
+        # Nothing is left of what was cut off, or all of it: the next call finds the port either way.
+        plug(agent, "p1", make_spec(1))
+        assert agent.call("DELETE", "/v1/ports/p1")[0] == 204
     shutil.rmtree(BASE / "agent")
