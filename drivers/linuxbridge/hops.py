@@ -44,7 +44,7 @@ def _in_use(segment: Segment, seen: Seen) -> str:
     return made.data.parent if made and on_it and isinstance(made.data, Vlan) else ""
 
 
-def another_way(settings: Settings, segment: Segment, seen: Seen) -> Conflict | None:
+def interface_conflict(settings: Settings, segment: Segment, seen: Seen) -> Conflict | None:
     """That a segment leaves by another interface than the configuration says."""
     has = way_out(settings, segment, seen)
     configured = settings.physical_interfaces.get(segment.physical_network)

@@ -18,8 +18,8 @@ from drivers.linuxbridge.changes import (
     SetTap,
 )
 from drivers.linuxbridge.hops import (
-    another_way,
     in_the_way,
+    interface_conflict,
     no_local_ip,
     uplink_problem,
     wrong_family,
@@ -106,7 +106,9 @@ def _unconfigured(settings: Settings, wanted: Wanted, seen: Seen) -> NetpluginEr
         )  # fmt: skip
     if network_id and not settings.local_ip:
         return no_local_ip()
-    return wrong_family(settings, wanted.overlay) or another_way(settings, wanted.segment, seen)
+    return wrong_family(settings, wanted.overlay) or interface_conflict(
+        settings, wanted.segment, seen
+    )
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def unmapped(spec: PortSpec) -> BackendUnavailable:
     )  # fmt: skip
 
 
-def others_way(
+def mapping_conflict(
     settings: OvsSettings, spec: PortSpec, port: VhostPort, seen: SeenOvs
 ) -> NetpluginError | None:
     """Why a port cannot come to its bridge: that, or the NIC, is what ports came to before the

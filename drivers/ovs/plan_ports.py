@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from drivers.ovs import changes as c
 from drivers.ovs import filters
-from drivers.ovs.mapping import others_way
+from drivers.ovs.mapping import mapping_conflict
 from drivers.ovs.ports import BesidePort, VhostPort
 from drivers.ovs.seen import SeenBridge, SeenOvs
 from drivers.ovs.sockets import wanted_directory
@@ -65,7 +65,7 @@ def bridge_refusal(settings: OvsSettings, wanted: Wanted, seen: SeenOvs) -> Netp
     """Why the port cannot be on its bridge, as that is."""
     port, spec, bridge = wanted.port, wanted.spec, seen.bridges.get(wanted.port.bridge)
     refused = _of_bridge(port, spec, bridge) if bridge else None
-    refused = refused or others_way(settings, spec, port, seen)
+    refused = refused or mapping_conflict(settings, spec, port, seen)
     if refused or not needs_room(port, seen):
         return refused
     return _of_uplinks(settings, wanted, bridge) or (
