@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.docs.unit_file import settings
 from tests.functional.conftest import BASE, make_spec
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import Daemon, run
+
+UNIT = settings()
+CAPABILITIES = UNIT["CapabilityBoundingSet"]
+QEMU_USER = 12345
+#: Of this host and of another in the network of tunnels.
+ADDRESS, PEER = "10.99.9.1", "10.99.9.2"
 
 # $1: the directory that may be written; the rest is the command. systemd.exec(5): with "strict" all
 # is read-only but for /dev, /proc and /sys.
@@ -36,30 +44,39 @@ exec "$@"
 """
 
 
-def command(directory: Path, agent: tuple[str, ...]) -> list[str]:
-    """The agent's command within the bounds of the unit."""
-    unit = settings()
-    bounds = [f"+{name.removeprefix('CAP_').lower()}" for name in unit["CapabilityBoundingSet"]]
-    assert unit["User"] == ["root"] and unit["NoNewPrivileges"] == ["yes"]
-    powers = ["setpriv", f"--bounding-set=-all,{','.join(bounds)}", "--inh-caps=-all",
-              "--no-new-privs", "--"]  # fmt: skip
-    return ["unshare", "--mount", "--propagation=private", "sh", "-c", _READ_ONLY, "sh",
-            str(directory), *powers, *agent]  # fmt: skip
-
-
 @contextmanager
-def bounded(ovs: PrivateOvs | None = None, **groups: dict[str, str]) -> Iterator[PrivateAgent]:
-    directory = BASE / "bounded"
-    directory.mkdir(parents=True)
-    agent = PrivateAgent(directory, ovs, groups)
+def directory() -> Iterator[Path]:
+    made = BASE / "bounded"
+    made.mkdir(parents=True)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made)
+
+
+def bounded(
+    home: Path,
+    options: Mapping[str, Mapping[str, str]],
+    ovs: PrivateOvs | None = None,
+) -> PrivateAgent:
+    """An agent within the bounds of the unit; ``home`` is all that it may write."""
+    agent = PrivateAgent(home, ovs, options, capabilities=CAPABILITIES)
     agent.groups["api"] |= {
-        "socket": str(directory / "agent.sock"), "socket_group": "daemon",
-        "audit_log": str(directory / "audit.log"),
+        "socket": str(home / "agent.sock"), "socket_group": "daemon",
+        "audit_log": str(home / "audit.log"),
     }  # fmt: skip
-    agent.daemon = Daemon("netplugin-agent", command(directory, agent.daemon.args), agent.log)
-    with agent:
-        yield agent
-    shutil.rmtree(directory)
+    command = [
+        "unshare",
+        "--mount",
+        "--propagation=private",
+        "sh",
+        "-c",
+        _READ_ONLY,
+        "sh",
+        str(home),
+    ]
+    agent.daemon = Daemon("netplugin-agent", [*command, *agent.daemon.args], agent.log)
+    return agent
 
 
 # include/uapi/linux/capability.h
@@ -90,18 +107,57 @@ def plug_change_and_delete(agent: PrivateAgent, *specs: dict[str, Any]) -> None:
 
 
 SECURED = {"port_security": {"allowed_addresses": [{"ip": "10.0.0.5"}]}}
+RATES = {"qos": {"ingress_kbps": 10_000, "egress_kbps": 10_000}}
+VXLAN = {"network": {"type": "vxlan", "network_id": "blue"}}
 
 
-def test_a_linux_bridge_needs_no_more() -> None:
-    """On a flat network with an uplink; the machine's kernel may have no VLANs and no rates."""
+def test_the_unit_is_what_is_tested_here() -> None:
+    assert UNIT["User"] == ["root"] and UNIT["NoNewPrivileges"] == ["yes"]
+    assert UNIT["ProtectSystem"] == ["strict"]
+
+
+@contextmanager
+def wire() -> Iterator[str]:
     run(["ip", "link", "add", "unit0", "type", "veth", "peer", "name", "unit1"])
     for end in ("unit0", "unit1"):
         run(["ip", "link", "set", end, "up"])
+    run(["ip", "address", "add", f"{ADDRESS}/24", "dev", "unit1"])
     try:
-        with bounded(linuxbridge={"physical_interfaces": "physnet1:unit0"}) as agent:
-            allowed = settings()["CapabilityBoundingSet"]
-            assert effective(agent) == sum(1 << _NUMBERS[name] for name in allowed)
-            spec = make_spec(backend="linuxbridge", vlan_id=None)
-            plug_change_and_delete(agent, spec, spec | SECURED, spec)
+        yield "unit0"
     finally:
         run(["ip", "link", "delete", "unit0"])
+
+
+def test_linux_bridges_need_no_more() -> None:
+    """Flat and VXLAN, with filters and rates."""
+    with wire() as uplink, directory() as home:
+        bridge = {"physical_interfaces": f"physnet1:{uplink}", "local_ip": ADDRESS}
+        with bounded(home, {"linuxbridge": bridge}) as agent:
+            assert effective(agent) == sum(1 << _NUMBERS[name] for name in CAPABILITIES)
+            flat = make_spec(backend="linuxbridge", vlan_id=None)
+            plug_change_and_delete(agent, flat, flat | SECURED, flat | RATES, flat)
+            blue = {"type": "vxlan", "vni": 5001, "peers": [PEER]}
+            assert agent.call("PUT", "/v1/networks/blue", blue)[0] == 200
+            tunnelled = {**flat, **VXLAN}
+            plug_change_and_delete(agent, tunnelled, tunnelled | RATES)
+
+
+@pytest.mark.nested
+def test_a_vlan_needs_no_more() -> None:
+    with wire() as uplink, directory() as home:
+        bridge = {"physical_interfaces": f"physnet1:{uplink}"}
+        with bounded(home, {"linuxbridge": bridge}) as agent:
+            spec = make_spec(backend="linuxbridge")
+            plug_change_and_delete(agent, spec, spec | SECURED | RATES, spec)
+
+
+#: Of users and groups that are not the agent's.
+OTHERS = {"ovs": {"vhost_socket_group": "daemon"}}
+ALONE = {"qemu_user": QEMU_USER}
+
+
+def test_ovs_needs_no_more(ovs: PrivateOvs) -> None:
+    with directory() as home, bounded(home, OTHERS, ovs) as agent:
+        spec = make_spec()
+        plug_change_and_delete(agent, spec, spec | SECURED, spec | RATES)
+        plug_change_and_delete(agent, spec | ALONE)

@@ -8,7 +8,7 @@ import socket
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +18,21 @@ from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import Argument, Daemon
 
 READY_DEADLINE_S = 60.0
+
+
+def with_capabilities(names: Collection[str], command: Sequence[Argument]) -> list[Argument]:
+    """The command, started by root, with these capabilities and none that it could get otherwise."""
+    bounds = ",".join(
+        ["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in sorted(names))]
+    )
+    return [
+        "setpriv",
+        f"--bounding-set={bounds}",
+        "--inh-caps=-all",
+        "--no-new-privs",
+        "--",
+        *command,
+    ]
 
 
 class PrivateAgent:
@@ -30,10 +45,12 @@ class PrivateAgent:
         options: Mapping[str, Mapping[str, str]] | None = None,
         ready: bool = True,
         netns: str | None = None,
+        capabilities: Collection[str] | None = None,
     ) -> None:
         """``options`` by group, over those that a lab needs; see ``etc/netplugin.conf``.
 
-        ``netns`` is the network namespace it runs in, and is called in.
+        ``netns`` is the network namespace it runs in, and is called in. ``capabilities`` are all that
+        it has of root's (``tests.docs.unit_file`` has the systemd unit's).
 
         ``ready`` false: a host on which the agent will not be ready.
         """
@@ -70,6 +87,8 @@ class PrivateAgent:
         self.config = directory / "netplugin.conf"
         self.log = directory / "agent.log"
         args: list[Argument] = [sys.executable, "-m", "agents.main", "--config-file", self.config]
+        if capabilities is not None:
+            args = with_capabilities(capabilities, args)
         args = within(netns, args)
         self.daemon = Daemon("netplugin-agent", args, self.log)
 

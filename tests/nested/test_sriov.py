@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from lxml import etree
 
+from tests.docs.unit_file import settings
 from tests.lab.agent import PrivateAgent
 from tests.lab.libvirtd import PrivateLibvirt
 from tests.lab.namespaces import within
@@ -40,7 +41,10 @@ def one_agent(pf: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pri
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.lab.agent.READY_DEADLINE_S", START_S)
-        with PrivateAgent(tmp_path_factory.mktemp("agent"), options=options) as private:
+        # With the powers that the systemd unit leaves it, and no others.
+        powers = settings()["CapabilityBoundingSet"]
+        home = tmp_path_factory.mktemp("agent")
+        with PrivateAgent(home, options=options, capabilities=powers) as private:
             yield private
 
 
