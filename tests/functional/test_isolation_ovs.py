@@ -81,9 +81,12 @@ class Lab:
         """Whether a frame does not come out that enters by this port of the bridge."""
         number, self.wire.given = self.wire.given, self.wire.given + 1
         before = self.entered(port)
-        for _ in range(3):
+
+        def enters() -> bool:
             out.send(marked(frame, number))
-        wait_for(lambda: self.entered(port) >= before + 3, 60, f"the frames are at {port}")
+            return self.entered(port) >= before + 3
+
+        wait_for(enters, 60, f"the frames are at {port}")
         self.wire.listen(time.monotonic() + 0.5)
         return not self.wire.of(number)
 
