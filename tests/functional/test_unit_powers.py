@@ -1,15 +1,18 @@
 """The agent with no more powers than its systemd unit leaves it: does it still do its work?
 
 No systemd runs here. ``setpriv`` takes the capabilities away that the unit takes away, read from the
-unit itself, and a mount namespace makes all read-only that ``ProtectSystem=strict`` does.
+unit itself, and a mount namespace makes all read-only that ``ProtectSystem=strict`` does. Then each
+capability that is left is taken away too: the agent must miss it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import socket
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from tests.docs.unit_file import settings
 from tests.functional.conftest import BASE, make_spec
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import Daemon, run
+from tests.lab.processes import Daemon, LabError, run, wait_for
 
 UNIT = settings()
 CAPABILITIES = UNIT["CapabilityBoundingSet"]
@@ -58,9 +61,10 @@ def bounded(
     home: Path,
     options: Mapping[str, Mapping[str, str]],
     ovs: PrivateOvs | None = None,
+    capabilities: Collection[str] = CAPABILITIES,
 ) -> PrivateAgent:
     """An agent within the bounds of the unit; ``home`` is all that it may write."""
-    agent = PrivateAgent(home, ovs, options, capabilities=CAPABILITIES)
+    agent = PrivateAgent(home, ovs, options, capabilities=capabilities)
     agent.groups["api"] |= {
         "socket": str(home / "agent.sock"), "socket_group": "daemon",
         "audit_log": str(home / "audit.log"),
@@ -152,7 +156,12 @@ def test_a_vlan_needs_no_more() -> None:
 
 
 #: Of users and groups that are not the agent's.
-OTHERS = {"ovs": {"vhost_socket_group": "daemon"}}
+OTHERS = {
+    "ovs": {"vhost_socket_group": "daemon"},
+    "agent": {"enabled_backends": "dpdkvhostuser,linuxbridge"},
+    "linuxbridge": {"physical_interfaces": "physnet1:"},
+}
+DEADLINE_S = 60.0
 ALONE = {"qemu_user": QEMU_USER}
 
 
@@ -161,3 +170,50 @@ def test_ovs_needs_no_more(ovs: PrivateOvs) -> None:
         spec = make_spec()
         plug_change_and_delete(agent, spec, spec | SECURED, spec | RATES)
         plug_change_and_delete(agent, spec | ALONE)
+
+
+def gone_wrong(agent: PrivateAgent) -> str:
+    """What the agent cannot do of a VM's way from plug to delete; empty if it can do all."""
+    try:
+        agent.start(ready=False)
+    except LabError as dead:
+        return str(dead)
+    wait_for(lambda: agent.get("/readyz")[0] == 200 or refused(agent), DEADLINE_S, "it has looked")
+    specs = [make_spec(0, vlan_id=None, backend="linuxbridge"), make_spec(1), make_spec(2, **ALONE)]
+    for number, spec in enumerate(specs):
+        status, port = agent.call("PUT", f"/v1/ports/p{number}", spec)
+        if (status, port.get("state")) != (200, "active"):
+            return str(port)
+    _as_qemu_makes_it(Path(port["binding"]["socket_path"]))
+    for number in range(len(specs)):
+        status, error = agent.call("DELETE", f"/v1/ports/p{number}")
+        if status != 204:
+            return str(error)
+    return ""
+
+
+def refused(agent: PrivateAgent) -> bool:
+    """Whether the kernel has refused it something (EPERM, EACCES)."""
+    log = agent.log.read_text()
+    return "not permitted" in log or "ermission denied" in log
+
+
+def _as_qemu_makes_it(path: Path) -> None:
+    """The socket of a VM in the directory of its own, of its own user."""
+    with closing(socket.socket(socket.AF_UNIX)) as listening:
+        listening.bind(str(path))
+    os.chown(path, QEMU_USER, QEMU_USER)
+
+
+@pytest.mark.parametrize("lost", [None, *CAPABILITIES])
+def test_each_capability_is_needed(ovs: PrivateOvs, lost: str | None) -> None:
+    with directory() as home:
+        agent = bounded(home, OTHERS, ovs, {*CAPABILITIES} - {lost})
+        try:
+            wrong = gone_wrong(agent)
+        finally:
+            agent.stop()
+            with bounded(home, OTHERS, ovs) as whole:  # what was left is removed
+                for port in whole.get("/v1/ports")[1]:
+                    assert whole.call("DELETE", f"/v1/ports/{port['port_id']}")[0] == 204
+        assert bool(wrong) == bool(lost), wrong
