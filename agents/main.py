@@ -32,6 +32,7 @@ from agents.metrics import Metrics
 from agents.server import Server
 from agents.service import Service
 from agents.store import Store
+from agents.store_marks import StoreMarks
 from agents.tasks import TaskRunner
 from netplugin import options, store_file
 from netplugin.errors import NetpluginError
@@ -97,10 +98,11 @@ def _run(
     task_settings: TaskSettings,
     view: HostView,
 ) -> int:
-    host = Host(conf, store.identity)
+    marks = StoreMarks(store)
+    host = Host(conf, store.identity, marks.after)
     loaded = backends.load(conf.agent.enabled_backends, conf, host)
     metrics = Metrics(store)
-    service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, view)
+    service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, view, marks)
     tasks = TaskRunner(task_settings, store.tasks, audit.carried_out, host.supervisor)
     app = http.build(service, tasks, metrics)
     gate = Gate(app, tasks, lambda: credentials.access, audit, limits)

@@ -17,6 +17,7 @@ from agents.converge import Converged, Stopwatch, converge
 from agents.metrics import Metrics
 from agents.orphans import Orphans, findings
 from agents.store import Record, Store
+from agents.store_marks import StoreMarks
 from netplugin.backend import Backend, Change, Claim, Intent, Observation, ObservedPort, Usability
 from netplugin.errors import (
     Conflict,
@@ -79,8 +80,15 @@ class Spread:
 class Reconciler:
     """Not thread-safe: one lane calls it. ``observed`` may be read by any thread."""
 
-    def __init__(self, backend: Backend[Observation], store: Store, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        backend: Backend[Observation],
+        store: Store,
+        metrics: Metrics,
+        marks: StoreMarks | None = None,
+    ) -> None:
         self.backend = backend
+        self._marks = marks or StoreMarks(store)
         self.observed: dict[str, ObservedPort] = {}
         #: Marked ports without an intent that the last look at the whole host left where they are,
         #: each with the reason; None before that look.
@@ -537,6 +545,7 @@ class Reconciler:
             *self.backend.findings(seen),
             *self.backend.port_findings(intents, seen),
             *findings(self.backend.name, orphans),
+            *self._marks.findings(self.backend.name),
         ]
 
     def vfs(self) -> list[VfInfo]:
@@ -595,6 +604,9 @@ class Reconciler:
         if not dry_run:
             self._end_quarantines(seen)
             if ports is None:
+                self._compare_store(records, seen)
+                if remove_orphans:
+                    self._marks.accept(self.backend.name)
                 records |= self._adopt_claims(records, seen, moment)
         intents = [self._intent(r) for r in records.values()]
         kept: Mapping[str, str] = {}
@@ -633,6 +645,15 @@ class Reconciler:
             len(records), (time.monotonic() - started) * 1e3, len(result.changes), len(errors),
         )  # fmt: skip
         return report
+
+    def _compare_store(self, records: Mapping[str, Record], seen: Observation) -> None:
+        """With the one that changed the host last, before anything that the plan says."""
+        lacking = [
+            i
+            for i, r in records.items()
+            if i not in seen.ports and r.state not in (PortState.REMOVING, PortState.PENDING)
+        ]
+        self._marks.compare(self.backend.name, seen.store_mark, lacking)
 
     def _adopt_claims(
         self, records: Mapping[str, Record], seen: Observation, moment: int

@@ -20,6 +20,7 @@ from agents.pmd import Pmd
 from agents.reconciler import CHECK_S, Delete, Operation, Put, Reconciler, unknown_backend
 from agents.store import Record, Store
 from agents.store_findings import store_findings
+from agents.store_marks import StoreMarks
 from agents.teams import Teams
 from netplugin.backend import Backend, Claim, Intent, Observation
 from netplugin.errors import (
@@ -68,6 +69,7 @@ class Service:
         backends: dict[str, Backend[Observation]],
         broken: dict[str, str],
         view: HostView,
+        marks: StoreMarks | None = None,
     ) -> None:
         self._store = store
         self._in_thread = store.database.in_thread
@@ -78,7 +80,7 @@ class Service:
         self._timeout_s = float(conf.agent.operation_timeout)
         self._lanes = {
             name: Lane(
-                Reconciler(backend, store, metrics),
+                Reconciler(backend, store, metrics, marks),
                 host.supervisor,
                 batch_size=conf.agent.batch_size,
                 interval_s=float(conf.agent.reconcile_interval),

@@ -25,7 +25,7 @@ from netplugin.models import NetworkSpec, PortSpec, PortState
 T = TypeVar("T")
 # IEEE 802.1Q, table 9-2: 0 is no VLAN and 4095 is reserved.
 _LOCAL_VLANS = range(1, 4095)
-_COMMIT = "commit"
+_COMMIT, _OLDER = "commit", "older/"
 # How many ports are remembered as forgotten: of older ones it is no longer known.
 _FORGOTTEN = 20_000
 
@@ -64,6 +64,7 @@ class Store:
         #: Made with the store, and on every port that it makes.
         self.identity = self.database.identity
         self._commit = self._stored_commit()
+        self._older: Mapping[str, str] = self._stored_older()
         #: By port, the commit that its record came with.
         self._numbers: dict[str, int] = {}
         self._ports: dict[str, Record] = {record.port_id: record for record in self._read_ports()}
@@ -141,6 +142,39 @@ class Store:
         )
 
     # -- what is known on the host by its mark ---------------------------------------------------
+
+    @property
+    def commit(self) -> int:
+        """The number of the last commit of ports."""
+        return self._commit
+
+    @property
+    def mark(self) -> str:
+        """What the host carries as a whole: this store, and its last commit."""
+        return f"{self.identity}/{self._commit}"
+
+    @property
+    def older(self) -> Mapping[str, str]:
+        """What the host told of a newer copy of this store, or of another one, by backend."""
+        return self._older
+
+    def note_older(self, backend: str, told: str, commit: int) -> None:
+        """Remember it, and count on from that commit: no two have one number.
+
+        Raises: HostError; it holds for this process all the same.
+        """
+        with self._lock:
+            self._commit = max(self._commit, commit)
+            self._older = {**self._older, backend: told}
+            with self.database.transaction():
+                for key, value in ((_COMMIT, str(self._commit)), (_OLDER + backend, told)):
+                    self._sql.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def forget_older(self, backend: str) -> None:
+        """Raises: HostError."""
+        with self._lock, self.database.transaction():
+            self._sql.execute("DELETE FROM meta WHERE key = ?", (_OLDER + backend,))
+            self._older = {b: told for b, told in self._older.items() if b != backend}
 
     def stamp(self, port_id: str) -> str:
         """What the port carries on the host: this store, and the commit that its record came with.
@@ -356,6 +390,10 @@ class Store:
                 step="store", fix="delete networks that this host no longer needs",
             )  # fmt: skip
         return vlan
+
+    def _stored_older(self) -> dict[str, str]:
+        rows = self._sql.execute("SELECT key, value FROM meta WHERE key LIKE ?", (f"{_OLDER}%",))
+        return {key.removeprefix(_OLDER): told for key, told in rows}
 
     def _stored_commit(self) -> int:
         row = self._sql.execute("SELECT value FROM meta WHERE key = ?", (_COMMIT,)).fetchone()

@@ -95,6 +95,9 @@ class Observation:
     ports: Mapping[str, ObservedPort]
     #: Milliseconds spent waiting for parts of the host, by part.
     timings_ms: Mapping[str, float] = field(default_factory=dict, kw_only=True, compare=False)
+    #: Of a look at the whole host: the mark of the store that changed it last (``Host.mark``), empty
+    #: if it carries none.
+    store_mark: str = field(default="", kw_only=True, compare=False)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ LOG = logging.getLogger(__name__)
 class Writer:
     kernel: Kernel
     deadline: float
+    #: Of the store, to be written with the rules; empty: it stays as it is.
+    store_mark: str = ""
     failed: dict[str, NetpluginError] = field(default_factory=dict)
 
     def write(self, changes: Sequence[Change]) -> Applied:
@@ -165,6 +167,9 @@ class Writer:
             self._sources(change)
         changes = [change for change in changes if not isinstance(change, c.SourcesChange)]
         commands = [command for change in changes for command in self._commands(change)]
+        if self.store_mark and not any(isinstance(change, c.RemoveTable) for change in changes):
+            chain = filters.store_chain(self.store_mark)
+            commands += self.kernel.nft.set_chain(filters.STORE, chain) if commands else []
         try:
             self.kernel.nft.commit(commands, self.deadline)
         except NetpluginError as error:

@@ -31,6 +31,7 @@ from netplugin.backend import (
 )
 from netplugin.errors import BackendUnavailable
 from netplugin.host.links import TUN_DEVICE, kind_unavailable
+from netplugin.host.ovsdb import unmarked
 from netplugin.host.shared import Host, locks_of, supervisor_of
 from netplugin.host.vxlan_filter import VxlanFilter
 from netplugin.libvirt_xml import tap_interface
@@ -70,6 +71,9 @@ class LinuxBridge(Backend[Seen]):
         self._supervisor = supervisor_of(host)
         self._kernel = kernel or Kernel(vxlan=VxlanFilter(self._settings.local_ip))
         self._locks = locks_of(host)
+        self._mark = host.mark if host is not None else unmarked
+        #: What the rules carried at the last look at the whole host; None before that.
+        self._found_mark: str | None = None
         self._watch: Watch | None = None
         self._makeable: frozenset[str] = frozenset()
 
@@ -162,12 +166,24 @@ class LinuxBridge(Backend[Seen]):
     # -- the host --------------------------------------------------------------------------------
 
     def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
-        return Reader(self._settings, self._kernel, ports).read(deadline)
+        seen = Reader(self._settings, self._kernel, ports).read(deadline)
+        if ports is None:
+            self._found_mark = seen.store_mark
+        return seen
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         watch = self._watch
         with watch.quiet(touched(changes)) if watch else contextlib.nullcontext():
-            return Writer(self._kernel, deadline).write(changes)
+            return Writer(self._kernel, deadline, self._next_mark()).write(changes)
+
+    def _next_mark(self) -> str:
+        """The store's, to go with the rules; empty until it was seen which one is there, since nobody
+        else writes it then."""
+        if self._found_mark is None:
+            return ""
+        mark = self._mark(self._found_mark)
+        self._found_mark = mark
+        return mark
 
     def watch(self, wake: Callable[[Wake], None]) -> None:
         interfaces = frozenset(filter(None, self._settings.physical_interfaces.values()))

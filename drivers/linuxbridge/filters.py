@@ -22,6 +22,8 @@ from netplugin.models import PortSpec
 
 FAMILY, TABLE, PORTS = "bridge", "netplugin", "ports"
 MARK = "netplugin-port="
+#: A chain that nothing leads to: its rule says which store changed the table last.
+STORE, STORE_MARK = "store", "netplugin-store="
 
 Match = dict[str, Any]
 _ACCEPT: Match = {"accept": None}
@@ -68,6 +70,9 @@ BASE: Mapping[str, Chain] = MappingProxyType(
     }
 )
 
+#: The chains that are no port's.
+SHARED = frozenset({*BASE, STORE})
+
 # ARP for IPv4 on Ethernet: with other lengths the addresses stand elsewhere in the frame.
 _ARP = (
     _field("arp", "htype", 1),
@@ -96,6 +101,18 @@ def port_chain(port_id: str, spec: PortSpec) -> Chain:
         rules.append(_announcement(spec.mac))
         rules.append(Rule.make(*_DROP))
     return Chain(tuple(dict.fromkeys(rules)))
+
+
+def store_chain(mark: str) -> Chain:
+    """What carries the mark of the store, as long as the table is there."""
+    return Chain((Rule.make(_ACCEPT, comment=f"{STORE_MARK}{mark}"),))
+
+
+def store_mark(chains: Mapping[str, Chain]) -> str:
+    """The mark of the store; empty if there is none."""
+    rules = chains[STORE].rules if STORE in chains else ()
+    comment = rules[0].comment if rules else None
+    return comment.removeprefix(STORE_MARK) if comment and comment.startswith(STORE_MARK) else ""
 
 
 def owner(chain: Chain) -> str | None:

@@ -58,6 +58,7 @@ class Reader:
             stray_chains=_strays(table, {*seen.taps, *filtered})
             if self.ports is None
             else frozenset(),
+            store_mark=filters.store_mark(table.chains) if table and self.ports is None else "",
             timings_ms={
                 "netlink": (links_read - start) * 1e3,
                 "nftables": (rules_read - links_read) * 1e3,
@@ -211,4 +212,4 @@ def _strays(table: Table | None, ports: Iterable[str]) -> frozenset[str]:
         return frozenset()
     known = {device_name(TAP, i) for i in ports}
     linked = table.maps.get(filters.PORTS, {})
-    return frozenset({*table.names, *linked} - known - set(filters.BASE))
+    return frozenset({*table.names, *linked} - known - filters.SHARED)

@@ -152,7 +152,7 @@ class _Ports:
         out: dict[str, tuple[str, ...]] = {device_name(TAP, i): (i,) for i in self.leaving}
         mine = {one.tap.name for one in self.wanted.values()}
         out |= dict.fromkeys(self.seen.stray_chains - mine - set(out), ())
-        if not self._needed(names - set(filters.BASE) - set(out)):
+        if not self._needed(names - filters.SHARED - set(out)):
             ports = tuple(i for i in self.leaving if device_name(TAP, i) in names)
             return [RemoveTable(ports)] if table else []
         changes: list[Change] = []

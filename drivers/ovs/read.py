@@ -125,6 +125,7 @@ class Reader:
             keeps_old_actions=old_actions.version_with(mirror.root),
             sockets=sockets.look(self._settings, ids, rows),
             timings_ms={"openflow": flows_ms},
+            store_mark=mirror.root.store_mark if scope.whole else "",
         )
         return found, flows
 

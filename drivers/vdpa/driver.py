@@ -196,7 +196,9 @@ class Vdpa(Backend[Seen]):
         timings = {**ovs.timings_ms, "vfs": (time.monotonic() - start) * 1e3}
         marked = dict.fromkeys(ovs.beside, ObservedPort())
         marked |= {i: ObservedPort(stamp=row.stamp) for i, row in ovs.rows.items()}
-        return Seen(marked, ovs, inventory, word, devices, timings_ms=timings)
+        return Seen(
+            marked, ovs, inventory, word, devices, timings_ms=timings, store_mark=ovs.store_mark
+        )
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         """VFs before OVS, and nothing in OVS for a port whose VF has failed."""

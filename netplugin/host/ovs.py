@@ -19,7 +19,7 @@ from netplugin.host import ovs_commands
 from netplugin.host.names import MAX_SOCKET_PATH, fits_socket, vhost_socket
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs_mirror import Drift, Mirror
-from netplugin.host.ovsdb import CommandFactory, Ovsdb
+from netplugin.host.ovsdb import CommandFactory, Mark, Ovsdb, unmarked
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.vswitchd import VswitchdWatch, appctl
 
@@ -120,9 +120,14 @@ class OvsHost:
     """Connections to ovsdb-server and vswitchd, and the news of both for whoever subscribed."""
 
     def __init__(
-        self, settings: OvsSettings, supervisor: Supervisor, holder: str | None = None
+        self,
+        settings: OvsSettings,
+        supervisor: Supervisor,
+        holder: str | None = None,
+        mark: Mark = unmarked,
     ) -> None:
-        """``holder`` says who we are, for the lock of the database; None: no lock is asked for."""
+        """``holder`` says who we are, for the lock of the database; None: no lock is asked for.
+        ``mark``: see ``Ovsdb``."""
         self.settings = settings
         self._supervisor = supervisor
         self.flows = OpenFlow(settings.rundir)
@@ -132,7 +137,7 @@ class OvsHost:
         self._closed = threading.Event()
         self._generation = 0  # counts the comings and goings of vswitchd
         self._was_alive = False
-        self.db = Ovsdb(settings.connection, self._drifted, self._db_changed, holder)
+        self.db = Ovsdb(settings.connection, self._drifted, self._db_changed, holder, mark)
         self.vswitchd = VswitchdWatch(settings.rundir, self._vswitchd_changed, supervisor)
         self.db.start()  # its news needs all of the above
 

@@ -17,6 +17,7 @@ from netplugin.host.ovs_rows import (
     BRIDGE_MARK,
     HOLDER_MARK,
     NETWORK_MARK,
+    STORE_MARK,
     TUNNEL_MARK,
     UPLINK_MARK,
     OvsBridge,
@@ -429,4 +430,5 @@ def _root(row: Any) -> OvsRoot:
         iface_types=frozenset(row.iface_types),
         other_config=row.other_config,
         holder=row.external_ids.get(HOLDER_MARK),
+        store_mark=row.external_ids.get(STORE_MARK, ""),
     )

@@ -141,6 +141,8 @@ class OvsRoot:
     other_config: Mapping[str, str] = field(default_factory=dict)
     #: Who said last that it has the lock of the database.
     holder: str | None = None
+    #: The mark of the store that changed the database last.
+    store_mark: str = ""
 
     @property
     def version(self) -> tuple[int, int, int]:

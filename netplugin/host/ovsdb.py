@@ -27,7 +27,7 @@ from ovsdbapp.schema.open_vswitch import impl_idl
 from netplugin.errors import BackendUnavailable, HostError, OperationTimeout
 from netplugin.host.json_stream import StreamParser
 from netplugin.host.ovs_mirror import COLUMNS, Drift, Mirror
-from netplugin.host.ovs_rows import HOLDER_MARK
+from netplugin.host.ovs_rows import HOLDER_MARK, STORE_MARK
 from netplugin.host.processes import remaining
 
 LOG = logging.getLogger(__name__)
@@ -131,6 +131,15 @@ class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
             self._mirror.update(row, deleted=event == ovs_idl.ROW_DELETE)
 
 
+#: Gives the mark of the store to write, for the one that is there (empty: none).
+Mark = Callable[[str], str]
+
+
+def unmarked(found: str) -> str:
+    """The mark stays as it is."""
+    return found
+
+
 class _NotLocked(Exception):
     """The transaction was not carried out: the lock is not ours."""
 
@@ -139,11 +148,16 @@ class _Transaction(transaction.Transaction):  # type: ignore[misc]
     """A transaction that bumps ``next_cfg`` and remembers to what; it waits for nobody."""
 
     next_cfg = 0
+    mark: Mark = staticmethod(unmarked)
     _attempt: Any = None
 
     def pre_commit(self, txn: Any) -> None:
         self._attempt = txn
-        self.api._ovs.increment("next_cfg")
+        root = self.api._ovs
+        root.increment("next_cfg")
+        found = root.external_ids.get(STORE_MARK, "")
+        if (mark := self.mark(found)) != found:
+            root.setkey("external_ids", STORE_MARK, mark)
 
     def do_commit(self) -> Any:
         """Raises: what a command raises, RuntimeError, _NotLocked."""
@@ -187,16 +201,19 @@ class Ovsdb:
         drifted: Callable[[Drift], None] = lambda drift: None,
         changed: Callable[[], None] = lambda: None,
         holder: str | None = None,
+        mark: Mark = unmarked,
     ) -> None:
         """``remote`` is like ``unix:/run/openvswitch/db.sock``; the callbacks run on its thread.
 
         ``changed`` is called when the database comes or goes, and when the lock does. ``holder`` says
         who we are, for the lock; None: this one reads, or changes what is no agent's, and needs none.
+        Every transaction writes the ``mark`` of the store into ``external_ids`` of Open_vSwitch.
         """
         self.remote = remote
         self.mirror = Mirror(drifted)
         self._tell_changed = changed
         self._holder = holder
+        self._mark = mark
         self._connection: Any = None
         self._api: Any = None
         self._ready = threading.Event()
@@ -256,6 +273,7 @@ class Ovsdb:
             self._api, self._connection, max(0.1, remaining(deadline)),
             check_error=True, log_errors=False,
         )  # fmt: skip
+        txn.mark = self._mark
         for make in commands:
             txn.add(make(self._api))
         try:

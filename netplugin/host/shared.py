@@ -9,15 +9,18 @@ from typing import Any
 
 from netplugin.host.locks import Locks, NoLocks
 from netplugin.host.ovs import OvsHost, OvsSettings
+from netplugin.host.ovsdb import Mark, unmarked
 from netplugin.host.supervisor import Supervisor
 
 
 class Host:
     """The one connection to each daemon of this host, and the locks of this process."""
 
-    def __init__(self, conf: Any, store: str = "") -> None:
-        """``store`` is the identity of the agent's."""
+    def __init__(self, conf: Any, store: str = "", mark: Mark = unmarked) -> None:
+        """``store`` is the identity of the agent's; ``mark`` gives, for the mark that what ports share
+        carries, the one that is to be written with a change of it."""
         self.conf = conf
+        self.mark = mark
         self.locks = Locks()
         self._who = f"host {socket.gethostname()}, process {os.getpid()}, store {store or 'none'}"
         #: Runs every thread that watches the host.
@@ -32,7 +35,7 @@ class Host:
         with self._lock:
             if self._ovs is None:
                 settings = OvsSettings.read(self.conf)
-                self._ovs = OvsHost(settings, self.supervisor, self._who)
+                self._ovs = OvsHost(settings, self.supervisor, self._who, self.mark)
             return self._ovs
 
     @property

@@ -142,6 +142,27 @@ def test_a_second_agent_waits_for_the_lock_and_goes_on_with_it(ovs: PrivateOvs) 
         shutil.rmtree(directory)
 
 
+def test_an_older_store_is_told_by_what_was_deleted_since(
+    ovs: PrivateOvs, agent: PrivateAgent, tmp_path: Path
+) -> None:
+    """No port is left that could tell of it."""
+    plug(agent, "p1", make_spec(1))
+    agent.stop()
+    state = agent.directory / "state"
+    shutil.copytree(state, tmp_path / "copy")
+    agent.start()
+    assert agent.call("DELETE", "/v1/ports/p1")[0] == 204
+    agent.stop()
+    mark = ovs.get("Open_vSwitch", ".", "external_ids:netplugin-store")
+    shutil.rmtree(state)
+    shutil.copytree(tmp_path / "copy", state)
+    agent.start()
+    found = {finding["id"]: finding for finding in agent.get("/v1/host/checks")[1]}
+    told = found["store-older-dpdkvhostuser"]["found"]
+    assert f"the host was last changed by commit {mark.partition('/')[2]}. " in told
+    assert told.endswith(": p1") and agent.get("/v1/ports/p1")[1]["state"] == "active"
+
+
 def reconciled(agent: PrivateAgent) -> Any:
     """The report of a look at the host, as soon as one is possible."""
     reports: list[Any] = []

@@ -57,6 +57,7 @@ def remove_all(agent: PrivateAgent) -> None:
     agent.call("POST", "/v1/reconcile", {"remove_orphans": True})
     for number in range(1, 4):
         assert index(f"p{number}") is None
+    assert "bridge netplugin" not in run(["nft", "list", "tables"])
 
 
 def state_of(agent: PrivateAgent) -> Path:
@@ -123,6 +124,34 @@ def test_a_store_that_is_put_back_removes_no_port_that_it_does_not_know(
     assert "an older copy" in reasons(agent)
     assert plug(agent, 2) == second, "adopted as it is"
     assert agent.get("/readyz")[0] == 200 and findings(agent, "ports-not-in-store") == []
+
+
+def test_an_older_store_is_told_by_what_was_deleted_since(
+    agent: PrivateAgent, tmp_path: Path
+) -> None:
+    """No port tells of it: the rules of all carry the last commit."""
+    first = plug(agent, 1)
+    plug(agent, 2)
+    agent.stop()
+    shutil.copytree(state_of(agent), tmp_path / "copy")
+    agent.start()
+    assert findings(agent, "store-older") == [], "the same store again"
+    assert agent.call("DELETE", "/v1/ports/p2")[0] == 204
+    agent.stop()
+    shutil.rmtree(state_of(agent))
+    shutil.copytree(tmp_path / "copy", state_of(agent))
+    agent.start()
+    [finding] = findings(agent, "store-older-linuxbridge")
+    assert "the store is an older copy" in finding["found"] and finding["found"].endswith(": p2")
+    assert index("p1") == first and index("p2") is not None, "plugged again: a VM may need it"
+    agent.stop()
+    agent.start()
+    assert findings(agent, "store-older") == [finding], "until somebody has seen to it"
+    assert agent.call("DELETE", "/v1/ports/p2")[0] == 204
+    agent.call("POST", "/v1/reconcile", {"remove_orphans": True})
+    agent.stop()
+    agent.start()
+    assert findings(agent, "store-older") == [] and index("p1") == first
 
 
 def test_a_second_agent_waits_for_the_network_namespace(agent: PrivateAgent) -> None:
