@@ -339,6 +339,31 @@ def test_clients_that_say_nothing_hold_up_nobody(with_token: SecureAgent) -> Non
         assert time.monotonic() - start < 2
 
 
+def test_half_a_handshake_is_a_connection_and_has_a_deadline(pki: Pki, tokens: Path) -> None:
+    api = {"token_file": str(tokens), **pki.tls(), "max_connections": "8", "header_timeout": "3600"}
+    with SecureAgent(ADDRESS, pki.client(), api, TOKEN) as agent:
+
+        def silent(said: bytes) -> socket.socket:
+            made = opened.enter_context(closing(socket.create_connection((ADDRESS, agent.port))))
+            made.settimeout(DEADLINE_S / 2)  # asyncio itself waits for 60 s
+            made.sendall(said)
+            return made
+
+        with ExitStack() as opened:
+            first = silent(b"")
+            for _ in range(20):
+                silent(b"\x16\x03\x01")  # the head of a TLS record: a handshake
+            assert agent.get("/v1/ports") == (200, [])
+            assert _read(first) == b"", "the one that is idle for longest makes room"
+        agent.stop()
+        agent.groups["api"]["header_timeout"] = "1"
+        agent.start(ready=False)
+        with ExitStack() as opened:
+            for said in (b"", b"\x16\x03\x01"):
+                assert _read(silent(said)) == b"", said
+        assert agent.get("/v1/ports") == (200, [])
+
+
 def test_neither_token_nor_key_is_in_the_log(with_token: SecureAgent, pki: Pki) -> None:
     with_token.get("/v1/ports")
     with_token.call("GET", "/v1/ports", headers={"Authorization": "Bearer guessed-wrong"})
