@@ -54,7 +54,9 @@ def write(folder: Path, sections: Mapping[str, Any], name: str = "run.yaml") -> 
 
 
 def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, str(PROGRAM), "matrix", *map(str, arguments)]
+    """Signals end it even where what runs the tests ignores them, as under nohup."""
+    program = [sys.executable, str(PROGRAM), "matrix", *map(str, arguments)]
+    return ["env", "--default-signal=INT,HUP", *program]
 
 
 def call(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
