@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from netplugin.host.names import VHOST, device_name
+from drivers.ovs.filters import port_cookie
+from netplugin.host.names import UPLINK, VHOST, device_name
+from netplugin.host.openflow import COOKIE_MARK
 from tests.functional import isolation_frames as frames
 from tests.functional.conftest import BASE, make_spec
 from tests.lab.agent import PrivateAgent
@@ -29,6 +32,8 @@ BRIDGE = "br-phys1"
 #: A bridge of the operator's own; a port of his own on ours, and one that he does not name.
 THEIRS, SERVICE, UNNAMED = "br-theirs", "np-svc", "np-any"
 PORT = device_name(VHOST, "p1")
+UPLINK_DEVICE = "net_pcap0,rx_iface_in=nic0,tx_iface=nic0"
+NIC0 = device_name(UPLINK, UPLINK_DEVICE)
 ANOTHER = "52:54:00:00:aa:09"
 OWN_MAC: dict[str, Any] = {}
 ADDRESSES = {"allowed_addresses": frames.ADDRESSES}
@@ -64,6 +69,8 @@ class Lab:
         """A VM on a port; what is written to the socket leaves by its NIC."""
         binding, name = self.put(port_id, spec), f"vm-{port_id}"
         with Vm(name, binding["socket_path"], frames.MAC, frames.IP4, tagged=True):
+            # Its kernel says nothing by itself: frames are counted.
+            run(within(name, ["sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1"]))
             self.ovs.wait_connected(binding["device"])
             with mouth(name, NIC) as out:
                 yield out
@@ -91,8 +98,27 @@ class Lab:
         return not self.wire.of(number)
 
     def entered(self, port: str) -> int:
+        return self._counted(port, "rx pkts")
+
+    def left(self, port: str) -> int:
+        """What the bridge sent there, whether the device took it or not."""
+        return self._counted(port, "tx pkts") + self._counted(port, "tx pkts=[^:]*drop")
+
+    def still(self) -> tuple[int, int]:
+        """How many frames have come from the VM and left by the uplink, when nothing is between."""
+
+        def same() -> tuple[int, int] | None:
+            counted = self.entered(PORT), self.left(NIC0)
+            self.wire.listen(time.monotonic() + 0.5)
+            return counted if counted == (self.entered(PORT), self.left(NIC0)) else None
+
+        found = wait_for(same, 60, "no frame comes any more")
+        assert found is not None
+        return found
+
+    def _counted(self, port: str, what: str) -> int:
         shown = self.ovs.ofctl("dump-ports", BRIDGE, port)
-        return int(re.findall(r"rx pkts=(\d+)", shown)[0])
+        return int(re.findall(rf"{what}=(\d+)", shown)[0])
 
     def findings(self) -> dict[str, dict[str, Any]]:
         return {found["id"]: found for found in self.agent.get("/v1/host/checks")[1]}
@@ -115,7 +141,7 @@ def lab() -> Iterator[Lab]:
         run(["ip", "link", "add", "nic1", "type", "veth", "peer", "name", "wire1", "netns", FAR])
         run(["ip", "link", "set", "nic1", "up"])
         run(within(FAR, ["ip", "link", "set", "wire1", "up"]))
-        uplinks = "'\"physnet1:net_pcap0,rx_iface_in=nic0,tx_iface=nic0\"'"
+        uplinks = f"'\"physnet1:{UPLINK_DEVICE}\"'"
         options = {
             "uplinks": uplinks,
             "service_ports": SERVICE,
@@ -274,6 +300,63 @@ def test_a_vm_that_invents_macs_crowds_out_its_own_alone(lab: Lab) -> None:
         nosy.listen(time.monotonic() + 0.5)
         assert nosy.of(1 << 20) == [], "and nowhere else"
     lab.ovs.vsctl("remove", "bridge", BRIDGE, "other_config", "mac-table-size")
+
+
+# -- while flows are made anew -----------------------------------------------------------------------
+
+
+@contextmanager
+def streaming(lab: Lab) -> Iterator[None]:
+    """The VM sends all the time, what its filter lets pass."""
+    stop = threading.Event()
+
+    def stream() -> None:
+        while not stop.wait(0.001):
+            lab.out.send(frames.plain())
+
+    thread = threading.Thread(target=stream)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(90)
+
+
+def test_flows_of_an_older_agent_are_replaced_and_nothing_is_dropped(lab: Lab) -> None:
+    """OVS counts at both ends of the bridge: what a receiver misses on a busy machine is no matter."""
+    lab.plug(OWN_MAC)
+    lab.agent.stop()
+    cookie, ofport = port_cookie("p1"), lab.ovs.get("Interface", PORT, "ofport")
+    of_port = f"cookie={cookie:#x},in_port={ofport}"
+    older = [
+        f"delete cookie={cookie:#x}/-1",
+        f"add {of_port},priority=100,dl_src={frames.MAC},actions=NORMAL",
+        f"add {of_port},priority=110,arp,dl_src={frames.MAC},arp_sha={frames.MAC},actions=NORMAL",
+        f"add {of_port},priority=109,arp,actions=drop",
+        f"add cookie={COOKIE_MARK:#x},priority=100,in_port=LOCAL,actions=NORMAL",
+    ]
+    file = lab.agent.directory / "older.flows"
+    file.write_text("\n".join(older) + "\n")
+    lab.ovs.ofctl("set-frags", BRIDGE, "normal")
+    lab.ovs.ofctl("--bundle", "add-flows", BRIDGE, file)
+    # One queue leads here: what other tests sent has come before this.
+    assert lab.passes({"its own": frames.plain()}) == {"its own"}
+    entered, left = lab.still()
+    with streaming(lab):
+        wait_for(lambda: lab.entered(PORT) > entered, 60, "frames go on by the older flows")
+        before = lab.entered(PORT)
+        lab.agent.start()
+        wait_for(lambda: lab.planned() == [], 60, "the flows are as they should be")
+        after = lab.entered(PORT)
+        wait_for(lambda: lab.entered(PORT) > after, 60, "frames go on by the new ones")
+    assert after > before, "frames came while flows were replaced"
+    wait_for(
+        lambda: lab.left(NIC0) - left == lab.entered(PORT) - entered,
+        60, "all that came from the VM has left by the uplink",
+    )  # fmt: skip
+    assert "in_port=LOCAL" not in lab.ovs.ofctl("dump-flows", BRIDGE)
+    assert lab.passes({"tag": frames.tags()["VID 0, VID 200"]}) == set()
 
 
 # -- elsewhere ---------------------------------------------------------------------------
