@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def own_log() -> Iterator[None]:
-    """An agent sets up the log of its whole process; here others come after it."""
+    """Who sets up the log of a whole process, as the agent does, does so for one test."""
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
     yield

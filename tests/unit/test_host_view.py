@@ -87,7 +87,7 @@ def test_a_file_that_hangs_costs_its_deadline_and_no_more(
     ],
 )
 def test_a_wrong_option_stops_the_agent_before_it_touches_anything(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], own_log: None, line: str, words: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, words: str
 ) -> None:
     file = tmp_path / "netplugin.conf"
     file.write_text(f"[DEFAULT]\nstate_path = {tmp_path / 'state'}\n[host]\n{line}\n")

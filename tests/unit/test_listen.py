@@ -182,7 +182,7 @@ def test_a_token_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_agent_says_why_and_touches_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], own_log: None
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     conf = tmp_path / "netplugin.conf"
     state = tmp_path / "state"
