@@ -261,7 +261,7 @@ def pmd_asked(running: Agent, monkeypatch: pytest.MonkeyPatch) -> list[PmdReques
         asked.append(request)
         return PMD.state
 
-    monkeypatch.setattr(Host, "ovs", property(lambda self: None))
+    monkeypatch.setattr(Host, "ovs_of_others", property(lambda self: None))
     monkeypatch.setattr(agents.pmd, "look", lambda ovs, usage_s=None: PMD)
     monkeypatch.setattr(agents.pmd, "set_pmd", set_pmd)
     return asked
