@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from collections.abc import Collection, Sequence
 from typing import Final
 
@@ -145,6 +146,7 @@ def _run_as(domain: Element, bindings: Sequence[Binding]) -> None:
     (user,) = users
     found = next((s for s in domain.findall("seclabel") if s.get("model") == "dac"), None)
     if found is None:
+        _may_label(domain, bindings, user)
         found = etree.SubElement(domain, "seclabel", type="static", model="dac", relabel="yes")
         etree.SubElement(found, "label").text = f"+{user}:+{user}"
     elif found.get("type") != "static" or not _runs_as(found, user):
@@ -155,9 +157,41 @@ def _run_as(domain: Element, bindings: Sequence[Binding]) -> None:
         )  # fmt: skip
 
 
+def _may_label(domain: Element, bindings: Sequence[Binding], user: int | None) -> None:
+    """Whether a label for this user can be added.
+
+    Of several labels libvirt wants the model of each (``virSecurityLabelDefsParseXML`` in its
+    src/conf/domain_conf.c).
+
+    Raises: Conflict.
+    """
+    if any(not label.get("model") for label in domain.findall("seclabel")):
+        raise Conflict(
+            "the domain has a <seclabel> without a model, and libvirt takes no second one beside it: "
+            f"QEMU needs one of model dac to run as user {user} (qemu_user)",
+            step=RENDER, fix="name its model (selinux or apparmor), or remove it",
+        )  # fmt: skip
+    for binding in bindings:
+        needs = binding.domain_requirements
+        if needs.shared_memory and needs.qemu_user is None:
+            nic = address(fragments(binding.interface_xml)[0])
+            raise Conflict(
+                f"the vhost-user NIC {nic} has no qemu_user, and other NICs of the VM are for a QEMU of "
+                f"user {user}, to whom the socket of this one may be closed",
+                step=RENDER, fix=f"ask for it with qemu_user {user} too; or give the domain a <seclabel> "
+                f"of model dac of your own, with user {user} and a group that reaches all sockets",
+            )  # fmt: skip
+
+
 def _runs_as(seclabel: Element, user: int | None) -> bool:
-    label = (seclabel.findtext("label") or "").strip()
-    return label.partition(":")[0].removeprefix("+") == str(user)
+    """Whether a label has this user: a number, after a ``+`` or not, or a name of this host."""
+    name = (seclabel.findtext("label") or "").strip().partition(":")[0]
+    if name.removeprefix("+") == str(user):
+        return True
+    try:
+        return pwd.getpwnam(name).pw_uid == user
+    except (KeyError, ValueError):  # ValueError: what no user's name can have
+        return False
 
 
 def _share(domain: Element, backing: Element) -> None:

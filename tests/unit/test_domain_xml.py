@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pwd
+
 import pytest
 from lxml import etree
 
@@ -107,8 +109,9 @@ def test_two_nodes_are_a_conflict() -> None:
 
 
 def test_qemu_runs_as_the_user_that_can_reach_the_sockets() -> None:
-    once = render_text(DOMAIN, vhost(1, qemu_user=64101), vhost(2))
-    assert render_text(once, vhost(1, qemu_user=64101), vhost(2)) == once
+    nics = vhost(1, qemu_user=64101), vhost(2, qemu_user=64101)
+    once = render_text(DOMAIN, *nics)
+    assert render_text(once, *nics) == once
     [seclabel] = etree.fromstring(once).findall("seclabel")
     assert dict(seclabel.attrib) == {"type": "static", "model": "dac", "relabel": "yes"}
     assert seclabel.findtext("label") == "+64101:+64101"
@@ -139,6 +142,37 @@ def test_a_domain_that_says_its_user_keeps_what_fits(seclabel: str, fits: bool) 
         before.attrib,
         before.findtext("label"),
     )
+
+
+@pytest.mark.parametrize("kind", ["none", "dynamic"])
+def test_no_label_comes_beside_one_without_a_model(kind: str) -> None:
+    xml = DOMAIN.replace("</domain>", f"<seclabel type='{kind}'/></domain>")
+    with pytest.raises(Conflict, match="without a model") as refused:
+        render(xml, vhost(qemu_user=64101))
+    assert "name its model" in str(refused.value.fix)
+    # A NIC that needs no label leaves it alone.
+    [label] = render(xml, vhost()).findall("seclabel")
+    assert dict(label.attrib) == {"type": kind}
+
+
+def test_a_nic_without_the_user_of_the_others_is_named() -> None:
+    mixed = vhost(1, qemu_user=64101), vhost(2)
+    with pytest.raises(Conflict, match=f"NIC {spec(2).mac} has no qemu_user"):
+        render(DOMAIN, *mixed)
+    own = "<seclabel type='static' model='dac'><label>+64101:kvm</label></seclabel>"
+    [label] = render(DOMAIN.replace("</domain>", f"{own}</domain>"), *mixed).findall("seclabel")
+    assert label.findtext("label") == "+64101:kvm", "who writes a label knows its groups"
+
+
+def test_a_label_may_have_the_name_of_the_user() -> None:
+    own = "<seclabel type='static' model='dac'><label>{}:kvm</label></seclabel>"
+    named = pwd.getpwnam("daemon")
+    xml = DOMAIN.replace("</domain>", own.format(named.pw_name) + "</domain>")
+    assert len(render(xml, vhost(qemu_user=named.pw_uid)).findall("seclabel")) == 1
+    for name in ("daemon", "no-such-user", ""):
+        xml = DOMAIN.replace("</domain>", own.format(name) + "</domain>")
+        with pytest.raises(Conflict, match="user 64101's"):
+            render(xml, vhost(qemu_user=64101))
 
 
 def test_ports_for_two_users_are_a_conflict() -> None:
