@@ -21,6 +21,10 @@ _FULL = (
 )
 
 
+#: For the peer's answer to the end of TLS, which keeps the connection open; asyncio's own is 30 s.
+_TLS_END_S = 1.0
+
+
 @dataclass(frozen=True)
 class ConnectionLimits:
     """``[api]`` options. Seconds: for a TLS handshake and then for a request line and headers, for a
@@ -49,6 +53,8 @@ class _Limited:
     #: All that are open, as uvicorn keeps them.
     connections: set[Any]
     _timer: asyncio.TimerHandle | None = None
+    #: Since when it is waited for (``loop.time``).
+    _since: float = 0.0
 
     @property
     def is_idle(self) -> bool:
@@ -69,12 +75,13 @@ class _Limited:
         if not idle:
             LOG.warning("%d connections are open: one more is refused", most)
             return False
-        min(idle, key=lambda c: c._timer.when() if c._timer else 0.0)._drop()
+        min(idle, key=lambda c: c._since)._drop()
         return True
 
     def _wait(self, seconds: float | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._since = self.loop.time()
         self._timer = None if seconds is None else self.loop.call_later(seconds, self._drop)
 
     def _drop(self) -> None:
@@ -188,7 +195,7 @@ class Handshake(_Limited, asyncio.Protocol):
         try:
             tls: Any = await self.loop.start_tls(
                 self.transport, self, self._context, server_side=True,
-                ssl_handshake_timeout=self._limits.header_s,
+                ssl_handshake_timeout=self._limits.header_s, ssl_shutdown_timeout=_TLS_END_S,
             )  # fmt: skip
         except OSError as failed:  # also ssl.SSLError
             LOG.debug("no TLS handshake: %s", failed)

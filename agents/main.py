@@ -136,12 +136,17 @@ async def _serve(
 ) -> int:
     loop = asyncio.get_running_loop()
 
+    def refuse() -> None:
+        # In this order: a refusal must not become the result of an accepted call.
+        tasks.park()
+        service.refuse_waiting()
+
     def end() -> None:
         if server.should_exit:
             return
         server.should_exit = True
         _notify("STOPPING=1")
-        loop.call_later(_REFUSE_AFTER_S, service.refuse_waiting)
+        loop.call_later(_REFUSE_AFTER_S, refuse)
         # Whatever hangs then: what each thread does goes to the log, and the process ends.
         faulthandler.dump_traceback_later(_END_S, exit=True)
 

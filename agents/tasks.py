@@ -55,6 +55,8 @@ class TaskRunner:
         self._callbacks = Callbacks(settings, journal, self._supervisor)
         self._app: Any = None
         self._running: set[asyncio.Task[Any]] = set()
+        self._executions: set[asyncio.Task[None]] = set()
+        self._parked = False
         # Calls on the same object are carried out in the order they came.
         self._last_on: dict[str, asyncio.Task[None]] = {}
 
@@ -66,6 +68,13 @@ class TaskRunner:
         forget = self._supervisor.every("tasks-forget", _FORGET_EVERY_S, self._forget)
         self._keep(asyncio.create_task(forget))
         self._keep(asyncio.create_task(self._callbacks.run()))
+
+    def park(self) -> None:
+        """Leave what is not carried out yet to the next start: it stays accepted, and so does what
+        is accepted from now on. Results are still delivered. For the event loop."""
+        self._parked = True
+        for execution in self._executions:
+            execution.cancel()
 
     async def stop(self) -> None:
         for running in list(self._running):
@@ -115,10 +124,14 @@ class TaskRunner:
         if task.state is not TaskState.ACCEPTED:
             self._callbacks.add(task.target, task.taskuuid)
             return
+        if self._parked:
+            return
         # The next call on the object waits for this one's execution, never for its delivery.
         executed = asyncio.create_task(self._execute(task, self._last_on.get(task.target)))
         self._last_on[task.target] = executed
         executed.add_done_callback(lambda _: self._clear(task.target, executed))
+        self._executions.add(executed)
+        executed.add_done_callback(self._executions.discard)
         self._keep(executed)
 
     def _keep(self, running: asyncio.Task[Any]) -> None:

@@ -495,6 +495,48 @@ def test_cut_off_by_a_crash_it_is_carried_out_again(
     assert receiver.calls.empty()
 
 
+def test_what_is_not_carried_out_when_the_agent_ends_is_left_to_the_next_start(
+    journal: ToldJournal, receiver: Receiver
+) -> None:
+    """The call under way, those that wait behind it, and one that is accepted afterwards."""
+    receiver.start()
+    app = Application()
+
+    async def ending() -> None:
+        begun, refused = asyncio.Event(), asyncio.Event()
+
+        async def until_refused(_: str) -> None:
+            begun.set()
+            await refused.wait()
+
+        app.before, app.status, app.body = until_refused, 503, b'{"detail":"the agent stops"}'
+        made = runner(journal, receiver)
+        await made.start(app)
+        for number in range(2):
+            await made.accept(f"a{number}", receiver.url, "PUT", "/v1/ports/a", b"%d" % number)
+        await begun.wait()
+        made.park()
+        refused.set()
+        await made.accept("b", receiver.url, "PUT", "/v1/ports/b", b"")
+        for taskuuid in ("a0", "a1", "b"):
+            assert (await made.get(taskuuid)).state is TaskState.ACCEPTED
+        await made.stop()
+
+    async def restarted() -> None:
+        made = runner(journal, receiver)
+        await made.start(app)
+        results = [await receiver.next() for _ in range(3)]
+        assert {uuid for _, uuid, _ in results} == {"a0", "a1", "b"}
+        assert all(result["success"] for _, _, result in results)
+        await made.stop()
+
+    run(ending)
+    assert app.calls == []
+    app.before, app.status, app.body = None, 200, b"{}"
+    run(restarted)
+    assert [body for _, path, _, body in app.calls if path == "/v1/ports/a"] == [b"0", b"1"]
+
+
 def test_after_a_restart_what_was_done_is_delivered_and_not_done_again(
     journal: ToldJournal, receiver: Receiver
 ) -> None:
