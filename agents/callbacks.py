@@ -11,6 +11,7 @@ import stat
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -23,6 +24,8 @@ LOG = logging.getLogger(__name__)
 _BACKOFF_FIRST_S, _BACKOFF_MOST_S = 1.0, 60.0
 #: Results that are on their way at a time.
 _IN_FLIGHT = 64
+#: The same for the URLs of one scheme, host and port.
+_OF_ONE_ORIGIN = 16
 # RFC 2104 section 3: shorter keys than the hash are weaker; 16 bytes are what 128 bits need.
 _SHORTEST_SECRET = 16
 #: Header of a delivery that is signed.
@@ -123,17 +126,44 @@ def _split(url: str) -> SplitResult | None:
     return parts if parts.hostname else None
 
 
-def _origin(url: SplitResult) -> tuple[str, str | None, int]:
+_Origin = tuple[str, str | None, int]
+
+
+def _origin(url: SplitResult) -> _Origin:
     default = 443 if url.scheme == "https" else 80
     return url.scheme, url.hostname, default if url.port is None else url.port
+
+
+class _Outcome(Enum):
+    #: There was nothing to deliver any more.
+    OVER = auto()
+    TAKEN = auto()
+    REFUSED = auto()
+    UNANSWERED = auto()
+
+
+@dataclass
+class _Receiver:
+    """What answers at one origin, and the results that wait for it."""
+
+    #: By target, what waits: uuid, URL, and the seconds to the next attempt if this one fails.
+    waiting: dict[str, deque[tuple[str, str, float]]] = field(default_factory=dict)
+    #: The targets of ``waiting`` of which no delivery has begun.
+    free: deque[str] = field(default_factory=deque)
+    #: Deliveries that have begun or are next.
+    begun: int = 0
+    #: The end of the rest that it has now, and the length of the last since it answered.
+    rest: asyncio.TimerHandle | None = None
+    rest_s: float = 0.0
 
 
 class Callbacks:
     """Delivers what the journal has as ``done``, a bounded number at a time, on the event loop.
 
-    Results of calls on one object go out one after the other, first in the order of the calls; one
-    that is not taken is tried again later and holds up none after it. What waits is in the journal, and
-    only its name in memory.
+    Results of calls on one object go out to a receiver (scheme, host and port) one after the other,
+    first in the order of the calls; one that is not taken is tried again later and holds up none after
+    it. A receiver that does not answer gets nothing for 1 s, 2 s and so on up to 60 s, and then one
+    result at a time until it answers. What waits is in the journal, and only its name and URL in memory.
     """
 
     def __init__(
@@ -143,10 +173,10 @@ class Callbacks:
         self._journal = journal
         self._supervisor = supervisor
         self._client: Any = None
-        #: By target, what waits: uuid, and the seconds to the next attempt if this one fails.
-        self._waiting: dict[str, deque[tuple[str, float]]] = {}
-        #: The targets of ``_waiting`` of which no result is on its way.
-        self._free: asyncio.Queue[str] = asyncio.Queue()
+        #: As many as callback_allow has, and has had.
+        self._receivers: dict[_Origin | None, _Receiver] = {}
+        #: A receiver and a target of its ``waiting``, for each delivery that may begin.
+        self._ready: asyncio.Queue[tuple[_Receiver, str]] = asyncio.Queue()
 
     async def run(self) -> None:
         """Deliver until cancelled."""
@@ -159,50 +189,91 @@ class Callbacks:
             if self._client is not None:
                 await self._client.aclose()
 
-    def add(self, target: str, taskuuid: str, wait_s: float | None = None) -> None:
-        """Deliver the result of this task, which the journal has."""
-        waiting = self._waiting.get(target)
+    def add(self, target: str, taskuuid: str, url: str, wait_s: float | None = None) -> None:
+        """Deliver the result of this task, which the journal has, to its callback URL."""
+        parts = _split(url)
+        origin = _origin(parts) if parts else None
+        receiver = self._receivers.setdefault(origin, _Receiver())
+        waiting = receiver.waiting.get(target)
         if waiting is None:
-            waiting = self._waiting[target] = deque()
-            self._free.put_nowait(target)
-        waiting.append((taskuuid, _BACKOFF_FIRST_S if wait_s is None else wait_s))
+            waiting = receiver.waiting[target] = deque()
+            receiver.free.append(target)
+        waiting.append((taskuuid, url, _BACKOFF_FIRST_S if wait_s is None else wait_s))
+        self._offer(receiver)
 
     def is_over(self, task: JournalledTask) -> bool:
         """Whether nobody waits for its result any more."""
         return self._journal.now() - task.created_at > self._settings.expire_after_s
 
-    async def _deliver_next(self) -> None:
-        target = await self._free.get()
-        taskuuid, wait_s = self._waiting[target].popleft()
-        over = False
-        try:
-            over = await self._deliver(taskuuid)
-        finally:
-            if not over:
-                later = min(_BACKOFF_MOST_S, wait_s * 2)
-                asyncio.get_running_loop().call_later(wait_s, self.add, target, taskuuid, later)
-            if self._waiting[target]:
-                self._free.put_nowait(target)
-            else:
-                del self._waiting[target]
+    def _offer(self, receiver: _Receiver) -> None:
+        """Let deliveries to a receiver begin, as many as there may be."""
+        most = 1 if receiver.rest_s else _OF_ONE_ORIGIN
+        while receiver.rest is None and receiver.begun < most and receiver.free:
+            receiver.begun += 1
+            self._ready.put_nowait((receiver, receiver.free.popleft()))
 
-    async def _deliver(self, taskuuid: str) -> bool:
-        """One attempt; whether there is no other to make."""
+    async def _deliver_next(self) -> None:
+        receiver, target = await self._ready.get()
+        if receiver.rest is not None:  # since this was offered
+            receiver.begun -= 1
+            receiver.free.appendleft(target)
+            return
+        taskuuid, url, wait_s = receiver.waiting[target].popleft()
+        outcome = None
+        try:
+            outcome = await self._deliver(taskuuid)
+        finally:
+            if outcome not in (_Outcome.OVER, _Outcome.TAKEN):
+                later = min(_BACKOFF_MOST_S, wait_s * 2)
+                asyncio.get_running_loop().call_later(
+                    wait_s, self.add, target, taskuuid, url, later
+                )
+            if receiver.waiting[target]:
+                receiver.free.append(target)
+            else:
+                del receiver.waiting[target]
+            receiver.begun -= 1
+            self._rest(receiver, outcome)
+            self._offer(receiver)
+
+    def _rest(self, receiver: _Receiver, outcome: _Outcome | None) -> None:
+        """Without an answer a receiver rests; with one it is there again."""
+        if outcome in (_Outcome.TAKEN, _Outcome.REFUSED):
+            self._end_rest(receiver)
+            receiver.rest_s = 0.0
+        elif outcome is _Outcome.UNANSWERED and receiver.rest is None:
+            receiver.rest_s = min(_BACKOFF_MOST_S, receiver.rest_s * 2 or _BACKOFF_FIRST_S)
+            receiver.rest = asyncio.get_running_loop().call_later(
+                receiver.rest_s, self._rested, receiver
+            )
+
+    def _rested(self, receiver: _Receiver) -> None:
+        self._end_rest(receiver)
+        self._offer(receiver)
+
+    @staticmethod
+    def _end_rest(receiver: _Receiver) -> None:
+        if receiver.rest is not None:
+            receiver.rest.cancel()
+            receiver.rest = None
+
+    async def _deliver(self, taskuuid: str) -> _Outcome:
+        """One attempt."""
         task = await self._journal.database.in_thread(self._journal.get, taskuuid)
         if task is None or task.state is not TaskState.DONE:
-            return True
+            return _Outcome.OVER
         if self.is_over(task):
             LOG.error("task %s: its result was never taken, given up", taskuuid)
             await self._journal.keep(replace(task, state=TaskState.EXPIRED), self._supervisor)
-            return True
-        taken = await self._post(task)
-        state = TaskState.DELIVERED if taken else TaskState.DONE
+            return _Outcome.OVER
+        outcome = await self._post(task)
+        state = TaskState.DELIVERED if outcome is _Outcome.TAKEN else TaskState.DONE
         attempted = replace(task, state=state, attempts=task.attempts + 1)
         await self._journal.keep(attempted, self._supervisor)
-        return taken
+        return outcome
 
-    async def _post(self, task: JournalledTask) -> bool:
-        """Whether the result was taken, by the status alone: the body of the answer is not read."""
+    async def _post(self, task: JournalledTask) -> _Outcome:
+        """By the status alone: the body of the answer is not read."""
         import httpx  # four megabytes that an agent without asynchronous calls does not need
 
         body = json.dumps(task.result, ensure_ascii=False, separators=(",", ":")).encode()
@@ -225,10 +296,11 @@ class Callbacks:
                 status, taken = answer.status_code, bool(answer.is_success)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as failed:
             LOG.info("task %s: callback not reached: %r", task.taskuuid, failed)
-            return False
-        if not taken:
-            LOG.info("task %s: callback answered %d", task.taskuuid, status)
-        return taken
+            return _Outcome.UNANSWERED
+        if taken:
+            return _Outcome.TAKEN
+        LOG.info("task %s: callback answered %d", task.taskuuid, status)
+        return _Outcome.REFUSED
 
     def _headers(self, taskuuid: str, body: bytes) -> dict[str, str]:
         headers = {"taskuuid": taskuuid, "Content-Type": "application/json"}

@@ -122,7 +122,7 @@ class TaskRunner:
 
     def _spawn(self, task: JournalledTask) -> None:
         if task.state is not TaskState.ACCEPTED:
-            self._callbacks.add(task.target, task.taskuuid)
+            self._callbacks.add(task.target, task.taskuuid, task.callback_url)
             return
         if self._parked:
             return
@@ -157,7 +157,7 @@ class TaskRunner:
             LOG.error("task %s is left until the next start", task.taskuuid)
             self._supervisor.failed("tasks", failed)
         else:
-            self._callbacks.add(task.target, task.taskuuid)
+            self._callbacks.add(task.target, task.taskuuid, task.callback_url)
 
     async def _call(self, task: JournalledTask) -> tuple[int, Any]:
         """The status and the answer. The call was accepted: while the agent is overloaded it waits."""

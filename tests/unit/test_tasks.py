@@ -679,6 +679,80 @@ def test_so_many_results_are_on_their_way_and_no_more(
     assert receiver.most["all"] == 3
 
 
+@pytest.fixture
+def silent() -> Iterator[Receiver]:
+    """Another platform's."""
+    made = Receiver()
+    yield made
+    made.answers.set()
+    made.stop()
+
+
+def test_a_receiver_that_does_not_answer_leaves_room_for_others(
+    journal: ToldJournal, receiver: Receiver, silent: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(callbacks, "_IN_FLIGHT", 3)
+    monkeypatch.setattr(callbacks, "_OF_ONE_ORIGIN", 2)
+    silent.answers.clear()
+    silent.start()
+    receiver.start()
+
+    async def scenario() -> None:
+        allowed = (receiver.url, silent.url)
+        made = TaskRunner(TaskSettings(allowed, 60.0, callback_timeout_s=DEADLINE_S), journal)
+        await made.start(Application())
+        for number in range(6):
+            await made.accept(f"t{number}", silent.url, "PUT", f"/v1/ports/p{number}", b"")
+        first = [(await silent.next())[1] for _ in range(2)]
+        # Also of an object of which a result waits for the other receiver.
+        for number in range(6):
+            await made.accept(f"u{number}", receiver.url, "PUT", f"/v1/ports/p{number}", b"")
+        assert {(await receiver.next())[1] for _ in range(6)} == {f"u{n}" for n in range(6)}
+        assert silent.calls.empty()
+        silent.answers.set()
+        others = [(await silent.next())[1] for _ in range(4)]
+        assert {*first, *others} == {f"t{number}" for number in range(6)}, "none is lost"
+        await made.stop()
+
+    run(scenario)
+    assert silent.most["all"] == 2
+
+
+def test_to_a_receiver_that_is_not_there_one_result_is_tried(
+    journal: ToldJournal, receiver: Receiver, silent: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait for the end of its rest, and none is lost."""
+    monkeypatch.setattr(callbacks, "_BACKOFF_FIRST_S", DEADLINE_S)
+    monkeypatch.setattr(callbacks, "_BACKOFF_MOST_S", DEADLINE_S)
+    receiver.start()
+
+    async def not_there() -> None:
+        made = TaskRunner(TaskSettings((receiver.url, silent.url), 60.0, 5.0), journal)
+        await made.start(Application())
+        await made.accept("t0", silent.url, "PUT", "/v1/ports/p0", b"")
+        await journal.until(lambda task: task.taskuuid == "t0" and task.attempts == 1)
+        for number in range(3):
+            await made.accept(f"a{number}", silent.url, "PUT", "/v1/ports/a", b"")
+        await journal.until(lambda task: task.taskuuid == "a2" and task.state is TaskState.DONE)
+        await made.accept("u", receiver.url, "PUT", "/v1/ports/u", b"")
+        await journal.until(lambda task: task.state is TaskState.DELIVERED)
+        assert [(await made.get(f"a{n}")).attempts for n in range(3)] == [0, 0, 0]
+        await made.stop()
+
+    async def there() -> None:
+        made = TaskRunner(TaskSettings((receiver.url, silent.url), 60.0, 5.0), journal)
+        await made.start(Application())
+        await journal.until(lambda task: task.attempts == 1)
+        silent.start()
+        assert sorted([(await silent.next())[1] for _ in range(4)]) == ["a0", "a1", "a2", "t0"]
+        await made.stop()
+
+    run(not_there)
+    monkeypatch.setattr(callbacks, "_BACKOFF_FIRST_S", 0.1)
+    monkeypatch.setattr(callbacks, "_BACKOFF_MOST_S", 0.5)
+    run(there)
+
+
 def test_forgotten_when_it_is_old(journal: ToldJournal, receiver: Receiver) -> None:
     receiver.start()
 
