@@ -586,6 +586,8 @@ class Reconciler:
         started = time.monotonic()
         self._save_unsaved()
         self.backend.hold().require()
+        # What this check itself finds out, nobody has compared yet.
+        accepts = remove_orphans and not dry_run and self._marks.told(self.backend.name)
         if ports is None and self._store.database.failure:
             self._store.database.try_to_write()  # nobody else may write for long
         records = {
@@ -605,8 +607,6 @@ class Reconciler:
             self._end_quarantines(seen)
             if ports is None:
                 self._compare_store(records, seen)
-                if remove_orphans:
-                    self._marks.accept(self.backend.name)
                 records |= self._adopt_claims(records, seen, moment)
         intents = [self._intent(r) for r in records.values()]
         kept: Mapping[str, str] = {}
@@ -640,6 +640,8 @@ class Reconciler:
         errors = [*result.failed.values(), *(_left(change) for change in result.left)]
         report.errors = [error.problem() for error in errors]
         self._record_checked(records, result)
+        if accepts:
+            self._marks.accept(self.backend.name)
         LOG.info(
             "%s: looked at %d ports in %.0f ms, %d changes, %d failures", self.backend.name,
             len(records), (time.monotonic() - started) * 1e3, len(result.changes), len(errors),

@@ -25,7 +25,7 @@ from netplugin.models import NetworkSpec, PortSpec, PortState
 T = TypeVar("T")
 # IEEE 802.1Q, table 9-2: 0 is no VLAN and 4095 is reserved.
 _LOCAL_VLANS = range(1, 4095)
-_COMMIT, _OLDER = "commit", "older/"
+_COMMIT, _OLDER, _COMPARED = "commit", "older/", "compared/"
 # How many ports are remembered as forgotten: of older ones it is no longer known.
 _FORGOTTEN = 20_000
 
@@ -64,7 +64,10 @@ class Store:
         #: Made with the store, and on every port that it makes.
         self.identity = self.database.identity
         self._commit = self._stored_commit()
-        self._older: Mapping[str, str] = self._stored_older()
+        #: The number of the last commit when the file was opened.
+        self.opened_at = self._commit
+        self._older: Mapping[str, str] = self._stored_by_backend(_OLDER)
+        self._compared: Mapping[str, str] = self._stored_by_backend(_COMPARED)
         #: By port, the commit that its record came with.
         self._numbers: dict[str, int] = {}
         self._ports: dict[str, Record] = {record.port_id: record for record in self._read_ports()}
@@ -144,11 +147,6 @@ class Store:
     # -- what is known on the host by its mark ---------------------------------------------------
 
     @property
-    def commit(self) -> int:
-        """The number of the last commit of ports."""
-        return self._commit
-
-    @property
     def mark(self) -> str:
         """What the host carries as a whole: this store, and its last commit."""
         return f"{self.identity}/{self._commit}"
@@ -158,22 +156,29 @@ class Store:
         """What the host told of a newer copy of this store, or of another one, by backend."""
         return self._older
 
-    def note_older(self, backend: str, told: str, commit: int) -> None:
-        """Remember it, and count on from that commit: no two have one number.
+    @property
+    def compared(self) -> Mapping[str, str]:
+        """The last mark of a newer copy, or of another store, that was noted, by backend."""
+        return self._compared
+
+    def note_older(self, backend: str, told: str, mark: str, commit: int) -> None:
+        """Remember it and its mark, and count on from that commit: no two have one number.
 
         Raises: HostError; it holds for this process all the same.
         """
         with self._lock:
             self._commit = max(self._commit, commit)
             self._older = {**self._older, backend: told}
+            self._compared = {**self._compared, backend: mark}
+            rows = {_COMMIT: str(self._commit), _OLDER + backend: told, _COMPARED + backend: mark}
             with self.database.transaction():
-                for key, value in ((_COMMIT, str(self._commit)), (_OLDER + backend, told)):
-                    self._sql.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+                self._sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows.items())
 
     def forget_older(self, backend: str) -> None:
-        """Raises: HostError."""
-        with self._lock, self.database.transaction():
-            self._sql.execute("DELETE FROM meta WHERE key = ?", (_OLDER + backend,))
+        """Its mark stays known. Raises: HostError; nothing is changed then."""
+        with self._lock:
+            with self.database.transaction():
+                self._sql.execute("DELETE FROM meta WHERE key = ?", (_OLDER + backend,))
             self._older = {b: told for b, told in self._older.items() if b != backend}
 
     def stamp(self, port_id: str) -> str:
@@ -391,9 +396,9 @@ class Store:
             )  # fmt: skip
         return vlan
 
-    def _stored_older(self) -> dict[str, str]:
-        rows = self._sql.execute("SELECT key, value FROM meta WHERE key LIKE ?", (f"{_OLDER}%",))
-        return {key.removeprefix(_OLDER): told for key, told in rows}
+    def _stored_by_backend(self, prefix: str) -> dict[str, str]:
+        rows = self._sql.execute("SELECT key, value FROM meta WHERE key LIKE ?", (f"{prefix}%",))
+        return {key.removeprefix(prefix): value for key, value in rows}
 
     def _stored_commit(self) -> int:
         row = self._sql.execute("SELECT value FROM meta WHERE key = ?", (_COMMIT,)).fetchone()

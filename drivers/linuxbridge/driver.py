@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from drivers.linuxbridge.apply import Writer, touched
@@ -31,8 +32,8 @@ from netplugin.backend import (
 )
 from netplugin.errors import BackendUnavailable
 from netplugin.host.links import TUN_DEVICE, kind_unavailable
-from netplugin.host.ovsdb import unmarked
 from netplugin.host.shared import Host, locks_of, supervisor_of
+from netplugin.host.store_mark import CarriedMark, unmarked
 from netplugin.host.vxlan_filter import VxlanFilter
 from netplugin.libvirt_xml import tap_interface
 from netplugin.models import Binding, Features, Finding, PortSpec
@@ -71,9 +72,9 @@ class LinuxBridge(Backend[Seen]):
         self._supervisor = supervisor_of(host)
         self._kernel = kernel or Kernel(vxlan=VxlanFilter(self._settings.local_ip))
         self._locks = locks_of(host)
-        self._mark = host.mark if host is not None else unmarked
-        #: What the rules carried at the last look at the whole host; None before that.
-        self._found_mark: str | None = None
+        self._carried = CarriedMark(host.mark if host is not None else unmarked)
+        #: The mark that the rules carried at the last look at the whole host; None before that.
+        self._mark_there: str | None = None
         self._watch: Watch | None = None
         self._makeable: frozenset[str] = frozenset()
 
@@ -168,7 +169,8 @@ class LinuxBridge(Backend[Seen]):
     def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
         seen = Reader(self._settings, self._kernel, ports).read(deadline)
         if ports is None:
-            self._found_mark = seen.store_mark
+            self._mark_there = seen.store_mark
+            seen = replace(seen, store_mark=self._carried.found(seen.store_mark))
         return seen
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
@@ -179,11 +181,7 @@ class LinuxBridge(Backend[Seen]):
     def _next_mark(self) -> str:
         """The store's, to go with the rules; empty until it was seen which one is there, since nobody
         else writes it then."""
-        if self._found_mark is None:
-            return ""
-        mark = self._mark(self._found_mark)
-        self._found_mark = mark
-        return mark
+        return "" if self._mark_there is None else self._carried.after(self._mark_there)
 
     def watch(self, wake: Callable[[Wake], None]) -> None:
         interfaces = frozenset(filter(None, self._settings.physical_interfaces.values()))

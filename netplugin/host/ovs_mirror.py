@@ -27,6 +27,7 @@ from netplugin.host.ovs_rows import (
     OvsRoot,
 )
 from netplugin.host.processes import remaining
+from netplugin.host.store_mark import Mark, unmarked
 
 COLUMNS = {
     "Open_vSwitch": [
@@ -71,9 +72,11 @@ class _PortRow:
 class Mirror:
     """Rows as frozen values. Written by the IDL's thread alone, read by any."""
 
-    def __init__(self, drifted: Callable[[Drift], None]) -> None:
-        """``drifted`` is called when a marked port or bridge changes after it was made."""
+    def __init__(self, drifted: Callable[[Drift], None], found: Mark = unmarked) -> None:
+        """``drifted`` is called when a marked port or bridge changes after it was made; ``found`` gives
+        the mark of the store that this process found, for the one that is there."""
         self._drifted = drifted
+        self._found = found
         self._changed = threading.Condition()
         self._root = OvsRoot()
         self._bridges: dict[UUID, OvsBridge] = {}
@@ -259,7 +262,7 @@ class Mirror:
 
     def _put(self, table: str, row: Any) -> Drift | None:
         if table == "Open_vSwitch":
-            self._root = _root(row)
+            self._root = _root(row, self._found(row.external_ids.get(STORE_MARK, "")))
             return None
         if table == "Bridge":
             return self._put_bridge(row)
@@ -420,7 +423,7 @@ def _optional(column: Any) -> Any:
     return column[0] if column else None
 
 
-def _root(row: Any) -> OvsRoot:
+def _root(row: Any, store_mark: str) -> OvsRoot:
     return OvsRoot(
         next_cfg=row.next_cfg,
         cur_cfg=row.cur_cfg,
@@ -430,5 +433,5 @@ def _root(row: Any) -> OvsRoot:
         iface_types=frozenset(row.iface_types),
         other_config=row.other_config,
         holder=row.external_ids.get(HOLDER_MARK),
-        store_mark=row.external_ids.get(STORE_MARK, ""),
+        store_mark=store_mark,
     )

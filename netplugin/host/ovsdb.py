@@ -29,6 +29,7 @@ from netplugin.host.json_stream import StreamParser
 from netplugin.host.ovs_mirror import COLUMNS, Drift, Mirror
 from netplugin.host.ovs_rows import HOLDER_MARK, STORE_MARK
 from netplugin.host.processes import remaining
+from netplugin.host.store_mark import CarriedMark, Mark, unmarked
 
 LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5
@@ -131,15 +132,6 @@ class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
             self._mirror.update(row, deleted=event == ovs_idl.ROW_DELETE)
 
 
-#: Gives the mark of the store to write, for the one that is there (empty: none).
-Mark = Callable[[str], str]
-
-
-def unmarked(found: str) -> str:
-    """The mark stays as it is."""
-    return found
-
-
 class _NotLocked(Exception):
     """The transaction was not carried out: the lock is not ours."""
 
@@ -210,10 +202,11 @@ class Ovsdb:
         Every transaction writes the ``mark`` of the store into ``external_ids`` of Open_vSwitch.
         """
         self.remote = remote
-        self.mirror = Mirror(drifted)
+        # Both are used on the connection's thread alone, and the rows are read before the first write.
+        self._carried = CarriedMark(mark)
+        self.mirror = Mirror(drifted, self._carried.found)
         self._tell_changed = changed
         self._holder = holder
-        self._mark = mark
         self._connection: Any = None
         self._api: Any = None
         self._ready = threading.Event()
@@ -273,7 +266,7 @@ class Ovsdb:
             self._api, self._connection, max(0.1, remaining(deadline)),
             check_error=True, log_errors=False,
         )  # fmt: skip
-        txn.mark = self._mark
+        txn.mark = self._carried.after
         for make in commands:
             txn.add(make(self._api))
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from netplugin.host.locks import Locks, NoLocks
 from netplugin.host.ovs import OvsHost, OvsSettings
-from netplugin.host.ovsdb import Mark, unmarked
+from netplugin.host.store_mark import Mark, unmarked
 from netplugin.host.supervisor import Supervisor
 
 

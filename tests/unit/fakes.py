@@ -61,6 +61,8 @@ class FakeHost:
 
     ports: dict[str, PortSpec] = field(default_factory=dict)
     networks: dict[str, Overlay] = field(default_factory=dict)
+    #: The mark of the store that changed it last.
+    store_mark: str = ""
     #: The mark of the store on each port that carries one.
     stamps: dict[str, str] = field(default_factory=dict)
     #: The host's own word that a port does not work.
@@ -108,7 +110,8 @@ class FakeBackend(Backend[Seen]):
             for port_id in specs
         }
         on = {i: s.overlay_id for i, s in self.host.ports.items()}
-        return Seen(seen, specs, dict(self.host.networks), on)
+        mark = self.host.store_mark if ports is None else ""
+        return Seen(seen, specs, dict(self.host.networks), on, store_mark=mark)
 
     def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
         changes = [
