@@ -448,12 +448,18 @@ class Reconciler:
             self._save_or_keep(saved, gone)
 
     def _save_or_keep(self, records: Sequence[Record], forget: Collection[str] = ()) -> None:
-        """Save; what the store does not take now (a full disk) is saved before anything else is done."""
+        """Save; what the store does not take now (a full disk) is saved before anything else is done.
+
+        A port that it does not forget is to go: with its intent the next look would plug it.
+        """
         try:
             self._store.save(records, forget=forget)
         except Exception as error:
             _logged(error, "store")
             self._unsaved.update({record.port_id: record for record in records})
+            for port_id in forget:
+                if (left := self._store.get(port_id)) is not None:
+                    self._unsaved[port_id] = replace(left, state=PortState.REMOVING, previous=None)
 
     def _save_unsaved(self) -> None:
         """Without it, an intent whose port was undone would bring the port back.

@@ -533,6 +533,39 @@ def test_an_undo_that_the_store_does_not_take_is_not_forgotten(
     world.assert_settled()
 
 
+def test_a_refused_first_plug_that_the_store_does_not_forget_is_not_plugged_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The lock is lost once the intent is stored, and then the disk is full."""
+    with world_at(Unclaiming) as world:
+        _refuse_and_fill(world, monkeypatch)
+
+
+def _refuse_and_fill(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    save, full = world.store.save, False
+
+    def refuse(*args: Any, **fields: Any) -> None:
+        if full:
+            raise sqlite3.OperationalError("database or disk is full")
+        save(*args, **fields)
+
+    def held() -> Usability:
+        nonlocal full
+        full = bool(world.store.records())
+        return Usability(not full)
+
+    monkeypatch.setattr(world.store, "save", refuse)
+    monkeypatch.setattr(world.backend, "hold", held)
+    op = world.put("a", NEW)
+    world.serve([op])
+    assert isinstance(op.future.exception(), NetpluginError)
+    full = False
+    monkeypatch.setattr(world.backend, "hold", lambda: Usability(True))
+    world.check()
+    assert world.specs() == world.host.ports == {}
+    world.assert_settled()
+
+
 def test_a_port_that_is_asked_for_again_before_it_is_gone(world: World) -> None:
     world.serve([world.put("a", WIDE)])
     world.host.refuses = lambda port_id, spec: spec is None
@@ -679,6 +712,24 @@ def test_after_a_lost_store_they_stay_across_a_restart(world: World) -> None:
     world.serve([world.put("a"), world.put("b")])
     assert world.reconciler.check().orphans_kept == []
     world.assert_settled()
+
+
+def test_another_store_is_accepted_by_who_could_know_of_it(world: World) -> None:
+    world.host.store_mark = "00000000-0000-4000-8000-000000000000/7"
+    world.reconciler.check(remove_orphans=True)
+    [finding] = world.reconciler.findings()
+    assert finding.id == "store-older-fake", "only this check has found it out"
+    world.restart()
+    world.host.on_observe = _unreadable
+    with pytest.raises(BackendUnavailable):
+        world.reconciler.check(remove_orphans=True)
+    world.host.on_observe = lambda _: None
+    assert world.reconciler.findings() == [finding], "that check came to nothing"
+    world.reconciler.check(remove_orphans=True)
+    assert world.reconciler.findings() == []
+    world.restart()
+    world.reconciler.check()
+    assert world.reconciler.findings() == [], "accepted is accepted"
 
 
 def test_a_dry_run_decides_nothing(world: World) -> None:
