@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from agents.database import Database
 from netplugin.backend import Claim
+from netplugin.errors import HostError
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -96,7 +97,7 @@ class SetAside:
                     f"DELETE FROM {table} WHERE rowid = ?",
                     (row["rowid"],),
                 )
-        except sqlite3.Error as refused:
+        except (HostError, sqlite3.Error) as refused:
             LOG.error("it stays in its table: %s", refused)
 
     def forget(self, table: str, key: str) -> None:

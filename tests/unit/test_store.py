@@ -181,6 +181,15 @@ def test_a_row_that_cannot_be_read_is_set_aside_with_what_it_claims(
     assert [r.port_id for r in reopened(path)] == ["p1", "p2"]
 
 
+def test_a_row_that_cannot_be_read_on_a_full_disk_hurts_no_other(store: Store, path: Path) -> None:
+    store.save([record("p1"), record("p2")])
+    store.database.sql.execute("UPDATE ports SET spec = '{' WHERE port_id = 'p1'")
+    store.database.sql.execute("PRAGMA query_only = ON")
+    read = store.set_aside.sift("ports", lambda row: PortSpec.model_validate_json(row["spec"]))
+    assert len(read) == 1
+    assert [a.key for a in store.set_aside.all()] == ["p1"], "for this run"
+
+
 def test_the_number_of_a_network_that_cannot_be_read_is_no_other_networks(
     store: Store, path: Path
 ) -> None:
