@@ -118,13 +118,19 @@ class Lane:
         for errand in errands:
             _refuse(errand.future)
 
-    def stop(self, until: float) -> None:
-        """``refuse``, and wait for the batch in progress until the deadline (``time.monotonic``)."""
+    def stop(self, until: float) -> bool:
+        """``refuse``, and wait for the batch in progress until the deadline (``time.monotonic``).
+
+        Whether the thread has ended: else it may still write to the host.
+        """
         self.refuse()
-        if self._thread is not None:
-            self._thread.join(timeout=max(0.0, until - time.monotonic()))
-            if self._thread.is_alive():
-                LOG.warning("%s is still at work; the next start goes on with it", self._name)
+        if self._thread is None:
+            return True
+        self._thread.join(timeout=max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            LOG.warning("%s is still at work; the next start goes on with it", self._name)
+            return False
+        return True
 
     def stuck_s(self) -> float:
         """For how long its thread has been at one thing; without end if there is no thread."""

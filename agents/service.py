@@ -128,14 +128,19 @@ class Service:
         ]
 
     def stop(self) -> None:
-        """Wait for what is in progress, in all backends together for a few seconds."""
+        """Wait for what is in progress, in all backends together for a few seconds.
+
+        The locks on the host are given back only if nothing is in progress any more: otherwise another
+        agent would work beside it, and they go with the process.
+        """
         self.refuse_waiting()
         until = time.monotonic() + _STOP_S
-        for lane in self._lanes.values():
-            lane.stop(until)
+        ended = [lane.stop(until) for lane in self._lanes.values()]
+        self._view.close()
+        if not all(ended):
+            return
         for backend in self._backends.values():
             backend.close()
-        self._view.close()
         self._host.close()
 
     # -- ports -----------------------------------------------------------------------------------

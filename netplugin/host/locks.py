@@ -86,12 +86,14 @@ class Locks:
             if mine is not None:
                 _let_askers_go(mine)
                 return None
-            fresh = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            fresh: socket.socket | None = None
             try:
+                fresh = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
                 fresh.bind(_PREFIX + name)
                 fresh.listen(_QUEUE)
             except OSError as refused:
-                fresh.close()
+                if fresh is not None:
+                    fresh.close()
                 if refused.errno != errno.EADDRINUSE:
                     raise HostError(
                         f"the lock {name}: {refused.strerror}", step="lock"
@@ -116,12 +118,13 @@ class NoLocks(Locks):
 
 
 def _holder(name: str) -> Holder:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as asker:
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as asker:
             asker.connect(name)
             told = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        except OSError:  # it does not listen, its queue is full, or it has ended just now
-            return Holder()
+    except OSError:
+        # It does not listen, its queue is full, it has ended just now, or no descriptor is free here.
+        return Holder()
     pid, uid, _ = _CREDENTIALS.unpack(told)
     return Holder(pid, uid)
 

@@ -6,8 +6,10 @@ import asyncio
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +20,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents import lane as lane_module
+from agents import service as service_module
 from agents.lane import Lane, Turn
 from agents.metrics import Metrics
 from agents.reconciler import Delete, Operation, Put, Reconciler
 from agents.store import Store
 from netplugin.backend import Wake
 from netplugin.errors import BackendUnavailable, HostError, OperationTimeout, Overloaded
+from netplugin.host.locks import Locks
 from netplugin.host.supervisor import Supervisor
 from netplugin.models import Batch, PortSpec, ReconcileReport
 from tests.unit.agent import SPEC, Agent, agent, served_agent
@@ -584,6 +588,38 @@ def test_a_stop_ends_after_the_batch_at_hand_and_answers_the_rest(
             result(op)
         assert error.value.port_id == "p1" and error.value.retryable
     assert scripted.order() == ["first"]
+
+
+def test_a_stop_tells_whether_the_thread_has_ended(held: tuple[Lane, threading.Event]) -> None:
+    lane, go_on = held
+    assert not lane.stop(time.monotonic()), "it is at a batch"
+    go_on.set()
+    assert lane.stop(in_time())
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_locks_are_given_back_once_nothing_is_in_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """Another agent that waits for them would work beside what is in progress."""
+    monkeypatch.setattr(service_module, "_STOP_S", 0.0 if hangs else DEADLINE_S)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hang(*_: Any) -> None:
+        begun.set()
+        go_on.wait(DEADLINE_S)
+
+    name = f"test-{uuid.uuid4()}"
+    with agent(tmp_path) as running, closing(Locks()) as other:
+        assert running.service._host.locks.take(name) is None
+        if hangs:
+            running.host.on_observe = hang
+            running.host.wake(Wake("look"))
+            assert begun.wait(DEADLINE_S)
+        running.service.stop()
+        assert (other.take(name) is None, running.host.closed) == (not hangs, not hangs)
+        monkeypatch.setattr(service_module, "_STOP_S", DEADLINE_S)
+        go_on.set()
 
 
 def test_a_stop_answers_who_waits_for_a_look(held: tuple[Lane, threading.Event]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -80,6 +81,18 @@ def test_who_does_not_listen_is_not_known(name: str) -> None:
         assert locks.take(name) == Holder()
         held = locks.hold(name, "the thing", "use another")
         assert held.fix is not None and held.fix.startswith("find it with: ss -xap")
+
+
+def test_without_a_free_descriptor_it_is_not_ours(name: str) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with closing(Locks()) as locks:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            held = locks.hold(name, "the thing", "use another")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert not held.usable and held.reason is not None and "Too many open files" in held.reason
+        assert locks.hold(name, "the thing", "use another").usable
 
 
 @pytest.mark.parametrize(
