@@ -19,12 +19,14 @@ from netplugin.host import ovs_commands
 from netplugin.host.names import MAX_SOCKET_PATH, fits_socket, vhost_socket
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs_mirror import Drift, Mirror
-from netplugin.host.ovsdb import CommandFactory, Mark, Ovsdb, unmarked
+from netplugin.host.ovsdb import CommandFactory, Ovsdb
+from netplugin.host.store_mark import Mark, unmarked
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.vswitchd import VswitchdWatch, appctl
 
 LOG = logging.getLogger(__name__)
 _QUIET_S = 5.0
+_SETTLE_S = 0.5
 _UPLINK_MTU = 1500  # as OVS makes a port without mtu_request
 
 
@@ -211,7 +213,7 @@ class OvsHost:
             self._tell(wake, drift.backend)
 
     def _db_changed(self) -> None:
-        self._announce("the OVS database is there")
+        self._announce("the OVS database can be written")
 
     def _vswitchd_changed(self, alive: bool) -> None:
         self._generation += 1
@@ -239,6 +241,10 @@ class OvsHost:
         """After a restart of vswitchd: wait until it has made its bridges again, then tell."""
         while generation == self._generation:
             try:
+                if not self.db.locked and self._has_bridges():
+                    if generation == self._generation:
+                        self._settled.set()  # for reads: when the lock comes, that is announced
+                    return
                 self.db.require_lock(0.5)
                 next_cfg = self.db.commit([ovs_commands.Touch], time.monotonic() + 5)
                 while generation == self._generation:
@@ -249,6 +255,22 @@ class OvsHost:
                         return
             except NetpluginError as failed:
                 LOG.debug("vswitchd is not settled yet: %s", failed)
+
+    def _has_bridges(self) -> bool:
+        """Whether vswitchd has made bridges, asked without writing to the database.
+
+        One thread of it carries out a whole configuration and then answers (the loop of
+        ``vswitchd/ovs-vswitchd.c``): where it names bridges, their ports have been made too.
+
+        Raises: BackendUnavailable, HostError, OperationTimeout.
+        """
+        self.db.require_online(_SETTLE_S)
+        deadline = time.monotonic() + _QUIET_S
+        made = appctl(self.settings.rundir, "ofproto/list", deadline=deadline)
+        if not made.strip() and self.mirror.bridges():
+            self._closed.wait(_SETTLE_S)
+            return False
+        return True
 
     def _announce(self, reason: str) -> None:
         """Tell of one part having come, if the other is there too."""

@@ -120,6 +120,11 @@ def test_a_second_agent_waits_for_the_lock_and_goes_on_with_it(ovs: PrivateOvs) 
         assert found["dpdkvhostuser-unusable"]["fix"] == error["fix"]
         assert second.call("POST", "/v1/reconcile", {})[1]["errors"][0]["step"] == "ovsdb-lock"
         assert second.get("/v1/pmd")[0] == 200, "reading needs no lock"
+        ovs.stop_vswitchd()
+        wait_for(lambda: second.get("/v1/pmd")[0] == 503, DEADLINE_S, "nobody can be asked")
+        ovs.start_vswitchd()
+        wait_for(lambda: second.get("/v1/pmd")[0] == 200, DEADLINE_S, "nor after a restart of OVS")
+        made = ovs.get("Interface", port, "ofport")
         first.kill()
         wait_for(lambda: "another store made them" in reasons(second), DEADLINE_S, "it goes on")
         assert ovs.get("Interface", port, "ofport") == made
