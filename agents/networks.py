@@ -37,9 +37,7 @@ class Networks:
         host says; then the network is as it was before.
         """
         async with self._one_at_a_time:
-            before = self._store.network(network_id)
-            held = {} if before else self._held()
-            network = await self._in_thread(self._save, network_id, spec, before, held)
+            before, network = await self._in_thread(self._save, network_id, spec)
             spread = await self._converge(network_id)
             if not spread.reached:
                 await self._go_back(network_id, before)
@@ -94,13 +92,15 @@ class Networks:
             ports=len(self._store.ports_on(network.network_id)),
         )
 
-    def _save(
-        self, network_id: str, spec: NetworkSpec, before: Overlay | None, held: Mapping[int, str]
-    ) -> Overlay:
+    def _save(self, network_id: str, spec: NetworkSpec) -> tuple[Overlay | None, Overlay]:
+        """What it was and what it is now. In the database's thread, so after a change whose caller has
+        gone and which goes on."""
+        held = {} if self._store.network(network_id) else self._held()
         with self._store.database.lock:  # no port comes onto it meanwhile
+            before = self._store.network(network_id)
             if before is not None:
                 self._refuse_fixed(before, spec)
-            return self._store.save_network(network_id, spec, held)
+            return before, self._store.save_network(network_id, spec, held)
 
     def _refuse_fixed(self, before: Overlay, spec: NetworkSpec) -> None:
         """All but the peers is in use on other hosts too, and in the VMs: it cannot change live."""

@@ -83,7 +83,8 @@ class LinuxBridge(Backend[Seen]):
     def hold(self) -> Usability:
         return self._locks.hold(
             _LOCK, "the Linux bridges of this network namespace",
-            "run this agent in a network namespace of its own",
+            "run this agent in a network namespace of its own; or take linuxbridge out of its [agent] "
+            "enabled_backends",
         )  # fmt: skip
 
     def probe(self) -> Usability:
