@@ -65,8 +65,8 @@ def connected(ovs: PrivateOvs, holder: str | None) -> Iterator[Ovsdb]:
         database.close()
 
 
-def write(database: Ovsdb) -> None:
-    database.commit([ovs_commands.Touch], time.monotonic() + DEADLINE_S)
+def write(database: Ovsdb) -> int:
+    return database.commit([ovs_commands.Touch], time.monotonic() + DEADLINE_S)
 
 
 def test_no_transaction_is_carried_out_without_the_lock(ovs: PrivateOvs) -> None:
@@ -166,6 +166,24 @@ def test_an_older_store_is_told_by_what_was_deleted_since(
     told = found["store-older-dpdkvhostuser"]["found"]
     assert f"the host was last changed by commit {mark.partition('/')[2]}. " in told
     assert told.endswith(": p1") and agent.get("/v1/ports/p1")[1]["state"] == "active"
+
+
+def test_the_mark_that_was_there_stays_known_to_who_writes_another(ovs: PrivateOvs) -> None:
+    """Several backends share the database, and the first of them that writes replaces the mark."""
+    mark = "external_ids:netplugin-store"
+    ovs.vsctl("set", "Open_vSwitch", ".", f"{mark}=other/7")
+    database = Ovsdb(ovs.connection, mark=lambda found: f"mine/{len(found)}").start()
+    try:
+        database.require_online(DEADLINE_S)
+        for _ in range(2):
+            database.wait_configured(write(database), time.monotonic() + DEADLINE_S)
+            assert ovs.get("Open_vSwitch", ".", mark) == "mine/7"
+            assert database.mirror.root.store_mark == "other/7"
+        ovs.vsctl("set", "Open_vSwitch", ".", f"{mark}=other/8")
+        wait_for(lambda: database.mirror.root.store_mark == "other/8", DEADLINE_S, "it wrote again")
+    finally:
+        database.close()
+        ovs.vsctl("remove", "Open_vSwitch", ".", "external_ids", "netplugin-store")
 
 
 def reconciled(agent: PrivateAgent) -> Any:

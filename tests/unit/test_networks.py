@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agents.networks import Networks
+from agents.reconciler import Spread
 from agents.store import Record, Store
 from netplugin.backend import Change, Usability
 from netplugin.client import Client
@@ -22,7 +26,7 @@ from netplugin.errors import (
     NotFound,
 )
 from netplugin.models import Batch, BatchPut, NetworkSpec, PortSpec, PortState
-from tests.unit.agent import SPEC, Agent, agent, served_agent
+from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent, served_agent
 from tests.unit.fakes import FakeBackend, FakeHost, Write, WriteNetwork
 
 
@@ -172,6 +176,40 @@ def test_what_the_host_refuses_goes_back(client: Client, running: Agent) -> None
     assert client.get_network("net-1").spec == network(5001, "10.0.0.2")
     assert running.host.networks["net-1"].spec == network(5001, "10.0.0.2")
     assert client.get_port("p1").state is PortState.ACTIVE
+
+
+def test_it_goes_back_to_what_a_call_made_whose_caller_has_gone(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has begun to be stored is stored, though the call was cancelled meanwhile."""
+    networks, save = running.service.networks, running.store.save_network
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*args: Any) -> Any:
+        begun.set()
+        assert go_on.wait(DEADLINE_S)
+        return save(*args)
+
+    async def refuse(*_: Any) -> Spread:
+        return Spread(False, (HostError("the host refuses", step="apply"),))
+
+    async def both() -> None:
+        monkeypatch.setattr(running.store, "save_network", slow)
+        first = asyncio.create_task(networks.put("net-1", network(5001, "10.0.0.2")))
+        assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        monkeypatch.setattr(Networks, "_converge", refuse)
+        second = asyncio.create_task(networks.put("net-1", network(5001, "10.0.0.3")))
+        await asyncio.sleep(0)  # it has begun
+        go_on.set()
+        with pytest.raises(HostError, match="the host refuses"):
+            await second
+
+    asyncio.run(both())
+    kept = running.store.network("net-1")
+    assert kept is not None and kept.spec == network(5001, "10.0.0.2")
 
 
 def test_a_host_that_cannot_be_read_is_told(client: Client, running: Agent) -> None:
