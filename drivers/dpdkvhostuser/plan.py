@@ -53,7 +53,7 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
             continue
         row = seen.rows.get(intent.port_id)
         bridge = _bridge_of(settings, intent, row, seen)
-        missing = _left_out(configured, intent, bridge)
+        missing = _left_out(configured, intent, bridge, seen)
         if bridge is None or (missing and row is None):
             refused[intent.port_id] = missing or unmapped(intent.spec)
             continue
@@ -87,12 +87,14 @@ def _bridge_of(
     return OVERLAY if intent.overlay else bridge_of(settings, intent.spec, row, seen.bridges)
 
 
-def _left_out(settings: OvsSettings, intent: Intent, bridge: str | None) -> NetpluginError | None:
+def _left_out(
+    settings: OvsSettings, intent: Intent, bridge: str | None, seen: Seen
+) -> NetpluginError | None:
     """What the configuration would have to say for a port to come here, and does not."""
     assert intent.spec is not None
     if intent.overlay:
         return problem(None) if settings.local_ip is None else None
-    return left_out(settings, intent.spec, bridge)
+    return left_out(settings, intent.spec, bridge, seen)
 
 
 def _refusal(

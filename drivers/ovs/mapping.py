@@ -32,14 +32,19 @@ def bridge_of(
     return here if stands_for in (network, None) else mapped
 
 
-def left_out(settings: OvsSettings, spec: PortSpec, bridge: str | None) -> NetpluginError | None:
-    """Why the configuration would not put a port on this bridge; None if it does."""
+def left_out(
+    settings: OvsSettings, spec: PortSpec, bridge: str | None, seen: SeenOvs
+) -> NetpluginError | None:
+    """Why the configuration would not put a port on this bridge as that is; None if it does."""
     network = str(spec.network.physical_network)
     mapped = settings.bridge_mappings.get(network)
     if mapped is None:
         return unmapped(spec)
     if mapped == bridge:
-        return None
+        there = seen.bridges.get(mapped)
+        if there is None:
+            return None
+        return _of_another(there, network) or _other_uplinks(settings, there, seen)
     return Conflict(
         f"the port is on bridge {bridge}, and [ovs] bridge_mappings has {mapped} for {network} now",
         step="plan",
@@ -66,13 +71,8 @@ def mapping_conflict(
     if settings.bridge_mappings.get(network) != port.bridge or (row and row.bridge == port.bridge):
         return None
     bridge = seen.bridges.get(port.bridge)
-    if bridge and bridge.mark and bridge.mark != network:
-        return Conflict(
-            f"bridge {bridge.name} was made for {bridge.mark}, and [ovs] bridge_mappings has it for "
-            f"{network}", step="plan",
-            fix=f"map {network} to another bridge; if it is the same network under another name: "
-            f"ovs-vsctl set bridge {bridge.name} external_ids:netplugin-bridge={network}",
-        )  # fmt: skip
+    if bridge and (conflict := _of_another(bridge, network)):
+        return conflict
     uplink = Uplink.of(settings, port.bridge, network)
     names = uplink.interfaces().keys() if uplink else set()
     for other in seen.bridges.values():
@@ -85,3 +85,41 @@ def mapping_conflict(
                 "that are there",
             )  # fmt: skip
     return None
+
+
+def uplinks_stay(settings: OvsSettings, bridge: SeenBridge, seen: SeenOvs) -> bool:
+    """Whether live ports keep the uplinks of their bridge though ``[ovs] uplinks`` has none of their
+    devices: that would cut running VMs off, and may be a mistake in the option."""
+    return _other_uplinks(settings, bridge, seen) is not None
+
+
+def _of_another(bridge: SeenBridge, network: str) -> NetpluginError | None:
+    """Why a bridge of ours cannot be this network's: it was made for another."""
+    if bridge.mark in ("", network):
+        return None
+    return Conflict(
+        f"bridge {bridge.name} was made for {bridge.mark}, and [ovs] bridge_mappings has it for "
+        f"{network}", step="plan",
+        fix=f"map {network} to another bridge; if it is the same network under another name: "
+        f"ovs-vsctl set bridge {bridge.name} external_ids:netplugin-bridge={network}",
+    )  # fmt: skip
+
+
+def _other_uplinks(
+    settings: OvsSettings, bridge: SeenBridge, seen: SeenOvs
+) -> NetpluginError | None:
+    uplink = Uplink.of(settings, bridge.name, bridge.mark)
+    names = uplink.interfaces().keys() if uplink else set()
+    found = [i for row in bridge.uplinks.values() for i in row.interfaces]
+    if not found or any(interface.name in names for interface in found):
+        return None
+    if not bridge.neighbours and all(row.bridge != bridge.name for row in seen.rows.values()):
+        return None
+    devices = ", ".join(sorted(i.options.get("dpdk-devargs", i.name) for i in found))
+    now = ", ".join(uplink.devices) if uplink else "no device"
+    return Conflict(
+        f"the uplink of bridge {bridge.name} is {devices}, and [ovs] uplinks has {now} for "
+        f"{bridge.mark}: live ports keep it", step="plan",
+        fix=f"give {bridge.mark} {devices} in [ovs] uplinks again and restart the agent; or, with the "
+        "VMs stopped, DELETE the ports of the bridge and PUT them again",
+    )  # fmt: skip

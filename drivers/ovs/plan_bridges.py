@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from drivers.ovs import changes as c
 from drivers.ovs.layout import Layout
+from drivers.ovs.mapping import uplinks_stay
 from drivers.ovs.ports import Uplink, VhostPort
 from drivers.ovs.seen import SeenBridge, SeenOvs
 from netplugin.backend import Change
@@ -54,6 +55,8 @@ def bridge_changes(
         network = networks.get(name)
         if bridge is not None and bridge.mark != network:
             continue  # the configuration has changed: its live ports keep their way out
+        if bridge is not None and uplinks_stay(settings, bridge, seen):
+            continue
         wish = Uplink.of(settings, name, network) if network else None
         uplinks = _uplink_changes(wish, ids, bridge)
         before += uplinks

@@ -77,7 +77,7 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
                 wishes[port_id] = _wish(settings, intent, seen, room)
                 bridge = wishes[port_id].port.bridge
                 if mode_of(intent) is Mode.NATIVE and (
-                    missing := left_out(settings, intent.spec, bridge)
+                    missing := left_out(settings, intent.spec, bridge, seen.ovs)
                 ):
                     kept[port_id] = missing
                 room -= port_id not in seen.ovs.rows

@@ -6,6 +6,7 @@ import copy
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -222,6 +223,43 @@ def test_a_port_stays_where_it_is_when_its_network_has_another_bridge() -> None:
     converge(model, [Intent("p2", None), live[1]])
     assert converge(model, live) == set()
     assert model.bridges.keys() == {"br3", "br9"} and len(model.bridges["br9"].ports) == 2
+
+
+def test_ports_say_that_their_bridge_was_made_for_a_network_of_another_name() -> None:
+    """It keeps its uplink, which nothing puts right until the operator says which network it is."""
+    model = Model()
+    converge(model, [Intent("p", plain_spec(physical_network="net2"))])
+    model.settings = replace(SETTINGS, bridge_mappings={"new": "br2"}, uplinks={}, bonds={})
+    live = Intent("p", plain_spec(physical_network="new"))
+    found = plan(model.settings, [live], model.observe())
+    assert found.refused == {} and "was made for net2" in found.kept["p"].detail
+    assert "netplugin-bridge=new" in str(found.kept["p"].fix)
+    assert not {"RemoveUplink", "AddUplink"} & set(kinds(found.changes))
+
+
+@pytest.mark.parametrize("devices", [None, ("0000:05:00.0",)])
+def test_live_ports_keep_an_uplink_that_the_option_has_lost(
+    devices: tuple[str, ...] | None,
+) -> None:
+    model = Model()
+    live = Intent("p", plain_spec(physical_network="net2"))
+    converge(model, [live])
+    before = model.copy()
+    model.settings = replace(SETTINGS, uplinks={"net2": devices} if devices else {}, bonds={})
+    found = plan(model.settings, [live], model.observe())
+    assert found.changes == () and found.refused == {}
+    assert "[ovs] uplinks" in found.kept["p"].detail and "0000:03:00.0" in found.kept["p"].detail
+    # Nor does a look that is not at the live port take it, or add one for a port that comes.
+    new = Intent("q", plain_spec(physical_network="net2"))
+    found = plan(model.settings, [new], model.observe(["q"]))
+    assert found.changes == () and found.refused["q"].code == "conflict"
+    assert model.bridges == before.bridges
+    # Without ports the option rules again.
+    converge(model, [Intent("p", None)])
+    assert converge(model, [new]) == set()
+    uplinks = model.observe().bridges["br2"].uplinks.values()
+    found_devices = [i.options["dpdk-devargs"] for uplink in uplinks for i in uplink.interfaces]
+    assert found_devices == list(devices or ())
 
 
 def test_a_port_that_is_asked_for_on_another_network_moves() -> None:
