@@ -32,6 +32,8 @@ class Underlay:
     hops: tuple[tuple[str, int], ...] = ()
     #: What OVS says of the bridge's NICs, if none of them works.
     broken: str | None = None
+    #: Why the host's addresses could not be read; nothing else is known then.
+    unread: str | None = None
 
 
 def problem(underlay: Underlay | None, mtu: int | None = None) -> NetpluginError | None:
@@ -42,6 +44,11 @@ def problem(underlay: Underlay | None, mtu: int | None = None) -> NetpluginError
             fix="set it to an address on a netdev bridge that has a DPDK NIC, restart the agent",
         )  # fmt: skip
     address, device = underlay.local_ip, underlay.device
+    if underlay.unread:
+        return BackendUnavailable(
+            f"whether this host has {address} ([ovs] local_ip) is not known: {underlay.unread}",
+            step=STEP, fix="the agent looks again by itself; if it stays so, read its log",
+        )  # fmt: skip
     if device is None:
         return BackendUnavailable(
             f"no interface of this host has {address} ([ovs] local_ip)", step=STEP,
@@ -91,8 +98,11 @@ class UnderlayReader:
         self._netlink: Any = None
 
     def read(self, mirror: Mirror) -> Underlay:
-        """Raises: HostError."""
-        found = self._device()
+        """What cannot be read is told there: it concerns none but the tunnels."""
+        try:
+            found = self._device()
+        except HostError as refused:
+            return Underlay(self._local_ip, unread=refused.detail)
         if found is None:
             return Underlay(self._local_ip)
         name, up, mtu = found

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pyroute2
+import pytest
+
 from drivers.dpdkvhostuser.plan import make_plan as plan
 from drivers.dpdkvhostuser.tunnels import network_cookie, with_learned
 from drivers.dpdkvhostuser.wanted import OVERLAY, TUNNELS, vxlan_name
 from drivers.ovs import changes as c
 from netplugin.backend import Intent
-from tests.unit.dpdkvhostuser.model import SETTINGS, UNDERLAY, Bridge, Model
-from tests.unit.dpdkvhostuser.scenes import converge, kinds, on_network, overlay
+from netplugin.host.ovs_mirror import Mirror
+from netplugin.host.ovs_underlay import UnderlayReader
+from tests.unit.dpdkvhostuser.model import LOCAL_IP, SETTINGS, UNDERLAY, Bridge, Model
+from tests.unit.dpdkvhostuser.scenes import converge, kinds, on_network, overlay, plain_spec
 
 
 def test_the_first_port_brings_bridges_and_tunnels_and_the_last_takes_them() -> None:
@@ -51,6 +56,7 @@ def test_what_is_missing_below_the_tunnels_is_refused_before_the_host_is_touched
         "no interface": replace(UNDERLAY, device=None),
         "no netdev bridge": replace(UNDERLAY, is_bridge=False),
         "is down": replace(UNDERLAY, up=False),
+        "is not known: no netlink": replace(UNDERLAY, unread="no netlink"),
         "needs an MTU of 1500 (1450 and 50 for VXLAN) on every hop, and dpdk0 has 1499": replace(
             UNDERLAY, hops=(("br-underlay", 1500), ("dpdk0", 1499))
         ),
@@ -65,6 +71,21 @@ def test_what_is_missing_below_the_tunnels_is_refused_before_the_host_is_touched
     assert (
         plan(unset, [on_network(wide, "a")], Model(unset).observe()).refused["a"].step == "underlay"
     )
+
+
+def test_addresses_that_cannot_be_read_fail_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is on VLANs is planned as ever; networks say that their underlay is not known."""
+
+    def no_netlink() -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(pyroute2, "IPRoute", no_netlink)
+    model = Model()
+    model.underlay = UnderlayReader(LOCAL_IP).read(Mirror(lambda _: None))
+    both = [on_network(overlay(1), "a"), Intent("b", plain_spec(physical_network="net1"))]
+    found = plan(SETTINGS, both, model.observe())
+    assert found.refused.keys() == {"a"} and found.changes
+    assert "Too many open files" in found.refused["a"].detail
 
 
 def test_a_port_that_is_there_is_not_removed_for_its_underlay() -> None:
