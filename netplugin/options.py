@@ -259,8 +259,8 @@ OVS = [
         default="/run/netplugin/vhost",
         help="Directory of the vhost-user sockets that QEMU makes and OVS connects to: each port has "
         "a directory of its own in it, for its qemu_user or for vhost_socket_group. The agent makes "
-        "it at start, and only root may write to it. Its path has 77 bytes at most: a UNIX socket's has "
-        "107, and a port's adds 30. If it is changed, ports that are there keep their paths.",
+        "it at start, and only root may write to it. New ports need one of 77 bytes at most: a UNIX socket's "
+        "path has 107, and a port's adds 30. If it is changed, ports that are there keep their paths.",
     ),
     cfg.StrOpt(
         "vhost_socket_group",

@@ -21,7 +21,14 @@ from pathlib import Path
 
 from netplugin.backend import Claim, Intent, Usability
 from netplugin.errors import HostError
-from netplugin.host.names import SOCKETS, VHOST, device_name, vhost_socket
+from netplugin.host.names import (
+    MAX_SOCKET_PATH,
+    SOCKETS,
+    VHOST,
+    device_name,
+    fits_socket,
+    vhost_socket,
+)
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
 from netplugin.models import Finding
@@ -271,7 +278,7 @@ def findings(
     paths = {port_id: Path(path) for port_id, path in said.items() if path}
     base = settings.vhost_socket_dir
     old = sorted(i for i, path in paths.items() if path.parent.parent != base)
-    found: list[Finding] = []
+    found = _too_long(base)
     if old:
         some = ", ".join(old[:5]) + (" and others" if len(old) > 5 else "")
         found.append(
@@ -300,6 +307,25 @@ def findings(
             )
         )  # fmt: skip
     return found
+
+
+def _too_long(base: Path) -> list[Finding]:
+    """Older versions had all sockets in the directory itself, where a longer path had room: ports of
+    theirs stay."""
+    socket = vhost_socket(base, "any")  # all port ids give names of one length
+    if fits_socket(socket):
+        return []
+    has = len(os.fsencode(base))
+    most = MAX_SOCKET_PATH - (len(os.fsencode(socket)) - has)
+    return [
+        Finding(
+            id="vhost-socket-path", status="fail",
+            found=f"[ovs] vhost_socket_dir {base} has {has} bytes: no new port can come",
+            expected=f"{most} bytes at most, so that the path of a port's socket has no more than the "
+            f"{MAX_SOCKET_PATH} of a UNIX socket",
+            fix="shorten it and restart the agent; ports that are there keep their paths",
+        )
+    ]  # fmt: skip
 
 
 def _is_of_group(seen: SeenSockets, directory: Path) -> bool:

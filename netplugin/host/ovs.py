@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,6 @@ from typing import Any
 from netplugin.backend import Usability, Wake
 from netplugin.errors import BackendUnavailable, NetpluginError
 from netplugin.host import ovs_commands
-from netplugin.host.names import MAX_SOCKET_PATH, fits_socket, vhost_socket
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs_mirror import Drift, Mirror
 from netplugin.host.ovsdb import CommandFactory, Ovsdb
@@ -79,7 +77,7 @@ class OvsSettings:
         return OvsSettings(
             connection=conf.ovs.connection,
             rundir=Path(conf.ovs.rundir),
-            vhost_socket_dir=_socket_directory(Path(conf.ovs.vhost_socket_dir)),
+            vhost_socket_dir=Path(conf.ovs.vhost_socket_dir),
             vhost_socket_group=conf.ovs.vhost_socket_group,
             bridge_mappings=dict(conf.ovs.bridge_mappings),
             uplinks=uplinks,
@@ -90,18 +88,6 @@ class OvsSettings:
             timeout_s=float(conf.ovs.timeout),
             quiet_datapath_log=conf.ovs.quiet_datapath_log,
         )
-
-
-def _socket_directory(directory: Path) -> Path:
-    socket = vhost_socket(directory, "any")  # all port ids give names of one length
-    if fits_socket(socket):
-        return directory
-    has = len(os.fsencode(directory))
-    most = MAX_SOCKET_PATH - (len(os.fsencode(socket)) - has)
-    raise ValueError(
-        f"[ovs] vhost_socket_dir: {directory} has {has} bytes and may have {most}, so that the path "
-        f"of a port's socket below it has no more than the {MAX_SOCKET_PATH} of a UNIX socket"
-    )
 
 
 def _tunnel_address(text: str | None) -> str | None:
