@@ -13,6 +13,7 @@ from drivers.ovs import old_actions, policers, sockets
 from drivers.ovs.steps import FlowChange, RowChange
 from netplugin.backend import Applied, Change
 from netplugin.errors import HostError, NetpluginError
+from netplugin.host.names import VHOST, device_name
 from netplugin.host.openflow import Flow
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_rows import OvsInterface
@@ -20,6 +21,7 @@ from netplugin.host.vswitchd import appctl
 
 LOG = logging.getLogger(__name__)
 _MTU_S = 5.0  # vswitchd sets an MTU after it has said that it is configured
+_PURGE_S = 2.0  # beyond the deadline: a filter is not in force before
 _Failed = dict[str, NetpluginError]
 
 
@@ -35,6 +37,8 @@ class Applier:
 
     def __init__(self, ovs: OvsHost) -> None:
         self._ovs = ovs
+        #: Whether datapath flows may still do what was changed: at first too, by an agent that was killed.
+        self._purge_due = True
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         failed: _Failed = {}
@@ -150,12 +154,34 @@ class Applier:
             {port for change in changes if isinstance(change, kind) for port in change.ports}
             for kind in (c.AddPort, c.RemovePort)
         )
+        idle = {port for port in come ^ go if port in go or not self._has_vm(port)}
         for bridge, group in by_bridge.items():
             try:
-                self._bundle(bridge, group, come ^ go, deadline)
+                self._bundle(bridge, group, idle, deadline)
             except NetpluginError as error:
-                ports = {port for change in group for port in change.ports}
-                failed.update({p: error.for_port(p) for p in ports if p not in failed})
+                self._fail(group, error, failed)
+        if self._purge_due:
+            try:
+                self._purge(deadline)
+            except NetpluginError as error:
+                LOG.warning("datapath flows may go on by flows that were changed: %s", error)
+                for group in by_bridge.values():
+                    self._fail(group, error, failed)
+
+    def _fail(self, group: Sequence[FlowChange], error: NetpluginError, failed: _Failed) -> None:
+        ports = {port for change in group for port in change.ports}
+        failed.update({p: error.for_port(p) for p in ports if p not in failed})
+
+    def _has_vm(self, port_id: str) -> bool:
+        """Whether a VM is at the port: one whose row somebody deleted has its VM as soon as it is back."""
+        port = self._ovs.mirror.port(device_name(VHOST, port_id))
+        return bool(port and port.interface and port.interface.link_state == "up")
+
+    def _purge(self, deadline: float) -> None:
+        """Once for all bridges: it is for the whole host. What fails is done with the next change."""
+        if old_actions.kept(self._ovs.mirror.root):
+            old_actions.purge(self._ovs, max(deadline, time.monotonic() + _PURGE_S))
+        self._purge_due = False
 
     def _bundle(
         self, bridge: str, group: Sequence[FlowChange], idle: Collection[str], deadline: float
@@ -166,10 +192,9 @@ class Applier:
         cookies: list[int] = []
         gone: list[Flow] = []
         flows: list[Flow] = []
-        used = False
         for change in group:
             edit = change.edit(self._ovs, deadline)
-            used = used or old_actions.may_be_used(change, edit, idle)
+            self._purge_due |= old_actions.may_be_used(change, edit, idle)
             if edit.match_fragments:
                 self._ovs.flows.match_fragments(bridge, deadline)
             cookies += edit.cookies
@@ -177,5 +202,3 @@ class Applier:
             flows += edit.flows
         if cookies or gone or flows:
             self._ovs.flows.replace(bridge, cookies, flows, deadline, gone)
-        if used and old_actions.kept(self._ovs.mirror.root):
-            old_actions.purge(self._ovs, deadline)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from drivers.linuxbridge.filters import STORE_MARK
 from drivers.linuxbridge.segments import Segment
 from netplugin.host.names import SHAPER, TAP, device_name
 from tests.lab.traffic_hosts import Machine, overlay
@@ -124,7 +125,9 @@ def _filter(host: Machine) -> object:
     tables = host.sh("nft", "list", "tables")
     if "bridge netplugin" not in tables:
         return None
-    text = host.sh("nft", "-s", "list", "table", "bridge", "netplugin")
+    lines = host.sh("nft", "-s", "list", "table", "bridge", "netplugin").splitlines()
+    # Which store wrote it, and how often it has: another each time.
+    text = "\n".join(line for line in lines if STORE_MARK not in line)
     return text if _TAP in text else None
 
 

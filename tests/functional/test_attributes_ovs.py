@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.functional.attributes_ovs import ATTRIBUTES, BRIDGE, NETWORK, PORT_ID, VNI, Attribute
+from tests.functional.attributes_ovs import (
+    ATTRIBUTES,
+    BRIDGE,
+    NETWORK,
+    PORT_ID,
+    VNI,
+    Attribute,
+)
 from tests.functional.hosts_ovs import Host, clean, host, switch
 from tests.functional.test_plug_ovs import _transactions
 from tests.lab.processes import CommandError, wait_for

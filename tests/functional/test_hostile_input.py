@@ -20,7 +20,13 @@ import pytest
 import agents
 import drivers
 import netplugin
-from netplugin.models import AutoLoadBalanceRequest, Batch, PmdRequest, PortSpec, ReconcileRequest
+from netplugin.models import (
+    AutoLoadBalanceRequest,
+    Batch,
+    PmdRequest,
+    PortSpec,
+    ReconcileRequest,
+)
 from tests.functional.conftest import BASE, make_spec
 from tests.functional.test_plug_ovs import planned
 from tests.lab.agent import PrivateAgent

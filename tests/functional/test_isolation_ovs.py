@@ -240,6 +240,7 @@ def test_a_bridge_takes_nothing_from_a_port_that_is_not_ours(lab: Lab) -> None:
         assert service["status"] == "warn" and "trunk" in service["found"]
         lab.ovs.vsctl("set", "port", SERVICE, "tag=7", "vlan_mode=access")
         assert lab.findings()[f"service-port-{SERVICE}"]["status"] == "ok"
+    run(["ip", "link", "set", BRIDGE, "down"])
     assert not {"unmanaged-ports", f"service-port-{SERVICE}"} & lab.findings().keys()
 
 

@@ -21,7 +21,14 @@ from netplugin.tuning.planning.plan import Plan, make_plan
 from netplugin.tuning.planning.refused import needed
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.root import Root
-from netplugin.tuning.steps import Effect, File, KernelArgument, OtherConfig, Step, Sysctl
+from netplugin.tuning.steps import (
+    Effect,
+    File,
+    KernelArgument,
+    OtherConfig,
+    Step,
+    Sysctl,
+)
 from tests.lab.ansible import lint, play
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run

@@ -13,7 +13,14 @@ from typing import Self
 import libvirt  # type: ignore[import-untyped]
 
 from tests.lab import sandbox
-from tests.lab.processes import CommandError, Daemon, LabError, LabTimeout, run, wait_for
+from tests.lab.processes import (
+    CommandError,
+    Daemon,
+    LabError,
+    LabTimeout,
+    run,
+    wait_for,
+)
 
 URI = "qemu:///system"
 CONFIG = Path("/etc/libvirt")

@@ -21,7 +21,16 @@ from tests.lab.processes import Daemon, run, wait_for
 from tests.nested import nics
 from tests.nested.host_apply import Host
 from tests.nested.nics import PF
-from tests.nested.vfs import DEADLINE_S, FAR, VFS, driver, functions, ping, vf_info, whole_state
+from tests.nested.vfs import (
+    DEADLINE_S,
+    FAR,
+    VFS,
+    driver,
+    functions,
+    ping,
+    vf_info,
+    whole_state,
+)
 
 pytestmark = [pytest.mark.nested(memory_mb=2048, hugepages=128), pytest.mark.timeout(600)]
 

@@ -7,7 +7,13 @@ import pwd
 import pytest
 from lxml import etree
 
-from netplugin.domain_xml import complete, keep_memory_on, nodes_asked, parse_domain, written
+from netplugin.domain_xml import (
+    complete,
+    keep_memory_on,
+    nodes_asked,
+    parse_domain,
+    written,
+)
 from netplugin.errors import Conflict, InvalidRequest
 from netplugin.libvirt_xml import vhostuser_interface
 from netplugin.models import Binding, DomainPolicy, DomainRequirements, PortSpec

@@ -10,7 +10,12 @@ import pytest
 
 from netplugin.backend import Change, Claim, Intent
 from netplugin.client import Client
-from netplugin.errors import BackendUnavailable, HostError, InvalidRequest, NetpluginError
+from netplugin.errors import (
+    BackendUnavailable,
+    HostError,
+    InvalidRequest,
+    NetpluginError,
+)
 from netplugin.models import NetworkSpec, PortSpec, PortState
 from tests.unit.agent import SPEC, Agent, agent, served_agent
 from tests.unit.fakes import FakeBackend, FakeHost, Seen, Write

@@ -21,13 +21,32 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from agents.metrics import Metrics
 from agents.reconciler import Delete, Operation, Put, Reconciler
 from agents.store import Store
-from netplugin.backend import Applied, Change, Claim, Intent, Observation, Plan, Usability
-from netplugin.errors import BackendUnavailable, CapacityExhausted, HostError, NetpluginError
+from netplugin.backend import (
+    Applied,
+    Change,
+    Claim,
+    Intent,
+    Observation,
+    Plan,
+    Usability,
+)
+from netplugin.errors import (
+    BackendUnavailable,
+    CapacityExhausted,
+    HostError,
+    NetpluginError,
+)
 from netplugin.models import PortSpec, PortState
 from tests.unit.agent import SPEC
 from tests.unit.fakes import FakeBackend, FakeHost, Seen

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import CommandError, Daemon, LabError, LabTimeout, run, wait_for
+from tests.lab.processes import (
+    CommandError,
+    Daemon,
+    LabError,
+    LabTimeout,
+    run,
+    wait_for,
+)
 
 
 def test_a_wait_says_what_it_waited_for() -> None:

@@ -12,7 +12,13 @@ import pytest
 from netplugin.acceptance.cli import main
 from netplugin.acceptance.cli_generator import GENERATORS, add_generator, description_of
 from netplugin.acceptance.errors import UnusableInput
-from netplugin.acceptance.generators.choose import Exec, Sim, Tcpreplay, TrexStf, TrexStl
+from netplugin.acceptance.generators.choose import (
+    Exec,
+    Sim,
+    Tcpreplay,
+    TrexStf,
+    TrexStl,
+)
 from netplugin.acceptance.generators.frames import Vary
 from tests.unit.acceptance.trex import TREE, Trex
 

@@ -17,7 +17,12 @@ from netplugin.acceptance.judge import Cause, judge
 from netplugin.acceptance.outcome import SearchVerdict
 from netplugin.acceptance.run import run_search
 from netplugin.acceptance.trials import SearchPlan
-from netplugin.acceptance.values import Direction, Measurement, TrialRequest, strict_goal
+from netplugin.acceptance.values import (
+    Direction,
+    Measurement,
+    TrialRequest,
+    strict_goal,
+)
 from tests.unit.acceptance.helpers import asked
 
 #: Answers each line with what ``answer(question)`` returns; None is silence.

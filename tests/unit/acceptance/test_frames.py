@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from netplugin.acceptance.errors import GeneratorError
-from netplugin.acceptance.generators.frames import Frames, Vary, frames_of, sizes, write_pcap
+from netplugin.acceptance.generators.frames import (
+    Frames,
+    Vary,
+    frames_of,
+    sizes,
+    write_pcap,
+)
 from netplugin.acceptance.values import TrialRequest
 
 MARKER = b"\xca\xfe\xba\xbe\x01\x02\x03\x04"

@@ -16,7 +16,12 @@ from netplugin.acceptance.values import TrialRequest
 from netplugin.client import Readiness
 from netplugin.errors import HostError
 from netplugin.models import BackendInfo, PortState
-from tests.unit.acceptance.made_up_agent import MadeUpAgent, bench_on, cell_description, search_of
+from tests.unit.acceptance.made_up_agent import (
+    MadeUpAgent,
+    bench_on,
+    cell_description,
+    search_of,
+)
 
 _ASKED = TrialRequest(1e5, 0.4)
 

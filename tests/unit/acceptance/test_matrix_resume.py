@@ -17,7 +17,14 @@ import pytest
 
 from netplugin.acceptance.matrix.journal import FILE, read_run
 from tests.lab.processes import wait_for
-from tests.unit.acceptance.matrix_runs import ROOT, call, command, described, findings, write
+from tests.unit.acceptance.matrix_runs import (
+    ROOT,
+    call,
+    command,
+    described,
+    findings,
+    write,
+)
 
 #: Devices of which each part of the search is needed, and one whose luck is its own.
 _SIMULATED: dict[str, Any] = described(

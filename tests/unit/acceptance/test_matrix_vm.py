@@ -14,7 +14,12 @@ from netplugin.acceptance.matrix.bench import CellError
 from netplugin.acceptance.matrix.description import Description
 from netplugin.acceptance.matrix.vm import wait_for_ssh
 from netplugin.errors import HostError
-from tests.unit.acceptance.made_up_agent import MadeUpAgent, bench_on, cell_description, search_of
+from tests.unit.acceptance.made_up_agent import (
+    MadeUpAgent,
+    bench_on,
+    cell_description,
+    search_of,
+)
 
 #: Keeps what it was told, and the names of the domains that run, in files.
 _VIRSH = """#!/bin/sh

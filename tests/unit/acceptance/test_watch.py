@@ -6,7 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from netplugin.acceptance.generators.watch import InFlight, LossWatch, PaceWatch, at_rest
+from netplugin.acceptance.generators.watch import (
+    InFlight,
+    LossWatch,
+    PaceWatch,
+    at_rest,
+)
 
 
 def test_frames_in_flight_are_not_lost() -> None:

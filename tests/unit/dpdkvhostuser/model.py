@@ -13,7 +13,13 @@ from drivers.dpdkvhostuser import changes as t
 from drivers.dpdkvhostuser import tunnels
 from drivers.dpdkvhostuser.plan_networks import network_of
 from drivers.dpdkvhostuser.seen import Seen, SeenTunnels
-from drivers.dpdkvhostuser.wanted import OVERLAY, SHARED_NAMES, TO_OVERLAY, TUNNELS, vxlan_name
+from drivers.dpdkvhostuser.wanted import (
+    OVERLAY,
+    SHARED_NAMES,
+    TO_OVERLAY,
+    TUNNELS,
+    vxlan_name,
+)
 from drivers.ovs import changes as c
 from drivers.ovs import filters
 from drivers.ovs.layout import Layout, forwards
@@ -22,7 +28,13 @@ from drivers.ovs.seen import SeenBridge, SeenOvs
 from netplugin.backend import Change, ObservedPort
 from netplugin.host.openflow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsSettings
-from netplugin.host.ovs_rows import TUNNEL_MARK, UPLINK_MARK, OvsInterface, OvsPort, OvsQos
+from netplugin.host.ovs_rows import (
+    TUNNEL_MARK,
+    UPLINK_MARK,
+    OvsInterface,
+    OvsPort,
+    OvsQos,
+)
 from netplugin.host.ovs_underlay import Underlay
 
 LOCAL_IP = "10.9.0.1"

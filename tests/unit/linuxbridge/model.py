@@ -15,7 +15,15 @@ from drivers.linuxbridge.segments import is_ours
 from netplugin.errors import Conflict, HostError
 from netplugin.host.cbpf import Program
 from netplugin.host.fdb import Fdb
-from netplugin.host.link_messages import Bond, BondMember, Bridge, Ifb, Link, Vlan, Vxlan
+from netplugin.host.link_messages import (
+    Bond,
+    BondMember,
+    Bridge,
+    Ifb,
+    Link,
+    Vlan,
+    Vxlan,
+)
 from netplugin.host.links import Links, Made
 from netplugin.host.names import TAP
 from netplugin.host.nftables import Command, Nftables

@@ -18,7 +18,13 @@ from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name
 from netplugin.host.tc import Queueing, Tbf
 from netplugin.host.vxlan_filter import VxlanKey, VxlanSources
 from netplugin.models import NetworkSpec, PortSpec
-from tests.unit.linuxbridge.model import FIRST_RULE, INTERFACES, LOCAL_IP, UNDERLAY, Model
+from tests.unit.linuxbridge.model import (
+    FIRST_RULE,
+    INTERFACES,
+    LOCAL_IP,
+    UNDERLAY,
+    Model,
+)
 
 IDS = [f"port-{n}" for n in range(6)]
 FLATS = [{"type": "flat", "physical_network": name} for name in INTERFACES]

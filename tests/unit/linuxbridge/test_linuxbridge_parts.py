@@ -12,7 +12,13 @@ from oslo_config import cfg
 
 from drivers.linuxbridge import filters
 from drivers.linuxbridge.options import GROUP, OPTIONS, Settings
-from drivers.linuxbridge.segments import Segment, bridge_mark, bridge_of, is_ours, shaper_of
+from drivers.linuxbridge.segments import (
+    Segment,
+    bridge_mark,
+    bridge_of,
+    is_ours,
+    shaper_of,
+)
 from netplugin.backend import Intent
 from netplugin.host.link_messages import DELLINK, NEWLINK, Ifb, Link, link_event
 from netplugin.host.names import birth_address

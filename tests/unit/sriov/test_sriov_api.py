@@ -16,7 +16,12 @@ from drivers.sriov.driver import Sriov
 from netplugin import options
 from netplugin.cli.main import main
 from netplugin.client import Client
-from netplugin.errors import CapacityExhausted, HostError, InvalidRequest, NetpluginError
+from netplugin.errors import (
+    CapacityExhausted,
+    HostError,
+    InvalidRequest,
+    NetpluginError,
+)
 from netplugin.models import Port, PortSpec
 from tests.unit.agent import Agent, agent, served_agent
 from tests.unit.sriov.model import Model

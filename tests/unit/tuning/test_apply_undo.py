@@ -21,7 +21,15 @@ from netplugin.tuning.steps import (
     TunedVariable,
     VfCount,
 )
-from tests.unit.tuning.fake_kernel import KSM, MOVED, NIC, NUMVFS, PAGES, PROFILE, WORKQUEUES
+from tests.unit.tuning.fake_kernel import (
+    KSM,
+    MOVED,
+    NIC,
+    NUMVFS,
+    PAGES,
+    PROFILE,
+    WORKQUEUES,
+)
 from tests.unit.tuning.fake_machine import FakeMachine, of, outcomes
 
 
