@@ -239,10 +239,10 @@ class Store:
 
     def quarantine(self, unfit: Mapping[Claim, str]) -> None:
         """No port gets these things any more, for these reasons; the first reason stays."""
+        if unfit.keys() <= self._unfit.keys():
+            return  # as mostly: nobody waits for a slow disk then
         with self._lock:
             new = {claim: reason for claim, reason in unfit.items() if claim not in self._unfit}
-            if not new:
-                return
             with self.database.transaction():
                 self._sql.executemany(
                     "INSERT OR IGNORE INTO quarantine VALUES (?, ?, ?)",
