@@ -22,6 +22,8 @@ PRIORITY: Final = 1
 _PINS: Final = ("vcpupin", "emulatorpin", "iothreadpin")
 _SCHEDULERS: Final = ("vcpusched", "emulatorsched")
 _X86: Final = ("x86_64", "i686")
+#: The TSC ticks alike on all CPUs and in all their states; QEMU migrates no VM that relies on it.
+INVARIANT_TSC: Final = "invtsc"
 #: A clock of KVM would be read through its page; the TSC itself does not leave the guest.
 TIMERS: Final[Mapping[str, tuple[str, str]]] = {
     "kvmclock": ("present", "no"), "tsc": ("mode", "native"),
@@ -157,6 +159,23 @@ def _be_realtime(domain: Element) -> None:
             pmu = etree.SubElement(features, "pmu")
         pmu.set("state", "off")
         _set_timers(domain)
+        _require_invariant_tsc(child(domain, "cpu"))
+
+
+def _require_invariant_tsc(cpu: Element) -> None:
+    """Without it a guest distrusts the TSC and goes back to a slower clock.
+
+    libvirt leaves it out of ``host-passthrough`` unless ``migratable`` is off (formatdomain, "CPU model
+    and topology"; since 6.5.0).
+    """
+    if cpu.get("mode") == "host-passthrough":
+        cpu.set("migratable", "off")
+    feature = cpu.find(f"feature[@name='{INVARIANT_TSC}']")
+    if feature is None:
+        feature = etree.Element("feature", name=INVARIANT_TSC)
+        numa = cpu.find("numa")
+        cpu.insert(len(cpu) if numa is None else list(cpu).index(numa), feature)
+    feature.set("policy", "require")
 
 
 def _set_timers(domain: Element) -> None:

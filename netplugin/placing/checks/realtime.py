@@ -10,7 +10,7 @@ from netplugin.models import Finding
 from netplugin.placing.checks.case import Case, graded
 from netplugin.placing.cpusets import parse_cpuset
 from netplugin.placing.mark import is_marked_realtime
-from netplugin.placing.write import TIMERS, is_kvm, is_x86
+from netplugin.placing.write import INVARIANT_TSC, TIMERS, is_kvm, is_x86
 
 _REALTIME: Final = "render the domain with policy.realtime: netplugin domain render --realtime"
 
@@ -61,6 +61,17 @@ def _clock(case: Case) -> Iterator[Finding]:
     yield graded(
         "realtime-clock", "; ".join(wrong) or None, "the guest reads the TSC",
         "no kvmclock, and the host's own TSC", _REALTIME,
+    )  # fmt: skip
+    cpu = case.domain.find("cpu")
+    feature = None if cpu is None else cpu.find(f"feature[@name='{INVARIANT_TSC}']")
+    hidden = cpu is not None and (cpu.get("mode"), cpu.get("migratable", "on")) == (
+        "host-passthrough", "on",
+    )  # fmt: skip
+    unsure = feature is None or feature.get("policy") not in ("require", "force") or hidden
+    yield graded(
+        "realtime-tsc", "the guest is not told that the TSC is invariant" if unsure else None,
+        "the guest is told that the TSC is invariant", "<feature policy='require' name='invtsc'/>, and "
+        "migratable='off' with host-passthrough: it takes another clock otherwise", _REALTIME,
     )  # fmt: skip
     pmu = case.domain.find("features/pmu")
     off = pmu is not None and pmu.get("state") == "off"

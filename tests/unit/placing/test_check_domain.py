@@ -78,6 +78,8 @@ def test_nothing_is_wrong_with_what_was_placed() -> None:
         ('memballoon model="none"', 'memballoon model="virtio"', "realtime-balloon", "warn", ""),
         ('present="no"', 'present="yes"', "realtime-clock", "warn", "kvmclock"),
         ('pmu state="off"', 'pmu state="on"', "realtime-pmu", "warn", ""),
+        ('migratable="off"', 'migratable="on"', "realtime-tsc", "warn", "invariant"),
+        ('policy="require"', 'policy="disable"', "realtime-tsc", "warn", "invariant"),
         ('memory="524288"', 'memory="99999999"', "hugepages-room", "fail", "97656 MB"),
     ],
 )  # fmt: skip

@@ -119,6 +119,9 @@ def test_real_time_has_what_it_takes_and_pinning_alone_has_not() -> None:
     assert attributes(domain, "clock/timer") == [
         {"name": "kvmclock", "present": "no"}, {"name": "tsc", "mode": "native"},
     ]  # fmt: skip
+    assert attributes(domain, "cpu/feature") == [{"name": "invtsc", "policy": "require"}]
+    assert (cpu := domain.find("cpu")).get("migratable") == "off"
+    assert cpu.get("mode") == "host-passthrough"
     assert attributes(domain, "devices/memballoon") == [{"model": "none"}]
     assert len(domain.find("devices/memballoon")) == 0
     assert is_marked_realtime(domain)
@@ -130,6 +133,7 @@ def test_real_time_has_what_it_takes_and_pinning_alone_has_not() -> None:
 def test_real_time_without_kvm_has_no_timers_of_kvm() -> None:
     domain = rendered(Vm(1, realtime=True, kind="qemu"))
     assert domain.find("clock/timer") is None and domain.find("features/pmu") is None
+    assert domain.find("cpu/feature") is None and domain.find("cpu").get("migratable") is None
     assert domain.find("cputune/vcpusched") is not None
 
 
