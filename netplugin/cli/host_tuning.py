@@ -78,6 +78,9 @@ class HostPlan(Command):
             "-f", "--format", choices=("text", "json", "ansible"), default="text",
             help="for people (the default), for programs, or as a playbook",
         )  # fmt: skip
+        parser.add_argument(
+            "--explain", action="store_true", help="name the source of each line, as the JSON does"
+        )
         add_root(parser)
         add_intent(parser)
         return parser
@@ -85,7 +88,7 @@ class HostPlan(Command):
     def take_action(self, parsed_args: Namespace) -> None:
         facts, live = read_machine(parsed_args)
         plan = make_plan(facts, required(intent_of(parsed_args)), live)
-        self.app.stdout.write(_printed(plan, facts, parsed_args.format))
+        self.app.stdout.write(_printed(plan, facts, parsed_args.format, parsed_args.explain))
 
 
 def required(intent: Intent | None) -> Intent:
@@ -99,12 +102,12 @@ def required(intent: Intent | None) -> Intent:
     return intent
 
 
-def _printed(plan: Plan, facts: Facts, form: str) -> str:
+def _printed(plan: Plan, facts: Facts, form: str, explain: bool) -> str:
     if form == "json":
         return plan_json(plan)
     if form == "ansible":
         return playbook(plan, needed(facts.cpus.online))
-    return plan_text(plan)
+    return plan_text(plan, explain)
 
 
 def add_root(parser: ArgumentParser) -> None:

@@ -9,6 +9,8 @@ from typing import TypeAlias
 from netplugin.placing.ground import Ground, Held, NodeGround
 from netplugin.placing.needs import Cell
 from netplugin.placing.placement import PlacedCell
+from netplugin.tuning.facts import Cpus
+from netplugin.tuning.planning.l3 import grouped, together
 
 _Core: TypeAlias = tuple[int, ...]
 
@@ -69,25 +71,27 @@ def _arrange(
 def _fitting(
     wish: Wish, cell: Cell, ground: Ground, others: Held
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The nodes with room for a cell, and the CPUs there: the asked for, the near, the NIC's, the fullest."""
+    """The nodes with room for a cell, and the CPUs there: the asked for, the near, those nearest to the
+    NICs, the fullest."""
     found = []
     for node in ground.with_cores:
         free = free_cores(node, others)
-        cpus = _cpus(len(cell.vcpus), free)
+        cpus = _cpus(len(cell.vcpus), free, node.l3)
         if (
             cpus is not None
             and wish.homes.get(cell.number, node.node) == node.node
             and free_kb(node, others, wish.page_kb) >= whole_pages(cell.memory_kb, wish.page_kb)
         ):
-            unwanted = (node.node not in wish.nodes, node.node not in wish.near, not node.near_nic)
+            unwanted = (node.node not in wish.nodes, node.node not in wish.near, node.away)
             left = sum(map(len, free)) - len(cpus)
             found.append((unwanted, left, node.node, cpus))
     for _, _, number, cpus in sorted(found):
         yield number, cpus
 
 
-def _cpus(count: int, cores: Sequence[_Core]) -> tuple[int, ...] | None:
-    """A CPU for each vCPU, of cores alike if there are enough, those that leave fewest siblings idle.
+def _cpus(count: int, cores: Sequence[_Core], l3: Sequence[Cpus]) -> tuple[int, ...] | None:
+    """A CPU for each vCPU, of cores alike if there are enough, those that leave fewest siblings idle, and of
+    as few L3 caches as will do.
 
     None if the cores are not enough.
     """
@@ -97,7 +101,9 @@ def _cpus(count: int, cores: Sequence[_Core]) -> tuple[int, ...] | None:
         if len(same := [core for core in cores if len(core) == width]) * width >= count
     }
     if alike:
-        chosen = alike[min(alike, key=lambda width: (-count % width, -width))]
+        width = min(alike, key=lambda width: (-count % width, -width))
+        groups = grouped(alike[width], [frozenset(core) for core in alike[width]], l3)
+        chosen = together(groups, -(-count // width))
     else:
         chosen = sorted(cores, key=lambda core: (-len(core), core))
     cpus = tuple(cpu for core in chosen for cpu in core)[:count]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from netplugin.placing.placement import Placement
 from netplugin.tuning.facts import Cpus, Facts
 from netplugin.tuning.live import Live
+from netplugin.tuning.planning.l3 import l3_caches
+from netplugin.tuning.planning.nearness import ranks
 from netplugin.tuning.planning.nics import nodes_of
 from netplugin.tuning.planning.plan import Plan
 from netplugin.tuning.root import known
@@ -16,13 +18,15 @@ from netplugin.tuning.root import known
 @dataclass(frozen=True)
 class NodeGround:
     """One NUMA node. ``cores`` are the CPUs for vCPUs, siblings together; ``emulator`` those for QEMU's
-    other threads; ``memory_kb`` the hugepages for VMs by their size, in KB."""
+    other threads; ``memory_kb`` the hugepages for VMs by their size, in KB; ``l3`` the CPUs of each L3
+    cache; ``away`` is 0 on the nodes of the NICs and grows with the distance from them."""
 
     node: int
     cores: tuple[tuple[int, ...], ...]
     emulator: Cpus
     memory_kb: Mapping[int, int]
-    near_nic: bool = False
+    away: int = 0
+    l3: tuple[Cpus, ...] = ()
 
     @property
     def cpus(self) -> Cpus:
@@ -71,6 +75,7 @@ def ground_of(plan: Plan, facts: Facts) -> Ground:
     """The pages are those that the nodes really have, less what the plan has for OVS."""
     partition = plan.partition
     near = nodes_of(plan.nics, tuple(share.node for share in partition.nodes))
+    away = ranks(known(facts.cpus.cores, ()), near, known(facts.cpus.distances, {}))
     ovs_kb = {(pages.node, pages.size_kb): pages.ovs_mb << 10 for pages in plan.pages}
     pools = known(facts.memory.pools, ())
     nodes = tuple(
@@ -88,7 +93,8 @@ def ground_of(plan: Plan, facts: Facts) -> Ground:
                 for pool in pools
                 if pool.node == share.node
             },
-            near_nic=share.node in near,
+            away=away.get(share.node, 0),
+            l3=l3_caches(known(facts.cpus.caches, ())),
         )
         for share in partition.nodes
     )  # fmt: skip

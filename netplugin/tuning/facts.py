@@ -37,13 +37,19 @@ class Cache:
 
 @dataclass(frozen=True)
 class CpuFacts:
-    """``smt`` is None where the kernel has no such switch; ``nohz_full`` where it was built without."""
+    """``smt`` is None where the kernel has no such switch; ``nohz_full`` where it was built without.
 
+    ``arch`` is ``x86_64`` or ``aarch64``. On ARM ``vendor`` and ``model`` are the numbers of implementer
+    and part. ``distances`` are those of the firmware, from node to node: 10 is a node itself.
+    """
+
+    arch: Fact[str]
     vendor: Fact[str]
     model: Fact[str]
     online: Fact[Cpus]
     offline: Fact[Cpus]
     cores: Fact[tuple[Core, ...]]
+    distances: Fact[Mapping[int, Mapping[int, int]]]
     caches: Fact[tuple[Cache, ...]]
     smt: Fact[bool | None]
     isolated: Fact[Cpus | None]
@@ -93,11 +99,13 @@ class HugepagePool:
 
 @dataclass(frozen=True)
 class MemoryFacts:
-    """``sizes_kb`` are the sizes of hugepages that the CPU and the kernel have."""
+    """``sizes_kb`` are the sizes of hugepages that the CPU and the kernel have; ``at_boot`` the pages by
+    size and node that our own unit reserves at each boot, None without it."""
 
     nodes: Fact[tuple[NodeMemory, ...]]
     sizes_kb: Fact[tuple[int, ...]]
     pools: Fact[tuple[HugepagePool, ...]]
+    at_boot: Fact[Mapping[int, Mapping[int, int]] | None]
     ksm: Fact[int | None]
     transparent: Fact[str | None]
     swaps: Fact[tuple[str, ...]]
@@ -126,7 +134,11 @@ class Tuned:
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """``sysctls`` has None where the kernel lacks one; ``tuned`` is None where it is not installed."""
+    """``sysctls`` has None where the kernel lacks one; ``tuned`` is None where it is not installed.
+
+    ``service_cpus`` are those of systemd's ``CPUAffinity``, None where nothing sets it; ``halt_poll_ns``
+    is KVM's, None where it is not loaded.
+    """
 
     release: Fact[str]
     arguments: Fact[CommandLine]
@@ -134,6 +146,8 @@ class KernelFacts:
     sysctls: Mapping[str, Fact[str | None]]
     tuned: Fact[Tuned | None]
     threads: Fact[tuple[KernelThread, ...]]
+    service_cpus: Fact[Cpus | None]
+    halt_poll_ns: Fact[int | None]
 
     def sysctl(self, name: str) -> Fact[str | None]:
         return self.sysctls.get(name)
@@ -150,11 +164,25 @@ class Irq:
 
 
 @dataclass(frozen=True)
+class Irqbalance:
+    """The settings of irqbalance in ``path``: the CPUs that it is to leave alone, None where it is not told.
+
+    It leaves the isolated ones alone by itself, as the kernel was booted with (irqbalance(1)).
+    """
+
+    path: str
+    banned: Cpus | None
+
+
+@dataclass(frozen=True)
 class InterruptFacts:
+    """``irqbalance`` is None where it is not installed."""
+
     default_affinity: Fact[Cpus | None]
     irqs: Fact[tuple[Irq, ...]]
     workqueues: Fact[Cpus | None]
     writeback: Fact[Cpus | None]
+    irqbalance: Fact[Irqbalance | None]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,12 @@ class Intent(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     pmd_cores: _Count = Field(
-        description="whole cores for PMD threads; 0 for a host without OVS-DPDK"
+        description="whole cores for PMD threads on the nodes of the NICs; 0 for a host without OVS-DPDK"
+    )
+    vm_pmd_cores: _Count = Field(
+        1,
+        description="whole cores for PMD threads on each other node with VM cores, which poll the "
+        "vhost-user ports of its VMs; 0 where VMs there have none",
     )
     vm_cores: _Count | None = Field(
         None, description="whole cores for VMs; not given: all that is left"
@@ -55,7 +60,16 @@ class Intent(BaseModel):
     vm_memory_mb: Annotated[int, Field(ge=0, le=1 << 26)] = Field(
         0, description="memory of all VMs together, MB"
     )
+    vm_size_mb: Annotated[int, Field(ge=0, le=1 << 26)] = Field(
+        0, description="memory of one VM, MB, of the largest if they differ: each node has memory for "
+        "whole VMs; 0: shared out by VM cores"
+    )  # fmt: skip
+    vm_ports: Annotated[int, Field(ge=0, le=1024)] | None = Field(
+        None, description="vhost-user ports of all VMs, which count where OVS has per-port-memory; not "
+        "given: those that it has now"
+    )  # fmt: skip
     hugepage_kb: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="2048 or 1048576; not given: 1 GB where CPU and nodes have room"
-    )
+        None, description="2048 or 1048576, on ARM what the kernel has; not given: the largest up to 1 GB "
+        "that each node has room for 16 of"
+    )  # fmt: skip
     realtime: bool = Field(False, description="latency counts more than throughput and power")

@@ -1,4 +1,4 @@
-"""A plan's steps as values: where, the value now, the value wanted, when it takes effect, and why."""
+"""A plan's steps as values: where, the value now, the value wanted, when it counts, why, by which source."""
 
 from __future__ import annotations
 
@@ -116,6 +116,38 @@ class Swap:
 
 
 @dataclass(frozen=True)
+class BannedCpus:
+    """The CPUs that irqbalance leaves alone (``IRQBALANCE_BANNED_CPULIST``); ``path`` is its file."""
+
+    path: str
+    kind: str = field(default="irqbalance-banned-cpus", init=False)
+
+    def __str__(self) -> str:
+        return f"IRQBALANCE_BANNED_CPULIST in {self.path}"
+
+
+@dataclass(frozen=True)
+class ServiceCpus:
+    """The CPUs that services start on: ``CPUAffinity`` of systemd's manager."""
+
+    kind: str = field(default="service-cpus", init=False)
+
+    def __str__(self) -> str:
+        return "CPUAffinity of systemd"
+
+
+@dataclass(frozen=True)
+class BootPages:
+    """The hugepages of one size that a unit reserves at boot, node by node, before OVS starts."""
+
+    size_kb: int
+    kind: str = field(default="boot-pages", init=False)
+
+    def __str__(self) -> str:
+        return f"pages of {self.size_kb} KB by netplugin-hugepages.service"
+
+
+@dataclass(frozen=True)
 class VfCount:
     """How many virtual functions the NIC at this PCI address has."""
 
@@ -135,13 +167,17 @@ Target: TypeAlias = (
     | TunedVariable
     | ThreadPriority
     | Swap
+    | BannedCpus
+    | ServiceCpus
+    | BootPages
     | VfCount
 )
 
 
 @dataclass(frozen=True)
 class Step:
-    """``now`` and ``wanted`` are as the target has them; None: not set."""
+    """``now`` and ``wanted`` are as the target has them; None: not set. ``source`` is what says so: a
+    document, or that it is the project's own choice."""
 
     group: Group
     target: Target
@@ -149,6 +185,7 @@ class Step:
     wanted: str | None
     effect: Effect
     why: str
+    source: str
 
     @property
     def done(self) -> bool:

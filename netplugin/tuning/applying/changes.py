@@ -13,20 +13,24 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from netplugin.tuning.applying.place import Raw
 from netplugin.tuning.as_json import as_json
 from netplugin.tuning.steps import (
+    BannedCpus,
+    BootPages,
     Group,
     KernelArgument,
     OtherConfig,
+    ServiceCpus,
     Target,
     TunedProfile,
     TunedVariable,
 )
 
-#: All but what a boot alone can set.
+#: What is set at boot alone.
+_AT_BOOT = (KernelArgument, ServiceCpus, BootPages)
 _KINDS: dict[str, type[Any]] = {
-    kind.kind: kind for kind in get_args(Target) if kind is not KernelArgument
+    kind.kind: kind for kind in get_args(Target) if kind not in _AT_BOOT
 }
 #: What is on a disk. All else is the kernel's, and gone with a boot.
-_ON_DISK = (OtherConfig, TunedProfile, TunedVariable)
+_ON_DISK = (OtherConfig, TunedProfile, TunedVariable, BannedCpus)
 
 
 class Event(StrEnum):

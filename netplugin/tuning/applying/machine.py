@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from netplugin.tuning.applying.irqbalance import Irqbalance
 from netplugin.tuning.applying.kernel_files import KernelFiles
 from netplugin.tuning.applying.ovs_config import Ovs, OvsConfig
 from netplugin.tuning.applying.place import Place, Raw
@@ -16,6 +17,7 @@ from netplugin.tuning.applying.tuned import TunedProfiles, TunedVariables
 from netplugin.tuning.applying.vf_count import Ports, VfCounts
 from netplugin.tuning.applying.writable import WritableRoot
 from netplugin.tuning.steps import (
+    BannedCpus,
     File,
     OtherConfig,
     Swap,
@@ -60,6 +62,7 @@ class Machine:
             TunedProfile: TunedProfiles(self.root, self.run),
             ThreadPriority: Threads(self.root, self.set_scheduler),
             Swap: Swaps(self.root, self.run),
+            BannedCpus: Irqbalance(self.root, self.run),
             VfCount: VfCounts(self.root, self.ports),
         }
         return places[type(target)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from netplugin.errors import HostError
+from netplugin.tuning.applying.config_lines import last_line, value_of, with_line
 from netplugin.tuning.applying.place import Raw
 from netplugin.tuning.applying.programs import Run
 from netplugin.tuning.applying.refusals import refusals
@@ -25,21 +24,17 @@ class TunedVariables:
         self._root = root
 
     def read(self, target: TunedVariable) -> Raw:
-        text = self._text(target)
-        if text is None:
-            return None
-        found = _lines(target, text)
-        return found[-1][0] if found else ""
+        return last_line(target.name, self._text(target))
 
     def value(self, target: TunedVariable, raw: Raw) -> str | None:
-        return (raw or "").partition("=")[2].strip() or None
+        return value_of(raw)
 
     def write(self, target: TunedVariable, wanted: str | None) -> None:
         self.restore(target, f"{target.name}={wanted}")
 
     def restore(self, target: TunedVariable, raw: Raw) -> None:
         path, text = variables_path(target.profile), self._text(target)
-        changed = _with(target, text or "", raw)
+        changed = with_line(target.name, text or "", raw)
         with refusals(path):
             if raw is None and not changed:
                 self._root.remove(path)
@@ -51,24 +46,6 @@ class TunedVariables:
         path = variables_path(target.profile)
         with refusals(path):
             return self._root.whole(path)
-
-
-def _lines(target: TunedVariable, text: str) -> list[re.Match[str]]:
-    return list(re.finditer(rf"^{re.escape(target.name)}[ \t]*=.*$", text, re.MULTILINE))
-
-
-def _with(target: TunedVariable, text: str, line: Raw) -> str:
-    """The text with this line in the last one's place, or at its end, or without any for none."""
-    found = _lines(target, text)
-    begin, end = found[-1].span() if found else (len(text), len(text))
-    if line and found:
-        return text[:begin] + line + text[end:]
-    if line:
-        return f"{text}{line}\n" if not text or text.endswith("\n") else f"{text}\n{line}"
-    if not found:
-        return text
-    # What was added to a file without a newline at its end has the newline before it.
-    return text[:begin] + text[end + 1 :] if end < len(text) else text[: max(0, begin - 1)]
 
 
 class TunedProfiles:

@@ -20,10 +20,12 @@ def budget(scene: Scene) -> Iterator[Finding]:
         return
     yield from _cores(plan)
     yield from _places(scene, plan)
-    if plan.intent.queues > len(plan.partition.polling):
+    near = {node for nic in plan.nics if (node := known(nic.node, None)) is not None}
+    polling = plan.partition.polling_on(near or set(plan.partition.pmd_nodes))
+    if plan.intent.queues > len(polling):
         yield Finding(
             id="queues", status="warn", found=f"{plan.intent.queues} receive queues a port for "
-            f"{len(plan.partition.polling)} PMD threads", expected="no more queues than PMD threads",
+            f"{len(polling)} PMD threads on the NIC's node", expected="no more queues than PMD threads",
             fix="ask for fewer queues or more PMD cores",
         )  # fmt: skip
 
@@ -49,12 +51,18 @@ def _places(scene: Scene, plan: Plan) -> Iterator[Finding]:
                 expected="a NIC of a known node", fix="look into the firmware's settings, or name --nic",
             )  # fmt: skip
         return
-    near = set(plan.partition.pmd_nodes)
+    near = {known(nic.node, None) for nic in plan.nics}
     away = [node for node in plan.partition.vm_nodes if node not in near]
     if away:
+        bare = [node for node in away if node not in plan.partition.pmd_nodes]
+        without = ""
+        if bare:
+            without = f"; no PMD thread on node {', '.join(map(str, bare))} for vhost-user ports of VMs there"
+        where = ", ".join(str(node) for node in sorted(node for node in near if node is not None))
         yield Finding(
             id="vm-node", status="warn",
-            found=f"VM cores on NUMA node {', '.join(map(str, away))}, NIC and PMD threads on node "
-            f"{', '.join(map(str, sorted(near)))}", expected="VMs with much traffic on the NIC's node",
-            fix="ask for fewer VM cores, or keep those of the other node for VMs with little traffic",
+            found=f"VM cores on NUMA node {', '.join(map(str, away))}, NIC on node {where}{without}",
+            expected="VMs with much traffic on the NIC's node",
+            fix="ask for fewer VM cores, or keep those of the other node for VMs with little traffic"
+            + ("; vm_pmd_cores = 1 gives their ports PMD threads" if bare else ""),
         )  # fmt: skip

@@ -18,6 +18,7 @@ def ovs(scene: Scene) -> Iterator[Finding]:
     live = scene.live.ovs
     if isinstance(live, Unknown) or not live.dpdk_initialized:
         return
+    yield from _lcores(live)
     try:
         mask = frozenset(from_mask(live.other_config.get("pmd-cpu-mask", "")))
     except ValueError:
@@ -35,6 +36,17 @@ def ovs(scene: Scene) -> Iterator[Finding]:
         return
     yield from _mask(scene, mask)
     yield from _queues(live, mask)
+
+
+def _lcores(live: OvsLive) -> Iterator[Finding]:
+    """All threads of OVS but the PMD ones share the CPU (ovs-vswitchd.conf.db(5), dpdk-lcore-mask)."""
+    mask = live.other_config.get("dpdk-lcore-mask")
+    if mask:
+        yield Finding(
+            id="lcore-mask", status="warn", found=f"dpdk-lcore-mask is {mask}: it pins OVS's main, handler "
+            "and revalidator threads to one CPU", expected="no dpdk-lcore-mask: OVS uses its own CPUs",
+            fix="ovs-vsctl remove Open_vSwitch . other_config dpdk-lcore-mask, then restart OVS",
+        )  # fmt: skip
 
 
 def _mask(scene: Scene, mask: Cpus) -> Iterator[Finding]:

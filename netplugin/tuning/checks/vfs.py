@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from netplugin.models import Finding
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.planning.kernel_arguments import AMD
+from netplugin.tuning.read.cpus import ARM
 from netplugin.tuning.root import Unknown, known
 
 
@@ -17,13 +18,20 @@ def vfs(scene: Scene) -> Iterator[Finding]:
     if not nics or isinstance(groups, Unknown):
         return
     enabled = sum(known(nic.vfs, None) or 0 for nic in nics)
-    argument = "amd_iommu=on" if known(scene.facts.cpus.vendor, "") == AMD else "intel_iommu=on"
     yield Finding(
-        id="iommu", status="ok" if groups else "fail" if enabled else "warn",
+        id="iommu",
+        status="ok" if groups else "fail" if enabled else "warn",
         found=f"{groups or 'no'} IOMMU groups; {enabled} VFs enabled on "
         f"{', '.join(nic.address for nic in nics)}",
         expected="IOMMU on",
-        fix=None
-        if groups
-        else f"boot with {argument} iommu=pt; VT-d or AMD-Vi must be on in the firmware",
-    )  # fmt: skip
+        fix=None if groups else _fix(scene),
+    )
+
+
+def _fix(scene: Scene) -> str:
+    """AMD's and ARM's are on by themselves where the firmware tells of them (kernel-parameters.txt)."""
+    if known(scene.facts.cpus.arch, "") == ARM:
+        return "switch the SMMU on in the firmware"
+    if known(scene.facts.cpus.vendor, "") == AMD:
+        return "switch the IOMMU (AMD-Vi) on in the firmware; boot without amd_iommu=off"
+    return "boot with intel_iommu=on iommu=pt; VT-d must be on in the firmware"

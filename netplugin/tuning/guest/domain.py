@@ -11,6 +11,7 @@ from netplugin.domain_xml import invalid, parse_domain
 from netplugin.libvirt_xml import Element
 from netplugin.placing.mark import is_marked_realtime
 from netplugin.placing.needs import cells_of, memory_kb, size_kb, vcpus
+from netplugin.placing.write import is_x86
 from netplugin.tuning.guest.options import STEP
 
 
@@ -53,6 +54,7 @@ class GuestDomain:
     iommu: str | None
     realtime: bool
     machine: str
+    x86: bool
     nics: tuple[GuestNic, ...]
 
     @property
@@ -86,6 +88,7 @@ def read_domain(xml: str) -> GuestDomain:
         iommu=None if model is None else model.get("model", "unknown"),
         realtime=is_marked_realtime(domain) or domain.find("cputune/vcpusched") is not None,
         machine="" if machine is None else machine.get("machine", ""),
+        x86=is_x86(domain),
         nics=tuple(_nics(domain)),
     )
 

@@ -14,6 +14,7 @@ from netplugin.tuning.guest.domain import GuestDomain
 from netplugin.tuning.guest.hugepages import GuestPages
 from netplugin.tuning.guest.options import PAGE_NAMES
 from netplugin.tuning.masks import to_kernel
+from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.latency import PRIORITIES, THP
 from netplugin.tuning.read.interrupts import DEFAULT_AFFINITY, WORKQUEUES, WRITEBACK
 from netplugin.tuning.root import Unknown
@@ -41,12 +42,14 @@ def settings(
             yield from _latency()
     for name, wanted, why in _arguments(domain, pages, housekeeping, isolated, realtime):
         yield Step(
-            Group.KERNEL_ARGUMENTS, KernelArgument(name), _NOT_ASKED, wanted, Effect.REBOOT, why
-        )
+            Group.KERNEL_ARGUMENTS, KernelArgument(name), _NOT_ASKED, wanted, Effect.REBOOT, why,
+            sources.KERNEL_PARAMETERS,
+        )  # fmt: skip
 
 
 def _live(group: Group, target: Target, wanted: str | None, why: str) -> Step:
-    return Step(group, target, _NOT_ASKED, wanted, Effect.LIVE, why)
+    source = "tuned, profile realtime-virtual-guest and those that it includes"
+    return Step(group, target, _NOT_ASKED, wanted, Effect.LIVE, why, source)
 
 
 def _kernel_work(domain: GuestDomain, housekeeping: Cpus) -> Iterator[Step]:
@@ -111,13 +114,11 @@ def _arguments(
         yield "hugepagesz", size, "the size that the next argument counts"
         yield "hugepages", str(pages.pages), f"reserved before memory is in pieces{spread}"
     if domain.iommu:
-        yield "iommu", "pt", "devices that the kernel keeps pass the emulated IOMMU untranslated"
-        if domain.iommu in _IOMMU:
-            yield (
-                _IOMMU[domain.iommu],
-                "on",
-                "vfio-pci gives NICs to DPDK through the emulated IOMMU",
-            )
+        why = "devices that the kernel keeps pass the emulated IOMMU untranslated"
+        yield ("iommu", "pt", why) if domain.x86 else ("iommu.passthrough", "1", why)
+        if domain.iommu == "intel":  # AMD's needs no word, and there is no amd_iommu=on
+            why = "vfio-pci gives NICs to DPDK through the emulated IOMMU"
+            yield "intel_iommu", "on", why
     if isolated:
         cpus = format_list(isolated)
         yield "isolcpus", f"managed_irq,domain,{cpus}", "threads of DPDK or VPP alone run there"
@@ -128,20 +129,15 @@ def _arguments(
         )
         yield "rcu_nocbs", cpus, "RCU's callbacks run elsewhere"
         yield "irqaffinity", format_list(housekeeping), "interrupts start on housekeeping"
-    if not domain.kvmclock:
+    if domain.x86 and not domain.kvmclock:
         yield (
             "clocksource",
             "tsc",
             "the domain has no kvmclock, and the TSC is read without leaving the guest",
         )
         yield "tsc", "reliable", "no watchdog that checks the clock"
-    if realtime and isolated:
+    if realtime and isolated and domain.x86:
         yield "mce", "ignore_ce", "no polling for errors that were corrected, which the host does"
-        yield (
-            "idle",
-            "poll",
-            "a vCPU that halts leaves the guest, and comes back late; it has its own CPU",
-        )
-
-
-_IOMMU = {"intel": "intel_iommu", "amd": "amd_iommu"}
+        if domain.threads == 1:  # a vCPU that polls takes from the one on its sibling
+            why = "a vCPU that halts leaves the guest, and comes back late; it has its own CPU"
+            yield "idle", "poll", why

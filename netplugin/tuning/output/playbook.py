@@ -17,12 +17,17 @@ from netplugin.tuning.output.playbook_threads import thread_tasks
 from netplugin.tuning.output.playbook_vfs import vf_tasks
 from netplugin.tuning.output.tasks import Task, command, file_with, notified
 from netplugin.tuning.planning.plan import Plan
-from netplugin.tuning.read.cpus import CPU
-from netplugin.tuning.read.kernel import variables_path
+from netplugin.tuning.read.cpus import CPU, NODE
+from netplugin.tuning.read.kernel import SYSTEMD, variables_path
+from netplugin.tuning.read.memory import HUGEPAGES_UNIT
+from netplugin.tuning.read.memory import LASTING as _LASTING
 from netplugin.tuning.steps import (
+    BannedCpus,
+    BootPages,
     Effect,
     File,
     OtherConfig,
+    ServiceCpus,
     Step,
     Swap,
     Sysctl,
@@ -32,17 +37,18 @@ from netplugin.tuning.steps import (
     VfCount,
 )
 
-_LASTING = "/etc/tmpfiles.d/netplugin-tuning.conf"
 #: Numbers of interrupts change with each boot, so what is set by them must be gone by then.
 _PASSING = "/run/tmpfiles.d/netplugin-tuning.conf"
 _SYSCTL = "/etc/sysctl.d/90-netplugin-tuning.conf"
 _FILES, _IRQS, _SYSCTLS = "Write kernel files", "Move interrupts", "Load sysctls"
+_IRQBALANCE = "Restart irqbalance"
 
 
 def playbook(plan: Plan, online: frozenset[int]) -> str:
     """YAML. It refuses a machine that has other CPUs on line than the plan was made for."""
     tasks = [*same_machine(online), *step_tasks(plan.steps), *_rest(plan)]
-    return as_yaml("Tune a host for packets, as netplugin planned it", tasks)
+    handlers = [command(_IRQBALANCE, "systemctl", "try-restart", "irqbalance.service")]
+    return as_yaml("Tune a host for packets, as netplugin planned it", tasks, handlers)
 
 
 def step_tasks(steps: tuple[Step, ...]) -> Iterator[Task]:
@@ -184,6 +190,64 @@ def _tuned(steps: tuple[Step, ...]) -> Iterator[Task]:
             ) | {"when": f"'{step.wanted}' not in netplugin_tuned.stdout"}
 
 
+def _irqbalance(steps: tuple[Step, ...]) -> Iterator[Task]:
+    for step in steps:
+        if isinstance(step.target, BannedCpus):
+            yield notified(
+                {
+                    "name": "Tell irqbalance which CPUs to leave alone",
+                    "ansible.builtin.lineinfile": {
+                        "path": step.target.path,
+                        "regexp": "^IRQBALANCE_BANNED_CPULIST=",
+                        "line": f"IRQBALANCE_BANNED_CPULIST={step.wanted}",
+                    },
+                },
+                _IRQBALANCE,
+            )
+
+
+def _services(steps: tuple[Step, ...]) -> Iterator[Task]:
+    for step in steps:
+        if isinstance(step.target, ServiceCpus):
+            yield {
+                "name": "Make the folder of systemd's settings",
+                "ansible.builtin.file": {
+                    "path": f"{SYSTEMD}.d",
+                    "state": "directory",
+                    "mode": "0755",
+                },
+            }
+            yield file_with(
+                "Keep services on housekeeping CPUs from the next boot",
+                f"{SYSTEMD}.d/90-netplugin-tuning.conf",
+                # Lists add up: the empty one clears those of other files.
+                ["[Manager]", "CPUAffinity=", f"CPUAffinity={step.wanted}"],
+            )
+
+
+def _boot_pages(steps: tuple[Step, ...]) -> Iterator[Task]:
+    """OVS's own unit is not ordered after systemd-tmpfiles-setup.service: this one is before it."""
+    if not any(isinstance(step.target, BootPages) for step in steps):
+        return
+    create = f"systemd-tmpfiles --create --prefix={NODE} {_LASTING}"
+    yield file_with(
+        "Reserve hugepages at boot, before OVS starts", f"/etc/systemd/system/{HUGEPAGES_UNIT}",
+        [
+            "[Unit]", "Description=Hugepages of each NUMA node, as planned", "DefaultDependencies=no",
+            "After=local-fs.target",
+            "Before=sysinit.target ovs-vswitchd.service openvswitch.service libvirtd.service", "",
+            "[Service]", "Type=oneshot", "RemainAfterExit=yes", f"ExecStart={create}", "",
+            "[Install]", "WantedBy=sysinit.target",
+        ],
+    )  # fmt: skip
+    yield {
+        "name": "Enable it",
+        "ansible.builtin.systemd": {
+            "name": HUGEPAGES_UNIT, "enabled": True, "daemon_reload": True,
+        },
+    }  # fmt: skip
+
+
 def _threads(steps: tuple[Step, ...]) -> Iterator[Task]:
     for step in steps:
         if isinstance(step.target, ThreadPriority):
@@ -192,7 +256,7 @@ def _threads(steps: tuple[Step, ...]) -> Iterator[Task]:
 
 def _ovs(steps: tuple[Step, ...]) -> Iterator[Task]:
     yield from ovs_tasks(
-        [(s.target.key, str(s.wanted)) for s in steps if isinstance(s.target, OtherConfig)]
+        [(s.target.key, s.wanted) for s in steps if isinstance(s.target, OtherConfig)]
     )
 
 
@@ -220,5 +284,6 @@ def _rest(plan: Plan) -> Iterator[Task]:
 
 #: In this order: memory before OVS that needs it, what asks for a reboot last.
 _MAKERS: tuple[Callable[[tuple[Step, ...]], Iterator[Task]], ...] = (
-    _files, _sysctls, _swap, _threads, _tuned, _vfs, _ovs, kernel.kernel_tasks,
+    _files, _boot_pages, _sysctls, _swap, _threads, _irqbalance, _services, _tuned, _vfs, _ovs,
+    kernel.kernel_tasks,
 )  # fmt: skip

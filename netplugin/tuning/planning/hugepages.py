@@ -1,16 +1,18 @@
-"""Hugepages of each node (pure): the buffers of OVS by the MTUs in use, and the memory of VMs.
+"""Hugepages of each node (pure): the buffers of OVS, and the memory of VMs.
 
-Sizes and counts are those of OVS (Documentation/topics/dpdk/memory.rst and ``dpdk_buf_size`` in
-lib/netdev-dpdk.c): MTUs that round to the same buffer share a pool on each node.
+Sizes and counts are those of OVS (Documentation/topics/dpdk/memory.rst; ``dpdk_buf_size`` and
+``dpdk_calculate_mbufs`` in lib/netdev-dpdk.c). With shared memory, MTUs that round to the same buffer
+share a pool on each node; with ``per-port-memory`` each port has a pool of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from netplugin.tuning.facts import Facts
+from netplugin.tuning.facts import Facts, Nic
 from netplugin.tuning.intent import PAGE_1G, PAGE_2M, Intent
+from netplugin.tuning.live import Live
 from netplugin.tuning.planning.partition import Partition
 from netplugin.tuning.planning.refused import impossible, needed
 from netplugin.tuning.root import known
@@ -21,17 +23,21 @@ _FRAME = 26
 _ALIGN, _OVERHEAD = 1024, 960
 #: Buffers of a pool; OVS halves them down to the least while memory is short.
 MOST_MBUFS, LEAST_MBUFS = 262144, 16384
+#: Descriptors of a queue where nothing else is asked for (NIC_PORT_DEFAULT_RXQ_SIZE, _TXQ_SIZE), packets
+#: of a burst (NETDEV_MAX_BURST), and the most queues that a burst is counted for (RTE_MAX_LCORE).
+_DESCRIPTORS, _BURST, _MOST_LCORES = 2048, 32, 128
 #: Beside the buffers: rings of NICs and vhost, DPDK's own, MB.
 _DPDK_MB = 512
 #: Never taken from a node: what Linux itself needs, as a share of the node and at least, KB.
 _SYSTEM_SHARE, _SYSTEM_KB = 0.1, 512 * 1024
-#: A node needs so many pages of 1 GB before they are worth their waste.
-_ROOM_FOR_1G = 16
+#: A node needs so many large pages before they are worth their waste.
+_ROOM_FOR_LARGE = 16
 
 
 @dataclass(frozen=True)
 class NodePages:
-    """One node: ``pages`` of ``size_kb``; ``mbufs`` are those that OVS can have of each pool."""
+    """One node: ``pages`` of ``size_kb``; ``mbufs`` are those that OVS can have of each shared pool, or with
+    ``per_port`` of all the pools of its ``ports``."""
 
     node: int
     size_kb: int
@@ -39,6 +45,27 @@ class NodePages:
     ovs_mb: int
     vm_mb: int
     mbufs: int
+    ports: int = 0
+    per_port: bool = False
+
+
+@dataclass(frozen=True)
+class _Pools:
+    """What OVS has on one node. ``ports``: the buffers of each port's pool; None: pools are shared."""
+
+    mtus: tuple[int, ...]
+    ports: tuple[int, ...] | None
+
+    def sizes(self) -> Iterator[tuple[int, int]]:
+        """MB and buffers: OVS halves a shared pool while memory is short."""
+        if self.ports is not None:
+            count = sum(self.ports)
+            yield -(-count * buffer_bytes(max(self.mtus)) // (1 << 20)), count
+            return
+        mbufs = MOST_MBUFS
+        while mbufs >= LEAST_MBUFS:
+            yield pools_mb(self.mtus, mbufs), mbufs
+            mbufs //= 2
 
 
 def buffer_bytes(mtu: int) -> int:
@@ -56,6 +83,11 @@ def pools_mb(mtus: tuple[int, ...], mbufs: int) -> int:
     return -(-sum(size * count for size, count in sizes.items()) // (1 << 20))
 
 
+def port_mbufs(rxqs: int, txqs: int) -> int:
+    """The buffers of one port's pool with ``per-port-memory``: 22,560 for one queue and one PMD thread."""
+    return (rxqs + txqs) * _DESCRIPTORS + min(_MOST_LCORES, rxqs) * _BURST + LEAST_MBUFS
+
+
 def page_size(facts: Facts, intent: Intent) -> int:
     """KB. Raises: HostError, InvalidRequest."""
     sizes = needed(facts.memory.sizes_kb)
@@ -64,25 +96,76 @@ def page_size(facts: Facts, intent: Intent) -> int:
             have = " and ".join(map(str, sizes)) or "no hugepages"
             raise impossible("hugepage_kb", f"CPU and kernel have {have} KB", "choose one of those")
         return intent.hugepage_kb
-    large = PAGE_1G in sizes and all(
-        node.total_kb >= _ROOM_FOR_1G * PAGE_1G for node in needed(facts.memory.nodes)
-    )
-    if not large and PAGE_2M not in sizes:
-        raise impossible("hugepage_kb", "the kernel has no hugepages of 2 MB", "use another kernel")
-    return PAGE_1G if large else PAGE_2M
+    fit = [size for size in sizes if PAGE_2M <= size <= PAGE_1G]
+    if not fit:
+        raise impossible(
+            "hugepage_kb", "the kernel has no hugepages of 2 MB to 1 GB", "use another kernel"
+        )
+    # On ARM there are more sizes than two, and which depends on the kernel's own pages.
+    least = min(node.total_kb for node in needed(facts.memory.nodes))
+    return max((size for size in fit if least >= _ROOM_FOR_LARGE * size), default=min(fit))
 
 
-def plan_pages(facts: Facts, partition: Partition, intent: Intent) -> tuple[NodePages, ...]:
+def plan_pages(
+    facts: Facts, partition: Partition, intent: Intent, nics: tuple[Nic, ...], live: Live
+) -> tuple[NodePages, ...]:
     """For each node with memory. Raises: HostError, InvalidRequest."""
     size = page_size(facts, intent)
     room = _room_kb(facts, size)
-    vm = _vm_mb(partition, intent, room)
+    weights = _weights(partition, room)
+    pools = _pools(partition, intent, nics, live, weights)
+    vm = _vm_mb(intent, weights, room, pools, size)
     # vhost-user buffers are on the node of the VM's memory, those of a NIC on the NIC's.
     with_ovs = {*partition.pmd_nodes, *vm, *partition.vm_nodes} if intent.pmd_cores else set()
     return tuple(
-        _node(node, size, room[node], vm.get(node, 0), node in with_ovs, intent)
+        _node(node, size, room[node], vm.get(node, 0), pools(node) if node in with_ovs else None)
         for node in sorted(room)
     )
+
+
+def _weights(partition: Partition, room: Mapping[int, int]) -> dict[int, int]:
+    """The VM cores of each node with memory; without such, one where the NIC is."""
+    weights = {s.node: len(s.vm) for s in partition.nodes if s.vm and s.node in room}
+    if not weights:
+        weights = dict.fromkeys((n for n in partition.pmd_nodes if n in room), 1)
+    return weights or {min(room): 1}
+
+
+def _pools(
+    partition: Partition,
+    intent: Intent,
+    nics: tuple[Nic, ...],
+    live: Live,
+    weights: Mapping[int, int],
+) -> Callable[[int], _Pools]:
+    """The pools of a node. VMs' ports are shared out by VM cores, as nothing says where they will be."""
+    if not is_per_port(live):
+        return lambda node: _Pools(intent.mtus, None)
+    count = _vhost_ports(live) if intent.vm_ports is None else intent.vm_ports
+    first = partition.pmd_nodes[:1]
+    homes = [known(nic.node, None) for nic in nics]
+    # A NIC has a transmit queue for each PMD thread and one more, a vhost-user port as many as its VM.
+    nic = port_mbufs(intent.queues, len(partition.polling) + 1)
+    vhost = port_mbufs(intent.queues, intent.queues)
+    whole = sum(weights.values())
+
+    def pools(node: int) -> _Pools:
+        uplinks = sum(node == home or (home is None and node in first) for home in homes)
+        vms = -(-count * weights.get(node, 0) // whole)
+        return _Pools(intent.mtus, (nic,) * uplinks + (vhost,) * vms)
+
+    return pools
+
+
+def is_per_port(live: Live) -> bool:
+    """Whether OVS has a pool for each port (``per-port-memory`` in ovs-vswitchd.conf.db(5))."""
+    ovs = known(live.ovs, None)
+    return ovs is not None and ovs.other_config.get("per-port-memory", "").lower() == "true"
+
+
+def _vhost_ports(live: Live) -> int:
+    ovs = known(live.ovs, None)
+    return sum(port.type.startswith("dpdkvhostuser") for port in ovs.ports) if ovs else 0
 
 
 def _room_kb(facts: Facts, size_kb: int) -> dict[int, int]:
@@ -99,40 +182,61 @@ def _room_kb(facts: Facts, size_kb: int) -> dict[int, int]:
     return room
 
 
-def _vm_mb(partition: Partition, intent: Intent, room: Mapping[int, int]) -> dict[int, int]:
-    """The VMs' memory by node, in the proportion of their cores; without such, where the NIC is."""
+def _vm_mb(
+    intent: Intent,
+    weights: Mapping[int, int],
+    room: Mapping[int, int],
+    pools: Callable[[int], _Pools],
+    size_kb: int,
+) -> dict[int, int]:
+    """The VMs' memory by node: whole VMs where their size is known, as one is on one node."""
     if not intent.vm_memory_mb:
         return {}
-    weights = {s.node: len(s.vm) for s in partition.nodes if s.vm and s.node in room}
-    if not weights:
-        weights = dict.fromkeys((n for n in partition.pmd_nodes if n in room), 1)
-    weights = weights or {min(room): 1}
-    whole = sum(weights.values())
-    return {node: -(-intent.vm_memory_mb * weight // whole) for node, weight in weights.items()}
+    if not intent.vm_size_mb:
+        whole = sum(weights.values())
+        return {node: -(-intent.vm_memory_mb * w // whole) for node, w in weights.items()}
+    vm_kb = _pages(intent.vm_size_mb, size_kb) * size_kb
+    most = {
+        node: max(0, room[node] - (_least_mb(pools(node)) * 1024 if intent.pmd_cores else 0))
+        // vm_kb
+        for node in weights
+    }
+    count = -(-intent.vm_memory_mb // intent.vm_size_mb)
+    if count > sum(most.values()):
+        raise impossible(
+            "vm_memory_mb", f"{count} VMs of {intent.vm_size_mb} MB, but the nodes with VM cores have room "
+            f"for {sum(most.values())}", "ask for less, or spread the VM cores over more nodes",
+        )  # fmt: skip
+    given = dict.fromkeys(weights, 0)
+    for _ in range(count):
+        # The node with the fewest VMs for its cores, counting the one that comes.
+        open_nodes = (node for node in given if given[node] < most[node])
+        node = min(open_nodes, key=lambda n: ((given[n] + 1) / weights[n], n))
+        given[node] += 1
+    return {node: number * vm_kb // 1024 for node, number in given.items()}
 
 
-def _node(
-    node: int, size_kb: int, room_kb: int, vm_mb: int, with_ovs: bool, intent: Intent
-) -> NodePages:
+def _least_mb(pools: _Pools) -> int:
+    """What OVS does with when memory is short."""
+    return min(mb for mb, _ in pools.sizes()) + _DPDK_MB
+
+
+def _node(node: int, size_kb: int, room_kb: int, vm_mb: int, pools: _Pools | None) -> NodePages:
     room = room_kb // size_kb
     vm_pages = _pages(vm_mb, size_kb)
-    if not with_ovs:
+    if pools is None:
         if vm_pages > room:
             raise _too_much(node, size_kb, room, vm_mb)
         return NodePages(node, size_kb, vm_pages, 0, vm_mb, 0)
-    for mbufs in _halved():
-        ovs_pages = _pages(pools_mb(intent.mtus, mbufs) + _DPDK_MB, size_kb)
+    for mb, mbufs in pools.sizes():
+        ovs_pages = _pages(mb + _DPDK_MB, size_kb)
         if ovs_pages + vm_pages <= room:
             ovs_mb = ovs_pages * size_kb // 1024
-            return NodePages(node, size_kb, ovs_pages + vm_pages, ovs_mb, vm_mb, mbufs)
+            return NodePages(
+                node, size_kb, ovs_pages + vm_pages, ovs_mb, vm_mb, mbufs,
+                ports=len(pools.ports or ()), per_port=pools.ports is not None,
+            )  # fmt: skip
     raise _too_much(node, size_kb, room - ovs_pages, vm_mb)
-
-
-def _halved() -> Iterator[int]:
-    mbufs = MOST_MBUFS
-    while mbufs >= LEAST_MBUFS:
-        yield mbufs
-        mbufs //= 2
 
 
 def _pages(mb: int, size_kb: int) -> int:

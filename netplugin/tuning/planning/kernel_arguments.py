@@ -4,27 +4,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from netplugin.host.cpus import format_list
 from netplugin.tuning.command_line import CommandLine
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.intent import PAGE_1G, Intent
+from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.hugepages import NodePages
 from netplugin.tuning.planning.partition import Partition
+from netplugin.tuning.read.cpus import ARM
 from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.steps import Effect, Group, KernelArgument, Step
 
 _CPU_LISTS = ("isolcpus", "nohz_full", "rcu_nocbs", "irqaffinity")
 INTEL, AMD = "GenuineIntel", "AuthenticAMD"
+_PARAMETERS = sources.KERNEL_PARAMETERS
+
+
+class Argument(NamedTuple):
+    name: str
+    wanted: str
+    why: str
+    source: str = _PARAMETERS
 
 
 def kernel_arguments(
     facts: Facts, partition: Partition, pages: tuple[NodePages, ...], intent: Intent
 ) -> Iterator[Step]:
     now = facts.kernel.arguments
-    for name, wanted, why in _wanted(facts, partition, pages, intent):
+    for name, wanted, why, source in _wanted(facts, partition, pages, intent):
         have = now if isinstance(now, Unknown) else _now(now, name)
-        yield Step(Group.KERNEL_ARGUMENTS, KernelArgument(name), have, wanted, Effect.REBOOT, why)
+        yield Step(
+            Group.KERNEL_ARGUMENTS, KernelArgument(name), have, wanted, Effect.REBOOT, why, source
+        )
 
 
 def _now(line: CommandLine, name: str) -> str | None:
@@ -45,71 +58,121 @@ def release(facts: Facts) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
+def counts_by_node(facts: Facts, pages: tuple[NodePages, ...]) -> bool:
+    """Whether the command line can say how many hugepages each node has.
+
+    ``hugepages=0:29,1:40`` is of Linux 5.16 (commit b5389086ad7b); an older kernel reads no number there
+    and reserves nothing. A plain number is spread evenly over all nodes.
+    """
+    return len(pages) == 1 or release(facts) >= (5, 16)
+
+
 def _wanted(
     facts: Facts, partition: Partition, pages: tuple[NodePages, ...], intent: Intent
-) -> Iterator[tuple[str, str, str]]:
+) -> Iterator[Argument]:
     yield from _hugepages(facts, pages)
-    vendor = known(facts.cpus.vendor, "")
-    yield "iommu", "pt", "the host's own devices pass the IOMMU untranslated, VMs' do not"
-    if vendor == INTEL:
-        yield "intel_iommu", "on", "VFs are given to VMs and to DPDK through the IOMMU"
-    if vendor == AMD:
-        yield (
-            "amd_iommu",
-            "on",
-            "AMD's is on by itself unless told otherwise: this says that it stays",
-        )
+    yield from _iommu(facts)
     if partition.isolated:
         yield from _isolation(facts, partition)
-        if intent.realtime:
-            yield from _realtime(vendor)
+        if intent.realtime and known(facts.cpus.arch, "") != ARM:
+            yield from _realtime(facts)
 
 
-def _hugepages(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[tuple[str, str, str]]:
+def _iommu(facts: Facts) -> Iterator[Argument]:
+    why = "the host's own devices pass the IOMMU untranslated, VMs' do not"
+    if known(facts.cpus.arch, "") == ARM:
+        yield Argument("iommu.passthrough", "1", why)
+        return
+    yield Argument("iommu", "pt", why)
+    # AMD's is on by itself, and there is no amd_iommu=on to say so.
+    if known(facts.cpus.vendor, "") == INTEL:
+        yield Argument("intel_iommu", "on", "VFs are given to VMs and to DPDK through the IOMMU")
+
+
+def page_name(size_kb: int) -> str:
+    """``1G``, ``512M``, ``64K``: as ``hugepagesz`` takes it."""
+    for unit, kb in (("G", PAGE_1G), ("M", 1024)):
+        if size_kb % kb == 0:
+            return f"{size_kb // kb}{unit}"
+    return f"{size_kb}K"
+
+
+def _hugepages(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Argument]:
     total = sum(plan.pages for plan in pages)
     if not total:
         return
-    size = "1G" if pages[0].size_kb == PAGE_1G else "2M"
-    counts = {plan.node: plan.pages for plan in pages if plan.pages}
-    if len(pages) > 1 and release(facts) >= (5, 15):
-        count = ",".join(f"{node}:{number}" for node, number in counts.items())
-        why = "reserved on the node that needs them, before memory is in pieces"
-    else:
-        # Before 5.15 the kernel spreads them evenly: each node's number has to be set once it is up.
-        count = str(total)
-        why = "reserved before memory is in pieces"
-        if len(pages) > 1:
-            why += "; spread evenly, so that each node's pages have to be set once it is up"
-    yield "default_hugepagesz", size, "what a mount of hugetlbfs has without a size"
-    yield "hugepagesz", size, "the size that the next argument counts"
-    yield "hugepages", count, why
+    size = page_name(pages[0].size_kb)
+    yield Argument("default_hugepagesz", size, "what a mount of hugetlbfs has without a size")
+    if not counts_by_node(facts, pages):  # a step of its own says how they are reserved
+        return
+    count = str(total)
+    if len(pages) > 1:
+        count = ",".join(f"{plan.node}:{plan.pages}" for plan in pages if plan.pages)
+    where = "on the node that needs them, " if len(pages) > 1 else ""
+    yield Argument("hugepagesz", size, "the size that the next argument counts")
+    yield Argument("hugepages", count, f"reserved {where}before memory is in pieces")
 
 
-def _isolation(facts: Facts, partition: Partition) -> Iterator[tuple[str, str, str]]:
+def _isolation(facts: Facts, partition: Partition) -> Iterator[Argument]:
     cpus = format_list(partition.isolated)
     flags = "managed_irq,domain," if release(facts) >= (5, 6) else ""
-    yield (
-        "isolcpus",
-        flags + cpus,
-        (
-            "the scheduler puts nothing there by itself: PMD threads and pinned vCPUs alone run there, "
-            "and a VM that may run there must be pinned"
-        ),
-    )
-    yield "nohz_full", cpus, "no timer tick while one thread runs on a CPU"
-    yield "rcu_nocbs", cpus, "RCU's callbacks run elsewhere"
-    yield "irqaffinity", format_list(partition.housekeeping), "interrupts start on housekeeping"
+    yield Argument(
+        "isolcpus", flags + cpus,
+        "the scheduler puts nothing there by itself: PMD threads and pinned vCPUs alone run there, "
+        "and a VM that may run there must be pinned",
+    )  # fmt: skip
+    yield Argument(
+        "nohz_full", cpus, "no timer tick while one thread runs on a CPU",
+        f"{_PARAMETERS}; {sources.TUNED_PARTITIONING}",
+    )  # fmt: skip
+    yield Argument(
+        "rcu_nocbs", cpus, "RCU's callbacks run elsewhere",
+        f"{_PARAMETERS}; {sources.TUNED_PARTITIONING}",
+    )  # fmt: skip
+    yield Argument(
+        "irqaffinity", format_list(partition.housekeeping), "interrupts start on housekeeping",
+        f"{_PARAMETERS}; {sources.TUNED_HOST}",
+    )  # fmt: skip
 
 
-def _realtime(vendor: str) -> Iterator[tuple[str, str, str]]:
-    yield (
-        "mce",
-        "ignore_ce",
-        ("no polling for errors that were corrected; those that were not still stop the machine"),
+def _realtime(facts: Facts) -> Iterator[Argument]:
+    """All of x86: ARM has none of these."""
+    vendor = known(facts.cpus.vendor, "")
+    yield Argument(
+        "mce", "ignore_ce",
+        "no polling for errors that were corrected; those that were not still stop the machine",
+        f"{_PARAMETERS}; {sources.TUNED_REALTIME} (ignore_ce)",
+    )  # fmt: skip
+    yield Argument(
+        "tsc",
+        "reliable",
+        "no watchdog that checks the clock",
+        f"{_PARAMETERS}; {sources.TUNED_LATENCY}",
     )
-    yield "tsc", "reliable", "no watchdog that checks the clock"
-    yield "idle", "poll", "a CPU that polls wakes at once; it draws full power"
-    yield "processor.max_cstate", "1", "no sleep that takes microseconds to wake from"
+    yield from _idle(facts)
     if vendor == INTEL:
-        yield "intel_pstate", "disable", "the frequency does not move by itself"
-    yield "pcie_aspm", "off", "links to NICs do not sleep"
+        yield Argument(
+            "intel_pstate", "disable", "the frequency does not move by itself",
+            f"{_PARAMETERS}; {sources.TUNED_REALTIME}",
+        )  # fmt: skip
+    if vendor == AMD and release(facts) >= (5, 17):
+        yield Argument(
+            "amd_pstate", "disable", "the frequency does not move by itself",
+            f"{_PARAMETERS}; {sources.TUNED_REALTIME}",
+        )  # fmt: skip
+    # Not pcie_aspm=off: that leaves what the firmware has set.
+    yield Argument(
+        "pcie_aspm.policy", "performance", "links to NICs do not sleep",
+        "Linux drivers/pci/pcie/Kconfig, PCIEASPM_PERFORMANCE",
+    )  # fmt: skip
+
+
+def _idle(facts: Facts) -> Iterator[Argument]:
+    """A CPU that polls while it idles takes from its sibling: with SMT it sleeps, but no deeper than C1."""
+    if not any(len(core.cpus) > 1 for core in known(facts.cpus.cores, ())):
+        yield Argument("idle", "poll", "a CPU that polls wakes at once; it draws full power")
+        return
+    why = "no sleep that takes microseconds to wake from; polling would take from SMT siblings"
+    if known(facts.power.idle_driver, None) == "intel_idle":
+        yield Argument("intel_idle.max_cstate", "1", why, sources.INTEL_IDLE)
+    yield Argument("processor.max_cstate", "1", why)

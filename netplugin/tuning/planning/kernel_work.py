@@ -1,4 +1,4 @@
-"""Where the kernel's own work may go, and how fast CPUs run (pure): steps that need no restart."""
+"""Where the kernel's own work may go, and how fast CPUs run (pure): and where services start."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from netplugin.host.cpus import format_list
 from netplugin.tuning.facts import Cpus, Facts
 from netplugin.tuning.masks import to_kernel
+from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.partition import Partition
 from netplugin.tuning.read.cpus import CPU
 from netplugin.tuning.read.interrupts import DEFAULT_AFFINITY, WORKQUEUES, WRITEBACK, irq_path
 from netplugin.tuning.root import Fact, Unknown, known
-from netplugin.tuning.steps import Effect, File, Group, Step, Sysctl
+from netplugin.tuning.steps import BannedCpus, Effect, File, Group, ServiceCpus, Step, Sysctl
 
 
 def kernel_work(facts: Facts, partition: Partition) -> Iterator[Step]:
@@ -19,30 +20,37 @@ def kernel_work(facts: Facts, partition: Partition) -> Iterator[Step]:
     if not partition.isolated:
         return
     yield from _interrupts(facts, partition)
+    yield from _irqbalance(facts, partition)
     for path, cpus, what in (
         (WORKQUEUES, facts.interrupts.workqueues, "unbound work of the kernel"),
         (WRITEBACK, facts.interrupts.writeback, "writing dirty pages to disks"),
     ):
-        yield from _mask(Group.WORKQUEUES, path, cpus, partition, f"{what} stays on housekeeping")
+        yield from _mask(
+            Group.WORKQUEUES, path, cpus, partition, f"{what} stays on housekeeping",
+            f"{sources.WORKQUEUE}; {sources.TUNED_PARTITIONING}",
+        )  # fmt: skip
     yield from _sysctl(
         facts, Group.WATCHDOG, "kernel.nmi_watchdog", "0",
         "the NMI watchdog interrupts each CPU and takes a counter of its PMU",
+        f"{sources.SYSCTL_KERNEL}; {sources.TUNED_LATENCY}",
     )  # fmt: skip
     yield from _sysctl(
         facts, Group.MEMORY, "kernel.numa_balancing", "0",
         "balancing takes pages away to see who faults; planned memory is where it belongs",
+        f"{sources.SYSCTL_KERNEL}; {sources.TUNED_LATENCY}",
     )  # fmt: skip
     yield from _sysctl(
         facts, Group.SCHEDULING, "vm.stat_interval", "10",
-        "each CPU folds its memory statistics once an interval (as tuned's cpu-partitioning)",
+        "each CPU folds its memory statistics once an interval", sources.TUNED_LATENCY,
     )  # fmt: skip
+    yield from _services(facts, partition)
     yield from _governors(facts, partition)
 
 
 def _interrupts(facts: Facts, partition: Partition) -> Iterator[Step]:
     yield from _mask(
         Group.INTERRUPTS, DEFAULT_AFFINITY, facts.interrupts.default_affinity, partition,
-        "interrupts that come later go to housekeeping",
+        "interrupts that come later go to housekeeping", sources.IRQ_AFFINITY,
     )  # fmt: skip
     for irq in known(facts.interrupts.irqs, ()):
         affinity = irq.affinity
@@ -51,22 +59,51 @@ def _interrupts(facts: Facts, partition: Partition) -> Iterator[Step]:
         wanted = (affinity & partition.housekeeping) or partition.near(affinity)
         yield Step(
             Group.INTERRUPTS, File(irq_path(irq.number), lasting=False), format_list(affinity),
-            format_list(wanted), Effect.LIVE, "an interrupt stops what the CPU does",
+            format_list(wanted), Effect.LIVE, "an interrupt stops what the CPU does", sources.IRQ_AFFINITY,
         )  # fmt: skip
 
 
+def _irqbalance(facts: Facts, partition: Partition) -> Iterator[Step]:
+    """Isolated CPUs are left alone by itself only where the kernel was booted with them."""
+    found = facts.interrupts.irqbalance
+    if found is None or isinstance(found, Unknown):
+        return
+    now = None if found.banned is None else format_list(found.banned)
+    yield Step(
+        Group.INTERRUPTS, BannedCpus(found.path), now, format_list(partition.isolated), Effect.LIVE,
+        "irqbalance would bring interrupts back within seconds",
+        f"{sources.IRQBALANCE}; {sources.TUNED_PARTITIONING}",
+    )  # fmt: skip
+
+
+def _services(facts: Facts, partition: Partition) -> Iterator[Step]:
+    found = facts.kernel.service_cpus
+    now: Fact[str | None] = None
+    if found is not None:
+        now = found if isinstance(found, Unknown) else format_list(found)
+    yield Step(
+        Group.SCHEDULING, ServiceCpus(), now, format_list(partition.housekeeping), Effect.REBOOT,
+        "services, with them OVS's main, handler and revalidator threads, start on housekeeping; libvirt "
+        "gives VMs CPUs of their own",
+        f"{sources.SYSTEMD}; {sources.TUNED_PARTITIONING}",
+    )  # fmt: skip
+
+
 def _mask(
-    group: Group, path: str, cpus: Fact[Cpus | None], partition: Partition, why: str
+    group: Group, path: str, cpus: Fact[Cpus | None], partition: Partition, why: str, source: str
 ) -> Iterator[Step]:
     if cpus is not None:
         now = cpus if isinstance(cpus, Unknown) else to_kernel(cpus)
-        yield Step(group, File(path), now, to_kernel(partition.housekeeping), Effect.LIVE, why)
+        wanted = to_kernel(partition.housekeeping)
+        yield Step(group, File(path), now, wanted, Effect.LIVE, why, source)
 
 
-def _sysctl(facts: Facts, group: Group, name: str, wanted: str, why: str) -> Iterator[Step]:
+def _sysctl(
+    facts: Facts, group: Group, name: str, wanted: str, why: str, source: str
+) -> Iterator[Step]:
     now = facts.kernel.sysctl(name)
     if now is not None:
-        yield Step(group, Sysctl(name), now, wanted, Effect.LIVE, why)
+        yield Step(group, Sysctl(name), now, wanted, Effect.LIVE, why, source)
 
 
 def _governors(facts: Facts, partition: Partition) -> Iterator[Step]:
@@ -74,5 +111,6 @@ def _governors(facts: Facts, partition: Partition) -> Iterator[Step]:
         if known(policy.cpus, frozenset()) & partition.isolated:
             yield Step(
                 Group.POWER, File(f"{CPU}/cpufreq/{policy.name}/scaling_governor"), policy.governor,
-                "performance", Effect.LIVE, "a core that has to speed up first loses packets meanwhile",
+                "performance", Effect.LIVE, "a CPU that has to speed up first loses packets meanwhile",
+                f"{sources.CPUFREQ}; tuned, profile latency-performance",
             )  # fmt: skip

@@ -6,17 +6,26 @@ from collections.abc import Iterator
 
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.intent import Intent
+from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.partition import Partition
-from netplugin.tuning.root import Fact, Unknown
+from netplugin.tuning.read.kernel import HALT_POLL
+from netplugin.tuning.root import Fact, Unknown, known
 from netplugin.tuning.steps import Effect, File, Group, Step, Swap, Sysctl, Target, ThreadPriority
 
 KSM = "/sys/kernel/mm/ksm/run"
 THP = "/sys/kernel/mm/transparent_hugepage/enabled"
-#: SCHED_FIFO priorities: above a vCPU in real time, which has 1, as these must not wait for it.
+_RCU = "RCU must not wait for a busy vCPU, or memory runs full of what nobody frees"
+#: SCHED_FIFO priorities of tuned's realtime-virtual-host: above a vCPU in real time, which has 1, as
+#: these must not wait for it. A kernel has some of them.
 PRIORITIES = (
     ("ksoftirqd", "2", "timers and packets of a CPU must not wait for its vCPU"),
-    ("rcuc", "4", "RCU must not wait for a busy vCPU, or memory runs full of what nobody frees"),
+    ("ktimers", "2", "timers of a CPU must not wait for its vCPU"),
+    ("ktimersoftd", "3", "timers of a CPU must not wait for its vCPU"),
+    ("rcuc", "4", _RCU),
+    ("rcub", "4", _RCU),
 )
+#: The default of KVM on x86 (KVM_HALT_POLL_NS_DEFAULT in arch/x86/include/asm/kvm_host.h).
+_HALT_POLL_NS = "200000"
 
 
 def latency(facts: Facts, partition: Partition, intent: Intent) -> Iterator[Step]:
@@ -26,31 +35,52 @@ def latency(facts: Facts, partition: Partition, intent: Intent) -> Iterator[Step
     memory = facts.memory
     yield from _step(
         Group.MEMORY, File(KSM), _text(memory.ksm), "0",
-        "merging equal pages stops VMs at their next write to one",
+        "merging equal pages stops VMs at their next write to one", f"{sources.KSM}; {sources.TUNED_HOST}",
     )  # fmt: skip
     # A list under /sys keeps its brackets; the value that is chosen is what counts.
     yield from _step(
         Group.MEMORY, File(THP), memory.transparent, "never",
         "making large pages of small ones stops who uses them; VMs have hugepages of their own",
+        f"{sources.THP}; {sources.TUNED_LATENCY}",
     )  # fmt: skip
     swaps = memory.swaps if isinstance(memory.swaps, Unknown) else ",".join(memory.swaps) or None
     yield Step(
         Group.MEMORY, Swap(), swaps, None, Effect.LIVE,
-        "memory that comes back from a disk comes milliseconds late",
+        "memory that comes back from a disk comes milliseconds late", sources.OWN,
     )  # fmt: skip
-    for group, name, wanted, why in (
-        (Group.WATCHDOG, "kernel.soft_watchdog", "0", "it wakes a thread on each CPU"),
+    for group, name, wanted, why, source in (
+        (
+            Group.WATCHDOG, "kernel.soft_watchdog", "0", "it wakes a thread on each CPU",
+            f"{sources.SYSCTL_KERNEL}; {sources.TUNED_REALTIME} (nosoftlockup)",
+        ),
         (
             Group.SCHEDULING, "kernel.sched_rt_runtime_us", "-1",
-            "a vCPU in real time is stopped for 5 % of each second otherwise",
+            "a vCPU in real time is stopped for 5 % of each second otherwise", sources.TUNED_REALTIME,
         ),
         (
             Group.SCHEDULING, "kernel.timer_migration", "0",
-            "timers of other CPUs must not move to one of these",
+            "timers of other CPUs must not move to one of these", sources.TUNED_LATENCY,
         ),
     ):  # fmt: skip
-        yield from _step(group, Sysctl(name), facts.kernel.sysctl(name), wanted, why)
+        yield from _step(group, Sysctl(name), facts.kernel.sysctl(name), wanted, why, source)
+    yield from _halt_polling(facts, partition)
     yield from _threads(facts)
+
+
+def _halt_polling(facts: Facts, partition: Partition) -> Iterator[Step]:
+    """A vCPU that halts polls on its CPU for a while before it sleeps, and wakes the sooner for it."""
+    now = facts.kernel.halt_poll_ns
+    cores = (core for share in partition.nodes for core in share.vm)
+    if any(len(core.cpus & partition.vcpus) > 1 for core in cores):
+        wanted = "0"
+        why = "a halted vCPU that polls takes from the vCPU on the sibling"
+    else:
+        wanted = str(known(now, None) or _HALT_POLL_NS)
+        why = "a halted vCPU that polls wakes sooner, and has its core to itself"
+    yield from _step(
+        Group.SCHEDULING, File(HALT_POLL), _text(now), wanted, why,
+        f"{sources.HALT_POLLING}; by siblings: {sources.OWN}",
+    )  # fmt: skip
 
 
 def _threads(facts: Facts) -> Iterator[Step]:
@@ -61,10 +91,13 @@ def _threads(facts: Facts) -> Iterator[Step]:
             now = threads
         else:
             found = {t.priority for t in threads if t.name.partition("/")[0] == name}
-            if not found:  # rcuc threads come with rcu_nocbs or PREEMPT_RT
+            if not found:  # rcuc threads come with rcu_nocbs or PREEMPT_RT, ktimers with the latter
                 continue
             now = ",".join(map(str, sorted(found)))
-        yield Step(Group.SCHEDULING, ThreadPriority(name), now, wanted, Effect.LIVE, why)
+        yield Step(
+            Group.SCHEDULING, ThreadPriority(name), now, wanted, Effect.LIVE, why,
+            f"{sources.TUNED_HOST}; {sources.KERNEL_THREADS}",
+        )  # fmt: skip
 
 
 def _text(value: Fact[int | None]) -> Fact[str | None]:
@@ -72,8 +105,8 @@ def _text(value: Fact[int | None]) -> Fact[str | None]:
 
 
 def _step(
-    group: Group, target: Target, now: Fact[str | None], wanted: str, why: str
+    group: Group, target: Target, now: Fact[str | None], wanted: str, why: str, source: str
 ) -> Iterator[Step]:
     """None where the kernel has no such thing."""
     if now is not None:
-        yield Step(group, target, now, wanted, Effect.LIVE, why)
+        yield Step(group, target, now, wanted, Effect.LIVE, why, source)

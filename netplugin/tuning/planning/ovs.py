@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from netplugin.host.cpus import from_mask, to_mask
 from netplugin.tuning.intent import Intent
 from netplugin.tuning.live import Live
-from netplugin.tuning.planning.hugepages import NodePages
+from netplugin.tuning.planning import sources
+from netplugin.tuning.planning.hugepages import NodePages, is_per_port
 from netplugin.tuning.planning.partition import Partition
 from netplugin.tuning.root import Fact, Unknown
 from netplugin.tuning.steps import Effect, Group, OtherConfig, Step
 
-_TSO = "userspace-tso-enable"
+LCORES = "dpdk-lcore-mask"
+_TSO, _PER_PORT = "userspace-tso-enable", "per-port-memory"
 
 
 def ovs_settings(
@@ -21,32 +23,36 @@ def ovs_settings(
     """None for a host without PMD cores."""
     if not intent.pmd_cores:
         return
-    first = min(partition.housekeeping_of(partition.pmd_nodes[0]))
     sizes = {plan.node: plan.ovs_mb for plan in pages}
     memory = ",".join(str(sizes.get(node, 0)) for node in range(max(sizes) + 1))
-    yield _step(live, "dpdk-init", "true", Effect.OVS_RESTART, "OVS starts DPDK only if told to")
-    yield _mask(
-        live, "pmd-cpu-mask", to_mask(partition.polling), Effect.LIVE,
-        "one PMD thread on each of these CPUs, on the node of the NIC",
+    yield _step(
+        live, "dpdk-init", "true", Effect.OVS_RESTART, "OVS starts DPDK only if told to",
+        sources.OVS_CONFIG,
     )  # fmt: skip
-    yield _mask(
-        live, "dpdk-lcore-mask", to_mask({first}), Effect.OVS_RESTART,
-        "DPDK's own threads belong on housekeeping, and take the first CPU there is otherwise",
-    )  # fmt: skip
+    yield _mask(live, partition)
+    if isinstance(_now(live, LCORES), str):
+        yield _step(
+            live, LCORES, None, Effect.OVS_RESTART,
+            "it pins OVS's main, handler and revalidator threads to one CPU; without it they run on those "
+            "that services have", sources.OVS_CONFIG,
+        )  # fmt: skip
     yield _step(
         live, "dpdk-socket-mem", memory, Effect.OVS_RESTART,
-        "MB on each node: the buffers of the MTUs in use and 512 MB for rings and DPDK itself",
+        "MB on each node: the buffers of "
+        f"{'each port' if is_per_port(live) else 'the MTUs in use'} and 512 MB for rings and DPDK itself",
+        f"{sources.OVS_CONFIG}; {sources.OVS_MEMORY}; the 512 MB: {sources.OWN}",
     )  # fmt: skip
     yield _step(
         live, "pmd-rxq-assign", _assign(live), Effect.LIVE,
-        "queues go to PMD threads by their measured load",
+        "queues go to PMD threads by their measured load", sources.OVS_PMD,
     )  # fmt: skip
-    tso = _now(live, _TSO)
-    if isinstance(tso, str):
-        yield Step(
-            Group.OVS, OtherConfig(_TSO), tso, tso, Effect.OVS_RESTART,
-            "left as found: it changes what VMs see",
-        )  # fmt: skip
+    for key, why in (
+        (_TSO, "left as found: it changes what VMs see"),
+        (_PER_PORT, "left as found: the memory is planned for it"),
+    ):
+        now = _now(live, key)
+        if isinstance(now, str):
+            yield _step(live, key, now, Effect.OVS_RESTART, why, sources.OVS_CONFIG)
 
 
 def _assign(live: Live) -> str:
@@ -64,16 +70,21 @@ def _now(live: Live, key: str) -> Fact[str | None]:
     return live.ovs if isinstance(live.ovs, Unknown) else live.ovs.other_config.get(key)
 
 
-def _step(live: Live, key: str, wanted: str, effect: Effect, why: str) -> Step:
-    return Step(Group.OVS, OtherConfig(key), _now(live, key), wanted, effect, why)
+def _step(live: Live, key: str, wanted: str | None, effect: Effect, why: str, source: str) -> Step:
+    return Step(Group.OVS, OtherConfig(key), _now(live, key), wanted, effect, why, source)
 
 
-def _mask(live: Live, key: str, wanted: str, effect: Effect, why: str) -> Step:
+def _mask(live: Live, partition: Partition) -> Step:
     """A mask that means the same CPUs is the same, however it is written."""
+    key = "pmd-cpu-mask"
     now = _now(live, key)
     if isinstance(now, str):
         try:
             now = to_mask(from_mask(now))
         except ValueError:
             now = Unknown(f"other_config:{key}", f"is no mask: {now[:40]!r}")
-    return Step(Group.OVS, OtherConfig(key), now, wanted, effect, why)
+    return Step(
+        Group.OVS, OtherConfig(key), now, to_mask(partition.polling), Effect.LIVE,
+        "one PMD thread on each of these CPUs, on the nodes of the NICs and of VMs",
+        f"{sources.OVS_CONFIG}; {sources.OVS_SCHEDULING}",
+    )  # fmt: skip

@@ -1,14 +1,16 @@
-"""Steps that reserve hugepages now, on each node (pure)."""
+"""Steps that reserve hugepages, on each node: now, and at boot where the kernel cannot (pure)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from netplugin.tuning.facts import Facts
+from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.hugepages import NodePages
+from netplugin.tuning.planning.kernel_arguments import counts_by_node
 from netplugin.tuning.planning.refused import needed
-from netplugin.tuning.root import Unknown, known
-from netplugin.tuning.steps import Effect, File, Group, Step
+from netplugin.tuning.root import Fact, Unknown, known
+from netplugin.tuning.steps import BootPages, Effect, File, Group, Step
 
 
 def page_steps(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Step]:
@@ -19,9 +21,37 @@ def page_steps(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Step]:
         if pool is None:  # the node has no such pages; the check of hugepages says so
             continue
         now = pool.total
+        buffers = f"{plan.mbufs} buffers for {plan.ports} ports" if plan.per_port else (
+            f"{plan.mbufs} buffers for each size"
+        )  # fmt: skip
         yield Step(
             Group.HUGEPAGES, File(pool.path), now if isinstance(now, Unknown) else str(now),
             str(max(plan.pages, known(now, 0))), Effect.LIVE,
-            f"{plan.ovs_mb} MB for OVS ({plan.mbufs} buffers for each size) and {plan.vm_mb} MB for VMs. "
+            f"{plan.ovs_mb} MB for OVS ({buffers}) and {plan.vm_mb} MB for VMs. "
             "A running kernel gives what is not in pieces: read it back, or reserve at boot",
+            f"{sources.OVS_MEMORY}; {sources.HUGETLB}",
         )  # fmt: skip
+    yield from _at_boot(facts, pages)
+
+
+def _at_boot(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Step]:
+    counts = {plan.node: plan.pages for plan in pages if plan.pages}
+    if not counts or counts_by_node(facts, pages):
+        return
+    size, found = pages[0].size_kb, facts.memory.at_boot
+    now: Fact[str | None] = found if isinstance(found, Unknown) else _text((found or {}).get(size))
+    yield Step(
+        Group.HUGEPAGES, BootPages(size), now, _text(counts), Effect.REBOOT,
+        "this kernel's command line cannot say how many on which node: a unit writes them before OVS and "
+        "libvirt start, while memory is whole (netplugin host plan -f ansible makes it)",
+        f"{sources.HUGETLB}; node:count is of Linux 5.16 (commit b5389086ad7b)",
+    )  # fmt: skip
+
+
+def _text(counts: Mapping[int, int] | None) -> str | None:
+    return by_node(counts) if counts else None
+
+
+def by_node(counts: Mapping[int, int]) -> str:
+    """``0:46,1:14``, as the kernel's command line has it."""
+    return ",".join(f"{node}:{number}" for node, number in sorted(counts.items()))

@@ -1,17 +1,20 @@
 """Which core does what (pure): housekeeping, PMD, emulator and VM cores, disjoint, covering all CPUs.
 
 Whole cores, because SMT siblings share the core's execution units and first caches: a PMD thread
-beside anything else loses to it. PMD cores are on their NIC's node, because each packet would cross
-the link between the nodes twice otherwise.
+beside anything else loses to it. PMD cores are on their NIC's node, because OVS gives a queue to a thread
+of its port's node, and to others only where that has none (sched_numa_list_schedule in OVS's
+lib/dpif-netdev.c): more on another node would not poll the NIC. For the same reason each other node with
+VM cores has PMD cores of its own, as a vhost-user port is on the node of its VM's memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from netplugin.tuning.facts import Core, Cpus
 from netplugin.tuning.intent import Intent
+from netplugin.tuning.planning.l3 import grouped, together
 from netplugin.tuning.planning.refused import impossible
 
 
@@ -71,6 +74,11 @@ class Partition:
         nodes = [s for s in self.nodes if s.cpus & cpus]
         return cpus_of(core for share in nodes for core in share.housekeeping) or self.housekeeping
 
+    def polling_on(self, nodes: Collection[int]) -> Cpus:
+        """The CPUs with a PMD thread of these nodes."""
+        shares = (share for share in self.nodes if share.node in nodes)
+        return self.polling & cpus_of(core for share in shares for core in share.pmd)
+
     @property
     def pmd_nodes(self) -> tuple[int, ...]:
         return tuple(share.node for share in self.nodes if share.pmd)
@@ -84,84 +92,119 @@ def cpus_of(cores: Iterable[Core]) -> Cpus:
     return frozenset(cpu for core in cores for cpu in core.cpus)
 
 
-def divide(cores: tuple[Core, ...], nic_nodes: tuple[int, ...], intent: Intent) -> Partition:
-    """Raises: InvalidRequest naming the field that asks for more cores than there are."""
-    free = {node: list(_of_node(cores, node)) for node in sorted({core.node for core in cores})}
-    kept = {node: _take(free[node], intent.housekeeping_cores) for node in free}
+def divide(
+    cores: tuple[Core, ...],
+    l3: tuple[Cpus, ...],
+    order: tuple[int, ...],
+    nic_nodes: tuple[int, ...],
+    intent: Intent,
+) -> Partition:
+    """``order`` has all nodes, the nearest to the NICs first; ``l3`` the CPUs of each L3 cache.
+
+    Raises: InvalidRequest naming the field that asks for more cores than there are.
+    """
+    nodes = sorted({core.node for core in cores})
+    free = {node: _Free([c for c in cores if c.node == node], l3) for node in nodes}
+    # Lowest first: so the first CPU that Linux booted on, which cannot be isolated, is housekeeping.
+    kept = {node: free[node].lowest(intent.housekeeping_cores) for node in nodes}
     pmd = _pmd(free, nic_nodes, intent)
-    order = [*(n for n in nic_nodes if n in free), *(n for n in free if n not in nic_nodes)]
-    emulator, vm = _vms(free, order, intent)
-    shares = tuple(
-        # What nobody asked for goes back to everything else.
-        NodeShare(
-            node,
-            housekeeping=(*kept[node], *free[node]),
-            pmd=tuple(pmd[node]),
-            emulator=tuple(emulator[node]),
-            vm=tuple(vm[node]),
+    counts = _vms(free, order, nic_nodes, intent)
+    shares = []
+    for node in nodes:
+        vms = counts.get(node, 0)
+        beside = _beside(node, nic_nodes, intent) if vms else 0
+        shares.append(
+            NodeShare(
+                node,
+                pmd=(*pmd.get(node, ()), *free[node].take(beside)),
+                emulator=free[node].take(intent.emulator_cores if vms else 0),
+                vm=free[node].take(vms),
+                # What nobody asked for goes back to everything else.
+                housekeeping=(*kept[node], *free[node].rest()),
+            )
         )
-        for node in free
-    )
     return Partition(
-        shares,
+        tuple(shares),
         polling=_busy((core for share in shares for core in share.pmd), intent),
         vcpus=_busy((core for share in shares for core in share.vm), intent),
     )
+
+
+class _Free:
+    """The cores of one node that nobody has yet."""
+
+    def __init__(self, cores: Iterable[Core], l3: tuple[Cpus, ...]) -> None:
+        self._cores = sorted(cores, key=lambda core: core.first)
+        self._l3 = l3
+
+    def __len__(self) -> int:
+        return len(self._cores)
+
+    def lowest(self, count: int) -> tuple[Core, ...]:
+        return self._remove(self._cores[:count])
+
+    def take(self, count: int) -> tuple[Core, ...]:
+        """Of as few L3 caches as will do."""
+        groups = grouped(self._cores, [core.cpus for core in self._cores], self._l3)
+        return self._remove(together(groups, count))
+
+    def rest(self) -> tuple[Core, ...]:
+        return tuple(self._cores)
+
+    def _remove(self, cores: Iterable[Core]) -> tuple[Core, ...]:
+        taken = tuple(sorted(cores, key=lambda core: core.first))
+        self._cores = [core for core in self._cores if core not in taken]
+        return taken
 
 
 def _busy(cores: Iterable[Core], intent: Intent) -> Cpus:
     return frozenset(core.first for core in cores) if intent.idle_siblings else cpus_of(cores)
 
 
-def _of_node(cores: tuple[Core, ...], node: int) -> Iterator[Core]:
-    """Lowest first: so the first CPU that Linux booted on, which cannot be isolated, is housekeeping."""
-    yield from sorted((core for core in cores if core.node == node), key=lambda core: core.first)
-
-
-def _take(cores: list[Core], count: int) -> list[Core]:
-    taken, cores[:] = cores[:count], cores[count:]
-    return taken
-
-
 def _pmd(
-    free: dict[int, list[Core]], nodes: tuple[int, ...], intent: Intent
-) -> dict[int, list[Core]]:
+    free: dict[int, _Free], nodes: tuple[int, ...], intent: Intent
+) -> dict[int, tuple[Core, ...]]:
     """Evenly over the nodes that have a NIC."""
-    taken: dict[int, list[Core]] = {node: [] for node in free}
-    room = sum(len(free.get(node, ())) for node in nodes)
-    if intent.pmd_cores > room:
+    room = {node: len(free[node]) for node in nodes if node in free}
+    if intent.pmd_cores > sum(room.values()):
         where = ", ".join(map(str, nodes))
         raise impossible(
             "pmd_cores",
-            f"{intent.pmd_cores} whole cores, but NUMA node {where} of the NIC has {room} beside "
-            f"{intent.housekeeping_cores} a node for housekeeping",
-            f"ask for at most {room}, or for fewer housekeeping cores",
+            f"{intent.pmd_cores} whole cores, but NUMA node {where} of the NIC has {sum(room.values())} "
+            f"beside {intent.housekeeping_cores} a node for housekeeping, and OVS polls a NIC on its own "
+            "node",
+            f"ask for at most {sum(room.values())}, or for fewer housekeeping cores",
         )
+    counts = dict.fromkeys(room, 0)
     for _ in range(intent.pmd_cores):
-        node = min((n for n in nodes if free.get(n)), key=lambda n: len(taken[n]))
-        taken[node] += _take(free[node], 1)
-    return taken
+        node = min((n for n in room if counts[n] < room[n]), key=lambda n: counts[n])
+        counts[node] += 1
+    return {node: free[node].take(count) for node, count in counts.items()}
+
+
+def _beside(node: int, nic_nodes: tuple[int, ...], intent: Intent) -> int:
+    """PMD cores for the vhost-user ports of the VMs of a node without a NIC."""
+    return intent.vm_pmd_cores if intent.pmd_cores and node not in nic_nodes else 0
 
 
 def _vms(
-    free: dict[int, list[Core]], order: list[int], intent: Intent
-) -> tuple[dict[int, list[Core]], dict[int, list[Core]]]:
-    """Emulator and VM cores, on the NIC's node first, and on as few nodes as will do."""
-    emulator: dict[int, list[Core]] = {node: [] for node in free}
-    vm: dict[int, list[Core]] = {node: [] for node in free}
-    room = {node: max(0, len(free[node]) - intent.emulator_cores) for node in order}
+    free: dict[int, _Free], order: tuple[int, ...], nic_nodes: tuple[int, ...], intent: Intent
+) -> dict[int, int]:
+    """How many VM cores each node has: the nearest to the NIC first, and on as few nodes as will do."""
+    room = {
+        node: max(0, len(free[node]) - intent.emulator_cores - _beside(node, nic_nodes, intent))
+        for node in order
+    }
     left = sum(room.values()) if intent.vm_cores is None else intent.vm_cores
     if left > sum(room.values()):
         raise impossible(
             "vm_cores",
-            f"{left} whole cores, but {sum(room.values())} are left beside housekeeping, "
-            f"{intent.pmd_cores} PMD cores and {intent.emulator_cores} emulator cores a node",
+            f"{left} whole cores, but {sum(room.values())} are left beside housekeeping, PMD cores and "
+            f"{intent.emulator_cores} emulator cores a node",
             f"ask for at most {sum(room.values())}, or for fewer of the others",
         )
+    counts = {}
     for node in order:
-        count = min(left, room[node])
-        if count:
-            emulator[node] = _take(free[node], intent.emulator_cores)
-            vm[node] = _take(free[node], count)
-            left -= count
-    return emulator, vm
+        counts[node] = min(left, room[node])
+        left -= counts[node]
+    return counts

@@ -10,7 +10,9 @@ from netplugin.tuning.live import Live
 from netplugin.tuning.planning.hugepages import NodePages, plan_pages
 from netplugin.tuning.planning.kernel_arguments import kernel_arguments
 from netplugin.tuning.planning.kernel_work import kernel_work
+from netplugin.tuning.planning.l3 import l3_caches
 from netplugin.tuning.planning.latency import latency
+from netplugin.tuning.planning.nearness import nearest_first
 from netplugin.tuning.planning.nics import chosen_nics, nodes_of
 from netplugin.tuning.planning.ovs import ovs_settings
 from netplugin.tuning.planning.pages import page_steps
@@ -18,6 +20,7 @@ from netplugin.tuning.planning.partition import Partition, divide
 from netplugin.tuning.planning.refused import needed
 from netplugin.tuning.planning.tuned import tuned_steps
 from netplugin.tuning.planning.vfs import vf_steps
+from netplugin.tuning.root import known
 from netplugin.tuning.steps import Effect, Step
 
 
@@ -42,8 +45,9 @@ def make_plan(facts: Facts, intent: Intent, live: Live | None = None) -> Plan:
     cores = needed(facts.cpus.cores)
     nics = chosen_nics(facts, intent)
     nodes = nodes_of(nics, tuple(sorted({core.node for core in cores})))
-    partition = divide(cores, nodes, intent)
-    pages = plan_pages(facts, partition, intent)
+    order = nearest_first(cores, nodes, known(facts.cpus.distances, {}))
+    partition = divide(cores, l3_caches(known(facts.cpus.caches, ())), order, nodes, intent)
+    pages = plan_pages(facts, partition, intent, nics, live)
     steps = (
         *page_steps(facts, pages),
         *ovs_settings(live, partition, pages, intent),

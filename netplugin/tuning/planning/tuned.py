@@ -21,8 +21,9 @@ def tuned_steps(facts: Facts, partition: Partition, intent: Intent) -> Iterator[
     yield Step(
         Group.TUNED, TunedVariable(profile, "isolated_cores"), tuned.isolated_cores.get(profile),
         format_list(partition.isolated), Effect.LIVE, "tuned sets masks and priorities by this list",
+        f"tuned, profile {profile}",
     )  # fmt: skip
     yield Step(
         Group.TUNED, TunedProfile(), tuned.profile, profile, Effect.LIVE,
-        "another profile would undo this one's settings at the next boot",
+        "another profile would undo this one's settings at the next boot", f"tuned, profile {profile}",
     )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.intent import Intent
+from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.nics import named
 from netplugin.tuning.planning.refused import impossible, needed
 from netplugin.tuning.root import Unknown
@@ -35,4 +36,5 @@ def vf_steps(facts: Facts, intent: Intent) -> Iterator[Step]:
         yield Step(
             Group.VFS, VfCount(nic.address), nic.vfs if isinstance(nic.vfs, Unknown) else str(nic.vfs or 0),
             str(int(number)), Effect.LIVE, "virtual functions for VMs; a boot takes them away",
+            sources.SRIOV,
         )  # fmt: skip

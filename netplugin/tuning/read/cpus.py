@@ -11,6 +11,10 @@ from netplugin.tuning.root import Fact, Root, Unknown
 CPU = "/sys/devices/system/cpu"
 NODE = "/sys/devices/system/node"
 _NODE = re.compile(r"node(\d+)")
+#: As x86 and ARM have them in /proc/cpuinfo (c_show in arch/arm64/kernel/cpuinfo.c).
+_VENDOR = r"vendor_id|CPU implementer"
+_MODEL = r"model name|CPU part"
+X86, ARM = "x86_64", "aarch64"
 
 
 def cpu_list(text: str) -> Cpus:
@@ -21,11 +25,13 @@ def cpu_list(text: str) -> Cpus:
 def read_cpus(root: Root) -> CpuFacts:
     online = root.parsed(f"{CPU}/online", cpu_list)
     return CpuFacts(
-        vendor=root.parsed("/proc/cpuinfo", lambda text: _cpuinfo(text, "vendor_id")),
-        model=root.parsed("/proc/cpuinfo", lambda text: _cpuinfo(text, "model name")),
+        arch=root.parsed("/proc/cpuinfo", _arch),
+        vendor=root.parsed("/proc/cpuinfo", lambda text: _cpuinfo(text, _VENDOR)),
+        model=root.parsed("/proc/cpuinfo", lambda text: _cpuinfo(text, _MODEL)),
         online=online,
         offline=root.parsed(f"{CPU}/offline", cpu_list),
         cores=_cores(root, online),
+        distances=_distances(root),
         caches=_caches(root, online),
         smt=root.optional(f"{CPU}/smt/active", lambda text: bool(int(text))),
         isolated=root.optional(f"{CPU}/isolated", cpu_list),
@@ -41,11 +47,40 @@ def node_numbers(root: Root) -> Fact[tuple[int, ...]]:
     return tuple(sorted(int(match[1]) for name in names if (match := _NODE.fullmatch(name))))
 
 
+def _arch(text: str) -> str:
+    return X86 if re.search(r"^vendor_id\s*:", text, re.MULTILINE) else _arm(text)
+
+
+def _arm(text: str) -> str:
+    _cpuinfo(text, "CPU implementer")
+    return ARM
+
+
 def _cpuinfo(text: str, field: str) -> str:
-    found = re.search(rf"^{field}\s*: (.+)$", text, re.MULTILINE)
+    """The value of the first of these fields. Raises: ValueError."""
+    found = re.search(rf"^(?:{field})\s*: (.+)$", text, re.MULTILINE)
     if found is None:
         raise ValueError(f"no {field}")
     return found[1].strip()
+
+
+def _distances(root: Root) -> Fact[dict[int, dict[int, int]]]:
+    """Empty where the kernel was built without NUMA. A row has a number for each node, in their order."""
+    numbers = node_numbers(root)
+    if isinstance(numbers, Unknown):
+        return numbers
+    found = {}
+    for node in numbers:
+        row = root.optional(f"{NODE}/node{node}/distance", _numbers)
+        if isinstance(row, Unknown):
+            return row
+        if row is not None and len(row) == len(numbers):
+            found[node] = dict(zip(numbers, row, strict=True))
+    return found
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split()))
 
 
 def _cores(root: Root, online: Fact[Cpus]) -> Fact[tuple[Core, ...]]:

@@ -1,8 +1,10 @@
-"""Where interrupts and the kernel's own work go: IRQs, workqueues, writeback."""
+"""Where interrupts and the kernel's own work go: IRQs, irqbalance, workqueues, writeback."""
 
 from __future__ import annotations
 
-from netplugin.tuning.facts import InterruptFacts, Irq
+import re
+
+from netplugin.tuning.facts import Cpus, InterruptFacts, Irq, Irqbalance
 from netplugin.tuning.masks import from_kernel
 from netplugin.tuning.read.cpus import cpu_list
 from netplugin.tuning.root import Fact, Root, Unknown
@@ -10,6 +12,8 @@ from netplugin.tuning.root import Fact, Root, Unknown
 DEFAULT_AFFINITY = "/proc/irq/default_smp_affinity"
 WORKQUEUES = "/sys/devices/virtual/workqueue/cpumask"
 WRITEBACK = "/sys/devices/virtual/workqueue/writeback/cpumask"
+#: Debian's and Red Hat's.
+IRQBALANCE = ("/etc/default/irqbalance", "/etc/sysconfig/irqbalance")
 #: The files of an IRQ's folder; what else is there are folders of the devices that use it.
 _FILES = frozenset(
     ("affinity_hint", "effective_affinity", "effective_affinity_list", "node", "smp_affinity",
@@ -27,7 +31,32 @@ def read_interrupts(root: Root) -> InterruptFacts:
         irqs=_irqs(root),
         workqueues=root.optional(WORKQUEUES, from_kernel),
         writeback=root.optional(WRITEBACK, from_kernel),
+        irqbalance=_irqbalance(root),
     )
+
+
+def _irqbalance(root: Root) -> Fact[Irqbalance | None]:
+    for path in IRQBALANCE:
+        text = root.text(path)
+        if isinstance(text, Unknown):
+            if text.missing:
+                continue
+            return text
+        banned = root.parsed(path, banned_cpus)
+        return banned if isinstance(banned, Unknown) else Irqbalance(path, banned)
+    return None
+
+
+def banned_cpus(text: str) -> Cpus | None:
+    """What the environment file has irqbalance leave alone. Raises: ValueError.
+
+    The older variable with a mask goes before the list (setup_banned_cpus in irqbalance's cputree.c).
+    """
+    values = dict(re.findall(r"^\s*IRQBALANCE_BANNED_(CPUS|CPULIST)=(.*)$", text, re.MULTILINE))
+    values = {name: value.strip().strip("\"'") for name, value in values.items()}
+    if values.get("CPUS"):
+        return from_kernel(values["CPUS"])
+    return cpu_list(values["CPULIST"]) if values.get("CPULIST") else None
 
 
 def _irqs(root: Root) -> Fact[tuple[Irq, ...]]:

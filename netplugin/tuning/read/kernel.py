@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from netplugin.tuning import command_line
-from netplugin.tuning.facts import KernelFacts, KernelThread, Tuned
+from netplugin.tuning.facts import Cpus, KernelFacts, KernelThread, Tuned
+from netplugin.tuning.read.cpus import cpu_list
 from netplugin.tuning.root import Fact, Root, Unknown
 
 #: What is read of sysctl.
@@ -20,7 +22,11 @@ SYSCTLS = (
 #: The profiles of tuned that take ``isolated_cores``.
 PROFILES = ("cpu-partitioning", "realtime-virtual-host")
 TUNED = "/etc/tuned"
-_THREAD = re.compile(r"(\d+) \(((?:ksoftirqd|rcuc)/\d+)\) (.+)", re.DOTALL)
+SYSTEMD = "/etc/systemd/system.conf"
+HALT_POLL = "/sys/module/kvm/parameters/halt_poll_ns"
+#: Those that tuned's realtime-virtual-host gives a priority; which there are depends on the kernel.
+_NAMES = "ksoftirqd|ktimers|ktimersoftd|rcuc|rcub"
+_THREAD = re.compile(rf"(\d+) \(((?:{_NAMES})/\d+)\) (.+)", re.DOTALL)
 #: Of the fields after the name in /proc/PID/stat, those of rt_priority and policy (proc(5)).
 _PRIORITY, _POLICY = 37, 38
 
@@ -33,6 +39,8 @@ def read_kernel(root: Root) -> KernelFacts:
         sysctls={name: root.optional(sysctl_path(name), str) for name in SYSCTLS},
         tuned=_tuned(root),
         threads=kernel_threads(root),
+        service_cpus=_service_cpus(root),
+        halt_poll_ns=root.optional(HALT_POLL, int),
     )
 
 
@@ -74,8 +82,37 @@ def _isolated_cores(text: str) -> str | None:
     return found[-1] if found and found[-1] else None
 
 
+def _service_cpus(root: Root) -> Fact[Cpus | None]:
+    """Of systemd's own file and those beside it, in their order."""
+    folder = root.names(f"{SYSTEMD}.d")
+    if isinstance(folder, Unknown):
+        if not folder.missing:
+            return folder
+        folder = ()
+    found: Cpus | None = None
+    paths = [SYSTEMD, *(f"{SYSTEMD}.d/{name}" for name in folder if name.endswith(".conf"))]
+    for path in paths:
+        cpus = root.optional(path, partial(cpu_affinity, before=found))
+        if isinstance(cpus, Unknown):
+            return cpus
+        found = found if isinstance(root.text(path), Unknown) else cpus
+    return found
+
+
+def cpu_affinity(text: str, before: Cpus | None = None) -> Cpus | None:
+    """``CPUAffinity=`` of a file of systemd's manager: lists add up, an empty one clears those before.
+
+    Raises: ValueError.
+    """
+    found = before
+    for given in re.findall(r"^[ \t]*CPUAffinity[ \t]*=(.*)$", text, re.MULTILINE):
+        cpus = cpu_list(",".join(given.replace(",", " ").split()))
+        found = (found or frozenset()) | cpus if cpus else None
+    return found
+
+
 def kernel_threads(root: Root) -> Fact[tuple[KernelThread, ...]]:
-    """Those that may have to preempt a busy CPU: ksoftirqd, rcuc."""
+    """Those that may have to preempt a busy CPU."""
     names = root.names("/proc")
     if isinstance(names, Unknown):
         return names

@@ -10,6 +10,11 @@ from netplugin.tuning.root import Fact, Root, Unknown
 
 _SIZE = re.compile(r"hugepages-(\d+)kB")
 _MM = "/sys/kernel/mm"
+#: The unit that the playbook makes, enabled, and the file with what it writes.
+HUGEPAGES_UNIT = "netplugin-hugepages.service"
+LASTING = "/etc/tmpfiles.d/netplugin-tuning.conf"
+_ENABLED = f"/etc/systemd/system/sysinit.target.wants/{HUGEPAGES_UNIT}"
+_LINE = re.compile(rf"^w {NODE}/node(\d+)/hugepages/hugepages-(\d+)kB/nr_hugepages - - - - (\d+)$")
 
 
 def read_memory(root: Root) -> MemoryFacts:
@@ -18,6 +23,7 @@ def read_memory(root: Root) -> MemoryFacts:
         nodes=nodes if isinstance(nodes, Unknown) else _nodes(root, nodes),
         sizes_kb=_sizes(root, f"{_MM}/hugepages"),
         pools=nodes if isinstance(nodes, Unknown) else _pools(root, nodes),
+        at_boot=_at_boot(root),
         ksm=root.optional(f"{_MM}/ksm/run", int),
         transparent=root.optional(f"{_MM}/transparent_hugepage/enabled", chosen),
         swaps=root.parsed("/proc/swaps", _swaps),
@@ -74,6 +80,19 @@ def _pools(root: Root, nodes: tuple[int, ...]) -> Fact[tuple[HugepagePool, ...]]
             free = root.parsed(f"{at}/free_hugepages", int)
             pools.append(HugepagePool(node, size, f"{at}/nr_hugepages", total, free))
     return tuple(pools)
+
+
+def _at_boot(root: Root) -> Fact[dict[int, dict[int, int]] | None]:
+    return None if root.link(_ENABLED) is None else root.optional(LASTING, _written_at_boot)
+
+
+def _written_at_boot(text: str) -> dict[int, dict[int, int]]:
+    found: dict[int, dict[int, int]] = {}
+    for line in text.splitlines():
+        if match := _LINE.match(line):
+            node, size, pages = map(int, match.groups())
+            found.setdefault(size, {})[node] = pages
+    return found
 
 
 def _swaps(text: str) -> tuple[str, ...]:

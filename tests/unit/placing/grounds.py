@@ -9,8 +9,8 @@ from tests.unit.placing.strategies import with_memory
 TWO_NODES = with_memory(
     Ground(
         nodes=(
-            NodeGround(0, ((2, 12), (3, 13), (4, 14), (5, 15)), frozenset((6, 16)), {}, near_nic=True),
-            NodeGround(1, ((22, 32), (23, 33), (24, 34), (25, 35)), frozenset((26, 36)), {}),
+            NodeGround(0, ((2, 12), (3, 13), (4, 14), (5, 15)), frozenset((6, 16)), {}),
+            NodeGround(1, ((22, 32), (23, 33), (24, 34), (25, 35)), frozenset((26, 36)), {}, away=1),
         ),
         page_kb=1048576,
         pmd=frozenset((1, 11)),

@@ -71,9 +71,7 @@ def test_the_node_that_a_function_is_on_is_better() -> None:
 
 
 def test_the_fullest_node_that_has_room_is_taken_among_equals() -> None:
-    away = replace(
-        TWO_NODES, nodes=tuple(replace(node, near_nic=False) for node in TWO_NODES.nodes)
-    )
+    away = replace(TWO_NODES, nodes=tuple(replace(node, away=0) for node in TWO_NODES.nodes))
     assert place(Vm(1), away, taken(22)).nodes == (1,)
 
 
@@ -101,6 +99,31 @@ def test_cores_alike_that_leave_no_sibling_idle_are_taken() -> None:
     ):  # fmt: skip
         placed = place(Vm(1, vcpus=vcpus, memory_mb=64), ground)
         assert (tuple(placed.pins.values()), placed.threads) == (cpus, threads)
+
+
+def test_a_vm_has_cores_of_as_few_l3_caches_as_will_do() -> None:
+    cores = ((1, 11), (2, 12), (3, 13), (4, 14), (5, 15))
+    l3 = (frozenset((1, 2, 11, 12)), frozenset((3, 4, 5, 13, 14, 15)))
+    node = NodeGround(0, cores, frozenset((0,)), {}, l3=l3)
+    ground = with_memory(replace(SMALL, nodes=(node,)), 1024)
+    for vcpus, cpus in (
+        (4, (1, 11, 2, 12)),
+        (6, (3, 13, 4, 14, 5, 15)),
+        (8, (3, 13, 4, 14, 5, 15, 1, 11)),
+    ):
+        placed = place(Vm(1, vcpus=vcpus, memory_mb=64), ground)
+        assert tuple(placed.pins.values()) == cpus
+    # The second VM of two cores goes where a whole group is free.
+    placed = place(Vm(1, vcpus=4, memory_mb=64), ground, others=taken(1))
+    assert tuple(placed.pins.values()) == (3, 13, 4, 14)
+
+
+def test_a_vm_that_the_nic_s_node_has_no_room_for_is_on_the_next_node() -> None:
+    """And not on the fullest one, which is on the other socket."""
+    first, second = TWO_NODES.nodes
+    other = replace(second, node=2, cores=((32, 42),), away=2)
+    ground = with_memory(replace(TWO_NODES, nodes=(first, second, other)), 16384)
+    assert place(Vm(1, vcpus=2), ground, others=taken(2, 3, 4, 5)).nodes == (1,)
 
 
 def test_operators_nodes_are_obeyed() -> None:

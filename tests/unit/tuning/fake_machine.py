@@ -89,6 +89,7 @@ class FakeMachine:
             self.kernel.write(NUMVFS, str(vfs))
         self.ovs = FakeOvs()
         self.ports: dict[str, str] = {}
+        self.restarts = 0
         self.machine = Machine(
             self.kernel, self.ovs, lambda: self.ports, self.run, self.set_scheduler
         )
@@ -140,6 +141,8 @@ class FakeMachine:
                 )
             case ["tuned-adm", "auto_profile"]:
                 self.kernel.change({PROFILE: "balanced\n", "/etc/tuned/profile_mode": "auto\n"})
+            case ["systemctl", "try-restart", "irqbalance.service"]:
+                self.restarts += 1
             case _:
                 raise AssertionError(args)
         self.kernel.point(f"after {args[0]}")
@@ -180,6 +183,7 @@ def described() -> Description:
         irqs=small.irqs | {26: ["nvme0q1", "0-1", "1"]},
         cpufreq={"driver": "acpi-cpufreq", "governor": "ondemand"},
         swaps=["/dev/dm-1"],
+        irqbalance={"/etc/default/irqbalance": "# irqbalance\n#IRQBALANCE_BANNED_CPULIST=\n"},
         tuned={"profile": "balanced", "variables": {"cpu-partitioning": "# isolated_cores=2-4\n"}},
         sysctls={"kernel.nmi_watchdog": 1, "kernel.numa_balancing": 1},
     )

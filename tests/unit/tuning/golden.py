@@ -16,8 +16,6 @@ from netplugin.tuning.steps import KernelArgument, Step, Target
 from tests.unit.tuning.machines import DATA, MemoryRoot, load
 from tests.unit.tuning.trees import tree
 
-#: OVS as Debian has it, with DPDK and nothing more.
-OVS = Live(ovs=OvsLive("3.1.0", "DPDK 22.11.7", True, {"dpdk-init": "true"}))
 _VMS = {"vm_memory_mb": 64 * 1024}
 PLANS: dict[str, tuple[str, Intent]] = {
     **{
@@ -26,15 +24,41 @@ PLANS: dict[str, tuple[str, Intent]] = {
     },
     "published-realtime": (
         "published",
-        Intent(pmd_cores=2, vm_cores=8, realtime=True, idle_siblings=True, mtus=(1500, 9000),
-               vfs=("ens1f0np0=8",), **_VMS),
+        Intent(
+            pmd_cores=2,
+            vm_cores=8,
+            realtime=True,
+            idle_siblings=True,
+            mtus=(1500, 9000),
+            vfs=("ens1f0np0=8",),
+            **_VMS,
+        ),
     ),
     "amd-4-nodes": (
-        "amd-4-nodes", Intent(pmd_cores=3, vm_cores=6, links=2, link_gbps=25, mtus=(9000,), **_VMS),
+        "amd-4-nodes",
+        Intent(pmd_cores=3, vm_cores=6, links=2, link_gbps=25, mtus=(9000,), **_VMS),
     ),
     "small": ("small", Intent(pmd_cores=1)),
+    "intel-snc": (
+        "intel-snc",
+        Intent(
+            pmd_cores=4, vm_cores=24, link_gbps=100, vm_memory_mb=128 * 1024, vm_size_mb=16 * 1024
+        ),
+    ),
+    "amd-nps4": ("amd-nps4", Intent(pmd_cores=4, vm_cores=12, link_gbps=100, **_VMS)),
+    "arm": ("arm", Intent(pmd_cores=8, link_gbps=100, realtime=True, **_VMS)),
+    "edge": (
+        "edge",
+        Intent(pmd_cores=1, realtime=True, link_gbps=25, vm_memory_mb=16 * 1024, mtus=(9000,)),
+    ),
+}
+#: Machines whose OVS is set otherwise than Debian's.
+_SET = {
+    "intel-snc": {"dpdk-lcore-mask": "0x1"}, "edge": {"per-port-memory": "true"},
 }  # fmt: skip
 PLAYBOOK = "published-realtime"
+#: Kept with the source of each line.
+EXPLAINED = ("intel-snc", "amd-nps4", "arm", "edge")
 
 
 @cache
@@ -44,7 +68,17 @@ def facts_of(machine: str) -> Facts:
 
 def plan_of(name: str) -> Plan:
     machine, intent = PLANS[name]
-    return make_plan(facts_of(machine), intent, OVS)
+    return make_plan(facts_of(machine), intent, ovs(**_SET.get(name, {})))
+
+
+def ovs(**other_config: str) -> Live:
+    """With these keys beside; ``_`` in a name is ``-``."""
+    keys = {name.replace("_", "-"): value for name, value in other_config.items()}
+    return Live(ovs=OvsLive("3.1.0", "DPDK 22.11.7", True, {"dpdk-init": "true", **keys}))
+
+
+#: As Debian has it, with DPDK and nothing more.
+OVS = ovs()
 
 
 def step(plan: Plan, target: Target) -> Step:
@@ -62,7 +96,7 @@ def planned(machine: str, live: Live | None = None, **intent: Any) -> Plan:
 
 def texts() -> dict[str, str]:
     """What each file under the data's ``plans`` should have."""
-    found = {f"{name}.txt": plan_text(plan_of(name)) for name in PLANS}
+    found = {f"{name}.txt": plan_text(plan_of(name), name in EXPLAINED) for name in PLANS}
     found[f"{PLAYBOOK}.yml"] = playbook(plan_of(PLAYBOOK), load("published").online)
     return found
 

@@ -17,7 +17,7 @@ from netplugin.host.cpus import parse_list
 from netplugin.tuning.root import Root
 
 DATA = Path(__file__).parents[2] / "data" / "machines"
-NAMES = ("published", "amd-4-nodes", "small")
+NAMES = ("published", "amd-4-nodes", "small", "intel-snc", "amd-nps4", "arm", "edge")
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,17 @@ class Machine:
     swaps: list[str] = field(default_factory=list)
     sysctls: dict[str, Any] = field(default_factory=dict)
     limits: dict[str, dict[str, str]] = field(default_factory=dict)
+    #: A row for each node.
+    distances: list[list[int]] = field(default_factory=list)
+    irqbalance: dict[str, str] = field(default_factory=dict)
+    system_conf: dict[str, str] = field(default_factory=dict)
+    halt_poll_ns: int | None = None
+    #: Threads of each CPU.
+    kernel_threads: list[str] = field(default_factory=lambda: ["ksoftirqd"])
+
+    @property
+    def arm(self) -> bool:
+        return self.vendor.startswith("0x")
 
     @cached_property
     def present(self) -> frozenset[int]:

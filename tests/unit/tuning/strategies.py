@@ -56,8 +56,15 @@ def machines(draw: st.DrawFn) -> Machine:
         nics=[_nic(number, nic, len(nodes)) for number, nic in enumerate(nics)],
         irqs={7: ["x", every, "0"], 8: ["y", "0", "0"]},
         cpufreq={"driver": "acpi-cpufreq", "governor": "ondemand"},
+        # Of some firmware all other nodes are as far away as each other.
+        distances=draw(st.sampled_from([[], _distances(len(nodes))])),
+        caches=draw(st.sampled_from([[], [[3, "Unified", "32768K", 3]]])),
         **rest,
     )
+
+
+def _distances(count: int) -> list[list[int]]:
+    return [[10 + 2 * abs(a - b) for b in range(count)] for a in range(count)]
 
 
 def _nic(number: int, nic: tuple[int, int, str], nodes: int) -> dict[str, Any]:
@@ -77,6 +84,8 @@ def intents() -> st.SearchStrategy[Intent]:
         housekeeping_cores=st.sampled_from([1, 1, 2]),
         idle_siblings=st.booleans(),
         mtus=st.lists(_MTUS, min_size=1, max_size=3).map(tuple),
+        vm_pmd_cores=st.sampled_from([1, 1, 0, 2]),
+        vm_size_mb=st.sampled_from([0, 512, 1536]),
         vm_memory_mb=st.sampled_from([0, 512, 512, 4096, 65536]),
         hugepage_kb=st.sampled_from([None, None, 2048, 1048576]),
         realtime=st.booleans(),

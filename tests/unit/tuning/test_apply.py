@@ -14,6 +14,7 @@ from netplugin.tuning.applying.results import BAD, Outcome
 from netplugin.tuning.applying.undo import preview_undo
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import (
+    BannedCpus,
     Effect,
     File,
     OtherConfig,
@@ -47,7 +48,7 @@ def test_everything_that_can_be_set_now_is_set(host: FakeMachine, journal: Path)
     assert host.plan().left(Effect.LIVE) == ()
     kinds = {type(r.target) for r in results if r.outcome is Outcome.SET}
     assert kinds == {
-        File, Sysctl, OtherConfig, TunedVariable, TunedProfile, ThreadPriority, Swap, VfCount
+        File, Sysctl, OtherConfig, TunedVariable, TunedProfile, ThreadPriority, Swap, VfCount, BannedCpus,
     }  # fmt: skip
     assert host.ovs.config["pmd-cpu-mask"] == "0x2"
     assert host.kernel.tree.files[SWAPS].count("\n") == 1

@@ -11,7 +11,7 @@ import pytest
 
 from netplugin.errors import HostError
 from netplugin.tuning.applying.results import Outcome
-from netplugin.tuning.steps import Swap, ThreadPriority
+from netplugin.tuning.steps import BannedCpus, Swap, ThreadPriority
 from tests.unit.tuning.fake_kernel import SWAPS
 from tests.unit.tuning.fake_machine import FakeMachine, of
 
@@ -94,3 +94,29 @@ def test_threads_have_a_real_time_policy_and_get_their_own_back(host: FakeMachin
     assert host.machine.read(target) == before
     host.machine.write(target, "0")
     assert host.machine.read(target) == "ksoftirqd/0=0:0,ksoftirqd/1=0:0"
+
+
+IRQBALANCE = BannedCpus("/etc/default/irqbalance")
+RESTART = ["systemctl", "try-restart", "irqbalance.service"]
+
+
+def test_irqbalance_is_told_and_started_again_if_it_runs(host: FakeMachine) -> None:
+    calls, files = told(host), host.kernel.tree.files
+    text = files[IRQBALANCE.path]
+    before = host.machine.read(IRQBALANCE)
+    host.machine.write(IRQBALANCE, "1,3-7")
+    assert files[IRQBALANCE.path] == f"{text}IRQBALANCE_BANNED_CPULIST=1,3-7\n" and calls == [
+        RESTART
+    ]
+    assert host.machine.value(IRQBALANCE, host.machine.read(IRQBALANCE)) == "1,3-7"
+    host.machine.write(IRQBALANCE, "1,3-7")
+    assert calls == [RESTART], "nothing has changed"
+    host.machine.restore(IRQBALANCE, before)
+    assert files[IRQBALANCE.path] == text and calls == [RESTART, RESTART]
+
+
+def test_an_older_mask_of_irqbalance_is_told_and_not_changed(host: FakeMachine) -> None:
+    told(host)
+    host.kernel.change({IRQBALANCE.path: "IRQBALANCE_BANNED_CPUS=2\n"})
+    with pytest.raises(HostError, match="IRQBALANCE_BANNED_CPUS, which goes before"):
+        host.machine.write(IRQBALANCE, "1,3-7")

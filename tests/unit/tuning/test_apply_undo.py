@@ -14,6 +14,7 @@ from netplugin.tuning.applying.apply import apply
 from netplugin.tuning.applying.journal import Journal
 from netplugin.tuning.applying.results import BAD, Outcome
 from netplugin.tuning.steps import (
+    BannedCpus,
     File,
     OtherConfig,
     Target,
@@ -82,7 +83,7 @@ def test_a_boot_undoes_what_is_the_kernel_s(host: FakeMachine, journal: Path) ->
     gone = {r.target for r in undone if r.outcome is Outcome.GONE}
     back = {type(r.target) for r in undone if r.outcome is Outcome.RESTORED}
     assert {File(MOVED, lasting=False), File(PAGES), VfCount(NIC)} <= gone
-    assert back == {OtherConfig, TunedVariable, TunedProfile}
+    assert back == {OtherConfig, TunedVariable, TunedProfile, BannedCpus}
     assert host.kernel.tree.files[MOVED] == "0\n" and host.kernel.tree.files[PAGES] == "280\n"
     assert host.ovs.config == before[2] and journal.read_bytes() == b""
 

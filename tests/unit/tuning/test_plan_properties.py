@@ -72,7 +72,8 @@ def test_a_plan_or_an_error_that_names_a_field(case: Case) -> None:
 @given(cases())
 def test_the_partition(case: Case) -> None:
     """Disjoint sets that cover all CPUs on line, of whole cores, each on its node, as many as asked."""
-    partition = planned(case).partition
+    plan = planned(case)
+    partition = plan.partition
     parts = [partition.housekeeping, partition.pmd, partition.emulator, partition.vm]
     assert Counter(cpu for part in parts for cpu in part) == Counter(case.machine.online)
     assert isinstance(case.facts.cpus.cores, tuple)
@@ -85,20 +86,26 @@ def test_the_partition(case: Case) -> None:
         assert share.housekeeping
         assert len(share.emulator) == (case.intent.emulator_cores if share.vm else 0)
     assert min(case.machine.online) in partition.housekeeping
-    assert sum(len(share.pmd) for share in partition.nodes) == case.intent.pmd_cores
+    nics = {known(nic.node, None) for nic in plan.nics} & {share.node for share in partition.nodes}
+    near = nics or {min(share.node for share in partition.nodes)}
+    for share in partition.nodes:
+        if share.node not in near:
+            beside = case.intent.vm_pmd_cores if case.intent.pmd_cores and share.vm else 0
+            assert len(share.pmd) == beside
+    assert sum(len(s.pmd) for s in partition.nodes if s.node in near) == case.intent.pmd_cores
     if case.intent.vm_cores is not None:
         assert sum(len(share.vm) for share in partition.nodes) == case.intent.vm_cores
 
 
 @SOME
 @given(cases())
-def test_pmd_threads_are_on_the_node_of_a_nic(case: Case) -> None:
+def test_pmd_threads_are_on_the_nodes_of_nics_and_vms(case: Case) -> None:
     plan = planned(case)
     nodes = {known(nic.node, None) for nic in plan.nics} & {
         share.node for share in plan.partition.nodes
     }
     wanted = nodes or {min(share.node for share in plan.partition.nodes)}
-    assert set(plan.partition.pmd_nodes) <= wanted
+    assert set(plan.partition.pmd_nodes) <= wanted | set(plan.partition.vm_nodes)
 
 
 @SOME
@@ -123,6 +130,9 @@ def test_hugepages_fit_their_node_and_are_enough(case: Case) -> None:
             assert pages.pages * pages.size_kb + others < node["memory_kb"]
         assert pages.pages * pages.size_kb >= (pages.ovs_mb + pages.vm_mb) * 1024
     assert sum(pages.vm_mb for pages in plan.pages) >= case.intent.vm_memory_mb
+    if size := case.intent.vm_size_mb:
+        vms = sum(pages.vm_mb // size for pages in plan.pages)
+        assert vms * size >= case.intent.vm_memory_mb, "there is room for that many whole VMs"
     with_ovs = {pages.node for pages in plan.pages if pages.ovs_mb}
     if case.intent.pmd_cores:
         assert {*plan.partition.pmd_nodes, *plan.partition.vm_nodes} <= with_ovs

@@ -9,16 +9,20 @@ import pytest
 
 from netplugin.errors import HostError, InvalidRequest
 from netplugin.host.cpus import format_list, from_mask
+from netplugin.tuning.checks import check
+from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.intent import Intent
-from netplugin.tuning.planning.hugepages import buffer_bytes, pools_mb
+from netplugin.tuning.live import Live, OvsLive, OvsPortLive
+from netplugin.tuning.planning.hugepages import buffer_bytes, pools_mb, port_mbufs
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.steps import (
     File,
     OtherConfig,
 )
-from tests.unit.tuning.golden import arguments, facts_of, plan_of, planned, step, texts
+from tests.unit.tuning.golden import OVS, arguments, facts_of, ovs, plan_of, planned, step, texts
 from tests.unit.tuning.machines import DATA, MemoryRoot, load
+from tests.unit.tuning.test_checks import facts_from
 from tests.unit.tuning.trees import tree
 
 # -- golden plans --------------------------------------------------------------------------------
@@ -37,17 +41,19 @@ def test_no_plan_is_kept_that_nobody_makes() -> None:
 @pytest.mark.parametrize(
     ("cores", "pmd", "mask", "isolated"),
     [
-        (2, "1-2,33-34", "0x600000006", "1-2,4-15,18-31,33-34,36-47,50-63"),
-        (4, "1-4,33-36", "0x1e0000001e", "1-4,6-15,18-31,33-36,38-47,50-63"),
-        (6, "1-6,33-38", "0x7e0000007e", "1-6,8-15,18-31,33-38,40-47,50-63"),
-        (8, "1-8,33-40", "0x1fe000001fe", "1-8,10-15,18-31,33-40,42-47,50-63"),
+        (2, "1-2,17,33-34,49", "0x2000600020006", "1-2,4-15,17,19-31,33-34,36-47,49,51-63"),
+        (4, "1-4,17,33-36,49", "0x2001e0002001e", "1-4,6-15,17,19-31,33-36,38-47,49,51-63"),
+        (6, "1-6,17,33-38,49", "0x2007e0002007e", "1-6,8-15,17,19-31,33-38,40-47,49,51-63"),
+        (8, "1-8,17,33-40,49", "0x201fe000201fe", "1-8,10-15,17,19-31,33-40,42-47,49,51-63"),
     ],
 )
 def test_the_published_host(cores: int, pmd: str, mask: str, isolated: str) -> None:
     plan = plan_of(f"published-pmd-{cores}")
     assert format_list(plan.partition.pmd) == pmd
     assert format_list(plan.partition.isolated) == isolated
-    assert plan.partition.pmd_nodes == (0,)
+    assert [len(share.pmd) for share in plan.partition.nodes] == [cores, 1], (
+        "one for the VMs of node 1"
+    )
     assert step(plan, OtherConfig("pmd-cpu-mask")).wanted == mask
     assert frozenset(from_mask(mask)) == plan.partition.pmd
     assert step(plan, OtherConfig("dpdk-socket-mem")).wanted == "2048,2048"
@@ -69,8 +75,48 @@ def test_vm_cores_stay_on_the_nic_s_node_while_there_are_some() -> None:
 
 
 def test_pmd_cores_are_spread_over_the_nodes_of_the_named_nics() -> None:
-    plan = planned("amd-4-nodes", pmd_cores=3, nics=("ens2f0", "0000:41:00.0"))
+    asked = {"pmd_cores": 3, "nics": ("ens2f0", "0000:41:00.0")}
+    plan = planned("amd-4-nodes", vm_cores=0, **asked)
     assert [len(share.pmd) for share in plan.partition.nodes] == [0, 2, 1, 0]
+
+
+def test_each_node_with_vms_has_a_pmd_core_for_their_ports() -> None:
+    """OVS polls a vhost-user port on the node of its VM's memory, where it has a thread there."""
+    plan = planned("published", pmd_cores=2, vm_cores=20)
+    assert [len(share.pmd) for share in plan.partition.nodes] == [2, 1]
+    [away] = [f for f in check(Scene(facts_of("published"), OVS, plan)) if f.id == "vm-node"]
+    assert "no PMD thread" not in away.found
+    none = planned("published", pmd_cores=2, vm_cores=20, vm_pmd_cores=0)
+    assert none.partition.pmd_nodes == (0,)
+    [away] = [f for f in check(Scene(facts_of("published"), OVS, none)) if f.id == "vm-node"]
+    assert "no PMD thread on node 1" in away.found
+    assert planned("published", pmd_cores=2, vm_cores=8).partition.pmd_nodes == (0,)
+
+
+def test_vm_cores_are_on_the_neighbour_node_before_the_other_socket() -> None:
+    """The NIC is on node 3, whose socket is nodes 2 and 3."""
+    for cores, nodes in ((10, (3,)), (20, (2, 3)), (30, (0, 2, 3))):
+        plan = planned("intel-snc", pmd_cores=4, vm_cores=cores)
+        assert plan.partition.vm_nodes == nodes, cores
+    # By the package alone, where the firmware has one distance for all other nodes.
+    flat = [[10 if a == b else 20 for b in range(4)] for a in range(4)]
+    machine = replace(load("intel-snc"), distances=flat)
+    plan = make_plan(facts_from(machine), Intent(pmd_cores=4, vm_cores=20))
+    assert plan.partition.vm_nodes == (2, 3)
+
+
+def test_cores_of_one_l3_cache_stay_together() -> None:
+    """A node of amd-nps4 has two groups of 4 cores, the first without the core for housekeeping."""
+    [node] = [
+        s for s in planned("amd-nps4", pmd_cores=4, vm_cores=2).partition.nodes if s.node == 5
+    ]
+    assert [core.first for core in node.pmd] == [44, 45, 46, 47]
+    assert {core.first for core in (*node.emulator, *node.vm)} == {41, 42, 43}
+    [node] = [
+        s for s in planned("amd-nps4", pmd_cores=2, vm_cores=4).partition.nodes if s.node == 5
+    ]
+    assert [core.first for core in node.pmd] == [41, 42]
+    assert [core.first for core in node.vm] == [44, 45, 46, 47]
 
 
 # -- memory --------------------------------------------------------------------------------------
@@ -88,6 +134,50 @@ def test_pools_of_mtus() -> None:
     assert pools_mb((1500, 9000), 262144) == 752 + 2544
     assert pools_mb((1400,), 262144) == 47  # small frames have the small pool
     assert pools_mb((1400, 1500), 262144) == 752
+
+
+@pytest.mark.parametrize(("rxqs", "pmds", "mbufs"), [(1, 1, 22560), (1, 2, 24608), (2, 2, 26688)])
+def test_buffers_of_a_port_with_memory_of_its_own(rxqs: int, pmds: int, mbufs: int) -> None:
+    """The examples of OVS's memory.rst; its third adds the burst of one queue for two."""
+    assert port_mbufs(rxqs, pmds + 1) == mbufs
+
+
+def test_per_port_memory_is_sized_by_the_ports() -> None:
+    asked = {"pmd_cores": 1, "vm_cores": 4, "vm_ports": 40, "nics": ("ens1f0np0",)}
+    shared = planned("published", **asked).pages[0]
+    plan = planned("published", ovs(per_port_memory="true"), **asked)
+    # 40 ports of VMs and the NIC, whose transmit queues are one more than the PMD threads.
+    mbufs = 40 * port_mbufs(1, 1) + port_mbufs(1, 3)
+    [pages] = [p for p in plan.pages if p.pages]
+    assert (pages.mbufs, pages.ports) == (mbufs, 41)
+    assert pages.ovs_mb == 3072 > mbufs * 3008 / (1 << 20) + 512 > shared.ovs_mb == 2048
+    assert step(plan, OtherConfig("per-port-memory")).done
+    assert step(plan, OtherConfig("dpdk-socket-mem")).wanted == f"{pages.ovs_mb},0"
+    # Nobody says how many: those that OVS has now.
+    port = OvsPortLive("vm1", "vm1", "dpdkvhostuserclient", 1500)
+    live = Live(ovs=OvsLive("3.1.0", None, True, {"per-port-memory": "true"}, (port,) * 3))
+    [pages] = [p for p in planned("published", live, **asked | {"vm_ports": None}).pages if p.pages]
+    assert pages.ports == 4
+
+
+def test_a_node_has_memory_for_whole_vms() -> None:
+    """By cores it would be 30 and 34 GB: three VMs of 16 GB, and not four."""
+    asked = {"pmd_cores": 2, "vm_memory_mb": 64 * 1024}
+    by_cores = [pages.vm_mb // 16384 for pages in planned("published", **asked).pages]
+    assert sum(by_cores) == 3
+    plan = planned("published", vm_size_mb=16384, **asked)
+    assert [pages.vm_mb for pages in plan.pages] == [2 * 16384, 2 * 16384]
+    with pytest.raises(InvalidRequest, match="20 VMs of 16384 MB") as refused:
+        planned("published", pmd_cores=2, vm_memory_mb=20 * 16384, vm_size_mb=16384)
+    assert refused.value.errors[0].field == "vm_memory_mb"
+
+
+def test_the_page_sizes_of_arm() -> None:
+    """A kernel of 64 KB pages has 2 MB, 512 MB and 16 GB."""
+    [pages] = planned("arm", pmd_cores=2, vm_memory_mb=4096).pages
+    assert pages.size_kb == 524288
+    [pages] = planned("arm", pmd_cores=2, vm_memory_mb=4096, hugepage_kb=2048).pages
+    assert pages.size_kb == 2048
 
 
 def test_buffers_are_halved_where_memory_is_short() -> None:

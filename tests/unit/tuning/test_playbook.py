@@ -10,9 +10,12 @@ import yaml
 from netplugin.tuning.output.playbook import playbook
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import (
+    BannedCpus,
+    BootPages,
     File,
     KernelArgument,
     OtherConfig,
+    ServiceCpus,
     Swap,
     Sysctl,
     Target,
@@ -39,7 +42,10 @@ def test_a_playbook_has_every_step_in_builtin_modules(name: str) -> None:
     text = str(found)
     for step in plan_of(name).steps:
         assert _name(step.target) in text, step
-        assert step.wanted is None or step.wanted in text, step
+        # Those of boot are counts by node, and in the file as lines of their own.
+        assert step.wanted is None or step.wanted in text or isinstance(step.target, BootPages), (
+            step
+        )
 
 
 def _name(target: Target) -> str:
@@ -58,6 +64,12 @@ def _name(target: Target) -> str:
             return "swapoff"
         case VfCount(address):
             return f"{address}/sriov_numvfs"
+        case BannedCpus(path):
+            return path
+        case ServiceCpus():
+            return "CPUAffinity="
+        case BootPages():
+            return "netplugin-hugepages.service"
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -72,6 +84,24 @@ def test_a_playbook_asks_for_a_restart_and_takes_none() -> None:
     assert "after a reboot" in found[[t["name"] for t in found].index("Say what is left to do")][
         "ansible.builtin.debug"
     ]["msg"]  # fmt: skip
+
+
+def test_hugepages_that_the_command_line_cannot_count_are_there_before_ovs() -> None:
+    found = tasks("amd-nps4")
+    [unit] = [t for t in found if t["name"] == "Reserve hugepages at boot, before OVS starts"]
+    text = unit["ansible.builtin.copy"]["content"]
+    [before] = [line for line in text.splitlines() if line.startswith("Before=")]
+    assert {"ovs-vswitchd.service", "libvirtd.service"} <= set(
+        before.removeprefix("Before=").split()
+    )
+    assert "/etc/tmpfiles.d/netplugin-tuning.conf" in text
+    assert not any("Reserve hugepages" in t["name"] for t in tasks("intel-snc"))
+
+
+def test_a_setting_of_ovs_that_should_go_is_removed() -> None:
+    [task] = [t for t in tasks("intel-snc") if t["name"] == "Remove from other_config of OVS"]
+    assert task["loop"] == ["dpdk-lcore-mask"]
+    assert not any("Remove from" in t["name"] for t in tasks("small"))
 
 
 def test_handlers_that_are_notified_exist() -> None:

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from netplugin.tuning.intent import Intent
 from netplugin.tuning.live import Live, OvsLive
+from netplugin.tuning.output.plan_json import plan_json
+from netplugin.tuning.output.text import plan_text
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
+from netplugin.tuning.read.kernel import HALT_POLL
+from netplugin.tuning.read.memory import HUGEPAGES_UNIT
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import (
+    BannedCpus,
+    BootPages,
     Effect,
     File,
     KernelArgument,
     OtherConfig,
+    ServiceCpus,
     Swap,
     Sysctl,
     ThreadPriority,
     TunedProfile,
 )
-from tests.unit.tuning.golden import arguments, plan_of, planned, step
+from tests.unit.tuning.golden import PLANS, arguments, ovs, plan_of, planned, step
 from tests.unit.tuning.machines import MemoryRoot, load
 from tests.unit.tuning.trees import tree
 
 
 def test_settings_of_ovs_as_found_count_as_done() -> None:
     found = {
-        "dpdk-init": "true", "pmd-cpu-mask": "2", "dpdk-lcore-mask": "0x01", "dpdk-socket-mem": "1264",
-        "pmd-rxq-assign": "cycles", "userspace-tso-enable": "true",
+        "dpdk-init": "true", "pmd-cpu-mask": "2", "dpdk-socket-mem": "1264", "pmd-rxq-assign": "cycles",
+        "userspace-tso-enable": "true", "per-port-memory": "false",
     }  # fmt: skip
     plan = planned("small", Live(ovs=OvsLive("2.15.3", None, True, found)), pmd_cores=1)
-    ovs = [s for s in plan.steps if isinstance(s.target, OtherConfig)]
-    assert len(ovs) == 6 and all(s.done for s in ovs)
+    keys = [s for s in plan.steps if isinstance(s.target, OtherConfig)]
+    assert len(keys) == 6 and all(s.done for s in keys)
     newer = planned("small", Live(ovs=OvsLive("3.1.0", None, True, found)), pmd_cores=1)
     [left] = [s for s in newer.steps if isinstance(s.target, OtherConfig) and not s.done]
     assert (left.target, left.now, left.wanted) == (
@@ -48,8 +56,14 @@ def test_what_takes_a_restart_of_ovs() -> None:
     effects = {s.target.key: s.effect for s in plan.steps if isinstance(s.target, OtherConfig)}
     assert effects == {
         "dpdk-init": Effect.OVS_RESTART, "pmd-cpu-mask": Effect.LIVE, "pmd-rxq-assign": Effect.LIVE,
-        "dpdk-lcore-mask": Effect.OVS_RESTART, "dpdk-socket-mem": Effect.OVS_RESTART,
+        "dpdk-socket-mem": Effect.OVS_RESTART,
     }  # fmt: skip
+
+
+def test_a_mask_that_pins_the_threads_of_ovs_goes() -> None:
+    plan = planned("small", ovs(dpdk_lcore_mask="0x1"), pmd_cores=1)
+    mask = step(plan, OtherConfig("dpdk-lcore-mask"))
+    assert (mask.now, mask.wanted, mask.effect) == ("0x1", None, Effect.OVS_RESTART)
 
 
 def test_a_mask_of_ovs_that_is_none_is_unknown_and_not_done() -> None:
@@ -71,7 +85,7 @@ def test_real_time_asks_for_more() -> None:
     )
     extra = set(arguments(realtime)) - set(arguments(usual))
     assert extra == {
-        "mce", "tsc", "idle", "processor.max_cstate", "intel_pstate", "pcie_aspm"
+        "mce", "tsc", "intel_idle.max_cstate", "processor.max_cstate", "intel_pstate", "pcie_aspm.policy",
     }  # fmt: skip
     targets = {s.target for s in realtime.steps} - {s.target for s in usual.steps}
     assert {Swap(), Sysctl("kernel.sched_rt_runtime_us"), ThreadPriority("ksoftirqd")} <= targets
@@ -80,25 +94,134 @@ def test_real_time_asks_for_more() -> None:
     assert step(realtime, Swap()).now == "/dev/dm-1"
 
 
+def test_a_cpu_polls_while_it_idles_only_where_it_has_no_sibling() -> None:
+    for machine, idle_siblings in (("published", False), ("published", True), ("amd-nps4", True)):
+        plan = planned(machine, pmd_cores=1, realtime=True, idle_siblings=idle_siblings)
+        assert "idle" not in arguments(plan) and arguments(plan)["processor.max_cstate"] == "1"
+    alone = arguments(planned("edge", pmd_cores=1, realtime=True))
+    assert alone["idle"] == "poll" and "processor.max_cstate" not in alone
+
+
 def test_amd_has_its_own_arguments() -> None:
     found = arguments(planned("amd-4-nodes", pmd_cores=1, realtime=True))
-    assert found["amd_iommu"] == "on"
+    assert found["iommu"] == "pt" and "amd_iommu" not in found
     assert "intel_iommu" not in found and "intel_pstate" not in found
+    newer = replace(load("amd-4-nodes"), release="6.1.0")
+    plan = make_plan(read_facts(MemoryRoot(tree(newer))), Intent(pmd_cores=1, realtime=True))
+    assert arguments(plan)["amd_pstate"] == "disable" and "amd_pstate" not in found
+
+
+def test_arm_has_arguments_of_its_own_and_none_of_x86() -> None:
+    found = arguments(planned("arm", pmd_cores=2, realtime=True, vm_memory_mb=4096))
+    assert found["iommu.passthrough"] == "1" and found["hugepagesz"] == "512M"
+    x86 = {
+        "iommu",
+        "mce",
+        "tsc",
+        "idle",
+        "processor.max_cstate",
+        "pcie_aspm.policy",
+        "intel_pstate",
+    }
+    assert not x86 & set(found) and found["isolcpus"]
+
+
+@pytest.mark.parametrize(
+    ("now", "idle_siblings", "wanted"),
+    [(200000, False, "0"), (200000, True, "200000"), (0, True, "200000"), (50000, True, "50000")],
+)
+def test_a_halted_vcpu_polls_where_it_has_its_core_to_itself(
+    now: int, idle_siblings: bool, wanted: str
+) -> None:
+    facts = read_facts(MemoryRoot(tree(replace(load("published"), halt_poll_ns=now))))
+    plan = make_plan(facts, Intent(pmd_cores=1, realtime=True, idle_siblings=idle_siblings))
+    assert step(plan, File(HALT_POLL)).wanted == wanted
+    usual = make_plan(facts, Intent(pmd_cores=1))
+    assert File(HALT_POLL) not in {s.target for s in usual.steps}
+
+
+def test_threads_have_the_priorities_of_tuned_s_profile() -> None:
+    plan = planned("edge", pmd_cores=1, realtime=True)
+    found = {s.target.threads: s.wanted for s in plan.steps if isinstance(s.target, ThreadPriority)}
+    assert found == {"ksoftirqd": "2", "ktimers": "2", "rcuc": "4", "rcub": "4"}
+
+
+def test_irqbalance_leaves_isolated_cpus_alone() -> None:
+    target = BannedCpus("/etc/default/irqbalance")
+    banned = step(planned("edge", pmd_cores=1), target)
+    assert (banned.now, banned.wanted, banned.effect) == (None, "1,3-7", Effect.LIVE)
+    told = {"/etc/default/irqbalance": 'IRQBALANCE_BANNED_CPULIST="1,3-5,6,7"\n'}
+    facts = read_facts(MemoryRoot(tree(replace(load("edge"), irqbalance=told))))
+    assert step(make_plan(facts, Intent(pmd_cores=1)), target).done
+    # The older mask goes before the list.
+    told = {
+        "/etc/default/irqbalance": "IRQBALANCE_BANNED_CPUS=2\nIRQBALANCE_BANNED_CPULIST=1,3-7\n"
+    }
+    facts = read_facts(MemoryRoot(tree(replace(load("edge"), irqbalance=told))))
+    assert step(make_plan(facts, Intent(pmd_cores=1)), target).now == "1"
+    assert not [s for s in planned("small", pmd_cores=1).steps if isinstance(s.target, BannedCpus)]
+
+
+def test_services_start_on_housekeeping() -> None:
+    affinity = step(planned("edge", pmd_cores=1), ServiceCpus())
+    assert (affinity.now, affinity.wanted, affinity.effect) == (None, "0", Effect.REBOOT)
+    files = {
+        "/etc/systemd/system.conf": "[Manager]\n#CPUAffinity=1\nCPUAffinity=1 2\n",
+        "/etc/systemd/system.conf.d/50-a.conf": "[Manager]\nCPUAffinity=3,4\n",
+    }
+    for last, now in (("", "1-4"), ("CPUAffinity=\nCPUAffinity=0\n", "0")):
+        more = files | {"/etc/systemd/system.conf.d/90-b.conf": f"[Manager]\n{last}"}
+        facts = read_facts(MemoryRoot(tree(replace(load("edge"), system_conf=more))))
+        assert step(make_plan(facts, Intent(pmd_cores=1)), ServiceCpus()).now == now
+
+
+def test_every_step_has_a_source() -> None:
+    for name in PLANS:
+        plan = plan_of(name)
+        assert all(s.source for s in plan.steps), name
+        text = plan_text(plan, explain=True)
+        shown = [line for line in text.splitlines() if line.startswith("  [")]
+        assert text.count("\n      source: ") == len(shown)
+        assert "source" not in plan_text(plan)
+        assert set(json.loads(plan_json(plan))["sources"]) >= {"hugepages", "PMD cores by node"}
 
 
 @pytest.mark.parametrize(
     ("release", "isolcpus", "hugepages"),
     [
-        ("3.10.0-957.el7.x86_64", "1-31,33-63", "4"),
-        ("5.14.0", "managed_irq,domain,1-31,33-63", "4"),
-        ("5.15.0", "managed_irq,domain,1-31,33-63", "0:2,1:2"),
+        ("3.10.0-957.el7.x86_64", "1-31,33-63", None),
+        ("5.14.0", "managed_irq,domain,1-31,33-63", None),
+        ("5.15.0", "managed_irq,domain,1-31,33-63", None),
+        ("5.16.0", "managed_irq,domain,1-31,33-63", "0:2,1:2"),
     ],
 )
-def test_arguments_that_a_kernel_must_know(release: str, isolcpus: str, hugepages: str) -> None:
+def test_arguments_that_a_kernel_must_know(
+    release: str, isolcpus: str, hugepages: str | None
+) -> None:
+    """Before 5.16 the command line cannot count hugepages by node, and a unit does at boot."""
     facts = read_facts(MemoryRoot(tree(replace(load("published"), release=release))))
-    plan = make_plan(facts, Intent(pmd_cores=15, emulator_cores=0, vm_cores=15))
-    assert arguments(plan)["hugepages"] == hugepages
+    plan = make_plan(facts, Intent(pmd_cores=15, emulator_cores=0, vm_cores=14))
+    assert arguments(plan).get("hugepages") == hugepages
+    at_boot = [s.wanted for s in plan.steps if isinstance(s.target, BootPages)]
+    assert at_boot == ([] if hugepages else ["0:2,1:2"])
     assert arguments(plan)["isolcpus"] == isolcpus.replace("1-31,33-63", "1-15,17-31,33-47,49-63")
+
+
+def test_the_unit_that_reserves_hugepages_at_boot_counts_as_done() -> None:
+    made = tree(load("amd-nps4"))
+    at = "/sys/devices/system/node/node{}/hugepages/hugepages-1048576kB/nr_hugepages"
+    lines = [f"w {at.format(node)} - - - - {pages}" for node, pages in ((4, 29), (5, 13), (6, 29))]
+    made.files["/etc/tmpfiles.d/netplugin-tuning.conf"] = "\n".join(
+        ["# x", "w /a - - - - 1", *lines]
+    )
+    _, intent = PLANS["amd-nps4"]
+    plan = make_plan(read_facts(MemoryRoot(made)), intent)
+    assert step(plan, BootPages(1048576)).now is None, "the unit is not enabled"
+    made.links[f"/etc/systemd/system/sysinit.target.wants/{HUGEPAGES_UNIT}"] = (
+        f"../{HUGEPAGES_UNIT}"
+    )
+    plan = make_plan(read_facts(MemoryRoot(made)), intent)
+    assert step(plan, BootPages(1048576)).done
 
 
 def test_a_list_of_cpus_on_the_command_line_counts_however_it_is_written() -> None:

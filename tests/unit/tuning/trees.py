@@ -35,8 +35,9 @@ def _cpus(machine: Machine) -> Iterator[tuple[str, str]]:
     if machine.threads > 1:
         yield f"{_CPU}/smt/active", "1"
         yield f"{_CPU}/smt/control", "on"
+    names = ("CPU implementer", "CPU part") if machine.arm else ("vendor_id", "model name")
     info = (
-        f"processor\t: {cpu}\nvendor_id\t: {machine.vendor}\nmodel name\t: {machine.model}\n"
+        f"processor\t: {cpu}\n{names[0]}\t: {machine.vendor}\n{names[1]}\t: {machine.model}\n"
         for cpu in sorted(machine.online)
     )
     yield "/proc/cpuinfo", "\n".join(info)
@@ -85,6 +86,11 @@ def _memory(machine: Machine) -> Iterator[tuple[str, str]]:
         cpus = set(parse_list(node["cpus"])) & machine.online
         total = node["memory_kb"]
         yield f"{at}/cpulist", format_list(cpus)
+        rows = machine.distances or [
+            [10 if a == b else 20 for b in range(len(machine.nodes))]
+            for a in range(len(machine.nodes))
+        ]
+        yield f"{at}/distance", " ".join(map(str, rows[number]))
         yield f"{at}/cpumap", to_kernel(cpus)
         yield (
             f"{at}/meminfo",
@@ -119,8 +125,14 @@ def _kernel(machine: Machine) -> Iterator[tuple[str, str]]:
         # Of proc(5): 37 fields from state on to the CPU and rt_priority, policy and what follows.
         fields = "S 2 0 0 0 -1 69238848 0 0 0 0 0 0 0 0 20 0 1 0 10 0 0 18446744073709551615"
         rest = f"0 0 0 0 0 0 0 2147483647 0 1 0 0 17 {cpu} 0 0 0 0 0 0 0 0 0 0 0 0 0"
-        yield f"/proc/{14 + cpu}/stat", f"{14 + cpu} (ksoftirqd/{cpu}) {fields} {rest}"
+        for number, name in enumerate(machine.kernel_threads):
+            pid = 14 + cpu + 1000 * number
+            yield f"/proc/{pid}/stat", f"{pid} ({name}/{cpu}) {fields} {rest}"
     yield "/proc/1/stat", "1 (init (odd) name) S 0 1 1 0 -1 4194560 0 0 0 0"
+    for path, text in (machine.system_conf | machine.irqbalance).items():
+        yield path, text
+    if machine.halt_poll_ns is not None:
+        yield "/sys/module/kvm/parameters/halt_poll_ns", str(machine.halt_poll_ns)
     if machine.tuned:
         yield "/etc/tuned/active_profile", machine.tuned["profile"]
         for profile, text in machine.tuned["variables"].items():

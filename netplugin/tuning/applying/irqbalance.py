@@ -1,0 +1,60 @@
+"""The CPUs that irqbalance leaves alone: a line of its environment file, and a restart if it runs."""
+
+from __future__ import annotations
+
+from netplugin.errors import HostError
+from netplugin.host.cpus import format_list
+from netplugin.tuning.applying.config_lines import last_line, value_of, with_line
+from netplugin.tuning.applying.place import Raw
+from netplugin.tuning.applying.programs import Run
+from netplugin.tuning.applying.refusals import refusals
+from netplugin.tuning.applying.writable import WritableRoot
+from netplugin.tuning.read.interrupts import banned_cpus
+from netplugin.tuning.steps import BannedCpus
+
+_NAME = "IRQBALANCE_BANNED_CPULIST"
+_RESTART_S = 60.0
+
+
+class Irqbalance:
+    """Raw is the whole last line of the list, empty where none sets it, None without the file."""
+
+    def __init__(self, root: WritableRoot, run: Run) -> None:
+        self._root, self._run = root, run
+
+    def read(self, target: BannedCpus) -> Raw:
+        return last_line(_NAME, self._text(target))
+
+    def value(self, target: BannedCpus, raw: Raw) -> str | None:
+        text = value_of(raw)
+        try:
+            return text and format_list(banned_cpus(f"{_NAME}={text}") or ())
+        except ValueError:
+            return text
+
+    def write(self, target: BannedCpus, wanted: str | None) -> None:
+        """Raises: HostError where the older variable, a mask, would go before the list."""
+        self.restore(target, f"{_NAME}={wanted}")
+        try:
+            banned = banned_cpus(self._text(target) or "")
+        except ValueError:
+            banned = None
+        if banned is None or format_list(banned) != wanted:
+            raise HostError(
+                f"{target.path} has IRQBALANCE_BANNED_CPUS, which goes before {_NAME}",
+                step="read-back", fix="remove it: irqbalance has replaced it by the list",
+            )  # fmt: skip
+
+    def restore(self, target: BannedCpus, raw: Raw) -> None:
+        text = self._text(target)
+        changed = with_line(_NAME, text or "", raw)
+        if changed == text or (text is None and not changed):
+            return
+        with refusals(target.path):
+            self._root.replace(target.path, changed)
+        # It reads the file when it starts; where it does not run, nothing is started.
+        self._run(["systemctl", "try-restart", "irqbalance.service"], _RESTART_S)
+
+    def _text(self, target: BannedCpus) -> str | None:
+        with refusals(target.path):
+            return self._root.whole(target.path)

@@ -1,0 +1,48 @@
+"""Which nodes are near those of the NICs (pure): by NUMA distance, then by package.
+
+With SNC (Intel) or NPS (AMD) a package is several nodes, and its other nodes are nearer than the other
+package. Firmware may give all other nodes one distance: then the package decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from netplugin.tuning.facts import Core
+
+#: What the kernel takes where the firmware has no table (LOCAL_DISTANCE and REMOTE_DISTANCE in
+#: include/linux/topology.h).
+_LOCAL, _REMOTE = 10, 20
+
+
+def packages_of(cores: Iterable[Core]) -> dict[int, frozenset[int]]:
+    """The packages that each node has cores of."""
+    found: dict[int, frozenset[int]] = {}
+    for core in cores:
+        found[core.node] = found.get(core.node, frozenset()) | {core.package}
+    return found
+
+
+def ranks(
+    cores: tuple[Core, ...], nic_nodes: tuple[int, ...], distances: Mapping[int, Mapping[int, int]]
+) -> dict[int, int]:
+    """0 for the nodes of the NICs, then 1 and up: nodes that are as far away have the same."""
+    packages = packages_of(cores)
+    near = [node for node in nic_nodes if node in packages]
+    home = frozenset(package for node in near for package in packages[node])
+
+    def away(node: int) -> tuple[int, bool]:
+        rows = [distances.get(nic, {}).get(node, _REMOTE) for nic in near]
+        return min(rows, default=_LOCAL), not packages[node] & home
+
+    rest = {node: away(node) for node in packages if node not in near}
+    order = sorted(set(rest.values()))
+    return dict.fromkeys(near, 0) | {node: 1 + order.index(far) for node, far in rest.items()}
+
+
+def nearest_first(
+    cores: tuple[Core, ...], nic_nodes: tuple[int, ...], distances: Mapping[int, Mapping[int, int]]
+) -> tuple[int, ...]:
+    """All nodes that have cores, those of the NICs first."""
+    found = ranks(cores, nic_nodes, distances)
+    return tuple(sorted(found, key=lambda node: (found[node], node)))
