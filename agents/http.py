@@ -207,11 +207,11 @@ def _add_host(app: FastAPI, service: Service) -> None:
     @app.delete(
         "/v1/vfs/{pci_address}/quarantine",
         status_code=204,
-        responses=_documented(),
+        responses=_PORT_ERRORS,
         operation_id="release_vf",
     )
-    async def release_vf(pci_address: PciAddress) -> None:
-        await service.release_vf(pci_address)
+    async def release_vf(caller: Request, pci_address: PciAddress) -> None:
+        await _while_here(caller, service.release_vf(pci_address))
 
     @app.get("/v1/pmd", responses=_PORT_ERRORS, operation_id="get_pmd")
     async def get_pmd(measured: Annotated[PmdInterval, Query()]) -> PmdState:

@@ -7,6 +7,7 @@ is always the same: commit the intent, converge, read back, record, answer.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -37,6 +38,8 @@ _UNDO_S = 5.0
 #: How long putting right the whole host may take.
 CHECK_S = 120.0
 _LOOK_S = 10.0
+#: What is in quarantine is tried again after this: at worst one more plug fails.
+QUARANTINE_S = 3600.0
 
 
 @dataclass
@@ -98,6 +101,9 @@ class Reconciler:
         self._metrics = metrics
         #: Records as an undo left them, which the store did not take.
         self._unsaved: dict[str, Record] = {}
+        #: When this process first found a thing in quarantine; long ago if its NIC was out of order
+        #: since.
+        self._unfit_since: dict[Claim, float] = {}
 
     def usable(self) -> Usability:
         """Whether the backend can be used now and the host is this agent's to work at (any thread)."""
@@ -140,7 +146,9 @@ class Reconciler:
         failures = {i: e for i, e in result.failed.items() if i in records or i in deletes}
         faults = _faults({i: r for i, r in records.items() if i not in failures}, result)
         for port_id in faults.keys() & records.keys():
-            if not _stays(before[port_id], records[port_id].spec):
+            if not _is_only_impaired(port_id, result) and not _stays(
+                before[port_id], records[port_id].spec
+            ):
                 failures[port_id] = faults.pop(port_id)
         for port_id, op in waiting.items():
             queue_ms = (started - op.queued_at) * 1e3
@@ -563,15 +571,45 @@ class Reconciler:
         return list(self.backend.vfs(seen, self._store.claims(), self._store.unfit()))
 
     def _end_quarantines(self, seen: Observation) -> None:
-        """A thing in quarantine that has gone may come again as another: it is given a new chance."""
-        unfit = self._store.unfit()
-        if not unfit or not self.has_vfs:
+        """Give a new chance to what has gone, for it may come again as another; to what was out of
+        order as a whole (its NIC was down or being reset) and is in order again; and after a time."""
+        if not self.has_vfs:
             return
-        there = {vf.pci_address for vf in self.backend.vfs(seen, {}, {})}
-        gone = [claim for claim in unfit if claim.key not in there]
-        if gone:
-            LOG.info("gone, and so out of quarantine: %s", ", ".join(c.key for c in gone))
-            self._store.release(gone)
+        unfit, now = self._store.unfit(), time.monotonic()
+        since = {claim: self._unfit_since.get(claim, now) for claim in unfit}
+        states = (
+            {vf.pci_address: vf.state for vf in self.backend.vfs(seen, {}, {})} if unfit else {}
+        )
+        ended: dict[Claim, str] = {}
+        for claim in unfit:
+            state = states.get(claim.key)
+            if state is None:
+                ended[claim] = "it has gone"
+            elif state == "unusable":
+                since[claim] = -math.inf
+            elif now - since[claim] >= QUARANTINE_S:
+                ended[claim] = "it is tried again"
+        self._unfit_since = {claim: when for claim, when in since.items() if claim not in ended}
+        for claim, why in ended.items():
+            LOG.info("%s %s is out of quarantine: %s", claim.kind, claim.key, why)
+        if ended:
+            self._store.release(ended)
+
+    def abandon(self, port_id: str, claim: Claim) -> None:
+        """Forget a port that is being removed and waits for a virtual function that is away.
+
+        Raises: Conflict if the function is there, so that the port goes by itself; what
+        ``Backend.observe`` raises.
+        """
+        seen = self.backend.observe(None, time.monotonic() + _LOOK_S)
+        waits = self.backend.plan([Intent(port_id, None, (claim,))], seen).refused.get(port_id)
+        if not isinstance(waits, OperationTimeout):
+            raise Conflict(
+                f"{claim.kind} {claim.key} is there: port {port_id} goes when it is free",
+                step="release", port_id=port_id, fix=waits.fix if waits else None,
+            )  # fmt: skip
+        LOG.warning("forgotten, with %s as it is", claim.key, extra={"port_id": port_id})
+        self._store.save([], forget=[port_id])
 
     @property
     def has_vfs(self) -> bool:
@@ -788,9 +826,15 @@ def _faults(records: Mapping[str, Record], result: Converged) -> dict[str, Netpl
         seen, kept = result.observed.get(port_id), result.kept.get(port_id)
         if kept is not None:
             faults[port_id] = kept.for_port(port_id)
-        elif seen is not None and seen.fault:
-            faults[port_id] = HostError(seen.fault, step="verify", port_id=port_id)
+        elif seen is not None and (fault := seen.fault or seen.impaired):
+            faults[port_id] = HostError(fault, step="verify", port_id=port_id)
     return faults
+
+
+def _is_only_impaired(port_id: str, result: Converged) -> bool:
+    """Whether a port that has a fault is as it should be, and only something beyond it is not."""
+    seen = result.observed.get(port_id)
+    return port_id not in result.kept and seen is not None and not seen.fault
 
 
 def _changed(before: PortSpec, after: PortSpec) -> set[str]:

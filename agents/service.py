@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from agents.domains import Domains
@@ -22,7 +23,7 @@ from agents.store import Record, Store
 from agents.store_findings import store_findings
 from agents.store_marks import StoreMarks
 from agents.teams import Teams
-from netplugin.backend import Backend, Claim, Intent, Observation
+from netplugin.backend import NOBODY, Backend, Claim, Intent, Observation
 from netplugin.errors import (
     BackendUnavailable,
     Conflict,
@@ -288,8 +289,20 @@ class Service:
         return []
 
     async def release_vf(self, pci_address: str) -> None:
-        """End the quarantine of a virtual function; one that is in none is no error."""
-        await self._in_thread(self._store.release, [Claim("vf", pci_address)])
+        """End the quarantine of a virtual function; one that is in none is no error.
+
+        A port that is being removed and waits for the NIC of this function is forgotten.
+
+        Raises: Conflict if the function is there, Overloaded, what ``Backend.observe`` raises.
+        """
+        claim = Claim("vf", pci_address)
+        await self._in_thread(self._store.release, [claim])
+        record = self._store.get(self._store.claims().get(claim, NOBODY))
+        lane = self._lanes.get(record.spec.backend) if record else None
+        if record is None or lane is None or record.state is not PortState.REMOVING:
+            return
+        held = next(c for c in record.claims if c == claim)
+        await self._errand(lane, partial(lane.reconciler.abandon, record.port_id, held))
 
     async def checks(self) -> list[Finding]:
         """What an operator should know of the host: of the machine, and then by the backends that can

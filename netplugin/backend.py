@@ -77,12 +77,14 @@ class Intent:
 class ObservedPort:
     """What the host has of one port. ``fault`` is the host's own word that it does not work.
 
-    ``stamp`` is the mark of the store that made it, empty if it carries none.
+    ``stamp`` is the mark of the store that made it, empty if it carries none. ``impaired`` says what
+    does not work beyond the port (a cable): the port is ``degraded``, and plugging it succeeds.
     """
 
     fault: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     stamp: str = ""
+    impaired: str | None = None
 
 
 @dataclass(frozen=True)

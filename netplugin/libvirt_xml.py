@@ -43,17 +43,17 @@ def tap_interface(spec: PortSpec, device: str) -> str:
     return text(interface)
 
 
-def hostdev_interface(spec: PortSpec, pci_address: str, *, managed: bool) -> str:
-    """A virtual function of a NIC, as a NIC of the VM.
+def hostdev_interface(spec: PortSpec, pci_address: str) -> str:
+    """A virtual function of a NIC, as a NIC of the VM; it is on vfio-pci already (``managed='no'``).
 
     libvirt sets MAC and VLAN of such an interface once more when the VM starts, and puts back what
     it found when it stops (virHostdevSetNetConfig, virHostdevRestoreNetConfig): without ``vlan`` it
-    would take the VLAN off. ``managed`` has it bind the function to vfio-pci, and back.
+    would take the VLAN off.
     """
     domain, bus, slot = pci_address.partition(".")[0].split(":")
     function = pci_address.partition(".")[2]
     interface = _interface("hostdev", spec.mac)
-    interface.set("managed", "yes" if managed else "no")
+    interface.set("managed", "no")
     source = etree.SubElement(interface, "source")
     etree.SubElement(
         source, "address",

@@ -1,8 +1,9 @@
 """The sriov backend: looks at the pool of VFs, lets ``plan`` think, carries out what it says.
 
-The agent binds a VF to vfio-pci when a port comes and back when it goes; libvirt neither does nor
-undoes it (``managed='no'``). So a VF has one master from plug to unplug, and a VM that stops does
-not hand it to a driver of the host, with the VM's MAC on it.
+The agent binds every VF to vfio-pci when a port comes and back when it goes, those of mlx5 too;
+libvirt does neither (``managed='no'``). So a VM that stops does not hand its VF, with its MAC on it,
+to a driver of the host. What libvirt does all the same is to write MAC and VLAN when a VM starts and
+stops: a VF is given back after that.
 """
 
 from __future__ import annotations
@@ -109,17 +110,15 @@ class Sriov(Backend[Seen]):
     def binding(self, intent: Intent) -> Binding:
         claim = claim_of(intent)
         assert intent.spec is not None and claim is not None
-        memory = remembered(claim)
-        managed = memory.keeps_driver
         return Binding.model_validate(
             {
                 "vif_type": "hostdev",
-                "interface_xml": hostdev_interface(intent.spec, claim.key, managed=managed),
+                "interface_xml": hostdev_interface(intent.spec, claim.key),
                 "domain_requirements": DomainRequirements(
                     vfio=True, numa_node=intent.spec.numa_node
                 ),
                 "pci_address": claim.key,
-                **place(memory),
+                **place(remembered(claim)),
             }
         )
 
@@ -138,7 +137,7 @@ class Sriov(Backend[Seen]):
         deadline: float,
     ) -> Seen:
         start = time.monotonic()
-        inventory = self._pool.look_again(seen.inventory, changed_vfs(changes))
+        inventory = self._pool.look_again(seen.inventory, changed_vfs(changes), deadline)
         return Seen({}, inventory, timings_ms={"vfs": (time.monotonic() - start) * 1e3})
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:

@@ -95,7 +95,7 @@ class Vdpa(Backend[Seen]):
             usable = lacks_native(self._switch.root) or usable
         elif usable.usable:
             usable = no_pci(self._switch.root) or usable
-        return self._pool.kernel.usability() if usable.usable else usable
+        return self._pool.kernel.usability(for_dpdk=True) if usable.usable else usable
 
     def validate(self, spec: PortSpec) -> None:
         """What depends on the port's mode is looked at with its claim."""
@@ -117,8 +117,9 @@ class Vdpa(Backend[Seen]):
         # A VF that keeps its driver shows nowhere but here that OVS has it.
         used = {Claim(KIND, d): name for d, name in observed.devices.items() if d != had}
         claim = claim_vf(
-            observed.inventory, intent, {**used, **taken}, mode.use, had=had, notes=mode.notes
-        )
+            observed.inventory, intent, {**used, **taken}, mode.use,
+            had=had, for_dpdk=True, notes=mode.notes,
+        )  # fmt: skip
         return (claim, sockets.claim_socket(self._switch.settings, intent, row))
 
     def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
@@ -184,7 +185,9 @@ class Vdpa(Backend[Seen]):
         deadline: float,
     ) -> Seen:
         touched = [*changed_vfs(changes), *_opened_or_closed(changes)]
-        return self._seen(ports, deadline, lambda: self._pool.look_again(seen.inventory, touched))
+        return self._seen(
+            ports, deadline, lambda: self._pool.look_again(seen.inventory, touched, deadline)
+        )
 
     def _seen(
         self, ports: Collection[str] | None, deadline: float, look: Callable[[], Inventory]

@@ -86,7 +86,7 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
             elif (vf := _open_vf(intent, seen.inventory)) and vf.address not in seen.devices:
                 vfs.append(DetachVf((port_id,), vf.address, vf.iommu_group))
                 continue
-            vfs += vf_changes(intent, seen.inventory, _want)
+            vfs += vf_changes(intent, seen.inventory, _want, for_dpdk=True)
             vfs += _driver_back(intent, seen.inventory)
         except NetpluginError as error:
             refused[port_id] = error
@@ -112,7 +112,7 @@ def _driver_back(intent: Intent, inventory: Inventory) -> list[Change]:
     if intent.spec is None or claim is None or not isinstance(vf, Vf) or vf.is_open:
         return []
     memory = remembered(claim)
-    if not memory.keeps_driver or vf.driver == memory.original.driver:
+    if not memory.kept_by_dpdk or vf.driver == memory.original.driver:
         return []
     before = memory.original
     return [BindVf((intent.port_id,), vf.address, before.driver, before.driver_override)]
@@ -122,7 +122,8 @@ def _want(intent: Intent, vf: Vf) -> VfAttributes:
     """What the PF should hold of the VF; in native mode all but the MAC is the representor's."""
     assert intent.spec is not None
     if mode_of(intent) is Mode.NATIVE:
-        return replace(vf.attributes or VfAttributes(), mac=intent.spec.mac)
+        assert vf.attributes is not None
+        return replace(vf.attributes, mac=intent.spec.mac)
     return attributes_of(intent.spec)
 
 
@@ -146,7 +147,7 @@ def _must_reopen(intent: Intent, seen: Seen) -> bool:
     if claim is None or beside is None or not isinstance(vf, Vf):
         return False
     memory = remembered(claim)
-    if memory.keeps_driver:
+    if memory.kept_by_dpdk:
         return vf.driver != memory.original.driver
     works = beside.interface is not None and beside.interface.works_at is not None
     return not is_vfio(vf.driver) or (works and not vf.is_open)
@@ -177,7 +178,8 @@ def observed_ports(intents: Sequence[Intent], seen: Seen) -> Mapping[str, Observ
                 "mtu": beside.interface.mtu,
                 "link_state": beside.interface.link_state,
             }
-        found[intent.port_id] = ObservedPort(vf.fault or _fault(mode, row, beside, seen), told)
+        fault = vf.fault or _fault(mode, row, beside, seen)
+        found[intent.port_id] = ObservedPort(fault, told, impaired=vf.impaired)
     return found
 
 

@@ -1,26 +1,41 @@
 """The physical and virtual functions of the host as values, read from sysfs and one netlink dump.
 
 The root of sysfs is a parameter, so that a whole tree may be test data. What is read for each of a
-thousand VFs is four links and files; what only a PF can say is read once for the PF.
+thousand VFs is few links and files; what only a PF can say is read once for the PF.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from drivers.vf.options import By, Device
+from drivers.vf.options import By, Device, VfNumbers
 from netplugin.backend import Usability
-from netplugin.host.vfs import NicLink, VfAttributes, is_vfio, read_link, read_text
+from netplugin.host.vfs import (
+    HostInterface,
+    HostUse,
+    NicLink,
+    VfAttributes,
+    host_uses,
+    is_uio,
+    is_vfio,
+    read_interfaces,
+    read_link,
+    read_text,
+)
 
 _VIRTFN = "virtfn"
-# What a representor calls itself (``devlink_port_attrs`` in net/devlink/port.c).
-_REPRESENTOR = re.compile(r"(?:c\d+)?pf(\d+)vf(\d+)\Z")
+# What ports of a NIC's switch call themselves (``__devlink_port_phys_port_name_get`` in
+# net/devlink/port.c): the representors of VFs, of subfunctions, and of PFs seen from a DPU.
+_REPRESENTOR = re.compile(r"(?:c\d+)?pf(\d+)(?:vf(\d+)|sf\d+)?\Z")
 _UPLINK = re.compile(r"p(\d+)\Z")
+# PCI_CLASS_BRIDGE_PCI of include/linux/pci_ids.h: a bridge has no driver that takes the group from
+# vfio (``driver_managed_dma`` of drivers/pci/pcie/portdrv.c).
+_BRIDGE = "0x0604"
 
 
 _HELD = Usability(True)
@@ -44,6 +59,12 @@ class Pf:
     representors: Mapping[int, str] = field(default_factory=dict)
     #: Whether its lock is this agent's; if not, its VFs are another's to give out and to reset.
     held: Usability = _HELD
+    #: Which of its VFs the entries of the operator's list allow: each of them has to.
+    numbers: tuple[VfNumbers, ...] = ()
+
+    def allows(self, number: int) -> bool:
+        """Whether the VF of this number may be given away."""
+        return all(number in numbers for numbers in self.numbers)
 
     @property
     def name(self) -> str:
@@ -68,10 +89,23 @@ class Vf:
     driver_override: str | None
     #: Whether a process has it open through vfio: a VM runs with it.
     is_open: bool = False
-    #: The host's interface of it, if that is on a bridge or bond.
-    enslaved: str | None = None
-    #: What the PF holds of it; None if the PF's interface does not tell.
+    #: The host's interfaces of it, in the agent's network namespace.
+    interfaces: tuple[HostInterface, ...] = ()
+    #: The other devices of its IOMMU group, bridges aside: vfio gives a group to one process whole
+    #: (``iommu_group_claim_dma_owner`` in drivers/iommu/iommu.c).
+    group_mates: tuple[str, ...] = ()
+    #: Whether libvirt has settings of it to write when its VM has stopped.
+    saved_by_libvirt: bool = False
+    #: What the PF reports of it. None if it does not: its interface is away, or the driver leaves
+    #: the VF out because it is being reset (``rtnl_fill_vfinfo`` in net/core/rtnetlink.c).
     attributes: VfAttributes | None = None
+
+    @property
+    def host_use(self) -> HostUse | None:
+        """How the host's network uses it; None if a VM may have it instead."""
+        if is_vfio(self.driver) or is_uio(self.driver):
+            return None
+        return next(host_uses(self.driver, self.interfaces), None)
 
 
 @dataclass(frozen=True)
@@ -92,61 +126,61 @@ class Inventory:
         """VFs by the address of their PF and their number on it."""
         return {(vf.pf, vf.number): vf for vf in self.vfs.values()}
 
-    @cached_property
-    def shared_groups(self) -> frozenset[str]:
-        """IOMMU groups that hold more than one VF: neither can be given to a VM alone."""
-        seen: set[str] = set()
-        shared: set[str] = set()
-        for vf in self.vfs.values():
-            if vf.iommu_group is not None:
-                (shared if vf.iommu_group in seen else seen).add(vf.iommu_group)
-        return frozenset(shared)
 
+def read_inventory(
+    sys: Path,
+    devices: Sequence[Device],
+    links: Mapping[str, NicLink],
+    saved: Collection[str] = (),
+) -> Inventory:
+    """What there is of the operator's ``devices``; ``links`` are the interfaces of PCI devices.
 
-def read_inventory(sys: Path, devices: Sequence[Device], links: Mapping[str, NicLink]) -> Inventory:
-    """What there is of the operator's ``devices``; ``links`` are the interfaces of PCI devices."""
-    networks, missing = find_pfs(sys, devices)
-    by_parent: dict[str, list[NicLink]] = {}
-    for link in links.values():
-        by_parent.setdefault(link.parent, []).append(link)
+    ``saved`` are the files of libvirt with the settings of VFs, see ``Kernel``.
+    """
+    found, missing = find_pfs(sys, devices)
     pfs: dict[str, Pf] = {}
     vfs: dict[str, Vf] = {}
-    for address, names in sorted(networks.items()):
-        pf = _read_pf(sys, address, names[0], links)
+    for address, entries in sorted(found.items()):
+        numbers = tuple(entry.numbers for entry in entries)
+        pf = replace(_read_pf(sys, address, entries[0].network, links), numbers=numbers)
         pfs[address] = pf
-        vfs.update({vf.address: vf for vf in _read_vfs(sys, pf, by_parent)})
+        vfs.update({vf.address: vf for vf in _read_vfs(sys, pf, saved)})
+    networks = {address: networks_of(entries) for address, entries in found.items()}
     ambiguous = {a: names for a, names in networks.items() if len(names) > 1}
     return Inventory(pfs, vfs, missing, ambiguous)
 
 
-def read_again(sys: Path, seen: Inventory, links: Mapping[str, NicLink]) -> Inventory:
-    """What was seen, with these NICs (their interfaces by address) and their VFs as they are now.
-
-    Whether the host's interface of a VF is on a bridge is as it was, while the VF has its driver.
-    """
+def read_again(
+    sys: Path, seen: Inventory, links: Mapping[str, NicLink], saved: Collection[str] = ()
+) -> Inventory:
+    """What was seen, with these NICs (their interfaces by address) and their VFs as they are now."""
     pfs, vfs = dict(seen.pfs), {a: vf for a, vf in seen.vfs.items() if vf.pf not in links}
     for address, link in links.items():
-        pfs[address] = _read_pf(sys, address, seen.pfs[address].network, {link.name: link})
-        for vf in _read_vfs(sys, pfs[address], {}):
-            old = seen.vfs.get(vf.address)
-            kept = old.enslaved if old and old.driver == vf.driver else None
-            vfs[vf.address] = replace(vf, enslaved=kept)
+        old = seen.pfs[address]
+        pf = _read_pf(sys, address, old.network, {link.name: link})
+        pfs[address] = replace(pf, numbers=old.numbers)
+        vfs.update({vf.address: vf for vf in _read_vfs(sys, pfs[address], saved)})
     return replace(seen, pfs=pfs, vfs=vfs)
 
 
 def find_pfs(
     sys: Path, devices: Sequence[Device]
-) -> tuple[dict[str, tuple[str, ...]], tuple[Device, ...]]:
-    """The PFs of the list by address, with their networks; and the entries that name none."""
-    found: dict[str, tuple[str, ...]] = {}
+) -> tuple[dict[str, tuple[Device, ...]], tuple[Device, ...]]:
+    """The PFs of the list by address, with their entries; and the entries that name none."""
+    found: dict[str, tuple[Device, ...]] = {}
     missing: list[Device] = []
     for device in devices:
         addresses = _addresses(sys, device)
         if not addresses:
             missing.append(device)
         for address in addresses:
-            found[address] = tuple(dict.fromkeys((*found.get(address, ()), device.network)))
+            found[address] = (*found.get(address, ()), device)
     return found, tuple(missing)
+
+
+def networks_of(entries: Sequence[Device]) -> tuple[str, ...]:
+    """The networks of the entries that name one PF: there should be one."""
+    return tuple(dict.fromkeys(entry.network for entry in entries))
 
 
 def _addresses(sys: Path, device: Device) -> list[str]:
@@ -155,7 +189,8 @@ def _addresses(sys: Path, device: Device) -> list[str]:
             candidates = [device.name]
         case By.INTERFACE:
             address = read_link(sys / "class/net" / device.name / "device")
-            candidates = [address] if address else []
+            is_own = not _REPRESENTOR.match(_port_name(sys, device.name))
+            candidates = [address] if address and is_own else []
         case By.KIND:
             return [
                 address
@@ -207,9 +242,7 @@ def _read_pf(sys: Path, address: str, network: str, links: Mapping[str, NicLink]
 def _interface(sys: Path, device: str) -> str | None:
     """The PF's own interface: in switchdev mode the representors are its device's too."""
     names = sorted(_entries(f"{device}/net"))
-    if len(names) > 1:
-        names = [n for n in names if not _REPRESENTOR.match(_port_name(sys, n))]
-    return names[0] if names else None
+    return next((n for n in names if not _REPRESENTOR.match(_port_name(sys, n))), None)
 
 
 def _port_name(sys: Path, interface: str) -> str:
@@ -221,14 +254,14 @@ def _representors(sys: Path, uplink: str, switch: str) -> dict[int, str]:
     found: dict[int, str] = {}
     for name in _entries(sys / "class/net"):
         match = _REPRESENTOR.match(_port_name(sys, name))
-        if match is None or (own and match[1] != own[1]):
+        if match is None or match[2] is None or (own and match[1] != own[1]):
             continue
         if read_text(sys / "class/net" / name / "phys_switch_id") == switch:
             found[int(match[2])] = name
     return found
 
 
-def _read_vfs(sys: Path, pf: Pf, by_parent: Mapping[str, Sequence[NicLink]]) -> Iterator[Vf]:
+def _read_vfs(sys: Path, pf: Pf, saved: Collection[str]) -> Iterator[Vf]:
     device = f"{sys}/bus/pci/devices/{pf.address}"
     attributes = pf.link.vfs if pf.link else {}
     for entry in _entries(device):
@@ -248,6 +281,14 @@ def _read_vfs(sys: Path, pf: Pf, by_parent: Mapping[str, Sequence[NicLink]]) -> 
             driver=driver,
             driver_override=None if override in ("", "(null)") else override,
             is_open=is_vfio(driver) and read_text(f"{at}/enable") not in ("", "0"),
-            enslaved=next((i.name for i in by_parent.get(address, ()) if i.enslaved), None),
+            interfaces=() if driver is None or is_vfio(driver) else read_interfaces(at),
+            group_mates=_group_mates(sys, address),
+            saved_by_libvirt=f"{pf.name}_vf{number}" in saved,
             attributes=attributes.get(int(number)),
         )
+
+
+def _group_mates(sys: Path, address: str) -> tuple[str, ...]:
+    devices = f"{sys}/bus/pci/devices"
+    mates = sorted(set(_entries(f"{devices}/{address}/iommu_group/devices")) - {address})
+    return tuple(m for m in mates if not read_text(f"{devices}/{m}/class").startswith(_BRIDGE))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -10,20 +12,42 @@ from drivers.vf.inventory import Inventory, find_pfs, read_again, read_inventory
 from drivers.vf.options import Device
 from drivers.vf.usability import usability
 from netplugin.backend import Usability
-from netplugin.host.vfs import SYS, Vfs
+from netplugin.errors import NetpluginError
+from netplugin.host.vfs import (
+    SYS,
+    VfBusy,
+    VfInvalid,
+    VfRefuses,
+    Vfs,
+    is_beyond,
+    unsupported,
+)
+
+#: Where libvirt keeps MAC and VLAN of a VF from the start of its VM until it writes them back, in a
+#: file PF_vfN that it removes just before (virNetDevSaveNetConfig and virNetDevReadNetConfig in
+#: src/util/virnetdev.c). It writes them whether it binds the VF (``managed='yes'``) or not
+#: (virHostdevReAttachPCIDevicesImpl in src/hypervisor/virhostdev.c), after QEMU has closed it.
+LIBVIRT_STATE = Path("/run/libvirt/hostdevmgr")
 
 
 class Kernel:
     """What the driver knows of the host; a model of it can stand in its place."""
 
-    def __init__(self, devices: Sequence[Device], sys: Path = SYS, vfs: Vfs | None = None) -> None:
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        sys: Path = SYS,
+        vfs: Vfs | None = None,
+        libvirt_state: Path = LIBVIRT_STATE,
+    ) -> None:
         self.devices = tuple(devices)
         self._sys = sys
+        self._libvirt_state = libvirt_state
         self._vfs = vfs or Vfs(sys)
 
-    def usability(self) -> Usability:
+    def usability(self, *, for_dpdk: bool = False) -> Usability:
         """From a few files: it is asked for each batch of plugs, from any thread."""
-        return usability(self._sys, self.devices)
+        return usability(self._sys, self.devices, for_dpdk=for_dpdk)
 
     def nics(self) -> tuple[str, ...]:
         """The PCI addresses of the PFs, from a few files, from any thread."""
@@ -31,7 +55,7 @@ class Kernel:
 
     def look(self) -> Inventory:
         """Everything, in one netlink dump. Raises: HostError, OperationTimeout."""
-        return read_inventory(self._sys, self.devices, self._vfs.links())
+        return read_inventory(self._sys, self.devices, self._vfs.links(), self._saved())
 
     def look_again(self, seen: Inventory, nics: Collection[str]) -> Inventory:
         """These PFs (by address) and their VFs anew, by one request for each; the rest as ``seen``.
@@ -42,21 +66,51 @@ class Kernel:
         links = {a: self._vfs.link(link.index) for a, link in known.items() if link}
         if len(links) < len(nics) or None in links.values():
             return self.look()  # an interface has come or gone
-        return read_again(self._sys, seen, {a: link for a, link in links.items() if link})
+        there = {address: link for address, link in links.items() if link}
+        return read_again(self._sys, seen, there, self._saved())
+
+    def _saved(self) -> frozenset[str]:
+        with contextlib.suppress(OSError):
+            return frozenset(os.listdir(self._libvirt_state))
+        return frozenset()
 
     def carry_out(self, change: VfChange) -> None:
-        """Raises: Unsupported, VfRefuses, HostError, OperationTimeout."""
+        """Raises: Unsupported, VfBusy, VfRefuses, HostError, OperationTimeout."""
         vfs = self._vfs
         match change:
             case SetVf():
                 for group in change.groups:
-                    vfs.set(change.pf_index, change.number, group, change.attributes)
+                    self._set(change, group)
             case UnbindVf():
                 vfs.unbind(change.address)
             case BindVf():
                 if change.rebind:
                     self._bind(change)
                 vfs.override(change.address, change.override)
+
+    def _set(self, change: SetVf, group: str) -> None:
+        try:
+            self._vfs.set(change.pf_index, change.number, group, change.attributes)
+        except VfRefuses as refused:
+            raise self._judged(change, group, refused) from refused
+
+    def _judged(self, change: SetVf, group: str, refused: VfRefuses) -> NetpluginError:
+        """What a refusal says: the NIC is not in order now, cannot do it, or the VF is ill.
+
+        Drivers use EINVAL for all three, and answer the question for a VF's settings with the same
+        test (ice_check_vf_ready_for_cfg of ice, i40e_validate_vf of i40e): a VF that is reported is
+        not being reset.
+        """
+        link = self._vfs.link(change.pf_index)
+        if link is None or not link.up or change.number not in link.vfs:
+            return VfBusy(f"{refused.detail} (its NIC is being reset, or is down)", step="set-vf")
+        if not isinstance(refused, VfInvalid):
+            return refused
+        if group == "rate" and not link.carrier:  # igb_ndo_set_vf_bw, ixgbe_ndo_set_vf_bw
+            return VfBusy(f"{refused.detail} (its NIC has no carrier)", step="set-vf")
+        return (
+            unsupported(refused.detail, group) if is_beyond(group, change.attributes) else refused
+        )
 
     def _bind(self, change: BindVf) -> None:
         vfs = self._vfs

@@ -2,7 +2,8 @@
 
 A VF that the platform names is that one or none. Otherwise the NUMA node that is asked for is a
 requirement, not a wish: a VM on the wrong node is slower for all its life, and nobody would see why.
-Then NICs with a carrier come first, then the NIC that has the fewest VFs taken, then the lowest
+Then NICs with a carrier come first, then the NIC of which the VM has the fewest VFs, so that one NIC
+that fails does not take all of them, then the NIC that has the fewest VFs taken, then the lowest
 number.
 
 A NIC that is down is refused: nothing passes it, nor from VF to VF, and the operator has the switch.
@@ -13,14 +14,14 @@ one NIC reach each other.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from drivers.vf.changes import KIND
 from drivers.vf.inventory import Inventory, Pf, Vf
-from drivers.vf.memory import Lost, Memory, holders_of, locate, new_claim
+from drivers.vf.memory import KEPT_BY_DPDK, Lost, Memory, holders_of, locate, new_claim
 from netplugin.backend import NOBODY, Claim, Intent
 from netplugin.errors import (
     BackendUnavailable,
@@ -30,10 +31,12 @@ from netplugin.errors import (
     InvalidRequest,
     NetpluginError,
 )
-from netplugin.host.vfs import is_vfio
+from netplugin.host.vfs import is_uio, is_vfio
 from netplugin.models import PortSpec, VfInfo, VfState
 
 _STEP = "claim"
+#: What a claim remembers the VM of its port under.
+_VM = "vm_id"
 
 
 class Use(Enum):
@@ -55,12 +58,13 @@ def claim_vf(
     use: Use = EMBEDDED,
     *,
     had: str | None = None,
+    for_dpdk: bool = False,
     notes: Mapping[str, Any] | None = None,
 ) -> Claim:
     """The claim of a port: the one it has, or a new one with all it has to remember.
 
-    ``had`` is the VF that the host shows to be this port's, whatever is remembered. ``notes`` are a
-    backend's own, and are remembered too.
+    ``had`` is the VF that the host shows to be this port's, whatever is remembered. ``for_dpdk``:
+    DPDK takes it, not a VM. ``notes`` are a backend's own, and are remembered too.
 
     Raises: Conflict, InvalidRequest, CapacityExhausted, BackendUnavailable.
     """
@@ -69,9 +73,20 @@ def claim_vf(
         if claim.kind == KIND:
             _require_fit(inventory, claim, intent.spec)
             return claim
-    vf = choose(inventory, intent.spec, holders_of(taken), use, had=had)
+    vf = choose(
+        inventory, intent.spec, holders_of(taken), use,
+        had=had, for_dpdk=for_dpdk, of_the_vm=_of_vm(taken, intent.spec.vm_id),
+    )  # fmt: skip
+    if vf.attributes is None:
+        raise _unreported(inventory, vf)
     adopted = vf.address == had or _is_of(vf, intent.spec)
+    notes = {_VM: intent.spec.vm_id, **(notes or {})}
     return new_claim(inventory, vf, intent.spec.mac, adopted=adopted, notes=notes)
+
+
+def _of_vm(taken: Mapping[Claim, str], vm_id: str) -> frozenset[str]:
+    """The VFs of one VM, by address."""
+    return frozenset(c.key for c in taken if c.kind == KIND and c.memory.get(_VM) == vm_id)
 
 
 def _require_fit(inventory: Inventory, claim: Claim, spec: PortSpec) -> None:
@@ -94,35 +109,50 @@ def choose(
     use: Use = EMBEDDED,
     *,
     had: str | None = None,
+    for_dpdk: bool = False,
+    of_the_vm: Collection[str] = (),
 ) -> Vf:
-    """The VF for a new port; ``taken`` is who has which, ``had`` the one it has on the host.
+    """The VF for a new port; ``taken`` is who has which, ``had`` the one it has on the host, and
+    ``of_the_vm`` those that its VM has already.
 
     Raises: Conflict, InvalidRequest, CapacityExhausted, BackendUnavailable.
     """
     if spec.vf.pci_address is not None:
-        return _named(inventory, spec, taken, use, had)
+        return _named(inventory, spec, taken, use, had, for_dpdk)
     network = spec.network.physical_network
     pool = [v for v in inventory.vfs.values() if inventory.pf_of(v).network == network]
     where = f"on {network}"
     if spec.numa_node is not None:
-        pool = [v for v in pool if v.numa_node == spec.numa_node]
+        pool = [v for v in pool if _is_on(v, spec.numa_node)]
         where += f" and NUMA node {spec.numa_node}"
     mine = [v for v in pool if v.address not in taken and v.address == had]
     mine = mine or [v for v in pool if v.address not in taken and _is_of(v, spec)]
-    free = mine or [v for v in pool if v.address not in taken and not unusable(inventory, v)]
+    out = [v for v in pool if v.address not in taken]
+    free = mine or [v for v in out if not unusable(inventory, v, for_dpdk=for_dpdk)]
     if not free:
-        raise _exhausted(inventory, pool, taken, where, network)
+        raise _exhausted(inventory, pool, out, where, network, use)
     mtu = spec.network.mtu
     problems = {p: pf_problem(inventory.pfs[p], mtu, use) for p in {v.pf for v in free}}
     fit = [v for v in free if problems[v.pf] is None]
     if not fit:
         raise next(error for _, error in sorted(problems.items()) if error is not None)
     used = Counter(v.pf for v in inventory.vfs.values() if v.address in taken)
-    return min(fit, key=lambda v: (not _carrier(inventory.pf_of(v)), used[v.pf], v.pf, v.number))
+    beside = Counter(v.pf for v in inventory.vfs.values() if v.address in of_the_vm)
+
+    def order(vf: Vf) -> tuple[bool, int, int, str, int]:
+        has_carrier = _carrier(inventory.pf_of(vf))
+        return not has_carrier, beside[vf.pf], used[vf.pf], vf.pf, vf.number
+
+    return min(fit, key=order)
 
 
 def _named(
-    inventory: Inventory, spec: PortSpec, taken: Mapping[str, str], use: Use, had: str | None
+    inventory: Inventory,
+    spec: PortSpec,
+    taken: Mapping[str, str],
+    use: Use,
+    had: str | None,
+    for_dpdk: bool,
 ) -> Vf:
     address = spec.vf.pci_address or ""
     vf = inventory.vfs.get(address)
@@ -137,19 +167,25 @@ def _named(
         raise Conflict(
             f"VF {address} is {_holder(taken[address])}", step=_STEP, fix="see GET /v1/vfs"
         )
-    if spec.numa_node not in (None, vf.numa_node):
+    if not _is_on(vf, spec.numa_node):
         raise Conflict(
             f"VF {address} is on NUMA node {vf.numa_node}, and node {spec.numa_node} is asked for",
             step=_STEP, fix="ask for the VF or for the node",
         )  # fmt: skip
     is_its_own = address == had or _is_of(vf, spec)
-    reason = None if is_its_own else unusable(inventory, vf)
+    reason = None if is_its_own else unusable(inventory, vf, for_dpdk=for_dpdk)
     if reason:
         raise Conflict(f"VF {address} cannot be used: {reason}", step=_STEP)
     problem = pf_problem(inventory.pf_of(vf), spec.network.mtu, use)
     if problem:
         raise problem
     return vf
+
+
+def _is_on(vf: Vf, node: int | None) -> bool:
+    """Whether a VF may serve a VM of this node. A NIC of no node is as near to each: -1 is
+    NUMA_NO_NODE (include/linux/numa.h), which firmware that does not say gives to every device."""
+    return node is None or vf.numa_node is None or vf.numa_node == node
 
 
 def _holder(port_id: str) -> str:
@@ -159,12 +195,15 @@ def _holder(port_id: str) -> str:
 def _exhausted(
     inventory: Inventory,
     pool: list[Vf],
-    taken: Mapping[str, str],
+    out: list[Vf],
     where: str,
     network: str | None,
-) -> CapacityExhausted:
-    """Says how the VFs are used, or that there are none."""
-    out = [v for v in pool if v.address not in taken]
+    use: Use,
+) -> NetpluginError:
+    """Says how the VFs are used (``out`` have no port), or that there are none."""
+    hidden = next((v for v in out if v.attributes is None), None)
+    if hidden is not None:
+        return pf_problem(inventory.pf_of(hidden), 0, use) or _unreported(inventory, hidden)
     has = f"there are {len(pool)} VFs {where}, {len(pool) - len(out)} of them taken"
     if out:
         has += f", and {out[0].address} cannot be used: {unusable(inventory, out[0])}"
@@ -188,22 +227,50 @@ def _carrier(pf: Pf) -> bool:
     return pf.link is not None and pf.link.carrier
 
 
-def unusable(inventory: Inventory, vf: Vf) -> str | None:
-    """Why a VF that nobody claims cannot be given to a VM."""
+def unusable(inventory: Inventory, vf: Vf, *, for_dpdk: bool = False) -> str | None:
+    """Why a VF that nobody claims cannot be given to a VM, or to DPDK.
+
+    Free is one without a driver; one on vfio that no process has open; and one whose driver is a
+    network driver with an interface in this network namespace that is down and not enslaved.
+    """
     pf = inventory.pf_of(vf)
+    if not pf.allows(vf.number):
+        return "[sriov] devices leaves it out"
     if vf.attributes is None and pf.link is not None:
-        return f"{pf.name} does not tell of it"
+        return not_reported(pf)
+    if not (for_dpdk and vf.driver in KEPT_BY_DPDK) and (without := _no_vfio(vf)):
+        return without
+    if vf.saved_by_libvirt:
+        return "libvirt has MAC and VLAN of it to write back"
+    if vf.is_open:
+        return "a process has it open through vfio, and no port has it"
+    if is_uio(vf.driver):
+        return f"it is bound to {vf.driver}"
+    return vf.host_use.how if vf.host_use else None
+
+
+def _no_vfio(vf: Vf) -> str | None:
+    """Why vfio cannot give this VF alone to a process."""
     if vf.iommu_group is None:
         return "it has no IOMMU group"
-    if vf.iommu_group in inventory.shared_groups:
-        return f"it shares IOMMU group {vf.iommu_group} with another VF"
-    if vf.is_open:
-        return "a process that is not ours to know has it open through vfio"
-    if vf.enslaved:
-        return f"its interface {vf.enslaved} is on a bridge or bond"
-    if vf.driver is not None and "uio" in vf.driver:
-        return f"it is bound to {vf.driver}"
+    if vf.group_mates:
+        return f"it shares IOMMU group {vf.iommu_group} with {', '.join(vf.group_mates)}"
     return None
+
+
+def not_reported(pf: Pf) -> str:
+    """Why nothing is known of the settings of a VF, nor can be changed."""
+    if pf.link is None:
+        return f"NIC {pf.address} has no network interface here"
+    return f"{pf.name} does not report it, as while it or the NIC is being reset"
+
+
+def _unreported(inventory: Inventory, vf: Vf) -> BackendUnavailable:
+    pf = inventory.pf_of(vf)
+    return BackendUnavailable(
+        f"VF {vf.address} cannot be used now: {not_reported(pf)}", step=_STEP,
+        fix=f"ask again when ip link show {pf.name} lists it",
+    )  # fmt: skip
 
 
 def pf_problem(pf: Pf, mtu: int, use: Use = EMBEDDED) -> NetpluginError | None:
@@ -253,7 +320,8 @@ class _Books:
         state: VfState = "available"
         # Which use it is for is the backends' to say: here it may be either.
         problem = pf_problem(pf, 0, Use.REPRESENTED if pf.switchdev else EMBEDDED)
-        reason = unusable(self.inventory, vf) or (problem.detail if problem else None)
+        reason = unusable(self.inventory, vf, for_dpdk=True)
+        reason = reason or (problem.detail if problem else None)
         if vf.address in self.unfit:
             state, reason = "quarantined", self.unfit[vf.address]
         elif claim is not None and isinstance(lost := locate(self.inventory, claim), Lost):
@@ -264,6 +332,8 @@ class _Books:
             state = "unusable"
         elif pf.switchdev:
             reason = f"{pf.name} is in switchdev mode, for the native mode of vdpa alone"
+        elif without := _no_vfio(vf):
+            reason = f"{without}: for the backend vdpa alone"
         return VfInfo(
             pci_address=vf.address, pf=pf.name, vf_index=vf.number, numa_node=vf.numa_node,
             physical_network=pf.network, driver=vf.driver, state=state, port_id=holder or None,

@@ -15,9 +15,15 @@ from drivers.vf.inventory import Inventory, Pf, Vf
 from netplugin.backend import Claim
 from netplugin.host.vfs import NO_MAC, VfAttributes, is_vfio
 
-#: Drivers of VFs that are left in place: the NIC's firmware takes a VF's settings through them, and
-#: DPDK drives a VF beside them. Whoever takes such a VF binds it, and gives it back.
-KEPT_DRIVERS = frozenset({"mlx4_core", "mlx5_core"})
+#: Drivers of VFs beside which DPDK works, by the kernel's verbs and without vfio (DPDK's guide to
+#: mlx5, "bifurcated driver"). A VM needs such a VF on vfio-pci, as any other.
+KEPT_BY_DPDK = frozenset({"mlx4_core", "mlx5_core"})
+#: Drivers of PFs that refuse a VF's MAC of zeros (qede_set_vf_mac; cxgb4_mgmt_set_vf_mac), and what
+#: they get instead, as from libvirt (``altZeroMAC`` in src/util/virnetdev.c).
+REFUSE_NO_MAC = frozenset({"qede", "cxgb4"})
+PLACEHOLDER_MAC = "02:00:00:00:00:00"
+#: Drivers of PFs that take a VLAN priority without an error and drop it (qede_set_vf_vlan).
+DROP_PRIORITY = frozenset({"qede"})
 #: The driver that the kernel chooses, where nobody knows which it was.
 ANY_DRIVER = ""
 
@@ -32,25 +38,44 @@ class Original:
 
     @classmethod
     def of(cls, vf: Vf) -> Original:
-        return cls(vf.attributes or VfAttributes(), vf.driver, vf.driver_override)
+        """Of a VF that is free.
+
+        A MAC that its driver chose is not the PF's to write: it would become administratively set,
+        and then the VF's driver may not change it (``pf_set_mac`` in ice, i40e and ixgbe,
+        IGB_VF_FLAG_PF_SET_MAC in igb). One on vfio may have the settings of a VM that was not ours:
+        these are nobody's any more.
+        """
+        assert vf.attributes is not None
+        attributes = vf.attributes
+        if is_vfio(vf.driver):
+            attributes = _of_a_new_vf(attributes)
+        elif any(interface.own_mac for interface in vf.interfaces):
+            attributes = replace(attributes, mac=NO_MAC)
+        return cls(attributes, vf.driver, vf.driver_override)
 
     @classmethod
     def of_new(cls, vf: Vf) -> Original:
         """Of a VF that had been ours when the store was lost: as VFs are when they are made."""
-        has = vf.attributes or VfAttributes()
-        attributes = VfAttributes(
-            mac=NO_MAC,
-            # What every NIC begins with, if it has such a switch.
-            spoofchk=None if has.spoofchk is None else True,
-            trusted=None if has.trusted is None else False,
-        )
-        return cls(attributes, ANY_DRIVER, None)
+        assert vf.attributes is not None
+        return cls(_of_a_new_vf(vf.attributes), ANY_DRIVER, None)
 
     def has_driver(self, vf: Vf) -> bool:
         """Whether the VF has the driver again that it had."""
         if self.driver == ANY_DRIVER:
             return not is_vfio(vf.driver) and vf.driver_override is None
         return vf.driver == self.driver
+
+
+def _of_a_new_vf(has: VfAttributes) -> VfAttributes:
+    """What every NIC begins with, if it has such a switch."""
+    return VfAttributes(
+        mac=NO_MAC,
+        spoofchk=None if has.spoofchk is None else True,
+        trusted=None if has.trusted is None else False,
+        rss_query=has.rss_query,
+        node_guid=has.node_guid,
+        port_guid=has.port_guid,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +92,9 @@ class Memory:
     original: Original
 
     @property
-    def keeps_driver(self) -> bool:
-        return self.original.driver in KEPT_DRIVERS
+    def kept_by_dpdk(self) -> bool:
+        """Whether DPDK leaves the VF its driver."""
+        return self.original.driver in KEPT_BY_DPDK
 
     @classmethod
     def of(cls, claim: Claim) -> Memory | None:
@@ -90,11 +116,13 @@ class Memory:
 
     def is_place(self, pf: Pf, vf: Vf) -> bool:
         """Whether this VF is the one: an address may be another NIC's after a reboot."""
+        return self.is_nic(pf) and self.number == vf.number
+
+    def is_nic(self, pf: Pf) -> bool:
+        """Whether this is the NIC that the VF is of."""
         if self.pf_mac is not None and pf.permanent_mac is not None:
-            same_nic = self.pf_mac == pf.permanent_mac
-        else:
-            same_nic = self.pf_address == pf.address
-        return same_nic and self.number == vf.number
+            return self.pf_mac == pf.permanent_mac
+        return self.pf_address == pf.address
 
 
 def new_claim(
@@ -115,24 +143,35 @@ def new_claim(
     return Claim(KIND, vf.address, {**(notes or {}), **asdict(memory)})
 
 
-def attributes_before(memory: Memory, vf: Vf) -> VfAttributes:
+def attributes_before(memory: Memory, pf: Pf, vf: Vf) -> VfAttributes:
     """What the VF's attributes should be again.
 
-    Where nobody knows how it was, the driver that the kernel has chosen chooses the MAC.
+    A VF without a MAC gets one from its driver, which the PF reports then and which stays.
     """
     original, now = memory.original, vf.attributes
-    if original.driver != ANY_DRIVER or now is None or not original.has_driver(vf):
-        return original.attributes
-    chosen = NO_MAC if now.mac == memory.mac else now.mac
-    return replace(original.attributes, mac=chosen)
+    assert now is not None
+    mac = original.attributes.mac
+    if mac == NO_MAC:
+        chosen = original.has_driver(vf) and any(i.own_mac for i in vf.interfaces)
+        if chosen and now.mac != memory.mac:
+            mac = now.mac
+        elif pf.driver in REFUSE_NO_MAC:
+            mac = PLACEHOLDER_MAC
+    return replace(original.attributes, mac=mac)
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Why a claim's VF is not there. ``moved``: the address is another's, or the VF has another."""
+    """Why a claim's VF is not there.
+
+    ``moved``: the address is another VF's, or the VF has another address. ``away``: its NIC is not
+    in the inventory (renamed, off the list, unplugged), so that nothing is known of the VF.
+    Otherwise the NIC is there without this VF, which takes its settings with it.
+    """
 
     reason: str
     moved: bool = False
+    away: bool = False
 
 
 def locate(inventory: Inventory, claim: Claim) -> Vf | Lost:
@@ -151,7 +190,10 @@ def locate(inventory: Inventory, claim: Claim) -> Vf | Lost:
         return Lost(f"{claim.key} was {of} and is now {other}{now}", moved=True)
     if elsewhere is not None:
         return Lost(f"{claim.key}, {of}, is now {elsewhere.address}", moved=True)
-    return Lost(f"{claim.key}, {of}, is gone: {_why_gone(inventory, memory)}")
+    return Lost(
+        f"{claim.key}, {of}, is gone: {_why_gone(inventory, memory)}",
+        away=not any(memory.is_nic(pf) for pf in inventory.pfs.values()),
+    )
 
 
 def _elsewhere(inventory: Inventory, memory: Memory) -> Vf | None:

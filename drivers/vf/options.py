@@ -18,14 +18,17 @@ DEVICES = cfg.ListOpt(
     help="The NICs (physical functions) whose virtual functions may be given to VMs, and the physical "
     "network behind each, like physnet1:eth1,physnet1:0000:03:00.1,physnet2:8086:10c9. A device is "
     "an interface name, a PCI address, or vendor:device for all NICs of a kind. A network may have "
-    "several. How many virtual functions a NIC has is the operator's to set (sriov_numvfs in sysfs), "
-    "and so are its MTU and that it is up. Delete a NIC's ports before you take it off the list.",
+    "several. #numbers after a device name those of its virtual functions that may be given away, "
+    "like eth1#8-63 or eth1#0-63+^8 (all of these but 8); the others are left alone. How many "
+    "virtual functions a NIC has is the operator's to set (sriov_numvfs in sysfs), and so are its MTU "
+    "and that it is up. Delete a NIC's ports before you take it off the list.",
 )
 
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]\Z")
 _KIND = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}\Z")
-_INTERFACE = re.compile(r"[^/\s:]{1,15}\Z")
+_INTERFACE = re.compile(r"[^/\s:#]{1,15}\Z")
+_NUMBERS = re.compile(r"(\^?)(\d{1,5})(?:-(\d{1,5}))?\Z")
 
 
 class By(Enum):
@@ -37,12 +40,27 @@ class By(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class VfNumbers:
+    """Some of a NIC's virtual functions, by number: those in ``included`` (all, if it is empty) that
+    are not in ``excluded``. Each pair is a first and a last number."""
+
+    included: tuple[tuple[int, int], ...] = ()
+    excluded: tuple[tuple[int, int], ...] = ()
+
+    def __contains__(self, number: int) -> bool:
+        if any(first <= number <= last for first, last in self.excluded):
+            return False
+        return not self.included or any(first <= number <= last for first, last in self.included)
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """One entry of the list."""
 
     network: str
     name: str
     by: By
+    numbers: VfNumbers = VfNumbers()
 
 
 def read_devices(conf: Any) -> tuple[Device, ...]:
@@ -60,14 +78,32 @@ def _parse(entry: str) -> Device:
     network, _, device = entry.strip().partition(":")
     if not _NETWORK.match(network):
         raise ValueError(f"[sriov] devices: {entry!r} does not begin with a physical network")
+    device, sign, text = device.partition("#")
+    numbers = _parse_numbers(entry, text) if sign else VfNumbers()
     lower = device.lower()
     if _PCI.match(lower):
-        return Device(network, lower, By.ADDRESS)
+        return Device(network, lower, By.ADDRESS, numbers)
     if _KIND.match(lower):
-        return Device(network, lower, By.KIND)
+        return Device(network, lower, By.KIND, numbers)
     if _INTERFACE.match(device):
-        return Device(network, device, By.INTERFACE)
+        return Device(network, device, By.INTERFACE, numbers)
     raise ValueError(
         f"[sriov] devices: {device!r} in {entry!r} is neither an interface name, nor a PCI address "
         "such as 0000:03:00.0, nor vendor:device such as 8086:10c9"
     )
+
+
+def _parse_numbers(entry: str, text: str) -> VfNumbers:
+    """Parts joined by ``+``; one that begins with ``^`` is left out, as in libvirt's ``cpuset``."""
+    included: list[tuple[int, int]] = []
+    excluded: list[tuple[int, int]] = []
+    for part in text.split("+"):
+        match = _NUMBERS.match(part)
+        first, last = (int(match[2]), int(match[3] or match[2])) if match else (1, 0)
+        if match is None or last < first:
+            raise ValueError(
+                f"[sriov] devices: {part!r} in {entry!r} is no number of a virtual function, nor a "
+                "range such as 8-63, nor ^8 for all but 8"
+            )
+        (excluded if match[1] else included).append((first, last))
+    return VfNumbers(tuple(included), tuple(excluded))

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from drivers.vf.apply import apply_changes, touched
+from drivers.vf.apply import apply_changes, pauses, touched
 from drivers.vf.changes import VfChange
 from drivers.vf.inventory import Inventory
 from drivers.vf.kernel import Kernel
@@ -53,13 +53,22 @@ class Pool:
         """
         return self._known(self.kernel.look())
 
-    def look_again(self, seen: Inventory, vfs: Sequence[str]) -> Inventory:
+    def look_again(self, seen: Inventory, vfs: Sequence[str], deadline: float) -> Inventory:
         """The NICs of these VFs as they are now, after a change; the others as they were ``seen``.
+
+        A change may reset a VF, which its NIC does not report until that is over.
 
         Raises: HostError, OperationTimeout.
         """
         nics = {seen.vfs[address].pf for address in vfs if address in seen.vfs}
-        return self._known(self.kernel.look_again(seen, nics)) if nics else seen
+        if not nics:
+            return seen
+        found = self.kernel.look_again(seen, nics)
+        for _ in pauses(deadline) if _hides_some(found, vfs) else ():
+            found = self.kernel.look_again(seen, nics)
+            if not _hides_some(found, vfs):
+                break
+        return self._known(found)
 
     def apply(
         self, changes: Sequence[Change], deadline: float
@@ -67,7 +76,7 @@ class Pool:
         """The ports that failed, and the VFs that refuse what others take."""
         quiet = self._watch.quiet(touched(changes)) if self._watch else contextlib.nullcontext()
         with quiet:
-            return apply_changes(self.kernel, changes, deadline)
+            return apply_changes(self.kernel.carry_out, changes, deadline)
 
     def watch(self, wake: Callable[[Wake], None]) -> None:
         """Tell when somebody else changes a VF or its NIC."""
@@ -85,6 +94,12 @@ class Pool:
         self._interfaces = frozenset(pf.name for pf in inventory.pfs.values())
         pfs = {a: replace(pf, held=self._hold(a)) for a, pf in inventory.pfs.items()}
         return replace(inventory, pfs=pfs)
+
+
+def _hides_some(inventory: Inventory, vfs: Sequence[str]) -> bool:
+    """Whether one of these is there, and its NIC does not report it."""
+    there = (inventory.vfs[address] for address in vfs if address in inventory.vfs)
+    return any(vf.attributes is None and inventory.pf_of(vf).link is not None for vf in there)
 
 
 def changed_vfs(changes: Sequence[Change]) -> list[str]:

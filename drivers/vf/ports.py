@@ -7,12 +7,12 @@ from dataclasses import asdict
 
 from drivers.vf.changes import KIND
 from drivers.vf.inventory import Inventory, Pf, Vf
-from drivers.vf.ledger import EMBEDDED, Use, pf_problem
-from drivers.vf.memory import Lost, Memory, locate, remembered
+from drivers.vf.ledger import EMBEDDED, Use, not_reported, pf_problem
+from drivers.vf.memory import DROP_PRIORITY, Lost, Memory, locate, remembered
 from drivers.vf.steps import to_host, to_vm
 from netplugin.backend import Change, Claim, Intent, ObservedPort
-from netplugin.errors import Conflict, Unsupported
-from netplugin.host.vfs import VfAttributes
+from netplugin.errors import Conflict, OperationTimeout, Unsupported
+from netplugin.host.vfs import VfAttributes, unsupported
 from netplugin.models import PortSpec
 
 
@@ -39,11 +39,18 @@ def check_vlan_qos(spec: PortSpec) -> None:
 
 
 def vf_changes(
-    intent: Intent, inventory: Inventory, wanted: Callable[[Intent, Vf], VfAttributes]
+    intent: Intent,
+    inventory: Inventory,
+    wanted: Callable[[Intent, Vf], VfAttributes],
+    *,
+    for_dpdk: bool = False,
 ) -> list[Change]:
     """What must be done to the VF of a port that is wanted, or that is to go.
 
-    Raises: Conflict if it cannot be done.
+    Nothing for a wanted port whose VF the host does not report: that is a fault of the port until
+    it does. A port that is to go waits for it, because its VF has the settings of its VM.
+
+    Raises: Conflict if it cannot be done, OperationTimeout if it cannot be done yet.
     """
     claim = claim_of(intent)
     if claim is None:
@@ -52,17 +59,35 @@ def vf_changes(
         raise no_vf()
     vf = locate(inventory, claim)
     if isinstance(vf, Lost):
+        if intent.spec is None and vf.away:
+            raise _waits(vf.reason, claim)
         if intent.spec is None or not vf.moved:
             return []  # nothing to give back; or it is said as a fault, and may come again
         raise Conflict(vf.reason, step="plan", fix="delete the port and ask for it again")
     pf, memory = inventory.pf_of(vf), remembered(claim)
     pf.held.require()
     if intent.spec is not None:
+        if vf.attributes is None:
+            return []
         want = wanted(intent, vf)
-        return to_vm(intent.port_id, pf, vf, want, bind=not memory.keeps_driver)
+        if want.vlan_qos and pf.driver in DROP_PRIORITY:
+            raise unsupported(f"{pf.driver} drops vf.vlan_qos", "vf.vlan_qos")
+        return to_vm(intent.port_id, pf, vf, want, bind=not (for_dpdk and memory.kept_by_dpdk))
     if vf.is_open:
         raise in_use(vf.address, vf.iommu_group)
+    if vf.saved_by_libvirt:
+        raise _libvirt_is_not_done(pf, vf)
+    if vf.attributes is None:
+        raise _waits(not_reported(pf), claim)
     return to_host(intent.port_id, pf, vf, memory)
+
+
+def _waits(reason: str, claim: Claim) -> OperationTimeout:
+    """The error for a VF that cannot be given back until its NIC is seen again."""
+    return OperationTimeout(
+        f"{reason}. The port stays removing, and nobody gets its VF, until that has ended", step="pf",
+        fix=f"bring the NIC back; if it is gone for good: netplugin vf release {claim.key}",
+    )  # fmt: skip
 
 
 def in_use(address: str, group: str | None) -> Conflict:
@@ -71,6 +96,15 @@ def in_use(address: str, group: str | None) -> Conflict:
         f"VF {address} is in use: something has /dev/vfio/{group} open. The port goes when that "
         "is closed", step="plan",
         fix=f"detach it from the VM or stop the VM (fuser /dev/vfio/{group})",
+    )  # fmt: skip
+
+
+def _libvirt_is_not_done(pf: Pf, vf: Vf) -> Conflict:
+    """The error for a VF that libvirt would still write to after it was given back."""
+    file = f"/run/libvirt/hostdevmgr/{pf.name}_vf{vf.number}"
+    return Conflict(
+        f"libvirt has MAC and VLAN of VF {vf.address} to write back ({file}). The port goes when it "
+        "has", step="plan", fix="start libvirt; if the file is of no VM any more, remove it",
     )  # fmt: skip
 
 
@@ -95,7 +129,10 @@ def observed_vf(intent: Intent, inventory: Inventory, use: Use = EMBEDDED) -> Ob
     pf = inventory.pf_of(vf)
     problem = pf_problem(pf, intent.spec.network.mtu, use)
     fault = f"{problem.detail} ({problem.fix})" if problem else None
-    return ObservedPort(fault, _details(pf, vf, remembered(claim)))
+    if fault is None and vf.attributes is None:
+        fault = not_reported(pf)
+    cable = None if pf.link is None or pf.link.carrier else f"{pf.name} has no carrier"
+    return ObservedPort(fault, _details(pf, vf, remembered(claim)), impaired=cable)
 
 
 def place(memory: Memory) -> dict[str, object]:

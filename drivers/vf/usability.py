@@ -6,41 +6,47 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from drivers.vf.inventory import Inventory, find_pfs
+from drivers.vf.inventory import Inventory, find_pfs, networks_of
 from drivers.vf.ledger import EMBEDDED, Use, pf_problem
+from drivers.vf.memory import KEPT_BY_DPDK
 from drivers.vf.options import Device
 from netplugin.backend import Usability
-from netplugin.host.vfs import VFIO, read_text
+from netplugin.host.vfs import VFIO, read_link, read_text
 from netplugin.models import Finding
 
 
-def usability(sys: Path, devices: Sequence[Device]) -> Usability:
-    """Whether there are VFs, an IOMMU, and the driver that gives them to VMs."""
+def usability(sys: Path, devices: Sequence[Device], *, for_dpdk: bool = False) -> Usability:
+    """Whether there are VFs, an IOMMU, and the driver that gives them to VMs.
+
+    ``for_dpdk``: it drives the VFs of some NICs beside their own driver (see ``KEPT_BY_DPDK``), and
+    needs neither for those.
+    """
     if not devices:
         return Usability(
             False, "no NIC is configured", "set [sriov] devices, like physnet1:eth1", "devices"
         )
-    networks, missing = find_pfs(sys, devices)
-    for address, several in sorted(networks.items()):
-        if len(several) > 1:
+    found, missing = find_pfs(sys, devices)
+    for address, entries in sorted(found.items()):
+        if len(several := networks_of(entries)) > 1:
             reason = f"NIC {address} stands behind several networks: {', '.join(several)}"
             return Usability(False, reason, "name each NIC once in [sriov] devices", "devices")
-    if not networks:
+    if not found:
         reason = f"no NIC with SR-IOV is found for {', '.join(d.name for d in missing)}"
         return Usability(False, reason, "correct [sriov] devices; see lspci -D", "devices")
-    numbers = {a: read_text(sys / "bus/pci/devices" / a / "sriov_numvfs") for a in networks}
+    numbers = {a: read_text(sys / "bus/pci/devices" / a / "sriov_numvfs") for a in found}
     if all(number in ("", "0") for number in numbers.values()):
-        address = min(networks)
+        address = min(found)
         fix = f"echo N > /sys/bus/pci/devices/{address}/sriov_numvfs"
         return Usability(False, f"NIC {address} has no VFs (sriov_numvfs is 0)", fix, "vfs")
-    return _vfio(sys)
+    drivers = {read_link(sys / "bus/pci/devices" / address / "driver") for address in found}
+    return Usability(True) if for_dpdk and drivers & KEPT_BY_DPDK else _vfio(sys)
 
 
 def _vfio(sys: Path) -> Usability:
     if not _has_entries(sys / "kernel/iommu_groups"):
         return Usability(
             False, "there is no IOMMU, or the kernel does not use it",
-            "turn on VT-d or AMD-Vi in the firmware, and boot with intel_iommu=on or amd_iommu=on",
+            "turn on VT-d or AMD-Vi in the firmware; with VT-d, boot with intel_iommu=on",
             "iommu",
         )  # fmt: skip
     if not (sys / "bus/pci/drivers" / VFIO).exists():

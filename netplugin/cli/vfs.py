@@ -24,7 +24,10 @@ class VfList(Lister):
 
 
 class VfRelease(Command):
-    """End the quarantine of a virtual function, so that a port may get it again."""
+    """End the quarantine of a virtual function, so that a port may get it again.
+
+    A port that is being removed and waits for the NIC of this function is forgotten.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -26,14 +26,22 @@ VFIO = "vfio-pci"
 # include/uapi/linux/rtnetlink.h
 _GETLINK, _SETLINK = 18, 19
 _IFINFO, _NUMBER = struct.Struct("=BxHiII"), struct.Struct("=I")
+_ATTRIBUTE, _VF_START = struct.Struct("=HH"), struct.Struct("=HHHH")
 # include/uapi/linux/if_link.h
-_IFNAME, _MTU, _MASTER, _VFINFO_LIST, _EXT_MASK, _CARRIER = 3, 4, 10, 22, 29, 33
+_IFNAME, _MTU, _VFINFO_LIST, _EXT_MASK, _CARRIER = 3, 4, 22, 29, 33
 _PERMANENT_ADDRESS, _PARENT, _PARENT_BUS, _VF_INFO = 54, 56, 57, 1
-_VF_MAC, _VF_VLAN, _VF_SPOOFCHK, _VF_LINK_STATE, _VF_RATE, _VF_TRUST = 1, 2, 4, 5, 6, 9
+_VF_MAC, _VF_VLAN, _VF_SPOOFCHK, _VF_LINK_STATE, _VF_RATE, _VF_RSS_QUERY = 1, 2, 4, 5, 6, 7
+_VF_TRUST, _VF_NODE_GUID, _VF_PORT_GUID, _VF_VLAN_LIST, _VF_VLAN_INFO = 9, 10, 11, 12, 1
 _UNKNOWN = 0xFFFFFFFF
-# The statistics of 200 VFs do not fit into one attribute of 64 KB beside the rest.
+#: An attribute with struct ifla_vf_mac.
+_VF_MAC_BYTES = 40
+# Kernels before 5.16 send the statistics all the same.
 _EXT_VF, _EXT_SKIP_STATISTICS = 1, 8
 _IFF_UP = 1
+# include/uapi/linux/if_ether.h
+_ETH_P_8021AD = 0x88A8
+# include/linux/errno.h: the kernel's own, which drivers give to user space all the same.
+_ENOTSUPP = 524
 
 LINK_STATES = ("auto", "enable", "disable")  # IFLA_VF_LINK_STATE_AUTO and following
 
@@ -42,7 +50,8 @@ LINK_STATES = ("auto", "enable", "disable")  # IFLA_VF_LINK_STATE_AUTO and follo
 class VfAttributes:
     """What a PF holds of one of its VFs; rates are in Mbit/s, and 0 is no limit.
 
-    ``spoofchk`` and ``trusted`` are None where the NIC has no such switch.
+    ``spoofchk``, ``trusted`` and ``rss_query`` are None where the NIC has no such switch; GUIDs are
+    empty where it has none (they are of InfiniBand). ``vlan_stacked`` is a VLAN of 802.1ad (QinQ).
     """
 
     mac: str = NO_MAC
@@ -53,17 +62,24 @@ class VfAttributes:
     link_state: str = "auto"
     min_mbps: int = 0
     max_mbps: int = 0
+    vlan_stacked: bool = False
+    rss_query: bool | None = None
+    node_guid: str = ""
+    port_guid: str = ""
 
 
 #: What is written together, in the order in which it is written, and the fields it has.
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "mac": ("mac",),
-        "vlan": ("vlan", "vlan_qos"),
+        "vlan": ("vlan", "vlan_qos", "vlan_stacked"),
         "spoofchk": ("spoofchk",),
         "trust": ("trusted",),
         "rate": ("min_mbps", "max_mbps"),
         "link_state": ("link_state",),
+        "rss_query": ("rss_query",),
+        "node_guid": ("node_guid",),
+        "port_guid": ("port_guid",),
     }
 )
 
@@ -88,13 +104,65 @@ class NicLink:
     mtu: int = 0
     up: bool = False
     carrier: bool = False
-    enslaved: bool = False
     permanent_mac: str | None = None
     vfs: Mapping[int, VfAttributes] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class HostInterface:
+    """The host's network interface of a VF, in this network namespace."""
+
+    name: str
+    up: bool
+    enslaved: bool
+    #: Whether its driver or the host chose its MAC, and not the PF (``addr_assign_type`` is not
+    #: NET_ADDR_PERM, include/uapi/linux/netdevice.h: VF drivers call eth_hw_addr_random).
+    own_mac: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HostUse:
+    """How the host uses a VF itself: ``how`` is a clause; ``end`` says how to end that."""
+
+    how: str
+    end: str
+
+
+def host_uses(driver: str | None, interfaces: Sequence[HostInterface]) -> Iterator[HostUse]:
+    """Every use of a VF that a network driver of the host has.
+
+    sysfs shows the interfaces of the reader's network namespace only (``net_namespace`` of class
+    net in net/core/net-sysfs.c): a driver without one has it in another namespace, which is a
+    container's.
+    """
+    if driver is None:
+        return
+    if not interfaces:
+        yield HostUse(
+            f"{driver} has it and its interface is in another network namespace",
+            "bring the interface back",
+        )
+    for interface in interfaces:
+        if interface.enslaved:
+            yield HostUse(
+                f"its interface {interface.name} is enslaved", f"release {interface.name}"
+            )
+        elif interface.up:
+            yield HostUse(f"its interface {interface.name} is up", f"set {interface.name} down")
+
+
 class VfRefuses(HostError):
     """A VF does not take what others take, so that something is wrong with it."""
+
+
+class VfInvalid(VfRefuses):
+    """The driver calls a setting invalid: it cannot do it, or the VF or its NIC is being reset."""
+
+
+class VfBusy(HostError):
+    """The driver asks to try again: the VF or its NIC is being reset."""
+
+    retryable = True
 
 
 class Vfs:
@@ -106,12 +174,35 @@ class Vfs:
     # -- reading ---------------------------------------------------------------------------------
 
     def links(self) -> dict[str, NicLink]:
-        """The interfaces of PCI devices by name, in one dump. Raises: HostError, OperationTimeout."""
-        body = _IFINFO.pack(0, 0, 0, 0, 0)
-        body += attribute(_EXT_MASK, _NUMBER.pack(_EXT_VF | _EXT_SKIP_STATISTICS))
+        """The interfaces of PCI devices by name, in one dump.
+
+        If the kernel cannot put the VFs of one NIC into a message (it does not reckon with GUIDs in
+        ``rtnl_vfinfo_size``, net/core/rtnetlink.c), each NIC with VFs is asked for alone, and that
+        one has no VFs in the answer.
+
+        Raises: HostError, OperationTimeout.
+        """
         with _words("list-vfs", "interfaces"):
-            found = [parse_link(message) for message in netlink.dump(_GETLINK, body)]
-        return {link.name: link for link in found if link is not None}
+            try:
+                found = self._dump(_EXT_VF | _EXT_SKIP_STATISTICS)
+            except OSError as refused:
+                if refused.errno != errno.EMSGSIZE:
+                    raise
+                found = [self._with_vfs(link) for link in self._dump(0)]
+        return {link.name: link for link in found}
+
+    def _dump(self, mask: int) -> list[NicLink]:
+        body = _IFINFO.pack(0, 0, 0, 0, 0) + attribute(_EXT_MASK, _NUMBER.pack(mask))
+        found = (parse_link(message) for message in netlink.dump(_GETLINK, body))
+        return [link for link in found if link is not None]
+
+    def _with_vfs(self, link: NicLink) -> NicLink:
+        if read_text(self._device(link.parent) / "sriov_numvfs") in ("", "0"):
+            return link
+        try:
+            return self.link(link.index) or link
+        except HostError:
+            return link
 
     def link(self, index: int) -> NicLink | None:
         """One of these interfaces, without a dump; None if it is no more, or no PCI device's.
@@ -146,7 +237,8 @@ class Vfs:
     def set(self, pf_index: int, vf_number: int, group: str, want: VfAttributes) -> None:
         """Write one of ``GROUPS`` of one VF.
 
-        Raises: Unsupported if the NIC has no such thing, VfRefuses, HostError, OperationTimeout.
+        Raises: Unsupported if the NIC has no such thing, VfBusy, VfInvalid, VfRefuses, HostError,
+        OperationTimeout.
         """
         body = _IFINFO.pack(0, 0, pf_index, 0, 0)
         body += attribute(_VFINFO_LIST, attribute(_VF_INFO, _request(vf_number, group, want)))
@@ -196,6 +288,28 @@ def is_vfio(driver: str | None) -> bool:
     return driver is not None and "vfio" in driver
 
 
+def is_uio(driver: str | None) -> bool:
+    """Whether a driver gives a device to a process without an IOMMU: uio_pci_generic, igb_uio."""
+    return driver is not None and "uio" in driver
+
+
+def read_interfaces(device: Path | str) -> tuple[HostInterface, ...]:
+    """The network interfaces of a PCI device in this network namespace, from sysfs."""
+    try:
+        names = sorted(os.listdir(f"{device}/net"))
+    except OSError:
+        return ()
+    return tuple(
+        HostInterface(
+            name=name,
+            up=bool(int(read_text(f"{device}/net/{name}/flags") or "0", 16) & _IFF_UP),
+            enslaved=os.path.islink(f"{device}/net/{name}/master"),
+            own_mac=read_text(f"{device}/net/{name}/addr_assign_type") not in ("", "0"),
+        )
+        for name in names
+    )
+
+
 def read_text(path: Path | str) -> str:
     """A sysfs attribute's text; empty if there is none, or none to read."""
     try:
@@ -231,7 +345,11 @@ def _request(vf_number: int, group: str, want: VfAttributes) -> bytes:
         case "mac":
             mac = bytes.fromhex(want.mac.replace(":", ""))
             return attribute(_VF_MAC, struct.pack("=I32s", vf_number, mac))
-        case "vlan":
+        case "vlan" if want.vlan_stacked:
+            tag = struct.pack("=III", vf_number, want.vlan, want.vlan_qos)
+            info = attribute(_VF_VLAN_INFO, tag + struct.pack(">H2x", _ETH_P_8021AD))
+            return attribute(_VF_VLAN_LIST, info)
+        case "vlan":  # of 802.1Q (do_setvfinfo in net/core/rtnetlink.c)
             return words_of(_VF_VLAN, want.vlan, want.vlan_qos)
         case "spoofchk":
             return words_of(_VF_SPOOFCHK, bool(want.spoofchk))
@@ -241,13 +359,22 @@ def _request(vf_number: int, group: str, want: VfAttributes) -> bytes:
             return words_of(_VF_RATE, want.min_mbps, want.max_mbps)
         case "link_state":
             return words_of(_VF_LINK_STATE, LINK_STATES.index(want.link_state))
+        case "rss_query":
+            return words_of(_VF_RSS_QUERY, bool(want.rss_query))
+        case "node_guid" | "port_guid":
+            kind = _VF_NODE_GUID if group == "node_guid" else _VF_PORT_GUID
+            guid = int(getattr(want, group).replace(":", ""), 16)
+            return attribute(kind, struct.pack("=I4xQ", vf_number, guid))
     raise AssertionError(group)
 
 
-_ABSENT = (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT)
-# Every NIC with VFs sets a MAC and a VLAN, and a driver binds or not: what else is invalid is what
-# the NIC cannot do (igb has no least rate, and says EINVAL).
-_OPTIONAL = ("spoofchk", "trust", "rate", "link_state")
+# ENOTSUPP: bnxt (bnxt_set_vf_vlan and bnxt_set_vf_spoofchk with an old firmware).
+_ABSENT = (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, _ENOTSUPP)
+# EAGAIN: i40e, another operation or a reset of the VF is under way (i40e_check_vf_init_timeout).
+# EBUSY: ice, the VF is not initialized (ice_check_vf_ready_for_cfg).
+_BUSY = (errno.EAGAIN, errno.EBUSY, errno.EINTR)
+# Also of a VF that is being reset: ice_is_vf_disabled, i40e_validate_vf.
+_INVALID = (errno.EINVAL, errno.ERANGE)
 # Not the VF's fault: we may not, or it has gone meanwhile.
 _NOT_ITS_FAULT = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENODEV, errno.ENOENT)
 
@@ -268,20 +395,49 @@ def _words(step: str, what: str, group: str = "") -> Iterator[None]:
         raise _error(step, said, refused.errno or 0, group) from refused
 
 
+def refusal(group: str, code: int) -> NetpluginError:
+    """What the errno of a driver for this setting becomes."""
+    return _error("set-vf", f"{group}: {os.strerror(code)}", code, group)
+
+
 def _error(step: str, detail: str, code: int, group: str) -> NetpluginError:
-    if code in _ABSENT or (group in _OPTIONAL and code in (errno.EINVAL, errno.ERANGE)):
-        return Unsupported(
-            f"the NIC refuses it: {detail}", step=step, fix=f"ask without {group}, or for less"
-        )
     if not group or code in _NOT_ITS_FAULT:
         return HostError(detail, step=step)
-    return VfRefuses(detail, step=step)
+    if code in _ABSENT:
+        return unsupported(detail, group)
+    if code in _BUSY:
+        return VfBusy(detail, step=step)
+    return (VfInvalid if code in _INVALID else VfRefuses)(detail, step=step)
+
+
+def unsupported(detail: str, group: str) -> Unsupported:
+    """The error for a setting that a NIC does not have."""
+    fix = f"ask without {group}, or for less"
+    return Unsupported(f"the NIC refuses it: {detail}", step="set-vf", fix=fix)
+
+
+# Every NIC with VFs sets a MAC and a VLAN; what else is invalid is what the NIC cannot do (igb and
+# i40e have no least rate, and say EINVAL).
+_OPTIONAL = ("spoofchk", "trust", "rate", "link_state", "rss_query", "node_guid", "port_guid")
+
+
+def is_beyond(group: str, want: VfAttributes) -> bool:
+    """Whether a NIC in order may call this setting invalid because it cannot do it.
+
+    A VLAN priority: bnxt (bnxt_set_vf_vlan of Linux 5.15; 6.18 takes it). A MAC of zeros: qede
+    (qede_set_vf_mac) and cxgb4 (cxgb4_mgmt_set_vf_mac).
+    """
+    return (
+        group in _OPTIONAL
+        or (group == "vlan" and (want.vlan_qos != 0 or want.vlan_stacked))
+        or (group == "mac" and want.mac == NO_MAC)
+    )
 
 
 def parse_link(payload: bytes) -> NicLink | None:
     """A link's message as a value; None if no PCI device is behind it."""
     _, _, index, flags, _ = _IFINFO.unpack_from(payload)
-    found = dict(attributes(payload, _IFINFO.size))
+    found = dict(_link_attributes(payload))
     of_pci = text(found.get(_PARENT_BUS, b"")) == "pci"
     if not of_pci and _VFINFO_LIST not in found:
         return None
@@ -293,10 +449,37 @@ def parse_link(payload: bytes) -> NicLink | None:
         mtu=number(found.get(_MTU)),
         up=bool(flags & _IFF_UP),
         carrier=number(found.get(_CARRIER)) == 1,
-        enslaved=_MASTER in found,
         permanent_mac=_mac(permanent) if len(permanent) == 6 else None,
         vfs=parse_vfs(found.get(_VFINFO_LIST, b"")),
     )
+
+
+def _link_attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
+    """Type and value of a link's attributes, with the whole list of its VFs.
+
+    The length of an attribute has 16 bits, and the kernel stores what is left of a longer one
+    (``nla_nest_end`` in include/net/netlink.h). 222 VFs are longer with their statistics, which
+    kernels before 5.16 always send. Each VF in the list has a right length of its own.
+    """
+    offset = _IFINFO.size
+    while offset + 4 <= len(payload):
+        length, kind = _ATTRIBUTE.unpack_from(payload, offset)
+        if kind & 0x3FFF == _VFINFO_LIST:
+            length = _end_of_vfs(payload, offset + 4) - offset
+        if length < 4:
+            return
+        yield kind & 0x3FFF, payload[offset + 4 : offset + length]
+        offset += (length + 3) & ~3
+
+
+def _end_of_vfs(payload: bytes, offset: int) -> int:
+    """Where the list of VFs ends that begins here: after the last that begins with a VF's MAC."""
+    while offset + _VF_START.size <= len(payload):
+        length, kind, mac_length, mac_kind = _VF_START.unpack_from(payload, offset)
+        if (kind, mac_length, mac_kind) != (_VF_INFO, _VF_MAC_BYTES, _VF_MAC):
+            break
+        offset += (length + 3) & ~3
+    return offset
 
 
 def parse_vfs(data: bytes) -> dict[int, VfAttributes]:
@@ -317,8 +500,23 @@ def parse_vfs(data: bytes) -> dict[int, VfAttributes]:
             link_state=LINK_STATES[link_state] if link_state < len(LINK_STATES) else "auto",
             min_mbps=least,
             max_mbps=most,
+            vlan_stacked=_vlan_protocol(of.get(_VF_VLAN_LIST, b"")) == _ETH_P_8021AD,
+            rss_query=_switch(_words_of(of, _VF_RSS_QUERY, 2, _UNKNOWN)[1]),
+            node_guid=_guid(of.get(_VF_NODE_GUID)),
+            port_guid=_guid(of.get(_VF_PORT_GUID)),
         )
     return vfs
+
+
+def _vlan_protocol(data: bytes) -> int:
+    """Of the one VLAN in the list: struct ifla_vf_vlan_info; 0 if the driver does not say (mlx5)."""
+    info = dict(attributes(data)).get(_VF_VLAN_INFO, b"")
+    return int(struct.unpack_from(">H", info, 12)[0]) if len(info) >= 14 else 0
+
+
+def _guid(data: bytes | None) -> str:
+    """Of struct ifla_vf_guid, as ``ip link`` writes it."""
+    return "" if data is None else struct.unpack_from("=I4xQ", data)[1].to_bytes(8, "big").hex(":")
 
 
 def _words_of(of: Mapping[int, bytes], kind: int, count: int, default: int = 0) -> tuple[int, ...]:

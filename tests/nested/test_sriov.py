@@ -16,7 +16,7 @@ from lxml import etree
 from tests.docs.unit_file import settings
 from tests.lab.agent import PrivateAgent
 from tests.lab.libvirtd import PrivateLibvirt
-from tests.lab.namespaces import within
+from tests.lab.namespaces import namespace, within
 from tests.lab.processes import Daemon, run, wait_for
 from tests.nested import nics
 from tests.nested.host_apply import Host
@@ -45,7 +45,7 @@ def one_agent(pf: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pri
     """One for all tests: without KVM its start takes a while, and on a busy machine a long while."""
     options = {
         "agent": {"enabled_backends": "sriov,linuxbridge", "teaming_backend": "linuxbridge"},
-        "sriov": {"devices": f"physnet1:{PF.pci}"},
+        "sriov": {"devices": f"physnet1:{pf}"},
         "linuxbridge": {"physical_interfaces": "physnet1:"},
     }
     with pytest.MonkeyPatch.context() as patch:
@@ -192,6 +192,59 @@ def test_an_operator_is_told_of_vfs_that_no_vlan_holds(pf: str, agent: PrivateAg
     [told] = [f for f in agent.get("/v1/host/checks")[1] if f["id"].startswith("vf-flat")]
     assert told["id"] == f"vf-flat-{PF.pci}" and told["status"] == "warn"
     assert "(nic2)" in told["found"] and "igb_set_vf_vlan_msg" in told["found"]
+
+
+def test_a_vf_that_the_host_uses_is_not_given_out(pf: str, agent: PrivateAgent) -> None:
+    """The first three are up, on a bridge and in a container's network namespace."""
+    used = functions()[:3]
+    up, bridged, contained = (nics.interface(address) for address in used)
+    words = (f"{up} is up", f"{bridged} is enslaved", "in another network namespace")
+    before = whole_state(pf, functions())
+    run(["ip", "link", "add", "br7", "type", "bridge"])
+    with namespace("container"):
+        try:
+            run(["ip", "link", "set", up, "up"])
+            run(["ip", "link", "set", bridged, "master", "br7"])
+            run(["ip", "link", "set", contained, "netns", "container"])
+            states = {vf["pci_address"]: vf for vf in agent.get("/v1/vfs")[1]}
+            for address, why in zip(used, words, strict=True):
+                assert states[address]["state"] == "unusable" and why in states[address]["reason"]
+                status, problem = agent.call(
+                    "PUT", "/v1/ports/nic1", make_spec(vf={"pci_address": address})
+                )
+                assert (status, problem["code"]) == (409, "conflict") and why in problem["detail"]
+            port = put(agent, "nic1", make_spec())
+            assert port["binding"]["pci_address"] == functions()[3]
+            assert [driver(address) for address in used] == ["igbvf"] * 3
+        finally:
+            run(["ip", "-n", "container", "link", "set", contained, "netns", "1"])
+            run(["ip", "link", "set", up, "down"])
+            run(["ip", "link", "del", "br7"])
+    delete(agent, "nic1")
+    assert whole_state(pf, functions()) == before
+
+
+def test_a_delete_waits_for_a_nic_that_was_renamed(pf: str, agent: PrivateAgent) -> None:
+    before = whole_state(pf, functions())
+    address = put(agent, "nic1", make_spec())["binding"]["pci_address"]
+
+    def rename(old: str, new: str) -> None:
+        run(["ip", "link", "set", old, "down"])
+        run(["ip", "link", "set", old, "name", new])
+        run(["ip", "link", "set", new, "up"])
+
+    rename(pf, "renamed")
+    try:
+        status, problem = agent.call("DELETE", "/v1/ports/nic1")
+        assert (status, problem["code"]) == (504, "timeout"), problem
+        assert f"there is no NIC {PF.pci}" in problem["detail"]
+        assert agent.get("/v1/ports/nic1")[1]["state"] == "removing"
+        assert driver(address) == "vfio-pci"
+        assert vf_info("renamed")[0]["address"] == make_spec()["mac"]
+    finally:
+        rename("renamed", pf)
+    wait_for(lambda: agent.get("/v1/ports/nic1")[0] == 404, DEADLINE_S, "the port goes")
+    assert whole_state(pf, functions()) == before
 
 
 @pytest.mark.parametrize(("method", "part"), [("PUT", 0.3), ("PUT", 0.7), ("DELETE", 0.5)])

@@ -56,7 +56,7 @@ class Card(FakeBackend):
     def binding(self, intent: Any) -> Binding:
         return Binding(
             vif_type="hostdev",
-            interface_xml=hostdev_interface(intent.spec, "0000:03:10.1", managed=False),
+            interface_xml=hostdev_interface(intent.spec, "0000:03:10.1"),
             domain_requirements=DomainRequirements(vfio=True),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from netplugin.host.vfs import HostInterface, host_uses, is_vfio
 from netplugin.tuning.planning.nics import DPDK_DRIVERS
 from netplugin.tuning.read.network import PCI
 from netplugin.tuning.root import Root, known
@@ -38,17 +39,15 @@ def _by_the_host(root: Root, address: str) -> Iterator[VfUse]:
     driver = root.link(f"{at}/driver")
     if driver is None:
         return
-    if driver in DPDK_DRIVERS or "vfio" in driver:
+    if driver in DPDK_DRIVERS or is_vfio(driver):
         yield VfUse(address, f"it is bound to {driver}", "stop what uses it and unbind it")
         return
-    names = known(root.names(f"{at}/net"), ())
-    if not names:
-        yield VfUse(
-            address, f"{driver} has it and its interface is in another network namespace",
-            "bring the interface back",
-        )  # fmt: skip
-    for name in names:
-        if root.link(f"{at}/net/{name}/master"):
-            yield VfUse(address, f"its interface {name} is enslaved", f"release {name}")
-        elif known(root.parsed(f"{at}/net/{name}/flags", lambda text: int(text, 16)), 0) & _UP:
-            yield VfUse(address, f"its interface {name} is up", f"set {name} down")
+    interfaces = [_interface(root, at, name) for name in known(root.names(f"{at}/net"), ())]
+    for use in host_uses(driver, interfaces):
+        yield VfUse(address, use.how, use.end)
+
+
+def _interface(root: Root, device: str, name: str) -> HostInterface:
+    at = f"{device}/net/{name}"
+    flags = known(root.parsed(f"{at}/flags", lambda text: int(text, 16)), 0)
+    return HostInterface(name, bool(flags & _UP), root.link(f"{at}/master") is not None)

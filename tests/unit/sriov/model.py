@@ -1,4 +1,7 @@
-"""NICs with VFs in memory: they take what is written, refuse it, forget it, or lose their VFs."""
+"""NICs with VFs in memory: they take what is written, refuse it, forget it, or lose their VFs.
+
+What a driver refuses, and with which error, is data (``Quirks``), written after its source.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,13 @@ from netplugin.host.vfs import (
     GROUPS,
     NO_MAC,
     VFIO,
+    HostInterface,
     NicLink,
     VfAttributes,
     VfRefuses,
     Vfs,
     is_vfio,
+    refusal,
 )
 
 
@@ -39,6 +44,14 @@ class ModelVf:
     is_open: bool = False
     #: A driver and attributes of a VM before may be left until it is reset.
     dirty: bool = False
+    #: Whether its MAC was written through the PF: then the VF's driver may not change it.
+    admin_mac: bool = False
+    #: Its host interface, if a network driver has it.
+    up: bool = False
+    enslaved: bool = False
+    elsewhere: bool = False
+    #: MAC and VLAN that libvirt writes back when its VM has stopped.
+    saved: tuple[str, int] | None = None
 
 
 @dataclass
@@ -48,7 +61,7 @@ class ModelPf:
     address: str
     name: str
     network: str = "net1"
-    numa_node: int = 0
+    numa_node: int | None = 0
     vf_driver: str | None = "igbvf"
     total: int = 7
     switchdev: bool = False
@@ -56,6 +69,11 @@ class ModelPf:
     vfs: dict[int, ModelVf] = field(default_factory=dict)
     #: The MAC it was built with.
     mac: str = ""
+    driver: str = "igb"
+    #: VFs that the driver leaves out of what it reports, because they are being reset.
+    unreported: set[int] = field(default_factory=set)
+    #: Whether it is renamed, so that the operator's list does not find it.
+    away: bool = False
 
     def __post_init__(self) -> None:
         self.mac = self.mac or f"52:54:00:00:00:{self.address[5:7]}"
@@ -79,6 +97,14 @@ class ModelPf:
         return f"{self.address[:8]}{0x10 + number // 8:02x}.{number % 8}"
 
 
+#: What a driver answers to a setting of a VF: an errno, or 0 if it takes it.
+Refuses = Callable[[ModelPf, int, str, VfAttributes], int]
+
+
+def takes_all(pf: ModelPf, number: int, group: str, want: VfAttributes) -> int:
+    return 0
+
+
 class ModelVfs(Vfs):
     """The primitives on the model; each is a boundary between steps."""
 
@@ -94,6 +120,9 @@ class ModelVfs(Vfs):
         if vf is None:
             raise HostError("No such device", step="set-vf")
         address = pf.vf_address(vf_number)
+        code = model.refuses(pf, vf_number, group, want)
+        if code:
+            raise refusal(group, code)
         if group in model.unsupported:
             raise Unsupported(f"{group}: Operation not supported", step="set-vf")
         if address in model.broken:
@@ -101,8 +130,14 @@ class ModelVfs(Vfs):
         if address not in model.forgetful:
             names = {name: getattr(want, name) for name in GROUPS[group]}
             vf.attributes = replace(vf.attributes, **names)
+            if group == "mac":
+                vf.admin_mac = want.mac != NO_MAC
         model.written.append((address, group))
         model.tick()
+
+    def link(self, index: int) -> NicLink | None:
+        pf = next((p for i, p in enumerate(self._model.pfs.values()) if i == index), None)
+        return None if pf is None or pf.away else self._model.link(index, pf)
 
     def override(self, address: str, driver: str | None) -> None:
         self._vf(address)[1].override = driver
@@ -142,6 +177,7 @@ class Model(Kernel):
         self.tick = tick
         self.unsupported: set[str] = set()
         self.broken: set[str] = set()
+        self.refuses: Refuses = takes_all
         self.forgetful: set[str] = set()
         #: VFs that vfio-pci does not take.
         self.unbindable: set[str] = set()
@@ -153,7 +189,7 @@ class Model(Kernel):
             if not pf.vfs:
                 pf.make_vfs(pf.total)
 
-    def usability(self) -> Usability:
+    def usability(self, *, for_dpdk: bool = False) -> Usability:
         return Usability(True)
 
     def nics(self) -> tuple[str, ...]:
@@ -162,16 +198,17 @@ class Model(Kernel):
     def look(self) -> Inventory:
         self.tick()
         self.looks += 1
-        pfs = {pf.address: self._pf(index, pf) for index, pf in enumerate(self.pfs.values())}
-        vfs = (self._vf(pf, vf) for pf in self.pfs.values() for vf in pf.vfs.values())
+        pfs = self._seen_pfs()
+        vfs = (self._vf(self.pfs[a], vf) for a in pfs for vf in self.pfs[a].vfs.values())
         return Inventory(pfs, {vf.address: vf for vf in vfs})
 
     def look_again(self, seen: Inventory, nics: Collection[str]) -> Inventory:
         """What is not among ``nics`` is old, as it would be."""
         self.tick()
         self.looks_again += 1
-        pfs = {pf.address: self._pf(index, pf) for index, pf in enumerate(self.pfs.values())}
-        assert set(nics) <= set(pfs)
+        pfs = self._seen_pfs()
+        if not set(nics) <= set(pfs):
+            return self.look()
         old = {a: vf for a, vf in seen.vfs.items() if vf.pf not in nics}
         new = [self._vf(self.pfs[n], vf) for n in nics for vf in self.pfs[n].vfs.values()]
         return Inventory(
@@ -179,21 +216,38 @@ class Model(Kernel):
             {**old, **{vf.address: vf for vf in new}},
         )
 
-    def _pf(self, index: int, pf: ModelPf) -> Pf:
+    def _seen_pfs(self) -> dict[str, Pf]:
+        there = enumerate(self.pfs.values())
+        return {pf.address: self._pf(index, pf) for index, pf in there if not pf.away}
+
+    def link(self, index: int, pf: ModelPf) -> NicLink:
         told = {"mtu": 1500, "up": True, "carrier": True, **pf.link}
-        vfs = {n: vf.attributes for n, vf in pf.vfs.items()}
-        link = NicLink(index, pf.name, pf.address, permanent_mac=pf.mac, vfs=vfs, **told)
+        vfs = {n: vf.attributes for n, vf in pf.vfs.items() if n not in pf.unreported}
+        return NicLink(index, pf.name, pf.address, permanent_mac=pf.mac, vfs=vfs, **told)
+
+    def _pf(self, index: int, pf: ModelPf) -> Pf:
         return Pf(
-            pf.address, pf.network, "igb", pf.numa_node, pf.total, len(pf.vfs), link, pf.switchdev,
+            pf.address, pf.network, pf.driver, pf.numa_node, pf.total, len(pf.vfs),
+            self.link(index, pf), pf.switchdev,
             {n: f"{pf.name}_{n}" for n in pf.vfs} if pf.switchdev else {},
         )  # fmt: skip
 
     def _vf(self, pf: ModelPf, vf: ModelVf) -> Vf:
-        address = pf.vf_address(vf.number)
+        is_driven = vf.driver is not None and not is_vfio(vf.driver) and not vf.elsewhere
+        name, own_mac = f"{pf.name}v{vf.number}", vf.attributes.mac != NO_MAC and not vf.admin_mac
         return Vf(
-            address, vf.number, pf.address, pf.numa_node, f"{pf.name}-{vf.number}", vf.driver,
-            vf.override, vf.is_open, None, vf.attributes,
-        )  # fmt: skip
+            address=pf.vf_address(vf.number),
+            number=vf.number,
+            pf=pf.address,
+            numa_node=pf.numa_node,
+            iommu_group=f"{pf.name}-{vf.number}",
+            driver=vf.driver,
+            driver_override=vf.override,
+            is_open=vf.is_open,
+            interfaces=(HostInterface(name, vf.up, vf.enslaved, own_mac),) if is_driven else (),
+            saved_by_libvirt=vf.saved is not None,
+            attributes=None if vf.number in pf.unreported else vf.attributes,
+        )
 
     # -- what others do to it --------------------------------------------------------------------
 
@@ -206,17 +260,24 @@ class Model(Kernel):
         return [pf.vf_address(n) for pf in self.pfs.values() for n in pf.vfs]
 
     def start_vm(self, address: str) -> None:
-        """A VM opens it; a driver that is left in place is changed by libvirt."""
+        """A VM opens it; libvirt remembers MAC and VLAN before."""
         vf = self.vf(address)
-        vf.driver = vf.driver if is_vfio(vf.driver) else VFIO
+        assert is_vfio(vf.driver), "libvirt refuses a device that is not on vfio (managed='no')"
+        vf.saved = (vf.attributes.mac, vf.attributes.vlan)
         vf.is_open = vf.dirty = True
 
-    def stop_vm(self, address: str, kept: str | None = None) -> None:
-        """``kept`` is the driver that libvirt gives it back to (``managed='yes'``)."""
+    def stop_vm(self, address: str, *, libvirt_is_slow: bool = False) -> None:
         vf = self.vf(address)
         vf.is_open = False
-        if kept is not None:
-            vf.driver, vf.dirty = kept, False
+        if not libvirt_is_slow:
+            self.libvirt_writes_back(address)
+
+    def libvirt_writes_back(self, address: str) -> None:
+        vf = self.vf(address)
+        if vf.saved is not None:
+            mac, vlan = vf.saved
+            vf.attributes = replace(vf.attributes, mac=mac, vlan=vlan, vlan_qos=0)
+            vf.saved = None
 
     def drift(self, address: str, chance: random.Random) -> None:
         """A stranger with root."""
@@ -225,6 +286,7 @@ class Model(Kernel):
             vf.attributes, mac=f"02:66:00:00:00:{chance.randrange(256):02x}",
             vlan=chance.randrange(5), trusted=chance.random() < 0.5, max_mbps=chance.randrange(3),
         )  # fmt: skip
+        vf.admin_mac = True
         if not vf.is_open and chance.random() < 0.3:
             vf.driver, vf.override = chance.choice([("igbvf", None), (None, None), (None, VFIO)])
             vf.dirty = vf.dirty and vf.driver is None

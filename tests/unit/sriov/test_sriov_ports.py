@@ -152,18 +152,20 @@ def test_a_flat_network_has_no_vlan(world: World) -> None:
     )
 
 
-def test_a_driver_that_must_stay_stays_and_libvirt_changes_it(world: World) -> None:
+def test_a_vf_of_mlx5_goes_to_vfio_and_back_too(world: World) -> None:
+    """Only DPDK works beside mlx5_core: a VM has the VF by vfio, and libvirt binds nothing."""
     assert world.plug("a", make_spec(numa_node=1)) is None
     vf = world.vf_of("a")
-    assert (vf.driver, vf.override) == ("mlx5_core", None)
+    assert (vf.driver, vf.override) == (VFIO, VFIO)
     record = world.store.get("a")
     assert record is not None
     binding = world.driver.binding(Intent("a", record.spec, record.claims))
-    assert etree.fromstring(binding.interface_xml).get("managed") == "yes"
+    assert etree.fromstring(binding.interface_xml).get("managed") == "no"
     world.model.start_vm(world.address_of("a"))
     world.assert_settled()
-    world.model.stop_vm(world.address_of("a"), kept="mlx5_core")
+    world.model.stop_vm(world.address_of("a"))
     assert world.unplug("a") is None
+    assert vf.driver == "mlx5_core"
     world.assert_settled()
 
 

@@ -15,7 +15,6 @@ from agents.reconciler import Delete, Operation, Put, Reconciler
 from drivers.sriov.driver import Sriov
 from drivers.sriov.plan import wanted
 from drivers.vf.changes import KIND
-from drivers.vf.memory import KEPT_DRIVERS
 from netplugin import options
 from netplugin.backend import NOBODY
 from netplugin.host.vfs import VFIO, VfAttributes, differing
@@ -69,6 +68,10 @@ class World:
     def wants(self, spec: PortSpec) -> VfAttributes:
         """What a VF has of a port."""
         return wanted(spec)
+
+    def binds(self, spec: PortSpec, driver: str | None) -> bool:
+        """Whether a VF that had this driver goes to vfio-pci for such a port."""
+        return True
 
     def restart(self) -> None:
         self.clock.wind_up(None)
@@ -148,8 +151,8 @@ class World:
         self.assert_as_before()
         for record in self.store.records():
             assert (record.state, record.error) == (PortState.ACTIVE, None), record
-            vf, before = self.vf_of(record.port_id), self.before[self.address_of(record.port_id)]
+            vf = self.vf_of(record.port_id)
             assert not differing(vf.attributes, self.wants(record.spec))
-            if before["driver"] not in KEPT_DRIVERS:
+            if self.binds(record.spec, self.before[self.address_of(record.port_id)]["driver"]):
                 assert (vf.driver, vf.override) == (VFIO, VFIO)
         assert self.reconciler.check(dry_run=True).changes == []

@@ -17,6 +17,7 @@ from drivers.vdpa.driver import Vdpa
 from drivers.vdpa.modes import NATIVE_TYPE
 from drivers.vdpa.switch import Switch
 from drivers.vdpa.wanted import BRIDGE, DEVICE_OPTIONS, LAYOUT
+from drivers.vf.memory import KEPT_BY_DPDK
 from drivers.vf.ports import attributes_of
 from netplugin import options
 from netplugin.backend import Applied, Change, Usability, Wake
@@ -181,6 +182,9 @@ class VdpaWorld(World):
 
     def wants(self, spec: PortSpec) -> VfAttributes:
         return attributes_of(spec) if spec.backend == "vdpa" else super().wants(spec)
+
+    def binds(self, spec: PortSpec, driver: str | None) -> bool:
+        return spec.backend != "vdpa" or driver not in KEPT_BY_DPDK
 
     def assert_relayed(self) -> None:
         """Each port that is active has its two ports and their flows, and nothing else is there."""

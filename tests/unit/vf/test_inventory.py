@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from drivers.vf.inventory import Inventory, read_inventory
+from drivers.vf.inventory import Inventory, read_again, read_inventory
 from drivers.vf.kernel import Kernel
-from drivers.vf.options import By, Device, parse_devices
+from drivers.vf.ledger import unusable
+from drivers.vf.options import By, Device, VfNumbers, parse_devices
 from drivers.vf.usability import pool_findings, usability
 from netplugin.host.vfs import NicLink, VfAttributes, Vfs
 from tests.unit.vf.trees import Nic, build
@@ -96,8 +98,7 @@ def test_switchdev_and_its_representors(tmp_path: Path) -> None:
 def test_one_nic_is_read_again_and_the_others_stay_as_they_were_seen(tmp_path: Path) -> None:
     """The look after a change: its NIC anew, with one request to the kernel and no list of links."""
     build(tmp_path, FIRST, SECOND)
-    told = {**links(FIRST, SECOND), "vf1": NicLink(9, "vf1", parent="0000:03:10.1", enslaved=True)}
-    told["vf2"] = NicLink(10, "vf2", parent="0000:03:10.2", enslaved=True)
+    told = links(FIRST, SECOND)
     devices = parse_devices(["net1:eth0", "net2:eth1"])
     seen = read_inventory(tmp_path, devices, told)
     for address in ("0000:03:10.1", "0000:81:10.2"):
@@ -118,8 +119,7 @@ def test_one_nic_is_read_again_and_the_others_stay_as_they_were_seen(tmp_path: P
     again = kernel.look_again(seen, ["0000:03:00.0"])
     assert asked == [2]
     assert again.vfs["0000:03:10.1"].attributes == changed
-    assert again.vfs["0000:03:10.1"].driver is None and again.vfs["0000:03:10.1"].enslaved is None
-    assert again.vfs["0000:03:10.2"].enslaved == "vf2", "its driver has not changed"
+    assert again.vfs["0000:03:10.1"].driver is None and again.vfs["0000:03:10.1"].interfaces == ()
     assert (
         again.vfs["0000:81:10.2"] == seen.vfs["0000:81:10.2"]
         and again.pfs.keys() == seen.pfs.keys()
@@ -135,25 +135,97 @@ def test_a_nic_whose_interface_is_elsewhere(tmp_path: Path) -> None:
     assert all(vf.attributes is None for vf in found.vfs.values())
 
 
-def test_an_open_vfio_device_and_an_enslaved_interface(tmp_path: Path) -> None:
+def test_an_open_vfio_device(tmp_path: Path) -> None:
     build(tmp_path, replace(FIRST, vf_driver="vfio-pci"))
     (tmp_path / "bus/pci/devices/0000:03:10.2/enable").write_text("0\n")
     (tmp_path / "bus/pci/devices/0000:03:10.2/driver_override").write_text("vfio-pci\n")
-    told = links(FIRST)
-    told["vf1"] = NicLink(9, "vf1", parent="0000:03:10.1", enslaved=True)
-    found = read_inventory(tmp_path, parse_devices(["net1:eth0"]), told)
+    found = read(tmp_path, ["net1:eth0"], FIRST)
     assert [vf.is_open for vf in found.vfs.values()].count(False) == 1
     assert not found.vfs["0000:03:10.2"].is_open
     assert found.vfs["0000:03:10.2"].driver_override == "vfio-pci"
-    assert found.vfs["0000:03:10.1"].enslaved == "vf1"
 
 
-def test_functions_that_share_an_iommu_group(tmp_path: Path) -> None:
+def test_how_the_host_uses_a_vf(tmp_path: Path) -> None:
+    """In another network namespace sysfs has no interface of it; there it may be a container's."""
     build(tmp_path, FIRST)
-    link = tmp_path / "bus/pci/devices/0000:03:10.1/iommu_group"
-    link.unlink()
-    link.symlink_to("../../../kernel/iommu_groups/10")
-    assert read(tmp_path, ["net1:eth0"], FIRST).shared_groups == {"10"}
+    up, enslaved, away = (tmp_path / f"bus/pci/devices/0000:03:10.{n}" for n in (1, 2, 3))
+    (up / "net/eth0v1/flags").write_text("0x1003\n")
+    (enslaved / "net/eth0v2/master").symlink_to("../../../virtual/net/br7")
+    (away / "net/eth0v3").rename(tmp_path / "elsewhere")
+    (tmp_path / "bus/pci/devices/0000:03:10.4/net/eth0v4/addr_assign_type").write_text("1\n")
+    found = read(tmp_path, ["net1:eth0"], FIRST).by_place
+    used = {number: vf.host_use for (_, number), vf in found.items() if vf.host_use}
+    assert {number: (use.how, use.end) for number, use in used.items()} == {
+        1: ("its interface eth0v1 is up", "set eth0v1 down"),
+        2: ("its interface eth0v2 is enslaved", "release eth0v2"),
+        3: ("igbvf has it and its interface is in another network namespace",
+            "bring the interface back"),
+    }  # fmt: skip
+    assert [i.own_mac for i in found[FIRST.address, 4].interfaces] == [True]
+    assert [i.own_mac for i in found[FIRST.address, 5].interfaces] == [False]
+
+
+def test_devices_that_share_an_iommu_group(tmp_path: Path) -> None:
+    """Any device counts, but a bridge, which no driver of the host uses for DMA."""
+    build(tmp_path, FIRST)
+    devices = tmp_path / "bus/pci/devices"
+    for address, kind in (("0000:00:1f.3", "0x040300"), ("0000:00:1c.0", "0x060400")):
+        (devices / address).mkdir()
+        (devices / address / "class").write_text(f"{kind}\n")
+    for vf, other in ((1, "0000:00:1f.3"), (2, "0000:00:1c.0"), (3, "0000:03:10.4")):
+        (devices / f"0000:03:10.{vf}/iommu_group/devices/{other}").touch()
+    found = read(tmp_path, ["net1:eth0"], FIRST).by_place
+    assert {number: vf.group_mates for (_, number), vf in found.items() if vf.group_mates} == {
+        1: ("0000:00:1f.3",), 3: ("0000:03:10.4",),
+    }  # fmt: skip
+
+
+def test_the_representors_of_subfunctions_are_no_pf(tmp_path: Path) -> None:
+    """They are interfaces of the PF's device too, and may come first by their names."""
+    nic = replace(
+        SECOND, switch_id="a1b2", port_name="p0", representors={0: "eth1_0"},
+        others={"en3f0pf0sf4": "pf0sf4", "eth0pf": "c1pf0"},
+    )  # fmt: skip
+    build(tmp_path, nic)
+    found = read(tmp_path, ["net2:0000:81:00.0", "net2:en3f0pf0sf4", "net2:eth1_0"], nic)
+    [pf] = found.pfs.values()
+    assert (pf.name, pf.representors) == ("eth1", {0: "eth1_0"})
+    assert [device.name for device in found.missing] == ["en3f0pf0sf4", "eth1_0"]
+
+
+@pytest.mark.parametrize(
+    ("entries", "allowed"),
+    [
+        (["net1:eth0#2-4"], {2, 3, 4}),
+        (["net1:eth0#^0+^5"], {1, 2, 3, 4, 6}),
+        (["net1:eth0#0-4+6+^3"], {0, 1, 2, 4, 6}),
+        (["net1:8086:10c9", "net1:eth0#3-9"], {3, 4, 5, 6}),
+    ],
+)
+def test_some_of_a_nics_vfs_may_be_given_away(
+    tmp_path: Path, entries: list[str], allowed: set[int]
+) -> None:
+    build(tmp_path, FIRST)
+    found = read(tmp_path, entries, FIRST)
+    free = {vf.number for vf in found.vfs.values() if not unusable(found, vf)}
+    assert free == allowed
+    again = read_again(tmp_path, found, {FIRST.address: FIRST.link()})
+    assert {vf.number for vf in again.vfs.values() if not unusable(again, vf)} == allowed
+
+
+def test_what_libvirt_has_to_write_back(tmp_path: Path) -> None:
+    build(tmp_path / "sys", FIRST)
+    state = tmp_path / "hostdevmgr"
+    state.mkdir()
+    (state / "eth0_vf3").touch()
+
+    class Kernels(Vfs):
+        def links(self) -> dict[str, NicLink]:
+            return links(FIRST)
+
+    sys = tmp_path / "sys"
+    kernel = Kernel(parse_devices(["net1:eth0"]), sys, Kernels(sys), libvirt_state=state)
+    assert [vf.number for vf in kernel.look().vfs.values() if vf.saved_by_libvirt] == [3]
 
 
 @pytest.mark.parametrize(
@@ -163,11 +235,17 @@ def test_functions_that_share_an_iommu_group(tmp_path: Path) -> None:
         ("physnet1:0000:03:00.A", None),
         ("physnet1:0000:3B:00.1", Device("physnet1", "0000:3b:00.1", By.ADDRESS)),
         ("physnet1:8086:10C9", Device("physnet1", "8086:10c9", By.KIND)),
+        ("net1:eth1#8-63", Device("net1", "eth1", By.INTERFACE, VfNumbers(((8, 63),)))),
+        ("net1:8086:10c9#0-3+7+^2", Device("net1", "8086:10c9", By.KIND,
+                                           VfNumbers(((0, 3), (7, 7)), ((2, 2),)))),
+        ("physnet1:eth1#", None),
+        ("physnet1:eth1#8-", None),
+        ("physnet1:eth1#9-8", None),
         ("physnet1:", None),
         (":eth1", None),
         ("physnet1:a/b", None),
     ],
-)
+)  # fmt: skip
 def test_the_list(entry: str, device: Device | None) -> None:
     if device is not None:
         assert parse_devices([entry, entry]) == (device,)
@@ -204,6 +282,6 @@ def test_unusable_says_the_reason_and_the_fix(
 def test_without_an_iommu(tmp_path: Path) -> None:
     build(tmp_path, FIRST)
     for group in (tmp_path / "kernel/iommu_groups").iterdir():
-        group.rmdir()
+        shutil.rmtree(group)
     said = usability(tmp_path, parse_devices(["net1:eth0"]))
     assert said.step == "iommu" and "intel_iommu=on" in str(said.fix)

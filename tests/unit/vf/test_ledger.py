@@ -24,7 +24,7 @@ from netplugin.errors import (
     InvalidRequest,
     NetpluginError,
 )
-from netplugin.host.vfs import NicLink, VfAttributes
+from netplugin.host.vfs import HostInterface, NicLink, VfAttributes
 from netplugin.models import PortSpec
 from tests.unit.vf.trees import Nic, build
 
@@ -43,6 +43,7 @@ def make_pf(number: int = 3, network: str = "net1", node: int = 0, **link: Any) 
 def make_vf(pf: Pf, number: int, **fields: Any) -> Vf:
     address = f"{pf.address[:8]}{0x10 + number // 8:02x}.{number % 8}"
     has = {"iommu_group": address, "driver": "igbvf", "driver_override": None,
+           "interfaces": (HostInterface(f"{pf.address}v{number}", up=False, enslaved=False),),
            "attributes": VfAttributes(spoofchk=True)}  # fmt: skip
     return Vf(address, number, pf.address, pf.numa_node, **{**has, **fields})
 
@@ -109,6 +110,18 @@ def test_ports_are_balanced_over_the_nics(count: int) -> None:
     assert max(used.values()) - min(used.get(pf, 0) for pf in inventory.pfs) <= 1
 
 
+def test_the_vfs_of_one_vm_are_on_different_nics() -> None:
+    inventory = pool(make_pf(3), make_pf(4), make_pf(5, carrier=False))
+    taken = {Claim("vf", f"0000:04:10.{n}"): f"other{n}" for n in range(3)}
+    for port_id, wish in (("a", spec()), ("b", spec()), ("c", spec(vm_id="vm2"))):
+        taken[claim_vf(inventory, Intent(port_id, wish), taken)] = port_id
+    had = {port_id: inventory.vfs[claim.key].pf for claim, port_id in taken.items()}
+    assert (had["a"], had["b"]) == ("0000:03:00.0", "0000:04:00.0"), "though it has more in use"
+    assert had["c"] == "0000:03:00.0"
+    third = claim_vf(inventory, Intent("d", spec()), taken)
+    assert inventory.vfs[third.key].pf == "0000:03:00.0", "one of them again, as 5 has no carrier"
+
+
 def test_the_lowest_number_of_the_least_used_nic() -> None:
     inventory = pool(make_pf(3), make_pf(4))
     assert choose(inventory, spec(), {}).address == "0000:03:10.0"
@@ -151,8 +164,10 @@ def test_a_nic_that_frames_cannot_take_names_the_hop(pf: Pf, words: str) -> None
 @pytest.mark.parametrize(
     "fields",
     [
-        {"iommu_group": None}, {"iommu_group": "7"}, {"driver": "vfio-pci", "is_open": True},
-        {"enslaved": "vf0"}, {"driver": "igb_uio"}, {"attributes": None},
+        {"iommu_group": None}, {"group_mates": ("0000:00:1f.3",)}, {"driver": "vfio-pci", "is_open": True},
+        {"driver": "igb_uio"}, {"saved_by_libvirt": True}, {"interfaces": ()},
+        {"interfaces": (HostInterface("vf0", up=True, enslaved=False),)},
+        {"interfaces": (HostInterface("vf0", up=False, enslaved=True),)},
     ],
 )  # fmt: skip
 def test_a_vf_in_use_by_another_is_left_alone(fields: dict[str, Any]) -> None:

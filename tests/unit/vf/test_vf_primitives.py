@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from netplugin.host.netlink import attribute
 from netplugin.host.vfs import (
     GROUPS,
     VfAttributes,
+    VfBusy,
+    VfInvalid,
     VfRefuses,
     Vfs,
     differing,
@@ -25,27 +28,87 @@ from netplugin.host.vfs import (
 )
 from tests.unit.vf.trees import Nic, build
 
-FULL = VfAttributes("52:54:00:00:00:07", 100, 5, True, True, "enable", 100, 200)
+FULL = VfAttributes(
+    "52:54:00:00:00:07", 100, 5, True, True, "enable", 100, 200, vlan_stacked=True, rss_query=True,
+    node_guid="00:11:22:33:44:55:66:77", port_guid="88:99:aa:bb:cc:dd:ee:ff",
+)  # fmt: skip
 
 
-def vf_info(number: int, want: VfAttributes, *, switches: bool = True) -> bytes:
-    """One VF as the kernel tells of it (``rtnl_fill_vfinfo`` in net/core/rtnetlink.c)."""
+def vf_info(
+    number: int, want: VfAttributes, *, switches: bool = True, statistics: bool = False
+) -> bytes:
+    """One VF as the kernel reports it (``rtnl_fill_vfinfo`` in net/core/rtnetlink.c)."""
     mac = bytes.fromhex(want.mac.replace(":", ""))
     unknown = 0xFFFFFFFF
+    guids = ((kind, guid) for kind, guid in ((10, want.node_guid), (11, want.port_guid)) if guid)
+    protocol = struct.pack(">H2x", 0x88A8 if want.vlan_stacked else 0x8100)
     return attribute(
         1,
         attribute(1, struct.pack("=I32s", number, mac)),
+        attribute(13, bytes(32)),
+        attribute(7, struct.pack("=II", number, bool(want.rss_query) if switches else unknown)),
+        *(attribute(kind, struct.pack("=I4xQ", number, int(guid.replace(":", ""), 16)))
+          for kind, guid in guids),
+        attribute(12, attribute(1, struct.pack("=III", number, want.vlan, want.vlan_qos) + protocol)),
+        *([attribute(8, *(attribute(kind, bytes(8)) for kind in (1, 2, 3, 4, 5, 6, 8, 9)))]
+          if statistics else []),
         attribute(2, struct.pack("=III", number, want.vlan, want.vlan_qos)),
         attribute(6, struct.pack("=III", number, want.min_mbps, want.max_mbps)),
         attribute(4, struct.pack("=II", number, bool(want.spoofchk) if switches else unknown)),
         attribute(5, struct.pack("=II", number, ["auto", "enable"].index(want.link_state))),
         attribute(9, struct.pack("=II", number, bool(want.trusted) if switches else unknown)),
-    )
+    )  # fmt: skip
+
+
+def plain(**fields: Any) -> VfAttributes:
+    """What has every switch, and all of them off."""
+    return VfAttributes(**{"spoofchk": False, "trusted": False, "rss_query": False, **fields})
 
 
 def test_attributes_are_read_by_number() -> None:
     data = vf_info(0, VfAttributes(), switches=False) + vf_info(130, FULL)
     assert parse_vfs(data) == {0: VfAttributes(), 130: FULL}
+
+
+@pytest.mark.parametrize("count", [221, 222, 256])
+def test_more_vfs_than_the_length_of_their_list_can_say(count: int) -> None:
+    """The kernel sends them whole, and the low 16 bits of the length (``nla_nest_end``)."""
+    vfs = b"".join(vf_info(n, plain(vlan=n), statistics=True) for n in range(count) if n != 7)
+    before = attribute(3, b"eth0\0") + attribute(21, struct.pack("=I", count))
+    listed = struct.pack("=HH", (4 + len(vfs)) & 0xFFFF, 22) + vfs
+    after = attribute(43, b"") + attribute(56, b"0000:03:00.0\0") + attribute(57, b"pci\0")
+    link = parse_link(struct.pack("=BxHiII", 0, 1, 7, 1, 0) + before + listed + after)
+    assert link is not None and link.parent == "0000:03:00.0"
+    assert link.vfs == {n: plain(vlan=n) for n in range(count) if n != 7}, "7 is left out"
+
+
+def test_a_nic_whose_vfs_fit_into_no_message_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    build(tmp_path, Nic(), Nic(address="0000:81:00.0", interface="ib0", vf_bus="81"))
+
+    def link(index: int, name: str, parent: str, *vfs: bytes) -> bytes:
+        said = attribute(3, f"{name}\0".encode()) + attribute(56, f"{parent}\0".encode())
+        listed = attribute(22, *vfs) if vfs else b""
+        return struct.pack("=BxHiII", 0, 1, index, 1, 0) + said + attribute(57, b"pci\0") + listed
+
+    def mask(body: bytes) -> int:
+        return int(struct.unpack("=I", dict(netlink.attributes(body, 16))[29])[0])
+
+    def dump(kind: int, body: bytes) -> list[bytes]:
+        if mask(body):
+            raise OSError(errno.EMSGSIZE, "Message too long")
+        return [link(2, "eth0", "0000:03:00.0"), link(3, "ib0", "0000:81:00.0")]
+
+    def ask(kind: int, body: bytes, flags: int = 0) -> list[bytes]:
+        if struct.unpack_from("=BxHiII", body)[2] == 3:
+            raise OSError(errno.EMSGSIZE, "Message too long")
+        return [link(2, "eth0", "0000:03:00.0", vf_info(3, FULL))]
+
+    monkeypatch.setattr(netlink, "dump", dump)
+    monkeypatch.setattr(netlink, "ask", ask)
+    found = Vfs(tmp_path).links()
+    assert {name: dict(link.vfs) for name, link in found.items()} == {"eth0": {3: FULL}, "ib0": {}}
 
 
 def test_a_link_is_told_with_its_device() -> None:
@@ -56,7 +119,7 @@ def test_a_link_is_told_with_its_device() -> None:
     link = parse_link(header + name + parent + attribute(54, bytes(range(6))))
     assert link is not None
     assert (link.index, link.name, link.parent, link.mtu) == (7, "eth0", "0000:03:00.0", 9000)
-    assert (link.up, link.carrier, link.enslaved) == (True, True, False)
+    assert (link.up, link.carrier) == (True, True)
     assert link.permanent_mac == "00:01:02:03:04:05"
 
 
@@ -98,35 +161,50 @@ def test_a_link_that_is_no_more_is_none_and_another_refusal_an_error(
 
 
 def test_only_what_differs_is_to_write() -> None:
-    assert differing(VfAttributes(), VfAttributes(spoofchk=False, trusted=False)) == ()
+    assert differing(VfAttributes(), plain()) == ()
     assert differing(FULL, VfAttributes()) == tuple(GROUPS)
-    assert differing(FULL, VfAttributes(*("52:54:00:00:00:07", 100, 0, True, True, "enable", 100, 200))) == (
-        "vlan",
-    )  # fmt: skip
+    for field in ({"vlan_qos": 0}, {"vlan_stacked": False}):
+        assert differing(FULL, replace(FULL, **field)) == ("vlan",)
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_what_is_written_is_what_is_read(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[bytes] = []
     monkeypatch.setattr(netlink, "ask", lambda kind, body, flags=0: sent.append(body) or [])
-    Vfs().set(7, 3, group, FULL)
+    want = replace(FULL, vlan_stacked=False)
+    Vfs().set(7, 3, group, want)
     [body] = sent
     found = dict(netlink.attributes(body, 16))
     assert struct.unpack_from("=BxHiII", body)[2] == 7
-    defaults = dict(netlink.attributes(vf_info(3, VfAttributes())[4:]))
+    defaults = dict(netlink.attributes(vf_info(3, plain())[4:]))
     defaults |= dict(netlink.attributes(dict(netlink.attributes(found[22]))[1]))
     told = parse_vfs(attribute(1, *(attribute(kind, value) for kind, value in defaults.items())))[3]
     for name in GROUPS[group]:
-        assert getattr(told, name) == getattr(FULL, name)
+        assert getattr(told, name) == getattr(want, name)
+
+
+def test_a_stacked_vlan_is_written_with_its_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    """struct ifla_vf_vlan_info in IFLA_VF_VLAN_LIST (``do_setvfinfo`` in net/core/rtnetlink.c)."""
+    sent: list[bytes] = []
+    monkeypatch.setattr(netlink, "ask", lambda kind, body, flags=0: sent.append(body) or [])
+    Vfs().set(7, 3, "vlan", FULL)
+    vf = dict(netlink.attributes(dict(netlink.attributes(sent[0], 16))[22]))[1]
+    [(kind, listed)] = netlink.attributes(vf)
+    assert kind == 12 and list(netlink.attributes(listed)) == [
+        (1, struct.pack("=III", 3, 100, 5) + b"\x88\xa8\0\0")
+    ]
 
 
 @pytest.mark.parametrize(
     ("group", "refusal", "error"),
     [
         ("link_state", OSError(errno.EOPNOTSUPP, "Operation not supported"), Unsupported),
-        ("rate", OSError(errno.EINVAL, "Invalid argument"), Unsupported),
+        ("vlan", OSError(524, "Unknown error 524"), Unsupported),
+        ("mac", OSError(errno.EAGAIN, "Resource temporarily unavailable"), VfBusy),
+        ("mac", OSError(errno.EBUSY, "Device or resource busy"), VfBusy),
+        ("rate", OSError(errno.EINVAL, "Invalid argument"), VfInvalid),
         ("vlan", OSError(errno.EPROTONOSUPPORT, "Protocol not supported"), Unsupported),
-        ("mac", OSError(errno.EINVAL, "Invalid argument"), VfRefuses),
+        ("mac", OSError(errno.EINVAL, "Invalid argument"), VfInvalid),
         ("vlan", OSError(errno.EIO, "Input/output error"), VfRefuses),
         ("mac", OSError(errno.EPERM, "Operation not permitted"), HostError),
         ("mac", OSError(errno.ENODEV, "No such device"), HostError),

@@ -28,6 +28,8 @@ class Nic:
     switch_id: str = ""
     port_name: str = ""
     representors: Mapping[int, str] = field(default_factory=dict)
+    #: Other interfaces of the device by name, with what they call themselves.
+    others: Mapping[str, str] = field(default_factory=dict)
 
     def vf_address(self, number: int) -> str:
         return f"0000:{self.vf_bus}:{0x10 + number // 8:02x}.{number % 8}"
@@ -59,13 +61,20 @@ def _add_nic(root: Path, nic: Nic, group: int) -> int:
     _add_interface(root, device, nic.interface, nic.switch_id, nic.port_name)
     for number, name in nic.representors.items():
         _add_interface(root, device, name, nic.switch_id, f"pf{nic.port_name[1:]}vf{number}")
+    for name, port_name in nic.others.items():
+        _add_interface(root, device, name, nic.switch_id, port_name)
     for number in nic.vfs:
         address = nic.vf_address(number)
         vf = _add_device(root, address, nic.vf_driver, nic.numa_node, ("0x8086", "0x10ca"))
         _write(vf, driver_override="(null)", reset="", enable=int(nic.vf_driver is not None))
         _link(vf / "physfn", f"../{nic.address}")
         _link(device / f"virtfn{number}", f"../{address}")
-        (root / f"kernel/iommu_groups/{group}").mkdir()
+        if nic.vf_driver and "vfio" not in nic.vf_driver:
+            own = vf / "net" / f"{nic.interface}v{number}"
+            own.mkdir(parents=True)
+            _write(own, flags="0x1002", addr_assign_type=0)
+        (root / f"kernel/iommu_groups/{group}/devices").mkdir(parents=True)
+        (root / f"kernel/iommu_groups/{group}/devices/{address}").touch()
         _link(vf / "iommu_group", f"../../../kernel/iommu_groups/{group}")
         group += 1
     return group

@@ -1,0 +1,442 @@
+"""VFs that the host uses, NICs that are away or being reset, and what drivers refuse for a while.
+
+What a driver answers is written after its source in Linux 6.18 (below drivers/net/ethernet), unless
+another version is named.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivers.vf import apply
+from drivers.vf.memory import PLACEHOLDER_MAC
+from netplugin.backend import Claim
+from netplugin.errors import (
+    BackendUnavailable,
+    CapacityExhausted,
+    Conflict,
+    NetpluginError,
+    OperationTimeout,
+    Unsupported,
+)
+from netplugin.host.vfs import NO_MAC, VFIO, VfAttributes
+from netplugin.models import PortState
+from tests.unit.sriov.model import ModelPf
+from tests.unit.sriov.world import World, make_spec
+
+NIC = "0000:03:00.0"
+FIRST = "0000:03:10.0"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """One NIC of two VFs."""
+    made = World(tmp_path, ModelPf(NIC, "eth3", total=2))
+    yield made
+    made.store.close()
+
+
+def state_of(world: World, address: str) -> tuple[str, str | None]:
+    [info] = [info for info in world.reconciler.vfs() if info.pci_address == address]
+    return info.state, info.reason
+
+
+def named(number: int = 1) -> Any:
+    return make_spec(number, vf={"pci_address": FIRST})
+
+
+# -- a VF that the host uses is not given out ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        ({"up": True}, "its interface eth3v0 is up"),
+        ({"enslaved": True}, "its interface eth3v0 is enslaved"),
+        ({"elsewhere": True}, "in another network namespace"),
+    ],
+)
+def test_a_vf_that_the_host_uses_is_not_given_out(
+    world: World, use: dict[str, bool], words: str
+) -> None:
+    vf = world.model.vf(FIRST)
+    for name, value in use.items():
+        setattr(vf, name, value)
+    was = replace(vf)
+    refused = world.plug("a", named())
+    assert isinstance(refused, Conflict) and words in refused.detail
+    assert world.plug("a", make_spec()) is None
+    assert world.address_of("a") == "0000:03:10.1"
+    last = world.plug("b", make_spec(2))
+    assert isinstance(last, CapacityExhausted) and words in last.detail
+    assert vf == was and state_of(world, FIRST)[0] == "unusable"
+    assert words in str(state_of(world, FIRST)[1])
+
+
+# -- a NIC that is away ----------------------------------------------------------------------------
+
+
+def test_a_delete_waits_for_a_nic_that_is_away(world: World) -> None:
+    assert world.plug("a", named()) is None
+    pf = world.model.pfs[NIC]
+    pf.away = True
+    refused = world.unplug("a")
+    assert isinstance(refused, OperationTimeout) and refused.status == 504
+    assert "there is no NIC 0000:03:00.0" in refused.detail
+    assert world.state("a") is PortState.REMOVING
+    assert world.check() and world.state("a") is PortState.REMOVING
+    pf.away = False
+    taken = world.plug("b", named(2))
+    assert isinstance(taken, Conflict) and "port a's" in taken.detail, (
+        "nobody gets the VF meanwhile"
+    )
+    assert world.check()
+    assert world.store.records() == []
+    assert world.plug("b", named(2)) is None and world.unplug("b") is None
+    world.assert_settled()
+
+
+def test_a_delete_waits_for_a_nic_that_is_being_reset(world: World) -> None:
+    assert world.plug("a", named()) is None
+    pf, vf = world.model.pfs[NIC], world.model.vf(FIRST)
+    pf.unreported = {0, 1}
+    was = replace(vf)
+    refused = world.unplug("a")
+    assert isinstance(refused, OperationTimeout) and "does not report it" in refused.detail
+    assert vf == was, "nothing is done to a VF of which nothing is known"
+    pf.unreported = set()
+    assert world.check()
+    assert world.store.records() == []
+    world.assert_settled()
+
+
+def test_what_is_released_while_its_nic_is_away_is_forgotten(world: World) -> None:
+    assert world.plug("a", named()) is None
+    claim = Claim("vf", FIRST)
+    with pytest.raises(Conflict, match="port a goes when it is free"):
+        world.reconciler.abandon("a", claim_of(world, "a"))
+    world.model.pfs[NIC].away = True
+    assert isinstance(world.unplug("a"), OperationTimeout)
+    world.reconciler.abandon("a", claim_of(world, "a"))
+    assert world.store.records() == [] and claim not in world.store.claims()
+    world.model.pfs[NIC].away = False
+    # Its settings are still those of the VM: they are not taken for those of the host.
+    assert world.plug("b", named(2)) is None and world.unplug("b") is None
+    told = world.model.vf(FIRST).attributes
+    assert (told.mac, told.vlan, told.trusted) == (NO_MAC, 0, False)
+
+
+def claim_of(world: World, port_id: str) -> Claim:
+    record = world.store.get(port_id)
+    assert record is not None
+    return record.claims[0]
+
+
+# -- a VF that the NIC does not report -------------------------------------------------------------
+
+
+def test_a_vf_that_is_not_reported_has_no_defaults(world: World) -> None:
+    pf = world.model.pfs[NIC]
+    pf.unreported = {0, 1}
+    for spec in (make_spec(), named()):
+        refused = world.plug("a", spec)
+        assert isinstance(refused, BackendUnavailable | Conflict), refused
+        assert "eth3 does not report it" in refused.detail
+    pf.unreported = {0}
+    assert world.plug("a", make_spec()) is None and world.address_of("a") == "0000:03:10.1"
+    pf.unreported = {1}
+    world.model.written.clear()
+    assert world.check()
+    record = world.store.get("a")
+    assert record is not None and record.state is PortState.DEGRADED and record.error is not None
+    assert "does not report it" in record.error.detail and world.model.written == []
+    pf.unreported = set()
+    assert world.check()
+    world.assert_settled()
+
+
+def test_a_vf_that_is_reset_by_a_change_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function-level reset of a VF is seen to by its PF's driver later (ice_process_vflr_event,
+    i40e_vc_process_vflr_event): until then it is not reported."""
+    pf, model = world.model.pfs[NIC], world.model
+    looked = model.look_again
+
+    def look_again(*args: Any) -> Any:
+        pf.unreported = {0} if model.looks_again < 2 else set()
+        return looked(*args)
+
+    model.looks_again = 0
+    monkeypatch.setattr(model, "look_again", look_again)
+    assert world.plug("a", named()) is None
+    assert world.state("a") is PortState.ACTIVE and model.looks_again == 3
+    world.assert_settled()
+
+
+# -- what drivers refuse ---------------------------------------------------------------------------
+
+
+class Refuses:
+    """A driver that answers ``code`` to the first ``times`` of these groups, or to all of them.
+
+    ``hides``: meanwhile it does not report the VF either.
+    """
+
+    def __init__(self, code: int, *groups: str, times: int = 1 << 30, hides: bool = False) -> None:
+        self.code, self.groups, self.times, self.hides = code, groups, times, hides
+
+    def __call__(self, pf: ModelPf, number: int, group: str, want: VfAttributes) -> int:
+        refuses = self.times > 0 and (not self.groups or group in self.groups)
+        self.times -= refuses
+        pf.unreported = {number} if refuses and self.hides else set()
+        return self.code if refuses else 0
+
+
+#: By driver: what it answers while a VF or the NIC is being reset, and whether the VF is then left
+#: out of what it reports.
+TRANSIENT = {
+    # intel/ice/ice_vf_lib.c, ice_check_vf_ready_for_cfg: the VF is not initialized.
+    "ice, not initialized": (errno.EBUSY, True),
+    # The same: the VF is disabled, as while the NIC is being reset.
+    "ice, disabled": (errno.EINVAL, True),
+    # intel/i40e/i40e_virtchnl_pf.c, i40e_check_vf_init_timeout, and __I40E_VIRTCHNL_OP_PENDING.
+    "i40e, in reset": (errno.EAGAIN, False),
+    # The same file, i40e_validate_vf: the VF has no VSI.
+    "i40e, without a VSI": (errno.EINVAL, True),
+    # broadcom/bnxt/bnxt_hwrm.c, __hwrm_to_stderr: the firmware has no resources, or is busy.
+    "bnxt, firmware is busy": (errno.EAGAIN, False),
+    # mellanox/mlx5/core/cmd.c, mlx5_cmd_check: while the device is in an error state.
+    "mlx5, in recovery": (errno.EIO, True),
+}
+
+
+@pytest.mark.parametrize("case", TRANSIENT)
+def test_a_refusal_that_passes_is_tried_again(world: World, case: str) -> None:
+    code, hides = TRANSIENT[case]
+    world.model.refuses = Refuses(code, times=2, hides=hides)
+    assert world.plug("a", named()) is None
+    assert world.store.unfit() == {}
+    world.model.refuses = Refuses(code, times=2, hides=hides)
+    assert world.unplug("a") is None
+    assert world.store.unfit() == {}
+    world.assert_settled()
+
+
+@pytest.mark.parametrize("case", TRANSIENT)
+def test_a_refusal_that_lasts_is_a_timeout_and_no_quarantine(
+    world: World, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apply, "PATIENCE_S", 0.2)
+    code, hides = TRANSIENT[case]
+    world.model.refuses = Refuses(code, hides=hides)
+    refused = world.plug("a", named())
+    assert isinstance(refused, OperationTimeout) and "did not end in time" in refused.detail
+    assert refused.retryable and world.store.unfit() == {}
+    world.model.refuses = Refuses(0, times=0)
+    world.model.pfs[NIC].unreported = set()
+    assert world.check()
+    world.assert_settled()
+
+
+def test_a_vf_that_is_busy_holds_up_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply, "PATIENCE_S", 0.2)
+    world.model.refuses = lambda pf, number, group, want: errno.EBUSY if number == 0 else 0
+    puts = [world.put("a", named()), world.put("b", make_spec(2))]
+    assert world.serve(*puts)
+    assert isinstance(puts[0].future.exception(), OperationTimeout)
+    assert puts[1].future.exception() is None and world.state("b") is PortState.ACTIVE
+
+
+#: What a NIC cannot do at all, by driver: the errno, and the port that asks for it.
+LIMITS: dict[str, tuple[int, str, dict[str, Any]]] = {
+    # broadcom/bnxt/bnxt_sriov.c of Linux 5.15, bnxt_set_vf_vlan: any priority.
+    "bnxt, a priority": (errno.EINVAL, "vlan", {"vf": {"vlan_qos": 3}}),
+    # The same function, and bnxt_set_vf_spoofchk: an old firmware. ENOTSUPP is the kernel's own.
+    "bnxt, an old firmware": (524, "vlan", {}),
+    "bnxt, a rate above the link's": (errno.EINVAL, "rate", {"qos": {"egress_kbps": 90_000_000}}),
+    # intel/i40e/i40e_virtchnl_pf.c, i40e_ndo_set_vf_bw and i40e_ndo_set_vf_trust (MFP).
+    "i40e, a least rate": (errno.EINVAL, "rate", {"qos": {"min_egress_kbps": 50_000}}),
+    "i40e, trust": (errno.EINVAL, "trust",
+                    {"vf": {"trusted": True}, "port_security": {"enabled": False}}),
+    # intel/ice/ice_sriov.c, ice_set_vf_bw with DCB.
+    "ice, a least rate": (errno.EOPNOTSUPP, "rate", {"qos": {"min_egress_kbps": 50_000}}),
+    # mellanox/mlx5/core/esw/legacy.c, mlx5_eswitch_set_vport_spoofchk in switchdev mode.
+    "mlx5, spoofchk": (errno.EOPNOTSUPP, "spoofchk", {"port_security": {"enabled": False}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LIMITS)
+def test_a_limit_of_the_nic_is_unsupported_and_no_quarantine(world: World, case: str) -> None:
+    code, group, fields = LIMITS[case]
+    world.model.refuses = Refuses(code, group)
+    refused = world.plug("a", make_spec(**fields))
+    assert isinstance(refused, Unsupported), refused
+    assert world.store.unfit() == {} and world.store.records() == []
+    world.model.refuses = Refuses(0, times=0)
+    world.assert_settled()
+
+
+@pytest.mark.parametrize("driver", ["qede", "cxgb4"])
+def test_a_nic_that_refuses_a_mac_of_zeros_gets_a_placeholder(tmp_path: Path, driver: str) -> None:
+    """qlogic/qede/qede_main.c, qede_set_vf_mac; chelsio/cxgb4/cxgb4_main.c, cxgb4_mgmt_set_vf_mac."""
+    world = World(tmp_path, ModelPf(NIC, "eth3", total=1, driver=driver, vf_driver=None))
+    world.model.refuses = lambda pf, number, group, want: (
+        errno.EINVAL if group == "mac" and want.mac == NO_MAC else 0
+    )
+    assert world.plug("a", make_spec()) is None
+    assert world.unplug("a") is None
+    assert world.model.vf(FIRST).attributes.mac == PLACEHOLDER_MAC
+    assert world.store.unfit() == {}
+    world.store.close()
+
+
+def test_a_priority_that_a_driver_drops_is_unsupported(tmp_path: Path) -> None:
+    """qlogic/qede/qede_main.c, qede_set_vf_vlan: it would not be there when it is read back."""
+    world = World(tmp_path, ModelPf(NIC, "eth3", total=1, driver="qede"))
+    assert isinstance(world.plug("a", make_spec(vf={"vlan_qos": 3})), Unsupported)
+    assert world.plug("a", make_spec()) is None
+    world.store.close()
+
+
+def test_a_rate_that_waits_for_a_carrier(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """intel/igb/igb_main.c, igb_ndo_set_vf_bw: invalid while the link is down, to end a rate too."""
+    monkeypatch.setattr(apply, "PATIENCE_S", 0.2)
+    assert (
+        world.plug("a", make_spec(qos={"egress_kbps": 200_000}, vf={"pci_address": FIRST})) is None
+    )
+    world.model.pfs[NIC].link = {"carrier": False}
+    world.model.refuses = Refuses(errno.EINVAL, "rate")
+    assert isinstance(world.unplug("a"), OperationTimeout)
+    world.model.pfs[NIC].link = {}
+    world.model.refuses = Refuses(0, times=0)
+    assert world.check()
+    assert world.store.records() == [] and world.store.unfit() == {}
+    world.assert_settled()
+
+
+def test_a_nic_in_order_that_refuses_is_quarantined(world: World) -> None:
+    world.model.refuses = Refuses(errno.EIO, "mac")
+    refused = world.plug("a", named())
+    assert isinstance(refused, NetpluginError) and not refused.retryable
+    assert world.store.unfit() == {Claim("vf", FIRST): "mac: Input/output error"}
+
+
+def test_a_quarantine_ends_when_the_nic_has_recovered(world: World) -> None:
+    world.model.refuses = Refuses(errno.EIO, "mac")
+    assert isinstance(world.plug("a", named()), NetpluginError)
+    world.model.refuses = Refuses(0, times=0)
+    assert world.check() and world.store.unfit(), "nothing has changed"
+    world.model.pfs[NIC].unreported = {0, 1}
+    assert world.check() and world.store.unfit()
+    world.model.pfs[NIC].unreported = set()
+    assert world.check() and not world.store.unfit()
+    assert world.plug("a", named()) is None
+    world.assert_settled()
+
+
+def test_a_quarantine_ends_after_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.model.refuses = Refuses(errno.EIO, "mac")
+    assert isinstance(world.plug("a", named()), NetpluginError)
+    monkeypatch.setattr("agents.reconciler.QUARANTINE_S", 0.0)
+    assert world.check() and not world.store.unfit()
+    assert isinstance(world.plug("a", named()), NetpluginError)
+    assert world.store.unfit(), "and it begins again, if nothing is better"
+
+
+# -- a NIC without a carrier -----------------------------------------------------------------------
+
+
+def test_a_nic_without_a_carrier_makes_its_ports_degraded(world: World) -> None:
+    assert world.plug("a", named()) is None
+    pf = world.model.pfs[NIC]
+    pf.link = {"carrier": False}
+    assert world.check()
+    record = world.store.get("a")
+    assert record is not None and record.state is PortState.DEGRADED and record.error is not None
+    assert "eth3 has no carrier" in record.error.detail
+    assert world.plug("b", make_spec(2)) is None, "a plug succeeds all the same"
+    assert world.state("b") is PortState.DEGRADED
+    pf.link = {}
+    assert world.check()
+    world.assert_settled()
+
+
+# -- what is put back ------------------------------------------------------------------------------
+
+
+def test_the_mac_that_a_vfs_driver_chose_is_not_written_through_the_pf(world: World) -> None:
+    vf = world.model.vf(FIRST)
+    assert vf.attributes.mac != NO_MAC and not vf.admin_mac
+    assert world.plug("a", named()) is None
+    assert vf.admin_mac
+    assert world.unplug("a") is None
+    assert not vf.admin_mac, "its driver may choose again"
+    world.assert_settled()
+
+
+def test_the_mac_that_an_operator_set_is_put_back(world: World) -> None:
+    vf = world.model.vf(FIRST)
+    vf.attributes, vf.admin_mac = replace(vf.attributes, mac="52:54:00:aa:00:01"), True
+    world.before[FIRST] |= {
+        "attributes": {**world.before[FIRST]["attributes"], "mac": vf.attributes.mac}
+    }
+    world.before[FIRST] |= {"admin_mac": True}
+    assert world.plug("a", named()) is None and world.unplug("a") is None
+    world.assert_settled()
+
+
+def test_a_stacked_vlan_is_put_back(world: World) -> None:
+    """ice_set_vf_port_vlan and bnxt_set_vf_vlan take 802.1ad where the NIC can."""
+    vf = world.model.vf(FIRST)
+    vf.attributes = replace(vf.attributes, vlan=7, vlan_stacked=True, rss_query=True)
+    assert world.plug("a", named()) is None
+    assert (vf.attributes.vlan, vf.attributes.vlan_stacked, vf.attributes.rss_query) == (
+        100,
+        False,
+        True,
+    )
+    assert world.unplug("a") is None
+    assert (vf.attributes.vlan, vf.attributes.vlan_stacked, vf.attributes.rss_query) == (
+        7,
+        True,
+        True,
+    )
+
+
+def test_the_settings_of_a_vm_that_was_not_ours_are_not_put_back(world: World) -> None:
+    """A VF on vfio that nobody has open and that has a MAC: some VM had it before."""
+    vf = world.model.vf(FIRST)
+    vf.driver = vf.override = VFIO
+    vf.attributes = VfAttributes("52:54:00:99:00:01", 77, 0, False, True)
+    assert world.plug("a", named()) is None and world.unplug("a") is None
+    assert (vf.driver, vf.override) == (VFIO, VFIO)
+    assert vf.attributes == VfAttributes(spoofchk=True, trusted=False)
+
+
+def test_a_vf_is_given_back_after_libvirt_has_written(world: World) -> None:
+    """virHostdevRestoreNetConfig comes after QEMU has closed the VF, and would undo what we did."""
+    assert world.plug("a", named()) is None
+    world.model.start_vm(FIRST)
+    assert isinstance(world.unplug("a"), Conflict)
+    world.model.stop_vm(FIRST, libvirt_is_slow=True)
+    assert world.check() and world.state("a") is PortState.REMOVING
+    refused = world.unplug("a")
+    assert isinstance(refused, Conflict) and "/run/libvirt/hostdevmgr/eth3_vf0" in refused.detail
+    world.model.libvirt_writes_back(FIRST)
+    assert world.check()
+    assert world.store.records() == []
+    world.assert_settled()
+
+
+def test_a_nic_of_no_node_serves_every_node(tmp_path: Path) -> None:
+    world = World(tmp_path, ModelPf(NIC, "eth3", total=2, numa_node=None))
+    assert world.plug("a", make_spec(numa_node=1)) is None
+    assert world.plug("b", make_spec(2, numa_node=0, vf={"pci_address": "0000:03:10.1"})) is None
+    world.store.close()
