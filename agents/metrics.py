@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from agents.metrics_pmd import PmdFigures
+from agents.metrics_vfs import PortCounters, VfFigures
 from agents.store import Store
 from netplugin.errors import NetpluginError
 from netplugin.models import PortState
@@ -92,6 +93,10 @@ class Metrics:
     def watch_pmd(self, read: Callable[[], Reading | None]) -> None:
         """Also tell of PMD threads, as ``read`` finds them at each scrape (see ``PmdFigures``)."""
         self._registry.register(PmdFigures(read))
+
+    def watch_vfs(self, read: Callable[[], Iterable[PortCounters]]) -> None:
+        """Also tell of the virtual functions of ports, as ``read`` finds them at each scrape."""
+        self._registry.register(VfFigures(read))
 
     def watch_credentials(self, stale: Callable[[], bool]) -> None:
         Gauge(

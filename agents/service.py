@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -15,6 +15,7 @@ from agents.domains import Domains
 from agents.host import HostView
 from agents.lane import Lane, answer
 from agents.metrics import Metrics
+from agents.metrics_vfs import PortCounters
 from agents.networks import Networks
 from agents.orphans import sentences
 from agents.pmd import Pmd
@@ -93,6 +94,7 @@ class Service:
         self.domains = Domains(store, view, self._nics_of)
         self.pmd = Pmd(host)
         metrics.watch_pmd(self.pmd.scraped)
+        metrics.watch_vfs(self._vf_counters)
         metrics.count_as_failed_but(backends)
         metrics.watch_failures(host.supervisor.failures)
         self.networks = Networks(store, self._lanes, self._timeout_s)
@@ -287,6 +289,13 @@ class Service:
                 if lane is lanes[-1] or isinstance(error, Overloaded):
                     raise  # one that also needs OVS may not see now what another does
         return []
+
+    def _vf_counters(self) -> Iterator[PortCounters]:
+        for name, backend in self._backends.items():
+            records = self._store.records(backend=name)
+            ports = {claim: record.port_id for record in records for claim in record.claims}
+            for claim, counters in backend.counters(list(ports)).items():
+                yield PortCounters(ports[claim], claim.key, counters)
 
     async def release_vf(self, pci_address: str) -> None:
         """End the quarantine of a virtual function; one that is in none is no error.

@@ -21,6 +21,7 @@ from netplugin.models import (
     NetworkSpec,
     PortSpec,
     Qos,
+    VfCounters,
     VfInfo,
     VfOptions,
 )
@@ -331,6 +332,13 @@ class Backend(ABC, Generic[ObservationT]):
         a single port: that is in ``observed_ports``. ``intents`` are all ports of the backend.
         """
         return ()
+
+    def counters(self, claims: Sequence[Claim]) -> Mapping[Claim, VfCounters]:
+        """What the NICs counted for the virtual functions among these (any thread).
+
+        Those that cannot be read now, or of NICs that do not count, are left out.
+        """
+        return {}
 
     def facts(self) -> Mapping[str, str | int | bool]:
         """What the backend stands on, for ``GET /v1/backends``: quick, and never raises."""

@@ -199,6 +199,17 @@ class VfInfo(Value):
     reason: str | None = None
 
 
+class VfCounters(Value):
+    """What a NIC counted for one virtual function: ``rx`` is what the function receives."""
+
+    rx_packets: int = 0
+    tx_packets: int = 0
+    rx_bytes: int = 0
+    tx_bytes: int = 0
+    rx_dropped: int = 0
+    tx_dropped: int = 0
+
+
 class Qos(Value):
     """Rates in kbit/s (1000 bit/s), seen from the VM: ingress is what it receives."""
 

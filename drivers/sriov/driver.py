@@ -41,6 +41,7 @@ from netplugin.models import (
     Features,
     Finding,
     PortSpec,
+    VfCounters,
     VfInfo,
 )
 
@@ -100,6 +101,9 @@ class Sriov(Backend[Seen]):
         self, observed: Seen, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
     ) -> Sequence[VfInfo]:
         return books(observed.inventory, taken, unfit)
+
+    def counters(self, claims: Sequence[Claim]) -> Mapping[Claim, VfCounters]:
+        return self._kernel.counters(claims)
 
     def findings(self, observed: Seen) -> Sequence[Finding]:
         return pool_findings(observed.inventory)

@@ -39,7 +39,15 @@ from netplugin.backend import (
 from netplugin.errors import HostError, NetpluginError
 from netplugin.host.shared import Host, locks_of, supervisor_of
 from netplugin.libvirt_xml import vhostuser_interface
-from netplugin.models import Binding, DomainRequirements, Features, Finding, PortSpec, VfInfo
+from netplugin.models import (
+    Binding,
+    DomainRequirements,
+    Features,
+    Finding,
+    PortSpec,
+    VfCounters,
+    VfInfo,
+)
 
 #: Changes that are no writes to OVS's database or flows.
 _ELSEWHERE = (VfChange, DetachVf)
@@ -134,6 +142,9 @@ class Vdpa(Backend[Seen]):
         self, observed: Seen, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
     ) -> Sequence[VfInfo]:
         return books(observed.inventory, taken, unfit)
+
+    def counters(self, claims: Sequence[Claim]) -> Mapping[Claim, VfCounters]:
+        return self._pool.kernel.counters(claims)
 
     def findings(self, observed: Seen) -> Sequence[Finding]:
         ovs = observed.ovs

@@ -245,6 +245,13 @@ def _interface(sys: Path, device: str) -> str | None:
     return next((n for n in names if not _REPRESENTOR.match(_port_name(sys, n))), None)
 
 
+def interface_index(sys: Path, device: Path | str) -> int | None:
+    """The number of a PF's own interface; None if it has none in this network namespace."""
+    name = _interface(sys, str(device))
+    text = read_text(sys / "class/net" / name / "ifindex") if name else ""
+    return int(text) if text.isdecimal() else None
+
+
 def _port_name(sys: Path, interface: str) -> str:
     return read_text(sys / "class/net" / interface / "phys_port_name")
 

@@ -8,10 +8,17 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from drivers.vf.changes import BindVf, SetVf, UnbindVf, VfChange
-from drivers.vf.inventory import Inventory, find_pfs, read_again, read_inventory
+from drivers.vf.inventory import (
+    Inventory,
+    find_pfs,
+    interface_index,
+    read_again,
+    read_inventory,
+)
+from drivers.vf.memory import Memory
 from drivers.vf.options import Device
 from drivers.vf.usability import usability
-from netplugin.backend import Usability
+from netplugin.backend import Claim, Usability
 from netplugin.errors import NetpluginError
 from netplugin.host.vfs import (
     SYS,
@@ -20,9 +27,13 @@ from netplugin.host.vfs import (
     VfRefuses,
     Vfs,
     is_beyond,
+    read_link,
     unsupported,
 )
+from netplugin.models import VfCounters
 
+#: Drivers of PFs that count nothing for their VFs (no ``ndo_get_vf_stats``): the kernel says zeros.
+COUNT_NOTHING = frozenset({"igb", "bnxt_en", "qede", "cxgb4"})
 #: Where libvirt keeps MAC and VLAN of a VF from the start of its VM until it writes them back, in a
 #: file PF_vfN that it removes just before (virNetDevSaveNetConfig and virNetDevReadNetConfig in
 #: src/util/virnetdev.c). It writes them whether it binds the VF (``managed='yes'``) or not
@@ -68,6 +79,29 @@ class Kernel:
             return self.look()  # an interface has come or gone
         there = {address: link for address, link in links.items() if link}
         return read_again(self._sys, seen, there, self._saved())
+
+    def counters(self, claims: Sequence[Claim]) -> dict[Claim, VfCounters]:
+        """What NICs counted for the VFs of these claims; without those that cannot be read now."""
+        of_nics: dict[str, list[tuple[int, Claim]]] = {}
+        for claim in claims:
+            memory = Memory.of(claim)
+            if memory is not None and self._is_at(memory, claim.key):
+                of_nics.setdefault(memory.pf_address, []).append((memory.number, claim))
+        found: dict[Claim, VfCounters] = {}
+        for address, held in of_nics.items():
+            device = self._sys / "bus/pci/devices" / address
+            index = interface_index(self._sys, device)
+            if index is None or read_link(device / "driver") in COUNT_NOTHING:
+                continue
+            with contextlib.suppress(NetpluginError):
+                counted = self._vfs.counters(index)
+                found |= {claim: counted[n] for n, claim in held if n in counted}
+        return found
+
+    def _is_at(self, memory: Memory, address: str) -> bool:
+        """Whether the VF that is remembered has this address."""
+        nic = self._sys / "bus/pci/devices" / memory.pf_address
+        return read_link(nic / f"virtfn{memory.number}") == address
 
     def _saved(self) -> frozenset[str]:
         with contextlib.suppress(OSError):

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from netplugin.errors import HostError, NetpluginError, OperationTimeout, Unsupported
 from netplugin.host import netlink
 from netplugin.host.netlink import attribute, attributes, number, text
+from netplugin.models import VfCounters
 
 SYS = Path("/sys")
 NO_MAC = "00:00:00:00:00:00"
@@ -32,6 +33,10 @@ _IFNAME, _MTU, _VFINFO_LIST, _EXT_MASK, _CARRIER = 3, 4, 22, 29, 33
 _PERMANENT_ADDRESS, _PARENT, _PARENT_BUS, _VF_INFO = 54, 56, 57, 1
 _VF_MAC, _VF_VLAN, _VF_SPOOFCHK, _VF_LINK_STATE, _VF_RATE, _VF_RSS_QUERY = 1, 2, 4, 5, 6, 7
 _VF_TRUST, _VF_NODE_GUID, _VF_PORT_GUID, _VF_VLAN_LIST, _VF_VLAN_INFO = 9, 10, 11, 12, 1
+_VF_STATS = 8
+_COUNTERS = {
+    "rx_packets": 0, "tx_packets": 1, "rx_bytes": 2, "tx_bytes": 3, "rx_dropped": 7, "tx_dropped": 8,
+}  # fmt: skip
 _UNKNOWN = 0xFFFFFFFF
 #: An attribute with struct ifla_vf_mac.
 _VF_MAC_BYTES = 40
@@ -219,6 +224,14 @@ class Vfs:
                     raise
                 return None
         return parse_link(answers[0]) if answers else None
+
+    def counters(self, index: int) -> dict[int, VfCounters]:
+        """What a PF's driver counts for its VFs, by number. Raises: HostError, OperationTimeout."""
+        body = _IFINFO.pack(0, 0, index, 0, 0) + attribute(_EXT_MASK, _NUMBER.pack(_EXT_VF))
+        with _words("count-vfs", f"interface {index}"):
+            answers = netlink.ask(_GETLINK, body)
+        listed = dict(_link_attributes(answers[0])).get(_VFINFO_LIST, b"") if answers else b""
+        return parse_counters(listed)
 
     def is_open(self, address: str) -> bool:
         """Whether a process (a VM's) has the device open through vfio.
@@ -506,6 +519,17 @@ def parse_vfs(data: bytes) -> dict[int, VfAttributes]:
             port_guid=_guid(of.get(_VF_PORT_GUID)),
         )
     return vfs
+
+
+def parse_counters(data: bytes) -> dict[int, VfCounters]:
+    """The statistics in IFLA_VFINFO_LIST, by the VF's number."""
+    found: dict[int, VfCounters] = {}
+    for _, info in attributes(data):
+        of = dict(attributes(info))
+        counted = {kind: number(value) for kind, value in attributes(of.get(_VF_STATS, b""))}
+        values = {name: counted.get(kind, 0) for name, kind in _COUNTERS.items()}
+        found[struct.unpack_from("=I", of[_VF_MAC])[0]] = VfCounters.model_validate(values)
+    return found
 
 
 def _vlan_protocol(data: bytes) -> int:

@@ -22,6 +22,7 @@ import netplugin.errors as errors
 from agents import http
 from agents.metrics import Metrics
 from agents.metrics_pmd import PmdFigures
+from agents.metrics_vfs import PortCounters
 from agents.service import Service
 from agents.store import Store
 from agents.tasks import TaskRunner
@@ -31,7 +32,7 @@ from drivers.sriov.driver import Sriov
 from drivers.vdpa.driver import Vdpa
 from netplugin import docgen
 from netplugin.cli.main import Netplugin
-from netplugin.models import PmdCore, PmdState, PortState, RxQueue, TaskState
+from netplugin.models import PmdCore, PmdState, PortState, RxQueue, TaskState, VfCounters
 from netplugin.pmd.counters import Counters
 from netplugin.pmd.read import Reading
 from tests.docs.blocks import (
@@ -303,6 +304,7 @@ def test_the_metrics_are_all_there(tmp_path: Path) -> None:
     metrics.served("b", "put", {"total": 1.0}, None)
     metrics.changed("b", "c", "plug")
     metrics.watch_failures(lambda: {"loop": 1})
+    metrics.watch_vfs(lambda: [PortCounters("nic1", "0000:03:10.1", VfCounters())])
     text = metrics.render().decode()
     store.close()
     made = set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE))

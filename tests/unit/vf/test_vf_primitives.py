@@ -50,7 +50,7 @@ def vf_info(
         *(attribute(kind, struct.pack("=I4xQ", number, int(guid.replace(":", ""), 16)))
           for kind, guid in guids),
         attribute(12, attribute(1, struct.pack("=III", number, want.vlan, want.vlan_qos) + protocol)),
-        *([attribute(8, *(attribute(kind, bytes(8)) for kind in (1, 2, 3, 4, 5, 6, 8, 9)))]
+        *([attribute(8, *(attribute(kind, bytes(8)) for kind in (0, 1, 2, 3, 4, 5, 7, 8)))]
           if statistics else []),
         attribute(2, struct.pack("=III", number, want.vlan, want.vlan_qos)),
         attribute(6, struct.pack("=III", number, want.min_mbps, want.max_mbps)),

@@ -1,0 +1,64 @@
+"""Counters of the virtual functions of ports for Prometheus, read from their NICs at each scrape."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from netplugin.models import VfCounters
+
+LOG = logging.getLogger(__name__)
+_LABELS = ["port", "pci_address", "direction"]
+
+
+@dataclass(frozen=True, slots=True)
+class PortCounters:
+    """What a NIC counted for the virtual function of one port."""
+
+    port_id: str
+    pci_address: str
+    counters: VfCounters
+
+
+class VfFigures(Collector):
+    """Whatever a NIC does, the rest of the scrape is not hurt: without it there are no counters."""
+
+    def __init__(self, read: Callable[[], Iterable[PortCounters]]) -> None:
+        self._read = read
+
+    def describe(self) -> list[Metric]:
+        """Empty: registering it must not ask NICs."""
+        return []
+
+    def collect(self) -> list[Metric]:
+        try:
+            found = list(self._read())
+        except Exception as wrong:
+            LOG.warning("no counters of virtual functions: %s", wrong)
+            return []
+        return [
+            _family("packets", "Packets", found, lambda c: (c.rx_packets, c.tx_packets)),
+            _family("bytes", "Bytes", found, lambda c: (c.rx_bytes, c.tx_bytes)),
+            _family("dropped", "Packets dropped", found, lambda c: (c.rx_dropped, c.tx_dropped)),
+        ]
+
+
+def _family(
+    name: str,
+    what: str,
+    found: Iterable[PortCounters],
+    values: Callable[[VfCounters], tuple[int, int]],
+) -> Metric:
+    family = CounterMetricFamily(
+        f"netplugin_vf_{name}",
+        f"{what} of a port's virtual function, as its NIC counts them; rx is what it receives.",
+        labels=_LABELS,
+    )
+    for each in found:
+        for direction, value in zip(("rx", "tx"), values(each.counters), strict=True):
+            family.add_metric([each.port_id, each.pci_address, direction], value)
+    return family
