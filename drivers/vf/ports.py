@@ -72,7 +72,13 @@ def vf_changes(
         want = wanted(intent, vf)
         if want.vlan_qos and pf.driver in DROP_PRIORITY:
             raise unsupported(f"{pf.driver} drops vf.vlan_qos", "vf.vlan_qos")
-        return to_vm(intent.port_id, pf, vf, want, bind=not (for_dpdk and memory.kept_by_dpdk))
+        binds = not (for_dpdk and memory.kept_by_dpdk)
+        if binds and vf.host_use is not None:
+            raise Conflict(
+                f"VF {vf.address} is in use by the host: {vf.host_use.how}", step="plan",
+                fix=vf.host_use.end,
+            )  # fmt: skip
+        return to_vm(intent.port_id, pf, vf, want, bind=binds)
     if vf.is_open:
         raise in_use(vf.address, vf.iommu_group)
     if vf.saved_by_libvirt:

@@ -79,6 +79,19 @@ def test_a_vf_that_the_host_uses_is_not_given_out(
     assert words in str(state_of(world, FIRST)[1])
 
 
+def test_a_vf_that_the_host_took_from_a_port_is_not_taken_from_the_host(world: World) -> None:
+    assert world.plug("a", named()) is None
+    vf = world.model.vf(FIRST)
+    vf.driver, vf.override, vf.elsewhere = "igbvf", None, True
+    assert world.check()
+    record = world.store.get("a")
+    assert record is not None and record.state is PortState.FAILED and record.error is not None
+    assert "in another network namespace" in record.error.detail and vf.driver == "igbvf"
+    vf.elsewhere = False
+    assert world.check()
+    world.assert_settled()
+
+
 # -- a NIC that is away ----------------------------------------------------------------------------
 
 
