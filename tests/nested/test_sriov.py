@@ -247,6 +247,32 @@ def test_a_delete_waits_for_a_nic_that_was_renamed(pf: str, agent: PrivateAgent)
     assert whole_state(pf, functions()) == before
 
 
+def test_a_nic_that_is_reset_under_a_running_port(
+    pf: str, agent: PrivateAgent, far: str, tmp_path: Path
+) -> None:
+    """igb has no part in such a reset (``igb_err_handler`` in igb_main.c): it sets its NIC up again
+    when its interface is brought up."""
+    before = whole_state(pf, functions())
+    address = put(agent, "nic1", make_spec())["binding"]["pci_address"]
+    with vm(address, tmp_path / "vm.log") as testpmd:
+        wait_for(lambda: ping("10.9.0.5"), DEADLINE_S, "the VM answers", testpmd.tail)
+        (nics.device(PF.pci) / "reset").write_text("1")
+        run(["ip", "link", "set", pf, "down"])
+        run(["ip", "link", "set", pf, "up"])
+    wait_for(
+        lambda: agent.get("/v1/ports/nic1")[1]["state"] == "active",
+        DEADLINE_S,
+        "it is active again",
+    )
+    told = vf_info(pf)[0]
+    assert (told["address"], told["vlan_list"][0]["vlan"]) == (make_spec()["mac"], 100)
+    assert "quarantined" not in {vf["state"] for vf in agent.get("/v1/vfs")[1]}
+    with vm(address, tmp_path / "again.log") as testpmd:
+        wait_for(lambda: ping("10.9.0.5"), DEADLINE_S, "the VM answers again", testpmd.tail)
+    wait_for(lambda: agent.call("DELETE", "/v1/ports/nic1")[0] == 204, DEADLINE_S, "the port goes")
+    assert whole_state(pf, functions()) == before
+
+
 @pytest.mark.parametrize(("method", "part"), [("PUT", 0.3), ("PUT", 0.7), ("DELETE", 0.5)])
 def test_killed_amid_a_call(pf: str, agent: PrivateAgent, method: str, part: float) -> None:
     """Every step is in tests/unit/sriov/test_sriov_crash.py; this is the real host's part of it."""
