@@ -18,11 +18,14 @@ from netplugin.cli.main import main
 from netplugin.client import Client
 from netplugin.errors import (
     CapacityExhausted,
+    Conflict,
     HostError,
     InvalidRequest,
     NetpluginError,
+    NotFound,
+    OperationTimeout,
 )
-from netplugin.models import Port, PortSpec
+from netplugin.models import Port, PortSpec, PortState
 from tests.unit.agent import Agent, agent, served_agent
 from tests.unit.sriov.model import Model
 from tests.unit.sriov.world import make_spec, two_nics
@@ -119,6 +122,36 @@ def test_a_quarantine_is_seen_and_ended(
         assert {vf.state for vf in client.list_vfs()} == {"available"}
         with pytest.raises(InvalidRequest, match="pci_address"):
             client.release_vf("../../x")
+
+
+def test_a_delete_that_waits_for_a_nic_is_ended_for_one_that_is_gone(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NETPLUGIN_URL", running.url)
+    with Client(running.url) as client:
+        client.put_port("a", make_spec(1, numa_node=0))
+        assert main(["vf", "release", "0000:03:10.0"]) == 0, "of an active port it changes nothing"
+        assert client.get_port("a").state is PortState.ACTIVE
+        running.model.pfs["0000:03:00.0"].away = True
+        with pytest.raises(OperationTimeout, match="there is no NIC") as waits:
+            client.delete_port("a")
+        assert waits.value.status == 504
+        assert waits.value.fix and "netplugin vf release 0000:03:10.0" in waits.value.fix
+        assert client.get_port("a").state is PortState.REMOVING
+        assert main(["vf", "release", "0000:03:10.0"]) == 0
+        with pytest.raises(NotFound):
+            client.get_port("a")
+
+
+def test_a_port_that_goes_with_its_vm_is_not_released(running: Running) -> None:
+    with Client(running.url) as client:
+        client.put_port("a", make_spec(1, numa_node=0))
+        running.model.start_vm("0000:03:10.0")
+        with pytest.raises(Conflict, match="in use"):
+            client.delete_port("a")
+        with pytest.raises(Conflict, match="port a goes when it is free"):
+            client.release_vf("0000:03:10.0")
+        assert client.get_port("a").state is PortState.REMOVING
 
 
 def test_without_a_backend_of_vfs_there_are_none(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from drivers.vf.inventory import Inventory, read_again, read_inventory
 from drivers.vf.kernel import Kernel
-from drivers.vf.ledger import unusable
+from drivers.vf.ledger import books, unusable
 from drivers.vf.options import By, Device, VfNumbers, parse_devices
 from drivers.vf.usability import pool_findings, usability
 from netplugin.host.vfs import NicLink, VfAttributes, Vfs
@@ -285,3 +285,25 @@ def test_without_an_iommu(tmp_path: Path) -> None:
         shutil.rmtree(group)
     said = usability(tmp_path, parse_devices(["net1:eth0"]))
     assert said.step == "iommu" and "intel_iommu=on" in str(said.fix)
+
+
+def test_dpdk_beside_mlx5_needs_neither_an_iommu_nor_vfio(tmp_path: Path) -> None:
+    """DPDK's guide to mlx5: it works by the kernel's verbs. A VM has such a VF by vfio, as any."""
+    build(tmp_path, SECOND, vfio=False)
+    for group in (tmp_path / "kernel/iommu_groups").iterdir():
+        shutil.rmtree(group)
+    for number in SECOND.vfs:
+        (tmp_path / "bus/pci/devices" / SECOND.vf_address(number) / "iommu_group").unlink()
+    devices = parse_devices(["net2:eth1"])
+    assert usability(tmp_path, devices, for_dpdk=True).usable
+    assert usability(tmp_path, devices).step == "iommu"
+    found = read(tmp_path, ["net2:eth1"], SECOND)
+    for vf in found.vfs.values():
+        assert unusable(found, vf, for_dpdk=True) is None
+        assert unusable(found, vf) == "it has no IOMMU group"
+    assert {(i.state, i.reason) for i in books(found, {}, {})} == {
+        ("available", "it has no IOMMU group: for the backend vdpa alone")
+    }
+    others = replace(SECOND, driver="ice", vf_driver="iavf")
+    build(tmp_path / "others", others, vfio=False)
+    assert usability(tmp_path / "others", devices, for_dpdk=True).step == "vfio"
