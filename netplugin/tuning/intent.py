@@ -66,7 +66,7 @@ class Intent(BaseModel):
     )  # fmt: skip
     vm_ports: Annotated[int, Field(ge=0, le=1024)] | None = Field(
         None, description="vhost-user ports of all VMs, which count where OVS has per-port-memory; not "
-        "given: those that it has now"
+        "given: those that it has now, and at least one for each VM core"
     )  # fmt: skip
     hugepage_kb: Annotated[int, Field(ge=1)] | None = Field(
         None, description="2048 or 1048576, on ARM what the kernel has; not given: the largest up to 1 GB "

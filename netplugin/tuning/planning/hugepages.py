@@ -141,7 +141,8 @@ def _pools(
     """The pools of a node. VMs' ports are shared out by VM cores, as nothing says where they will be."""
     if not is_per_port(live):
         return lambda node: _Pools(intent.mtus, None)
-    count = _vhost_ports(live) if intent.vm_ports is None else intent.vm_ports
+    cores = sum(len(share.vm) for share in partition.nodes)
+    count = max(cores, _vhost_ports(live)) if intent.vm_ports is None else intent.vm_ports
     first = partition.pmd_nodes[:1]
     homes = [known(nic.node, None) for nic in nics]
     # A NIC has a transmit queue for each PMD thread and one more, a vhost-user port as many as its VM.
