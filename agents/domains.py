@@ -105,7 +105,8 @@ class Domains:
     ) -> None:
         ground = _ground(scene)
         assert ground is not None
-        live = _live(scene, domain)
+        # Others' CPUs, and those that have a PMD thread now, whatever the plan says.
+        live = _live(scene, domain) | scene.polling
         with self._store.placements.choosing() as placements:
             before = placements.pop(vm_id, None)
             others = held(placements.values(), live)

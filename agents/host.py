@@ -80,6 +80,15 @@ class HostView:
         plan = make_plan(facts, self._intent, live) if self._intent else None
         return Scene(facts, live, plan)
 
+    def planned_or_not(self) -> Scene:
+        """As ``scene``, and without a plan too where ``[host]`` asks for what the host has not."""
+        facts, live = self.facts()
+        try:
+            plan = make_plan(facts, self._intent, live) if self._intent else None
+        except NetpluginError:
+            plan = None
+        return Scene(facts, live, plan)
+
     def findings(self) -> tuple[Finding, ...]:
         """What is wrong with the host; a plan that cannot be made is one of it."""
         facts, live = self.facts()

@@ -92,7 +92,7 @@ class Service:
             for name, backend in backends.items()
         }
         self.domains = Domains(store, view, self._nics_of)
-        self.pmd = Pmd(host)
+        self.pmd = Pmd(host, view, store.placements)
         metrics.watch_pmd(self.pmd.scraped)
         metrics.watch_vfs(self._vf_counters)
         metrics.count_as_failed_but(backends)

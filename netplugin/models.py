@@ -407,7 +407,7 @@ class HostState(Value):
     live: dict[str, Any]
 
 
-# -- PMD cores: OVS's threads and receive queues --------------------------------------------------
+# -- PMD threads of OVS and their receive queues --------------------------------------------------
 
 Cpu = Annotated[int, Field(ge=0, le=8191, strict=True)]
 Percent = Annotated[int, Field(ge=0, le=100, strict=True)]
@@ -423,7 +423,7 @@ CpuList = Annotated[
 
 
 class RxQueue(Value):
-    """One receive queue and the share of its PMD core it takes (percent; null: not measured yet)."""
+    """One receive queue and the share of its PMD thread's CPU it takes (percent; null: not measured yet)."""
 
     port: str
     queue: int
@@ -488,8 +488,19 @@ class UnpolledQueue(Value):
     queue: int
 
 
+class PmdChoice(Value):
+    """One physical core that was chosen for PMD threads: its CPUs that have one, and why."""
+
+    cpus: str
+    numa_node: int
+    reason: str
+
+
 class PmdState(Value):
-    """The PMD cores asked for (``cpus``, a list like ``2-5,8``) and the threads that run."""
+    """The CPUs for PMD threads (``cpus``, a list like ``2-5,8``) and the threads that run (``cores``).
+
+    A CPU is a hardware thread, a core a physical core. ``chosen`` is in the answer to a ``count`` alone.
+    """
 
     cpus: str
     cores: tuple[PmdCore, ...]
@@ -499,6 +510,7 @@ class PmdState(Value):
     #: The interval that was measured, in seconds; null: all since the threads started.
     interval_s: float | None = None
     unpolled: tuple[UnpolledQueue, ...] = ()
+    chosen: tuple[PmdChoice, ...] = ()
 
 
 class PmdInterval(Value):
@@ -582,7 +594,10 @@ class AutoLoadBalanceRequest(Value):
 
 
 class PmdRequest(Value):
-    """Set the PMD cores (the very CPUs or how many), pin queues to them, balance them.
+    """Set where PMD threads run (``cpus``, or ``count`` of them), pin queues to them, balance them.
+
+    ``count`` is the number of threads, one on each physical core; with ``siblings`` both CPUs of a core
+    have one. The agent chooses: on the nodes of NICs and VMs, and no core that a VM has.
 
     ``clear_affinity`` takes away the pinnings of these ports before those of ``affinity`` are set;
     ``proposed`` sets what ``GET /v1/pmd/proposal`` says.
@@ -590,6 +605,7 @@ class PmdRequest(Value):
 
     cpus: CpuList | None = None
     count: Annotated[int, Field(ge=1, le=1024, strict=True)] | None = None
+    siblings: Flag = False
     affinity: Annotated[Affinity, Field(max_length=1024)] | None = None
     clear_affinity: Annotated[tuple[OvsPortName, ...], Field(max_length=1024), _at_most(1024)] = ()
     clear_all_affinity: Flag = False
@@ -601,6 +617,8 @@ class PmdRequest(Value):
         cores = self.cpus is not None or self.count is not None
         if self.cpus is not None and self.count is not None:
             raise ValueError("give either cpus or count")
+        if self.siblings and self.count is None:
+            raise ValueError("siblings goes with count")
         pins = bool(self.affinity or self.clear_affinity or self.clear_all_affinity)
         if self.proposed and (cores or pins):
             raise ValueError("proposed goes with neither cpus nor count nor affinity")

@@ -19,7 +19,7 @@ Shown = dict[str, Any]
 
 
 class PmdShow(ShowOne):
-    """Show the PMD cores of OVS, their load and their queues, or which queues would be better where."""
+    """Show the PMD threads of OVS, their load and their queues, or which queues would be better where."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -44,16 +44,22 @@ class PmdShow(ShowOne):
 
 
 class PmdSet(ShowOne):
-    """Set the PMD cores of OVS, pin queues to them, or have OVS balance them."""
+    """Set where OVS's PMD threads run, pin queues to them, or have OVS balance them."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         cores = parser.add_mutually_exclusive_group()
         cores.add_argument("--cpus", metavar="LIST", help="these CPUs, like 2-5,8")
-        cores.add_argument("--count", type=int, metavar="N", help="so many, chosen by the agent")
+        cores.add_argument(
+            "--count", type=int, metavar="N",
+            help="so many PMD threads, one on each physical core, on the nodes of NICs and VMs",
+        )  # fmt: skip
+        parser.add_argument(
+            "--siblings", action="store_true", help="with --count: a thread on both CPUs of a core"
+        )
         parser.add_argument(
             "--affinity", action="append", type=_pin, default=[], metavar="PORT:QUEUE=CPU",
-            help="pin a receive queue to a PMD core, several times for several",
+            help="pin a receive queue to the CPU of a PMD thread, several times for several",
         )  # fmt: skip
         parser.add_argument(
             "--clear-affinity", action="append", nargs="?", const=None, default=[], metavar="PORT",
@@ -100,6 +106,7 @@ def _asked(parsed_args: Namespace) -> dict[str, Any]:
     asked = {
         "cpus": parsed_args.cpus,
         "count": parsed_args.count,
+        "siblings": parsed_args.siblings or None,
         "affinity": affinity or None,
         "clear_affinity": tuple(port for port in parsed_args.clear_affinity if port) or None,
         "clear_all_affinity": None in parsed_args.clear_affinity or None,
@@ -140,7 +147,7 @@ class _Cores(FormattableColumn[list[Shown]]):
 
 
 class _Queues(FormattableColumn[list[Shown]]):
-    """A table: each queue, its load, its PMD core now and proposed."""
+    """A table: each queue, its load, the CPU of its PMD thread now and proposed."""
 
     def human_readable(self) -> str:
         head = ("queue", "node", "load", "PMD now", "PMD proposed")
@@ -174,6 +181,7 @@ def _state(state: PmdState) -> Columns:
         "cores": _Cores(values["cores"]),
         "settings": show.Structure(values["settings"]),
         "unpolled": _Each(values["unpolled"]),
+        "chosen": _Each(values["chosen"]),
     }
     return tuple(columns), tuple(columns.values())
 

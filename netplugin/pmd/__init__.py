@@ -1,1 +1,1 @@
-"""The PMD cores of OVS-DPDK: how busy they are, which queues would be better where, and setting it."""
+"""The PMD threads of OVS-DPDK: how busy they are, which queues would be better where, and setting it."""

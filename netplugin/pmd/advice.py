@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from netplugin.models import AutoLoadBalanceView, PmdAdvice, PmdLoads, PmdState
 
-#: Percent of a core above which a queue, or a thread, has nothing left to give.
+#: Percent of a CPU above which a queue, or a thread, has nothing left to give.
 FULL = 90
 
 
@@ -50,7 +50,7 @@ def _queues(state: PmdState) -> Iterator[PmdAdvice]:
                 yield PmdAdvice(
                     id="more-queues",
                     text=f"{queue.port} queue {queue.queue} alone takes {queue.usage_percent} % of a "
-                    "core, and no thread gives it more: give the port more queues (options:n_rxq of a "
+                    "CPU, and no thread gives it more: give the port more queues (options:n_rxq of a "
                     "NIC, queues of a VM), so that its flows spread",
                 )
     for (port, node), count in sorted(enabled.items(), key=lambda found: found[0][0]):

@@ -31,10 +31,13 @@ class Change:
 
 
 def change(
-    request: PmdRequest, state: PmdState, affinities: Affinities, online: tuple[int, ...]
+    request: PmdRequest,
+    state: PmdState,
+    affinities: Affinities,
+    online: tuple[int, ...],
+    chosen: tuple[int, ...] = (),
 ) -> Change:
-    """``affinities`` are of all interfaces of OVS. ``count`` takes the highest CPUs that are on line:
-    CPU 0 is the one Linux likes best for itself.
+    """``affinities`` are of all interfaces of OVS, ``chosen`` the CPUs that ``count`` comes to.
 
     Raises: InvalidRequest naming the field, Conflict.
     """
@@ -48,7 +51,7 @@ def change(
         other_config |= _auto_load_balance(request.auto_load_balance)
     cores = None
     if request.cpus is not None or request.count is not None:
-        cores = choose(request, online)
+        cores = chosen if request.count is not None else named(request, online)
         other_config[MASK] = cpus.to_mask(cores)
     before = {port: read_affinity(text) for port, text in affinities.items()}
     after = _pins(request, affinity, state, before)
@@ -67,23 +70,17 @@ def change(
     return Change(other_config, texts, cores, places)
 
 
-def choose(request: PmdRequest, online: tuple[int, ...]) -> tuple[int, ...]:
-    """The CPUs a request means. Raises: InvalidRequest naming the field."""
-    if request.count is not None:
-        name, wanted = "count", online[-request.count :]
-        if request.count > len(online):
-            raise _invalid(name, f"{request.count} is more than the {len(online)} CPUs on line")
-    else:
-        name = "cpus"
-        try:
-            wanted = cpus.parse_list(str(request.cpus))
-        except ValueError as wrong:
-            raise _invalid(name, str(wrong)) from wrong
-        offline = sorted(set(wanted) - set(online))
-        if offline:
-            raise _invalid(name, f"{cpus.format_list(offline)} is not on line")
+def named(request: PmdRequest, online: tuple[int, ...]) -> tuple[int, ...]:
+    """The CPUs that a request names. Raises: InvalidRequest."""
+    try:
+        wanted = cpus.parse_list(str(request.cpus))
+    except ValueError as wrong:
+        raise _invalid("cpus", str(wrong)) from wrong
+    offline = sorted(set(wanted) - set(online))
+    if offline:
+        raise _invalid("cpus", f"{cpus.format_list(offline)} is not on line")
     if set(wanted) == set(online):
-        raise _invalid(name, "that would leave no CPU for anything but the PMD threads")
+        raise _invalid("cpus", "that would leave no CPU for anything but the PMD threads")
     return wanted
 
 
@@ -146,7 +143,7 @@ def _refuse_pins_beyond(
             if cpu is not None and cpu not in there:
                 raise _invalid(
                     f"affinity.{port}.{queue}",
-                    f"CPU {cpu} is not among the PMD cores {cpus.format_list(there)}, and OVS would "
+                    f"CPU {cpu} is not among those of PMD threads, {cpus.format_list(there)}, and OVS would "
                     "poll the queue elsewhere without a word",
                 )
 
@@ -158,7 +155,7 @@ def _refuse_lost_pins(
     before: Mapping[str, dict[int, int]],
     after: Mapping[str, dict[int, int]],
 ) -> None:
-    """New cores must have those that queues are pinned to."""
+    """The CPUs that queues are pinned to must stay."""
     if cores is None:
         return
     gone = _threads(state, None) - set(cores)
@@ -184,7 +181,7 @@ def _refuse_unpolled(
         name = "affinity" if request.affinity else "cpus" if request.cpus else "count"
         raise _invalid(
             name,
-            f"every PMD core ({cpus.format_list(there)}) would have pinned queues, and so none would "
+            f"every PMD thread (CPUs {cpus.format_list(there)}) would have pinned queues, and so none would "
             "poll those that are not pinned, such as the next port's: leave one without, or let "
             "pinned queues share their thread (pmd-rxq-assign=group, pmd-rxq-isolate=false)",
         )

@@ -8,7 +8,7 @@ from netplugin.host.cpus import format_list
 from netplugin.models import Finding, PmdProposal, PmdState
 from netplugin.pmd.propose import propose
 
-#: Percent of a core below which it does not matter how queues are spread.
+#: Percent of a CPU below which it does not matter how queues are spread.
 _LOW = 50
 
 
@@ -37,7 +37,7 @@ def _nodes(state: PmdState) -> Iterator[Finding]:
     fix = "netplugin pmd set --proposed"
     if bare:
         fix = (
-            f"add CPUs of NUMA node {format_list(bare)} to the PMD cores (netplugin pmd set --cpus)"
+            f"add CPUs of NUMA node {format_list(bare)} to those of PMD threads (netplugin pmd set)"
         )
     yield Finding(
         id="pmd-numa", status="warn",
@@ -59,7 +59,7 @@ def _pins(state: PmdState) -> Iterator[Finding]:
         yield Finding(
             id="pmd-pinned", status="warn",
             found=f"pinned where no PMD thread runs, and polled elsewhere: {_some(lost)}",
-            expected=f"pinnings to the PMD cores {format_list(running)}",
+            expected=f"pinnings to the CPUs of PMD threads, {format_list(running)}",
             fix="netplugin pmd set --affinity PORT:QUEUE=CPU, or --clear-affinity PORT",
         )  # fmt: skip
 

@@ -24,7 +24,7 @@ from netplugin.pmd.advice import advice
 from netplugin.pmd.balance import Key, Placement, Problem, balanced
 from netplugin.pmd.settings import ASSIGN, GROUP, ISOLATE
 
-#: Percent of a core: what a move of queues must bring at least. OVS rounds each usage to whole ones.
+#: Percent of a CPU: what a move of queues must bring at least. OVS rounds each usage to whole ones.
 WORTH = 5
 
 

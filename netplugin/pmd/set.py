@@ -1,4 +1,4 @@
-"""Sets PMD cores, pinnings and balancing of a running OVS: one transaction, read back, undone if it fails."""
+"""Sets CPUs, pinnings and balancing of PMD threads: one transaction, read back, undone if it fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from netplugin.host import cpus
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_commands import SetInterfaceConfig, SetOtherConfig
 from netplugin.host.ovsdb import CommandFactory
-from netplugin.models import PmdRequest, PmdState
+from netplugin.models import PmdChoice, PmdRequest, PmdState
 from netplugin.pmd.change import Change, change
 from netplugin.pmd.read import look
 from netplugin.pmd.settings import AFFINITY
@@ -19,8 +19,8 @@ from netplugin.pmd.settings import AFFINITY
 LOG = logging.getLogger(__name__)
 
 
-def set_pmd(ovs: OvsHost, request: PmdRequest) -> PmdState:
-    """Live; the answer is what vswitchd made of it. One at a time.
+def set_pmd(ovs: OvsHost, request: PmdRequest, chosen: tuple[PmdChoice, ...] = ()) -> PmdState:
+    """Live; the answer is what vswitchd made of it. One at a time. ``chosen`` is what ``count`` comes to.
 
     Raises: InvalidRequest, Conflict, BackendUnavailable, HostError, OperationTimeout; all is as it was
     before, then.
@@ -29,7 +29,8 @@ def set_pmd(ovs: OvsHost, request: PmdRequest) -> PmdState:
     state = look(ovs).state
     interfaces = ovs.mirror.interfaces()
     affinities = {name: row.other_config.get(AFFINITY) for name, row in interfaces.items()}
-    wanted = change(request, state, affinities, cpus.online())
+    count = tuple(cpu for core in chosen for cpu in cpus.parse_list(core.cpus))
+    wanted = change(request, state, affinities, cpus.online(), tuple(sorted(count)))
     known = ovs.mirror.root.other_config
     before = Change(
         {key: known.get(key) for key in wanted.other_config},
@@ -45,7 +46,7 @@ def set_pmd(ovs: OvsHost, request: PmdRequest) -> PmdState:
         except NetpluginError as also:
             LOG.error("PMD settings could not be put back: %s (after: %s)", also, failed)
         raise
-    return found
+    return found.model_copy(update={"chosen": chosen})
 
 
 def _write(ovs: OvsHost, wanted: Change, before: Change) -> None:

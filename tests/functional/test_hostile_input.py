@@ -229,8 +229,9 @@ def test_the_walk_finds_the_fields() -> None:
         "port_security.allowed_addresses.0.ip", "port_security.enabled", "rx_queue_size",
     } <= found  # fmt: skip
     assert {field.name for field in fields_of(PmdRequest)} == {
-        "cpus", "count", "affinity", "clear_affinity", "clear_affinity.0", "clear_all_affinity", "proposed",
-        "auto_load_balance", *(f"auto_load_balance.{name}" for name in AutoLoadBalanceRequest.model_fields),
+        "cpus", "count", "siblings", "affinity", "clear_affinity", "clear_affinity.0", "clear_all_affinity",
+        "proposed", "auto_load_balance",
+        *(f"auto_load_balance.{name}" for name in AutoLoadBalanceRequest.model_fields),
     }  # fmt: skip
     assert "put.0.spec.network.mtu" in {field.name for field in fields_of(Batch)}
 

@@ -43,7 +43,7 @@ WRITTEN = (
     Path("/run/tmpfiles.d/netplugin-tuning.conf"),
 )
 #: Between them they have every task that there is.
-LINTED = ("published-realtime", "amd-4-nodes")
+LINTED = ("published-realtime", "amd-nps4", "intel-snc")
 LINTED_GUESTS = ("router", "realtime")
 THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 

@@ -302,6 +302,9 @@ def test_pmd_cores_are_shown_and_set(ovs: PrivateOvs, agent: PrivateAgent) -> No
         assert ovs.get("Open_vSwitch", ".", "other_config:pmd-cpu-mask") == "0x1"
         status, state = agent.call("PUT", "/v1/pmd", {"count": 1})
         assert status == 200 and state["cpus"] == "1"
+        [chosen] = state["chosen"]
+        assert (chosen["cpus"], chosen["numa_node"]) == ("1", 0) and chosen["reason"]
+        assert agent.get("/v1/pmd")[1]["chosen"] == []
         for bad in (
             {"cpus": "0-1"},
             {"cpus": "77"},

@@ -8,6 +8,7 @@ import logging
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -257,13 +258,15 @@ def pmd_asked(running: Agent, monkeypatch: pytest.MonkeyPatch) -> list[PmdReques
     """The requests that came to an OVS with two PMD threads, one of which polls all."""
     asked: list[PmdRequest] = []
 
-    def set_pmd(ovs: None, request: PmdRequest) -> PmdState:
+    def set_pmd(ovs: object, request: PmdRequest, chosen: object) -> PmdState:
         asked.append(request)
         return PMD.state
 
-    monkeypatch.setattr(Host, "ovs_of_others", property(lambda self: None))
+    there = SimpleNamespace(usable=lambda: Usability(True))
+    monkeypatch.setattr(Host, "ovs_of_others", property(lambda self: there))
     monkeypatch.setattr(agents.pmd, "look", lambda ovs, usage_s=None: PMD)
     monkeypatch.setattr(agents.pmd, "set_pmd", set_pmd)
+    monkeypatch.setattr(agents.pmd.Pmd, "_choose", lambda self, request, scene: ())
     return asked
 
 

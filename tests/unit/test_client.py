@@ -112,13 +112,15 @@ def test_pmd(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     state = PmdState(cpus="2", cores=(core,))
     asked: list[PmdRequest] = []
 
-    def set_pmd(ovs: None, request: PmdRequest) -> PmdState:
+    def set_pmd(ovs: None, request: PmdRequest, chosen: object) -> PmdState:
         asked.append(request)
         return state
 
     monkeypatch.setattr(Host, "ovs", property(lambda self: None))
     monkeypatch.setattr(agents.pmd, "look", lambda ovs, usage_s=None: Reading(state, {}))
     monkeypatch.setattr(agents.pmd, "set_pmd", set_pmd)
+    monkeypatch.setattr(agents.pmd, "require", lambda ovs: None)
+    monkeypatch.setattr(agents.pmd.Pmd, "_choose", lambda self, request, scene: ())
     assert client.pmd() == state
     assert client.pmd(0.01).interval_s == 0.01
     with pytest.raises(errors.InvalidRequest, match="interval"):

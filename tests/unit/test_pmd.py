@@ -1,4 +1,4 @@
-"""CPU lists and masks, and which CPUs a request for PMD cores means."""
+"""CPU lists and masks, and the CPUs that a request for PMD threads names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from netplugin.errors import InvalidRequest
 from netplugin.host import cpus
 from netplugin.models import PmdRequest
-from netplugin.pmd.change import choose
+from netplugin.pmd.change import named
 
 
 @given(st.sets(st.integers(0, 300)))
@@ -18,16 +18,13 @@ def test_lists_and_masks_go_both_ways(wanted: set[int]) -> None:
     assert set(cpus.from_mask(cpus.to_mask(wanted))) == wanted
 
 
-def test_count_takes_the_highest_cpus() -> None:
-    assert choose(PmdRequest(count=2), (0, 1, 2, 5)) == (2, 5)
-    assert choose(PmdRequest(cpus="1-2"), (0, 1, 2, 5)) == (1, 2)
+def test_cpus_that_are_named() -> None:
+    assert named(PmdRequest(cpus="1-2"), (0, 1, 2, 5)) == (1, 2)
 
 
 @pytest.mark.parametrize(
     ("request_", "field"),
     [
-        (PmdRequest(count=4), "count"),
-        (PmdRequest(count=5), "count"),
         (PmdRequest(cpus="3"), "cpus"),
         (PmdRequest(cpus="2-1"), "cpus"),
         (PmdRequest(cpus="0-2,5"), "cpus"),
@@ -35,5 +32,5 @@ def test_count_takes_the_highest_cpus() -> None:
 )
 def test_what_cannot_be_names_the_field(request_: PmdRequest, field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        choose(request_, (0, 1, 2, 5))
+        named(request_, (0, 1, 2, 5))
     assert [error.field for error in refused.value.errors] == [field]

@@ -1,4 +1,4 @@
-"""What requests for PMD cores write, and what is refused with the field that is wrong."""
+"""What requests for PMD threads write, and what is refused with the field that is wrong."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def now(*, shared: bool = False, **more: Any) -> PmdState:
 def asked(
     request: dict[str, Any], pins: dict[str, str | None] | None = None, **more: Any
 ) -> Change:
-    return change(PmdRequest.model_validate(request), now(**more), {**NONE, **(pins or {})}, ONLINE)
+    """``count`` comes to the CPUs 6 and 7."""
+    known = {**NONE, **(pins or {})}
+    return change(PmdRequest.model_validate(request), now(**more), known, ONLINE, (6, 7))
 
 
 def refused(request: dict[str, Any], field: str, pins: dict[str, str | None] | None = None) -> str:
@@ -100,7 +102,7 @@ def test_a_pinning_that_cannot_be_is_refused() -> None:
     assert "no such port" in refused({"affinity": {"nik": {"0": 3}}}, "affinity.nik")
     assert "no such port" in refused({"affinity": {"br0": {"0": 3}}}, "affinity.br0")
     assert "2 receive queues now, 0-1" in refused({"affinity": {"nic": {"2": 3}}}, "affinity.nic.2")
-    assert "CPU 4 is not among the PMD cores 2-3" in refused(
+    assert "CPU 4 is not among those of PMD threads, 2-3" in refused(
         {"affinity": {"nic": {"1": 4}}}, "affinity.nic.1"
     )
     # in the same call it would be: and then it may
@@ -136,7 +138,8 @@ def test_cores_that_queues_are_pinned_to_are_not_taken_away() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {}, {"cpus": "1", "count": 1}, {"proposed": True, "count": 1},
+        {}, {"cpus": "1", "count": 1}, {"siblings": True}, {"cpus": "1", "siblings": True},
+        {"proposed": True, "count": 1},
         {"proposed": True, "affinity": {"nic": {"0": 1}}}, {"proposed": False}, {"affinity": {}},
         {"proposed": True, "clear_all_affinity": True}, {"clear_affinity": []},
         {"affinity": {"a b": {"0": 1}}}, {"affinity": {"nic": {"-1": 1}}},

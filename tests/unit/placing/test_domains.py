@@ -8,18 +8,27 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import agents.host
+import agents.pmd
 from agents import database, domains
 from agents.store import Store
+from netplugin.backend import Usability
 from netplugin.domain_xml import parse_domain
 from netplugin.errors import CapacityExhausted, Conflict, NotFound
+from netplugin.host.ovs_rows import OvsRoot
+from netplugin.host.shared import Host
 from netplugin.models import (
     CheckRequest,
     DomainPolicy,
     Finding,
+    PmdChoice,
+    PmdRequest,
+    PmdState,
     PortSpec,
     PortState,
     RenderRequest,
@@ -28,6 +37,7 @@ from netplugin.placing.cpusets import parse_cpuset
 from netplugin.placing.placement import Placement
 from netplugin.placing.render import render_placed
 from netplugin.tuning.intent import Intent
+from netplugin.tuning.live import Live, OvsLive
 from tests.unit.agent import SPEC, Agent, agent, view_of
 from tests.unit.placing.strategies import Vm
 from tests.unit.tuning.machines import Tree, load
@@ -156,6 +166,49 @@ def test_nobody_chooses_while_another_does(running: Agent, monkeypatch: pytest.M
     with ThreadPoolExecutor(2) as threads:
         one, other = threads.map(lambda n: pins(render(running, Vm(n))), (1, 2))
     assert one and other and not one & other
+
+
+def test_a_vm_keeps_off_the_cores_of_pmd_threads_that_run(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On VM cores too: PUT /v1/pmd may have given them some while they were free."""
+    ovs = OvsLive("3.1.0", "DPDK 22.11", True, {"pmd-cpu-mask": "0xc0"})
+    monkeypatch.setattr(agents.host, "read_live", lambda *args: Live(ovs=ovs))
+    plug(running, 1)
+    assert pins(render(running, Vm(1, vcpus=4))) == {8, 40, 9, 41}
+
+
+def test_pmd_threads_keep_off_the_cores_of_placed_vms(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[PmdChoice, ...]] = []
+
+    def set_pmd(ovs: object, request: PmdRequest, chosen: tuple[PmdChoice, ...]) -> PmdState:
+        asked.append(chosen)
+        return PmdState(cpus="", cores=())
+
+    class Mirror:
+        root = OvsRoot(other_config={"pmd-cpu-mask": "0x6"})
+
+        def interfaces(self) -> dict[str, object]:
+            return {}
+
+    ovs = SimpleNamespace(mirror=Mirror(), usable=lambda: Usability(True))
+    monkeypatch.setattr(Host, "ovs_of_others", property(lambda self: ovs))
+    monkeypatch.setattr(agents.pmd, "set_pmd", set_pmd)
+    monkeypatch.setattr(agents.pmd.cpus, "online", lambda: tuple(range(64)))
+    plug(running, 1)
+    assert pins(render(running, Vm(1, vcpus=4))) == {6, 38, 7, 39}
+
+    def put(**request: Any) -> list[str]:
+        asyncio.run(running.service.pmd.set(PmdRequest(**request)))
+        return [core.cpus for core in asked[-1]]
+
+    assert put(count=6) == ["1", "2", "3", "4", "8", "9"]
+    assert put(cpus="1-4") == []
+    for request in ({"count": 14}, {"cpus": "38"}, {"cpus": "1-6"}):
+        with pytest.raises(Conflict, match="vm-1"):
+            put(**request)
 
 
 def test_what_is_refused_takes_nothing(running: Agent) -> None:

@@ -126,11 +126,25 @@ def test_the_clock_and_the_iommu_follow_the_domain() -> None:
     assert realtime["hugepages"] == "16"
     virtio = arguments(plan(domain(rest="<devices><iommu model='virtio'/></devices>")))
     assert virtio["iommu"] == "pt" and "intel_iommu" not in virtio
+    amd = arguments(plan(domain(rest="<devices><iommu model='amd'/></devices>")))
+    assert amd["iommu"] == "pt" and "amd_iommu" not in amd, "there is no amd_iommu=on"
+
+
+def test_a_guest_on_arm_has_no_arguments_of_x86() -> None:
+    arm = "<os><type arch='aarch64' machine='virt'>hvm</type></os>"
+    clock = "<clock><timer name='kvmclock' present='no'/></clock>"
+    smmu = "<devices><iommu model='smmuv3'/></devices>"
+    found = arguments(plan(domain(rest=arm + clock + smmu), realtime=True))
+    assert found["iommu.passthrough"] == "1" and found["isolcpus"]
+    assert not {"iommu", "mce", "idle", "tsc", "clocksource"} & set(found)
 
 
 def test_latency_counts_where_the_domain_or_the_caller_says_so() -> None:
     assert planned("realtime").realtime and not planned("router").realtime
     assert arguments(planned("router", realtime=True))["idle"] == "poll"
+    assert "idle" not in arguments(planned("realtime")), (
+        "its vCPUs are siblings, and one takes from another"
+    )
     assert (
         "latency counts and the domain has kvmclock" in planned("router", realtime=True).doubts[0]
     )

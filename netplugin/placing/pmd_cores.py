@@ -1,0 +1,223 @@
+"""Which cores PMD threads take (pure): on the nodes of NICs and of VMs, and none that a VM has.
+
+OVS gives a receive queue to a PMD thread of its port's node, and to one of another node only where that
+has none (sched_numa_list_schedule in OVS's lib/dpif-netdev.c). A NIC's port is on the NIC's node, a
+vhost-user port on that of its VM's memory. So each node of a NIC has a thread, each node of a VM has one,
+and the rest serve the NICs: as the plan of a host has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from netplugin.errors import Conflict, FieldError, InvalidRequest, NetpluginError
+from netplugin.host.cpus import format_list
+from netplugin.host.ovs_rows import OvsInterface
+from netplugin.models import PmdChoice
+from netplugin.placing.placement import Placement
+from netplugin.tuning.checks.scene import Scene
+from netplugin.tuning.facts import Core, Cpus
+from netplugin.tuning.intent import Intent
+from netplugin.tuning.planning.l3 import grouped, l3_caches, together
+from netplugin.tuning.planning.nics import chosen_nics
+from netplugin.tuning.planning.partition import cpus_of
+from netplugin.tuning.planning.refused import needed
+from netplugin.tuning.root import known
+
+STEP = "pmd-cores"
+
+
+@dataclass(frozen=True)
+class PmdHost:
+    """``nics`` and ``vms`` are what is on each node, by name; ``users`` the VM that has each CPU.
+
+    ``ranks`` are CPUs in the order in which they are taken, with what they are; those of no rank are not.
+    """
+
+    cores: tuple[Core, ...]
+    nics: Mapping[int, tuple[str, ...]]
+    vms: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    users: Mapping[int, str] = field(default_factory=dict)
+    ranks: tuple[tuple[Cpus, str], ...] = ()
+    l3: tuple[Cpus, ...] = ()
+
+    def vms_on(self, cpus: Iterable[int]) -> tuple[str, ...]:
+        """The VMs that have a CPU of the cores of these."""
+        whole = cpus_of(core for core in self.cores if core.cpus & frozenset(cpus)) | frozenset(
+            cpus
+        )
+        return tuple(sorted({self.users[cpu] for cpu in whole if cpu in self.users}))
+
+
+def host_of(
+    scene: Scene, placements: Mapping[str, Placement], interfaces: Collection[OvsInterface]
+) -> PmdHost:
+    """``interfaces`` are those of OVS. Raises: HostError where the cores are not known."""
+    cores = needed(scene.facts.cpus.cores)
+    nodes = {core.node for core in cores}
+    nics = _by_node((i.numa_node, i.name) for i in interfaces if i.type == "dpdk")
+    if not nics:
+        planned = (
+            scene.plan.nics
+            if scene.plan
+            else chosen_nics(scene.facts, Intent.model_validate({"pmd_cores": 0}))
+        )
+        nics = _by_node((known(nic.node, None), nic.address) for nic in planned)
+    vms = [(i.numa_node, i.name) for i in interfaces if i.type.startswith("dpdkvhostuser")]
+    vms += [(node, vm) for vm, placement in placements.items() for node in placement.nodes]
+    users = {cpu: vm for vm, placement in placements.items() for cpu in placement.cpus}
+    every = cpus_of(cores)
+    for domain in known(scene.live.domains, ()):
+        for vcpu in domain.vcpus:
+            users = dict.fromkeys(vcpu if not vcpu >= every else (), domain.name) | users
+    return PmdHost(
+        cores=cores,
+        nics={node: names for node, names in nics.items() if node in nodes},
+        vms={node: names for node, names in _by_node(vms).items() if node in nodes},
+        users=users,
+        ranks=tuple(_ranks(scene, cores)),
+        l3=l3_caches(known(scene.facts.cpus.caches, ())),
+    )
+
+
+def choose_cores(count: int, siblings: bool, host: PmdHost) -> tuple[PmdChoice, ...]:
+    """``count`` threads, one on each core, or with ``siblings`` on each CPU of a core.
+
+    Raises: Conflict if VMs have the cores that it takes, InvalidRequest if the nodes have too few.
+    """
+    free = _free(host, frozenset(host.users))
+    chosen = _chosen(count, siblings, host, free)
+    if chosen is None:
+        raise _too_few(count, siblings, host, free)
+    return tuple(chosen)
+
+
+def refuse_cores_of_vms(cpus: Collection[int], running: Collection[int], host: PmdHost) -> None:
+    """CPUs that were named; those that have a PMD thread now may keep it. Raises: Conflict."""
+    taken = frozenset(cpus) - frozenset(running)
+    if vms := host.vms_on(taken):
+        raise Conflict(
+            f"CPUs {format_list(taken)} are on cores of the VMs {', '.join(vms[:5])}", step=STEP,
+            fix="name other CPUs, or let the agent choose: netplugin pmd set --count N",
+        )  # fmt: skip
+
+
+def _by_node(found: Iterable[tuple[int | None, str]]) -> dict[int, tuple[str, ...]]:
+    nodes: dict[int, tuple[str, ...]] = {}
+    for node, name in sorted(found, key=lambda each: (each[0] is None, each)):
+        if node is not None:
+            nodes[node] = (*nodes.get(node, ()), name)
+    return nodes
+
+
+def _ranks(scene: Scene, cores: tuple[Core, ...]) -> Iterator[tuple[Cpus, str]]:
+    """The lowest core of each node is for everything else, as in a plan."""
+    by_node = {
+        node: [c for c in cores if c.node == node] for node in sorted({c.node for c in cores})
+    }
+    kept = cpus_of(min(mine, key=lambda core: core.first) for mine in by_node.values())
+    if len(cores) == 1:  # of a machine with one core all but its first CPU can be spared
+        kept = frozenset((cores[0].first,))
+    every = cpus_of(cores)
+    if scene.plan is not None:
+        partition = scene.plan.partition
+        yield partition.pmd, "a PMD core of the host's plan"
+        yield partition.housekeeping - kept, "the plan has it for no PMD thread and no VM"
+        yield partition.vm, "the plan has it for VMs, and none is there"
+        return
+    isolated = known(scene.facts.cpus.isolated, None) or frozenset()
+    yield (every & isolated) - kept, "isolated by the kernel"
+    yield (every & scene.polling) - kept, "it has a PMD thread now"
+    yield every - kept, "free; the lowest core of each node is left for everything else"
+
+
+def _free(host: PmdHost, held: Cpus) -> dict[int, list[tuple[Core, str]]]:
+    """The cores of each node that can be had, those to be taken first in front, with what they are.
+
+    Each rank is in the order in which its L3 caches fill up.
+    """
+    held = cpus_of(core for core in host.cores if core.cpus & held)
+    found: dict[int, list[tuple[Core, str]]] = {core.node: [] for core in host.cores}
+    seen: Cpus = held
+    for cpus, what in host.ranks:
+        for node, mine in found.items():
+            cores = [
+                Core(core.node, core.package, core.cpus & cpus)
+                for core in sorted(host.cores, key=lambda core: core.first)
+                if core.node == node and core.cpus & cpus and not core.cpus & seen
+            ]
+            groups = grouped(cores, [core.cpus for core in cores], host.l3)
+            mine += [(core, what) for core in together(groups, len(cores))]
+        seen |= cpus
+    return found
+
+
+def _chosen(
+    count: int, siblings: bool, host: PmdHost, free: Mapping[int, list[tuple[Core, str]]]
+) -> list[PmdChoice] | None:
+    left = {node: list(cores) for node, cores in free.items()}
+    chosen: list[PmdChoice] = []
+    threads = 0
+    for node, why in _turns(host, left):
+        core, what = left[node].pop(0)
+        cpus = sorted(core.cpus)[: count - threads if siblings else 1]
+        chosen.append(
+            PmdChoice(cpus=format_list(cpus), numa_node=node, reason=f"{why}; {what}")
+        )  # fmt: skip
+        threads += len(cpus)
+        if threads == count:
+            return chosen
+    return None
+
+
+def _turns(host: PmdHost, left: Mapping[int, list[tuple[Core, str]]]) -> Iterator[tuple[int, str]]:
+    """The node that gives the next core, and why, as long as one has any."""
+    nics = dict(host.nics) or {min(left): ()}
+    others = [node for node in sorted(host.vms) if node not in nics]
+    for node in (*sorted(nics), *others):
+        if left[node]:
+            yield node, _why(node, host)
+    while any(left[node] for node in nics):
+        for node in sorted(nics):
+            if left[node]:
+                yield node, _why(node, host)
+    # OVS would not have them poll the NIC; they serve VMs.
+    while any(left[node] for node in others):
+        for node in others:
+            if left[node]:
+                yield node, _why(node, host)
+
+
+def _why(node: int, host: PmdHost) -> str:
+    if node in host.nics:
+        return f"NUMA node {node} has the NIC {_some(host.nics[node])}"
+    if node in host.vms:
+        return f"NUMA node {node} has VMs ({_some(host.vms[node])})"
+    return f"NUMA node {node} is the first, as no NIC says where it is"
+
+
+def _too_few(
+    count: int, siblings: bool, host: PmdHost, free: Mapping[int, list[tuple[Core, str]]]
+) -> NetpluginError:
+    nodes = sorted({*host.nics, *host.vms} or {min(free)})
+    have = "; ".join(f"NUMA node {node} has {len(free[node])}" for node in nodes)
+    each = "on both CPUs of a core" if siblings else "one on each core"
+    what = (
+        f"{count} PMD threads, {each}, on the nodes of NICs and VMs: {have} cores that can be had"
+    )
+    if _chosen(count, siblings, host, _free(host, frozenset())) is not None:
+        vms = sorted(set(host.users.values()))
+        return Conflict(
+            f"{what}, and the others that it takes are of the VMs {', '.join(vms[:5])}", step=STEP,
+            fix="ask for fewer, or move or stop a VM",
+        )  # fmt: skip
+    hint = "" if siblings else ", or for siblings, which puts a thread on both CPUs of a core"
+    return InvalidRequest(
+        f"count: {what}", step=STEP, fix=f"ask for fewer{hint}",
+        errors=[FieldError(field="count", message=what)],
+    )  # fmt: skip
+
+
+def _some(names: Collection[str]) -> str:
+    return ", ".join(list(names)[:3]) + (" and others" if len(names) > 3 else "")
