@@ -172,8 +172,9 @@ class OperationTimeout(NetpluginError):
     title = "Not done within the deadline"
     retryable = True
     meaning = (
-        "The host did not finish in time, for example because ovs-vswitchd hangs. What was begun is "
-        "taken back, as soon as the host answers again."
+        "The host did not finish in time, for example because ovs-vswitchd hangs, or a NIC is away or "
+        "being reset. What was begun is taken back, and a DELETE is finished, as soon as the host "
+        "answers again."
     )
 
 
