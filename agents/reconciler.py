@@ -7,7 +7,6 @@ is always the same: commit the intent, converge, read back, record, answer.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from agents.converge import Converged, Stopwatch, converge
 from agents.metrics import Metrics
 from agents.orphans import Orphans, findings
+from agents.quarantines import Quarantines
 from agents.store import Record, Store
 from agents.store_marks import StoreMarks
 from netplugin.backend import Backend, Change, Claim, Intent, Observation, ObservedPort, Usability
@@ -38,8 +38,6 @@ _UNDO_S = 5.0
 #: How long putting right the whole host may take.
 CHECK_S = 120.0
 _LOOK_S = 10.0
-#: What is in quarantine is tried again after this: at worst one more plug fails.
-QUARANTINE_S = 3600.0
 
 
 @dataclass
@@ -101,9 +99,7 @@ class Reconciler:
         self._metrics = metrics
         #: Records as an undo left them, which the store did not take.
         self._unsaved: dict[str, Record] = {}
-        #: When this process first found a thing in quarantine; long ago if its NIC was out of order
-        #: since.
-        self._unfit_since: dict[Claim, float] = {}
+        self._quarantines = Quarantines()
 
     def usable(self) -> Usability:
         """Whether the backend can be used now and the host is this agent's to work at (any thread)."""
@@ -571,25 +567,12 @@ class Reconciler:
         return list(self.backend.vfs(seen, self._store.claims(), self._store.unfit()))
 
     def _end_quarantines(self, seen: Observation) -> None:
-        """Give a new chance to what has gone, for it may come again as another; to what was out of
-        order as a whole (its NIC was down or being reset) and is in order again; and after a time."""
-        if not self.has_vfs:
-            return
-        unfit, now = self._store.unfit(), time.monotonic()
-        since = {claim: self._unfit_since.get(claim, now) for claim in unfit}
+        """See ``Quarantines``."""
+        unfit = self._store.unfit() if self.has_vfs else {}
         states = (
             {vf.pci_address: vf.state for vf in self.backend.vfs(seen, {}, {})} if unfit else {}
         )
-        ended: dict[Claim, str] = {}
-        for claim in unfit:
-            state = states.get(claim.key)
-            if state is None:
-                ended[claim] = "it has gone"
-            elif state == "unusable":
-                since[claim] = -math.inf
-            elif now - since[claim] >= QUARANTINE_S:
-                ended[claim] = "it is tried again"
-        self._unfit_since = {claim: when for claim, when in since.items() if claim not in ended}
+        ended = self._quarantines.ended(unfit, states, time.monotonic())
         for claim, why in ended.items():
             LOG.info("%s %s is out of quarantine: %s", claim.kind, claim.key, why)
         if ended:

@@ -357,7 +357,7 @@ def test_a_quarantine_ends_when_the_nic_has_recovered(world: World) -> None:
 def test_a_quarantine_ends_after_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.model.refuses = Refuses(errno.EIO, "mac")
     assert isinstance(world.plug("a", named()), NetpluginError)
-    monkeypatch.setattr("agents.reconciler.QUARANTINE_S", 0.0)
+    monkeypatch.setattr("agents.quarantines.FIRST_S", 0.0)
     assert world.check() and not world.store.unfit()
     assert isinstance(world.plug("a", named()), NetpluginError)
     assert world.store.unfit(), "and it begins again, if nothing is better"

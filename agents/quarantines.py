@@ -1,0 +1,50 @@
+"""When a thing in quarantine gets a new chance: by how it is seen to be, and by time (pure).
+
+A NIC that is ill as a whole would put each of its virtual functions into quarantine, one plug after
+the other. So a quarantine is short at first, and longer each time that it was ended in vain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from netplugin.backend import Claim
+
+#: At the end of a quarantine at worst one more plug fails.
+FIRST_S, LONGEST_S = 60.0, 3600.0
+
+
+@dataclass
+class Quarantines:
+    """What one process knows of them; another one begins anew, which only gives a chance earlier."""
+
+    #: When a thing is tried again, in seconds of ``time.monotonic``.
+    _until: dict[Claim, float] = field(default_factory=dict)
+    _terms: dict[Claim, float] = field(default_factory=dict)
+
+    def ended(
+        self, unfit: Collection[Claim], states: Mapping[str, str], now: float
+    ) -> dict[Claim, str]:
+        """Those of ``unfit`` that end now, each with why; ``states`` are those of things by key, as
+        if they were in no quarantine."""
+        self._until = {
+            claim: self._until.get(claim, now + self._terms.setdefault(claim, FIRST_S))
+            for claim in unfit
+        }
+        found: dict[Claim, str] = {}
+        for claim in unfit:
+            state = states.get(claim.key)
+            if state is None:
+                found[claim] = "it has gone, and may come again as another"
+                self._terms.pop(claim)
+            elif state == "unusable":
+                # Its NIC is down, or being reset: when that is over it is tried again.
+                self._until[claim] = -math.inf
+            elif now >= self._until[claim]:
+                found[claim] = "it is tried again"
+                self._terms[claim] = min(2 * self._terms[claim], LONGEST_S)
+        for claim in found:
+            del self._until[claim]
+        return found
