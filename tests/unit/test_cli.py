@@ -315,6 +315,7 @@ def test_pmd_set(run: Run, pmd_asked: list[PmdRequest]) -> None:
     assert run.json("pmd set --count 2") == PMD.state.model_dump(mode="json")
     for line, request in {
         "--cpus 2-3": PmdRequest(cpus="2-3"),
+        "--count 4 --siblings": PmdRequest(count=4, siblings=True),
         "--affinity a:b:1=3 --affinity x:00=2 --affinity x:1=4": PmdRequest(
             affinity={"a:b": {"1": 3}, "x": {"0": 2, "1": 4}}
         ),
@@ -334,6 +335,7 @@ def test_pmd_set(run: Run, pmd_asked: list[PmdRequest]) -> None:
     before = len(pmd_asked)
     for line, told in {
         "--cpus 'a b'": "cpus", "": "nothing to set", "--proposed --count 1": "proposed",
+        "--siblings": "siblings goes with count",
         "--affinity p:1=9999": "affinity.p.1", "--auto-lb-load 101": "load_threshold",
     }.items():  # fmt: skip
         assert run(f"pmd set {line}") == 1

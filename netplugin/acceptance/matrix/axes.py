@@ -25,7 +25,7 @@ class Axes(Section):
     """Every combination of these is a cell."""
 
     backends: Annotated[tuple[Name, ...], Field(min_length=1)]
-    #: How many PMD cores, or which: ``4``, or ``"2-5"``.
+    #: How many PMD threads, each on a core of its own, or one CPU of each core: ``4``, or ``"2-5"``.
     pmd_cores: Annotated[
         tuple[Annotated[int, Field(ge=1, le=1024)] | str, ...], Field(min_length=1)
     ] = (1,)

@@ -17,7 +17,7 @@ from netplugin.host.cpus import parse_list
 from netplugin.tuning.root import Root
 
 DATA = Path(__file__).parents[2] / "data" / "machines"
-NAMES = ("published", "amd-4-nodes", "small", "intel-snc", "amd-nps4", "arm", "edge")
+NAMES = ("published", "amd-4-nodes", "intel-snc", "amd-nps4", "arm", "edge", "small")
 
 
 @dataclass(frozen=True)
