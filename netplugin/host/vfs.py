@@ -40,7 +40,7 @@ _COUNTERS = {
 _UNKNOWN = 0xFFFFFFFF
 #: An attribute with struct ifla_vf_mac.
 _VF_MAC_BYTES = 40
-# Kernels before 5.16 send the statistics all the same.
+# Older kernels heed it for the interface's own statistics only, not for those of its VFs.
 _EXT_VF, _EXT_SKIP_STATISTICS = 1, 8
 _IFF_UP = 1
 # include/uapi/linux/if_ether.h
@@ -472,7 +472,7 @@ def _link_attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
 
     The length of an attribute has 16 bits, and the kernel stores what is left of a longer one
     (``nla_nest_end`` in include/net/netlink.h). 222 VFs are longer with their statistics, which
-    kernels before 5.16 always send. Each VF in the list has a right length of its own.
+    older kernels always send. Each VF in the list has a right length of its own.
     """
     offset = _IFINFO.size
     while offset + 4 <= len(payload):
