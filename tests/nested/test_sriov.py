@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from lxml import etree
 
+from drivers.vf.kernel import LIBVIRT_STATE
 from tests.docs.unit_file import settings
 from tests.lab.agent import PrivateAgent
 from tests.lab.libvirtd import PrivateLibvirt
@@ -404,7 +405,11 @@ def test_libvirt_takes_a_vf_with_a_virtio_nic_beside_it(pf: str, agent: PrivateA
         assert goes.find("teaming").get("persistent") == stays.find("alias").get("name")
         command = libvirtd.qemu_log("vm1").read_text()
         assert '"failover":true' in command and "failover_pair_id" in command
+        # Deleted now, the VF is given back after libvirt has written what it found at the start.
+        assert agent.call("DELETE", "/v1/ports/nic1")[0] == 409
+        saved = LIBVIRT_STATE / f"{pf}_vf0"
+        assert saved.exists()
         domain.destroy()
-    delete(agent, "nic1")
-    assert agent.get("/v1/ports")[1] == []
+        wait_for(lambda: agent.get("/v1/ports")[1] == [], DEADLINE_S, "the ports go")
+        assert not saved.exists()
     assert whole_state(pf, functions()) == before
