@@ -15,7 +15,7 @@ from netplugin.domain_xml import (
     parse_domain,
     written,
 )
-from netplugin.errors import Conflict, InvalidRequest, NetpluginError, NotFound
+from netplugin.errors import CapacityExhausted, Conflict, InvalidRequest, NetpluginError, NotFound
 from netplugin.libvirt_xml import Element
 from netplugin.models import (
     Binding,
@@ -105,12 +105,17 @@ class Domains:
     ) -> None:
         ground = _ground(scene)
         assert ground is not None
-        # Others' CPUs, and those that have a PMD thread now, whatever the plan says.
-        live = _live(scene, domain) | scene.polling
+        live = _live(scene, domain)
         with self._store.placements.choosing() as placements:
             before = placements.pop(vm_id, None)
-            others = held(placements.values(), live)
-            placement = render_placed(domain, bindings, policy, ground, others, before)
+            # PUT /v1/pmd may have given PMD threads some of the plan's VM cores while no VM had them.
+            spared = held(placements.values(), live | scene.polling)
+            try:
+                placement = render_placed(domain, bindings, policy, ground, spared, before)
+            except CapacityExhausted:
+                # What the plan has for VMs is theirs; a finding tells of PMD threads that are there.
+                others = held(placements.values(), live)
+                placement = render_placed(domain, bindings, policy, ground, others, before)
             if placement != before:
                 self._store.placements.save(vm_id, placement)
 

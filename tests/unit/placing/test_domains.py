@@ -176,6 +176,10 @@ def test_a_vm_keeps_off_the_cores_of_pmd_threads_that_run(
     monkeypatch.setattr(agents.host, "read_live", lambda *args: Live(ovs=ovs))
     plug(running, 1)
     assert pins(render(running, Vm(1, vcpus=4))) == {8, 40, 9, 41}
+    # What the plan has for VMs is theirs where nothing else is left.
+    everything = OvsLive("3.1.0", "DPDK 22.11", True, {"pmd-cpu-mask": hex((1 << 64) - 1)})
+    monkeypatch.setattr(agents.host, "read_live", lambda *args: Live(ovs=everything))
+    assert pins(render(running, Vm(1, vcpus=4)))
 
 
 def test_pmd_threads_keep_off_the_cores_of_placed_vms(
