@@ -103,9 +103,17 @@ class Vf:
     @property
     def host_use(self) -> HostUse | None:
         """How the host's network uses it; None if a VM may have it instead."""
+        return self._use(self.interfaces)
+
+    @property
+    def host_hold(self) -> HostUse | None:
+        """As ``host_use``, without an interface that is only up: that may be left of DPDK's use."""
+        return self._use([replace(interface, up=False) for interface in self.interfaces])
+
+    def _use(self, interfaces: Sequence[HostInterface]) -> HostUse | None:
         if is_vfio(self.driver) or is_uio(self.driver):
             return None
-        return next(host_uses(self.driver, self.interfaces), None)
+        return next(host_uses(self.driver, interfaces), None)
 
 
 @dataclass(frozen=True)

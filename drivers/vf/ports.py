@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 
-from drivers.vf.changes import KIND
+from drivers.vf.changes import KIND, UnbindVf
 from drivers.vf.inventory import Inventory, Pf, Vf
 from drivers.vf.ledger import EMBEDDED, Use, not_reported, pf_problem
 from drivers.vf.memory import DROP_PRIORITY, Lost, Memory, locate, remembered
 from drivers.vf.steps import to_host, to_vm
 from netplugin.backend import Change, Claim, Intent, ObservedPort
 from netplugin.errors import Conflict, OperationTimeout, Unsupported
-from netplugin.host.vfs import VfAttributes, unsupported
+from netplugin.host.vfs import HostUse, VfAttributes, unsupported
 from netplugin.models import PortSpec
 
 
@@ -74,10 +74,7 @@ def vf_changes(
             raise unsupported(f"{pf.driver} drops vf.vlan_qos", "vf.vlan_qos")
         binds = not (for_dpdk and memory.kept_by_dpdk)
         if binds and vf.host_use is not None:
-            raise Conflict(
-                f"VF {vf.address} is in use by the host: {vf.host_use.how}", step="plan",
-                fix=vf.host_use.end,
-            )  # fmt: skip
+            raise _in_use_by_host(vf, vf.host_use)
         return to_vm(intent.port_id, pf, vf, want, bind=binds)
     if vf.is_open:
         raise in_use(vf.address, vf.iommu_group)
@@ -85,7 +82,10 @@ def vf_changes(
         raise _libvirt_is_not_done(pf, vf)
     if vf.attributes is None:
         raise _waits(not_reported(pf), claim)
-    return to_host(intent.port_id, pf, vf, memory)
+    changes = to_host(intent.port_id, pf, vf, memory)
+    if vf.host_hold is not None and any(isinstance(change, UnbindVf) for change in changes):
+        raise _in_use_by_host(vf, vf.host_hold)
+    return changes
 
 
 def _waits(reason: str, claim: Claim) -> OperationTimeout:
@@ -102,6 +102,13 @@ def in_use(address: str, group: str | None) -> Conflict:
         f"VF {address} is in use: something has /dev/vfio/{group} open. The port goes when that "
         "is closed", step="plan",
         fix=f"detach it from the VM or stop the VM (fuser /dev/vfio/{group})",
+    )  # fmt: skip
+
+
+def _in_use_by_host(vf: Vf, use: HostUse) -> Conflict:
+    """The error for a VF of a port that somebody gave to the host's network."""
+    return Conflict(
+        f"VF {vf.address} is in use by the host: {use.how}", step="plan", fix=use.end
     )  # fmt: skip
 
 

@@ -90,6 +90,14 @@ def test_a_vf_that_the_host_took_from_a_port_is_not_taken_from_the_host(world: W
     vf.elsewhere = False
     assert world.check()
     world.assert_settled()
+    vf.driver, vf.override, vf.enslaved = "igbvf", None, True
+    refused = world.unplug("a")
+    assert isinstance(refused, Conflict) and "eth3v0 is enslaved" in refused.detail
+    assert vf.driver == "igbvf" and world.state("a") is PortState.REMOVING
+    vf.enslaved = False
+    assert world.check()
+    assert world.store.records() == []
+    world.assert_settled()
 
 
 # -- a NIC that is away ----------------------------------------------------------------------------
