@@ -20,13 +20,7 @@ from netplugin.backend import (
     Plan,
     Usability,
 )
-from netplugin.errors import (
-    CapacityExhausted,
-    Conflict,
-    HostError,
-    NetpluginError,
-    Unsupported,
-)
+from netplugin.errors import CapacityExhausted, Conflict, HostError, NetpluginError, Unsupported
 from netplugin.host.shared import Host
 from netplugin.libvirt_xml import tap_interface
 from netplugin.models import Binding, Features, PortSpec
