@@ -6,6 +6,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -112,14 +113,14 @@ def test_pmd(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     state = PmdState(cpus="2", cores=(core,))
     asked: list[PmdRequest] = []
 
-    def set_pmd(ovs: None, request: PmdRequest, chosen: object) -> PmdState:
+    def set_pmd(ovs: object, request: PmdRequest, chosen: object) -> PmdState:
         asked.append(request)
         return state
 
-    monkeypatch.setattr(Host, "ovs", property(lambda self: None))
+    there = SimpleNamespace(usable=lambda: Usability(True))
+    monkeypatch.setattr(Host, "ovs_of_others", property(lambda self: there))
     monkeypatch.setattr(agents.pmd, "look", lambda ovs, usage_s=None: Reading(state, {}))
     monkeypatch.setattr(agents.pmd, "set_pmd", set_pmd)
-    monkeypatch.setattr(agents.pmd, "require", lambda ovs: None)
     monkeypatch.setattr(agents.pmd.Pmd, "_choose", lambda self, request, scene: ())
     assert client.pmd() == state
     assert client.pmd(0.01).interval_s == 0.01
