@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from drivers.vf.changes import SetVf, VfChange
 from netplugin.backend import Change, Claim
 from netplugin.errors import NetpluginError, OperationTimeout
-from netplugin.host.vfs import VfBusy, VfRefuses
+from netplugin.host.vfs import VfBusy, VfRefuses, VfStuck
 
 #: ice waits for a VF's reset for 0.8 s, i40e for 0.3 s (ice_wait_on_vf_reset,
 #: i40e_check_vf_init_timeout); a whole NIC is back within seconds. What takes longer is tried again
@@ -39,6 +39,8 @@ class _Progress:
     unfit: dict[Claim, str] = field(default_factory=dict)
     #: Ports of which a change is to be tried again, with the reason.
     busy: dict[str, VfBusy] = field(default_factory=dict)
+    #: VFs that are not fit for use if this lasts, with the reason.
+    stuck: dict[Claim, str] = field(default_factory=dict)
 
 
 def apply_changes(
@@ -47,14 +49,18 @@ def apply_changes(
     """The ports that failed, and the VFs that refuse what others take."""
     done = _Progress()
     waiting = _try(carry_out, [c for c in changes if isinstance(c, VfChange)], deadline, done)
+    is_patient = time.monotonic() + PATIENCE_S <= deadline
     for _ in pauses(deadline) if waiting else ():
         done.busy.clear()
+        done.stuck.clear()
         waiting = _try(carry_out, waiting, deadline, done)
         if not waiting:
             break
     for port, busy in done.busy.items():
         error = OperationTimeout(f"{busy.detail}: it did not end in time", step=busy.step)
         done.failed[port] = error.for_port(port)
+    if is_patient:  # otherwise the VF had too little time
+        done.unfit.update(done.stuck)
     return done.failed, done.unfit
 
 
@@ -78,6 +84,8 @@ def _try(
             carry_out(change)
         except VfBusy as busy:
             done.busy.update(dict.fromkeys(change.ports, busy))
+            if isinstance(busy, VfStuck):
+                done.stuck[change.thing] = busy.detail
             again.append(change)
         except NetpluginError as error:
             done.failed.update({port: error.for_port(port) for port in change.ports})

@@ -22,10 +22,12 @@ from netplugin.backend import Claim, Usability
 from netplugin.errors import NetpluginError
 from netplugin.host.vfs import (
     SYS,
+    NicLink,
     VfBusy,
     VfInvalid,
     VfRefuses,
     Vfs,
+    VfStuck,
     is_beyond,
     read_link,
     unsupported,
@@ -127,6 +129,10 @@ class Kernel:
             self._vfs.set(change.pf_index, change.number, group, change.attributes)
         except VfRefuses as refused:
             raise self._judged(change, group, refused) from refused
+        except VfBusy as busy:
+            if not _is_in_order(self._vfs.link(change.pf_index), change):
+                raise
+            raise VfStuck(busy.detail, step=busy.step) from busy
 
     def _judged(self, change: SetVf, group: str, refused: VfRefuses) -> NetpluginError:
         """What a refusal says: the NIC is not in order now, cannot do it, or the VF is ill.
@@ -136,7 +142,7 @@ class Kernel:
         not being reset.
         """
         link = self._vfs.link(change.pf_index)
-        if link is None or not link.up or change.number not in link.vfs:
+        if link is None or not _is_in_order(link, change):
             return VfBusy(f"{refused.detail} (its NIC is being reset, or is down)", step="set-vf")
         if not isinstance(refused, VfInvalid):
             return refused
@@ -153,3 +159,8 @@ class Kernel:
         if change.driver is not None:
             vfs.override(change.address, change.driver or None)
             vfs.probe(change.address)
+
+
+def _is_in_order(link: NicLink | None, change: SetVf) -> bool:
+    """Whether the NIC is up and reports the VF."""
+    return link is not None and link.up and change.number in link.vfs

@@ -170,6 +170,10 @@ class VfBusy(HostError):
     retryable = True
 
 
+class VfStuck(VfBusy):
+    """The same, while the NIC is up and reports the VF: if it lasts, the VF is not fit for use."""
+
+
 class Vfs:
     """The kernel's VFs, in the network namespace of the calling thread."""
 

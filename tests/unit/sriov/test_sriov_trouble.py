@@ -7,6 +7,7 @@ another version is named.
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from drivers.vf import apply
+from drivers.vf.changes import SetVf
 from drivers.vf.memory import PLACEHOLDER_MAC
 from netplugin.backend import Claim
 from netplugin.errors import (
@@ -251,15 +253,17 @@ def test_a_refusal_that_passes_is_tried_again(world: World, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", TRANSIENT)
-def test_a_refusal_that_lasts_is_a_timeout_and_no_quarantine(
+def test_a_refusal_that_lasts_is_a_timeout(
     world: World, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And quarantine, unless the NIC leaves the VF out: then it is the NIC that is not in order."""
     monkeypatch.setattr(apply, "PATIENCE_S", 0.2)
     code, hides = TRANSIENT[case]
     world.model.refuses = Refuses(code, hides=hides)
     refused = world.plug("a", named())
     assert isinstance(refused, OperationTimeout) and "did not end in time" in refused.detail
-    assert refused.retryable and world.store.unfit() == {}
+    assert refused.retryable
+    assert set(world.store.unfit()) == (set() if hides else {Claim("vf", FIRST)})
     world.model.refuses = Refuses(0, times=0)
     world.model.pfs[NIC].unreported = set()
     assert world.check()
@@ -273,6 +277,28 @@ def test_a_vf_that_is_busy_holds_up_no_other(world: World, monkeypatch: pytest.M
     assert world.serve(*puts)
     assert isinstance(puts[0].future.exception(), OperationTimeout)
     assert puts[1].future.exception() is None and world.state("b") is PortState.ACTIVE
+
+
+def test_a_vf_that_stays_busy_is_not_chosen_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apply, "PATIENCE_S", 0.2)
+    world.model.refuses = lambda pf, number, group, want: errno.EBUSY if number == 0 else 0
+    assert isinstance(world.plug("a", make_spec()), OperationTimeout)
+    assert world.plug("b", make_spec(2)) is None and world.address_of("b") == "0000:03:10.1"
+    world.model.pfs[NIC].link = {"up": False}
+    assert world.check()
+    world.model.pfs[NIC].link = {}
+    world.model.refuses = Refuses(0, times=0)
+    assert world.check() and not world.store.unfit()
+    assert world.plug("a", make_spec()) is None and world.address_of("a") == FIRST
+
+
+def test_a_vf_that_is_busy_when_the_time_is_short_is_not_judged(world: World) -> None:
+    world.model.refuses = Refuses(errno.EBUSY)
+    change = SetVf(("a",), FIRST, "eth3", 0, 0, ("mac",), VfAttributes("52:54:00:00:00:01"))
+    applied = world.driver.apply([change], time.monotonic() + 0.2)
+    assert isinstance(applied.failed["a"], OperationTimeout) and applied.unfit == {}
 
 
 #: What a NIC cannot do at all, by driver: the errno, and the port that asks for it.
