@@ -11,7 +11,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from netplugin.errors import Conflict, FieldError, InvalidRequest, NetpluginError
+from netplugin.errors import (
+    BackendUnavailable,
+    Conflict,
+    FieldError,
+    InvalidRequest,
+    NetpluginError,
+)
 from netplugin.host.cpus import format_list
 from netplugin.host.ovs_rows import OvsInterface
 from netplugin.models import PmdChoice
@@ -19,11 +25,12 @@ from netplugin.placing.placement import Placement
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Core, Cpus
 from netplugin.tuning.intent import Intent
+from netplugin.tuning.live import DomainLive
 from netplugin.tuning.planning.l3 import grouped, l3_caches, together
 from netplugin.tuning.planning.nics import chosen_nics
 from netplugin.tuning.planning.partition import cpus_of
 from netplugin.tuning.planning.refused import needed
-from netplugin.tuning.root import known
+from netplugin.tuning.root import Unknown, known
 
 STEP = "pmd-cores"
 
@@ -53,7 +60,10 @@ class PmdHost:
 def host_of(
     scene: Scene, placements: Mapping[str, Placement], interfaces: Collection[OvsInterface]
 ) -> PmdHost:
-    """``interfaces`` are those of OVS. Raises: HostError where the cores are not known."""
+    """``interfaces`` are those of OVS.
+
+    Raises: HostError where the cores are not known, BackendUnavailable where those of VMs are not.
+    """
     cores = needed(scene.facts.cpus.cores)
     nodes = {core.node for core in cores}
     nics = _by_node((i.numa_node, i.name) for i in interfaces if i.type == "dpdk")
@@ -66,11 +76,9 @@ def host_of(
         nics = _by_node((known(nic.node, None), nic.address) for nic in planned)
     vms = [(i.numa_node, i.name) for i in interfaces if i.type.startswith("dpdkvhostuser")]
     vms += [(node, vm) for vm, placement in placements.items() for node in placement.nodes]
-    users = {cpu: vm for vm, placement in placements.items() for cpu in placement.cpus}
-    every = cpus_of(cores)
-    for domain in known(scene.live.domains, ()):
-        for vcpu in domain.vcpus:
-            users = dict.fromkeys(vcpu if not vcpu >= every else (), domain.name) | users
+    users = {cpu: vm for vm, placement in placements.items() for cpu in _held(placement)}
+    for domain in _domains(scene):
+        users = dict.fromkeys(_used(domain, cores), domain.name) | users
     return PmdHost(
         cores=cores,
         nics={node: names for node, names in nics.items() if node in nodes},
@@ -103,6 +111,32 @@ def refuse_cores_of_vms(cpus: Collection[int], running: Collection[int], host: P
         )  # fmt: skip
 
 
+def _held(placement: Placement) -> Cpus:
+    return placement.cpus | frozenset(placement.emulator if placement.emulator_alone else ())
+
+
+def _domains(scene: Scene) -> tuple[DomainLive, ...]:
+    """None where no libvirt runs. One that runs and is silent may have VMs on any core."""
+    domains = scene.live.domains
+    if not isinstance(domains, Unknown):
+        return domains
+    if domains.missing:
+        return ()
+    raise BackendUnavailable(
+        f"libvirt runs here and does not say which CPUs its VMs have: {domains.reason}", step=STEP,
+        fix="see that `virsh list` answers, and that the agent has Python's libvirt and may connect",
+    )  # fmt: skip
+
+
+def _used(domain: DomainLive, cores: tuple[Core, ...]) -> Cpus:
+    """vCPUs that may run everywhere have no CPU of their own; nor have QEMU's other threads, if they
+    may run on a core that is left for everything else."""
+    every, kept = cpus_of(cores), _kept(cores)
+    vcpus = (cpus for cpus in domain.vcpus if not cpus >= every)
+    others = (cpus for cpus in (domain.emulator, *domain.iothreads) if not cpus & kept)
+    return frozenset().union(*vcpus, *others)
+
+
 def _by_node(found: Iterable[tuple[int | None, str]]) -> dict[int, tuple[str, ...]]:
     nodes: dict[int, tuple[str, ...]] = {}
     for node, name in sorted(found, key=lambda each: (each[0] is None, each)):
@@ -111,14 +145,18 @@ def _by_node(found: Iterable[tuple[int | None, str]]) -> dict[int, tuple[str, ..
     return nodes
 
 
-def _ranks(scene: Scene, cores: tuple[Core, ...]) -> Iterator[tuple[Cpus, str]]:
+def _kept(cores: tuple[Core, ...]) -> Cpus:
     """The lowest core of each node is for everything else, as in a plan."""
     by_node = {
         node: [c for c in cores if c.node == node] for node in sorted({c.node for c in cores})
     }
-    kept = cpus_of(min(mine, key=lambda core: core.first) for mine in by_node.values())
     if len(cores) == 1:  # of a machine with one core all but its first CPU can be spared
-        kept = frozenset((cores[0].first,))
+        return frozenset((cores[0].first,))
+    return cpus_of(min(mine, key=lambda core: core.first) for mine in by_node.values())
+
+
+def _ranks(scene: Scene, cores: tuple[Core, ...]) -> Iterator[tuple[Cpus, str]]:
+    kept = _kept(cores)
     every = cpus_of(cores)
     if scene.plan is not None:
         partition = scene.plan.partition

@@ -69,12 +69,13 @@ def _ask(uri: str) -> Fact[_Answer]:
     try:
         printed = run(program, step="libvirt", deadline=time.monotonic() + _WAIT_S)
         answer = _Answer.model_validate_json(printed)
+        reason = answer.refused
     except OperationTimeout:
-        return Unknown(uri, f"did not answer within {_WAIT_S:g} s")
+        reason = f"did not answer within {_WAIT_S:g} s"
     except (NetpluginError, ValueError) as broken:
-        return Unknown(uri, str(broken))
-    if answer.refused is not None:
-        return Unknown(uri, answer.refused, missing=not any(map(os.path.exists, _SOCKETS)))
+        reason = str(broken)
+    if reason is not None:
+        return Unknown(uri, reason, missing=not any(map(os.path.exists, _SOCKETS)))
     return answer
 
 

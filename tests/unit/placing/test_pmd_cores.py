@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netplugin.errors import Conflict, InvalidRequest
+from netplugin.errors import BackendUnavailable, Conflict, InvalidRequest
 from netplugin.host.cpus import parse_list
 from netplugin.host.ovs_rows import OvsInterface
 from netplugin.placing.placement import PlacedCell, Placement
@@ -17,6 +17,7 @@ from netplugin.placing.pmd_cores import PmdHost, choose_cores, host_of, refuse_c
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Core
 from netplugin.tuning.live import DomainLive, Live
+from netplugin.tuning.root import Unknown
 from tests.unit.tuning.golden import facts_of, planned
 from tests.unit.tuning.machines import load
 from tests.unit.tuning.test_checks import facts_from
@@ -138,6 +139,29 @@ def test_cores_that_running_domains_are_pinned_to_are_not_taken() -> None:
     assert cpus(2, found) == (3, 4)
     with pytest.raises(Conflict, match="foreign"):
         refuse_cores_of_vms((34,), (), found)
+
+
+def test_cores_of_emulator_and_io_threads_are_not_taken() -> None:
+    """Unless they may run on the lowest core of a node too, which no PMD thread takes."""
+    every = frozenset(range(64))
+    pinned = DomainLive(
+        "foreign", (frozenset((1,)),), frozenset((2, 3)), frozenset(), (frozenset((36,)),)
+    )
+    shared = DomainLive(
+        "shared", (every,), frozenset(range(8)), frozenset(), (frozenset((0, 5)), every)
+    )
+    assert cpus(2, host(live=Live(domains=(pinned, shared)))) == (5, 6)
+    alone = placed(0, 1).model_copy(update={"emulator": (2,)})
+    beside = placed(0, 3).model_copy(update={"emulator": (0, 4), "emulator_alone": False})
+    assert cpus(1, host(vms={"a": alone, "b": beside})) == (4,)
+
+
+def test_a_libvirt_that_does_not_answer_may_have_vms_on_any_core() -> None:
+    silent = Unknown("qemu:///system", "did not answer within 5 s")
+    with pytest.raises(BackendUnavailable, match="did not answer within 5 s") as refused:
+        host(live=Live(domains=silent))
+    assert refused.value.fix
+    assert cpus(1, host(live=Live(domains=replace(silent, missing=True)))) == (1,)
 
 
 @given(

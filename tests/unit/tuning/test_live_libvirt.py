@@ -104,11 +104,16 @@ def test_missing_is_where_no_daemon_has_its_socket(
     assert isinstance(domains, Unknown) and domains.missing is not runs
 
 
-def test_a_libvirt_that_hangs_is_given_up(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_libvirt_that_hangs_is_given_up(
+    module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
+    """Without a socket it was the program that took too long, and no daemon."""
     module.write_text("import threading\nthreading.Event().wait()")
     monkeypatch.setattr(live_libvirt, "_WAIT_S", 1.0)
+    monkeypatch.setattr(live_libvirt, "_SOCKETS", (tmp_path / ("." if runs else "none"),))
     assert read_libvirt("qemu:///fake").domains == Unknown(
-        "qemu:///fake", "did not answer within 1 s"
+        "qemu:///fake", "did not answer within 1 s", missing=not runs
     )
 
 
