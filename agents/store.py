@@ -221,7 +221,9 @@ class Store:
         """Who has what; what is in quarantine and no port's is ``NOBODY``'s."""
         had = {claim: r.port_id for r in self._ports.values() for claim in r.claims}
         aside = {claim: a.key for a in self.set_aside.all() for claim in a.claims}
-        return dict.fromkeys(self._unfit, NOBODY) | aside | had
+        # Equal claims may remember different things: the holder's own are the keys.
+        held = {c: i for c, i in aside.items() if c not in had} | had
+        return {c: NOBODY for c in self._unfit if c not in held} | held
 
     def moment(self) -> int:
         """To be had before the host is looked at, and given to ``claiming`` after."""
@@ -235,7 +237,8 @@ class Store:
         """
         with self._lock:
             moved = [claim for claim, commit in self._moved.items() if commit > looked_at]
-            yield dict.fromkeys(moved, NOBODY) | self.claims()
+            held = self.claims()
+            yield {c: NOBODY for c in moved if c not in held} | held
 
     def quarantine(self, unfit: Mapping[Claim, str]) -> None:
         """No port gets these things any more, for these reasons; the first reason stays."""

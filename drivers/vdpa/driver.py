@@ -124,6 +124,8 @@ class Vdpa(Backend[Seen]):
         had = vf_on_host(row, beside)
         # A VF that keeps its driver shows nowhere but here that OVS has it.
         used = {Claim(KIND, d): name for d, name in observed.devices.items() if d != had}
+        # Those of ports are known by their claims, which remember the VM.
+        used = {c: name for c, name in used.items() if c not in taken}
         claim = claim_vf(
             observed.inventory, intent, {**used, **taken}, mode.use,
             had=had, for_dpdk=True, notes=mode.notes,

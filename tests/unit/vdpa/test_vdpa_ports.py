@@ -13,7 +13,8 @@ from lxml import etree
 
 from drivers.vdpa.modes import NATIVE_TYPE
 from drivers.vdpa.wanted import BRIDGE
-from netplugin.backend import Intent
+from drivers.vf.changes import KIND
+from netplugin.backend import Claim, Intent
 from netplugin.errors import (
     CapacityExhausted,
     Conflict,
@@ -254,6 +255,29 @@ def test_seven_vfs_are_given_once(world: VdpaWorld) -> None:
     assert isinstance(refused, CapacityExhausted)
     assert len({world.address_of(f"p{number}") for number in range(7)}) == 7
     world.assert_settled()
+
+
+def test_the_vfs_of_one_vm_are_on_different_nics(tmp_path: Path) -> None:
+    """A quarantine of a VF that is in use changes nothing of whose it is."""
+    nics = [ModelPf(f"0000:0{n}:00.0", f"eth{n}", total=3) for n in (3, 4)]
+    world = VdpaWorld(tmp_path, *nics)
+    others = [f"0000:04:10.{n}" for n in range(2)]
+    for number, address in enumerate(others, 2):
+        assert world.plug(f"o{number}", vdpa_spec(number, vf={"pci_address": address})) is None
+    assert world.plug("a", vdpa_spec(1)) is None and world.address_of("a") == "0000:03:10.0"
+    world.store.quarantine({Claim(KIND, "0000:03:10.0"): "it does not take its MAC"})
+    second = vdpa_spec(9).model_copy(update={"vm_id": "vm1"})
+    assert world.plug("b", second) is None
+    assert world.address_of("b") == "0000:04:10.2", "though that NIC has more in use"
+    world.store.close()
+
+
+def test_a_claim_that_changed_hands_tells_of_the_port_that_has_it(world: VdpaWorld) -> None:
+    assert world.plug("a", vdpa_spec(1)) is None and world.unplug("a") is None
+    assert world.plug("b", vdpa_spec(2)) is None and world.address_of("b") == "0000:03:10.0"
+    with world.store.claiming(0) as taken:
+        mine = [c for c, port in taken.items() if (c.kind, port) == (KIND, "b")]
+    assert [(c.key, c.memory["vm_id"]) for c in mine] == [("0000:03:10.0", "vm2")]
 
 
 def test_a_vf_that_comes_back_is_opened_anew(world: VdpaWorld) -> None:
