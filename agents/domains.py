@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Final, Literal
 
 from agents.host import HostView
@@ -16,6 +18,7 @@ from netplugin.domain_xml import (
     written,
 )
 from netplugin.errors import CapacityExhausted, Conflict, InvalidRequest, NetpluginError, NotFound
+from netplugin.host.cpus import format_list
 from netplugin.libvirt_xml import Element
 from netplugin.models import (
     Binding,
@@ -30,7 +33,8 @@ from netplugin.models import (
 from netplugin.placing.checks import check
 from netplugin.placing.checks.case import STEP as CHECK
 from netplugin.placing.checks.case import Case, Nic
-from netplugin.placing.ground import Ground, ground_of, held, pinned_by_others
+from netplugin.placing.ground import Ground, Held, ground_of, held, pinned_by_others
+from netplugin.placing.placement import Placement
 from netplugin.placing.refusals import pinned, refuse_pmd, refuse_stale_mark
 from netplugin.placing.render import render_placed
 from netplugin.tuning.checks.scene import Scene
@@ -108,14 +112,16 @@ class Domains:
         live = _live(scene, domain)
         with self._store.placements.choosing() as placements:
             before = placements.pop(vm_id, None)
+            place = partial(render_placed, domain, bindings, policy, ground)
             # PUT /v1/pmd may have given PMD threads some of the plan's VM cores while no VM had them.
             spared = held(placements.values(), live | scene.polling)
             try:
-                placement = render_placed(domain, bindings, policy, ground, spared, before)
-            except CapacityExhausted:
-                # What the plan has for VMs is theirs; a finding tells of PMD threads that are there.
+                placement = place(spared, before)
+            except CapacityExhausted as full:
+                if policy.realtime:
+                    raise _none_for_realtime(full, ground.cpus & scene.polling) from None
                 others = held(placements.values(), live)
-                placement = render_placed(domain, bindings, policy, ground, others, before)
+                placement = _beside_polling(place, scene, others, before)
             if placement != before:
                 self._store.placements.save(vm_id, placement)
 
@@ -168,6 +174,32 @@ def _not_active(port: Port) -> Finding:
 def _no_plan(status: Literal["warn", "fail"], found: str, fix: str | None) -> Finding:
     expected = "a plan that says which CPUs are for VMs"
     return Finding(id="plan", status=status, found=found, expected=expected, fix=fix)
+
+
+def _none_for_realtime(full: CapacityExhausted, polling: Cpus) -> CapacityExhausted:
+    """A PMD thread never runs again beside a vCPU that is SCHED_FIFO and polls (sched(7))."""
+    if not polling:
+        return full
+    return CapacityExhausted(
+        f"{full.detail}; CPUs {format_list(polling)} of those for VMs are of PMD threads, which a "
+        "real-time vCPU would keep from running", step=RENDER,
+        fix="give PMD threads the cores that the plan has for them: netplugin pmd set --count N, or "
+        f"--cpus with the plan's mask; or {full.fix}",
+    )  # fmt: skip
+
+
+def _beside_polling(
+    place: Callable[[Held, Placement | None], Placement],
+    scene: Scene,
+    others: Held,
+    before: Placement | None,
+) -> Placement:
+    """What the plan has for VMs is theirs; a finding tells of PMD threads that are there. First without
+    the CPUs of threads that run: the mask may have more, as a node without ports has no thread."""
+    try:
+        return place(replace(others, cpus=others.cpus | scene.running_pmds), before)
+    except CapacityExhausted:
+        return place(others, before)
 
 
 def _ground(scene: Scene) -> Ground | None:

@@ -45,7 +45,13 @@ class Scene:
             mask = frozenset(from_mask(ovs.other_config.get("pmd-cpu-mask", "")))
         except ValueError:
             mask = frozenset()  # a finding of its own
-        return planned | mask | {pmd.cpu for pmd in ovs.pmds}
+        return planned | mask | self.running_pmds
+
+    @property
+    def running_pmds(self) -> Cpus:
+        """The CPUs of PMD threads that run now."""
+        ovs = known(self.live.ovs, None)
+        return frozenset(pmd.cpu for pmd in ovs.pmds) if ovs else frozenset()
 
     @property
     def realtime(self) -> bool:

@@ -27,6 +27,7 @@ from netplugin.models import (
     DomainPolicy,
     Finding,
     PmdChoice,
+    PmdCore,
     PmdRequest,
     PmdState,
     PortSpec,
@@ -180,6 +181,39 @@ def test_a_vm_keeps_off_the_cores_of_pmd_threads_that_run(
     everything = OvsLive("3.1.0", "DPDK 22.11", True, {"pmd-cpu-mask": hex((1 << 64) - 1)})
     monkeypatch.setattr(agents.host, "read_live", lambda *args: Live(ovs=everything))
     assert pins(render(running, Vm(1, vcpus=4)))
+
+
+def test_without_other_cpus_a_vm_keeps_off_pmd_threads_that_run(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mask may have CPUs of a node where no port needs a thread."""
+    threads = tuple(
+        PmdCore(cpu=n, numa_node=0, isolated=False, busy_percent=None, queues=()) for n in (6, 7)
+    )
+    everything = OvsLive(
+        "3.1.0", "DPDK 22.11", True, {"pmd-cpu-mask": hex((1 << 64) - 1)}, pmds=threads
+    )  # fmt: skip
+    monkeypatch.setattr(agents.host, "read_live", lambda *args: Live(ovs=everything))
+    plug(running, 1)
+    assert pins(render(running, Vm(1, vcpus=4))) == {8, 40, 9, 41}
+
+
+def test_a_real_time_vm_never_shares_a_cpu_with_a_pmd_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask = {"pmd-cpu-mask": hex((1 << 64) - 1)}
+    ovs = OvsLive("3.1.0", "DPDK 22.11", True, mask)
+    monkeypatch.setattr(agents.host, "read_live", lambda *args: Live(ovs=ovs))
+    intent = Intent(pmd_cores=4, realtime=True)
+    with agent(tmp_path, view=view_of(machine(), tmp_path, intent)) as running:
+        plug(running, 1)
+        with pytest.raises(CapacityExhausted, match="real-time vCPU") as refused:
+            render(running, Vm(1), realtime=True)
+        assert "netplugin pmd set --count" in str(refused.value.fix)
+        assert running.store.placements.all() == {}
+        assert pins(render(running, Vm(1)))
+        mask["pmd-cpu-mask"] = "0x1e"
+        assert pins(render(running, Vm(1), realtime=True))
 
 
 def test_pmd_threads_keep_off_the_cores_of_placed_vms(
