@@ -55,9 +55,14 @@ class Original:
 
     @classmethod
     def of_new(cls, vf: Vf) -> Original:
-        """Of a VF that had been ours when the store was lost: as VFs are when they are made."""
+        """Of a VF that had been ours when the store was lost: as VFs are when they are made.
+
+        A driver that DPDK keeps was not ours to bind: it is the one that the VF had, and OVS may
+        run with it.
+        """
         assert vf.attributes is not None
-        return cls(_of_a_new_vf(vf.attributes), ANY_DRIVER, None)
+        driver = vf.driver if vf.driver in KEPT_BY_DPDK else ANY_DRIVER
+        return cls(_of_a_new_vf(vf.attributes), driver, None)
 
     def has_driver(self, vf: Vf) -> bool:
         """Whether the VF has the driver again that it had."""

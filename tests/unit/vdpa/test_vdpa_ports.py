@@ -320,7 +320,24 @@ def test_a_lost_store_finds_the_vf_and_the_mode_by_the_rows(
     world.switch.told = NATIVE_ROOT
     assert world.plug("a", spec) is None
     assert world.address_of("a") == address and binding_of(world)["mode"] == "relay"
+    vf = world.model.vf(address)
+    assert (vf.driver, vf.override) == ("mlx5_core", None), "OVS runs with it"
     world.assert_relayed()
+    world.switch.told = RELAY_ROOT
+    assert world.check()
+    world.assert_settled()
+    assert world.unplug("a") is None
+    world.assert_settled()
+
+
+def test_a_lost_store_leaves_native_its_driver(native: VdpaWorld, tmp_path: Path) -> None:
+    assert native.plug("a", vdpa_spec()) is None
+    native.store.close()
+    native.path = tmp_path / "new.db"
+    native.start()
+    assert native.plug("a", vdpa_spec()) is None
+    vf = native.vf_of("a")
+    assert (vf.driver, vf.override) == ("mlx5_core", None)
 
 
 # -- native --------------------------------------------------------------------------------------
