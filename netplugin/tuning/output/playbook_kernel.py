@@ -12,7 +12,8 @@ _GRUB = "/etc/default/grub"
 _DEBIAN = "ansible_facts.os_family == 'Debian' and netplugin_grub.stat.exists"
 #: The words that grubby shows for the next boot.
 _FOUND = r"""netplugin_grubby.stdout | regex_findall('[^\s"]+')"""
-_ANY_OF_THEM = "{{ netplugin_names | map('regex_escape') | join('|') }}"
+_NAMES = "netplugin_names | map('regex_escape') | join('|')"
+_ANY_OF_THEM = f"{{{{ {_NAMES} }}}}"
 _RED_HAT = "ansible_facts.os_family == 'RedHat'"
 
 
@@ -20,17 +21,19 @@ def kernel_tasks(steps: tuple[Step, ...]) -> Iterator[Task]:
     found = [(s.target.name, s.wanted) for s in steps if isinstance(s.target, KernelArgument)]
     if not found:
         return
-    words = [f"{name}={wanted}" for name, wanted in found]
+    words = [f"{name}={wanted}" for name, wanted in found if wanted is not None]
+    gone = [name for name, wanted in found if wanted is None]
     yield {
         "name": "Look for the settings of grub",
         "ansible.builtin.stat": {"path": _GRUB},
         "register": "netplugin_grub",
     }
     yield from _debian([name for name, _ in found], words)
-    yield from _red_hat(words)
+    yield from _red_hat(words, gone)
+    left = ["Remove from the kernel's command line:", *gone] if gone else []
     yield {
         "name": "Say what no known boot loader was told",
-        "ansible.builtin.debug": {"msg": ["Add to the kernel's command line:", *words]},
+        "ansible.builtin.debug": {"msg": ["Add to the kernel's command line:", *words, *left]},
         "when": f"not ({_RED_HAT} or netplugin_grub.stat.exists)",
     }
 
@@ -55,7 +58,7 @@ def _debian(names: list[str], words: list[str]) -> Iterator[Task]:
     ) | {"when": _DEBIAN}
 
 
-def _red_hat(words: list[str]) -> Iterator[Task]:
+def _red_hat(words: list[str], gone: list[str]) -> Iterator[Task]:
     yield {
         "name": "Read the kernel's arguments of the next boot",
         "ansible.builtin.command": {"argv": ["grubby", "--info=DEFAULT"]},
@@ -64,6 +67,14 @@ def _red_hat(words: list[str]) -> Iterator[Task]:
         "check_mode": False,
         "when": _RED_HAT,
     }
+    if gone:
+        yield command(
+            "Remove kernel arguments with grubby",
+            "grubby", "--update-kernel=ALL", "--remove-args={{ netplugin_names | join(' ') }}",
+        ) | {
+            "vars": {"netplugin_names": gone},
+            "when": [_RED_HAT, f"{_FOUND} | select('match', '(' ~ ({_NAMES}) ~ ')=') | list | length > 0"],
+        }  # fmt: skip
     yield command(
         "Set the kernel's arguments with grubby",
         "grubby", "--update-kernel=ALL", "--args={{ netplugin_arguments | join(' ') }}",

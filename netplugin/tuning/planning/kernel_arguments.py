@@ -14,7 +14,7 @@ from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.hugepages import NodePages
 from netplugin.tuning.planning.partition import Partition
 from netplugin.tuning.read.cpus import ARM
-from netplugin.tuning.root import Unknown, known
+from netplugin.tuning.root import Fact, Unknown, known
 from netplugin.tuning.steps import Effect, Group, KernelArgument, Step
 
 _CPU_LISTS = ("isolcpus", "nohz_full", "rcu_nocbs", "irqaffinity")
@@ -24,7 +24,7 @@ _PARAMETERS = sources.KERNEL_PARAMETERS
 
 class Argument(NamedTuple):
     name: str
-    wanted: str
+    wanted: str | None
     why: str
     source: str = _PARAMETERS
 
@@ -104,6 +104,11 @@ def _hugepages(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Argument]
     size = page_name(pages[0].size_kb)
     yield Argument("default_hugepagesz", size, "what a mount of hugetlbfs has without a size")
     if not counts_by_node(facts, pages):  # a step of its own says how they are reserved
+        if _counts_default(facts.kernel.arguments, size):
+            yield Argument(
+                "hugepages", None, f"it counts pages of the default size, which is {size} from then on; a "
+                "unit reserves what each node needs", f"{_PARAMETERS}; {sources.HUGETLB}",
+            )  # fmt: skip
         return
     count = str(total)
     if len(pages) > 1:
@@ -111,6 +116,15 @@ def _hugepages(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Argument]
     where = "on the node that needs them, " if len(pages) > 1 else ""
     yield Argument("hugepagesz", size, "the size that the next argument counts")
     yield Argument("hugepages", count, f"reserved {where}before memory is in pieces")
+
+
+def _counts_default(line: Fact[CommandLine], size: str) -> bool:
+    """Whether a number of pages would mean another size with ``size`` as the default one: it has no
+    ``hugepagesz`` before it (hugepages_setup in mm/hugetlb.c)."""
+    if isinstance(line, Unknown) or line.value("default_hugepagesz") == size:
+        return False
+    names = [name for name, _ in line.arguments if name in ("hugepages", "hugepagesz")]
+    return names[:1] == ["hugepages"]
 
 
 def _isolation(facts: Facts, partition: Partition) -> Iterator[Argument]:

@@ -6,10 +6,12 @@ import json
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from netplugin.tuning.intent import Intent
 from netplugin.tuning.live import Live, OvsLive
 from netplugin.tuning.output.plan_json import plan_json
+from netplugin.tuning.output.playbook import playbook
 from netplugin.tuning.output.text import plan_text
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
@@ -205,6 +207,27 @@ def test_arguments_that_a_kernel_must_know(
     at_boot = [s.wanted for s in plan.steps if isinstance(s.target, BootPages)]
     assert at_boot == ([] if hugepages else ["0:2,1:2"])
     assert arguments(plan)["isolcpus"] == isolcpus.replace("1-31,33-63", "1-15,17-31,33-47,49-63")
+
+
+def test_a_number_of_pages_goes_where_it_would_count_pages_of_another_size() -> None:
+    """8192 pages of 2 MB would be 8192 of 1 GB with the new default size."""
+    machine = replace(load("published"), release="5.15.0", cmdline="ro hugepages=8192")
+    intent = Intent(pmd_cores=15, emulator_cores=0, vm_cores=14)
+    plan = make_plan(read_facts(MemoryRoot(tree(machine))), intent)
+    assert arguments(plan)["default_hugepagesz"] == "1G"
+    gone = step(plan, KernelArgument("hugepages"))
+    assert (gone.now, gone.wanted) == ("8192", None)
+    tasks = yaml.safe_load(playbook(plan, machine.online))[0]["tasks"]
+    named = {task["name"]: task for task in tasks}
+    removed = named["Remove kernel arguments with grubby"]["vars"]["netplugin_names"]
+    assert removed == ["hugepages"]
+    assert (
+        "hugepages" in named["Take older values out of grub's own file"]["vars"]["netplugin_names"]
+    )
+    assert "hugepages=" not in str(named["Set the kernel's arguments with grubby"]["vars"])
+    for line in ("ro", "hugepagesz=2M hugepages=8192", "default_hugepagesz=1G hugepages=4"):
+        kept = make_plan(read_facts(MemoryRoot(tree(replace(machine, cmdline=line)))), intent)
+        assert "hugepages" not in arguments(kept)
 
 
 def test_the_unit_that_reserves_hugepages_at_boot_counts_as_done() -> None:
