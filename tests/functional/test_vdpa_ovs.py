@@ -62,8 +62,8 @@ def with_type(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read of OVS says that it has the type: vswitchd itself would take it off the row."""
     real = ovs_mirror._root
 
-    def root(row: Any) -> Any:
-        found = real(row)
+    def root(row: Any, store_mark: str) -> Any:
+        found = real(row, store_mark)
         return replace(found, iface_types=found.iface_types | {NATIVE_TYPE})
 
     monkeypatch.setattr(ovs_mirror, "_root", root)
