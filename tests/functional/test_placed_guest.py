@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -184,9 +184,13 @@ def test_what_libvirt_runs_on_a_cpu_is_not_given_to_another(host: Hypervisor) ->
 
 
 def test_in_real_time_its_vcpu_is_scheduled_so(host: Hypervisor) -> None:
-    """It stays paused: the test machine has no CPU to spare for it."""
+    """It stays paused: the test machine has no CPU to spare for it. PMD threads must be elsewhere."""
     nic = NICS[BRIDGE_BACKEND]
-    with plugged(host, nic):
+    mask = "other_config:pmd-cpu-mask"
+    before = host.ovs.vsctl("get", "Open_vSwitch", ".", mask).strip()
+    with plugged(host, nic), ExitStack() as stack:
+        stack.callback(host.ovs.vsctl, "set", "Open_vSwitch", ".", f"{mask}={before}")
+        host.ovs.vsctl("set", "Open_vSwitch", ".", f"{mask}=0x1")
         xml = placed(host, nic, pin=True, realtime=True)
         assert wrong(host, nic, xml) == []
         wait_for_pages()
