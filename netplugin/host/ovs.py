@@ -114,7 +114,7 @@ class OvsHost:
         holder: str | None = None,
         mark: Mark = unmarked,
     ) -> None:
-        """``holder`` says who we are, for the lock of the database; None: no lock is asked for.
+        """``holder`` is our name for who else wants the database's lock; None: this one requests no lock.
         ``mark``: see ``Ovsdb``."""
         self.settings = settings
         self._supervisor = supervisor
@@ -141,7 +141,7 @@ class OvsHost:
             wake(Wake("OVS is there"))
 
     def hold(self) -> Usability:
-        """Whether the database answers and its lock is ours; it is asked for as long as it is not."""
+        """Whether the database answers and its lock is ours. The request for it stays with the server."""
         try:
             self.db.require_lock()
         except BackendUnavailable as missing:

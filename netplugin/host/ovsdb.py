@@ -102,7 +102,7 @@ class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
         if online and self._mirrored_seqno != self._last_seqno:
             self._mirrored_seqno = self._last_seqno
             self._mirror.reset(self.tables)
-        # The server answers in order, and the lock was asked for before the rows: it is known by now.
+        # The server answers in order, and we requested the lock before the rows: it is known by now.
         now = (online, online and self.has_lock)
         if now != self._told:
             if now[1] and not self._told[1]:
