@@ -155,20 +155,22 @@ class Applier:
             for kind in (c.AddPort, c.RemovePort)
         )
         idle = {port for port in come ^ go if port in go or not self._has_vm(port)}
-        for bridge, group in by_bridge.items():
+        for bridge, edits in by_bridge.items():
             try:
-                self._bundle(bridge, group, idle, deadline)
+                self._bundle(bridge, edits, idle, deadline)
             except NetpluginError as error:
-                self._fail(group, error, failed)
-        if self._purge_due:
+                self._fail(edits, error, failed)
+        asked = [change for change in changes if isinstance(change, c.PurgeDatapath)]
+        if self._purge_due or asked:
             try:
                 self._purge(deadline)
             except NetpluginError as error:
                 LOG.warning("datapath flows may go on by flows that were changed: %s", error)
-                for group in by_bridge.values():
+                groups: list[Sequence[Change]] = [*by_bridge.values(), asked]
+                for group in groups:
                     self._fail(group, error, failed)
 
-    def _fail(self, group: Sequence[FlowChange], error: NetpluginError, failed: _Failed) -> None:
+    def _fail(self, group: Sequence[Change], error: NetpluginError, failed: _Failed) -> None:
         ports = {port for change in group for port in change.ports}
         failed.update({p: error.for_port(p) for p in ports if p not in failed})
 
@@ -178,10 +180,11 @@ class Applier:
         return bool(port and port.interface and port.interface.link_state == "up")
 
     def _purge(self, deadline: float) -> None:
-        """Once for all bridges: it is for the whole host. What fails is done with the next change."""
+        """Once for all bridges: it is for the whole host. What fails is planned until it is done."""
         if old_actions.kept(self._ovs.mirror.root):
+            self._ovs.purge_failed = True
             old_actions.purge(self._ovs, max(deadline, time.monotonic() + _PURGE_S))
-        self._purge_due = False
+        self._ovs.purge_failed = self._purge_due = False
 
     def _bundle(
         self, bridge: str, group: Sequence[FlowChange], idle: Collection[str], deadline: float

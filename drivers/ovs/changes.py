@@ -290,6 +290,14 @@ class SetFilter(FlowChange):
 
 
 @dataclass(frozen=True)
+class PurgeDatapath(Change):
+    """Purge the datapath flows, which failed when flows were changed (``old_actions``)."""
+
+    def describe(self) -> str:
+        return "purge the datapath flows: some may go on by flows that were changed"
+
+
+@dataclass(frozen=True)
 class MakeSocketDirectory(Change):
     """Make the directory of a port's socket, or set its owner and mode."""
 

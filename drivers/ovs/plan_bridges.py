@@ -62,6 +62,8 @@ def bridge_changes(
         before += uplinks
         if uplinks and bridge is not None:
             after.append(c.SetBridgeFlows(ids, name, fixed))
+    if seen.purge_failed:
+        after.append(c.PurgeDatapath(tuple(sorted(wanted))))
     return before, list(dict.fromkeys(after))
 
 

@@ -123,6 +123,7 @@ class Reader:
             vhost_sockets=mirror.count_interfaces("dpdkvhostuser", "dpdkvhostuserclient"),
             tso=offload.enabled(mirror.root),
             keeps_old_actions=old_actions.version_with(mirror.root),
+            purge_failed=self._ovs.purge_failed,
             sockets=sockets.look(self._settings, ids, rows),
             timings_ms={"openflow": flows_ms},
             store_mark=mirror.root.store_mark if scope.whole else "",

@@ -62,6 +62,8 @@ class SeenOvs(Observation):
     tso: bool = False
     #: The version of OVS, if it may leave datapath flows with old actions (``old_actions``).
     keeps_old_actions: str = ""
+    #: Whether datapath flows were to be purged since, and could not be.
+    purge_failed: bool = False
     sockets: SeenSockets = NOTHING
 
     def is_used(self, bridge: str, planned: Collection[str]) -> bool:

@@ -125,6 +125,8 @@ class OvsHost:
         self._closed = threading.Event()
         self._generation = 0  # counts the comings and goings of vswitchd
         self._was_alive = False
+        #: Whether datapath flows were to be purged and could not be; of all backends together.
+        self.purge_failed = False
         self.db = Ovsdb(settings.connection, self._drifted, self._db_changed, holder, mark)
         self.vswitchd = VswitchdWatch(settings.rundir, self._vswitchd_changed, supervisor)
         self.db.start()  # its news needs all of the above

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,13 +15,16 @@ from drivers.dpdkvhostuser.findings import findings
 from drivers.dpdkvhostuser.seen import Seen, SeenTunnels
 from drivers.dpdkvhostuser.tunnels import network_cookie, network_flows, with_learned
 from drivers.ovs import offload, old_actions
-from drivers.ovs.changes import DropFlows
+from drivers.ovs.apply import Applier
+from drivers.ovs.changes import DropFlows, PurgeDatapath
 from drivers.ovs.faults import HostWord
 from drivers.ovs.policers import Policer, refused
 from drivers.ovs.seen import SeenBridge
 from drivers.ovs.steps import FlowEdit
 from netplugin.backend import Overlay
+from netplugin.errors import HostError
 from netplugin.host.openflow import COOKIE_MARK, Flow, parse_flows
+from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_bonds import Bond, BondUse
 from netplugin.host.ovs_rows import OvsInterface, OvsPort, OvsRoot
 from netplugin.host.ovs_underlay import Underlay, problem
@@ -102,6 +108,29 @@ def test_a_port_that_comes_or_goes_costs_the_others_no_purge() -> None:
     assert old_actions.may_be_used(DropFlows(("p1",), "br-phys1", (1,)), own, set())
     assert old_actions.may_be_used(DropFlows((), "br-phys1", (1,)), own, {"p1"})
     assert not old_actions.may_be_used(DropFlows(("p1",), "br-phys1", ()), FlowEdit(), set())
+
+
+def test_a_purge_that_failed_is_planned_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flows are as wanted by then: nothing else would be left to do."""
+    mirror = SimpleNamespace(
+        root=OvsRoot(ovs_version="3.1.0"), bridge=lambda name: name, port=lambda name: None
+    )
+    flows = SimpleNamespace(replace=lambda *arguments: None)
+    ovs: Any = SimpleNamespace(mirror=mirror, flows=flows, purge_failed=False)
+    works: list[bool] = []
+
+    def purge(ovs: OvsHost, deadline: float) -> None:
+        if not works:
+            raise HostError("vswitchd does not answer", step="vswitchd")
+
+    monkeypatch.setattr(old_actions, "purge", purge)
+    applier, deadline = Applier(ovs), time.monotonic() + 60
+    applied = applier.apply([DropFlows(("p1",), "br-phys1", (1,))], deadline)
+    assert applied.failed.keys() == {"p1"} and ovs.purge_failed
+    again = PurgeDatapath(("p1", "p2"))
+    assert applier.apply([again], deadline).failed.keys() == {"p1", "p2"} and ovs.purge_failed
+    works.append(True)
+    assert applier.apply([again], deadline).failed == {} and not ovs.purge_failed
 
 
 # Captured from OVS 3.1.0.
