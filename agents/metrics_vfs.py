@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -25,10 +27,18 @@ class PortCounters:
 
 
 class VfFigures(Collector):
-    """Whatever a NIC does, the rest of the scrape is not hurt: without it there are no counters."""
+    """Whatever a NIC does, the rest of the scrape is not hurt: without it there are no counters.
 
-    def __init__(self, read: Callable[[], Iterable[PortCounters]]) -> None:
+    The kernel asks NICs under its one lock for network devices (RTNL), and who requests counters
+    waits in the kernel, without a deadline, for whoever has it: a NIC that is being reset. So they
+    are read in a thread of their own, one at most; a scrape waits for it for ``wait_s``.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[PortCounters]], wait_s: float = 2.0) -> None:
         self._read = read
+        self._wait_s = wait_s
+        self._lock = threading.Lock()
+        self._reading: Future[list[PortCounters]] | None = None
 
     def describe(self) -> list[Metric]:
         """Empty: registering it must not ask NICs."""
@@ -36,7 +46,10 @@ class VfFigures(Collector):
 
     def collect(self) -> list[Metric]:
         try:
-            found = list(self._read())
+            found = self._begin().result(self._wait_s)
+        except TimeoutError:
+            LOG.warning("no counters of virtual functions: a NIC does not answer in time")
+            return []
         except Exception as wrong:
             LOG.warning("no counters of virtual functions: %s", wrong)
             return []
@@ -45,6 +58,22 @@ class VfFigures(Collector):
             _family("bytes", "Bytes", found, lambda c: (c.rx_bytes, c.tx_bytes)),
             _family("dropped", "Packets dropped", found, lambda c: (c.rx_dropped, c.tx_dropped)),
         ]
+
+    def _begin(self) -> Future[list[PortCounters]]:
+        """The reading that is under way, or a new one."""
+        with self._lock:
+            if self._reading is None or self._reading.done():
+                self._reading = Future()
+                threading.Thread(
+                    target=self._fill, args=(self._reading,), name="vf-counters", daemon=True
+                ).start()
+            return self._reading
+
+    def _fill(self, reading: Future[list[PortCounters]]) -> None:
+        try:
+            reading.set_result(list(self._read()))
+        except Exception as wrong:
+            reading.set_exception(wrong)
 
 
 def _family(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agents.metrics import Metrics
-from agents.metrics_vfs import PortCounters
+from agents.metrics_vfs import PortCounters, VfFigures
 from agents.store import Store
 from drivers.vf.inventory import read_inventory
 from drivers.vf.kernel import Kernel
@@ -102,3 +103,22 @@ def test_a_scrape_has_them_and_survives_their_nic(tmp_path: Path) -> None:
     text = metrics.render().decode()
     assert "netplugin_vf" not in text and "netplugin_ports" in text
     store.close()
+
+
+def test_a_scrape_does_not_wait_for_a_nic_that_does_not_answer() -> None:
+    """RTM_GETLINK waits in the kernel for RTNL, which a reset of a NIC may hold for long."""
+    answers, begun = threading.Event(), threading.Semaphore(0)
+
+    def read() -> Iterator[PortCounters]:
+        begun.release()
+        assert answers.wait(90)
+        yield PortCounters("nic1", "0000:03:10.1", COUNTED)
+
+    figures = VfFigures(read, wait_s=0.05)
+    assert figures.collect() == [] and begun.acquire(timeout=90)
+    assert figures.collect() == [] and not begun.acquire(blocking=False), (
+        "one asks, not each scrape"
+    )
+    answers.set()
+    later = VfFigures(read, wait_s=90).collect()
+    assert [sample.value for family in later for sample in family.samples] == [1, 2, 3, 4, 8, 9]
