@@ -7,6 +7,7 @@ the other. So a quarantine is short at first, and longer each time that it was e
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -18,17 +19,27 @@ FIRST_S, LONGEST_S = 60.0, 3600.0
 
 @dataclass
 class Quarantines:
-    """What one process knows of them; another one begins anew, which only gives a chance earlier."""
+    """What one process knows of them; another one begins anew, which only gives a chance earlier.
+
+    For any thread: each backend's looks at the things that they share.
+    """
 
     #: When a thing is tried again, in seconds of ``time.monotonic``.
     _until: dict[Claim, float] = field(default_factory=dict)
     _terms: dict[Claim, float] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ended(
         self, unfit: Collection[Claim], states: Mapping[str, str], now: float
     ) -> dict[Claim, str]:
         """Those of ``unfit`` that end now, each with why; ``states`` are those of things by key, as
         if they were in no quarantine."""
+        with self._lock:
+            return self._ended(unfit, states, now)
+
+    def _ended(
+        self, unfit: Collection[Claim], states: Mapping[str, str], now: float
+    ) -> dict[Claim, str]:
         self._until = {
             claim: self._until.get(claim, now + self._terms.setdefault(claim, FIRST_S))
             for claim in unfit

@@ -87,7 +87,9 @@ class Reconciler:
         store: Store,
         metrics: Metrics,
         marks: StoreMarks | None = None,
+        quarantines: Quarantines | None = None,
     ) -> None:
+        """Backends that share a pool share ``quarantines``."""
         self.backend = backend
         self._marks = marks or StoreMarks(store)
         self.observed: dict[str, ObservedPort] = {}
@@ -99,7 +101,7 @@ class Reconciler:
         self._metrics = metrics
         #: Records as an undo left them, which the store did not take.
         self._unsaved: dict[str, Record] = {}
-        self._quarantines = Quarantines()
+        self._quarantines = quarantines or Quarantines()
 
     def usable(self) -> Usability:
         """Whether the backend can be used now and the host is this agent's to work at (any thread)."""

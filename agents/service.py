@@ -19,6 +19,7 @@ from agents.metrics_vfs import PortCounters
 from agents.networks import Networks
 from agents.orphans import sentences
 from agents.pmd import Pmd
+from agents.quarantines import Quarantines
 from agents.reconciler import CHECK_S, Delete, Operation, Put, Reconciler, unknown_backend
 from agents.store import Record, Store
 from agents.store_findings import store_findings
@@ -80,9 +81,10 @@ class Service:
         self._backends = backends
         self._broken = broken
         self._timeout_s = float(conf.agent.operation_timeout)
+        quarantines = Quarantines()
         self._lanes = {
             name: Lane(
-                Reconciler(backend, store, metrics, marks),
+                Reconciler(backend, store, metrics, marks, quarantines),
                 host.supervisor,
                 batch_size=conf.agent.batch_size,
                 interval_s=float(conf.agent.reconcile_interval),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from agents.quarantines import FIRST_S, LONGEST_S, Quarantines
 from netplugin.backend import Claim
+from tests.unit.agent import agent
+from tests.unit.fakes import FakeBackend, FakeHost
 
 VF = Claim("vf", "0000:03:10.1")
 FINE = {VF.key: "available"}
@@ -35,3 +39,17 @@ def test_what_has_gone_begins_anew() -> None:
     now += 2 * FIRST_S
     assert quarantines.ended([VF], FINE, now) == {}
     assert quarantines.ended([VF], FINE, now + FIRST_S), "the first term again"
+
+
+def test_backends_share_the_terms(tmp_path: Path) -> None:
+    """Each backend looks at the pool that they share: the first to end a quarantine is not the only
+    one that makes the next one longer."""
+    host = FakeHost()
+    backends = {name: FakeBackend(name, host) for name in ("one", "other")}
+    with agent(tmp_path, backends=backends) as running:
+        lanes = running.service._lanes.values()
+        one, other = (lane.reconciler._quarantines for lane in lanes)
+        assert one.ended([VF], FINE, 0.0) == {} and one.ended([VF], FINE, FIRST_S)
+        assert other.ended([VF], FINE, FIRST_S) == {}
+        assert other.ended([VF], FINE, 2 * FIRST_S) == {}, "the second term is twice as long"
+        assert other.ended([VF], FINE, 3 * FIRST_S)
