@@ -583,12 +583,13 @@ class Reconciler:
     def abandon(self, port_id: str, claim: Claim) -> None:
         """Forget a port that is being removed and waits for a virtual function that is away.
 
-        Raises: Conflict if the function is there, so that the port goes by itself; what
-        ``Backend.observe`` raises.
+        Raises: Conflict if the function is there, if only as one that its NIC does not report for
+        now, so that the port goes by itself; what ``Backend.observe`` raises.
         """
         seen = self.backend.observe(None, time.monotonic() + _LOOK_S)
         waits = self.backend.plan([Intent(port_id, None, (claim,))], seen).refused.get(port_id)
-        if not isinstance(waits, OperationTimeout):
+        states = {vf.pci_address: vf.state for vf in self.backend.vfs(seen, {claim: port_id}, {})}
+        if not isinstance(waits, OperationTimeout) or states.get(claim.key) != "stale":
             raise Conflict(
                 f"{claim.kind} {claim.key} is there: port {port_id} goes when it is free",
                 step="release", port_id=port_id, fix=waits.fix if waits else None,

@@ -9,7 +9,7 @@ from drivers.vf.inventory import Inventory, Vf
 from drivers.vf.ports import attributes_of, check_vlan_qos, observed_vf, vf_changes
 from netplugin.backend import Change, Intent, Observation, ObservedPort, Plan
 from netplugin.errors import FieldError, InvalidRequest, NetpluginError, Unsupported
-from netplugin.host.vfs import VfAttributes
+from netplugin.host.vfs import GROUPS, VfAttributes
 from netplugin.models import PortSpec
 
 _KBPS = 1000  # the kernel takes whole Mbit/s
@@ -103,5 +103,17 @@ def make_plan(intents: Sequence[Intent], inventory: Inventory) -> Plan:
 
 def observed_ports(intents: Sequence[Intent], inventory: Inventory) -> Mapping[str, ObservedPort]:
     """What there is of each port: a VF carries no mark, its claim tells whose it is."""
-    found = {intent.port_id: observed_vf(intent, inventory) for intent in intents}
-    return {port_id: port for port_id, port in found.items() if port is not None}
+    found: dict[str, ObservedPort] = {}
+    for intent in intents:
+        port = observed_vf(intent, inventory)
+        if port is not None and intent.spec is not None:
+            found[intent.port_id] = _with_rates(port, wanted(intent.spec))
+    return found
+
+
+def _with_rates(port: ObservedPort, want: VfAttributes) -> ObservedPort:
+    """The same, with rates that wait for a carrier in what impairs it (see ``to_vm``)."""
+    has = tuple(port.details.get(name) for name in GROUPS["rate"])
+    if port.impaired is None or has in ((None, None), (want.min_mbps, want.max_mbps)):
+        return port
+    return replace(port, impaired=f"{port.impaired}, and the port's rates are set when it has one")

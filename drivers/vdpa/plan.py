@@ -24,10 +24,10 @@ from drivers.ovs.plan_ports import (
 from drivers.ovs.seen import SeenOvs
 from drivers.vdpa.modes import Mode, lacks_native, mode_of
 from drivers.vdpa.wanted import LAYOUT, wanted
-from drivers.vf.changes import BindVf
 from drivers.vf.inventory import Inventory, Vf
 from drivers.vf.memory import locate, remembered
 from drivers.vf.ports import attributes_of, claim_of, no_vf, observed_vf, vf_changes
+from drivers.vf.steps import bind_vf
 from netplugin.backend import Change, Intent, Observation, ObservedPort, Plan
 from netplugin.errors import NetpluginError
 from netplugin.host.ovs import OvsSettings
@@ -112,10 +112,10 @@ def _driver_back(intent: Intent, inventory: Inventory) -> list[Change]:
     if intent.spec is None or claim is None or not isinstance(vf, Vf) or vf.is_open:
         return []
     memory = remembered(claim)
-    if not memory.kept_by_dpdk or vf.driver == memory.original.driver:
+    if vf.attributes is None or not memory.kept_by_dpdk or vf.driver == memory.original.driver:
         return []
-    before = memory.original
-    return [BindVf((intent.port_id,), vf.address, before.driver, before.driver_override)]
+    pf, before = inventory.pf_of(vf), memory.original
+    return [bind_vf(intent.port_id, pf, vf, before.driver, before.driver_override)]
 
 
 def _want(intent: Intent, vf: Vf) -> VfAttributes:

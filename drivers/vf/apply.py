@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from drivers.vf.changes import SetVf, VfChange
 from netplugin.backend import Change, Claim
-from netplugin.errors import NetpluginError, OperationTimeout
+from netplugin.errors import NetpluginError, OperationTimeout, Unsupported
 from netplugin.host.vfs import VfBusy, VfRefuses, VfStuck
 
 #: ice waits for a VF's reset for 0.8 s, i40e for 0.3 s (ice_wait_on_vf_reset,
@@ -34,9 +34,15 @@ def pauses(deadline: float) -> Iterator[None]:
 
 
 @dataclass
-class _Progress:
+class Done:
+    """What became of changes."""
+
+    #: The ports that failed.
     failed: dict[str, NetpluginError] = field(default_factory=dict)
+    #: The VFs that refuse what others take, each with the reason.
     unfit: dict[Claim, str] = field(default_factory=dict)
+    #: What was to be put back and the NIC does not support, each with the reason.
+    unsupported: dict[SetVf, str] = field(default_factory=dict)
     #: Ports of which a change is to be tried again, with the reason.
     busy: dict[str, VfBusy] = field(default_factory=dict)
     #: VFs that are not fit for use if this lasts, with the reason.
@@ -45,9 +51,9 @@ class _Progress:
 
 def apply_changes(
     carry_out: Callable[[VfChange], None], changes: Sequence[Change], deadline: float
-) -> tuple[dict[str, NetpluginError], dict[Claim, str]]:
-    """The ports that failed, and the VFs that refuse what others take."""
-    done = _Progress()
+) -> Done:
+    """Carry out those that are on VFs."""
+    done = Done()
     waiting = _try(carry_out, [c for c in changes if isinstance(c, VfChange)], deadline, done)
     is_patient = time.monotonic() + PATIENCE_S <= deadline
     for _ in pauses(deadline) if waiting else ():
@@ -61,14 +67,14 @@ def apply_changes(
         done.failed[port] = error.for_port(port)
     if is_patient:  # otherwise the VF had too little time
         done.unfit.update(done.stuck)
-    return done.failed, done.unfit
+    return done
 
 
 def _try(
     carry_out: Callable[[VfChange], None],
     changes: Sequence[VfChange],
     deadline: float,
-    done: _Progress,
+    done: Done,
 ) -> list[VfChange]:
     """Carry out each once, in order; the answer has those to try again."""
     again: list[VfChange] = []
@@ -88,6 +94,9 @@ def _try(
                 done.stuck[change.thing] = busy.detail
             again.append(change)
         except NetpluginError as error:
+            if isinstance(error, Unsupported) and isinstance(change, SetVf) and change.restores:
+                done.unsupported[change] = error.detail
+                continue
             done.failed.update({port: error.for_port(port) for port in change.ports})
             if isinstance(error, VfRefuses):
                 done.unfit[change.thing] = error.detail

@@ -16,6 +16,9 @@ class VfChange(Change):
     """A step on one VF; if it fails, or does not stay, the VF is not fit for use."""
 
     address: str
+    #: The interface of its PF, and its number there.
+    pf_index: int = field(compare=False)
+    number: int
 
     @property
     def thing(self) -> Claim:
@@ -24,13 +27,17 @@ class VfChange(Change):
 
 @dataclass(frozen=True)
 class SetVf(VfChange):
-    """Write these groups of attributes (see ``GROUPS``) through the PF."""
+    """Write these groups of attributes (see ``GROUPS``) through the PF.
+
+    ``restores``: the VF is given back, and what its NIC does not support stays as it is.
+    ``unless_used``: not if the host's network has begun to use the VF.
+    """
 
     pf: str
-    pf_index: int = field(compare=False)
-    number: int
     groups: tuple[str, ...]
     attributes: VfAttributes
+    restores: bool = False
+    unless_used: bool = False
 
     def describe(self) -> str:
         names = (name for group in self.groups for name in GROUPS[group])
@@ -40,7 +47,7 @@ class SetVf(VfChange):
 
 @dataclass(frozen=True)
 class UnbindVf(VfChange):
-    """Take it from its driver."""
+    """Take it from its driver, unless its interface is enslaved or in another network namespace."""
 
     driver: str
 
@@ -51,7 +58,7 @@ class UnbindVf(VfChange):
 @dataclass(frozen=True)
 class BindVf(VfChange):
     """Reset it, and have this driver (None: none, empty: the kernel's choice) and this
-    ``driver_override`` (None: none).
+    ``driver_override`` (None: none); unless the host's network has begun to use it.
 
     ``rebind`` false: the driver is right, and only the override is not.
     """

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from drivers.vf.options import By, Device, VfNumbers
+from drivers.vf.options import ALL_VFS, By, Device, VfNumbers
 from netplugin.backend import Usability
 from netplugin.host.vfs import (
+    GROUPS,
     HostInterface,
     HostUse,
     NicLink,
     VfAttributes,
-    host_uses,
-    is_uio,
+    host_use,
     is_vfio,
     read_interfaces,
     read_link,
@@ -59,12 +59,8 @@ class Pf:
     representors: Mapping[int, str] = field(default_factory=dict)
     #: Whether its lock is this agent's; if not, its VFs are another's to give out and to reset.
     held: Usability = _HELD
-    #: Which of its VFs the entries of the operator's list allow: each of them has to.
-    numbers: tuple[VfNumbers, ...] = ()
-
-    def allows(self, number: int) -> bool:
-        """Whether the VF of this number may be given away."""
-        return all(number in numbers for numbers in self.numbers)
+    #: Which of its VFs may be given away.
+    numbers: VfNumbers = ALL_VFS
 
     @property
     def name(self) -> str:
@@ -74,6 +70,18 @@ class Pf:
     @property
     def permanent_mac(self) -> str | None:
         return self.link.permanent_mac if self.link else None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A group of attributes (see ``GROUPS``) with its values."""
+
+    group: str
+    values: tuple[object, ...]
+
+    @classmethod
+    def of(cls, group: str, attributes: VfAttributes) -> Setting:
+        return cls(group, tuple(getattr(attributes, name) for name in GROUPS[group]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +107,18 @@ class Vf:
     #: What the PF reports of it. None if it does not: its interface is away, or the driver leaves
     #: the VF out because it is being reset (``rtnl_fill_vfinfo`` in net/core/rtnetlink.c).
     attributes: VfAttributes | None = None
+    #: What its NIC refused as unsupported when it was to be put back.
+    unsupported: frozenset[Setting] = frozenset()
 
     @property
     def host_use(self) -> HostUse | None:
         """How the host's network uses it; None if a VM may have it instead."""
-        return self._use(self.interfaces)
+        return host_use(self.driver, self.interfaces)
 
     @property
     def host_hold(self) -> HostUse | None:
         """As ``host_use``, without an interface that is only up: that may be left of DPDK's use."""
-        return self._use([replace(interface, up=False) for interface in self.interfaces])
-
-    def _use(self, interfaces: Sequence[HostInterface]) -> HostUse | None:
-        if is_vfio(self.driver) or is_uio(self.driver):
-            return None
-        return next(host_uses(self.driver, interfaces), None)
+        return host_use(self.driver, self.interfaces, may_be_up=True)
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,7 @@ def read_inventory(
     pfs: dict[str, Pf] = {}
     vfs: dict[str, Vf] = {}
     for address, entries in sorted(found.items()):
-        numbers = tuple(entry.numbers for entry in entries)
+        numbers = sum((entry.numbers for entry in entries), ALL_VFS)
         pf = replace(_read_pf(sys, address, entries[0].network, links), numbers=numbers)
         pfs[address] = pf
         vfs.update({vf.address: vf for vf in _read_vfs(sys, pf, saved)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from drivers.vf.changes import BindVf, SetVf, UnbindVf, VfChange
@@ -111,22 +111,40 @@ class Kernel:
         return frozenset()
 
     def carry_out(self, change: VfChange) -> None:
-        """Raises: Unsupported, VfBusy, VfRefuses, HostError, OperationTimeout."""
-        vfs = self._vfs
+        """What the plan found free may be in use by now: it is looked at just before.
+
+        Raises: Unsupported, Conflict, VfBusy, VfRefuses, HostError, OperationTimeout.
+        """
         match change:
             case SetVf():
+                if change.unless_used:
+                    self._require_unused(change)
                 for group in change.groups:
                     self._set(change, group)
             case UnbindVf():
-                vfs.unbind(change.address)
+                self._require_unused(change, may_be_up=True)
+                with self._judging(change):
+                    self._vfs.unbind(change.address)
             case BindVf():
                 if change.rebind:
+                    self._require_unused(change)
+                with self._judging(change):
                     self._bind(change)
-                vfs.override(change.address, change.override)
+
+    def _require_unused(self, change: VfChange, *, may_be_up: bool = False) -> None:
+        use = self._vfs.host_use(change.address, may_be_up=may_be_up)
+        if use is not None:
+            raise use.conflict(change.address, "vf")
 
     def _set(self, change: SetVf, group: str) -> None:
-        try:
+        with self._judging(change, group):
             self._vfs.set(change.pf_index, change.number, group, change.attributes)
+
+    @contextlib.contextmanager
+    def _judging(self, change: VfChange, group: str = "") -> Iterator[None]:
+        """Raise what a refusal says of the NIC and the VF: for now, for good, or of an ill VF."""
+        try:
+            yield
         except VfRefuses as refused:
             raise self._judged(change, group, refused) from refused
         except VfBusy as busy:
@@ -134,7 +152,7 @@ class Kernel:
                 raise
             raise VfStuck(busy.detail, step=busy.step) from busy
 
-    def _judged(self, change: SetVf, group: str, refused: VfRefuses) -> NetpluginError:
+    def _judged(self, change: VfChange, group: str, refused: VfRefuses) -> NetpluginError:
         """What a refusal says: the NIC is not in order now, cannot do it, or the VF is ill.
 
         Drivers use EINVAL for all three, and answer the question for a VF's settings with the same
@@ -143,8 +161,9 @@ class Kernel:
         """
         link = self._vfs.link(change.pf_index)
         if link is None or not _is_in_order(link, change):
-            return VfBusy(f"{refused.detail} (its NIC is being reset, or is down)", step="set-vf")
-        if not isinstance(refused, VfInvalid):
+            detail = f"{refused.detail} (its NIC is being reset, or is down)"
+            return VfBusy(detail, step=refused.step)
+        if not isinstance(refused, VfInvalid) or not isinstance(change, SetVf):
             return refused
         if group == "rate" and not link.carrier:  # igb_ndo_set_vf_bw, ixgbe_ndo_set_vf_bw
             return VfBusy(f"{refused.detail} (its NIC has no carrier)", step="set-vf")
@@ -154,13 +173,15 @@ class Kernel:
 
     def _bind(self, change: BindVf) -> None:
         vfs = self._vfs
-        vfs.unbind(change.address)
-        vfs.reset(change.address)  # whoever had it, the VM or the host, leaves nothing in it
-        if change.driver is not None:
-            vfs.override(change.address, change.driver or None)
-            vfs.probe(change.address)
+        if change.rebind:
+            vfs.unbind(change.address)
+            vfs.reset(change.address)  # whoever had it, the VM or the host, leaves nothing in it
+            if change.driver is not None:
+                vfs.override(change.address, change.driver or None)
+                vfs.probe(change.address)
+        vfs.override(change.address, change.override)
 
 
-def _is_in_order(link: NicLink | None, change: SetVf) -> bool:
+def _is_in_order(link: NicLink | None, change: VfChange) -> bool:
     """Whether the NIC is up and reports the VF."""
     return link is not None and link.up and change.number in link.vfs

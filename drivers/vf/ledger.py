@@ -234,7 +234,7 @@ def unusable(inventory: Inventory, vf: Vf, *, for_dpdk: bool = False) -> str | N
     network driver with an interface in this network namespace that is down and not enslaved.
     """
     pf = inventory.pf_of(vf)
-    if not pf.allows(vf.number):
+    if vf.number not in pf.numbers:
         return "[sriov] devices leaves it out"
     if vf.attributes is None and pf.link is not None:
         return not_reported(pf)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from drivers.vf.changes import KIND
-from drivers.vf.inventory import Inventory, Pf, Vf
+from drivers.vf.inventory import Inventory, Pf, Setting, Vf
 from netplugin.backend import Claim
 from netplugin.host.vfs import NO_MAC, VfAttributes, is_vfio
 
@@ -24,6 +25,15 @@ REFUSE_NO_MAC = frozenset({"qede", "cxgb4"})
 PLACEHOLDER_MAC = "02:00:00:00:00:00"
 #: Drivers of PFs that take a VLAN priority without an error and drop it (qede_set_vf_vlan).
 DROP_PRIORITY = frozenset({"qede"})
+#: Whether the spoof check of a VF is on when a driver of PFs makes it. On: igb_vf_configure,
+#: __ixgbe_enable_sriov, i40e_alloc_vfs, ice_initialize_vf_entry. Off, as memory of zeros is:
+#: bnxt_set_vf_attr, mlx5_esw_vport_alloc, ``req_spoofchk_val`` in qed_sriov.c.
+NEW_SPOOFCHK: Mapping[str, bool] = MappingProxyType(
+    {
+        **dict.fromkeys(("igb", "ixgbe", "i40e", "ice"), True),
+        **dict.fromkeys(("bnxt_en", "mlx5_core", "qede"), False),
+    }
+)
 #: The driver that the kernel chooses, where nobody knows which it was.
 ANY_DRIVER = ""
 
@@ -37,24 +47,26 @@ class Original:
     driver_override: str | None
 
     @classmethod
-    def of(cls, vf: Vf) -> Original:
+    def of(cls, pf: Pf, vf: Vf) -> Original:
         """Of a VF that is free.
 
         A MAC that its driver chose is not the PF's to write: it would become administratively set,
         and then the VF's driver may not change it (``pf_set_mac`` in ice, i40e and ixgbe,
-        IGB_VF_FLAG_PF_SET_MAC in igb). One on vfio may have the settings of a VM that was not ours:
-        these are nobody's any more.
+        IGB_VF_FLAG_PF_SET_MAC in igb). The PF reports the one that its interface has; another one
+        was set by the operator, and the driver has not taken it yet (igb_ndo_set_vf_mac: "Reload the
+        VF driver"). One on vfio may have the settings of a VM that was not ours: these are nobody's
+        any more.
         """
         assert vf.attributes is not None
         attributes = vf.attributes
         if is_vfio(vf.driver):
-            attributes = _of_a_new_vf(attributes)
-        elif any(interface.own_mac for interface in vf.interfaces):
+            attributes = _of_a_new_vf(pf, attributes)
+        elif any(i.own_mac and i.mac in ("", attributes.mac) for i in vf.interfaces):
             attributes = replace(attributes, mac=NO_MAC)
         return cls(attributes, vf.driver, vf.driver_override)
 
     @classmethod
-    def of_new(cls, vf: Vf) -> Original:
+    def of_new(cls, pf: Pf, vf: Vf) -> Original:
         """Of a VF that had been ours when the store was lost: as VFs are when they are made.
 
         A driver that DPDK keeps was not ours to bind: it is the one that the VF had, and OVS may
@@ -62,7 +74,7 @@ class Original:
         """
         assert vf.attributes is not None
         driver = vf.driver if vf.driver in KEPT_BY_DPDK else ANY_DRIVER
-        return cls(_of_a_new_vf(vf.attributes), driver, None)
+        return cls(_of_a_new_vf(pf, vf.attributes), driver, None)
 
     def has_driver(self, vf: Vf) -> bool:
         """Whether the VF has the driver again that it had."""
@@ -71,11 +83,16 @@ class Original:
         return vf.driver == self.driver
 
 
-def _of_a_new_vf(has: VfAttributes) -> VfAttributes:
-    """What every NIC begins with, if it has such a switch."""
+def _of_a_new_vf(pf: Pf, has: VfAttributes) -> VfAttributes:
+    """What a VF of this NIC begins with.
+
+    A NIC without a spoof check may report that it is off (bnxt_get_vf_config, nfp_app_get_vf_config)
+    and refuse to turn it on: where it is not known how a VF begins, it stays as it is.
+    """
+    new = NEW_SPOOFCHK.get(pf.driver or "", has.spoofchk)
     return VfAttributes(
         mac=NO_MAC,
-        spoofchk=None if has.spoofchk is None else True,
+        spoofchk=None if has.spoofchk is None else new,
         trusted=None if has.trusted is None else False,
         rss_query=has.rss_query,
         node_guid=has.node_guid,
@@ -143,7 +160,7 @@ def new_claim(
     ``notes`` are a backend's own, beside.
     """
     pf = inventory.pf_of(vf)
-    original = Original.of_new(vf) if adopted else Original.of(vf)
+    original = Original.of_new(pf, vf) if adopted else Original.of(pf, vf)
     memory = Memory(pf.address, pf.name, pf.permanent_mac, vf.number, pf.numa_node, mac, original)
     return Claim(KIND, vf.address, {**(notes or {}), **asdict(memory)})
 
@@ -151,18 +168,27 @@ def new_claim(
 def attributes_before(memory: Memory, pf: Pf, vf: Vf) -> VfAttributes:
     """What the VF's attributes should be again.
 
-    A VF without a MAC gets one from its driver, which the PF reports then and which stays.
+    A VF without a MAC gets one from its driver, which the PF reports then and which stays. What is
+    not remembered stays as it is: claims of earlier versions know nothing of the last three.
     """
     original, now = memory.original, vf.attributes
     assert now is not None
     mac = original.attributes.mac
     if mac == NO_MAC:
-        chosen = original.has_driver(vf) and any(i.own_mac for i in vf.interfaces)
-        if chosen and now.mac != memory.mac:
+        is_elsewhere = vf.driver is not None and not vf.interfaces and not is_vfio(vf.driver)
+        chosen = is_elsewhere or any(i.own_mac for i in vf.interfaces)
+        if chosen and original.has_driver(vf) and now.mac != memory.mac:
             mac = now.mac
-        elif pf.driver in REFUSE_NO_MAC:
+        elif pf.driver in REFUSE_NO_MAC or Setting.of("mac", original.attributes) in vf.unsupported:
             mac = PLACEHOLDER_MAC
-    return replace(original.attributes, mac=mac)
+    told = original.attributes
+    return replace(
+        told,
+        mac=mac,
+        rss_query=now.rss_query if told.rss_query is None else told.rss_query,
+        node_guid=told.node_guid or now.node_guid,
+        port_guid=told.port_guid or now.port_guid,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ DEVICES = cfg.ListOpt(
     "network behind each, like physnet1:eth1,physnet1:0000:03:00.1,physnet2:8086:10c9. A device is "
     "an interface name, a PCI address, or vendor:device for all NICs of a kind. A network may have "
     "several. #numbers after a device name those of its virtual functions that may be given away, "
-    "like eth1#8-63 or eth1#0-63+^8 (all of these but 8); the others are left alone. How many "
+    "like eth1#8-63 or eth1#0-63+^8 (all of these but 8); the others are left alone. Numbers in several "
+    "entries for one NIC add up, and what one of them leaves out stays out. How many "
     "virtual functions a NIC has is the operator's to set (sriov_numvfs in sysfs), and so are its MTU "
     "and that it is up. Delete a NIC's ports before you take it off the list.",
 )
@@ -52,6 +53,14 @@ class VfNumbers:
             return False
         return not self.included or any(first <= number <= last for first, last in self.included)
 
+    def __add__(self, other: VfNumbers) -> VfNumbers:
+        """Of two entries for one NIC. One that includes none by number does not widen the other: an
+        operator who names numbers keeps the rest."""
+        return VfNumbers((*self.included, *other.included), (*self.excluded, *other.excluded))
+
+
+ALL_VFS = VfNumbers()
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -60,7 +69,7 @@ class Device:
     network: str
     name: str
     by: By
-    numbers: VfNumbers = VfNumbers()
+    numbers: VfNumbers = ALL_VFS
 
 
 def read_devices(conf: Any) -> tuple[Device, ...]:
@@ -79,7 +88,7 @@ def _parse(entry: str) -> Device:
     if not _NETWORK.match(network):
         raise ValueError(f"[sriov] devices: {entry!r} does not begin with a physical network")
     device, sign, text = device.partition("#")
-    numbers = _parse_numbers(entry, text) if sign else VfNumbers()
+    numbers = _parse_numbers(entry, text) if sign else ALL_VFS
     lower = device.lower()
     if _PCI.match(lower):
         return Device(network, lower, By.ADDRESS, numbers)

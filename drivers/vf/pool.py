@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from drivers.vf.apply import apply_changes, pauses, touched
-from drivers.vf.changes import VfChange
-from drivers.vf.inventory import Inventory
+from drivers.vf.changes import SetVf, VfChange
+from drivers.vf.inventory import Inventory, Setting
 from drivers.vf.kernel import Kernel
 from drivers.vf.watch import Watch
 from netplugin.backend import Change, Claim, Usability, Wake
@@ -33,6 +33,8 @@ class Pool:
         self._supervisor = supervisor
         self._watch: Watch | None = None
         self._interfaces: frozenset[str] = frozenset()
+        #: By VF, what could not be put back because its NIC does not support it.
+        self._unsupported: dict[str, frozenset[Setting]] = {}
 
     def hold(self) -> Usability:
         """Take the NICs; usable unless others have all of them. From any thread."""
@@ -76,7 +78,16 @@ class Pool:
         """The ports that failed, and the VFs that refuse what others take."""
         quiet = self._watch.quiet(touched(changes)) if self._watch else contextlib.nullcontext()
         with quiet:
-            return apply_changes(self.kernel.carry_out, changes, deadline)
+            done = apply_changes(self.kernel.carry_out, changes, deadline)
+        for change in changes:
+            if isinstance(change, SetVf) and not change.restores:
+                self._unsupported.pop(change.address, None)  # another port has it: ask the NIC anew
+        for change, why in done.unsupported.items():
+            LOG.warning("not put back: %s: %s", change.describe(), why)
+            settings = {Setting.of(group, change.attributes) for group in change.groups}
+            known = self._unsupported.get(change.address, frozenset())
+            self._unsupported[change.address] = known | settings
+        return done.failed, done.unfit
 
     def watch(self, wake: Callable[[Wake], None]) -> None:
         """Tell when somebody else changes a VF or its NIC."""
@@ -93,7 +104,9 @@ class Pool:
     def _known(self, inventory: Inventory) -> Inventory:
         self._interfaces = frozenset(pf.name for pf in inventory.pfs.values())
         pfs = {a: replace(pf, held=self._hold(a)) for a, pf in inventory.pfs.items()}
-        return replace(inventory, pfs=pfs)
+        unsupported = {a: s for a, s in self._unsupported.items() if a in inventory.vfs}
+        changed = {a: replace(inventory.vfs[a], unsupported=s) for a, s in unsupported.items()}
+        return replace(inventory, pfs=pfs, vfs={**inventory.vfs, **changed})
 
 
 def _hides_some(inventory: Inventory, vfs: Sequence[str]) -> bool:

@@ -12,7 +12,7 @@ from drivers.vf.memory import DROP_PRIORITY, Lost, Memory, locate, remembered
 from drivers.vf.steps import to_host, to_vm
 from netplugin.backend import Change, Claim, Intent, ObservedPort
 from netplugin.errors import Conflict, OperationTimeout, Unsupported
-from netplugin.host.vfs import HostUse, VfAttributes, unsupported
+from netplugin.host.vfs import VfAttributes, unsupported
 from netplugin.models import PortSpec
 
 
@@ -60,7 +60,8 @@ def vf_changes(
     vf = locate(inventory, claim)
     if isinstance(vf, Lost):
         if intent.spec is None and vf.away:
-            raise _waits(vf.reason, claim)
+            release = f"if it is gone for good: netplugin vf release {claim.key}"
+            raise _waits(vf.reason, f"bring the NIC back; {release}")
         if intent.spec is None or not vf.moved:
             return []  # nothing to give back; or it is said as a fault, and may come again
         raise Conflict(vf.reason, step="plan", fix="delete the port and ask for it again")
@@ -74,26 +75,28 @@ def vf_changes(
             raise unsupported(f"{pf.driver} drops vf.vlan_qos", "vf.vlan_qos")
         binds = not (for_dpdk and memory.kept_by_dpdk)
         if binds and vf.host_use is not None:
-            raise _in_use_by_host(vf, vf.host_use)
+            raise vf.host_use.conflict(vf.address, "plan")
         return to_vm(intent.port_id, pf, vf, want, bind=binds)
     if vf.is_open:
         raise in_use(vf.address, vf.iommu_group)
     if vf.saved_by_libvirt:
         raise _libvirt_is_not_done(pf, vf)
     if vf.attributes is None:
-        raise _waits(not_reported(pf), claim)
+        fix = f"see ip link show {pf.name}; if it never lists the VF, reset the NIC or make its VFs anew"
+        raise _waits(not_reported(pf), fix)
     changes = to_host(intent.port_id, pf, vf, memory)
     if vf.host_hold is not None and any(isinstance(change, UnbindVf) for change in changes):
-        raise _in_use_by_host(vf, vf.host_hold)
+        raise vf.host_hold.conflict(vf.address, "plan")
     return changes
 
 
-def _waits(reason: str, claim: Claim) -> OperationTimeout:
+def _waits(reason: str, fix: str) -> OperationTimeout:
     """The error for a VF that cannot be given back until its NIC is seen again."""
     return OperationTimeout(
-        f"{reason}. The port stays removing, and nobody gets its VF, until that has ended", step="pf",
-        fix=f"bring the NIC back; if it is gone for good: netplugin vf release {claim.key}",
-    )  # fmt: skip
+        f"{reason}. The port stays removing, and nobody gets its VF, until that has ended",
+        step="pf",
+        fix=fix,
+    )
 
 
 def in_use(address: str, group: str | None) -> Conflict:
@@ -102,13 +105,6 @@ def in_use(address: str, group: str | None) -> Conflict:
         f"VF {address} is in use: something has /dev/vfio/{group} open. The port goes when that "
         "is closed", step="plan",
         fix=f"detach it from the VM or stop the VM (fuser /dev/vfio/{group})",
-    )  # fmt: skip
-
-
-def _in_use_by_host(vf: Vf, use: HostUse) -> Conflict:
-    """The error for a VF of a port that somebody gave to the host's network."""
-    return Conflict(
-        f"VF {vf.address} is in use by the host: {use.how}", step="plan", fix=use.end
     )  # fmt: skip
 
 

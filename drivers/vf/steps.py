@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from drivers.vf.changes import BindVf, SetVf, UnbindVf
-from drivers.vf.inventory import Pf, Vf
+from drivers.vf.inventory import Pf, Setting, Vf
 from drivers.vf.memory import Memory, attributes_before
 from netplugin.backend import Change
 from netplugin.host.vfs import VFIO, VfAttributes, differing, is_vfio
@@ -26,38 +26,76 @@ def to_vm(port_id: str, pf: Pf, vf: Vf, want: VfAttributes, *, bind: bool) -> li
     want = replace(
         want, rss_query=have.rss_query, node_guid=have.node_guid, port_guid=have.port_guid
     )
+    if pf.link is None or not pf.link.carrier:
+        # Drivers compare a rate with the link's speed, and refuse it without a link (igb_ndo_set_vf_bw,
+        # ixgbe_ndo_set_vf_bw, i40e_set_bw_limit, bnxt_set_vf_bw): it is set when there is one.
+        want = replace(want, min_mbps=have.min_mbps, max_mbps=have.max_mbps)
     if vf.is_open and want.trusted:
         # A trusted VM may set its own MAC: that is what it is trusted with.
         want = replace(want, mac=have.mac)
-    changes: list[Change] = [*_set(port_id, pf, vf, want)]
-    if bind and not is_vfio(vf.driver):
-        changes.append(BindVf((port_id,), vf.address, VFIO, VFIO))
+    binds = bind and not is_vfio(vf.driver)
+    changes: list[Change] = []
+    if groups := differing(have, want):
+        changes.append(_set(port_id, pf, vf, groups, want, unless_used=binds))
+    if binds:
+        changes.append(bind_vf(port_id, pf, vf, VFIO, VFIO))
     elif bind and vf.driver_override not in (vf.driver, VFIO):
-        changes.append(BindVf((port_id,), vf.address, vf.driver, vf.driver, rebind=False))
+        changes.append(bind_vf(port_id, pf, vf, vf.driver, vf.driver, rebind=False))
     return changes
 
 
 def to_host(port_id: str, pf: Pf, vf: Vf, memory: Memory) -> list[Change]:
     """The changes that make a VF that its PF reports as it was before it was claimed."""
-    original, ports = memory.original, (port_id,)
+    original, want = memory.original, attributes_before(memory, pf, vf)
     overridden = vf.driver_override != original.driver_override
-    settings = _set(port_id, pf, vf, attributes_before(memory, pf, vf))
+    settings = _settings(port_id, pf, vf, want)
     # One that we took off vfio may not have been reset yet, even if it is to have no driver.
     rebind = not original.has_driver(vf) or (vf.driver is None and overridden)
     # A driver takes another MAC when it binds (igb_ndo_set_vf_mac: "Reload the VF driver").
     rebind = rebind or (vf.driver is not None and any("mac" in s.groups for s in settings))
     changes: list[Change] = []
     if rebind and vf.driver is not None:
-        changes.append(UnbindVf(ports, vf.address, vf.driver))
+        changes.append(UnbindVf((port_id,), vf.address, _index(pf), vf.number, vf.driver))
     changes += settings
     if rebind or overridden:
-        changes.append(BindVf(ports, vf.address, original.driver, original.driver_override, rebind))
+        driver, override = original.driver, original.driver_override
+        changes.append(bind_vf(port_id, pf, vf, driver, override, rebind=rebind))
     return changes
 
 
-def _set(port_id: str, pf: Pf, vf: Vf, want: VfAttributes) -> list[SetVf]:
-    assert vf.attributes is not None and pf.link is not None
-    groups = differing(vf.attributes, want)
-    if not groups:
-        return []
-    return [SetVf((port_id,), vf.address, pf.name, pf.link.index, vf.number, groups, want)]
+def bind_vf(
+    port_id: str, pf: Pf, vf: Vf, driver: str | None, override: str | None, *, rebind: bool = True
+) -> BindVf:
+    """The change that gives a VF that its PF reports this driver and ``driver_override``."""
+    return BindVf((port_id,), vf.address, _index(pf), vf.number, driver, override, rebind)
+
+
+def _settings(port_id: str, pf: Pf, vf: Vf, want: VfAttributes) -> list[SetVf]:
+    """One change for each group, as the NIC may not support one of them; none for those that it has
+    refused already."""
+    assert vf.attributes is not None
+    return [
+        _set(port_id, pf, vf, (group,), want, restores=True)
+        for group in differing(vf.attributes, want)
+        if Setting.of(group, want) not in vf.unsupported
+    ]
+
+
+def _set(
+    port_id: str,
+    pf: Pf,
+    vf: Vf,
+    groups: tuple[str, ...],
+    want: VfAttributes,
+    *,
+    restores: bool = False,
+    unless_used: bool = False,
+) -> SetVf:
+    return SetVf(
+        (port_id,), vf.address, _index(pf), vf.number, pf.name, groups, want, restores, unless_used
+    )
+
+
+def _index(pf: Pf) -> int:
+    assert pf.link is not None
+    return pf.link.index

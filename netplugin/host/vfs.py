@@ -11,11 +11,11 @@ import errno
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from netplugin.errors import HostError, NetpluginError, OperationTimeout, Unsupported
+from netplugin.errors import Conflict, HostError, NetpluginError, OperationTimeout, Unsupported
 from netplugin.host import netlink
 from netplugin.host.netlink import attribute, attributes, number, text
 from netplugin.models import VfCounters
@@ -45,6 +45,8 @@ _EXT_VF, _EXT_SKIP_STATISTICS = 1, 8
 _IFF_UP = 1
 # include/uapi/linux/if_ether.h
 _ETH_P_8021AD = 0x88A8
+# include/uapi/linux/capability.h
+_CAP_NET_ADMIN = 12
 # include/linux/errno.h: the kernel's own, which drivers give to user space all the same.
 _ENOTSUPP = 524
 
@@ -123,6 +125,8 @@ class HostInterface:
     #: Whether its driver or the host chose its MAC, and not the PF (``addr_assign_type`` is not
     #: NET_ADDR_PERM, include/uapi/linux/netdevice.h: VF drivers call eth_hw_addr_random).
     own_mac: bool = False
+    #: Its MAC; empty if that cannot be read.
+    mac: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,10 @@ class HostUse:
 
     how: str
     end: str
+
+    def conflict(self, address: str, step: str) -> Conflict:
+        """The error for a VF that is to be taken from the host while it uses it."""
+        return Conflict(f"VF {address} is in use by the host: {self.how}", step=step, fix=self.end)
 
 
 def host_uses(driver: str | None, interfaces: Sequence[HostInterface]) -> Iterator[HostUse]:
@@ -144,8 +152,8 @@ def host_uses(driver: str | None, interfaces: Sequence[HostInterface]) -> Iterat
         return
     if not interfaces:
         yield HostUse(
-            f"{driver} has it and its interface is in another network namespace",
-            "bring the interface back",
+            f"{driver} has it, and its interface is in another network namespace, or it has none",
+            f"bring the interface back, or unbind the VF from {driver}",
         )
     for interface in interfaces:
         if interface.enslaved:
@@ -268,6 +276,11 @@ class Vfs:
         """Name the only driver that may bind to the device, or (None) let the kernel choose."""
         self._write(address, "driver_override", driver or "\n")
 
+    def host_use(self, address: str, *, may_be_up: bool = False) -> HostUse | None:
+        """How the host's network uses the device now, see ``host_use``."""
+        device = self._device(address)
+        return host_use(read_link(device / "driver"), read_interfaces(device), may_be_up=may_be_up)
+
     def unbind(self, address: str) -> None:
         """Take the device from its driver, if it has one.
 
@@ -300,6 +313,19 @@ class Vfs:
         return self.sys / "bus/pci/devices" / address
 
 
+def host_use(
+    driver: str | None, interfaces: Sequence[HostInterface], *, may_be_up: bool = False
+) -> HostUse | None:
+    """How the host's network uses a VF; None if a process may have it instead.
+
+    ``may_be_up``: an interface that is only up is no use, as it may be left of DPDK's.
+    """
+    if is_vfio(driver) or is_uio(driver):
+        return None
+    seen = [replace(i, up=False) for i in interfaces] if may_be_up else interfaces
+    return next(host_uses(driver, seen), None)
+
+
 def is_vfio(driver: str | None) -> bool:
     """Whether a driver gives a device to a process: vfio-pci, or a vendor's variant of it."""
     return driver is not None and "vfio" in driver
@@ -322,6 +348,7 @@ def read_interfaces(device: Path | str) -> tuple[HostInterface, ...]:
             up=bool(int(read_text(f"{device}/net/{name}/flags") or "0", 16) & _IFF_UP),
             enslaved=os.path.islink(f"{device}/net/{name}/master"),
             own_mac=read_text(f"{device}/net/{name}/addr_assign_type") not in ("", "0"),
+            mac=read_text(f"{device}/net/{name}/address"),
         )
         for name in names
     )
@@ -418,13 +445,27 @@ def refusal(group: str, code: int) -> NetpluginError:
 
 
 def _error(step: str, detail: str, code: int, group: str) -> NetpluginError:
+    is_setting = group in GROUPS
+    if is_setting and (code in _ABSENT or (code == errno.EPERM and _administers_networks())):
+        return unsupported(detail, group)
     if not group or code in _NOT_ITS_FAULT:
         return HostError(detail, step=step)
-    if code in _ABSENT:
-        return unsupported(detail, group)
     if code in _BUSY:
         return VfBusy(detail, step=step)
     return (VfInvalid if code in _INVALID else VfRefuses)(detail, step=step)
+
+
+def _administers_networks() -> bool:
+    """Whether this process has CAP_NET_ADMIN, so that it is not the kernel that forbids a setting.
+
+    mlx5 forbids them where the host does not manage the NIC's switch, as beside a DPU that does
+    (``mlx5_esw_allowed`` in drivers/net/ethernet/mellanox/mlx5/core/eswitch.c).
+    """
+    for line in read_text("/proc/thread-self/status").splitlines():
+        name, _, value = line.partition(":")
+        if name == "CapEff":
+            return bool(int(value, 16) >> _CAP_NET_ADMIN & 1)
+    return False
 
 
 def unsupported(detail: str, group: str) -> Unsupported:

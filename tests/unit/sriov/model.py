@@ -20,6 +20,7 @@ from netplugin.host.vfs import (
     NO_MAC,
     VFIO,
     HostInterface,
+    HostUse,
     NicLink,
     VfAttributes,
     VfRefuses,
@@ -50,6 +51,8 @@ class ModelVf:
     up: bool = False
     enslaved: bool = False
     elsewhere: bool = False
+    #: The MAC of its host interface, where that is not the one that the PF reports.
+    chosen_mac: str | None = None
     #: MAC and VLAN that libvirt writes back when its VM has stopped.
     saved: tuple[str, int] | None = None
 
@@ -97,7 +100,8 @@ class ModelPf:
         return f"{self.address[:8]}{0x10 + number // 8:02x}.{number % 8}"
 
 
-#: What a driver answers to a setting of a VF: an errno, or 0 if it takes it.
+#: What a driver answers to a setting of a VF, or when a driver is to be bound (``driver``): an errno,
+#: or 0 if it takes it.
 Refuses = Callable[[ModelPf, int, str, VfAttributes], int]
 
 
@@ -142,6 +146,11 @@ class ModelVfs(Vfs):
     def override(self, address: str, driver: str | None) -> None:
         self._vf(address)[1].override = driver
 
+    def host_use(self, address: str, *, may_be_up: bool = False) -> HostUse | None:
+        pf, vf = self._vf(address)
+        seen = self._model.see(pf, vf)
+        return seen.host_hold if may_be_up else seen.host_use
+
     def unbind(self, address: str) -> None:
         _, vf = self._vf(address)
         assert not vf.is_open, "a VM's device is taken from it"
@@ -154,8 +163,10 @@ class ModelVfs(Vfs):
 
     def probe(self, address: str) -> None:
         pf, vf = self._vf(address)
+        if code := self._model.refuses(pf, vf.number, "driver", vf.attributes):
+            raise refusal("driver", code)
         if vf.driver is None and address not in self._model.unbindable:
-            vf.driver = vf.override or pf.vf_driver
+            vf.driver, vf.chosen_mac = vf.override or pf.vf_driver, None
             assert not (vf.driver == pf.vf_driver and vf.dirty), "given back without a reset"
             pf.choose_mac(vf)
 
@@ -199,7 +210,7 @@ class Model(Kernel):
         self.tick()
         self.looks += 1
         pfs = self._seen_pfs()
-        vfs = (self._vf(self.pfs[a], vf) for a in pfs for vf in self.pfs[a].vfs.values())
+        vfs = (self.see(self.pfs[a], vf) for a in pfs for vf in self.pfs[a].vfs.values())
         return Inventory(pfs, {vf.address: vf for vf in vfs})
 
     def look_again(self, seen: Inventory, nics: Collection[str]) -> Inventory:
@@ -210,7 +221,7 @@ class Model(Kernel):
         if not set(nics) <= set(pfs):
             return self.look()
         old = {a: vf for a, vf in seen.vfs.items() if vf.pf not in nics}
-        new = [self._vf(self.pfs[n], vf) for n in nics for vf in self.pfs[n].vfs.values()]
+        new = [self.see(self.pfs[n], vf) for n in nics for vf in self.pfs[n].vfs.values()]
         return Inventory(
             {a: pf if a in nics else seen.pfs[a] for a, pf in pfs.items()},
             {**old, **{vf.address: vf for vf in new}},
@@ -232,9 +243,10 @@ class Model(Kernel):
             {n: f"{pf.name}_{n}" for n in pf.vfs} if pf.switchdev else {},
         )  # fmt: skip
 
-    def _vf(self, pf: ModelPf, vf: ModelVf) -> Vf:
+    def see(self, pf: ModelPf, vf: ModelVf) -> Vf:
         is_driven = vf.driver is not None and not is_vfio(vf.driver) and not vf.elsewhere
-        name, own_mac = f"{pf.name}v{vf.number}", vf.attributes.mac != NO_MAC and not vf.admin_mac
+        name, mac = f"{pf.name}v{vf.number}", vf.chosen_mac or vf.attributes.mac
+        own_mac = vf.chosen_mac is not None or (mac != NO_MAC and not vf.admin_mac)
         return Vf(
             address=pf.vf_address(vf.number),
             number=vf.number,
@@ -244,7 +256,9 @@ class Model(Kernel):
             driver=vf.driver,
             driver_override=vf.override,
             is_open=vf.is_open,
-            interfaces=(HostInterface(name, vf.up, vf.enslaved, own_mac),) if is_driven else (),
+            interfaces=(HostInterface(name, vf.up, vf.enslaved, own_mac, mac),)
+            if is_driven
+            else (),
             saved_by_libvirt=vf.saved is not None,
             attributes=None if vf.number in pf.unreported else vf.attributes,
         )

@@ -7,6 +7,7 @@ another version is named.
 from __future__ import annotations
 
 import errno
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,9 +28,9 @@ from netplugin.errors import (
     OperationTimeout,
     Unsupported,
 )
-from netplugin.host.vfs import NO_MAC, VFIO, VfAttributes
+from netplugin.host.vfs import NO_MAC, VFIO, VfAttributes, VfRefuses
 from netplugin.models import PortState
-from tests.unit.sriov.model import ModelPf
+from tests.unit.sriov.model import ModelPf, takes_all
 from tests.unit.sriov.world import World, make_spec
 
 NIC = "0000:03:00.0"
@@ -102,6 +103,66 @@ def test_a_vf_that_the_host_took_from_a_port_is_not_taken_from_the_host(world: W
     world.assert_settled()
 
 
+@pytest.mark.parametrize("use", ["up", "enslaved", "elsewhere"])
+def test_a_vf_that_the_host_begins_to_use_after_it_was_planned(
+    world: World, use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, vf = world.model, world.model.vf(FIRST)
+    was, looked = replace(vf), model.look
+
+    def look() -> Any:
+        found = looked()
+        setattr(vf, use, True)
+        return found
+
+    monkeypatch.setattr(model, "look", look)
+    refused = world.plug("a", named())
+    assert isinstance(refused, Conflict) and "is in use by the host" in refused.detail
+    setattr(vf, use, False)
+    assert vf == was and model.written == [], "neither its settings nor its driver have changed"
+    assert world.store.unfit() == {} and world.store.records() == []
+
+
+def test_a_vf_that_the_host_begins_to_use_while_it_is_set(world: World) -> None:
+    vf = world.model.vf(FIRST)
+
+    def takes_it(pf: ModelPf, number: int, group: str, want: VfAttributes) -> int:
+        vf.enslaved = True
+        return 0
+
+    world.model.refuses = takes_it
+    refused = world.plug("a", named())
+    assert isinstance(refused, Conflict) and "eth3v0 is enslaved" in refused.detail
+    assert vf.driver == "igbvf" and world.state("a") is PortState.REMOVING
+    world.model.refuses, vf.enslaved = takes_all, False
+    assert world.check()
+    assert world.store.records() == []
+    world.assert_settled()
+
+
+def test_a_vf_that_the_host_begins_to_use_before_it_is_given_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert world.plug("a", named()) is None
+    model, vf = world.model, world.model.vf(FIRST)
+    vf.driver, vf.override = "igbvf", None
+    looked = model.look
+
+    def look() -> Any:
+        found = looked()
+        vf.enslaved = True
+        return found
+
+    monkeypatch.setattr(model, "look", look)
+    refused = world.unplug("a")
+    assert isinstance(refused, Conflict) and "eth3v0 is enslaved" in refused.detail
+    assert vf.driver == "igbvf"
+    monkeypatch.undo()
+    vf.enslaved = False
+    assert world.check()
+    world.assert_settled()
+
+
 # -- a NIC that is away ----------------------------------------------------------------------------
 
 
@@ -153,6 +214,26 @@ def test_what_is_released_while_its_nic_is_away_is_forgotten(world: World) -> No
     assert world.plug("b", named(2)) is None and world.unplug("b") is None
     told = world.model.vf(FIRST).attributes
     assert (told.mac, told.vlan, told.trusted) == (NO_MAC, 0, False)
+
+
+@pytest.mark.parametrize("hidden", [{"unreported": {0, 1}}, {"link": {"up": False}}])
+def test_a_nic_that_is_there_is_waited_for_whatever_is_released(
+    world: World, hidden: dict[str, Any]
+) -> None:
+    """A release forgets the port with the settings of its VM on the VF."""
+    assert world.plug("a", named()) is None
+    pf = world.model.pfs[NIC]
+    pf.unreported = {0, 1}
+    assert isinstance(world.unplug("a"), OperationTimeout)
+    for name, value in hidden.items():
+        setattr(pf, name, value)
+    with pytest.raises(Conflict, match="port a goes when it is free"):
+        world.reconciler.abandon("a", claim_of(world, "a"))
+    assert world.state("a") is PortState.REMOVING
+    pf.unreported, pf.link = set(), {}
+    assert world.check()
+    assert world.store.records() == []
+    world.assert_settled()
 
 
 def claim_of(world: World, port_id: str) -> Claim:
@@ -252,6 +333,29 @@ def test_a_refusal_that_passes_is_tried_again(world: World, case: str) -> None:
     world.assert_settled()
 
 
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EIO, errno.EBUSY])
+def test_a_driver_that_cannot_be_bound_while_the_nic_is_being_reset(
+    world: World, code: int
+) -> None:
+    world.model.refuses = Refuses(code, "driver", times=2, hides=True)
+    assert world.plug("a", named()) is None
+    assert world.store.unfit() == {}
+    world.model.refuses = Refuses(code, "driver", times=2, hides=True)
+    assert world.unplug("a") is None
+    assert world.store.unfit() == {}
+    world.assert_settled()
+
+
+def test_a_driver_that_cannot_be_bound_to_a_vf_of_a_nic_in_order(world: World) -> None:
+    world.model.refuses = lambda pf, number, group, want: (
+        errno.EINVAL if group == "driver" and number == 0 else 0
+    )
+    refused = world.plug("a", named())
+    assert isinstance(refused, VfRefuses)
+    assert set(world.store.unfit()) == {Claim("vf", FIRST)}
+    assert world.plug("b", make_spec(2)) is None and world.address_of("b") == "0000:03:10.1"
+
+
 @pytest.mark.parametrize("case", TRANSIENT)
 def test_a_refusal_that_lasts_is_a_timeout(
     world: World, case: str, monkeypatch: pytest.MonkeyPatch
@@ -296,7 +400,7 @@ def test_a_vf_that_stays_busy_is_not_chosen_again(
 
 def test_a_vf_that_is_busy_when_the_time_is_short_is_not_judged(world: World) -> None:
     world.model.refuses = Refuses(errno.EBUSY)
-    change = SetVf(("a",), FIRST, "eth3", 0, 0, ("mac",), VfAttributes("52:54:00:00:00:01"))
+    change = SetVf(("a",), FIRST, 0, 0, "eth3", ("mac",), VfAttributes("52:54:00:00:00:01"))
     applied = world.driver.apply([change], time.monotonic() + 0.2)
     assert isinstance(applied.failed["a"], OperationTimeout) and applied.unfit == {}
 
@@ -330,9 +434,12 @@ def test_a_limit_of_the_nic_is_unsupported_and_no_quarantine(world: World, case:
     world.assert_settled()
 
 
-@pytest.mark.parametrize("driver", ["qede", "cxgb4"])
+@pytest.mark.parametrize("driver", ["qede", "cxgb4", "bnx2x"])
 def test_a_nic_that_refuses_a_mac_of_zeros_gets_a_placeholder(tmp_path: Path, driver: str) -> None:
-    """qlogic/qede/qede_main.c, qede_set_vf_mac; chelsio/cxgb4/cxgb4_main.c, cxgb4_mgmt_set_vf_mac."""
+    """qlogic/qede/qede_main.c, qede_set_vf_mac; chelsio/cxgb4/cxgb4_main.c, cxgb4_mgmt_set_vf_mac.
+
+    broadcom/bnx2x/bnx2x_sriov.c, bnx2x_set_vf_mac, too: it stands for drivers that nobody listed.
+    """
     world = World(tmp_path, ModelPf(NIC, "eth3", total=1, driver=driver, vf_driver=None))
     world.model.refuses = lambda pf, number, group, want: (
         errno.EINVAL if group == "mac" and want.mac == NO_MAC else 0
@@ -342,6 +449,66 @@ def test_a_nic_that_refuses_a_mac_of_zeros_gets_a_placeholder(tmp_path: Path, dr
     assert world.model.vf(FIRST).attributes.mac == PLACEHOLDER_MAC
     assert world.store.unfit() == {}
     world.store.close()
+
+
+#: What a driver answers when it has no spoof check: it reports that it is off all the same.
+NO_SPOOFCHK = {
+    # broadcom/bnxt/bnxt_sriov.c, bnxt_set_vf_spoofchk, with an old firmware.
+    "bnxt_en": 524,
+    # netronome/nfp/nfp_net_sriov.c, nfp_net_sriov_check, without NFP_NET_VF_CFG_MB_CAP_SPOOF.
+    "nfp": errno.EOPNOTSUPP,
+}
+
+
+@pytest.mark.parametrize("driver", NO_SPOOFCHK)
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_vf_found_on_vfio_goes_back_without_a_spoof_check(
+    tmp_path: Path, driver: str, asked: bool
+) -> None:
+    world = World(tmp_path, ModelPf(NIC, "eth3", total=1, driver=driver))
+    vf = world.model.vf(FIRST)
+    vf.driver = vf.override = VFIO
+    vf.attributes = VfAttributes("52:54:00:99:00:01", 77, 0, False, False)
+    world.model.refuses = Refuses(NO_SPOOFCHK[driver], "spoofchk")
+    refused = world.plug("a", make_spec(port_security={"enabled": asked}))
+    assert isinstance(refused, Unsupported) if asked else refused is None
+    assert world.unplug("a") is None
+    assert world.store.records() == [] and world.store.unfit() == {}
+    assert vf.attributes == VfAttributes(spoofchk=False, trusted=False)
+    world.store.close()
+
+
+@pytest.mark.parametrize(
+    ("driver", "begins"), [("mlx5_core", False), ("ice", True), ("unknown", False)]
+)
+def test_a_vf_found_on_vfio_gets_the_spoof_check_that_its_driver_begins_with(
+    tmp_path: Path, driver: str, begins: bool
+) -> None:
+    """mlx5_esw_vport_alloc: off; ice_initialize_vf_entry: on. Of others: as it was found."""
+    world = World(tmp_path, ModelPf(NIC, "eth3", total=1, driver=driver))
+    vf = world.model.vf(FIRST)
+    vf.driver = vf.override = VFIO
+    vf.attributes = VfAttributes("52:54:00:99:00:01", 77, 0, driver == "mlx5_core", False)
+    assert world.plug("a", make_spec()) is None and world.unplug("a") is None
+    assert vf.attributes == VfAttributes(spoofchk=begins, trusted=False)
+    world.store.close()
+
+
+def test_what_a_nic_does_not_support_any_more_is_not_put_back(world: World) -> None:
+    """As when the firmware is another one, or the NIC was put into switchdev mode and back."""
+    vf = world.model.vf(FIRST)
+    vf.attributes = replace(vf.attributes, spoofchk=False, max_mbps=100)
+    assert world.plug("a", named()) is None
+    world.model.refuses = Refuses(errno.EOPNOTSUPP, "spoofchk")
+    assert world.unplug("a") is None
+    assert world.store.records() == [] and world.store.unfit() == {}
+    assert (vf.driver, vf.override) == ("igbvf", None)
+    assert (vf.attributes.spoofchk, vf.attributes.max_mbps) == (True, 100), "only that one stays"
+    vf.attributes = replace(vf.attributes, spoofchk=False)
+    assert isinstance(world.plug("a", named()), Unsupported), "what a port needs is no such thing"
+    world.model.refuses = takes_all
+    assert world.plug("a", named()) is None and world.unplug("a") is None
+    assert vf.attributes.spoofchk is False, "the NIC is asked again for each port"
 
 
 def test_a_priority_that_a_driver_drops_is_unsupported(tmp_path: Path) -> None:
@@ -366,6 +533,31 @@ def test_a_rate_that_waits_for_a_carrier(world: World, monkeypatch: pytest.Monke
     assert world.check()
     assert world.store.records() == [] and world.store.unfit() == {}
     world.assert_settled()
+
+
+@pytest.mark.parametrize("driver", ["igb", "ixgbe", "i40e"])
+def test_a_rate_is_set_when_the_nic_has_a_carrier(tmp_path: Path, driver: str) -> None:
+    """igb_ndo_set_vf_bw, ixgbe_ndo_set_vf_bw and i40e_set_bw_limit compare a rate with the link's
+    speed, and call any invalid without a link."""
+    world = World(tmp_path, ModelPf(NIC, "eth3", total=2, driver=driver))
+    pf = world.model.pfs[NIC]
+    pf.link = {"carrier": False}
+    world.model.refuses = lambda pf, number, group, want: (
+        errno.EINVAL if group == "rate" and not pf.link.get("carrier", True) else 0
+    )
+    assert world.plug("a", make_spec(qos={"egress_kbps": 200_000})) is None
+    record = world.store.get("a")
+    assert record is not None and record.state is PortState.DEGRADED and record.error is not None
+    assert "the port's rates are set when it has one" in record.error.detail
+    assert world.vf_of("a").driver == VFIO and world.vf_of("a").attributes.max_mbps == 0
+    pf.link = {}
+    assert world.check()
+    assert world.vf_of("a").attributes.max_mbps == 200
+    world.assert_settled()
+    pf.link = {"carrier": False}
+    assert world.plug("b", make_spec(2, qos={"egress_kbps": 200_000})) is None
+    assert world.unplug("b") is None, "nothing of it has to be put back"
+    world.store.close()
 
 
 def test_a_nic_in_order_that_refuses_is_quarantined(world: World) -> None:
@@ -437,6 +629,34 @@ def test_the_mac_that_an_operator_set_is_put_back(world: World) -> None:
     world.before[FIRST] |= {"admin_mac": True}
     assert world.plug("a", named()) is None and world.unplug("a") is None
     world.assert_settled()
+
+
+def test_the_mac_that_an_operator_set_is_put_back_where_the_driver_has_not_taken_it(
+    world: World,
+) -> None:
+    """igb_ndo_set_vf_mac: "Reload the VF driver to make this change effective"."""
+    vf, mac = world.model.vf(FIRST), "52:54:00:aa:00:01"
+    vf.chosen_mac = vf.attributes.mac
+    vf.attributes, vf.admin_mac = replace(vf.attributes, mac=mac), True
+    assert world.plug("a", named()) is None and world.unplug("a") is None
+    assert (vf.attributes.mac, vf.admin_mac) == (mac, True)
+
+
+def test_claims_of_earlier_versions_know_nothing_of_some_settings(world: World) -> None:
+    vf, guid = world.model.vf(FIRST), "00:11:22:33:44:55:66:77"
+    assert world.plug("a", named()) is None
+    record = world.store.get("a")
+    assert record is not None
+    [claim] = record.claims
+    memory = json.loads(json.dumps(claim.memory))
+    for name in ("rss_query", "node_guid", "port_guid", "vlan_stacked"):
+        del memory["original"]["attributes"][name]
+    world.store.save([replace(record, claims=(Claim(claim.kind, claim.key, memory),))])
+    vf.attributes = replace(vf.attributes, rss_query=True, node_guid=guid, port_guid=guid)
+    assert world.unplug("a") is None
+    told = vf.attributes
+    assert (told.rss_query, told.node_guid, told.port_guid) == (True, guid, guid)
+    assert not {"rss_query", "node_guid", "port_guid"} & {group for _, group in world.model.written}
 
 
 def test_a_stacked_vlan_is_put_back(world: World) -> None:

@@ -152,16 +152,24 @@ def test_how_the_host_uses_a_vf(tmp_path: Path) -> None:
     (up / "net/eth0v1/flags").write_text("0x1003\n")
     (enslaved / "net/eth0v2/master").symlink_to("../../../virtual/net/br7")
     (away / "net/eth0v3").rename(tmp_path / "elsewhere")
-    (tmp_path / "bus/pci/devices/0000:03:10.4/net/eth0v4/addr_assign_type").write_text("1\n")
+    interface = tmp_path / "bus/pci/devices/0000:03:10.4/net/eth0v4"
+    (interface / "addr_assign_type").write_text("1\n")
+    (interface / "address").write_text("02:00:00:00:00:04\n")
     found = read(tmp_path, ["net1:eth0"], FIRST).by_place
     used = {number: vf.host_use for (_, number), vf in found.items() if vf.host_use}
     assert {number: (use.how, use.end) for number, use in used.items()} == {
         1: ("its interface eth0v1 is up", "set eth0v1 down"),
         2: ("its interface eth0v2 is enslaved", "release eth0v2"),
-        3: ("igbvf has it and its interface is in another network namespace",
-            "bring the interface back"),
+        3: ("igbvf has it, and its interface is in another network namespace, or it has none",
+            "bring the interface back, or unbind the VF from igbvf"),
     }  # fmt: skip
-    assert [i.own_mac for i in found[FIRST.address, 4].interfaces] == [True]
+    assert [(i.own_mac, i.mac) for i in found[FIRST.address, 4].interfaces] == [
+        (True, "02:00:00:00:00:04")
+    ]
+    vfs = Vfs(tmp_path)
+    assert {n: vfs.host_use(f"0000:03:10.{n}") for n in used} == used, "one VF is seen as all are"
+    kept = [n for n in used if vfs.host_use(f"0000:03:10.{n}", may_be_up=True)]
+    assert sorted(kept) == [2, 3]
     assert [i.own_mac for i in found[FIRST.address, 5].interfaces] == [False]
 
 
@@ -200,6 +208,9 @@ def test_the_representors_of_subfunctions_are_no_pf(tmp_path: Path) -> None:
         (["net1:eth0#^0+^5"], {1, 2, 3, 4, 6}),
         (["net1:eth0#0-4+6+^3"], {0, 1, 2, 4, 6}),
         (["net1:8086:10c9", "net1:eth0#3-9"], {3, 4, 5, 6}),
+        (["net1:eth0#0-1", "net1:eth0#4-5"], {0, 1, 4, 5}),
+        (["net1:eth0#0-3+^1", "net1:0000:03:00.0#1-5"], {0, 2, 3, 4, 5}),
+        (["net1:eth0#^2", "net1:8086:10c9"], {0, 1, 3, 4, 5, 6}),
     ],
 )
 def test_some_of_a_nics_vfs_may_be_given_away(

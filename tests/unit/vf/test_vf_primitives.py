@@ -13,7 +13,7 @@ import pytest
 
 from drivers.vf.watch import pci_address
 from netplugin.errors import HostError, NetpluginError, OperationTimeout, Unsupported
-from netplugin.host import netlink
+from netplugin.host import netlink, vfs
 from netplugin.host.netlink import attribute
 from netplugin.host.vfs import (
     GROUPS,
@@ -25,6 +25,7 @@ from netplugin.host.vfs import (
     differing,
     parse_link,
     parse_vfs,
+    refusal,
 )
 from tests.unit.vf.trees import Nic, build
 
@@ -218,10 +219,31 @@ def test_a_refusal_is_the_nics_the_vfs_or_ours(
         raise refusal
 
     monkeypatch.setattr(netlink, "ask", refuse)
+    monkeypatch.setattr(vfs, "_administers_networks", lambda: False)
     with pytest.raises(NetpluginError) as raised:
         Vfs().set(7, 3, group, FULL)
     assert type(raised.value) is error
     assert group in raised.value.detail
+
+
+def test_what_the_nic_forbids_who_administers_networks_is_unsupported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``mlx5_esw_allowed``: the host does not manage the switch of its NIC."""
+    monkeypatch.setattr(vfs, "_administers_networks", lambda: True)
+    assert type(refusal("spoofchk", errno.EPERM)) is Unsupported
+    assert type(refusal("driver", errno.EPERM)) is HostError
+    assert type(refusal("driver", errno.EOPNOTSUPP)) is VfRefuses, "of no setting"
+
+
+@pytest.mark.parametrize(("mask", "has"), [("000001ffffffffff", True), ("00000000a80425fb", False)])
+def test_whether_this_process_administers_networks(
+    mask: str, has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CapEff of proc_pid_status(5): of root, and of root in a container of Docker's."""
+    status = f"Name:\tpython\nCapPrm:\t000001ffffffffff\nCapEff:\t{mask}\n"
+    monkeypatch.setattr(vfs, "read_text", lambda path: status)
+    assert vfs._administers_networks() is has
 
 
 # -- sysfs ---------------------------------------------------------------------------------------
