@@ -265,7 +265,7 @@ def main() -> int:
         ovs.appctl("vlog/set", "dpif_netdev:file:warn")
         ovs.vsctl("add-br", "br-bench", "--", "set", "bridge", "br-bench", "datapath_type=netdev")
         options = {"DEFAULT": {"log_level": "INFO"}}
-        with PrivateAgent(BASE / "agent", ovs, options) as agent:
+        with PrivateAgent(BASE / "agent", ovs, options, as_installed=True) as agent:
             report["idle"] = idle(agent)
             report["single plugs"] = [asdict(f) for f in singles(ovs, agent, os_vif)]
             unplug(agent, "one")

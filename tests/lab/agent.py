@@ -1,4 +1,4 @@
-"""A private agent: own configuration, state and port, run as the process that operators run."""
+"""A private agent: own configuration, state and port, in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.lab import preloaded
 from tests.lab.namespaces import entered, within
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import Argument, Daemon
+from tests.lab.processes import Argument, Daemon, Process
 
 READY_DEADLINE_S = 60.0
+COMMAND = (sys.executable, "-m", "agents.main")
 
 
 def with_capabilities(names: Collection[str], command: Sequence[Argument]) -> list[Argument]:
@@ -35,6 +37,13 @@ def with_capabilities(names: Collection[str], command: Sequence[Argument]) -> li
     ]
 
 
+class _Preloaded(Daemon):
+    """``python -m agents.main`` without the imports."""
+
+    def _spawned(self, log: int, env: Mapping[str, str]) -> Process:
+        return preloaded.agent().start(self.args[len(COMMAND) :], env, log)
+
+
 class PrivateAgent:
     """``netplugin-agent`` in a directory of its own; may be killed and started again."""
 
@@ -46,11 +55,15 @@ class PrivateAgent:
         ready: bool = True,
         netns: str | None = None,
         capabilities: Collection[str] | None = None,
+        as_installed: bool = False,
     ) -> None:
         """``options`` by group, over those that a lab needs; see ``etc/netplugin.conf``.
 
         ``netns`` is the network namespace it runs in, and is called in. ``capabilities`` are all that
         it has of root's (``tests.docs.unit_file`` has the systemd unit's).
+
+        ``as_installed``: started as operators start it, imports and all, as are those in a namespace
+        or with capabilities; the others are forks of one that has imported (``preloaded``).
 
         ``ready`` false: a host on which the agent will not be ready.
         """
@@ -86,11 +99,12 @@ class PrivateAgent:
         self.groups = groups
         self.config = directory / "netplugin.conf"
         self.log = directory / "agent.log"
-        args: list[Argument] = [sys.executable, "-m", "agents.main", "--config-file", self.config]
+        args: list[Argument] = [*COMMAND, "--config-file", self.config]
         if capabilities is not None:
             args = with_capabilities(capabilities, args)
-        args = within(netns, args)
-        self.daemon = Daemon("netplugin-agent", args, self.log)
+        plain = netns is None and capabilities is None and not as_installed
+        kind = _Preloaded if plain else Daemon
+        self.daemon = kind("netplugin-agent", within(netns, args), self.log)
 
     def __enter__(self) -> Self:
         try:

@@ -76,7 +76,7 @@ class Hypervisor:
             "ovs": {"bridge_mappings": f"{PHYSICAL_NETWORK[OVS_BACKEND]}:br-phys1"},
             **({"linuxbridge": networks} if BRIDGE_BACKEND in backends else {}),
         }
-        self.agent = PrivateAgent(directory / "agent", self.ovs, options)
+        self.agent = PrivateAgent(directory / "agent", self.ovs, options, as_installed=True)
         self._running = ExitStack()
 
     def __enter__(self) -> Self:

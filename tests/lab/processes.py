@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 T = TypeVar("T")
 Argument = str | Path
@@ -111,6 +111,17 @@ def tail_of(path: Path, lines: int = 30) -> str:
     return f"--- last lines of {path}\n{''.join(last)}"
 
 
+class Process(Protocol):
+    """What a daemon uses of ``subprocess.Popen``."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
 class Daemon:
     """One process in the foreground of a session of its own, with a log file.
 
@@ -131,7 +142,7 @@ class Daemon:
         self.log = log
         self._env = dict(env or {})
         self._pass_fds = tuple(pass_fds)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -164,15 +175,18 @@ class Daemon:
         if self.running:
             raise LabError(f"{self.name} runs already (pid {self.pid})")
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", "--", *self.args],
-                env={**os.environ, **self._env},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=self._pass_fds,
-                start_new_session=True,
-            )
+            self._process = self._spawned(log.fileno(), {**os.environ, **self._env})
+
+    def _spawned(self, log: int, env: Mapping[str, str]) -> Process:
+        return subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "--", *self.args],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=self._pass_fds,
+            start_new_session=True,
+        )
 
     def stop(self, deadline_s: float = 10.0) -> None:
         """Ask it to end, then insist; also ends what it left in its process group."""

@@ -168,7 +168,7 @@ class Host(Machine):
 def switch(mtu: int = 9600) -> Iterator[str]:
     with namespace(SWITCH) as name:
         run(within(name, ["ip", "link", "add", "sw", "mtu", str(mtu), "type", "bridge",
-                          "forward_delay", "0"]))  # fmt: skip
+                          "forward_delay", "0", "mcast_snooping", "0"]))  # fmt: skip
         run(within(name, ["ip", "link", "set", "sw", "up"]))
         yield name
 

@@ -1,0 +1,150 @@
+"""A program without the time it takes to import: each run is a fork of a process that has imported it.
+
+Tests start hundreds of agents. Nearly all that a start costs is imports: 0.7 s of a CPU, and ten times
+as much in a guest without KVM. What runs is a process of its own, that may be signalled, killed and
+paused like any other; only its command line in /proc is that of the process it was forked from.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+# What the agent imports only when it runs, beside its drivers.
+WITH_AGENT = ("uvicorn.loops.asyncio", "uvicorn.protocols.http.httptools_impl")
+DRIVERS = "netplugin.backends"
+_MAX_BYTES = 1 << 17
+_FILES = 2  # the log and the network namespace
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Run:
+    """A run, to whom it was started for: what the lab uses of ``subprocess.Popen``."""
+
+    def __init__(self, program: Program, pid: int) -> None:
+        self._program = program
+        self._status: int | None = None
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        if self._status is None:
+            self._status = self._program.status(self.pid)
+        return self._status
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises ``subprocess.TimeoutExpired``, after ``timeout`` seconds."""
+        while (status := self.poll()) is None:
+            ended = os.pidfd_open(self.pid)
+            try:
+                if not select.select([ended], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+            finally:
+                os.close(ended)
+        return status
+
+
+class Program:
+    """The process that has imported a module, to run its ``main``; it ends when we do."""
+
+    def __init__(self, module: str, *others: str) -> None:
+        """``others`` are modules that it imports later."""
+        self._lock = threading.Lock()
+        self._calls, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno()), module, *others],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # an interrupt is for pytest
+            )
+
+    def start(self, arguments: Sequence[str], env: Mapping[str, str], log: int) -> Run:
+        """Run it where this thread is: directory and network namespace. ``log``: a file's descriptor."""
+        network = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        try:
+            call = {"arguments": list(arguments), "env": dict(env), "directory": os.getcwd()}
+            return Run(self, self._call(call, [log, network]))
+        finally:
+            os.close(network)
+
+    def status(self, pid: int) -> int | None:
+        """The exit status, None while it runs, negative for a signal."""
+        status: int | None = self._call({"ended": pid})
+        return status
+
+    def _call(self, call: Mapping[str, Any], files: Sequence[int] = ()) -> Any:
+        with self._lock:
+            socket.send_fds(self._calls, [json.dumps(call).encode()], files)
+            answer = self._calls.recv(_MAX_BYTES)
+        if not answer:
+            raise RuntimeError(f"{self._process.args!r} has ended ({self._process.poll()})")
+        return json.loads(answer)
+
+
+@functools.cache
+def agent() -> Program:
+    """One for all agents of this process."""
+    drivers = (driver.module for driver in entry_points(group=DRIVERS))
+    return Program("agents.main", *WITH_AGENT, *drivers)
+
+
+def _serve(calls: socket.socket) -> list[str]:
+    """Answer until the other end is closed. Returns in each run, with its arguments."""
+    while True:
+        message, files, _, _ = socket.recv_fds(calls, _MAX_BYTES, _FILES)
+        if not message:
+            raise SystemExit(0)
+        call = json.loads(message)
+        if "ended" in call:
+            pid, status = os.waitpid(call["ended"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+        elif (answer := os.fork()) == 0:
+            calls.close()
+            _become(call, *files)
+            arguments: list[str] = call["arguments"]
+            return arguments
+        for file in files:
+            os.close(file)
+        calls.send(json.dumps(answer).encode())
+
+
+def _become(call: Mapping[str, Any], log: int, network: int) -> None:
+    """What ``subprocess`` and setpriv do for one that is started."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) or libc.setns(network, 0):
+        raise OSError(ctypes.get_errno(), "prctl or setns")
+    os.setsid()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.close(network)
+    os.chdir(call["directory"])
+    os.environ.clear()
+    os.environ.update(call["env"])
+
+
+def _main() -> int:
+    calls = socket.socket(fileno=int(sys.argv[1]))
+    module, *_ = [importlib.import_module(name) for name in sys.argv[2:]]
+    assert threading.active_count() == 1, "a fork has one thread only"
+    gc.freeze()  # no collection writes to the pages that the runs share
+    sys.argv[1:] = _serve(calls)
+    status: int = module.main()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
