@@ -100,7 +100,7 @@ def switch() -> Iterator[str]:
     with namespace(SWITCH) as name:
         # With an address of its own, or it would take another as wires come: VMs know it by ARP.
         run(within(name, ["ip", "link", "add", "sw", "address", "02:00:00:00:fe:01", "mtu", "9600",
-                          "type", "bridge"]))  # fmt: skip
+                          "type", "bridge", "mcast_snooping", "0"]))  # fmt: skip
         run(within(name, ["ip", "link", "set", "sw", "up"]))
         yield name
 

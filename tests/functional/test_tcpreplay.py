@@ -37,7 +37,9 @@ def device() -> Iterator[str]:
     with namespace(GENERATOR), namespace(DEVICE):
         for name in ("west", "east"):
             connect(GENERATOR, name, DEVICE, f"to-{name}")
-        run(within(DEVICE, ["ip", "link", "add", "bridge", "type", "bridge"]))
+        run(
+            within(DEVICE, ["ip", "link", "add", "bridge", "type", "bridge", "mcast_snooping", "0"])
+        )
         for name in ("to-west", "to-east"):
             run(within(DEVICE, ["ip", "link", "set", name, "master", "bridge"]))
         run(within(DEVICE, ["ip", "link", "set", "bridge", "up"]))
