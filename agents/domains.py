@@ -17,7 +17,14 @@ from netplugin.domain_xml import (
     parse_domain,
     written,
 )
-from netplugin.errors import CapacityExhausted, Conflict, InvalidRequest, NetpluginError, NotFound
+from netplugin.errors import (
+    BackendUnavailable,
+    CapacityExhausted,
+    Conflict,
+    InvalidRequest,
+    NetpluginError,
+    NotFound,
+)
 from netplugin.host.cpus import format_list
 from netplugin.libvirt_xml import Element
 from netplugin.models import (
@@ -33,7 +40,7 @@ from netplugin.models import (
 from netplugin.placing.checks import check
 from netplugin.placing.checks.case import STEP as CHECK
 from netplugin.placing.checks.case import Case, Nic
-from netplugin.placing.ground import Ground, Held, ground_of, held, pinned_by_others
+from netplugin.placing.ground import Ground, Held, ground_of, held, pinned_by_others, running
 from netplugin.placing.placement import Placement
 from netplugin.placing.refusals import pinned, refuse_pmd, refuse_stale_mark
 from netplugin.placing.render import render_placed
@@ -59,7 +66,8 @@ class Domains:
 
         Raises: NotFound if the VM has no ports; Conflict if one is not ready, if the domain contradicts
         what a NIC or a placement needs, or if the host has no plan; CapacityExhausted if other VMs have
-        the CPUs or the memory; InvalidRequest, Unsupported, OperationTimeout, HostError.
+        the CPUs or the memory; BackendUnavailable if libvirt runs and does not say which CPUs its VMs have;
+        InvalidRequest, Unsupported, OperationTimeout, HostError.
         """
         bindings = [_active(port) for port in self._of(vm_id, RENDER)]
         domain = parse_domain(request.xml, RENDER)
@@ -82,9 +90,12 @@ class Domains:
         ground, live = None, frozenset[int]()
         try:
             scene = await self._view.within(self._scene)
-            ground, live = _ground(scene), _live(scene, domain)
+            ground = _ground(scene)
             if ground is None:
                 findings.append(_no_plan("warn", "the host has no plan", _SET))
+            live = _live(scene, domain, CHECK)
+        except BackendUnavailable as silent:
+            findings.append(_unseen(silent))
         except NetpluginError as error:
             findings.append(_no_plan("fail", error.detail, error.fix))
         placements = await self._in_thread(self._store.placements.all)
@@ -109,7 +120,7 @@ class Domains:
     ) -> None:
         ground = _ground(scene)
         assert ground is not None
-        live = _live(scene, domain)
+        live = _live(scene, domain, RENDER)
         with self._store.placements.choosing() as placements:
             before = placements.pop(vm_id, None)
             place = partial(render_placed, domain, bindings, policy, ground)
@@ -171,6 +182,13 @@ def _not_active(port: Port) -> Finding:
     )  # fmt: skip
 
 
+def _unseen(silent: BackendUnavailable) -> Finding:
+    return Finding(
+        id="libvirt", status="warn", found=silent.detail,
+        expected="libvirt says which CPUs other VMs have", fix=silent.fix,
+    )  # fmt: skip
+
+
 def _no_plan(status: Literal["warn", "fail"], found: str, fix: str | None) -> Finding:
     expected = "a plan that says which CPUs are for VMs"
     return Finding(id="plan", status=status, found=found, expected=expected, fix=fix)
@@ -206,9 +224,12 @@ def _ground(scene: Scene) -> Ground | None:
     return ground_of(scene.plan, scene.facts) if scene.plan else None
 
 
-def _live(scene: Scene, domain: Element) -> Cpus:
-    """What other domains are pinned to that run now, placed by us or not."""
+def _live(scene: Scene, domain: Element, step: str) -> Cpus:
+    """What other domains are pinned to that run now, placed by us or not.
+
+    Raises: BackendUnavailable where libvirt does not say.
+    """
     if scene.plan is None:
         return frozenset()
     every = frozenset(cpu for share in scene.plan.partition.nodes for cpu in share.cpus)
-    return pinned_by_others(scene.live, every, domain.findtext("name"))
+    return pinned_by_others(running(scene.live, step), every, domain.findtext("name"))

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from netplugin.errors import BackendUnavailable
 from netplugin.placing.placement import Placement
 from netplugin.tuning.facts import Cpus, Facts
-from netplugin.tuning.live import Live
+from netplugin.tuning.live import DomainLive, Live
 from netplugin.tuning.planning.l3 import l3_caches
 from netplugin.tuning.planning.nearness import ranks
 from netplugin.tuning.planning.nics import nodes_of
 from netplugin.tuning.planning.plan import Plan
-from netplugin.tuning.root import known
+from netplugin.tuning.root import Unknown, known
 
 
 @dataclass(frozen=True)
@@ -116,14 +117,29 @@ def held(placements: Iterable[Placement], live: Cpus = frozenset()) -> Held:
     return Held(frozenset(cpus), memory)
 
 
-def pinned_by_others(live: Live, every: Cpus, name: str | None) -> Cpus:
-    """The CPUs of vCPUs of running domains that may not run everywhere; none where libvirt is silent.
+def running(live: Live, step: str) -> tuple[DomainLive, ...]:
+    """The domains that run; none where no libvirt does.
+
+    Raises: BackendUnavailable where one runs and does not answer: its VMs may be on any core.
+    """
+    if not isinstance(live.domains, Unknown):
+        return live.domains
+    if live.domains.missing:
+        return ()
+    raise BackendUnavailable(
+        f"libvirt runs here and does not say which CPUs its VMs have: {live.domains.reason}", step=step,
+        fix="see that `virsh list` answers, and that the agent has Python's libvirt and may connect",
+    )  # fmt: skip
+
+
+def pinned_by_others(domains: Iterable[DomainLive], every: Cpus, name: str | None) -> Cpus:
+    """The CPUs of vCPUs of running domains that may not run everywhere.
 
     ``name`` is the domain that asks: what it runs on is its own.
     """
     return frozenset(
         cpu
-        for domain in known(live.domains, ())
+        for domain in domains
         if domain.name != name
         for vcpu in domain.vcpus
         if not vcpu >= every

@@ -8,19 +8,14 @@ and the rest serve the NICs: as the plan of a host has it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from netplugin.errors import (
-    BackendUnavailable,
-    Conflict,
-    FieldError,
-    InvalidRequest,
-    NetpluginError,
-)
+from netplugin.errors import Conflict, FieldError, InvalidRequest, NetpluginError
 from netplugin.host.cpus import format_list
 from netplugin.host.ovs_rows import OvsInterface
 from netplugin.models import PmdChoice
+from netplugin.placing.ground import running
 from netplugin.placing.placement import Placement
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Core, Cpus
@@ -30,7 +25,7 @@ from netplugin.tuning.planning.l3 import grouped, l3_caches, together
 from netplugin.tuning.planning.nics import chosen_nics
 from netplugin.tuning.planning.partition import cpus_of
 from netplugin.tuning.planning.refused import needed
-from netplugin.tuning.root import Unknown, known
+from netplugin.tuning.root import known
 
 STEP = "pmd-cores"
 
@@ -77,14 +72,15 @@ def host_of(
     vms = [(i.numa_node, i.name) for i in interfaces if i.type.startswith("dpdkvhostuser")]
     vms += [(node, vm) for vm, placement in placements.items() for node in placement.nodes]
     users = {cpu: vm for vm, placement in placements.items() for cpu in _held(placement)}
-    for domain in _domains(scene):
-        users = dict.fromkeys(_used(domain, cores), domain.name) | users
+    kept = _kept(scene, cores)
+    for domain in running(scene.live, STEP):
+        users = dict.fromkeys(_used(domain, cpus_of(cores), kept), domain.name) | users
     return PmdHost(
         cores=cores,
         nics={node: names for node, names in nics.items() if node in nodes},
         vms={node: names for node, names in _by_node(vms).items() if node in nodes},
         users=users,
-        ranks=tuple(_ranks(scene, cores)),
+        ranks=tuple(_ranks(scene, cores, kept)),
         l3=l3_caches(known(scene.facts.cpus.caches, ())),
     )
 
@@ -92,12 +88,21 @@ def host_of(
 def choose_cores(count: int, siblings: bool, host: PmdHost) -> tuple[PmdChoice, ...]:
     """``count`` threads, one on each core, or with ``siblings`` on each CPU of a core.
 
-    Raises: Conflict if VMs have the cores that it takes, InvalidRequest if the nodes have too few.
+    Raises: Conflict if VMs have the cores that it takes, InvalidRequest if the nodes have too few, or
+    ``count`` is too small for a thread on each node of a NIC.
     """
     free = _free(host, frozenset(host.users))
     chosen = _chosen(count, siblings, host, free)
     if chosen is None:
         raise _too_few(count, siblings, host, free)
+    served = {core.numa_node for core in chosen}
+    if bare := sorted(set(host.nics) - served):
+        raise _nic_without_thread(count, siblings, host, bare)
+    if away := {node: names for node, names in host.vms.items() if node not in served}:
+        last = chosen[-1]
+        without = "; ".join(f"node {node} ({_some(names)})" for node, names in away.items())
+        more = f"none is left for the VMs of NUMA {without}: OVS polls their ports from here"
+        chosen[-1] = last.model_copy(update={"reason": f"{last.reason}; {more}"})
     return tuple(chosen)
 
 
@@ -115,23 +120,9 @@ def _held(placement: Placement) -> Cpus:
     return placement.cpus | frozenset(placement.emulator if placement.emulator_alone else ())
 
 
-def _domains(scene: Scene) -> tuple[DomainLive, ...]:
-    """None where no libvirt runs. One that runs and is silent may have VMs on any core."""
-    domains = scene.live.domains
-    if not isinstance(domains, Unknown):
-        return domains
-    if domains.missing:
-        return ()
-    raise BackendUnavailable(
-        f"libvirt runs here and does not say which CPUs its VMs have: {domains.reason}", step=STEP,
-        fix="see that `virsh list` answers, and that the agent has Python's libvirt and may connect",
-    )  # fmt: skip
-
-
-def _used(domain: DomainLive, cores: tuple[Core, ...]) -> Cpus:
+def _used(domain: DomainLive, every: Cpus, kept: Cpus) -> Cpus:
     """vCPUs that may run everywhere have no CPU of their own; nor have QEMU's other threads, if they
     may run on a core that is left for everything else."""
-    every, kept = cpus_of(cores), _kept(cores)
     vcpus = (cpus for cpus in domain.vcpus if not cpus >= every)
     others = (cpus for cpus in (domain.emulator, *domain.iothreads) if not cpus & kept)
     return frozenset().union(*vcpus, *others)
@@ -145,18 +136,19 @@ def _by_node(found: Iterable[tuple[int | None, str]]) -> dict[int, tuple[str, ..
     return nodes
 
 
-def _kept(cores: tuple[Core, ...]) -> Cpus:
-    """The lowest core of each node is for everything else, as in a plan."""
-    by_node = {
-        node: [c for c in cores if c.node == node] for node in sorted({c.node for c in cores})
-    }
+def _kept(scene: Scene, cores: tuple[Core, ...]) -> Cpus:
+    """The cores of each node that are for everything else, the lowest: as many as the plan has on each, or
+    one."""
     if len(cores) == 1:  # of a machine with one core all but its first CPU can be spared
         return frozenset((cores[0].first,))
-    return cpus_of(min(mine, key=lambda core: core.first) for mine in by_node.values())
+    count = scene.plan.intent.housekeeping_cores if scene.plan else 1
+    by_node: dict[int, list[Core]] = {}
+    for core in sorted(cores, key=lambda core: core.first):
+        by_node.setdefault(core.node, []).append(core)
+    return cpus_of(core for mine in by_node.values() for core in mine[:count])
 
 
-def _ranks(scene: Scene, cores: tuple[Core, ...]) -> Iterator[tuple[Cpus, str]]:
-    kept = _kept(cores)
+def _ranks(scene: Scene, cores: tuple[Core, ...], kept: Cpus) -> Iterator[tuple[Cpus, str]]:
     every = cpus_of(cores)
     if scene.plan is not None:
         partition = scene.plan.partition
@@ -251,10 +243,39 @@ def _too_few(
             fix="ask for fewer, or move or stop a VM",
         )  # fmt: skip
     hint = "" if siblings else ", or for siblings, which puts a thread on both CPUs of a core"
+    return _invalid(what, f"ask for fewer{hint}")
+
+
+def _nic_without_thread(
+    count: int, siblings: bool, host: PmdHost, bare: Sequence[int]
+) -> NetpluginError:
+    """OVS would poll such a NIC from another node and say so in its log alone."""
+    node = bare[0]
+    what = f"no PMD thread on NUMA node {node}, which has the NIC {_some(host.nics[node])}"
+    if _free(host, frozenset(host.users))[node]:
+        each = max(len(core.cpus) for core in host.cores) if siblings else 1
+        return _invalid(
+            f"{count} PMD threads leave {what}", f"ask for at least {each * len(host.nics)}"
+        )
+    if _free(host, frozenset())[node]:
+        return Conflict(
+            f"{what}: its cores are of the VMs {_some(host.vms_on(_cpus_on(node, host)))}",
+            step=STEP, fix="move or stop a VM, or name the CPUs: netplugin pmd set --cpus",
+        )  # fmt: skip
+    return _invalid(
+        f"{what}: all of its cores are for everything else",
+        "plan fewer [host] housekeeping_cores, or name the CPUs: netplugin pmd set --cpus",
+    )
+
+
+def _cpus_on(node: int, host: PmdHost) -> Cpus:
+    return cpus_of(core for core in host.cores if core.node == node)
+
+
+def _invalid(what: str, fix: str) -> InvalidRequest:
     return InvalidRequest(
-        f"count: {what}", step=STEP, fix=f"ask for fewer{hint}",
-        errors=[FieldError(field="count", message=what)],
-    )  # fmt: skip
+        f"count: {what}", step=STEP, fix=fix, errors=[FieldError(field="count", message=what)]
+    )
 
 
 def _some(names: Collection[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
@@ -19,7 +20,7 @@ from agents import database, domains
 from agents.store import Store
 from netplugin.backend import Usability
 from netplugin.domain_xml import parse_domain
-from netplugin.errors import CapacityExhausted, Conflict, NotFound
+from netplugin.errors import BackendUnavailable, CapacityExhausted, Conflict, NotFound
 from netplugin.host.ovs_rows import OvsRoot
 from netplugin.host.shared import Host
 from netplugin.models import (
@@ -39,6 +40,7 @@ from netplugin.placing.placement import Placement
 from netplugin.placing.render import render_placed
 from netplugin.tuning.intent import Intent
 from netplugin.tuning.live import Live, OvsLive
+from netplugin.tuning.root import Unknown
 from tests.unit.agent import SPEC, Agent, agent, view_of
 from tests.unit.placing.strategies import Vm
 from tests.unit.tuning.machines import Tree, load
@@ -247,6 +249,26 @@ def test_pmd_threads_keep_off_the_cores_of_placed_vms(
     for request in ({"count": 14}, {"cpus": "38"}, {"cpus": "1-6"}):
         with pytest.raises(Conflict, match="vm-1"):
             put(**request)
+
+
+def test_where_libvirt_does_not_answer_nobody_is_placed(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another VM may be pinned to any CPU: that none is known is no sign that there is none."""
+    plug(running, 1)
+    once = render(running, Vm(1))
+    silent = Unknown("qemu:///system", "did not answer within 5 s")
+    monkeypatch.setattr(agents.host, "read_live", lambda *args: Live(domains=silent))
+    with pytest.raises(BackendUnavailable, match="did not answer within 5 s") as refused:
+        render(running, Vm(1))
+    assert refused.value.step == "render-domain" and refused.value.fix
+    plain = render(running, Vm(1), pin=False)
+    assert not pins(plain), "without a place there is nothing to ask for"
+    [unseen] = findings(running, Vm(1), once)
+    assert (unseen.id, unseen.status) == ("libvirt", "warn") and unseen.fix
+    absent = Live(domains=replace(silent, missing=True))
+    monkeypatch.setattr(agents.host, "read_live", lambda *args: absent)
+    assert render(running, Vm(1)) == once
 
 
 def test_what_is_refused_takes_nothing(running: Agent) -> None:

@@ -18,7 +18,7 @@ from netplugin.placing.ground import Ground, Held, NodeGround, held, pinned_by_o
 from netplugin.placing.needs import read_needs
 from netplugin.placing.placement import Placement
 from netplugin.placing.render import render_placed
-from netplugin.tuning.live import DomainLive, Live
+from netplugin.tuning.live import DomainLive
 from tests.unit.placing.grounds import SMALL, TWO_NODES
 from tests.unit.placing.strategies import Vm, with_memory
 
@@ -248,12 +248,10 @@ def test_what_other_domains_are_pinned_to_is_theirs() -> None:
         DomainLive("pinned", (frozenset((1,)), every), every, frozenset()),
         DomainLive("vm-1", (frozenset((2,)),), every, frozenset()),
     )
-    live = Live(domains=domains)
-    assert pinned_by_others(live, every, "vm-1") == {1}
-    assert pinned_by_others(Live(), every, "vm-1") == frozenset()
-    assert place(Vm(1, vcpus=2), SMALL, held((), pinned_by_others(live, every, "vm-1"))).pins == {
-        0: 2, 1: 3,
-    }  # fmt: skip
+    assert pinned_by_others(domains, every, "vm-1") == {1}
+    assert pinned_by_others((), every, "vm-1") == frozenset()
+    others = held((), pinned_by_others(domains, every, "vm-1"))
+    assert place(Vm(1, vcpus=2), SMALL, others).pins == {0: 2, 1: 3}
 
 
 @pytest.mark.parametrize(

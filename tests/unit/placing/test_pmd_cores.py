@@ -13,7 +13,12 @@ from netplugin.errors import BackendUnavailable, Conflict, InvalidRequest
 from netplugin.host.cpus import parse_list
 from netplugin.host.ovs_rows import OvsInterface
 from netplugin.placing.placement import PlacedCell, Placement
-from netplugin.placing.pmd_cores import PmdHost, choose_cores, host_of, refuse_cores_of_vms
+from netplugin.placing.pmd_cores import (
+    PmdHost,
+    choose_cores,
+    host_of,
+    refuse_cores_of_vms,
+)
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Core
 from netplugin.tuning.live import DomainLive, Live
@@ -81,7 +86,9 @@ def test_the_cores_of_the_plan_are_taken_first() -> None:
     asked = {"pmd_cores": 2, "vm_cores": 8, "housekeeping_cores": 2}
     assert cpus(2, host(**asked)) == (2, 3)
     chosen = choose_cores(4, False, host(**asked))
-    assert [core.cpus for core in chosen] == ["2", "3", "1", "13"]
+    assert [core.cpus for core in chosen] == ["2", "3", "13", "14"], (
+        "1 is for housekeeping, as 0 is"
+    )
     assert chosen[0].reason.endswith("a PMD core of the host's plan")
     # The last are those for VMs, while no VM has them.
     few = {"pmd_cores": 2, "vm_cores": 12}
@@ -118,6 +125,43 @@ def test_more_than_the_nodes_have(count: int, siblings: bool) -> None:
     with pytest.raises(InvalidRequest, match="NUMA node 0 has 15 cores") as refused:
         choose_cores(count, siblings, host())
     assert [wrong.field for wrong in refused.value.errors] == ["count"] and refused.value.fix
+
+
+def test_housekeeping_cores_of_the_plan_are_not_taken() -> None:
+    """Node 0 has 16 cores, of which 3 are kept, and one is for emulator threads."""
+    found = host(pmd_cores=2, vm_cores=0, housekeeping_cores=3)
+    assert cpus(13, found) == tuple(range(3, 16))
+    with pytest.raises(InvalidRequest, match="NUMA node 0 has 13 cores"):
+        choose_cores(14, False, found)
+
+
+@pytest.mark.parametrize(("count", "siblings", "least"), [(1, False, 2), (2, True, 4)])
+def test_each_node_of_a_nic_has_a_thread_or_the_call_is_refused(
+    count: int, siblings: bool, least: int
+) -> None:
+    """OVS would poll the NIC from the other node, and say so in its log alone."""
+    found = host("published", NIC, interface("dpdk1", "dpdk", 1))
+    with pytest.raises(InvalidRequest, match="no PMD thread on NUMA node 1") as refused:
+        choose_cores(count, siblings, found)
+    assert "NIC dpdk1" in refused.value.detail and f"at least {least}" in str(refused.value.fix)
+    chosen = choose_cores(least, siblings, found)
+    assert {core.numa_node for core in chosen} == {0, 1}
+    vms = {"vm-a": placed(1, *range(17, 32))}
+    taken = host("published", NIC, interface("dpdk1", "dpdk", 1), vms=vms)
+    with pytest.raises(Conflict, match=r"NUMA node 1.* are of the VMs vm-a"):
+        choose_cores(least, siblings, taken)
+    full = host("published", NIC, interface("dpdk1", "dpdk", 1))
+    full = replace(full, ranks=tuple((cpus & {*range(16)}, why) for cpus, why in full.ranks))
+    with pytest.raises(InvalidRequest, match=r"NUMA node 1.* for everything else"):
+        choose_cores(least, siblings, full)
+
+
+def test_a_node_of_vms_without_a_thread_is_named() -> None:
+    [only] = choose_cores(1, False, host("published", NIC, VHOST))
+    assert only.reason.endswith(
+        "none is left for the VMs of NUMA node 1 (vh1): OVS polls their ports from here"
+    )
+    assert "none is left" not in str(choose_cores(2, False, host("published", NIC, VHOST)))
 
 
 def test_cores_of_placed_vms_are_not_taken() -> None:
@@ -183,7 +227,8 @@ def test_what_is_chosen(
     except InvalidRequest:
         # A plan keeps a core of each node for emulator threads beside that for everything else.
         cores = (14 if machine else 15) * len(nodes) - (16 if taken else 0)
-        assert count > cores * (2 if siblings else 1)
+        each = 2 if siblings else 1
+        assert count > cores * each or count < len(nodes) * each
         return
     every = [cpu for core in chosen for cpu in parse_list(core.cpus)]
     assert len(every) == len(set(every)) == count
@@ -191,4 +236,4 @@ def test_what_is_chosen(
     assert not {cpu % 32 for cpu in every} & {0, 16}, "the lowest core of each node"
     if not siblings:
         assert len({cpu % 32 for cpu in every}) == count
-    assert {core.numa_node for core in chosen} <= nodes | ({0} if taken else set())
+    assert nodes <= {core.numa_node for core in chosen} <= nodes | ({0} if taken else set())
