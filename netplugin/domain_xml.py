@@ -144,12 +144,12 @@ def _run_as(domain: Element, bindings: Sequence[Binding]) -> None:
             step=RENDER, fix="ask for all ports of a VM with one qemu_user",
         )  # fmt: skip
     (user,) = users
-    found = next((s for s in domain.findall("seclabel") if s.get("model") == "dac"), None)
+    found = _dac_label(domain)
     if found is None:
         _may_label(domain, bindings, user)
         found = etree.SubElement(domain, "seclabel", type="static", model="dac", relabel="yes")
         etree.SubElement(found, "label").text = f"+{user}:+{user}"
-    elif found.get("type") != "static" or not _runs_as(found, user):
+    elif not _runs_as(found, user):
         raise Conflict(
             f"the domain has a seclabel of model dac that is not user {user}'s (+{user}:+<group>), and "
             "no other user can reach its vhost-user sockets",
@@ -183,8 +183,25 @@ def _may_label(domain: Element, bindings: Sequence[Binding], user: int | None) -
             )  # fmt: skip
 
 
+def wrong_user(domain: Element, user: int) -> str | None:
+    """How the domain says that QEMU runs as another user than this one; None if it does not."""
+    label = _dac_label(domain)
+    if label is None:
+        return "no <seclabel> of model dac: QEMU runs as the user of qemu.conf"
+    if _runs_as(label, user):
+        return None
+    kind, who = label.get("type"), (label.findtext("label") or "").strip()
+    return f"a <seclabel> of model dac, of type {kind or 'none'}, for {who[:80] or 'nobody'}"
+
+
+def _dac_label(domain: Element) -> Element | None:
+    return next((s for s in domain.findall("seclabel") if s.get("model") == "dac"), None)
+
+
 def _runs_as(seclabel: Element, user: int | None) -> bool:
-    """Whether a label has this user: a number, after a ``+`` or not, or a name of this host."""
+    """Whether it is a static label of this user: a number, after a ``+`` or not, or a name of this host."""
+    if seclabel.get("type") != "static":
+        return False
     name = (seclabel.findtext("label") or "").strip().partition(":")[0]
     if name.removeprefix("+") == str(user):
         return True

@@ -12,9 +12,10 @@ from netplugin.placing.checks.model import model
 from netplugin.placing.checks.nics import nics
 from netplugin.placing.checks.realtime import realtime
 from netplugin.placing.checks.siblings import siblings
+from netplugin.placing.checks.user import user
 
 CHECKS: tuple[Callable[[Case], Iterable[Finding]], ...] = (
-    nics, memory, cpus, siblings, model, realtime,
+    nics, user, memory, cpus, siblings, model, realtime,
 )  # fmt: skip
 
 

@@ -94,6 +94,29 @@ def test_one_thing_that_is_wrong_is_found(
     assert word in wrong[id].found
 
 
+@pytest.mark.parametrize(
+    ("label", "word"),
+    [
+        ("", "no <seclabel> of model dac"),
+        ("<seclabel type='dynamic' model='dac' relabel='yes'/>", "type dynamic"),
+        ("<seclabel type='static' model='dac'><label>+64102:+64101</label></seclabel>", "+64102:+64101"),
+        ("<seclabel type='static' model='dac'><label>+64101:+108</label></seclabel>", None),
+        ("<seclabel type='none' model='apparmor'/>"
+         "<seclabel type='static' model='dac'><label>64101:108</label></seclabel>", None),
+    ],
+)  # fmt: skip
+def test_qemu_runs_as_the_user_of_its_ports(label: str, word: str | None) -> None:
+    """Their sockets are closed to every other user: QEMU would not start."""
+    xml, place = good()
+    needs = VM.bindings[0].domain_requirements.model_copy(update={"qemu_user": 64101})
+    binding = VM.bindings[0].model_copy(update={"domain_requirements": needs})
+    domain = parse_domain(xml.replace("</domain>", f"{label}</domain>"), "check-domain")
+    case = Case(domain, (Nic("p1", binding),), TWO_NODES, place)
+    wrong = [finding for finding in check(case) if finding.status != "ok"]
+    assert [(f.id, f.status) for f in wrong] == ([("qemu-user", "fail")] if word else [])
+    assert not word or (word in wrong[0].found and "+64101:+<group>" in wrong[0].expected)
+
+
 def test_what_libvirt_leaves_out_is_no_difference() -> None:
     vm = Vm(1, vcpus=1)
     domain = vm.domain
@@ -173,7 +196,9 @@ def test_every_finding_is_in_the_documentation() -> None:
     nics = tuple(Nic("p1", binding) for binding in VM.bindings)
     [needs] = [nic.binding.domain_requirements for nic in nics]
     near = nics[0].binding.model_copy(
-        update={"domain_requirements": needs.model_copy(update={"numa_node": 0})}
+        update={
+            "domain_requirements": needs.model_copy(update={"numa_node": 0, "qemu_user": 64101})
+        }
     )
     whole = check(Case(parse_domain(xml, "t"), (Nic("p1", near),), TWO_NODES, place))
     elsewhere = {"port", "plan", "libvirt", "nic-missing", "nic-mac"}  # there is no `ok` of these
