@@ -11,17 +11,21 @@ from pathlib import Path
 
 import pytest
 
+from netplugin.host.cpus import parse_list
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.guest.playbook import guest_playbook
 from netplugin.tuning.intent import Intent
 from netplugin.tuning.live import Live
 from netplugin.tuning.live_ovs import read_ovs
+from netplugin.tuning.masks import to_kernel
 from netplugin.tuning.output.playbook import playbook
 from netplugin.tuning.planning.plan import Plan, make_plan
 from netplugin.tuning.planning.refused import needed
 from netplugin.tuning.read import read_facts
+from netplugin.tuning.read.interrupts import IRQBALANCE
 from netplugin.tuning.root import Root
 from netplugin.tuning.steps import (
+    BannedCpus,
     Effect,
     File,
     KernelArgument,
@@ -31,7 +35,7 @@ from netplugin.tuning.steps import (
 )
 from tests.lab.ansible import lint, play
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import run
+from tests.lab.processes import CommandError, run
 from tests.unit.tuning.golden import PLANS, facts_of, plan_of
 from tests.unit.tuning.guests import guest_plan_of
 
@@ -41,6 +45,7 @@ WRITTEN = (
     Path("/etc/sysctl.d/90-netplugin-tuning.conf"),
     Path("/etc/default/grub.d/netplugin-tuning.cfg"),
     Path("/run/tmpfiles.d/netplugin-tuning.conf"),
+    Path("/etc/modprobe.d/netplugin-tuning.conf"),
 )
 #: Between them they have every task that there is.
 LINTED = ("published-realtime", "amd-nps4", "intel-snc")
@@ -112,7 +117,12 @@ def harmless(step: Step) -> Step | None:
     match step.target:
         case File(path) if path == THP and isinstance(step.now, str):
             return replace(step, wanted=step.now)
-        case Sysctl("vm.stat_interval") | KernelArgument() | OtherConfig("pmd-cpu-mask"):
+        case (
+            Sysctl("vm.stat_interval")
+            | KernelArgument()
+            | OtherConfig("pmd-cpu-mask")
+            | BannedCpus()
+        ):
             return step
     return None
 
@@ -137,14 +147,28 @@ def grub(private_etc: None, tmp_path: Path) -> Grub:
         'GRUB_CMDLINE_LINUX_DEFAULT="quiet isolcpus=3 nohz_full=3"\nGRUB_CMDLINE_LINUX="hugepages=4"\n'
     )
     made.programs.mkdir()
-    program = made.programs / "update-grub"
-    program.write_text(f"#!/bin/sh\necho called >> {made.programs}/called\n")
-    program.chmod(0o755)
+    _program(made, "update-grub", f"echo called >> {made.programs}/called")
     return made
 
 
+@pytest.fixture
+def irqbalance(grub: Grub) -> Path:
+    """Its environment file, and programs in the place of its own and of systemctl."""
+    _program(grub, "irqbalance", "echo irqbalance version 1.9.2; exit 1")
+    _program(grub, "systemctl", "exit 0")
+    file = Path(IRQBALANCE[0])
+    file.write_text("# irqbalance\n")
+    return file
+
+
+def _program(grub: Grub, name: str, script: str) -> None:
+    program = grub.programs / name
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+
+
 def test_for_real_it_does_what_it_says_and_nothing_the_second_time(
-    ovs: PrivateOvs, tmp_path: Path, grub: Grub
+    ovs: PrivateOvs, tmp_path: Path, grub: Grub, irqbalance: Path
 ) -> None:
     interval = Path("/proc/sys/vm/stat_interval")
     before = interval.read_text()
@@ -162,6 +186,7 @@ def test_for_real_it_does_what_it_says_and_nothing_the_second_time(
             "Set sysctls",
             "Set other_config of OVS",
         }
+        wanted |= {"Tell irqbalance which CPUs to leave alone", "Restart irqbalance"}
         assert wanted | {"Set the kernel's arguments", "Write kernel files"} <= first.changes
 
         after = make_plan(read_facts(Root()), intent, this_machine(ovs)[1])
@@ -181,6 +206,18 @@ def test_for_real_it_does_what_it_says_and_nothing_the_second_time(
 
         second = play(tmp_path, book, env=env)
         assert (second.changed, second.changes, grub.calls) == (0, set(), 1)
+
+        # A mask goes before the list: the same CPUs do, as an older tuned writes them, and others do not.
+        banned = next(step for step in steps if isinstance(step.target, BannedCpus))
+        book = written(replace(plan, steps=(banned,)), facts, tmp_path / "irqbalance.yml")
+        mask = to_kernel(parse_list(str(banned.wanted)))
+        irqbalance.write_text(
+            f"{irqbalance.read_text()}IRQBALANCE_BANNED_CPUS=00000000,{mask:0>8}\n"
+        )
+        assert play(tmp_path, book, env=env, check=True).changed == 0
+        irqbalance.write_text(f"{irqbalance.read_text()}IRQBALANCE_BANNED_CPUS=00000000\n")
+        with pytest.raises(CommandError, match="goes before IRQBALANCE_BANNED_CPULIST"):
+            play(tmp_path, book, env=env, check=True)
     finally:
         interval.write_text(before)
         ovs.set_other_config(ovs.other_config)

@@ -97,12 +97,14 @@ def history(lines: Iterable[str], boot: str) -> History:
     """What is to be taken back on a machine that was booted as ``boot``. Raises: ValueError."""
     changes: dict[Target, Change] = {}
     gone: dict[Target, Group] = {}
+    profile_set = False
     for text in lines:
         try:
             entry = Line.model_validate_json(text)
         except ValidationError as wrong:
             raise ValueError(f"{text[:60]!r} is no line of a journal") from wrong
         target = entry.of
+        profile_set |= isinstance(target, TunedProfile)
         if entry.boot != boot and not isinstance(target, _ON_DISK):
             gone[target] = entry.group
             if entry.event is Event.UNDONE:
@@ -110,7 +112,18 @@ def history(lines: Iterable[str], boot: str) -> History:
         else:
             gone.pop(target, None)
             _take(changes, entry, target)
-    return History(tuple(changes.values()), tuple((g, t) for t, g in gone.items()))
+    found = (
+        _as_profile_leaves_it(change) if profile_set else change for change in changes.values()
+    )
+    return History(tuple(found), tuple((g, t) for t, g in gone.items()))
+
+
+def _as_profile_leaves_it(change: Change) -> Change:
+    """A profile of tuned that ends takes the list of irqbalance out, whoever had written it: that none is
+    there is our doing, too (``_restore_banned_cpus`` in tuned's tuned/plugins/plugin_irqbalance.py)."""
+    if not isinstance(change.target, BannedCpus):
+        return change
+    return replace(change, ours=change.ours | {None})
 
 
 def _take(changes: dict[Target, Change], entry: Line, target: Target) -> None:

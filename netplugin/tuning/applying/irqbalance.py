@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from netplugin.errors import HostError
+import re
+
+from netplugin.errors import BackendUnavailable, HostError
 from netplugin.host.cpus import format_list
 from netplugin.tuning.applying.config_lines import last_line, value_of, with_line
 from netplugin.tuning.applying.place import Raw
 from netplugin.tuning.applying.programs import Run
 from netplugin.tuning.applying.refusals import refusals
 from netplugin.tuning.applying.writable import WritableRoot
+from netplugin.tuning.masks import to_kernel
+from netplugin.tuning.read.cpus import cpu_list
 from netplugin.tuning.read.interrupts import banned_cpus
 from netplugin.tuning.steps import BannedCpus
 
 _NAME = "IRQBALANCE_BANNED_CPULIST"
-_RESTART_S = 60.0
+#: The first that reads the list (commit 677b686e223c of irqbalance).
+_LEAST = (1, 8)
+_RESTART_S, _VERSION_S = 60.0, 10.0
 
 
 class Irqbalance:
@@ -33,7 +39,16 @@ class Irqbalance:
             return text
 
     def write(self, target: BannedCpus, wanted: str | None) -> None:
-        """Raises: HostError where the older variable, a mask, would go before the list."""
+        """Raises: HostError where irqbalance does not know the list, or the older variable, a mask, would go
+        before it."""
+        version = self._version()
+        if version and version < _LEAST:
+            mask = f"IRQBALANCE_BANNED_CPUS={to_kernel(cpu_list(wanted or ''))}"
+            raise HostError(
+                f"irqbalance {'.'.join(map(str, version))} does not know {_NAME}, which is of 1.8",
+                step="apply", fix=f"install a newer one, or set {mask} in {target.path}; once the kernel has "
+                "isolated them, it leaves them alone by itself",
+            )  # fmt: skip
         self.restore(target, f"{_NAME}={wanted}")
         try:
             banned = banned_cpus(self._text(target) or "")
@@ -42,7 +57,8 @@ class Irqbalance:
         if banned is None or format_list(banned) != wanted:
             raise HostError(
                 f"{target.path} has IRQBALANCE_BANNED_CPUS, which goes before {_NAME}",
-                step="read-back", fix="remove it: irqbalance has replaced it by the list",
+                step="read-back", fix="remove it: irqbalance has replaced it by the list; or, where a tuned "
+                "before 2.24 wrote it, let that write these CPUs: tuned-adm profile",
             )  # fmt: skip
 
     def restore(self, target: BannedCpus, raw: Raw) -> None:
@@ -54,6 +70,17 @@ class Irqbalance:
             self._root.replace(target.path, changed)
         # It reads the file when it starts; where it does not run, nothing is started.
         self._run(["systemctl", "try-restart", "irqbalance.service"], _RESTART_S)
+
+    def _version(self) -> tuple[int, ...] | None:
+        """None where no irqbalance is installed, so that nobody reads the file."""
+        try:
+            words = self._run(["irqbalance", "--version"], _VERSION_S)
+        except BackendUnavailable:
+            return None
+        except HostError as ended:  # up to 1.9 with status 1, after it has printed it
+            words = ended.detail
+        found = re.search(r"version (\d+)\.(\d+)", words)
+        return tuple(map(int, found.groups())) if found else None
 
     def _text(self, target: BannedCpus) -> str | None:
         with refusals(target.path):

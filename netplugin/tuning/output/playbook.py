@@ -6,11 +6,12 @@ nor boots. Run again it changes nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from netplugin.host.cpus import format_list
+from netplugin.host.cpus import format_list, parse_list, to_mask
 from netplugin.tuning.output import playbook_kernel as kernel
 from netplugin.tuning.output.playbook_ovs import ovs_tasks
 from netplugin.tuning.output.playbook_threads import thread_tasks
@@ -40,6 +41,7 @@ from netplugin.tuning.steps import (
 #: Numbers of interrupts change with each boot, so what is set by them must be gone by then.
 _PASSING = "/run/tmpfiles.d/netplugin-tuning.conf"
 _SYSCTL = "/etc/sysctl.d/90-netplugin-tuning.conf"
+_PARAMETER = re.compile(r"/sys/module/(?P<module>\w+)/parameters/(?P<name>\w+)")
 _FILES, _IRQS, _SYSCTLS = "Write kernel files", "Move interrupts", "Load sysctls"
 _IRQBALANCE = "Restart irqbalance"
 
@@ -131,6 +133,20 @@ def _files(steps: tuple[Step, ...]) -> Iterator[Task]:
         yield from until_boot("Keep interrupts off isolated CPUs", passing)
 
 
+def _module_parameters(steps: tuple[Step, ...]) -> Iterator[Task]:
+    """systemd-tmpfiles writes to what is there when it runs, and a module may come later (modprobe.d(5))."""
+    lines = [
+        f"options {match['module']} {match['name']}={step.wanted}"
+        for step in steps
+        if isinstance(step.target, File) and (match := _PARAMETER.fullmatch(step.target.path))
+    ]
+    if lines:
+        yield file_with(
+            "Set parameters of modules, for when they are loaded",
+            "/etc/modprobe.d/netplugin-tuning.conf", lines,
+        )  # fmt: skip
+
+
 def until_boot(name: str, lines: list[str]) -> Iterator[Task]:
     """Lines of tmpfiles.d that are gone after a boot."""
     yield {
@@ -193,6 +209,7 @@ def _tuned(steps: tuple[Step, ...]) -> Iterator[Task]:
 def _irqbalance(steps: tuple[Step, ...]) -> Iterator[Task]:
     for step in steps:
         if isinstance(step.target, BannedCpus):
+            yield from _list_counts(step.target.path, str(step.wanted))
             yield notified(
                 {
                     "name": "Tell irqbalance which CPUs to leave alone",
@@ -204,6 +221,49 @@ def _irqbalance(steps: tuple[Step, ...]) -> Iterator[Task]:
                 },
                 _IRQBALANCE,
             )
+
+
+def _list_counts(path: str, cpus: str) -> Iterator[Task]:
+    """Stop where irqbalance would not heed the list: before 1.8, and beside a mask that says otherwise
+    (``setup_banned_cpus`` in irqbalance's cputree.c); tuned before 2.24 writes the same CPUs as a mask."""
+    yield {
+        "name": "Read the version of irqbalance",
+        "ansible.builtin.command": {"argv": ["irqbalance", "--version"]},
+        "register": "netplugin_irqbalance",
+        "changed_when": False,
+        "failed_when": False,
+        "check_mode": False,
+    }
+    yield {
+        "name": "Read which CPUs irqbalance leaves alone",
+        "ansible.builtin.slurp": {"src": path},
+        "register": "netplugin_banned",
+    }
+    wanted = int(to_mask(parse_list(cpus)), 16)
+    found = (
+        "netplugin_banned.content | b64decode | "
+        "regex_findall('^\\s*IRQBALANCE_BANNED_CPUS=(.*)$', multiline=True)"
+    )
+    version = (
+        "netplugin_irqbalance.stdout | default('') | regex_search('version ([0-9.]+)', '\\1') | "
+        "default(['1.8'], true) | first"
+    )
+    yield {
+        "name": "Stop where irqbalance would not heed the list",
+        "ansible.builtin.assert": {
+            "that": [
+                "netplugin_version is version('1.8', '>=')",
+                f"netplugin_mask == '' or netplugin_mask | int(base=16) == {wanted}",
+            ],
+            "fail_msg": f"irqbalance is older than 1.8, or {path} has an IRQBALANCE_BANNED_CPUS that goes "
+            "before IRQBALANCE_BANNED_CPULIST: update it, or remove that line",
+        },
+        "vars": {
+            "netplugin_version": f"{{{{ {version} }}}}",
+            "netplugin_mask": f"{{{{ {found} | default([''], true) | last | "
+            "regex_replace('[^0-9A-Fa-f]', '') }}",
+        },
+    }
 
 
 def _services(steps: tuple[Step, ...]) -> Iterator[Task]:
@@ -284,6 +344,6 @@ def _rest(plan: Plan) -> Iterator[Task]:
 
 #: In this order: memory before OVS that needs it, what asks for a reboot last.
 _MAKERS: tuple[Callable[[tuple[Step, ...]], Iterator[Task]], ...] = (
-    _files, _boot_pages, _sysctls, _swap, _threads, _irqbalance, _services, _tuned, _vfs, _ovs,
-    kernel.kernel_tasks,
+    _files, _module_parameters, _boot_pages, _sysctls, _swap, _threads, _irqbalance, _services, _tuned,
+    _vfs, _ovs, kernel.kernel_tasks,
 )  # fmt: skip

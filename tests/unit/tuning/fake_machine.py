@@ -143,6 +143,8 @@ class FakeMachine:
                 self.kernel.change({PROFILE: "balanced\n", "/etc/tuned/profile_mode": "auto\n"})
             case ["systemctl", "try-restart", "irqbalance.service"]:
                 self.restarts += 1
+            case ["irqbalance", "--version"]:
+                raise HostError("irqbalance: irqbalance version 1.9.2", step="apply")
             case _:
                 raise AssertionError(args)
         self.kernel.point(f"after {args[0]}")

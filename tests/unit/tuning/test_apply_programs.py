@@ -97,6 +97,7 @@ def test_threads_have_a_real_time_policy_and_get_their_own_back(host: FakeMachin
 
 
 IRQBALANCE = BannedCpus("/etc/default/irqbalance")
+VERSION = ["irqbalance", "--version"]
 RESTART = ["systemctl", "try-restart", "irqbalance.service"]
 
 
@@ -105,14 +106,29 @@ def test_irqbalance_is_told_and_started_again_if_it_runs(host: FakeMachine) -> N
     text = files[IRQBALANCE.path]
     before = host.machine.read(IRQBALANCE)
     host.machine.write(IRQBALANCE, "1,3-7")
-    assert files[IRQBALANCE.path] == f"{text}IRQBALANCE_BANNED_CPULIST=1,3-7\n" and calls == [
-        RESTART
-    ]
+    assert files[IRQBALANCE.path] == f"{text}IRQBALANCE_BANNED_CPULIST=1,3-7\n"
+    assert calls == [VERSION, RESTART]
     assert host.machine.value(IRQBALANCE, host.machine.read(IRQBALANCE)) == "1,3-7"
     host.machine.write(IRQBALANCE, "1,3-7")
-    assert calls == [RESTART], "nothing has changed"
+    assert calls == [VERSION, RESTART, VERSION], "nothing has changed"
     host.machine.restore(IRQBALANCE, before)
-    assert files[IRQBALANCE.path] == text and calls == [RESTART, RESTART]
+    assert files[IRQBALANCE.path] == text and calls[3:] == [RESTART]
+
+
+def test_an_irqbalance_that_does_not_know_the_list_is_told_so(host: FakeMachine) -> None:
+    """Debian 11 and Ubuntu 20.04 have such; ``--version`` ends with status 1 up to 1.9."""
+    run, text = host.run, host.kernel.tree.files[IRQBALANCE.path]
+
+    def older(args: Sequence[str], seconds: float) -> str:
+        if args[0] == "irqbalance":
+            raise HostError("irqbalance: irqbalance version 1.7.0", step="apply")
+        return run(args, seconds)
+
+    host.machine = replace(host.machine, run=older)
+    with pytest.raises(HostError, match=r"irqbalance 1\.7 does not know") as refused:
+        host.machine.write(IRQBALANCE, "1,3-7")
+    assert "IRQBALANCE_BANNED_CPUS=fa in" in str(refused.value.fix)
+    assert host.kernel.tree.files[IRQBALANCE.path] == text
 
 
 def test_an_older_mask_of_irqbalance_is_told_and_not_changed(host: FakeMachine) -> None:

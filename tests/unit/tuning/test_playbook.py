@@ -98,6 +98,16 @@ def test_hugepages_that_the_command_line_cannot_count_are_there_before_ovs() -> 
     assert not any("Reserve hugepages" in t["name"] for t in tasks("intel-snc"))
 
 
+def test_parameters_of_a_module_are_there_when_it_is_loaded() -> None:
+    """systemd-tmpfiles may run before kvm is loaded, and then has nothing to write to."""
+    [task] = [t for t in tasks("edge") if t["name"].startswith("Set parameters of modules")]
+    copied = task["ansible.builtin.copy"]
+    assert copied["dest"] == "/etc/modprobe.d/netplugin-tuning.conf"
+    assert copied["content"].splitlines()[1:] == ["options kvm halt_poll_ns=200000"]
+    assert "/sys/module/kvm/parameters/halt_poll_ns - - - - 200000" in str(tasks("edge"))
+    assert not any("modules" in t["name"] for t in tasks("intel-snc"))
+
+
 def test_a_setting_of_ovs_that_should_go_is_removed() -> None:
     [task] = [t for t in tasks("intel-snc") if t["name"] == "Remove from other_config of OVS"]
     assert task["loop"] == ["dpdk-lcore-mask"]
