@@ -15,6 +15,7 @@ _NAMES = {"2MB": 2048, "1GB": 1048576}
 
 def memory(scene: Scene) -> Iterator[Finding]:
     yield from _hugepages(scene)
+    yield from _without_memory(scene)
     yield from _limits(scene)
 
 
@@ -42,6 +43,22 @@ def _hugepages(scene: Scene) -> Iterator[Finding]:
                 expected=f"{plan.pages}: {plan.ovs_mb} MB for OVS, {plan.vm_mb} MB for VMs",
                 fix=_fix(plan.pages, pool) if short else None,
             )  # fmt: skip
+
+
+def _without_memory(scene: Scene) -> Iterator[Finding]:
+    """A VM is placed where its memory is: on nodes without any the VM cores stay idle."""
+    plan = scene.plan
+    if plan is None or not plan.intent.vm_memory_mb:
+        return
+    given = {pages.node for pages in plan.pages if pages.vm_mb}
+    bare = [node for node in plan.partition.vm_nodes if node not in given]
+    if bare:
+        yield Finding(
+            id="vm-memory", status="warn",
+            found=f"VM cores and no memory for VMs on NUMA node {', '.join(map(str, bare))}",
+            expected="memory for a VM on each node with VM cores",
+            fix="plan more vm_memory_mb, a smaller vm_size_mb, or fewer vm_cores",
+        )  # fmt: skip
 
 
 def _fix(pages: int, pool: HugepagePool | None) -> str:

@@ -32,9 +32,10 @@ def _lines(plan: Plan, explain: bool) -> Iterator[str]:
     if explain:
         yield from (f"  source of {what}: {source}" for what, source in PARTITION.items())
     for pages in plan.pages:
+        more = f", and {pages.beyond} more that are there" if pages.beyond else ""
         yield (
             f"node {pages.node}: {pages.pages} pages of {pages.size_kb} KB "
-            f"({pages.ovs_mb} MB for OVS, {pages.vm_mb} MB for VMs)"
+            f"({pages.ovs_mb} MB for OVS, {pages.vm_mb} MB for VMs){more}"
         )
     if explain:
         yield f"  source: {PAGES}"

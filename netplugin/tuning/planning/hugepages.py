@@ -8,7 +8,7 @@ share a pool on each node; with ``per-port-memory`` each port has a pool of its 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from netplugin.tuning.facts import Facts, Nic
 from netplugin.tuning.intent import PAGE_1G, PAGE_2M, Intent
@@ -37,7 +37,8 @@ _ROOM_FOR_LARGE = 16
 @dataclass(frozen=True)
 class NodePages:
     """One node: ``pages`` of ``size_kb``; ``mbufs`` are those that OVS can have of each shared pool, or with
-    ``per_port`` of all the pools of its ``ports``."""
+    ``per_port`` of all the pools of its ``ports``. ``beyond`` are pages that are there now and in no plan:
+    somebody may use them, so that they stay, at boot too."""
 
     node: int
     size_kb: int
@@ -47,6 +48,12 @@ class NodePages:
     mbufs: int
     ports: int = 0
     per_port: bool = False
+    beyond: int = 0
+
+    @property
+    def reserved(self) -> int:
+        """The pages that the node should have: now, by the kernel's command line, and by the unit."""
+        return self.pages + self.beyond
 
 
 @dataclass(frozen=True)
@@ -117,9 +124,16 @@ def plan_pages(
     vm = _vm_mb(intent, weights, room, pools, size)
     # vhost-user buffers are on the node of the VM's memory, those of a NIC on the NIC's.
     with_ovs = {*partition.pmd_nodes, *vm, *partition.vm_nodes} if intent.pmd_cores else set()
-    return tuple(
+    plans = (
         _node(node, size, room[node], vm.get(node, 0), pools(node) if node in with_ovs else None)
         for node in sorted(room)
+    )
+    there = {(p.node, p.size_kb): known(p.total, 0) for p in needed(facts.memory.pools)}
+    return tuple(
+        replace(plan, beyond=max(0, there.get((plan.node, size), 0) - plan.pages))
+        if plan.pages
+        else plan
+        for plan in plans
     )
 
 
@@ -210,9 +224,10 @@ def _vm_mb(
         )  # fmt: skip
     given = dict.fromkeys(weights, 0)
     for _ in range(count):
-        # The node with the fewest VMs for its cores, counting the one that comes.
+        # One for each node, as its VM cores serve nobody without memory there; then the node with the
+        # fewest VMs for its cores, counting the one that comes.
         open_nodes = (node for node in given if given[node] < most[node])
-        node = min(open_nodes, key=lambda n: ((given[n] + 1) / weights[n], n))
+        node = min(open_nodes, key=lambda n: (given[n] > 0, (given[n] + 1) / weights[n], n))
         given[node] += 1
     return {node: number * vm_kb // 1024 for node, number in given.items()}
 

@@ -98,7 +98,7 @@ def page_name(size_kb: int) -> str:
 
 
 def _hugepages(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Argument]:
-    total = sum(plan.pages for plan in pages)
+    total = sum(plan.reserved for plan in pages)
     if not total:
         return
     size = page_name(pages[0].size_kb)
@@ -112,7 +112,7 @@ def _hugepages(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Argument]
         return
     count = str(total)
     if len(pages) > 1:
-        count = ",".join(f"{plan.node}:{plan.pages}" for plan in pages if plan.pages)
+        count = ",".join(f"{plan.node}:{plan.reserved}" for plan in pages if plan.pages)
     where = "on the node that needs them, " if len(pages) > 1 else ""
     yield Argument("hugepagesz", size, "the size that the next argument counts")
     yield Argument("hugepages", count, f"reserved {where}before memory is in pieces")

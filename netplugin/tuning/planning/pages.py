@@ -9,12 +9,11 @@ from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.hugepages import NodePages
 from netplugin.tuning.planning.kernel_arguments import counts_by_node
 from netplugin.tuning.planning.refused import needed
-from netplugin.tuning.root import Fact, Unknown, known
+from netplugin.tuning.root import Fact, Unknown
 from netplugin.tuning.steps import BootPages, Effect, File, Group, Step
 
 
 def page_steps(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Step]:
-    """Pages that are there beyond the plan are left: somebody may use them."""
     pools = {(pool.node, pool.size_kb): pool for pool in needed(facts.memory.pools)}
     for plan in (plan for plan in pages if plan.pages):
         pool = pools.get((plan.node, plan.size_kb))
@@ -26,7 +25,7 @@ def page_steps(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Step]:
         )  # fmt: skip
         yield Step(
             Group.HUGEPAGES, File(pool.path), now if isinstance(now, Unknown) else str(now),
-            str(max(plan.pages, known(now, 0))), Effect.LIVE,
+            str(plan.reserved), Effect.LIVE,
             f"{plan.ovs_mb} MB for OVS ({buffers}) and {plan.vm_mb} MB for VMs. "
             "A running kernel gives what is not in pieces: read it back, or reserve at boot",
             f"{sources.OVS_MEMORY}; {sources.HUGETLB}",
@@ -35,7 +34,7 @@ def page_steps(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Step]:
 
 
 def _at_boot(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Step]:
-    counts = {plan.node: plan.pages for plan in pages if plan.pages}
+    counts = {plan.node: plan.reserved for plan in pages if plan.pages}
     if not counts or counts_by_node(facts, pages):
         return
     size, found = pages[0].size_kb, facts.memory.at_boot

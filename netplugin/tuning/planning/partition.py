@@ -164,7 +164,8 @@ def _busy(cores: Iterable[Core], intent: Intent) -> Cpus:
 def _pmd(
     free: dict[int, _Free], nodes: tuple[int, ...], intent: Intent
 ) -> dict[int, tuple[Core, ...]]:
-    """Evenly over the nodes that have a NIC."""
+    """Evenly over the nodes that have a NIC, and one on each at least: OVS polls a NIC of a node without a
+    PMD thread from another one, and says so in its log alone (sched_numa_list_schedule)."""
     room = {node: len(free[node]) for node in nodes if node in free}
     if intent.pmd_cores > sum(room.values()):
         where = ", ".join(map(str, nodes))
@@ -174,6 +175,22 @@ def _pmd(
             f"beside {intent.housekeeping_cores} a node for housekeeping, and OVS polls a NIC on its own "
             "node",
             f"ask for at most {sum(room.values())}, or for fewer housekeeping cores",
+        )
+    full = [node for node in room if not room[node]]
+    if intent.pmd_cores and full:
+        raise impossible(
+            "housekeeping_cores",
+            f"{intent.housekeeping_cores} whole cores a node leave no core for a PMD thread on NUMA node "
+            f"{full[0]}, which has a NIC",
+            "ask for fewer, or name the NICs that OVS has on other nodes (nics)",
+        )
+    if 0 < intent.pmd_cores < len(room):
+        where = ", ".join(map(str, room))
+        raise impossible(
+            "pmd_cores",
+            f"{intent.pmd_cores} whole cores, and there are NICs on the NUMA nodes {where}: OVS polls a NIC "
+            "on its own node",
+            f"ask for at least {len(room)}, or name the NICs that OVS has (nics)",
         )
     counts = dict.fromkeys(room, 0)
     for _ in range(intent.pmd_cores):

@@ -146,10 +146,10 @@ def test_a_write_is_not_believed(
     """The kernel takes one text and keeps another, as for a mask with a CPU that is off line."""
     real = host.kernel._write
     monkeypatch.setattr(
-        host.kernel, "_write", lambda path, data: real(path, b"2\n" if data == b"0\n" else data)
+        host.kernel, "_write", lambda path, data: real(path, b"1\n" if data == b"2\n" else data)
     )
     result = of(host.apply(journal), File(KSM))
-    assert result.outcome is Outcome.FAILED and result.reason == f"{KSM} is 2 afterwards and not 0"
+    assert result.outcome is Outcome.FAILED and result.reason == f"{KSM} is 1 afterwards and not 2"
     assert host.kernel.tree.files[KSM] == "1\n", "and it is as it was"
     assert KSM not in journal.read_text()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from netplugin.tuning.applying.writable import WritableRoot
 from netplugin.tuning.facts import Tuned
 from netplugin.tuning.read.kernel import read_kernel, variables_path
 from netplugin.tuning.steps import (
+    BannedCpus,
     Effect,
     File,
     TunedProfile,
@@ -49,10 +51,42 @@ def test_what_a_profile_of_tuned_sets_otherwise_is_set_again_and_all_goes_back(
     host.machine = replace(host.machine, run=with_settings)
     results = host.apply(journal)
     assert outcomes(results) == {Outcome.SET}
-    assert [(r.old, r.new) for r in results if r.target == File(KSM)] == [("1", "0"), ("2", "0")]
+    assert [(r.old, r.new) for r in results if r.target == File(KSM)] == [("1", "2")], (
+        "the plan and the profile agree"
+    )
     assert host.plan().left(Effect.LIVE) == ()
     assert outcomes(host.undo(journal)) == {Outcome.RESTORED}
     assert host.state() == before and journal.read_bytes() == b""
+
+
+@pytest.mark.parametrize("before", ["", "IRQBALANCE_BANNED_CPULIST=0\n"])
+def test_the_list_of_irqbalance_that_tuned_took_out_comes_back(
+    host: FakeMachine, journal: Path, before: str
+) -> None:
+    """As its plug-in does: a profile puts its own list in the place of any, and takes any out at its end."""
+    path = "/etc/default/irqbalance"
+    host.kernel.change({path: f"# irqbalance\n{before}"})
+    run = host.run
+
+    def with_lists(args: Sequence[str], seconds: float) -> str:
+        if args[0] == "tuned-adm":
+            lines = host.kernel.tree.files[path].splitlines(keepends=True)
+            kept = "".join(line for line in lines if "BANNED_CPULIST=" not in line)
+            mine = f"IRQBALANCE_BANNED_CPULIST={wanted}\n" if args[1] == "profile" else ""
+            host.kernel.change({path: kept + mine})
+        return run(args, seconds)
+
+    wanted = of_target(host, BannedCpus(path))
+    host.machine = replace(host.machine, run=with_lists)
+    assert outcomes(host.apply(journal)) == {Outcome.SET}
+    assert outcomes(host.undo(journal)) == {Outcome.RESTORED}
+    assert host.kernel.tree.files[path] == f"# irqbalance\n{before}"
+    assert journal.read_bytes() == b""
+
+
+def of_target(host: FakeMachine, target: BannedCpus) -> str | None:
+    [wanted] = [step.wanted for step in host.plan().steps if step.target == target]
+    return wanted
 
 
 def test_tuned_is_told_by_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def test_what_somebody_else_set_since_is_left_unless_forced(
 ) -> None:
     before = host.state()
     host.apply(journal)
-    host.kernel.change({PAGES: "300\n", KSM: "2\n", PROFILE: "powersave\n"})
+    host.kernel.change({PAGES: "300\n", KSM: "0\n", PROFILE: "powersave\n"})
     host.ovs.config["pmd-cpu-mask"] = "0x1"
     theirs: set[Target] = {File(PAGES), File(KSM), TunedProfile(), OtherConfig("pmd-cpu-mask")}
     undone = host.undo(journal)

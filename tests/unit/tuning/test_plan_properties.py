@@ -93,6 +93,8 @@ def test_the_partition(case: Case) -> None:
             beside = case.intent.vm_pmd_cores if case.intent.pmd_cores and share.vm else 0
             assert len(share.pmd) == beside
     assert sum(len(s.pmd) for s in partition.nodes if s.node in near) == case.intent.pmd_cores
+    if case.intent.pmd_cores:
+        assert all(share.pmd for share in partition.nodes if share.node in near)
     if case.intent.vm_cores is not None:
         assert sum(len(share.vm) for share in partition.nodes) == case.intent.vm_cores
 

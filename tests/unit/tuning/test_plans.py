@@ -16,11 +16,17 @@ from netplugin.tuning.live import Live, OvsLive, OvsPortLive
 from netplugin.tuning.planning.hugepages import buffer_bytes, pools_mb, port_mbufs
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
-from netplugin.tuning.steps import (
-    File,
-    OtherConfig,
+from netplugin.tuning.steps import BootPages, File, OtherConfig
+from tests.unit.tuning.golden import (
+    OVS,
+    arguments,
+    facts_of,
+    ovs,
+    plan_of,
+    planned,
+    step,
+    texts,
 )
-from tests.unit.tuning.golden import OVS, arguments, facts_of, ovs, plan_of, planned, step, texts
 from tests.unit.tuning.machines import DATA, MemoryRoot, load
 from tests.unit.tuning.test_checks import facts_from
 from tests.unit.tuning.trees import tree
@@ -175,6 +181,40 @@ def test_a_node_has_memory_for_whole_vms() -> None:
     assert refused.value.errors[0].field == "vm_memory_mb"
 
 
+def test_each_node_with_vm_cores_has_memory_for_a_vm() -> None:
+    """Node 0 has one VM core beside 13 and 10 on the others: by cores it would have none of 8 VMs."""
+    plan = plan_of("intel-snc")
+    given = {pages.node: pages.vm_mb // 16384 for pages in plan.pages}
+    assert plan.partition.vm_nodes == (0, 2, 3) and given == {0: 1, 1: 0, 2: 4, 3: 3}
+    assert not [f for f in check(Scene(facts_of("intel-snc"), plan=plan)) if f.id == "vm-memory"]
+    few = planned("intel-snc", pmd_cores=4, vm_cores=24, vm_memory_mb=2 * 16384, vm_size_mb=16384)
+    [found] = [f for f in check(Scene(facts_of("intel-snc"), plan=few)) if f.id == "vm-memory"]
+    assert found.status == "warn" and "on NUMA node 0" in found.found and found.fix
+
+
+def test_pages_that_are_there_stay_now_and_at_boot() -> None:
+    """Run time, command line and unit agree, or a plan would find wrong what another one had set."""
+    for release, node_counts in (("6.8.0", "0:40,1:5"), ("5.14.0", None)):
+        there = load("published")
+        nodes = [
+            node | {"hugepages": {2048: 0, 1048576: pages}}
+            for node, pages in zip(there.nodes, (40, 1), strict=True)
+        ]
+        facts = facts_from(replace(there, release=release, nodes=nodes))
+        plan = make_plan(facts, Intent(pmd_cores=2, vm_memory_mb=4096), OVS)
+        assert [(p.pages, p.beyond) for p in plan.pages] == [(4, 36), (5, 0)]
+        live = [
+            s.wanted
+            for s in plan.steps
+            if isinstance(s.target, File) and "1048576" in s.target.path
+        ]
+        assert live == ["40", "5"]
+        if node_counts:
+            assert arguments(plan)["hugepages"] == node_counts
+        else:
+            assert step(plan, BootPages(1048576)).wanted == "0:40,1:5"
+
+
 def test_the_page_sizes_of_arm() -> None:
     """A kernel of 64 KB pages has 2 MB, 512 MB and 16 GB."""
     [pages] = planned("arm", pmd_cores=2, vm_memory_mb=4096).pages
@@ -194,6 +234,8 @@ def test_buffers_are_halved_where_memory_is_short() -> None:
     [
         ("published", "pmd_cores", {"pmd_cores": 16}),
         ("published", "vm_cores", {"pmd_cores": 2, "vm_cores": 27}),
+        # A node of a NIC without a PMD thread is polled from another one.
+        ("amd-4-nodes", "pmd_cores", {"pmd_cores": 1, "nics": ("ens2f0", "0000:41:00.0")}),
         ("published", "vm_memory_mb", {"pmd_cores": 2, "vm_memory_mb": 300_000}),
         ("published", "nics", {"pmd_cores": 2, "nics": ("eth7",)}),
         ("published", "hugepage_kb", {"pmd_cores": 2, "hugepage_kb": 64}),
