@@ -43,12 +43,12 @@ def settings(
     for name, wanted, why in _arguments(domain, pages, housekeeping, isolated, realtime):
         yield Step(
             Group.KERNEL_ARGUMENTS, KernelArgument(name), _NOT_ASKED, wanted, Effect.REBOOT, why,
-            sources.KERNEL_PARAMETERS,
+            sources.of_argument(name),
         )  # fmt: skip
 
 
 def _live(group: Group, target: Target, wanted: str | None, why: str) -> Step:
-    source = "tuned, profile realtime-virtual-guest and those that it includes"
+    source = f"{sources.TUNED_GUEST} and those that it includes"
     return Step(group, target, _NOT_ASKED, wanted, Effect.LIVE, why, source)
 
 

@@ -113,9 +113,10 @@ def _hugepages(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Argument]
     count = str(total)
     if len(pages) > 1:
         count = ",".join(f"{plan.node}:{plan.reserved}" for plan in pages if plan.pages)
+    source = f"{sources.HUGETLB}; {sources.NODE_PAGES}" if len(pages) > 1 else sources.HUGETLB
     where = "on the node that needs them, " if len(pages) > 1 else ""
     yield Argument("hugepagesz", size, "the size that the next argument counts")
-    yield Argument("hugepages", count, f"reserved {where}before memory is in pieces")
+    yield Argument("hugepages", count, f"reserved {where}before memory is in pieces", source)
 
 
 def _counts_default(line: Fact[CommandLine], size: str) -> bool:
@@ -134,6 +135,7 @@ def _isolation(facts: Facts, partition: Partition) -> Iterator[Argument]:
         "isolcpus", flags + cpus,
         "the scheduler puts nothing there by itself: PMD threads and pinned vCPUs alone run there, "
         "and a VM that may run there must be pinned",
+        f"{_PARAMETERS}; {sources.MANAGED_IRQ}" if flags else _PARAMETERS,
     )  # fmt: skip
     yield Argument(
         "nohz_full", cpus, "no timer tick while one thread runs on a CPU",
@@ -155,7 +157,7 @@ def _realtime(facts: Facts) -> Iterator[Argument]:
     yield Argument(
         "mce", "ignore_ce",
         "no polling for errors that were corrected; those that were not still stop the machine",
-        f"{_PARAMETERS}; {sources.TUNED_REALTIME} (ignore_ce)",
+        f"{sources.of_argument('mce')}; {sources.TUNED_REALTIME} (ignore_ce)",
     )  # fmt: skip
     yield Argument(
         "tsc",
@@ -169,22 +171,25 @@ def _realtime(facts: Facts) -> Iterator[Argument]:
             "intel_pstate", "disable", "the frequency does not move by itself",
             f"{_PARAMETERS}; {sources.TUNED_REALTIME}",
         )  # fmt: skip
-    if vendor == AMD and release(facts) >= (5, 17):
+    if vendor == AMD and release(facts) >= (6, 1):
         yield Argument(
             "amd_pstate", "disable", "the frequency does not move by itself",
-            f"{_PARAMETERS}; {sources.TUNED_REALTIME}",
+            f"{sources.AMD_PSTATE}; {sources.TUNED_REALTIME}",
         )  # fmt: skip
     # Not pcie_aspm=off: that leaves what the firmware has set.
     yield Argument(
         "pcie_aspm.policy", "performance", "links to NICs do not sleep",
-        "Linux drivers/pci/pcie/Kconfig, PCIEASPM_PERFORMANCE",
+        sources.ASPM,
     )  # fmt: skip
 
 
 def _idle(facts: Facts) -> Iterator[Argument]:
     """A CPU that polls while it idles takes from its sibling: with SMT it sleeps, but no deeper than C1."""
     if not any(len(core.cpus) > 1 for core in known(facts.cpus.cores, ())):
-        yield Argument("idle", "poll", "a CPU that polls wakes at once; it draws full power")
+        yield Argument(
+            "idle", "poll", "a CPU that polls wakes at once; it draws full power",
+            sources.of_argument("idle"),
+        )  # fmt: skip
         return
     why = "no sleep that takes microseconds to wake from; polling would take from SMT siblings"
     if known(facts.power.idle_driver, None) == "intel_idle":

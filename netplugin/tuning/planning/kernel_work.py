@@ -27,7 +27,7 @@ def kernel_work(facts: Facts, partition: Partition) -> Iterator[Step]:
     ):
         yield from _mask(
             Group.WORKQUEUES, path, cpus, partition, f"{what} stays on housekeeping",
-            f"{sources.WORKQUEUE}; {sources.TUNED_PARTITIONING}",
+            f"{sources.KERNEL_THREADS}; {sources.TUNED_PARTITIONING}",
         )  # fmt: skip
     yield from _sysctl(
         facts, Group.WATCHDOG, "kernel.nmi_watchdog", "0",
@@ -41,7 +41,8 @@ def kernel_work(facts: Facts, partition: Partition) -> Iterator[Step]:
     )  # fmt: skip
     yield from _sysctl(
         facts, Group.SCHEDULING, "vm.stat_interval", "10",
-        "each CPU folds its memory statistics once an interval", sources.TUNED_LATENCY,
+        "each CPU folds its memory statistics once an interval",
+        f"{sources.KERNEL_THREADS}; {sources.TUNED_LATENCY}",
     )  # fmt: skip
     yield from _services(facts, partition)
     yield from _governors(facts, partition)
@@ -112,5 +113,5 @@ def _governors(facts: Facts, partition: Partition) -> Iterator[Step]:
             yield Step(
                 Group.POWER, File(f"{CPU}/cpufreq/{policy.name}/scaling_governor"), policy.governor,
                 "performance", Effect.LIVE, "a CPU that has to speed up first loses packets meanwhile",
-                f"{sources.CPUFREQ}; tuned, profile latency-performance",
+                f"{sources.GOVERNOR}; {sources.TUNED_POWER}",
             )  # fmt: skip

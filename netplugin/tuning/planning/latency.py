@@ -98,7 +98,7 @@ def _threads(facts: Facts) -> Iterator[Step]:
             now = ",".join(map(str, sorted(found)))
         yield Step(
             Group.SCHEDULING, ThreadPriority(name), now, wanted, Effect.LIVE, why,
-            f"{sources.TUNED_HOST}; {sources.KERNEL_THREADS}",
+            sources.TUNED_HOST,
         )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def _at_boot(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Step]:
         Group.HUGEPAGES, BootPages(size), now, _text(counts), Effect.REBOOT,
         "this kernel's command line cannot say how many on which node: a unit writes them before OVS and "
         "libvirt start, while memory is whole (netplugin host plan -f ansible makes it)",
-        f"{sources.HUGETLB}; node:count is of Linux 5.16 (commit b5389086ad7b)",
+        f"{sources.HUGETLB}; counts by node: {sources.NODE_PAGES}",
     )  # fmt: skip
 
 

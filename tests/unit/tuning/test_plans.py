@@ -13,12 +13,14 @@ from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.intent import Intent
 from netplugin.tuning.live import Live, OvsLive, OvsPortLive
+from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.hugepages import buffer_bytes, pools_mb, port_mbufs
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.steps import BootPages, File, OtherConfig
 from tests.unit.tuning.golden import (
     OVS,
+    PLANS,
     arguments,
     facts_of,
     ovs,
@@ -27,6 +29,8 @@ from tests.unit.tuning.golden import (
     step,
     texts,
 )
+from tests.unit.tuning.guests import PLANS as GUESTS
+from tests.unit.tuning.guests import guest_plan_of
 from tests.unit.tuning.machines import DATA, MemoryRoot, load
 from tests.unit.tuning.test_checks import facts_from
 from tests.unit.tuning.trees import tree
@@ -123,6 +127,28 @@ def test_cores_of_one_l3_cache_stay_together() -> None:
     ]
     assert [core.first for core in node.pmd] == [41, 42]
     assert [core.first for core in node.vm] == [44, 45, 46, 47]
+
+
+# -- sources -------------------------------------------------------------------------------------
+
+SOURCES = tuple(value for value in vars(sources).values() if isinstance(value, sources.Source))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_source_was_read_or_says_that_it_was_not(source: sources.Source) -> None:
+    assert bool(source.read) is not source.endswith(f"({sources.NOT_READ})")
+    assert source.read is None or " at " in source.read or "in its translations" in source.read
+
+
+def test_every_line_of_a_plan_has_a_source_that_is_known() -> None:
+    """One that only has a name would read as if it had been looked up."""
+    steps = {step.source for name in PLANS for step in plan_of(name).steps}
+    guest = {step.source for name in GUESTS for step in guest_plan_of(name).steps}
+    assert len(SOURCES) > 20 and len(steps) > 20
+    for text in {*steps, *guest, *sources.PARTITION.values(), sources.PAGES}:
+        for part in text.split("; "):
+            named = part.startswith("/sys/") or sources.OWN in part
+            assert named or any(source in part for source in SOURCES), (part, text)
 
 
 # -- memory --------------------------------------------------------------------------------------
