@@ -128,6 +128,7 @@ class ModelVfs(Vfs):
         if code:
             raise refusal(group, code)
         if group in model.unsupported:
+            model.not_supported.add((address, group))
             raise Unsupported(f"{group}: Operation not supported", step="set-vf")
         if address in model.broken:
             raise VfRefuses(f"{group}: Input/output error", step="set-vf")
@@ -187,6 +188,8 @@ class Model(Kernel):
         self.pfs = {pf.address: pf for pf in pfs}
         self.tick = tick
         self.unsupported: set[str] = set()
+        #: What was refused for that, by VF: it is not put back either.
+        self.not_supported: set[tuple[str, str]] = set()
         self.broken: set[str] = set()
         self.refuses: Refuses = takes_all
         self.forgetful: set[str] = set()
