@@ -26,6 +26,8 @@ _HIGHEST = 65535
 _UNTAGGED = "vlan_tci=0x0000/0x1fff"
 #: As the NIC may give it to a VM: without a tag, or with one of priority alone.
 _NO_VLAN = "vlan_tci=0x0000/0x0fff"
+#: The group bit (IEEE 802, 8.4): broadcast and multicast.
+_GROUP = "dl_dst=01:00:00:00:00:00/01:00:00:00:00:00"
 #: Addresses that no bridge forwards (IEEE 802.1Q, table 8-1). OVS drops them itself where it switches,
 #: unless the bridge has ``forward-bpdu``, and not where a flow names the port.
 _LINK_LOCAL = "dl_dst=01:80:c2:00:00:00/ff:ff:ff:ff:ff:f0"
@@ -54,15 +56,20 @@ def bridge_flows(ofports: Iterable[int]) -> frozenset[Flow]:
 def relay_flows(port_id: str, ofport: int, beside: int, spec: PortSpec) -> frozenset[Flow]:
     """The flows of a VM's port that is joined to the port ``beside`` it, and to no other.
 
-    As on an access port, nothing with a VLAN tag passes: the tag is the NIC's to give.
+    As on an access port, nothing with a VLAN tag passes: the tag is the NIC's to give. What comes
+    back is for the VM's MAC or for a group, unless ``vf.trusted`` is wanted without port security:
+    the device may be promiscuous, as OVS sets every DPDK port (``dpdk_eth_dev_init`` in
+    lib/netdev-dpdk.c).
     """
     cookie = port_cookie(port_id)
     out = {
         flow if flow.actions == "drop" else replace(flow, actions=f"output:{beside}")
         for flow in port_flows(port_id, ofport, spec)
     }
-    back = Flow.make(cookie, _PORT, f"in_port={beside},{_NO_VLAN}", f"output:{ofport}")
-    return frozenset(out | {back})
+    takes_all = spec.vf.trusted and not spec.port_security.enabled
+    for match in ("",) if takes_all else (f",dl_dst={spec.mac}", f",{_GROUP}"):
+        out.add(Flow.make(cookie, _PORT, f"in_port={beside},{_NO_VLAN}{match}", f"output:{ofport}"))
+    return frozenset(out)
 
 
 def foreign_flows(port_id: str, ofport: int) -> frozenset[Flow]:

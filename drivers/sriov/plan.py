@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from drivers.vf.inventory import Inventory, Vf
+from drivers.vf.inventory import Inventory, Pf, Vf
 from drivers.vf.ports import attributes_of, check_vlan_qos, observed_vf, vf_changes
 from netplugin.backend import Change, Intent, Observation, ObservedPort, Plan
 from netplugin.errors import FieldError, InvalidRequest, NetpluginError, Unsupported
@@ -84,7 +84,7 @@ def wanted(spec: PortSpec) -> VfAttributes:
     )
 
 
-def _want(intent: Intent, vf: Vf) -> VfAttributes:
+def _want(intent: Intent, pf: Pf, vf: Vf) -> VfAttributes:
     assert intent.spec is not None
     return wanted(intent.spec)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from drivers.ovs.findings import of_bridges
 from drivers.ovs.seen import SeenOvs
 from drivers.vdpa.modes import Mode
+from drivers.vdpa.multicast import multicast_findings
 from drivers.vdpa.plan import Seen
 from drivers.vdpa.wanted import BRIDGE
 from drivers.vf.usability import pool_findings
@@ -33,7 +34,9 @@ def no_pci(root: OvsRoot) -> Usability | None:
 def findings(seen: Seen, mode: Mode) -> list[Finding]:
     """``seen`` is of the whole host (pure)."""
     found = [*pool_findings(seen.inventory, mode.use), *of_bridges(_own(seen.ovs))]
-    return found if mode is Mode.NATIVE else [*found, _probing(seen.word.root)]
+    if mode is Mode.NATIVE:
+        return found
+    return [*found, _probing(seen.word.root), *multicast_findings(seen.inventory)]
 
 
 def _own(seen: SeenOvs) -> SeenOvs:

@@ -23,8 +23,9 @@ from drivers.ovs.plan_ports import (
 )
 from drivers.ovs.seen import SeenOvs
 from drivers.vdpa.modes import Mode, lacks_native, mode_of
+from drivers.vdpa.multicast import needs_trust
 from drivers.vdpa.wanted import LAYOUT, wanted
-from drivers.vf.inventory import Inventory, Vf
+from drivers.vf.inventory import Inventory, Pf, Vf
 from drivers.vf.memory import locate, remembered
 from drivers.vf.ports import attributes_of, claim_of, no_vf, observed_vf, vf_changes
 from drivers.vf.steps import bind_vf
@@ -118,13 +119,16 @@ def _driver_back(intent: Intent, inventory: Inventory) -> list[Change]:
     return [bind_vf(intent.port_id, pf, vf, before.driver, before.driver_override)]
 
 
-def _want(intent: Intent, vf: Vf) -> VfAttributes:
-    """What the PF should hold of the VF; in native mode all but the MAC is the representor's."""
-    assert intent.spec is not None
+def _want(intent: Intent, pf: Pf, vf: Vf) -> VfAttributes:
+    """What the PF should hold of the VF; in native mode all but the MAC is the representor's.
+
+    OVS drives the VF of a relay, and its flows keep from the VM what a trusted VF gets beyond its own.
+    """
+    assert intent.spec is not None and vf.attributes is not None
     if mode_of(intent) is Mode.NATIVE:
-        assert vf.attributes is not None
         return replace(vf.attributes, mac=intent.spec.mac)
-    return attributes_of(intent.spec)
+    want = attributes_of(intent.spec)
+    return replace(want, trusted=want.trusted or needs_trust(pf, vf))
 
 
 def _wish(settings: OvsSettings, intent: Intent, seen: Seen, room: int) -> Wanted:

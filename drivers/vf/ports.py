@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from drivers.vf.changes import KIND, UnbindVf
 from drivers.vf.inventory import Inventory, Pf, Vf
@@ -41,7 +41,7 @@ def check_vlan_qos(spec: PortSpec) -> None:
 def vf_changes(
     intent: Intent,
     inventory: Inventory,
-    wanted: Callable[[Intent, Vf], VfAttributes],
+    wanted: Callable[[Intent, Pf, Vf], VfAttributes],
     *,
     for_dpdk: bool = False,
 ) -> list[Change]:
@@ -70,9 +70,12 @@ def vf_changes(
     if intent.spec is not None:
         if vf.attributes is None:
             return []
-        want = wanted(intent, vf)
+        want = wanted(intent, pf, vf)
         if want.vlan_qos and pf.driver in DROP_PRIORITY:
             raise unsupported(f"{pf.driver} drops vf.vlan_qos", "vf.vlan_qos")
+        if vf.is_open and intent.spec.vf.trusted and not for_dpdk:
+            # A trusted VM may set its own MAC: that is what it is trusted with.
+            want = replace(want, mac=vf.attributes.mac)
         binds = not (for_dpdk and memory.kept_by_dpdk)
         if binds and vf.host_use is not None:
             raise vf.host_use.conflict(vf.address, "plan")

@@ -30,9 +30,6 @@ def to_vm(port_id: str, pf: Pf, vf: Vf, want: VfAttributes, *, bind: bool) -> li
         # Drivers compare a rate with the link's speed, and refuse it without a link (igb_ndo_set_vf_bw,
         # ixgbe_ndo_set_vf_bw, i40e_set_bw_limit, bnxt_set_vf_bw): it is set when there is one.
         want = replace(want, min_mbps=have.min_mbps, max_mbps=have.max_mbps)
-    if vf.is_open and want.trusted:
-        # A trusted VM may set its own MAC: that is what it is trusted with.
-        want = replace(want, mac=have.mac)
     binds = bind and not is_vfio(vf.driver)
     changes: list[Change] = []
     if groups := differing(have, want):

@@ -471,6 +471,8 @@ def _administers_networks() -> bool:
 def unsupported(detail: str, group: str) -> Unsupported:
     """The error for a setting that a NIC does not have."""
     fix = f"ask without {group}, or for less"
+    if group == "trust":  # i40e_ndo_set_vf_trust in MFP mode: its VFs get no multicast either
+        fix = "ask without vf.trusted; a relay of vdpa needs it on this NIC: use another backend"
     return Unsupported(f"the NIC refuses it: {detail}", step="set-vf", fix=fix)
 
 

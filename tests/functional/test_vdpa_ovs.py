@@ -44,6 +44,13 @@ FAR, FAR_ADDRESS = "np-far", "10.7.0.1"
 WAIT_S = 30.0
 #: What a NIC in switchdev mode does not let be set of a VF.
 OF_SWITCHDEV = {"vlan", "spoofchk", "trust", "rate", "link_state"}
+#: What the device in the VF's place brings: it is promiscuous, as a trusted VF may be.
+TO_VM = {
+    "broadcast": frames.plain(frames.OTHER, frames.EVERYBODY),
+    "neighbour solicitation": frames.plain(frames.OTHER, "33:33:ff:00:00:01"),
+    "VRRP": frames.plain(frames.OTHER, "01:00:5e:00:00:12"),
+    "another's MAC": frames.plain(frames.OTHER, "52:54:00:00:00:77"),
+}
 # What vswitchd says of a type that it has not (EAFNOSUPPORT, ``netdev_open`` in OVS's lib/netdev.c).
 _UNKNOWN_TYPE = "Address family not supported"
 
@@ -127,7 +134,8 @@ def dropped(ovs: PrivateOvs) -> int:
 def test_what_a_vm_sends_into_a_relay_is_filtered_as_on_a_bridge(
     ovs: PrivateOvs, wire: str, short_path: Path
 ) -> None:
-    """No tag and no address that bridges do not forward passes, whatever the filter."""
+    """No tag and no address that bridges do not forward passes, whatever the filter; and what comes
+    back is the VM's."""
     nic = WiredPf("0000:03:00.0", "eth3", "physnet1", total=0, vf_driver="mlx5_core")
     nic.device = wire
     nic.make_vfs(1)
@@ -150,6 +158,19 @@ def test_what_a_vm_sends_into_a_relay_is_filtered_as_on_a_bridge(
             of_switches = frames.of_bridges().keys() - {"PVST+", "CDP", "GVRP"}
             everything = refused.keys() - of_switches | frames.harmless().keys()
             assert passes({"enabled": False}) == everything
+
+            with hearing("vm-p1", NIC) as near, mouth(FAR, "far") as wire_end:
+
+                def arrives(**fields: Any) -> set[str]:
+                    driven.put("p1", spec_of(**fields))
+                    assert driven.planned() == []
+                    found = send_all(wire_end, near, TO_VM, frames.plain(frames.OTHER, frames.MAC))
+                    return {name for name, arrivals in found.items() if arrivals}
+
+                groups = TO_VM.keys() - {"another's MAC"}
+                assert arrives() == groups == arrives(vf={"trusted": True})
+                trusted = {"vf": {"trusted": True}, "port_security": {"enabled": False}}
+                assert arrives(**trusted) == TO_VM.keys()
         driven.delete("p1")
 
 

@@ -16,6 +16,7 @@ from agents.lane import Lane
 from agents.store import Store
 from drivers.vdpa.driver import Vdpa
 from drivers.vdpa.wanted import BRIDGE
+from netplugin.addresses import link_local
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs import OvsHost
 from netplugin.host.supervisor import Supervisor
@@ -25,7 +26,8 @@ from tests.lab.driven import Driven
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
 from tests.lab.testpmd import Testpmd, TestpmdOptions
-from tests.nested.nics import PF, device
+from tests.lab.vm import DEVICE, Vm
+from tests.nested.nics import PF, WIRE, device
 from tests.nested.vfs import DEADLINE_S, driver, functions, ping, vf_info, whole_state
 
 pytestmark = [pytest.mark.nested(cpus=2, memory_mb=2560, hugepages=480), pytest.mark.timeout(600)]
@@ -102,9 +104,15 @@ def test_the_wire_and_the_vm_through_a_vf_and_back(
         assert driver(address) == "vfio-pci" and is_open(address)
         told = vf_info(pf)[binding["vf_index"]]
         assert (told["address"], told["vlan_list"][0]["vlan"]) == (MAC, 100)
-        with attached(ovs, binding) as vm:
-            wait_for(lambda: ping("10.9.0.5"), DEADLINE_S, "the VM answers", vm.daemon.tail)
-            assert ping("10.9.0.5", 5) and not ping("10.8.0.5"), "on VLAN 100 alone"
+        with Vm("vm", binding["socket_path"], MAC, "10.9.0.5") as guest:
+            ovs.wait_connected(binding["device"], DEADLINE_S)
+            wait_for(lambda: ping("10.9.0.5"), DEADLINE_S, "the VM answers")
+            # It asks the group of its neighbour. The other way is not to be had here: the emulated
+            # 82576 has no VMOLR.MPME (igb_receive_assign in QEMU's hw/net/igb_core.c), by which igb
+            # gives a VF all multicast frames.
+            neighbour = f"{link_local(WIRE.mac)}%{DEVICE}"
+            wait_for(lambda: guest.pings(neighbour), DEADLINE_S, "it finds its neighbour by IPv6")
+            assert ping("10.9.0.5", 5)
             used = ways(ovs)
             assert len(used) == 2 and min(used.values()) >= 5, used
             ovs.kill_vswitchd()
@@ -112,7 +120,7 @@ def test_the_wire_and_the_vm_through_a_vf_and_back(
         ovs.start_vswitchd(DEADLINE_S)
         with attached(ovs, binding) as vm:
             wait_for(lambda: ping("10.9.0.5"), DEADLINE_S, "and again", vm.daemon.tail)
-            assert ping("10.9.0.5", 5)
+            assert ping("10.9.0.5", 5) and not ping("10.8.0.5"), "on VLAN 100 alone"
             used = ways(ovs)
             assert len(used) == 2 and min(used.values()) >= 5, used
         process.delete("nic1", lane.submit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -118,14 +119,85 @@ def test_the_filter_is_of_what_the_vm_sends_and_nothing_switches(world: VdpaWorl
     assert all("dl_src=52:54:00:00:00:01" in f.match and f.actions == f"output:{vf}" for f in sent)
     assert any("nw_src=10.0.0.5" in f.match for f in sent)
     assert all("vlan_tci=0x0000/0x1fff" in f.match for f in sent)
-    [back] = [f for f in flows if f"in_port={vf}" in f.match.split(",")]
-    assert back.actions == f"output:{vm}" and "dl_" not in back.match
-    assert "vlan_tci=0x0000/0x0fff" in back.match, "a NIC may leave a tag of priority alone"
     open_spec = vdpa_spec(port_security={"enabled": False})
     assert world.plug("a", open_spec) is None
     flows = world.switch.ovs.bridges[BRIDGE].flows
     [sent] = [f for f in flows if f"in_port={vm}" in f.match.split(",") and f.actions != "drop"]
     assert "vlan_tci=0x0000/0x1fff" in sent.match and sent.actions == f"output:{vf}"
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_vf_that_gets_all_frames_brings_the_vm_its_own_and_those_of_groups(
+    world: VdpaWorld, trusted: bool, enabled: bool
+) -> None:
+    spec = vdpa_spec(vf={"trusted": trusted}, port_security={"enabled": enabled})
+    assert world.plug("a", spec) is None
+    vm, vf = (row(world, name).interface.ofport for name in (NPV, NPR))  # type: ignore[union-attr]
+    flows = world.switch.ovs.bridges[BRIDGE].flows
+    back = [f for f in flows if f"in_port={vf}" in f.match.split(",")]
+    assert {flow.actions for flow in back} == {f"output:{vm}"}
+    # A NIC may leave a tag of priority alone.
+    assert all("vlan_tci=0x0000/0x0fff" in flow.match for flow in back)
+    to = {word for f in back for word in f.match.split(",") if word.startswith("dl_")}
+    own = {f"dl_dst={spec.mac}", "dl_dst=01:00:00:00:00:00/01:00:00:00:00:00"}
+    assert to == (set() if trusted and not enabled else own) and len(back) == (len(to) or 1)
+
+
+#: Whether a VF of a PF with this driver gets all multicast frames without being trusted.
+MULTICAST = {
+    "igb": True, "bnxt_en": True, "ice": False, "i40e": False, "ixgbe": False, "qede": False,
+    "mlx5_core": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("driver", "without"), MULTICAST.items())
+def test_a_vf_is_trusted_where_the_nic_gives_no_other_multicast(
+    tmp_path: Path, driver: str, without: bool
+) -> None:
+    vf_driver = "mlx5_core" if driver == "mlx5_core" else "igbvf"
+    nic = ModelPf("0000:03:00.0", "eth3", total=1, driver=driver, vf_driver=vf_driver)
+    world = VdpaWorld(tmp_path, nic)
+    assert world.plug("a", vdpa_spec()) is None
+    vf = world.vf_of("a")
+    assert vf.attributes.trusted is not without
+    vf.attributes = replace(vf.attributes, mac="02:66:00:00:00:01", trusted=False)
+    assert world.check()
+    assert (vf.attributes.mac, vf.attributes.trusted) == (vdpa_spec().mac, not without), (
+        "OVS has the VF, and no VM sets its MAC"
+    )
+    assert world.reconciler.check(dry_run=True).changes == []
+    assert world.driver.findings(world.driver.observe(None, 0.0))[1:] == []
+    assert world.unplug("a") is None
+    assert vf.attributes.trusted is False and world.store.records() == []
+    world.store.close()
+
+
+@pytest.mark.parametrize(("driver", "trusted"), [("cxgb4", False), ("i40e", None)])
+def test_an_operator_is_told_of_nics_whose_vfs_may_get_no_multicast(
+    tmp_path: Path, driver: str, trusted: bool | None
+) -> None:
+    nic = ModelPf("0000:03:00.0", "eth3", total=1, driver=driver)
+    nic.vfs[0] = nic.new_vf(0)
+    nic.vfs[0].attributes = replace(nic.vfs[0].attributes, trusted=trusted)
+    world = VdpaWorld(tmp_path, nic)
+    found = world.driver.findings(world.driver.observe(None, 0.0))
+    [told] = [f for f in found if f.id == "vf-multicast-0000:03:00.0"]
+    assert told.status == "warn" and driver in told.found and "IPv6" in told.found
+    assert world.plug("a", vdpa_spec()) is None
+    assert not world.vf_of("a").attributes.trusted
+    world.store.close()
+
+
+def test_a_nic_that_trusts_no_vf_is_refused_for_a_relay(tmp_path: Path) -> None:
+    """i40e in MFP mode (``i40e_ndo_set_vf_trust``): EINVAL."""
+    world = VdpaWorld(tmp_path, ModelPf("0000:03:00.0", "eth3", total=1, driver="i40e"))
+    world.model.refuses = lambda pf, n, group, want: errno.EINVAL if group == "trust" else 0
+    refused = world.plug("a", vdpa_spec())
+    assert isinstance(refused, Unsupported) and "relay" in str(refused.fix)
+    assert world.store.records() == []
+    world.assert_settled()
+    world.store.close()
 
 
 def test_rates_are_policers_of_ovs_and_not_of_the_vf(world: VdpaWorld) -> None:
