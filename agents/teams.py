@@ -1,7 +1,7 @@
 """Teaming: a VF with a virtio NIC beside it, two ports that come, go and are told as one.
 
 While the VF is there the guest uses it, and while it is not, the virtio NIC of the same MAC (the
-guest's net_failover, and QEMU's ``failover``): so QEMU can take the VF out for a live migration. The
+guest's net_failover, and QEMU's ``failover``): so the VF can be taken out for a live migration. The
 virtio NIC is a port like any other, on the backend that the operator chose, and its record says whose
 ``standby_of`` it is. It comes before the VF and goes after it. What a crash leaves between the two is
 found by comparing the records of both, which is also how every failed call is cleaned up.

@@ -214,8 +214,8 @@ AGENT = [
         "teaming_backend",
         default="",
         help="The backend of the virtio NIC that stands beside a VF when a port asks for vf.teaming "
-        "(so that its VM can be live-migrated): linuxbridge or dpdkvhostuser. It must reach the same "
-        "physical networks. Empty: vf.teaming is refused.",
+        "and that its VM uses while the VF is away: linuxbridge or dpdkvhostuser. It must reach the "
+        "same physical networks. Empty: vf.teaming is refused.",
     ),
     cfg.IntOpt(
         "reconcile_interval",

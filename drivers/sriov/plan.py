@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from drivers.vf.inventory import Inventory, Pf, Vf
+from drivers.vf.memory import no_mac
 from drivers.vf.ports import attributes_of, check_vlan_qos, observed_vf, vf_changes
 from netplugin.backend import Change, Intent, Observation, ObservedPort, Plan
 from netplugin.errors import FieldError, InvalidRequest, NetpluginError, Unsupported
@@ -85,8 +86,18 @@ def wanted(spec: PortSpec) -> VfAttributes:
 
 
 def _want(intent: Intent, pf: Pf, vf: Vf) -> VfAttributes:
+    """A VF that is teamed has its MAC while a VM has it, and not before or after.
+
+    Else the NIC would hand the VM's frames to a VF that nobody drives, while the virtio NIC beside it
+    waits for them on the PF ("Live Migration of a VM with SR-IOV VF & virtio-net in STANDBY mode" in
+    the kernel's Documentation/networking/net_failover.rst). libvirt writes the MAC before QEMU opens
+    the VF, and what it found, none, after QEMU has closed it (see ``LIBVIRT_STATE``); so the guest's
+    driver finds the MAC, and this is what makes up for anything else.
+    """
     assert intent.spec is not None
-    return wanted(intent.spec)
+    want = wanted(intent.spec)
+    is_away = intent.spec.vf.teaming and not vf.is_with_vm
+    return replace(want, mac=no_mac(pf, vf)) if is_away else want
 
 
 def make_plan(intents: Sequence[Intent], inventory: Inventory) -> Plan:

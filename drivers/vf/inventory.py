@@ -111,6 +111,11 @@ class Vf:
     unsupported: frozenset[Setting] = frozenset()
 
     @property
+    def is_with_vm(self) -> bool:
+        """Whether a VM has it, or libvirt is about to give it to one or to take it back."""
+        return self.is_open or self.saved_by_libvirt
+
+    @property
     def host_use(self) -> HostUse | None:
         """How the host's network uses it; None if a VM may have it instead."""
         return host_use(self.driver, self.interfaces)

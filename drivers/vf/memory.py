@@ -165,6 +165,12 @@ def new_claim(
     return Claim(KIND, vf.address, {**(notes or {}), **asdict(memory)})
 
 
+def no_mac(pf: Pf, vf: Vf) -> str:
+    """What takes a VF's MAC out of its NIC's switch."""
+    is_refused = Setting.of("mac", VfAttributes(mac=NO_MAC)) in vf.unsupported
+    return PLACEHOLDER_MAC if pf.driver in REFUSE_NO_MAC or is_refused else NO_MAC
+
+
 def attributes_before(memory: Memory, pf: Pf, vf: Vf) -> VfAttributes:
     """What the VF's attributes should be again.
 
@@ -179,8 +185,8 @@ def attributes_before(memory: Memory, pf: Pf, vf: Vf) -> VfAttributes:
         chosen = is_elsewhere or any(i.own_mac for i in vf.interfaces)
         if chosen and original.has_driver(vf) and now.mac != memory.mac:
             mac = now.mac
-        elif pf.driver in REFUSE_NO_MAC or Setting.of("mac", original.attributes) in vf.unsupported:
-            mac = PLACEHOLDER_MAC
+        else:
+            mac = no_mac(pf, vf)
     told = original.attributes
     return replace(
         told,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -19,12 +20,14 @@ from tests.lab.agent import PrivateAgent
 from tests.lab.libvirtd import PrivateLibvirt
 from tests.lab.namespaces import namespace, within
 from tests.lab.processes import Daemon, run, wait_for
+from tests.lab.traffic_taps import TapVm
 from tests.nested import nics
 from tests.nested.host_apply import Host
 from tests.nested.nics import PF
 from tests.nested.vfs import (
     DEADLINE_S,
     FAR,
+    NO_MAC,
     VFS,
     driver,
     functions,
@@ -47,7 +50,7 @@ def one_agent(pf: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pri
     options = {
         "agent": {"enabled_backends": "sriov,linuxbridge", "teaming_backend": "linuxbridge"},
         "sriov": {"devices": f"physnet1:{pf}"},
-        "linuxbridge": {"physical_interfaces": "physnet1:"},
+        "linuxbridge": {"physical_interfaces": f"physnet1:{pf}"},
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.lab.agent.READY_DEADLINE_S", START_S)
@@ -394,6 +397,7 @@ def test_libvirt_takes_a_vf_with_a_virtio_nic_beside_it(pf: str, agent: PrivateA
     """The pair as libvirt's and QEMU's: one steps in for the other when the VF is taken out."""
     before = whole_state(pf, functions())
     port = put(agent, "nic1", make_spec(vf={"teaming": True}))
+    assert vf_info(pf)[0]["address"] == NO_MAC, "the NIC has it while the VM has the VF"
     assert port["binding"]["standby_port_id"] in {p["port_id"] for p in agent.get("/v1/ports")[1]}
     status, rendered = agent.call("POST", "/v1/vms/vm1:render-domain", {"xml": DOMAIN})
     assert status == 200, rendered
@@ -405,6 +409,7 @@ def test_libvirt_takes_a_vf_with_a_virtio_nic_beside_it(pf: str, agent: PrivateA
         assert goes.find("teaming").get("persistent") == stays.find("alias").get("name")
         command = libvirtd.qemu_log("vm1").read_text()
         assert '"failover":true' in command and "failover_pair_id" in command
+        assert vf_info(pf)[0]["address"] == make_spec()["mac"]
         # Deleted now, the VF is given back after libvirt has written what it found at the start.
         assert agent.call("DELETE", "/v1/ports/nic1")[0] == 409
         saved = LIBVIRT_STATE / f"{pf}_vf0"
@@ -412,4 +417,68 @@ def test_libvirt_takes_a_vf_with_a_virtio_nic_beside_it(pf: str, agent: PrivateA
         domain.destroy()
         wait_for(lambda: agent.get("/v1/ports")[1] == [], DEADLINE_S, "the ports go")
         assert not saved.exists()
+    assert whole_state(pf, functions()) == before
+
+
+# -- a virtio NIC beside the VF --------------------------------------------------------------------
+
+
+def answered(log: Path) -> list[int]:
+    """The numbers of the pings that were answered, in the order of the answers."""
+    return [int(number) for number in re.findall(r"icmp_seq=(\d+) ttl", log.read_text())]
+
+
+@contextmanager
+def with_libvirt(pf: str, mac: str) -> Iterator[None]:
+    """What libvirt does around the time that a VM has a VF, but for the MAC at the end: it is that of
+    one that found the VM's when it began, as of an agent that did not take it away."""
+    saved = LIBVIRT_STATE / f"{pf}_vf0"
+    saved.parent.mkdir(parents=True, exist_ok=True)
+    saved.touch()
+    run(["ip", "link", "set", pf, "vf", "0", "mac", mac])
+    try:
+        yield
+    finally:
+        saved.unlink()
+        run(["ip", "link", "set", pf, "vf", "0", "mac", mac])
+
+
+def test_frames_are_lost_only_while_a_vf_comes_and_goes(
+    pf: str, agent: PrivateAgent, far: str, tmp_path: Path
+) -> None:
+    """The VM's virtio NIC is on a bridge with the PF, and the wire has no other way to it. Pings go
+    all the time; the VM's two NICs are two processes that answer them."""
+    before = whole_state(pf, functions())
+    mac, log = make_spec()["mac"], tmp_path / "pings.log"
+    binding = put(agent, "nic1", make_spec(vf={"teaming": True}))["binding"]
+    standby = agent.get(f"/v1/ports/{binding['standby_port_id']}")[1]["binding"]
+    tap = standby["device"]
+    run(within(FAR, ["ip", "neigh", "replace", "10.9.0.5", "lladdr", mac, "dev", "wire.100"]))
+    pings = within(FAR, ["stdbuf", "-oL", "ping", "-n", "-i", "0.1", "10.9.0.5"])
+
+    def to_tap() -> int:
+        return int(Path(f"/sys/class/net/{tap}/statistics/tx_packets").read_text())
+
+    def steady(way: str, through_tap: bool) -> int:
+        """Wait until ten pings in a row are answered this way; gives the number of the last."""
+
+        def is_so() -> bool:
+            frames, count = to_tap(), len(answered(log))
+            stream.wait_for(lambda: len(answered(log)) >= count + 10, DEADLINE_S, way)
+            ten = answered(log)[count : count + 10]
+            return ten[-1] - ten[0] == 9 and (to_tap() - frames >= 10) is through_tap
+
+        stream.wait_for(is_so, DEADLINE_S, way)
+        return answered(log)[-1]
+
+    with TapVm("vm", None, tap, mac, "10.9.0.5"), Daemon("ping", pings, log) as stream:
+        before_it = steady("the virtio NIC answers", through_tap=True)
+        with with_libvirt(pf, mac), vm(binding["pci_address"], tmp_path / "vm.log"):
+            with_it = steady("the VF answers", through_tap=False)
+        without_it = steady("the virtio NIC answers again", through_tap=True)
+        assert vf_info(pf)[0]["address"] == NO_MAC
+    lost = set(range(before_it, without_it)) - set(answered(log))
+    comes = {number for number in lost if number < with_it}
+    print(f"lost while the VF came: {len(comes)}, while it went: {len(lost - comes)}")
+    delete(agent, "nic1")
     assert whole_state(pf, functions()) == before

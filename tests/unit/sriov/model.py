@@ -276,11 +276,13 @@ class Model(Kernel):
     def addresses(self) -> list[str]:
         return [pf.vf_address(n) for pf in self.pfs.values() for n in pf.vfs]
 
-    def start_vm(self, address: str) -> None:
-        """A VM opens it; libvirt remembers MAC and VLAN before."""
+    def start_vm(self, address: str, mac: str | None = None) -> None:
+        """A VM opens it; libvirt remembers MAC and VLAN before, and writes the MAC of its XML."""
         vf = self.vf(address)
         assert is_vfio(vf.driver), "libvirt refuses a device that is not on vfio (managed='no')"
         vf.saved = (vf.attributes.mac, vf.attributes.vlan)
+        if mac is not None:
+            vf.attributes, vf.admin_mac = replace(vf.attributes, mac=mac), True
         vf.is_open = vf.dirty = True
 
     def stop_vm(self, address: str, *, libvirt_is_slow: bool = False) -> None:

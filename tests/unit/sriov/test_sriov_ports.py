@@ -12,6 +12,7 @@ import pytest
 from lxml import etree
 
 from agents.reconciler import Operation
+from drivers.vf.memory import PLACEHOLDER_MAC
 from drivers.vf.tags import TAGS, tag_findings
 from netplugin.backend import Claim, Intent
 from netplugin.errors import (
@@ -22,7 +23,7 @@ from netplugin.errors import (
     NetpluginError,
     Unsupported,
 )
-from netplugin.host.vfs import VFIO, VfAttributes
+from netplugin.host.vfs import NO_MAC, VFIO, VfAttributes
 from netplugin.models import PortState
 from tests.unit.sriov.model import ModelPf
 from tests.unit.sriov.world import World, make_spec
@@ -392,6 +393,45 @@ def test_a_trusted_vm_may_set_its_mac(world: World) -> None:
     assert world.check()
     assert vf.attributes.mac == "02:77:00:00:00:01"
     assert world.state("a") is PortState.ACTIVE
+
+
+@pytest.mark.parametrize(("driver", "none"), [("igb", NO_MAC), ("qede", PLACEHOLDER_MAC)])
+def test_a_teamed_vf_has_its_mac_in_the_nic_only_while_a_vm_has_it(
+    tmp_path: Path, driver: str, none: str
+) -> None:
+    """While it is away the NIC must give the VM's frames to the virtio NIC beside it."""
+    world = World(tmp_path, ModelPf("0000:03:00.0", "eth3", total=1, driver=driver))
+    spec = make_spec(vf={"teaming": True})
+    assert world.plug("a", spec) is None
+    vf, address = world.vf_of("a"), world.address_of("a")
+
+    def settled(mac: str) -> bool:
+        is_done = world.reconciler.check(dry_run=True).changes == []
+        return is_done and (vf.attributes.mac, vf.attributes.vlan) == (mac, 100)
+
+    assert settled(none) and vf.driver == VFIO
+    world.model.start_vm(address, mac=spec.mac)
+    assert settled(spec.mac)
+    vf.is_open = False
+    assert settled(spec.mac), "libvirt starts a VM: it has written the MAC, and QEMU is to come"
+    world.model.stop_vm(address)
+    assert settled(none)
+    boundary, through = 0, False
+    while not through:  # what is left, at whichever step the agent ends
+        world.model.start_vm(address, mac=spec.mac)
+        vf.saved = (spec.mac, 100)
+        world.model.stop_vm(address)
+        assert vf.attributes.mac == spec.mac
+        through = world.check(crash_at=boundary)
+        world.restart()
+        assert world.check() and settled(none), boundary
+        boundary += 1
+    vf.is_open = True
+    assert world.check() and settled(spec.mac), "who opens it without libvirt gets the MAC late"
+    vf.is_open = False
+    assert world.unplug("a") is None
+    assert world.store.records() == [] and vf.attributes.mac != spec.mac
+    world.store.close()
 
 
 def test_a_nic_with_ports_of_flat_networks_is_told_with_what_its_driver_does(world: World) -> None:
