@@ -249,7 +249,7 @@ class Service:
                     usable=state.usable,
                     reason=state.reason,
                     fix=state.fix,
-                    features=backend.features,
+                    features=backend.offered(),
                     facts=dict(backend.facts()),
                 )
             )

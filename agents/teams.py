@@ -46,6 +46,7 @@ def standby_spec(spec: PortSpec, backend: str) -> PortSpec:
         mac=spec.mac,
         backend=backend,
         network=spec.network,
+        queues=spec.queues,
         numa_node=spec.numa_node,
         qos=spec.qos.model_copy(update={"min_egress_kbps": None}),
         port_security=spec.port_security,

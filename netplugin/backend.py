@@ -340,6 +340,11 @@ class Backend(ABC, Generic[ObservationT]):
         """
         return {}
 
+    def offered(self) -> Features:
+        """The features as the devices of this host have them, for ``GET /v1/backends``: quick, and never
+        raises. Here: those of every host."""
+        return self.features
+
     def facts(self) -> Mapping[str, str | int | bool]:
         """What the backend stands on, for ``GET /v1/backends``: quick, and never raises."""
         return {}

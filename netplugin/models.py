@@ -186,7 +186,10 @@ VfState = Literal["available", "claimed", "allocated", "quarantined", "stale", "
 
 
 class VfInfo(Value):
-    """One virtual function, where it stands and whose it is; ``reason`` says why."""
+    """One virtual function, where it stands and whose it is; ``reason`` says why.
+
+    ``max_queues``: it has no more pairs of queues, and may have fewer; the guest's driver opens them.
+    """
 
     pci_address: PciAddress
     pf: str | None = None
@@ -197,6 +200,7 @@ class VfInfo(Value):
     state: VfState
     port_id: PortId | None = None
     reason: str | None = None
+    max_queues: int | None = None
 
 
 class VfCounters(Value):

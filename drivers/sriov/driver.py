@@ -55,7 +55,7 @@ class Sriov(Backend[Seen]):
         qos=True,
         min_rate=True,
         port_security=("mac",),
-        max_queues=1,
+        max_queues=128,
         virtual_functions=True,
         teaming=True,
     )
@@ -76,7 +76,11 @@ class Sriov(Backend[Seen]):
     def probe(self) -> Usability:
         return self._kernel.usability()
 
+    def offered(self) -> Features:
+        return self.features.model_copy(update={"max_queues": self._kernel.max_queues()})
+
     def validate(self, spec: PortSpec) -> None:
+        """What depends on the NIC is looked at with the port's claim: see ``drivers.vf.abilities``."""
         super().validate(spec)
         networks = {device.network for device in self._kernel.devices}
         name = spec.network.physical_network

@@ -7,6 +7,7 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from drivers.vf.abilities import max_queues
 from drivers.vf.changes import BindVf, SetVf, UnbindVf, VfChange
 from drivers.vf.inventory import (
     Inventory,
@@ -30,6 +31,7 @@ from netplugin.host.vfs import (
     VfStuck,
     is_beyond,
     read_link,
+    read_text,
     unsupported,
 )
 from netplugin.models import VfCounters
@@ -65,6 +67,12 @@ class Kernel:
     def nics(self) -> tuple[str, ...]:
         """The PCI addresses of the PFs, from a few files, from any thread."""
         return tuple(find_pfs(self._sys, self.devices)[0])
+
+    def max_queues(self) -> int:
+        """The most queues that a VF of one of the NICs can have, from a few files, from any thread."""
+        nics = (self._sys / "bus/pci/devices" / address for address in self.nics())
+        found = ((read_link(nic / "driver"), read_text(nic / "sriov_numvfs")) for nic in nics)
+        return max((max_queues(driver, int(vfs or 0)) for driver, vfs in found), default=1)
 
     def look(self) -> Inventory:
         """Everything, in one netlink dump. Raises: HostError, OperationTimeout."""

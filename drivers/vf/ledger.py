@@ -2,9 +2,9 @@
 
 A VF that the platform names is that one or none. Otherwise the NUMA node that is asked for is a
 requirement, not a wish: a VM on the wrong node is slower for all its life, and nobody would see why.
-Then NICs with a carrier come first, then the NIC of which the VM has the fewest VFs, so that one NIC
-that fails does not take all of them, then the NIC that has the fewest VFs taken, then the lowest
-number.
+So is what not every NIC can do (see ``drivers.vf.abilities``). Then NICs with a carrier come first,
+then the NIC of which the VM has the fewest VFs, so that one NIC that fails does not take all of them,
+then the NIC that has the fewest VFs taken, then the lowest number.
 
 A NIC that is down is refused: nothing passes it, nor from VF to VF, and the operator has the switch.
 One that is up without a carrier is taken last: a cable comes back by itself, and meanwhile VFs of
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from drivers.vf.abilities import max_queues, refusal
 from drivers.vf.changes import KIND
 from drivers.vf.inventory import Inventory, Pf, Vf
 from drivers.vf.memory import KEPT_BY_DPDK, Lost, Memory, holders_of, locate, new_claim
@@ -66,7 +67,7 @@ def claim_vf(
     ``had`` is the VF that the host shows to be this port's, whatever is remembered. ``for_dpdk``:
     DPDK takes it, not a VM. ``notes`` are a backend's own, and are remembered too.
 
-    Raises: Conflict, InvalidRequest, CapacityExhausted, BackendUnavailable.
+    Raises: Conflict, InvalidRequest, Unsupported, CapacityExhausted, BackendUnavailable.
     """
     assert intent.spec is not None
     for claim in intent.claims:
@@ -90,16 +91,19 @@ def _of_vm(taken: Mapping[Claim, str], vm_id: str) -> frozenset[str]:
 
 
 def _require_fit(inventory: Inventory, claim: Claim, spec: PortSpec) -> None:
-    """A port keeps its VF: the VM has it by its address."""
+    """A port keeps its VF: the VM has it by its address, and its queues are open."""
     asked = spec.vf.pci_address
     found = locate(inventory, claim)
-    network = None if isinstance(found, Lost) else inventory.pf_of(found).network
-    if asked not in (None, claim.key) or network not in (None, spec.network.physical_network):
+    pf = None if isinstance(found, Lost) else inventory.pf_of(found)
+    elsewhere = pf is not None and pf.network != spec.network.physical_network
+    if asked not in (None, claim.key) or elsewhere:
         wish = asked or f"one on {spec.network.physical_network}"
         raise Conflict(
             f"the port has VF {claim.key} and asks for {wish}", step=_STEP,
             fix="delete the port, wait until it is gone, and ask for it again",
         )  # fmt: skip
+    if pf is not None and (lacking := refusal(pf, spec, queues=False)):
+        raise lacking
 
 
 def choose(
@@ -115,7 +119,7 @@ def choose(
     """The VF for a new port; ``taken`` is who has which, ``had`` the one it has on the host, and
     ``of_the_vm`` those that its VM has already.
 
-    Raises: Conflict, InvalidRequest, CapacityExhausted, BackendUnavailable.
+    Raises: Conflict, InvalidRequest, Unsupported, CapacityExhausted, BackendUnavailable.
     """
     if spec.vf.pci_address is not None:
         return _named(inventory, spec, taken, use, had, for_dpdk)
@@ -125,6 +129,14 @@ def choose(
     if spec.numa_node is not None:
         pool = [v for v in pool if _is_on(v, spec.numa_node)]
         where += f" and NUMA node {spec.numa_node}"
+    pfs = {v.pf: inventory.pf_of(v) for v in pool}
+    lacking = {a: refusal(pf, spec, queues=not for_dpdk) for a, pf in pfs.items()}
+    able = [v for v in pool if lacking[v.pf] is None]
+    if pool and not able:
+        raise next(error for _, error in sorted(lacking.items()) if error is not None)
+    if len(able) < len(pool):
+        where += " of NICs that can serve the port"
+    pool = able
     mine = [v for v in pool if v.address not in taken and v.address == had]
     mine = mine or [v for v in pool if v.address not in taken and _is_of(v, spec)]
     out = [v for v in pool if v.address not in taken]
@@ -172,6 +184,8 @@ def _named(
             f"VF {address} is on NUMA node {vf.numa_node}, and node {spec.numa_node} is asked for",
             step=_STEP, fix="ask for the VF or for the node",
         )  # fmt: skip
+    if lacking := refusal(inventory.pf_of(vf), spec, queues=not for_dpdk):
+        raise lacking
     is_its_own = address == had or _is_of(vf, spec)
     reason = None if is_its_own else unusable(inventory, vf, for_dpdk=for_dpdk)
     if reason:
@@ -337,7 +351,7 @@ class _Books:
         return VfInfo(
             pci_address=vf.address, pf=pf.name, vf_index=vf.number, numa_node=vf.numa_node,
             physical_network=pf.network, driver=vf.driver, state=state, port_id=holder or None,
-            reason=reason,
+            reason=reason, max_queues=max_queues(pf.driver, pf.wanted_vfs),
         )  # fmt: skip
 
     def missing(self, address: str) -> VfInfo:

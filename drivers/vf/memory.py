@@ -23,8 +23,6 @@ KEPT_BY_DPDK = frozenset({"mlx4_core", "mlx5_core"})
 #: they get instead, as from libvirt (``altZeroMAC`` in src/util/virnetdev.c).
 REFUSE_NO_MAC = frozenset({"qede", "cxgb4"})
 PLACEHOLDER_MAC = "02:00:00:00:00:00"
-#: Drivers of PFs that take a VLAN priority without an error and drop it (qede_set_vf_vlan).
-DROP_PRIORITY = frozenset({"qede"})
 #: Whether the spoof check of a VF is on when a driver of PFs makes it. On: igb_vf_configure,
 #: __ixgbe_enable_sriov, i40e_alloc_vfs, ice_initialize_vf_entry. Off, as memory of zeros is:
 #: bnxt_set_vf_attr, mlx5_esw_vport_alloc, ``req_spoofchk_val`` in qed_sriov.c.

@@ -8,11 +8,11 @@ from dataclasses import asdict, replace
 from drivers.vf.changes import KIND, UnbindVf
 from drivers.vf.inventory import Inventory, Pf, Vf
 from drivers.vf.ledger import EMBEDDED, Use, not_reported, pf_problem
-from drivers.vf.memory import DROP_PRIORITY, Lost, Memory, locate, remembered
+from drivers.vf.memory import Lost, Memory, locate, remembered
 from drivers.vf.steps import to_host, to_vm
 from netplugin.backend import Change, Claim, Intent, ObservedPort
 from netplugin.errors import Conflict, OperationTimeout, Unsupported
-from netplugin.host.vfs import VfAttributes, unsupported
+from netplugin.host.vfs import VfAttributes
 from netplugin.models import PortSpec
 
 
@@ -71,8 +71,6 @@ def vf_changes(
         if vf.attributes is None:
             return []
         want = wanted(intent, pf, vf)
-        if want.vlan_qos and pf.driver in DROP_PRIORITY:
-            raise unsupported(f"{pf.driver} drops vf.vlan_qos", "vf.vlan_qos")
         if vf.is_open and intent.spec.vf.trusted and not for_dpdk:
             # A trusted VM may set its own MAC: that is what it is trusted with.
             want = replace(want, mac=vf.attributes.mac)

@@ -30,6 +30,7 @@ from drivers.dpdkvhostuser.driver import DpdkVhostUser
 from drivers.linuxbridge.driver import LinuxBridge
 from drivers.sriov.driver import Sriov
 from drivers.vdpa.driver import Vdpa
+from drivers.vf.abilities import QUEUES
 from netplugin import docgen
 from netplugin.cli.main import Netplugin
 from netplugin.models import PmdCore, PmdState, PortState, RxQueue, TaskState, VfCounters
@@ -252,6 +253,18 @@ def test_the_backends_that_work_are_those_that_are_there() -> None:
         assert networks == driver.features.networks
         filters = tuple(word for word in ("mac", "ip") if word.upper() in working[driver.name][3])
         assert filters == driver.features.port_security
+
+
+def test_the_queues_of_vfs_are_those_of_the_code() -> None:
+    lines = read("docs/nics.md").splitlines()
+    head, row = (
+        next(line for line in lines if line.startswith(start)).strip("|").split("|")[1:]
+        for start in ("| | `igb`", "| `queues`")
+    )
+    told = {quoted(name)[0]: cell for name, cell in zip(head, row, strict=True)}
+    assert {name: int(cell.split()[0].rstrip(";")) for name, cell in told.items()} == QUEUES
+    sources = table("docs/nics.md", "driver", "the bound is", "in")
+    assert [quoted(source[0])[0] for source in sources] == list(QUEUES)
 
 
 def test_the_api_is_all_there_is(tmp_path: Path) -> None:

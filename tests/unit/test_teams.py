@@ -39,6 +39,7 @@ SPEC = PortSpec.model_validate(
         "backend": "card",
         "network": {"type": "vlan", "physical_network": "physnet1", "vlan_id": 100},
         "numa_node": 1,
+        "queues": 2,
         "qos": {"egress_kbps": 100_000, "min_egress_kbps": 1000},
         "vf": {"teaming": True, "trusted": True},
     }
@@ -50,7 +51,7 @@ class Card(FakeBackend):
     """A backend whose binding is that of a VF."""
 
     features: ClassVar[Features] = Features(
-        networks=("vlan",), virtual_functions=True, teaming=True
+        networks=("vlan",), max_queues=2, virtual_functions=True, teaming=True
     )
 
     def binding(self, intent: Any) -> Binding:
@@ -108,6 +109,7 @@ def test_the_standby_is_asked_for_what_a_virtio_nic_can_do() -> None:
     spec = standby_spec(SPEC, "soft")
     assert (spec.backend, spec.mac, spec.network) == ("soft", SPEC.mac, SPEC.network)
     assert (spec.vm_id, spec.numa_node, spec.port_security) == ("vm-1", 1, SPEC.port_security)
+    assert spec.queues == SPEC.queues == 2
     assert (spec.qos.egress_kbps, spec.qos.min_egress_kbps) == (100_000, None)
     assert spec.vf == PortSpec.model_fields["vf"].default
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
+from drivers.dpdkvhostuser.driver import DpdkVhostUser
+from drivers.linuxbridge.driver import LinuxBridge
+from drivers.sriov.driver import Sriov
+from drivers.vdpa.driver import Vdpa
+from netplugin import options
 from netplugin.acceptance.errors import UnusableInput
 from netplugin.acceptance.generators import choose as generators
+from netplugin.acceptance.matrix import agent_checks, cells
 from netplugin.acceptance.matrix.agent_bench import addressed
 from netplugin.acceptance.matrix.bench import CellError
 from netplugin.acceptance.matrix.cells import Task
+from netplugin.acceptance.matrix.description import read
 from netplugin.acceptance.matrix.records import Cell, Part
 from netplugin.acceptance.values import TrialRequest
 from netplugin.client import Readiness
@@ -22,6 +30,8 @@ from tests.unit.acceptance.made_up_agent import (
     cell_description,
     search_of,
 )
+from tests.unit.acceptance.matrix_runs import ROOT
+from tests.unit.sriov.model import Model, ModelPf
 
 _ASKED = TrialRequest(1e5, 0.4)
 
@@ -152,6 +162,25 @@ def test_what_the_agent_has_not_is_said_before_anything_is_sent(
     with pytest.raises(UnusableInput, match=words):
         bench_on(run).check([search_of(run)])
     assert agent.calls == []
+
+
+@pytest.mark.parametrize(("driver", "problem"), [("ice", ""), ("igb", "2 queues at most, not 8")])
+def test_the_shipped_run_is_for_vfs_that_have_its_queues(
+    agent: MadeUpAgent, driver: str, problem: str
+) -> None:
+    run = read((ROOT / "tools/trex/matrix.yaml").read_text(), "matrix.yaml")
+    agent.infos = [
+        BackendInfo(name=each.name, usable=True, features=each.features)
+        for each in (DpdkVhostUser, LinuxBridge, Vdpa)
+    ]
+    sriov = Sriov(
+        options.load([]), None, kernel=Model(ModelPf("0000:03:00.0", "eth3", driver=driver))
+    )
+    agent.infos.append(BackendInfo(name="sriov", usable=True, features=sriov.offered()))
+    searched = cells.cells(run)
+    assert {"sriov", "vdpa"} < {cell.backend for cell in searched}
+    with pytest.raises(UnusableInput, match=problem) if problem else nullcontext():
+        agent_checks.check(agent, run, searched, "vm")
 
 
 def test_a_vnf_that_is_not_installed_is_said(agent: MadeUpAgent) -> None:

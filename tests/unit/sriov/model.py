@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from drivers.vf.abilities import max_queues
 from drivers.vf.inventory import Inventory, Pf, Vf
 from drivers.vf.kernel import Kernel
 from drivers.vf.options import parse_devices
@@ -208,6 +209,9 @@ class Model(Kernel):
 
     def nics(self) -> tuple[str, ...]:
         return tuple(self.pfs)
+
+    def max_queues(self) -> int:
+        return max(max_queues(pf.driver, len(pf.vfs)) for pf in self.pfs.values())
 
     def look(self) -> Inventory:
         self.tick()

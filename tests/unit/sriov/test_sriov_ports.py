@@ -12,6 +12,7 @@ import pytest
 from lxml import etree
 
 from agents.reconciler import Operation
+from drivers.vf.abilities import QUEUES
 from drivers.vf.memory import PLACEHOLDER_MAC
 from drivers.vf.tags import TAGS, tag_findings
 from netplugin.backend import Claim, Intent
@@ -93,7 +94,6 @@ def test_spoofchk_is_port_security(
         ({"vf": {"spoofchk": False}}, InvalidRequest, "vf.spoofchk"),
         ({"vf": {"trusted": True}}, InvalidRequest, "vf.trusted"),
         ({"vf": {"trusted": True, "spoofchk": True}}, InvalidRequest, "vf.trusted"),
-        ({"queues": 2}, Unsupported, "queues above 1"),
         ({"rx_queue_size": 512}, Unsupported, "rings"),
         ({"network": {"physical_network": "net9"}}, InvalidRequest, "net9"),
         ({"network": {"type": "vxlan", "network_id": "n", "physical_network": None, "vlan_id": None}},
@@ -109,6 +109,50 @@ def test_what_no_vf_can_do_is_refused_before_it_is_stored(
     assert isinstance(world.plug("a", make_spec(**fields)), NetpluginError)
     world.assert_settled()
     assert world.store.records() == []
+
+
+@pytest.mark.parametrize(
+    ("driver", "vfs", "most"),
+    [*((driver, 4, most) for driver, most in QUEUES.items()), ("ixgbe", 32, 2), ("hns3", 4, 1)],
+)
+def test_a_vf_has_the_queues_that_its_driver_can_give_it(
+    tmp_path: Path, driver: str, vfs: int, most: int
+) -> None:
+    world = World(tmp_path, ModelPf("0000:03:00.0", "eth3", total=vfs, driver=driver))
+    assert world.driver.offered().max_queues == most
+    assert {vf.max_queues for vf in world.reconciler.vfs()} == {most}
+    if most < 128:
+        for wish in ({}, {"vf": {"pci_address": "0000:03:10.1"}}):
+            refused = world.plug("a", make_spec(queues=most + 1, **wish))
+            assert isinstance(refused, Unsupported) and f"{most} at most" in refused.detail
+            assert [error.field for error in refused.errors] == ["queues"]
+        world.assert_settled()
+        assert world.store.records() == []
+    assert world.plug("a", make_spec(queues=most)) is None
+    world.assert_settled()
+    record = world.store.get("a")
+    assert record is not None
+    xml = world.driver.binding(Intent("a", record.spec, record.claims)).interface_xml
+    assert "queues" not in xml, "the guest's driver opens them"
+    world.store.close()
+
+
+def test_a_port_of_many_queues_gets_a_vf_of_a_nic_that_has_them(tmp_path: Path) -> None:
+    world = World(
+        tmp_path,
+        ModelPf("0000:03:00.0", "eth3", total=2),
+        ModelPf("0000:04:00.0", "eth4", total=1, driver="ice"),
+    )
+    assert world.driver.offered().max_queues == 16
+    assert world.plug("a", make_spec(queues=8)) is None
+    assert world.address_of("a").startswith("0000:04")
+    refused = world.plug("b", make_spec(2, queues=8))
+    assert (
+        isinstance(refused, CapacityExhausted) and "NICs that can serve the port" in refused.detail
+    )
+    assert world.plug("b", make_spec(2, queues=2)) is None
+    world.assert_settled()
+    world.store.close()
 
 
 def test_the_mtu_of_the_nic_is_looked_at(world: World) -> None:

@@ -83,6 +83,14 @@ def test_the_vfs_of_claims_are_counted(tmp_path: Path, claims: dict[str, Claim])
     assert kernel.counters([moved]) == {}, "another VF may be there now"
 
 
+def test_the_most_queues_are_those_of_the_best_nic(
+    tmp_path: Path, claims: dict[str, Claim]
+) -> None:
+    assert Kernel(parse_devices(["net1:8086:10c9"]), tmp_path).max_queues() == 16
+    assert Kernel(parse_devices([f"net1:{IGB.address}"]), tmp_path).max_queues() == 2
+    assert Kernel(parse_devices(["net1:none"]), tmp_path).max_queues() == 1
+
+
 def test_a_scrape_has_them_and_survives_their_nic(tmp_path: Path) -> None:
     store = Store(tmp_path / "agent.db")
     metrics = Metrics(store)
