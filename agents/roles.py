@@ -108,6 +108,8 @@ def _of_spec(spec: Any) -> Iterator[str]:
         yield "vf.trusted=true"
     if _is(vf, "spoofchk", False):
         yield "vf.spoofchk=false"
+    if _is(vf, "trunk", True):
+        yield "vf.trunk=true"
     if _is(security, "enabled", False):
         yield "port_security.enabled=false"
     if isinstance(security, dict) and security.get("roles"):

@@ -57,14 +57,14 @@ def child(domain: Element, tag: str) -> Element:
 
 
 def complete(domain: Element, bindings: Sequence[Binding]) -> None:
-    """Give the domain these NICs (one of the same MAC is replaced), the memory that they need and the
-    user that can reach their sockets.
+    """Give the domain these NICs (one of the same MAC or host's function is replaced), the memory that
+    they need and the user that can reach their sockets.
 
     Raises: Conflict if it contradicts what a NIC needs.
     """
     devices = child(domain, "devices")
     for binding in bindings:
-        _replace_interfaces(devices, fragments(binding.interface_xml))
+        _replace_nics(devices, fragments(binding.interface_xml))
     for binding in bindings:
         _require(domain, binding.domain_requirements)
     _run_as(domain, bindings)
@@ -103,19 +103,36 @@ def address(interface: Element) -> str:
     return mac.get("address", "").lower() if mac is not None else ""
 
 
+def function(nic: Element) -> str:
+    """The host's PCI function that a NIC or other device of the host is; empty if it is none."""
+    found = nic.find("source/address")
+    if found is None or nic.get("type") not in ("hostdev", "pci"):
+        return ""
+    parts = (("domain", 4), ("bus", 2), ("slot", 2), ("function", 1))
+    digits = (found.get(name, "").lower().removeprefix("0x").zfill(width) for name, width in parts)
+    return "{}:{}:{}.{}".format(*digits)
+
+
+def nics(domain: Element) -> list[Element]:
+    """The domain's network interfaces, and the devices of the host that it has."""
+    return [*domain.findall("devices/interface"), *domain.findall("devices/hostdev")]
+
+
 def _rank(element: Element) -> int:
     tag = element.tag if isinstance(element.tag, str) else ""  # a comment has none
     return _ORDER.index(tag) if tag in _ORDER else len(_ORDER)
 
 
-def _replace_interfaces(devices: Element, interfaces: Sequence[Element]) -> None:
-    """Those of the same MAC go, wherever they came from; the new ones stand in the first's place."""
-    addresses = {address(interface) for interface in interfaces}
-    old = [each for each in devices.findall("interface") if address(each) in addresses]
+def _replace_nics(devices: Element, wanted: Sequence[Element]) -> None:
+    """Those of the same MAC or host's function go, wherever they came from; the new ones stand in the
+    first's place."""
+    known = {name for nic in wanted for name in (address(nic), function(nic)) if name}
+    there = [each for each in devices if each.tag in ("interface", "hostdev")]
+    old = [each for each in there if known & {address(each), function(each)}]
     place = list(devices).index(old[0]) if old else len(devices)
     for each in old:
         devices.remove(each)
-    devices[place:place] = interfaces
+    devices[place:place] = wanted
 
 
 def _require(domain: Element, needs: DomainRequirements) -> None:

@@ -49,16 +49,19 @@ def hostdev_interface(spec: PortSpec, pci_address: str) -> str:
     libvirt sets MAC and VLAN of such an interface once more when the VM starts, and puts back what
     it found when it stops (virHostdevSetNetConfig, virHostdevRestoreNetConfig): without ``vlan`` it
     would take the VLAN off.
+
+    It sets every VLAN as one of 802.1Q (virNetDevSetVfVlan, by IFLA_VF_VLAN), which for a VLAN of
+    802.1ad is another network. Such a VF is given to the VM as a device like any other, of which
+    libvirt sets nothing.
     """
-    domain, bus, slot = pci_address.partition(".")[0].split(":")
-    function = pci_address.partition(".")[2]
+    if spec.vf.vlan_proto == "802.1ad":
+        device = etree.Element("hostdev", mode="subsystem", type="pci", managed="no")
+        etree.SubElement(etree.SubElement(device, "source"), "address", _function(pci_address))
+        return text(device)
     interface = _interface("hostdev", spec.mac)
     interface.set("managed", "no")
     source = etree.SubElement(interface, "source")
-    etree.SubElement(
-        source, "address",
-        type="pci", domain=f"0x{domain}", bus=f"0x{bus}", slot=f"0x{slot}", function=f"0x{function}",
-    )  # fmt: skip
+    etree.SubElement(source, "address", {"type": "pci", **_function(pci_address)})
     if spec.network.vlan_id is not None:
         vlan = etree.SubElement(interface, "vlan")
         etree.SubElement(vlan, "tag", id=str(spec.network.vlan_id))
@@ -76,6 +79,14 @@ def team_interfaces(persistent: str, transient: str, name: str) -> str:
     etree.SubElement(stays, "alias", name=alias)
     etree.SubElement(goes, "teaming", type="transient", persistent=alias)
     return text(stays) + text(goes)
+
+
+def _function(pci_address: str) -> dict[str, str]:
+    """A PCI address as libvirt writes it."""
+    place, _, function = pci_address.partition(".")
+    domain, bus, slot = place.split(":")
+    numbers = {"domain": domain, "bus": bus, "slot": slot, "function": function}
+    return {name: f"0x{digits}" for name, digits in numbers.items()}
 
 
 def _interface(kind: str, mac: str) -> Element:

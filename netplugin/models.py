@@ -25,6 +25,7 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, strict=True)]
 PortId = Name
 # JSON has true and false: "no", 0 and the like are mistakes, not answers.
 Flag = Annotated[bool, Field(strict=True)]
+VlanId = Annotated[int, Field(ge=1, le=4094, strict=True)]
 Kbps = Annotated[int, Field(ge=1, le=400_000_000, strict=True)]
 RingSize = Literal[256, 512, 1024]
 
@@ -96,7 +97,7 @@ class Network(Value):
 
     type: Literal["flat", "vlan", "vxlan"]
     physical_network: Name | None = None
-    vlan_id: Annotated[int, Field(ge=1, le=4094, strict=True)] | None = None
+    vlan_id: VlanId | None = None
     network_id: Name | None = None
     mtu: Annotated[int, Field(ge=576, le=9216, strict=True)] = 1500
 
@@ -166,10 +167,17 @@ class NetworkInfo(Value):
     errors: tuple[Problem, ...] = ()
 
 
+def _each_once(vlans: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(set(vlans)))
+
+
 class VfOptions(Value):
     """What is asked of a virtual function (backends ``sriov`` and ``vdpa``).
 
     ``trusted``: the VM may set its MAC; ``sriov`` refuses it beside ``port_security.enabled``.
+    ``vlan_proto``: the kind of tag that the NIC gives to the VM's frames, for ``network.vlan_id``;
+    with 802.1ad the VM may send tagged frames, whose tags stay inside. ``trunk``: the VM of a flat
+    network tags its frames itself, with any VLAN or with ``allowed_vlans`` alone, where the NIC can.
     """
 
     pci_address: PciAddress | None = None
@@ -177,6 +185,11 @@ class VfOptions(Value):
     spoofchk: Flag | None = None
     link_state: Literal["auto", "enable", "disable"] = "auto"
     vlan_qos: Annotated[int, Field(ge=0, le=7, strict=True)] = 0
+    vlan_proto: Literal["802.1Q", "802.1ad"] = "802.1Q"
+    trunk: Flag = False
+    allowed_vlans: Annotated[
+        tuple[VlanId, ...], Field(max_length=4094), _at_most(4094), AfterValidator(_each_once)
+    ] = ()
     teaming: Flag = False
 
 

@@ -67,7 +67,8 @@ API = [
         help="Roles of those who may connect to the socket, as <role>:<user>, <role>:@<group> or "
         "<role>:* for all others; names or numbers; the highest counts. Roles: read (GET), plug "
         "(also ports, networks, domains), operate (all: also PMD threads, orphans, quarantine, "
-        "vf.trusted, filters off, port_security.roles). Root and the agent's own user have operate.",
+        "vf.trusted, vf.trunk, filters off, port_security.roles). Root and the agent's own user have "
+        "operate.",
     ),
     cfg.ListOpt(
         "cert_roles",

@@ -37,9 +37,23 @@ def check_spec(spec: PortSpec) -> None:
             "turn port_security.enabled off with it, or ask without it"
         )
         raise _contradicts("vf.trusted", message)
+    _check_tags(spec)
     for asked, why, fix in _impossible(spec):
         if asked:
             raise Unsupported(f"backend sriov: {why}", step="validate", fix=fix)
+
+
+def _check_tags(spec: PortSpec) -> None:
+    """Refuse what says two things of the tags of the VM's frames."""
+    vf, kind = spec.vf, spec.network.type
+    if vf.trunk and kind != "flat":
+        raise _contradicts("vf.trunk", "the VM tags its frames itself: ask for a flat network")
+    if vf.allowed_vlans and not vf.trunk:
+        raise _contradicts("vf.allowed_vlans", "they are those of a trunk: ask for vf.trunk too")
+    if vf.vlan_proto == "802.1ad" and kind != "vlan":
+        raise _contradicts(
+            "vf.vlan_proto", "it is the kind of a VLAN's tag: ask for a vlan network"
+        )
 
 
 def _contradicts(field: str, message: str) -> InvalidRequest:
@@ -52,7 +66,20 @@ def _impossible(spec: PortSpec) -> list[tuple[bool, str, str]]:
     security, qos = spec.port_security, spec.qos
     rates = (qos.egress_kbps or 0, qos.min_egress_kbps or 0)
     usual = PortSpec.model_fields["rx_queue_size"].default
+    is_tagged = spec.vf.trunk or spec.vf.vlan_proto == "802.1ad"
     return [
+        (
+            # include/uapi/linux/if_link.h; MAX_VLAN_LIST_LEN is 1, net/core/rtnetlink.c.
+            bool(spec.vf.allowed_vlans),
+            "Linux has no request that limits the VLANs of a VF (IFLA_VF_VLAN_LIST takes one VLAN, which "
+            "is then the VF's own)",
+            "ask without vf.allowed_vlans, and limit the VLANs at the switch",
+        ),
+        (
+            spec.vf.teaming and is_tagged,
+            "the virtio NIC beside the VF takes no tags from the VM and is on a VLAN of 802.1Q",
+            "ask without vf.teaming, or without vf.trunk and with vf.vlan_proto 802.1Q",
+        ),
         (
             security.enabled and bool(security.allowed_addresses),
             "a NIC checks the source MAC of a VF (spoofchk), never its IP addresses",

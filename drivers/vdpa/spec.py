@@ -28,7 +28,12 @@ def _of_relay(spec: PortSpec) -> list[tuple[bool, str, str]]:
             bool(others),
             "its VF takes frames for the port's own MAC only",
             "ask without a mac in port_security.allowed_addresses",
-        )
+        ),
+        (
+            spec.vf.trunk or bool(spec.vf.allowed_vlans) or spec.vf.vlan_proto != "802.1Q",
+            "OVS takes no tags from its VM",
+            "ask without vf.trunk, vf.allowed_vlans and vf.vlan_proto, or with the backend sriov",
+        ),
     ]
 
 

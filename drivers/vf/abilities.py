@@ -37,6 +37,28 @@ QUEUES: Mapping[str, int] = MappingProxyType(
         "cxgb4": 8,
     }
 )
+_INTEL = "drivers/net/ethernet/intel"
+#: What the driver of a PF does with VLANs that the VM of a VF without a VLAN asks for, and where it
+#: is read. Of other drivers it is not known, so that they have no trunks.
+TAGS: Mapping[str, str] = MappingProxyType(
+    {
+        "igb": f"takes any VLAN that such a VM asks for (igb_set_vf_vlan_msg, {_INTEL}/igb/igb_main.c)",
+        "ixgbe": "takes any VLAN that such a VM asks for "
+        f"(ixgbe_set_vf_vlan_msg, {_INTEL}/ixgbe/ixgbe_sriov.c)",
+        "i40e": "takes up to 16 VLANs that such a VM asks for, more if it is trusted "
+        f"(i40e_vc_add_vlan_msg, {_INTEL}/i40e/i40e_virtchnl_pf.c)",
+        "ice": "takes up to 8 VLANs that such a VM asks for, more if it is trusted "
+        f"(ice_vc_process_vlan_msg, {_INTEL}/ice)",
+        "mlx5_core": "looks at the tags that such a VM sends not at all (esw_acl_ingress_lgcy_setup, "
+        "drivers/net/ethernet/mellanox/mlx5/core/esw/acl/ingress_lgcy.c)",
+    }
+)
+#: Drivers whose NICs put a tag of 802.1ad around a VF's frames, and that report it:
+#: ice_set_vf_port_vlan and ice_get_vf_cfg, intel/ice/ice_sriov.c. In single VLAN mode it refuses it.
+_STACK = frozenset({"ice"})
+#: Drivers that would take it, and report it as 802.1Q (bnxt_get_vf_config), so that it cannot be
+#: verified; nor do they change a VLAN from one to the other (bnxt_set_vf_vlan).
+_STACK_UNREPORTED = frozenset({"bnxt_en"})
 #: Drivers that take a VLAN priority without an error and drop it (qede_set_vf_vlan).
 _DROP_PRIORITY = frozenset({"qede"})
 
@@ -65,6 +87,15 @@ def refusal(pf: Pf, spec: PortSpec, *, queues: bool) -> Unsupported | None:
         )  # fmt: skip
     if spec.vf.vlan_qos and pf.driver in _DROP_PRIORITY:
         return _refuse(pf, "vf.vlan_qos", "its driver drops it", "ask without vf.vlan_qos")
+    if spec.vf.vlan_proto == "802.1ad" and pf.driver not in _STACK:
+        unreported = pf.driver in _STACK_UNREPORTED
+        why = "its driver does not report 802.1ad" if unreported else "its driver has 802.1Q alone"
+        return _refuse(pf, "vf.vlan_proto", why, "ask for 802.1Q, or use a NIC of ice")
+    if spec.vf.trunk and pf.driver not in TAGS:
+        return _refuse(
+            pf, "vf.trunk", "what the NIC does with a VM's tags is not known",
+            "ask for a VLAN, or use a NIC of " + ", ".join(sorted(TAGS)),
+        )  # fmt: skip
     return None
 
 

@@ -26,6 +26,7 @@ def attributes_of(spec: PortSpec) -> VfAttributes:
         spoofchk=spoofchk,
         trusted=spec.vf.trusted,
         link_state=spec.vf.link_state,
+        vlan_stacked=spec.vf.vlan_proto == "802.1ad",
     )
 
 

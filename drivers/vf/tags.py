@@ -1,35 +1,21 @@
 """Whether a NIC lets a VF without a VLAN send and receive frames that its VM tags itself: pure.
 
 A port on a flat network has no VLAN that its VF could be held to. What each driver of a PF does then
-is read in its source; no driver has a switch that a hypervisor could turn off for a VF of VLAN 0.
+is read in its source; no driver has a switch that a hypervisor could turn off for a VF of VLAN 0. A
+trunk (``vf.trunk``) is meant to, and needs no finding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
+from drivers.vf.abilities import TAGS
 from drivers.vf.inventory import Inventory
 from drivers.vf.memory import Lost, locate
 from drivers.vf.ports import claim_of
 from netplugin.backend import Intent
 from netplugin.models import Finding
 
-_INTEL = "drivers/net/ethernet/intel"
-#: What the driver of a PF does with VLANs that the VM of a flat VF asks for, and where it is seen.
-TAGS: Mapping[str, str] = MappingProxyType(
-    {
-        "igb": f"takes any VLAN that such a VM asks for (igb_set_vf_vlan_msg, {_INTEL}/igb/igb_main.c)",
-        "ixgbe": "takes any VLAN that such a VM asks for "
-        f"(ixgbe_set_vf_vlan_msg, {_INTEL}/ixgbe/ixgbe_sriov.c)",
-        "i40e": "takes up to 16 VLANs that such a VM asks for, more if it is trusted "
-        f"(i40e_vc_add_vlan_msg, {_INTEL}/i40e/i40e_virtchnl_pf.c)",
-        "ice": "takes up to 8 VLANs that such a VM asks for, more if it is trusted "
-        f"(ice_vc_process_vlan_msg, {_INTEL}/ice)",
-        "mlx5_core": "looks at the tags that such a VM sends not at all (esw_acl_ingress_lgcy_setup, "
-        "drivers/net/ethernet/mellanox/mlx5/core/esw/acl/ingress_lgcy.c)",
-    }
-)
 _UNKNOWN = "does with the tags that such a VM sends what its firmware decides: unknown"
 
 
@@ -39,6 +25,8 @@ def tag_findings(intents: Sequence[Intent], inventory: Inventory) -> list[Findin
     for intent in intents:
         claim = claim_of(intent)
         if claim is None or intent.spec is None or intent.spec.network.type != "flat":
+            continue
+        if intent.spec.vf.trunk:
             continue
         vf = locate(inventory, claim)
         if not isinstance(vf, Lost):

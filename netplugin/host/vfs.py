@@ -468,11 +468,19 @@ def _administers_networks() -> bool:
     return False
 
 
+#: What to ask for instead, by group.
+_FIXES: Mapping[str, str] = MappingProxyType(
+    {
+        "vlan": "ask without vf.vlan_qos and with vf.vlan_proto 802.1Q",
+        # i40e_ndo_set_vf_trust in MFP mode: its VFs get no multicast either.
+        "trust": "ask without vf.trusted; a relay of vdpa needs it on this NIC: use another backend",
+    }
+)
+
+
 def unsupported(detail: str, group: str) -> Unsupported:
     """The error for a setting that a NIC does not have."""
-    fix = f"ask without {group}, or for less"
-    if group == "trust":  # i40e_ndo_set_vf_trust in MFP mode: its VFs get no multicast either
-        fix = "ask without vf.trusted; a relay of vdpa needs it on this NIC: use another backend"
+    fix = _FIXES.get(group, f"ask without {group}, or for less")
     return Unsupported(f"the NIC refuses it: {detail}", step="set-vf", fix=fix)
 
 

@@ -93,12 +93,13 @@ def delete(agent: PrivateAgent, port_id: str) -> None:
 
 
 @contextmanager
-def vm(address: str, log: Path) -> Iterator[Daemon]:
+def vm(address: str, log: Path, queues: int = 1) -> Iterator[Daemon]:
     """dpdk-testpmd in the VM's place: it has the VF open, and answers ARP and pings."""
     args = [
         "stdbuf", "-oL", "dpdk-testpmd", "--lcores", "0@0,1@0", "-m", "128", "--in-memory",
         "--no-telemetry", "-a", address, "--", "--forward-mode=icmpecho", "--auto-start",
-        "--total-num-mbufs=4096", "--nb-cores=1", "--stats-period=5",
+        "--total-num-mbufs=4096", "--nb-cores=1", "--stats-period=5", f"--rxq={queues}",
+        f"--txq={queues}",
     ]  # fmt: skip
     with Daemon("testpmd", args, log) as testpmd:
         testpmd.wait_for(
@@ -114,7 +115,9 @@ def test_a_vf_with_its_mac_and_vlan_on_the_wire_and_back(
     pf: str, agent: PrivateAgent, far: str, tmp_path: Path
 ) -> None:
     before = whole_state(pf, functions())
-    spec = make_spec(vf={"vlan_qos": 3}, qos={"egress_kbps": 200_000})
+    [sriov] = [each for each in agent.get("/v1/backends")[1] if each["name"] == "sriov"]
+    assert sriov["features"]["max_queues"] == 2
+    spec = make_spec(vf={"vlan_qos": 3}, qos={"egress_kbps": 200_000}, queues=2)
     port = put(agent, "nic1", spec)
     binding = port["binding"]
     address = binding["pci_address"]
@@ -125,7 +128,7 @@ def test_a_vf_with_its_mac_and_vlan_on_the_wire_and_back(
     assert (told["spoofchk"], told["trust"]) == (True, False)
     assert told["rate"]["max_tx"] == 200
     assert driver(address) == "vfio-pci"
-    with vm(address, tmp_path / "vm.log") as testpmd:
+    with vm(address, tmp_path / "vm.log", queues=2) as testpmd:
         assert spec["mac"].upper() in testpmd.log.read_text()
         wait_for(lambda: ping("10.9.0.5"), DEADLINE_S, "the VM answers on VLAN 100", testpmd.tail)
         assert not ping("10.8.0.5"), "and on no other"
@@ -157,14 +160,21 @@ def test_sixteen_plugs_for_seven_vfs(pf: str, agent: PrivateAgent) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"qos": {"min_egress_kbps": 50_000}}, {"vf": {"link_state": "enable"}}]
+    ("fields", "named"),
+    [
+        ({"qos": {"min_egress_kbps": 50_000}}, []),
+        ({"vf": {"link_state": "enable"}}, []),
+        ({"vf": {"vlan_proto": "802.1ad"}}, ["vf.vlan_proto"]),
+        ({"queues": 3}, ["queues"]),
+    ],
 )
 def test_what_igb_does_not_support_is_refused_and_the_vf_as_before(
-    pf: str, agent: PrivateAgent, fields: dict[str, Any]
+    pf: str, agent: PrivateAgent, fields: dict[str, Any], named: list[str]
 ) -> None:
     before = whole_state(pf, functions())
     status, problem = agent.call("PUT", "/v1/ports/nic1", make_spec(**fields))
     assert (status, problem["code"]) == (409, "unsupported"), problem
+    assert [error["field"] for error in problem["errors"]] == named
     assert whole_state(pf, functions()) == before
     assert {vf["state"] for vf in agent.get("/v1/vfs")[1]} == {"available"}
     assert agent.get("/v1/ports")[1] == []

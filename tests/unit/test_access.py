@@ -67,6 +67,7 @@ OPEN: Any = {**SPEC, "port_security": {"enabled": False}}
         ("/v1/ports/p1", {**SPEC, "port_security": {"roles": ["router"]}}, "port_security.roles"),
         ("/v1/ports/p1", {**SPEC, "vf": {"trusted": True}}, "vf.trusted=true"),
         ("/v1/ports/p1", {**SPEC, "vf": {"spoofchk": False}}, "vf.spoofchk=false"),
+        ("/v1/ports/p1", {**SPEC, "vf": {"trunk": True}}, "vf.trunk=true"),
         ("/v1/ports/p1", {**SPEC, "vf": {"trusted": False, "spoofchk": True}}, None),
         ("/v1/ports:batch", {"put": [{"port_id": "a", "spec": SPEC}]}, None),
         (

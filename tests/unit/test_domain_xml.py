@@ -15,7 +15,7 @@ from netplugin.domain_xml import (
     written,
 )
 from netplugin.errors import Conflict, InvalidRequest
-from netplugin.libvirt_xml import vhostuser_interface
+from netplugin.libvirt_xml import hostdev_interface, vhostuser_interface
 from netplugin.models import Binding, DomainPolicy, DomainRequirements, PortSpec
 
 DOMAIN = "<domain type='kvm'><name>vm</name><vcpu>1</vcpu><devices/></domain>"
@@ -201,3 +201,24 @@ def test_what_is_no_domain_names_the_field(xml: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         render(xml, vhost())
     assert [error.field for error in refused.value.errors] == ["xml"]
+
+
+def vf(**fields: object) -> Binding:
+    network = {"type": "vlan", "physical_network": "net1", "vlan_id": 100}
+    asked = spec(network=network, vf=fields)
+    return Binding(vif_type="hostdev", interface_xml=hostdev_interface(asked, "0000:03:10.1"))
+
+
+def test_a_vf_of_which_libvirt_sets_nothing_is_known_by_its_function() -> None:
+    other = "<hostdev mode='subsystem' type='usb'><source><address bus='3' device='2'/></source></hostdev>"
+    domain = DOMAIN.replace("<devices/>", f"<devices>{other}<!-- a --></devices>")
+    stacked = vf(vlan_proto="802.1ad")
+    once = render_text(domain, stacked)
+    assert render_text(once, stacked) == once
+    devices = [each.get("type") for each in etree.fromstring(once).findall("devices/hostdev")]
+    assert devices == ["usb", "pci"]
+    back = render(once, vf())
+    assert [each.get("type") for each in back.findall("devices/hostdev")] == ["usb"]
+    assert [each.get("type") for each in back.findall("devices/interface")] == ["hostdev"]
+    again = render(written(back), stacked)
+    assert again.find("devices/interface") is None and len(again.findall("devices/hostdev")) == 2

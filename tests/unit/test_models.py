@@ -31,7 +31,7 @@ from tests.unit.agent import SPEC, agent, served_agent
 
 FULL: dict[str, Any] = {
     **SPEC,
-    "vf": {"pci_address": "0000:03:10.1"},
+    "vf": {"pci_address": "0000:03:10.1", "allowed_vlans": [100]},
     "qos": {"ingress_kbps": 1000},
     "port_security": {
         "roles": ["router"],
@@ -107,7 +107,7 @@ def test_the_walk_finds_the_fields() -> None:
     assert ("vm_id",) in LEAVES
     assert ("network", "vlan_id") in LEAVES
     assert ("port_security", "allowed_addresses", 0, "ip") in LEAVES
-    assert len(LEAVES) == 26
+    assert len(LEAVES) == 29
     PortSpec.model_validate(FULL)
 
 

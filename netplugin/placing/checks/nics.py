@@ -7,7 +7,8 @@ from typing import Final
 
 from lxml import etree
 
-from netplugin.domain_xml import address, number
+from netplugin.domain_xml import address, function, number
+from netplugin.domain_xml import nics as nics_of
 from netplugin.libvirt_xml import Element, fragments
 from netplugin.models import Finding
 from netplugin.placing.checks.case import Case, Nic, graded
@@ -22,33 +23,35 @@ _RENDER: Final = "render the domain again: netplugin domain render"
 
 
 def nics(case: Case) -> Iterator[Finding]:
-    interfaces = case.domain.findall("devices/interface")
+    there = nics_of(case.domain)
     for nic in case.nics:
         for wanted in fragments(nic.binding.interface_xml):
-            yield _nic(nic, wanted, interfaces)
-    for interface in interfaces:
+            yield _nic(nic, wanted, there)
+    for interface in there:
         if _kind(interface) == "virtio":
             yield from _serves(interface, case)
 
 
-def _nic(nic: Nic, wanted: Element, interfaces: list[Element]) -> Finding:
-    expected = f"the NIC of port {nic.port_id}, {address(wanted)} on {_end(wanted)}"
-    same = [each for each in interfaces if address(each) == address(wanted)]
+def _nic(nic: Nic, wanted: Element, there: list[Element]) -> Finding:
+    # One that libvirt has no MAC of is known by the host's function that it is.
+    name = address(wanted) or function(wanted)
+    expected = f"the NIC of port {nic.port_id}, {name} on {_end(wanted)}"
+    same = [each for each in there if name in (address(each), function(each))]
     found = next((each for each in same if each.get("type") == wanted.get("type")), None)
     found = same[0] if found is None and same else found
     if found is None:
-        strange = next((each for each in interfaces if _end(each) == _end(wanted)), None)
+        strange = next((each for each in there if _end(each) == _end(wanted)), None)
         if strange is not None:
             wrong = (
                 f"a NIC on {_end(wanted)} has the MAC {address(strange) or 'that libvirt chooses'}"
             )
             return graded("nic-mac", wrong, "", expected, _RENDER, "fail")
-        return graded("nic-missing", f"no NIC has {address(wanted)}", "", expected, _RENDER, "fail")
+        return graded("nic-missing", f"no NIC has {name}", "", expected, _RENDER, "fail")
     differences = list(_differences(wanted, found, ""))
     slows = all(place.split(" ")[0] in _SLOWS for place, _ in differences)
     wrong = "; ".join(f"{place} {what}".strip() for place, what in differences)
     return graded(
-        "nic", f"{address(wanted)}: {wrong}" if wrong else None, f"{address(wanted)} as its port has it",
+        "nic", f"{name}: {wrong}" if wrong else None, f"{name} as its port has it",
         expected, _RENDER, "warn" if slows else "fail",
     )  # fmt: skip
 
@@ -75,11 +78,7 @@ def _end(interface: Element) -> str:
         element = interface.find(tag)
         if element is not None and element.get(name):
             return str(element.get(name))
-    function = interface.find("source/address")
-    if function is not None:
-        parts = (function.get(n, "") for n in ("domain", "bus", "slot", "function"))
-        return ":".join(part.removeprefix("0x") for part in parts)
-    return str(interface.get("type", ""))
+    return function(interface) or str(interface.get("type", ""))
 
 
 def _kind(interface: Element) -> str:

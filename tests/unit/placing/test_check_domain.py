@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from netplugin.domain_xml import parse_domain, written
+from netplugin.domain_xml import complete, parse_domain, written
 from netplugin.errors import InvalidRequest
-from netplugin.models import Finding
+from netplugin.libvirt_xml import hostdev_interface
+from netplugin.models import Binding, Finding, PortSpec
 from netplugin.placing.checks import check
 from netplugin.placing.checks.case import Case, Nic
 from netplugin.placing.ground import Ground, Held
@@ -161,6 +162,31 @@ def test_cpus_and_siblings_of_other_vms() -> None:
     assert found(written(domain), mine=mine, vm=vm) == {}
     wrong = found(written(domain), mine=mine, others=frozenset((13,)), vm=vm)
     assert wrong.keys() == {"siblings"}
+
+
+def test_a_vf_of_which_libvirt_sets_nothing_is_known_by_its_function() -> None:
+    xml, place = good()
+    vlan = {"type": "vlan", "physical_network": "net1", "vlan_id": 100}
+    asked = {"vm_id": "vm", "mac": "52:54:00:00:00:09", "backend": "sriov", "network": vlan}
+
+    def nic(**vf: str) -> Nic:
+        spec = PortSpec.model_validate({**asked, "vf": vf})
+        xml = hostdev_interface(spec, "0000:03:10.1")
+        return Nic("p2", Binding(vif_type="hostdev", interface_xml=xml))
+
+    def wrong(asked_for: Nic, has: Nic | None) -> dict[str, str]:
+        domain = parse_domain(xml, "t")
+        complete(domain, [has.binding] if has else [])
+        nics = tuple(Nic("p1", binding) for binding in VM.bindings)
+        case = Case(domain, (*nics, asked_for), TWO_NODES, place)
+        return {f.id: f"{f.status} {f.found}" for f in check(case) if f.status != "ok"}
+
+    stacked, usual = nic(vlan_proto="802.1ad"), nic()
+    assert wrong(stacked, stacked) == {} and wrong(usual, usual) == {}
+    assert wrong(stacked, None) == {"nic-missing": "fail no NIC has 0000:03:10.1"}
+    found = wrong(stacked, usual)
+    assert found.keys() == {"nic"} and found["nic"].startswith("fail 0000:03:10.1: mode")
+    assert wrong(usual, stacked).keys() == {"nic-mac"}
 
 
 def test_a_nic_of_another_node() -> None:

@@ -12,9 +12,9 @@ import pytest
 from lxml import etree
 
 from agents.reconciler import Operation
-from drivers.vf.abilities import QUEUES
+from drivers.vf.abilities import QUEUES, TAGS
 from drivers.vf.memory import PLACEHOLDER_MAC
-from drivers.vf.tags import TAGS, tag_findings
+from drivers.vf.tags import tag_findings
 from netplugin.backend import Claim, Intent
 from netplugin.errors import (
     CapacityExhausted,
@@ -25,7 +25,7 @@ from netplugin.errors import (
     Unsupported,
 )
 from netplugin.host.vfs import NO_MAC, VFIO, VfAttributes
-from netplugin.models import PortState
+from netplugin.models import Binding, PortState
 from tests.unit.sriov.model import ModelPf
 from tests.unit.sriov.world import World, make_spec
 
@@ -35,6 +35,14 @@ def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path)
     yield made
     made.store.close()
+
+
+def interface_of(world: World, port_id: str) -> str:
+    """The XML of a port's NIC."""
+    record = world.store.get(port_id)
+    assert record is not None
+    binding: Binding = world.driver.binding(Intent(port_id, record.spec, record.claims))
+    return binding.interface_xml
 
 
 # -- what is set ---------------------------------------------------------------------------------
@@ -99,6 +107,12 @@ def test_spoofchk_is_port_security(
         ({"network": {"type": "vxlan", "network_id": "n", "physical_network": None, "vlan_id": None}},
          Unsupported, "vxlan"),
         ({"vlan_id": None, "vf": {"vlan_qos": 1}}, Unsupported, "vlan_qos"),
+        ({"vlan_id": None, "vf": {"vlan_proto": "802.1ad"}}, InvalidRequest, "vf.vlan_proto"),
+        ({"vf": {"trunk": True}}, InvalidRequest, "vf.trunk"),
+        ({"vlan_id": None, "vf": {"allowed_vlans": [7]}}, InvalidRequest, "vf.allowed_vlans"),
+        ({"vlan_id": None, "vf": {"trunk": True, "allowed_vlans": [7]}}, Unsupported, "no request that"),
+        ({"vlan_id": None, "vf": {"trunk": True, "teaming": True}}, Unsupported, "takes no tags"),
+        ({"vf": {"vlan_proto": "802.1ad", "teaming": True}}, Unsupported, "takes no tags"),
     ],
 )  # fmt: skip
 def test_what_no_vf_can_do_is_refused_before_it_is_stored(
@@ -130,10 +144,7 @@ def test_a_vf_has_the_queues_that_its_driver_can_give_it(
         assert world.store.records() == []
     assert world.plug("a", make_spec(queues=most)) is None
     world.assert_settled()
-    record = world.store.get("a")
-    assert record is not None
-    xml = world.driver.binding(Intent("a", record.spec, record.claims)).interface_xml
-    assert "queues" not in xml, "the guest's driver opens them"
+    assert "queues" not in interface_of(world, "a"), "the guest's driver opens them"
     world.store.close()
 
 
@@ -153,6 +164,67 @@ def test_a_port_of_many_queues_gets_a_vf_of_a_nic_that_has_them(tmp_path: Path) 
     assert world.plug("b", make_spec(2, queues=2)) is None
     world.assert_settled()
     world.store.close()
+
+
+def test_a_vlan_of_802_1ad_is_set_and_kept(tmp_path: Path) -> None:
+    """ice_set_vf_port_vlan in double VLAN mode; ice_get_vf_cfg reports it."""
+    world = World(tmp_path, ModelPf("0000:03:00.0", "eth3", total=1, driver="ice"))
+    stacked = make_spec(vf={"vlan_proto": "802.1ad", "vlan_qos": 2})
+    assert world.plug("a", stacked) is None
+    vf = world.vf_of("a")
+    assert (vf.attributes.vlan, vf.attributes.vlan_qos, vf.attributes.vlan_stacked) == (
+        100,
+        2,
+        True,
+    )
+    world.assert_settled()
+    vf.attributes = replace(vf.attributes, vlan_stacked=False)
+    assert world.check() and vf.attributes.vlan_stacked
+    device = etree.fromstring(interface_of(world, "a"))
+    assert (device.tag, device.get("type"), device.get("managed")) == ("hostdev", "pci", "no")
+    assert dict(device.find("source/address").attrib) == {
+        "domain": "0x0000", "bus": "0x03", "slot": "0x10", "function": "0x0"
+    }  # fmt: skip
+    assert [part.tag for part in device] == ["source"], "libvirt has nothing to set"
+    assert world.plug("a", make_spec()) is None
+    assert not vf.attributes.vlan_stacked
+    assert etree.fromstring(interface_of(world, "a")).find("vlan/tag").get("id") == "100"
+    assert world.plug("a", stacked) is None and world.unplug("a") is None
+    world.assert_settled()
+    world.store.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "drivers", "vlan_id"),
+    [("vlan_proto", {"ice"}, 100), ("trunk", set(TAGS), None)],
+)
+@pytest.mark.parametrize("driver", [*QUEUES, "hns3"])
+def test_what_a_driver_is_not_known_to_do_with_tags_is_refused(
+    tmp_path: Path, driver: str, field: str, drivers: set[str], vlan_id: int | None
+) -> None:
+    world = World(tmp_path, ModelPf("0000:03:00.0", "eth3", total=2, driver=driver))
+    asked = make_spec(vlan_id=vlan_id, vf={field: True if field == "trunk" else "802.1ad"})
+    refused = world.plug("a", asked)
+    if driver in drivers:
+        assert refused is None
+    else:
+        assert isinstance(refused, Unsupported)
+        assert [error.field for error in refused.errors] == [f"vf.{field}"]
+        assert world.model.written == [] and world.store.records() == []
+        assert world.plug("a", make_spec(vlan_id=vlan_id)) is None
+        assert isinstance(world.plug("a", asked), Unsupported), "nor is a live port changed to it"
+        assert world.check()
+    world.assert_settled()
+    world.store.close()
+
+
+def test_a_trunk_is_a_vf_without_a_vlan_that_is_meant_to_be_one(world: World) -> None:
+    assert world.plug("a", make_spec(vlan_id=None, vf={"trunk": True})) is None
+    attributes = world.vf_of("a").attributes
+    assert (attributes.vlan, attributes.spoofchk, attributes.trusted) == (0, True, False)
+    assert etree.fromstring(interface_of(world, "a")).find("vlan") is None
+    assert not [f for f in world.reconciler.findings() if f.id.startswith("vf-flat")]
+    world.assert_settled()
 
 
 def test_the_mtu_of_the_nic_is_looked_at(world: World) -> None:

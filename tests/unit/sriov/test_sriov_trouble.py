@@ -677,6 +677,19 @@ def test_a_stacked_vlan_is_put_back(world: World) -> None:
     )
 
 
+def test_a_nic_that_refuses_802_1ad_is_unsupported_and_left_as_it_was(tmp_path: Path) -> None:
+    """ice_set_vf_port_vlan in single VLAN mode: ice_is_supported_port_vlan_proto."""
+    world = World(tmp_path, ModelPf(NIC, "eth3", total=1, driver="ice"))
+    world.model.refuses = lambda pf, number, group, want: (
+        errno.EPROTONOSUPPORT if want.vlan_stacked and group == "vlan" else 0
+    )
+    refused = world.plug("a", make_spec(vf={"vlan_proto": "802.1ad"}))
+    assert isinstance(refused, Unsupported) and "vf.vlan_proto 802.1Q" in str(refused.fix)
+    assert world.store.unfit() == {} and world.store.records() == []
+    world.assert_settled()
+    world.store.close()
+
+
 def test_the_settings_of_a_vm_that_was_not_ours_are_not_put_back(world: World) -> None:
     """A VF on vfio that nobody has open and that has a MAC: some VM had it before."""
     vf = world.model.vf(FIRST)

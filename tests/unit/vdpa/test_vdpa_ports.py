@@ -219,6 +219,8 @@ def test_rates_are_policers_of_ovs_and_not_of_the_vf(world: VdpaWorld) -> None:
         ({"qos": {"min_egress_kbps": 50_000}}, Unsupported, "min_egress_kbps"),
         ({"vf": {"teaming": True}}, Unsupported, "vf.teaming"),
         ({"vlan_id": None, "vf": {"vlan_qos": 1}}, Unsupported, "vlan_qos"),
+        ({"vf": {"vlan_proto": "802.1ad"}}, Unsupported, "takes no tags"),
+        ({"vlan_id": None, "vf": {"trunk": True}}, Unsupported, "takes no tags"),
         ({"network": {"physical_network": "net9"}}, InvalidRequest, "net9"),
         ({"network": {"mtu": 9000}}, Conflict, "MTU 1500"),
     ],
