@@ -49,7 +49,7 @@ def one_agent(pf: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pri
     """One for all tests: without KVM its start takes a while, and on a busy machine a long while."""
     options = {
         "agent": {"enabled_backends": "sriov,linuxbridge", "teaming_backend": "linuxbridge"},
-        "sriov": {"devices": f"physnet1:{pf}"},
+        "sriov": {"devices": f"physnet1:{pf}#0-3,physnet1:{pf}#4-6"},
         "linuxbridge": {"physical_interfaces": f"physnet1:{pf}"},
     }
     with pytest.MonkeyPatch.context() as patch:

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.nested(cpus=2, memory_mb=2560, hugepages=480), pytest.
 MAC = "52:54:00:00:00:01"
 WAIT_S = 90.0
 OPTIONS = {
-    "sriov": {"devices": f"physnet1:{PF.pci}"},
+    "sriov": {"devices": f"physnet1:{PF.pci}#^0"},
     "vdpa": {"guest_hugepages": "false"},
     "ovs": {"timeout": "60"},
 }
@@ -101,6 +101,7 @@ def test_the_wire_and_the_vm_through_a_vf_and_back(
         binding = process.put("nic1", make_spec(), lane.submit).model_dump()
         assert (binding["vif_type"], binding["mode"]) == ("vhostuser", "relay")
         address = binding["pci_address"]
+        assert address == functions()[1], "the configuration leaves the first out"
         assert driver(address) == "vfio-pci" and is_open(address)
         told = vf_info(pf)[binding["vf_index"]]
         assert (told["address"], told["vlan_list"][0]["vlan"]) == (MAC, 100)
@@ -185,7 +186,7 @@ def test_killed_between_any_two_steps(pf: str, ovs: PrivateOvs, process: Driven)
         assert record is not None and record.state is PortState.ACTIVE, (plug, record)
         assert process.planned() == []
         assert is_open(record.claims[0].key) and len(ways(ovs)) == 2, plug
-        assert vf_info(pf)[0]["address"] == MAC, plug
+        assert vf_info(pf)[1]["address"] == MAC, plug
         if unplug is None:
             process.delete("nic1")
         else:
