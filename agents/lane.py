@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
-from agents.reconciler import Operation, Reconciler
+from agents.reconciler import NEXT_TRY_S, Operation, Reconciler
 from netplugin.backend import Wake
 from netplugin.errors import (
     BackendUnavailable,
@@ -38,6 +39,8 @@ _LEAST, _MOST = 4, 256
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 30.0
 _FIRST_LOOK_S = 2.0
 _GRACE_S = 10.0
+# A call that the host asks to try again is tried so soon, and then with back-off.
+_NEXT_TRY_FIRST_S = 0.05
 # A look that the host made due waits for so many times what the last one took, and no longer than
 # this: what changes all the time, or changes because it is looked at, takes a fifth of the thread.
 _LOOK_GAP, _LOOK_GAP_MOST_S = 4.0, 5.0
@@ -61,6 +64,16 @@ class _Errand:
     deadline: float
 
 
+@dataclass
+class _Deferred:
+    """A call that is tried again at ``due``, after a pause; ``behind`` are later ones of its port."""
+
+    op: Operation
+    due: float
+    pause_s: float = _NEXT_TRY_FIRST_S
+    behind: list[Operation] = field(default_factory=list)
+
+
 class Lane:
     """Port operations in order, looks at the host between them. ``start`` before use."""
 
@@ -82,6 +95,8 @@ class Lane:
         self._wake = threading.Condition()
         self._waiting: deque[Operation] = deque()
         self._open: Counter[str] = Counter()  # operations of each port, waiting or at hand
+        self._deferred: dict[str, _Deferred] = {}  # by port
+        self._resumed = False  # whether the last turn of calls was for those
         self._errands: deque[_Errand] = deque()
         self._last_turn = Turn.LOOK
         self._look_at: set[str] = set()
@@ -105,10 +120,13 @@ class Lane:
         self._thread = self._supervisor.thread(self._name, self._run, self._ended)
 
     def refuse(self) -> None:
-        """Accept no more work and refuse what waits; the batch in progress goes on."""
+        """Accept no more work and refuse what waits; what is in progress goes on."""
         with self._wake:
             self._stopped = True
             waiting, errands = list(self._waiting), list(self._errands)
+            for deferred in self._deferred.values():
+                waiting += deferred.behind
+                deferred.behind.clear()
             self._waiting.clear()
             self._errands.clear()
             self._wake.notify()
@@ -144,12 +162,15 @@ class Lane:
         with self._wake:
             if self._stopped:
                 raise BackendUnavailable("the agent stops", step="queue")
-            if len(self._waiting) + len(operations) > self._max_waiting:
+            waiting = len(self._waiting) + sum(len(d.behind) for d in self._deferred.values())
+            if waiting + len(operations) > self._max_waiting:
                 raise Overloaded(
-                    f"{len(self._waiting)} operations are waiting", step="queue",
+                    f"{waiting} operations are waiting", step="queue",
                     fix="try again later, or raise [api] max_waiting",
                 )  # fmt: skip
-            self._waiting.extend(operations)
+            for op in operations:
+                deferred = self._deferred.get(op.port_id)
+                (deferred.behind if deferred else self._waiting).append(op)
             self._open.update(op.port_id for op in operations)
             self._wake.notify()
 
@@ -206,7 +227,7 @@ class Lane:
                 while not self._stopped and not self._due(time.monotonic()):
                     self._wake.wait(self._idle_s(time.monotonic()))
                 if self._stopped:
-                    return
+                    break
                 self._begun = time.monotonic()
                 work = self._next(self._begun)
             try:
@@ -219,19 +240,27 @@ class Lane:
                 self._retry_later()
             finally:
                 self._begun = None
+        self._resume(list(self._deferred.values()), last=True)
 
     def _due(self, now: float) -> bool:
         return any(self._is_due(turn, now) for turn in Turn)
 
     def _is_due(self, turn: Turn, now: float) -> bool:
         if turn is Turn.CALLS:
-            return bool(self._waiting)
+            return bool(self._waiting or self._due_again(now))
         if turn is Turn.ERRAND:
             return bool(self._errands)
         return now >= self._next_look_at()
 
+    def _due_again(self, now: float) -> list[_Deferred]:
+        """Those that are due for the longest; a few, as a driver may wait before it says no
+        (ice_wait_on_vf_reset: 0.8 s for each VF)."""
+        due = [deferred for deferred in self._deferred.values() if deferred.due <= now]
+        return sorted(due, key=lambda deferred: deferred.due)[:_LEAST]
+
     def _idle_s(self, now: float) -> float:
-        return max(0.0, self._next_look_at() - now)
+        due = min((deferred.due for deferred in self._deferred.values()), default=math.inf)
+        return max(0.0, min(due, self._next_look_at()) - now)
 
     def _next_look_at(self) -> float:
         by_itself = self._look_at_all_at()
@@ -247,6 +276,10 @@ class Lane:
         turn = next(turn for turn in turns if self._is_due(turn, now))
         self._last_turn = turn
         if turn is Turn.CALLS:
+            due = self._due_again(now)
+            self._resumed = bool(due) and not (self._resumed and self._waiting)
+            if self._resumed:
+                return lambda: self._resume(due)
             batch = self._take_batch()
             return lambda: self._serve(batch)
         if turn is Turn.ERRAND:
@@ -288,16 +321,7 @@ class Lane:
 
     def _serve(self, batch: list[Operation]) -> None:
         start = time.monotonic()
-        try:
-            self.reconciler.serve(batch)
-        except Exception as failed:
-            wrong = as_host_error(failed, "agent")
-            for op in batch:
-                if not op.future.done():
-                    op.future.set_exception(wrong.for_port(op.port_id))
-            raise
-        finally:
-            self._close(batch)
+        self._defer(self._attempt(batch, lambda: self.reconciler.serve(batch)))
         took = time.monotonic() - start
         if took > _SLOW_S:
             self._size = max(_LEAST, self._size // 2)
@@ -305,6 +329,53 @@ class Lane:
             self._size = max(self._size, min(_MOST, self._size * 2))
         if self.reconciler.unsettled():
             self._retry_later()
+
+    def _resume(self, due: list[_Deferred], *, last: bool = False) -> None:
+        """What was tried before goes apart from new calls: its deadlines are nearer."""
+        batch = [deferred.op for deferred in due]
+        if not batch:
+            return
+        again: list[Operation] = []
+        try:
+            again = self._attempt(batch, lambda: self.reconciler.resume(batch, last=last))
+        finally:
+            self._defer(again)
+            with self._wake:
+                for done in {op.port_id for op in batch} - {op.port_id for op in again}:
+                    self._waiting.extendleft(reversed(self._deferred.pop(done).behind))
+        if self.reconciler.unsettled():
+            self._retry_later()
+
+    def _attempt(
+        self, batch: list[Operation], work: Callable[[], list[Operation]]
+    ) -> list[Operation]:
+        """Those of the batch that are to be tried again; the others are answered."""
+        again: list[Operation] = []
+        try:
+            again = work()
+        except Exception as failed:
+            wrong = as_host_error(failed, "agent")
+            for op in batch:
+                if not op.future.done():
+                    op.future.set_exception(wrong.for_port(op.port_id))
+            raise
+        finally:
+            left = {op.port_id for op in again}
+            self._close([op for op in batch if op.port_id not in left])
+        return again
+
+    def _defer(self, again: list[Operation]) -> None:
+        """No other operation of these ports is begun before they are done."""
+        now = time.monotonic()
+        with self._wake:
+            for op in again:
+                deferred = self._deferred.setdefault(op.port_id, _Deferred(op, now))
+                deferred.due = now + deferred.pause_s
+                deferred.pause_s = min(2 * deferred.pause_s, NEXT_TRY_S)
+                deferred.behind += [w for w in self._waiting if w.port_id == op.port_id]
+            if again:
+                kept = [w for w in self._waiting if w.port_id not in self._deferred]
+                self._waiting = deque(kept)
 
     def _close(self, batch: list[Operation]) -> None:
         with self._wake:

@@ -27,6 +27,7 @@ from netplugin.errors import (
     InvalidRequest,
     NetpluginError,
     OperationTimeout,
+    TryAgain,
     as_host_error,
 )
 from netplugin.models import Finding, PlannedChange, PortSpec, PortState, ReconcileReport, VfInfo
@@ -38,6 +39,8 @@ _UNDO_S = 5.0
 #: How long putting right the whole host may take.
 CHECK_S = 120.0
 _LOOK_S = 10.0
+#: A call that the host asks to try again is tried again after so long at most.
+NEXT_TRY_S = 1.0
 
 
 @dataclass
@@ -64,6 +67,16 @@ class Delete:
 
 
 Operation = Put | Delete
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A call that is tried again: how its port was before the call."""
+
+    before: Record | None
+    #: Whether the host had the port.
+    was_there: bool
+
 
 #: States of a port that the agent can see to.
 _WORKING = (PortState.ACTIVE, PortState.DEGRADED)
@@ -102,6 +115,10 @@ class Reconciler:
         #: Records as an undo left them, which the store did not take.
         self._unsaved: dict[str, Record] = {}
         self._quarantines = quarantines or Quarantines()
+        #: By port, the calls that are tried again.
+        self._begun: dict[str, _Begun] = {}
+        #: Whether the last look left something to be tried again.
+        self._looks_again = False
 
     def usable(self) -> Usability:
         """Whether the backend can be used now and the host is this agent's to work at (any thread)."""
@@ -110,8 +127,11 @@ class Reconciler:
 
     # -- what platforms ask for ------------------------------------------------------------------
 
-    def serve(self, operations: Sequence[Operation]) -> None:
+    def serve(self, operations: Sequence[Operation]) -> list[Operation]:
         """Carry out the operations together; each is answered on its own, none holds up another.
+
+        Those in the answer are not done, as the host asks to try again in a moment: ``resume`` them,
+        and serve no other of their ports before.
 
         Raises: what fails before anything is stored.
         """
@@ -128,8 +148,39 @@ class Reconciler:
         records, seen = self._accept_puts(puts, list(deletes), watch)
         wanted = {**records, **deletes}
         waiting: dict[str, Operation] = {op.port_id: op for op in live if op.port_id in wanted}
+        return self._carry_out(waiting, wanted, before, seen, watch, started)
+
+    def resume(self, operations: Sequence[Operation], *, last: bool = False) -> list[Operation]:
+        """Go on with what ``serve`` or this has left; ``last``: leave nothing."""
+        begun = {op.port_id: self._begun.pop(op.port_id) for op in operations}
+        records = {op.port_id: self._store.get(op.port_id) for op in operations}
+        wanted = {i: record for i, record in records.items() if record is not None}
+        waiting = {op.port_id: op for op in operations if op.port_id in wanted}
+        gone = {op.port_id: op for op in operations if op.port_id not in wanted}
+        self._answer(gone, {})  # a look has finished a DELETE
+        return self._carry_out(
+            waiting, wanted, {i: call.before for i, call in begun.items()}, None, Stopwatch(),
+            time.monotonic(), begun=begun, last=last,
+        )  # fmt: skip
+
+    def _carry_out(
+        self,
+        waiting: dict[str, Operation],
+        wanted: dict[str, Record],
+        before: Mapping[str, Record | None],
+        seen: Observation | None,
+        watch: Stopwatch,
+        started: float,
+        *,
+        begun: Mapping[str, _Begun] | None = None,
+        last: bool = False,
+    ) -> list[Operation]:
+        """Bring what is stored of these ports to the host. Gives what is to be tried again.
+
+        ``begun``: it was tried before.
+        """
         if not waiting:
-            return
+            return []
         deadline = min(op.deadline for op in waiting.values()) - _UNDO_S / 2
         try:
             self.backend.hold().require()
@@ -141,13 +192,26 @@ class Reconciler:
             result = self._converge(wanted.values(), until, watch, "plug", seen)
         except Exception as error:
             result = Converged(_each(wanted, error, "converge"), {}, ())
-        failures = {i: e for i, e in result.failed.items() if i in records or i in deletes}
+        again = [
+            op
+            for op in waiting.values()
+            if not last and _has_time(op) and _asks_again(op.port_id, result)
+        ]
+        still_begun: dict[str, _Begun] = {}
+        for op in again:
+            i = op.port_id
+            was_there = seen is not None and i in seen.ports
+            still_begun[i] = (begun or {}).get(i) or _Begun(before.get(i), was_there)
+            del waiting[i], wanted[i]
+        records = {i: wanted[i] for i, op in waiting.items() if isinstance(op, Put)}
+        failures = {i: e for i, e in result.failed.items() if i in wanted}
         faults = _faults({i: r for i, r in records.items() if i not in failures}, result)
         for port_id in faults.keys() & records.keys():
             if not _is_only_impaired(port_id, result) and not _stays(
                 before[port_id], records[port_id].spec
             ):
-                failures[port_id] = faults.pop(port_id)
+                fault = faults.pop(port_id)
+                failures[port_id] = _lasting(fault) if begun else fault
         for port_id, op in waiting.items():
             queue_ms = (started - op.queued_at) * 1e3
             timings = {name: round(ms, 3) for name, ms in watch.timings_ms.items()}
@@ -160,19 +224,22 @@ class Reconciler:
             timings = dict(wanted[port_id].timings_ms or {})
             self._metrics.served(self.backend.name, kind, timings, failures.get(port_id))
         failed = {i: wanted[i] for i in records if i in failures}
-        if seen is None:
+        if seen is None and begun is None:
             failed = self._restore(failed, before)
         else:
             # What was there before the call is no work of the call, and is not undone: after a lost
             # store it is the NIC of a VM. What somebody has asked to be gone goes all the same.
             there = {
                 i
-                for i in set(failed) & set(seen.ports)
-                if (was := before[i]) is None or was.state is not PortState.REMOVING
+                for i in failed
+                if (begun[i].was_there if begun else seen is not None and i in seen.ports)
+                and ((was := before[i]) is None or was.state is not PortState.REMOVING)
             }
             failed = self._keep(failed, failures, there)
         self._undo(failed, failures)
         self._answer(waiting, failures)
+        self._begun |= still_begun
+        return again
 
     def _in_time(self, op: Operation, now: float) -> bool:
         if not op.future.set_running_or_notify_cancel():
@@ -666,6 +733,8 @@ class Reconciler:
         for change in planned:
             LOG.warning("drift: %s", change.detail, extra={"port_id": ",".join(change.ports)})
         touched = {port for change in plan.changes for port in change.ports}
+        if ports is None:
+            self._looks_again = False
         result = self._converge_in_chunks(intents, touched, seen, watch, ports is None, batch_size)
         errors = [*result.failed.values(), *(_left(change) for change in result.left)]
         report.errors = [error.problem() for error in errors]
@@ -742,6 +811,11 @@ class Reconciler:
         faults = _faults(records, result)
         for port_id, record in records.items():
             failure, fault = result.failed.get(port_id), faults.get(port_id)
+            if port_id in self._begun:
+                continue  # what becomes of it is for its call to say
+            if isinstance(failure, TryAgain):
+                self._looks_again = True
+                continue
             if record.state is PortState.REMOVING:
                 if failure is None:
                     gone.append(port_id)
@@ -762,8 +836,12 @@ class Reconciler:
 
     def unsettled(self) -> bool:
         """Whether a port is not yet as wanted, so that a look is due soon."""
-        return bool(self._unsaved) or self._store.any_in(
-            self.backend.name, PortState.PENDING, PortState.REMOVING, PortState.FAILED
+        return (
+            bool(self._unsaved)
+            or self._looks_again
+            or self._store.any_in(
+                self.backend.name, PortState.PENDING, PortState.REMOVING, PortState.FAILED
+            )
         )
 
     def kept(self) -> dict[str, str]:
@@ -821,6 +899,26 @@ def _is_only_impaired(port_id: str, result: Converged) -> bool:
     """Whether a port that has a fault is as it should be, and only something beyond it is not."""
     seen = result.observed.get(port_id)
     return port_id not in result.kept and seen is not None and not seen.fault
+
+
+def _asks_again(port_id: str, result: Converged) -> bool:
+    """Whether the host asks to try again in a moment what is to be done for a port."""
+    if port_id in result.failed:
+        return isinstance(result.failed[port_id], TryAgain)
+    seen = result.observed.get(port_id)
+    return seen is not None and seen.passes
+
+
+def _lasting(fault: NetpluginError) -> OperationTimeout:
+    """The error of a call that was tried again for a fault which has not passed."""
+    return OperationTimeout(
+        f"{fault.detail}: it did not end in time", step=fault.step, port_id=fault.port_id
+    )
+
+
+def _has_time(op: Operation) -> bool:
+    """Whether a call has the time to be tried again, and to be undone after that."""
+    return time.monotonic() + NEXT_TRY_S < op.deadline - _UNDO_S / 2
 
 
 def _changed(before: PortSpec, after: PortSpec) -> set[str]:

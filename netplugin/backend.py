@@ -80,12 +80,14 @@ class ObservedPort:
 
     ``stamp`` is the mark of the store that made it, empty if it carries none. ``impaired`` says what
     does not work beyond the port (a cable): the port is ``degraded``, and plugging it succeeds.
+    ``passes``: the fault is likely to end in a moment, so that a call waits for that.
     """
 
     fault: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     stamp: str = ""
     impaired: str | None = None
+    passes: bool = False
 
 
 @dataclass(frozen=True)

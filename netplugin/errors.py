@@ -178,6 +178,11 @@ class OperationTimeout(NetpluginError):
     )
 
 
+class TryAgain(OperationTimeout):
+    """The host asks to try again in a moment: calls do, until their deadlines; then it is what the
+    call is answered with. A backend raises it for as long as it is likely to pass."""
+
+
 ALL: tuple[type[NetpluginError], ...] = (
     InvalidRequest,
     Unauthorized,

@@ -145,7 +145,7 @@ class Sriov(Backend[Seen]):
         deadline: float,
     ) -> Seen:
         start = time.monotonic()
-        inventory = self._pool.look_again(seen.inventory, changed_vfs(changes), deadline)
+        inventory = self._pool.look_again(seen.inventory, changed_vfs(changes))
         return Seen({}, inventory, timings_ms={"vfs": (time.monotonic() - start) * 1e3})
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:

@@ -198,9 +198,7 @@ class Vdpa(Backend[Seen]):
         deadline: float,
     ) -> Seen:
         touched = [*changed_vfs(changes), *_opened_or_closed(changes)]
-        return self._seen(
-            ports, deadline, lambda: self._pool.look_again(seen.inventory, touched, deadline)
-        )
+        return self._seen(ports, deadline, lambda: self._pool.look_again(seen.inventory, touched))
 
     def _seen(
         self, ports: Collection[str] | None, deadline: float, look: Callable[[], Inventory]

@@ -183,7 +183,8 @@ def observed_ports(intents: Sequence[Intent], seen: Seen) -> Mapping[str, Observ
                 "link_state": beside.interface.link_state,
             }
         fault = vf.fault or _fault(mode, row, beside, seen)
-        found[intent.port_id] = ObservedPort(fault, told, impaired=vf.impaired)
+        passes = vf.passes and fault == vf.fault
+        found[intent.port_id] = ObservedPort(fault, told, impaired=vf.impaired, passes=passes)
     return found
 
 

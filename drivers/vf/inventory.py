@@ -109,6 +109,8 @@ class Vf:
     attributes: VfAttributes | None = None
     #: What its NIC refused as unsupported when it was to be put back.
     unsupported: frozenset[Setting] = frozenset()
+    #: Whether it is likely to be reported soon, though it is not now.
+    is_awaited: bool = False
 
     @property
     def is_with_vm(self) -> bool:
@@ -138,6 +140,10 @@ class Inventory:
 
     def pf_of(self, vf: Vf) -> Pf:
         return self.pfs[vf.pf]
+
+    def hides(self, vf: Vf) -> bool:
+        """Whether the interface of its PF is there and does not report it."""
+        return vf.attributes is None and self.pf_of(vf).link is not None
 
     @cached_property
     def by_place(self) -> Mapping[tuple[str, int], Vf]:

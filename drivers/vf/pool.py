@@ -7,15 +7,17 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from drivers.vf.apply import apply_changes, pauses, touched
+from drivers.vf.apply import Done, apply_changes, touched
 from drivers.vf.changes import SetVf, VfChange
 from drivers.vf.inventory import Inventory, Setting
 from drivers.vf.kernel import Kernel
+from drivers.vf.patience import Patience
 from drivers.vf.watch import Watch
 from netplugin.backend import Change, Claim, Usability, Wake
-from netplugin.errors import NetpluginError
+from netplugin.errors import NetpluginError, OperationTimeout, TryAgain
 from netplugin.host.locks import Locks, NoLocks
 from netplugin.host.supervisor import Supervisor
+from netplugin.host.vfs import VfStuck
 
 LOG = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ class Pool:
         self._interfaces: frozenset[str] = frozenset()
         #: By VF, what could not be put back because its NIC does not support it.
         self._unsupported: dict[str, frozenset[Setting]] = {}
+        self._busy, self._hidden = Patience(), Patience()
 
     def hold(self) -> Usability:
         """Take the NICs; usable unless others have all of them. From any thread."""
@@ -55,27 +58,19 @@ class Pool:
         """
         return self._known(self.kernel.look())
 
-    def look_again(self, seen: Inventory, vfs: Sequence[str], deadline: float) -> Inventory:
+    def look_again(self, seen: Inventory, vfs: Sequence[str]) -> Inventory:
         """The NICs of these VFs as they are now, after a change; the others as they were ``seen``.
-
-        A change may reset a VF, which its NIC does not report until that is over.
 
         Raises: HostError, OperationTimeout.
         """
         nics = {seen.vfs[address].pf for address in vfs if address in seen.vfs}
-        if not nics:
-            return seen
-        found = self.kernel.look_again(seen, nics)
-        for _ in pauses(deadline) if _hides_some(found, vfs) else ():
-            found = self.kernel.look_again(seen, nics)
-            if not _hides_some(found, vfs):
-                break
-        return self._known(found)
+        return self._known(self.kernel.look_again(seen, nics)) if nics else seen
 
     def apply(
         self, changes: Sequence[Change], deadline: float
     ) -> tuple[dict[str, NetpluginError], dict[Claim, str]]:
-        """The ports that failed, and the VFs that refuse what others take."""
+        """The ports that failed, with ``TryAgain`` for now; and the VFs that refuse what others take,
+        or answer for too long that they are busy."""
         quiet = self._watch.quiet(touched(changes)) if self._watch else contextlib.nullcontext()
         with quiet:
             done = apply_changes(self.kernel.carry_out, changes, deadline)
@@ -87,7 +82,22 @@ class Pool:
             settings = {Setting.of(group, change.attributes) for group in change.groups}
             known = self._unsupported.get(change.address, frozenset())
             self._unsupported[change.address] = known | settings
+        self._judge_busy(changes, done)
         return done.failed, done.unfit
+
+    def _judge_busy(self, changes: Sequence[Change], done: Done) -> None:
+        busy = {change.address for change in done.busy}
+        self._busy.forget(set(changed_vfs(changes)) - busy)
+        for change, why in done.busy.items():
+            error: NetpluginError
+            if self._busy.lasts(change.address):
+                error = TryAgain(why.detail, step=why.step)
+            else:
+                error = OperationTimeout(f"{why.detail}: it did not end in time", step=why.step)
+                self._busy.forget([change.address])
+                if isinstance(why, VfStuck):
+                    done.unfit[change.thing] = why.detail
+            done.failed.update({port: error.for_port(port) for port in change.ports})
 
     def watch(self, wake: Callable[[Wake], None]) -> None:
         """Tell when somebody else changes a VF or its NIC."""
@@ -102,17 +112,17 @@ class Pool:
             self._watch = None
 
     def _known(self, inventory: Inventory) -> Inventory:
+        """With what the kernel does not tell of it."""
         self._interfaces = frozenset(pf.name for pf in inventory.pfs.values())
         pfs = {a: replace(pf, held=self._hold(a)) for a, pf in inventory.pfs.items()}
-        unsupported = {a: s for a, s in self._unsupported.items() if a in inventory.vfs}
-        changed = {a: replace(inventory.vfs[a], unsupported=s) for a, s in unsupported.items()}
-        return replace(inventory, pfs=pfs, vfs={**inventory.vfs, **changed})
-
-
-def _hides_some(inventory: Inventory, vfs: Sequence[str]) -> bool:
-    """Whether one of these is there, and its NIC does not report it."""
-    there = (inventory.vfs[address] for address in vfs if address in inventory.vfs)
-    return any(vf.attributes is None and inventory.pf_of(vf).link is not None for vf in there)
+        hidden = {a for a, vf in inventory.vfs.items() if inventory.hides(vf)}
+        self._hidden.forget(self._hidden.known() - hidden)
+        vfs = dict(inventory.vfs)
+        for address in hidden:
+            vfs[address] = replace(vfs[address], is_awaited=self._hidden.lasts(address))
+        for address in self._unsupported.keys() & vfs.keys():
+            vfs[address] = replace(vfs[address], unsupported=self._unsupported[address])
+        return replace(inventory, pfs=pfs, vfs=vfs)
 
 
 def changed_vfs(changes: Sequence[Change]) -> list[str]:

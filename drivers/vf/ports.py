@@ -11,7 +11,7 @@ from drivers.vf.ledger import EMBEDDED, Use, not_reported, pf_problem
 from drivers.vf.memory import Lost, Memory, locate, remembered
 from drivers.vf.steps import to_host, to_vm
 from netplugin.backend import Change, Claim, Intent, ObservedPort
-from netplugin.errors import Conflict, OperationTimeout, Unsupported
+from netplugin.errors import Conflict, OperationTimeout, TryAgain, Unsupported
 from netplugin.host.vfs import VfAttributes
 from netplugin.models import PortSpec
 
@@ -85,16 +85,18 @@ def vf_changes(
         raise _libvirt_is_not_done(pf, vf)
     if vf.attributes is None:
         fix = f"see ip link show {pf.name}; if it never lists the VF, reset the NIC or make its VFs anew"
-        raise _waits(not_reported(pf), fix)
+        raise _waits(not_reported(pf), fix, TryAgain if vf.is_awaited else OperationTimeout)
     changes = to_host(intent.port_id, pf, vf, memory)
     if vf.host_hold is not None and any(isinstance(change, UnbindVf) for change in changes):
         raise vf.host_hold.conflict(vf.address, "plan")
     return changes
 
 
-def _waits(reason: str, fix: str) -> OperationTimeout:
+def _waits(
+    reason: str, fix: str, kind: type[OperationTimeout] = OperationTimeout
+) -> OperationTimeout:
     """The error for a VF that cannot be given back until its NIC is seen again."""
-    return OperationTimeout(
+    return kind(
         f"{reason}. The port stays removing, and nobody gets its VF, until that has ended",
         step="pf",
         fix=fix,
@@ -140,10 +142,12 @@ def observed_vf(intent: Intent, inventory: Inventory, use: Use = EMBEDDED) -> Ob
     pf = inventory.pf_of(vf)
     problem = pf_problem(pf, intent.spec.network.mtu, use)
     fault = f"{problem.detail} ({problem.fix})" if problem else None
+    passes = fault is None and vf.is_awaited
     if fault is None and vf.attributes is None:
         fault = not_reported(pf)
     cable = None if pf.link is None or pf.link.carrier else f"{pf.name} has no carrier"
-    return ObservedPort(fault, _details(pf, vf, remembered(claim)), impaired=cable)
+    details = _details(pf, vf, remembered(claim))
+    return ObservedPort(fault, details, impaired=cable, passes=passes)
 
 
 def place(memory: Memory) -> dict[str, object]:

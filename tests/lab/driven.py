@@ -81,4 +81,7 @@ class Driven:
         return self.reconciler.check(dry_run=True).changes
 
     def _serve(self, operation: Operation) -> None:
-        self.reconciler.serve([operation])
+        again = self.reconciler.serve([operation])
+        while again:
+            time.sleep(0.05)  # as the lane does
+            again = self.reconciler.resume(again)

@@ -23,10 +23,16 @@ from agents import lane as lane_module
 from agents import service as service_module
 from agents.lane import Lane, Turn
 from agents.metrics import Metrics
-from agents.reconciler import Delete, Operation, Put, Reconciler
+from agents.reconciler import NEXT_TRY_S, Delete, Operation, Put, Reconciler
 from agents.store import Store
 from netplugin.backend import Wake
-from netplugin.errors import BackendUnavailable, HostError, OperationTimeout, Overloaded
+from netplugin.errors import (
+    BackendUnavailable,
+    HostError,
+    NetpluginError,
+    OperationTimeout,
+    Overloaded,
+)
 from netplugin.host.locks import Locks
 from netplugin.host.supervisor import Supervisor
 from netplugin.models import Batch, PortSpec, ReconcileReport
@@ -58,17 +64,29 @@ class Scripted:
         self.looks: list[Any] = []
         self.events: list[str] = []
         self.is_unsettled = False
+        #: Operations that are not done now.
+        self.busy: list[Operation] = []
+        self.resumed: list[list[str]] = []
         self.on_serve: Callable[[], None] = lambda: None
         self.on_check: Callable[[], None] = lambda: None
         self.looked = threading.Semaphore(0)
 
-    def serve(self, batch: list[Operation]) -> None:
+    def serve(self, batch: list[Operation]) -> list[Operation]:
         self.batches.append(batch)
         self.events.append("serve")
         self.on_serve()
         for op in batch:
-            if op.future.set_running_or_notify_cancel():
+            if op.future.set_running_or_notify_cancel() and op not in self.busy:
                 op.future.set_result(op.port_id)  # type: ignore[arg-type]
+        return [op for op in batch if op in self.busy]
+
+    def resume(self, batch: list[Operation], *, last: bool = False) -> list[Operation]:
+        self.resumed.append([op.port_id for op in batch])
+        again = [op for op in batch if op in self.busy and not last]
+        for op in batch:
+            if op not in again:
+                op.future.set_result(op.port_id)  # type: ignore[arg-type]
+        return again
 
     def check(self, ports: Any = None, **_: Any) -> ReconcileReport:
         self.looks.append(ports)
@@ -198,6 +216,98 @@ def test_an_unexpected_failure_is_answered_and_the_lane_goes_on(scripted: Script
     lane.submit(fine)
     assert result(fine) == "p2"
     lane.stop(in_time())
+
+
+# -- what the host asks to try again -------------------------------------------------------------
+
+
+def test_what_is_to_be_tried_again_holds_up_no_other_port(scripted: Scripted, clock: Clock) -> None:
+    lane, first, behind, other = make(scripted), put("p1"), delete("p1"), put("p2")
+    settle(lane, clock)
+    scripted.busy = [first]
+    lane.submit(first)
+    assert turn(lane, clock)
+    lane.submit(behind, other)
+    assert turn(lane, clock) and not turn(lane, clock)
+    assert scripted.order() == ["p1", "p2"] and other.future.done()
+    pauses = []
+    for tries in range(1, 7):
+        pauses.append(lane._idle_s(clock.now))
+        clock.passes(pauses[-1])
+        assert turn(lane, clock) and scripted.resumed == [["p1"]] * tries
+    assert pauses == sorted(pauses) and pauses[0] < 0.1 and pauses[-1] == NEXT_TRY_S
+    assert lane.is_at("p1") and not first.future.done() and not behind.future.done()
+    scripted.busy = []
+    clock.passes(NEXT_TRY_S)
+    assert turn(lane, clock) and first.future.done() and not behind.future.done()
+    assert turn(lane, clock) and behind.future.done()
+    assert not lane.is_at("p1") and not turn(lane, clock)
+
+
+def test_what_waited_already_stays_behind_what_is_tried_again(
+    scripted: Scripted, clock: Clock
+) -> None:
+    lane = make(scripted, batch_size=1)
+    settle(lane, clock)
+    calls = [put("p1"), delete("p1"), put("p1"), put("p2")]
+    scripted.busy = calls[:1]
+    lane.submit(*calls)
+    while turn(lane, clock):
+        pass
+    assert scripted.order() == ["p1", "p2"]
+    scripted.busy = []
+    clock.passes(NEXT_TRY_S)
+    while turn(lane, clock):
+        pass
+    served = [op for batch in scripted.batches for op in batch]
+    assert served == [calls[0], calls[3], calls[1], calls[2]]
+    assert all(op.future.done() for op in calls)
+
+
+def test_new_calls_and_those_that_are_tried_again_take_turns(
+    scripted: Scripted, clock: Clock
+) -> None:
+    """Also where each try takes longer than the pause between two."""
+    lane = make(scripted, batch_size=1)
+    settle(lane, clock)
+    scripted.busy = [put(f"sick{number}") for number in range(6)]
+    lane.submit(*scripted.busy)
+    while turn(lane, clock):
+        pass
+    for number in range(3):
+        lane.submit(put(f"p{number}"))
+        for _ in range(2):
+            clock.passes(10 * NEXT_TRY_S)
+            assert turn(lane, clock)
+        assert scripted.order()[-1] == f"p{number}" and len(scripted.resumed) == number + 1
+    tried = scripted.resumed[0] + scripted.resumed[1]
+    assert set(tried) == {op.port_id for op in scripted.busy}, "none is left out"
+
+
+def test_a_stop_tries_once_more_and_answers(scripted: Scripted) -> None:
+    lane, first, behind = make(scripted), put("p1"), delete("p1")
+    scripted.busy = [first]
+    lane.start()
+    lane.submit(first, behind)
+    wait_until(lambda: bool(scripted.resumed))
+    assert lane.stop(in_time())
+    assert result(first) == "p1", "the last try"
+    with pytest.raises(BackendUnavailable):
+        result(behind)
+
+
+def test_a_try_that_fails_unexpectedly_is_answered_once(scripted: Scripted, clock: Clock) -> None:
+    lane, first, behind = make(scripted), put("p1"), delete("p1")
+    settle(lane, clock)
+    scripted.busy = [first]
+    lane.submit(first, behind)
+    assert turn(lane, clock)
+    scripted.resume = lambda batch, last=False: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    clock.passes(NEXT_TRY_S)
+    with pytest.raises(ZeroDivisionError):
+        turn(lane, clock)
+    assert isinstance(first.future.exception(), NetpluginError)
+    assert turn(lane, clock) and behind.future.done() and not lane.is_at("p1")
 
 
 # -- the size of a batch -------------------------------------------------------------------------

@@ -193,6 +193,8 @@ class Model(Kernel):
         self.not_supported: set[tuple[str, str]] = set()
         self.broken: set[str] = set()
         self.refuses: Refuses = takes_all
+        #: Called at each look.
+        self.seen: Callable[[], None] = _nothing
         self.forgetful: set[str] = set()
         #: VFs that vfio-pci does not take.
         self.unbindable: set[str] = set()
@@ -215,6 +217,7 @@ class Model(Kernel):
 
     def look(self) -> Inventory:
         self.tick()
+        self.seen()
         self.looks += 1
         pfs = self._seen_pfs()
         vfs = (self.see(self.pfs[a], vf) for a in pfs for vf in self.pfs[a].vfs.values())
@@ -223,6 +226,7 @@ class Model(Kernel):
     def look_again(self, seen: Inventory, nics: Collection[str]) -> Inventory:
         """What is not among ``nics`` is old, as it would be."""
         self.tick()
+        self.seen()
         self.looks_again += 1
         pfs = self._seen_pfs()
         if not set(nics) <= set(pfs):

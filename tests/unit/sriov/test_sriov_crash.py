@@ -151,6 +151,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self) -> None:
         self._directory = tempfile.TemporaryDirectory()
         self.world = World(Path(self._directory.name))
+        self.world.patient = False
         self.allowed: dict[str, set[PortSpec | None]] = {}
         self.down = False
 

@@ -11,12 +11,13 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drivers.vf import apply
+from drivers.vf import patience
 from drivers.vf.changes import SetVf
 from drivers.vf.memory import PLACEHOLDER_MAC
 from netplugin.backend import Claim
@@ -186,7 +187,10 @@ def test_a_delete_waits_for_a_nic_that_is_away(world: World) -> None:
     world.assert_settled()
 
 
-def test_a_delete_waits_for_a_nic_that_is_being_reset(world: World) -> None:
+def test_a_delete_waits_for_a_nic_that_is_being_reset(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.2)
     assert world.plug("a", named()) is None
     pf, vf = world.model.pfs[NIC], world.model.vf(FIRST)
     pf.unreported = {0, 1}
@@ -218,9 +222,10 @@ def test_what_is_released_while_its_nic_is_away_is_forgotten(world: World) -> No
 
 @pytest.mark.parametrize("hidden", [{"unreported": {0, 1}}, {"link": {"up": False}}])
 def test_a_nic_that_is_there_is_waited_for_whatever_is_released(
-    world: World, hidden: dict[str, Any]
+    world: World, hidden: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A release forgets the port with the settings of its VM on the VF."""
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.2)
     assert world.plug("a", named()) is None
     pf = world.model.pfs[NIC]
     pf.unreported = {0, 1}
@@ -271,16 +276,28 @@ def test_a_vf_that_is_reset_by_a_change_is_waited_for(
     """A function-level reset of a VF is seen to by its PF's driver later (ice_process_vflr_event,
     i40e_vc_process_vflr_event): until then it is not reported."""
     pf, model = world.model.pfs[NIC], world.model
-    looked = model.look_again
+    looks = {"look": model.look, "look_again": model.look_again}
+    hides = 0
 
-    def look_again(*args: Any) -> Any:
-        pf.unreported = {0} if model.looks_again < 2 else set()
-        return looked(*args)
+    def look(name: str, *args: Any) -> Any:
+        nonlocal hides
+        hides = 3 if name == "look_again" and not pf.unreported else hides - 1
+        pf.unreported = {0} if hides > 0 else set()
+        return looks[name](*args)
 
-    model.looks_again = 0
-    monkeypatch.setattr(model, "look_again", look_again)
-    assert world.plug("a", named()) is None
-    assert world.state("a") is PortState.ACTIVE and model.looks_again == 3
+    for name in looks:
+        monkeypatch.setattr(model, name, partial(look, name))
+    put = world.put("a", named())
+    [again] = world.reconciler.serve([put])
+    assert again is put and not put.future.done() and world.state("a") is PortState.PENDING
+    assert world.check(), "a look meanwhile leaves it to the call"
+    assert not put.future.done() and world.state("a") is PortState.PENDING
+    while again:
+        again = world.reconciler.resume([put])
+    assert put.future.exception() is None and world.state("a") is PortState.ACTIVE
+    assert world.unplug("a") is None
+    monkeypatch.undo()
+    pf.unreported = set()
     world.assert_settled()
 
 
@@ -290,17 +307,32 @@ def test_a_vf_that_is_reset_by_a_change_is_waited_for(
 class Refuses:
     """A driver that answers ``code`` to the first ``times`` of these groups, or to all of them.
 
-    ``hides``: meanwhile it does not report the VF either.
+    ``hides``: it does not report the VF either, for so many looks.
     """
 
     def __init__(self, code: int, *groups: str, times: int = 1 << 30, hides: bool = False) -> None:
         self.code, self.groups, self.times, self.hides = code, groups, times, hides
+        self.hidden: tuple[ModelPf, int] | None = None
 
     def __call__(self, pf: ModelPf, number: int, group: str, want: VfAttributes) -> int:
         refuses = self.times > 0 and (not self.groups or group in self.groups)
         self.times -= refuses
-        pf.unreported = {number} if refuses and self.hides else set()
+        if refuses and self.hides:
+            pf.unreported, self.hidden = {number}, (pf, self.times)
         return self.code if refuses else 0
+
+    def seen(self) -> None:
+        """A look."""
+        if self.hidden is not None:
+            pf, looks = self.hidden
+            self.hidden = (pf, looks - 1)
+            if looks <= 0:
+                pf.unreported, self.hidden = set(), None
+
+
+def trouble(world: World, refuses: Refuses) -> None:
+    """The NICs answer so from now on."""
+    world.model.refuses, world.model.seen = refuses, refuses.seen
 
 
 #: By driver: what it answers while a VF or the NIC is being reset, and whether the VF is then left
@@ -324,10 +356,10 @@ TRANSIENT = {
 @pytest.mark.parametrize("case", TRANSIENT)
 def test_a_refusal_that_passes_is_tried_again(world: World, case: str) -> None:
     code, hides = TRANSIENT[case]
-    world.model.refuses = Refuses(code, times=2, hides=hides)
+    trouble(world, Refuses(code, times=2, hides=hides))
     assert world.plug("a", named()) is None
     assert world.store.unfit() == {}
-    world.model.refuses = Refuses(code, times=2, hides=hides)
+    trouble(world, Refuses(code, times=2, hides=hides))
     assert world.unplug("a") is None
     assert world.store.unfit() == {}
     world.assert_settled()
@@ -337,10 +369,10 @@ def test_a_refusal_that_passes_is_tried_again(world: World, case: str) -> None:
 def test_a_driver_that_cannot_be_bound_while_the_nic_is_being_reset(
     world: World, code: int
 ) -> None:
-    world.model.refuses = Refuses(code, "driver", times=2, hides=True)
+    trouble(world, Refuses(code, "driver", times=2, hides=True))
     assert world.plug("a", named()) is None
     assert world.store.unfit() == {}
-    world.model.refuses = Refuses(code, "driver", times=2, hides=True)
+    trouble(world, Refuses(code, "driver", times=2, hides=True))
     assert world.unplug("a") is None
     assert world.store.unfit() == {}
     world.assert_settled()
@@ -361,7 +393,7 @@ def test_a_refusal_that_lasts_is_a_timeout(
     world: World, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And quarantine, unless the NIC leaves the VF out: then it is the NIC that is not in order."""
-    monkeypatch.setattr(apply, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.2)
     code, hides = TRANSIENT[case]
     world.model.refuses = Refuses(code, hides=hides)
     refused = world.plug("a", named())
@@ -375,7 +407,7 @@ def test_a_refusal_that_lasts_is_a_timeout(
 
 
 def test_a_vf_that_is_busy_holds_up_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.2)
     world.model.refuses = lambda pf, number, group, want: errno.EBUSY if number == 0 else 0
     puts = [world.put("a", named()), world.put("b", make_spec(2))]
     assert world.serve(*puts)
@@ -383,10 +415,46 @@ def test_a_vf_that_is_busy_holds_up_no_other(world: World, monkeypatch: pytest.M
     assert puts[1].future.exception() is None and world.state("b") is PortState.ACTIVE
 
 
+def test_a_nic_that_is_busy_holds_up_no_other(tmp_path: Path) -> None:
+    """Neither calls nor looks: it is tried again after they had their turn."""
+    other = ModelPf("0000:04:00.0", "eth4", total=1, network="net2")
+    world = World(tmp_path, ModelPf(NIC, "eth3", total=2), other)
+    assert world.plug("c", make_spec(3)) is None
+    vf = world.vf_of("c")
+    world.model.refuses = lambda pf, number, group, want: errno.EAGAIN if pf.address == NIC else 0
+    first = world.put("a", make_spec())
+    assert world.reconciler.serve([first]) == [first] and not first.future.done()
+    assert world.plug("b", make_spec(2, network={"physical_network": "net2"})) is None
+    vf.attributes = replace(vf.attributes, vlan=7)
+    assert world.check()
+    assert {i: world.state(i) for i in "abc"} == {
+        "a": PortState.PENDING, "b": PortState.ACTIVE, "c": PortState.ACTIVE,
+    }  # fmt: skip
+    assert world.reconciler.unsettled() and world.store.unfit() == {}
+    assert world.reconciler.resume([first]) == [first]
+    world.model.refuses = takes_all
+    assert world.reconciler.resume([first]) == [] and first.future.exception() is None
+    assert world.check() and not world.reconciler.unsettled()
+    world.assert_settled()
+    world.store.close()
+
+
+def test_a_call_on_a_busy_nic_is_undone_when_the_agent_stops(world: World) -> None:
+    world.model.refuses = Refuses(errno.EAGAIN, "vlan")
+    put = world.put("a", named())
+    assert world.reconciler.serve([put]) == [put]
+    assert world.reconciler.resume([put], last=True) == []
+    assert isinstance(put.future.exception(), OperationTimeout)
+    world.model.refuses = takes_all
+    assert world.check()
+    assert world.store.records() == []
+    world.assert_settled()
+
+
 def test_a_vf_that_stays_busy_is_not_chosen_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apply, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.2)
     world.model.refuses = lambda pf, number, group, want: errno.EBUSY if number == 0 else 0
     assert isinstance(world.plug("a", make_spec()), OperationTimeout)
     assert world.plug("b", make_spec(2)) is None and world.address_of("b") == "0000:03:10.1"
@@ -521,7 +589,7 @@ def test_a_priority_that_a_driver_drops_is_unsupported(tmp_path: Path) -> None:
 
 def test_a_rate_that_waits_for_a_carrier(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """intel/igb/igb_main.c, igb_ndo_set_vf_bw: invalid while the link is down, to end a rate too."""
-    monkeypatch.setattr(apply, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.2)
     assert (
         world.plug("a", make_spec(qos={"egress_kbps": 200_000}, vf={"pci_address": FIRST})) is None
     )

@@ -43,8 +43,21 @@ def two_nics() -> list[ModelPf]:
     ]
 
 
+def serve_all(
+    reconciler: Reconciler, operations: Sequence[Operation], *, patient: bool = True
+) -> None:
+    """As the lane does: what is to be tried again is; just once more, if not ``patient``."""
+    again = reconciler.serve(operations)
+    while again:
+        time.sleep(0.01 if patient else 0)
+        again = reconciler.resume(again, last=not patient)
+
+
 class World:
     """NICs, a store's file, and the process that may end at any time."""
+
+    #: Whether calls wait for a NIC that is being reset.
+    patient = True
 
     def __init__(self, directory: Path, *pfs: ModelPf) -> None:
         self.path = directory / "agent.db"
@@ -86,7 +99,9 @@ class World:
 
     def serve(self, *operations: Operation, crash_at: int | None = None) -> bool:
         """Whether it came to the end."""
-        return self.crashes(lambda: self.reconciler.serve(operations), crash_at)
+        return self.crashes(
+            lambda: serve_all(self.reconciler, operations, patient=self.patient), crash_at
+        )
 
     def check(self, crash_at: int | None = None) -> bool:
         return self.crashes(self.reconciler.check, crash_at)

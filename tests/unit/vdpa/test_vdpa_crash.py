@@ -122,6 +122,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self) -> None:
         self._directory = tempfile.TemporaryDirectory()
         self.world = Both(Path(self._directory.name))
+        self.world.patient = False
 
     @rule(asked=_ASKED, crash_at=_CRASH)
     def ask(self, asked: Mapping[str, Mapping[str, object] | None], crash_at: int | None) -> None:

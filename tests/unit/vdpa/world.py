@@ -29,7 +29,7 @@ from netplugin.models import PortSpec
 from tests.unit.dpdkvhostuser.model import SETTINGS
 from tests.unit.dpdkvhostuser.model import Model as OvsModel
 from tests.unit.sriov.model import Model, ModelPf
-from tests.unit.sriov.world import World, make_spec
+from tests.unit.sriov.world import World, make_spec, serve_all
 
 RELAY_ROOT = OvsRoot(
     dpdk_initialized=True, dpdk_version="DPDK 22.11", ovs_version="3.1.0",
@@ -221,7 +221,8 @@ class Both(VdpaWorld):
 
         def all_of_them() -> None:
             for name, reconciler in self.reconcilers.items():
-                reconciler.serve([op for op in operations if self.backend_of(op) == name])
+                its_own = [op for op in operations if self.backend_of(op) == name]
+                serve_all(reconciler, its_own, patient=self.patient)
 
         return self.crashes(all_of_them, crash_at)
 
