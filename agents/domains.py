@@ -21,7 +21,7 @@ from netplugin.errors import (
     BackendUnavailable,
     CapacityExhausted,
     Conflict,
-    InvalidRequest,
+    HostError,
     NetpluginError,
     NotFound,
 )
@@ -89,15 +89,17 @@ class Domains:
         findings = [_not_active(port) for port in ports if port.state is not PortState.ACTIVE]
         ground, live = None, frozenset[int]()
         try:
-            scene = await self._view.within(self._scene)
+            scene = await self._view.within(self._view.scene)
             ground = _ground(scene)
             if ground is None:
                 findings.append(_no_plan("warn", "the host has no plan", _SET))
-            live = _live(scene, domain, CHECK)
-        except BackendUnavailable as silent:
-            findings.append(_unseen(silent))
         except NetpluginError as error:
             findings.append(_no_plan("fail", error.detail, error.fix))
+        else:
+            try:
+                live = _live(scene, domain, CHECK)
+            except (BackendUnavailable, HostError) as silent:
+                findings.append(_unseen(silent))
         placements = await self._in_thread(self._store.placements.all)
         mine = placements.pop(vm_id, None)
         others = held(placements.values(), live)
@@ -136,15 +138,8 @@ class Domains:
             if placement != before:
                 self._store.placements.save(vm_id, placement)
 
-    def _scene(self) -> Scene:
-        """Raises: HostError, and Conflict if ``[host]`` asks for what the host has not."""
-        try:
-            return self._view.scene()
-        except InvalidRequest as wrong:
-            raise Conflict(f"[host] {wrong.detail}", step="plan", fix=wrong.fix) from wrong
-
     def _planned(self) -> Scene:
-        scene = self._scene()
+        scene = self._view.scene()
         if scene.plan is None:
             raise Conflict(
                 "policy.pin and policy.realtime place a VM by the host's plan, and it has none",
@@ -158,7 +153,7 @@ class Domains:
         if not list(pinned(domain)):
             return
         try:
-            ground = _ground(await self._view.within(self._scene))
+            ground = _ground(await self._view.within(self._view.scene))
         except NetpluginError:
             return
         if ground is not None:
@@ -182,7 +177,7 @@ def _not_active(port: Port) -> Finding:
     )  # fmt: skip
 
 
-def _unseen(silent: BackendUnavailable) -> Finding:
+def _unseen(silent: BackendUnavailable | HostError) -> Finding:
     return Finding(
         id="libvirt", status="warn", found=silent.detail,
         expected="libvirt says which CPUs other VMs have", fix=silent.fix,
@@ -227,7 +222,7 @@ def _ground(scene: Scene) -> Ground | None:
 def _live(scene: Scene, domain: Element, step: str) -> Cpus:
     """What other domains are pinned to that run now, placed by us or not.
 
-    Raises: BackendUnavailable where libvirt does not say.
+    Raises: BackendUnavailable or HostError where libvirt does not say.
     """
     if scene.plan is None:
         return frozenset()

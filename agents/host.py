@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from netplugin.errors import NetpluginError, OperationTimeout
+from netplugin.errors import Conflict, InvalidRequest, NetpluginError, OperationTimeout
 from netplugin.models import Finding, HostState
 from netplugin.tuning import host_options
 from netplugin.tuning.as_json import as_json
@@ -74,10 +74,13 @@ class HostView:
     def scene(self) -> Scene:
         """Facts, daemons and the plan of one moment; no plan without ``[host] pmd_cores``.
 
-        Raises: HostError, InvalidRequest, as ``make_plan``.
+        Raises: HostError as ``make_plan``, and Conflict if ``[host]`` asks for what the host has not.
         """
         facts, live = self.facts()
-        plan = make_plan(facts, self._intent, live) if self._intent else None
+        try:
+            plan = make_plan(facts, self._intent, live) if self._intent else None
+        except InvalidRequest as wrong:
+            raise Conflict(f"[host] {wrong.detail}", step="plan", fix=wrong.fix) from wrong
         return Scene(facts, live, plan)
 
     def planned_or_not(self) -> Scene:

@@ -56,12 +56,18 @@ class Pmd:
         return look(ovs, wait_s=_SCRAPE_S) if ovs else None
 
     async def set(self, request: PmdRequest) -> PmdState:
-        """Raises: also InvalidRequest, Conflict; nothing has changed, then."""
+        """Raises: also InvalidRequest, Conflict; nothing has changed, then.
+
+        Cores are chosen only by the plan that ``[host]`` asks for: without it they might be those that VMs
+        are to have. CPUs that are named need no plan.
+        """
         async with self._setting:
             chosen: tuple[PmdChoice, ...] = ()
             if request.count is not None or request.cpus is not None:
                 self._host.ovs_of_others.usable().require()
-                scene = await self._view.within(self._view.planned_or_not)
+                view = self._view
+                look = view.planned_or_not if request.count is None else view.scene
+                scene = await view.within(look)
                 chosen = await asyncio.to_thread(self._choose, request, scene)
             return await asyncio.to_thread(set_pmd, self._host.ovs_of_others, request, chosen)
 

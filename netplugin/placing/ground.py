@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from netplugin.errors import BackendUnavailable
+from netplugin.errors import BackendUnavailable, HostError
 from netplugin.placing.placement import Placement
 from netplugin.tuning.facts import Cpus, Facts
 from netplugin.tuning.live import DomainLive, Live
@@ -120,16 +120,19 @@ def held(placements: Iterable[Placement], live: Cpus = frozenset()) -> Held:
 def running(live: Live, step: str) -> tuple[DomainLive, ...]:
     """The domains that run; none where no libvirt does.
 
-    Raises: BackendUnavailable where one runs and does not answer: its VMs may be on any core.
+    Raises: BackendUnavailable where one runs and does not answer, HostError where it cannot be asked before
+    something is installed: its VMs may be on any core.
     """
     if not isinstance(live.domains, Unknown):
         return live.domains
     if live.domains.missing:
         return ()
+    why = f"libvirt runs here and does not say which CPUs its VMs have: {live.domains.reason}"
+    if live.domains.fix:
+        raise HostError(why, step=step, fix=live.domains.fix)
     raise BackendUnavailable(
-        f"libvirt runs here and does not say which CPUs its VMs have: {live.domains.reason}", step=step,
-        fix="see that `virsh list` answers, and that the agent has Python's libvirt and may connect",
-    )  # fmt: skip
+        why, step=step, fix="see that `virsh list` answers, and that the agent may connect"
+    )
 
 
 def pinned_by_others(domains: Iterable[DomainLive], every: Cpus, name: str | None) -> Cpus:

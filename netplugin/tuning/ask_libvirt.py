@@ -28,7 +28,10 @@ def _asked(uri: str) -> dict[str, Any]:
     try:
         import libvirt
     except ImportError:
-        return {"refused": "libvirt-python is not installed"}
+        return {
+            "refused": "libvirt-python is not installed",
+            "fix": "install it beside the agent: pip install 'netplugin[libvirt]'",
+        }
     libvirt.registerErrorHandler(lambda *_: None, None)  # it would print what it raises
     try:
         connection = libvirt.openReadOnly(uri)

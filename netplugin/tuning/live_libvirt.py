@@ -36,11 +36,12 @@ class _Domain(BaseModel):
 
 
 class _Answer(BaseModel):
-    """What ``ask_libvirt`` prints; ``refused`` is why it has nothing."""
+    """What ``ask_libvirt`` prints; ``refused`` is why it has nothing, ``fix`` what helps."""
 
     versions: dict[str, str] = {}
     domains: tuple[_Domain, ...] = ()
     refused: str | None = None
+    fix: str | None = None
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,18 @@ def read_libvirt(uri: str = URI) -> LibvirtLive:
 
 def _ask(uri: str) -> Fact[_Answer]:
     # -P: a libvirt.py in the folder it is called from is not what is meant.
+    fix = None
     program = [sys.executable, "-P", "-m", "netplugin.tuning.ask_libvirt", uri]
     try:
         printed = run(program, step="libvirt", deadline=time.monotonic() + _WAIT_S)
         answer = _Answer.model_validate_json(printed)
-        reason = answer.refused
+        reason, fix = answer.refused, answer.fix
     except OperationTimeout:
         reason = f"did not answer within {_WAIT_S:g} s"
     except (NetpluginError, ValueError) as broken:
         reason = str(broken)
     if reason is not None:
-        return Unknown(uri, reason, missing=not any(map(os.path.exists, _SOCKETS)))
+        return Unknown(uri, reason, missing=not any(map(os.path.exists, _SOCKETS)), fix=fix)
     return answer
 
 

@@ -21,11 +21,15 @@ _NO_VALUE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ESRCH)
 
 @dataclass(frozen=True)
 class Unknown:
-    """What could not be read, and why. ``missing``: there is no such file, or nothing in it now."""
+    """What could not be read, and why. ``missing``: there is no such file, or nothing in it now.
+
+    ``fix`` is what to do about it, where one thing is known to help; asking again does not, then.
+    """
 
     path: str
     reason: str
     missing: bool = False
+    fix: str | None = None
 
     def __str__(self) -> str:
         return f"unknown ({self.path}: {self.reason})"

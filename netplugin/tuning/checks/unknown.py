@@ -16,13 +16,13 @@ def unknown(scene: Scene) -> Iterator[Finding]:
 
     A daemon that is there and does not answer is as a file that cannot be read.
     """
-    paths: dict[str, list[str]] = {}
+    paths: dict[tuple[str, str | None], list[str]] = {}
     for fact in (*scene.facts.unknown(), *scene.live.unanswered()):
-        paths.setdefault(fact.reason, []).append(fact.path)
-    for reason, refused in paths.items():
+        paths.setdefault((fact.reason, fact.fix), []).append(fact.path)
+    for (reason, fix), refused in paths.items():
         more = f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
         yield Finding(
             id="unknown-fact", status="warn", found=f"{', '.join(refused[:_SHOWN])}{more}: {reason}",
             expected="files that can be read and made sense of, daemons that answer",
-            fix="run it as root, on the host itself and not in a container",
+            fix=fix or "run it as root, on the host itself and not in a container",
         )  # fmt: skip

@@ -20,7 +20,7 @@ from agents import database, domains
 from agents.store import Store
 from netplugin.backend import Usability
 from netplugin.domain_xml import parse_domain
-from netplugin.errors import BackendUnavailable, CapacityExhausted, Conflict, NotFound
+from netplugin.errors import BackendUnavailable, CapacityExhausted, Conflict, HostError, NotFound
 from netplugin.host.ovs_rows import OvsRoot
 from netplugin.host.shared import Host
 from netplugin.models import (
@@ -218,9 +218,9 @@ def test_a_real_time_vm_never_shares_a_cpu_with_a_pmd_thread(
         assert pins(render(running, Vm(1), realtime=True))
 
 
-def test_pmd_threads_keep_off_the_cores_of_placed_vms(
-    running: Agent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PmdChoice, ...]]:
+    """The cores that were chosen for PMD threads, call by call; no OVS is set."""
     asked: list[tuple[PmdChoice, ...]] = []
 
     def set_pmd(ovs: object, request: PmdRequest, chosen: tuple[PmdChoice, ...]) -> PmdState:
@@ -237,6 +237,12 @@ def test_pmd_threads_keep_off_the_cores_of_placed_vms(
     monkeypatch.setattr(Host, "ovs_of_others", property(lambda self: ovs))
     monkeypatch.setattr(agents.pmd, "set_pmd", set_pmd)
     monkeypatch.setattr(agents.pmd.cpus, "online", lambda: tuple(range(64)))
+    return asked
+
+
+def test_pmd_threads_keep_off_the_cores_of_placed_vms(
+    running: Agent, asked: list[tuple[PmdChoice, ...]]
+) -> None:
     plug(running, 1)
     assert pins(render(running, Vm(1, vcpus=4))) == {6, 38, 7, 39}
 
@@ -249,6 +255,32 @@ def test_pmd_threads_keep_off_the_cores_of_placed_vms(
     for request in ({"count": 14}, {"cpus": "38"}, {"cpus": "1-6"}):
         with pytest.raises(Conflict, match="vm-1"):
             put(**request)
+
+
+def test_without_the_plan_that_is_asked_for_no_core_is_chosen_for_pmd_threads(
+    tmp_path: Path, asked: list[tuple[PmdChoice, ...]]
+) -> None:
+    """The cores that would be chosen may be those that VMs are to have. CPUs can still be named."""
+    with agent(tmp_path, view=view_of(machine(), tmp_path, Intent(pmd_cores=99))) as running:
+        with pytest.raises(Conflict, match=r"\[host\] pmd_cores: 99 whole cores") as refused:
+            asyncio.run(running.service.pmd.set(PmdRequest(count=4)))
+        assert refused.value.fix and asked == []
+        asyncio.run(running.service.pmd.set(PmdRequest(cpus="1-4")))
+        assert asked == [()]
+
+
+def test_where_libvirt_cannot_be_asked_the_error_says_what_to_install(
+    running: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plug(running, 1)
+    once = render(running, Vm(1))
+    absent = Unknown("qemu:///system", "libvirt-python is not installed", fix="pip install it")
+    monkeypatch.setattr(agents.host, "read_live", lambda *args: Live(domains=absent))
+    with pytest.raises(HostError, match="libvirt-python is not installed") as refused:
+        render(running, Vm(1))
+    assert refused.value.fix == "pip install it" and not refused.value.retryable
+    [unseen] = findings(running, Vm(1), once)
+    assert (unseen.id, unseen.status, unseen.fix) == ("libvirt", "warn", "pip install it")
 
 
 def test_where_libvirt_does_not_answer_nobody_is_placed(

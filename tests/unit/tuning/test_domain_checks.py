@@ -137,5 +137,8 @@ def test_a_daemon_that_does_not_answer_is_told_and_one_that_is_not_there_is_not(
         findings = check(Scene(FACTS, Live(ovs=OVS, domains=silent)))
         return [f.found for f in findings if f.id == "unknown-fact"]
 
+    absent = Unknown("qemu:///system", "is not installed", fix="pip install it")
+    findings = check(Scene(FACTS, Live(ovs=OVS, domains=absent)))
+    assert [f.fix for f in findings if f.id == "unknown-fact"] == ["pip install it"]
     assert unknown(missing=False) == ["qemu:///system: did not answer within 5 s"]
     assert unknown(missing=True) == []

@@ -102,6 +102,7 @@ def test_missing_is_where_no_daemon_has_its_socket(
     monkeypatch.setattr(live_libvirt, "_SOCKETS", sockets)
     domains = read_libvirt("qemu:///fake").domains
     assert isinstance(domains, Unknown) and domains.missing is not runs
+    assert "pip install 'netplugin[libvirt]'" in str(domains.fix)
 
 
 @pytest.mark.parametrize("runs", [True, False])
