@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from netplugin.errors import BackendUnavailable, HostError
 from netplugin.host.cpus import format_list
@@ -11,9 +12,10 @@ from netplugin.tuning.applying.place import Raw
 from netplugin.tuning.applying.programs import Run
 from netplugin.tuning.applying.refusals import refusals
 from netplugin.tuning.applying.writable import WritableRoot
+from netplugin.tuning.facts import Cpus
 from netplugin.tuning.masks import to_kernel
 from netplugin.tuning.read.cpus import cpu_list
-from netplugin.tuning.read.interrupts import banned_cpus
+from netplugin.tuning.read.interrupts import banned_cpus, masked_cpus
 from netplugin.tuning.steps import BannedCpus
 
 _NAME = "IRQBALANCE_BANNED_CPULIST"
@@ -40,9 +42,9 @@ class Irqbalance:
 
     def write(self, target: BannedCpus, wanted: str | None) -> None:
         """Raises: HostError where irqbalance does not know the list, or the older variable, a mask, would go
-        before it."""
+        before it. A mask of the same CPUs will do for any version; the list beside it is for newer ones."""
         version = self._version()
-        if version and version < _LEAST:
+        if version and version < _LEAST and self._in_words(target, masked_cpus) != wanted:
             mask = f"IRQBALANCE_BANNED_CPUS={to_kernel(cpu_list(wanted or ''))}"
             raise HostError(
                 f"irqbalance {'.'.join(map(str, version))} does not know {_NAME}, which is of 1.8",
@@ -50,11 +52,7 @@ class Irqbalance:
                 "isolated them, it leaves them alone by itself",
             )  # fmt: skip
         self.restore(target, f"{_NAME}={wanted}")
-        try:
-            banned = banned_cpus(self._text(target) or "")
-        except ValueError:
-            banned = None
-        if banned is None or format_list(banned) != wanted:
+        if self._in_words(target, banned_cpus) != wanted:
             raise HostError(
                 f"{target.path} has IRQBALANCE_BANNED_CPUS, which goes before {_NAME}",
                 step="read-back", fix="remove it: irqbalance has replaced it by the list; or, where a tuned "
@@ -81,6 +79,14 @@ class Irqbalance:
             words = ended.detail
         found = re.search(r"version (\d+)\.(\d+)", words)
         return tuple(map(int, found.groups())) if found else None
+
+    def _in_words(self, target: BannedCpus, read: Callable[[str], Cpus | None]) -> str | None:
+        """The CPUs that the file bans, as ``read`` finds them."""
+        try:
+            found = read(self._text(target) or "")
+        except ValueError:
+            return None
+        return None if found is None else format_list(found)
 
     def _text(self, target: BannedCpus) -> str | None:
         with refusals(target.path):

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from netplugin.host.cpus import format_list, parse_list, to_mask
+from netplugin.tuning.masks import to_kernel
 from netplugin.tuning.output import playbook_kernel as kernel
 from netplugin.tuning.output.playbook_ovs import ovs_tasks
 from netplugin.tuning.output.playbook_threads import thread_tasks
@@ -41,6 +42,7 @@ from netplugin.tuning.steps import (
 #: Numbers of interrupts change with each boot, so what is set by them must be gone by then.
 _PASSING = "/run/tmpfiles.d/netplugin-tuning.conf"
 _SYSCTL = "/etc/sysctl.d/90-netplugin-tuning.conf"
+_MODPROBE = "/etc/modprobe.d/netplugin-tuning.conf"
 _PARAMETER = re.compile(r"/sys/module/(?P<module>\w+)/parameters/(?P<name>\w+)")
 _FILES, _IRQS, _SYSCTLS = "Write kernel files", "Move interrupts", "Load sysctls"
 _IRQBALANCE = "Restart irqbalance"
@@ -48,7 +50,14 @@ _IRQBALANCE = "Restart irqbalance"
 
 def playbook(plan: Plan, online: frozenset[int]) -> str:
     """YAML. It refuses a machine that has other CPUs on line than the plan was made for."""
-    tasks = [*same_machine(online), *step_tasks(plan.steps), *_rest(plan)]
+    # What may stop it comes before all that changes: a handler that was notified by then never runs.
+    tasks = [
+        *same_machine(online),
+        *_heeds_bans(plan.steps),
+        *_module_parameters(plan.steps),
+        *step_tasks(plan.steps),
+        *_rest(plan),
+    ]
     handlers = [command(_IRQBALANCE, "systemctl", "try-restart", "irqbalance.service")]
     return as_yaml("Tune a host for packets, as netplugin planned it", tasks, handlers)
 
@@ -141,10 +150,12 @@ def _module_parameters(steps: tuple[Step, ...]) -> Iterator[Task]:
         if isinstance(step.target, File) and (match := _PARAMETER.fullmatch(step.target.path))
     ]
     if lines:
-        yield file_with(
-            "Set parameters of modules, for when they are loaded",
-            "/etc/modprobe.d/netplugin-tuning.conf", lines,
-        )  # fmt: skip
+        yield file_with("Set parameters of modules, for when they are loaded", _MODPROBE, lines)
+    else:
+        yield {
+            "name": "Remove the parameters of modules of an older plan",
+            "ansible.builtin.file": {"path": _MODPROBE, "state": "absent"},
+        }
 
 
 def until_boot(name: str, lines: list[str]) -> Iterator[Task]:
@@ -206,10 +217,15 @@ def _tuned(steps: tuple[Step, ...]) -> Iterator[Task]:
             ) | {"when": f"'{step.wanted}' not in netplugin_tuned.stdout"}
 
 
-def _irqbalance(steps: tuple[Step, ...]) -> Iterator[Task]:
+def _heeds_bans(steps: tuple[Step, ...]) -> Iterator[Task]:
     for step in steps:
         if isinstance(step.target, BannedCpus):
             yield from _list_counts(step.target.path, str(step.wanted))
+
+
+def _irqbalance(steps: tuple[Step, ...]) -> Iterator[Task]:
+    for step in steps:
+        if isinstance(step.target, BannedCpus):
             yield notified(
                 {
                     "name": "Tell irqbalance which CPUs to leave alone",
@@ -225,7 +241,8 @@ def _irqbalance(steps: tuple[Step, ...]) -> Iterator[Task]:
 
 def _list_counts(path: str, cpus: str) -> Iterator[Task]:
     """Stop where irqbalance would not heed the list: before 1.8, and beside a mask that says otherwise
-    (``setup_banned_cpus`` in irqbalance's cputree.c); tuned before 2.24 writes the same CPUs as a mask."""
+    (``setup_banned_cpus`` in irqbalance's cputree.c). A mask of the same CPUs will do for any version; tuned
+    before 2.24 writes such."""
     yield {
         "name": "Read the version of irqbalance",
         "ansible.builtin.command": {"argv": ["irqbalance", "--version"]},
@@ -252,11 +269,12 @@ def _list_counts(path: str, cpus: str) -> Iterator[Task]:
         "name": "Stop where irqbalance would not heed the list",
         "ansible.builtin.assert": {
             "that": [
-                "netplugin_version is version('1.8', '>=')",
-                f"netplugin_mask == '' or netplugin_mask | int(base=16) == {wanted}",
+                f"(netplugin_mask | default('0', true) | int(base=16) == {wanted}) or "
+                "(netplugin_mask == '' and netplugin_version is version('1.8', '>='))",
             ],
             "fail_msg": f"irqbalance is older than 1.8, or {path} has an IRQBALANCE_BANNED_CPUS that goes "
-            "before IRQBALANCE_BANNED_CPULIST: update it, or remove that line",
+            "before IRQBALANCE_BANNED_CPULIST: update it and remove that line, or set that to "
+            f"{to_kernel(parse_list(cpus))}",
         },
         "vars": {
             "netplugin_version": f"{{{{ {version} }}}}",
@@ -344,6 +362,6 @@ def _rest(plan: Plan) -> Iterator[Task]:
 
 #: In this order: memory before OVS that needs it, what asks for a reboot last.
 _MAKERS: tuple[Callable[[tuple[Step, ...]], Iterator[Task]], ...] = (
-    _files, _module_parameters, _boot_pages, _sysctls, _swap, _threads, _irqbalance, _services, _tuned,
+    _files, _boot_pages, _sysctls, _swap, _threads, _irqbalance, _services, _tuned,
     _vfs, _ovs, kernel.kernel_tasks,
 )  # fmt: skip

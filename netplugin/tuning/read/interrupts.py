@@ -52,11 +52,23 @@ def banned_cpus(text: str) -> Cpus | None:
 
     The older variable with a mask goes before the list (setup_banned_cpus in irqbalance's cputree.c).
     """
-    values = dict(re.findall(r"^\s*IRQBALANCE_BANNED_(CPUS|CPULIST)=(.*)$", text, re.MULTILINE))
-    values = {name: value.strip().strip("\"'") for name, value in values.items()}
-    if values.get("CPUS"):
-        return from_kernel(values["CPUS"])
-    return cpu_list(values["CPULIST"]) if values.get("CPULIST") else None
+    mask = masked_cpus(text)
+    if mask is not None:
+        return mask
+    found = _banned("CPULIST", text)
+    return cpu_list(found) if found else None
+
+
+def masked_cpus(text: str) -> Cpus | None:
+    """What the older variable alone says; None where it is not set. Raises: ValueError."""
+    found = _banned("CPUS", text)
+    return from_kernel(found) if found else None
+
+
+def _banned(name: str, text: str) -> str:
+    """The last value in the file."""
+    values = re.findall(rf"^\s*IRQBALANCE_BANNED_{name}=(.*)$", text, re.MULTILINE)
+    return values[-1].strip().strip("\"'") if values else ""
 
 
 def _irqs(root: Root) -> Fact[tuple[Irq, ...]]:

@@ -129,6 +129,17 @@ def test_an_irqbalance_that_does_not_know_the_list_is_told_so(host: FakeMachine)
         host.machine.write(IRQBALANCE, "1,3-7")
     assert "IRQBALANCE_BANNED_CPUS=fa in" in str(refused.value.fix)
     assert host.kernel.tree.files[IRQBALANCE.path] == text
+    listed = "IRQBALANCE_BANNED_CPULIST=1,3-7\nIRQBALANCE_BANNED_CPULIST=1,3-7\n"
+    host.kernel.change({IRQBALANCE.path: listed})
+    with pytest.raises(HostError, match="does not know"):
+        host.machine.write(IRQBALANCE, "1,3-7")
+    # What the fix asked for will do.
+    host.kernel.change({IRQBALANCE.path: "IRQBALANCE_BANNED_CPUS=fa\n"})
+    host.machine.write(IRQBALANCE, "1,3-7")
+    assert host.machine.value(IRQBALANCE, host.machine.read(IRQBALANCE)) == "1,3-7"
+    host.kernel.change({IRQBALANCE.path: "IRQBALANCE_BANNED_CPUS=2\n"})
+    with pytest.raises(HostError, match="does not know"):
+        host.machine.write(IRQBALANCE, "1,3-7")
 
 
 def test_an_older_mask_of_irqbalance_is_told_and_not_changed(host: FakeMachine) -> None:

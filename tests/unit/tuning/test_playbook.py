@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from typing import Any
 
+import jinja2
 import pytest
 import yaml
+from packaging.version import Version
 
+from netplugin.host.cpus import parse_list
+from netplugin.tuning.masks import to_kernel
 from netplugin.tuning.output.playbook import playbook
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import (
@@ -105,7 +111,56 @@ def test_parameters_of_a_module_are_there_when_it_is_loaded() -> None:
     assert copied["dest"] == "/etc/modprobe.d/netplugin-tuning.conf"
     assert copied["content"].splitlines()[1:] == ["options kvm halt_poll_ns=200000"]
     assert "/sys/module/kvm/parameters/halt_poll_ns - - - - 200000" in str(tasks("edge"))
-    assert not any("modules" in t["name"] for t in tasks("intel-snc"))
+    # What an older plan had set there is gone with it.
+    [none] = [t for t in tasks("intel-snc") if "modules" in t["name"]]
+    assert none["ansible.builtin.file"] == {"path": copied["dest"], "state": "absent"}
+
+
+def test_what_may_stop_a_playbook_comes_before_all_that_changes() -> None:
+    """A handler that was notified before a task fails is not run, and not notified by the next run."""
+    found = tasks("edge")
+    stops = [i for i, task in enumerate(found) if "ansible.builtin.assert" in task]
+    reads = {"ansible.builtin.slurp", "ansible.builtin.assert", "ansible.builtin.command"}
+    before = found[: max(stops) + 1]
+    assert len(stops) == 2 and all(reads & task.keys() for task in before)
+    assert all(t.get("changed_when", False) is False and "notify" not in t for t in before)
+
+
+def holds(task: dict[str, Any], registered: dict[str, Any]) -> bool:
+    """Whether an assert task lets a play go on; Ansible's filters as far as this one needs them."""
+    env = jinja2.Environment()
+    env.filters["b64decode"] = lambda text: base64.b64decode(text).decode()
+    env.filters["regex_findall"] = lambda text, pattern, multiline: re.findall(pattern, text, re.M)
+    env.filters["regex_replace"] = lambda text, old, new: re.sub(old, new, text)
+    env.filters["regex_search"] = lambda text, pattern, group: re.findall(pattern, text)[:1]
+    env.tests["version"] = lambda one, other, operator: Version(one) >= Version(other)
+    named = {name: env.from_string(text).render(registered) for name, text in task["vars"].items()}
+    conditions = task["ansible.builtin.assert"]["that"]
+    return all(env.compile_expression(each)(**registered, **named) for each in conditions)
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")
+@pytest.mark.parametrize(
+    ("version", "mask", "heeded"),
+    [
+        ("1.9.2", "", True), ("1.8.0", "'00000000,{mask}'", True), ("1.7.0", "", False),
+        ("1.7.0", "{mask}", True), ("1.9.2", "2", False), ("1.7.0", "2", False), ("1.9.2", "0", False),
+    ],
+)  # fmt: skip
+def test_irqbalance_heeds_a_mask_of_these_cpus_or_from_1_8_the_list(
+    version: str, mask: str, heeded: bool
+) -> None:
+    [task] = [
+        t for t in tasks("edge") if t["name"] == "Stop where irqbalance would not heed the list"
+    ]
+    [banned] = [s for s in plan_of("edge").steps if isinstance(s.target, BannedCpus)]
+    wanted = to_kernel(parse_list(str(banned.wanted))).rjust(8, "0")
+    text = f"IRQBALANCE_BANNED_CPUS={mask.format(mask=wanted)}\n" if mask else "# nothing\n"
+    registered = {
+        "netplugin_irqbalance": {"stdout": f"irqbalance version {version}"},
+        "netplugin_banned": {"content": base64.b64encode(text.encode()).decode()},
+    }
+    assert holds(task, registered) is heeded
 
 
 def test_a_setting_of_ovs_that_should_go_is_removed() -> None:
