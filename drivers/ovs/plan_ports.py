@@ -154,7 +154,7 @@ def port_changes(
             if entry.port.qos_differs(row):
                 changes.append(c.SetQos((port_id,), entry.port))
         if beside and (entry.reopen or _is_another(entry.beside, beside)):
-            changes.append(_remove_beside(port_id, beside))
+            changes += [_remove_beside(port_id, beside), _drop_flows(port_id, str(beside.bridge))]
             continue
         if entry.beside and beside is None:
             changes.append(c.AddBeside((port_id,), entry.beside))
@@ -202,29 +202,44 @@ def _removal(port_id: str, seen: SeenOvs) -> list[Change]:
         assert owner is not None
         changes += [
             c.RemovePort((port_id,), bridge, row.name, owner[0]),
-            # Read or not: without its port a flow may meet the next one's frames.
-            c.DropFlows((port_id,), bridge, (filters.port_cookie(port_id),)),
+            _drop_flows(port_id, bridge),
         ]
     if beside is not None:
         changes.append(_remove_beside(port_id, beside))
     return changes
 
 
+def _drop_flows(port_id: str, bridge: str) -> Change:
+    """Read or not: without its port a flow may meet the next one's frames."""
+    return c.DropFlows((port_id,), bridge, (filters.port_cookie(port_id),))
+
+
+def has_its_flows(wanted: Wanted, seen: SeenOvs) -> bool:
+    """Whether OVS was seen with the flows of the port as they should be, and no others of it."""
+    port_id = wanted.port.port_id
+    row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
+    flows = _set_filter(wanted, seen).flows(_works_at(row), _works_at(beside))
+    return bool(flows) and flows == seen.flows.get(port_id)
+
+
+def _set_filter(wanted: Wanted, seen: SeenOvs) -> c.SetFilter:
+    port, bridge = wanted.port, seen.bridges.get(wanted.port.bridge)
+    return c.SetFilter(
+        (port.port_id,), port.bridge, port.name, port.port_id, wanted.spec,
+        wanted.beside.name if wanted.beside else None,
+        foreign=bridge is not None and not bridge.ours,
+    )  # fmt: skip
+
+
 def _filter(
     wanted: Wanted, row: OvsPort | None, beside: OvsPort | None, seen: SeenOvs
 ) -> list[Change]:
-    port, spec = wanted.port, wanted.spec
-    to = wanted.beside.name if wanted.beside else None
-    bridge = seen.bridges.get(port.bridge)
-    change = c.SetFilter(
-        (port.port_id,), port.bridge, port.name, port.port_id, spec, to,
-        foreign=bridge is not None and not bridge.ours,
-    )  # fmt: skip
+    change = _set_filter(wanted, seen)
     if row is None or (wanted.beside and beside is None):
         return [change]
     flows = change.flows(_works_at(row), _works_at(beside))
     # No flows: vswitchd could not make it, which is told as a fault.
-    return [change] if flows and flows != seen.flows.get(port.port_id) else []
+    return [change] if flows and flows != seen.flows.get(wanted.port.port_id) else []
 
 
 def _works_at(row: OvsPort | None) -> int | None:

@@ -9,9 +9,10 @@ Linux 6.18, below drivers/net/ethernet.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
-from drivers.vf.inventory import Inventory, Pf, Vf
+from drivers.vf.inventory import Inventory, Pf, Setting, Vf
 from netplugin.models import Finding
 
 #: Drivers of PFs that give all multicast frames to a trusted VF alone, and where: to another VF they
@@ -35,9 +36,40 @@ ALWAYS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def needs_trust(pf: Pf, vf: Vf) -> bool:
-    """Whether a relay makes this VF trusted: its NIC asks for that, and can be told."""
-    return pf.driver in IF_TRUSTED and _has_switch(vf)
+#: Drivers that let a promiscuous VF, which a trusted one may be, get frames of other VLANs than its
+#: own, and where: broadcast and multicast would come to the VM without a tag. ixgbe on an X540 or newer
+#: whose PF is promiscuous, before 7bb0fb7c63df ("ixgbe: fix unexpected VLAN Rx in promisc mode on VF",
+#: Linux 5.18); ice before 4e7f0087b058 ("ice: Restore fix disabling RX VLAN filtering", Linux 6.7), and
+#: by its source in double VLAN mode since, where ``ice_port_vlan_on`` keeps the inner filter and not
+#: the outer one. Whether a distribution's kernel has these is not to be seen on the host.
+IGNORES_VLAN: Mapping[str, str] = MappingProxyType(
+    {
+        "ice": "ice_vc_cfg_promiscuous_mode_msg and ice_port_vlan_on, intel/ice/ice_vf_vsi_vlan_ops.c",
+        "ixgbe": "ixgbe_update_vf_xcast_mode, intel/ixgbe/ixgbe_sriov.c",
+    }
+)
+
+
+def needs_trust(pf: Pf, vf: Vf, vlan_id: int | None) -> bool:
+    """Whether a relay makes this VF trusted: its NIC asks for that, can be told, and keeps it to its VLAN.
+
+    On a flat network there is no VLAN to keep to: the relay's flows stop what comes with a tag.
+    """
+    is_kept = vlan_id is None or pf.driver not in IGNORES_VLAN
+    return pf.driver in IF_TRUSTED and _has_switch(vf) and is_kept
+
+
+def lost_by(pf: Pf, vf: Vf, vlan_id: int | None) -> str | None:
+    """What a relay lacks whose NIC refused to trust its VF; None if it did not."""
+    have = vf.attributes
+    if have is None or have.trusted or not needs_trust(pf, vf, vlan_id):
+        return None
+    if Setting.of("trust", replace(have, trusted=True)) not in vf.unsupported:
+        return None
+    return (
+        f"{pf.name} refuses to trust VF {vf.number}, and {pf.driver} gives multicast frames to trusted "
+        "VFs alone: the VM may lose them, and with them IPv6 and VRRP"
+    )
 
 
 def multicast_findings(inventory: Inventory) -> list[Finding]:
@@ -45,13 +77,15 @@ def multicast_findings(inventory: Inventory) -> list[Finding]:
     found = []
     for pf in inventory.pfs.values():
         vfs = [vf for vf in inventory.vfs.values() if vf.pf == pf.address and vf.attributes]
-        if pf.driver in ALWAYS or (pf.driver in IF_TRUSTED and all(map(_has_switch, vfs))):
+        is_settable = pf.driver in IF_TRUSTED and all(map(_has_switch, vfs))
+        if pf.driver in ALWAYS or (is_settable and pf.driver not in IGNORES_VLAN):
             continue
-        why = (
-            "gives them to trusted VFs alone and has no switch for that here"
-            if pf.driver in IF_TRUSTED
-            else "is not known to give them to VFs"
-        )
+        why, instead = "is not known to give them to VFs", ""
+        if is_settable:
+            why = "gives them to trusted VFs alone, and such a VF may get frames of other VLANs"
+            instead = "ask for vf.trusted if its driver keeps VFs to their VLAN (docs/nics.md), "
+        elif pf.driver in IF_TRUSTED:
+            why = "gives them to trusted VFs alone and has no switch for that here"
         found.append(
             Finding(
                 id=f"vf-multicast-{pf.address}", status="warn",
@@ -59,7 +93,7 @@ def multicast_findings(inventory: Inventory) -> list[Finding]:
                 f"and with them IPv6 and VRRP: {pf.driver or 'its driver'} {why}",
                 expected="a VF in OVS gets all multicast frames of its network",
                 fix=f"try IPv6 through a port of the backend vdpa on {pf.name}; if it does not work, "
-                "use the backends sriov or dpdkvhostuser there, or another NIC",
+                f"{instead}use the backends sriov or dpdkvhostuser there, or another NIC",
             )
         )  # fmt: skip
     return found

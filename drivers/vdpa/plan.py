@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from drivers.ovs import faults
 from drivers.ovs.faults import HostWord
@@ -18,17 +19,18 @@ from drivers.ovs.plan_ports import (
     MAX_VHOST_SOCKETS,
     Wanted,
     bridge_refusal,
+    has_its_flows,
     port_changes,
     port_refusal,
 )
 from drivers.ovs.seen import SeenOvs
 from drivers.vdpa.modes import Mode, lacks_native, mode_of
-from drivers.vdpa.multicast import needs_trust
+from drivers.vdpa.multicast import lost_by, needs_trust
 from drivers.vdpa.wanted import LAYOUT, wanted
-from drivers.vf.inventory import Inventory, Pf, Vf
+from drivers.vf.inventory import Inventory, Pf, Setting, Vf
 from drivers.vf.memory import locate, remembered
 from drivers.vf.ports import attributes_of, claim_of, no_vf, observed_vf, vf_changes
-from drivers.vf.steps import bind_vf
+from drivers.vf.steps import bind_vf, set_vf
 from netplugin.backend import Change, Intent, Observation, ObservedPort, Plan
 from netplugin.errors import NetpluginError
 from netplugin.host.ovs import OvsSettings
@@ -87,7 +89,9 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
             elif (vf := _open_vf(intent, seen.inventory)) and vf.address not in seen.devices:
                 vfs.append(DetachVf((port_id,), vf.address, vf.iommu_group))
                 continue
-            vfs += vf_changes(intent, seen.inventory, _want, for_dpdk=True)
+            want = partial(_want, wishes.get(port_id), seen.ovs)
+            vfs += vf_changes(intent, seen.inventory, want, for_dpdk=True)
+            vfs += _trust(intent, wishes.get(port_id), seen)
             vfs += _driver_back(intent, seen.inventory)
         except NetpluginError as error:
             refused[port_id] = error
@@ -119,16 +123,51 @@ def _driver_back(intent: Intent, inventory: Inventory) -> list[Change]:
     return [bind_vf(intent.port_id, pf, vf, before.driver, before.driver_override)]
 
 
-def _want(intent: Intent, pf: Pf, vf: Vf) -> VfAttributes:
+def _want(wish: Wanted | None, ovs: SeenOvs, intent: Intent, pf: Pf, vf: Vf) -> VfAttributes:
     """What the PF should hold of the VF; in native mode all but the MAC is the representor's.
 
-    OVS drives the VF of a relay, and its flows keep from the VM what a trusted VF gets beyond its own.
+    OVS drives the VF of a relay, and its flows keep from the VM what a trusted VF gets beyond its own:
+    one that OVS has open becomes trusted in a later round, when its flows are read back.
     """
-    assert intent.spec is not None and vf.attributes is not None
+    assert wish is not None and intent.spec is not None and vf.attributes is not None
     if mode_of(intent) is Mode.NATIVE:
         return replace(vf.attributes, mac=intent.spec.mac)
     want = attributes_of(intent.spec)
-    return replace(want, trusted=want.trusted or needs_trust(pf, vf))
+    if not want.trusted and not needs_trust(pf, vf, intent.spec.network.vlan_id):
+        return want
+    is_ready = not _is_live(wish, ovs) or (want.trusted and has_its_flows(wish, ovs))
+    return replace(want, trusted=is_ready or vf.attributes.trusted)
+
+
+def _is_live(wish: Wanted, ovs: SeenOvs) -> bool:
+    """Whether OVS may have the VF open, or has flows that lead from it to the VM."""
+    port_id = wish.port.port_id
+    return port_id in ovs.beside or bool(ovs.flows.get(port_id))
+
+
+def _trust(intent: Intent, wish: Wanted | None, seen: Seen) -> list[Change]:
+    """Trust for the VF of a relay that works: a NIC that refuses it leaves the relay as it is."""
+    claim = claim_of(intent)
+    vf = locate(seen.inventory, claim) if claim else None
+    if wish is None or mode_of(intent) is Mode.NATIVE or not isinstance(vf, Vf):
+        return []
+    have, pf, spec = vf.attributes, seen.inventory.pf_of(vf), wish.spec
+    if have is None or have.trusted or spec.vf.trusted or not has_its_flows(wish, seen.ovs):
+        return []
+    want = replace(have, trusted=True)
+    refused = Setting.of("trust", want) in vf.unsupported
+    if refused or not needs_trust(pf, vf, spec.network.vlan_id):
+        return []
+    return [set_vf(intent.port_id, pf, vf, ("trust",), want, optional=True)]
+
+
+def _lost_multicast(intent: Intent, seen: Seen) -> str | None:
+    """What the VM of a relay may not get, see ``lost_by``."""
+    claim = claim_of(intent)
+    vf = locate(seen.inventory, claim) if claim else None
+    if intent.spec is None or mode_of(intent) is Mode.NATIVE or not isinstance(vf, Vf):
+        return None
+    return lost_by(seen.inventory.pf_of(vf), vf, intent.spec.network.vlan_id)
 
 
 def _wish(settings: OvsSettings, intent: Intent, seen: Seen, room: int) -> Wanted:
@@ -184,7 +223,8 @@ def observed_ports(intents: Sequence[Intent], seen: Seen) -> Mapping[str, Observ
             }
         fault = vf.fault or _fault(mode, row, beside, seen)
         passes = vf.passes and fault == vf.fault
-        found[intent.port_id] = ObservedPort(fault, told, impaired=vf.impaired, passes=passes)
+        impaired = vf.impaired or _lost_multicast(intent, seen)
+        found[intent.port_id] = ObservedPort(fault, told, impaired=impaired, passes=passes)
     return found
 
 

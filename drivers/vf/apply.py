@@ -27,7 +27,7 @@ class Done:
     unfit: dict[Claim, str] = field(default_factory=dict)
     #: The changes that are to be tried again, each with the reason.
     busy: dict[VfChange, VfBusy] = field(default_factory=dict)
-    #: What was to be put back and the NIC does not support, each with the reason.
+    #: What was optional and the NIC does not support, each with the reason.
     unsupported: dict[SetVf, str] = field(default_factory=dict)
 
 
@@ -47,7 +47,7 @@ def apply_changes(
             done.busy[change] = busy
             stopped.update(change.ports)
         except NetpluginError as error:
-            if isinstance(error, Unsupported) and isinstance(change, SetVf) and change.restores:
+            if isinstance(error, Unsupported) and isinstance(change, SetVf) and change.optional:
                 done.unsupported[change] = error.detail
                 continue
             done.failed.update({port: error.for_port(port) for port in change.ports})

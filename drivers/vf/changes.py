@@ -29,14 +29,14 @@ class VfChange(Change):
 class SetVf(VfChange):
     """Write these groups of attributes (see ``GROUPS``) through the PF.
 
-    ``restores``: the VF is given back, and what its NIC does not support stays as it is.
+    ``optional``: what the NIC does not support stays as it is, and no port fails for it.
     ``unless_used``: not if the host's network has begun to use the VF.
     """
 
     pf: str
     groups: tuple[str, ...]
     attributes: VfAttributes
-    restores: bool = False
+    optional: bool = False
     unless_used: bool = False
 
     def describe(self) -> str:

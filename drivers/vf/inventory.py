@@ -107,7 +107,7 @@ class Vf:
     #: What the PF reports of it. None if it does not: its interface is away, or the driver leaves
     #: the VF out because it is being reset (``rtnl_fill_vfinfo`` in net/core/rtnetlink.c).
     attributes: VfAttributes | None = None
-    #: What its NIC refused as unsupported when it was to be put back.
+    #: What its NIC refused as unsupported where it was optional (``SetVf``).
     unsupported: frozenset[Setting] = frozenset()
     #: Whether it is likely to be reported soon, though it is not now.
     is_awaited: bool = False

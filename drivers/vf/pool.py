@@ -35,7 +35,7 @@ class Pool:
         self._supervisor = supervisor
         self._watch: Watch | None = None
         self._interfaces: frozenset[str] = frozenset()
-        #: By VF, what could not be put back because its NIC does not support it.
+        #: By VF, what was optional and its NIC does not support: what could not be put back, and trust.
         self._unsupported: dict[str, frozenset[Setting]] = {}
         self._busy, self._hidden = Patience(), Patience()
 
@@ -75,10 +75,10 @@ class Pool:
         with quiet:
             done = apply_changes(self.kernel.carry_out, changes, deadline)
         for change in changes:
-            if isinstance(change, SetVf) and not change.restores:
+            if isinstance(change, SetVf) and not change.optional:
                 self._unsupported.pop(change.address, None)  # another port has it: ask the NIC anew
         for change, why in done.unsupported.items():
-            LOG.warning("not put back: %s: %s", change.describe(), why)
+            LOG.warning("the NIC does not support it: %s: %s", change.describe(), why)
             settings = {Setting.of(group, change.attributes) for group in change.groups}
             known = self._unsupported.get(change.address, frozenset())
             self._unsupported[change.address] = known | settings

@@ -33,7 +33,7 @@ def to_vm(port_id: str, pf: Pf, vf: Vf, want: VfAttributes, *, bind: bool) -> li
     binds = bind and not is_vfio(vf.driver)
     changes: list[Change] = []
     if groups := differing(have, want):
-        changes.append(_set(port_id, pf, vf, groups, want, unless_used=binds))
+        changes.append(set_vf(port_id, pf, vf, groups, want, unless_used=binds))
     if binds:
         changes.append(bind_vf(port_id, pf, vf, VFIO, VFIO))
     elif bind and vf.driver_override not in (vf.driver, VFIO):
@@ -72,24 +72,25 @@ def _settings(port_id: str, pf: Pf, vf: Vf, want: VfAttributes) -> list[SetVf]:
     refused already."""
     assert vf.attributes is not None
     return [
-        _set(port_id, pf, vf, (group,), want, restores=True)
+        set_vf(port_id, pf, vf, (group,), want, optional=True)
         for group in differing(vf.attributes, want)
         if Setting.of(group, want) not in vf.unsupported
     ]
 
 
-def _set(
+def set_vf(
     port_id: str,
     pf: Pf,
     vf: Vf,
     groups: tuple[str, ...],
     want: VfAttributes,
     *,
-    restores: bool = False,
+    optional: bool = False,
     unless_used: bool = False,
 ) -> SetVf:
+    """The change that writes these groups of attributes through the PF, see ``SetVf``."""
     return SetVf(
-        (port_id,), vf.address, _index(pf), vf.number, pf.name, groups, want, restores, unless_used
+        (port_id,), vf.address, _index(pf), vf.number, pf.name, groups, want, optional, unless_used
     )
 
 

@@ -15,7 +15,7 @@ from lxml import etree
 from drivers.vdpa.modes import NATIVE_TYPE
 from drivers.vdpa.wanted import BRIDGE
 from drivers.vf.changes import KIND
-from netplugin.backend import Claim, Intent
+from netplugin.backend import Applied, Claim, Intent
 from netplugin.errors import (
     CapacityExhausted,
     Conflict,
@@ -146,9 +146,103 @@ def test_a_vf_that_gets_all_frames_brings_the_vm_its_own_and_those_of_groups(
 
 #: Whether a VF of a PF with this driver gets all multicast frames without being trusted.
 MULTICAST = {
-    "igb": True, "bnxt_en": True, "ice": False, "i40e": False, "ixgbe": False, "qede": False,
-    "mlx5_core": False,
+    "igb": True, "bnxt_en": True, "i40e": False, "qede": False, "mlx5_core": False,
 }  # fmt: skip
+
+
+def i40e(directory: Path) -> VdpaWorld:
+    """A relay on a NIC that gives multicast to trusted VFs alone, whose VF is not trusted yet."""
+    world = VdpaWorld(directory, ModelPf("0000:03:00.0", "eth3", total=1, driver="i40e"))
+    assert world.plug("a", vdpa_spec()) is None
+    vf = world.vf_of("a")
+    vf.attributes = replace(vf.attributes, trusted=False)
+    world.restart()
+    return world
+
+
+def let_all_back(world: VdpaWorld) -> None:
+    """The flows bring the VM whatever its VF receives."""
+    flows = world.switch.ovs.bridges[BRIDGE].flows
+    to_group = next(f for f in flows if f"dl_dst={_GROUP}" in f.match)
+    flows -= {f for f in flows if f.actions == to_group.actions}
+    flows.add(replace(to_group, match=to_group.match.replace(f",dl_dst={_GROUP}", "")))
+
+
+_GROUP = "01:00:00:00:00:00/01:00:00:00:00:00"
+
+
+def test_a_live_vf_is_trusted_when_its_flows_keep_others_frames_from_the_vm(tmp_path: Path) -> None:
+    world = i40e(tmp_path)
+    tight = frozenset(world.switch.ovs.bridges[BRIDGE].flows)
+    let_all_back(world)
+    seen_at_trust = []
+
+    def look(pf: ModelPf, number: int, group: str, want: VfAttributes) -> int:
+        if group == "trust":
+            seen_at_trust.append(frozenset(world.switch.ovs.bridges[BRIDGE].flows))
+        return 0
+
+    world.model.refuses = look
+    assert world.check()
+    assert world.vf_of("a").attributes.trusted and world.state("a") is PortState.ACTIVE
+    assert seen_at_trust == [tight]
+    assert world.reconciler.check(dry_run=True).changes == []
+    world.store.close()
+
+
+def test_a_live_vf_is_not_trusted_while_its_flows_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = i40e(tmp_path)
+    let_all_back(world)
+    refused = HostError("OFPBFC_MSG_FAILED", step="openflow")
+    with monkeypatch.context() as broken:
+        broken.setattr(world.switch, "apply", lambda changes, deadline: Applied({"a": refused}))
+        assert world.check()
+        assert not world.vf_of("a").attributes.trusted
+    assert world.check()
+    assert world.vf_of("a").attributes.trusted and world.state("a") is PortState.ACTIVE
+    world.store.close()
+
+
+def test_a_relay_works_on_without_trust_where_the_nic_begins_to_refuse_it(tmp_path: Path) -> None:
+    """i40e in MFP mode (``i40e_ndo_set_vf_trust``): EINVAL."""
+    world = i40e(tmp_path)
+    asked = []
+
+    def refuse(pf: ModelPf, number: int, group: str, want: VfAttributes) -> int:
+        asked.append(group)
+        return errno.EINVAL if group == "trust" else 0
+
+    world.model.refuses = refuse
+    for _ in range(2):
+        world.switch.restart()
+        assert world.check()
+        assert world.state("a") is PortState.DEGRADED and "IPv6" in problem_of(world)
+        world.assert_relayed()
+        assert world.reconciler.check(dry_run=True).changes == []
+    assert asked == ["trust"]
+    assert world.plug("a", vdpa_spec()) is None, "its VM may be started again"
+    assert world.state("a") is PortState.DEGRADED
+    assert world.unplug("a") is None and world.store.records() == []
+    world.store.close()
+
+
+@pytest.mark.parametrize("driver", ["ice", "ixgbe"])
+@pytest.mark.parametrize(("vlan_id", "asks", "trusted"), [
+    (100, False, False), (100, True, True), (None, False, True),
+])  # fmt: skip
+def test_a_vf_that_may_ignore_its_vlan_is_trusted_on_a_flat_network_or_if_wanted(
+    tmp_path: Path, driver: str, vlan_id: int | None, asks: bool, trusted: bool
+) -> None:
+    world = VdpaWorld(tmp_path, ModelPf("0000:03:00.0", "eth3", total=1, driver=driver))
+    assert world.plug("a", vdpa_spec(1, vlan_id, vf={"trusted": asks})) is None
+    assert world.vf_of("a").attributes.trusted is trusted
+    assert world.reconciler.check(dry_run=True).changes == []
+    found = world.driver.findings(world.driver.observe(None, 0.0))
+    [told] = [f for f in found if f.id == "vf-multicast-0000:03:00.0"]
+    assert "other VLANs" in told.found and "vf.trusted" in str(told.fix)
+    world.store.close()
 
 
 @pytest.mark.parametrize(("driver", "without"), MULTICAST.items())
