@@ -190,6 +190,31 @@ def test_a_live_vf_is_trusted_when_its_flows_keep_others_frames_from_the_vm(tmp_
     world.store.close()
 
 
+def test_a_vf_that_came_back_is_trusted_before_ovs_opens_it_and_after_old_flows_are_gone(
+    tmp_path: Path,
+) -> None:
+    world = i40e(tmp_path)
+    let_all_back(world)
+    vf = world.vf_of("a")
+    vf.driver, vf.override, vf.is_open, vf.dirty = "igbvf", None, False, False
+    world.switch.opened.clear()
+    seen_at_trust = []
+
+    def look(pf: ModelPf, number: int, group: str, want: VfAttributes) -> int:
+        if group == "trust":
+            flows = world.switch.ovs.bridges[BRIDGE].flows
+            to_vm = [f for f in flows if f.actions.startswith("output:")]
+            seen_at_trust.append((to_vm, vf.is_open))
+        return 0
+
+    world.model.refuses = look
+    assert world.check()
+    assert vf.attributes.trusted and vf.is_open and world.state("a") is PortState.ACTIVE
+    assert seen_at_trust == [([], False)]
+    world.assert_relayed()
+    world.store.close()
+
+
 def test_a_live_vf_is_not_trusted_while_its_flows_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
