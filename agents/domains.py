@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final, Literal
@@ -12,7 +12,9 @@ from agents.store import Store
 from netplugin.domain_xml import (
     RENDER,
     complete,
+    function,
     keep_memory_on,
+    nics,
     nodes_asked,
     parse_domain,
     written,
@@ -26,7 +28,7 @@ from netplugin.errors import (
     NotFound,
 )
 from netplugin.host.cpus import format_list
-from netplugin.libvirt_xml import Element
+from netplugin.libvirt_xml import Element, fragments
 from netplugin.models import (
     Binding,
     CheckRequest,
@@ -36,6 +38,7 @@ from netplugin.models import (
     PortState,
     RenderedDomain,
     RenderRequest,
+    VfInfo,
 )
 from netplugin.placing.checks import check
 from netplugin.placing.checks.case import STEP as CHECK
@@ -51,13 +54,20 @@ _SET: Final = "set [host] pmd_cores in netplugin.conf"
 
 
 class Domains:
-    """``ports`` lists a VM's ports, those that stand beside another left out."""
+    """``ports`` lists a VM's ports, those that stand beside another left out; ``vfs`` the whole pool."""
 
-    def __init__(self, store: Store, view: HostView, ports: Callable[[str], list[Port]]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        view: HostView,
+        ports: Callable[[str], list[Port]],
+        vfs: Callable[[], Awaitable[list[VfInfo]]],
+    ) -> None:
         self._store = store
         self._in_thread = store.database.in_thread
         self._view = view
         self._ports = ports
+        self._vfs = vfs
 
     async def render(self, vm_id: str, request: RenderRequest) -> RenderedDomain:
         """The domain with the VM's NICs, and placed if the policy says so.
@@ -103,8 +113,14 @@ class Domains:
         placements = await self._in_thread(self._store.placements.all)
         mine = placements.pop(vm_id, None)
         others = held(placements.values(), live)
-        nics = tuple(Nic(port.port_id, port.binding) for port in ports if port.binding)
-        return [*findings, *check(Case(domain, nics, ground, mine, others.cpus))]
+        wanted = tuple(Nic(port.port_id, port.binding) for port in ports if port.binding)
+        other_vfs: tuple[VfInfo, ...] = ()
+        if _other_functions(domain, wanted):
+            try:
+                other_vfs = _of_others(await self._vfs(), ports)
+            except NetpluginError as unread:
+                findings.append(_unread(unread))
+        return [*findings, *check(Case(domain, wanted, ground, mine, others.cpus, other_vfs))]
 
     def _of(self, vm_id: str, step: str) -> list[Port]:
         ports = self._ports(vm_id)
@@ -174,6 +190,25 @@ def _not_active(port: Port) -> Finding:
         id="port", status="fail", found=f"port {port.port_id} is {port.state.value}",
         expected="all ports of the VM are active",
         fix=f"GET /v1/ports/{port.port_id} and see its error",
+    )  # fmt: skip
+
+
+def _other_functions(domain: Element, wanted: tuple[Nic, ...]) -> set[str]:
+    """The host's PCI functions that the domain has beside those of the VM's NICs."""
+    parts = (part for nic in wanted for part in fragments(nic.binding.interface_xml))
+    return {function(nic) for nic in nics(domain)} - {function(part) for part in parts} - {""}
+
+
+def _of_others(vfs: list[VfInfo], ports: list[Port]) -> tuple[VfInfo, ...]:
+    """The VFs of the pool that no port of these has; one that is left out is the operator's to give."""
+    mine = {port.port_id for port in ports}
+    return tuple(vf for vf in vfs if vf.port_id not in mine and (vf.port_id or not vf.left_out))
+
+
+def _unread(error: NetpluginError) -> Finding:
+    return Finding(
+        id="nic-vf", status="warn", found=error.detail,
+        expected="the VFs can be read, to tell whether the domain has one of another VM", fix=error.fix,
     )  # fmt: skip
 
 

@@ -93,7 +93,7 @@ class Service:
             )
             for name, backend in backends.items()
         }
-        self.domains = Domains(store, view, self._nics_of)
+        self.domains = Domains(store, view, self._nics_of, self.vfs)
         self.pmd = Pmd(host, view, store.placements)
         metrics.watch_pmd(self.pmd.scraped)
         metrics.watch_vfs(self._vf_counters)

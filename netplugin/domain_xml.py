@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pwd
+import re
 from collections.abc import Collection, Sequence
 from typing import Final
 
 from lxml import etree
 
 from netplugin.errors import Conflict, FieldError, InvalidRequest
-from netplugin.libvirt_xml import Element, fragments, parser, text
+from netplugin.libvirt_xml import Element, fragments, mac_of_hostdev, parser, text
 from netplugin.models import Binding, DomainPolicy, DomainRequirements
 
 #: The step that an error names.
@@ -97,9 +98,11 @@ def number(text: str | None, default: int) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else default
 
 
-def address(interface: Element) -> str:
-    """The MAC address of an interface, in lower case; empty if it has none."""
-    mac = interface.find("mac")
+def address(nic: Element) -> str:
+    """The MAC address of a NIC, in lower case; empty if it has none."""
+    if nic.tag == "hostdev":
+        return mac_of_hostdev(nic)
+    mac = nic.find("mac")
     return mac.get("address", "").lower() if mac is not None else ""
 
 
@@ -108,9 +111,17 @@ def function(nic: Element) -> str:
     found = nic.find("source/address")
     if found is None or nic.get("type") not in ("hostdev", "pci"):
         return ""
-    parts = (("domain", 4), ("bus", 2), ("slot", 2), ("function", 1))
-    digits = (found.get(name, "").lower().removeprefix("0x").zfill(width) for name, width in parts)
-    return "{}:{}:{}.{}".format(*digits)
+    read = [_unsigned(found.get(name, "0")) for name in ("domain", "bus", "slot", "function")]
+    parts = [part for part in read if part is not None]
+    return "{:04x}:{:02x}:{:02x}.{:x}".format(*parts) if parts == read else ""
+
+
+def _unsigned(text: str) -> int | None:
+    """A number of a PCI address as libvirt reads it, which is hexadecimal only after ``0x``
+    (``virPCIDeviceAddressParseXML``: strtoul of base 0); None if it is none."""
+    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,8}|0[0-7]{0,8}|[1-9][0-9]{0,8}", text):
+        return None
+    return int(text, 8 if text.isdecimal() and text.startswith("0") else 0)
 
 
 def nics(domain: Element) -> list[Element]:

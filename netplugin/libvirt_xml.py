@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import re
+from typing import Final, TypeAlias
 
 from lxml import etree
 
 from netplugin.models import PortSpec
 
 Element: TypeAlias = etree._Element
+
+#: What the alias of a VM's ``<hostdev>`` begins with, before its MAC address.
+_ALIAS: Final = "ua-netplugin-"
 
 
 def vhostuser_interface(spec: PortSpec, socket: str) -> str:
@@ -52,11 +56,13 @@ def hostdev_interface(spec: PortSpec, pci_address: str) -> str:
 
     It sets every VLAN as one of 802.1Q (virNetDevSetVfVlan, by IFLA_VF_VLAN), which for a VLAN of
     802.1ad is another network. Such a VF is given to the VM as a device like any other, of which
-    libvirt sets nothing.
+    libvirt sets nothing. Its alias has the MAC address, by which the NIC is found in a domain when
+    its port has another VF.
     """
     if spec.vf.vlan_proto == "802.1ad":
         device = etree.Element("hostdev", mode="subsystem", type="pci", managed="no")
         etree.SubElement(etree.SubElement(device, "source"), "address", _function(pci_address))
+        etree.SubElement(device, "alias", name=_ALIAS + spec.mac.replace(":", "-"))
         return text(device)
     interface = _interface("hostdev", spec.mac)
     interface.set("managed", "no")
@@ -66,6 +72,20 @@ def hostdev_interface(spec: PortSpec, pci_address: str) -> str:
         vlan = etree.SubElement(interface, "vlan")
         etree.SubElement(vlan, "tag", id=str(spec.network.vlan_id))
     return text(interface)
+
+
+def mac_of_hostdev(device: Element) -> str:
+    """The MAC address in the alias of a ``<hostdev>``, in lower case; empty if it is of no port.
+
+    libvirt keeps an alias that begins with ``ua-`` and has letters, digits, ``-`` and ``_`` alone; it
+    drops any other, one with colons too, and refuses a domain that has one twice. Run with 9.0.
+    """
+    alias = device.find("alias")
+    name = alias.get("name", "").lower() if alias is not None else ""
+    mac = name.removeprefix(_ALIAS)
+    if mac == name or not re.fullmatch(r"[0-9a-f]{2}(-[0-9a-f]{2}){5}", mac):
+        return ""
+    return mac.replace("-", ":")
 
 
 def team_interfaces(persistent: str, transient: str, name: str) -> str:

@@ -202,6 +202,7 @@ class VfInfo(Value):
     """One virtual function, where it stands and whose it is; ``reason`` says why.
 
     ``max_queues``: it has no more pairs of queues, and may have fewer; the guest's driver opens them.
+    ``left_out``: ``[sriov] devices`` says that it is not for ports.
     """
 
     pci_address: PciAddress
@@ -214,6 +215,7 @@ class VfInfo(Value):
     port_id: PortId | None = None
     reason: str | None = None
     max_queues: int | None = None
+    left_out: bool = False
 
 
 class VfCounters(Value):

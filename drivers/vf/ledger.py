@@ -352,6 +352,7 @@ class _Books:
             pci_address=vf.address, pf=pf.name, vf_index=vf.number, numa_node=vf.numa_node,
             physical_network=pf.network, driver=vf.driver, state=state, port_id=holder or None,
             reason=reason, max_queues=max_queues(pf.driver, pf.wanted_vfs),
+            left_out=vf.number not in pf.numbers,
         )  # fmt: skip
 
     def missing(self, address: str) -> VfInfo:

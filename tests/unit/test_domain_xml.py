@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pwd
+import re
 
 import pytest
 from lxml import etree
 
 from netplugin.domain_xml import (
+    address,
     complete,
+    function,
     keep_memory_on,
+    nics,
     nodes_asked,
     parse_domain,
     written,
@@ -203,22 +207,53 @@ def test_what_is_no_domain_names_the_field(xml: str) -> None:
     assert [error.field for error in refused.value.errors] == ["xml"]
 
 
-def vf(**fields: object) -> Binding:
+def vf(at: str = "0000:03:10.1", number: int = 1, **fields: object) -> Binding:
     network = {"type": "vlan", "physical_network": "net1", "vlan_id": 100}
-    asked = spec(network=network, vf=fields)
-    return Binding(vif_type="hostdev", interface_xml=hostdev_interface(asked, "0000:03:10.1"))
+    asked = spec(number, network=network, vf=fields)
+    return Binding(vif_type="hostdev", interface_xml=hostdev_interface(asked, at))
 
 
-def test_a_vf_of_which_libvirt_sets_nothing_is_known_by_its_function() -> None:
-    other = "<hostdev mode='subsystem' type='usb'><source><address bus='3' device='2'/></source></hostdev>"
-    domain = DOMAIN.replace("<devices/>", f"<devices>{other}<!-- a --></devices>")
-    stacked = vf(vlan_proto="802.1ad")
-    once = render_text(domain, stacked)
-    assert render_text(once, stacked) == once
-    devices = [each.get("type") for each in etree.fromstring(once).findall("devices/hostdev")]
-    assert devices == ["usb", "pci"]
-    back = render(once, vf())
-    assert [each.get("type") for each in back.findall("devices/hostdev")] == ["usb"]
-    assert [each.get("type") for each in back.findall("devices/interface")] == ["hostdev"]
-    again = render(written(back), stacked)
-    assert again.find("devices/interface") is None and len(again.findall("devices/hostdev")) == 2
+def functions(domain: etree._Element) -> list[str]:
+    """The VFs that the domain has, each with its kind of element."""
+    return [f"{nic.tag} {function(nic)}" for nic in nics(domain) if function(nic)]
+
+
+OTHERS = """<hostdev mode='subsystem' type='usb'><source><address bus='3' device='2'/></source></hostdev>
+<hostdev mode='subsystem' type='pci' managed='yes'>
+  <source><address domain='0x0000' bus='0x41' slot='0x00' function='0x0'/></source>
+  <alias name='ua-netplugin-gpu'/>
+</hostdev><!-- a -->"""
+
+
+@pytest.mark.parametrize("second", ["0000:03:10.1", "0000:03:10.3"])
+@pytest.mark.parametrize(
+    ("old", "new"), [("802.1ad", "802.1ad"), ("802.1ad", "802.1Q"), ("802.1Q", "802.1ad")]
+)
+def test_a_port_with_another_vf_has_that_one_alone(old: str, new: str, second: str) -> None:
+    """Its old VF may be another VM's by now; libvirt has no MAC of a VF behind 802.1ad."""
+    domain = DOMAIN.replace("<devices/>", f"<devices>{OTHERS}</devices>")
+    neighbour = vf("0000:03:10.2", 2, vlan_proto="802.1ad")
+    once = render_text(domain, vf(vlan_proto=old), neighbour)
+    again = render_text(once, vf(second, vlan_proto=new), neighbour)
+    tag = "hostdev" if new == "802.1ad" else "interface"
+    has = ["hostdev 0000:03:10.2", "hostdev 0000:41:00.0", f"{tag} {second}"]
+    assert sorted(functions(etree.fromstring(again))) == sorted(has)
+    assert len(etree.fromstring(again).findall("devices/hostdev[@type='usb']")) == 1
+    assert render_text(again, vf(second, vlan_proto=new), neighbour) == again
+
+
+def test_the_alias_is_one_that_libvirt_keeps() -> None:
+    """It drops an alias with a colon, without an error."""
+    device = etree.fromstring(vf(vlan_proto="802.1ad").interface_xml)
+    assert re.fullmatch(r"ua-[A-Za-z0-9_-]+", device.find("alias").get("name"))
+    assert address(device) == spec(1).mac
+
+
+@pytest.mark.parametrize(
+    ("bus", "found"),
+    [("0x1f", "1f"), ("31", "1f"), ("037", "1f"), ("0", "00"), ("08", None), ("x", None), ("9" * 99, None)],
+)  # fmt: skip
+def test_numbers_of_pci_addresses_are_those_that_libvirt_reads(bus: str, found: str | None) -> None:
+    source = f"<source><address domain='0' bus='{bus}' slot='0x10' function='1'/></source>"
+    device = etree.fromstring(f"<hostdev type='pci'>{source}</hostdev>")
+    assert function(device) == (f"0000:{found}:10.1" if found else "")

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Final
 
 from netplugin.libvirt_xml import Element
-from netplugin.models import Binding, Finding
+from netplugin.models import Binding, Finding, VfInfo
 from netplugin.placing.ground import Ground
 from netplugin.placing.needs import Cell, cells_of, memory_kb, vcpus
 from netplugin.placing.placement import Placement
@@ -28,13 +28,15 @@ class Nic:
 @dataclass(frozen=True)
 class Case:
     """``ground`` is None where the host has no plan; ``mine`` is the place that the VM was given last;
-    ``others`` are the CPUs of other VMs."""
+    ``others`` are the CPUs of other VMs; ``other_vfs`` the VFs of the agent's pool that no port of this
+    VM has."""
 
     domain: Element
     nics: tuple[Nic, ...]
     ground: Ground | None
     mine: Placement | None = None
     others: Cpus = frozenset()
+    other_vfs: tuple[VfInfo, ...] = ()
 
     @cached_property
     def vcpus(self) -> int:

@@ -10,7 +10,7 @@ from lxml import etree
 from netplugin.domain_xml import address, function, number
 from netplugin.domain_xml import nics as nics_of
 from netplugin.libvirt_xml import Element, fragments
-from netplugin.models import Finding
+from netplugin.models import Finding, VfInfo
 from netplugin.placing.checks.case import Case, Nic, graded
 
 #: Frames; as many as virtio takes.
@@ -30,13 +30,16 @@ def nics(case: Case) -> Iterator[Finding]:
     for interface in there:
         if _kind(interface) == "virtio":
             yield from _serves(interface, case)
+        if vf := next((vf for vf in case.other_vfs if vf.pci_address == function(interface)), None):
+            yield _other_vf(interface, vf)
 
 
 def _nic(nic: Nic, wanted: Element, there: list[Element]) -> Finding:
-    # One that libvirt has no MAC of is known by the host's function that it is.
-    name = address(wanted) or function(wanted)
+    name = address(wanted)
     expected = f"the NIC of port {nic.port_id}, {name} on {_end(wanted)}"
-    same = [each for each in there if name in (address(each), function(each))]
+    same = [each for each in there if address(each) == name]
+    if not same and wanted.tag == "hostdev":  # only the alias may be missing
+        same = [each for each in there if function(each) == function(wanted) and not address(each)]
     found = next((each for each in same if each.get("type") == wanted.get("type")), None)
     found = same[0] if found is None and same else found
     if found is None:
@@ -53,6 +56,16 @@ def _nic(nic: Nic, wanted: Element, there: list[Element]) -> Finding:
     return graded(
         "nic", f"{name}: {wrong}" if wrong else None, f"{name} as its port has it",
         expected, _RENDER, "warn" if slows else "fail",
+    )  # fmt: skip
+
+
+def _other_vf(interface: Element, vf: VfInfo) -> Finding:
+    has = f"port {vf.port_id} of another VM has" if vf.port_id else "no port has"
+    return Finding(
+        id="nic-vf", status="fail",
+        found=f"<{interface.tag}> on {vf.pci_address}, a VF that {has}",
+        expected="of the VFs in [sriov] devices those of the VM's ports alone",
+        fix="remove it from the domain; a VF that is not for ports is left out of [sriov] devices",
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from netplugin.domain_xml import invalid, parse_domain
+from netplugin.domain_xml import address, invalid, nics, parse_domain
 from netplugin.libvirt_xml import Element
 from netplugin.placing.mark import is_marked_realtime
 from netplugin.placing.needs import cells_of, memory_kb, size_kb, vcpus
@@ -107,8 +107,10 @@ def _backing_kb(domain: Element) -> int | None:
 
 
 def _nics(domain: Element) -> Iterator[GuestNic]:
-    for interface in domain.iterfind("devices/interface"):
-        mac = _attribute(interface, "mac", "address").lower()
+    for interface in nics(domain):
+        mac = address(interface)
+        if interface.tag == "hostdev" and not mac:
+            continue  # a device that is no NIC, or one of which nothing is known
         if not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", mac):
             raise invalid(
                 f"an <interface> has the MAC address {mac[:30]!r}", STEP,
@@ -123,6 +125,7 @@ def _nics(domain: Element) -> Iterator[GuestNic]:
             queues=max(1, _number(interface.find("driver"), "queues", 1)),
             mtu=mtu or None,
             ours=of in ("vhostuser", "hostdev")
+            or interface.tag == "hostdev"
             or (of == "ethernet" and _attribute(interface, "target", "managed") == "no"),
             vhostuser=of == "vhostuser",
             teamed=interface.find("teaming") is not None,
@@ -130,7 +133,7 @@ def _nics(domain: Element) -> Iterator[GuestNic]:
 
 
 def _kind(interface: Element) -> Kind:
-    if interface.get("type") == "hostdev":
+    if "hostdev" in (interface.tag, interface.get("type")):
         return Kind.VF
     model = _attribute(interface, "model", "type")
     return Kind.VIRTIO if model.startswith("virtio") else Kind.EMULATED

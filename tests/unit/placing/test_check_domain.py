@@ -11,7 +11,7 @@ import pytest
 from netplugin.domain_xml import complete, parse_domain, written
 from netplugin.errors import InvalidRequest
 from netplugin.libvirt_xml import hostdev_interface
-from netplugin.models import Binding, Finding, PortSpec
+from netplugin.models import Binding, Finding, PortSpec, VfInfo
 from netplugin.placing.checks import check
 from netplugin.placing.checks.case import Case, Nic
 from netplugin.placing.ground import Ground, Held
@@ -164,29 +164,52 @@ def test_cpus_and_siblings_of_other_vms() -> None:
     assert wrong.keys() == {"siblings"}
 
 
-def test_a_vf_of_which_libvirt_sets_nothing_is_known_by_its_function() -> None:
-    xml, place = good()
+def vf_nic(at: str = "0000:03:10.1", **vf: str) -> Nic:
     vlan = {"type": "vlan", "physical_network": "net1", "vlan_id": 100}
     asked = {"vm_id": "vm", "mac": "52:54:00:00:00:09", "backend": "sriov", "network": vlan}
+    xml = hostdev_interface(PortSpec.model_validate({**asked, "vf": vf}), at)
+    return Nic("p2", Binding(vif_type="hostdev", interface_xml=xml))
 
-    def nic(**vf: str) -> Nic:
-        spec = PortSpec.model_validate({**asked, "vf": vf})
-        xml = hostdev_interface(spec, "0000:03:10.1")
-        return Nic("p2", Binding(vif_type="hostdev", interface_xml=xml))
 
-    def wrong(asked_for: Nic, has: Nic | None) -> dict[str, str]:
+def test_a_vf_of_which_libvirt_sets_nothing_is_known_by_its_alias() -> None:
+    xml, place = good()
+
+    def wrong(asked_for: Nic, has: Nic | None, alias: str = "ua-") -> dict[str, str]:
         domain = parse_domain(xml, "t")
         complete(domain, [has.binding] if has else [])
+        domain = parse_domain(written(domain).replace('"ua-', f'"{alias}'), "t")
         nics = tuple(Nic("p1", binding) for binding in VM.bindings)
         case = Case(domain, (*nics, asked_for), TWO_NODES, place)
         return {f.id: f"{f.status} {f.found}" for f in check(case) if f.status != "ok"}
 
-    stacked, usual = nic(vlan_proto="802.1ad"), nic()
+    stacked, usual = vf_nic(vlan_proto="802.1ad"), vf_nic()
     assert wrong(stacked, stacked) == {} and wrong(usual, usual) == {}
-    assert wrong(stacked, None) == {"nic-missing": "fail no NIC has 0000:03:10.1"}
-    found = wrong(stacked, usual)
-    assert found.keys() == {"nic"} and found["nic"].startswith("fail 0000:03:10.1: mode")
-    assert wrong(usual, stacked).keys() == {"nic-mac"}
+    assert wrong(stacked, None) == {"nic-missing": "fail no NIC has 52:54:00:00:00:09"}
+    moved = wrong(stacked, vf_nic("0000:03:10.2", vlan_proto="802.1ad"))
+    assert moved.keys() == {"nic"} and "source address function is 0x2, not 0x1" in moved["nic"]
+    unmarked = wrong(stacked, stacked, "hostdev0-")
+    assert unmarked.keys() == {"nic"} and "alias name is hostdev0-" in unmarked["nic"]
+    for one, other in ((stacked, usual), (usual, stacked)):
+        found = wrong(one, other)
+        assert found.keys() == {"nic"} and found["nic"].startswith("fail 52:54:00:00:00:09: ")
+
+
+@pytest.mark.parametrize("kind", ["802.1ad", "802.1Q"])
+@pytest.mark.parametrize(
+    ("port_id", "word"), [("p9", "port p9 of another VM has"), (None, "no port has")]
+)
+def test_a_vf_of_no_port_of_the_vm_is_found(kind: str, port_id: str | None, word: str) -> None:
+    xml, place = good()
+    domain = parse_domain(xml, "t")
+    complete(domain, [vf_nic(vlan_proto=kind).binding])
+    nics = tuple(Nic("p1", binding) for binding in VM.bindings)
+    vf = VfInfo(pci_address="0000:03:10.1", state="claimed", port_id=port_id)
+    case = Case(domain, nics, TWO_NODES, place, other_vfs=(vf,))
+    [found] = [f for f in check(case) if f.status != "ok"]
+    assert (found.id, found.status) == ("nic-vf", "fail") and found.fix
+    assert "on 0000:03:10.1, a VF that " + word in found.found
+    elsewhere = vf.model_copy(update={"pci_address": "0000:03:10.2"})
+    assert all(f.status == "ok" for f in check(replace(case, other_vfs=(elsewhere,))))
 
 
 def test_a_nic_of_another_node() -> None:
@@ -227,7 +250,8 @@ def test_every_finding_is_in_the_documentation() -> None:
         }
     )
     whole = check(Case(parse_domain(xml, "t"), (Nic("p1", near),), TWO_NODES, place))
-    elsewhere = {"port", "plan", "libvirt", "nic-missing", "nic-mac"}  # there is no `ok` of these
+    # There is no `ok` of these.
+    elsewhere = {"port", "plan", "libvirt", "nic-missing", "nic-mac", "nic-vf"}
     assert {finding.id for finding in whole} | elsewhere == documented
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from drivers.vf.abilities import max_queues
 from drivers.vf.inventory import Inventory, Pf, Vf
 from drivers.vf.kernel import Kernel
-from drivers.vf.options import parse_devices
+from drivers.vf.options import ALL_VFS, VfNumbers, parse_devices
 from netplugin.backend import Usability
 from netplugin.errors import HostError, Unsupported
 from netplugin.host.vfs import (
@@ -78,6 +78,8 @@ class ModelPf:
     unreported: set[int] = field(default_factory=set)
     #: Whether it is renamed, so that the operator's list does not find it.
     away: bool = False
+    #: Those that the operator's list lets ports have.
+    numbers: VfNumbers = ALL_VFS
 
     def __post_init__(self) -> None:
         self.mac = self.mac or f"52:54:00:00:00:{self.address[5:7]}"
@@ -252,6 +254,7 @@ class Model(Kernel):
             pf.address, pf.network, pf.driver, pf.numa_node, pf.total, len(pf.vfs),
             self.link(index, pf), pf.switchdev,
             {n: f"{pf.name}_{n}" for n in pf.vfs} if pf.switchdev else {},
+            numbers=pf.numbers,
         )  # fmt: skip
 
     def see(self, pf: ModelPf, vf: ModelVf) -> Vf:

@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import pytest
 
 from drivers.sriov.driver import Sriov
+from drivers.vf.options import VfNumbers
 from netplugin import options
 from netplugin.cli.main import main
 from netplugin.client import Client
 from netplugin.errors import (
+    BackendUnavailable,
     CapacityExhausted,
     Conflict,
     HostError,
@@ -35,6 +37,12 @@ class OtherVfs(Sriov):
     """Another backend with the same pool of VFs, in a lane of its own."""
 
     name: ClassVar[str] = "other"
+
+
+#: Of a VM that has a device of the host which is no VF.
+WITH_GPU = """<domain><name>vm</name><memory>9</memory><vcpu>1</vcpu><devices>
+<hostdev type='pci'><source><address bus='0x41' slot='0' function='0'/></source></hostdev>
+</devices></domain>"""
 
 
 @dataclass
@@ -103,6 +111,45 @@ def test_the_list_of_vfs(running: Running) -> None:
         states = {vf.pci_address: vf.state for vf in client.list_vfs()}
     assert states.pop("0000:03:10.0") == "allocated"
     assert set(states.values()) == {"available"}
+
+
+def test_a_domain_with_a_vf_that_is_not_its_vm_s(running: Running) -> None:
+    """It was its port's once, and another VM's port may have it by now."""
+
+    def strange(xml: str) -> list[tuple[str, str]]:
+        found = client.check_domain("vm1", xml)
+        return [(f.status, f.found) for f in found if f.id == "nic-vf"]
+
+    with Client(running.url) as client:
+        client.put_port("a", make_spec(1))
+        once = client.render_domain("vm1", WITH_GPU).xml
+        assert strange(once) == []
+        client.delete_port("a")
+        client.put_port("b", make_spec(2))
+        client.put_port("c", make_spec(1, mac="52:54:00:00:00:77"))
+        taken = ("fail", "<interface> on 0000:03:10.0, a VF that port b of another VM has")
+        anew = client.render_domain("vm1", once).xml
+        assert strange(once) == strange(anew) == [taken]
+        client.delete_port("b")
+        free = ("fail", "<interface> on 0000:03:10.0, a VF that no port has")
+        assert strange(anew) == [free]
+        running.model.pfs["0000:03:00.0"].numbers = VfNumbers(excluded=((0, 0),))
+        assert strange(anew) == [], "[sriov] devices leaves it out: the operator gives it to VMs"
+
+
+def test_a_domain_is_checked_while_the_vfs_cannot_be_read(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unread() -> NoReturn:
+        raise BackendUnavailable("no sysfs", step="vfs", fix="mount it")
+
+    monkeypatch.setattr(running.agent.service.domains, "_vfs", unread)
+    with Client(running.url) as client:
+        client.put_port("a", make_spec(1))
+        found = client.check_domain("vm1", WITH_GPU)
+    [vfs] = [each for each in found if each.id == "nic-vf"]
+    assert (vfs.status, vfs.found, vfs.fix) == ("warn", "no sysfs", "mount it")
+    assert [each.status for each in found if each.id == "nic-missing"] == ["fail"]
 
 
 def test_a_quarantine_is_seen_and_ended(

@@ -185,7 +185,7 @@ def test_a_vlan_of_802_1ad_is_set_and_kept(tmp_path: Path) -> None:
     assert dict(device.find("source/address").attrib) == {
         "domain": "0x0000", "bus": "0x03", "slot": "0x10", "function": "0x0"
     }  # fmt: skip
-    assert [part.tag for part in device] == ["source"], "libvirt has nothing to set"
+    assert [part.tag for part in device] == ["source", "alias"], "libvirt has nothing to set"
     assert world.plug("a", make_spec()) is None
     assert not vf.attributes.vlan_stacked
     assert etree.fromstring(interface_of(world, "a")).find("vlan/tag").get("id") == "100"

@@ -217,6 +217,15 @@ def test_kinds_of_nics(attributes: str, inner: str, kind: Kind, ours: bool) -> N
     assert (found.mac, found.kind, found.ours) == ("52:54:00:00:00:0a", kind, ours)
 
 
+def test_a_vf_of_which_libvirt_has_no_mac_is_known_by_its_alias() -> None:
+    inner = "<driver name='vfio'/><address type='pci' domain='0' bus='0x05' slot='0' function='0'/>"
+    device = f"<hostdev mode='subsystem' type='pci'>{inner}<alias name='{{}}'/></hostdev>"
+    ours, other = device.format("ua-netplugin-52-54-00-00-00-0a"), device.format("ua-gpu")
+    [found] = plan(domain(rest=f"<devices>{other}{ours}</devices>")).domain.nics
+    assert (found.mac, found.kind, found.ours) == ("52:54:00:00:00:0a", Kind.VF, True)
+    assert (found.address, found.queues, found.vhostuser) == ("0000:05:00.0", 1, False)
+
+
 def test_the_address_is_the_guest_s_and_not_the_host_s() -> None:
     addresses = [nic.address for nic in planned("realtime").domain.nics]
     assert addresses == ["0000:01:00.0", "0000:05:00.0"]

@@ -316,5 +316,5 @@ def test_every_vf_is_in_the_books() -> None:
     assert books(inventory, taken, unfit)[3].model_dump() == {
         "pci_address": "0000:03:10.3", "pf": "eth3", "vf_index": 3, "numa_node": 0,
         "physical_network": "net1", "driver": "igbvf", "state": "available", "port_id": None,
-        "reason": None, "max_queues": 2,
+        "reason": None, "max_queues": 2, "left_out": False,
     }  # fmt: skip
