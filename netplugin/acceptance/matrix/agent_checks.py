@@ -72,6 +72,7 @@ def _about_backends(
             fix = f" (fix: {info.fix})" if info.fix else ""
             yield f"backend {name} is not usable there: {info.reason}{fix}"
             continue
+        # Of a backend of several NICs it is what the best one has: a port on another may still be refused.
         queues = max(cell.queues for cell in searched if cell.backend == name)
         if queues > info.features.max_queues:
             yield f"backend {name} has {info.features.max_queues} queues at most, not {queues}"

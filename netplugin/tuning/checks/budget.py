@@ -52,6 +52,7 @@ def _places(scene: Scene, plan: Plan) -> Iterator[Finding]:
             )  # fmt: skip
         return
     near = {known(nic.node, None) for nic in plan.nics}
+    yield from _unserved(plan)
     away = [node for node in plan.partition.vm_nodes if node not in near]
     if away:
         bare = [node for node in away if node not in plan.partition.pmd_nodes]
@@ -65,4 +66,17 @@ def _places(scene: Scene, plan: Plan) -> Iterator[Finding]:
             expected="VMs with much traffic on the NIC's node",
             fix="ask for fewer VM cores, or keep those of the other node for VMs with little traffic"
             + ("; vm_pmd_cores = 1 gives their ports PMD threads" if bare else ""),
+        )  # fmt: skip
+
+
+def _unserved(plan: Plan) -> Iterator[Finding]:
+    """Only of NICs that nobody chose: with others there is no such plan."""
+    nodes = {share.node for share in plan.partition.nodes} - set(plan.partition.pmd_nodes)
+    bare = [nic for nic in plan.nics if known(nic.node, None) in nodes]
+    if bare:
+        named = ", ".join(f"{nic.address} on NUMA node {known(nic.node, None)}" for nic in bare)
+        yield Finding(
+            id="nic-node", status="warn", found=f"no PMD thread on the node of the NIC {named}",
+            expected="a PMD core on each node of a NIC that OVS has: it is polled from another one otherwise",
+            fix="name the NICs that OVS has (nics), or plan more pmd_cores",
         )  # fmt: skip

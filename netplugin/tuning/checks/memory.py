@@ -46,7 +46,8 @@ def _hugepages(scene: Scene) -> Iterator[Finding]:
 
 
 def _without_memory(scene: Scene) -> Iterator[Finding]:
-    """A VM is placed where its memory is: on nodes without any the VM cores stay idle."""
+    """Nodes with VM cores and no hugepages for VMs in the plan: a VM is placed where its memory is. Whether
+    what a node has is enough for a VM is not checked."""
     plan = scene.plan
     if plan is None or not plan.intent.vm_memory_mb:
         return

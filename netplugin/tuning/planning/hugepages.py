@@ -37,8 +37,8 @@ _ROOM_FOR_LARGE = 16
 @dataclass(frozen=True)
 class NodePages:
     """One node: ``pages`` of ``size_kb``; ``mbufs`` are those that OVS can have of each shared pool, or with
-    ``per_port`` of all the pools of its ``ports``. ``beyond`` are pages that are there now and in no plan:
-    somebody may use them, so that they stay, at boot too."""
+    ``per_port`` of all the pools of its ``ports``. ``beyond`` are pages of this size that are there now and
+    in no plan: somebody may use them, so that they stay, at boot too, where the plan gives the node any."""
 
     node: int
     size_kb: int
@@ -224,10 +224,10 @@ def _vm_mb(
         )  # fmt: skip
     given = dict.fromkeys(weights, 0)
     for _ in range(count):
-        # One for each node, as its VM cores serve nobody without memory there; then the node with the
-        # fewest VMs for its cores, counting the one that comes.
+        # To the node with the fewest VMs for its cores, counting the one that comes. A node of few cores may
+        # get none: a VM's room there would be missing where there are cores for it. A finding says so.
         open_nodes = (node for node in given if given[node] < most[node])
-        node = min(open_nodes, key=lambda n: (given[n] > 0, (given[n] + 1) / weights[n], n))
+        node = min(open_nodes, key=lambda n: ((given[n] + 1) / weights[n], n))
         given[node] += 1
     return {node: number * vm_kb // 1024 for node, number in given.items()}
 

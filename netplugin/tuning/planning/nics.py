@@ -29,6 +29,11 @@ def chosen_nics(facts: Facts, intent: Intent) -> tuple[Nic, ...]:
     return tuple(nic for nic in nics if speed(nic, interfaces) == best)
 
 
+def are_sure(nics: tuple[Nic, ...], intent: Intent) -> bool:
+    """Whether somebody chose these NICs. Otherwise they change with the links that are up."""
+    return bool(intent.nics) or any(nic.driver in DPDK_DRIVERS for nic in nics)
+
+
 def speed(nic: Nic, interfaces: Mapping[str, Interface]) -> int:
     """Mbit/s; 0 where there is no link."""
     return max(

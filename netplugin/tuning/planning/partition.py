@@ -98,8 +98,13 @@ def divide(
     order: tuple[int, ...],
     nic_nodes: tuple[int, ...],
     intent: Intent,
+    *,
+    sure: bool,
 ) -> Partition:
     """``order`` has all nodes, the nearest to the NICs first; ``l3`` the CPUs of each L3 cache.
+
+    ``sure``: somebody chose the NICs, so that each of their nodes must have a PMD core. Otherwise one that
+    has none is left to a finding: whether there is a plan must not depend on which links are up.
 
     Raises: InvalidRequest naming the field that asks for more cores than there are.
     """
@@ -107,12 +112,13 @@ def divide(
     free = {node: _Free([c for c in cores if c.node == node], l3) for node in nodes}
     # Lowest first: so the first CPU that Linux booted on, which cannot be isolated, is housekeeping.
     kept = {node: free[node].lowest(intent.housekeeping_cores) for node in nodes}
-    pmd = _pmd(free, nic_nodes, intent)
-    counts = _vms(free, order, nic_nodes, intent)
+    pmd = _pmd(free, nic_nodes, intent, sure)
+    served = tuple(node for node in nic_nodes if pmd.get(node))
+    counts = _vms(free, order, served, intent)
     shares = []
     for node in nodes:
         vms = counts.get(node, 0)
-        beside = _beside(node, nic_nodes, intent) if vms else 0
+        beside = _beside(node, served, intent) if vms else 0
         shares.append(
             NodeShare(
                 node,
@@ -162,10 +168,11 @@ def _busy(cores: Iterable[Core], intent: Intent) -> Cpus:
 
 
 def _pmd(
-    free: dict[int, _Free], nodes: tuple[int, ...], intent: Intent
+    free: dict[int, _Free], nodes: tuple[int, ...], intent: Intent, sure: bool
 ) -> dict[int, tuple[Core, ...]]:
-    """Evenly over the nodes that have a NIC, and one on each at least: OVS polls a NIC of a node without a
-    PMD thread from another one, and says so in its log alone (sched_numa_list_schedule)."""
+    """Evenly over the nodes that have a NIC, and one on each at least, if they are ``sure``: OVS polls a NIC
+    of a node without a PMD thread from another one, and says so in its log alone
+    (sched_numa_list_schedule)."""
     room = {node: len(free[node]) for node in nodes if node in free}
     if intent.pmd_cores > sum(room.values()):
         where = ", ".join(map(str, nodes))
@@ -177,14 +184,14 @@ def _pmd(
             f"ask for at most {sum(room.values())}, or for fewer housekeeping cores",
         )
     full = [node for node in room if not room[node]]
-    if intent.pmd_cores and full:
+    if sure and intent.pmd_cores and full:
         raise impossible(
             "housekeeping_cores",
             f"{intent.housekeeping_cores} whole cores a node leave no core for a PMD thread on NUMA node "
             f"{full[0]}, which has a NIC",
             "ask for fewer, or name the NICs that OVS has on other nodes (nics)",
         )
-    if 0 < intent.pmd_cores < len(room):
+    if sure and 0 < intent.pmd_cores < len(room):
         where = ", ".join(map(str, room))
         raise impossible(
             "pmd_cores",
@@ -199,17 +206,17 @@ def _pmd(
     return {node: free[node].take(count) for node, count in counts.items()}
 
 
-def _beside(node: int, nic_nodes: tuple[int, ...], intent: Intent) -> int:
-    """PMD cores for the vhost-user ports of the VMs of a node without a NIC."""
-    return intent.vm_pmd_cores if intent.pmd_cores and node not in nic_nodes else 0
+def _beside(node: int, served: tuple[int, ...], intent: Intent) -> int:
+    """PMD cores for the vhost-user ports of the VMs of a node that has none for a NIC."""
+    return intent.vm_pmd_cores if intent.pmd_cores and node not in served else 0
 
 
 def _vms(
-    free: dict[int, _Free], order: tuple[int, ...], nic_nodes: tuple[int, ...], intent: Intent
+    free: dict[int, _Free], order: tuple[int, ...], served: tuple[int, ...], intent: Intent
 ) -> dict[int, int]:
     """How many VM cores each node has: the nearest to the NIC first, and on as few nodes as will do."""
     room = {
-        node: max(0, len(free[node]) - intent.emulator_cores - _beside(node, nic_nodes, intent))
+        node: max(0, len(free[node]) - intent.emulator_cores - _beside(node, served, intent))
         for node in order
     }
     left = sum(room.values()) if intent.vm_cores is None else intent.vm_cores

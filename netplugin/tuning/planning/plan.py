@@ -13,7 +13,7 @@ from netplugin.tuning.planning.kernel_work import kernel_work
 from netplugin.tuning.planning.l3 import l3_caches
 from netplugin.tuning.planning.latency import latency
 from netplugin.tuning.planning.nearness import nearest_first
-from netplugin.tuning.planning.nics import chosen_nics, nodes_of
+from netplugin.tuning.planning.nics import are_sure, chosen_nics, nodes_of
 from netplugin.tuning.planning.ovs import ovs_settings
 from netplugin.tuning.planning.pages import page_steps
 from netplugin.tuning.planning.partition import Partition, divide
@@ -46,7 +46,8 @@ def make_plan(facts: Facts, intent: Intent, live: Live | None = None) -> Plan:
     nics = chosen_nics(facts, intent)
     nodes = nodes_of(nics, tuple(sorted({core.node for core in cores})))
     order = nearest_first(cores, nodes, known(facts.cpus.distances, {}))
-    partition = divide(cores, l3_caches(known(facts.cpus.caches, ())), order, nodes, intent)
+    l3 = l3_caches(known(facts.cpus.caches, ()))
+    partition = divide(cores, l3, order, nodes, intent, sure=are_sure(nics, intent))
     pages = plan_pages(facts, partition, intent, nics, live)
     steps = (
         *page_steps(facts, pages),

@@ -17,6 +17,7 @@ from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.intent import Intent
 from netplugin.tuning.output.text import plan_text
+from netplugin.tuning.planning.nics import are_sure
 from netplugin.tuning.planning.plan import Plan, make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.read.kernel import sysctl_path
@@ -92,9 +93,17 @@ def test_the_partition(case: Case) -> None:
         if share.node not in near:
             beside = case.intent.vm_pmd_cores if case.intent.pmd_cores and share.vm else 0
             assert len(share.pmd) == beside
-    assert sum(len(s.pmd) for s in partition.nodes if s.node in near) == case.intent.pmd_cores
-    if case.intent.pmd_cores:
-        assert all(share.pmd for share in partition.nodes if share.node in near)
+    on_nics = sum(len(share.pmd) for share in partition.nodes if share.node in near)
+    if are_sure(plan.nics, case.intent):
+        assert on_nics == case.intent.pmd_cores
+        assert not on_nics or all(share.pmd for share in partition.nodes if share.node in near)
+    else:
+        # A node that got none of them has one for its VMs, as one without a NIC.
+        assert on_nics >= case.intent.pmd_cores
+        bare = [share for share in partition.nodes if share.node in near and not share.pmd]
+        assert not (case.intent.pmd_cores and case.intent.vm_pmd_cores) or not any(
+            s.vm for s in bare
+        )
     if case.intent.vm_cores is not None:
         assert sum(len(share.vm) for share in partition.nodes) == case.intent.vm_cores
 

@@ -17,6 +17,7 @@ from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.hugepages import buffer_bytes, pools_mb, port_mbufs
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
+from netplugin.tuning.root import known
 from netplugin.tuning.steps import BootPages, File, OtherConfig
 from tests.unit.tuning.golden import (
     OVS,
@@ -88,6 +89,21 @@ def test_pmd_cores_are_spread_over_the_nodes_of_the_named_nics() -> None:
     asked = {"pmd_cores": 3, "nics": ("ens2f0", "0000:41:00.0")}
     plan = planned("amd-4-nodes", vm_cores=0, **asked)
     assert [len(share.pmd) for share in plan.partition.nodes] == [0, 2, 1, 0]
+
+
+def test_whether_there_is_a_plan_does_not_depend_on_cables() -> None:
+    """While no link is up all NICs count as the fastest: they are on nodes 1 and 2."""
+    down = [nic | {"speed": -1} for nic in load("amd-4-nodes").nics]
+    facts = facts_from(replace(load("amd-4-nodes"), nics=down))
+    plan = make_plan(facts, Intent(pmd_cores=1))
+    assert {known(nic.node, None) for nic in plan.nics} == {1, 2}
+    assert all(share.pmd for share in plan.partition.nodes if share.vm)
+    bare = make_plan(facts, Intent(pmd_cores=1, vm_cores=1))
+    [away] = [f for f in check(Scene(facts, OVS, bare)) if f.id == "nic-node"]
+    assert away.status == "warn" and "0000:a1:00.0 on NUMA node 2" in away.found and away.fix
+    bound = [nic | {"driver": "vfio-pci"} for nic in down]
+    with pytest.raises(InvalidRequest, match="there are NICs on the NUMA nodes 1, 2"):
+        make_plan(facts_from(replace(load("amd-4-nodes"), nics=bound)), Intent(pmd_cores=1))
 
 
 def test_each_node_with_vms_has_a_pmd_core_for_their_ports() -> None:
@@ -207,15 +223,16 @@ def test_a_node_has_memory_for_whole_vms() -> None:
     assert refused.value.errors[0].field == "vm_memory_mb"
 
 
-def test_each_node_with_vm_cores_has_memory_for_a_vm() -> None:
-    """Node 0 has one VM core beside 13 and 10 on the others: by cores it would have none of 8 VMs."""
+def test_memory_of_whole_vms_is_where_their_cores_are() -> None:
+    """Node 0 has one VM core beside 13 and 10 on the others: a VM's room there would be taken from them."""
     plan = plan_of("intel-snc")
     given = {pages.node: pages.vm_mb // 16384 for pages in plan.pages}
-    assert plan.partition.vm_nodes == (0, 2, 3) and given == {0: 1, 1: 0, 2: 4, 3: 3}
-    assert not [f for f in check(Scene(facts_of("intel-snc"), plan=plan)) if f.id == "vm-memory"]
-    few = planned("intel-snc", pmd_cores=4, vm_cores=24, vm_memory_mb=2 * 16384, vm_size_mb=16384)
-    [found] = [f for f in check(Scene(facts_of("intel-snc"), plan=few)) if f.id == "vm-memory"]
+    assert [(s.node, len(s.vm)) for s in plan.partition.nodes] == [(0, 1), (1, 0), (2, 13), (3, 10)]
+    assert given == {0: 0, 1: 0, 2: 5, 3: 3}
+    [found] = [f for f in check(Scene(facts_of("intel-snc"), plan=plan)) if f.id == "vm-memory"]
     assert found.status == "warn" and "on NUMA node 0" in found.found and found.fix
+    spread = planned("intel-snc", pmd_cores=4, vm_cores=24, vm_memory_mb=131072)
+    assert not [f for f in check(Scene(facts_of("intel-snc"), plan=spread)) if f.id == "vm-memory"]
 
 
 def test_pages_that_are_there_stay_now_and_at_boot() -> None:
