@@ -63,10 +63,11 @@ class VfFigures(Collector):
         """The reading that is under way, or a new one."""
         with self._lock:
             if self._reading is None or self._reading.done():
-                self._reading = Future()
+                reading: Future[list[PortCounters]] = Future()
                 threading.Thread(
-                    target=self._fill, args=(self._reading,), name="vf-counters", daemon=True
-                ).start()
+                    target=self._fill, args=(reading,), name="vf-counters", daemon=True
+                ).start()  # raises where no more threads can be had: then there is no reading
+                self._reading = reading
             return self._reading
 
     def _fill(self, reading: Future[list[PortCounters]]) -> None:

@@ -130,3 +130,17 @@ def test_a_scrape_does_not_wait_for_a_nic_that_does_not_answer() -> None:
     answers.set()
     later = VfFigures(read, wait_s=90).collect()
     assert [sample.value for family in later for sample in family.samples] == [1, 2, 3, 4, 8, 9]
+
+
+def test_a_scrape_without_a_thread_to_be_had_is_not_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    figures = VfFigures(lambda: [PortCounters("nic1", "0000:03:10.1", COUNTED)], wait_s=90)
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", start)
+        assert figures.collect() == []
+    assert figures.collect()
