@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from netplugin.backend import Claim
@@ -30,15 +30,26 @@ class Quarantines:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ended(
-        self, unfit: Collection[Claim], states: Mapping[str, str], now: float
+        self,
+        unfit: Collection[Claim],
+        there: Collection[str],
+        out_of_order: Collection[str],
+        now: float,
     ) -> dict[Claim, str]:
-        """Those of ``unfit`` that end now, each with why; ``states`` are those of things by key, as
-        if they were in no quarantine."""
+        """Those of ``unfit`` that end now, each with why.
+
+        ``there`` are the keys of the things that are there, and ``out_of_order`` of those that
+        nobody could be served with now, whatever their own state.
+        """
         with self._lock:
-            return self._ended(unfit, states, now)
+            return self._ended(unfit, there, out_of_order, now)
 
     def _ended(
-        self, unfit: Collection[Claim], states: Mapping[str, str], now: float
+        self,
+        unfit: Collection[Claim],
+        there: Collection[str],
+        out_of_order: Collection[str],
+        now: float,
     ) -> dict[Claim, str]:
         self._until = {
             claim: self._until.get(claim, now + self._terms.setdefault(claim, FIRST_S))
@@ -46,11 +57,10 @@ class Quarantines:
         }
         found: dict[Claim, str] = {}
         for claim in unfit:
-            state = states.get(claim.key)
-            if state is None:
+            if claim.key not in there:
                 found[claim] = "it has gone, and may come again as another"
                 self._terms.pop(claim)
-            elif state == "unusable":
+            elif claim.key in out_of_order:
                 # Its NIC is down, or being reset: when that is over it is tried again.
                 self._until[claim] = -math.inf
             elif now >= self._until[claim]:

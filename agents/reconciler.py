@@ -638,10 +638,9 @@ class Reconciler:
     def _end_quarantines(self, seen: Observation) -> None:
         """See ``Quarantines``."""
         unfit = self._store.unfit() if self.has_vfs else {}
-        states = (
-            {vf.pci_address: vf.state for vf in self.backend.vfs(seen, {}, {})} if unfit else {}
-        )
-        ended = self._quarantines.ended(unfit, states, time.monotonic())
+        there = {vf.pci_address for vf in self.backend.vfs(seen, {}, {})} if unfit else set()
+        out_of_order = self.backend.out_of_order(seen) if unfit else ()
+        ended = self._quarantines.ended(unfit, there, out_of_order, time.monotonic())
         for claim, why in ended.items():
             LOG.info("%s %s is out of quarantine: %s", claim.kind, claim.key, why)
         if ended:

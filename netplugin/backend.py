@@ -320,6 +320,11 @@ class Backend(ABC, Generic[ObservationT]):
         """
         return ()
 
+    def out_of_order(self, observed: ObservationT) -> Collection[str]:
+        """The virtual functions that no port can be served with now because their NIC is out of
+        order, by PCI address (pure): a quarantine ends when that is over."""
+        return ()
+
     def findings(self, observed: ObservationT) -> Sequence[Finding]:
         """What an operator should know of the host beside the ports (pure).
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from drivers.sriov.plan import Seen, check_spec, make_plan, observed_ports
 from drivers.vf.kernel import Kernel
-from drivers.vf.ledger import books, claim_vf
+from drivers.vf.ledger import books, claim_vf, out_of_order
 from drivers.vf.memory import remembered
 from drivers.vf.options import read_devices
 from drivers.vf.pool import Pool, changed_vfs
@@ -105,6 +105,9 @@ class Sriov(Backend[Seen]):
         self, observed: Seen, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
     ) -> Sequence[VfInfo]:
         return books(observed.inventory, taken, unfit)
+
+    def out_of_order(self, observed: Seen) -> Collection[str]:
+        return out_of_order(observed.inventory)
 
     def counters(self, claims: Sequence[Claim]) -> Mapping[Claim, VfCounters]:
         return self._kernel.counters(claims)

@@ -19,7 +19,7 @@ from drivers.vdpa.wanted import BACKEND, vf_on_host, wanted
 from drivers.vf.changes import KIND, VfChange
 from drivers.vf.inventory import Inventory
 from drivers.vf.kernel import Kernel
-from drivers.vf.ledger import books, claim_vf
+from drivers.vf.ledger import books, claim_vf, out_of_order
 from drivers.vf.memory import remembered
 from drivers.vf.options import read_devices
 from drivers.vf.pool import Pool, changed_vfs
@@ -144,6 +144,9 @@ class Vdpa(Backend[Seen]):
         self, observed: Seen, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
     ) -> Sequence[VfInfo]:
         return books(observed.inventory, taken, unfit)
+
+    def out_of_order(self, observed: Seen) -> Collection[str]:
+        return out_of_order(observed.inventory)
 
     def counters(self, claims: Sequence[Claim]) -> Mapping[Claim, VfCounters]:
         return self._pool.kernel.counters(claims)

@@ -319,6 +319,20 @@ def pf_problem(pf: Pf, mtu: int, use: Use = EMBEDDED) -> NetpluginError | None:
     return None
 
 
+def _pf_problem_of_any_use(pf: Pf) -> NetpluginError | None:
+    """As ``pf_problem``: which use it is for is the backends' to say."""
+    return pf_problem(pf, 0, Use.REPRESENTED if pf.switchdev else EMBEDDED)
+
+
+def out_of_order(inventory: Inventory) -> frozenset[str]:
+    """The VFs, by address, whose NIC has a problem as a whole, or does not report them."""
+    return frozenset(
+        address
+        for address, vf in inventory.vfs.items()
+        if vf.attributes is None or _pf_problem_of_any_use(inventory.pf_of(vf)) is not None
+    )
+
+
 # -- where every VF stands -------------------------------------------------------------------------
 
 
@@ -332,8 +346,7 @@ class _Books:
         pf = self.inventory.pf_of(vf)
         holder, claim = self.holders.get(vf.address, ("", None))
         state: VfState = "available"
-        # Which use it is for is the backends' to say: here it may be either.
-        problem = pf_problem(pf, 0, Use.REPRESENTED if pf.switchdev else EMBEDDED)
+        problem = _pf_problem_of_any_use(pf)
         reason = unusable(self.inventory, vf, for_dpdk=True)
         reason = reason or (problem.detail if problem else None)
         if vf.address in self.unfit:

@@ -648,6 +648,17 @@ def test_a_quarantine_ends_when_the_nic_has_recovered(world: World) -> None:
     world.assert_settled()
 
 
+def test_a_quarantine_does_not_end_when_a_vm_closes_the_vf(world: World) -> None:
+    world.model.refuses = Refuses(errno.EIO, "mac")
+    assert isinstance(world.plug("a", named()), NetpluginError)
+    world.model.refuses = takes_all
+    vf = world.model.vf(FIRST)
+    vf.driver, vf.is_open = VFIO, True
+    assert world.check() and world.store.unfit()
+    vf.is_open = False
+    assert world.check() and world.store.unfit(), "its NIC was in order all the time"
+
+
 def test_a_quarantine_ends_after_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.model.refuses = Refuses(errno.EIO, "mac")
     assert isinstance(world.plug("a", named()), NetpluginError)
