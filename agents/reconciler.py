@@ -157,7 +157,7 @@ class Reconciler:
         wanted = {i: record for i, record in records.items() if record is not None}
         waiting = {op.port_id: op for op in operations if op.port_id in wanted}
         gone = {op.port_id: op for op in operations if op.port_id not in wanted}
-        self._answer(gone, {})  # a look has finished a DELETE
+        self._answer(gone, {})  # ``abandon`` has forgotten them meanwhile
         return self._carry_out(
             waiting, wanted, {i: call.before for i, call in begun.items()}, None, Stopwatch(),
             time.monotonic(), begun=begun, last=last,
