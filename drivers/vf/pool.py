@@ -94,7 +94,7 @@ class Pool:
                 error = TryAgain(why.detail, step=why.step)
             else:
                 error = OperationTimeout(f"{why.detail}: it did not end in time", step=why.step)
-                self._busy.forget([change.address])
+                # Not forgotten: a look may have come to the end before the call that waits for it.
                 if isinstance(why, VfStuck):
                     done.unfit[change.thing] = why.detail
             done.failed.update({port: error.for_port(port) for port in change.ports})

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -448,6 +449,23 @@ def test_a_call_on_a_busy_nic_is_undone_when_the_agent_stops(world: World) -> No
     world.model.refuses = takes_all
     assert world.check()
     assert world.store.records() == []
+    world.assert_settled()
+
+
+def test_a_look_does_not_begin_the_patience_of_a_call_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: now))
+    world.model.refuses = Refuses(errno.EAGAIN, "vlan")
+    put = world.put("a", named())
+    assert world.reconciler.serve([put]) == [put]
+    now += patience.PATIENCE_S
+    assert world.check() and not put.future.done()
+    assert world.reconciler.resume([put]) == []
+    assert isinstance(put.future.exception(), OperationTimeout)
+    world.model.refuses = takes_all
+    assert world.check()
     world.assert_settled()
 
 
