@@ -31,6 +31,8 @@ class SetVf(VfChange):
 
     ``optional``: what the NIC does not support stays as it is, and no port fails for it.
     ``unless_used``: not if the host's network has begun to use the VF.
+    ``unless_with_vm``: the MAC of a teamed VF is taken out of the NIC, and is left alone if a VM has
+    the VF by now, or is about to: what is read back then says what its MAC should be.
     """
 
     pf: str
@@ -38,6 +40,7 @@ class SetVf(VfChange):
     attributes: VfAttributes
     optional: bool = False
     unless_used: bool = False
+    unless_with_vm: bool = False
 
     def describe(self) -> str:
         names = (name for group in self.groups for name in GROUPS[group])

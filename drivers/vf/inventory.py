@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from drivers.vf.options import ALL_VFS, By, Device, VfNumbers
 from netplugin.backend import Usability
@@ -82,6 +83,10 @@ class Setting:
     @classmethod
     def of(cls, group: str, attributes: VfAttributes) -> Setting:
         return cls(group, tuple(getattr(attributes, name) for name in GROUPS[group]))
+
+    def by_name(self) -> dict[str, Any]:
+        """The values by the names of the attributes."""
+        return dict(zip(GROUPS[self.group], self.values, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,9 +319,14 @@ def _read_vfs(sys: Path, pf: Pf, saved: Collection[str]) -> Iterator[Vf]:
             is_open=is_vfio(driver) and read_text(f"{at}/enable") not in ("", "0"),
             interfaces=() if driver is None or is_vfio(driver) else read_interfaces(at),
             group_mates=_group_mates(sys, address),
-            saved_by_libvirt=f"{pf.name}_vf{number}" in saved,
+            saved_by_libvirt=libvirt_file(pf.name, int(number)) in saved,
             attributes=attributes.get(int(number)),
         )
+
+
+def libvirt_file(pf: str, number: int) -> str:
+    """The name of libvirt's file with the settings of a VF, see ``Kernel``."""
+    return f"{pf}_vf{number}"
 
 
 def _group_mates(sys: Path, address: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from drivers.vf.inventory import (
     Inventory,
     find_pfs,
     interface_index,
+    libvirt_file,
     read_again,
     read_inventory,
 )
@@ -127,6 +128,8 @@ class Kernel:
             case SetVf():
                 if change.unless_used:
                     self._require_unused(change)
+                if change.unless_with_vm and self._is_with_vm(change):
+                    return
                 for group in change.groups:
                     self._set(change, group)
             case UnbindVf():
@@ -143,6 +146,11 @@ class Kernel:
         use = self._vfs.host_use(change.address, may_be_up=may_be_up)
         if use is not None:
             raise use.conflict(change.address, "vf")
+
+    def _is_with_vm(self, change: SetVf) -> bool:
+        """As ``Vf.is_with_vm``, now."""
+        is_saved = libvirt_file(change.pf, change.number) in self._saved()
+        return is_saved or self._vfs.is_open(change.address)
 
     def _set(self, change: SetVf, group: str) -> None:
         with self._judging(change, group):
@@ -174,7 +182,9 @@ class Kernel:
         if not isinstance(refused, VfInvalid) or not isinstance(change, SetVf):
             return refused
         if group == "rate" and not link.carrier:  # igb_ndo_set_vf_bw, ixgbe_ndo_set_vf_bw
-            return VfBusy(f"{refused.detail} (its NIC has no carrier)", step="set-vf")
+            detail = f"{refused.detail} (its NIC has no carrier)"
+            # A carrier may never come back, and each port sets its own rates: none is waited for.
+            return unsupported(detail, group) if change.optional else VfBusy(detail, step="set-vf")
         return (
             unsupported(refused.detail, group) if is_beyond(group, change.attributes) else refused
         )

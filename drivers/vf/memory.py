@@ -57,6 +57,9 @@ class Original:
         """
         assert vf.attributes is not None
         attributes = vf.attributes
+        for setting in vf.unsupported:
+            if setting.group == "rate":  # could not be put back without a carrier: see ``to_vm``
+                attributes = replace(attributes, **setting.by_name())
         if is_vfio(vf.driver):
             attributes = _of_a_new_vf(pf, attributes)
         elif any(i.own_mac and i.mac in ("", attributes.mac) for i in vf.interfaces):

@@ -35,7 +35,7 @@ class Pool:
         self._supervisor = supervisor
         self._watch: Watch | None = None
         self._interfaces: frozenset[str] = frozenset()
-        #: By VF, what was optional and its NIC does not support: what could not be put back, and trust.
+        #: By VF, what was optional and its NIC does not support: what could not be put back, trust, no MAC.
         self._unsupported: dict[str, frozenset[Setting]] = {}
         self._busy, self._hidden = Patience(), Patience()
 
@@ -75,7 +75,7 @@ class Pool:
         with quiet:
             done = apply_changes(self.kernel.carry_out, changes, deadline)
         for change in changes:
-            if isinstance(change, SetVf) and not change.optional:
+            if isinstance(change, SetVf) and not (change.optional or change.unless_with_vm):
                 self._unsupported.pop(change.address, None)  # another port has it: ask the NIC anew
         for change, why in done.unsupported.items():
             LOG.warning("the NIC does not support it: %s: %s", change.describe(), why)

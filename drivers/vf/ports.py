@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from drivers.vf.changes import KIND, UnbindVf
-from drivers.vf.inventory import Inventory, Pf, Vf
+from drivers.vf.inventory import Inventory, Pf, Vf, libvirt_file
 from drivers.vf.ledger import EMBEDDED, Use, not_reported, pf_problem
 from drivers.vf.memory import Lost, Memory, locate, remembered
 from drivers.vf.steps import to_host, to_vm
@@ -114,7 +114,7 @@ def in_use(address: str, group: str | None) -> Conflict:
 
 def _libvirt_is_not_done(pf: Pf, vf: Vf) -> Conflict:
     """The error for a VF that libvirt would still write to after it was given back."""
-    file = f"/run/libvirt/hostdevmgr/{pf.name}_vf{vf.number}"
+    file = f"/run/libvirt/hostdevmgr/{libvirt_file(pf.name, vf.number)}"
     return Conflict(
         f"libvirt has MAC and VLAN of VF {vf.address} to write back ({file}). The port goes when it "
         "has", step="plan", fix="start libvirt; if the file is of no VM any more, remove it",

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from drivers.vf.changes import BindVf, SetVf, UnbindVf
 from drivers.vf.inventory import Pf, Setting, Vf
-from drivers.vf.memory import Memory, attributes_before
+from drivers.vf.memory import Memory, attributes_before, no_mac
 from netplugin.backend import Change
-from netplugin.host.vfs import VFIO, VfAttributes, differing, is_vfio
+from netplugin.host.vfs import NO_MAC, VFIO, VfAttributes, differing, is_vfio
 
 
 def to_vm(port_id: str, pf: Pf, vf: Vf, want: VfAttributes, *, bind: bool) -> list[Change]:
@@ -32,7 +32,13 @@ def to_vm(port_id: str, pf: Pf, vf: Vf, want: VfAttributes, *, bind: bool) -> li
         want = replace(want, min_mbps=have.min_mbps, max_mbps=have.max_mbps)
     binds = bind and not is_vfio(vf.driver)
     changes: list[Change] = []
-    if groups := differing(have, want):
+    groups = differing(have, want)
+    if "mac" in groups and want.mac == no_mac(pf, vf):
+        groups = groups[1:]  # a change of its own: a VM may have got the VF meanwhile
+        optional = want.mac == NO_MAC  # if it is refused, ``no_mac`` is another one
+        out = set_vf(port_id, pf, vf, ("mac",), want, optional=optional, unless_used=binds)
+        changes.append(replace(out, unless_with_vm=True))
+    if groups:
         changes.append(set_vf(port_id, pf, vf, groups, want, unless_used=binds))
     if binds:
         changes.append(bind_vf(port_id, pf, vf, VFIO, VFIO))

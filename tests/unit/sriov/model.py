@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drivers.vf.abilities import max_queues
-from drivers.vf.inventory import Inventory, Pf, Vf
+from drivers.vf.inventory import Inventory, Pf, Vf, libvirt_file
 from drivers.vf.kernel import Kernel
 from drivers.vf.options import ALL_VFS, VfNumbers, parse_devices
 from netplugin.backend import Usability
@@ -147,6 +147,9 @@ class ModelVfs(Vfs):
         pf = next((p for i, p in enumerate(self._model.pfs.values()) if i == index), None)
         return None if pf is None or pf.away else self._model.link(index, pf)
 
+    def is_open(self, address: str) -> bool:
+        return self._vf(address)[1].is_open
+
     def override(self, address: str, driver: str | None) -> None:
         self._vf(address)[1].override = driver
 
@@ -224,6 +227,14 @@ class Model(Kernel):
         pfs = self._seen_pfs()
         vfs = (self.see(self.pfs[a], vf) for a in pfs for vf in self.pfs[a].vfs.values())
         return Inventory(pfs, {vf.address: vf for vf in vfs})
+
+    def _saved(self) -> frozenset[str]:
+        return frozenset(
+            libvirt_file(pf.name, vf.number)
+            for pf in self.pfs.values()
+            for vf in pf.vfs.values()
+            if vf.saved is not None
+        )
 
     def look_again(self, seen: Inventory, nics: Collection[str]) -> Inventory:
         """What is not among ``nics`` is old, as it would be."""

@@ -550,6 +550,29 @@ def test_a_teamed_vf_has_its_mac_in_the_nic_only_while_a_vm_has_it(
     world.store.close()
 
 
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "libvirt is about to"])
+def test_the_mac_of_a_teamed_vf_stays_when_a_vm_starts_after_the_look(
+    world: World, is_open: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_spec(vf={"teaming": True})
+    assert world.plug("a", spec) is None
+    model, vf, address = world.model, world.vf_of("a"), world.address_of("a")
+    vf.attributes = replace(vf.attributes, mac=spec.mac, vlan=7)  # left of a VM, by a stranger
+    looked = model.look
+
+    def look() -> Any:
+        found = looked()
+        model.start_vm(address, mac=spec.mac)
+        vf.is_open, vf.saved = is_open, None if is_open else (spec.mac, 100)
+        return found
+
+    monkeypatch.setattr(model, "look", look)
+    model.written.clear()
+    assert world.check()
+    assert model.written == [(address, "vlan")] and vf.attributes.mac == spec.mac
+    assert world.state("a") is PortState.ACTIVE
+
+
 def test_a_nic_with_ports_of_flat_networks_is_told_with_what_its_driver_does(world: World) -> None:
     assert world.plug("a", make_spec(1, vlan_id=100, numa_node=0)) is None
     assert "vf-flat-0000:03:00.0" not in {f.id for f in world.reconciler.findings()}

@@ -537,6 +537,25 @@ def test_a_nic_that_refuses_a_mac_of_zeros_gets_a_placeholder(tmp_path: Path, dr
     world.store.close()
 
 
+def test_a_teamed_vf_of_a_nic_that_refuses_a_mac_of_zeros_gets_a_placeholder(
+    tmp_path: Path,
+) -> None:
+    """broadcom/bnx2x/bnx2x_sriov.c, bnx2x_set_vf_mac, as above."""
+    world = World(tmp_path, ModelPf(NIC, "eth3", total=1, driver="bnx2x"))
+    world.model.refuses = lambda pf, number, group, want: (
+        errno.EINVAL if group == "mac" and want.mac == NO_MAC else 0
+    )
+    for vlan in (100, 200):
+        assert world.plug("a", make_spec(vlan_id=vlan, vf={"teaming": True})) is None
+        attributes = world.model.vf(FIRST).attributes
+        assert (attributes.mac, attributes.vlan) == (PLACEHOLDER_MAC, vlan)
+    world.model.written.clear()
+    assert world.check() and world.model.written == []
+    assert world.unplug("a") is None
+    assert world.store.unfit() == {} and world.store.records() == []
+    world.store.close()
+
+
 #: What a driver answers when it has no spoof check: it reports that it is off all the same.
 NO_SPOOFCHK = {
     # broadcom/bnxt/bnxt_sriov.c, bnxt_set_vf_spoofchk, with an old firmware.
@@ -608,16 +627,21 @@ def test_a_priority_that_a_driver_drops_is_unsupported(tmp_path: Path) -> None:
 def test_a_rate_that_waits_for_a_carrier(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """intel/igb/igb_main.c, igb_ndo_set_vf_bw: invalid while the link is down, to end a rate too."""
     monkeypatch.setattr(patience, "PATIENCE_S", 0.2)
-    assert (
-        world.plug("a", make_spec(qos={"egress_kbps": 200_000}, vf={"pci_address": FIRST})) is None
+    limited = make_spec(qos={"egress_kbps": 200_000}, vf={"pci_address": FIRST})
+    pf, vf = world.model.pfs[NIC], world.model.vf(FIRST)
+    world.model.refuses = lambda pf, number, group, want: (
+        errno.EINVAL if group == "rate" and not pf.link.get("carrier", True) else 0
     )
-    world.model.pfs[NIC].link = {"carrier": False}
-    world.model.refuses = Refuses(errno.EINVAL, "rate")
-    assert isinstance(world.unplug("a"), OperationTimeout)
-    world.model.pfs[NIC].link = {}
-    world.model.refuses = Refuses(0, times=0)
-    assert world.check()
+    assert world.plug("a", limited) is None
+    pf.link = {"carrier": False}
+    assert world.unplug("a") is None, "a carrier may never come back"
     assert world.store.records() == [] and world.store.unfit() == {}
+    assert vf.attributes.max_mbps == 200 and vf.driver == "igbvf"
+    assert world.plug("b", named(2)) is None and world.state("b") is PortState.DEGRADED
+    pf.link = {}
+    assert world.check()
+    assert vf.attributes.max_mbps == 0, "the next port has none"
+    assert world.unplug("b") is None
     world.assert_settled()
 
 
