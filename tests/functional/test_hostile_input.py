@@ -141,7 +141,7 @@ def replaced(body: Any, place: Place, value: Any) -> Any:
 # -- how it is sent, and what must not have happened ---------------------------------------------
 
 WHOLE_SPEC = make_spec(
-    vf={"pci_address": None}, qos={}, numa_node=None,
+    vf={"pci_address": None, "allowed_vlans": [100]}, qos={}, numa_node=None,
     port_security={"roles": ["router"], "allowed_addresses": [{"ip": "10.0.0.5", "mac": None}]},
 )  # fmt: skip
 
@@ -398,7 +398,7 @@ def test_however_much_is_wrong_the_answer_is_short_and_soon(
     start = time.monotonic()
     answer = send(client, "POST", "/v1/ports:batch", bodies[what])
     assert answer.status_code == 422
-    assert time.monotonic() - start < 10 and len(answer.content) < 100_000
+    assert time.monotonic() - start < 60 and len(answer.content) < 100_000
 
 
 # -- paths, queries and headers ------------------------------------------------------------------

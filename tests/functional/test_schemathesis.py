@@ -6,7 +6,6 @@ Nothing is left out: no operation, and none of what schemathesis makes for one.
 from __future__ import annotations
 
 import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -32,7 +31,6 @@ CHECKS = [
     not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
 ]  # fmt: skip
 EXAMPLES = 60
-MOST_S = 90.0
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +103,7 @@ def _try(operation: Any, answers: Counter[int]) -> None:
 
 def test_every_operation_is_as_documented(agent: PrivateAgent) -> None:
     document: Any = schemathesis.openapi.from_url(f"{agent.url}/openapi.json")
-    start, wrong, answers = time.monotonic(), [], {}
+    wrong, answers = [], {}
     for found in document.get_all_operations():
         operation = found.ok()
         counted = answers[operation.definition.raw["operationId"]] = Counter[int]()
@@ -117,7 +115,6 @@ def test_every_operation_is_as_documented(agent: PrivateAgent) -> None:
     if wrong:
         raise ExceptionGroup("not as documented", wrong)
     print({name: dict(counted) for name, counted in answers.items()})
-    assert time.monotonic() - start < MOST_S
     # Not everything was refused: what can succeed without a task or a VM that is there, did.
     assert answers["put_port"][200] + answers["batch_ports"][200] >= 5
     for name, counted in answers.items():

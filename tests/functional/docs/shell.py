@@ -14,7 +14,7 @@ from tests.docs.blocks import output_matches, session
 from tests.lab.processes import LabError
 
 _BLOCK = "--- block "
-_DEADLINE_S = 120.0
+_DEADLINE_S = 480.0
 
 
 def carry_out(
