@@ -44,6 +44,8 @@ FILES = (
 )  # fmt: skip
 #: Pages of 2 MB that a plan with one PMD core and small frames has for OVS.
 PLANNED = 280
+# On a machine with much memory a plan has pages of 1 GB otherwise.
+SMALL_PAGES = ("--hugepage-kb", "2048")
 DEADLINE_S = 180.0
 LATER = ("needs-ovs-restart", "needs-reboot")
 
@@ -147,7 +149,7 @@ def test_a_host_is_tuned_for_ovs_and_back(
     config = other_config(polled)
     assert pmd_cpus(polled) == {"0"}
     pages, vm_mb = wanted_pages(before)
-    plan = ["--pmd-cores", "1", "--mtu", "1400", "--vm-memory-mb", str(vm_mb)]
+    plan = ["--pmd-cores", "1", "--mtu", "1400", *SMALL_PAGES, "--vm-memory-mb", str(vm_mb)]
     where = ["--ovs-rundir", str(polled.rundir)]
     plan += where
 
@@ -189,7 +191,15 @@ def test_a_host_is_tuned_for_ovs_and_back(
 def test_without_ovs_the_rest_is_set_and_the_status_says_so(
     before: dict[str, str], tmp_path: Path
 ) -> None:
-    plan = ["--pmd-cores", "1", "--mtu", "1400", "--vm-memory-mb", str(wanted_pages(before)[1])]
+    plan = [
+        "--pmd-cores",
+        "1",
+        "--mtu",
+        "1400",
+        *SMALL_PAGES,
+        "--vm-memory-mb",
+        str(wanted_pages(before)[1]),
+    ]
     plan += ["--ovs-rundir", str(tmp_path / "nothing")]
     journal = tmp_path / "journal"
     results = apply(journal, "--yes", *plan, status=1)
@@ -209,7 +219,16 @@ def test_a_host_is_tuned_for_real_time_and_back(before: dict[str, str], tmp_path
     before = {name: text for name, text in before.items() if name != str(PAGES)}
     assert threads(), "the kernel has threads for software interrupts"
     journal = tmp_path / "journal"
-    plan = ["--pmd-cores", "0", "--vm-cores", "1", "--emulator-cores", "0", "--realtime"]
+    plan = [
+        "--pmd-cores",
+        "0",
+        "--vm-cores",
+        "1",
+        "--emulator-cores",
+        "0",
+        "--realtime",
+        *SMALL_PAGES,
+    ]
     results = apply(journal, "--yes", *plan)
     assert outcomes(results) <= {"set", "kept"}
     assert {shown.split()[1] for shown in threads().values()} <= {"2", "4"}

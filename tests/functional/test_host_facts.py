@@ -46,6 +46,8 @@ PINNED = """<iothreads>1</iothreads>
   <numatune><memory mode='strict' nodeset='0'/></numatune>"""
 NETPLUGIN = Path(sys.executable).with_name("netplugin")
 PAGES = Path("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages")
+# On a machine with much memory a plan has pages of 1 GB otherwise.
+SMALL_PAGES = ("--hugepage-kb", "2048")
 DEADLINE_S = 60.0
 #: For what will not answer, however long it is waited for.
 IMPATIENT_S = 2.0
@@ -147,7 +149,9 @@ def test_what_a_real_vswitchd_says(machine: Machine) -> None:
 def test_masks_of_the_planner_are_those_of_real_pmd_threads(machine: Machine) -> None:
     """On a machine of 2 CPUs: housekeeping and VMs on CPU 0, the PMD thread on CPU 1."""
     ovs = machine.ovs
-    plan = make_plan(read_facts(Root()), Intent(pmd_cores=1), Live(ovs=_told(ovs)))
+    plan = make_plan(
+        read_facts(Root()), Intent(pmd_cores=1, hugepage_kb=2048), Live(ovs=_told(ovs))
+    )
     masks = {
         step.target.key: step.wanted
         for step in plan.steps
@@ -177,7 +181,7 @@ def test_a_mask_that_pins_the_threads_of_vswitchd_is_to_go(machine: Machine) -> 
     ovs.set_other_config({"dpdk-lcore-mask": "0x1"})
     try:
         live = Live(ovs=_told(ovs))
-        plan = make_plan(read_facts(Root()), Intent(pmd_cores=1), live)
+        plan = make_plan(read_facts(Root()), Intent(pmd_cores=1, hugepage_kb=2048), live)
         [lcores] = [s for s in plan.steps if s.target == OtherConfig("dpdk-lcore-mask")]
         assert (lcores.now, lcores.wanted, lcores.effect) == ("0x1", None, Effect.OVS_RESTART)
         assert "lcore-mask" in {f.id for f in check(Scene(read_facts(Root()), live))}
@@ -278,7 +282,7 @@ def test_facts_are_those_of_this_machine(machine: Machine) -> None:
 
 def test_check_finds_what_is_missing_here(machine: Machine) -> None:
     before = PAGES.read_text().strip()
-    status, findings = _command(machine, "check", "--pmd-cores", "1")
+    status, findings = _command(machine, "check", "--pmd-cores", "1", *SMALL_PAGES)
     found = _by_id(findings)
     assert status == 1
     told = {f"NUMA node 0 has {n} pages of 2048 KB" for n in (before, PAGES.read_text().strip())}
@@ -317,7 +321,9 @@ def test_check_without_a_plan_fails_for_what_fails(machine: Machine) -> None:
 
 
 def test_the_agent_serves_the_same(machine: Machine) -> None:
-    with PrivateAgent(BASE / "agent", machine.ovs, {"host": {"pmd_cores": "1"}}) as agent:
+    with PrivateAgent(
+        BASE / "agent", machine.ovs, {"host": {"pmd_cores": "1", "hugepage_kb": "2048"}}
+    ) as agent:
         status, state = agent.get("/v1/host")
         assert status == 200
         facts = _command(machine, "facts")[1]
@@ -363,7 +369,7 @@ def test_as_nobody_there_are_facts_and_findings(machine: Machine) -> None:
     assert status == 0
     assert facts["cpus"] == _command(machine, "facts")[1]["cpus"]
     assert "unknown" in facts["live"]["ovs"]
-    status, findings = as_nobody("check", "--pmd-cores", "1")
+    status, findings = as_nobody("check", "--pmd-cores", "1", *SMALL_PAGES)
     assert status == ("fail" in {finding["status"] for finding in findings})
     unseen = [finding["found"] for finding in findings if finding["id"] == "unknown-fact"]
     assert any(str(machine.ovs.socket) in found for found in unseen), findings
@@ -372,7 +378,8 @@ def test_as_nobody_there_are_facts_and_findings(machine: Machine) -> None:
 
 def test_a_control_group_that_gives_less_is_a_finding() -> None:
     with of_cpu_0() as group:
-        done = group.run([NETPLUGIN, "host", "check", "--pmd-cores", "1", "-f", "json"], DEADLINE_S)
+        check = ["host", "check", "--pmd-cores", "1", *SMALL_PAGES, "-f", "json"]
+        done = group.run([NETPLUGIN, *check], DEADLINE_S)
     assert done.stderr == ""
     limited = _by_id(json.loads(done.stdout))["cgroup-cpus"]
     assert limited["found"] == "control group /np-limited may run on CPUs 0"
