@@ -28,7 +28,7 @@ from netplugin.host.links import kind_unavailable
 from netplugin.host.names import BRIDGE, TAP, birth_address, device_name
 from netplugin.host.shared import Host
 from netplugin.models import Network, PortSpec
-from tests.lab.processes import run
+from tests.lab.processes import run, wait_for
 
 WIRE, FAR_END = "lbwire0", "lbwire1"
 BROADCAST = "ff:ff:ff:ff:ff:ff"
@@ -821,6 +821,12 @@ def test_what_others_change_is_told_and_what_we_change_is_not(driver: LinuxBridg
         assert plug(driver, wanted).changes == ()
     plug(driver, {"q": None})
     tap = device_name(TAP, "p")
+    # That the VM has gone the kernel tells late, and is told.
+    operstate = Path(f"/sys/class/net/{tap}/operstate")
+    wait_for(lambda: operstate.read_text() == "down\n", 30, "the VM's carrier is down")
+    with contextlib.suppress(queue.Empty):
+        while True:
+            news.get(timeout=2)
     for command, ports in (
         (["ip", "link", "set", tap, "mtu", "1000"], frozenset({"p"})),
         (["ip", "link", "set", tap, "nomaster"], frozenset({"p"})),
@@ -832,7 +838,7 @@ def test_what_others_change_is_told_and_what_we_change_is_not(driver: LinuxBridg
         (["ip", "link", "delete", tap], frozenset({"p"})),
         (["ip", "link", "delete", device_name(BRIDGE, "net2")], None),
     ):
-        assert news.empty(), "we woke ourselves, or were woken twice"
+        assert news.empty(), f"we woke ourselves, or were woken twice, before {command}"
         run(command)
         while news.get(timeout=30).ports != ports:
             pass  # a bridge that goes makes news of its members before

@@ -185,11 +185,15 @@ def test_news_is_heard_after_the_watch_has_failed(agent: PrivateAgent) -> None:
     before = unexpected(agent, "linuxbridge-watch")
     logged = len(agent.log.read_text())
     with out_of_descriptors(agent, left=0):
-        run(["tc", "qdisc", "del", "dev", tap, "root"])
-        # Nothing can be asked of it meanwhile.
-        agent.daemon.wait_for(
-            lambda: "linuxbridge-watch" in agent.log.read_text()[logged:], DEADLINE_S, "it failed"
-        )
+
+        def failed() -> bool:
+            # Until it has to ask anew: what it hears while it asks of other news costs no descriptor.
+            run(["tc", "qdisc", "replace", "dev", tap, "root", "pfifo"])
+            run(["tc", "qdisc", "del", "dev", tap, "root"])
+            return "linuxbridge-watch" in agent.log.read_text()[logged:]
+
+        # Nothing can be asked of the agent meanwhile.
+        agent.daemon.wait_for(failed, DEADLINE_S, "it failed")
     wait_for(lambda: "tbf" in run(["tc", "qdisc", "show", "dev", tap]), DEADLINE_S, "put back")
     assert unexpected(agent, "linuxbridge-watch") > before
     # And it hears what comes after.
