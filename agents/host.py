@@ -18,7 +18,7 @@ from netplugin.tuning.facts import Facts
 from netplugin.tuning.intent import Intent
 from netplugin.tuning.live import Live
 from netplugin.tuning.live_host import read_live
-from netplugin.tuning.planning.plan import make_plan
+from netplugin.tuning.planning.plan import Plan, make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.root import Root
 
@@ -78,7 +78,7 @@ class HostView:
         """
         facts, live = self.facts()
         try:
-            plan = make_plan(facts, self._intent, live) if self._intent else None
+            plan = self._plan(facts, live)
         except InvalidRequest as wrong:
             raise Conflict(f"[host] {wrong.detail}", step="plan", fix=wrong.fix) from wrong
         return Scene(facts, live, plan)
@@ -87,16 +87,20 @@ class HostView:
         """As ``scene``, and without a plan too where ``[host]`` asks for what the host has not."""
         facts, live = self.facts()
         try:
-            plan = make_plan(facts, self._intent, live) if self._intent else None
+            plan = self._plan(facts, live)
         except NetpluginError:
             plan = None
         return Scene(facts, live, plan)
+
+    def _plan(self, facts: Facts, live: Live) -> Plan | None:
+        """Raises: HostError, InvalidRequest, as ``make_plan``."""
+        return make_plan(facts, self._intent, live) if self._intent else None
 
     def findings(self) -> tuple[Finding, ...]:
         """What is wrong with the host; a plan that cannot be made is one of it."""
         facts, live = self.facts()
         try:
-            plan = make_plan(facts, self._intent, live) if self._intent else None
+            plan = self._plan(facts, live)
         except NetpluginError as impossible:
             no_plan = Finding(
                 id="plan", status="fail", found=impossible.detail,

@@ -42,30 +42,21 @@ class Quarantines:
         nobody could be served with now, whatever their own state.
         """
         with self._lock:
-            return self._ended(unfit, there, out_of_order, now)
-
-    def _ended(
-        self,
-        unfit: Collection[Claim],
-        there: Collection[str],
-        out_of_order: Collection[str],
-        now: float,
-    ) -> dict[Claim, str]:
-        self._until = {
-            claim: self._until.get(claim, now + self._terms.setdefault(claim, FIRST_S))
-            for claim in unfit
-        }
-        found: dict[Claim, str] = {}
-        for claim in unfit:
-            if claim.key not in there:
-                found[claim] = "it has gone, and may come again as another"
-                self._terms.pop(claim)
-            elif claim.key in out_of_order:
-                # Its NIC is down, or being reset: when that is over it is tried again.
-                self._until[claim] = -math.inf
-            elif now >= self._until[claim]:
-                found[claim] = "it is tried again"
-                self._terms[claim] = min(2 * self._terms[claim], LONGEST_S)
-        for claim in found:
-            del self._until[claim]
-        return found
+            self._until = {
+                claim: self._until.get(claim, now + self._terms.setdefault(claim, FIRST_S))
+                for claim in unfit
+            }
+            found: dict[Claim, str] = {}
+            for claim in unfit:
+                if claim.key not in there:
+                    found[claim] = "it has gone, and may come again as another"
+                    self._terms.pop(claim)
+                elif claim.key in out_of_order:
+                    # Its NIC is down, or being reset: when that is over it is tried again.
+                    self._until[claim] = -math.inf
+                elif now >= self._until[claim]:
+                    found[claim] = "it is tried again"
+                    self._terms[claim] = min(2 * self._terms[claim], LONGEST_S)
+            for claim in found:
+                del self._until[claim]
+            return found

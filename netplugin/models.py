@@ -199,7 +199,7 @@ VfState = Literal["available", "claimed", "allocated", "quarantined", "stale", "
 
 
 class VfInfo(Value):
-    """One virtual function, where it stands and whose it is; ``reason`` says why.
+    """A virtual function: its NIC, its state, and the port that has it; ``reason`` explains the state.
 
     ``max_queues``: it has no more pairs of queues, and may have fewer; the guest's driver opens them.
     ``left_out``: ``[sriov] devices`` says that it is not for ports.

@@ -158,7 +158,7 @@ class Kernel:
 
     @contextlib.contextmanager
     def _judging(self, change: VfChange, group: str = "") -> Iterator[None]:
-        """Raise what a refusal says of the NIC and the VF: for now, for good, or of an ill VF."""
+        """Raise what an answer of the kernel means: ``VfBusy``, ``Unsupported``, or that the VF is ill."""
         try:
             yield
         except VfRefuses as refused:

@@ -69,8 +69,8 @@ class Pool:
     def apply(
         self, changes: Sequence[Change], deadline: float
     ) -> tuple[dict[str, NetpluginError], dict[Claim, str]]:
-        """The ports that failed, with ``TryAgain`` for now; and the VFs that refuse what others take,
-        or answer for too long that they are busy."""
+        """The ports that failed, with ``TryAgain`` where their VF is busy; and the VFs for quarantine: those
+        that refuse what others take, and those that were busy for too long."""
         quiet = self._watch.quiet(touched(changes)) if self._watch else contextlib.nullcontext()
         with quiet:
             done = apply_changes(self.kernel.carry_out, changes, deadline)

@@ -194,8 +194,8 @@ class Vfs:
         """The interfaces of PCI devices by name, in one dump.
 
         If the kernel cannot put the VFs of one NIC into a message (it does not reckon with GUIDs in
-        ``rtnl_vfinfo_size``, net/core/rtnetlink.c), each NIC with VFs is asked for alone, and that
-        one has no VFs in the answer.
+        ``rtnl_vfinfo_size``, net/core/rtnetlink.c), a request is sent for each NIC with VFs, and the
+        answer for that one has no VFs.
 
         Raises: HostError, OperationTimeout.
         """

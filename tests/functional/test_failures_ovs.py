@@ -21,8 +21,8 @@ from tests.lab.processes import wait_for
 from tests.lab.testpmd import Testpmd, TestpmdOptions
 
 #: Seconds within which the agent of these tests must have answered, whatever the host does:
-#: operation_timeout (12) and the grace for cleaning up, and as much again for a busy machine.
-ANSWER_S = 60.0
+#: operation_timeout (12) and the grace for cleaning up.
+ANSWER_S = 30.0
 
 
 @pytest.fixture

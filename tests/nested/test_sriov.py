@@ -287,7 +287,10 @@ def test_a_nic_that_is_reset_under_a_running_port(
     assert whole_state(pf, functions()) == before
 
 
-@pytest.mark.parametrize(("method", "part"), [("PUT", 0.3), ("PUT", 0.7), ("DELETE", 0.5)])
+@pytest.mark.parametrize(
+    ("method", "part"),
+    [pytest.param("PUT", 0.3, marks=pytest.mark.long), ("PUT", 0.7), ("DELETE", 0.5)],
+)
 def test_killed_amid_a_call(pf: str, agent: PrivateAgent, method: str, part: float) -> None:
     """Every step is in tests/unit/sriov/test_sriov_crash.py; this is the real host's part of it."""
     before = whole_state(pf, functions())

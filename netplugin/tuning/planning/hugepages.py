@@ -23,7 +23,7 @@ _FRAME = 26
 _ALIGN, _OVERHEAD = 1024, 960
 #: Buffers of a pool; OVS halves them down to the least while memory is short.
 MOST_MBUFS, LEAST_MBUFS = 262144, 16384
-#: Descriptors of a queue where nothing else is asked for (NIC_PORT_DEFAULT_RXQ_SIZE, _TXQ_SIZE), packets
+#: Descriptors of a queue by default (NIC_PORT_DEFAULT_RXQ_SIZE, _TXQ_SIZE), packets
 #: of a burst (NETDEV_MAX_BURST), and the most queues that a burst is counted for (RTE_MAX_LCORE).
 _DESCRIPTORS, _BURST, _MOST_LCORES = 2048, 32, 128
 #: Beside the buffers: rings of NICs and vhost, DPDK's own, MB.

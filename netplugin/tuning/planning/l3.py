@@ -1,8 +1,8 @@
 """Cores that share an L3 cache kept together (pure): a CCX of AMD's CPUs, a cluster of ARM's.
 
-Threads of one VM, or PMD threads that hand packets to it, exchange data through the L3 cache; from one
-L3 to the next it goes over the fabric (SUSE Best Practices, "Optimizing Linux for AMD EPYC": an L3 for
-each CCX).
+Threads of one VM, or PMD threads that hand packets to it, exchange data through the L3 cache. Between
+cores of different L3 caches data goes over the fabric (SUSE Best Practices, "Optimizing Linux for AMD
+EPYC": an L3 for each CCX).
 """
 
 from __future__ import annotations

@@ -20,53 +20,38 @@ class Source(str):
         return made
 
 
-_LINUX: Final = "torvalds/linux"
+def _linux(what: str, commit: str) -> Source:
+    return Source(f"Linux {what}", f"torvalds/linux at {commit}")
+
+
 #: The branch master of these, at this commit.
 _OVS: Final = "openvswitch/ovs at d6a632a9b16e"
 _TUNED: Final = "redhat-performance/tuned at 2bfa4423586b"
 _IRQBALANCE: Final = "Irqbalance/irqbalance at cd9212f453db"
 
-KERNEL_PARAMETERS: Final = Source(
-    "Linux Documentation/admin-guide/kernel-parameters.txt", f"{_LINUX} at 000d388ed3bb"
-)
+KERNEL_PARAMETERS: Final = _linux("Documentation/admin-guide/kernel-parameters.txt", "000d388ed3bb")
 #: ``mce`` and ``idle`` of x86.
-BOOT_OPTIONS: Final = Source(
-    "Linux Documentation/arch/x86/x86_64/boot-options.rst", f"{_LINUX} at 0604aa87b098"
+BOOT_OPTIONS: Final = _linux("Documentation/arch/x86/x86_64/boot-options.rst", "0604aa87b098")
+MANAGED_IRQ: Final = _linux("5.6, commit 11ea68f553e2", "11ea68f553e2")
+NODE_PAGES: Final = _linux("5.16, commit b5389086ad7b", "b5389086ad7b")
+AMD_PSTATE: Final = _linux("6.1, commit 202e683df37c", "202e683df37c")
+SYSCTL_KERNEL: Final = _linux("Documentation/admin-guide/sysctl/kernel.rst", "01478b833176")
+KERNEL_THREADS: Final = _linux(
+    "Documentation/admin-guide/kernel-per-CPU-kthreads.rst", "215bd64ada73"
 )
-MANAGED_IRQ: Final = Source("Linux 5.6, commit 11ea68f553e2", f"{_LINUX} at 11ea68f553e2")
-NODE_PAGES: Final = Source("Linux 5.16, commit b5389086ad7b", f"{_LINUX} at b5389086ad7b")
-AMD_PSTATE: Final = Source("Linux 6.1, commit 202e683df37c", f"{_LINUX} at 202e683df37c")
-SYSCTL_KERNEL: Final = Source(
-    "Linux Documentation/admin-guide/sysctl/kernel.rst", f"{_LINUX} at 01478b833176"
+HUGETLB: Final = _linux("Documentation/admin-guide/mm/hugetlbpage.rst", "00cba6b60fed")
+IRQ_AFFINITY: Final = _linux("Documentation/core-api/irq/irq-affinity.rst", "313267e59070")
+GOVERNOR: Final = _linux("drivers/cpufreq/cpufreq_performance.c", "04084978003c")
+INTEL_IDLE: Final = _linux("Documentation/admin-guide/pm/intel_idle.rst", "0ea5c948cb64")
+HALT_POLLING: Final = _linux("Documentation/virt/kvm/halt-polling.rst", "2555693dd85c")
+KSM: Final = _linux("Documentation/admin-guide/mm/ksm.rst", "0b656310bfc3")
+THP: Final = _linux("Documentation/admin-guide/mm/transhuge.rst", "00f58104202c")
+SRIOV: Final = _linux("Documentation/PCI/pci-iov-howto.rst", "2cc2c3cb54de")
+ASPM: Final = _linux("drivers/pci/pcie/Kconfig, PCIEASPM_PERFORMANCE", "0c49cd295d42")
+TOPOLOGY: Final = _linux(
+    "Documentation/admin-guide/cputopology.rst (thread_siblings)", "05a463ec1bd4"
 )
-KERNEL_THREADS: Final = Source(
-    "Linux Documentation/admin-guide/kernel-per-CPU-kthreads.rst", f"{_LINUX} at 215bd64ada73"
-)
-HUGETLB: Final = Source(
-    "Linux Documentation/admin-guide/mm/hugetlbpage.rst", f"{_LINUX} at 00cba6b60fed"
-)
-IRQ_AFFINITY: Final = Source(
-    "Linux Documentation/core-api/irq/irq-affinity.rst", f"{_LINUX} at 313267e59070"
-)
-GOVERNOR: Final = Source("Linux drivers/cpufreq/cpufreq_performance.c", f"{_LINUX} at 04084978003c")
-INTEL_IDLE: Final = Source(
-    "Linux Documentation/admin-guide/pm/intel_idle.rst", f"{_LINUX} at 0ea5c948cb64"
-)
-HALT_POLLING: Final = Source(
-    "Linux Documentation/virt/kvm/halt-polling.rst", f"{_LINUX} at 2555693dd85c"
-)
-KSM: Final = Source("Linux Documentation/admin-guide/mm/ksm.rst", f"{_LINUX} at 0b656310bfc3")
-THP: Final = Source("Linux Documentation/admin-guide/mm/transhuge.rst", f"{_LINUX} at 00f58104202c")
-SRIOV: Final = Source("Linux Documentation/PCI/pci-iov-howto.rst", f"{_LINUX} at 2cc2c3cb54de")
-ASPM: Final = Source(
-    "Linux drivers/pci/pcie/Kconfig, PCIEASPM_PERFORMANCE", f"{_LINUX} at 0c49cd295d42"
-)
-TOPOLOGY: Final = Source(
-    "Linux Documentation/admin-guide/cputopology.rst (thread_siblings)", f"{_LINUX} at 05a463ec1bd4"
-)
-DISTANCES: Final = Source(
-    "Linux Documentation/ABI/stable/sysfs-devices-node (distance)", f"{_LINUX} at 05909cd9a0c8"
-)
+DISTANCES: Final = _linux("Documentation/ABI/stable/sysfs-devices-node (distance)", "05909cd9a0c8")
 
 OVS_CONFIG: Final = Source("ovs-vswitchd.conf.db(5)", _OVS)
 OVS_MEMORY: Final = Source("OVS Documentation/topics/dpdk/memory.rst", _OVS)
