@@ -183,6 +183,7 @@ def test_the_tests_that_are_left_go_on_in_a_fresh_guest_when_one_stands(tmp_path
         assert words in replaced, said
 
 
+@pytest.mark.long
 def test_an_interrupt_outside_ends_the_guest(tmp_path: Path) -> None:
     with outer(tmp_path, WAITS) as running:
         assert running.stdout is not None

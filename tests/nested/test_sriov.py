@@ -289,7 +289,11 @@ def test_a_nic_that_is_reset_under_a_running_port(
 
 @pytest.mark.parametrize(
     ("method", "part"),
-    [pytest.param("PUT", 0.3, marks=pytest.mark.long), ("PUT", 0.7), ("DELETE", 0.5)],
+    [
+        ("PUT", 0.7),
+        pytest.param("PUT", 0.3, marks=pytest.mark.long),
+        pytest.param("DELETE", 0.5, marks=pytest.mark.long),
+    ],
 )
 def test_killed_amid_a_call(pf: str, agent: PrivateAgent, method: str, part: float) -> None:
     """Every step is in tests/unit/sriov/test_sriov_crash.py; this is the real host's part of it."""
