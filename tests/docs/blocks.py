@@ -23,7 +23,7 @@ PAGES = (
 #: needs no root, zeroloss, is in tests/unit/acceptance.
 SESSIONS = {
     "install": ROOT / "README.md",
-    "quick-start": ROOT / "README.md",
+    "quick-start": ROOT / "docs/quick-start.md",
     "ovs": ROOT / "docs/operating.md",
     "tls": ROOT / "docs/operating.md",
     "zeroloss": ROOT / "docs/zeroloss.md",

@@ -278,7 +278,7 @@ def test_the_api_is_all_there_is(tmp_path: Path) -> None:
         for method in methods
     }
     listed = set()
-    for row in table("README.md", "method and path", "meaning"):
+    for row in table("docs/reference-api.md", "method and path", "meaning"):
         method = "GET"
         for text in quoted(row[0]):
             *named, path = text.split()

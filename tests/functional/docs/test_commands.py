@@ -1,4 +1,4 @@
-"""The commands of README.md and docs/operating.md, as they stand there, with what they print."""
+"""The commands of README.md, docs/quick-start.md and docs/operating.md, and their output."""
 
 from __future__ import annotations
 
