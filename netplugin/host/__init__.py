@@ -1,1 +1,1 @@
-"""The thin primitives that touch a host: OVSDB, OpenFlow, netlink, nftables, processes."""
+"""Low-level access to the host: OVSDB, OpenFlow, netlink, tc, nftables, processes."""

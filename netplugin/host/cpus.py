@@ -1,16 +1,16 @@
-"""CPU lists as Linux writes them (``2-5,8``) and masks as OVS takes them (``0x13c``)."""
+"""CPU lists in the format of Linux (``2-5,8``) and CPU masks in the format of OVS (``0x13c``)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
-# What a kernel can be built for. A list may come from a caller: 0-99999999999 is not to be counted.
+# The most CPUs that a kernel can be built for. A list may come from a caller, so bound its ranges.
 _MOST = 8192
 
 
 def parse_list(text: str) -> tuple[int, ...]:
-    """The CPUs of a list, sorted. Raises: ValueError for a range that runs backwards or too far."""
+    """Parse a CPU list into a sorted tuple. Raises: ValueError if a range is reversed or too large."""
     cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -23,7 +23,7 @@ def parse_list(text: str) -> tuple[int, ...]:
 
 
 def format_list(cpus: Iterable[int]) -> str:
-    """``(2, 3, 4, 8)`` as ``2-4,8``."""
+    """Format CPUs as a list: ``(2, 3, 4, 8)`` as ``2-4,8``."""
     parts: list[list[int]] = []
     for cpu in sorted(set(cpus)):
         if parts and cpu == parts[-1][-1] + 1:
@@ -38,7 +38,7 @@ def to_mask(cpus: Iterable[int]) -> str:
 
 
 def from_mask(mask: str) -> tuple[int, ...]:
-    """The CPUs of a mask like ``0x6``; hexadecimal with or without its prefix, as OVS reads it."""
+    """Parse a CPU mask. It is hexadecimal, with or without ``0x``, as in OVS."""
     bits = int(mask or "0", 16)
     return tuple(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
 

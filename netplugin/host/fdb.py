@@ -1,11 +1,11 @@
-"""Forwarding databases by netlink, of VXLAN devices and of bridges (RFC 7348, bridge(8)).
+"""FDB entries of VXLAN devices and bridges, over netlink (RFC 7348, bridge(8)).
 
-A frame whose destination a VXLAN device does not know, and each broadcast, goes to every address that
-an entry of the all-zero MAC names: these are the peers. What is learned is an entry for the sender's
-MAC.
+A VXLAN device sends broadcasts and frames with an unknown destination to every address that has an
+entry for the all-zero MAC. These addresses are the peers. A learned entry has the MAC of the
+sender.
 
-In a bridge, an entry can be fixed: static, so that it does not age, and sticky, so that it does not
-move to another port that sends from the same MAC (``br_fdb_update`` in net/bridge/br_fdb.c).
+A fixed entry of a bridge is static, so it does not age, and sticky, so it does not move to another
+port that sends from the same MAC (``br_fdb_update`` in net/bridge/br_fdb.c).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from netplugin.host.netlink import attribute, attributes
 
 # include/uapi/linux: rtnetlink.h, neighbour.h
 _NEWNEIGH, _DELNEIGH, _GETNEIGH = 28, 29, 30
-_DST, _LLADDR, _MASTER = 1, 2, 10  # the last is IFLA_MASTER, of a dump
+_DST, _LLADDR, _MASTER = 1, 2, 10  # _MASTER is IFLA_MASTER of a dump request
 _NTF_SELF, _NTF_MASTER, _NTF_STICKY = 0x02, 0x04, 0x40
 _NUD_PERMANENT, _NUD_NOARP = 0x80, 0x40
 _NDMSG, _IFINFO = struct.Struct("=BxxxiHBB"), struct.Struct("=BxHiII")
@@ -31,21 +31,21 @@ _ALL = bytes(6)
 
 
 class Fdb:
-    """The entries of the network namespace that the calling thread is in."""
+    """FDB access in the network namespace of the calling thread."""
 
     def peers(self, index: int) -> frozenset[str]:
-        """The addresses that unknown destinations go to. Raises: HostError, OperationTimeout."""
+        """List the peers of a VXLAN device. Raises: HostError, OperationTimeout."""
         return frozenset(address for mac, address in self._entries(index) if mac == _ALL)
 
     def add_peer(self, index: int, address: str) -> None:
-        """One more peer, beside those there are. Raises: HostError, OperationTimeout."""
+        """Add a peer and keep the others. Raises: HostError, OperationTimeout."""
         with words("add-peer", address), contextlib.suppress(FileExistsError):
             netlink.ask(_NEWNEIGH, _entry(index, _ALL, address), netlink.APPEND)
 
     def remove_peer(self, index: int, address: str) -> None:
-        """The peer goes, and what was learned of it.
+        """Remove a peer and the MACs learned from it.
 
-        Its own entry goes last: while that is there, a removal that was cut off is seen.
+        The peer's own entry is removed last, so an interrupted removal is still visible.
 
         Raises: HostError, OperationTimeout.
         """
@@ -55,19 +55,20 @@ class Fdb:
                 netlink.ask(_DELNEIGH, _entry(index, mac, address))
 
     def fixed(self, index: int) -> frozenset[str]:
-        """The MACs that are fixed at a port of a bridge. Raises: HostError, OperationTimeout."""
+        """List the MACs that are fixed on a bridge port. Raises: HostError, OperationTimeout."""
         found = map(_fixed, self._dump("list-macs", index))
         return frozenset(mac for at, mac in found if at == index and mac)
 
     def fixed_on(self, bridge: int) -> frozenset[str]:
-        """Those that are fixed at any port of a bridge. Raises: HostError, OperationTimeout."""
+        """List the MACs that are fixed on any port of a bridge. Raises: HostError, OperationTimeout."""
         found = map(
             _fixed, self._dump("list-macs", 0, attribute(_MASTER, struct.pack("=I", bridge)))
         )
         return frozenset(mac for _, mac in found if mac)
 
     def holder(self, index: int, mac: str) -> int | None:
-        """The port, of the bridge that this one is on, where the MAC is fixed.
+        """Find the port on which the MAC is fixed, in the bridge that the port ``index`` belongs
+        to.
 
         Raises: HostError, OperationTimeout.
         """
@@ -79,13 +80,13 @@ class Fdb:
         return None
 
     def fix(self, index: int, mac: str) -> None:
-        """Bind a MAC to a port of a bridge, from wherever it is. Raises: HostError, OperationTimeout."""
+        """Fix a MAC on a bridge port; it leaves any other port. Raises: HostError, OperationTimeout."""
         with words("fix-mac", mac):
             flags = _NTF_MASTER | _NTF_STICKY
             netlink.ask(_NEWNEIGH, _bridged(index, mac, flags), netlink.REPLACE)
 
     def release(self, index: int, mac: str) -> None:
-        """Let the bridge learn where the MAC is. Raises: HostError, OperationTimeout."""
+        """Remove the fixed entry, so the bridge learns the MAC again. Raises: HostError, OperationTimeout."""
         with words("release-mac", mac), _suppressed(errno.ENOENT):
             netlink.ask(_DELNEIGH, _bridged(index, mac, _NTF_MASTER))
 
@@ -94,7 +95,7 @@ class Fdb:
             return netlink.dump(_GETNEIGH, _IFINFO.pack(socket.AF_BRIDGE, 0, index, 0, 0) + more)
 
     def _entries(self, index: int) -> Iterator[tuple[bytes, str]]:
-        """MAC and address of each entry; those of a bridge about the device have no address."""
+        """Yield MAC and address of each entry. Entries of a bridge above the device have no address."""
         for payload in self._dump("list-peers", index):
             _, at, _, _, _ = _NDMSG.unpack_from(payload)
             values = dict(attributes(payload, _NDMSG.size))
@@ -121,7 +122,7 @@ def _packed(mac: str) -> bytes:
 
 
 def _fixed(payload: bytes) -> tuple[int, str]:
-    """The port of an entry, and its MAC if that is fixed there."""
+    """The port of an entry, and its MAC if it is fixed there (else an empty string)."""
     _, at, state, flags, _ = _NDMSG.unpack_from(payload)
     if state != _NUD_NOARP or not flags & _NTF_STICKY:
         return at, ""

@@ -1,4 +1,4 @@
-"""What the kernel says of network devices (rtnetlink), as values; and how it is asked."""
+"""rtnetlink messages about network devices: builders for requests, parsers for answers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _INFO_KIND, _INFO_DATA, _INFO_SLAVE_KIND, _INFO_SLAVE_DATA = 1, 2, 4, 5
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _SKIP_STATISTICS = 8
 _IFF_UP = 1
-_INET6_CONF, _DISABLE_IPV6 = 2, 26  # the 27th of 32-bit numbers (include/uapi/linux/ipv6.h)
+_INET6_CONF, _DISABLE_IPV6 = 2, 26  # index of DEVCONF_DISABLE_IPV6 (include/uapi/linux/ipv6.h)
 _IFINFO, _IFADDR = struct.Struct("=BxHiII"), struct.Struct("=BBBBI")
 _TUN_VNET_HDR, _TUN_PERSIST, _TUN_MULTI_QUEUE = 5, 6, 7
 _BR_FORWARD_DELAY, _BR_STP_STATE, _BR_MCAST_SNOOPING = 1, 5, 23
-_BR_OPTIONS, _BR_FDB_MAX_LEARNED = 46, 49  # IFLA_BR_MULTI_BOOLOPT: values and which of them count
+_BR_OPTIONS, _BR_FDB_MAX_LEARNED = 46, 49  # BR_OPTIONS: IFLA_BR_MULTI_BOOLOPT, values and mask
 _BR_NO_LINK_LOCAL_LEARN = 1 << 0
 _PROTINFO, _BRPORT_LEARNING, _NESTED = 12, 8, 0x8000
 _VLAN_ID, _VLAN_PROTOCOL = 1, 5
@@ -42,12 +42,13 @@ _DOT1Q = 0x8100
 
 @dataclass(frozen=True)
 class Bridge:
-    """A loop is the operator's to avoid, a member forwards at once, and multicast reaches every VM
-    without a querier.
+    """Bridge options: no STP (the operator avoids loops), no forward delay, and no multicast
+    snooping, so multicast reaches every VM without a querier.
 
-    From frames to reserved group addresses, which no rule sees, nothing is learned. What is learned
-    has a limit, as in OVS (``mac-table-size`` in ovs-vswitchd.conf.db(5)): without one a sender of
-    many MACs fills the host's memory. None: the kernel has no such limit (it came with 6.8).
+    The bridge learns nothing from frames to reserved group addresses, which no rule filters. The
+    number of learned entries is limited, as in OVS (``mac-table-size`` in ovs-vswitchd.conf.db(5)):
+    otherwise a sender of many MACs fills the host's memory. None: the kernel has no such limit
+    (added in 6.8).
     """
 
     stp_state: int = 0
@@ -57,7 +58,7 @@ class Bridge:
     fdb_max_learned: int | None = 8192
 
     def fits(self, found: object) -> bool:
-        """Whether a bridge has these options, those aside that its kernel does not know."""
+        """Whether a bridge has these options, ignoring those that its kernel does not support."""
         if not isinstance(found, Bridge):
             return False
         limit = self.fdb_max_learned if found.fdb_max_learned is not None else None
@@ -66,7 +67,7 @@ class Bridge:
 
 @dataclass(frozen=True)
 class Vlan:
-    """One VLAN of an interface, untagged (IEEE 802.1Q)."""
+    """A VLAN subinterface (IEEE 802.1Q)."""
 
     parent: str
     id: int
@@ -75,11 +76,11 @@ class Vlan:
 
 @dataclass(frozen=True)
 class Vxlan:
-    """The end of a tunnel.
+    """A VXLAN tunnel endpoint.
 
-    ``ttl`` 0 is what the host gives to packets of its own: a VM's, inherited, would make the tunnel's
-    reach depend on the VM. ``df`` 1 (set): RFC 7348, section 4.3, forbids an end to fragment what it
-    sends, so what is too long for a hop is told by ICMP and does not arrive in pieces.
+    ``ttl`` 0 uses the host's default; an inherited one would let the VM set the reach of the
+    tunnel. ``df`` 1 sets DF: RFC 7348, section 4.3, forbids a VTEP to fragment, so a packet that
+    exceeds the MTU of a hop causes an ICMP error instead of fragments.
     """
 
     vni: int
@@ -92,12 +93,12 @@ class Vxlan:
 
 @dataclass(frozen=True)
 class Ifb:
-    """A device that does nothing but have a queue (drivers/net/ifb.c)."""
+    """An ifb device, used only for its queue (drivers/net/ifb.c)."""
 
 
 @dataclass(frozen=True)
 class Bond:
-    """``partner`` is the MAC of whoever speaks LACP at the other end; empty if nobody does."""
+    """A kernel bond. ``partner`` is the MAC of the LACP partner; empty if there is none."""
 
     mode: str
     hash_policy: str
@@ -106,7 +107,7 @@ class Bond:
 
 @dataclass(frozen=True)
 class Link:
-    """A network device as the kernel has it."""
+    """A network device as reported by the kernel."""
 
     index: int
     name: str
@@ -117,7 +118,7 @@ class Link:
     master: str | None = None
     alias: str | None = None
     address: str | None = None
-    #: Whether the host's own IPv6 runs on it.
+    #: Whether IPv6 of the host is enabled on it.
     ipv6: bool = False
     #: The kind of its root qdisc.
     qdisc: str = ""
@@ -125,15 +126,15 @@ class Link:
     multi_queue: bool = False
     vnet_hdr: bool = False
     persistent: bool = False
-    #: Of a port of a bridge: whether the bridge takes up the MACs that send there.
+    #: Of a bridge port: whether the bridge learns MACs on it.
     learning: bool = True
-    #: What else there is to say of its kind.
+    #: The attributes of its kind.
     data: Bridge | Vlan | Vxlan | Ifb | Bond | None = None
 
 
 @dataclass(frozen=True)
 class BondMember:
-    """``state`` is what the bond sees of its link (MII), ``active`` whether it sends on it."""
+    """A bond member: ``state`` is its MII status, ``active`` whether it is an active slave."""
 
     name: str
     state: str
@@ -146,7 +147,7 @@ class BondMember:
 
 @dataclass(frozen=True)
 class LinkEvent:
-    """What the kernel says of a device that has changed, or (``gone``) is no more."""
+    """A link notification: a device has changed or (``gone``) was removed."""
 
     gone: bool
     name: str
@@ -181,7 +182,7 @@ def bridge_ports() -> bytes:
 
 
 def unmakeable(kind: str) -> bytes:
-    """A request to make a device that no kernel makes: its address is a multicast one."""
+    """A probe whether the kernel supports the kind: its multicast MAC is always refused."""
     return (
         _IFINFO.pack(0, 0, 0, 0, 0)
         + attribute(_IFNAME, b"npbprobe\0")
@@ -191,7 +192,7 @@ def unmakeable(kind: str) -> bytes:
 
 
 def bridge_options(index: int, bridge: Bridge) -> bytes:
-    """A request to set a bridge's options; a kernel passes over those that it does not know."""
+    """A request that sets a bridge's options; the kernel ignores those that it does not support."""
     option = _BR_NO_LINK_LOCAL_LEARN
     values = [
         attribute(_BR_FORWARD_DELAY, _u32(bridge.forward_delay)),
@@ -206,7 +207,7 @@ def bridge_options(index: int, bridge: Bridge) -> bytes:
 
 
 def port_learning(index: int, learning: bool) -> bytes:
-    """A request (RTM_SETLINK) to a bridge: whether it takes up MACs at one of its ports."""
+    """A request (RTM_SETLINK) that turns MAC learning on a bridge port on or off."""
     flag = attribute(_BRPORT_LEARNING, struct.pack("=B", learning))
     head = _IFINFO.pack(socket.AF_BRIDGE, 0, index, 0, 0)
     return head + attribute(_PROTINFO | _NESTED, flag)
@@ -224,7 +225,7 @@ def any_address() -> bytes:
 
 
 def identity(payload: bytes) -> tuple[str, str, str]:
-    """Name, alias and kind of a device, without reading the rest of it."""
+    """Name, alias and kind of a device, without parsing the rest."""
     name, alias, kind = "", "", ""
     for number_, value in attributes(payload, _IFINFO.size):
         if number_ == _IFNAME:
@@ -283,7 +284,7 @@ def _data(
                 number(limit) if (limit := data.get(_BR_FDB_MAX_LEARNED)) is not None else None,
             )
         case "vlan":
-            # With this attribute the parent's index is that of another namespace.
+            # With this attribute, the parent's index belongs to another namespace.
             parent = "" if _LINK_NETNSID in link else _name_of(number(link.get(_LINK)))
             protocol = int.from_bytes(data.get(_VLAN_PROTOCOL, b""), "big")
             return Vlan(parent, number(data.get(_VLAN_ID)), protocol)
@@ -318,7 +319,7 @@ def _bond(data: Mapping[int, bytes]) -> Bond:
 
 
 def read_bridge_port(payload: bytes) -> tuple[str, int, int]:
-    """Name, MTU, and the index of the bridge that it is on."""
+    """Name, MTU, and the index of its bridge."""
     name, mtu, master = "", 0, 0
     for kind, value in attributes(payload, _IFINFO.size):
         if kind == _IFNAME:
@@ -328,7 +329,7 @@ def read_bridge_port(payload: bytes) -> tuple[str, int, int]:
         elif kind == _MASTER:
             master = number(value)
         if name and mtu and master:
-            break  # the kernel writes these first; what follows is long
+            break  # the kernel writes these first, and the rest is long
     return name, mtu, master
 
 
@@ -347,13 +348,14 @@ def read_address(payload: bytes) -> tuple[int, str]:
     """The index of the device and the address with its prefix length."""
     _, length, _, _, index = _IFADDR.unpack_from(payload)
     found = dict(attributes(payload, _IFADDR.size))
-    # Of a point-to-point device IFA_ADDRESS is the other end's.
+    # For a point-to-point device, IFA_ADDRESS is the peer's address.
     address = ipaddress.ip_address(found.get(_IFA_LOCAL) or found[_IFA_ADDRESS])
     return index, f"{address}/{length}"
 
 
 def link_event(kind: int, payload: bytes) -> LinkEvent | None:
-    """What a message of the group RTNLGRP_LINK tells; a bridge's own word of its member tells less."""
+    """Parse a message of the group RTNLGRP_LINK. Skips a bridge's notifications of its members,
+    which have fewer attributes."""
     if kind not in (NEWLINK, DELLINK):
         return None
     family, _, _, flags, _ = _IFINFO.unpack_from(payload)
@@ -390,4 +392,4 @@ def _name_of(index: int) -> str:
     try:
         return socket.if_indextoname(index)
     except OSError:
-        return f"device {index}"  # gone since
+        return f"device {index}"  # removed meanwhile

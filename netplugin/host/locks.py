@@ -1,8 +1,8 @@
-"""Locks on what one agent at a time may work at: names of UNIX sockets in a network namespace.
+"""Locks that exclude other agents in the same network namespace, as abstract UNIX socket names.
 
-An abstract name (unix(7)) is of its network namespace, is one socket's at a time, and is free when
-the process that bound it has ended, however it ended. Nobody speaks on these sockets: they listen
-because the kernel tells who listens (``SO_PEERCRED``).
+An abstract name (unix(7)) belongs to its network namespace, can be bound by one socket at a time,
+and is free as soon as the process that bound it has ended. No data is exchanged on these sockets.
+They listen only so that the kernel reports the owner to others (``SO_PEERCRED``).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from netplugin.errors import HostError
 LOG = logging.getLogger(__name__)
 _PREFIX = "\0netplugin/"
 _CREDENTIALS = struct.Struct("iII")  # struct ucred in include/linux/socket.h: pid, uid, gid
-# Who asks who we are waits in the queue until ``take`` is called again.
+# Connections of processes that ask for the holder stay in this queue until the next ``take``.
 _QUEUE = 128
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that has a lock. ``pid`` is 0 if it is of another PID namespace; ``uid`` is None if
-    the kernel does not tell who it is (it does not listen)."""
+    """The process that holds a lock. ``pid`` is 0 for a process of another PID namespace. ``uid``
+    is None if the kernel does not report the owner (the socket does not listen)."""
 
     pid: int = 0
     uid: int | None = None
@@ -43,7 +43,7 @@ class Holder:
 
     @property
     def fix(self) -> str:
-        """How to end it."""
+        """How the operator can free the lock."""
         if self.uid is None:
             return "find it with: ss -xap | grep @netplugin/"
         if self.uid not in (0, os.geteuid()):
@@ -56,16 +56,16 @@ class Holder:
 
 
 class Locks:
-    """Those of one process. What was taken stays taken until ``close``. Any thread may call it."""
+    """The locks of one process, held until ``close``. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._taken: dict[str, socket.socket] = {}
 
     def hold(self, name: str, what: str, instead: str) -> Usability:
-        """Take the lock of that name, of ``what``; the answer is whether it is ours.
+        """Take the lock ``name``, which protects ``what``; return whether it is ours.
 
-        ``instead`` is what can be done where another agent is to keep it.
+        ``instead`` is the alternative to offer the operator if another agent is to keep the lock.
         """
         try:
             holder = self.take(name)
@@ -77,7 +77,7 @@ class Locks:
         return Usability(False, reason, f"{holder.fix}; or {instead}", "lock")
 
     def take(self, name: str) -> Holder | None:
-        """None: the lock is ours, from now on or since before. Otherwise who has it.
+        """Take the lock. Returns None if it is ours (now or already), otherwise its holder.
 
         Raises: HostError.
         """
@@ -111,7 +111,7 @@ class Locks:
 
 
 class NoLocks(Locks):
-    """For a model of a host, which has no other agents."""
+    """For a simulated host, which has no other agents."""
 
     def take(self, name: str) -> Holder | None:
         return None
@@ -123,14 +123,15 @@ def _holder(name: str) -> Holder:
             asker.connect(name)
             told = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except OSError:
-        # It does not listen, its queue is full, it has ended just now, or no descriptor is free here.
+        # It does not listen, its queue is full, it has just ended, or we are out of file
+        # descriptors.
         return Holder()
     pid, uid, _ = _CREDENTIALS.unpack(told)
     return Holder(pid, uid)
 
 
 def _let_askers_go(mine: socket.socket) -> None:
-    """Whoever asked knows by now: the queue is for others."""
+    """Empty the queue: whoever connected has the credentials by now."""
     while True:
         try:
             asker, _ = mine.accept()

@@ -1,6 +1,6 @@
-"""rtnetlink as bytes: one request, its answers. For what is read for every port, at little cost.
+"""A minimal rtnetlink client on raw bytes, for data that is read for every port.
 
-A library reads a message into a tree of objects, which takes half a millisecond; a host has a
+A netlink library parses a message into a tree of objects, which takes 0.5 ms, and a host may have a
 thousand devices.
 """
 
@@ -15,35 +15,36 @@ from collections.abc import Callable, Iterator
 # include/uapi/linux/netlink.h
 _ERROR, _DONE = 2, 3
 _REQUEST, _ACK, _DUMP = 0x01, 0x04, 0x300
-#: Of a request that makes something: it must be new; what is there is replaced; one more beside it.
+#: Flags of a request that creates: fail if it exists; create; replace; append.
 EXCLUSIVE, CREATE, REPLACE, APPEND = 0x600, 0x400, 0x500, 0xC00
-#: The kernel answers RTM_GETQDISC with news to all who listen, and to who asked only if they want
-#: an echo (``qdisc_notify`` in net/sched/sch_api.c).
+#: The kernel answers RTM_GETQDISC by a notification to all listeners, and sends it to the requester
+#: only with NLM_F_ECHO (``qdisc_notify`` in net/sched/sch_api.c).
 ECHO = 0x08
 _INTERRUPTED, _CAPPED, _TLVS = 0x10, 0x100, 0x200
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
 _ERROR_WORDS = 1
 _HEADER, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")
 _ANSWER_S = 5.0
-_DUMPS = 5  # a dump during which something came or went is begun anew, so often at most
+_DUMPS = 5  # attempts: a dump is repeated if objects came or went meanwhile
 
 
 class Interrupted(Exception):
-    """What was being listed changed meanwhile, so that the answer may lack some of it."""
+    """The listed objects changed during the dump, so the answer may be incomplete."""
 
 
 def ask(kind: int, body: bytes, flags: int = 0) -> list[bytes]:
-    """The answers to one request that the kernel acknowledges.
+    """Send one request and return the answers up to the kernel's acknowledgement.
 
-    Raises: OSError with the kernel's own words, TimeoutError.
+    Raises: OSError with the error text of the kernel, TimeoutError.
     """
     return list(_answers(kind, body, _ACK | flags))
 
 
 def dump(kind: int, body: bytes, fits: Callable[[bytes], bool] = lambda _: True) -> list[bytes]:
-    """All that the kernel lists; nothing if it lists what does not fit, so does not heed the filter.
+    """Dump all objects. Returns nothing if one does not match ``fits``: the kernel ignored the
+    filter.
 
-    Raises: OSError, TimeoutError, Interrupted if it never holds still.
+    Raises: OSError, TimeoutError, Interrupted if the objects change during every attempt.
     """
     for attempt in range(_DUMPS):
         found: list[bytes] = []
@@ -83,16 +84,14 @@ def _raise(marks: int, payload: bytes) -> None:
     if code == 0:
         return
     words = os.strerror(code)
-    if (
-        marks & _TLVS and marks & _CAPPED
-    ):  # the request's own header is repeated, nothing more of it
+    if marks & _TLVS and marks & _CAPPED:  # only the header of the request is repeated
         said = dict(attributes(payload, 4 + _HEADER.size)).get(_ERROR_WORDS)
         words = f"{words} ({text(said)})" if said else words
     raise OSError(code, words)
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Type, flags and payload of each netlink message."""
+    """Yield type, flags and payload of each netlink message."""
     offset = 0
     while offset + _HEADER.size <= len(data):
         length, kind, flags, _, _ = _HEADER.unpack_from(data, offset)
@@ -103,7 +102,7 @@ def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def attributes(payload: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Type and value of each attribute after a header of ``offset`` bytes."""
+    """Yield type and value of each attribute after a header of ``offset`` bytes."""
     while offset + 4 <= len(payload):
         length, kind = _ATTRIBUTE.unpack_from(payload, offset)
         if length < 4:
@@ -113,7 +112,7 @@ def attributes(payload: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
 
 
 def attribute(kind: int, *values: bytes) -> bytes:
-    """One attribute; several values are those that are nested in it."""
+    """Encode one attribute; several values are nested attributes."""
     value = b"".join(values)
     return _ATTRIBUTE.pack(4 + len(value), kind) + value + bytes(-len(value) % 4)
 
@@ -123,5 +122,5 @@ def text(value: bytes | None) -> str:
 
 
 def number(value: bytes | None, *, signed: bool = False) -> int:
-    """A number in the machine's own order; zero if there is none."""
+    """Decode an integer in host byte order; zero if it is absent."""
     return int.from_bytes(value or b"", sys.byteorder, signed=signed)

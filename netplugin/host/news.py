@@ -1,4 +1,4 @@
-"""News of the kernel: a thread that hears of what others change, and passes over what we change."""
+"""A listener for kernel events: a thread that reports changes by others and skips our own."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from netplugin.host.supervisor import Supervisor
 
 
 class News(ABC):
-    """Reads sockets that the kernel sends news to; ``close`` ends it.
+    """Reads event sockets of the kernel until ``close``.
 
-    What we do ourselves makes news too, and the kernel queues it before the call returns. So a
-    change is made within ``quiet``: what is queued at its end is our own, if ``of`` takes it so.
+    Our own changes cause events too, and the kernel queues them before the call returns. Make a
+    change within ``quiet``: events queued at its end are our own, as far as ``of`` attributes them
+    to us.
     """
 
     def __init__(
@@ -39,11 +40,11 @@ class News(ABC):
 
     @abstractmethod
     def of(self, own: frozenset[str] | None) -> Iterable[Wake]:
-        """What is queued. ``own``: we have just changed these, by name (None: nothing)."""
+        """Decode the queued events. ``own``: names of what we have just changed (None: nothing)."""
 
     @contextlib.contextmanager
     def quiet(self, names: frozenset[str]) -> Iterator[None]:
-        """While we change these."""
+        """Suppress the events of our changes to ``names``."""
         with self._lock:
             self._hear(None)
             try:
@@ -59,7 +60,7 @@ class News(ABC):
             end.close()
 
     def _run(self) -> None:
-        # Not select(): it takes no descriptor above 1,023.
+        # Not select(): it accepts no descriptor above 1,023.
         poll = select.poll()
         for end in (*self._sources, self._stop_reader):
             poll.register(end, select.POLLIN)
@@ -75,7 +76,7 @@ class News(ABC):
                     raise
 
     def _hear(self, own: frozenset[str] | None) -> None:
-        """What is queued, around a change of ours: it must not fail because news cannot be read."""
+        """Read the queue before or after a change of ours; an error here must not fail the change."""
         try:
             self._tell(self.of(own))
         except Exception as error:
@@ -83,7 +84,7 @@ class News(ABC):
             self._lost()
 
     def _lost(self) -> None:
-        """Some of what was queued is read and not told: only a look at everything finds it."""
+        """Events were read but not reported, so request a full check."""
         self._wake(Wake(f"{self._name} could not read what the kernel told"))
 
     def _tell(self, news: Iterable[Wake]) -> None:
@@ -92,7 +93,7 @@ class News(ABC):
 
 
 def queued(source: socket.socket) -> Iterator[bytes]:
-    """Each datagram that waits; an empty one if the kernel had to drop some."""
+    """Yield each queued datagram; an empty one if the kernel had to drop some."""
     while True:
         try:
             yield source.recv(1 << 17, socket.MSG_DONTWAIT)

@@ -1,4 +1,4 @@
-"""nftables through ``nft -j``: rules as values that can be compared with what the kernel has."""
+"""nftables through ``nft -j``, with rules as values that can be compared with the kernel's."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from netplugin.errors import HostError
 from netplugin.host.processes import run
 
 STEP = "nftables"
-_MANY = 16  # with more chains than this, reading the whole table is quicker than each by itself
+_MANY = 16  # above this many chains, reading the whole table is faster than reading each chain
 Command = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule in the notation of libnftables-json(5); two are equal if they do the same."""
+    """One rule in the notation of libnftables-json(5). Rules are equal if they do the same."""
 
     text: str
 
@@ -29,7 +29,7 @@ class Rule:
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> Rule:
-        """A rule as ``nft -j list`` prints it."""
+        """Parse a rule of the output of ``nft -j list``."""
         return cls.make(*found.get("expr", ()), comment=found.get("comment"))
 
     @property
@@ -38,17 +38,17 @@ class Rule:
         return comment
 
     def said(self, comment: str) -> Rule:
-        """The same rule with a comment."""
+        """The same rule with this comment."""
         return Rule(json.dumps({**json.loads(self.text), "comment": comment}, sort_keys=True))
 
     def fields(self) -> dict[str, Any]:
-        """What a command that adds the rule says of it."""
+        """The fields of the command that adds the rule."""
         return {key: value for key, value in json.loads(self.text).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A chain; the hook's fields are None for one that is only jumped to."""
+    """A chain. The fields of the hook are None for a chain that is not a base chain."""
 
     rules: tuple[Rule, ...] = ()
     type: str | None = None
@@ -63,28 +63,29 @@ class Chain:
 
 @dataclass(frozen=True)
 class Table:
-    """What was read of a table. ``chains`` has those that were asked for, ``names`` all."""
+    """The contents of a table: ``chains`` has the chains that were requested, ``names`` all."""
 
     names: frozenset[str] = frozenset()
     chains: Mapping[str, Chain] = field(default_factory=dict)
-    #: Verdict maps: the chain each key jumps to, None for any other verdict.
+    #: Verdict maps: the target chain of each key, None for any verdict but a jump.
     maps: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
 
 class Nftables:
-    """One table of one family, by the program ``nft``."""
+    """One table of one family, accessed with the program ``nft``."""
 
     def __init__(self, family: str, table: str) -> None:
         self.family = family
         self.table = table
 
     def commit(self, commands: Sequence[Command], deadline: float) -> None:
-        """All commands in one transaction. Raises: BackendUnavailable, HostError, OperationTimeout."""
+        """Run all commands in one transaction. Raises: BackendUnavailable, HostError, OperationTimeout."""
         if commands:
             self._run(commands, deadline)
 
     def read(self, chains: Sequence[str] | None, deadline: float) -> Table | None:
-        """The table with the rules of these chains (None: of all); None if there is no such table.
+        """Read the table with the rules of these chains (None: of all). None if the table does not
+        exist.
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
@@ -101,7 +102,7 @@ class Nftables:
         )
 
     def _list(self, what: str, kind: str, deadline: float) -> list[Any]:
-        """All objects of a kind in the table. Listing the family's never fails, the table's may."""
+        """All objects of a kind in the table. Lists the whole family, because listing one table may fail."""
         found = self._run([{"list": {what: {"family": self.family}}}], deadline)
         return [o for k, o in found if k == kind and o["table"] == self.table]
 
@@ -110,8 +111,8 @@ class Nftables:
         return any(kind == "table" and o["name"] == self.table for kind, o in found)
 
     def _rules(self, chains: Sequence[str], whole: bool, deadline: float) -> dict[str, list[Rule]]:
-        """The rules by chain. One nft for each chain: with several in one call nft 1.0.6 finds only
-        the last; and one for all when they are many."""
+        """The rules of each chain. Runs nft once per chain, because nft 1.0.6 returns only the last
+        one if a call lists several; runs it once for the whole table if there are many chains."""
         if whole or len(chains) > _MANY:
             asked = [{"list": {"table": {"family": self.family, "name": self.table}}}]
         else:
@@ -126,7 +127,7 @@ class Nftables:
     # -- commands --------------------------------------------------------------------------------
 
     def command(self, verb: str, kind: str, **fields: Any) -> Command:
-        """One command on something in the table."""
+        """A command on an object of the table."""
         return {verb: {kind: {"family": self.family, "table": self.table, **fields}}}
 
     def add_table(self) -> Command:
@@ -136,7 +137,7 @@ class Nftables:
         return {"delete": {"table": {"family": self.family, "name": self.table}}}
 
     def set_chain(self, name: str, chain: Chain) -> list[Command]:
-        """Make the chain, or replace its rules."""
+        """Create the chain, or replace its rules."""
         return [
             self.command("add", "chain", name=name, **chain.definition()),
             self.command("flush", "chain", name=name),
@@ -155,7 +156,7 @@ class Nftables:
         return self.command("delete", "element", name=name, elem=[key])
 
     def _run(self, commands: Sequence[Command], deadline: float) -> list[tuple[str, Any]]:
-        """The objects that the answer lists, each with its kind."""
+        """Run nft and return the objects of its answer, each with its kind."""
         text = json.dumps({"nftables": list(commands)})
         answer = run(["nft", "-j", "-f", "-"], step=STEP, deadline=deadline, stdin=text)
         if not answer.strip():
@@ -183,7 +184,7 @@ def _jumps(elements: Sequence[Any]) -> dict[str, str | None]:
 
 
 def _plain(value: Any) -> Any:
-    """The one form of what can be written in several: addresses, and a counter without its count."""
+    """Normalize a value that has several notations: IPv6 addresses, and counters with their values."""
     if isinstance(value, Mapping):
         if "counter" in value:
             return {"counter": None}

@@ -1,4 +1,4 @@
-"""The bonds of OVS as ``ovs-appctl bond/show`` tells of them, and what an operator should know."""
+"""OVS bonds as reported by ``ovs-appctl bond/show``, and findings about them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Bond:
     name: str
     mode: str
     lacp: str
-    #: Each member, and whether it carries traffic.
+    #: Each member, and whether it is enabled.
     members: tuple[tuple[str, bool], ...]
 
     @property
@@ -26,7 +26,7 @@ class Bond:
 
 @dataclass(frozen=True)
 class BondUse:
-    """What a bond has to carry: how many senders (MAC and VLAN), and whether tunnels leave by it."""
+    """The traffic of a bond: number of senders (MAC and VLAN), and whether it carries tunnels."""
 
     bond: Bond
     bridge: str
@@ -39,7 +39,7 @@ _MEMBER = re.compile(r"^(?:member|slave) (\S+): (enabled|disabled)$")
 
 
 def parse_bonds(text: str) -> tuple[Bond, ...]:
-    """The bonds in the output of ``bond/show`` (OVS 2.17 to 4.0; before 2.16 a member was a slave)."""
+    """Parse the output of ``bond/show`` (OVS 2.17 to 4.0; before 2.16 a member was called slave)."""
     bonds: list[Bond] = []
     for line in text.splitlines():
         if title := _TITLE.match(line):
@@ -57,7 +57,7 @@ def parse_bonds(text: str) -> tuple[Bond, ...]:
 
 
 def fault(bond: Bond) -> str | None:
-    """Why the bond carries nothing; None if it does, be it over fewer links."""
+    """Why the bond carries no traffic; None if at least one link does."""
     if bond.lacp == "configured":
         return f"bond {bond.name}: the switch does not answer LACP, so no link of it is used"
     if bond.members and len(bond.down) == len(bond.members):
@@ -66,7 +66,7 @@ def fault(bond: Bond) -> str | None:
 
 
 def findings(uses: Iterable[BondUse]) -> list[Finding]:
-    """About each bond: links that are down, LACP, and whether its hash can spread (pure)."""
+    """Findings on each bond: links that are down, LACP, and whether its hash spreads the traffic (pure)."""
     found: list[Finding] = []
     for use in uses:
         found += _links(use.bond)
@@ -100,7 +100,7 @@ def _links(bond: Bond) -> list[Finding]:
 
 
 def _hash(use: BondUse) -> Finding:
-    """Whether the traffic can spread over the links, by what the mode hashes (vswitch.xml, Bonding)."""
+    """Whether the traffic can spread over the links with the bond's hash (vswitch.xml, Bonding)."""
     bond, links = use.bond, len(use.bond.members)
     expected = f"the traffic of {bond.name} spreads over its {links} links"
     fix = "lacp in [ovs] bonds (balance-tcp), with LACP on the switch"

@@ -1,7 +1,7 @@
-"""The writes netplugin makes to an OVS database, each a command that a transaction batches.
+"""OVSDB write commands of netplugin, batched into one transaction.
 
-They do what ovsdbapp's own commands do not: every attribute in the transaction that makes the row,
-and sets changed by mutation, so that the cost of a port does not grow with the ports there are.
+Unlike ovsdbapp's own commands, they set every attribute in the transaction that creates the row,
+and they change sets by mutation, so the cost per port does not depend on the number of ports.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ovsdbapp.backend.ovs_idl.command import BaseCommand
 
 
 class AddBridge(BaseCommand):  # type: ignore[misc]
-    """Make a bridge with its internal port; one that is there stays as it is."""
+    """Create a bridge with its internal port. An existing bridge is not changed."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class SetBridge(BaseCommand):  # type: ignore[misc]
 
 
 class DeleteBridge(BaseCommand):  # type: ignore[misc]
-    """Delete a bridge and its ports (they are its children in the schema). Absent is no error."""
+    """Delete a bridge and its ports (its children in the schema). No error if it does not exist."""
 
     def __init__(self, api: Any, name: str) -> None:
         super().__init__(api)
@@ -71,9 +71,10 @@ class DeleteBridge(BaseCommand):  # type: ignore[misc]
 
 
 class AddPort(BaseCommand):  # type: ignore[misc]
-    """Make a port and its interfaces (of a bond several), with every attribute, on a bridge.
+    """Create a port on a bridge, with its interfaces (several for a bond) and all attributes.
 
-    ``interfaces`` has the columns of each by its name; ``qos`` those of a row of QoS for the port.
+    ``interfaces`` maps the name of each interface to its columns. ``qos`` has the columns of a QoS
+    row for the port.
     """
 
     def __init__(
@@ -102,10 +103,11 @@ class AddPort(BaseCommand):  # type: ignore[misc]
 
 
 class SetPort(BaseCommand):  # type: ignore[misc]
-    """Set columns of a port and of its interfaces; of maps in ``merged`` keys of others are kept.
+    """Set columns of a port and its interfaces. In the maps named in ``merged``, other keys are
+    kept.
 
-    The port then has the interfaces that are named here, and no others. Those that it did not have
-    get the columns of ``new`` too.
+    Interfaces that are not named are removed from the port. An interface that the port did not have
+    also gets its columns of ``new``.
     """
 
     def __init__(
@@ -137,9 +139,10 @@ class SetPort(BaseCommand):  # type: ignore[misc]
 
 
 class SetQos(BaseCommand):  # type: ignore[misc]
-    """Give a port a row of QoS with these columns, or (None) none. A row of ours is re-used.
+    """Set the port's QoS row to these columns, or (None) remove it. A row of ours is updated in
+    place.
 
-    What ``ours`` does not say yes to stays as it is, without the port.
+    A row that ``ours`` does not accept is detached from the port and kept.
     """
 
     def __init__(
@@ -167,7 +170,7 @@ class SetQos(BaseCommand):  # type: ignore[misc]
 
 
 class DeleteQos(BaseCommand):  # type: ignore[misc]
-    """Delete a row of QoS that no port needs. Absent is no error."""
+    """Delete an unused QoS row. No error if it does not exist."""
 
     def __init__(self, api: Any, row: uuid.UUID) -> None:
         super().__init__(api)
@@ -180,9 +183,10 @@ class DeleteQos(BaseCommand):  # type: ignore[misc]
 
 
 class DeletePort(BaseCommand):  # type: ignore[misc]
-    """Take a port off its bridge; its rows go with it. Absent is no error.
+    """Remove a port with its rows from its bridge. No error if it does not exist.
 
-    A row of QoS is nobody's child in the schema: the port's goes too, if ``ours`` says so of it.
+    QoS is a root table in the schema, so the port's QoS row is deleted explicitly if ``ours``
+    accepts it.
     """
 
     def __init__(
@@ -204,7 +208,8 @@ class DeletePort(BaseCommand):  # type: ignore[misc]
             for row in own:
                 row.delete()
             if own:
-                # The server takes the port away only after it has looked for references to the row.
+                # The server garbage-collects the port only after it has checked references to the
+                # QoS row.
                 port.qos = []
                 return
             for interface in port.interfaces:
@@ -237,7 +242,7 @@ def _set(row: Any, columns: Mapping[str, Any], merged: Collection[str]) -> None:
 
 
 class SetOtherConfig(BaseCommand):  # type: ignore[misc]
-    """Set one key of Open_vSwitch's ``other_config``, or (None) take it away."""
+    """Set one key of Open_vSwitch's ``other_config``, or (None) remove it."""
 
     def __init__(self, api: Any, key: str, value: str | None) -> None:
         super().__init__(api)
@@ -251,7 +256,7 @@ class SetOtherConfig(BaseCommand):  # type: ignore[misc]
 
 
 class SetInterfaceConfig(BaseCommand):  # type: ignore[misc]
-    """Set one key of an interface's ``other_config``, or (None) take it away."""
+    """Set one key of an interface's ``other_config``, or (None) remove it."""
 
     def __init__(self, api: Any, name: str, key: str, value: str | None) -> None:
         super().__init__(api)
@@ -266,9 +271,9 @@ class SetInterfaceConfig(BaseCommand):  # type: ignore[misc]
 
 
 class Touch(BaseCommand):  # type: ignore[misc]
-    """Change a key of ours, so that ``next_cfg`` moves: vswitchd answers when it is configured.
+    """Change a key of ours to increment ``next_cfg``, which vswitchd then confirms in ``cur_cfg``.
 
-    (The Python IDL drops a transaction that would do nothing but bump ``next_cfg``.)
+    The Python IDL drops a transaction that only increments ``next_cfg``.
     """
 
     def run_idl(self, txn: Any) -> None:

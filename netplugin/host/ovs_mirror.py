@@ -1,7 +1,8 @@
-"""A copy of the OVS database as values, kept up by the IDL's notices, read without blocking it.
+"""An in-memory copy of the OVS database, updated by IDL notifications and read without blocking the
+IDL.
 
-Reading a row through the Python IDL converts it each time (about 30 us); a plug must not pay that
-for a thousand neighbours, so each row is converted once, when it changes.
+Reading a row through the Python IDL converts it every time (about 30 us). A plug must not pay that
+for a thousand other ports, so each row is converted once per change.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ COLUMNS = {
     "QoS": ["type", "other_config", "external_ids"],
 }  # fmt: skip
 
-# A change of these columns by another hand is drift, or vswitchd's word that something broke.
+# If these columns change, a third party caused drift, or vswitchd reported a fault.
 _WATCHED = (
     "type", "options", "mtu_request", "error", "starved", "ingress_policing_rate",
     "ingress_policing_burst",
@@ -62,7 +63,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class _PortRow:
-    """A row of Port by itself, and which rows it refers to."""
+    """A row of Port, with the rows it refers to."""
 
     port: OvsPort
     interfaces: frozenset[UUID]
@@ -70,11 +71,12 @@ class _PortRow:
 
 
 class Mirror:
-    """Rows as frozen values. Written by the IDL's thread alone, read by any."""
+    """Rows as immutable values. Only the IDL's thread writes; any thread may read."""
 
     def __init__(self, drifted: Callable[[Drift], None], found: Mark = unmarked) -> None:
-        """``drifted`` is called when a marked port or bridge changes after it was made; ``found`` gives
-        the mark of the store that this process found, for the one that is there."""
+        """``drifted`` is called when a marked port or bridge changes after its creation. ``found``
+        maps the store mark in the database to the one that this process has to compare with (see
+        ``CarriedMark``)."""
         self._drifted = drifted
         self._found = found
         self._changed = threading.Condition()
@@ -124,13 +126,13 @@ class Mirror:
             }
 
     def beside(self, backend: str, port_id: str) -> OvsPort | None:
-        """The port that stands beside this one."""
+        """The relay's VF port of this port."""
         with self._changed:
             uuid = self._besides.get((backend, port_id))
             return self._whole(uuid) if uuid else None
 
     def all_beside(self, backend: str) -> dict[str, OvsPort]:
-        """The ports that stand beside ports of this backend, by the ids of those."""
+        """The VF ports of this backend's relays, by the id of the port that they serve."""
         with self._changed:
             return {
                 port_id: self._whole(uuid)
@@ -139,12 +141,12 @@ class Mirror:
             }
 
     def strangers_on(self, bridge: OvsBridge) -> list[OvsPort]:
-        """The bridge's ports that are nobody's NIC by our marks: its internal port, uplinks, others'."""
+        """Ports of the bridge without our port mark: its internal port, uplinks, ports of others."""
         with self._changed:
             return [self._whole(uuid) for uuid in bridge.ports & self._strangers]
 
     def owned_on(self, bridge: OvsBridge) -> list[OvsPort]:
-        """The bridge's ports that carry a port id, whichever backend's."""
+        """Ports of the bridge that carry a port id, of any backend."""
         with self._changed:
             return [
                 self._whole(uuid) for uuid in bridge.ports - self._strangers if uuid in self._ports
@@ -155,13 +157,13 @@ class Mirror:
             return len(bridge.ports - self._strangers)
 
     def ids_on(self, bridge: OvsBridge) -> list[Mapping[str, str]]:
-        """The ``external_ids`` of the bridge's ports that carry a port id."""
+        """The ``external_ids`` of those ports of the bridge that carry a port id."""
         with self._changed:
             here = bridge.ports - self._strangers
             return [self._ports[uuid].port.external_ids for uuid in here if uuid in self._ports]
 
     def networks(self, backend: str) -> dict[int, str]:
-        """The VXLAN networks of this backend's ports, by the VLAN tags that stand for them."""
+        """The VXLAN networks of this backend's ports, by their local VLAN tag."""
         with self._changed:
             ports = [row.port for row in self._ports.values()]
         return {
@@ -173,29 +175,29 @@ class Mirror:
         }
 
     def qos_of(self, backend: str, port_id: str) -> list[OvsQos]:
-        """The rows of QoS that are marked with this port id."""
+        """The QoS rows that are marked with this port id."""
         with self._changed:
             return [self._qos[uuid] for uuid in self._qos_owned.get((backend, port_id), ())]
 
     def all_qos(self, backend: str) -> list[OvsQos]:
-        """All rows of QoS that are marked as this backend's."""
+        """All QoS rows that are marked with this backend."""
         with self._changed:
             return [qos for qos in self._qos.values() if (qos.owner or ("",))[0] == backend]
 
     def names_of_others(self, backend: str) -> list[str]:
-        """The names of all ports that are not this backend's."""
+        """The names of all ports that do not belong to this backend."""
         with self._changed:
             ports = (row.port for row in self._ports.values())
             return [port.name for port in ports if (port.serves or ("",))[0] != backend]
 
     def ports_named(self, prefixes: tuple[str, ...]) -> list[OvsPort]:
-        """The ports whose names begin with one of these."""
+        """The ports whose names begin with one of these prefixes."""
         with self._changed:
             found = [u for name, u in self._port_by_name.items() if name.startswith(prefixes)]
             return [self._whole(uuid) for uuid in found]
 
     def interfaces(self) -> dict[str, OvsInterface]:
-        """All of them by name, those of bonds too."""
+        """All interfaces by name, including bond members."""
         with self._changed:
             return {interface.name: interface for interface in self._interfaces.values()}
 
@@ -204,7 +206,7 @@ class Mirror:
             return sum(1 for i in self._interfaces.values() if i.type in types)
 
     def devices(self, *options: str) -> dict[str, str]:
-        """What interfaces have in these options, each with the name of the interface."""
+        """The values that interfaces have in these options, each with the name of the interface."""
         with self._changed:
             return {
                 i.options[option]: i.name
@@ -214,7 +216,7 @@ class Mirror:
             }
 
     def wait_for(self, condition: Callable[[], bool], deadline: float) -> bool:
-        """Wait until the condition holds of what was read; False at the deadline."""
+        """Wait until the condition on the mirror holds; False at the deadline (monotonic seconds)."""
         with self._changed:
             return self._changed.wait_for(condition, remaining(deadline))
 
@@ -238,7 +240,7 @@ class Mirror:
     # -- writing, from the IDL's thread ----------------------------------------------------------
 
     def reset(self, tables: Any) -> None:
-        """Forget all and read every row: after a reconnect the IDL tells of no deletions."""
+        """Discard everything and read every row again: after a reconnect the IDL reports no deletions."""
         with self._changed:
             for store in (
                 self._bridges, self._ports, self._interfaces, self._qos, self._qos_owned,
@@ -252,7 +254,7 @@ class Mirror:
             self._changed.notify_all()
 
     def update(self, row: Any, deleted: bool) -> None:
-        """One row was made, changed or deleted."""
+        """Apply the insertion, change or deletion of one row."""
         table = row._table.name
         with self._changed:
             drifted = self._delete(table, row.uuid) if deleted else self._put(table, row)
@@ -382,7 +384,7 @@ class Mirror:
         if row is None:
             return None
         port = row.port
-        # A row of the same name may already stand in its place: made in the same transaction.
+        # A row of the same name may already be in its place, inserted in the same transaction.
         if self._port_by_name.get(port.name) == uuid:
             del self._port_by_name[port.name]
         if port.serves and self._kept_in(port).get(port.serves) == uuid:
@@ -390,12 +392,12 @@ class Mirror:
         return _drift(port)
 
     def _kept_in(self, port: OvsPort) -> dict[tuple[str, str], UUID]:
-        """Where a marked port is found by whose it is."""
+        """The index (port or relay VF port) that a marked port belongs to."""
         return self._owned if port.owner else self._besides
 
 
 def _drift(*ports: OvsPort) -> Drift | None:
-    """Whose a port is that has changed: one backend's, or (an uplink, a tunnel) many ports'."""
+    """The drift that a changed port causes: of one port, or of many if it is an uplink or tunnel."""
     for port in ports:
         if port.serves:
             return Drift(*port.serves)
@@ -404,7 +406,7 @@ def _drift(*ports: OvsPort) -> Drift | None:
 
 
 def _queues(status: Mapping[str, str]) -> int | None:
-    """The queues of a VM, each a pair of rings; newer vswitchds count those that are polled."""
+    """The queue pairs of a vhost-user port. Newer vswitchds report how many are polled (``n_rxq``)."""
     rings = status.get("num_of_vrings", "")
     polled = status.get("n_rxq", "")
     if polled.isdigit():
@@ -413,13 +415,13 @@ def _queues(status: Mapping[str, str]) -> int | None:
 
 
 def _numa_node(status: Mapping[str, str]) -> int | None:
-    """Of a NIC (``numa_id``, -1 where the firmware does not say) or of a VM's memory (``numa``)."""
+    """The NUMA node of a NIC (``numa_id``, -1 if the firmware has none) or of a VM's memory (``numa``)."""
     node = status.get("numa_id", status.get("numa", ""))
     return int(node) if node.isdigit() else None
 
 
 def _optional(column: Any) -> Any:
-    """The IDL gives an optional column as a list of none or one."""
+    """The value of an optional column, which the IDL returns as a list of zero or one element."""
     return column[0] if column else None
 
 

@@ -1,4 +1,4 @@
-"""What an Open vSwitch database holds, as values: the rows and columns that netplugin reads."""
+"""Rows of an Open vSwitch database as immutable values: the tables and columns that netplugin reads."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-#: The marks in ``external_ids`` of what is ours.
+#: Keys in ``external_ids`` that mark rows as ours.
 PORT_MARK = "netplugin-port"
 BACKEND_MARK = "netplugin-backend"
-#: Which store made a VM's port, and under which number (``agents.store``).
+#: The store that created a VM's port, and its commit sequence (``agents.store``).
 STORE_MARK = "netplugin-store"
 BRIDGE_MARK = "netplugin-bridge"
-#: Of Open_vSwitch: who had the lock of the database last. For people: nothing follows from it.
+#: In Open_vSwitch: the last holder of the database lock. Informational: no decision depends on it.
 HOLDER_MARK = "netplugin-agent"
 UPLINK_MARK = "netplugin-uplink"
 TUNNEL_MARK = "netplugin-tunnel"
-#: The port id of the VM's port that this one stands beside (with the backend's mark).
+#: In a relay's VF port: the port id of the VM's port it serves (with the backend's mark).
 BESIDE_MARK = "netplugin-beside"
-#: Of a VM's port: the VXLAN network it is on, and the UDP port of that network's tunnels.
+#: In a VM's port: its VXLAN network, and the UDP port of that network's tunnels.
 NETWORK_MARK = "netplugin-network"
 UDP_MARK = "netplugin-udp-port"
 
 
 @dataclass(frozen=True, slots=True)
 class OvsInterface:
-    """A row of Interface; ``ofport`` is -1 where vswitchd could not make the device."""
+    """A row of Interface. ``ofport`` is -1 if vswitchd could not create the device."""
 
     name: str
     type: str
@@ -37,34 +37,35 @@ class OvsInterface:
     ofport: int | None
     error: str | None
     link_state: str | None
-    #: vhost-user: whether a VM's side is on the socket, and the queues that it has.
+    #: vhost-user: whether a VM is connected to the socket, and its number of queue pairs.
     connected: bool = False
     queues: int | None = None
     #: kbit/s and kbit; 0 is no limit.
     ingress_policing_rate: int = 0
     ingress_policing_burst: int = 0
     other_config: Mapping[str, str] = field(default_factory=dict)
-    #: Of the NIC, or of a VM's memory while it is connected.
+    #: NUMA node of the NIC, or of the VM's memory while it is connected.
     numa_node: int | None = None
 
     @property
     def starved(self) -> bool:
-        """A VM is connected and OVS has not set the device up: it found no memory for its buffers.
+        """Whether a VM is connected but OVS has no mbufs for the device.
 
-        vswitchd takes such a port out of the datapath and says so in its log alone; in the database
-        ``ofport`` and ``error`` stay as they were, only ``mtu`` is never filled in (seen in 3.1).
+        vswitchd then removes the port from the datapath and reports that in its log only. In the
+        database ``ofport`` and ``error`` do not change; only ``mtu`` stays empty (observed with OVS
+        3.1).
         """
         return self.connected and not self.mtu
 
     @property
     def works_at(self) -> int | None:
-        """Its OpenFlow port number; None if vswitchd could not make the device, or not yet."""
+        """The OpenFlow port number; None if vswitchd has not created the device, or could not."""
         return self.ofport if self.ofport and self.ofport > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class OvsQos:
-    """A row of QoS. It is a root row: it stays when the port that uses it goes."""
+    """A row of QoS. QoS is a root table, so the row stays when the port that uses it is deleted."""
 
     uuid: UUID
     type: str
@@ -78,7 +79,7 @@ class OvsQos:
 
 @dataclass(frozen=True, slots=True)
 class OvsPort:
-    """A row of Port with its rows of Interface (one, or of a bond several), by their names."""
+    """A row of Port with its Interface rows (several for a bond), sorted by name."""
 
     name: str
     bridge: str | None
@@ -92,22 +93,22 @@ class OvsPort:
 
     @property
     def interface(self) -> OvsInterface | None:
-        """The interface of a port that is no bond."""
+        """The interface of a port that is not a bond."""
         return self.interfaces[0] if self.interfaces else None
 
     @property
     def owner(self) -> tuple[str, str] | None:
-        """The backend and the port id it is marked with; None if it is not ours."""
+        """The backend and port id that the port is marked with; None if it is not ours."""
         return _owner(self.external_ids)
 
     @property
     def stamp(self) -> str:
-        """The mark of the store that made it; empty if it carries none."""
+        """The store mark of the port; empty if it has none."""
         return self.external_ids.get(STORE_MARK, "")
 
     @property
     def serves(self) -> tuple[str, str] | None:
-        """The backend and the port that it is, or that it stands beside."""
+        """The backend and port id that the port belongs to, as the port itself or as a relay's VF port."""
         return self.owner or _owner(self.external_ids, BESIDE_MARK)
 
 
@@ -119,7 +120,7 @@ def _owner(external_ids: Mapping[str, str], mark: str = PORT_MARK) -> tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class OvsBridge:
-    """A row of Bridge; ``ports`` are the rows of its ports."""
+    """A row of Bridge; ``ports`` are the UUIDs of its ports."""
 
     name: str
     datapath_type: str
@@ -130,7 +131,7 @@ class OvsBridge:
 
 @dataclass(frozen=True, slots=True)
 class OvsRoot:
-    """The one row of Open_vSwitch."""
+    """The only row of Open_vSwitch."""
 
     next_cfg: int = 0
     cur_cfg: int = 0
@@ -139,13 +140,13 @@ class OvsRoot:
     ovs_version: str | None = None
     iface_types: frozenset[str] = frozenset()
     other_config: Mapping[str, str] = field(default_factory=dict)
-    #: Who said last that it has the lock of the database.
+    #: The last recorded holder of the database lock.
     holder: str | None = None
     #: The mark of the store that changed the database last.
     store_mark: str = ""
 
     @property
     def version(self) -> tuple[int, int, int]:
-        """``ovs_version`` as numbers; zeros, the oldest, where it is not told."""
+        """``ovs_version`` as numbers; zeros (the oldest) if it is not reported."""
         found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", self.ovs_version or "")
         return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (0, 0, 0)

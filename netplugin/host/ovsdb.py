@@ -1,11 +1,11 @@
-"""The connection to an Open vSwitch database: read from a mirror, written in checked transactions.
+"""The connection to an Open vSwitch database: reads from a mirror, writes in verified transactions.
 
-Two traps of ovsdbapp are closed here: its transactions report success when vswitchd did not answer
-in time (the exception is logged and dropped), and its connection is an attribute of the class.
+It works around two problems of ovsdbapp: a transaction reports success even if vswitchd does not
+answer in time (the exception is logged and dropped), and the connection is a class attribute.
 
-Who manages the database's ports holds its lock (RFC 7047, section 4.1.8): the server gives it to one
-client at a time, takes it back when the connection ends, and gives it to the next that asked. Each
-transaction of the holder asserts it (section 5.2.10), so that none is carried out without it.
+A process that manages ports holds a lock of the database (RFC 7047, section 4.1.8). The server
+grants it to one client at a time, and to the next one that waits when the connection ends. Every
+transaction of the holder asserts the lock (section 5.2.10), so none is carried out without it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from netplugin.host.store_mark import CarriedMark, Mark, unmarked
 
 LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5
-#: The name of the lock. The server keeps the locks of its databases apart by name alone.
+#: The name of the lock. Locks of ovsdb-server are distinguished by name only.
 LOCK = "netplugin"
-_HOLDER_LENGTH = 200  # of what is read: anybody who writes to the database may have written it
+_HOLDER_LENGTH = 200  # any client of the database can write this value, so bound what is shown
 
 
 class _Poll:
-    """What python-ovs waits with, by poll(2). Its own waits by select(2), for eventlet's sake, and
-    select takes no descriptor above 1,023; its source says to replace it so (``ovs/poller.py``).
+    """A poll(2) poller for python-ovs. Its default uses select(2), because of eventlet, which
+    accepts no file descriptor above 1,023; ``ovs/poller.py`` documents this replacement.
 
     A descriptor may be registered for reading and again for writing.
     """
@@ -62,9 +62,10 @@ ovs_poller.SelectPoll = _Poll
 
 
 class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
-    """The IDL, telling a mirror of every row, and of being on line again after a break.
+    """The IDL. It forwards every row to a mirror and reports changes of the connection and the
+    lock.
 
-    With a ``holder`` (who we are) it asks for the lock, again after each break.
+    If ``holder`` (the identity of this process) is given, it requests the lock on every connection.
     """
 
     def __init__(
@@ -77,32 +78,33 @@ class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
     ):
         super().__init__(remote, helper)
         self._mirror = mirror
-        #: Called with whether the database is on line, and whether the lock is ours, when either changes.
+        #: Called with (online, locked) when either changes.
         self._tell = tell
         self._told = (False, False)
         self._mirrored_seqno: int | None = None
         self._holder = holder
         if holder is not None:
             self.set_lock(LOCK)
-        # The default, one second growing to eight, is longer than a VM should wait for its NIC.
+        # The default back-off (1 s growing to 8 s) is longer than a VM should wait for its NIC.
         self._session.reconnect.set_backoff(100, 1000)
 
     def run(self) -> Any:
-        # Before each message the session makes a parser, unless there is one already.
+        # The session creates a parser before each message, unless one is set already.
         rpc = self._session.rpc
         if ovs_json.PARSER != ovs_json.PARSER_C and rpc is not None and rpc.parser is None:
             rpc.parser = StreamParser()
         try:
             changed = super().run()
         except Exception:
-            # Some of what the server told may be lost: only reading everything anew makes up for it.
+            # Updates from the server may be lost. Only reading all rows again recovers from that.
             self.force_reconnect()
             raise
         online = self.state == ovs_idl.Idl.IDL_S_MONITORING and self._session.is_connected()
         if online and self._mirrored_seqno != self._last_seqno:
             self._mirrored_seqno = self._last_seqno
             self._mirror.reset(self.tables)
-        # The server answers in order, and we requested the lock before the rows: it is known by now.
+        # The server answers in order and the lock is requested before the rows, so it is known
+        # here.
         now = (online, online and self.has_lock)
         if now != self._told:
             if now[1] and not self._told[1]:
@@ -112,9 +114,9 @@ class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
         return changed
 
     def _write_holder(self) -> None:
-        """For the sentence of who waits. vswitchd does not read this column, so it does nothing.
+        """Record the holder for the error message of a process that waits for the lock.
 
-        Not waited for: the reply comes to ``run``.
+        vswitchd does not read this key. The commit is not waited for: ``run`` processes the reply.
         """
         txn = ovs_idl.Transaction(self)
         for row in self.tables["Open_vSwitch"].rows.values():
@@ -123,9 +125,7 @@ class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
         txn.commit()
 
     def cooperative_yield(self) -> None:
-        """Called for each row. ovsdbapp sleeps here for eventlet's sake: 70 us a row, in a thread
-        that the interpreter switches away from anyway.
-        """
+        """Do nothing. ovsdbapp sleeps here for eventlet, which costs 70 us for each row."""
 
     def notify(self, event: str, row: Any, updates: Any = None) -> None:
         if self._mirrored_seqno == self._last_seqno:
@@ -133,11 +133,11 @@ class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
 
 
 class _NotLocked(Exception):
-    """The transaction was not carried out: the lock is not ours."""
+    """The transaction was not carried out because this process does not hold the lock."""
 
 
 class _Transaction(transaction.Transaction):  # type: ignore[misc]
-    """A transaction that bumps ``next_cfg`` and remembers to what; it waits for nobody."""
+    """A transaction that increments ``next_cfg`` and records its value. It does not wait for vswitchd."""
 
     next_cfg = 0
     mark: Mark = staticmethod(unmarked)
@@ -152,12 +152,12 @@ class _Transaction(transaction.Transaction):  # type: ignore[misc]
             root.setkey("external_ids", STORE_MARK, mark)
 
     def do_commit(self) -> Any:
-        """Raises: what a command raises, RuntimeError, _NotLocked."""
+        """Raises: the exceptions of the commands, RuntimeError, _NotLocked."""
         try:
             return super().do_commit()
         except RuntimeError as refused:
             attempt = self._attempt
-            # Of a transaction that has ended, commit() gives the outcome again.
+            # For a transaction that has ended, commit() returns its status again.
             if attempt is not None and attempt.commit() == ovs_idl.Transaction.NOT_LOCKED:
                 raise _NotLocked from refused
             raise
@@ -168,7 +168,7 @@ class _Transaction(transaction.Transaction):  # type: ignore[misc]
 
 
 class _Api(impl_idl.OvsdbIdl):  # type: ignore[misc]
-    """ovsdbapp's API with a connection of its own instead of the class's."""
+    """ovsdbapp's API with a connection per instance, not per class."""
 
     ovsdb_connection = None
 
@@ -184,8 +184,7 @@ CommandFactory = Callable[[Any], command.BaseCommand]
 
 
 class Ovsdb:
-    """One Open vSwitch database. ``start`` before use: it then connects in the background, and again
-    whenever the database was lost."""
+    """An Open vSwitch database. ``start`` connects in the background and reconnects after a loss."""
 
     def __init__(
         self,
@@ -195,14 +194,16 @@ class Ovsdb:
         holder: str | None = None,
         mark: Mark = unmarked,
     ) -> None:
-        """``remote`` is like ``unix:/run/openvswitch/db.sock``; the callbacks run on its thread.
+        """``remote`` is for example ``unix:/run/openvswitch/db.sock``. Callbacks run on the
+        connection's thread.
 
-        ``changed`` is called when the database comes or goes, and when the lock does. ``holder`` says
-        who we are, for the lock; None: this one reads, or changes what is no agent's, and needs none.
-        Every transaction writes the ``mark`` of the store into ``external_ids`` of Open_vSwitch.
+        ``changed`` is called when the connection or the lock is gained or lost. ``holder``
+        identifies this process for the lock; None: do not request the lock (the caller reads only,
+        or changes rows that no agent manages). Every transaction writes the ``mark`` of the store
+        into ``external_ids`` of Open_vSwitch.
         """
         self.remote = remote
-        # Both are used on the connection's thread alone, and the rows are read before the first write.
+        # Only the connection's thread uses both, and the rows are read before the first write.
         self._carried = CarriedMark(mark)
         self.mirror = Mirror(drifted, self._carried.found)
         self._tell_changed = changed
@@ -216,8 +217,7 @@ class Ovsdb:
         self._thread = threading.Thread(target=self._connect, name="ovsdb-connect", daemon=True)
 
     def start(self) -> Ovsdb:
-        """Begin to connect. The callbacks come from now on, not before: who gives them may not be
-        whole yet when this object is made."""
+        """Start to connect. No callback runs before this call, so the caller can finish its setup first."""
         self._thread.start()
         return self
 
@@ -226,7 +226,7 @@ class Ovsdb:
         return self._ready.is_set()
 
     def require_online(self, wait_s: float = 0.0) -> None:
-        """Raises: BackendUnavailable unless the database is (or within ``wait_s`` comes) on line."""
+        """Wait up to ``wait_s`` seconds for the connection. Raises: BackendUnavailable."""
         if not self._ready.wait(wait_s):
             raise BackendUnavailable(
                 f"no connection to the Open vSwitch database at {self.remote}",
@@ -236,17 +236,17 @@ class Ovsdb:
 
     @property
     def locked(self) -> bool:
-        """Whether the lock is ours, as far as one is needed."""
+        """Whether this process holds the lock, or needs none."""
         return self._holder is None or self._locked.is_set()
 
     def require_lock(self, wait_s: float = 0.0) -> None:
-        """Raises: BackendUnavailable unless the lock is (or within ``wait_s`` becomes) ours."""
+        """Wait up to ``wait_s`` seconds for the lock. Raises: BackendUnavailable."""
         self.require_online(wait_s)
         if self._holder is not None and not self._locked.wait(wait_s):
             raise self.other_holder()
 
     def other_holder(self) -> BackendUnavailable:
-        """The error for a database whose lock another client has."""
+        """The error to raise if another client holds the lock."""
         last = self.mirror.root.holder or ""
         known = f" (it was last taken by: {last[:_HOLDER_LENGTH]!r})" if last else ""
         return BackendUnavailable(
@@ -257,9 +257,9 @@ class Ovsdb:
         )  # fmt: skip
 
     def commit(self, commands: Sequence[CommandFactory], deadline: float) -> int:
-        """Commit all commands in one transaction; the answer is the ``next_cfg`` to wait for.
+        """Commit all commands in one transaction and return the ``next_cfg`` to wait for.
 
-        Raises: BackendUnavailable, HostError with the database's words, OperationTimeout.
+        Raises: BackendUnavailable, HostError with the error text of ovsdb-server, OperationTimeout.
         """
         self.require_certain()
         txn = _Transaction(
@@ -286,10 +286,11 @@ class Ovsdb:
         return txn.next_cfg
 
     def require_certain(self) -> None:
-        """That the database is on line and ours, and no transaction of ours is on its way to it.
+        """Require that the database is online and locked, and that no transaction of ours is
+        pending.
 
-        One that was not answered in time may yet be carried out: until that is known, what is read
-        is not what will be.
+        A transaction without an answer may still be carried out, so the rows read now may be about
+        to change.
 
         Raises: BackendUnavailable, OperationTimeout.
         """
@@ -302,7 +303,8 @@ class Ovsdb:
             )  # fmt: skip
 
     def wait_configured(self, next_cfg: int, deadline: float) -> None:
-        """Wait until vswitchd has carried out what was committed.
+        """Wait until vswitchd has applied the configuration ``next_cfg`` (``cur_cfg`` has caught
+        up).
 
         Raises: OperationTimeout.
         """
@@ -316,7 +318,7 @@ class Ovsdb:
             )
 
     def configured(self, next_cfg: int, deadline: float) -> bool:
-        """Wait as ``wait_configured``; False at the deadline."""
+        """Like ``wait_configured``, but return False at the deadline."""
         return self.mirror.wait_for(lambda: self.mirror.root.cur_cfg >= next_cfg, deadline)
 
     def close(self) -> None:
@@ -336,19 +338,20 @@ class Ovsdb:
                     helper.register_columns(table, [c for c in columns if c in known])
                 idl = _Idl(self.remote, helper, self.mirror, self._changed, self._holder)
                 self._connection = connection.Connection(idl, timeout=10)
-                # The thread starts here, so commits must find the API before they find us on line.
+                # This starts the thread, so the API must exist before a commit can see the
+                # database online.
                 self._api = _Api(self._connection, start=False, auto_index=False)
-                for table in ("Bridge", "Port"):  # what our commands look up by name
+                for table in ("Bridge", "Port"):  # our commands look rows up by name
                     self._api.create_index(table, "name")
-                # This may come back before the rows are there: ``_changed`` tells when they are.
+                # This may return before the rows are read; ``_changed`` reports when they are.
                 self._connection.start()
                 return
-            except Exception as failed:  # whatever it is, it is tried again
+            except Exception as failed:  # retry after any error
                 if str(failed) != said:
                     said = str(failed)
                     LOG.warning("no OVS database at %s yet: %s", self.remote, said)
                 if idl is not None:
-                    idl.close()  # else the server could give the lock to a connection nobody serves
+                    idl.close()  # or the server could grant the lock to an unserved connection
                     self._changed(online=False, locked=False)
                 self._stop.wait(_RETRY_S)
 

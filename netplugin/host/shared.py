@@ -1,4 +1,4 @@
-"""What the backends of one agent share of their host, made when the first of them asks for it."""
+"""Host resources that all backends of one agent share, created on first use."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from netplugin.host.supervisor import Supervisor
 
 
 class Host:
-    """The one connection to each daemon of this host, and the locks of this process."""
+    """The connections to the daemons of this host, and the locks of this process."""
 
     def __init__(self, conf: Any, store: str = "", mark: Mark = unmarked) -> None:
-        """``store`` is the identity of the agent's; ``mark`` gives, for the mark that what ports share
-        carries, the one that is to be written with a change of it."""
+        """``store`` identifies the agent's store. ``mark`` maps the mark found on a shared object
+        to the mark to write when that object is changed."""
         self.conf = conf
         self.mark = mark
         self.locks = Locks()
@@ -31,7 +31,7 @@ class Host:
 
     @property
     def ovs(self) -> OvsHost:
-        """For backends: it asks for the lock of the database."""
+        """OVS for backends; it requests the lock of the database."""
         with self._lock:
             if self._ovs is None:
                 settings = OvsSettings.read(self.conf)
@@ -40,7 +40,8 @@ class Host:
 
     @property
     def ovs_of_others(self) -> OvsHost:
-        """For what is no backend's: the same OVS, or, if no backend uses it, one without the lock."""
+        """OVS for users other than backends: the same connection, or one without the lock if no
+        backend uses OVS."""
         with self._lock:
             if self._ovs is None and self._lockless_ovs is None:
                 self._lockless_ovs = OvsHost(OvsSettings.read(self.conf), self.supervisor)
@@ -50,7 +51,7 @@ class Host:
 
     @property
     def used_ovs(self) -> OvsHost | None:
-        """OVS if anything has asked for it."""
+        """The OVS connection that exists; None if none was opened."""
         with self._lock:
             return self._ovs or self._lockless_ovs
 
@@ -64,10 +65,10 @@ class Host:
 
 
 def locks_of(host: Host | None) -> Locks:
-    """The host's; for a driver without a host (a model of one) nobody else is there."""
+    """The locks of the host; without a host (a driver of a simulated host), locks that always succeed."""
     return host.locks if host is not None else NoLocks()
 
 
 def supervisor_of(host: Host | None) -> Supervisor:
-    """The host's; one of its own for a driver without a host (a model of one)."""
+    """The supervisor of the host; without a host (a driver of a simulated host), a new one."""
     return host.supervisor if host is not None else Supervisor()

@@ -1,25 +1,25 @@
-"""The mark of the store on one object of the host: the one to write, and the one found beneath it."""
+"""The mark of the agent's store on an object of the host: the mark to write, and the mark found there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-#: Gives the mark of the store to write, for the one that is there (empty: none).
+#: Maps the mark that was found (empty: none) to the mark to write.
 Mark = Callable[[str], str]
-# How many of its own marks a process knows again: one for each commit that changed this object.
+# How many of its own marks a process remembers: one for each commit that changed the object.
 _WRITTEN = 10_000
 
 
 def unmarked(found: str) -> str:
-    """The mark stays as it is."""
+    """Keep the mark as it is."""
     return found
 
 
 class CarriedMark:
-    """The mark on one object that several backends may write to, such as an OVS database.
+    """The store mark of an object that several backends write to, such as an OVS database.
 
-    The first backend that writes replaces the mark. What was found there stays known, so that every
-    backend compares with it, whichever looks first. Not thread-safe.
+    The first backend that writes replaces the mark. The mark found before is remembered, so that
+    every backend compares with it, in any order. Not thread-safe.
     """
 
     def __init__(self, mark: Mark = unmarked) -> None:
@@ -28,13 +28,13 @@ class CarriedMark:
         self._written: dict[str, None] = {}
 
     def found(self, there: str) -> str:
-        """The last mark that was there and that this process did not write; empty if there was none."""
+        """The last mark that another process wrote; empty if there was none."""
         if there and there not in self._written:
             self._found = there
         return self._found
 
     def after(self, there: str) -> str:
-        """The mark to write where ``there`` is."""
+        """The mark to write over the mark ``there``."""
         found = self.found(there)
         mark = self._mark(found)
         if mark != found:

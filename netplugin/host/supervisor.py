@@ -1,4 +1,4 @@
-"""Threads and loops that must not end: an error is logged and counted, and the work goes on."""
+"""Supervision of threads and loops: an error is logged and counted, and the work is restarted."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _BACKOFF_FIRST_S, _BACKOFF_MOST_S = 0.1, 30.0
 
 
 class Supervisor:
-    """Runs the threads and loops of one process. Any thread may call it.
+    """Runs the threads and loops of one process. Thread-safe.
 
-    Work that raises is started again after a back-off, from 0.1 s up to 30 s. Until then its name is
-    in ``reasons``: what it watches is not watched.
+    Work that raises is restarted with exponential back-off, from 0.1 s up to 30 s. Until then its
+    name is in ``reasons``, because what it watches is not watched.
     """
 
     def __init__(self) -> None:
@@ -27,9 +27,10 @@ class Supervisor:
     def thread(
         self, name: str, work: Callable[[], None], stopped: threading.Event
     ) -> threading.Thread:
-        """Start a thread that calls ``work`` until it returns, or until ``stopped`` after an error.
+        """Start a thread that calls ``work`` until it returns, or until ``stopped`` is set after an
+        error.
 
-        ``work`` is called again after an error, so it keeps its state outside itself.
+        ``work`` is called again after an error, so it must keep its state outside itself.
         """
         thread = threading.Thread(
             target=self._keep_up, args=(name, work, stopped), name=name, daemon=True
@@ -38,7 +39,7 @@ class Supervisor:
         return thread
 
     async def every(self, name: str, seconds: float, turn: Callable[[], Awaitable[None]]) -> None:
-        """Await ``turn`` now and again after so many seconds, until cancelled."""
+        """Await ``turn`` at once, and again ``seconds`` after each end, until cancelled."""
         wait_s = _BACKOFF_FIRST_S
         while True:
             try:
@@ -53,18 +54,18 @@ class Supervisor:
                 await asyncio.sleep(seconds)
 
     def failed(self, name: str, error: BaseException) -> None:
-        """Log and count an error that nobody expected, of work that goes on by itself."""
+        """Log and count an unexpected error of work that goes on by itself."""
         with self._lock:
             self._failures[name] += 1
         LOG.error("%s failed unexpectedly", name, exc_info=error)
 
     def failures(self) -> dict[str, int]:
-        """The unexpected errors so far, by the name of the thread or loop."""
+        """The number of unexpected errors, by the name of the thread or loop."""
         with self._lock:
             return dict(self._failures)
 
     def reasons(self) -> list[str]:
-        """What does not go on at this moment, and why."""
+        """The work that is down now, and why."""
         with self._lock:
             return [f"{name} does not go on: {why}" for name, why in sorted(self._down.items())]
 
@@ -77,12 +78,13 @@ class Supervisor:
                 return
             except Exception as error:
                 self._fell(name, error)
-            except BaseException as error:  # SystemExit: it says that it does not go on
+            except BaseException as error:  # SystemExit: the work ends on purpose
                 self._fell(name, error)
                 return
             if stopped.wait(wait_s):
                 return
-            # It has its next failure soon if it cannot work: then it is down for longer.
+            # Report it as up while it runs. If it cannot work it fails again soon, with a longer
+            # back-off.
             self._is_up(name)
             wait_s = min(_BACKOFF_MOST_S, wait_s * 2)
 

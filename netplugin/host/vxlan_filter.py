@@ -1,14 +1,14 @@
-"""Who may send into which VXLAN network of this host: nftables sets of ours, at the host's own input.
+"""nftables rules that restrict the senders of each VXLAN network, at the host's input hook.
 
-The kernel's VXLAN device takes packets of any sender (``vxlan_rcv`` in drivers/net/vxlan), learns from
-them, and RFC 7348 has nothing that would tell a peer from anybody else. The rule stands at the hook
-``input``, where the fragments of IPv4 are whole again: else a sender could put the VNI into the second
-one. IPv6 is put together after that hook. A tunnel's end never fragments what it sends (RFC 7348,
-section 4.3), so a fragment for a port of ours is dropped, and so is one whose first header hides what
-it carries, which RFC 7112 forbids.
+The kernel's VXLAN device accepts packets from any sender (``vxlan_rcv`` in drivers/net/vxlan) and
+learns from them; RFC 7348 has no authentication. The rule is at the hook ``input``, where IPv4
+fragments are reassembled; otherwise a sender could hide the VNI in the second fragment. IPv6 is
+reassembled after that hook. A VTEP never fragments (RFC 7348, section 4.3), so IPv6 fragments to
+our ports are dropped. So is a fragment whose first header hides the upper-layer header, which RFC
+7112 forbids.
 
-Other UDP ports and other VNIs on the same port pass: they are the operator's. The sets are written in
-nft's own language, because its JSON does not know ``typeof``, and read as JSON.
+Other UDP ports, and other VNIs on the same port, are not filtered: the operator owns them. The sets
+are written in nft's own language, because its JSON has no ``typeof``, and read as JSON.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _STEP = "vxlan-filter"
 _WHERE = f"{FAMILY} {TABLE}"
 _NETWORKS, _PORTS, _CHAIN = "networks", "ports", "input"
 _HOOK = ("input", -350, "accept")
-_NETWORK_KEY = "udp dport . @th,96,24"  # the VNI: behind UDP's 8 bytes and the first 4 of VXLAN's
+_NETWORK_KEY = "udp dport . @th,96,24"  # the VNI: after 8 bytes of UDP and 4 of VXLAN
 
 
 @dataclass(frozen=True, order=True)
 class VxlanKey:
-    """One network as it is on the wire."""
+    """A VXLAN network on the wire: UDP port and VNI."""
 
     udp_port: int
     vni: int
@@ -44,7 +44,7 @@ class VxlanKey:
 
 @dataclass(frozen=True)
 class VxlanSources:
-    """What was read. ``sound``: chain and rules are as they should be."""
+    """The contents of the table. ``sound``: the chain and rules are as intended."""
 
     sound: bool
     networks: frozenset[VxlanKey] = frozenset()
@@ -55,7 +55,7 @@ class VxlanSources:
 
 
 class VxlanFilter:
-    """The table, for tunnels that end at one address of this host."""
+    """The nftables table for tunnels that end at one address of this host."""
 
     def __init__(self, local_ip: str) -> None:
         six = ":" in local_ip
@@ -66,11 +66,14 @@ class VxlanFilter:
             f"ip6 daddr {local_ip} frag nexthdr {{ 0, 43, 44, 51, 60 }}",
             f"ip6 daddr {local_ip} exthdr frag exists udp dport @{_PORTS}",
         )
-        #: Each rule by the comment that it is known by: nft prints a rule in words of its own.
+        #: Each rule by its comment, which identifies it: nft prints rules in a normalized form.
         self._rules = {_known_by(rule): rule for rule in (*fragments[: 2 * six], stranger)}
 
     def read(self, deadline: float) -> VxlanSources | None:
-        """None if there is no such table. Raises: BackendUnavailable, HostError, OperationTimeout."""
+        """Read the table; None if it does not exist.
+
+        Raises: BackendUnavailable, HostError, OperationTimeout.
+        """
         try:
             text = run(["nft", "-j", "list", "table", FAMILY, TABLE], step=_STEP, deadline=deadline)
         except HostError as error:
@@ -97,9 +100,10 @@ class VxlanFilter:
     def allow(
         self, key: VxlanKey, peers: Iterable[str], gone: Iterable[str], deadline: float
     ) -> None:
-        """Let these peers alone send into the network; ``gone`` are those that it has no more.
+        """Let only these peers send into the network; ``gone`` are peers to remove.
 
-        One transaction, the base with it. Raises: BackendUnavailable, HostError, OperationTimeout.
+        One transaction, which also creates the table. Raises: BackendUnavailable, HostError,
+        OperationTimeout.
         """
         commands = [
             *self._base(),
@@ -111,12 +115,12 @@ class VxlanFilter:
         _commit(commands, deadline)
 
     def forget(self, key: VxlanKey, peers: Iterable[str], deadline: float) -> None:
-        """The network is no more. Raises: BackendUnavailable, HostError, OperationTimeout."""
+        """Remove a network and its peers. Raises: BackendUnavailable, HostError, OperationTimeout."""
         gone = f"delete element {_WHERE} {_NETWORKS} {{ {key} }}"
         _commit([gone, *self._elements("delete", key, peers)], deadline)
 
     def remove(self, deadline: float) -> None:
-        """The whole table. Raises: BackendUnavailable, HostError, OperationTimeout."""
+        """Delete the table. Raises: BackendUnavailable, HostError, OperationTimeout."""
         _commit([f"delete table {_WHERE}"], deadline)
 
     def _elements(self, verb: str, key: VxlanKey, peers: Iterable[str]) -> list[str]:
