@@ -1,1 +1,1 @@
-"""What the backends that give VMs a virtual function share: inventory, ledger, steps. Not a backend."""
+"""SR-IOV code shared by the backends that use VFs: inventory, allocation, changes. Not a backend."""

@@ -1,7 +1,7 @@
-"""What a NIC can do for a port on one of its VFs, by the driver of its PF: pure.
+"""Capabilities of a VF by the kernel driver of its PF: queues, guest VLANs, VLAN protocol. Pure.
 
-The kernel has no request that tells, so it is read in the sources of the drivers (Linux 6.18, below
-drivers/net/ethernet). docs/nics.md has the same as a table.
+The kernel reports none of these, so the tables are taken from the driver sources (Linux 6.18,
+drivers/net/ethernet). docs/nics.md lists them.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from drivers.vf.inventory import Pf
 from netplugin.errors import FieldError, Unsupported
 from netplugin.models import PortSpec
 
-#: As many as the API takes (``PortSpec.queues``): the driver has no bound, or one above it.
+#: The API's maximum (``PortSpec.queues``), for drivers without a limit or with a higher one.
 _UNBOUNDED = 128
-#: The pairs of queues that a VF can have at most, by the driver of its PF. It may get fewer: what the
-#: NIC has left is divided among its VFs, and the guest's driver opens as many of them as it likes.
+#: The maximum number of queue pairs of a VF, by the driver of its PF. A VF may get fewer: the NIC divides
+#: the remaining queues among its VFs, and the guest driver decides how many of them it opens.
 QUEUES: Mapping[str, int] = MappingProxyType(
     {
-        # Of an 82576; an i350 has one (igb_get_max_rss_queues, intel/igb/igb_main.c).
+        # For the 82576; the i350 has one (igb_get_max_rss_queues, intel/igb/igb_main.c).
         "igb": 2,
         # See ``max_queues``.
         "ixgbe": 4,
-        # I40E_MAX_VF_QUEUES, intel/i40e/i40e.h: 4, and more if the VF's driver requests them.
+        # I40E_MAX_VF_QUEUES, intel/i40e/i40e.h: 4 by default, more if the VF driver requests them.
         "i40e": 16,
-        # ICE_MAX_RSS_QS_PER_VF, intel/ice/ice_vf_lib.h: fewer of many VFs (ice_set_per_vf_res).
+        # ICE_MAX_RSS_QS_PER_VF, intel/ice/ice_vf_lib.h: fewer if there are many VFs (ice_set_per_vf_res).
         "ice": 16,
-        # MLX5E_MAX_NUM_CHANNELS is 256 (mellanox/mlx5/core/en.h): one for each vector of the VF.
+        # MLX5E_MAX_NUM_CHANNELS is 256 (mellanox/mlx5/core/en.h): one per interrupt vector of the VF.
         "mlx5_core": _UNBOUNDED,
-        # The rings that the PF leaves, divided (bnxt_hwrm_func_vf_resc_cfg, broadcom/bnxt/bnxt_sriov.c).
+        # An equal share of the rings the PF leaves (bnxt_hwrm_func_vf_resc_cfg, broadcom/bnxt/bnxt_sriov.c).
         "bnxt_en": _UNBOUNDED,
         # qed_sriov_enable, qlogic/qed/qed_sriov.c.
         "qede": 16,
@@ -38,8 +38,8 @@ QUEUES: Mapping[str, int] = MappingProxyType(
     }
 )
 _INTEL = "drivers/net/ethernet/intel"
-#: What the driver of a PF does with VLANs that the VM of a VF without a VLAN asks for, and where it
-#: is read. Of other drivers it is not known, so that they have no trunks.
+#: How each PF driver treats the VLANs that a guest requests on a VF without a VLAN, with the source.
+#: VF trunks are refused on drivers that are not listed, because their behaviour is unknown.
 TAGS: Mapping[str, str] = MappingProxyType(
     {
         "igb": f"takes any VLAN that such a VM asks for (igb_set_vf_vlan_msg, {_INTEL}/igb/igb_main.c)",
@@ -53,20 +53,20 @@ TAGS: Mapping[str, str] = MappingProxyType(
         "drivers/net/ethernet/mellanox/mlx5/core/esw/acl/ingress_lgcy.c)",
     }
 )
-#: Drivers whose NICs put a tag of 802.1ad around a VF's frames, and that report it:
-#: ice_set_vf_port_vlan and ice_get_vf_cfg, intel/ice/ice_sriov.c. In single VLAN mode it refuses it.
+#: Drivers that support an 802.1ad VLAN on a VF and report it back: ice_set_vf_port_vlan and
+#: ice_get_vf_cfg, intel/ice/ice_sriov.c. In single VLAN mode, ice refuses 802.1ad.
 _STACK = frozenset({"ice"})
-#: Drivers that would take it, and report it as 802.1Q (bnxt_get_vf_config), so that it cannot be
-#: verified; nor do they change a VLAN from one to the other (bnxt_set_vf_vlan).
+#: Drivers that accept 802.1ad but report 802.1Q (bnxt_get_vf_config), so the setting cannot be verified.
+#: They also cannot change a VLAN from one protocol to the other (bnxt_set_vf_vlan).
 _STACK_UNREPORTED = frozenset({"bnxt_en"})
-#: Drivers that take a VLAN priority without an error and drop it (qede_set_vf_vlan).
+#: Drivers that accept a VLAN priority and silently ignore it (qede_set_vf_vlan).
 _DROP_PRIORITY = frozenset({"qede"})
 
 
 def max_queues(driver: str | None, vfs: int) -> int:
-    """The pairs of queues that each of so many VFs can have at most: 1 where that is not known.
+    """Return the maximum number of queue pairs of a VF if the PF has ``vfs`` VFs: 1 if unknown.
 
-    ixgbe has 64 pools of 2 instead of 32 of 4 if VFs and PF need more than 32 of them
+    ixgbe switches from 32 pools of 4 queues to 64 pools of 2 when PF and VFs need more than 32 pools
     (``ixgbe_set_sriov_queues``, intel/ixgbe/ixgbe_lib.c).
     """
     if driver == "ixgbe" and vfs >= 32:
@@ -75,9 +75,9 @@ def max_queues(driver: str | None, vfs: int) -> int:
 
 
 def refusal(pf: Pf, spec: PortSpec, *, queues: bool) -> Unsupported | None:
-    """Why a VF of this NIC cannot serve such a port; None if it can.
+    """Return why a VF of this NIC cannot serve the port; None if it can.
 
-    ``queues``: whether those of the port are to be those of the VF.
+    ``queues``: check the port's queue count too. Pass False if the VF's queues are not the port's.
     """
     most = max_queues(pf.driver, pf.wanted_vfs)
     if queues and spec.queues > most:

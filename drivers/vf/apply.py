@@ -1,8 +1,8 @@
-"""Carrying out changes on VFs: a port that fails holds up no other, and a VF that fails is reported.
+"""Apply changes to VFs. A failure affects only the ports of the failed change.
 
-A driver refuses for a moment what it takes a little later: while a NIC or a VF is being reset, and
-while it carries out another request. There is no event to wait for, and to wait here would hold up
-the ports on all other NICs: who asked tries again.
+A driver temporarily refuses requests while the NIC or VF resets, or while it serves another request.
+The kernel sends no event when that ends, and waiting here would delay the ports on all other NICs.
+Such changes are therefore returned as ``busy`` for the caller to retry.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from netplugin.host.vfs import VfBusy, VfRefuses
 
 @dataclass
 class Done:
-    """What became of changes."""
+    """The outcome of a batch of changes."""
 
-    #: The ports that failed.
+    #: The error of each port that failed.
     failed: dict[str, NetpluginError] = field(default_factory=dict)
-    #: The VFs that refuse what others take, each with the reason.
+    #: VFs that refuse a setting that other VFs accept, each with the reason.
     unfit: dict[Claim, str] = field(default_factory=dict)
-    #: The changes that are to be tried again, each with the reason.
+    #: Changes to retry, each with the reason.
     busy: dict[VfChange, VfBusy] = field(default_factory=dict)
-    #: What was optional and the NIC does not support, each with the reason.
+    #: Optional changes that the NIC does not support, each with the reason.
     unsupported: dict[SetVf, str] = field(default_factory=dict)
 
 
 def apply_changes(
     carry_out: Callable[[VfChange], None], changes: Sequence[Change], deadline: float
 ) -> Done:
-    """Carry out those that are on VFs, each once, in order."""
+    """Apply the VF changes among ``changes`` once each, in order, until ``deadline`` (monotonic, seconds)."""
     done, stopped = Done(), set[str]()
     for change in changes:
         if not isinstance(change, VfChange) or stopped.issuperset(change.ports):
@@ -58,7 +58,7 @@ def apply_changes(
 
 
 def touched(changes: Sequence[Change]) -> frozenset[str]:
-    """The PCI addresses and interfaces that the changes have to do with."""
+    """Return the PCI addresses and interface names that the changes affect."""
     found: set[str] = set()
     for change in changes:
         if isinstance(change, VfChange):

@@ -1,4 +1,4 @@
-"""What can be done to a virtual function, each step as a value."""
+"""The changes that can be made to a virtual function, as values."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from netplugin.backend import Change, Claim
 from netplugin.host.vfs import GROUPS, VfAttributes
 
-#: The kind of the claims; their key is the VF's PCI address.
+#: The claim kind of VFs; the claim key is the VF's PCI address.
 KIND = "vf"
 
 
 @dataclass(frozen=True)
 class VfChange(Change):
-    """A step on one VF; if it fails, or does not stay, the VF is not fit for use."""
+    """A change to one VF. If it fails or does not persist, the VF is quarantined."""
 
     address: str
-    #: The interface of its PF, and its number there.
+    #: The interface index of the PF, and the number of the VF on it.
     pf_index: int = field(compare=False)
     number: int
 
@@ -27,12 +27,12 @@ class VfChange(Change):
 
 @dataclass(frozen=True)
 class SetVf(VfChange):
-    """Write these groups of attributes (see ``GROUPS``) through the PF.
+    """Write these attribute groups (see ``GROUPS``) through the PF.
 
-    ``optional``: what the NIC does not support stays as it is, and no port fails for it.
-    ``unless_used``: not if the host's network has begun to use the VF.
-    ``unless_with_vm``: the MAC of a teamed VF is taken out of the NIC, and is left alone if a VM has
-    the VF by now, or is about to: what is read back then says what its MAC should be.
+    ``optional``: if the NIC does not support the attribute, it is left unchanged and no port fails.
+    ``unless_used``: refuse if the host's network uses the VF.
+    ``unless_with_vm``: skip the change if a VM has the VF or is about to get it. Used when the MAC of
+    a teamed VF is removed from the NIC; the next read-back then determines the right MAC.
     """
 
     pf: str
@@ -50,7 +50,7 @@ class SetVf(VfChange):
 
 @dataclass(frozen=True)
 class UnbindVf(VfChange):
-    """Take it from its driver, unless its interface is enslaved or in another network namespace."""
+    """Unbind the VF from its driver, unless its interface is enslaved or in another network namespace."""
 
     driver: str
 
@@ -60,10 +60,10 @@ class UnbindVf(VfChange):
 
 @dataclass(frozen=True)
 class BindVf(VfChange):
-    """Reset it, and have this driver (None: none, empty: the kernel's choice) and this
-    ``driver_override`` (None: none); unless the host's network has begun to use it.
+    """Reset the VF and bind it to ``driver`` with ``driver_override``, unless the host's network uses it.
 
-    ``rebind`` false: the driver is right, and only the override is not.
+    ``driver``: None for no driver, empty for the kernel's choice. ``override``: None for none.
+    ``rebind`` false: only write the override; the driver is already right.
     """
 
     driver: str | None

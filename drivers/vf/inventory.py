@@ -1,7 +1,7 @@
-"""The physical and virtual functions of the host as values, read from sysfs and one netlink dump.
+"""Read the host's PFs and VFs from sysfs and one netlink dump, as values.
 
-The root of sysfs is a parameter, so that a whole tree may be test data. What is read for each of a
-thousand VFs is few links and files; what only a PF can say is read once for the PF.
+The sysfs root is a parameter, so tests can use a directory tree. To scale to a thousand VFs, only a few
+links and files are read per VF; everything that is common to a PF is read once per PF.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from netplugin.host.vfs import (
 )
 
 _VIRTFN = "virtfn"
-# What ports of a NIC's switch call themselves (``__devlink_port_phys_port_name_get`` in
-# net/devlink/port.c): the representors of VFs, of subfunctions, and of PFs seen from a DPU.
+# phys_port_name of the ports of a NIC's embedded switch (``__devlink_port_phys_port_name_get`` in
+# net/devlink/port.c): representors of VFs, of subfunctions, and of PFs as seen from a DPU.
 _REPRESENTOR = re.compile(r"(?:c\d+)?pf(\d+)(?:vf(\d+)|sf\d+)?\Z")
 _UPLINK = re.compile(r"p(\d+)\Z")
-# PCI_CLASS_BRIDGE_PCI of include/linux/pci_ids.h: a bridge has no driver that takes the group from
-# vfio (``driver_managed_dma`` of drivers/pci/pcie/portdrv.c).
+# PCI_CLASS_BRIDGE_PCI of include/linux/pci_ids.h. Bridges do not prevent vfio from owning a group
+# (``driver_managed_dma`` of drivers/pci/pcie/portdrv.c).
 _BRIDGE = "0x0604"
 
 
@@ -44,28 +44,28 @@ _HELD = Usability(True)
 
 @dataclass(frozen=True, slots=True)
 class Pf:
-    """A physical function: a NIC of the operator's list."""
+    """A physical function of a NIC listed in ``[sriov] devices``."""
 
     address: str
     network: str
     driver: str | None
     numa_node: int | None
     total_vfs: int
-    #: How many it has been told to have.
+    #: The configured number of VFs (``sriov_numvfs``).
     wanted_vfs: int
     #: Its network interface; None if there is none in this network namespace.
     link: NicLink | None = None
     switchdev: bool = False
-    #: The interface that stands for each VF on the NIC's switch, by number; in switchdev mode.
+    #: In switchdev mode, the representor interface of each VF, by VF number.
     representors: Mapping[int, str] = field(default_factory=dict)
-    #: Whether its lock is this agent's; if not, its VFs are another's to give out and to reset.
+    #: Whether this agent holds the PF's lock. If not, another agent allocates and resets its VFs.
     held: Usability = _HELD
-    #: Which of its VFs may be given away.
+    #: The VFs that may be allocated.
     numbers: VfNumbers = ALL_VFS
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The interface name, or the PCI address if there is no interface."""
         return self.link.name if self.link else self.address
 
     @property
@@ -75,7 +75,7 @@ class Pf:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A group of attributes (see ``GROUPS``) with its values."""
+    """One attribute group (see ``GROUPS``) with its values."""
 
     group: str
     values: tuple[object, ...]
@@ -85,13 +85,13 @@ class Setting:
         return cls(group, tuple(getattr(attributes, name) for name in GROUPS[group]))
 
     def by_name(self) -> dict[str, Any]:
-        """The values by the names of the attributes."""
+        """Return the values by attribute name."""
         return dict(zip(GROUPS[self.group], self.values, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Vf:
-    """A virtual function. Its place on its PF is ``number``; there may be gaps."""
+    """A virtual function. ``number`` is its index on the PF; numbers may have gaps."""
 
     address: str
     number: int
@@ -100,59 +100,59 @@ class Vf:
     iommu_group: str | None
     driver: str | None
     driver_override: str | None
-    #: Whether a process has it open through vfio: a VM runs with it.
+    #: Whether a process has opened it through vfio, that is, a VM runs with it.
     is_open: bool = False
-    #: The host's interfaces of it, in the agent's network namespace.
+    #: Its network interfaces in the agent's network namespace.
     interfaces: tuple[HostInterface, ...] = ()
-    #: The other devices of its IOMMU group, bridges aside: vfio gives a group to one process whole
+    #: The other devices of its IOMMU group, except bridges. vfio assigns a group to one process as a whole
     #: (``iommu_group_claim_dma_owner`` in drivers/iommu/iommu.c).
     group_mates: tuple[str, ...] = ()
-    #: Whether libvirt has settings of it to write when its VM has stopped.
+    #: Whether libvirt will restore saved settings of it after its VM stops.
     saved_by_libvirt: bool = False
-    #: What the PF reports of it. None if it does not: its interface is away, or the driver leaves
-    #: the VF out because it is being reset (``rtnl_fill_vfinfo`` in net/core/rtnetlink.c).
+    #: What the PF reports about it. None if the PF's interface is missing, or if the driver omits
+    #: the VF during a reset (``rtnl_fill_vfinfo`` in net/core/rtnetlink.c).
     attributes: VfAttributes | None = None
-    #: What its NIC refused as unsupported where it was optional (``SetVf``).
+    #: Optional settings that the NIC refused as unsupported (``SetVf``).
     unsupported: frozenset[Setting] = frozenset()
-    #: Whether it is likely to be reported soon, though it is not now.
+    #: Whether the PF does not report it now but is likely to do so soon.
     is_awaited: bool = False
 
     @property
     def is_with_vm(self) -> bool:
-        """Whether a VM has it, or libvirt is about to give it to one or to take it back."""
+        """Whether a VM has it, or libvirt is attaching or detaching it."""
         return self.is_open or self.saved_by_libvirt
 
     @property
     def host_use(self) -> HostUse | None:
-        """How the host's network uses it; None if a VM may have it instead."""
+        """How the host's network uses it; None if it can be given to a VM."""
         return host_use(self.driver, self.interfaces)
 
     @property
     def host_hold(self) -> HostUse | None:
-        """As ``host_use``, without an interface that is only up: that may be left of DPDK's use."""
+        """Like ``host_use``, but ignores an interface that is merely up: DPDK may have left it up."""
         return host_use(self.driver, self.interfaces, may_be_up=True)
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """All PFs of the operator's list, all of their VFs, and the entries nothing was found for."""
+    """All configured PFs with all of their VFs, and the entries that match no NIC."""
 
     pfs: Mapping[str, Pf] = field(default_factory=dict)
     vfs: Mapping[str, Vf] = field(default_factory=dict)
     missing: tuple[Device, ...] = ()
-    #: PFs that stand in the list for two networks, with the networks.
+    #: PFs that are listed for more than one network, with the networks.
     ambiguous: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def pf_of(self, vf: Vf) -> Pf:
         return self.pfs[vf.pf]
 
     def hides(self, vf: Vf) -> bool:
-        """Whether the interface of its PF is there and does not report it."""
+        """Whether the VF's PF has an interface but does not report the VF."""
         return vf.attributes is None and self.pf_of(vf).link is not None
 
     @cached_property
     def by_place(self) -> Mapping[tuple[str, int], Vf]:
-        """VFs by the address of their PF and their number on it."""
+        """VFs by the PCI address of their PF and their number on it."""
         return {(vf.pf, vf.number): vf for vf in self.vfs.values()}
 
 
@@ -162,9 +162,9 @@ def read_inventory(
     links: Mapping[str, NicLink],
     saved: Collection[str] = (),
 ) -> Inventory:
-    """What there is of the operator's ``devices``; ``links`` are the interfaces of PCI devices.
+    """Read the NICs of ``devices`` and their VFs; ``links`` are the interfaces of PCI devices.
 
-    ``saved`` are the files of libvirt with the settings of VFs, see ``Kernel``.
+    ``saved``: the names of the files in which libvirt keeps VF settings, see ``Kernel``.
     """
     found, missing = find_pfs(sys, devices)
     pfs: dict[str, Pf] = {}
@@ -182,7 +182,7 @@ def read_inventory(
 def read_again(
     sys: Path, seen: Inventory, links: Mapping[str, NicLink], saved: Collection[str] = ()
 ) -> Inventory:
-    """What was seen, with these NICs (their interfaces by address) and their VFs as they are now."""
+    """Read the NICs in ``links`` (by PCI address) and their VFs again; keep the rest of ``seen``."""
     pfs, vfs = dict(seen.pfs), {a: vf for a, vf in seen.vfs.items() if vf.pf not in links}
     for address, link in links.items():
         old = seen.pfs[address]
@@ -195,7 +195,7 @@ def read_again(
 def find_pfs(
     sys: Path, devices: Sequence[Device]
 ) -> tuple[dict[str, tuple[Device, ...]], tuple[Device, ...]]:
-    """The PFs of the list by address, with their entries; and the entries that name none."""
+    """Return the PFs by address with the entries that match them, and the entries that match none."""
     found: dict[str, tuple[Device, ...]] = {}
     missing: list[Device] = []
     for device in devices:
@@ -208,7 +208,7 @@ def find_pfs(
 
 
 def networks_of(entries: Sequence[Device]) -> tuple[str, ...]:
-    """The networks of the entries that name one PF: there should be one."""
+    """Return the networks of the entries that name one PF. More than one is a configuration error."""
     return tuple(dict.fromkeys(entry.network for entry in entries))
 
 
@@ -269,13 +269,13 @@ def _read_pf(sys: Path, address: str, network: str, links: Mapping[str, NicLink]
 
 
 def _interface(sys: Path, device: str) -> str | None:
-    """The PF's own interface: in switchdev mode the representors are its device's too."""
+    """Return the PF's own interface. In switchdev mode, representors belong to the same PCI device."""
     names = sorted(_entries(f"{device}/net"))
     return next((n for n in names if not _REPRESENTOR.match(_port_name(sys, n))), None)
 
 
 def interface_index(sys: Path, device: Path | str) -> int | None:
-    """The number of a PF's own interface; None if it has none in this network namespace."""
+    """Return the index of a PF's own interface; None if it has none in this network namespace."""
     name = _interface(sys, str(device))
     text = read_text(sys / "class/net" / name / "ifindex") if name else ""
     return int(text) if text.isdecimal() else None
@@ -312,7 +312,7 @@ def _read_vfs(sys: Path, pf: Pf, saved: Collection[str]) -> Iterator[Vf]:
             address=address,
             number=int(number),
             pf=pf.address,
-            numa_node=pf.numa_node,  # they are parts of one device
+            numa_node=pf.numa_node,  # a VF is on the node of its PF
             iommu_group=read_link(f"{at}/iommu_group"),
             driver=driver,
             driver_override=None if override in ("", "(null)") else override,
@@ -325,7 +325,7 @@ def _read_vfs(sys: Path, pf: Pf, saved: Collection[str]) -> Iterator[Vf]:
 
 
 def libvirt_file(pf: str, number: int) -> str:
-    """The name of libvirt's file with the settings of a VF, see ``Kernel``."""
+    """Return the name of the file in which libvirt keeps the settings of a VF, see ``Kernel``."""
     return f"{pf}_vf{number}"
 
 

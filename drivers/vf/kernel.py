@@ -1,4 +1,4 @@
-"""The host's VFs behind three calls: can they be used, how are they, and carry out one change."""
+"""Access to the host's VFs: check usability, read the inventory and counters, apply one change."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from netplugin.host.vfs import (
 )
 from netplugin.models import VfCounters
 
-#: Drivers of PFs that count nothing for their VFs (no ``ndo_get_vf_stats``): the kernel says zeros.
+#: PF drivers without VF counters (no ``ndo_get_vf_stats``): the kernel reports zeros.
 COUNT_NOTHING = frozenset({"igb", "bnxt_en", "qede", "cxgb4"})
-#: Where libvirt keeps MAC and VLAN of a VF from the start of its VM until it writes them back, in a
-#: file PF_vfN that it removes just before (virNetDevSaveNetConfig and virNetDevReadNetConfig in
-#: src/util/virnetdev.c). It writes them whether it binds the VF (``managed='yes'``) or not
-#: (virHostdevReAttachPCIDevicesImpl in src/hypervisor/virhostdev.c), after QEMU has closed it.
+#: Where libvirt saves the MAC and VLAN of a VF while its VM runs, in one file PF_vfN each. It removes
+#: the file just before it restores the values (virNetDevSaveNetConfig and virNetDevReadNetConfig in
+#: src/util/virnetdev.c). It restores them after QEMU has closed the VF, with or without
+#: ``managed='yes'`` (virHostdevReAttachPCIDevicesImpl in src/hypervisor/virhostdev.c).
 LIBVIRT_STATE = Path("/run/libvirt/hostdevmgr")
 
 
 class Kernel:
-    """What the driver knows of the host; a model of it can stand in its place."""
+    """The host's VFs. Tests substitute a model."""
 
     def __init__(
         self,
@@ -62,37 +62,37 @@ class Kernel:
         self._vfs = vfs or Vfs(sys)
 
     def usability(self, *, for_dpdk: bool = False) -> Usability:
-        """From a few files: it is asked for each batch of plugs, from any thread."""
+        """Check whether VFs can be used. Reads few files: it runs for each batch of plugs, on any thread."""
         return usability(self._sys, self.devices, for_dpdk=for_dpdk)
 
     def nics(self) -> tuple[str, ...]:
-        """The PCI addresses of the PFs, from a few files, from any thread."""
+        """Return the PCI addresses of the PFs. Reads few files; any thread may call it."""
         return tuple(find_pfs(self._sys, self.devices)[0])
 
     def max_queues(self) -> int:
-        """The most queues that a VF of one of the NICs can have, from a few files, from any thread."""
+        """Return the most queue pairs a VF of any NIC can have. Reads few files; any thread may call it."""
         nics = (self._sys / "bus/pci/devices" / address for address in self.nics())
         found = ((read_link(nic / "driver"), read_text(nic / "sriov_numvfs")) for nic in nics)
         return max((max_queues(driver, int(vfs or 0)) for driver, vfs in found), default=1)
 
     def look(self) -> Inventory:
-        """Everything, in one netlink dump. Raises: HostError, OperationTimeout."""
+        """Read the whole inventory with one netlink dump. Raises: HostError, OperationTimeout."""
         return read_inventory(self._sys, self.devices, self._vfs.links(), self._saved())
 
     def look_again(self, seen: Inventory, nics: Collection[str]) -> Inventory:
-        """These PFs (by address) and their VFs anew, by one request for each; the rest as ``seen``.
+        """Read these PFs (by address) and their VFs again, one request per PF; keep the rest of ``seen``.
 
         Raises: HostError, OperationTimeout.
         """
         known = {address: seen.pfs[address].link for address in nics}
         links = {a: self._vfs.link(link.index) for a, link in known.items() if link}
         if len(links) < len(nics) or None in links.values():
-            return self.look()  # an interface has come or gone
+            return self.look()  # an interface appeared or disappeared
         there = {address: link for address, link in links.items() if link}
         return read_again(self._sys, seen, there, self._saved())
 
     def counters(self, claims: Sequence[Claim]) -> dict[Claim, VfCounters]:
-        """What NICs counted for the VFs of these claims; without those that cannot be read now."""
+        """Return the NIC counters of the VFs of these claims; omits those that cannot be read now."""
         of_nics: dict[str, list[tuple[int, Claim]]] = {}
         for claim in claims:
             memory = Memory.of(claim)
@@ -110,7 +110,7 @@ class Kernel:
         return found
 
     def _is_at(self, memory: Memory, address: str) -> bool:
-        """Whether the VF that is remembered has this address."""
+        """Whether the remembered VF still has this PCI address."""
         nic = self._sys / "bus/pci/devices" / memory.pf_address
         return read_link(nic / f"virtfn{memory.number}") == address
 
@@ -120,7 +120,7 @@ class Kernel:
         return frozenset()
 
     def carry_out(self, change: VfChange) -> None:
-        """What the plan found free may be in use by now: it is looked at just before.
+        """Apply one change. Usage is checked again just before, because it may have changed since the plan.
 
         Raises: Unsupported, Conflict, VfBusy, VfRefuses, HostError, OperationTimeout.
         """
@@ -148,7 +148,7 @@ class Kernel:
             raise use.conflict(change.address, "vf")
 
     def _is_with_vm(self, change: SetVf) -> bool:
-        """As ``Vf.is_with_vm``, now."""
+        """Like ``Vf.is_with_vm``, read now."""
         is_saved = libvirt_file(change.pf, change.number) in self._saved()
         return is_saved or self._vfs.is_open(change.address)
 
@@ -158,7 +158,7 @@ class Kernel:
 
     @contextlib.contextmanager
     def _judging(self, change: VfChange, group: str = "") -> Iterator[None]:
-        """Raise what an answer of the kernel means: ``VfBusy``, ``Unsupported``, or that the VF is ill."""
+        """Translate a kernel error: ``VfBusy`` (NIC not ready), ``Unsupported``, or a faulty VF."""
         try:
             yield
         except VfRefuses as refused:
@@ -169,11 +169,11 @@ class Kernel:
             raise VfStuck(busy.detail, step=busy.step) from busy
 
     def _judged(self, change: VfChange, group: str, refused: VfRefuses) -> NetpluginError:
-        """What a refusal says: the NIC is not in order now, cannot do it, or the VF is ill.
+        """Classify a refusal: the NIC is not ready, it does not support the setting, or the VF is faulty.
 
-        Drivers use EINVAL for all three, and answer the question for a VF's settings with the same
-        test (ice_check_vf_ready_for_cfg of ice, i40e_validate_vf of i40e): a VF that is reported is
-        not being reset.
+        Drivers return EINVAL in all three cases. They run the same readiness check before they report
+        a VF's settings (ice_check_vf_ready_for_cfg of ice, i40e_validate_vf of i40e), so a VF that is
+        reported is not being reset.
         """
         link = self._vfs.link(change.pf_index)
         if link is None or not _is_in_order(link, change):
@@ -183,7 +183,7 @@ class Kernel:
             return refused
         if group == "rate" and not link.carrier:  # igb_ndo_set_vf_bw, ixgbe_ndo_set_vf_bw
             detail = f"{refused.detail} (its NIC has no carrier)"
-            # A carrier may never come back, and each port sets its own rates: none is waited for.
+            # The carrier may never come back, and every port sets its own rates: do not wait for it.
             return unsupported(detail, group) if change.optional else VfBusy(detail, step="set-vf")
         return (
             unsupported(refused.detail, group) if is_beyond(group, change.attributes) else refused
@@ -193,7 +193,7 @@ class Kernel:
         vfs = self._vfs
         if change.rebind:
             vfs.unbind(change.address)
-            vfs.reset(change.address)  # whoever had it, the VM or the host, leaves nothing in it
+            vfs.reset(change.address)  # remove the state of the previous user
             if change.driver is not None:
                 vfs.override(change.address, change.driver or None)
                 vfs.probe(change.address)

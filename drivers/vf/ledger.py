@@ -1,14 +1,14 @@
-"""Which VF a port gets, and where every VF stands: pure, from the inventory and the claims.
+"""Allocation of VFs to ports and the state of every VF, from the inventory and the claims. Pure.
 
-A VF that the platform names is that one or none. Otherwise the NUMA node that is asked for is a
-requirement, not a wish: a VM on the wrong node is slower for all its life, and nobody would see why.
-So is what not every NIC can do (see ``drivers.vf.abilities``). Then NICs with a carrier come first,
-then the NIC of which the VM has the fewest VFs, so that one NIC that fails does not take all of them,
-then the NIC that has the fewest VFs taken, then the lowest number.
+If the request names a VF, only that VF qualifies. Otherwise the requested NUMA node is a hard
+requirement, because a VM on the wrong node is permanently slower without any visible cause. So are the
+features that not every NIC has (see ``drivers.vf.abilities``). Candidates are then ordered: NICs with a
+carrier first, then the NIC with the fewest VFs of the same VM (so that one failed NIC does not
+disconnect it), then the NIC with the fewest allocated VFs, then the lowest VF number.
 
-A NIC that is down is refused: nothing passes it, nor from VF to VF, and the operator has the switch.
-One that is up without a carrier is taken last: a cable comes back by itself, and meanwhile VFs of
-one NIC reach each other.
+A NIC that is administratively down is refused: it forwards nothing, not even between its VFs. A NIC
+that is up without a carrier is used last: the carrier can return by itself, and VFs of one NIC reach
+each other without it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from netplugin.host.vfs import is_uio, is_vfio
 from netplugin.models import PortSpec, VfInfo, VfState
 
 _STEP = "claim"
-#: What a claim remembers the VM of its port under.
+#: The claim's memory key for the VM of the port.
 _VM = "vm_id"
 
 
 class Use(Enum):
-    """How a VF reaches its network, which its NIC is set up for as a whole."""
+    """How a VF reaches its network: a mode of the whole NIC."""
 
-    #: The NIC's own bridge, by MAC and VLAN.
+    #: Through the NIC's embedded switch, by MAC and VLAN.
     EMBEDDED = "legacy"
-    #: A switch of the host's, by the VF's representor.
+    #: Through a software switch, by the VF's representor.
     REPRESENTED = "switchdev"
 
 
@@ -62,10 +62,10 @@ def claim_vf(
     for_dpdk: bool = False,
     notes: Mapping[str, Any] | None = None,
 ) -> Claim:
-    """The claim of a port: the one it has, or a new one with all it has to remember.
+    """Return the port's claim on a VF: the existing one, or a new one that saves the VF's state.
 
-    ``had`` is the VF that the host shows to be this port's, whatever is remembered. ``for_dpdk``:
-    DPDK takes it, not a VM. ``notes`` are a backend's own, and are remembered too.
+    ``had``: the VF that the host's state shows to be this port's, even if no claim exists.
+    ``for_dpdk``: DPDK uses the VF, not a VM. ``notes``: extra values of the backend to save.
 
     Raises: Conflict, InvalidRequest, Unsupported, CapacityExhausted, BackendUnavailable.
     """
@@ -86,12 +86,15 @@ def claim_vf(
 
 
 def _of_vm(taken: Mapping[Claim, str], vm_id: str) -> frozenset[str]:
-    """The VFs of one VM, by address."""
+    """Return the PCI addresses of the VFs claimed for one VM."""
     return frozenset(c.key for c in taken if c.kind == KIND and c.memory.get(_VM) == vm_id)
 
 
 def _require_fit(inventory: Inventory, claim: Claim, spec: PortSpec) -> None:
-    """A port keeps its VF: the VM has it by its address, and its queues are open."""
+    """Check that the claimed VF still fits the spec. A port keeps its VF, because its VM has it by PCI address.
+
+    Queues are not checked: the guest has opened them already.
+    """
     asked = spec.vf.pci_address
     found = locate(inventory, claim)
     pf = None if isinstance(found, Lost) else inventory.pf_of(found)
@@ -116,8 +119,10 @@ def choose(
     for_dpdk: bool = False,
     of_the_vm: Collection[str] = (),
 ) -> Vf:
-    """The VF for a new port; ``taken`` is who has which, ``had`` the one it has on the host, and
-    ``of_the_vm`` those that its VM has already.
+    """Choose the VF for a new port.
+
+    ``taken``: port IDs by the PCI address of their VF. ``had``: the VF the port already has on the host.
+    ``of_the_vm``: the VFs that its VM already has.
 
     Raises: Conflict, InvalidRequest, Unsupported, CapacityExhausted, BackendUnavailable.
     """
@@ -197,8 +202,8 @@ def _named(
 
 
 def _is_on(vf: Vf, node: int | None) -> bool:
-    """Whether a VF may serve a VM of this node. A NIC of no node is as near to each: -1 is
-    NUMA_NO_NODE (include/linux/numa.h), which firmware that does not say gives to every device."""
+    """Whether a VF may serve a VM on this NUMA node. A NIC without a node serves all nodes: firmware
+    that does not report locality gives every device -1, NUMA_NO_NODE (include/linux/numa.h)."""
     return node is None or vf.numa_node is None or vf.numa_node == node
 
 
@@ -214,7 +219,7 @@ def _exhausted(
     network: str | None,
     use: Use,
 ) -> NetpluginError:
-    """Says how the VFs are used (``out`` have no port), or that there are none."""
+    """Return the error for an exhausted pool, with its usage (``out``: the VFs without a port)."""
     hidden = next((v for v in out if v.attributes is None), None)
     if hidden is not None:
         return pf_problem(inventory.pf_of(hidden), 0, use) or _unreported(inventory, hidden)
@@ -229,9 +234,9 @@ def _exhausted(
 
 
 def _is_of(vf: Vf, spec: PortSpec) -> bool:
-    """Whether a VF that nobody claims is this port's: it has its MAC, and its VM's driver.
+    """Whether an unclaimed VF is this port's: it has the port's MAC and is bound to vfio.
 
-    So it is after the store was lost, and the VM that runs with it keeps it.
+    This is the case after the store was lost. The running VM then keeps its VF.
     """
     told = vf.attributes
     return is_vfio(vf.driver) and told is not None and told.mac == spec.mac
@@ -242,10 +247,10 @@ def _carrier(pf: Pf) -> bool:
 
 
 def unusable(inventory: Inventory, vf: Vf, *, for_dpdk: bool = False) -> str | None:
-    """Why a VF that nobody claims cannot be given to a VM, or to DPDK.
+    """Return why an unclaimed VF cannot be given to a VM, or to DPDK; None if it can.
 
-    Free is one without a driver; one on vfio that no process has open; and one whose driver is a
-    network driver with an interface in this network namespace that is down and not enslaved.
+    A VF is free if it has no driver; if it is bound to vfio and no process has it open; or if its
+    network driver has an interface in this network namespace that is down and not enslaved.
     """
     pf = inventory.pf_of(vf)
     if vf.number not in pf.numbers:
@@ -264,7 +269,7 @@ def unusable(inventory: Inventory, vf: Vf, *, for_dpdk: bool = False) -> str | N
 
 
 def _no_vfio(vf: Vf) -> str | None:
-    """Why vfio cannot give this VF alone to a process."""
+    """Return why vfio cannot assign this VF to a process by itself; None if it can."""
     if vf.iommu_group is None:
         return "it has no IOMMU group"
     if vf.group_mates:
@@ -273,7 +278,7 @@ def _no_vfio(vf: Vf) -> str | None:
 
 
 def not_reported(pf: Pf) -> str:
-    """Why nothing is known of the settings of a VF, nor can be changed."""
+    """Return why the settings of a VF can be neither read nor changed."""
     if pf.link is None:
         return f"NIC {pf.address} has no network interface here"
     return f"{pf.name} does not report it, as while it or the NIC is being reset"
@@ -288,7 +293,7 @@ def _unreported(inventory: Inventory, vf: Vf) -> BackendUnavailable:
 
 
 def pf_problem(pf: Pf, mtu: int, use: Use = EMBEDDED) -> NetpluginError | None:
-    """Why a port cannot have a VF of this NIC, or frames cannot take it; None if they can."""
+    """Return why a port cannot use a VF of this NIC; None if it can. ``mtu`` is in bytes."""
     if problem := pf.held.problem():
         return problem
     if pf.link is None:
@@ -320,12 +325,12 @@ def pf_problem(pf: Pf, mtu: int, use: Use = EMBEDDED) -> NetpluginError | None:
 
 
 def _pf_problem_of_any_use(pf: Pf) -> NetpluginError | None:
-    """As ``pf_problem``: which use it is for is the backends' to say."""
+    """Like ``pf_problem``, for whichever use the NIC's mode allows."""
     return pf_problem(pf, 0, Use.REPRESENTED if pf.switchdev else EMBEDDED)
 
 
 def out_of_order(inventory: Inventory) -> frozenset[str]:
-    """The VFs, by address, whose NIC has a problem as a whole, or does not report them."""
+    """Return the PCI addresses of VFs whose NIC has a problem, or does not report them."""
     return frozenset(
         address
         for address, vf in inventory.vfs.items()
@@ -333,7 +338,7 @@ def out_of_order(inventory: Inventory) -> frozenset[str]:
     )
 
 
-# -- where every VF stands -------------------------------------------------------------------------
+# -- state of every VF -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +374,7 @@ class _Books:
         )  # fmt: skip
 
     def missing(self, address: str) -> VfInfo:
-        """Of a VF that is claimed and not there."""
+        """Describe a VF that is claimed but does not exist."""
         holder, claim = self.holders[address]
         lost, memory = locate(self.inventory, claim), Memory.of(claim)
         return VfInfo(
@@ -382,8 +387,8 @@ class _Books:
 def books(
     inventory: Inventory, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
 ) -> list[VfInfo]:
-    """Every VF: available, claimed (by a port), allocated (its VM runs with it), quarantined,
-    stale (claimed, and not there any more), or unusable for a reason of its own."""
+    """List every VF with its state: available, claimed (by a port), allocated (open in its VM),
+    quarantined, stale (claimed but missing), or unusable, with the reason."""
     holders = {c.key: (p, c) for c, p in taken.items() if c.kind == KIND and p != NOBODY}
     made = _Books(inventory, holders, holders_of(unfit))
     there = [made.entry(vf) for vf in inventory.vfs.values()]

@@ -1,7 +1,6 @@
-"""What a claim on a VF remembers: which VF it is, whatever its address, and how it was before.
+"""The data saved in a VF's claim: the identity of the VF and its original settings.
 
-It is committed with the intent, before the host is touched, so that after any crash the VF can be
-given back as it was found.
+It is committed with the intent before the host is changed, so the VF can be restored after any crash.
 """
 
 from __future__ import annotations
@@ -16,29 +15,29 @@ from drivers.vf.inventory import Inventory, Pf, Setting, Vf
 from netplugin.backend import Claim
 from netplugin.host.vfs import NO_MAC, VfAttributes, is_vfio
 
-#: Drivers of VFs beside which DPDK works, by the kernel's verbs and without vfio (DPDK's guide to
-#: mlx5, "bifurcated driver"). A VM needs such a VF on vfio-pci, as any other.
+#: VF drivers that DPDK uses without vfio, through the kernel's verbs (DPDK's mlx5 guide, "bifurcated
+#: driver"). A VM still needs such a VF on vfio-pci.
 KEPT_BY_DPDK = frozenset({"mlx4_core", "mlx5_core"})
-#: Drivers of PFs that refuse a VF's MAC of zeros (qede_set_vf_mac; cxgb4_mgmt_set_vf_mac), and what
-#: they get instead, as from libvirt (``altZeroMAC`` in src/util/virnetdev.c).
+#: PF drivers that refuse a zero MAC for a VF (qede_set_vf_mac; cxgb4_mgmt_set_vf_mac). They get
+#: ``PLACEHOLDER_MAC`` instead, which libvirt uses too (``altZeroMAC`` in src/util/virnetdev.c).
 REFUSE_NO_MAC = frozenset({"qede", "cxgb4"})
 PLACEHOLDER_MAC = "02:00:00:00:00:00"
-#: Whether the spoof check of a VF is on when a driver of PFs makes it. On: igb_vf_configure,
-#: __ixgbe_enable_sriov, i40e_alloc_vfs, ice_initialize_vf_entry. Off, as memory of zeros is:
-#: bnxt_set_vf_attr, mlx5_esw_vport_alloc, ``req_spoofchk_val`` in qed_sriov.c.
+#: The default spoof check of a new VF, by PF driver. On: igb_vf_configure, __ixgbe_enable_sriov,
+#: i40e_alloc_vfs, ice_initialize_vf_entry. Off (zero-initialized): bnxt_set_vf_attr,
+#: mlx5_esw_vport_alloc, ``req_spoofchk_val`` in qed_sriov.c.
 NEW_SPOOFCHK: Mapping[str, bool] = MappingProxyType(
     {
         **dict.fromkeys(("igb", "ixgbe", "i40e", "ice"), True),
         **dict.fromkeys(("bnxt_en", "mlx5_core", "qede"), False),
     }
 )
-#: The driver that the kernel chooses, where nobody knows which it was.
+#: Let the kernel choose the driver, because the original one is unknown.
 ANY_DRIVER = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """How a VF was when it was claimed, and is to be again when it is given back."""
+    """The settings of a VF before it was claimed, to restore when it is released."""
 
     attributes: VfAttributes
     driver: str | None
@@ -46,19 +45,18 @@ class Original:
 
     @classmethod
     def of(cls, pf: Pf, vf: Vf) -> Original:
-        """Of a VF that is free.
+        """Save the settings of a free VF.
 
-        A MAC that its driver chose is not the PF's to write: it would become administratively set,
-        and then the VF's driver may not change it (``pf_set_mac`` in ice, i40e and ixgbe,
-        IGB_VF_FLAG_PF_SET_MAC in igb). The PF reports the one that its interface has; another one
-        was set by the operator, and the driver has not taken it yet (igb_ndo_set_vf_mac: "Reload the
-        VF driver"). One on vfio may have the settings of a VM that was not ours: these are nobody's
-        any more.
+        A MAC chosen by the VF's driver is saved as zero. Writing it through the PF would mark it as
+        administratively set, and the VF's driver could no longer change it (``pf_set_mac`` in ice, i40e
+        and ixgbe, IGB_VF_FLAG_PF_SET_MAC in igb). If the PF reports another MAC than the VF's interface
+        has, the operator set it and the driver has not taken it yet (igb_ndo_set_vf_mac: "Reload the VF
+        driver"). A VF on vfio may still have the settings of an unmanaged VM; these are discarded.
         """
         assert vf.attributes is not None
         attributes = vf.attributes
         for setting in vf.unsupported:
-            if setting.group == "rate":  # could not be put back without a carrier: see ``to_vm``
+            if setting.group == "rate":  # could not be restored without a carrier: see ``to_vm``
                 attributes = replace(attributes, **setting.by_name())
         if is_vfio(vf.driver):
             attributes = _of_a_new_vf(pf, attributes)
@@ -68,27 +66,27 @@ class Original:
 
     @classmethod
     def of_new(cls, pf: Pf, vf: Vf) -> Original:
-        """Of a VF that had been ours when the store was lost: as VFs are when they are made.
+        """Defaults for a VF that was already ours when the store was lost: the settings of a new VF.
 
-        A driver that DPDK keeps was not ours to bind: it is the one that the VF had, and OVS may
-        run with it.
+        If the driver is one that DPDK keeps, it is recorded as the original: the agent did not bind it,
+        and OVS may be using the VF.
         """
         assert vf.attributes is not None
         driver = vf.driver if vf.driver in KEPT_BY_DPDK else ANY_DRIVER
         return cls(_of_a_new_vf(pf, vf.attributes), driver, None)
 
     def has_driver(self, vf: Vf) -> bool:
-        """Whether the VF has the driver again that it had."""
+        """Whether the VF has its original driver."""
         if self.driver == ANY_DRIVER:
             return not is_vfio(vf.driver) and vf.driver_override is None
         return vf.driver == self.driver
 
 
 def _of_a_new_vf(pf: Pf, has: VfAttributes) -> VfAttributes:
-    """What a VF of this NIC begins with.
+    """Return the settings that a new VF of this NIC has.
 
-    A NIC without a spoof check may report that it is off (bnxt_get_vf_config, nfp_app_get_vf_config)
-    and refuse to turn it on: where it is not known how a VF begins, it stays as it is.
+    A NIC without a spoof check may report it as off (bnxt_get_vf_config, nfp_app_get_vf_config) and
+    refuse to turn it on. If the default of the driver is unknown, the spoof check is left as it is.
     """
     new = NEW_SPOOFCHK.get(pf.driver or "", has.spoofchk)
     return VfAttributes(
@@ -103,25 +101,25 @@ def _of_a_new_vf(pf: Pf, has: VfAttributes) -> VfAttributes:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a claim knows of its VF. A NIC is known by the MAC it was built with, where it tells."""
+    """What a claim saves about its VF. The NIC is identified by its permanent MAC if it reports one."""
 
     pf_address: str
     pf_name: str
     pf_mac: str | None
     number: int
     numa_node: int | None
-    #: The MAC it is given, which a port keeps for life.
+    #: The MAC of the port, which it keeps for life.
     mac: str
     original: Original
 
     @property
     def kept_by_dpdk(self) -> bool:
-        """Whether DPDK leaves the VF its driver."""
+        """Whether DPDK uses the VF with its kernel driver."""
         return self.original.driver in KEPT_BY_DPDK
 
     @classmethod
     def of(cls, claim: Claim) -> Memory | None:
-        """None if the claim remembers nothing."""
+        """Read the memory of a claim; None if it is empty."""
         told = claim.memory
         if "original" not in told:
             return None
@@ -138,11 +136,11 @@ class Memory:
         )
 
     def is_place(self, pf: Pf, vf: Vf) -> bool:
-        """Whether this VF is the one: an address may be another NIC's after a reboot."""
+        """Whether this is the remembered VF. After a reboot, its address may belong to another NIC."""
         return self.is_nic(pf) and self.number == vf.number
 
     def is_nic(self, pf: Pf) -> bool:
-        """Whether this is the NIC that the VF is of."""
+        """Whether this is the NIC of the remembered VF."""
         if self.pf_mac is not None and pf.permanent_mac is not None:
             return self.pf_mac == pf.permanent_mac
         return self.pf_address == pf.address
@@ -156,9 +154,9 @@ def new_claim(
     adopted: bool,
     notes: Mapping[str, Any] | None = None,
 ) -> Claim:
-    """A claim on this VF that remembers how it is now; or, if ``adopted``, how a new one is.
+    """Make a claim that saves the current state of the VF or, if ``adopted``, the defaults of a new VF.
 
-    ``notes`` are a backend's own, beside.
+    ``notes``: extra values of the backend to save.
     """
     pf = inventory.pf_of(vf)
     original = Original.of_new(pf, vf) if adopted else Original.of(pf, vf)
@@ -167,16 +165,16 @@ def new_claim(
 
 
 def no_mac(pf: Pf, vf: Vf) -> str:
-    """What takes a VF's MAC out of its NIC's switch."""
+    """Return the MAC to write to remove a VF's MAC from its NIC's switch."""
     is_refused = Setting.of("mac", VfAttributes(mac=NO_MAC)) in vf.unsupported
     return PLACEHOLDER_MAC if pf.driver in REFUSE_NO_MAC or is_refused else NO_MAC
 
 
 def attributes_before(memory: Memory, pf: Pf, vf: Vf) -> VfAttributes:
-    """What the VF's attributes should be again.
+    """Return the attributes to restore.
 
-    A VF without a MAC gets one from its driver, which the PF reports then and which stays. What is
-    not remembered stays as it is: claims of earlier versions know nothing of the last three.
+    If the original MAC was zero and the VF's driver has since chosen one, that one stays. Attributes
+    that were not saved stay unchanged: claims of earlier versions lack the last three.
     """
     original, now = memory.original, vf.attributes
     assert now is not None
@@ -200,11 +198,11 @@ def attributes_before(memory: Memory, pf: Pf, vf: Vf) -> VfAttributes:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Why a claim's VF is not there.
+    """Why a claim's VF was not found.
 
-    ``moved``: the address is another VF's, or the VF has another address. ``away``: its NIC is not
-    in the inventory (renamed, off the list, unplugged), so that nothing is known of the VF.
-    Otherwise the NIC is there without this VF, which takes its settings with it.
+    ``moved``: the address belongs to another VF, or the VF has another address. ``away``: the NIC is not
+    in the inventory (renamed, removed from the list, unplugged), so the VF's state is unknown.
+    If neither, the NIC exists without this VF: the VF was removed, and its settings with it.
     """
 
     reason: str
@@ -213,7 +211,7 @@ class Lost:
 
 
 def locate(inventory: Inventory, claim: Claim) -> Vf | Lost:
-    """The VF of a claim, as it is now; or why it is not there."""
+    """Find the VF of a claim in the inventory, or return why it is missing."""
     memory = Memory.of(claim)
     vf = inventory.vfs.get(claim.key)
     if memory is None:
@@ -249,7 +247,7 @@ def _why_gone(inventory: Inventory, memory: Memory) -> str:
 
 
 def remembered(claim: Claim) -> Memory:
-    """What a claim of ours remembers. Raises: ValueError if it is none of ours."""
+    """Read the memory of a claim. Raises: ValueError if it is empty."""
     memory = Memory.of(claim)
     if memory is None:
         raise ValueError(f"the claim on {claim.key} remembers nothing")
@@ -257,5 +255,5 @@ def remembered(claim: Claim) -> Memory:
 
 
 def holders_of(claims: Mapping[Claim, str]) -> dict[str, str]:
-    """Holders by PCI address, of the claims that are on VFs."""
+    """Return the holders of VF claims by PCI address."""
     return {claim.key: holder for claim, holder in claims.items() if claim.kind == KIND}

@@ -1,4 +1,4 @@
-"""The operator's list of the NICs whose virtual functions may be given to VMs."""
+"""The ``[sriov] devices`` option: the NICs whose VFs may be given to VMs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 from oslo_config import cfg
 
-#: The group is that of the backend sriov; the backend vdpa reads it too, for there is one pool.
+#: The group of the backend sriov. The backend vdpa reads it too, because both share one pool of VFs.
 GROUP = "sriov"
 DEVICES = cfg.ListOpt(
     "devices",
     default=[],
     help="The NICs (physical functions) whose virtual functions may be given to VMs, and the physical "
     "network behind each, like physnet1:eth1,physnet1:0000:03:00.1,physnet2:8086:10c9. A device is "
-    "an interface name, a PCI address, or vendor:device for all NICs of a kind. A network may have "
-    "several. #numbers after a device name those of its virtual functions that may be given away, "
-    "like eth1#8-63 or eth1#0-63+^8 (all of these but 8); the others are left alone. Numbers in several "
-    "entries for one NIC add up, and what one of them leaves out stays out. How many "
-    "virtual functions a NIC has is the operator's to set (sriov_numvfs in sysfs), and so are its MTU "
-    "and that it is up. Delete a NIC's ports before you take it off the list.",
+    "an interface name, a PCI address, or vendor:device for all NICs of a model. A network may have "
+    "several devices. To use only some virtual functions, append # and their numbers to the device, "
+    "like eth1#8-63 or eth1#0-63+^8 (all of these but 8); the agent does not touch the others. If "
+    "several entries name the same NIC, their numbers add up, and a number excluded by one entry stays "
+    "excluded. The operator sets the number of virtual functions (sriov_numvfs in sysfs) and the MTU "
+    "of each NIC, and brings it up. Delete the ports of a NIC before you remove it from the list.",
 )
 
 _NETWORK = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
@@ -33,7 +33,7 @@ _NUMBERS = re.compile(r"(\^?)(\d{1,5})(?:-(\d{1,5}))?\Z")
 
 
 class By(Enum):
-    """How a device is named."""
+    """How an entry names a device."""
 
     ADDRESS = "PCI address"
     KIND = "vendor and device"
@@ -42,8 +42,9 @@ class By(Enum):
 
 @dataclass(frozen=True, slots=True)
 class VfNumbers:
-    """Some of a NIC's virtual functions, by number: those in ``included`` (all, if it is empty) that
-    are not in ``excluded``. Each pair is a first and a last number."""
+    """A set of VF numbers: those in ``included`` (all, if empty) that are not in ``excluded``.
+
+    Each pair is the first and the last number of a range."""
 
     included: tuple[tuple[int, int], ...] = ()
     excluded: tuple[tuple[int, int], ...] = ()
@@ -54,8 +55,8 @@ class VfNumbers:
         return not self.included or any(first <= number <= last for first, last in self.included)
 
     def __add__(self, other: VfNumbers) -> VfNumbers:
-        """Of two entries for one NIC. One that includes none by number does not widen the other: an
-        operator who names numbers keeps the rest."""
+        """Combine two entries for one NIC. An entry without included numbers does not widen the other: an
+        operator who lists numbers excludes the rest."""
         return VfNumbers((*self.included, *other.included), (*self.excluded, *other.excluded))
 
 
@@ -64,7 +65,7 @@ ALL_VFS = VfNumbers()
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One entry of the list."""
+    """One entry of ``[sriov] devices``."""
 
     network: str
     name: str
@@ -73,13 +74,13 @@ class Device:
 
 
 def read_devices(conf: Any) -> tuple[Device, ...]:
-    """Raises: ValueError naming the entry that cannot be read."""
+    """Read the option. Raises: ValueError naming the entry that cannot be parsed."""
     conf.register_opts([DEVICES], group=GROUP)
     return parse_devices(conf[GROUP].devices)
 
 
 def parse_devices(entries: Sequence[str]) -> tuple[Device, ...]:
-    """Raises: ValueError naming the entry that cannot be read."""
+    """Parse the entries. Raises: ValueError naming the entry that cannot be parsed."""
     return tuple(dict.fromkeys(_parse(entry) for entry in entries))
 
 
@@ -103,7 +104,7 @@ def _parse(entry: str) -> Device:
 
 
 def _parse_numbers(entry: str, text: str) -> VfNumbers:
-    """Parts joined by ``+``; one that begins with ``^`` is left out, as in libvirt's ``cpuset``."""
+    """Parse ranges joined by ``+``; ``^`` excludes a range, as in libvirt's ``cpuset``."""
     included: list[tuple[int, int]] = []
     excluded: list[tuple[int, int]] = []
     for part in text.split("+"):

@@ -1,4 +1,4 @@
-"""For how long a VF that its NIC cannot see to now is only waited for."""
+"""Bounded waiting for VFs whose NIC cannot serve requests at the moment."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-#: ice waits for a VF's reset for 0.8 s, i40e for 0.3 s (ice_wait_on_vf_reset,
-#: i40e_check_vf_init_timeout); a whole NIC is back within seconds. What takes longer is tried again
-#: when the port is looked at the next time.
+#: How long to wait, in seconds. ice waits 0.8 s for a VF reset, i40e 0.3 s (ice_wait_on_vf_reset,
+#: i40e_check_vf_init_timeout); a whole NIC resets within seconds. After that, the change is retried
+#: when the port is next checked.
 PATIENCE_S = 10.0
-#: A trouble that was not seen for so many times as long is another one when it is seen again.
+#: A problem that did not recur for this many times ``PATIENCE_S`` counts as a new one.
 _FORGOTTEN = 3
 
 
 @dataclass
 class Patience:
-    """Troubles of VFs by PCI address, each since when it lasts and when it was last seen."""
+    """Problems of VFs by PCI address: when each began and when it was last seen."""
 
     _since: dict[str, float] = field(default_factory=dict)
     _last: dict[str, float] = field(default_factory=dict)
 
     def lasts(self, address: str) -> bool:
-        """Take note of a trouble; whether it has not lasted for too long yet."""
+        """Record a problem; return whether it is still within ``PATIENCE_S``."""
         now = time.monotonic()
         if now - self._last.get(address, now) > _FORGOTTEN * PATIENCE_S:
             self.forget([address])
@@ -30,11 +30,11 @@ class Patience:
         return now - self._since.setdefault(address, now) < PATIENCE_S
 
     def forget(self, addresses: Collection[str]) -> None:
-        """These have ended."""
+        """Forget the problems of these VFs."""
         for address in addresses:
             self._since.pop(address, None)
             self._last.pop(address, None)
 
     def known(self) -> frozenset[str]:
-        """The VFs that have a trouble."""
+        """Return the VFs that have a problem."""
         return frozenset(self._since)

@@ -1,4 +1,4 @@
-"""The host's VFs for one backend: looked at, changed, and heard of when somebody else changes them."""
+"""The host's VFs as one backend uses them: read, change, watch for changes by others."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ LOG = logging.getLogger(__name__)
 
 
 class Pool:
-    """For one thread."""
+    """The VFs of one backend. Not thread-safe, except ``hold``."""
 
     def __init__(
         self, name: str, kernel: Kernel, supervisor: Supervisor, locks: Locks | None = None
     ) -> None:
-        """``name`` is the backend's. Without ``locks`` no other agent is there."""
+        """``name`` is the backend's. Without ``locks``, no other agent may use the NICs."""
         self.kernel = kernel
         self._locks = locks or NoLocks()
         self._name = name
         self._supervisor = supervisor
         self._watch: Watch | None = None
         self._interfaces: frozenset[str] = frozenset()
-        #: By VF, what was optional and its NIC does not support: what could not be put back, trust, no MAC.
+        #: By VF, the optional settings that its NIC does not support (restored values, trust, a zero MAC).
         self._unsupported: dict[str, frozenset[Setting]] = {}
         self._busy, self._hidden = Patience(), Patience()
 
     def hold(self) -> Usability:
-        """Take the NICs; usable unless others have all of them. From any thread."""
+        """Lock the NICs. Usable unless other agents hold all of them. Callable from any thread."""
         found = [self._hold(address) for address in self.kernel.nics()]
         if not found or any(held.usable for held in found):
             return Usability(True)
@@ -52,14 +52,14 @@ class Pool:
         )
 
     def look(self) -> Inventory:
-        """All of it, whichever ports are meant: one dump tells all, and a VF has no mark.
+        """Read the whole inventory. One dump covers all ports, and a VF carries no mark of its port.
 
         Raises: HostError, OperationTimeout.
         """
         return self._known(self.kernel.look())
 
     def look_again(self, seen: Inventory, vfs: Sequence[str]) -> Inventory:
-        """The NICs of these VFs as they are now, after a change; the others as they were ``seen``.
+        """Read the NICs of these VFs again after a change; keep the rest of ``seen``.
 
         Raises: HostError, OperationTimeout.
         """
@@ -69,14 +69,14 @@ class Pool:
     def apply(
         self, changes: Sequence[Change], deadline: float
     ) -> tuple[dict[str, NetpluginError], dict[Claim, str]]:
-        """The ports that failed, with ``TryAgain`` where their VF is busy; and the VFs for quarantine: those
-        that refuse what others take, and those that were busy for too long."""
+        """Apply changes. Return the failed ports (``TryAgain`` if the VF is busy) and the VFs to quarantine:
+        those that refuse what others accept, and those that were busy for too long."""
         quiet = self._watch.quiet(touched(changes)) if self._watch else contextlib.nullcontext()
         with quiet:
             done = apply_changes(self.kernel.carry_out, changes, deadline)
         for change in changes:
             if isinstance(change, SetVf) and not (change.optional or change.unless_with_vm):
-                self._unsupported.pop(change.address, None)  # another port has it: ask the NIC anew
+                self._unsupported.pop(change.address, None)  # another port has it: retry
         for change, why in done.unsupported.items():
             LOG.warning("the NIC does not support it: %s: %s", change.describe(), why)
             settings = {Setting.of(group, change.attributes) for group in change.groups}
@@ -94,13 +94,13 @@ class Pool:
                 error = TryAgain(why.detail, step=why.step)
             else:
                 error = OperationTimeout(f"{why.detail}: it did not end in time", step=why.step)
-                # Not forgotten: a look may have come to the end before the call that waits for it.
+                # Do not forget it: an observation may reach the limit before the waiting call does.
                 if isinstance(why, VfStuck):
                     done.unfit[change.thing] = why.detail
             done.failed.update({port: error.for_port(port) for port in change.ports})
 
     def watch(self, wake: Callable[[Wake], None]) -> None:
-        """Tell when somebody else changes a VF or its NIC."""
+        """Call ``wake`` when another process changes a VF or its NIC."""
         try:
             self._watch = Watch(wake, lambda: self._interfaces, self._supervisor)
         except OSError as refused:
@@ -112,7 +112,7 @@ class Pool:
             self._watch = None
 
     def _known(self, inventory: Inventory) -> Inventory:
-        """With what the kernel does not tell of it."""
+        """Add the facts that the kernel does not report: locks, awaited VFs, unsupported settings."""
         self._interfaces = frozenset(pf.name for pf in inventory.pfs.values())
         pfs = {a: replace(pf, held=self._hold(a)) for a, pf in inventory.pfs.items()}
         hidden = {a for a, vf in inventory.vfs.items() if inventory.hides(vf)}
@@ -126,5 +126,5 @@ class Pool:
 
 
 def changed_vfs(changes: Sequence[Change]) -> list[str]:
-    """The VFs that were changed, by address."""
+    """Return the PCI addresses of the VFs that the changes affect."""
     return [change.address for change in changes if isinstance(change, VfChange)]

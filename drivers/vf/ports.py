@@ -1,4 +1,4 @@
-"""From ports on VFs and how these are to the changes between, and what is told of them: pure."""
+"""Plan the VF changes of ports and report their observed state. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from netplugin.models import PortSpec
 
 
 def attributes_of(spec: PortSpec) -> VfAttributes:
-    """What the PF should hold of a port's VF, without rates."""
+    """Return the attributes that the PF should have for a port's VF, without rates."""
     spoofchk = spec.port_security.enabled if spec.vf.spoofchk is None else spec.vf.spoofchk
     return VfAttributes(
         mac=spec.mac,
@@ -31,7 +31,7 @@ def attributes_of(spec: PortSpec) -> VfAttributes:
 
 
 def check_vlan_qos(spec: PortSpec) -> None:
-    """Raises: Unsupported."""
+    """Refuse a VLAN priority on a flat network. Raises: Unsupported."""
     if spec.network.type == "flat" and spec.vf.vlan_qos != 0:
         raise Unsupported(
             f"backend {spec.backend}: a flat network has no VLAN tag that could carry vf.vlan_qos",
@@ -46,12 +46,13 @@ def vf_changes(
     *,
     for_dpdk: bool = False,
 ) -> list[Change]:
-    """What must be done to the VF of a port that is wanted, or that is to go.
+    """Plan the changes to the VF of a desired port, or of a port that is being removed.
 
-    Nothing for a wanted port whose VF the host does not report: that is a fault of the port until
-    it does. A port that is to go waits for it, because its VF has the settings of its VM.
+    A desired port whose VF is not reported needs no change; ``observed_vf`` reports the fault. A
+    port that is being removed waits until its VF is reported again, because the VF still has the
+    settings of the VM.
 
-    Raises: Conflict if it cannot be done, OperationTimeout if it cannot be done yet.
+    Raises: Conflict if the changes are impossible, OperationTimeout if they are impossible for now.
     """
     claim = claim_of(intent)
     if claim is None:
@@ -64,7 +65,7 @@ def vf_changes(
             release = f"if it is gone for good: netplugin vf release {claim.key}"
             raise _waits(vf.reason, f"bring the NIC back; {release}")
         if intent.spec is None or not vf.moved:
-            return []  # nothing to give back; or it is said as a fault, and may come again
+            return []  # nothing to restore, or reported as a fault: the VF may come back
         raise Conflict(vf.reason, step="plan", fix="delete the port and ask for it again")
     pf, memory = inventory.pf_of(vf), remembered(claim)
     pf.held.require()
@@ -73,7 +74,7 @@ def vf_changes(
             return []
         want = wanted(intent, pf, vf)
         if vf.is_open and intent.spec.vf.trusted and not for_dpdk:
-            # A trusted VM may set its own MAC: that is what it is trusted with.
+            # The guest of a trusted VF may set its own MAC.
             want = replace(want, mac=vf.attributes.mac)
         binds = not (for_dpdk and memory.kept_by_dpdk)
         if binds and vf.host_use is not None:
@@ -95,7 +96,7 @@ def vf_changes(
 def _waits(
     reason: str, fix: str, kind: type[OperationTimeout] = OperationTimeout
 ) -> OperationTimeout:
-    """The error for a VF that cannot be given back until its NIC is seen again."""
+    """Build the error for a VF that cannot be released until its NIC reports it again."""
     return kind(
         f"{reason}. The port stays removing, and nobody gets its VF, until that has ended",
         step="pf",
@@ -104,7 +105,7 @@ def _waits(
 
 
 def in_use(address: str, group: str | None) -> Conflict:
-    """The error for a VF that cannot be given back yet."""
+    """Build the error for a VF that cannot be released because it is in use."""
     return Conflict(
         f"VF {address} is in use: something has /dev/vfio/{group} open. The port goes when that "
         "is closed", step="plan",
@@ -113,7 +114,7 @@ def in_use(address: str, group: str | None) -> Conflict:
 
 
 def _libvirt_is_not_done(pf: Pf, vf: Vf) -> Conflict:
-    """The error for a VF that libvirt would still write to after it was given back."""
+    """Build the error for a VF whose saved settings libvirt has yet to restore."""
     file = f"/run/libvirt/hostdevmgr/{libvirt_file(pf.name, vf.number)}"
     return Conflict(
         f"libvirt has MAC and VLAN of VF {vf.address} to write back ({file}). The port goes when it "
@@ -122,17 +123,17 @@ def _libvirt_is_not_done(pf: Pf, vf: Vf) -> Conflict:
 
 
 def no_vf() -> Conflict:
-    """The error for a port that has no claim."""
+    """Build the error for a port that has no claim."""
     return Conflict("the port has no VF", step="plan", fix="PUT it again")
 
 
 def claim_of(intent: Intent) -> Claim | None:
-    """The claim of a port on its VF."""
+    """Return the port's claim on a VF."""
     return next((claim for claim in intent.claims if claim.kind == KIND), None)
 
 
 def observed_vf(intent: Intent, inventory: Inventory, use: Use = EMBEDDED) -> ObservedPort | None:
-    """What there is of a port's VF: it carries no mark, its claim tells whose it is."""
+    """Return the observed state of a port's VF. The claim identifies it: a VF carries no mark."""
     claim = claim_of(intent)
     if claim is None or intent.spec is None:
         return None
@@ -151,7 +152,7 @@ def observed_vf(intent: Intent, inventory: Inventory, use: Use = EMBEDDED) -> Ob
 
 
 def place(memory: Memory) -> dict[str, object]:
-    """Where a VF is, for a binding."""
+    """Return the location of a VF, for a binding."""
     return {
         "pf": memory.pf_name,
         "pf_pci_address": memory.pf_address,

@@ -1,8 +1,8 @@
-"""Whether a NIC lets a VF without a VLAN send and receive frames that its VM tags itself: pure.
+"""Findings for VFs on flat networks, whose guests may use VLAN tags of their own. Pure.
 
-A port on a flat network has no VLAN that its VF could be held to. What each driver of a PF does then
-is read in its source; no driver has a switch that a hypervisor could turn off for a VF of VLAN 0. A
-trunk (``vf.trunk``) is meant to, and needs no finding.
+A port on a flat network has no VLAN to restrict its VF to. The behaviour depends on the PF driver
+(``TAGS``); no driver lets the hypervisor forbid guest tags on a VF with VLAN 0. A trunk (``vf.trunk``)
+allows them on purpose and needs no finding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNKNOWN = "does with the tags that such a VM sends what its firmware decides: u
 
 
 def tag_findings(intents: Sequence[Intent], inventory: Inventory) -> list[Finding]:
-    """One for each NIC that has ports of flat networks."""
+    """Return one finding per NIC that has ports of flat networks."""
     flat: dict[str, list[str]] = {}
     for intent in intents:
         claim = claim_of(intent)

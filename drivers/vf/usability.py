@@ -1,4 +1,4 @@
-"""Whether VFs can be given to VMs on this host, and what is wrong with single NICs."""
+"""Check whether this host can give VFs to VMs, and report problems of single NICs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from netplugin.models import Finding
 
 
 def usability(sys: Path, devices: Sequence[Device], *, for_dpdk: bool = False) -> Usability:
-    """Whether there are VFs, an IOMMU, and the driver that gives them to VMs.
+    """Check that there are VFs, an IOMMU, and vfio-pci.
 
-    ``for_dpdk``: it drives the VFs of some NICs beside their own driver (see ``KEPT_BY_DPDK``), and
-    needs neither for those.
+    ``for_dpdk``: DPDK uses the VFs of some NICs through their kernel driver (see ``KEPT_BY_DPDK``), and
+    needs neither IOMMU nor vfio-pci for those.
     """
     if not devices:
         return Usability(
@@ -65,7 +65,7 @@ def _has_entries(directory: Path) -> bool:
 
 
 def pool_findings(inventory: Inventory, use: Use = EMBEDDED) -> list[Finding]:
-    """What is wrong with a NIC while others may do."""
+    """Return a finding for each NIC that has a problem, while other NICs may work."""
     found = [
         Finding(
             id=f"vf-no-nic-{device.name}", status="warn",

@@ -1,7 +1,7 @@
-"""Tells when somebody else changes a VF or its NIC: news of links, and of PCI devices.
+"""Wake the agent when another process changes a VF or its NIC, from link and PCI device events.
 
-A PF's interface makes news when anything is set on it or its VFs, and does not say what; a PCI
-device when it comes, goes, or changes its driver. So each makes a look at the whole pool due.
+The kernel sends a link event when anything changes on a PF or its VFs, without details, and a uevent when
+a PCI device appears, disappears, or changes its driver. Each event triggers a check of the whole pool.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOST = Wake("news of NICs was lost")
 
 
 class Watch(News):
-    """Own are PCI addresses and interfaces."""
+    """Listener for link and PCI events. Own changes are given as PCI addresses and interface names."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Watch(News):
         interfaces: Callable[[], Collection[str]],
         supervisor: Supervisor,
     ) -> None:
-        """``interfaces`` gives the names of the PFs. Raises: OSError if there is no such news."""
+        """``interfaces`` returns the names of the PFs. Raises: OSError if the kernel refuses the sockets."""
         self._interfaces = interfaces
         self._links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         self._devices = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _UEVENTS)
@@ -63,7 +63,7 @@ def _interface(kind: int, payload: bytes) -> str | None:
 
 
 def pci_address(uevent: bytes) -> str | None:
-    """The PCI device that a message of the kernel's is about; None if it is about another thing."""
+    """Return the PCI address that a kernel uevent is about; None if it is about another subsystem."""
     fields = dict(part.partition(b"=")[::2] for part in uevent.split(b"\0"))
     if fields.get(b"SUBSYSTEM") != b"pci":
         return None
