@@ -1,12 +1,11 @@
-"""Classic BPF: programs as values that the kernel takes from netlink and gives back as they were.
+"""Classic BPF programs as values that can be compared with those that the kernel reports.
 
-Classic rather than extended BPF, because the kernel checks it without a verifier log, needs no
-capability beyond CAP_NET_ADMIN and no file descriptor that somebody must keep, and its instructions
-can be read back from the filter and compared (``cls_bpf_dump_bpf_info`` in net/sched/cls_bpf.c).
+Classic instead of extended BPF: the kernel verifies it without a log buffer, it needs only
+CAP_NET_ADMIN and no file descriptor to be kept open, and the instructions can be read back from the
+filter (``cls_bpf_dump_bpf_info`` in net/sched/cls_bpf.c).
 
-A load beyond the end of the frame ends a program with the value 0. In a filter of tc with
-direct action that means "pass", so whoever writes a program asks for the length first
-(``Assembler.need``).
+A load beyond the end of the frame ends the program with the value 0. In a direct-action filter of
+tc this means "pass", so a program must check the length first (``Assembler.need``).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _MOST = 4096  # BPF_MAXINSNS
 
 @dataclass(frozen=True)
 class Program:
-    """The instructions as the kernel holds them (``struct sock_filter``)."""
+    """The instructions in the kernel's format (``struct sock_filter``)."""
 
     code: bytes
 
@@ -41,10 +40,9 @@ class Program:
 
 @dataclass
 class Assembler:
-    """Writes a program with labels. ``A`` is the accumulator, ``X`` the index register.
+    """Assembles a program with labels. ``A`` is the accumulator, ``X`` the index register.
 
-    Each test is an instruction and a jump of 32 bits behind it, since a test by itself reaches 255
-    instructions only.
+    A test is followed by a 32-bit jump, because the offsets of a test reach only 255 instructions.
     """
 
     _code: list[tuple[int, int, int, int | str]] = field(default_factory=list)
@@ -53,11 +51,11 @@ class Assembler:
     # -- what A and X hold -------------------------------------------------------------------------
 
     def load(self, offset: int, size: int, *, behind_x: bool = False) -> None:
-        """A = so many bytes of the frame, from ``offset`` on (behind X)."""
+        """A = ``size`` bytes of the frame at ``offset`` (relative to X if ``behind_x``)."""
         self._add(_LD | _SIZES[size] | (_IND if behind_x else _ABS), offset)
 
     def load_tagged(self) -> None:
-        """A = whether the kernel took a VLAN tag off the frame and remembers it."""
+        """A = whether the frame has a VLAN tag in the skb's metadata (hardware-accelerated tag)."""
         self._add(_LD | _W | _ABS, _VLAN_TAG_PRESENT)
 
     def load_memory(self, slot: int) -> None:
@@ -67,7 +65,7 @@ class Assembler:
         self._add(_LDX | _MEM, slot)
 
     def load_x_ipv4_length(self, offset: int) -> None:
-        """X = the length of the IPv4 header that begins there."""
+        """X = the length of the IPv4 header at ``offset``."""
         self._add(_LDX | _B | _MSH, offset)
 
     def set_x(self, value: int) -> None:
@@ -100,7 +98,7 @@ class Assembler:
     # -- where it goes on --------------------------------------------------------------------------
 
     def equal(self, values: int | Iterable[int], label: str) -> None:
-        """Go on at the label if A is one of these."""
+        """Jump to the label if A is one of these values."""
         for value in [values] if isinstance(values, int) else values:
             self._test(_JEQ, value, label)
 
@@ -114,7 +112,7 @@ class Assembler:
         self._test(_JGE, value, label, met=False)
 
     def need(self, length: int, label: str, *, scratch: int | None = None) -> None:
-        """Go on at the label if the frame is shorter than this (with ``scratch``: behind X)."""
+        """Jump to the label if the frame is shorter than ``length`` (with ``scratch``: X + ``length``)."""
         if scratch is None:
             self._add(_LD | _W | _LEN, 0)
             self.below(length, label)

@@ -1,7 +1,7 @@
-"""Network devices by netlink: read as values, made, changed and deleted, each with our mark.
+"""Network devices over netlink: read as values; created, changed and deleted with our alias.
 
-pyroute2 writes. It costs tens of megabytes, so it is imported when first used; what is read is read
-without it (see netlink.py).
+Writes use pyroute2. It needs tens of megabytes, so it is imported on first use. Reads do not use it
+(see netlink.py).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Made = Bridge | Vlan | Vxlan | Ifb
 
 
 class Links:
-    """The devices of the network namespace that the calling thread is in."""
+    """Network devices in the network namespace of the calling thread."""
 
     def __init__(self) -> None:
         self._socket: Any = None
@@ -70,7 +70,7 @@ class Links:
     # -- reading ---------------------------------------------------------------------------------
 
     def get(self, name: str) -> Link | None:
-        """The device of this name. Raises: HostError, OperationTimeout."""
+        """The device with this name; None if there is none. Raises: HostError, OperationTimeout."""
         try:
             with words("read-link", name):
                 return read_link(netlink.ask(GETLINK, by_name(name))[0])
@@ -86,18 +86,18 @@ class Links:
     def of_kind(self, kind: str) -> list[Link]:
         """All devices of a kind. Raises: HostError, OperationTimeout.
 
-        The kernel chooses them, if it knows the kind; one that does not has none, and begins to
-        list all.
+        The kernel filters by kind. If it does not know the kind, it ignores the filter and lists
+        all devices; then there is none, and the dump is discarded.
         """
         with words("list-links", f"devices of kind {kind}"):
             found = netlink.dump(GETLINK, by_kind(kind), lambda p: identity(p)[2] == kind)
         return [read_link(payload) for payload in found]
 
     def bridge_members(self) -> dict[str, dict[str, int]]:
-        """The MTU of each device that is on a bridge, by its name, by the bridge's.
+        """The MTU of each bridge port, by bridge name and device name.
 
-        The bridges' own list of all their ports, which says little of each: this is read for each
-        port that comes or goes, and there may be a thousand (6 ms; the same of the devices 40).
+        Uses the AF_BRIDGE dump, which is shorter, because it is read whenever a port comes or goes:
+        6 ms for a thousand ports, compared with 40 ms for the full list of devices.
 
         Raises: HostError, OperationTimeout.
         """
@@ -110,15 +110,15 @@ class Links:
         return found
 
     def bond_members(self, bond: Link) -> tuple[BondMember, ...]:
-        """The devices that make up a bond. Raises: HostError, OperationTimeout."""
+        """The members of a bond, sorted by name. Raises: HostError, OperationTimeout."""
         with words("list-members", bond.name):
             found = netlink.dump(GETLINK, by_master(bond.index))
         return tuple(sorted((read_bond_member(p) for p in found), key=lambda m: m.name))
 
     def addresses(self) -> dict[str, tuple[str, ...]]:
-        """The IP addresses, each with its prefix length, by the name of their device.
+        """The IP addresses with their prefix lengths, by device name.
 
-        Without the link-local ones of IPv6 that every NIC that is up has.
+        IPv6 link-local addresses, which every NIC that is up has, are left out.
 
         Raises: HostError, OperationTimeout.
         """
@@ -133,12 +133,12 @@ class Links:
     # -- writing ---------------------------------------------------------------------------------
 
     def create(self, name: str, made: Made, *, alias: str, address: str, mtu: int) -> None:
-        """A device that is down, on no bridge, with its mark, without the host's IPv6.
+        """Create a device with our alias, down, on no bridge, with the host's IPv6 disabled.
 
-        The address is set by the request that makes it and the alias by a later one: by the address
-        a device can be known whose maker died in between (``names.birth_address``).
+        The MAC is part of the creating request, the alias needs a second one. If the agent dies
+        between the two, the MAC identifies the device as ours (``names.birth_address``).
 
-        Raises: Conflict if there is one of this name already; HostError, OperationTimeout.
+        Raises: Conflict if a device of this name exists; HostError, OperationTimeout.
         """
         step = f"create-{type(made).__name__.lower()}"
         self._call(step, "add", ifname=name, address=address, **self._arguments(made, step))
@@ -147,17 +147,17 @@ class Links:
         self.refuse_ipv6(name)
         if isinstance(made, Bridge):
             self._set_bridge(index, made, step)
-            # A bridge takes the least MTU of its members until somebody has set one, and setting
-            # the one that it has counts for nothing.
+            # A bridge follows the lowest MTU of its ports until an MTU is set, and setting the
+            # current value has no effect. So set another value first.
             self._call(step, "set", index=index, mtu=mtu - 1)
         self._call(step, "set", index=index, mtu=mtu)
 
     def create_tap(self, name: str, alias: str, *, multi_queue: bool, mtu: int) -> None:
-        """A persistent tap that is down and on no bridge, without the host's IPv6.
+        """Create a persistent tap, down, on no bridge, with the host's IPv6 disabled.
 
-        The kernel refuses to open a tap of several queues as one of a single queue, and the other
-        way round (``tun_set_iff`` in drivers/net/tun.c); libvirt asks for several as soon as the
-        domain has more than one.
+        The kernel refuses to open a multi-queue tap as a single-queue one and vice versa
+        (``tun_set_iff`` in drivers/net/tun.c). libvirt opens it as multi-queue as soon as the
+        domain has more than one queue.
 
         Raises: HostError, OperationTimeout.
         """
@@ -168,7 +168,8 @@ class Links:
         try:
             with words("create-tap", name):
                 fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
-            # Marked before it persists: one that we did not get to mark goes with this process.
+            # Set the alias before the tap is persistent: until then it disappears with this
+            # process.
             index = self._there(name, "create-tap").index
             self._call("create-tap", "set", index=index, ifalias=alias, mtu=mtu)
             self.refuse_ipv6(name)
@@ -188,10 +189,10 @@ class Links:
         bridge: Bridge | None = None,
         learning: bool | None = None,
     ) -> None:
-        """Change what is given; ``master=""`` takes the device off its bridge.
+        """Change the given attributes; ``master=""`` removes the device from its bridge.
 
-        One request each, in this order: older kernels set a device up before they enslave it, and
-        only what is on a bridge can be told what that learns of it.
+        Each change is a request of its own, in this order: older kernels set a device up before
+        they enslave it, and learning can be set only on a bridge port.
 
         Raises: HostError, OperationTimeout.
         """
@@ -212,7 +213,8 @@ class Links:
             self._call("set-state", "set", index=index, state="up" if up else "down")
 
     def refuse_ipv6(self, name: str) -> None:
-        """Turn the host's own IPv6 off on the device: its link-local address is a way into the host.
+        """Disable the host's IPv6 on the device: its link-local address would expose the host to
+        VMs.
 
         Raises: HostError.
         """
@@ -220,7 +222,7 @@ class Links:
             Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6").write_text("1")
 
     def delete(self, name: str) -> None:
-        """Delete the device, if there is one. Raises: HostError, OperationTimeout."""
+        """Delete the device if it exists. Raises: HostError, OperationTimeout."""
         link = self.get(name)
         if link is not None:
             with contextlib.suppress(NoSuchLink):
@@ -229,7 +231,7 @@ class Links:
     # -- netlink ---------------------------------------------------------------------------------
 
     def _arguments(self, made: Made, step: str) -> Mapping[str, Any]:
-        """How pyroute2 wants to be told what is to be made."""
+        """The arguments of pyroute2 that create the device."""
         match made:
             case Bridge():
                 return {"kind": "bridge"}
@@ -253,9 +255,9 @@ class Links:
 
     def _netlink(self) -> Any:
         if self._socket is None:
-            from pyroute2 import IPRoute  # see the head of this file
+            from pyroute2 import IPRoute  # see the module docstring
 
-            logging.getLogger("pyroute2").setLevel(logging.WARNING)  # it tells of each call
+            logging.getLogger("pyroute2").setLevel(logging.WARNING)  # it logs each call
             self._socket = IPRoute(ext_ack=True)
         return self._socket
 
@@ -272,12 +274,12 @@ class Links:
 
 
 class NoSuchLink(HostError):
-    """The kernel knows no device of this name or index."""
+    """The kernel has no device of this name or index."""
 
 
 @contextlib.contextmanager
 def words(step: str, what: str) -> Iterator[None]:
-    """The kernel's refusal as a typed error with its own words."""
+    """Translate errors of the kernel into typed errors with its error text."""
     try:
         yield
     except NetpluginError:
@@ -311,14 +313,15 @@ def _name_of(index: int) -> str:
     try:
         return socket.if_indextoname(index)
     except OSError:
-        return f"device {index}"  # gone since
+        return f"device {index}"  # removed meanwhile
 
 
 def kind_unavailable(kind: str) -> str | None:
-    """The kernel's words if it makes no devices of a kind, or not for us; nothing is made.
+    """The error text of the kernel if it cannot create devices of a kind; None if it can.
 
-    The kernel looks for the kind (and loads its module) before it refuses the address, which is a
-    multicast one. Without pyroute2, which does not work in a thread that runs an event loop.
+    The probe creates nothing: its multicast MAC is refused, after the kernel has looked up the kind
+    (and loaded the module). It does not use pyroute2, which fails in a thread that runs an event
+    loop.
     """
     try:
         netlink.ask(NEWLINK, unmakeable(kind), netlink.EXCLUSIVE)

@@ -1,4 +1,4 @@
-"""Flows of an OVS bridge: read in ovs-ofctl's own words, written in atomic bundles."""
+"""OpenFlow flows of an OVS bridge: read in the syntax of ovs-ofctl, written in atomic bundles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from netplugin.host.processes import run
 
-# Our cookies begin with "np"; the rest tells whose the flow is.
+# Our cookies begin with "np"; the other 48 bits identify the owner of the flow.
 COOKIE_MARK = 0x6E70 << 48
 _MARK_MASK = 0xFFFF << 48
 _ALL = (1 << 64) - 1
@@ -24,7 +24,7 @@ _LINE = re.compile(r"^\s*cookie=0x([0-9a-f]+), (?:(.*) )?actions=(\S*)$")
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One flow. ``match`` has its fields sorted, so that equal flows are equal values."""
+    """One flow. The fields of ``match`` are sorted, so equal flows compare equal."""
 
     cookie: int
     priority: int
@@ -37,16 +37,16 @@ class Flow:
 
     @property
     def identity(self) -> tuple[int, str]:
-        """What a bridge has one flow of in a table: priority and match, without timeouts and flags."""
+        """Priority and match without timeouts and flags: unique within a table."""
         words = (word for word in self.match.split(",") if not _NO_MATCH.match(word))
         return self.priority, ",".join(words)
 
 
 def parse_flows(text: str) -> list[Flow]:
-    """The flows in the output of ``ovs-ofctl --no-stats dump-flows``.
+    """Parse the output of ``ovs-ofctl --no-stats dump-flows``.
 
-    What is no priority stays in ``match``, words that are no match too (``table=5``,
-    ``reset_counts``, ``idle_timeout=9``): a flow that has one is not as we made it.
+    Everything but the priority stays in ``match``, including ``table=5``, ``reset_counts`` or
+    ``idle_timeout=9``: our flows have none of these, so such a flow differs from ours.
     """
     flows = []
     for line in text.splitlines():
@@ -61,20 +61,21 @@ def parse_flows(text: str) -> list[Flow]:
 
 
 class OpenFlow:
-    """ovs-ofctl on the management sockets of the bridges in one run directory."""
+    """Runs ovs-ofctl on the management sockets of the bridges in one run directory."""
 
     def __init__(self, rundir: Path) -> None:
         self._rundir = rundir
 
     def dump(self, bridge: str, owner: int | None, deadline: float, without: int = 0) -> list[Flow]:
-        """Our flows on the bridge: all, or those of the cookie ``owner`` and of the bridge itself.
+        """List our flows on the bridge: all, or those with the cookie ``owner`` and the bridge's
+        own.
 
-        Flows whose cookies have one of the bits ``without`` are left out.
+        Flows whose cookie has one of the bits ``without`` are left out.
 
         Raises: HostError, OperationTimeout.
         """
-        # One request can ask for one cookie under a mask. Masking out the bits that are set in the
-        # port's cookie leaves it and the bridge's own (whose bits are all clear): what both need.
+        # A request has one cookie and one mask. A mask without the bits of the port's cookie
+        # selects the port's flows and the bridge's own, whose bits are all clear.
         mask = _MARK_MASK if owner is None else _ALL & ~(owner & ~_MARK_MASK)
         text = self._ofctl(
             ["--no-stats", "--no-names", "dump-flows", self._target(bridge),
@@ -92,7 +93,8 @@ class OpenFlow:
         deadline: float,
         gone: Iterable[Flow] = (),
     ) -> None:
-        """In one atomic bundle: the flows of these cookies and those ``gone`` go, the given ones come.
+        """Delete the flows of these cookies and the flows ``gone``, and add ``flows``, in one
+        atomic bundle.
 
         Raises: HostError, OperationTimeout.
         """
@@ -109,23 +111,25 @@ class OpenFlow:
         )
 
     def match_fragments(self, bridge: str, deadline: float) -> None:
-        """Have flows see the ports and types that first fragments hold; OVS shows them zeros else.
+        """Match the L4 ports and ICMP types of first fragments; by default OVS matches them as
+        zeros.
 
-        It is the bridge's until vswitchd ends, or the bridge does ("set-frags" in ovs-ofctl(8), which
-        reads it back).
+        The setting lasts until vswitchd ends or the bridge is deleted ("set-frags" in
+        ovs-ofctl(8)), and is verified by ovs-ofctl.
 
         Raises: HostError, OperationTimeout.
         """
         self._ofctl(["set-frags", self._target(bridge), _MATCHED], deadline)
 
     def matches_fragments(self, bridge: str, deadline: float) -> bool:
-        """Raises: HostError, OperationTimeout."""
+        """Whether ``match_fragments`` is in effect. Raises: HostError, OperationTimeout."""
         return self._ofctl(["get-frags", self._target(bridge)], deadline).strip() == _MATCHED
 
     def dump_ports(self, bridge: str, deadline: float) -> str:
-        """What ``ovs-ofctl dump-ports`` prints, each port by its name, with its own kind's counters.
+        """The output of ``ovs-ofctl dump-ports`` with port names and the custom statistics of each
+        port.
 
-        They are those of this moment; the statistics in the database are up to seconds old.
+        These counters are current; the statistics in the database are up to seconds old.
 
         Raises: HostError, OperationTimeout.
         """

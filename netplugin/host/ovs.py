@@ -1,4 +1,4 @@
-"""The OVS of this host, one for all backends: its database, its flows, and whether it works now."""
+"""Open vSwitch on this host, shared by all backends: database, flows, and availability."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from netplugin.host.vswitchd import VswitchdWatch, appctl
 LOG = logging.getLogger(__name__)
 _QUIET_S = 5.0
 _SETTLE_S = 0.5
-_UPLINK_MTU = 1500  # as OVS makes a port without mtu_request
+_UPLINK_MTU = 1500  # the MTU of a port without mtu_request
 
 
 @dataclass(frozen=True)
 class OvsSettings:
     """The ``[ovs]`` options as a value.
 
-    ``uplinks`` has the devices of each physical network, ``bonds`` how several are bonded,
-    ``uplink_mtu`` the MTU that they are made with.
+    ``uplinks`` has the devices of each physical network, ``bonds`` their bond mode if they are
+    several, ``uplink_mtu`` the MTU that they are created with (bytes).
     """
 
     connection: str
@@ -44,20 +44,20 @@ class OvsSettings:
     uplinks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     bonds: Mapping[str, str] = field(default_factory=dict)
     uplink_mtu: Mapping[str, int] = field(default_factory=dict)
-    #: The host's address for VXLAN tunnels, in its shortest form.
+    #: The host's address for VXLAN tunnels, in canonical form.
     local_ip: str | None = None
-    #: Ports of the operator's own that bridges of ours take every frame from.
+    #: Ports of the operator from which our bridges accept every frame.
     service_ports: frozenset[str] = frozenset()
     timeout_s: float = 10.0
     quiet_datapath_log: bool = False
 
     def mtu_of_uplinks(self, network: str) -> int:
-        """What the uplinks of a physical network are made with."""
+        """The MTU in bytes that the uplinks of a physical network are created with."""
         return self.uplink_mtu.get(network, _UPLINK_MTU)
 
     @staticmethod
     def read(conf: Any) -> OvsSettings:
-        """Raises: ValueError naming the option."""
+        """Read the options. Raises: ValueError naming the option."""
         uplinks: dict[str, tuple[str, ...]] = {}
         for entry in conf.ovs.uplinks:
             network, colon, device = entry.strip().strip('"').partition(":")
@@ -105,7 +105,7 @@ def _tunnel_address(text: str | None) -> str | None:
 
 
 class OvsHost:
-    """Connections to ovsdb-server and vswitchd, and the news of both for whoever subscribed."""
+    """The connections to ovsdb-server and vswitchd, and their events for subscribed backends."""
 
     def __init__(
         self,
@@ -114,8 +114,8 @@ class OvsHost:
         holder: str | None = None,
         mark: Mark = unmarked,
     ) -> None:
-        """``holder`` is our name for who else wants the database's lock; None: this one requests no lock.
-        ``mark``: see ``Ovsdb``."""
+        """``holder`` identifies this process to others that wait for the database lock; None:
+        request no lock. ``mark``: see ``Ovsdb``."""
         self.settings = settings
         self._supervisor = supervisor
         self.flows = OpenFlow(settings.rundir)
@@ -123,27 +123,27 @@ class OvsHost:
         self._lock = threading.Lock()
         self._settled = threading.Event()
         self._closed = threading.Event()
-        self._generation = 0  # counts the comings and goings of vswitchd
+        self._generation = 0  # incremented whenever vswitchd comes or goes
         self._was_alive = False
-        #: Whether datapath flows were to be purged and could not be; of all backends together.
+        #: Whether a purge of datapath flows has failed; of all backends together.
         self.purge_failed = False
         self.db = Ovsdb(settings.connection, self._drifted, self._db_changed, holder, mark)
         self.vswitchd = VswitchdWatch(settings.rundir, self._vswitchd_changed, supervisor)
-        self.db.start()  # its news needs all of the above
+        self.db.start()  # its callbacks need all of the above
 
     @property
     def mirror(self) -> Mirror:
         return self.db.mirror
 
     def subscribe(self, backend: str, wake: Callable[[Wake], None]) -> None:
-        """``wake`` is told of drift of this backend's ports and of OVS being back."""
+        """Call ``wake`` for drift of this backend's ports and when OVS is available again."""
         with self._lock:
             self._subscribers.append((backend, wake))
         if self.usable().usable:
             wake(Wake("OVS is there"))
 
     def hold(self) -> Usability:
-        """Whether the database answers and its lock is ours. The request for it stays with the server."""
+        """Whether the database answers and its lock is ours. The lock request stays queued at the server."""
         try:
             self.db.require_lock()
         except BackendUnavailable as missing:
@@ -151,12 +151,12 @@ class OvsHost:
         return Usability(True)
 
     def usable(self) -> Usability:
-        """Whether OVS answers, and its lock is ours."""
+        """Whether OVS answers and its lock is ours."""
         held = self.hold()
         return self.answers() if held.usable else held
 
     def answers(self) -> Usability:
-        """Whether OVS can be read: vswitchd has configured what the database holds."""
+        """Whether OVS can be read: the database answers and vswitchd has applied its configuration."""
         try:
             self.db.require_online()
         except BackendUnavailable as missing:
@@ -176,7 +176,7 @@ class OvsHost:
     def write(
         self, commands: Sequence[CommandFactory], deadline: float, *, wait: bool = True
     ) -> None:
-        """Commit, and wait until vswitchd has carried it out.
+        """Commit the commands and (with ``wait``) wait until vswitchd has applied them.
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
@@ -212,7 +212,8 @@ class OvsHost:
             self._quiet()
         first, self._was_alive = not self._was_alive, True
         if first:
-            # The agent came to a running vswitchd: a look must not cost a write.
+            # vswitchd was running when the agent started. Do not write to the database to observe
+            # it.
             self._settled.set()
             self._announce("ovs-vswitchd is there")
             return
@@ -226,12 +227,12 @@ class OvsHost:
             LOG.warning("quiet_datapath_log: %s", failed)
 
     def _settle(self, generation: int) -> None:
-        """After a restart of vswitchd: wait until it has made its bridges again, then tell."""
+        """After a restart of vswitchd, wait until it has created its bridges again, then announce it."""
         while generation == self._generation:
             try:
                 if not self.db.locked and self._has_bridges():
                     if generation == self._generation:
-                        self._settled.set()  # for reads: when the lock comes, that is announced
+                        self._settled.set()  # for reads; the lock is announced when it is acquired
                     return
                 self.db.require_lock(0.5)
                 next_cfg = self.db.commit([ovs_commands.Touch], time.monotonic() + 5)
@@ -245,10 +246,10 @@ class OvsHost:
                 LOG.debug("vswitchd is not settled yet: %s", failed)
 
     def _has_bridges(self) -> bool:
-        """Whether vswitchd has made bridges, asked without writing to the database.
+        """Whether vswitchd has created its bridges, without a write to the database.
 
-        One thread of it carries out a whole configuration and then answers (the loop of
-        ``vswitchd/ovs-vswitchd.c``): where it names bridges, their ports have been made too.
+        One thread of vswitchd applies a whole configuration and then answers (the loop of
+        ``vswitchd/ovs-vswitchd.c``): if it lists bridges, their ports exist too.
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
@@ -261,7 +262,7 @@ class OvsHost:
         return True
 
     def _announce(self, reason: str) -> None:
-        """Tell of one part having come, if the other is there too."""
+        """Wake all subscribers, if the database and vswitchd are both available."""
         if self.usable().usable:
             self._tell(Wake(reason))
 

@@ -1,8 +1,9 @@
-"""Where a host's VXLAN tunnels leave it: the address, the bridge that has it, the MTU of each hop.
+"""The underlay of VXLAN tunnels: the local address, the bridge that has it, and the MTU of each
+hop.
 
-OVS's userspace datapath encapsulates by itself and routes by the kernel's table: the address must be
-on the internal port of a netdev bridge, with the NIC on that bridge (OVS's guide "Connecting VMs
-Using Tunnels (Userspace)"). OVS says of none of this when it is missing: it drops.
+OVS's userspace datapath encapsulates by itself and uses the kernel's routing table. The address
+must be on the internal port of a netdev bridge that also has the NIC (OVS's guide "Connecting VMs
+Using Tunnels (Userspace)"). If any of this is missing, OVS drops the packets and reports nothing.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ _IFF_UP = 1  # include/uapi/linux/if.h
 
 @dataclass(frozen=True)
 class Underlay:
-    """What was seen of the tunnels' own address. ``device`` is None if no interface has it."""
+    """The observed state of the tunnels' local address. ``device`` is None if no interface has it."""
 
     local_ip: str
     device: str | None = None
     up: bool = False
     #: Whether the device is the internal port of a bridge of the userspace datapath.
     is_bridge: bool = False
-    #: The bridge's internal port and its NICs, each with the MTU that it has.
+    #: The bridge's internal port and its NICs, each with its current MTU.
     hops: tuple[tuple[str, int], ...] = ()
-    #: What OVS says of the bridge's NICs, if none of them works.
+    #: The error text of OVS about the bridge's NICs, if none of them works.
     broken: str | None = None
-    #: Why the host's addresses could not be read; nothing else is known then.
+    #: Why the host's addresses could not be read. Then the other fields are unknown.
     unread: str | None = None
 
 
@@ -77,7 +78,7 @@ def problem(underlay: Underlay | None, mtu: int | None = None) -> NetpluginError
 def too_narrow(
     hops: Sequence[tuple[str, int]], mtu: int, encapsulation: int = 0
 ) -> NetpluginError | None:
-    """The first hop whose MTU is less than that of the network (plus what a tunnel adds)."""
+    """The error for the first hop whose MTU is below the network's plus ``encapsulation`` (bytes)."""
     needed = mtu + encapsulation
     for name, found in hops:
         if found < needed:
@@ -91,14 +92,14 @@ def too_narrow(
 
 
 class UnderlayReader:
-    """Looks for the address in the network namespace that the calling thread is in, by netlink."""
+    """Finds the device of the address in the network namespace of the calling thread, over netlink."""
 
     def __init__(self, local_ip: str) -> None:
         self._local_ip = local_ip
         self._netlink: Any = None
 
     def read(self, mirror: Mirror) -> Underlay:
-        """What cannot be read is told there: it concerns none but the tunnels."""
+        """Read the underlay. A read error is returned in ``unread``, because only tunnels depend on it."""
         try:
             found = self._device()
         except HostError as refused:
@@ -131,8 +132,8 @@ class UnderlayReader:
             self._netlink = None
 
     def _device(self) -> tuple[str, bool, int] | None:
-        """The name of the device that has the address, whether it is up, and its MTU."""
-        from pyroute2 import IPRoute  # tens of megabytes, for hosts with VXLAN only
+        """Name, state (up) and MTU of the device that has the address; None if there is none."""
+        from pyroute2 import IPRoute  # needs tens of megabytes, so only hosts with VXLAN load it
         from pyroute2.netlink.exceptions import NetlinkError
 
         try:

@@ -1,4 +1,4 @@
-"""Run a program of the host: an argument list, a deadline, and its own words when it fails."""
+"""Run a program with a deadline; if it fails, raise an error with its error text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def remaining(deadline: float) -> float:
 
 
 def run(args: Sequence[str], *, step: str, deadline: float, stdin: str | None = None) -> str:
-    """What the program printed.
+    """Run the program and return its stdout.
 
     Raises: BackendUnavailable if it is not installed, HostError with its stderr if it fails,
     OperationTimeout at the deadline (the program is killed).

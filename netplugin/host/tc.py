@@ -1,8 +1,8 @@
-"""What tc has on a device, by netlink: a rate for what leaves it, a guard and a turn for what enters.
+"""tc over netlink: egress rate (tbf), ingress filter (cls_bpf), ingress redirect to an ifb.
 
-As bytes (see netlink.py): what a plug reads of one port is a request or two here, where the kernel
-would otherwise list the qdiscs of all devices; and pyroute2 has no 64-bit rates, so that a tbf of
-its making ends at 34 Gbit/s.
+It uses raw netlink messages (see netlink.py): reading one port takes one or two requests, instead
+of a dump of the qdiscs of all devices. pyroute2 also has no 64-bit rates, so its tbf is limited to
+34 Gbit/s.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from netplugin.host.netlink import attribute, attributes, number, text
 _NEWQDISC, DELQDISC, _GETQDISC = 36, 37, 38
 _NEWFILTER, DELFILTER, _GETFILTER = 44, 45, 46
 _ROOT, _INGRESS, _INGRESS_HANDLE = 0xFFFFFFFF, 0xFFFFFFF1, 0xFFFF0000
-_INGRESS_FILTERS = 0xFFFFFFF2  # of an ingress qdisc and of clsact alike
+_INGRESS_FILTERS = 0xFFFFFFF2  # the same for an ingress qdisc and clsact
 _KIND, _OPTIONS = 1, 2
 _TBF_PARMS, _TBF_RATE64 = 1, 4
 _U32_SEL, _U32_ACT = 5, 7
@@ -36,44 +36,45 @@ _ALL_PROTOCOLS = 0x0003
 TCMSG = struct.Struct("=BxxxiIII")
 _RATE = struct.Struct("=BBHhHI")
 _SIZES = struct.Struct("=III")
-_U32 = struct.Struct("=BBBxHHhhI")  # tc_u32_sel, and one tc_u32_key after it
+_U32 = struct.Struct("=BBBxHHhhI")  # tc_u32_sel, followed by one tc_u32_key
 _U32_KEY = struct.Struct("=IIii")
 _U32_TERMINAL = 1
 _MIRRED = struct.Struct("=IIiiiiI")
 _TICK_NS = 64  # PSCHED_SHIFT in include/net/pkt_sched.h
 
-#: Our root qdisc has it as its handle (6e70:), our redirect as its priority; the guard comes before.
+#: Handle of our root qdisc (6e70:) and priority of our redirect. The guard's is lower, so it runs
+#: first.
 OURS = 0x6E70
 _GUARD, _GUARD_HANDLE = OURS - 1, 1
 
 
 @dataclass(frozen=True)
 class Tbf:
-    """A token bucket (tc-tbf(8)): what leaves has this rate, and no more than ``limit`` waits.
+    """A token bucket filter (tc-tbf(8)): egress ``rate``, and ``limit`` of its queue.
 
-    One object that says all. htb would be a qdisc, a class and a leaf for the same, and what it can
-    do beyond, to lend what one class does not use to another, one rate for one NIC has no use for.
+    htb would need a qdisc, a class and a leaf for the same. Its advantage, classes that borrow
+    bandwidth from each other, is of no use for one rate per NIC.
     """
 
-    rate: int  # bytes a second
-    burst_ns: int  # what may leave at once, as the time it takes at this rate
+    rate: int  # bytes/s
+    burst_ns: int  # burst as its duration at this rate
     limit: int  # bytes
     overhead: int = 0
     peak: int = 0
 
     @classmethod
     def of(cls, kbps: int, frame: int) -> Tbf:
-        """The bucket for a rate in kbit/s and the longest frame, all of it, in bytes.
+        """The bucket for a rate in kbit/s and the largest frame in bytes, with all headers.
 
-        It is filled by the clock of the kernel, which on some kernels ticks each 10 ms (CONFIG_HZ
-        100): so much must fit, or the rate is not reached; and one frame, or none leaves. From about
-        50 Mbit/s on, that is more than the 64 KiB of a TSO frame, which then need not be cut up.
-        Half a second of 10 ms buckets would be delay and not rate: what waits is 50 ms, ten frames at
-        least.
+        The kernel's clock refills the bucket, on some kernels (CONFIG_HZ=100) only every 10 ms. So
+        the bucket holds 10 ms of traffic, or the rate is not reached, and at least one frame, or
+        none is ever sent. From about 50 Mbit/s on, it exceeds the 64 KiB of a TSO frame, which then
+        need not be segmented. A longer queue would add delay and no throughput: the limit is 50 ms
+        of traffic, and at least ten frames.
         """
         rate = kbps * 1000 // 8
         burst = max(_FILL_NS, -(-frame * 10**9 // rate))
-        # A tick more, for what is lost when the kernel counts bytes from ticks.
+        # Extra ticks, because the kernel rounds down when it converts ticks to bytes.
         ticks = burst // _TICK_NS + 2
         limit = max(rate * _WAIT_MS // 1000, 10 * frame)
         return cls(rate, ticks * _TICK_NS, min(limit, 0xFFFFFFFF))
@@ -88,8 +89,9 @@ _FILL_NS, _WAIT_MS = 10_000_000, 50
 
 @dataclass(frozen=True)
 class Queueing:
-    """What of this is on one device. ``redirect`` is the index of the device that what enters turns
-    to; 0 if that is gone. ``guard`` decides what may enter at all."""
+    """Our tc objects on one device. ``redirect`` is the index of the device that ingress traffic is
+    redirected to; 0 if that device no longer exists. ``guard`` filters the ingress traffic first.
+    """
 
     root: Tbf | None = None
     redirect: int | None = None
@@ -97,10 +99,10 @@ class Queueing:
 
 
 class Tc:
-    """The qdiscs of the devices of the network namespace that the calling thread is in."""
+    """tc on the devices in the network namespace of the calling thread."""
 
     def read(self, index: int, root_kind: str) -> Queueing:
-        """Of one device, with what the device itself says of the kind of its root qdisc.
+        """Read one device. ``root_kind`` is the kind of its root qdisc as reported by the device.
 
         Raises: HostError, OperationTimeout.
         """
@@ -109,7 +111,7 @@ class Tc:
         return self._queueing(index, _tbf(root) if root else None, ingress is not None)
 
     def read_all(self) -> Mapping[int, Queueing]:
-        """Of all devices that have any, by index. Raises: HostError, OperationTimeout."""
+        """Read all devices that have any of these, by index. Raises: HostError, OperationTimeout."""
         with words("list-qdiscs", "qdiscs"):
             found = netlink.dump(_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0))
         roots: dict[int, Tbf | None] = {}
@@ -126,24 +128,24 @@ class Tc:
         }
 
     def set_root(self, index: int, tbf: Tbf) -> None:
-        """Set the rate; one that is there changes in place and keeps what waits.
+        """Set the egress rate. An existing tbf is changed in place and keeps its queue.
 
         Raises: HostError, OperationTimeout.
         """
         there = self._get(index, _ROOT)
         if there is not None and _handle(there) == OURS and _tbf(there) is None:
-            self.delete_root(index)  # another kind under our handle: the kernel cannot change that
+            self.delete_root(index)  # another kind has our handle; the kernel cannot change it
         body = TCMSG.pack(0, index, OURS << 16, _ROOT, 0) + attribute(_KIND, b"tbf\0")
         with words("set-rate", f"device {index}"):
             netlink.ask(_NEWQDISC, body + attribute(_OPTIONS, *_parameters(tbf)), netlink.REPLACE)
 
     def delete_root(self, index: int) -> None:
-        """Raises: HostError, OperationTimeout."""
+        """Remove the egress rate. Raises: HostError, OperationTimeout."""
         with _gone("remove-rate", index):
             netlink.ask(DELQDISC, TCMSG.pack(0, index, OURS << 16, _ROOT, 0))
 
     def set_redirect(self, index: int, to: int) -> None:
-        """Whatever enters the device leaves the other one first, for its qdisc's sake.
+        """Redirect all ingress traffic to the egress of device ``to``, whose qdisc shapes it.
 
         Raises: HostError, OperationTimeout.
         """
@@ -155,7 +157,7 @@ class Tc:
             netlink.ask(_NEWFILTER, body, netlink.EXCLUSIVE)
 
     def delete_redirect(self, index: int) -> None:
-        """The qdisc goes too, unless somebody else has filters there.
+        """Remove the redirect, and the ingress qdisc unless it has other filters.
 
         Raises: HostError, OperationTimeout.
         """
@@ -166,8 +168,8 @@ class Tc:
                 netlink.ask(DELQDISC, TCMSG.pack(0, index, _INGRESS_HANDLE, _INGRESS, 0))
 
     def set_guard(self, index: int, program: Program) -> None:
-        """The program decides what enters the device, before any redirect; one that is there is
-        replaced at one moment (``cls_bpf_change`` in net/sched/cls_bpf.c).
+        """Install a program that filters ingress traffic before any redirect. An existing one is
+        replaced atomically (``cls_bpf_change`` in net/sched/cls_bpf.c).
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
@@ -187,7 +189,7 @@ class Tc:
                 netlink.ask(_NEWFILTER, body, netlink.REPLACE)
 
     def _make_ingress(self, index: int) -> None:
-        """The qdisc that filters of what enters hang at; clsact serves as well."""
+        """Create the qdisc that ingress filters are attached to, unless there is one (or clsact)."""
         if self._get(index, _INGRESS) is None:
             body = TCMSG.pack(0, index, _INGRESS_HANDLE, _INGRESS, 0)
             netlink.ask(_NEWQDISC, body + attribute(_KIND, b"ingress\0"), netlink.EXCLUSIVE)
@@ -197,7 +199,7 @@ class Tc:
             netlink.ask(DELFILTER, TCMSG.pack(0, index, 0, _INGRESS_FILTERS, _info(priority)))
 
     def _get(self, index: int, parent: int) -> bytes | None:
-        """One qdisc; None for one that only stands for there being none."""
+        """One qdisc; None if there is none or only a placeholder."""
         with _gone("read-qdisc", index):
             found = netlink.ask(_GETQDISC, TCMSG.pack(0, index, 0, parent, 0), netlink.ECHO)
             return found[0] if found else None
@@ -214,12 +216,12 @@ class Tc:
 
 @contextlib.contextmanager
 def _gone(step: str, index: int) -> Iterator[None]:
-    """What is not there, device or qdisc, need not be read or removed."""
+    """Ignore errors about a device, qdisc or filter that does not exist."""
     with words(step, f"device {index}"):
         try:
             yield
         except OSError as refused:
-            # EINVAL: the device's built-in qdisc, or a filter where there is no such qdisc.
+            # EINVAL: the device's built-in qdisc, or a filter without its qdisc.
             if refused.errno not in (errno.ENOENT, errno.EINVAL, errno.ENODEV):
                 raise
 
@@ -243,7 +245,7 @@ def _redirect(filters: Iterable[bytes]) -> int | None:
 
 
 def _guard(filters: Iterable[bytes]) -> Program | None:
-    """The one program at our priority that decides by itself; None for anything else."""
+    """The only direct-action program at our priority; None for anything else."""
     ours = [p for p in filters if TCMSG.unpack_from(p)[4] == _info(_GUARD)]
     programs = [program for p in ours if (program := _program(p)) is not None]
     return programs[0] if len(programs) == 1 else None
@@ -275,7 +277,7 @@ def _handle(payload: bytes) -> int:
 
 
 def _tbf(payload: bytes) -> Tbf | None:
-    """Our own; None for any other."""
+    """Parse our tbf; None for any other qdisc."""
     found = dict(attributes(payload, TCMSG.size))
     if _handle(payload) != OURS or text(found.get(_KIND)) != "tbf":
         return None
@@ -309,7 +311,7 @@ def _match_all(to: int) -> list[bytes]:
 
 
 def _target(payload: bytes) -> int | None:
-    """Where a filter of ours turns everything to; None for what is not such a filter."""
+    """The target of our redirect of all traffic; None for any other filter."""
     options = dict(attributes(dict(attributes(payload, TCMSG.size)).get(_OPTIONS, b"")))
     selector = options.get(_U32_SEL, b"")
     actions = dict(attributes(options.get(_U32_ACT, b"")))

@@ -1,7 +1,7 @@
-"""Virtual functions as the kernel has them: one netlink dump to read all, one small step each to write.
+"""VFs of the kernel: read with one netlink dump, written one attribute group at a time.
 
-A VF's attributes are its PF's to set, by the VF's number; its driver is set by its PCI address, in
-sysfs. Nothing here thinks: who calls decides what is right, and reads back that it is.
+The attributes of a VF are set through its PF, by VF number; its driver is bound by PCI address, in
+sysfs. This module makes no decisions: callers decide what to set and verify it by reading back.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _COUNTERS = {
     "rx_packets": 0, "tx_packets": 1, "rx_bytes": 2, "tx_bytes": 3, "rx_dropped": 7, "tx_dropped": 8,
 }  # fmt: skip
 _UNKNOWN = 0xFFFFFFFF
-#: An attribute with struct ifla_vf_mac.
+#: The size of the attribute with struct ifla_vf_mac, in bytes.
 _VF_MAC_BYTES = 40
-# Older kernels heed it for the interface's own statistics only, not for those of its VFs.
+# Older kernels apply it only to the interface's own statistics, not to those of its VFs.
 _EXT_VF, _EXT_SKIP_STATISTICS = 1, 8
 _IFF_UP = 1
 # include/uapi/linux/if_ether.h
 _ETH_P_8021AD = 0x88A8
 # include/uapi/linux/capability.h
 _CAP_NET_ADMIN = 12
-# include/linux/errno.h: the kernel's own, which drivers give to user space all the same.
+# include/linux/errno.h: internal to the kernel, but some drivers return it to user space.
 _ENOTSUPP = 524
 
 LINK_STATES = ("auto", "enable", "disable")  # IFLA_VF_LINK_STATE_AUTO and following
@@ -55,10 +55,10 @@ LINK_STATES = ("auto", "enable", "disable")  # IFLA_VF_LINK_STATE_AUTO and follo
 
 @dataclass(frozen=True, slots=True)
 class VfAttributes:
-    """What a PF holds of one of its VFs; rates are in Mbit/s, and 0 is no limit.
+    """The attributes of a VF that its PF holds. Rates are in Mbit/s, and 0 is no limit.
 
-    ``spoofchk``, ``trusted`` and ``rss_query`` are None where the NIC has no such switch; GUIDs are
-    empty where it has none (they are of InfiniBand). ``vlan_stacked`` is a VLAN of 802.1ad (QinQ).
+    ``spoofchk``, ``trusted`` and ``rss_query`` are None if the NIC does not support them. GUIDs are
+    empty if it has none (they belong to InfiniBand). ``vlan_stacked``: the VLAN is 802.1ad (QinQ).
     """
 
     mac: str = NO_MAC
@@ -75,7 +75,7 @@ class VfAttributes:
     port_guid: str = ""
 
 
-#: What is written together, in the order in which it is written, and the fields it has.
+#: Groups of attributes that are written together, in the order of writing, with their fields.
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "mac": ("mac",),
@@ -92,7 +92,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def differing(have: VfAttributes, want: VfAttributes) -> tuple[str, ...]:
-    """The groups to write so that a VF becomes ``want``; a switch that is not there is off."""
+    """The groups to write so that a VF becomes ``want``; an unsupported switch counts as off."""
     return tuple(
         group
         for group, names in GROUPS.items()
@@ -102,7 +102,7 @@ def differing(have: VfAttributes, want: VfAttributes) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class NicLink:
-    """The network interface of a PCI device; of a PF, with the attributes of its VFs by number."""
+    """The network interface of a PCI device. A PF's also has the attributes of its VFs by number."""
 
     index: int
     name: str
@@ -122,31 +122,31 @@ class HostInterface:
     name: str
     up: bool
     enslaved: bool
-    #: Whether its driver or the host chose its MAC, and not the PF (``addr_assign_type`` is not
-    #: NET_ADDR_PERM, include/uapi/linux/netdevice.h: VF drivers call eth_hw_addr_random).
+    #: Whether its MAC was set by the VF driver or the host and not by the PF (``addr_assign_type``
+    #: is not NET_ADDR_PERM, include/uapi/linux/netdevice.h: VF drivers call eth_hw_addr_random).
     own_mac: bool = False
-    #: Its MAC; empty if that cannot be read.
+    #: Its MAC; empty if it cannot be read.
     mac: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class HostUse:
-    """How the host uses a VF itself: ``how`` is a clause; ``end`` says how to end that."""
+    """A use of a VF by the host itself: ``how`` is a clause, ``end`` tells the operator how to end it."""
 
     how: str
     end: str
 
     def conflict(self, address: str, step: str) -> Conflict:
-        """The error for a VF that is to be taken from the host while it uses it."""
+        """The error for a VF that cannot be allocated because the host uses it."""
         return Conflict(f"VF {address} is in use by the host: {self.how}", step=step, fix=self.end)
 
 
 def host_uses(driver: str | None, interfaces: Sequence[HostInterface]) -> Iterator[HostUse]:
-    """Every use of a VF that a network driver of the host has.
+    """All uses of a VF through a network driver of the host.
 
-    sysfs shows the interfaces of the reader's network namespace only (``net_namespace`` of class
-    net in net/core/net-sysfs.c): a driver without one has it in another namespace, which is a
-    container's.
+    sysfs shows only interfaces of the reader's network namespace (``net_namespace`` of class net in
+    net/core/net-sysfs.c). If the driver has no interface here, it may be in the namespace of a
+    container.
     """
     if driver is None:
         return
@@ -165,11 +165,11 @@ def host_uses(driver: str | None, interfaces: Sequence[HostInterface]) -> Iterat
 
 
 class VfRefuses(HostError):
-    """A VF does not take what others take, so that something is wrong with it."""
+    """The VF rejects a setting that other VFs accept, so it is faulty."""
 
 
 class VfInvalid(VfRefuses):
-    """The driver calls a setting invalid: it cannot do it, or the VF or its NIC is being reset."""
+    """The driver returned EINVAL or ERANGE: unsupported, or the VF or its NIC is being reset."""
 
 
 class VfBusy(HostError):
@@ -179,11 +179,11 @@ class VfBusy(HostError):
 
 
 class VfStuck(VfBusy):
-    """The same, while the NIC is up and reports the VF: if it lasts, the VF is not fit for use."""
+    """``VfBusy`` although the NIC is up and reports the VF. If it lasts, the VF is unusable."""
 
 
 class Vfs:
-    """The kernel's VFs, in the network namespace of the calling thread."""
+    """VF access in the network namespace of the calling thread."""
 
     def __init__(self, sys: Path = SYS) -> None:
         self.sys = sys
@@ -193,9 +193,9 @@ class Vfs:
     def links(self) -> dict[str, NicLink]:
         """The interfaces of PCI devices by name, in one dump.
 
-        If the kernel cannot put the VFs of one NIC into a message (it does not reckon with GUIDs in
-        ``rtnl_vfinfo_size``, net/core/rtnetlink.c), a request is sent for each NIC with VFs, and the
-        answer for that one has no VFs.
+        The kernel fails with EMSGSIZE if the VFs of one NIC do not fit into a message
+        (``rtnl_vfinfo_size`` in net/core/rtnetlink.c does not count GUIDs). Then each NIC with VFs
+        is requested separately, and a NIC that still fails is returned without VFs.
 
         Raises: HostError, OperationTimeout.
         """
@@ -222,7 +222,7 @@ class Vfs:
             return link
 
     def link(self, index: int) -> NicLink | None:
-        """One of these interfaces, without a dump; None if it is no more, or no PCI device's.
+        """One interface, without a dump; None if it does not exist or belongs to no PCI device.
 
         Raises: HostError, OperationTimeout.
         """
@@ -238,7 +238,7 @@ class Vfs:
         return parse_link(answers[0]) if answers else None
 
     def counters(self, index: int) -> dict[int, VfCounters]:
-        """What a PF's driver counts for its VFs, by number. Raises: HostError, OperationTimeout."""
+        """The counters of a PF's VFs, by VF number. Raises: HostError, OperationTimeout."""
         body = _IFINFO.pack(0, 0, index, 0, 0) + attribute(_EXT_MASK, _NUMBER.pack(_EXT_VF))
         with _words("count-vfs", f"interface {index}"):
             answers = netlink.ask(_GETLINK, body)
@@ -262,7 +262,7 @@ class Vfs:
     def set(self, pf_index: int, vf_number: int, group: str, want: VfAttributes) -> None:
         """Write one of ``GROUPS`` of one VF.
 
-        Raises: Unsupported if the NIC has no such thing, VfBusy, VfInvalid, VfRefuses, HostError,
+        Raises: Unsupported if the NIC lacks the feature, VfBusy, VfInvalid, VfRefuses, HostError,
         OperationTimeout.
         """
         body = _IFINFO.pack(0, 0, pf_index, 0, 0)
@@ -273,18 +273,19 @@ class Vfs:
     # -- drivers ---------------------------------------------------------------------------------
 
     def override(self, address: str, driver: str | None) -> None:
-        """Name the only driver that may bind to the device, or (None) let the kernel choose."""
+        """Set the only driver that may bind to the device (``driver_override``); None: no restriction."""
         self._write(address, "driver_override", driver or "\n")
 
     def host_use(self, address: str, *, may_be_up: bool = False) -> HostUse | None:
-        """How the host's network uses the device now, see ``host_use``."""
+        """How the host's network uses the device now; see the function ``host_use``."""
         device = self._device(address)
         return host_use(read_link(device / "driver"), read_interfaces(device), may_be_up=may_be_up)
 
     def unbind(self, address: str) -> None:
-        """Take the device from its driver, if it has one.
+        """Unbind the device from its driver, if it has one.
 
-        Raises: HostError; also if a process has it open, for then the kernel would wait for it.
+        Raises: HostError; also if a process has the device open, because the kernel would block
+        until it closes.
         """
         if self.is_open(address):
             raise HostError(f"{address} is in use: its vfio device is open", step="unbind-vf")
@@ -292,12 +293,12 @@ class Vfs:
             self._write(address, "driver/unbind", address)
 
     def reset(self, address: str) -> None:
-        """Reset the function, where it can be: whoever has it next finds nothing of the last one."""
+        """Reset the function if it supports that, so the next user finds no state of the previous one."""
         if (self._device(address) / "reset").exists():
             self._write(address, "reset", "1")
 
     def probe(self, address: str) -> None:
-        """Let the driver bind that ``driver_override`` names, or else that the kernel chooses.
+        """Bind the driver that ``driver_override`` names, or else the one that the kernel chooses.
 
         Without the override the kernel binds nothing while ``sriov_drivers_autoprobe`` is 0
         (``pci_device_can_probe`` in drivers/pci/pci-driver.c).
@@ -316,9 +317,9 @@ class Vfs:
 def host_use(
     driver: str | None, interfaces: Sequence[HostInterface], *, may_be_up: bool = False
 ) -> HostUse | None:
-    """How the host's network uses a VF; None if a process may have it instead.
+    """How the host's network uses a VF; None if it can be given to a VM or OVS.
 
-    ``may_be_up``: an interface that is only up is no use, as it may be left of DPDK's.
+    ``may_be_up``: an interface that is merely up does not count as a use; DPDK may have left it so.
     """
     if is_vfio(driver) or is_uio(driver):
         return None
@@ -327,12 +328,12 @@ def host_use(
 
 
 def is_vfio(driver: str | None) -> bool:
-    """Whether a driver gives a device to a process: vfio-pci, or a vendor's variant of it."""
+    """Whether the driver gives user space access through vfio: vfio-pci or a vendor's variant."""
     return driver is not None and "vfio" in driver
 
 
 def is_uio(driver: str | None) -> bool:
-    """Whether a driver gives a device to a process without an IOMMU: uio_pci_generic, igb_uio."""
+    """Whether the driver gives user space access without an IOMMU: uio_pci_generic, igb_uio."""
     return driver is not None and "uio" in driver
 
 
@@ -355,7 +356,7 @@ def read_interfaces(device: Path | str) -> tuple[HostInterface, ...]:
 
 
 def read_text(path: Path | str) -> str:
-    """A sysfs attribute's text; empty if there is none, or none to read."""
+    """The text of a sysfs attribute; empty if it is missing or unreadable."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -369,7 +370,7 @@ def read_text(path: Path | str) -> str:
 
 
 def read_link(path: Path | str) -> str | None:
-    """The name that a sysfs link leads to; None if there is no such link."""
+    """The last component of the target of a sysfs link; None if there is no such link."""
     try:
         return os.readlink(path).rpartition("/")[2]
     except OSError:
@@ -380,7 +381,7 @@ def read_link(path: Path | str) -> str | None:
 
 
 def _request(vf_number: int, group: str, want: VfAttributes) -> bytes:
-    """The structures of include/uapi/linux/if_link.h: the VF's number, then the values."""
+    """Build the structures of include/uapi/linux/if_link.h: the VF number, then the values."""
 
     def words_of(kind: int, *values: int) -> bytes:
         return attribute(kind, struct.pack(f"={1 + len(values)}I", vf_number, *values))
@@ -393,7 +394,7 @@ def _request(vf_number: int, group: str, want: VfAttributes) -> bytes:
             tag = struct.pack("=III", vf_number, want.vlan, want.vlan_qos)
             info = attribute(_VF_VLAN_INFO, tag + struct.pack(">H2x", _ETH_P_8021AD))
             return attribute(_VF_VLAN_LIST, info)
-        case "vlan":  # of 802.1Q (do_setvfinfo in net/core/rtnetlink.c)
+        case "vlan":  # 802.1Q (do_setvfinfo in net/core/rtnetlink.c)
             return words_of(_VF_VLAN, want.vlan, want.vlan_qos)
         case "spoofchk":
             return words_of(_VF_SPOOFCHK, bool(want.spoofchk))
@@ -414,18 +415,18 @@ def _request(vf_number: int, group: str, want: VfAttributes) -> bytes:
 
 # ENOTSUPP: bnxt (bnxt_set_vf_vlan and bnxt_set_vf_spoofchk with an old firmware).
 _ABSENT = (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, _ENOTSUPP)
-# EAGAIN: i40e, another operation or a reset of the VF is under way (i40e_check_vf_init_timeout).
+# EAGAIN: i40e, another operation or a reset of the VF is in progress (i40e_check_vf_init_timeout).
 # EBUSY: ice, the VF is not initialized (ice_check_vf_ready_for_cfg).
 _BUSY = (errno.EAGAIN, errno.EBUSY, errno.EINTR)
-# Also of a VF that is being reset: ice_is_vf_disabled, i40e_validate_vf.
+# Also returned for a VF that is being reset: ice_is_vf_disabled, i40e_validate_vf.
 _INVALID = (errno.EINVAL, errno.ERANGE)
-# Not the VF's fault: we may not, or it has gone meanwhile.
+# Not a fault of the VF: missing permission, or the VF was removed meanwhile.
 _NOT_ITS_FAULT = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENODEV, errno.ENOENT)
 
 
 @contextlib.contextmanager
 def _words(step: str, what: str, group: str = "") -> Iterator[None]:
-    """The kernel's refusal as an error with its own words."""
+    """Translate errors of the kernel into typed errors with its error text."""
     try:
         yield
     except NetpluginError:
@@ -440,7 +441,7 @@ def _words(step: str, what: str, group: str = "") -> Iterator[None]:
 
 
 def refusal(group: str, code: int) -> NetpluginError:
-    """What the errno of a driver for this setting becomes."""
+    """Translate the errno of a driver for this setting into a typed error."""
     return _error("set-vf", f"{group}: {os.strerror(code)}", code, group)
 
 
@@ -456,9 +457,10 @@ def _error(step: str, detail: str, code: int, group: str) -> NetpluginError:
 
 
 def _administers_networks() -> bool:
-    """Whether this process has CAP_NET_ADMIN, so that it is not the kernel that forbids a setting.
+    """Whether this process has CAP_NET_ADMIN, so that EPERM comes from the driver and not the
+    kernel.
 
-    mlx5 forbids them where the host does not manage the NIC's switch, as beside a DPU that does
+    mlx5 returns EPERM where the host does not manage the NIC's eswitch, as with a DPU that does
     (``mlx5_esw_allowed`` in drivers/net/ethernet/mellanox/mlx5/core/eswitch.c).
     """
     for line in read_text("/proc/thread-self/status").splitlines():
@@ -468,31 +470,31 @@ def _administers_networks() -> bool:
     return False
 
 
-#: What to ask for instead, by group.
+#: Suggested changes of the request, by group.
 _FIXES: Mapping[str, str] = MappingProxyType(
     {
         "vlan": "ask without vf.vlan_qos and with vf.vlan_proto 802.1Q",
-        # i40e_ndo_set_vf_trust in MFP mode: its VFs get no multicast either.
+        # i40e_ndo_set_vf_trust in MFP mode, in which its VFs get no multicast either.
         "trust": "ask without vf.trusted; a relay of vdpa needs it on this NIC: use another backend",
     }
 )
 
 
 def unsupported(detail: str, group: str) -> Unsupported:
-    """The error for a setting that a NIC does not have."""
+    """The error for a setting that a NIC does not support."""
     fix = _FIXES.get(group, f"ask without {group}, or for less")
     return Unsupported(f"the NIC refuses it: {detail}", step="set-vf", fix=fix)
 
 
-# Every NIC with VFs sets a MAC and a VLAN; what else is invalid is what the NIC cannot do (igb and
-# i40e have no least rate, and say EINVAL).
+# Every NIC with VFs can set a MAC and a VLAN. EINVAL for another setting means that the NIC does
+# not support it (igb and i40e have no minimum rate and return EINVAL).
 _OPTIONAL = ("spoofchk", "trust", "rate", "link_state", "rss_query", "node_guid", "port_guid")
 
 
 def is_beyond(group: str, want: VfAttributes) -> bool:
-    """Whether a NIC in order may call this setting invalid because it cannot do it.
+    """Whether a healthy NIC may return EINVAL for this setting because it does not support it.
 
-    A VLAN priority: bnxt (bnxt_set_vf_vlan of Linux 5.15; 6.18 takes it). A MAC of zeros: qede
+    VLAN priority: bnxt (bnxt_set_vf_vlan in Linux 5.15; 6.18 supports it). An all-zero MAC: qede
     (qede_set_vf_mac) and cxgb4 (cxgb4_mgmt_set_vf_mac).
     """
     return (
@@ -503,7 +505,7 @@ def is_beyond(group: str, want: VfAttributes) -> bool:
 
 
 def parse_link(payload: bytes) -> NicLink | None:
-    """A link's message as a value; None if no PCI device is behind it."""
+    """Parse a link message; None if the interface belongs to no PCI device."""
     _, _, index, flags, _ = _IFINFO.unpack_from(payload)
     found = dict(_link_attributes(payload))
     of_pci = text(found.get(_PARENT_BUS, b"")) == "pci"
@@ -523,11 +525,11 @@ def parse_link(payload: bytes) -> NicLink | None:
 
 
 def _link_attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
-    """Type and value of a link's attributes, with the whole list of its VFs.
+    """Yield type and value of a link's attributes, with the whole list of its VFs.
 
-    The length of an attribute has 16 bits, and the kernel stores what is left of a longer one
-    (``nla_nest_end`` in include/net/netlink.h). 222 VFs are longer with their statistics, which
-    older kernels always send. Each VF in the list has a right length of its own.
+    The length of an attribute has 16 bits, and the kernel truncates a larger one (``nla_nest_end``
+    in include/net/netlink.h). 222 VFs with statistics exceed it, and older kernels always send
+    statistics. The lengths of the individual VFs in the list are correct.
     """
     offset = _IFINFO.size
     while offset + 4 <= len(payload):
@@ -541,7 +543,7 @@ def _link_attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _end_of_vfs(payload: bytes, offset: int) -> int:
-    """Where the list of VFs ends that begins here: after the last that begins with a VF's MAC."""
+    """The end of the list of VFs that begins at ``offset``: after the last entry with a VF's MAC."""
     while offset + _VF_START.size <= len(payload):
         length, kind, mac_length, mac_kind = _VF_START.unpack_from(payload, offset)
         if (kind, mac_length, mac_kind) != (_VF_INFO, _VF_MAC_BYTES, _VF_MAC):
@@ -551,7 +553,7 @@ def _end_of_vfs(payload: bytes, offset: int) -> int:
 
 
 def parse_vfs(data: bytes) -> dict[int, VfAttributes]:
-    """The attribute IFLA_VFINFO_LIST: for each VF, attributes that begin with its number."""
+    """Parse IFLA_VFINFO_LIST: for each VF, attributes that begin with its number."""
     vfs: dict[int, VfAttributes] = {}
     for _, info in attributes(data):
         of = dict(attributes(info))
@@ -577,7 +579,7 @@ def parse_vfs(data: bytes) -> dict[int, VfAttributes]:
 
 
 def parse_counters(data: bytes) -> dict[int, VfCounters]:
-    """The statistics in IFLA_VFINFO_LIST, by the VF's number."""
+    """Parse the statistics in IFLA_VFINFO_LIST, by VF number."""
     found: dict[int, VfCounters] = {}
     for _, info in attributes(data):
         of = dict(attributes(info))
@@ -588,13 +590,13 @@ def parse_counters(data: bytes) -> dict[int, VfCounters]:
 
 
 def _vlan_protocol(data: bytes) -> int:
-    """Of the one VLAN in the list: struct ifla_vf_vlan_info; 0 if the driver does not say (mlx5)."""
+    """The protocol in the struct ifla_vf_vlan_info of the list; 0 if the driver reports none (mlx5)."""
     info = dict(attributes(data)).get(_VF_VLAN_INFO, b"")
     return int(struct.unpack_from(">H", info, 12)[0]) if len(info) >= 14 else 0
 
 
 def _guid(data: bytes | None) -> str:
-    """Of struct ifla_vf_guid, as ``ip link`` writes it."""
+    """Format a struct ifla_vf_guid like ``ip link``."""
     return "" if data is None else struct.unpack_from("=I4xQ", data)[1].to_bytes(8, "big").hex(":")
 
 

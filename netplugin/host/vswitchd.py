@@ -1,4 +1,4 @@
-"""ovs-vswitchd as a process: is it there, tell when it goes and comes, ask it (ovs-appctl)."""
+"""The ovs-vswitchd process: watch for its start and end, and run ovs-appctl commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RETRY_S = 0.05
 
 
 def control_socket(rundir: Path) -> Path | None:
-    """vswitchd's control socket, by its pid file; None if there is no pid file."""
+    """The path of vswitchd's control socket, from its pid file; None if there is no pid file."""
     try:
         pid = int((rundir / "ovs-vswitchd.pid").read_text())
     except (OSError, ValueError):
@@ -27,16 +27,16 @@ def control_socket(rundir: Path) -> Path | None:
 
 
 class VswitchdWatch:
-    """Holds a connection to vswitchd's control socket: the kernel closes it when vswitchd dies.
+    """Keeps a connection to vswitchd's control socket, which the kernel closes when vswitchd dies.
 
-    The database cannot tell: its rows look the same while vswitchd is dead, and after a restart,
-    when the flows are gone.
+    The database does not show this: its rows stay the same while vswitchd is dead, and after a
+    restart, when the flows are lost.
     """
 
     def __init__(
         self, rundir: Path, changed: Callable[[bool], None], supervisor: Supervisor
     ) -> None:
-        """``changed(True)`` when vswitchd has come (its sockets answer), ``False`` when it went."""
+        """Calls ``changed(True)`` when vswitchd accepts connections, ``changed(False)`` when it has died."""
         self._rundir = rundir
         self._changed = changed
         self._stop = threading.Event()
@@ -58,7 +58,7 @@ class VswitchdWatch:
         while not self._stop.is_set():
             held = self._hold()
             if held is None:
-                # A socket that is not there yet gives nothing to wait for.
+                # A socket that does not exist yet cannot be polled.
                 self._stop.wait(_RETRY_S)
                 continue
             with held:
@@ -67,13 +67,13 @@ class VswitchdWatch:
                     self._tell(True)
                     self._wait_gone(held)
                 finally:
-                    # Whatever ended the wait: nobody watches this process any more.
+                    # However the wait ended, this process is no longer watched.
                     self._alive.clear()
             if not self._stop.is_set():
                 self._tell(False)
 
     def _wait_gone(self, held: socket.socket) -> None:
-        # Not select(): it takes no descriptor above 1,023.
+        # Not select(): it accepts no descriptor above 1,023.
         poll = select.poll()
         poll.register(held, select.POLLIN)
         poll.register(self._stop_reader, select.POLLIN)
@@ -97,7 +97,7 @@ class VswitchdWatch:
 
 
 def appctl(rundir: Path, *command: str, deadline: float) -> str:
-    """What ``ovs-appctl`` prints for the command.
+    """Run an ``ovs-appctl`` command and return its output.
 
     Raises: BackendUnavailable, HostError, OperationTimeout.
     """
