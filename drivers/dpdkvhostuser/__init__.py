@@ -1,1 +1,1 @@
-"""OVS-DPDK and vhost-user: a ``dpdkvhostuserclient`` port for each NIC; OVS connects, QEMU listens."""
+"""The backend dpdkvhostuser: one ``dpdkvhostuserclient`` port of OVS-DPDK per NIC (QEMU listens)."""

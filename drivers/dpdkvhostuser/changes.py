@@ -1,4 +1,4 @@
-"""What the dpdkvhostuser backend alone can do to OVS: tunnels, and the flows of VXLAN networks."""
+"""Changes to OVS that only the dpdkvhostuser backend makes: tunnel ports and flows of VXLAN networks."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class RemoveTunnelPort(RowChange):
 
 @dataclass(frozen=True)
 class SetNetwork(FlowChange):
-    """Bring the flows of one VXLAN network to what is wanted; those that are right stay."""
+    """Bring the flows of one VXLAN network to the desired set; correct flows are not touched."""
 
     overlay: Overlay
     local_ip: str
 
     def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
-        """What must go and what must come, so that what is right is not touched: traffic is on it."""
+        """Return the flows to delete and to add. Correct flows stay, because they carry traffic."""
         overlay, local_ip = self.overlay, self.local_ip
         tunnel = ofport(ovs, vxlan_name(overlay.spec.udp_port))
         patch = ofport(ovs, TO_OVERLAY)

@@ -1,4 +1,4 @@
-"""The dpdkvhostuser backend: observes OVS as values, lets ``plan`` think, and applies what it says."""
+"""The dpdkvhostuser backend: observe OVS as values, plan changes with ``plan``, and apply them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DpdkVhostUser(Backend[Seen]):
         self._applier = Applier(self._ovs)
         sockets.make_directory(self._settings.vhost_socket_dir, self._settings.vhost_socket_group)
 
-    # -- what can be said without touching the host ---------------------------------------------
+    # -- without access to the host --------------------------------------------------------------
 
     def hold(self) -> Usability:
         return self._ovs.hold()
@@ -67,8 +67,8 @@ class DpdkVhostUser(Backend[Seen]):
     def validate(self, spec: PortSpec) -> None:
         super().validate(spec)
         if spec.overlay_id is not None:
-            # The rest of what tunnels need is looked at with the network's MTU, before the host is
-            # touched: ``plan`` refuses.
+            # The other requirements of tunnels depend on the network's MTU: ``plan`` checks them
+            # before the host is changed.
             refusal = None if self._settings.local_ip else problem(None)
             refusal = refusal or offload.refuse_tunnels(self._ovs.mirror.root)
             if refusal:
@@ -88,7 +88,7 @@ class DpdkVhostUser(Backend[Seen]):
 
     def held_vlans(self) -> Mapping[int, str]:
         if self._settings.local_ip is not None:
-            # Before the database has been read its networks would seem to have no numbers.
+            # Until the database has been read, networks would appear to have no local VLANs.
             self._ovs.db.require_online()
         return self._ovs.mirror.networks(BACKEND)
 
@@ -127,7 +127,7 @@ class DpdkVhostUser(Backend[Seen]):
         of_sockets = sockets.findings(self._settings, observed.rows, observed.sockets)
         return [*findings(observed, self._settings.local_ip), *of_sockets]
 
-    # -- what touches it -------------------------------------------------------------------------
+    # -- with access to the host -----------------------------------------------------------------
 
     def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
         return self._observer.observe(ports, deadline)

@@ -1,4 +1,4 @@
-"""What OVS itself says does not work of a port that is as wanted, and of what it stands on."""
+"""Faults that OVS reports for a port whose rows are correct, and for its uplinks, tunnels and bonds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from netplugin.host.ovs_underlay import problem
 
 
 def details(row: OvsPort) -> Mapping[str, Any]:
-    """What a platform is told of a port as it is."""
+    """Return the details of a port that the API reports."""
     found = faults.details(row)
     if NETWORK_MARK in row.external_ids:
         found["network_id"] = row.external_ids[NETWORK_MARK]
@@ -24,7 +24,7 @@ def details(row: OvsPort) -> Mapping[str, Any]:
 
 
 def fault(row: OvsPort, seen: Seen, word: HostWord) -> str | None:
-    """Why the port does not work; None if OVS says nothing against it."""
+    """Return why the port does not work; None if OVS reports no fault."""
     bridge = seen.bridges.get(str(row.bridge))
     return (
         faults.of_port(row, word.starved)
@@ -46,7 +46,9 @@ def _of_tunnels(row: OvsPort, seen: Seen, word: HostWord) -> str | None:
 
 
 def _of_bonds(row: OvsPort, seen: Seen) -> str | None:
-    """Told in a look at the whole host only: a bond that has just come may negotiate for a while."""
+    """Return the fault of a bond that the port depends on.
+
+    ``seen.bonds`` is empty unless the whole host was observed: a new bond may negotiate for a while."""
     for use in seen.bonds:
         if row.bridge == use.bridge or (row.bridge == OVERLAY and use.tunnels):
             dead = ovs_bonds.fault(use.bond)

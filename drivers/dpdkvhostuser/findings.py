@@ -1,4 +1,4 @@
-"""What an operator should know of the host beside its ports (``Backend.findings``)."""
+"""Findings of the dpdkvhostuser backend about the host (``Backend.findings``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from netplugin.models import Finding
 
 
 def findings(seen: Seen, local_ip: str | None) -> list[Finding]:
-    """``seen`` is of the whole host (pure)."""
+    """Return the findings; ``seen`` must cover the whole host. Pure."""
     found = ovs_bonds.findings(seen.bonds)
     found += of_bridges(seen)
     found += _queues(seen)
@@ -22,7 +22,7 @@ def findings(seen: Seen, local_ip: str | None) -> list[Finding]:
 
 
 def _queues(seen: Seen) -> list[Finding]:
-    """Queues of a port beyond the PMD threads share one: OVS spreads queues over threads."""
+    """Report ports with more queues than there are PMD threads: their queues then share threads."""
     asked = {
         row.name: int(row.interface.external_ids.get(QUEUES_MARK, "1"))
         for row in seen.rows.values()

@@ -1,4 +1,4 @@
-"""Reads OVS into values: what backends on it look at alike, and tunnels, the underlay and bonds."""
+"""Read the state of OVS as values: the common parts, and tunnels, the underlay and bonds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from netplugin.host.ovs_underlay import Underlay, UnderlayReader
 
 
 class Observer:
-    """See ``netplugin.backend.Backend.observe``. For one thread."""
+    """See ``netplugin.backend.Backend.observe``. Not thread-safe."""
 
     def __init__(self, ovs: OvsHost) -> None:
         self._ovs = ovs
@@ -93,16 +93,16 @@ class Observer:
         )
 
     def _network_cookies(self, scope: Scope) -> list[int]:
-        """Of the networks that the ports in question are on."""
+        """Return the cookies of the networks that the ports in scope are on."""
         ids = (row.external_ids for row in scope.rows.values() if row.bridge == OVERLAY)
         return sorted({tunnels.network_cookie(n) for marks in ids for n in network_of(marks)})
 
-    # -- programs --------------------------------------------------------------------------------
+    # -- bonds -----------------------------------------------------------------------------------
 
     def _bonds(
         self, bridges: Mapping[str, OvsBridge], underlay: Underlay | None, scope: Scope
     ) -> tuple[BondUse, ...]:
-        """The bonds by which ports or tunnels leave, the operator's own too."""
+        """Return the bonds that ports or tunnels use as uplinks, including the operator's own."""
         tunnels_by = underlay.device if underlay else None
         beside = self._mirror.bridge(tunnels_by) if tunnels_by else None
         where: dict[str, OvsBridge] = {}
@@ -128,8 +128,8 @@ class Observer:
 
 
 def _pmd_threads(root: OvsRoot) -> int:
-    """How many PMD threads vswitchd runs; without a mask it is one for each NUMA node."""
+    """Return the number of PMD threads in ``pmd-cpu-mask``; 1 if it is not set or cannot be parsed."""
     try:
         return len(cpus.from_mask(root.other_config.get("pmd-cpu-mask", ""))) or 1
     except ValueError:
-        return 1  # what OVS cannot read it ignores
+        return 1  # OVS ignores a mask that it cannot parse

@@ -1,4 +1,4 @@
-"""The options of the dpdkvhostuser backend (OVS itself is in ``[ovs]``, which backends share)."""
+"""Options of the dpdkvhostuser backend. The options of OVS itself are in ``[ovs]``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ OPTIONS = [
     cfg.BoolOpt(
         "guest_hugepages",
         default=True,
-        help="Whether a VM's memory must be hugepages (as it should: with small pages every packet "
-        "costs TLB misses). False asks for shared memory only.",
+        help="Require hugepages for the memory of a VM (recommended: small pages cost TLB misses on every "
+        "packet). False requires shared memory only.",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""From what is wanted and what OVS has to the changes between them: the thinking, without a host."""
+"""Plan the changes from the observed to the desired state of OVS. Pure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
     kept: dict[str, NetpluginError] = {}
     configured = settings
     if settings.local_ip is None:
-        # The tunnels that are there stay as they are, and so do the flows that use them.
+        # Existing tunnels and the flows that use them stay as they are.
         settings = replace(settings, local_ip=seen.tunnels.local_ip)
     room = MAX_VHOST_SOCKETS - seen.vhost_sockets
     for intent in sorted(intents, key=lambda i: i.port_id):
@@ -77,7 +77,7 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
     return Plan((*bridges, *tunnels, *ports, *after_bridges, *after_tunnels), refused, kept)
 
 
-# -- what cannot be had ------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------
 
 
 def _bridge_of(
@@ -90,7 +90,7 @@ def _bridge_of(
 def _left_out(
     settings: OvsSettings, intent: Intent, bridge: str | None, seen: Seen
 ) -> NetpluginError | None:
-    """What the configuration would have to say for a port to come here, and does not."""
+    """Return the error if the configuration does not allow a new port on this network here."""
     assert intent.spec is not None
     if intent.overlay:
         return problem(None) if settings.local_ip is None else None

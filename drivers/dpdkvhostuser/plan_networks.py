@@ -1,4 +1,4 @@
-"""Which tunnels and flows VXLAN networks need: a network is there while a port of this host is on it."""
+"""Plan the tunnels and flows of VXLAN networks. A network exists here while it has a port on this host."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from netplugin.host.ovs_rows import NETWORK_MARK, UDP_MARK, OvsPort
 def network_changes(
     settings: OvsSettings, wanted: Mapping[str, Overlay], planned: set[str], seen: Seen
 ) -> tuple[list[Change], list[Change]]:
-    """What must be done to tunnels before the ports come, and to networks' flows after them.
+    """Return the changes to make before the port changes (tunnels) and after them (network flows).
 
-    ``wanted`` has the ports that shall be on a network, ``planned`` all that something is done for.
+    ``wanted``: the overlays of the desired ports. ``planned``: all ports that this plan changes.
     """
     in_use = {o.network_id: o.spec.udp_port for o in wanted.values()} | dict(
         seen.tunnels.neighbours
@@ -46,13 +46,13 @@ def network_changes(
         if settings.local_ip and _flows_differ(overlay, settings.local_ip, seen)
     ]
     bridge = seen.bridges.get(TUNNELS)
-    if bridge and (in_use or bridge.has_strangers):  # else the bridge goes, and its flows with it
+    if bridge and (in_use or bridge.has_strangers):  # otherwise the whole bridge is deleted
         after += _forgotten(planned, in_use, seen)
     return before, after
 
 
 def network_of(external_ids: Mapping[str, str]) -> dict[str, int]:
-    """The network that a port is marked with, and its UDP port: one entry, or none."""
+    """Return the network that a port's marks name, with its UDP port: one entry or none."""
     network_id, udp_port = external_ids.get(NETWORK_MARK), external_ids.get(UDP_MARK, "")
     return {network_id: int(udp_port)} if network_id and udp_port.isdigit() else {}
 
@@ -80,7 +80,7 @@ def _ports(
         elif row is not None and wish.differs(row):
             changes.append(c.SetTunnelPort(ids, wish))
     if in_use and not settings.local_ip:
-        return []  # what is there stays until the operator has said where tunnels leave
+        return []  # keep existing tunnels until [ovs] local_ip is set
     for name, row in sorted(seen.tunnels.ports.items()):
         bridge = seen.bridges.get(str(row.bridge))
         if name not in wishes and (in_use or bridge is None or bridge.has_strangers):
@@ -89,12 +89,12 @@ def _ports(
 
 
 def _flows_differ(overlay: Overlay, local_ip: str, seen: Seen) -> bool:
-    """Whether a network's flows are not as wanted, or (its first port comes) were not read."""
+    """Whether a network's flows differ from the desired ones, or were not read (its first port)."""
     tunnel = _ofport(seen.tunnels.ports.get(vxlan_name(overlay.spec.udp_port)))
     patch = _ofport(seen.tunnels.ports.get(TO_OVERLAY))
     found = seen.tunnels.flows.get(tunnels.network_cookie(overlay.network_id))
     if found is None or tunnel is None or patch is None:
-        # Ports that vswitchd could not make are told as a fault: no flow leads to them.
+        # vswitchd failed to create a port (ofport 0): reported as a fault, and no flow can use it.
         return tunnel != 0 and patch != 0
     return 0 not in (tunnel, patch) and found != tunnels.network_flows(
         overlay, local_ip, tunnel, patch
@@ -102,14 +102,14 @@ def _flows_differ(overlay: Overlay, local_ip: str, seen: Seen) -> bool:
 
 
 def _ofport(row: OvsPort | None) -> int | None:
-    """None if the port is not there (it is about to come), 0 if vswitchd could not make it."""
+    """Return the ofport; None if the row does not exist yet, 0 if vswitchd failed to create the port."""
     if row is None:
         return None
     return (row.interface and row.interface.works_at) or 0
 
 
 def _forgotten(planned: set[str], in_use: Mapping[str, int], seen: Seen) -> list[Change]:
-    """Flows of networks that no port is on: their last port goes, or somebody else took it away."""
+    """Drop the flows of networks without ports: the last port leaves, or someone else removed it."""
     kept = {tunnels.network_cookie(network_id) for network_id in in_use} | {COOKIE_MARK}
     users: dict[int, list[str]] = {}
     for port_id in sorted(planned & seen.rows.keys()):

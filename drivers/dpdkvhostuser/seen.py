@@ -1,4 +1,4 @@
-"""What the dpdkvhostuser backend sees of a host, as values: all that ``plan`` and findings need."""
+"""The observed state of a host for the dpdkvhostuser backend, as ``plan`` and findings need it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from netplugin.host.ovs_underlay import Underlay
 
 @dataclass(frozen=True)
 class SeenTunnels:
-    """What the VXLAN networks of the host share."""
+    """The observed state that the host's VXLAN networks share."""
 
-    #: Ports with our tunnel mark: the ends of the patch, and one for each UDP port.
+    #: Ports with our tunnel mark: the two patch ports, and one VXLAN port per UDP port.
     ports: Mapping[str, OvsPort] = field(default_factory=dict)
-    #: Their flows by cookie, of the networks that were read; what was learned is not among them.
+    #: The flows of the networks that were read, by cookie, without learned flows.
     flows: Mapping[int, frozenset[Flow]] = field(default_factory=dict)
-    #: Networks that ports not in question are on, each with its UDP port.
+    #: Networks that have ports outside the observed scope, each with its UDP port.
     neighbours: Mapping[str, int] = field(default_factory=dict)
-    #: Where the tunnels leave; None without ``[ovs] local_ip``.
+    #: The uplink path of the tunnels; None without ``[ovs] local_ip``.
     underlay: Underlay | None = None
 
     @property
     def local_ip(self) -> str | None:
-        """The address that the tunnels which are there leave from."""
+        """The ``local_ip`` of the existing tunnel ports; None if there are none."""
         rows = (self.ports[name] for name in sorted(self.ports))
         addresses = (row.interface.options.get("local_ip") for row in rows if row.interface)
         return next((address for address in addresses if address), None)
@@ -35,9 +35,9 @@ class SeenTunnels:
 
 @dataclass(frozen=True)
 class Seen(SeenOvs):
-    """What OVS has of the ports in question, of their bridges, flows and networks."""
+    """The observed state of the ports in scope, and of their bridges, flows and networks."""
 
     tunnels: SeenTunnels = SeenTunnels()
-    #: Read in a look at the whole host only.
+    #: Read only when the whole host is observed.
     bonds: tuple[BondUse, ...] = ()
     pmd_threads: int = 0

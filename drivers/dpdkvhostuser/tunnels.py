@@ -1,15 +1,15 @@
-"""VXLAN as OpenFlow: between the local VLAN of a network on the overlay bridge and its VNI.
+"""OpenFlow flows that map between a VXLAN network's local VLAN on the overlay bridge and its VNI.
 
-The tunnel bridge is ``fail_mode=secure`` and has no NORMAL. A frame takes one of two ways:
+The tunnel bridge has ``fail_mode=secure`` and no NORMAL action. A frame takes one of two paths:
 
-- from a tunnel: table 0 knows the VNI and its peers, and drops what is from no peer of it; table 5
-  learns in table 10 at which host the sender is, and puts the frame with the network's local VLAN
-  onto the overlay bridge;
-- from the overlay bridge: table 0 turns the VLAN into the VNI; table 10 sends it to the host that
-  was learned for its destination; else table 20 sends it to every peer of the network.
+- from a tunnel: table 0 matches the VNI and the peer and drops frames from anyone else. Table 5 learns
+  the host of the sender's MAC in table 10, pushes the network's local VLAN, and outputs the frame to
+  the overlay bridge.
+- from the overlay bridge: table 0 translates the VLAN to the VNI. Table 10 sends the frame to the host
+  learned for its destination; otherwise table 20 floods it to all peers of the network.
 
-What came from a tunnel never goes into one (split horizon): peers form a full mesh. Who a frame is
-from is what its outer header says: nothing here shows that it is true.
+Frames from a tunnel are never sent to a tunnel (split horizon), because peers form a full mesh. The
+peer is identified by the outer source address, which is not authenticated.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ from netplugin.host.openflow import COOKIE_MARK, Flow
 BRIDGE = TUNNELS
 _FROM_PEER, _LEARNED, _FLOOD = 5, 10, 20
 _PRIORITY = 100
-#: As long as OVS itself remembers a MAC it has not heard of (vswitch.xml, mac-aging-time).
+#: The default MAC aging time of OVS (vswitch.xml, mac-aging-time), in seconds.
 _FORGET_S = 300
-#: Above this many senders of one network, frames to the others go to all its peers: a VM that
-#: invents senders must not fill vswitchd's memory.
+#: The limit of learned senders per network. Frames to any further MAC are flooded to all peers. The
+#: limit stops a VM that forges source MACs from filling vswitchd's memory.
 _MOST_LEARNED = 4096
 
-#: The bit of the cookie that tells what was learned from a network's own flows.
+#: The cookie bit that distinguishes learned flows from a network's own flows.
 LEARNED_BIT = 1
 
 
 def network_cookie(network_id: str) -> int:
-    """The cookie of a network's own flows: our mark and bits of the id's hash, never all clear."""
+    """Return the cookie of a network's own flows: our mark and some bits of the id's hash, never zero."""
     digest = hashlib.sha256(network_id.encode()).digest()
     return COOKIE_MARK | (int.from_bytes(digest[:6], "big") & ~LEARNED_BIT or 2)
 
 
 def with_learned(cookie: int) -> tuple[int, int]:
-    """A network's cookie, and that of what was learned: vswitchd writes those flows, not we."""
+    """Return the cookies of a network's own flows and of its learned flows, which vswitchd adds."""
     return cookie, cookie | LEARNED_BIT
 
 
 def base_flows() -> frozenset[Flow]:
-    """What all networks share: a destination that was not learned is sent to all peers."""
+    """Return the flows common to all networks: a frame to an unknown destination is flooded."""
     return frozenset({Flow.make(COOKIE_MARK, 0, f"table={_LEARNED}", f"resubmit(,{_FLOOD})")})
 
 
-#: The bridge of the tunnels is there for the ports on that of the VMs.
+#: The tunnel bridge exists while the overlay bridge has ports.
 LAYOUT = Layout(BACKEND, BRIDGE_MARKS, homes={TUNNELS: OVERLAY}, base={TUNNELS: base_flows()})
 
 
 def peers(overlay: Overlay, local_ip: str) -> list[str]:
-    """The other hosts, each once."""
+    """Return the other hosts, sorted."""
     return sorted(peer for peer in overlay.spec.peers if peer != local_ip)
 
 
 def network_flows(overlay: Overlay, local_ip: str, tunnel: int, patch: int) -> frozenset[Flow]:
-    """The flows of one network, as ovs-ofctl prints them. ``tunnel`` and ``patch`` are ofports."""
+    """Return the flows of one network as ovs-ofctl prints them. ``tunnel`` and ``patch`` are ofports."""
     cookie, vni = network_cookie(overlay.network_id), f"{overlay.spec.vni:#x}"
     others, family = peers(overlay, local_ip), "tun_ipv6" if _is_ipv6(local_ip) else "tun"
     flows = {
@@ -73,8 +73,8 @@ def network_flows(overlay: Overlay, local_ip: str, tunnel: int, patch: int) -> f
         )
         for peer in others
     } | {
-        # A group address as the sender's is no frame (IEEE 802.3, 3.2.3), and would be learned. A
-        # VLAN tag inside a tunnel is not to be (RFC 7348, section 6.1).
+        # A frame with a group address as its source is invalid (IEEE 802.3, 3.2.3) and would be
+        # learned. An inner VLAN tag is not allowed (RFC 7348, section 6.1).
         Flow.make(
             cookie, _PRIORITY,
             f"table={_FROM_PEER},in_port={tunnel},tun_id={vni},vlan_tci=0x0000/0x1000,"
@@ -94,9 +94,9 @@ def network_flows(overlay: Overlay, local_ip: str, tunnel: int, patch: int) -> f
 
 
 def _learn(overlay: Overlay, local_ip: str) -> str:
-    """A flow for frames to this sender, refreshed by each frame that comes from it.
+    """Return the action that learns a flow towards the sender; each frame from it refreshes the flow.
 
-    It matches the VNI and not the VLAN: a number that another network gets later leads nowhere.
+    The learned flow matches the VNI, not the VLAN, so it does not outlive a reassigned local VLAN.
     """
     family = "IPV6" if _is_ipv6(local_ip) else "IPV4"
     _, cookie = with_learned(network_cookie(overlay.network_id))
@@ -109,7 +109,7 @@ def _learn(overlay: Overlay, local_ip: str) -> str:
 
 
 def stale(learned: Iterable[Flow], overlay: Overlay, local_ip: str, tunnel: int) -> list[Flow]:
-    """What was learned that leads to a host which is no peer, or to a port that is not there."""
+    """Return learned flows that lead to a host that is not a peer, or to another tunnel port."""
     there = {int(ipaddress.ip_address(peer)) for peer in peers(overlay, local_ip)}
     return [
         flow
@@ -118,7 +118,7 @@ def stale(learned: Iterable[Flow], overlay: Overlay, local_ip: str, tunnel: int)
     ]
 
 
-# ovs-ofctl prints an IPv6 address as two loads of 64 bits.
+# ovs-ofctl prints an IPv6 address as two 64-bit loads.
 _LOAD = re.compile(r"load:(0x[0-9a-f]+|0)->NXM_NX_TUN_IPV[46]_DST\[(?:(\d+)\.\.\d+)?\]")
 
 

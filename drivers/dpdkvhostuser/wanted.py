@@ -1,4 +1,4 @@
-"""The rows that the dpdkvhostuser backend wants OVS to have, each made from what was asked alone."""
+"""The OVS rows that the dpdkvhostuser backend desires, derived from the intent only."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from netplugin.host.ovs_rows import TUNNEL_MARK, OvsPort
 
 BACKEND = "dpdkvhostuser"
 
-#: The bridges of VXLAN networks: one for the VMs' ports, one for the tunnels, and what joins them.
+#: The bridges of VXLAN networks (for VM ports, and for tunnels) and the patch ports that join them.
 OVERLAY, TUNNELS = "np-overlay", "np-tunnels"
 TO_TUNNELS, TO_OVERLAY = "np-to-tunnels", "np-to-overlay"
-#: What the names of ports begin with that VXLAN networks share.
+#: The name prefixes of the ports that VXLAN networks share.
 SHARED_NAMES = (VXLAN, "np-to-")
-#: What the two are marked with. A colon is in the name of no physical network.
+#: The marks of the two bridges. The colon cannot occur in a physical network's name.
 BRIDGE_MARKS: Mapping[str, str] = {OVERLAY: "vxlan:overlay", TUNNELS: "vxlan:tunnels"}
 
 
 def vhost_port(intent: Intent, bridge: str, socket: str, tso: bool) -> VhostPort:
-    """The rows of a port that is wanted. ``tso``: its VM may send segments of 64 KiB."""
+    """Return the rows of a desired port. ``tso``: its VM may send segments of up to 64 KiB."""
     assert intent.spec is not None
     network, overlay = intent.spec.network, intent.overlay
     tag = overlay.local_vlan if overlay else network.vlan_id or 0
@@ -32,7 +32,7 @@ def vhost_port(intent: Intent, bridge: str, socket: str, tso: bool) -> VhostPort
 
 @dataclass(frozen=True)
 class TunnelPort:
-    """A port that VXLAN networks share: an end of the patch, or the tunnels of one UDP port."""
+    """A port that VXLAN networks share: a patch port, or the tunnel port of one UDP port."""
 
     name: str
     bridge: str
@@ -46,7 +46,7 @@ class TunnelPort:
 
     @staticmethod
     def vxlan(udp_port: int, local_ip: str) -> TunnelPort:
-        """VNI and destination are each flow's. The outer packet has OVS's defaults: DF, a TTL of 64."""
+        """Flows set the VNI and the destination. The outer header has OVS's defaults: DF set, TTL 64."""
         options = {
             "remote_ip": "flow",
             "key": "flow",
@@ -56,7 +56,7 @@ class TunnelPort:
         return TunnelPort(vxlan_name(udp_port), TUNNELS, "vxlan", options)
 
     def port_columns(self) -> dict[str, Any]:
-        """Without a tag, as a trunk: the local VLANs of all networks pass the patch."""
+        """No tag, so the patch is a trunk for the local VLANs of all networks."""
         return {"tag": [], "vlan_mode": [], "external_ids": {TUNNEL_MARK: self.type}}
 
     def interfaces(self) -> dict[str, dict[str, Any]]:
@@ -75,5 +75,5 @@ class TunnelPort:
 
 
 def vxlan_name(udp_port: int) -> str:
-    """Below the 15 characters that a name may have, whatever the port."""
+    """Return the name of a tunnel port. It stays within the 15 characters of an interface name."""
     return f"{VXLAN}{udp_port}"

@@ -1,1 +1,1 @@
-"""Linux bridges: a persistent tap for each NIC on a bridge for each segment, filtered by nftables."""
+"""The backend linuxbridge: one persistent tap per NIC, one bridge per segment, nftables filters."""

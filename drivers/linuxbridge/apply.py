@@ -1,4 +1,4 @@
-"""Makes the changes of a plan, and says for which ports it could not."""
+"""Apply the changes of a plan and report the ports that failed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOG = logging.getLogger(__name__)
 class Writer:
     kernel: Kernel
     deadline: float
-    #: Of the store, to be written with the rules; empty: it stays as it is.
+    #: The mark of the store to write with the rules; empty: leave the existing mark.
     store_mark: str = ""
     failed: dict[str, NetpluginError] = field(default_factory=dict)
 
@@ -110,7 +110,7 @@ class Writer:
         links.set(tap.name, mtu=tap.mtu, alias=alias, master=tap.bridge)
         link = self._ours(tap.name)
         if link is None:
-            return  # reading back will tell
+            return  # the read-back reports it
         index = link.index
         for mac in fdb.fixed(index) - {tap.mac}:
             fdb.release(index, mac)
@@ -124,14 +124,14 @@ class Writer:
             self.kernel.links.delete(name)
 
     def _ours(self, name: str) -> Link | None:
-        """Looked at once more, just before it is changed: it may be another's by now."""
+        """Return the link, read just before it is changed; None if it is missing or not ours."""
         link = self.kernel.links.get(name)
         return link if link is not None and is_ours(link) else None
 
     def _peer(self, change: c.AddPeer | c.RemovePeer) -> None:
         link = self._ours(change.device)
         if link is None:
-            return  # reading back will tell
+            return  # the read-back reports it
         if isinstance(change, c.AddPeer):
             self.kernel.fdb.add_peer(link.index, change.peer)
         else:
@@ -161,7 +161,9 @@ class Writer:
     # -- rules -----------------------------------------------------------------------------------
 
     def _rules(self, changes: Sequence[Change]) -> None:
-        """One transaction for all; if the kernel refuses it, one for each change, to find whose."""
+        """Commit all changes in one transaction; if the kernel refuses it, commit them one by one.
+
+        The second pass attributes the error to a port."""
         changes = [change for change in changes if not self._hopeless(change)]
         for change in changes:
             self._sources(change)
@@ -181,7 +183,7 @@ class Writer:
                 self._fail(change, error)
 
     def _sources(self, change: Change) -> None:
-        """A transaction for each network: few have ports that come or go at the same time."""
+        """Update the VXLAN source filter, one transaction per network: few networks change at a time."""
         vxlan = self.kernel.vxlan
         try:
             match change:
@@ -220,10 +222,10 @@ class Writer:
                 return [nft.delete_table()]
         raise AssertionError(change)
 
-    # -- what failed -----------------------------------------------------------------------------
+    # -- failures --------------------------------------------------------------------------------
 
     def _hopeless(self, change: Change) -> bool:
-        """Whether every port that the change is for has failed already."""
+        """Whether every port that the change is for has already failed."""
         return bool(change.ports) and all(port in self.failed for port in change.ports)
 
     def _fail(self, change: Change, error: NetpluginError) -> None:
@@ -234,7 +236,7 @@ class Writer:
 
 
 def touched(changes: Iterable[Change]) -> frozenset[str]:
-    """The names of the links that the changes have to do with."""
+    """Return the names of the links that the changes affect."""
     names: set[str] = set()
     for change in changes:
         match change:

@@ -1,13 +1,13 @@
-"""Bonds that an operator made: their links, and whether traffic spreads over them.
+"""Bonds made by the operator: the state of their links, and whether traffic spreads over the links.
 
-Which frames share a link is decided by a hash (Documentation/networking/bonding.rst of the kernel,
-``xmit_hash_policy``). Frames of VMs have many MAC addresses, so any policy spreads them. A tunnel
-between two hosts does not: all its packets have the MAC addresses of these hosts (or of a router),
-and the same two IP addresses. Only the UDP source port differs, which VXLAN chooses by the inner
-flow (RFC 7348, section 5). So for tunnels the policy must heed ports: ``layer3+4``, or
-``encap3+4``, which takes the hash of the inner flow where the kernel has it (``bond_xmit_hash`` in
-drivers/net/bonding/bond_main.c). ``encap2+3`` does not: it looks into a few kinds of tunnels, of which
-VXLAN is none, and heeds no ports. ``vlan+srcmac`` has the one VLAN and the one MAC of the host.
+A hash selects the link of a frame (``xmit_hash_policy`` in the kernel's
+Documentation/networking/bonding.rst). Frames of VMs have many MAC addresses, so every policy spreads
+them. VXLAN between two hosts always has the same MAC addresses (of the hosts, or of a router) and the
+same two IP addresses. Only the UDP source port differs, because VXLAN derives it from the inner flow
+(RFC 7348, section 5). The policy must therefore include ports: ``layer3+4``, or ``encap3+4``, which
+hashes the inner flow where the kernel has the hash (``bond_xmit_hash`` in
+drivers/net/bonding/bond_main.c). ``encap2+3`` does not spread tunnels: it decodes only some tunnel types,
+not VXLAN, and ignores ports. Neither does ``vlan+srcmac``: the host has one VLAN and one MAC.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def bond_details(bond: SeenBond) -> dict[str, Any]:
 
 
 def bond_findings(bond: SeenBond, *, tunnels: bool) -> Iterator[Finding]:
-    """``tunnels``: VXLAN goes over it."""
+    """Return the findings about one bond. ``tunnels``: VXLAN traffic uses the bond."""
     down = [member for member in bond.members if not member.up]
     if down:
         states = ", ".join(f"{member.name} is {member.state}" for member in down)

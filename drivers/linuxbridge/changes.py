@@ -1,4 +1,4 @@
-"""What the linuxbridge backend can do to a host, each step as a value."""
+"""The changes that the linuxbridge backend can make to a host, as values."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from netplugin.host.tc import Tbf
 from netplugin.host.vxlan_filter import VxlanKey
 from netplugin.models import PortSpec
 
-# The longest frame has the address of both ends, the type and a tag beside its payload.
+# The maximum frame is the payload plus two MAC addresses, the EtherType and one VLAN tag, in bytes.
 _FRAME_HEADER = 18
 
 
 @dataclass(frozen=True)
 class SeenMacs:
-    """The MACs that a bridge has bound to a tap, and to others of its ports (``netplugin.host.fdb``).
+    """Static MACs that a bridge has on a tap, and on its other ports (``netplugin.host.fdb``).
 
-    The latter are known only if the former are none.
+    ``elsewhere`` is read only if ``here`` is empty.
     """
 
     here: frozenset[str] = frozenset()
@@ -31,26 +31,26 @@ class SeenMacs:
 
 @dataclass(frozen=True)
 class Tap:
-    """All that is wanted of one port's tap, and the rates it is held to."""
+    """The desired state of one port's tap, with its rate limits."""
 
     port_id: str
     name: str
     bridge: str
     mtu: int
     multi_queue: bool
-    #: What may enter it at all.
+    #: The classic BPF program that filters frames entering from the VM.
     guard: Program
-    #: The one MAC that its VM may have; empty if there is no such: the bridge then learns.
+    #: The only MAC that the VM may use; empty if it may use others: the bridge then learns.
     mac: str = ""
-    #: What the VM receives, and what it sends.
+    #: Rate limits of what the VM receives (ingress) and sends (egress).
     ingress: Tbf | None = None
     egress: Tbf | None = None
-    #: The mark of the store; empty: whatever mark is there stays.
+    #: The mark of the store; empty: leave the existing mark.
     stamp: str = ""
 
     @classmethod
     def of(cls, port_id: str, spec: PortSpec, stamp: str = "") -> Tap:
-        """Made from the port's spec, and the mark of the store that it gets."""
+        """Make the desired tap of a spec. ``stamp``: the mark of the store to write to it."""
         mtu = spec.network.mtu
 
         def rate(kbps: int | None) -> Tbf | None:
@@ -74,15 +74,15 @@ class Tap:
         return tap_mark(self.port_id, self.stamp)
 
     def must_be_remade(self, link: Link) -> bool:
-        """Whether the tap must go and come again: the kernel changes neither on a live one."""
+        """Whether the tap must be recreated: the kernel cannot change its kind or multi-queue mode."""
         return link.kind != "tun" or link.multi_queue != self.multi_queue
 
     def differs(self, link: Link, macs: SeenMacs) -> bool:
-        """Whether what can be changed live is not as wanted.
+        """Whether anything that can be changed on a live tap differs from the desired state.
 
-        ``vnet_hdr`` is not looked at: whoever opens the tap sets it as it needs it.
+        ``vnet_hdr`` is ignored: the process that opens the tap sets it.
         """
-        # Of two ports of one network with one MAC, the bridge keeps it at the first.
+        # If two ports of a network have the same MAC, the bridge keeps the entry of the first.
         fixed = frozenset({self.mac} - {""} - macs.elsewhere)
         found = (link.mtu, link.up, link.master, link.ipv6, link.learning, macs.here)
         stamped = not self.stamp or stamp_of(link) == self.stamp
@@ -90,7 +90,9 @@ class Tap:
 
 
 def _only_mac(spec: PortSpec) -> str:
-    """Another port may have a MAC of this one's list as its own, or may take it over."""
+    """Return the port's MAC if it is the only allowed one; otherwise empty, and the bridge learns.
+
+    Another port may own, or take over, a MAC of this port's list."""
     security = spec.port_security
     macs = {spec.mac, *(a.mac for a in security.allowed_addresses if a.mac)}
     return spec.mac if security.enabled and macs == {spec.mac} else ""
@@ -98,7 +100,7 @@ def _only_mac(spec: PortSpec) -> str:
 
 @dataclass(frozen=True)
 class CreateDevice(Change):
-    """Of a bridge, an uplink or a shaper; it is down and on no bridge."""
+    """Create a bridge, an uplink or a shaper. It is down, and no member of a bridge."""
 
     device: Device
 
@@ -169,7 +171,7 @@ class RemovePeer(Change):
 
 @dataclass(frozen=True)
 class CreateTap(Change):
-    """The tap is down and on no bridge: its filter and its rates come first."""
+    """Create the tap, down and on no bridge: its filter and its rates are set first."""
 
     tap: Tap
 
@@ -199,7 +201,7 @@ class RemoveTap(Change):
 
 @dataclass(frozen=True)
 class SetGuard(Change):
-    """Of a tap, or of a bridge, from which nothing may come up to the host."""
+    """Attach a BPF program to the ingress of a tap, or of a bridge to keep its frames from the host."""
 
     device: str
     program: Program
@@ -210,7 +212,7 @@ class SetGuard(Change):
 
 @dataclass(frozen=True)
 class SetRate(Change):
-    """Of what leaves the device: a tap for what the VM receives, a shaper for what it sends."""
+    """Limit what leaves the device: a tap for what the VM receives, a shaper for what it sends."""
 
     device: str
     rate: Tbf
@@ -246,12 +248,12 @@ class RemoveRedirect(Change):
 
 @dataclass(frozen=True)
 class FilterChange(Change):
-    """A change of nftables: those that follow each other share a transaction."""
+    """A change to nftables. Consecutive ones share a transaction."""
 
 
 @dataclass(frozen=True)
 class SetBase(FilterChange):
-    """Put the table and its base chains right. ``remake`` are chains whose hook is wrong."""
+    """Create or correct the table and its base chains. ``remake``: chains with a wrong hook."""
 
     remake: tuple[str, ...] = ()
 
@@ -261,7 +263,7 @@ class SetBase(FilterChange):
 
 @dataclass(frozen=True)
 class SetFilter(FilterChange):
-    """Replace the rules of one port. ``relink``: its entry in the map leads elsewhere."""
+    """Replace the rules of one port. ``relink``: the port's map entry points to another chain."""
 
     name: str
     port_id: str
@@ -276,7 +278,7 @@ class SetFilter(FilterChange):
 
 @dataclass(frozen=True)
 class RemoveFilter(FilterChange):
-    """Remove a chain and its entry in the map, whichever of them is there."""
+    """Remove a chain and its map entry, if they exist."""
 
     name: str
     chain: bool
@@ -294,12 +296,12 @@ class RemoveTable(FilterChange):
 
 @dataclass(frozen=True)
 class SourcesChange(FilterChange):
-    """Of the table of VXLAN networks."""
+    """A change to the nftables table that filters the senders of VXLAN networks."""
 
 
 @dataclass(frozen=True)
 class AllowPeers(SourcesChange):
-    """Let the peers of a VXLAN network alone send into it; ``gone`` are those that it has no more."""
+    """Accept VXLAN packets of a network from its peers only; ``gone``: peers to remove."""
 
     network: VxlanKey
     peers: frozenset[str]

@@ -1,4 +1,4 @@
-"""The linuxbridge backend: reads the kernel into values, lets ``plan`` think, writes what it says."""
+"""The linuxbridge backend: read the kernel's state as values, plan changes with ``plan``, apply them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from netplugin.models import Binding, Features, Finding, PortSpec
 
 LOG = logging.getLogger(__name__)
 
-#: The name of the lock: all that the backend makes is in one network namespace, as the lock is.
+#: The name of the lock. The backend's devices and the lock belong to one network namespace.
 _LOCK = "linuxbridge"
-#: The module of the kernel that makes each kind of device.
+#: The kernel module of each kind of device.
 _MODULES = {"bridge": "bridge", "vlan": "8021q", "vxlan": "vxlan", "ifb": "ifb"}
 
 
@@ -56,29 +56,29 @@ class LinuxBridge(Backend[Seen]):
         qos=True,
         min_rate=False,
         port_security=("mac", "ip"),
-        # What a PortSpec can ask for; a tap has up to 256 (MAX_TAP_QUEUES in drivers/net/tun.c).
+        # The API's maximum; a tap supports 256 (MAX_TAP_QUEUES in drivers/net/tun.c).
         max_queues=128,
         needs_shared_memory=False,
     )
-    # A tap has several queues or one from its making on; the rest is the domain's.
+    # A tap is created with one queue or several; the other fields belong to the domain.
     fixed_fields: ClassVar[frozenset[str]] = frozenset(
         {"vm_id", "mac", "backend", "queues", "rx_queue_size", "tx_queue_size", "numa_node"}
     )
 
     def __init__(self, conf: Any, host: Host | None, *, kernel: Kernel | None = None) -> None:
-        """``kernel`` is given if it is a model that is meant."""
+        """``kernel``: a model, for tests; None for the real one."""
         conf.register_opts(OPTIONS, group=GROUP)
         self._settings = Settings.read(conf)
         self._supervisor = supervisor_of(host)
         self._kernel = kernel or Kernel(vxlan=VxlanFilter(self._settings.local_ip))
         self._locks = locks_of(host)
         self._carried = CarriedMark(host.mark if host is not None else unmarked)
-        #: The mark that the rules carried at the last look at the whole host; None before that.
+        #: The mark found with the rules at the last read of the whole host; None before that.
         self._mark_there: str | None = None
         self._watch: Watch | None = None
         self._makeable: frozenset[str] = frozenset()
 
-    # -- what can be said without touching the host ---------------------------------------------
+    # -- without changing the host ---------------------------------------------------------------
 
     def hold(self) -> Usability:
         return self._locks.hold(
@@ -131,7 +131,7 @@ class LinuxBridge(Backend[Seen]):
         return network.type == "vxlan" or (network.type == "vlan" and bool(interface))
 
     def _unmakeable(self, kind: str) -> BackendUnavailable | None:
-        """Why the kernel makes no such devices; that it does is remembered."""
+        """Return why the kernel cannot create this kind of device; caches success."""
         if kind in self._makeable:
             return None
         said = kind_unavailable(kind)
@@ -165,7 +165,7 @@ class LinuxBridge(Backend[Seen]):
     def facts(self) -> Mapping[str, str | int | bool]:
         return {"vhost_net": VHOST_NET.exists(), "local_ip": self._settings.local_ip}
 
-    # -- the host --------------------------------------------------------------------------------
+    # -- with access to the host -----------------------------------------------------------------
 
     def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
         seen = Reader(self._settings, self._kernel, ports).read(deadline)
@@ -180,8 +180,9 @@ class LinuxBridge(Backend[Seen]):
             return Writer(self._kernel, deadline, self._next_mark()).write(changes)
 
     def _next_mark(self) -> str:
-        """The store's, to go with the rules; empty until it was seen which one is there, since nobody
-        else writes it then."""
+        """Return the store's mark to write with the rules.
+
+        Empty until the existing mark was read; nobody else writes it until then."""
         return "" if self._mark_there is None else self._carried.after(self._mark_there)
 
     def watch(self, wake: Callable[[Wake], None]) -> None:

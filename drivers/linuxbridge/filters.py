@@ -1,11 +1,11 @@
-"""Port security as nftables: which addresses a VM may use. Everything else is dropped.
+"""Port security as nftables rules: only allowed addresses pass, everything else is dropped.
 
-Most of what is dropped is dropped before (see ``guard``), by what a flush of all rules does not remove.
-The rules say which address goes with which MAC.
+The BPF program of ``guard`` drops most of it earlier, and survives a flush of all rules. These rules
+additionally tie each address to its MAC.
 
-One table of the bridge family. A verdict map leads from the tap's name to the port's chain; what
-comes from a tap of ours that is not in the map is dropped, so that a port without its filter is
-shut. Bridges and interfaces that are not ours pass.
+There is one table, of the bridge family. A verdict map leads from the name of a tap to the port's chain.
+Frames from a tap of ours that is not in the map are dropped, so a port without its filter passes no
+traffic. Frames of unmanaged bridges and interfaces are accepted.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from netplugin.models import PortSpec
 
 FAMILY, TABLE, PORTS = "bridge", "netplugin", "ports"
 MARK = "netplugin-port="
-#: A chain that nothing leads to: its rule says which store changed the table last.
+#: A chain without callers. Its rule's comment has the mark of the store that last changed the table.
 STORE, STORE_MARK = "store", "netplugin-store="
 
 Match = dict[str, Any]
 _ACCEPT: Match = {"accept": None}
 _DROP: tuple[Match, Match] = ({"counter": None}, {"drop": None})
-_RARP = 0x8035  # of the EtherTypes that have no name in nft
-_WORD = 32  # bits compared at a time in an ICMPv6 message; see _target
+_RARP = 0x8035  # an EtherType without a name in nft
+_WORD = 32  # bits per comparison in an ICMPv6 message, see _target
 
-# Before the operator's own rules (dstnat is -300 in this family) and before the bridge learns.
+# Before rules of the operator (dstnat is -300 in this family) and before the bridge learns.
 _PRIORITY = -350
 
 
@@ -60,20 +60,20 @@ BASE: Mapping[str, Chain] = MappingProxyType(
             Rule.make({"vmap": {"key": _FROM, "data": f"@{PORTS}"}}),
             Rule.make(_FROM_A_TAP, *_DROP),
         ),
-        # A VM's frames are for the other VMs and the wire, never for the host, which would answer
-        # ARP for any address that it has anywhere: the bridge device's own copy is dropped.
+        # A VM's frames must not reach the host, which would answer ARP for any of its addresses:
+        # drop the copy that goes up to the bridge device.
         "input": _hook("input", Rule.make(_FROM_A_TAP, {"drop": None})),
-        # An access port both ways: the wire may carry other networks in tagged frames.
+        # An access port in both directions: the wire may carry other networks in tagged frames.
         "postrouting": _hook(
             "postrouting", *(Rule.make(_TO_A_TAP, tag, {"drop": None}) for tag in _TAGS)
         ),
     }
 )
 
-#: The chains that are no port's.
+#: The chains that belong to no port.
 SHARED = frozenset({*BASE, STORE})
 
-# ARP for IPv4 on Ethernet: with other lengths the addresses stand elsewhere in the frame.
+# ARP for IPv4 on Ethernet. With other lengths, the addresses are at other offsets.
 _ARP = (
     _field("arp", "htype", 1),
     _field("arp", "ptype", "ip"),
@@ -83,7 +83,7 @@ _ARP = (
 
 
 def port_chain(port_id: str, spec: PortSpec) -> Chain:
-    """The port's chain; its first rule says whose it is."""
+    """Return the port's chain. The comment of its first rule names the port."""
     security = spec.port_security
     first, *others = (Rule.make(tag, *_DROP) for tag in _TAGS)
     rules = [first.said(f"{MARK}{port_id}"), *others]
@@ -104,33 +104,33 @@ def port_chain(port_id: str, spec: PortSpec) -> Chain:
 
 
 def store_chain(mark: str) -> Chain:
-    """What carries the mark of the store, as long as the table is there."""
+    """Return the chain that carries the mark of the store."""
     return Chain((Rule.make(_ACCEPT, comment=f"{STORE_MARK}{mark}"),))
 
 
 def store_mark(chains: Mapping[str, Chain]) -> str:
-    """The mark of the store; empty if there is none."""
+    """Return the mark of the store; empty if there is none."""
     rules = chains[STORE].rules if STORE in chains else ()
     comment = rules[0].comment if rules else None
     return comment.removeprefix(STORE_MARK) if comment and comment.startswith(STORE_MARK) else ""
 
 
 def owner(chain: Chain) -> str | None:
-    """The port a chain is for, as its first rule says."""
+    """Return the port that a chain's first rule names."""
     comment = chain.rules[0].comment if chain.rules else None
     return comment.removeprefix(MARK) if comment and comment.startswith(MARK) else None
 
 
 def _own_mac(mac: str) -> Iterator[Rule]:
     yield Rule.make(_field("ether", "saddr", mac, "!="), *_DROP)
-    # An ARP frame names a MAC once more inside: one that lies there would poison neighbours.
+    # ARP carries the sender's MAC in its payload too; a forged one would poison neighbours.
     yield Rule.make(*_ARP, _field("arp", "saddr ether", mac), _ACCEPT)
     yield Rule.make(_field("ether", "type", "arp"), *_DROP)
     yield Rule.make(_ACCEPT)
 
 
 def _advertisements(mac: str, ip: str) -> Iterator[Rule]:
-    """Which neighbour advertisements may be sent: those of an allowed address (RFC 4861)."""
+    """Accept neighbour advertisements for an allowed address (RFC 4861)."""
     network = ipaddress.ip_network(ip)
     if network.version == 4:
         return
@@ -146,7 +146,7 @@ def _address(mac: str, ip: str) -> Iterator[Rule]:
         claimed = _field("arp", "saddr ether", mac)
         yield Rule.make(sender, _field("ip", "saddr", _prefix(ip)), _ACCEPT)
         yield Rule.make(*arp, claimed, _field("arp", "saddr ip", _prefix(ip)), _ACCEPT)
-        # RFC 5227: whoever takes an address first asks for it, and for no other, from 0.0.0.0.
+        # RFC 5227: before a host uses an address, it probes for it from 0.0.0.0.
         probe = (
             _field("arp", "operation", "request"),
             claimed,
@@ -157,14 +157,14 @@ def _address(mac: str, ip: str) -> Iterator[Rule]:
         return
     own = link_local(mac)
     yield Rule.make(sender, _field("ip6", "saddr", _prefix(ip)), _ACCEPT)
-    # RFC 4862: an address is tried from the unspecified one before it is taken.
+    # RFC 4862: a host probes for an address from the unspecified address before it uses it.
     for target in (ip, own):
         yield _neighbour(mac, "::", "nd-neighbor-solicit", target)
     for kind in ("nd-router-solicit", "nd-neighbor-solicit", "mld2-listener-report"):
         yield Rule.make(
             sender, _field("ip6", "saddr", own), _field("icmpv6", "type", kind), _ACCEPT
         )
-    # RFC 8415, section 7.2: so does a DHCPv6 client ask.
+    # RFC 8415, section 7.2: the ports of a DHCPv6 client's request.
     yield Rule.make(
         sender,
         _field("ip6", "saddr", own),
@@ -181,7 +181,7 @@ def _address(mac: str, ip: str) -> Iterator[Rule]:
 
 
 def _roles(spec: PortSpec) -> Iterator[Rule]:
-    """Routers and DHCPv6 servers speak from their link-local address (RFC 4861, section 4.2)."""
+    """Accept messages of routers and DHCPv6 servers from their link-local address (RFC 4861, 4.2)."""
     roles = spec.port_security.roles
     sender = _field("ether", "saddr", spec.mac), _field("ip6", "saddr", link_local(spec.mac))
     if "router" in roles:
@@ -203,9 +203,9 @@ def _neighbour(mac: str, source: str, kind: str, target: str) -> Rule:
 
 
 def _target(ip: str) -> Iterator[Match]:
-    """The target of a neighbour message, the 16 bytes from byte 8 on (RFC 4861, section 4.3).
+    """Match the target of a neighbour message, 16 bytes from byte 8 (RFC 4861, section 4.3).
 
-    nft 1.0.6 has no name for the field, and the JSON of any nft has no numbers of 128 bits.
+    nft 1.0.6 has no name for the field, and nft's JSON does not support 128-bit numbers.
     """
     network = ipaddress.IPv6Network(ip)
     for start in range(0, network.prefixlen, _WORD):
@@ -218,7 +218,7 @@ def _target(ip: str) -> Iterator[Match]:
 
 
 def _dhcp(mac: str) -> Rule:
-    """A client asks for its address before it has one (RFC 2131, section 4.1)."""
+    """Accept a DHCP client's request, which is sent before it has an address (RFC 2131, section 4.1)."""
     return Rule.make(
         _field("ether", "saddr", mac),
         _field("ip", "saddr", "0.0.0.0"),
@@ -230,7 +230,7 @@ def _dhcp(mac: str) -> Rule:
 
 
 def _announcement(mac: str) -> Rule:
-    """So QEMU tells where a VM has moved (``qemu_announce_self``); ``guard`` looks inside."""
+    """Accept QEMU's announcement after live migration (``qemu_announce_self``); ``guard`` checks it."""
     return Rule.make(_field("ether", "saddr", mac), _field("ether", "type", _RARP), _ACCEPT)
 
 

@@ -1,4 +1,4 @@
-"""What is told of a host that was seen: each port's state and faults, and what an operator should know."""
+"""The observed state and faults of each port, and findings about the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from netplugin.models import Finding
 
 
 def observed_port(settings: Settings, seen: Seen, port_id: str) -> ObservedPort:
-    """What the host has of one port; a fault is what stands in the way of its frames."""
+    """Return the observed state of one port; the fault says why its frames cannot pass."""
     link = seen.taps.get(port_id)
     name = device_name(TAP, port_id)
     if link is None:
@@ -76,7 +76,7 @@ def _uplink_details(settings: Settings, segment: Segment, mtu: int, seen: Seen) 
 
 
 def host_findings(settings: Settings, seen: Seen) -> list[Finding]:
-    """What an operator should know beside the ports; ``seen`` is of the whole host."""
+    """Return the findings about the host; ``seen`` must cover the whole host."""
     found = [*_vhost_net(seen), *_limitless(seen), *_flushing(seen), *_mtus(settings, seen)]
     tunnels = seen.underlay.bond if seen.underlay else None
     bonds: dict[str, SeenBond] = {
@@ -123,7 +123,7 @@ def _flushing(seen: Seen) -> Iterator[Finding]:
 
 
 def _mtus(settings: Settings, seen: Seen) -> Iterator[Finding]:
-    """Interfaces of the operator that are too small for what the segments on them carry."""
+    """Report interfaces of the operator whose MTU is too small for their segments."""
     for _, bridge in sorted(seen.bridges.items()):
         segment = bridge.segment
         hop = hop_of(settings, segment, bridge.link.mtu, seen) if segment else None

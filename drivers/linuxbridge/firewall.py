@@ -1,4 +1,4 @@
-"""Whether the host's own firewall begins with a flush of all rules, and so of ours."""
+"""Detect a host firewall service that flushes all nftables rules, and so the agent's, when it starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _FLUSH = "flush ruleset"
 
 
 def flushing_file(etc: Path = Path("/etc")) -> str:
-    """The file of a firewall service that is enabled and flushes; empty if there is none."""
+    """Return the configuration file of an enabled firewall service that flushes; empty if none."""
     if not any(etc.glob("systemd/system/*.wants/nftables.service")):
         return ""
     for name in _FILES:

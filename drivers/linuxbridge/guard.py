@@ -1,26 +1,29 @@
-"""What no VM may send, dropped where its frames enter the host: a classic BPF program on the tap.
+"""The ingress guard of a tap: a classic BPF program that drops frames no VM may send.
 
-It stands before everything else of the host: before the bridge, which learns, and which hands
-frames to the reserved group addresses 01:80:c2:00:00:00-0f to the host itself without asking any
-bridge rule (``br_handle_frame`` in net/bridge/br_input.c); and before the redirect of a rate. A
-rule of nftables at the same place would be passed by, for a frame that comes back from an ifb is not
-classified again (``skb_skip_tc_classify`` in net/core/dev.c); and a flush of all rules does not
-remove a filter of tc.
+tc runs it before everything else on the host. In particular it runs
 
-What the program drops:
+- before the bridge, which learns, and which delivers frames for the reserved group addresses
+  01:80:c2:00:00:00-0f to the host without consulting any bridge rule (``br_handle_frame`` in
+  net/bridge/br_input.c);
+- before the redirect of a rate limit. nftables rules at the same hook would be bypassed, because a
+  frame that returns from an ifb is not classified again (``skb_skip_tc_classify`` in net/core/dev.c).
 
-- for every port: frames with a VLAN tag, the tag for priorities alone (VLAN 0) among them, or with
-  one of the types that switches were made to take for an outer tag; reserved group addresses;
-- for ports with port security: group addresses up to 01:80:c2:00:00:3f, by which switches speak to
-  each other; other sources than the MACs of the port; frames with a length in place of a type (LLC and
-  SNAP: STP, PVST+, CDP, and IP in a disguise); ARP and RARP that are not of Ethernet and IPv4 or that
-  name another sender than the frame does; RARP answers; without the role, router advertisements and
-  redirects (RFC 4861) and what is sent to the ports of DHCP clients;
-- for ports with allowed addresses: other protocols than ARP, RARP, IPv4 and IPv6, and other source
-  addresses than these, in ARP and neighbour advertisements too, the link-local ones of its MACs and
-  what a host needs to get an address aside.
+A flush of all nftables rules does not remove a tc filter.
 
-The rules of nftables (see ``filters``) are narrower: they hold each address to its own MAC.
+The program drops:
+
+- on every port: frames with a VLAN tag, including priority tags (VLAN 0), or with another EtherType that
+  switches may be configured to accept as an outer tag; frames to reserved group addresses;
+- on ports with port security: frames to group addresses up to 01:80:c2:00:00:3f, which switches use
+  among themselves; source MACs other than the port's; frames with a length in place of an EtherType (LLC
+  and SNAP: STP, PVST+, CDP, and encapsulated IP); ARP and RARP that is not for Ethernet and IPv4, or whose
+  sender MAC differs from the frame's; RARP replies; without the matching role, router advertisements and
+  redirects (RFC 4861) and packets to the ports of DHCP clients;
+- on ports with allowed addresses: protocols other than ARP, RARP, IPv4 and IPv6, and other source
+  addresses, also in ARP and neighbour advertisements. The link-local addresses of the port's MACs are
+  allowed, and so is what a host needs to obtain an address.
+
+The nftables rules (see ``filters``) are stricter: they tie each address to its own MAC.
 """
 
 from __future__ import annotations
@@ -34,12 +37,12 @@ from netplugin.addresses import link_local
 from netplugin.host.cbpf import Assembler, Program
 from netplugin.models import PortSpec
 
-# include/uapi/linux/pkt_cls.h: TC_ACT_UNSPEC goes on with the next filter, which may be a redirect.
+# include/uapi/linux/pkt_cls.h: TC_ACT_UNSPEC continues with the next filter, possibly a redirect.
 _GO_ON, _SHOT = -1, 2
 
-# 802.1Q, 802.1ad, and what came before it: a switch may be set to take any of these for a tag.
+# 802.1Q, 802.1ad and its predecessors: a switch may be configured to accept any of them as a tag.
 _TAGS = (0x8100, 0x88A8, 0x9100, 0x9200, 0x9300)
-_LEAST_TYPE = 0x0600  # below, the field is a length (IEEE 802.3, clause 3.2.6)
+_LEAST_TYPE = 0x0600  # smaller values are a length (IEEE 802.3, clause 3.2.6)
 _ARP, _RARP, _IPV4, _IPV6 = 0x0806, 0x8035, 0x0800, 0x86DD
 _ARP_REQUEST, _RARP_REQUEST = 1, 3  # RFC 826, RFC 903
 _UDP, _ICMPV6 = 17, 58
@@ -47,12 +50,12 @@ _DHCP_CLIENT, _DHCPV6_CLIENT = 68, 546
 _DHCP_SERVER = 67
 _ADVERTISEMENT, _REDIRECT = 134, 137
 _NEIGHBOUR_SOLICITATION, _NEIGHBOUR_ADVERTISEMENT = 135, 136
-# Extension headers of IPv6 (RFC 8200) that are walked: hop-by-hop, routing, destination; and the
-# two with a form of their own, fragment and authentication (RFC 4302).
+# IPv6 extension headers (RFC 8200) that are followed: hop-by-hop, routing and destination options; and
+# two with a different layout, fragment and authentication (RFC 4302).
 _OPTIONS, _FRAGMENT, _AUTHENTICATION = (0, 43, 60), 44, 51
-_HEADERS = 8  # what has more before its payload is dropped (RFC 7113, section 2)
+_HEADERS = 8  # packets with more headers are dropped (RFC 7113, section 2)
 
-# 01:80:c2:00:00:00-0f, which no bridge forwards (IEEE 802.1Q, table 8-1), and up to 3f, with those of
+# 01:80:c2:00:00:00-0f, which no bridge forwards (IEEE 802.1Q, table 8-1), and up to 3f, which includes
 # MRP, GARP and CFM (tables 10-1 and 8-9).
 _OF_THE_NEXT_BRIDGE, _OF_SWITCHES = 0xFFF0, 0xFFC0
 
@@ -63,12 +66,12 @@ _DESTINATION, _SOURCE, _TYPE, _PAYLOAD = 0, 6, 12, 14
 _ARP_OPERATION, _ARP_SENDER_MAC = _PAYLOAD + 6, _PAYLOAD + 8
 _ARP_SENDER_IP, _ARP_TARGET_IP = _PAYLOAD + 14, _PAYLOAD + 24
 _IPV4_SOURCE, _IPV4_DESTINATION, _IPV6_SOURCE = _PAYLOAD + 12, _PAYLOAD + 16, _PAYLOAD + 8
-_NEXT, _HERE = 0, 1  # slots of memory: the next header's number, and where it begins
+_NEXT, _HERE = 0, 1  # memory slots: the number and the offset of the next header
 
 
 @dataclass(frozen=True)
 class _Own:
-    """The addresses that a VM may use, if it may not use any."""
+    """The addresses that a VM may use. ``of`` returns None if it may use any."""
 
     four: tuple[ipaddress.IPv4Network, ...]
     six: tuple[ipaddress.IPv6Network, ...]
@@ -88,7 +91,7 @@ class _Own:
 
 
 def port_guard(spec: PortSpec) -> Program:
-    """The program of one port."""
+    """Return the program of one port."""
     security = spec.port_security
     own = _Own.of(spec)
     code = Assembler()
@@ -120,12 +123,12 @@ def _nothing() -> Program:
     return code.program()
 
 
-#: Of a bridge of ours: nothing that is on it comes up to the host, which has no business there.
+#: The program of our bridges: frames must not go up to the host, which is no member of the network.
 NOTHING = _nothing()
 
 
 def _no_tags(code: Assembler) -> None:
-    """The kernel takes a tag out of the frame before (``skb_vlan_untag``), but for some drivers'."""
+    """Drop tagged frames. The kernel strips tags first (``skb_vlan_untag``), except for some drivers."""
     code.load_tagged()
     code.unequal(0, "drop")
     code.load(_TYPE, 2)
@@ -133,7 +136,7 @@ def _no_tags(code: Assembler) -> None:
 
 
 def _no_reserved_groups(code: Assembler, mask: int) -> None:
-    """Drop what is for such addresses; ``mask`` is of their last 16 bits."""
+    """Drop frames to reserved group addresses; ``mask`` applies to the last 16 bits."""
     code.load(_DESTINATION, 4)
     code.unequal(0x0180C200, "forwardable")
     code.load(_DESTINATION + 4, 2)
@@ -155,7 +158,7 @@ def _own_macs(code: Assembler, macs: Iterable[str]) -> None:
 
 
 def _rarp(code: Assembler) -> None:
-    """A RARP answer tells a host its address, as one of DHCP does; QEMU tells of itself by requests."""
+    """Accept RARP requests, which QEMU sends as announcements, but no replies: these assign addresses."""
     code.label("rarp")
     _own_message(code)
     code.load(_ARP_OPERATION, 2)
@@ -172,7 +175,7 @@ def _arp(code: Assembler, own: _Own | None) -> None:
         code.go("pass")
         return
     _among_ipv4(code, own, _ARP_SENDER_IP, "pass")
-    # RFC 5227: whoever takes an address first asks for it from 0.0.0.0.
+    # RFC 5227: before a host uses an address, it probes for it from 0.0.0.0.
     code.load(_ARP_OPERATION, 2)
     code.unequal(_ARP_REQUEST, "drop")
     code.load(_ARP_SENDER_IP, 4)
@@ -182,7 +185,7 @@ def _arp(code: Assembler, own: _Own | None) -> None:
 
 
 def _own_message(code: Assembler) -> None:
-    """Of Ethernet and IPv4. The sender's MAC stands in it once more: it must be the frame's."""
+    """Require Ethernet and IPv4, and a sender MAC equal to the source MAC of the frame."""
     code.need(_PAYLOAD + 28, "drop")
     code.load(_PAYLOAD, 4)
     code.unequal(0x0001_0800, "drop")
@@ -196,7 +199,7 @@ def _own_message(code: Assembler) -> None:
 
 
 def _ipv4(code: Assembler, own: _Own | None, *, answers: bool) -> None:
-    """The ports stand in the first fragment always: it has eight bytes at least."""
+    """Check IPv4. Ports are always in the first fragment, which has at least eight bytes of payload."""
     code.label("ipv4")
     code.need(_PAYLOAD + 20, "drop")
     code.load(_PAYLOAD, 1)
@@ -225,7 +228,7 @@ def _ipv4(code: Assembler, own: _Own | None, *, answers: bool) -> None:
 
 
 def _dhcp_client(code: Assembler) -> None:
-    """A client asks for its address before it has one (RFC 2131, section 4.1)."""
+    """Accept a DHCP client's request, which is sent before it has an address (RFC 2131, section 4.1)."""
     for offset, value in ((_IPV4_SOURCE, 0), (_IPV4_DESTINATION, 0xFFFFFFFF)):
         code.load(offset, 4)
         code.unequal(value, "drop")
@@ -243,10 +246,10 @@ def _dhcp_client(code: Assembler) -> None:
 
 
 def _ipv6(code: Assembler, own: _Own | None, *, routes: bool, answers: bool) -> None:
-    """Along the extension headers: one that cannot be followed to its end drops the packet.
+    """Check IPv6. Follow the extension headers, and drop a packet whose chain cannot be followed.
 
-    Behind a fragment header there may be no further one: else the first fragment could end before
-    the message does begin, as RFC 7112 forbids.
+    A further header behind a fragment header is dropped. Otherwise the first fragment could end before
+    the upper-layer header begins, which RFC 7112 forbids.
     """
     code.label("ipv6")
     code.need(_PAYLOAD + 40, "drop")
@@ -311,8 +314,8 @@ def _ipv6(code: Assembler, own: _Own | None, *, routes: bool, answers: bool) -> 
 
 
 def _neighbour(code: Assembler, own: _Own) -> None:
-    """An advertisement is for an address of the VM's, and so is the solicitation of one who has none
-    yet (RFC 4862, section 5.4). The target stands behind 8 bytes (RFC 4861, section 4.3)."""
+    """Accept an advertisement, or a solicitation from the unspecified address (RFC 4862, section 5.4),
+    only if its target is the VM's own. The target is at byte 8 (RFC 4861, section 4.3)."""
     code.equal(_NEIGHBOUR_ADVERTISEMENT, "target")
     code.unequal(_NEIGHBOUR_SOLICITATION, "pass")
     for offset in range(0, 16, 4):
@@ -340,7 +343,7 @@ def _among_ipv6(
     *,
     behind_x: bool = False,
 ) -> None:
-    """Those with the same upper half, which most of a port's have, share its test."""
+    """Jump to ``label`` if the address is in a network. Networks share the test of an equal upper half."""
     halves: dict[int | ipaddress.IPv6Network, list[ipaddress.IPv6Network]] = {}
     for network in networks:
         long = network.prefixlen >= 64
@@ -367,7 +370,7 @@ def _bits(
     *,
     behind_x: bool,
 ) -> None:
-    """Go on at ``other`` unless the words that start at these bits are those of the network."""
+    """Jump to ``other`` unless the 32-bit words that start at these bits match the network."""
     for start in starts:
         shift = 128 - start - 32
         wanted = int(network.netmask) >> shift & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""Whether frames of a size can take the way out of a segment: each hop's state and MTU."""
+"""Check the uplink path of a segment: the state and MTU of the interface that its frames leave by."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from netplugin.vxlan import overhead
 
 @dataclass(frozen=True)
 class Hop:
-    """The interface of the operator that a segment's frames leave by, and the MTU they need there."""
+    """The operator's interface that a segment's frames leave by, and the MTU in bytes they need there."""
 
     name: str
     interface: SeenInterface | None
@@ -26,9 +26,9 @@ class Hop:
 
 
 def way_out(settings: Settings, segment: Segment, seen: Seen) -> str | None:
-    """The interface by which a segment leaves, empty if it does not; None if nothing says.
+    """Return the uplink interface of a segment; empty if it has none, None if it is not configured.
 
-    While ports are on it that is what it has, whatever the configuration has become since.
+    While the segment has ports, this is the interface it uses, even if the configuration has changed.
     """
     configured = settings.physical_interfaces.get(segment.physical_network)
     return configured if configured is None else _in_use(segment, seen) or configured
@@ -45,7 +45,7 @@ def _in_use(segment: Segment, seen: Seen) -> str:
 
 
 def interface_conflict(settings: Settings, segment: Segment, seen: Seen) -> Conflict | None:
-    """That a segment leaves by another interface than the configuration says."""
+    """Return the error if a segment uses another interface than the configured one."""
     has = way_out(settings, segment, seen)
     configured = settings.physical_interfaces.get(segment.physical_network)
     if has == configured:
@@ -60,7 +60,7 @@ def interface_conflict(settings: Settings, segment: Segment, seen: Seen) -> Conf
 
 
 def hop_of(settings: Settings, segment: Segment, mtu: int, seen: Seen) -> Hop | None:
-    """The way out for frames of this size; None if the segment ends on this host."""
+    """Return the uplink path for frames of this MTU; None if the segment ends on this host."""
     if not segment.network_id:
         name = way_out(settings, segment, seen)
         return Hop(name, seen.interfaces.get(name), mtu, "uplink") if name else None
@@ -73,7 +73,7 @@ def hop_of(settings: Settings, segment: Segment, mtu: int, seen: Seen) -> Hop | 
 def uplink_problem(
     settings: Settings, segment: Segment, mtu: int, seen: Seen
 ) -> NetpluginError | None:
-    """Why frames of this size cannot take the segment's way out; None if they can or need not."""
+    """Return why frames of this MTU cannot use the segment's uplink; None if they can or it has none."""
     if segment.network_id and not settings.local_ip:
         return no_local_ip()
     hop = hop_of(settings, segment, mtu, seen)
@@ -107,7 +107,7 @@ def _missing(settings: Settings, segment: Segment, hop: Hop) -> NetpluginError:
 
 
 def _not_free(interface: SeenInterface, segment: Segment) -> NetpluginError | None:
-    """A flat network takes the interface whole: a bridge swallows what else arrives on it."""
+    """A flat network takes over the whole interface: the bridge receives all of its frames."""
     link, name = interface.link, interface.link.name
     if link.master not in (None, segment.bridge):
         return Conflict(
@@ -124,7 +124,7 @@ def _not_free(interface: SeenInterface, segment: Segment) -> NetpluginError | No
 
 
 def _unfit(hop: Hop, interface: SeenInterface, segment: Segment) -> NetpluginError | None:
-    """What is wrong with an interface that is the operator's to set right."""
+    """Return what is wrong with an interface that the operator has to correct."""
     name, bond = hop.name, interface.bond
     if not interface.link.up:
         return BackendUnavailable(
@@ -145,7 +145,7 @@ def _unfit(hop: Hop, interface: SeenInterface, segment: Segment) -> NetpluginErr
 
 
 def small(hop: Hop) -> str | None:
-    """In which way a hop's MTU is too small; None if it is not."""
+    """Describe how a hop's MTU is too small; None if it is not."""
     if hop.interface is None or hop.interface.link.mtu >= hop.mtu:
         return None
     return f"MTU {hop.interface.link.mtu}, and the network wants {hop.mtu} there"
@@ -154,7 +154,7 @@ def small(hop: Hop) -> str | None:
 def in_the_way(
     settings: Settings, segment: Segment, overlay: Overlay | None, seen: Seen
 ) -> NetpluginError | None:
-    """A device of somebody else that has what ours would be: the kernel allows one of each."""
+    """Return the error if an unmanaged device has the VLAN or VNI: the kernel allows one device each."""
     for name, link in sorted(seen.others.items()):
         match link.data:
             case Vlan(parent, tag) if segment.vlan_id is not None:
@@ -173,7 +173,7 @@ def in_the_way(
 
 
 def wrong_family(settings: Settings, overlay: Overlay | None) -> NetpluginError | None:
-    """A tunnel has one family at both of its ends."""
+    """Return the error if peers are not of the address family of ``local_ip``."""
     if overlay is None or not settings.local_ip:
         return None
     own = ipaddress.ip_address(settings.local_ip).version

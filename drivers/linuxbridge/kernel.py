@@ -1,4 +1,4 @@
-"""The parts of the kernel that the backend works with; a test has models of them instead."""
+"""The kernel interfaces that the backend uses. Tests substitute models."""
 
 from __future__ import annotations
 

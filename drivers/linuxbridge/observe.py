@@ -1,4 +1,4 @@
-"""Reads the kernel into values: for some ports as little as will do, or all that is ours."""
+"""Read the kernel's state as values: for the given ports only what is needed, or everything of ours."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from netplugin.host.tc import Queueing
 
 VHOST_NET = Path("/dev/vhost-net")
 _PREFIXES = (TAP, BRIDGE, UPLINK, VXLAN, SHAPER)
-_STACKED = 4  # an interface may be a VLAN of a VLAN of a bond: so deep the bond is looked for
+_STACKED = 4  # the search depth for a bond below stacked VLAN devices
 
 
 @dataclass(frozen=True)
 class Reader:
-    """One look, at these ports or (None) at all that is ours.
+    """One observation, of these ports or (None) of everything that is ours.
 
-    A look at some ports reads their own devices, and the segments: the kernel lists devices of one
-    kind, and the ports of bridges, in a few milliseconds for a thousand. Peers are read for those
-    segments only that the ports are on.
+    For some ports, it reads their own devices and all segments: the kernel lists devices of one kind,
+    and the members of bridges, in a few milliseconds for a thousand. VXLAN peers are read only for the
+    segments of these ports.
     """
 
     settings: Settings
@@ -108,7 +108,7 @@ class Reader:
         )
 
     def _links(self) -> list[Link]:
-        """What is ours by mark or name, and what may be in the way of it."""
+        """Return the links that are ours by mark or name, and those that could conflict with them."""
         links = self.kernel.links
         if self.ports is None:
             return links.find(
@@ -161,7 +161,7 @@ class Reader:
     def _interfaces(
         self, used: Collection[str]
     ) -> tuple[dict[str, SeenInterface], SeenInterface | None]:
-        """Those of the physical networks (and ``used``), and the one that tunnels end at."""
+        """Return the interfaces of the physical networks (and ``used``), and the one with ``local_ip``."""
         names = {*filter(None, self.settings.physical_interfaces.values()), *used}
         own = self.settings.local_ip
         addresses = self.kernel.links.addresses() if names or own else {}
@@ -175,7 +175,7 @@ class Reader:
         return {n: interface for n, interface in found.items() if n in names}, underlay
 
     def _bond(self, link: Link) -> SeenBond | None:
-        """The bond that an interface is or stands on."""
+        """Return the bond that an interface is, or is stacked on."""
         links = self.kernel.links
         for _ in range(_STACKED):
             if isinstance(link.data, Bond):
@@ -192,7 +192,7 @@ def _named(links: Mapping[str, Link], *prefixes: str) -> dict[str, Link]:
 
 
 def _left_by(bridges: Mapping[str, SeenBridge], uplinks: Mapping[str, Link]) -> set[str]:
-    """The operator's interfaces that segments leave by."""
+    """Return the operator's interfaces that segments use as uplinks."""
     whole = {bridge.uplink for bridge in bridges.values()} - uplinks.keys() - {""}
     return whole | {link.data.parent for link in uplinks.values() if isinstance(link.data, Vlan)}
 
@@ -202,7 +202,7 @@ def _without_length(addresses: Iterable[str]) -> set[str]:
 
 
 def _filtered_ports(table: Table | None) -> set[str]:
-    """The ports whose chains are there, by what the chains say of themselves."""
+    """Return the ports whose chains exist, by the mark in the chains."""
     owners = {n: filters.owner(chain) for n, chain in (table.chains if table else {}).items()}
     return {i for name, i in owners.items() if i is not None and name == device_name(TAP, i)}
 

@@ -1,4 +1,4 @@
-"""From what is wanted and what the kernel has to the changes between them: without a host."""
+"""Plan the changes from the observed to the desired state of the kernel. Pure."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def make_plan(settings: Settings, intents: Sequence[Intent], seen: Seen) -> Plan
             kept[intent.port_id] = error
     leaving = tuple(sorted(i.port_id for i in intents if i.spec is None))
     segments = SegmentsPlan(settings, seen, wanted, leaving)
-    # A tap is on its bridge from after its guard, its filter and its rates are there until it is
-    # removed as a whole.
+    # A tap joins its bridge only after its guard, filter and rates are set, and stays there until
+    # the whole tap is removed.
     ports = _Ports(seen, wanted, leaving)
     changes = (*segments.gone, *segments.made, *ports.changes())
     return Plan(changes, refused, kept)
@@ -72,7 +72,7 @@ def _refusal(settings: Settings, wanted: Wanted, seen: Seen) -> NetpluginError |
             )  # fmt: skip
     link = seen.taps.get(tap.port_id)
     if link is not None and (link.master, link.mtu) == (tap.bridge, tap.mtu):
-        # What is in place stays so; what its uplink lacks is told as a fault.
+        # A port that is in place stays; problems of its uplink are reported as a fault.
         return _new_peers_of_the_wrong_family(settings, wanted, seen)
     if error := _unconfigured(settings, wanted, seen):
         return error
@@ -84,7 +84,7 @@ def _refusal(settings: Settings, wanted: Wanted, seen: Seen) -> NetpluginError |
 def _new_peers_of_the_wrong_family(
     settings: Settings, wanted: Wanted, seen: Seen
 ) -> NetpluginError | None:
-    """Not those that the device has: with them it is ``local_ip`` that was changed."""
+    """Refuse new peers of the wrong family. If the peers are unchanged, ``local_ip`` was changed."""
     has, overlay = seen.peers.get(wanted.segment.device), wanted.overlay
     if has is None or overlay is None or has == set(overlay.spec.peers) - {settings.local_ip}:
         return None
@@ -92,7 +92,7 @@ def _new_peers_of_the_wrong_family(
 
 
 def _unconfigured(settings: Settings, wanted: Wanted, seen: Seen) -> NetpluginError | None:
-    """What the configuration or the platform would have to say for the port to come, and does not."""
+    """Return the error if the configuration or the network's definition does not allow a new port."""
     network, network_id = wanted.segment.physical_network, wanted.segment.network_id
     if network_id and wanted.overlay is None:
         return BackendUnavailable(
@@ -113,7 +113,7 @@ def _unconfigured(settings: Settings, wanted: Wanted, seen: Seen) -> NetpluginEr
 
 @dataclass(frozen=True)
 class _Ports:
-    """Taps, with their filters and rates; each method makes a part of what must be done."""
+    """Plan the taps with their filters and rates; each method plans one part."""
 
     seen: Seen
     wanted: Mapping[str, Wanted]
@@ -171,7 +171,7 @@ class _Ports:
         return changes
 
     def _needed(self, staying: frozenset[str]) -> bool:
-        """Whether the table has work: for a port that is wanted, or for one that merely stays."""
+        """Whether any port needs the table: a desired one, or one outside this plan that stays."""
         on_bridges = {name for b in self.seen.bridges.values() for name in b.members}
         gone = {device_name(TAP, i) for i in self.leaving}
         taps = {name for name in on_bridges if name.startswith(TAP)} - gone
@@ -179,7 +179,7 @@ class _Ports:
 
 
 def _wrong_hooks(chains: Mapping[str, Chain]) -> tuple[str, ...]:
-    """Base chains that hang elsewhere: the hook of a chain that exists cannot be changed."""
+    """Return base chains with a wrong hook, which cannot be changed on an existing chain."""
     return tuple(
         name
         for name, base in sorted(filters.BASE.items())

@@ -1,4 +1,4 @@
-"""Which bridges, uplinks and peers: from what is wanted and seen of the segments."""
+"""Plan the bridges, uplinks and VXLAN peers of segments."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from netplugin.host.vxlan_filter import VxlanKey, VxlanSources
 
 @dataclass(frozen=True)
 class Uplink:
-    """What a bridge should have: an interface by name; ``device`` if it is of our making.
+    """The desired uplink of a bridge: an interface name, with ``device`` if the agent makes it.
 
-    ``fit`` false: it is what the bridge has, whether that is right or not.
+    ``fit`` false: keep the current uplink, because the desired one is not available.
     """
 
     name: str = ""
     fit: bool = True
     device: Device | None = None
-    #: None: not known, so they stay as they are.
+    #: None: unknown, so the existing peers stay.
     peers: frozenset[str] | None = None
 
 
 @dataclass
 class SegmentsPlan:
-    """What must be done to segments: what goes, and then what is made, all before the ports."""
+    """The changes to segments: ``gone`` and then ``made``, both before the changes to ports."""
 
     settings: Settings
     seen: Seen
@@ -54,7 +54,7 @@ class SegmentsPlan:
     leaving: Sequence[str]
     gone: list[Change] = field(default_factory=list)
     made: list[Change] = field(default_factory=list)
-    #: Those that are wanted, or whose device stays.
+    #: VXLAN networks that are desired, or whose device stays.
     _networks: set[VxlanKey] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class SegmentsPlan:
         mtus = [one.tap.mtu for one in users]
         mtus += [mtu for member, mtu in staying.items() if member.startswith(TAP)]
         if segment is None or not mtus:
-            return  # none of ours is left on it, and the others hold it
+            return  # no port of ours is left, and other members keep the bridge
         ids = tuple(one.tap.port_id for one in users)
         overlay = users[0].overlay if users else None
         uplink = self._uplink(segment, overlay, max(mtus), seen)
@@ -97,7 +97,7 @@ class SegmentsPlan:
             self.made.append(CreateDevice(ids, bridge))
             self.made.append(SetGuard(ids, bridge.name, NOTHING))
         else:
-            queueing = self.seen.queueing.get(bridge.name)  # None: not in question
+            queueing = self.seen.queueing.get(bridge.name)  # None: outside the observed scope
             if queueing is not None and queueing.guard != NOTHING:
                 self.made.append(SetGuard(ids, bridge.name, NOTHING))
             self._take_off(ids, segment, seen, uplink)
@@ -112,14 +112,14 @@ class SegmentsPlan:
     def _uplink(
         self, segment: Segment, overlay: Overlay | None, mtu: int, seen: SeenBridge | None
     ) -> Uplink:
-        """The uplink the bridge should have: the one that it has, until the right one can be had."""
+        """Return the uplink to use: the desired one if it is available, otherwise the current one."""
         right = self._right_uplink(segment, overlay, mtu)
         if right is not None and self._fit(segment, overlay, mtu):
             return right
         return Uplink(seen.uplink if seen else "", fit=False)
 
     def _right_uplink(self, segment: Segment, overlay: Overlay | None, mtu: int) -> Uplink | None:
-        """None if it is not known: the network is none of the configuration, or of these ports."""
+        """Return the desired uplink; None if the network is not configured or not known here."""
         mark = UPLINK_MARK + segment.key
         if segment.network_id:
             if overlay is None:
@@ -127,7 +127,7 @@ class SegmentsPlan:
             spec, own = overlay.spec, self.settings.local_ip
             made = Vxlan(spec.vni, own, spec.udp_port)
             device = Device(segment.device, mark, made, spec.mtu)
-            # Peers that the tunnel cannot have are told (see ``plan``), and those there are stay.
+            # ``plan`` reports peers that the tunnel cannot have; the existing peers stay.
             fit = wrong_family(self.settings, overlay) is None
             peers = frozenset(spec.peers) - {own} if fit else None
             return Uplink(device.name, device=device, peers=peers)
@@ -149,7 +149,7 @@ class SegmentsPlan:
     def _take_off(
         self, ids: tuple[str, ...], segment: Segment, seen: SeenBridge, uplink: Uplink
     ) -> None:
-        """What is on the bridge and should not be, or not as it is."""
+        """Remove the current uplink if it is wrong."""
         if uplink.name == seen.uplink:
             return
         if segment.device in self.seen.uplinks and uplink.device is None:
@@ -160,7 +160,7 @@ class SegmentsPlan:
     def _make(
         self, ids: tuple[str, ...], bridge: str, device: Device, peers: frozenset[str] | None
     ) -> None:
-        """On its bridge before it is up, so that the host itself never answers on it."""
+        """Create the uplink device. It joins its bridge before it is up, so the host never answers on it."""
         link = self.seen.uplinks.get(device.name)
         if link is not None and device.must_be_remade(link):
             self.made.append(RemoveDevice(ids, device.name))
@@ -179,7 +179,7 @@ class SegmentsPlan:
             self.made.append(SetDevice(ids, device))
 
     def _allow(self, ids: tuple[str, ...], key: VxlanKey, peers: frozenset[str]) -> None:
-        """Before the device is there, and with it whoever sends to it."""
+        """Allow the peers before the device exists, so no other host can send into it meanwhile."""
         self._networks.add(key)
         sources = self.seen.sources or VxlanSources(sound=False)
         has = sources.peers_of(key)
@@ -187,7 +187,7 @@ class SegmentsPlan:
             self.made.append(AllowPeers(ids, key, peers, has - peers))
 
     def _unneeded_sources(self) -> list[Change]:
-        """Of networks that are on this host no more."""
+        """Remove the allowed peers of networks that are no longer on this host."""
         sources = self.seen.sources
         if sources is None:
             return []
@@ -199,16 +199,16 @@ class SegmentsPlan:
         ]
 
     def _staying(self, seen: SeenBridge) -> dict[str, int]:
-        """Members that are neither ours to place now nor the uplink: they keep the bridge."""
+        """Return the members that neither this plan nor the uplink accounts for: they keep the bridge."""
         known = self.settings.physical_interfaces.items()
-        # A bridge that lost its mark, or has none yet, still has its name.
+        # A bridge without a mark (lost, or not written yet) is still recognized by its name.
         interfaces = {i for network, i in known if Segment(network).bridge == seen.link.name}
         placed = {device_name(TAP, i) for i in (*self.leaving, *self.wanted)}
         gone = {*placed, seen.uplink, *interfaces, *self.seen.uplinks}
         return {name: mtu for name, mtu in seen.members.items() if name not in gone}
 
     def _going(self, bridge: str | None) -> tuple[str, ...]:
-        """The ports that leave with it."""
+        """Return the ports being removed that are on this bridge."""
         taps = self.seen.taps
         return tuple(i for i in self.leaving if i in taps and taps[i].master == bridge)
 

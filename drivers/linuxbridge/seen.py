@@ -1,4 +1,4 @@
-"""What was seen of the host: the observation that a plan is made from."""
+"""The observed state of the host for the linuxbridge backend, as ``plan`` needs it."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from netplugin.host.vxlan_filter import VxlanSources
 
 @dataclass(frozen=True)
 class SeenBridge:
-    """One bridge of ours, with its members by name and the MTU of each."""
+    """One bridge of ours, with its members by name and their MTU in bytes."""
 
     link: Link
     members: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def segment(self) -> Segment | None:
-        """As its mark tells; None for one that was made and not yet marked."""
+        """The segment in the bridge's mark; None if the bridge was created but not marked yet."""
         mark = bridge_mark(self.link.alias)
         return mark[0] if mark else None
 
     @property
     def uplink(self) -> str:
-        """What we put on it, as its mark tells."""
+        """The uplink that we attached, from the bridge's mark; empty if none."""
         mark = bridge_mark(self.link.alias)
         return mark[1] if mark else ""
 
 
 @dataclass(frozen=True)
 class SeenBond:
-    """A bond that the operator made."""
+    """A bond made by the operator."""
 
     name: str
     bond: Bond
@@ -45,7 +45,7 @@ class SeenBond:
 
 @dataclass(frozen=True)
 class SeenInterface:
-    """An interface of the operator; not ours but for its master. ``bond``: what it is or stands on."""
+    """An interface of the operator; we change only its master. ``bond``: the bond it is or is stacked on."""
 
     link: Link
     addresses: tuple[str, ...] = ()
@@ -54,34 +54,34 @@ class SeenInterface:
 
 @dataclass(frozen=True)
 class Seen(Observation):
-    """What the kernel has of the ports in question, of all segments and of the filters."""
+    """The observed state of the ports in scope, of all segments, and of the filters."""
 
-    #: Links with a port's mark, by port id.
+    #: Links with a port's mark, by port ID.
     taps: Mapping[str, Link] = field(default_factory=dict)
-    #: Ours by name: bridges, uplinks that we made, devices that shape what the ports send.
+    #: Our devices by name: bridges, uplinks that we made, and shapers (ifb) for what ports send.
     bridges: Mapping[str, SeenBridge] = field(default_factory=dict)
     uplinks: Mapping[str, Link] = field(default_factory=dict)
     shapers: Mapping[str, Link] = field(default_factory=dict)
-    #: By device, of all taps and shapers in question and of the bridges that those are on.
+    #: By device: the taps and shapers in scope, and the bridges of these taps.
     queueing: Mapping[str, Queueing] = field(default_factory=dict)
-    #: By VXLAN device of ours; of those only whose segment has ports in question.
+    #: By VXLAN device of ours, only for segments that have ports in scope.
     peers: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    #: By tap that is on a bridge.
+    #: By tap, for taps that are on a bridge.
     macs: Mapping[str, SeenMacs] = field(default_factory=dict)
-    #: Who may send into VXLAN networks: None if no rule says, or if no such network is in question.
+    #: The allowed senders of VXLAN networks; None if there is no table or no such network in scope.
     sources: VxlanSources | None = None
-    #: VLAN and VXLAN devices of others, by name.
+    #: VLAN and VXLAN devices that are not ours, by name.
     others: Mapping[str, Link] = field(default_factory=dict)
-    #: Those of ``physical_interfaces``, and those that segments leave by.
+    #: The interfaces of ``physical_interfaces``, and those that segments use as uplinks.
     interfaces: Mapping[str, SeenInterface] = field(default_factory=dict)
-    #: The interface that has ``local_ip``; None too if that is not set.
+    #: The interface with the address ``local_ip``; None also if that is not set.
     underlay: SeenInterface | None = None
-    #: Names of ours that links without our mark have.
+    #: Names with our prefixes that links without our mark have.
     taken_names: frozenset[str] = frozenset()
-    #: Our nftables table; of its port chains, those of the ports in question, or all.
+    #: Our nftables table, with the port chains in scope.
     table: Table | None = None
-    #: Chains (or entries of the map) in our table that belong to no port that was seen.
+    #: Chains or map entries in our table that belong to no observed port.
     stray_chains: frozenset[str] = frozenset()
     vhost_net: bool = True
-    #: What flushes all rules when it starts: a file of the host's own firewall.
+    #: The configuration file of a host firewall that flushes all rules when it starts; empty if none.
     flushing: str = ""

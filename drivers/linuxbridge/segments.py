@@ -1,15 +1,15 @@
-"""Segments: what a network is on this host, and the devices that each has.
+"""Segments: the devices that a network has on this host.
 
-A segment is a bridge with at most one uplink: nothing, the operator's interface (flat), a VLAN
-device on that interface (vlan), or a VXLAN device (vxlan). The last two we make. This one mechanism
-serves all three, instead of one bridge that filters VLANs for all networks, because
+A segment is a bridge with at most one uplink: none, the operator's interface (flat), a VLAN device on
+that interface (vlan), or a VXLAN device (vxlan). The agent creates the last two. All network types use
+this mechanism rather than one VLAN-filtering bridge for all networks:
 
-- segments are apart by construction: no path leads from one bridge to another, and there is no VLAN
-  list or pvid of a port to get wrong;
-- a flat network and VLANs may share an interface: the kernel hands a tagged frame to the VLAN device
+- Segments are isolated by construction: no path leads from one bridge to another, and there is no VLAN
+  list or PVID to misconfigure.
+- A flat network and VLANs can share an interface. The kernel passes a tagged frame to the VLAN device
   before the bridge on the interface sees it (``__netif_receive_skb_core`` in net/core/dev.c calls
-  ``vlan_do_receive`` before ``rx_handler``), and what it sends, it tags in the NIC where that can;
-- a VXLAN network needs a device of its own either way.
+  ``vlan_do_receive`` before ``rx_handler``), and tags sent frames in the NIC if the NIC supports it.
+- A VXLAN network needs a device of its own in either design.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _KINDS = {BRIDGE: "bridge", UPLINK: "vlan", VXLAN: "vxlan", SHAPER: "ifb"}
 
 @dataclass(frozen=True, order=True)
 class Segment:
-    """One network on this host, known by its key.
+    """One network on this host, identified by its key.
 
-    The key is ``physnet1``, ``physnet1:100`` or ``vxlan/blue``: names have neither colon nor slash.
+    Keys are ``physnet1``, ``physnet1:100`` or ``vxlan/blue``: names contain neither colon nor slash.
     """
 
     physical_network: str = ""
@@ -51,7 +51,7 @@ class Segment:
 
     @classmethod
     def parse(cls, key: str) -> Self | None:
-        """What a key says; None for what is none."""
+        """Parse a key; None if it is invalid."""
         if key.startswith(_OVERLAY):
             return cls(network_id=key.removeprefix(_OVERLAY))
         network, is_vlan, tag = key.partition(":")
@@ -71,7 +71,7 @@ class Segment:
 
     @property
     def device(self) -> str:
-        """The name of the uplink that we make; empty for a flat network, which has the operator's."""
+        """The name of the uplink device that the agent makes; empty for a flat network."""
         if self.network_id:
             return device_name(VXLAN, self.key)
         return device_name(UPLINK, self.key) if self.vlan_id is not None else ""
@@ -85,7 +85,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Device:
-    """All that is wanted of one device of ours that is no tap."""
+    """The desired state of one device of ours other than a tap."""
 
     name: str
     alias: str
@@ -97,12 +97,12 @@ class Device:
         return birth_address(self.name)
 
     def must_be_remade(self, link: Link) -> bool:
-        """Whether it must go and come again: but for a bridge's, options do not change live."""
+        """Whether the device must be recreated: only a bridge's options can be changed live."""
         same_kind = isinstance(link.data, type(self.made))
         return not same_kind or (link.data != self.made and not isinstance(self.made, Bridge))
 
     def differs(self, link: Link) -> bool:
-        """Whether what can be changed live is not as wanted."""
+        """Whether anything that can be changed live differs from the desired state."""
         made, data = self.made, link.data
         fits = made.fits(data) if isinstance(made, Bridge) else made == data
         found = (link.mtu, link.up, link.ipv6, link.alias, fits)
@@ -110,18 +110,18 @@ class Device:
 
 
 def bridge_of(segment: Segment, uplink: str, mtu: int) -> Device:
-    """The mark also tells what we put on the bridge, and so may take off again."""
+    """Return the desired bridge. Its mark names the uplink that we attached and may detach."""
     mark = BRIDGE_MARK + segment.key + (_WITH_UPLINK + uplink) * bool(uplink)
     return Device(segment.bridge, mark, Bridge(), mtu)
 
 
 def shaper_of(port_id: str, mtu: int) -> Device:
-    """The device whose queue slows down what the port's VM sends."""
+    """Return the desired shaper: the ifb whose queue limits what the port's VM sends."""
     return Device(device_name(SHAPER, port_id), SHAPER_MARK + port_id, Ifb(), mtu)
 
 
 def bridge_mark(alias: str | None) -> tuple[Segment, str] | None:
-    """The segment and the uplink that a bridge's alias names; None if it is no mark."""
+    """Return the segment and the uplink that a bridge's alias names; None if it is no mark."""
     if alias is None or not alias.startswith(BRIDGE_MARK):
         return None
     key, _, uplink = alias.removeprefix(BRIDGE_MARK).partition(_WITH_UPLINK)
@@ -130,8 +130,8 @@ def bridge_mark(alias: str | None) -> tuple[Segment, str] | None:
 
 
 def is_ours(link: Link) -> bool:
-    """By its mark and the name that goes with it, or (made by an agent that died before it could
-    mark it) by kind, name and address."""
+    """Whether a link has our mark and the matching name. A link without an alias, left by an agent that
+    died before it set one, is recognized by kind, name and MAC address."""
     alias = link.alias or ""
     if link.alias is None:
         kind = _KINDS.get(link.name[:3])
@@ -148,7 +148,7 @@ def is_ours(link: Link) -> bool:
 
 
 def port_of(link: Link) -> str | None:
-    """Whose tap or shaper a link is: by its mark, if it has the name that goes with it."""
+    """Return the port of a tap or shaper, from its mark if the link has the matching name."""
     for mark, prefix in ((PORT_MARK, TAP), (SHAPER_MARK, SHAPER)):
         port_id = marked_port(link.alias or "", mark)
         if port_id and link.name == device_name(prefix, port_id):
@@ -157,16 +157,16 @@ def port_of(link: Link) -> str | None:
 
 
 def marked_port(alias: str, mark: str) -> str:
-    """The port id that an alias names after this mark; empty if it names none."""
+    """Return the port ID that an alias names after this mark; empty if none."""
     found = alias.partition(_WITH_STAMP)[0]
     return found.removeprefix(mark) if found.startswith(mark) else ""
 
 
 def tap_mark(port_id: str, stamp: str) -> str:
-    """The alias of a port's tap, with the mark of the store if there is one."""
+    """Return the alias of a port's tap, including the mark of the store if there is one."""
     return PORT_MARK + port_id + (_WITH_STAMP + stamp) * bool(stamp)
 
 
 def stamp_of(link: Link) -> str:
-    """The mark of the store that made a tap; empty if it carries none."""
+    """Return the mark of the store that wrote a tap's alias; empty if none."""
     return (link.alias or "").partition(_WITH_STAMP)[2]

@@ -1,9 +1,9 @@
-"""Rates of a port: which qdiscs, and which device for what its VM sends.
+"""Rate limits of a port: the qdiscs, and the shaper device for what its VM sends.
 
-What a VM receives leaves its tap, so a bucket (``netplugin.host.tc.Tbf``) at the root of the tap
-holds it. What a VM sends enters the tap, where the kernel has no queue: it is turned to a device of
-its own (an ifb), whose root has such a bucket too, and then goes on as if it came from the tap. A
-queue rather than policing (which would drop what is too much): TCP comes close to its rate with it.
+What a VM receives leaves the host through its tap, so a token bucket (``netplugin.host.tc.Tbf``) at the
+root of the tap limits it. What a VM sends enters the tap, where the kernel has no queue. It is redirected
+to an ifb of its own, which has such a bucket at its root, and then continues as if it came from the tap.
+Queueing lets TCP come close to the limit; policing would drop the excess instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from netplugin.host.tc import Queueing
 
 
 def set_rates(tap: Tap, link: Link | None, seen: Seen) -> list[Change]:
-    """What makes the rates of a tap right; ``link`` is None for one that is yet to be made."""
+    """Plan the rate limits of a tap; ``link`` is None if the tap is yet to be created."""
     found = seen.queueing.get(tap.name, Queueing()) if link else Queueing()
     ports = (tap.port_id,)
     changes: list[Change] = []
@@ -71,7 +71,7 @@ def _unshape(tap: Tap, found: Queueing, seen: Seen) -> list[Change]:
 
 
 def unneeded_shapers(wanted: Iterable[str], leaving: Iterable[str], seen: Seen) -> list[Change]:
-    """Those of ports that go, and those that were made and never marked."""
+    """Remove shapers of ports that are being removed, and shapers that were created but never marked."""
     names = {device_name(SHAPER, port_id): (port_id,) for port_id in leaving}
     kept = {device_name(SHAPER, port_id) for port_id in wanted}
     return [

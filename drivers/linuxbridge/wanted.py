@@ -1,4 +1,4 @@
-"""What an intent asks for, as the values that a plan compares with what was seen."""
+"""The desired state that an intent describes, as values for ``plan``."""
 
 from __future__ import annotations
 

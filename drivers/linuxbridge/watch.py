@@ -1,7 +1,7 @@
-"""Tells when somebody else changes what is ours: a link or a rate that goes, rules that are flushed.
+"""Wake the agent when another process changes our links, rate limits or nftables rules.
 
-Without it a flushed table (``nft flush ruleset``, as a reload of the system's own rules begins)
-would leave every VM unfiltered until the next look at the whole host.
+Without it, a flushed table (a reload of the system's own rules begins with ``nft flush ruleset``) would
+leave every VM unfiltered until the next periodic check of the whole host.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ _TABLE_NAME = 1  # the first attribute of every message about something in a tab
 
 
 class Watch(News):
-    """Own are links; rules that change within ``quiet`` are our own whatever their names."""
+    """Listener for link, tc and nftables events. Own changes are given as links; rule changes within
+    ``quiet`` count as own."""
 
     def __init__(
         self, wake: Callable[[Wake], None], interfaces: frozenset[str], supervisor: Supervisor
     ) -> None:
-        """``interfaces`` are uplinks. Raises: OSError if the kernel has no such news."""
+        """``interfaces`` are uplinks. Raises: OSError if the kernel refuses the sockets."""
         self._interfaces = interfaces
-        # A VM that starts or ends makes news of its tap's carrier: only what we set counts.
+        # Starting or stopping a VM changes the carrier of its tap: only settings that we make count.
         self._known: dict[str, LinkEvent] = {}
         self._links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         self._rules = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
@@ -87,14 +88,14 @@ class Watch(News):
             return [Wake(f"uplink {event.name} changed")]
         if event.name in self._interfaces:
             return [Wake(f"uplink {event.name} changed")]
-        # A bridge changes with every member; only its end concerns all of its ports.
+        # A bridge changes with every member; only its removal or going down affects all of its ports.
         if bridge_mark(event.alias) and (event.gone or not event.up):
             return [Wake(f"bridge {event.name} is {'gone' if event.gone else 'down'}")]
         return []
 
 
 def _messages(source: socket.socket) -> Iterator[tuple[int, bytes]]:
-    """Type and payload of each message that waits; type 0 if the kernel had to drop some."""
+    """Yield type and payload of each pending message; type 0 if the kernel dropped messages."""
     for data in queued(source):
         if not data:
             yield 0, b""
@@ -103,14 +104,14 @@ def _messages(source: socket.socket) -> Iterator[tuple[int, bytes]]:
 
 
 def _of_rate(payload: bytes, own: frozenset[str]) -> list[Wake]:
-    """Of a qdisc or filter that was removed. That one came is no news: the kernel tells so whenever
+    """Report a removed qdisc or filter. Additions are ignored, because the kernel also sends them when
     one is read."""
     try:
         name = socket.if_indextoname(TCMSG.unpack_from(payload)[1])
     except OSError as failed:
         if failed.errno != errno.ENXIO:
             raise
-        return []  # it went with its device, which is news of its own
+        return []  # removed with its device, which has an event of its own
     if name in own or not name.startswith((TAP, SHAPER, BRIDGE)):
         return []
     link = Links().get(name)

@@ -1,1 +1,1 @@
-"""The backend sriov: a virtual function of a NIC goes into the VM as it is."""
+"""The backend sriov: a virtual function of a NIC is passed through to the VM."""

@@ -1,9 +1,9 @@
-"""The sriov backend: looks at the pool of VFs, lets ``plan`` think, carries out what it says.
+"""The sriov backend: read the pool of VFs, plan changes with ``plan``, and apply them.
 
-The agent binds every VF to vfio-pci when a port comes and back when it goes, those of mlx5 too;
-libvirt does neither (``managed='no'``). So a VM that stops does not hand its VF, with its MAC on it,
-to a driver of the host. What libvirt does all the same is to write MAC and VLAN when a VM starts and
-stops: a VF is given back after that.
+The agent binds a VF to vfio-pci when a port is plugged and restores its driver when the port is removed,
+also for mlx5. libvirt does neither (``managed='no'``), so a VF whose VM stops is not handed to a host
+driver with the VM's MAC still set. libvirt does write the MAC and VLAN when a VM starts and stops; the
+agent therefore releases the VF only after that.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Sriov(Backend[Seen]):
     )
 
     def __init__(self, conf: Any, host: Host | None, *, kernel: Kernel | None = None) -> None:
-        """``kernel`` is the host's, unless it is a model that is meant."""
+        """``kernel``: a model of the host, for tests; None for the real one."""
         self._kernel = kernel or Kernel(read_devices(conf))
         self._pool = Pool(self.name, self._kernel, supervisor_of(host), locks_of(host))
 
-    # -- what can be said without touching the host ---------------------------------------------
+    # -- without access to the host --------------------------------------------------------------
 
     def hold(self) -> Usability:
         return self._pool.hold()
@@ -80,7 +80,7 @@ class Sriov(Backend[Seen]):
         return self.features.model_copy(update={"max_queues": self._kernel.max_queues()})
 
     def validate(self, spec: PortSpec) -> None:
-        """What depends on the NIC is looked at with the port's claim: see ``drivers.vf.abilities``."""
+        """Features that depend on the NIC are checked with the claim: see ``drivers.vf.abilities``."""
         super().validate(spec)
         networks = {device.network for device in self._kernel.devices}
         name = spec.network.physical_network
@@ -133,7 +133,7 @@ class Sriov(Backend[Seen]):
             }
         )
 
-    # -- the host --------------------------------------------------------------------------------
+    # -- with access to the host -----------------------------------------------------------------
 
     def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
         start = time.monotonic()

@@ -1,4 +1,4 @@
-"""The options of the sriov backend."""
+"""Options of the sriov backend."""
 
 from __future__ import annotations
 

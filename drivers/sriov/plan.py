@@ -1,4 +1,4 @@
-"""From what is wanted of ports and how their VFs are to the changes between them: without a host."""
+"""Plan the changes from the observed to the desired state of the ports' VFs. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _KBPS = 1000  # the kernel takes whole Mbit/s
 
 @dataclass(frozen=True)
 class Seen(Observation):
-    """The whole pool, whichever ports are in question."""
+    """The whole pool of VFs, independent of the observed ports."""
 
     inventory: Inventory = field(default_factory=Inventory)
 
 
 def check_spec(spec: PortSpec) -> None:
-    """Refuse what no VF can do. Raises: Unsupported, InvalidRequest."""
+    """Refuse what no VF supports. Raises: Unsupported, InvalidRequest."""
     security, vf = spec.port_security, spec.vf
     check_vlan_qos(spec)
     if security.enabled and vf.spoofchk is False:
@@ -44,7 +44,7 @@ def check_spec(spec: PortSpec) -> None:
 
 
 def _check_tags(spec: PortSpec) -> None:
-    """Refuse what says two things of the tags of the VM's frames."""
+    """Refuse contradictory settings for guest VLAN tags."""
     vf, kind = spec.vf, spec.network.type
     if vf.trunk and kind != "flat":
         raise _contradicts("vf.trunk", "the VM tags its frames itself: ask for a flat network")
@@ -104,7 +104,7 @@ def _impossible(spec: PortSpec) -> list[tuple[bool, str, str]]:
 
 
 def wanted(spec: PortSpec) -> VfAttributes:
-    """What the PF should hold of the port's VF."""
+    """Return the attributes that the PF should have for the port's VF."""
     return replace(
         attributes_of(spec),
         min_mbps=(spec.qos.min_egress_kbps or 0) // _KBPS,
@@ -113,13 +113,13 @@ def wanted(spec: PortSpec) -> VfAttributes:
 
 
 def _want(intent: Intent, pf: Pf, vf: Vf) -> VfAttributes:
-    """A VF that is teamed has its MAC while a VM has it, and not before or after.
+    """Return the desired attributes. A teamed VF has its MAC only while a VM has it.
 
-    Else the NIC would hand the VM's frames to a VF that nobody drives, while the virtio NIC beside it
-    waits for them on the PF ("Live Migration of a VM with SR-IOV VF & virtio-net in STANDBY mode" in
-    the kernel's Documentation/networking/net_failover.rst). libvirt writes the MAC before QEMU opens
-    the VF, and what it found, none, after QEMU has closed it (see ``LIBVIRT_STATE``); so the guest's
-    driver finds the MAC, and this is what makes up for anything else.
+    Otherwise the NIC would deliver the VM's frames to an unused VF while the virtio NIC waits for them
+    on the PF ("Live Migration of a VM with SR-IOV VF & virtio-net in STANDBY mode" in the kernel's
+    Documentation/networking/net_failover.rst). libvirt writes the MAC before QEMU opens the VF, and
+    restores the saved one (zero) after QEMU has closed it (see ``LIBVIRT_STATE``), so the guest's
+    driver finds the MAC. This function covers all other cases.
     """
     assert intent.spec is not None
     want = wanted(intent.spec)
@@ -140,7 +140,7 @@ def make_plan(intents: Sequence[Intent], inventory: Inventory) -> Plan:
 
 
 def observed_ports(intents: Sequence[Intent], inventory: Inventory) -> Mapping[str, ObservedPort]:
-    """What there is of each port: a VF carries no mark, its claim tells whose it is."""
+    """Return the observed state of each port. The claim identifies its VF: a VF carries no mark."""
     found: dict[str, ObservedPort] = {}
     for intent in intents:
         port = observed_vf(intent, inventory)
@@ -150,7 +150,7 @@ def observed_ports(intents: Sequence[Intent], inventory: Inventory) -> Mapping[s
 
 
 def _with_rates(port: ObservedPort, want: VfAttributes) -> ObservedPort:
-    """The same, with rates that wait for a carrier in what impairs it (see ``to_vm``)."""
+    """Add to the impairment that the rates wait for a carrier, if they do (see ``to_vm``)."""
     has = tuple(port.details.get(name) for name in GROUPS["rate"])
     if port.impaired is None or has in ((None, None), (want.min_mbps, want.max_mbps)):
         return port

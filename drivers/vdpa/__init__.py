@@ -1,1 +1,1 @@
-"""The backend vdpa: virtio over vhost-user to the VM, a virtual function to the network, OVS between."""
+"""The backend vdpa (software vDPA): OVS relays between the VM's vhost-user port and a VF."""

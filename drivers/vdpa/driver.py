@@ -1,4 +1,4 @@
-"""The vdpa backend: a VM's vhost-user port and a VF of the pool, joined by OVS-DPDK."""
+"""The vdpa backend: OVS-DPDK connects a VM's vhost-user port to a VF of the pool."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from netplugin.models import (
     VfInfo,
 )
 
-#: Changes that are no writes to OVS's database or flows.
+#: Changes that affect neither OVS's database nor its flows.
 _ELSEWHERE = (VfChange, DetachVf)
 
 
@@ -75,7 +75,7 @@ class Vdpa(Backend[Seen]):
         kernel: Kernel | None = None,
         switch: Switch | None = None,
     ) -> None:
-        """``kernel`` and ``switch`` are the host's, unless it is a model that is meant."""
+        """``kernel`` and ``switch``: models of the host, for tests; None for the real ones."""
         conf.register_opts(OPTIONS, group=GROUP)
         self._option: str = conf[GROUP].mode
         self._guest_hugepages: bool = conf[GROUP].guest_hugepages
@@ -86,11 +86,11 @@ class Vdpa(Backend[Seen]):
             switch = Switch(host.ovs)
         self._switch = switch
 
-    # -- what can be said without touching the host ---------------------------------------------
+    # -- without access to the host --------------------------------------------------------------
 
     @property
     def _mode(self) -> Mode:
-        """What a new port is made in."""
+        """The mode of new ports."""
         return mode_for_new(self._option, self._switch.root)
 
     def hold(self) -> Usability:
@@ -106,7 +106,7 @@ class Vdpa(Backend[Seen]):
         return self._pool.kernel.usability(for_dpdk=True) if usable.usable else usable
 
     def validate(self, spec: PortSpec) -> None:
-        """What depends on the port's mode is looked at with its claim."""
+        """Features that depend on the port's mode are checked with its claim."""
         super().validate(spec)
         networks = {device.network for device in self._pool.kernel.devices}
         name = spec.network.physical_network
@@ -122,9 +122,9 @@ class Vdpa(Backend[Seen]):
         mode = mode_of(intent) or mode_on_host(row, beside) or self._mode
         check_mode(intent.spec, mode, self._switch.settings.bridge_mappings)
         had = vf_on_host(row, beside)
-        # A VF that keeps its driver shows nowhere but here that OVS has it.
+        # If a VF keeps its kernel driver, only OVS's rows show that OVS uses it.
         used = {Claim(KIND, d): name for d, name in observed.devices.items() if d != had}
-        # Those of ports are known by their claims, which remember the VM.
+        # VFs of ports are covered by their claims, which also record the VM.
         used = {c: name for c, name in used.items() if c not in taken}
         claim = claim_vf(
             observed.inventory, intent, {**used, **taken}, mode.use,
@@ -188,7 +188,7 @@ class Vdpa(Backend[Seen]):
             }
         )
 
-    # -- the host --------------------------------------------------------------------------------
+    # -- with access to the host -----------------------------------------------------------------
 
     def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
         return self._seen(ports, deadline, self._pool.look)
@@ -206,7 +206,7 @@ class Vdpa(Backend[Seen]):
     def _seen(
         self, ports: Collection[str] | None, deadline: float, look: Callable[[], Inventory]
     ) -> Seen:
-        """OVS first: what it has open by its rows is open when the VFs are looked at."""
+        """Read OVS first, so that the VFs that its rows have opened show as open in the inventory."""
         ovs, word, devices = self._switch.look(ports, deadline)
         start = time.monotonic()
         inventory = look()
@@ -218,7 +218,7 @@ class Vdpa(Backend[Seen]):
         )
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
-        """VFs before OVS, and nothing in OVS for a port whose VF has failed."""
+        """Apply VF changes before OVS changes; skip the OVS changes of ports whose VF failed."""
         start = time.monotonic()
         of_vfs = [change for change in changes if isinstance(change, VfChange)]
         failed: dict[str, NetpluginError]
@@ -234,7 +234,7 @@ class Vdpa(Backend[Seen]):
     def _let_go(self, change: DetachVf, deadline: float) -> NetpluginError | None:
         try:
             self._switch.detach(change.address, deadline)
-        except HostError:  # whoever has it open, it is not DPDK
+        except HostError:  # DPDK does not have the VF: another process has it open
             return in_use(change.address, change.group)
         except NetpluginError as error:
             return error
@@ -253,7 +253,7 @@ def _hopeless(change: Change, failed: Mapping[str, NetpluginError]) -> bool:
 
 
 def _opened_or_closed(changes: Sequence[Change]) -> list[str]:
-    """The VFs that OVS has opened or closed."""
+    """Return the VFs that OVS opens or closes by these changes."""
     opened = [change.port.device for change in changes if isinstance(change, AddBeside)]
     closed = [change.device for change in changes if isinstance(change, RemoveBeside)]
     return opened + closed + [c.address for c in changes if isinstance(c, DetachVf)]

@@ -1,4 +1,4 @@
-"""What an operator should know of a host with software vDPA: how DPDK takes devices, and the pool."""
+"""Findings of the vdpa backend about the host: DPDK device probing, bridges, multicast, and the pool."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from netplugin.backend import Usability
 from netplugin.host.ovs_rows import OvsRoot
 from netplugin.models import Finding
 
-#: From 4.0 on vswitchd takes devices for its ports only (OVS's NEWS, v4.0.0).
+#: Since 4.0, vswitchd probes only the devices of its ports (OVS's NEWS, v4.0.0).
 _PROBES_NO_MORE = (4, 0)
 _NO_DEVICE = "-a 0000:00:00.0"
 
 
 def no_pci(root: OvsRoot) -> Usability | None:
-    """Why OVS cannot take a VF for a port, if it is told to leave PCI alone."""
+    """Return why OVS cannot use a VF if ``dpdk-extra`` disables PCI; None if it does not."""
     if "--no-pci" not in _words(root):
         return None
     return Usability(
@@ -32,7 +32,7 @@ def no_pci(root: OvsRoot) -> Usability | None:
 
 
 def findings(seen: Seen, mode: Mode) -> list[Finding]:
-    """``seen`` is of the whole host (pure)."""
+    """Return the findings; ``seen`` must cover the whole host. Pure."""
     found = [*pool_findings(seen.inventory, mode.use), *of_bridges(_own(seen.ovs))]
     if mode is Mode.NATIVE:
         return found
@@ -40,13 +40,13 @@ def findings(seen: Seen, mode: Mode) -> list[Finding]:
 
 
 def _own(seen: SeenOvs) -> SeenOvs:
-    """With the backend's own bridge alone: of networks' bridges another backend tells."""
+    """Keep only the backend's own bridge: another backend reports on the bridges of networks."""
     own = {name: bridge for name, bridge in seen.bridges.items() if name == BRIDGE}
     return replace(seen, bridges=own)
 
 
 def _probing(root: OvsRoot) -> Finding:
-    """Whether vswitchd takes, when it starts, every device that is bound to vfio: VFs of VMs too."""
+    """Report whether vswitchd probes every vfio device at its start, including the VFs of VMs."""
     expected = "at its start vswitchd takes no device but those of its ports"
     words = _words(root)
     listed = any(word in ("-a", "--allow", "-w", "--no-pci") for word in words)

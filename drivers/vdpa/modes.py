@@ -1,7 +1,7 @@
-"""The two ways to join a VM's vhost-user port and its VF, and which of them a port has.
+"""The two modes that join a VM's vhost-user port to its VF, and the choice of a port's mode.
 
-A port's mode is remembered with its claim on the VF, in the transaction of its intent, so that it
-never changes while the port lives: not when OVS is exchanged, nor when the option is.
+The mode is saved in the claim on the VF, in the same transaction as the intent, and never changes
+during the life of the port: not when OVS is replaced, and not when the option is changed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ NATIVE_TYPE = "dpdkvdpa"
 
 
 class Mode(StrEnum):
-    """How frames go between the VM and its VF."""
+    """How frames travel between the VM and its VF."""
 
-    #: The VF is a DPDK port of OVS, and two flows join it to the VM's port; any OVS-DPDK can.
+    #: The VF is a DPDK port of OVS, and two flows join it to the VM's port. Works with any OVS-DPDK.
     RELAY = "relay"
-    #: One port of type ``dpdkvdpa`` does both, and its VF's representor is on the network's bridge.
+    #: One ``dpdkvdpa`` port relays frames; the VF's representor is on the network's bridge.
     NATIVE = "native"
 
     @property
@@ -34,25 +34,25 @@ class Mode(StrEnum):
 
     @property
     def notes(self) -> Mapping[str, Any]:
-        """What a claim remembers of it."""
+        """The values to save in the claim."""
         return {_NOTE: self.value}
 
 
 def mode_for_new(option: str, root: OvsRoot) -> Mode:
-    """What a new port is made in, by ``[vdpa] mode`` and what this OVS has."""
+    """Return the mode of a new port from ``[vdpa] mode`` and the interface types of this OVS."""
     if option == "auto":
         return Mode.NATIVE if NATIVE_TYPE in root.iface_types else Mode.RELAY
     return Mode(option)
 
 
 def mode_of(intent: Intent) -> Mode | None:
-    """The mode of a port that has a claim."""
+    """Return the mode of a port from its claim; None without a claim."""
     claim = claim_of(intent)
     return Mode(claim.memory[_NOTE]) if claim else None
 
 
 def mode_on_host(row: OvsPort | None, beside: OvsPort | None) -> Mode | None:
-    """The mode of a port by what OVS has of it: what its store knew may be lost."""
+    """Return the mode of a port from its OVS rows, for ports whose claim was lost with the store."""
     interface = row.interface if row else None
     if interface is not None and interface.type == NATIVE_TYPE:
         return Mode.NATIVE
@@ -60,7 +60,7 @@ def mode_on_host(row: OvsPort | None, beside: OvsPort | None) -> Mode | None:
 
 
 def lacks_native(root: OvsRoot) -> Usability | None:
-    """Why this OVS cannot do native mode; None if it can."""
+    """Return why this OVS does not support native mode; None if it does."""
     if NATIVE_TYPE in root.iface_types:
         return None
     return Usability(

@@ -1,9 +1,9 @@
-"""Which NICs give the VF of a relay the multicast frames that its VM may be in the group of.
+"""Which NICs deliver to a relay's VF the multicast frames that its VM may need.
 
-A relay does not know which groups its VM joins (those of IPv6 neighbour discovery, of VRRP), so that
-its VF must get the frames of all. OVS asks for that, and for every other frame, of each DPDK port
-(``dpdk_eth_dev_init`` in lib/netdev-dpdk.c); the driver of the PF decides. The functions are those of
-Linux 6.18, below drivers/net/ethernet.
+A relay does not know which groups its VM joins (IPv6 neighbour discovery, VRRP), so its VF must receive
+all multicast frames. OVS enables promiscuous and all-multicast mode on each DPDK port
+(``dpdk_eth_dev_init`` in lib/netdev-dpdk.c); the driver of the PF decides whether a VF may have it. The
+functions named below are from Linux 6.18, drivers/net/ethernet.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from types import MappingProxyType
 from drivers.vf.inventory import Inventory, Pf, Setting, Vf
 from netplugin.models import Finding
 
-#: Drivers of PFs that give all multicast frames to a trusted VF alone, and where: to another VF they
-#: say yes and do nothing.
+#: PF drivers that deliver all multicast frames to trusted VFs only, with the source. To an untrusted
+#: VF they report success and do nothing.
 IF_TRUSTED: Mapping[str, str] = MappingProxyType(
     {
         "ice": "ice_vc_cfg_promiscuous_mode_msg, intel/ice/virt/virtchnl.c",
@@ -26,8 +26,8 @@ IF_TRUSTED: Mapping[str, str] = MappingProxyType(
         "qede": "qed_iov_pre_update_vport, qlogic/qed/qed_sriov.c",
     }
 )
-#: Those that give them to any VF. With bnxt_en the VF asks the firmware, trusted or not: only for
-#: other VMs' frames does its driver look at that (``bnxt_promisc_ok``).
+#: PF drivers that deliver them to any VF. On bnxt_en, the VF asks the firmware whether or not it is
+#: trusted; its driver requires trust only for promiscuous mode (``bnxt_promisc_ok``).
 ALWAYS: Mapping[str, str] = MappingProxyType(
     {
         "igb": "igb_set_vf_promisc, intel/igb/igb_main.c",
@@ -36,12 +36,12 @@ ALWAYS: Mapping[str, str] = MappingProxyType(
 )
 
 
-#: Drivers that let a promiscuous VF, which a trusted one may be, get frames of other VLANs than its
-#: own, and where: broadcast and multicast would come to the VM without a tag. ixgbe on an X540 or newer
-#: whose PF is promiscuous, before 7bb0fb7c63df ("ixgbe: fix unexpected VLAN Rx in promisc mode on VF",
-#: Linux 5.18); ice before 4e7f0087b058 ("ice: Restore fix disabling RX VLAN filtering", Linux 6.7), and
-#: by its source in double VLAN mode since, where ``ice_port_vlan_on`` keeps the inner filter and not
-#: the outer one. Whether a distribution's kernel has these is not to be seen on the host.
+#: PF drivers that may deliver frames of other VLANs to a promiscuous VF, which a trusted VF may be, with
+#: the source. The VM would get such broadcast and multicast frames untagged. ixgbe does so on an X540 or
+#: newer whose PF is promiscuous, before 7bb0fb7c63df ("ixgbe: fix unexpected VLAN Rx in promisc mode on
+#: VF", Linux 5.18). ice does so before 4e7f0087b058 ("ice: Restore fix disabling RX VLAN filtering",
+#: Linux 6.7) and, by its source, still in double VLAN mode, where ``ice_port_vlan_on`` keeps only the
+#: inner filter. The host does not show whether a distribution's kernel has these fixes.
 IGNORES_VLAN: Mapping[str, str] = MappingProxyType(
     {
         "ice": "ice_vc_cfg_promiscuous_mode_msg and ice_port_vlan_on, intel/ice/ice_vf_vsi_vlan_ops.c",
@@ -51,16 +51,16 @@ IGNORES_VLAN: Mapping[str, str] = MappingProxyType(
 
 
 def needs_trust(pf: Pf, vf: Vf, vlan_id: int | None) -> bool:
-    """Whether a relay makes this VF trusted: its NIC asks for that, can be told, and keeps it to its VLAN.
+    """Whether to trust a relay's VF: its driver requires trust, can set it, and still filters VLANs.
 
-    On a flat network there is no VLAN to keep to: the relay's flows stop what comes with a tag.
+    A flat network has no VLAN to filter: the relay's flows drop tagged frames.
     """
     is_kept = vlan_id is None or pf.driver not in IGNORES_VLAN
     return pf.driver in IF_TRUSTED and _has_switch(vf) and is_kept
 
 
 def lost_by(pf: Pf, vf: Vf, vlan_id: int | None) -> str | None:
-    """What a relay lacks whose NIC refused to trust its VF; None if it did not."""
+    """Return what the VM may lose because the NIC refused to trust the VF; None if it did not refuse."""
     have = vf.attributes
     if have is None or have.trusted or not needs_trust(pf, vf, vlan_id):
         return None
@@ -73,7 +73,7 @@ def lost_by(pf: Pf, vf: Vf, vlan_id: int | None) -> str | None:
 
 
 def multicast_findings(inventory: Inventory) -> list[Finding]:
-    """One for each NIC through whose VFs multicast may not come."""
+    """Return one finding per NIC whose VFs may not receive multicast."""
     found = []
     for pf in inventory.pfs.values():
         vfs = [vf for vf in inventory.vfs.values() if vf.pf == pf.address and vf.attributes]

@@ -1,4 +1,4 @@
-"""The options of the vdpa backend. Its NICs are those of ``[sriov] devices``: there is one pool."""
+"""Options of the vdpa backend. Its NICs are those of ``[sriov] devices``: both share one pool."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ OPTIONS = [
         default="auto",
         choices=[
             ("auto", "native if this OVS has the interface type dpdkvdpa, else relay"),
-            ("relay", "an ordinary OVS-DPDK joins the VF and the vhost-user port by two flows"),
-            ("native", "one port of type dpdkvdpa, which only some vendors' OVS has"),
+            ("relay", "two flows join the VF and the vhost-user port; works with any OVS-DPDK"),
+            ("native", "one port of type dpdkvdpa, which only the OVS of some NIC vendors has"),
         ],
-        help="How a new port is made. A port keeps the mode it was made in.",
+        help="The mode of new ports. A port keeps the mode that it was created with.",
     ),
     cfg.BoolOpt(
         "guest_hugepages",
         default=True,
-        help="Whether a VM's memory must be hugepages (as it should: with small pages every packet "
-        "costs TLB misses). False asks for shared memory only.",
+        help="Require hugepages for the memory of a VM (recommended: small pages cost TLB misses on every "
+        "packet). False requires shared memory only.",
     ),
 ]
 

@@ -1,8 +1,8 @@
-"""From what is wanted of ports, and how OVS and their VFs are, to the changes: without a host.
+"""Plan the changes from the observed state of OVS and the VFs to the desired one. Pure.
 
-To a VM: the VF's attributes and driver, then the rows, then the flows, and a port without flows is
-shut. Back: the rows and flows go, it is read back that OVS has let go of the VF (and it is told to,
-if it has not), and only then, in a later round, is the VF put back as it was.
+To a VM: first the VF's attributes and driver, then the rows, then the flows; a port without flows passes
+no traffic. Back to the host: the rows and flows are removed, a read-back confirms that OVS has released
+the VF (if not, DPDK is asked to detach it), and a later round restores the VF.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from netplugin.host.vfs import VfAttributes, is_vfio
 
 @dataclass(frozen=True)
 class DetachVf(Change):
-    """Have DPDK let go of a VF that no port has any more.
+    """Make DPDK detach a VF that no port uses any more.
 
-    vswitchd gives back with a port what it took for the port; not what DPDK took at its start, when
-    it probes all devices that it could drive (``netdev_dpdk_destruct`` in OVS's lib/netdev-dpdk.c
-    looks at ``attached``).
+    When a port is removed, vswitchd detaches a device only if it attached it for that port. It keeps
+    devices that DPDK probed at startup (``attached`` in ``netdev_dpdk_destruct``, OVS's
+    lib/netdev-dpdk.c).
     """
 
     address: str
@@ -57,12 +57,12 @@ class DetachVf(Change):
 
 @dataclass(frozen=True)
 class Seen(Observation):
-    """OVS, by the ports in question, and the whole pool of VFs. ``ports`` has those that have rows."""
+    """OVS for the ports in scope, and the whole pool of VFs. ``ports`` has the ports with rows."""
 
     ovs: SeenOvs = field(default_factory=lambda: SeenOvs({}))
     inventory: Inventory = field(default_factory=Inventory)
     word: HostWord = field(default_factory=lambda: HostWord(OvsRoot()))
-    #: Devices that interfaces of OVS name, whosever, each with the interface.
+    #: Devices that any interface of OVS names, with the interface.
     devices: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -85,7 +85,7 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
                     kept[port_id] = missing
                 room -= port_id not in seen.ovs.rows
             elif port_id in seen.ovs.rows or port_id in seen.ovs.beside:
-                continue  # OVS must have let go of the VF before
+                continue  # OVS must release the VF first
             elif (vf := _open_vf(intent, seen.inventory)) and vf.address not in seen.devices:
                 vfs.append(DetachVf((port_id,), vf.address, vf.iommu_group))
                 continue
@@ -104,14 +104,14 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
 
 
 def _open_vf(intent: Intent, inventory: Inventory) -> Vf | None:
-    """The VF of a port if something has it open."""
+    """Return the VF of a port if a process has it open."""
     claim = claim_of(intent)
     vf = locate(inventory, claim) if claim else None
     return vf if isinstance(vf, Vf) and vf.is_open else None
 
 
 def _driver_back(intent: Intent, inventory: Inventory) -> list[Change]:
-    """DPDK drives some VFs beside their own driver: if that was taken away, it comes back."""
+    """Bind the original driver again if it was removed from a VF that DPDK uses with its kernel driver."""
     claim = claim_of(intent)
     vf = locate(inventory, claim) if claim else None
     if intent.spec is None or claim is None or not isinstance(vf, Vf) or vf.is_open:
@@ -124,10 +124,10 @@ def _driver_back(intent: Intent, inventory: Inventory) -> list[Change]:
 
 
 def _want(wish: Wanted | None, ovs: SeenOvs, intent: Intent, pf: Pf, vf: Vf) -> VfAttributes:
-    """What the PF should hold of the VF; in native mode all but the MAC is the representor's.
+    """Return the VF's desired attributes. In native mode only the MAC; the representor has the rest.
 
-    OVS drives the VF of a relay, and its flows keep from the VM what a trusted VF gets beyond its own:
-    one that OVS has open becomes trusted in a later round, when its flows are read back.
+    A trusted VF may receive other frames than its own, and the relay's flows keep them from the VM. If
+    OVS already has the VF open, it is therefore trusted in a later round, once its flows are confirmed.
     """
     assert wish is not None and intent.spec is not None and vf.attributes is not None
     if mode_of(intent) is Mode.NATIVE:
@@ -146,7 +146,7 @@ def _is_live(wish: Wanted, ovs: SeenOvs) -> bool:
 
 
 def _trust(intent: Intent, wish: Wanted | None, seen: Seen) -> list[Change]:
-    """Trust for the VF of a relay that works: a NIC that refuses it leaves the relay as it is."""
+    """Trust the VF of a working relay. If the NIC refuses, the relay keeps working without trust."""
     claim = claim_of(intent)
     vf = locate(seen.inventory, claim) if claim else None
     if wish is None or mode_of(intent) is Mode.NATIVE or not isinstance(vf, Vf):
@@ -162,7 +162,7 @@ def _trust(intent: Intent, wish: Wanted | None, seen: Seen) -> list[Change]:
 
 
 def _lost_multicast(intent: Intent, seen: Seen) -> str | None:
-    """What the VM of a relay may not get, see ``lost_by``."""
+    """Return what multicast the VM of a relay may lose, see ``lost_by``."""
     claim = claim_of(intent)
     vf = locate(seen.inventory, claim) if claim else None
     if intent.spec is None or mode_of(intent) is Mode.NATIVE or not isinstance(vf, Vf):
@@ -171,7 +171,7 @@ def _lost_multicast(intent: Intent, seen: Seen) -> str | None:
 
 
 def _wish(settings: OvsSettings, intent: Intent, seen: Seen, room: int) -> Wanted:
-    """Raises: what the rows cannot be had for."""
+    """Return the desired rows. Raises: the error that prevents them."""
     if claim_of(intent) is None:
         raise no_vf()
     row = seen.ovs.rows.get(intent.port_id)
@@ -184,7 +184,7 @@ def _wish(settings: OvsSettings, intent: Intent, seen: Seen, room: int) -> Wante
 
 
 def _must_reopen(intent: Intent, seen: Seen) -> bool:
-    """Whether OVS has a port for a VF that it does not have open: the VF was away, and is back."""
+    """Whether OVS has a port for a VF but not the VF itself open: the VF was away and came back."""
     claim, beside = claim_of(intent), seen.ovs.beside.get(intent.port_id)
     vf = locate(seen.inventory, claim) if claim else None
     if claim is None or beside is None or not isinstance(vf, Vf):
@@ -196,11 +196,11 @@ def _must_reopen(intent: Intent, seen: Seen) -> bool:
     return not is_vfio(vf.driver) or (works and not vf.is_open)
 
 
-# -- what is told ------------------------------------------------------------------------------------
+# -- observed state ----------------------------------------------------------------------------------
 
 
 def observed_ports(intents: Sequence[Intent], seen: Seen) -> Mapping[str, ObservedPort]:
-    """What there is of each port, by its VF and its rows."""
+    """Return the observed state of each port, from its VF and its rows."""
     found: dict[str, ObservedPort] = {}
     for intent in intents:
         mode = mode_of(intent)
@@ -229,7 +229,7 @@ def observed_ports(intents: Sequence[Intent], seen: Seen) -> Mapping[str, Observ
 
 
 def _fault(mode: Mode, row: OvsPort | None, beside: OvsPort | None, seen: Seen) -> str | None:
-    """Why the rows do not work; None if OVS says nothing against them."""
+    """Return why the rows do not work; None if OVS reports no fault."""
     lost = lacks_native(seen.word.root) if mode is Mode.NATIVE else None
     if lost:
         return f"{lost.reason} (the port is in native mode and stays so)"

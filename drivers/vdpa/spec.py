@@ -1,4 +1,4 @@
-"""What cannot be had of software vDPA, told before anything is stored."""
+"""Checks of a port request against the limits of software vDPA, before anything is stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from netplugin.models import PortSpec, Qos, VfOptions
 
 
 def check_mode(spec: PortSpec, mode: Mode, bridge_mappings: Mapping[str, str]) -> None:
-    """Refuse what a port of this mode cannot do. Raises: Unsupported, InvalidRequest."""
+    """Refuse what a port in this mode does not support. Raises: Unsupported, InvalidRequest."""
     refusals = _of_native(spec) if mode is Mode.NATIVE else _of_relay(spec)
     for asked, why, fix in refusals:
         if asked:
@@ -38,7 +38,7 @@ def _of_relay(spec: PortSpec) -> list[tuple[bool, str, str]]:
 
 
 def _of_native(spec: PortSpec) -> list[tuple[bool, str, str]]:
-    """In switchdev mode a VF's settings are its representor's, of which only some are OVS's to make."""
+    """In switchdev mode, settings belong to the VF's representor, and OVS can make only some of them."""
     plain = VfOptions(pci_address=spec.vf.pci_address)
     return [
         (

@@ -1,4 +1,4 @@
-"""The host's OVS behind few calls, as the vdpa backend needs it; a model can stand in its place."""
+"""The host's OVS as the vdpa backend uses it. Tests substitute a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from netplugin.host.vswitchd import appctl
 
 
 class Switch:
-    """For one thread, but for ``usable`` and ``root``."""
+    """The host's OVS. Not thread-safe, except ``usable``, ``root`` and ``row``."""
 
     def __init__(self, ovs: OvsHost) -> None:
         self._ovs = ovs
@@ -40,23 +40,23 @@ class Switch:
         return self._ovs.mirror.root
 
     def row(self, port_id: str) -> OvsPort | None:
-        """A port as it is known (any thread)."""
+        """Return a port from the mirror of the database. Callable from any thread."""
         return self._ovs.mirror.owned(BACKEND, port_id)
 
     def usable(self) -> Usability:
-        """Whether it runs with DPDK."""
+        """Check that OVS runs with DPDK and has the port types needed."""
         return dpdk_usable(self._ovs, VHOST_TYPE, "dpdk")
 
     def look(
         self, ports: Collection[str] | None, deadline: float
     ) -> tuple[SeenOvs, HostWord, Mapping[str, str]]:
-        """What there is of these ports or of all, what the database does not tell of them, and the
-        devices that interfaces name.
+        """Return the observed state of these ports (None: all), facts that are not in the database, and
+        the devices that interfaces name.
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
         scope = self._reader.scope(ports, deadline)
-        # Bridges of networks have ports of native mode alone: of other hosts they are none of ours.
+        # Only ports in native mode use the bridges of networks; without them, do not read these bridges.
         native = NATIVE_TYPE in self.root.iface_types or any(
             row.interface and row.interface.type == NATIVE_TYPE for row in scope.rows.values()
         )
@@ -70,7 +70,7 @@ class Switch:
         return self._applier.apply(changes, deadline)
 
     def detach(self, device: str, deadline: float) -> None:
-        """Have DPDK let go of a device.
+        """Make DPDK detach a device.
 
         Raises: HostError if DPDK does not have it, BackendUnavailable, OperationTimeout.
         """

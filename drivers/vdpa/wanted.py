@@ -1,4 +1,4 @@
-"""The rows that a port of the vdpa backend has in OVS, in either mode, from what was asked alone."""
+"""The OVS rows that a port of the vdpa backend desires, in either mode, derived from the intent."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
 
 BACKEND = "vdpa"
-#: The one bridge of all relays. It has no flow that switches: a port's flows name the port they lead
-#: to, so that one bridge keeps relays as far apart as one for each would, which would cost a tap and
-#: a datapath's worth of tables for each.
+#: The bridge of all relays. Each flow names its input and output port and none switches by MAC, so
+#: relays on one bridge are isolated from each other. A bridge per relay would cost a tap and a set of
+#: datapath tables each.
 BRIDGE = "np-relay"
 LAYOUT = Layout(
     BACKEND, {BRIDGE: "vdpa:relay"}, base={BRIDGE: frozenset()}, prefixes=(VHOST, RELAY)
 )
-#: Where a row names the VF that it is for.
+#: The options that name the VF of a row.
 _ACCELERATOR = "vdpa-accelerator-devargs"
 DEVICE_OPTIONS = ("dpdk-devargs", _ACCELERATOR)
 
@@ -40,11 +40,11 @@ def wanted(
     *,
     tso: bool,
 ) -> Wanted:
-    """The rows of a port that has a VF. ``tso``: its VM may send segments of 64 KiB.
+    """Return the rows of a port that has a VF. ``tso``: its VM may send segments of up to 64 KiB.
 
-    ``row`` is what there is of it, on one of ``bridges``.
+    ``row``: its existing row, on one of ``bridges``.
 
-    Raises: BackendUnavailable for such a port that is not there.
+    Raises: BackendUnavailable if a new port's network is not mapped to a bridge.
     """
     claim, mode = claim_of(intent), mode_of(intent)
     assert intent.spec is not None and claim is not None and mode is not None
@@ -76,7 +76,7 @@ def _native(
     address: str,
     tso: bool,
 ) -> Wanted:
-    """Options as in the patch "netdev-dpdk: Introduce dpdkvdpa" and the vendors' guides to it."""
+    """Build a native port. Options follow the patch "netdev-dpdk: Introduce dpdkvdpa" and vendor guides."""
     claim = claim_of(intent)
     assert intent.spec is not None and claim is not None
     network, memory = intent.spec.network, remembered(claim)
@@ -96,7 +96,7 @@ def _native(
 
 
 def vf_on_host(row: OvsPort | None, beside: OvsPort | None) -> str | None:
-    """The address of the VF that a port's rows name."""
+    """Return the PCI address of the VF that a port's rows name."""
     interface = beside.interface if beside else row.interface if row else None
     if interface is None:
         return None

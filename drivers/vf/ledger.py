@@ -91,9 +91,10 @@ def _of_vm(taken: Mapping[Claim, str], vm_id: str) -> frozenset[str]:
 
 
 def _require_fit(inventory: Inventory, claim: Claim, spec: PortSpec) -> None:
-    """Check that the claimed VF still fits the spec. A port keeps its VF, because its VM has it by PCI address.
+    """Check that the claimed VF still fits the spec.
 
-    Queues are not checked: the guest has opened them already.
+    A port keeps its VF, because its VM has it by PCI address. Queues are not checked: the guest has
+    opened them already.
     """
     asked = spec.vf.pci_address
     found = locate(inventory, claim)
