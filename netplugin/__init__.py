@@ -1,1 +1,1 @@
-"""What the agent, the backends and the tools of netplugin share: the contract and the primitives."""
+"""The parts shared by the agent, the backends and the tools: the backend contract and common code."""

@@ -1,4 +1,6 @@
-"""The contract of a backend: the same small set of members for all, pure thinking apart from doing."""
+"""The contract of a backend: pure functions that decide, and separate methods that read and change
+the host.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,21 @@ from netplugin.models import (
     VfOptions,
 )
 
-#: What a frame has beyond its layer-3 payload: addresses, type and one VLAN tag (IEEE 802.3, 802.1Q).
+#: Frame size minus the layer-3 payload: addresses, type and one VLAN tag (IEEE 802.3, 802.1Q).
 _ETHERNET_BYTES = 18
 
 
-#: Holds a claim that no port has and none may take.
+#: The owner of claims that belong to no port and must not be assigned.
 NOBODY = ""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A scarce thing a port takes, for example kind ``vf``, key ``0000:03:10.1``.
+    """A limited resource assigned to a port, for example kind ``vf``, key ``0000:03:10.1``.
 
-    ``memory`` (values as in JSON) is what must be known later to give the thing back as it was. It
-    is committed with the claim, which is before the host is touched; it is no part of its identity.
+    ``memory`` (JSON values) is what is needed later to restore the original state of the resource.
+    It is committed with the claim, before the host is changed, and is not part of the claim's
+    identity.
     """
 
     kind: str
@@ -49,9 +52,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Overlay:
-    """A VXLAN network: what the platform said of it, and its number within this host.
+    """A VXLAN network: the spec from the platform, and its local VLAN on this host.
 
-    ``local_vlan`` (1 to 4094) is claimed in the store for as long as the network is there.
+    ``local_vlan`` (1 to 4094) is claimed in the store as long as the network exists.
     """
 
     network_id: str
@@ -61,10 +64,11 @@ class Overlay:
 
 @dataclass(frozen=True)
 class Intent:
-    """What is wanted of one port: its spec and claims, or (``spec`` None) that it be gone.
+    """The desired state of a port: its spec and claims, or (``spec`` None) its removal.
 
-    ``overlay`` is the network of a ``vxlan`` port, and None for any other. ``stamp`` is the mark of
-    the store for this port, to be written with the port's own mark; empty: there is none to write.
+    ``overlay`` is the network of a ``vxlan`` port, None for other types. ``stamp`` identifies the
+    state of the store and is written to the host with the mark of the port; if empty, nothing is
+    written.
     """
 
     port_id: str
@@ -76,11 +80,11 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class ObservedPort:
-    """What the host has of one port. ``fault`` is the host's own word that it does not work.
+    """The state of one port on the host. ``fault`` is the error that the host reports for it.
 
-    ``stamp`` is the mark of the store that made it, empty if it carries none. ``impaired`` says what
-    does not work beyond the port (a cable): the port is ``degraded``, and plugging it succeeds.
-    ``passes``: the fault is likely to end in a moment, so that a call waits for that.
+    ``stamp`` is the store stamp read from the port's mark, empty if it has none. ``impaired`` is a
+    fault outside the port (such as no link): plugging succeeds, and the port is ``degraded``.
+    ``passes``: the fault is likely to be temporary, so a call waits for it to clear.
     """
 
     fault: str | None = None
@@ -92,47 +96,48 @@ class ObservedPort:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a backend saw of the host: one entry for each port that is there and carries our mark.
+    """The state of the host as a backend read it: one entry per port with our mark.
 
-    A backend subclasses it with whatever else its ``plan`` needs.
+    A backend subclasses it to add whatever else its ``plan`` needs.
     """
 
     ports: Mapping[str, ObservedPort]
-    #: Milliseconds spent waiting for parts of the host, by part.
+    #: Milliseconds spent waiting, by component of the host.
     timings_ms: Mapping[str, float] = field(default_factory=dict, kw_only=True, compare=False)
-    #: Of a look at the whole host: the mark of the store that changed it last (``Host.mark``), empty
-    #: if it carries none.
+    #: For an observation of the whole host: the stamp of the store that changed the host last
+    #: (``Host.mark``), empty if there is none.
     store_mark: str = field(default="", kw_only=True, compare=False)
 
 
 @dataclass(frozen=True)
 class Change:
-    """One step towards the intent, as data: it can be shown, tested and applied.
+    """One step towards the intent, as data: it can be printed, tested and applied.
 
-    ``ports`` are those it is made for: if it fails, it has failed for each of them.
+    ``ports`` are the ports that the step is made for; if it fails, it fails for each of them.
     """
 
     ports: tuple[str, ...]
 
     @property
     def thing(self) -> Claim | None:
-        """What is not fit for use if the change was made and is not there when it is read back."""
+        """The resource to quarantine if the change was applied but is missing when the host is read back."""
         return None
 
     def describe(self) -> str:
-        """One sentence without the port: ``create bridge br-phys1``."""
+        """Describe the change in one sentence without the port: ``create bridge br-phys1``."""
         values = (f"{k}={v}" for k, v in vars(self).items() if k != "ports" and v is not None)
         return f"{type(self).__name__} {' '.join(values)}".rstrip()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Changes in the order to apply them, and the ports that cannot be had, each with the reason."""
+    """The changes in the order to apply them, and the ports that cannot be configured, with the errors."""
 
     changes: tuple[Change, ...] = ()
     refused: Mapping[str, NetpluginError] = field(default_factory=dict)
-    #: Live ports that keep what they have though the configuration says otherwise, each with why.
-    #: What does not depend on it (the filter, the rates) is seen to; the port is ``degraded``.
+    #: Live ports that keep their current configuration although the options say otherwise, with the
+    #: error.
+    #: Everything else (filter, rates) is still updated; the port is ``degraded``.
     kept: Mapping[str, NetpluginError] = field(default_factory=dict)
 
     def touches(self, port_id: str) -> bool:
@@ -141,10 +146,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Applied:
-    """What became of the changes: the ports that failed, and the milliseconds spent in each part.
+    """The result of ``apply``: the ports that failed, and the milliseconds spent by step.
 
-    ``unfit`` are claimed things that did not take what others of their kind take, each with the
-    words for it: they are quarantined, which means that no port gets them any more.
+    ``unfit`` are claimed resources on which a setting failed that others of their kind accept, with
+    the reason. They are quarantined: no port gets them any more.
     """
 
     failed: Mapping[str, NetpluginError] = field(default_factory=dict)
@@ -154,7 +159,7 @@ class Applied:
 
 @dataclass(frozen=True)
 class Usability:
-    """Whether a backend can be used on this host now; if not, the reason and the fix."""
+    """Whether a backend can be used on this host now and, if not, the reason and the fix."""
 
     usable: bool
     reason: str | None = None
@@ -163,24 +168,24 @@ class Usability:
 
     @staticmethod
     def without(missing: NetpluginError) -> Usability:
-        """Not usable, for the reason that the error has."""
+        """Unusable, with the reason and the fix of an error."""
         return Usability(False, missing.detail, missing.fix, missing.step)
 
     def problem(self) -> BackendUnavailable | None:
-        """The error for what cannot be used; None if it can."""
+        """The error for an unusable backend; None if it is usable."""
         if self.usable:
             return None
         return BackendUnavailable(str(self.reason), step=self.step, fix=self.fix)
 
     def require(self) -> None:
-        """Raises: BackendUnavailable unless it can be used."""
+        """Raises: BackendUnavailable if the backend is unusable."""
         if problem := self.problem():
             raise problem
 
 
 @dataclass(frozen=True)
 class Wake:
-    """Why a backend asks for a reconcile: of these ports, or (``ports`` None) of all of its own."""
+    """A backend's request to reconcile these ports, or (``ports`` None) all of its ports."""
 
     reason: str
     ports: frozenset[str] | None = None
@@ -190,35 +195,36 @@ ObservationT = TypeVar("ObservationT", bound=Observation)
 
 
 class Backend(ABC, Generic[ObservationT]):
-    """A way to give a VM its NIC. Found by its entry point in the group ``netplugin.backends``.
+    """A way to connect a VM's NIC, loaded from the entry point group ``netplugin.backends``.
 
-    An instance is made with the options (``oslo.config``) and is used from one thread at a time,
-    but for ``probe``, ``validate`` and ``binding``, which any thread may call.
+    An instance is created with the options (``oslo.config``) and is used by one thread at a time,
+    except ``probe``, ``validate`` and ``binding``, which any thread may call.
     """
 
     name: ClassVar[str]
     features: ClassVar[Features]
-    #: Fields of PortSpec that cannot change on a live port: a PUT that does is a ``conflict``.
+    #: Fields of PortSpec that cannot change on a live port: a PUT that changes one is a
+    #: ``conflict``.
     fixed_fields: ClassVar[frozenset[str]] = frozenset({"vm_id", "mac", "backend"})
 
     def hold(self) -> Usability:
-        """Take what only one agent at a time may work at (an OVSDB, a network namespace, NICs), or say
-        who has it. Quick, never raises, and from any thread.
+        """Lock what only one agent may manage at a time (an OVSDB, a network namespace, NICs), or
+        report the owner. Quick, never raises, callable from any thread.
 
-        The agent calls it before it looks at the host and before it answers for it: unless it is
-        usable, nothing is observed for a plan and nothing is applied. What was taken is kept until
-        ``close``. A backend that has a part of it is usable and leaves the rest as it is.
+        The agent calls it before it observes the host. While the result is not usable, nothing is
+        observed for a plan and nothing is applied. Locks are held until ``close``. A backend that
+        could lock only a part is usable and does not touch the rest.
         """
         return Usability(True)
 
     @abstractmethod
     def probe(self) -> Usability:
-        """Whether the backend can be used now, from what is known: quick, and never raises."""
+        """Whether the backend can be used now, from what is already known. Quick, never raises."""
 
     def validate(self, spec: PortSpec) -> None:
-        """Refuse what cannot be honoured, before anything is stored.
+        """Refuse what the backend cannot do, before anything is stored.
 
-        Here: what ``features`` rules out. A backend calls this and adds what else it knows.
+        The base class checks ``features``. A backend calls it and adds its own checks.
 
         Raises: Unsupported, InvalidRequest, BackendUnavailable.
         """
@@ -246,9 +252,9 @@ class Backend(ABC, Generic[ObservationT]):
 
     @abstractmethod
     def observe(self, ports: Collection[str] | None, deadline: float) -> ObservationT:
-        """Read what the host has of these ports, or (None) of all ports that carry our mark.
+        """Read the state of these ports, or (None) of all ports with our mark.
 
-        ``deadline`` is of ``time.monotonic``.
+        ``deadline`` is a time of ``time.monotonic``.
 
         Raises: BackendUnavailable if the host cannot be read, HostError, OperationTimeout.
         """
@@ -260,9 +266,10 @@ class Backend(ABC, Generic[ObservationT]):
         ports: Collection[str] | None,
         deadline: float,
     ) -> ObservationT:
-        """Observe again after ``apply``: all that the changes touched must be read anew.
+        """Observe again after ``apply``; everything that the changes touched must be read from the
+        host.
 
-        What they did not touch may be as it was ``seen`` before them.
+        The rest may be taken from ``seen``, the observation before the changes.
 
         Raises: as ``observe``.
         """
@@ -271,13 +278,14 @@ class Backend(ABC, Generic[ObservationT]):
     def claims(
         self, intent: Intent, observed: ObservationT, taken: Mapping[Claim, str]
     ) -> tuple[Claim, ...]:
-        """Choose the scarce things the intent takes (pure); ``taken`` tells who has which.
+        """Choose the limited resources that the intent needs (pure); ``taken`` maps claims to their
+        owners.
 
-        The agent stores them in the transaction that stores the intent. A claim is given back when
-        the intent that no longer needs it is committed, which is before the host has let go: choose
-        only what ``observed`` (which must hold the whole pool) shows free too, and first what the
-        host already has for this port. What is in ``taken`` as ``NOBODY``'s is quarantined, or has
-        changed hands since it was observed.
+        The agent stores the claims in the same transaction as the intent. A claim is released when
+        an intent is committed that no longer needs it, which is before the host is cleaned up.
+        Therefore choose only resources that are free in ``observed`` as well (it must hold the
+        whole pool), and prefer those that the host already uses for this port. Claims of ``NOBODY``
+        in ``taken`` are quarantined, or changed owner after the observation.
 
         Raises: CapacityExhausted.
         """
@@ -285,100 +293,105 @@ class Backend(ABC, Generic[ObservationT]):
 
     @abstractmethod
     def plan(self, intents: Sequence[Intent], observed: ObservationT) -> Plan:
-        """The changes that lead from what was observed to what is wanted (pure).
+        """Compute the changes from the observed to the desired state (pure).
 
-        Planning after applying gives no changes; the order of the intents does not matter; no
-        change touches what does not carry our mark.
+        Planning after a successful apply gives no changes. The order of the intents does not
+        matter. No change touches an object without our mark.
         """
 
     @abstractmethod
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
-        """Make the changes, before ``deadline`` (``time.monotonic``). Never raises for one port.
+        """Apply the changes before ``deadline`` (``time.monotonic``). Never raises for a single
+        port.
 
-        What could not be done for a port is in ``failed``; its neighbours go through.
+        The errors of single ports are in ``failed``; the changes for other ports are applied.
         """
 
     @abstractmethod
     def binding(self, intent: Intent) -> Binding:
-        """The interface XML and what the domain must have (pure)."""
+        """The interface XML and the requirements on the domain (pure)."""
 
     def observed_ports(
         self, intents: Sequence[Intent], observed: ObservationT
     ) -> Mapping[str, ObservedPort]:
-        """What the host has of these ports (pure).
+        """The state of these ports on the host (pure).
 
-        For ports whose things on the host can carry no mark, and are known by their claims alone.
+        For ports whose objects on the host cannot carry a mark and are identified by their claims.
         """
         return observed.ports
 
     def vfs(
         self, observed: ObservationT, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
     ) -> Sequence[VfInfo]:
-        """Every virtual function of the pool, and where it stands (pure).
+        """All virtual functions of the pool with their states (pure).
 
-        ``unfit`` are those in quarantine, with the reasons. Backends that share a pool say the same.
+        ``unfit`` are the quarantined ones, with the reasons. Backends that share a pool return the
+        same list.
         """
         return ()
 
     def out_of_order(self, observed: ObservationT) -> Collection[str]:
-        """The virtual functions that no port can be served with now because their NIC is out of
-        order, by PCI address (pure): a quarantine ends when that is over."""
+        """The PCI addresses of virtual functions that cannot be used now because their NIC has
+        failed (pure). The quarantine of such a function ends when the NIC recovers.
+        """
         return ()
 
     def findings(self, observed: ObservationT) -> Sequence[Finding]:
-        """What an operator should know of the host beside the ports (pure).
+        """Findings about the host that belong to no port (pure).
 
-        For example that one link of a bond carries everything. ``observed`` is of the whole host.
+        For example that one link of a bond carries all traffic. ``observed`` covers the whole host.
         """
         return ()
 
     def port_findings(self, intents: Sequence[Intent], observed: ObservationT) -> Sequence[Finding]:
-        """What an operator should know of what was asked for, as this host is (pure).
+        """Findings about requested settings that this host does not fully enforce (pure).
 
-        For example that a NIC does not hold some ports to what they should be held to. No fault of
-        a single port: that is in ``observed_ports``. ``intents`` are all ports of the backend.
+        For example that a NIC does not enforce the rates of some ports. Faults of a single port are
+        in ``observed_ports`` instead. ``intents`` are all ports of the backend.
         """
         return ()
 
     def counters(self, claims: Sequence[Claim]) -> Mapping[Claim, VfCounters]:
-        """What the NICs counted for the virtual functions among these (any thread).
+        """The NIC's counters of the virtual functions among these claims (callable from any
+        thread).
 
-        Those that cannot be read now, or of NICs that do not count, are left out.
+        Functions that cannot be read now, or whose NIC has no counters, are left out.
         """
         return {}
 
     def offered(self) -> Features:
-        """The features as the devices of this host have them, for ``GET /v1/backends``: quick, and never
-        raises. Here: those of every host."""
+        """The features that the devices of this host support, for ``GET /v1/backends``. Quick,
+        never raises. The base class returns ``features``.
+        """
         return self.features
 
     def facts(self) -> Mapping[str, str | int | bool]:
-        """What the backend stands on, for ``GET /v1/backends``: quick, and never raises."""
+        """Facts about the host that affect the backend, for ``GET /v1/backends``. Quick, never raises."""
         return {}
 
     def held_vlans(self) -> Mapping[int, str]:
-        """The networks that the host has now, by their local VLANs, whatever the store knows.
+        """The networks present on the host by local VLAN, independent of the store.
 
-        A network that comes anew (after a lost store) keeps its number and takes none of another's.
-        Quick, and from any thread.
+        After the store was lost, a network keeps its local VLAN and gets none that another one
+        uses. Quick, callable from any thread.
 
-        Raises: BackendUnavailable while it is not known what the host has.
+        Raises: BackendUnavailable while the state of the host is unknown.
         """
         return {}
 
     def watch(self, wake: Callable[[Wake], None]) -> None:
-        """Start to tell, by calling ``wake`` from any thread, when the host moved by itself.
+        """Start to call ``wake``, from any thread, when the host changes by itself.
 
-        The first call says that the host can be looked at; here it always can.
+        The first call means that the host can be observed; in the base class that is immediately.
         """
         wake(Wake("the agent starts"))
 
     def close(self) -> None:
-        """Give back connections and threads; the host stays as it is."""
+        """Close connections and stop threads; the host is not changed."""
 
 
 def _refuse_useless_rates(spec: PortSpec) -> None:
-    """A rate below one full frame a second lets no connection live: it is a mistake (bytes, Mbit?)."""
+    """Refuse a rate below one full frame per second: it is a mistake in the unit (bytes, Mbit)."""
     least = -(-(spec.network.mtu + _ETHERNET_BYTES) * 8 // 1000)
     for name in ("ingress_kbps", "egress_kbps"):
         rate = getattr(spec.qos, name)
@@ -391,7 +404,7 @@ def _refuse_useless_rates(spec: PortSpec) -> None:
 
 
 def unknown_network(name: str | None, option: str, known: Collection[str]) -> InvalidRequest:
-    """The error for a physical network that the operator has not put into ``option``."""
+    """The error for a physical network that is not configured in ``option``."""
     message = f"{name!r} is not in {option} (known: {', '.join(sorted(known)) or 'none'})"
     return InvalidRequest(
         f"network.physical_network: {message}", step="validate",

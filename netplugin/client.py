@@ -1,4 +1,4 @@
-"""The agent's HTTP API as a Python class: models in, models out, every error a typed one."""
+"""Python client of the agent's HTTP API: takes and returns models, and raises typed errors."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ from netplugin.models import (
 )
 
 DEFAULT_URL = "unix:/run/netplugin/agent.sock"
-# An agent that is there accepts at once; what takes its time is the answer.
+# A running agent accepts at once; only the response takes time.
 _CONNECT_S = 5.0
 _UNIX = "unix:"
-# How it looks when one side speaks TLS and the other does not, or wants a client certificate.
+# What httpx raises if only one side speaks TLS, or if the server requires a client certificate.
 _CUT_OFF = (httpx.RemoteProtocolError, httpx.ReadError)
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 _PCI_ADDRESS: TypeAdapter[str] = TypeAdapter(PciAddress)
@@ -62,17 +62,17 @@ _T = TypeVar("_T")
 
 
 class Readiness(BaseModel):
-    """Whether the agent can do its work now; if not, why."""
+    """Whether the agent is ready and, if not, the reasons."""
 
     ready: bool
     reasons: list[str] = []
 
 
 class Client:
-    """One agent. Use it as a context manager, or call ``close``; not shared between threads.
+    """A client of one agent. Use it as a context manager or call ``close``; not thread-safe.
 
-    Every method raises the typed errors of ``netplugin.errors``: those of the agent as it told
-    them, and ``BackendUnavailable`` or ``OperationTimeout`` where it could not be reached.
+    Every method raises the errors of ``netplugin.errors``: those that the agent returns, and
+    ``BackendUnavailable`` or ``OperationTimeout`` if the agent cannot be reached.
     """
 
     def __init__(
@@ -84,7 +84,8 @@ class Client:
         timeout_s: float = 60,
     ) -> None:
         """``url``: ``unix:`` and the path of the agent's socket, or ``http(s)://host:port``;
-        ``verify``: a file of CA certificates, or False for none; ``cert``: certificate and key.
+        ``verify``: a file of CA certificates, or False to skip verification; ``cert``: certificate
+        and key.
 
         Raises: InvalidRequest if the URL, the token or a certificate file cannot be used.
         """
@@ -93,12 +94,12 @@ class Client:
         path = self.url.removeprefix(_UNIX) if self.url.startswith(_UNIX) else None
         self._http = httpx.Client(
             base_url="http://localhost" if path else self.url,
-            # Without `verify=False` it would read the machine's certificates, which takes 40 ms.
+            # Without `verify=False` httpx loads the system's CA certificates, which takes 40 ms.
             transport=httpx.HTTPTransport(uds=path, verify=False) if path else None,
             headers=headers,
             verify=_tls(verify, cert) if self.url.startswith("https:") else False,
             timeout=httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)),
-            trust_env=False,  # a proxy from the environment would be told the token
+            trust_env=False,  # a proxy from the environment would receive the token
             follow_redirects=False,
         )
 
@@ -106,7 +107,7 @@ class Client:
     def from_environment(
         cls, environment: Mapping[str, str] = os.environ, timeout_s: float = 60
     ) -> Self:
-        """The agent that NETPLUGIN_URL names, with the credentials of the variables beside it.
+        """A client configured by NETPLUGIN_URL and the other NETPLUGIN_* variables.
 
         Raises: InvalidRequest naming the variable that is wrong.
         """
@@ -160,7 +161,9 @@ class Client:
         self._call("DELETE", _port(port_id))
 
     def batch(self, batch: Batch) -> BatchResults:
-        """Several ports at once. Raises only if the call as a whole failed: see each result."""
+        """Create, change and delete several ports. Raises only if the whole call failed: check each
+        result.
+        """
         return self._model(BatchResults, "POST", "/v1/ports:batch", batch)
 
     def render_domain(
@@ -174,7 +177,7 @@ class Client:
         return self._model(RenderedDomain, "POST", path, request)
 
     def check_domain(self, vm_id: str, xml: str) -> list[Finding]:
-        """What is wrong with a domain as it is, beside the VM's ports and the host's plan."""
+        """Check the XML of an existing domain against the VM's ports and the host's CPU plan."""
         path = f"/v1/vms/{_checked_name('vm_id', vm_id)}:check-domain"
         try:
             request = CheckRequest(xml=xml)
@@ -202,27 +205,29 @@ class Client:
         return self._models(BackendInfo, "/v1/backends")
 
     def host(self) -> HostState:
-        """What the host is, as ``netplugin host facts`` has it."""
+        """Facts about the host, as ``netplugin host facts`` prints them."""
         return self._model(HostState, "GET", "/v1/host")
 
     def checks(self) -> list[Finding]:
-        """What an operator should know of the host."""
+        """The findings of the agent about the host."""
         return self._models(Finding, "/v1/host/checks")
 
     def list_vfs(self) -> list[VfInfo]:
         return self._models(VfInfo, "/v1/vfs")
 
     def release_vf(self, pci_address: str) -> None:
-        """End the quarantine of a virtual function; one that is in none is no error."""
+        """End the quarantine of a virtual function; no error if it is not quarantined."""
         address = _checked("pci_address", _PCI_ADDRESS, pci_address)
         self._call("DELETE", f"/v1/vfs/{address}/quarantine")
 
     def pmd(self, interval_s: float | None = None) -> PmdState:
-        """Since the threads started, or measured anew for so many seconds (60 at most)."""
+        """The PMD threads, measured since they started or over the next ``interval_s`` seconds (at
+        most 60).
+        """
         return self._measured(PmdState, "/v1/pmd", interval_s)
 
     def pmd_proposal(self, interval_s: float | None = None) -> PmdProposal:
-        """Which queues would be better on which PMD threads."""
+        """The proposed assignment of receive queues to PMD threads."""
         return self._measured(PmdProposal, "/v1/pmd/proposal", interval_s)
 
     def set_pmd(self, request: PmdRequest) -> PmdState:
@@ -237,13 +242,13 @@ class Client:
         return self._model(Task, "GET", f"/v1/tasks/{_checked_name('taskuuid', taskuuid)}")
 
     def ready(self) -> Readiness:
-        """What the agent says of itself; not being ready is an answer, not an error."""
+        """The readiness of the agent; "not ready" is a result, not an error."""
         answer = self._send("GET", "/readyz")
         if answer.status_code not in (200, 503):
             raise _told(answer)
         return self._parsed(TypeAdapter(Readiness), answer)
 
-    # -- plumbing --------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _model(self, kind: type[_M], method: str, path: str, body: BaseModel | None = None) -> _M:
         return self._parsed(TypeAdapter(kind), self._call(method, path, body))
@@ -286,10 +291,10 @@ class Client:
         parameters: Mapping[str, str] | None = None,
         more_s: float = 0.0,
     ) -> httpx.Response:
-        """``more_s``: seconds that the answer is meant to take."""
+        """``more_s``: seconds that the call is expected to take, added to the read timeout."""
         patience = httpx.Timeout(self._http.timeout)
         patience.read = patience.read and patience.read + more_s
-        # What was not said is not sent: the MTU of a port on a VXLAN network is the network's.
+        # Fields that were not set are not sent: a port on a VXLAN network takes the network's MTU.
         content = None if body is None else body.model_dump_json(exclude_unset=True)
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
@@ -300,7 +305,7 @@ class Client:
             raise self._unreached(failed) from failed
 
     def _unreached(self, failed: httpx.HTTPError) -> NetpluginError:
-        """No answer came: say from where, why, and what to look at."""
+        """The error for a call without a response: the URL, the cause and what to check."""
         if isinstance(failed, httpx.ReadTimeout | httpx.WriteTimeout):
             return OperationTimeout(
                 f"the agent at {self.url} did not answer within {self._http.timeout.read:g} s",
@@ -320,8 +325,9 @@ class Client:
 
 
 def nobody_listens(error: BaseException) -> bool:
-    """Whether a call failed because no agent is there: one that answers an error, breaks off or does
-    not let us in is there."""
+    """Whether a call failed because no agent is listening. Error responses, broken connections and
+    missing permissions mean that one is.
+    """
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ConnectionRefusedError | FileNotFoundError):
@@ -331,7 +337,7 @@ def nobody_listens(error: BaseException) -> bool:
 
 
 def invalid_request(wrong: ValidationError) -> InvalidRequest:
-    """Pydantic's findings as the error the agent would answer with, each field named."""
+    """Convert pydantic's errors to the error that the agent would return, with each field named."""
     fields = [
         FieldError(field=".".join(map(str, found["loc"])) or "body", message=found["msg"])
         for found in wrong.errors(include_url=False, include_context=False, include_input=False)
@@ -353,7 +359,7 @@ def _checked_name(field: str, name: str) -> str:
 
 
 def _checked(field: str, kind: TypeAdapter[str], text: str) -> str:
-    """Refused here, because a name such as ``..`` would lead to another path before it is sent."""
+    """Validate before sending, because a name such as ``..`` would change the path of the URL."""
     try:
         return kind.validate_python(text)
     except ValidationError as wrong:
@@ -395,7 +401,7 @@ def _checked_token(token: str) -> str:
 
 
 def _read_token(path: Path) -> str:
-    """The first token of a file in the format of the agent's own ``[api] token_file``."""
+    """The first token of a file in the format of ``[api] token_file``."""
     try:
         lines = [line.strip() for line in path.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as wrong:
@@ -411,14 +417,14 @@ def _read_token(path: Path) -> str:
 def _tls(
     verify: bool | str | Path | ssl.SSLContext, cert: tuple[str, str] | str | None
 ) -> ssl.SSLContext:
-    """The system's CA certificates unless a file of them is given."""
+    """The TLS context; without a CA file, the system's CA certificates are used."""
     try:
         context = _trust(verify)
         if isinstance(cert, str):
             context.load_cert_chain(cert)
         elif cert is not None:
             context.load_cert_chain(*cert)
-    except OSError as wrong:  # ssl.SSLError is one
+    except OSError as wrong:  # includes ssl.SSLError
         raise _invalid(
             f"a certificate or key file cannot be used: {wrong}",
             "look at the files of NETPLUGIN_CA, NETPLUGIN_CERT and NETPLUGIN_KEY",
@@ -439,7 +445,7 @@ def _trust(verify: bool | str | Path | ssl.SSLContext) -> ssl.SSLContext:
 
 
 def _told(answer: httpx.Response) -> NetpluginError:
-    """The error an answer tells of."""
+    """Convert an error response to an exception."""
     try:
         return from_problem(Problem.model_validate_json(answer.content))
     except ValidationError:

@@ -1,4 +1,4 @@
-"""Every error netplugin raises: a code, the step that failed, the cause in a sentence and the fix."""
+"""The errors of netplugin: each has a code, the step that failed, the cause and, where known, a fix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class FieldError(BaseModel):
-    """What is wrong with one field of a request; ``field`` is its path, dots between the names."""
+    """An error in one field of a request; ``field`` is its path, with dots between the names."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -18,7 +18,7 @@ class FieldError(BaseModel):
 
 
 class Problem(BaseModel):
-    """An error as it travels: the body of ``application/problem+json`` (RFC 9457) and of a stored port."""
+    """An error as ``application/problem+json`` (RFC 9457), in responses and in stored ports."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -35,7 +35,7 @@ class Problem(BaseModel):
 
 
 class NetpluginError(Exception):
-    """The base: subclasses fix the code, the HTTP status and whether trying again can help."""
+    """Base class; subclasses define the code, the HTTP status and whether a retry can succeed."""
 
     code: ClassVar[str] = "host_error"
     status: ClassVar[int] = 502
@@ -64,7 +64,7 @@ class NetpluginError(Exception):
         return f"{self.code} at {self.step}: {self.detail}{fix}"
 
     def for_port(self, port_id: str) -> NetpluginError:
-        """The same error, said of one port (an error of a batch is shared by its ports)."""
+        """A copy of the error for one port (the ports of a batch share one error)."""
         return type(self)(
             self.detail, step=self.step, fix=self.fix, port_id=port_id, errors=self.errors
         )
@@ -179,8 +179,9 @@ class OperationTimeout(NetpluginError):
 
 
 class TryAgain(OperationTimeout):
-    """The host asks to try again in a moment: calls do, until their deadlines; then it is what the
-    call is answered with. A backend raises it for as long as it is likely to pass."""
+    """The host is busy for a moment. Calls retry until their deadline and then return this error. A
+    backend raises it only while the condition is likely to be temporary.
+    """
 
 
 ALL: tuple[type[NetpluginError], ...] = (
@@ -201,7 +202,7 @@ _BY_CODE = {error.code: error for error in ALL}
 
 
 def from_problem(problem: Problem) -> NetpluginError:
-    """The error a problem document tells of; an unknown code becomes a ``HostError``."""
+    """Convert a problem document to an exception; an unknown code becomes a ``HostError``."""
     return _BY_CODE.get(problem.code, HostError)(
         problem.detail,
         step=problem.step,
@@ -212,7 +213,7 @@ def from_problem(problem: Problem) -> NetpluginError:
 
 
 def as_host_error(error: Exception, step: str) -> NetpluginError:
-    """A NetpluginError as it is; any other (EMFILE, EAGAIN, a full disk) as a HostError that says it."""
+    """Wrap any exception other than a NetpluginError (EMFILE, EAGAIN, disk full) in a HostError."""
     if isinstance(error, NetpluginError):
         return error
     return HostError(f"{type(error).__name__}: {error}", step=step)

@@ -1,4 +1,6 @@
-"""The values of the API: what a platform asks for (PortSpec) and what it is told (Port, Binding)."""
+"""The data models of the API: what the platform requests (PortSpec) and what the agent returns
+(Port, Binding).
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ from pydantic import (
 
 from netplugin.errors import Problem
 
-# Names become file names, OVSDB values and libvirt XML: the alphabet is closed here, once.
-# (In pydantic's regex engine ``$`` is the end of the text, not of a line.)
+# Names become file names, OVSDB values and libvirt XML, so the character set is restricted here.
+# (In pydantic's regex engine ``$`` matches the end of the text only, not the end of a line.)
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, strict=True)]
 PortId = Name
-# JSON has true and false: "no", 0 and the like are mistakes, not answers.
+# Strict: only JSON true and false; "no", 0 and similar values are refused.
 Flag = Annotated[bool, Field(strict=True)]
 VlanId = Annotated[int, Field(ge=1, le=4094, strict=True)]
 Kbps = Annotated[int, Field(ge=1, le=400_000_000, strict=True)]
@@ -31,7 +33,7 @@ RingSize = Literal[256, 512, 1024]
 
 
 def _at_most(most: int) -> BeforeValidator:
-    """Refuse a list that is too long before its entries are looked at: they may all be wrong."""
+    """Check the length of a list before its entries are validated."""
 
     def check(value: Any) -> Any:
         if isinstance(value, list | tuple) and len(value) > most:
@@ -56,7 +58,7 @@ Mac = Annotated[
 
 
 def _address(text: str) -> str:
-    """An IPv4 or IPv6 address or prefix in its shortest form; host bits in a prefix are refused."""
+    """Validate an IPv4 or IPv6 address or prefix and return its shortest form; host bits are refused."""
     network = ipaddress.ip_network(text, strict=True)
     if network.is_multicast or network.prefixlen == 0:
         raise ValueError("must be a unicast address or a prefix of at least one bit")
@@ -77,22 +79,23 @@ PciAddress = Annotated[
     str,
     StringConstraints(
         pattern=r"^[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7]$",
-        to_lower=True,  # after the pattern
+        to_lower=True,  # applied after the pattern
         strict=True,
     ),
 ]
 
 
 class Value(BaseModel):
-    """A value: frozen, and a field it does not know is an error."""
+    """Base class of the models: immutable, and unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Network(Value):
-    """The segment a port is on. ``mtu`` is in bytes, the layer-3 payload, the same on every hop.
+    """The network segment of a port.
 
-    A ``vxlan`` network has its MTU from ``PUT /v1/networks``: a port need not say it again.
+    ``mtu`` is the layer-3 MTU in bytes; it applies to every hop. The MTU of a ``vxlan`` network is
+    set with ``PUT /v1/networks`` and may be left out here.
     """
 
     type: Literal["flat", "vlan", "vxlan"]
@@ -117,7 +120,7 @@ class Network(Value):
 
 
 def _peer(text: str) -> str:
-    """The address of another host, in its shortest form."""
+    """Validate the tunnel address of another host and return its shortest form."""
     address = ipaddress.ip_address(text)
     if address.is_multicast or address.is_unspecified or address.is_loopback:
         raise ValueError("must be the unicast address of a host")
@@ -132,10 +135,11 @@ PeerAddress = Annotated[
 
 
 class NetworkSpec(Value):
-    """What a VXLAN network is on every host (RFC 7348): what a port's spec cannot say.
+    """A VXLAN network (RFC 7348) as all hosts share it.
 
-    ``mtu`` is in bytes, the layer-3 payload of the VMs' frames. ``peers`` are the tunnel addresses
-    of the hosts that have ports on it; this host's own may be among them and is passed over.
+    ``vni`` is the VXLAN network identifier. ``mtu`` is the layer-3 MTU of the VMs in bytes.
+    ``peers`` are the tunnel addresses of the hosts with ports on the network; the address of this
+    host may be included and is ignored. ``udp_port`` is the destination port of the tunnel.
     """
 
     type: Literal["vxlan"]
@@ -154,14 +158,16 @@ class NetworkSpec(Value):
 
 
 class NetworkInfo(Value):
-    """A network as the agent knows it. ``ports`` counts this host's ports on it.
+    """A VXLAN network on this host.
 
-    ``errors`` are those of ports that a PUT could not bring along; the other ports are as asked.
+    ``ports`` is the number of ports of this host on the network. ``local_vlan`` (1 to 4094)
+    identifies the network within this host. ``errors`` lists the ports that could not be updated by
+    a PUT; all other ports were.
     """
 
     network_id: Name
     spec: NetworkSpec
-    #: The number that stands for the network within this host, 1 to 4094.
+    #: Identifies the network within this host, 1 to 4094.
     local_vlan: int
     ports: int
     errors: tuple[Problem, ...] = ()
@@ -172,12 +178,14 @@ def _each_once(vlans: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class VfOptions(Value):
-    """What is asked of a virtual function (backends ``sriov`` and ``vdpa``).
+    """Settings of a virtual function (backends ``sriov`` and ``vdpa``).
 
-    ``trusted``: the VM may set its MAC; ``sriov`` refuses it beside ``port_security.enabled``.
-    ``vlan_proto``: the kind of tag that the NIC gives to the VM's frames, for ``network.vlan_id``;
-    with 802.1ad the VM may send tagged frames, whose tags stay inside. ``trunk``: the VM of a flat
-    network tags its frames itself, with any VLAN or with ``allowed_vlans`` alone, where the NIC can.
+    ``pci_address``: use this VF instead of one that the agent chooses. ``trusted``: the VM may
+    change its MAC; ``sriov`` refuses it together with ``port_security.enabled``. ``vlan_proto``:
+    the type of the tag that the NIC adds to the VM's frames for ``network.vlan_id``; with 802.1ad
+    the VM may send tagged frames, and the NIC adds an outer tag. ``trunk``: the VM on a flat
+    network sends tagged frames, with any VLAN or only with those in ``allowed_vlans``, if the NIC
+    supports it. ``teaming``: add a standby virtio NIC, so that the VM can be live-migrated.
     """
 
     pci_address: PciAddress | None = None
@@ -193,16 +201,18 @@ class VfOptions(Value):
     teaming: Flag = False
 
 
-# claimed: a port has it; allocated: and its VM or OVS has it open; quarantined: it did not take its
-# settings; stale: a port has it and it is not there any more; unusable: a VM cannot be given it.
+# claimed: assigned to a port; allocated: assigned and opened by the VM or OVS; quarantined: a
+# setting
+# failed on it; stale: assigned to a port but no longer on the host; unusable: cannot be given to a
+# VM.
 VfState = Literal["available", "claimed", "allocated", "quarantined", "stale", "unusable"]
 
 
 class VfInfo(Value):
-    """A virtual function: its NIC, its state, and the port that has it; ``reason`` explains the state.
+    """A virtual function: its physical function, its state, and the port it is assigned to.
 
-    ``max_queues``: it has no more pairs of queues, and may have fewer; the guest's driver opens them.
-    ``left_out``: ``[sriov] devices`` says that it is not for ports.
+    ``reason`` explains the state. ``max_queues`` is the upper limit of queue pairs; the guest's
+    driver may get fewer. ``left_out``: excluded from ports by ``[sriov] devices``.
     """
 
     pci_address: PciAddress
@@ -219,7 +229,7 @@ class VfInfo(Value):
 
 
 class VfCounters(Value):
-    """What a NIC counted for one virtual function: ``rx`` is what the function receives."""
+    """Packet and byte counters of a virtual function; ``rx`` is traffic that the function receives."""
 
     rx_packets: int = 0
     tx_packets: int = 0
@@ -230,7 +240,7 @@ class VfCounters(Value):
 
 
 class Qos(Value):
-    """Rates in kbit/s (1000 bit/s), seen from the VM: ingress is what it receives."""
+    """Rate limits in kbit/s (1000 bit/s) as seen from the VM: ingress is traffic that it receives."""
 
     ingress_kbps: Kbps | None = None
     egress_kbps: Kbps | None = None
@@ -244,13 +254,13 @@ class Qos(Value):
 
 
 class AllowedAddress(Value):
-    """An address (or prefix) the VM may send from; ``mac`` is the port's own where it is null."""
+    """An address or prefix that the VM may use as source; ``mac`` defaults to the MAC of the port."""
 
     ip: IpAddress
     mac: Mac | None = None
 
 
-#: What a VM may be for its network beyond a host: it then sends what is else dropped.
+#: Functions that a VM may have for its network; the messages they send are dropped from other VMs.
 Role = Literal["router", "dhcp_server"]
 
 
@@ -259,10 +269,11 @@ def _in_order(roles: tuple[Role, ...]) -> tuple[Role, ...]:
 
 
 class PortSecurity(Value):
-    """Anti-spoofing. Enabled without addresses: the VM may send from its own MAC only.
+    """Anti-spoofing filter. Enabled without addresses, it lets the VM send from its own MAC only.
 
-    ``roles``: a ``router`` may send IPv6 router advertisements and redirects (RFC 4861, 6105), a
-    ``dhcp_server`` answers of DHCP servers (RFC 2131, 8415). Any other VM's are dropped.
+    ``allowed_addresses``: the IP addresses that the VM may send from. ``roles``: a ``router`` may
+    send IPv6 router advertisements and redirects (RFC 4861, RFC 6105), a ``dhcp_server`` may send
+    DHCP server replies (RFC 2131, RFC 8415). These messages are dropped from all other VMs.
     """
 
     enabled: Flag = True
@@ -273,7 +284,7 @@ class PortSecurity(Value):
 
 
 class PortSpec(Value):
-    """What a platform asks for: this VM's NIC, on this network, with this backend."""
+    """The requested configuration of a port: the NIC of a VM, its network and its backend."""
 
     vm_id: Name
     mac: Mac
@@ -283,8 +294,9 @@ class PortSpec(Value):
     rx_queue_size: RingSize = 1024
     tx_queue_size: RingSize = 1024
     numa_node: Annotated[int, Field(ge=0, le=1023, strict=True)] | None = None
-    #: The user (by number) that the VM's QEMU runs as, if it has one of its own: no other QEMU can
-    #: then reach the vhost-user socket. For backends that have one.
+    #: Numeric user ID of the VM's QEMU process, if it runs as a user of its own: only this user can
+    #: open
+    #: the vhost-user socket. For backends with vhost-user sockets.
     qemu_user: Annotated[int, Field(ge=1, lt=2**32 - 1, strict=True)] | None = None
     vf: VfOptions = VfOptions()
     qos: Qos = Qos()
@@ -292,33 +304,38 @@ class PortSpec(Value):
 
     @property
     def overlay_id(self) -> str | None:
-        """The VXLAN network the port is on; None for any other type."""
+        """The ID of the port's VXLAN network; None for other network types."""
         return self.network.network_id if self.network.type == "vxlan" else None
 
 
 class PortState(StrEnum):
-    """Where a port stands between what was asked and what the host has."""
+    """The state of a port.
 
-    PENDING = "pending"  # asked for, not yet verified for the first time
-    ACTIVE = "active"  # the host was read and is as asked
-    DEGRADED = "degraded"  # as asked, but the host says it does not work (``error`` says what)
-    REMOVING = "removing"  # being taken off the host
-    FAILED = "failed"  # was active; the host could not be put right (``error`` says why)
+    ``pending``: stored, not verified on the host yet. ``active``: verified on the host.
+    ``degraded``: configured, but it does not work (see ``error``). ``removing``: being deleted.
+    ``failed``: was active, and the agent cannot restore it (see ``error``).
+    """
+
+    PENDING = "pending"  # stored, not verified on the host yet
+    ACTIVE = "active"  # read back from the host: it matches the spec
+    DEGRADED = "degraded"  # matches the spec, but the host reports a fault (see ``error``)
+    REMOVING = "removing"  # being deleted
+    FAILED = "failed"  # was active; the agent cannot restore it (see ``error``)
 
 
 class DomainRequirements(Value):
-    """What a libvirt domain must have for this NIC to work."""
+    """What the libvirt domain must provide for this NIC."""
 
     shared_memory: bool = False
     hugepages: bool = False
     numa_node: int | None = None
     vfio: bool = False
-    #: The user that QEMU runs as, who alone can reach the NIC's vhost-user socket; None: any of QEMU's.
+    #: The user that QEMU must run as to open the vhost-user socket; None: any user that runs QEMU.
     qemu_user: int | None = None
 
 
 class Binding(BaseModel):
-    """How the VM gets the NIC; beyond these fields a backend adds its own details."""
+    """How the VM is attached to the port; a backend may add fields of its own."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -328,7 +345,7 @@ class Binding(BaseModel):
 
 
 class Port(BaseModel):
-    """One port as the agent knows it; ``observed`` is what the host had at the last look."""
+    """A port of this host; ``observed`` is its configuration as last read from the host."""
 
     port_id: PortId
     state: PortState
@@ -337,12 +354,13 @@ class Port(BaseModel):
     observed: dict[str, Any] | None = None
     error: Problem | None = None
     timings_ms: dict[str, float] = {}
-    #: The port whose VF this one stands beside (``vf.teaming``); it is that port's to change.
+    #: The port whose VF this standby NIC belongs to (``vf.teaming``); change that port, not this
+    #: one.
     standby_of: PortId | None = None
 
 
 class PortFilter(Value):
-    """Which ports to list: those that fit all that is given."""
+    """Selects the ports to list; a port must match all given fields."""
 
     vm_id: Name | None = None
     state: PortState | None = None
@@ -355,7 +373,7 @@ class BatchPut(Value):
 
 
 class Batch(Value):
-    """Several ports in one call; each is answered on its own."""
+    """Several ports in one request; each has a result of its own."""
 
     put: Annotated[tuple[BatchPut, ...], Field(max_length=4096), _at_most(4096)] = ()
     delete: Annotated[tuple[PortId, ...], Field(max_length=4096), _at_most(4096)] = ()
@@ -380,35 +398,35 @@ class BatchResults(BaseModel):
 
 
 class Features(Value):
-    """What a backend can do."""
+    """The capabilities of a backend."""
 
     networks: tuple[Literal["flat", "vlan", "vxlan"], ...] = ()
     live_migration: bool = False
-    #: Most rates each way; ``min_rate``: a least rate too.
+    #: Maximum rates in both directions; ``min_rate``: also a minimum rate.
     qos: bool = False
     min_rate: bool = False
     port_security: tuple[Literal["mac", "ip"], ...] = ()
     max_queues: int = 1
     needs_shared_memory: bool = False
     virtual_functions: bool = False
-    #: Whether a virtio NIC may stand beside the VF (``vf.teaming``).
+    #: Whether a standby virtio NIC can be added to the VF (``vf.teaming``).
     teaming: bool = False
 
 
 class BackendInfo(Value):
-    """One backend of this host: usable, or the reason why not and the fix."""
+    """A backend of this host: whether it is usable and, if not, the reason and the fix."""
 
     name: str
     usable: bool
     reason: str | None = None
     fix: str | None = None
     features: Features = Features()
-    #: What the backend stands on here, such as versions and switches that change what it can do.
+    #: Facts about the host that affect the backend, such as versions and options.
     facts: dict[str, str | int | bool] = {}
 
 
 class Finding(Value):
-    """Something about the host that an operator should know, with what would be right instead."""
+    """A result of a check: what was found, what is expected, and the fix."""
 
     id: str
     status: Literal["ok", "warn", "fail"]
@@ -418,11 +436,12 @@ class Finding(Value):
 
 
 class HostState(Value):
-    """What the host is, as ``netplugin host facts`` has it: what cannot be read is an object with the
-    reason (``unknown``) and the file (``path``)."""
+    """Facts about the host, as ``netplugin host facts`` prints them. A value that cannot be read is
+    an object with the reason (``unknown``) and the file (``path``).
+    """
 
     facts: dict[str, Any]
-    #: What running daemons say: OVS, libvirt.
+    #: Facts reported by running daemons (OVS, libvirt).
     live: dict[str, Any]
 
 
@@ -430,10 +449,10 @@ class HostState(Value):
 
 Cpu = Annotated[int, Field(ge=0, le=8191, strict=True)]
 Percent = Annotated[int, Field(ge=0, le=100, strict=True)]
-#: The name of an OVS interface: whatever OVS takes, as long as it can be printed and has no spaces.
+#: An OVS interface name: any printable characters that OVS accepts, no spaces.
 OvsPortName = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,128}$", strict=True)]
 QueueId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,3})$", strict=True)]
-#: CPUs by queue by port; null is no pinning.
+#: port -> queue -> CPU; null removes the pinning.
 Affinity = dict[OvsPortName, dict[QueueId, Cpu | None]]
 CpuList = Annotated[
     str,
@@ -442,24 +461,29 @@ CpuList = Annotated[
 
 
 class RxQueue(Value):
-    """One receive queue and the share of its PMD thread's CPU it takes (percent; null: not measured yet)."""
+    """A receive queue. ``usage_percent`` is its share of the PMD thread's CPU time; null: not
+    measured yet.
+
+    ``pinned_to`` is its CPU in ``pmd-rxq-affinity``. ``port_numa_node`` is the node of the NIC or
+    of the VM's memory; null if OVS does not report it.
+    """
 
     port: str
     queue: int
     enabled: bool
     usage_percent: int | None
-    #: The CPU it is pinned to by ``pmd-rxq-affinity``, whether a PMD thread runs there or not.
+    #: Its CPU in ``pmd-rxq-affinity``; a PMD thread need not run there.
     pinned_to: int | None = None
-    #: Of the port's device or of the VM's memory; null where OVS does not say.
+    #: The node of the NIC or of the VM's memory; null if OVS does not report it.
     port_numa_node: int | None = None
     numa_mismatch: bool = False
 
 
 class PmdCore(Value):
-    """One PMD thread. ``isolated``: it polls pinned queues and no others.
+    """A PMD thread. ``isolated``: it polls pinned queues only.
 
-    Counts and what is made of them are since the thread started or its statistics were cleared, or
-    of the interval that was asked for. Null: not measured, or nothing to divide by.
+    Counters and the values computed from them cover the time since the thread started or its
+    statistics were cleared, or the requested interval. Null: not measured, or a division by zero.
     """
 
     cpu: int
@@ -467,19 +491,23 @@ class PmdCore(Value):
     isolated: bool
     busy_percent: float | None
     queues: tuple[RxQueue, ...]
-    #: What it takes to poll queues and is no queue's own, of ``usage_seconds``.
+    #: CPU time spent on polling that belongs to no queue, over ``usage_seconds``.
     overhead_percent: int | None = None
     packets: int | None = None
-    #: Of the time stamp counter: all of them, and those of polls that had packets.
+    #: TSC cycles: all of them, and only those of polls that returned packets.
     cycles_per_packet: float | None = None
     processing_cycles_per_packet: float | None = None
-    #: Packets without a flow in the datapath, and those of them that were lost.
+    #: Packets that missed the datapath flow table, and those of them that were lost.
     upcalls: int | None = None
     lost_upcalls: int | None = None
 
 
 class AutoLoadBalance(Value):
-    """OVS's own: queues move if a thread is above the load, and the variance improves by as much."""
+    """The PMD auto load balancing of OVS.
+
+    OVS reassigns the queues if the load of a thread exceeds ``load_threshold`` (percent) and the
+    variance improves by at least ``improvement_threshold`` (percent).
+    """
 
     enabled: bool = False
     load_threshold: int = 95
@@ -488,9 +516,10 @@ class AutoLoadBalance(Value):
 
 
 class PmdSettings(Value):
-    """``other_config`` of Open_vSwitch for PMD threads, as OVS takes it; null: not set.
+    """The PMD settings in ``other_config`` of the Open_vSwitch table, with the names of OVS; null:
+    not set.
 
-    ``rxq_isolate``: pinning a queue takes its thread from all queues that are not pinned.
+    ``rxq_isolate``: a thread with a pinned queue polls no queues that are not pinned.
     """
 
     mask: str | None = None
@@ -508,7 +537,7 @@ class UnpolledQueue(Value):
 
 
 class PmdChoice(Value):
-    """One physical core that was chosen for PMD threads: its CPUs that have one, and why."""
+    """A physical core chosen for PMD threads: its CPUs that run one, and the reason."""
 
     cpus: str
     numa_node: int
@@ -516,30 +545,32 @@ class PmdChoice(Value):
 
 
 class PmdState(Value):
-    """The CPUs for PMD threads (``cpus``, a list like ``2-5,8``) and the threads that run (``cores``).
+    """The CPUs for PMD threads (``cpus``, a list such as ``2-5,8``) and the running threads
+    (``cores``).
 
-    A CPU is a hardware thread, a core a physical core. ``chosen`` is in the answer to a ``count`` alone.
+    A CPU is a hardware thread; each entry of ``cores`` is the PMD thread of one CPU. ``chosen`` is
+    set only in the response to a request with ``count``.
     """
 
     cpus: str
     cores: tuple[PmdCore, ...]
     settings: PmdSettings = PmdSettings()
-    #: Of how many seconds the usage of queues is; OVS counts in steps of 5.
+    #: The period of ``usage_percent`` in seconds; OVS measures in steps of 5 s.
     usage_seconds: int | None = None
-    #: The interval that was measured, in seconds; null: all since the threads started.
+    #: The measured interval in seconds; null: since the threads started.
     interval_s: float | None = None
     unpolled: tuple[UnpolledQueue, ...] = ()
     chosen: tuple[PmdChoice, ...] = ()
 
 
 class PmdInterval(Value):
-    """Measure anew, for so many seconds."""
+    """Measure over this interval, in seconds."""
 
     interval: Annotated[float, Field(gt=0, le=60, allow_inf_nan=False)] | None = None
 
 
 class ProposedQueue(Value):
-    """Where a receive queue is and should be; ``proposed_cpu`` null: it idles, and OVS may choose."""
+    """The current and the proposed CPU of a receive queue; ``proposed_cpu`` null: idle, OVS may assign it."""
 
     port: str
     queue: int
@@ -550,7 +581,7 @@ class ProposedQueue(Value):
 
 
 class PmdLoads(Value):
-    """What queues take of the PMD threads: of the fullest, the variance, and queues on wrong nodes."""
+    """The load of the PMD threads: the busiest thread, the variance, and the queues on a remote NUMA node."""
 
     largest_percent: int
     variance: int
@@ -558,14 +589,15 @@ class PmdLoads(Value):
 
 
 class AutoLoadBalanceView(Value):
-    """What OVS's own assignment would bring. ``acts``: it would move queues by itself, if enabled.
+    """The expected effect of OVS's own queue assignment.
 
-    ``preferred``: it does as well as the proposal, and goes on doing so when the traffic changes.
+    ``acts``: auto load balancing would move queues if enabled. ``preferred``: it is as good as the
+    proposal and adapts when the traffic changes.
     """
 
     enabled: bool
     possible: bool
-    #: Why it is not possible, or would not act.
+    #: Why it is not possible, or would not move queues.
     reason: str | None
     expected: PmdLoads
     improvement_percent: int
@@ -574,16 +606,17 @@ class AutoLoadBalanceView(Value):
 
 
 class PmdAdvice(Value):
-    """What no assignment can mend, or what would do better than pinning."""
+    """A problem that no assignment solves, or a better solution than pinning."""
 
     id: Literal["not-measured", "auto-load-balance", "more-queues", "more-cores", "fewer-queues"]
     text: str
 
 
 class PmdProposal(Value):
-    """An assignment of queues to PMD threads that makes the fullest less full; empty: none is better.
+    """An assignment of queues to PMD threads that lowers the load of the busiest; empty if none is
+    better.
 
-    ``affinity`` and ``settings`` are what ``PUT /v1/pmd`` with ``proposed`` writes.
+    ``affinity`` and ``settings`` are the values that ``PUT /v1/pmd`` with ``proposed`` writes.
     """
 
     moves: int
@@ -598,7 +631,7 @@ class PmdProposal(Value):
 
 
 class AutoLoadBalanceRequest(Value):
-    """What to change of OVS's own balancing; what is not given stays."""
+    """Changes to the PMD auto load balancing of OVS; fields that are not given keep their values."""
 
     enabled: Flag | None = None
     load_threshold: Percent | None = None
@@ -613,13 +646,14 @@ class AutoLoadBalanceRequest(Value):
 
 
 class PmdRequest(Value):
-    """Set where PMD threads run (``cpus``, or ``count`` of them), pin queues to them, balance them.
+    """Set the CPUs of PMD threads (``cpus`` or ``count``), pin queues to them, or balance the load.
 
-    ``count`` is the number of threads, one on each physical core; with ``siblings`` both CPUs of a core
-    have one. The agent chooses: on the nodes of NICs and VMs, and no core that a VM has.
+    ``count`` is the number of threads, one per physical core; with ``siblings`` both CPUs of a core
+    run one. The agent chooses the cores: on the NUMA nodes of NICs and VMs, and none that a VM
+    uses.
 
-    ``clear_affinity`` takes away the pinnings of these ports before those of ``affinity`` are set;
-    ``proposed`` sets what ``GET /v1/pmd/proposal`` says.
+    ``clear_affinity`` removes the pinnings of these ports before ``affinity`` is applied.
+    ``proposed`` applies the result of ``GET /v1/pmd/proposal``.
     """
 
     cpus: CpuList | None = None
@@ -647,14 +681,14 @@ class PmdRequest(Value):
 
 
 class ReconcileRequest(Value):
-    """``remove_orphans`` allows marked objects without an intent to be removed after a lost store."""
+    """``remove_orphans`` permits the removal of marked objects without an intent after the store was lost."""
 
     dry_run: Flag = False
     remove_orphans: Flag = False
 
 
 class PlannedChange(Value):
-    """One change of a plan: what it is, whose it is, and in a sentence what it does."""
+    """A planned change: the ports it is made for, and a sentence that describes it."""
 
     backend: str
     change: str
@@ -663,7 +697,7 @@ class PlannedChange(Value):
 
 
 class ReconcileReport(BaseModel):
-    """What a reconcile found and, without ``dry_run``, did."""
+    """The changes that a reconcile found and, without ``dry_run``, made."""
 
     dry_run: bool
     ports: int
@@ -673,8 +707,10 @@ class ReconcileReport(BaseModel):
 
 
 class DomainPolicy(Value):
-    """How a domain is placed. ``pin``: each vCPU on a CPU of its own, by the host's plan; ``realtime``: that,
-    and what real time needs beside; ``numa_node``: where it is to be."""
+    """How a domain is placed. ``pin``: each vCPU on a CPU of its own, according to the CPU plan of
+    the host; ``realtime``: pinned, with the settings that real-time guests need; ``numa_node``: the
+    NUMA node to use.
+    """
 
     pin: Flag = False
     realtime: Flag = False
@@ -682,14 +718,14 @@ class DomainPolicy(Value):
 
 
 class RenderRequest(Value):
-    """A libvirt domain to complete with the VM's interfaces and what they need."""
+    """A libvirt domain XML to complete with the VM's interfaces and the elements that they require."""
 
     xml: Annotated[str, StringConstraints(max_length=1_000_000)]
     policy: DomainPolicy = DomainPolicy()
 
 
 class CheckRequest(Value):
-    """A libvirt domain as it is, to be looked at."""
+    """The XML of an existing libvirt domain to check."""
 
     xml: Annotated[str, StringConstraints(max_length=1_000_000)]
 
@@ -699,14 +735,14 @@ class RenderedDomain(Value):
 
 
 class TaskState(StrEnum):
-    ACCEPTED = "accepted"  # journalled, not yet carried out
-    DONE = "done"  # carried out, the result not yet delivered
+    ACCEPTED = "accepted"  # journalled, not carried out yet
+    DONE = "done"  # carried out, the result not delivered yet
     DELIVERED = "delivered"
-    EXPIRED = "expired"  # the callback could not be reached within the time the operator set
+    EXPIRED = "expired"  # the callback URL was not reachable within the configured time
 
 
 class Task(BaseModel):
-    """A journalled asynchronous call and its result."""
+    """An asynchronous call and its result."""
 
     taskuuid: str
     state: TaskState

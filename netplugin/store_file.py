@@ -1,4 +1,4 @@
-"""The agent's database as a file: is it whole, and copies of it (https://sqlite.org/backup.html)."""
+"""The agent's database file: integrity check, backup and restore (https://sqlite.org/backup.html)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-#: In ``state_path``: the database, the lock of the agent that runs on it, its copies.
+#: Names in ``state_path``: the database, the lock of the running agent, the backups.
 DATABASE, LOCK, BACKUPS = "agent.db", "agent.lock", "backups"
-#: What the name of a database begins with that was found damaged and moved aside.
+#: Prefix of the name of a database that was found damaged and moved aside.
 DAMAGED = "agent.db.damaged-"
-_KEEP = 5  # copies
-# What SQLite keeps beside a database in WAL mode (https://sqlite.org/walformat.html).
+_KEEP = 5  # backups
+# Files that SQLite keeps next to a database in WAL mode (https://sqlite.org/walformat.html).
 _BESIDE = ("-wal", "-shm")
 
 
 class InUse(Exception):
-    """An agent runs on this ``state_path``."""
+    """An agent is running on this ``state_path``."""
 
 
 @contextlib.contextmanager
 def locked(state_path: Path) -> Iterator[None]:
-    """Nobody else works on this ``state_path``; the lock goes with the process, however it ends.
+    """Hold the lock of ``state_path``. The kernel releases it when the process ends.
 
     Raises: InUse, OSError.
     """
@@ -38,13 +38,13 @@ def locked(state_path: Path) -> Iterator[None]:
 
 
 def is_damaged(error: sqlite3.Error) -> bool:
-    """Whether an error says that the file is no whole database, and not that the disk is full."""
+    """Whether an error means that the file is corrupt or not a database (as opposed to, say, a full disk)."""
     primary = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def problems(connection: sqlite3.Connection) -> list[str]:
-    """What ``PRAGMA quick_check`` finds; nothing if the database is whole."""
+    """The errors found by ``PRAGMA quick_check``; empty if the database is intact."""
     try:
         found = [str(row[0]) for row in connection.execute("PRAGMA quick_check(10)")]
     except sqlite3.Error as error:
@@ -55,7 +55,7 @@ def problems(connection: sqlite3.Connection) -> list[str]:
 
 
 def check(path: Path) -> list[str]:
-    """What is wrong with a file that should be an agent's database. Raises: OSError, sqlite3.Error."""
+    """The errors of a file that should be an agent's database. Raises: OSError, sqlite3.Error."""
     if not path.is_file():
         return ["there is no such file"]
     with contextlib.closing(_read(path)) as connection:
@@ -67,7 +67,7 @@ def check(path: Path) -> list[str]:
 
 
 def copy(source: sqlite3.Connection, target: Path) -> None:
-    """A whole copy, or none, also while an agent writes. Raises: OSError, sqlite3.Error."""
+    """Copy a database atomically, also while an agent writes to it. Raises: OSError, sqlite3.Error."""
     fresh = target.with_name(f".{target.name}.new")
     try:
         fresh.unlink(missing_ok=True)
@@ -90,7 +90,9 @@ def backup(state_path: Path, target: Path) -> None:
 
 
 def keep_backup(source: sqlite3.Connection, state_path: Path) -> Path | None:
-    """One more copy among the last few, if the last one is not of the same commit.
+    """Add a backup unless the newest one is of the same commit, and delete the oldest ones.
+
+    Returns: the path of the new backup, None if there was nothing to do.
 
     Raises: OSError, sqlite3.Error.
     """
@@ -110,20 +112,20 @@ def keep_backup(source: sqlite3.Connection, state_path: Path) -> Path | None:
 
 
 def backups(state_path: Path) -> list[Path]:
-    """The copies that the agent has made, oldest first."""
+    """The backups made by the agent, oldest first."""
     return sorted((state_path / BACKUPS).glob("agent-[0-9]*.db"))
 
 
 def restore(state_path: Path, source: Path) -> Path | None:
-    """Put a copy in the place of the database; gives where the one before is now.
+    """Replace the database by a backup. Returns the path that the old database was moved to.
 
-    Raises: InUse, OSError, sqlite3.Error, ValueError if the copy is not whole.
+    Raises: InUse, OSError, sqlite3.Error, ValueError if the backup is damaged.
     """
     wrong = check(source)
     if wrong:
         raise ValueError(f"{source}: {'; '.join(wrong)}")
     with locked(state_path):
-        # Copied before anything is moved: a full disk then costs nothing.
+        # Copy before moving anything, so that a full disk leaves the database in place.
         fresh = state_path / f"{DATABASE}.restored"
         with contextlib.closing(_read(source)) as connection:
             copy(connection, fresh)
@@ -134,7 +136,7 @@ def restore(state_path: Path, source: Path) -> Path | None:
 
 
 def move_aside(path: Path, begin: str = DAMAGED) -> Path | None:
-    """Move a database with what belongs to it; gives its new place, None if there was none."""
+    """Rename a database and its WAL files. Returns the new path, None if there was no database."""
     if not path.exists():
         return None
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -143,7 +145,8 @@ def move_aside(path: Path, begin: str = DAMAGED) -> Path | None:
     while target.exists():
         number += 1
         target = path.with_name(f"{begin}{stamp}.{number}")
-    # The log goes first: without its database it is nothing, with another it would be wrong.
+    # Move the WAL first: without its database it is useless, but next to another one it corrupts
+    # it.
     for end in _BESIDE:
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + end).rename(target.with_name(target.name + end))
@@ -153,7 +156,7 @@ def move_aside(path: Path, begin: str = DAMAGED) -> Path | None:
 
 
 def damaged(state_path: Path) -> list[Path]:
-    """The databases that were found damaged and are still there."""
+    """The databases that were moved aside because they were damaged."""
     return sorted(p for p in state_path.glob(f"{DAMAGED}*") if not p.name.endswith(_BESIDE))
 
 
@@ -162,7 +165,7 @@ def _read(path: Path) -> sqlite3.Connection:
 
 
 def _commit(connection: sqlite3.Connection) -> tuple[tuple[str, str], ...] | None:
-    """Which store, and which of its commits; None of one that does not count them."""
+    """The ID of the store and the number of its commit; None if the database has no commit counter."""
     find = "SELECT key, value FROM meta WHERE key IN ('store', 'commit') ORDER BY key"
     try:
         found = tuple(connection.execute(find).fetchall())

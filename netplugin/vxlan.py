@@ -1,15 +1,17 @@
-"""What a VXLAN tunnel costs."""
+"""The overhead of VXLAN encapsulation."""
 
 from __future__ import annotations
 
 import ipaddress
 
-# RFC 7348, section 5: around the VM's layer-3 packet stand its Ethernet header (without a tag), the
-# VXLAN header, UDP and the outer IP. What is left of the wire's MTU is what a VM may send.
+# RFC 7348, section 5: the VM's layer-3 packet is preceded by its Ethernet header (without a tag),
+# the
+# VXLAN header, UDP and the outer IP header. The MTU of the underlay minus these is the MTU of the
+# VM.
 _ETHERNET, _VXLAN, _UDP = 14, 8, 8
 _IP = {4: 20, 6: 40}
 
 
 def overhead(local_ip: str) -> int:
-    """The bytes of a tunnel that count against the MTU of the interface under it: 50, or 70."""
+    """The bytes of encapsulation that count against the MTU of the underlay: 50 (IPv4) or 70 (IPv6)."""
     return _ETHERNET + _VXLAN + _UDP + _IP[ipaddress.ip_address(local_ip).version]
