@@ -1,6 +1,7 @@
-"""Writes what comes from the code: etc/netplugin.conf, the references of options and errors.
+"""Generate the files that come from code: etc/netplugin.conf and the references of options and
+errors.
 
-``python -m netplugin.docgen`` writes the files, ``--check`` fails if one is not as it would be.
+``python -m netplugin.docgen`` writes the files; ``--check`` fails if one is out of date.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from netplugin.errors import ALL
 _GROUP = "oslo.config.opts"
 _COMMAND = "python -m netplugin.docgen"
 
-#: What to do about each error, for the one who gets it. A code without an entry fails the tests.
+#: What the caller can do about each error code. The tests fail if a code has no entry.
 _WHAT_TO_DO = {
     "invalid_request": "Correct the fields that `errors` names and send it again.",
     "unauthorized": "Send a token of the file `[api] token_file`.",
@@ -56,11 +57,11 @@ with nothing changed by the caller.
 
 
 def sample_config() -> str:
-    """All options, each commented out at its default, as oslo-config-generator writes them."""
+    """All options, commented out, with their defaults, in the format of oslo-config-generator."""
     conf = cfg.ConfigOpts()
     generator.register_cli_opts(conf)
     namespaces = [argument for e in _namespaces() for argument in ("--namespace", e.name)]
-    # No files: what this machine has in /etc must not change what is generated.
+    # Read no configuration files: the output must not depend on /etc of this machine.
     conf([*namespaces, "--wrap-width", "90"], default_config_files=[], default_config_dirs=[])
     out = StringIO()
     generator.generate(conf, out)
@@ -99,9 +100,11 @@ FILES: dict[str, Callable[[], str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=_COMMAND, description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, fail if one differs")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing, fail if a file is out of date"
+    )
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1],
-                        help="the source tree; default: the one this module is in")  # fmt: skip
+                        help="the source tree; default: the one of this module")  # fmt: skip
     arguments = parser.parse_args(argv)
     stale = [name for name, make in FILES.items() if not _same(arguments.root / name, make())]
     if arguments.check:
@@ -121,7 +124,7 @@ def _same(path: Path, text: str) -> bool:
 
 
 def _namespaces() -> list[EntryPoint]:
-    """Our own option lists, by entry point: this package does not import the backends."""
+    """The option lists of this distribution by entry point: this package must not import the backends."""
     found = distribution("netplugin").entry_points.select(group=_GROUP)
     return sorted(set(found), key=lambda entry: entry.name)
 

@@ -1,4 +1,4 @@
-"""A libvirt domain as a tree: read from outside, completed with a VM's NICs and what they need, written."""
+"""Parse a libvirt domain, add a VM's NICs and the elements they require, and write it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from netplugin.errors import Conflict, FieldError, InvalidRequest
 from netplugin.libvirt_xml import Element, fragments, mac_of_hostdev, parser, text
 from netplugin.models import Binding, DomainPolicy, DomainRequirements
 
-#: The step that an error names.
+#: The step named in errors.
 RENDER: Final = "render-domain"
-#: As libvirt writes them; what is not here comes after.
+#: The element order of libvirt; elements that are not listed come last.
 _ORDER: Final = (
     "name", "uuid", "genid", "title", "description", "metadata", "maxMemory", "memory",
     "currentMemory", "blkiotune", "memtune", "memoryBacking", "vcpu", "vcpus", "iothreads",
@@ -25,7 +25,7 @@ _ORDER: Final = (
 
 
 def parse_domain(xml: str, step: str) -> Element:
-    """Raises: InvalidRequest if it is no domain."""
+    """Parse a domain. Raises: InvalidRequest if the text is not a libvirt domain."""
     try:
         domain = etree.fromstring(xml.encode(), parser())
     except (etree.XMLSyntaxError, ValueError) as broken:
@@ -42,13 +42,13 @@ def written(domain: Element) -> str:
 
 
 def invalid(message: str, step: str, fix: str | None = None) -> InvalidRequest:
-    """What is wrong with a domain that came from outside."""
+    """The error for an invalid domain in a request."""
     errors = [FieldError(field="xml", message=message)]
     return InvalidRequest(f"xml: {message}", step=step, fix=fix, errors=errors)
 
 
 def child(domain: Element, tag: str) -> Element:
-    """The domain's element of this name, made where libvirt would write it if there is none."""
+    """The child element of this name; if missing, it is created at the position where libvirt writes it."""
     found = domain.find(tag)
     if found is None:
         found = etree.Element(tag)
@@ -58,10 +58,11 @@ def child(domain: Element, tag: str) -> Element:
 
 
 def complete(domain: Element, bindings: Sequence[Binding]) -> None:
-    """Give the domain these NICs (one of the same MAC or host's function is replaced), the memory that
-    they need and the user that can reach their sockets.
+    """Add these NICs to the domain, with the memory backing and the QEMU user that they require.
 
-    Raises: Conflict if it contradicts what a NIC needs.
+    NICs with the same MAC or PCI function are replaced.
+
+    Raises: Conflict if the domain contradicts a requirement.
     """
     devices = child(domain, "devices")
     for binding in bindings:
@@ -72,13 +73,15 @@ def complete(domain: Element, bindings: Sequence[Binding]) -> None:
 
 
 def nodes_asked(bindings: Sequence[Binding], policy: DomainPolicy) -> set[int]:
-    """The NUMA nodes that the NICs and the policy want the VM on."""
+    """The NUMA nodes required by the NICs and the policy."""
     asked = {binding.domain_requirements.numa_node for binding in bindings} | {policy.numa_node}
     return {node for node in asked if node is not None}
 
 
 def keep_memory_on(domain: Element, nodes: Collection[int]) -> None:
-    """The memory of a domain whose threads are not placed. Raises: Conflict for several nodes."""
+    """Set the NUMA node of the memory of a domain without CPU placement. Raises: Conflict for
+    several nodes.
+    """
     if len(nodes) > 1:
         raise Conflict(
             f"the NICs and the policy ask for different NUMA nodes: {sorted(nodes)}",
@@ -93,13 +96,13 @@ def keep_memory_on(domain: Element, nodes: Collection[int]) -> None:
 
 
 def number(text: str | None, default: int) -> int:
-    """A small number of a domain's; the default where it is none."""
+    """Parse a small decimal number of a domain; the default if it is not one."""
     text = (text or "").strip()
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else default
 
 
 def address(nic: Element) -> str:
-    """The MAC address of a NIC, in lower case; empty if it has none."""
+    """The MAC address of a NIC in lower case; empty if it has none."""
     if nic.tag == "hostdev":
         return mac_of_hostdev(nic)
     mac = nic.find("mac")
@@ -107,7 +110,7 @@ def address(nic: Element) -> str:
 
 
 def function(nic: Element) -> str:
-    """The host's PCI function that a NIC or other device of the host is; empty if it is none."""
+    """The PCI address of a passed-through device; empty for other devices."""
     found = nic.find("source/address")
     if found is None or nic.get("type") not in ("hostdev", "pci"):
         return ""
@@ -117,26 +120,26 @@ def function(nic: Element) -> str:
 
 
 def _unsigned(text: str) -> int | None:
-    """A number of a PCI address as libvirt reads it, which is hexadecimal only after ``0x``
-    (``virPCIDeviceAddressParseXML``: strtoul of base 0); None if it is none."""
+    """Parse a number of a PCI address as libvirt does: hexadecimal only after ``0x``
+    (``virPCIDeviceAddressParseXML``: strtoul with base 0). None if it is not a number.
+    """
     if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,8}|0[0-7]{0,8}|[1-9][0-9]{0,8}", text):
         return None
     return int(text, 8 if text.isdecimal() and text.startswith("0") else 0)
 
 
 def nics(domain: Element) -> list[Element]:
-    """The domain's network interfaces, and the devices of the host that it has."""
+    """The network interfaces and the host devices of the domain."""
     return [*domain.findall("devices/interface"), *domain.findall("devices/hostdev")]
 
 
 def _rank(element: Element) -> int:
-    tag = element.tag if isinstance(element.tag, str) else ""  # a comment has none
+    tag = element.tag if isinstance(element.tag, str) else ""  # not a string for comments
     return _ORDER.index(tag) if tag in _ORDER else len(_ORDER)
 
 
 def _replace_nics(devices: Element, wanted: Sequence[Element]) -> None:
-    """Those of the same MAC or host's function go, wherever they came from; the new ones stand in the
-    first's place."""
+    """Remove NICs with the same MAC or PCI function and insert the new ones at the position of the first."""
     known = {name for nic in wanted for name in (address(nic), function(nic)) if name}
     there = [each for each in devices if each.tag in ("interface", "hostdev")]
     old = [each for each in there if known & {address(each), function(each)}]
@@ -157,11 +160,12 @@ def _require(domain: Element, needs: DomainRequirements) -> None:
 
 
 def _run_as(domain: Element, bindings: Sequence[Binding]) -> None:
-    """A domain that says nothing runs as the user of qemu.conf, to whom these sockets are closed.
+    """Set the user that QEMU runs as, because only this user can open the vhost-user sockets.
 
-    ``<seclabel>`` in libvirt's formatdomain: DAC labels are user:group, each a number after a ``+``.
-    The group is the domain's to choose, and else has the user's number. With ``relabel`` libvirt gives
-    the user the domain's disks and other files too.
+    Without a label QEMU runs as the user of qemu.conf. DAC labels are user:group, each a number
+    after a ``+`` (``<seclabel>`` in libvirt's formatdomain). The group of an existing label is
+    kept; a new label uses the number of the user. With ``relabel`` libvirt also gives the user the
+    domain's disks and other files.
     """
     users = {binding.domain_requirements.qemu_user for binding in bindings} - {None}
     if not users:
@@ -186,10 +190,10 @@ def _run_as(domain: Element, bindings: Sequence[Binding]) -> None:
 
 
 def _may_label(domain: Element, bindings: Sequence[Binding], user: int | None) -> None:
-    """Whether a label for this user can be added.
+    """Check that a label for this user can be added.
 
-    Of several labels libvirt wants the model of each (``virSecurityLabelDefsParseXML`` in its
-    src/conf/domain_conf.c).
+    If a domain has several labels, libvirt requires a model for each
+    (``virSecurityLabelDefsParseXML`` in its src/conf/domain_conf.c).
 
     Raises: Conflict.
     """
@@ -212,7 +216,7 @@ def _may_label(domain: Element, bindings: Sequence[Binding], user: int | None) -
 
 
 def wrong_user(domain: Element, user: int) -> str | None:
-    """How the domain says that QEMU runs as another user than this one; None if it does not."""
+    """A description of the domain's label if QEMU does not run as this user; None if it does."""
     label = _dac_label(domain)
     if label is None:
         return "no <seclabel> of model dac: QEMU runs as the user of qemu.conf"
@@ -227,7 +231,7 @@ def _dac_label(domain: Element) -> Element | None:
 
 
 def _runs_as(seclabel: Element, user: int | None) -> bool:
-    """Whether it is a static label of this user: a number, after a ``+`` or not, or a name of this host."""
+    """Whether a static label names this user: by number, with or without ``+``, or by name on this host."""
     if seclabel.get("type") != "static":
         return False
     name = (seclabel.findtext("label") or "").strip().partition(":")[0]
@@ -235,12 +239,12 @@ def _runs_as(seclabel: Element, user: int | None) -> bool:
         return True
     try:
         return pwd.getpwnam(name).pw_uid == user
-    except (KeyError, ValueError):  # ValueError: what no user's name can have
+    except (KeyError, ValueError):  # ValueError: not a valid user name
         return False
 
 
 def _share(domain: Element, backing: Element) -> None:
-    """vhost-user needs the guest's memory mapped by OVS too: a file, shared."""
+    """Make the guest memory shared, file-backed memory: vhost-user requires that OVS can map it."""
     access = backing.find("access")
     if access is None:
         access = etree.SubElement(backing, "access", mode="shared")

@@ -1,4 +1,4 @@
-"""libvirt XML: the interface elements of the backends, and how such XML is read and written."""
+"""Generate the interface XML of the backends, and parse and write libvirt XML."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from netplugin.models import PortSpec
 
 Element: TypeAlias = etree._Element
 
-#: What the alias of a VM's ``<hostdev>`` begins with, before its MAC address.
+#: Prefix of the alias of a VM's ``<hostdev>``, followed by its MAC address.
 _ALIAS: Final = "ua-netplugin-"
 
 
 def vhostuser_interface(spec: PortSpec, socket: str) -> str:
-    """A vhost-user NIC whose socket QEMU makes and listens on (``mode='server'``).
+    """A vhost-user NIC whose socket QEMU creates and listens on (``mode='server'``).
 
-    Source: libvirt's formatdomain, "vhost-user interface". No ``mtu``: libvirt would set it on a
-    kernel device of the port's name, which a DPDK port has not, and then refuse the domain.
+    Source: libvirt's formatdomain, "vhost-user interface". No ``mtu`` element: libvirt would set
+    the MTU of a kernel device with the port's name and refuse the domain, because a DPDK port has
+    no such device.
     """
     interface = _interface("vhostuser", spec.mac)
     etree.SubElement(interface, "source", type="unix", path=socket, mode="server")
@@ -33,9 +34,9 @@ def vhostuser_interface(spec: PortSpec, socket: str) -> str:
 
 
 def tap_interface(spec: PortSpec, device: str) -> str:
-    """A NIC on a tap that exists already (``managed='no'``: libvirt neither makes nor changes it).
+    """A NIC on an existing tap device (``managed='no'``: libvirt neither creates nor changes it).
 
-    No ``tx_queue_size``: QEMU takes another than 256 for vhost-user only.
+    No ``tx_queue_size``: QEMU accepts values other than 256 only for vhost-user.
     """
     interface = _interface("ethernet", spec.mac)
     etree.SubElement(interface, "target", dev=device, managed="no")
@@ -48,16 +49,16 @@ def tap_interface(spec: PortSpec, device: str) -> str:
 
 
 def hostdev_interface(spec: PortSpec, pci_address: str) -> str:
-    """A virtual function of a NIC, as a NIC of the VM; it is on vfio-pci already (``managed='no'``).
+    """A virtual function as a NIC of the VM; it is bound to vfio-pci already (``managed='no'``).
 
-    libvirt sets MAC and VLAN of such an interface once more when the VM starts, and puts back what
-    it found when it stops (virHostdevSetNetConfig, virHostdevRestoreNetConfig): without ``vlan`` it
-    would take the VLAN off.
+    libvirt sets MAC and VLAN of such an interface when the VM starts and restores the previous
+    values when it stops (virHostdevSetNetConfig, virHostdevRestoreNetConfig). Without ``vlan`` it
+    would remove the VLAN.
 
-    It sets every VLAN as one of 802.1Q (virNetDevSetVfVlan, by IFLA_VF_VLAN), which for a VLAN of
-    802.1ad is another network. Such a VF is given to the VM as a device like any other, of which
-    libvirt sets nothing. Its alias has the MAC address, by which the NIC is found in a domain when
-    its port has another VF.
+    libvirt sets every VLAN as 802.1Q (virNetDevSetVfVlan, with IFLA_VF_VLAN), which is wrong for
+    802.1ad. A VF with 802.1ad is therefore passed as a generic host device, which libvirt does not
+    configure. Its alias contains the MAC address, to find the NIC in a domain after its port got
+    another VF.
     """
     if spec.vf.vlan_proto == "802.1ad":
         device = etree.Element("hostdev", mode="subsystem", type="pci", managed="no")
@@ -75,10 +76,10 @@ def hostdev_interface(spec: PortSpec, pci_address: str) -> str:
 
 
 def mac_of_hostdev(device: Element) -> str:
-    """The MAC address in the alias of a ``<hostdev>``, in lower case; empty if it is of no port.
+    """The MAC address in the alias of a ``<hostdev>``, in lower case; empty if it is not ours.
 
-    libvirt keeps an alias that begins with ``ua-`` and has letters, digits, ``-`` and ``_`` alone; it
-    drops any other, one with colons too, and refuses a domain that has one twice. Run with 9.0.
+    libvirt keeps an alias only if it begins with ``ua-`` and otherwise has only letters, digits,
+    ``-`` and ``_``; it refuses a domain with a duplicate alias. Tested with 9.0.
     """
     alias = device.find("alias")
     name = alias.get("name", "").lower() if alias is not None else ""
@@ -89,9 +90,10 @@ def mac_of_hostdev(device: Element) -> str:
 
 
 def team_interfaces(persistent: str, transient: str, name: str) -> str:
-    """The two NICs of a team, the one that stays first. ``name`` tells them apart from other teams.
+    """The two NICs of a team, the persistent one first. ``name`` distinguishes teams of a domain.
 
-    libvirt refers to the one that stays by an alias, which a user's must begin with ``ua-``.
+    libvirt refers to the persistent NIC by its alias; an alias set by the user must begin with
+    ``ua-``.
     """
     alias = f"ua-{name}"
     stays, goes = fragments(persistent + transient)
@@ -102,7 +104,7 @@ def team_interfaces(persistent: str, transient: str, name: str) -> str:
 
 
 def _function(pci_address: str) -> dict[str, str]:
-    """A PCI address as libvirt writes it."""
+    """A PCI address as attributes of a libvirt ``<address>``."""
     place, _, function = pci_address.partition(".")
     domain, bus, slot = place.split(":")
     numbers = {"domain": domain, "bus": bus, "slot": slot, "function": function}
@@ -121,12 +123,12 @@ def text(element: Element) -> str:
 
 
 def parser() -> etree.XMLParser:
-    """No entities, no DTD, no network: the XML comes from outside."""
+    """A parser for untrusted XML: no entities, no DTD, no network."""
     return etree.XMLParser(
         resolve_entities=False, load_dtd=False, no_network=True, remove_blank_text=True
     )
 
 
 def fragments(xml: str) -> list[Element]:
-    """The elements of a binding: one, or two with teaming."""
+    """Parse the interface XML of a binding: one element, or two with teaming."""
     return list(etree.fromstring(f"<all>{xml}</all>".encode(), parser()))

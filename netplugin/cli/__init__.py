@@ -1,1 +1,1 @@
-"""The command ``netplugin``: thin commands over ``netplugin.client``."""
+"""The ``netplugin`` command line, built on ``netplugin.client``."""

@@ -15,21 +15,27 @@ from netplugin.models import DomainPolicy, Finding
 
 
 class DomainRender(ShowOne):
-    """Print a libvirt domain completed with the VM's interfaces and what they need."""
+    """Complete a libvirt domain with the VM's interfaces and the elements they require, and print it."""
 
     @property
     def formatter_default(self) -> str:
-        return "value"  # the XML alone, to be piped into virsh define
+        return "value"  # the XML only, for a pipe into virsh define
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument("vm_id", metavar="VM_ID")
         _add_xml(parser)
-        parser.add_argument("--numa-node", type=int, metavar="N", help="place the VM on this node")
         parser.add_argument(
-            "--pin", action="store_true", help="a CPU for each vCPU, by the host's plan"
+            "--numa-node", type=int, metavar="N", help="place the VM on this NUMA node"
         )
-        parser.add_argument("--realtime", action="store_true", help="pin, and run in real time")
+        parser.add_argument(
+            "--pin",
+            action="store_true",
+            help="pin each vCPU to a CPU of its own, according to the host's CPU plan",
+        )
+        parser.add_argument(
+            "--realtime", action="store_true", help="pin, and apply real-time settings"
+        )
         return parser
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
@@ -47,7 +53,7 @@ class DomainRender(ShowOne):
 
 
 class DomainCheck(FindingLister):
-    """List what is wrong with a libvirt domain of a VM; exit status 1 if something fails."""
+    """Check a libvirt domain of a VM and list the findings; exit status 1 if a check fails."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -63,5 +69,5 @@ class DomainCheck(FindingLister):
 
 def _add_xml(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--xml", required=True, metavar="FILE", help="the domain; - is standard input"
+        "--xml", required=True, metavar="FILE", help="the libvirt domain; - reads standard input"
     )

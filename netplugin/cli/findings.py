@@ -1,4 +1,4 @@
-"""A table of findings; the exit status is 1 if one of them fails."""
+"""Base class of commands that print findings as a table; the exit status is 1 if a check fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from netplugin.models import Finding
 
 
 class FindingLister(Lister):
-    """A command that lists what it found."""
+    """A command that lists findings."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The command ``netplugin guest plan``: it asks no agent and no guest."""
+"""The command ``netplugin guest plan``; it contacts neither the agent nor the guest."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from netplugin.tuning.guest.text import guest_text
 
 
 class GuestPlanPrint(Command):
-    """Print what the guest of a domain should be set to for DPDK, as text, JSON or an Ansible playbook."""
+    """Print the recommended DPDK settings for the guest of a domain, as text, JSON or an Ansible playbook."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument(
-            "--xml", required=True, metavar="FILE", help="the domain; - is standard input"
+            "--xml",
+            required=True,
+            metavar="FILE",
+            help="the libvirt domain; - reads standard input",
         )
         parser.add_argument(
             "-f", "--format", choices=("text", "json", "ansible"), default="text",
-            help="for people (the default), for programs, or as a playbook",
+            help="text (default), JSON, or an Ansible playbook",
         )  # fmt: skip
         for name, field in GuestOptions.model_fields.items():
             words: dict[str, Any] = {"dest": name, "default": None, "help": field.description}

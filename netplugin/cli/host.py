@@ -18,7 +18,7 @@ Columns = tuple[Sequence[str], show.Row]
 
 
 class BackendList(Lister):
-    """List the backends: usable or not, why not, and what they can do."""
+    """List the backends with their usability and features."""
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
         with Client.from_environment() as client:
@@ -36,7 +36,7 @@ class BackendList(Lister):
 
 
 class BackendCheck(FindingLister):
-    """List what the backends found on the host; exit status 1 if something fails."""
+    """List the findings of the backends about the host; exit status 1 if a check fails."""
 
     def find(self, parsed_args: Namespace) -> Iterable[Finding]:
         with Client.from_environment() as client:
@@ -44,7 +44,7 @@ class BackendCheck(FindingLister):
 
 
 class Reconcile(ShowOne):
-    """Bring the whole host to what was asked for; exit status 1 if something is left."""
+    """Reconcile the whole host with the stored intents; exit status 1 if something could not be repaired."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -52,11 +52,13 @@ class Reconcile(ShowOne):
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument("--dry-run", action="store_true", help="show the plan, change nothing")
+        parser.add_argument(
+            "--dry-run", action="store_true", help="print the plan without applying it"
+        )
         parser.add_argument(
             "--remove-orphans",
             action="store_true",
-            help="also remove marked ports that nobody asked for, after the agent's store was lost",
+            help="also remove marked ports without an intent, after the agent's store was lost",
         )
         return parser
 

@@ -1,4 +1,4 @@
-"""The command ``netplugin host apply``: sets what a plan has and can be set now, and puts it back."""
+"""The command ``netplugin host apply``: apply the part of a plan that takes effect at runtime, or undo it."""
 
 from __future__ import annotations
 
@@ -45,9 +45,11 @@ _WORDS = {
 
 
 class HostApply(Command):
-    """Set what a plan has and can be set now, or with --undo put it back; nothing without --yes.
+    """Apply the runtime settings of a plan, or restore the previous ones with --undo; dry run
+    without --yes.
 
-    Exit status 1 if something was refused or left."""
+    Exit status 1 if a setting was refused or left unchanged.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -55,14 +57,16 @@ class HostApply(Command):
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument("--yes", action="store_true", help="do it; else it is only shown")
+        parser.add_argument(
+            "--yes", action="store_true", help="apply the changes; without it they are only printed"
+        )
         parser.add_argument(
             "--undo", action="store_true",
-            help="put everything back to what it was before the first apply; needs no plan",
+            help="restore all values from before the first apply; needs no plan",
         )  # fmt: skip
         parser.add_argument(
             "--force", action="store_true",
-            help="with --undo: put back what somebody else has changed since, too",
+            help="with --undo: also restore values that were changed since by something else",
         )  # fmt: skip
         parser.add_argument(
             "--journal", type=Path, default=DEFAULT, metavar="FILE",
@@ -70,7 +74,7 @@ class HostApply(Command):
         )  # fmt: skip
         parser.add_argument(
             "-f", "--format", choices=("text", "json"), default="text",
-            help="a line for each step as it is taken (the default), or all as JSON in the end",
+            help="text: a line per step as it is applied (default); json: all steps at the end",
         )  # fmt: skip
         add_root(parser)
         add_intent(parser)
@@ -113,18 +117,20 @@ class HostApply(Command):
                     self.app.stdout.flush()
             if form == "text" and not rows:
                 self.app.stdout.write("Nothing to do.\n")
-        finally:  # whatever ends it: what was done is told
+        finally:  # report what was done, however the loop ends
             if form == "json":
                 self.app.stdout.write(json.dumps(rows, indent=2) + "\n")
 
     def _ports(self) -> Mapping[str, str]:
-        """What the agent gave its VFs to; one that does not run has given none, and that is said."""
+        """The ports that VFs are assigned to, from the agent. If no agent is running, there are
+        none, and a note is printed.
+        """
         try:
             with Client.from_environment() as client:
                 return {vf.pci_address: vf.port_id for vf in client.list_vfs() if vf.port_id}
         except BackendUnavailable as absent:
             if not nobody_listens(absent):
-                raise  # it runs, and which VFs its ports have is not known
+                raise  # it is running, but the VFs of its ports are unknown
             self.app.stderr.write(f"netplugin: not asked which ports have VFs: {absent.detail}\n")
             return {}
 

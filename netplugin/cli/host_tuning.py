@@ -1,4 +1,4 @@
-"""The commands ``netplugin host facts``, ``host check`` and ``host plan``: they ask no agent."""
+"""The commands ``netplugin host facts``, ``host check`` and ``host plan``; they do not contact the agent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from netplugin.tuning.root import Root
 
 
 class HostFacts(ShowOne):
-    """Show what this machine is, as far as packets care: cores, memory, kernel, NICs, OVS."""
+    """Show the facts of this machine that affect packet forwarding: CPUs, memory, kernel, NICs, OVS."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -53,8 +53,10 @@ class HostFacts(ShowOne):
 
 
 class HostCheck(FindingLister):
-    """List what is wrong with this machine, against a plan if there are pmd_cores (--pmd-cores, or
-    --config-file); exit status 1 if something fails."""
+    """Check this machine and list the findings; exit status 1 if a check fails.
+
+    With pmd_cores (--pmd-cores or --config-file) it is also compared with the plan.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -70,16 +72,16 @@ class HostCheck(FindingLister):
 
 
 class HostPlan(Command):
-    """Print what this machine should be set to, as text, JSON or an Ansible playbook."""
+    """Print the recommended settings for this machine, as text, JSON or an Ansible playbook."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument(
             "-f", "--format", choices=("text", "json", "ansible"), default="text",
-            help="for people (the default), for programs, or as a playbook",
+            help="text (default), JSON, or an Ansible playbook",
         )  # fmt: skip
         parser.add_argument(
-            "--explain", action="store_true", help="name the source of each line, as the JSON does"
+            "--explain", action="store_true", help="print the source of each line, as in the JSON"
         )
         add_root(parser)
         add_intent(parser)
@@ -92,7 +94,7 @@ class HostPlan(Command):
 
 
 def required(intent: Intent | None) -> Intent:
-    """Raises: InvalidRequest where there is none."""
+    """Raises: InvalidRequest if there is no intent."""
     if intent is None:
         raise InvalidRequest(
             "pmd_cores: there is no plan without it", step="plan",
@@ -113,7 +115,7 @@ def _printed(plan: Plan, facts: Facts, form: str, explain: bool) -> str:
 def add_root(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--root", type=Path, default=Path("/"), metavar="DIR",
-        help="read another machine's copy of /proc, /sys and /etc under this directory",
+        help="read a copy of another machine's /proc, /sys and /etc below this directory",
     )  # fmt: skip
     parser.add_argument(
         "--ovs-rundir", type=Path, metavar="DIR",
@@ -125,13 +127,13 @@ def add_root(parser: ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--config-file", type=Path, action="append", default=[], metavar="FILE",
-        help="the agent's configuration, several times for several: its group [host] has what other "
-        "options do not say",
+        help="a configuration file of the agent, may be given several times; its group [host] supplies "
+        "options that are not given",
     )  # fmt: skip
 
 
 def read_machine(parsed_args: Namespace) -> tuple[Facts, Live]:
-    """Another machine's OVS and libvirt cannot be asked."""
+    """The facts of the machine at ``--root``; OVS and libvirt are queried only on this machine."""
     facts = read_facts(Root(parsed_args.root))
     if parsed_args.root != Path("/"):
         return facts, Live()
@@ -140,14 +142,14 @@ def read_machine(parsed_args: Namespace) -> tuple[Facts, Live]:
 
 
 def ovs_rundir(parsed_args: Namespace) -> Path:
-    """Where this machine's OVS has its sockets. Raises: InvalidRequest."""
+    """The run directory of OVS. Raises: InvalidRequest."""
     given: Path | None = parsed_args.ovs_rundir
     return given or _configured(parsed_args).rundir
 
 
 @dataclass(frozen=True)
 class _Configured:
-    """What the configuration says of a host; ``intent`` are the fields that are set."""
+    """The host settings from the configuration files; ``intent`` has only the fields that are set."""
 
     rundir: Path
     uri: str
@@ -155,7 +157,7 @@ class _Configured:
 
 
 def _configured(parsed_args: Namespace) -> _Configured:
-    """Raises: InvalidRequest naming the file or the option that is wrong."""
+    """Raises: InvalidRequest naming the wrong file or option."""
     try:
         conf = options.load(parsed_args.config_file)
         return _Configured(Path(conf.ovs.rundir), conf.host.libvirt_uri, host_options.given(conf))
@@ -166,7 +168,7 @@ def _configured(parsed_args: Namespace) -> _Configured:
 
 
 def add_intent(parser: ArgumentParser) -> None:
-    """An option for each field of the intent; what is not given is the configuration's."""
+    """Add an option for each field of the intent; the configuration supplies those that are not given."""
     for name, field in Intent.model_fields.items():
         option = "--" + _OPTIONS.get(name, name).replace("_", "-")
         words: dict[str, Any] = {"dest": name, "help": field.description}
@@ -179,13 +181,15 @@ def add_intent(parser: ArgumentParser) -> None:
         parser.add_argument(option, default=None, **words)
 
 
-#: Fields whose options are said several times, once for each entry.
+#: Fields whose options may be given several times, once per entry.
 _SEVERAL = ("nics", "mtus", "vfs")
 _OPTIONS = {"nics": "nic", "mtus": "mtu"}
 
 
 def intent_of(parsed_args: Namespace) -> Intent | None:
-    """None where nobody says how many PMD cores. Raises: InvalidRequest naming the field."""
+    """The intent from options and configuration; None without pmd_cores. Raises: InvalidRequest
+    naming the field.
+    """
     said = {name: getattr(parsed_args, name) for name in Intent.model_fields}
     given = _configured(parsed_args).intent
     given |= {name: value for name, value in said.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The commands ``netplugin host verify`` and ``host verify compare``: they ask no agent."""
+"""The commands ``netplugin host verify`` and ``host verify compare``; they do not contact the agent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from netplugin.tuning.verifying.text import comparison_text, run_text
 
 
 class HostVerify(Command):
-    """Measure this machine, how late its CPUs wake and how many packets two of them pass, and keep it."""
+    """Measure wake-up latency and packet rate of this machine's CPUs and store the run."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -69,17 +69,16 @@ class HostVerify(Command):
 
 
 class HostVerifyCompare(Command):
-    """Say whether two runs of host verify differ, and in what the machine did; exit status 1 if a
-    figure is worse."""
+    """Compare two runs of host verify and the machine states; exit status 1 if a figure is worse."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
+        parser.add_argument("before", metavar="BEFORE", help="a label (its newest run), or a file")
         parser.add_argument(
-            "before", metavar="BEFORE", help="the newest run of this label, or a file"
+            "after", metavar="AFTER", help="the run to compare with BEFORE: a label or a file"
         )
-        parser.add_argument("after", metavar="AFTER", help="the same, of the run to be judged")
         _add_output(parser)
-        parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it, .png or .svg")
+        parser.add_argument("--plot", type=Path, metavar="FILE", help="write a plot, .png or .svg")
         return parser
 
     def take_action(self, parsed_args: Namespace) -> int:
@@ -101,7 +100,7 @@ _METAVARS = {"label": "WORD", "only": "PART", "cpus": "LIST", "loop_cpus": "A,B"
 def _add_output(parser: ArgumentParser) -> None:
     parser.add_argument(
         "-f", "--format", choices=("text", "json"), default="text",
-        help="for people (the default) or for programs",
+        help="text (default) or JSON",
     )  # fmt: skip
     parser.add_argument(
         "--results", type=Path, default=keep.FOLDER, metavar="DIR",
@@ -111,7 +110,7 @@ def _add_output(parser: ArgumentParser) -> None:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """A signal to end is an exception meanwhile, so that what was started is ended too."""
+    """Convert SIGTERM and SIGHUP to SystemExit, so that child processes are terminated too."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""The entry point of ``netplugin``: finds the command, runs it, says errors in one sentence."""
+"""The entry point of ``netplugin``: runs a command and prints errors in one line."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _DESCRIPTION = (
 
 
 class Netplugin(App):
-    """Exit status: 0 done, 1 it failed and standard error says why, 2 the command line is wrong."""
+    """Exit status: 0 success, 1 failure with an error on standard error, 2 wrong command line."""
 
     NAME = "netplugin"
     LOG = logging.getLogger("netplugin")
     CONSOLE_MESSAGE_FORMAT = "netplugin: %(message)s"
-    DEFAULT_VERBOSE_LEVEL = 0  # results go to standard output, and nothing but errors elsewhere
+    DEFAULT_VERBOSE_LEVEL = 0  # results on standard output, errors only on standard error
 
     def __init__(self) -> None:
         super().__init__(
@@ -40,7 +40,8 @@ class Netplugin(App):
         version: str | None,
         argparse_kwargs: dict[str, Any] | None = None,
     ) -> argparse.ArgumentParser:
-        # Abbreviations of these would swallow the options of a command that begin alike.
+        # With abbreviations, an application option would match command options with the same
+        # prefix.
         return super().build_option_parser(
             description, version, {"allow_abbrev": False, "prog": self.NAME}
         )
@@ -51,11 +52,11 @@ class Netplugin(App):
             logging.getLogger("httpx").setLevel(logging.WARNING)
 
     def initialize_app(self, argv: list[str]) -> None:
-        if not argv:  # no interactive mode: a script that forgets the command must not hang
+        if not argv:  # no interactive mode: a script without a command must not hang
             self.parser.parse_args(["--help"])
 
     def close(self) -> None:
-        """Take back what was set of logging, for a process that goes on after this."""
+        """Restore the logging configuration, for a process that continues after this."""
         root = logging.getLogger()
         handlers, level = self._before
         root.setLevel(level)

@@ -27,21 +27,31 @@ class NetworkList(Lister):
 
 
 class NetworkPut(ShowOne):
-    """Make a VXLAN network be as asked; changing its peers touches no port."""
+    """Create or update a VXLAN network; changing its peers does not affect its ports."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument("network_id", metavar="ID")
-        parser.add_argument("--vni", type=int, required=True, metavar="N", help="1 to 16777215")
+        parser.add_argument(
+            "--vni",
+            type=int,
+            required=True,
+            metavar="N",
+            help="VXLAN network identifier, 1 to 16777215",
+        )
         parser.add_argument(
             "--peer",
             action="append",
             default=[],
             metavar="IP",
-            help="tunnel address of another host with ports on it; may be given several times",
+            help="tunnel address of another host with ports on the network; may be given several times",
         )
-        parser.add_argument("--udp-port", type=int, metavar="N", help="default: 4789")
-        parser.add_argument("--mtu", type=int, metavar="BYTES", help="default: 1450")
+        parser.add_argument(
+            "--udp-port", type=int, metavar="N", help="UDP port of the tunnel; default: 4789"
+        )
+        parser.add_argument(
+            "--mtu", type=int, metavar="BYTES", help="MTU of the VMs; default: 1450"
+        )
         return parser
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
@@ -60,7 +70,7 @@ class NetworkPut(ShowOne):
 
 
 class NetworkDelete(Command):
-    """Delete a network that has no ports; one that does not exist is no error."""
+    """Delete a network without ports; no error if it does not exist."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)

@@ -19,16 +19,16 @@ Shown = dict[str, Any]
 
 
 class PmdShow(ShowOne):
-    """Show the PMD threads of OVS, their load and their queues, or which queues would be better where."""
+    """Show the PMD threads of OVS with their load and queues, or a proposed assignment of queues."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument(
             "--interval", type=float, metavar="S",
-            help="measure for so many seconds (60 at most) instead of since the threads started",
+            help="measure for S seconds (at most 60) instead of since the threads started",
         )  # fmt: skip
         parser.add_argument(
-            "--propose", action="store_true", help="show an assignment of queues that is better"
+            "--propose", action="store_true", help="show a better assignment of queues"
         )
         return parser
 
@@ -44,42 +44,52 @@ class PmdShow(ShowOne):
 
 
 class PmdSet(ShowOne):
-    """Set where OVS's PMD threads run, pin queues to them, or have OVS balance them."""
+    """Set the CPUs of OVS's PMD threads, pin queues to them, or configure auto load balancing."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         cores = parser.add_mutually_exclusive_group()
-        cores.add_argument("--cpus", metavar="LIST", help="these CPUs, like 2-5,8")
+        cores.add_argument(
+            "--cpus", metavar="LIST", help="run PMD threads on these CPUs, such as 2-5,8"
+        )
         cores.add_argument(
             "--count", type=int, metavar="N",
-            help="so many PMD threads, one on each physical core, on the nodes of NICs and VMs",
+            help="run N PMD threads, one per physical core, on the NUMA nodes of NICs and VMs",
         )  # fmt: skip
         parser.add_argument(
-            "--siblings", action="store_true", help="with --count: a thread on both CPUs of a core"
+            "--siblings",
+            action="store_true",
+            help="with --count: a thread on both CPUs of each core",
         )
         parser.add_argument(
             "--affinity", action="append", type=_pin, default=[], metavar="PORT:QUEUE=CPU",
-            help="pin a receive queue to the CPU of a PMD thread, several times for several",
+            help="pin a receive queue to the CPU of a PMD thread; may be given several times",
         )  # fmt: skip
         parser.add_argument(
             "--clear-affinity", action="append", nargs="?", const=None, default=[], metavar="PORT",
-            help="take away the pinnings of this port, or of all; before those of --affinity are set",
+            help="remove the pinnings of this port, or of all ports, before --affinity is applied",
         )  # fmt: skip
         parser.add_argument(
-            "--auto-lb", choices=("on", "off"), help="OVS's own automatic load balance"
+            "--auto-lb", choices=("on", "off"), help="PMD auto load balancing of OVS"
         )
         parser.add_argument(
-            "--auto-lb-load", type=int, metavar="PERCENT", help="load of a thread that it acts on"
+            "--auto-lb-load",
+            type=int,
+            metavar="PERCENT",
+            help="thread load that triggers balancing",
         )
         parser.add_argument(
             "--auto-lb-improvement", type=int, metavar="PERCENT",
-            help="by how much the variance of the loads must improve",
+            help="minimum improvement of the load variance",
         )  # fmt: skip
         parser.add_argument(
-            "--auto-lb-interval", type=int, metavar="MINUTES", help="least time between two"
+            "--auto-lb-interval",
+            type=int,
+            metavar="MINUTES",
+            help="minimum interval between balancing runs",
         )
         parser.add_argument(
-            "--proposed", action="store_true", help="set what `pmd show --propose` says"
+            "--proposed", action="store_true", help="apply the assignment of `pmd show --propose`"
         )
         return parser
 
@@ -93,7 +103,7 @@ class PmdSet(ShowOne):
 
 
 def _asked(parsed_args: Namespace) -> dict[str, Any]:
-    """The request, without what was not said."""
+    """The request, with only the options that were given."""
     affinity: dict[str, dict[str, int]] = {}
     for port, queue, cpu in parsed_args.affinity:
         affinity.setdefault(port, {})[queue] = cpu
@@ -117,7 +127,7 @@ def _asked(parsed_args: Namespace) -> dict[str, Any]:
 
 
 def _pin(text: str) -> tuple[str, str, int]:
-    """``dpdk0:1=3``; a port's name may have colons."""
+    """Parse PORT:QUEUE=CPU such as ``dpdk0:1=3``; a port name may contain colons."""
     place, equals, cpu = text.rpartition("=")
     port, colon, queue = place.rpartition(":")
     if not (equals and colon and port and queue.isdecimal() and cpu.isdecimal()):
@@ -126,7 +136,7 @@ def _pin(text: str) -> tuple[str, str, int]:
 
 
 class _Cores(FormattableColumn[list[Shown]]):
-    """A line for each PMD thread and each receive queue on it."""
+    """A line per PMD thread and per receive queue of the thread."""
 
     def human_readable(self) -> str:
         return "\n".join(line for core in self._value for line in self._lines(core))
@@ -147,7 +157,7 @@ class _Cores(FormattableColumn[list[Shown]]):
 
 
 class _Queues(FormattableColumn[list[Shown]]):
-    """A table: each queue, its load, the CPU of its PMD thread now and proposed."""
+    """A table of queues: load, current CPU and proposed CPU."""
 
     def human_readable(self) -> str:
         head = ("queue", "node", "load", "PMD now", "PMD proposed")
@@ -166,7 +176,7 @@ class _Queues(FormattableColumn[list[Shown]]):
 
 
 class _Each(FormattableColumn[list[Shown]]):
-    """A line for each object: its values, or its text."""
+    """A line per object: its text, or its values."""
 
     def human_readable(self) -> str:
         return "\n".join(

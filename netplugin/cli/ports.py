@@ -26,7 +26,9 @@ class PortList(Lister):
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument("--vm-id", metavar="ID", help="only the ports of this VM")
-        parser.add_argument("--state", choices=[s.value for s in PortState], help="only these")
+        parser.add_argument(
+            "--state", choices=[s.value for s in PortState], help="only ports in this state"
+        )
         parser.add_argument("--backend", metavar="NAME", help="only the ports of this backend")
         return parser
 
@@ -39,7 +41,7 @@ class PortList(Lister):
 
 
 class PortShow(ShowOne):
-    """Show one port: what was asked, what the VM gets, and what the host has."""
+    """Show a port: its spec, its binding, and its observed state."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -52,15 +54,17 @@ class PortShow(ShowOne):
 
 
 class PortPut(ShowOne):
-    """Make a port be as asked, or change it; the same again changes nothing.
+    """Create or change a port; repeating the same request changes nothing.
 
-    The spec comes from --spec, from the other options, or from both: an option wins.
+    The spec comes from --spec, from the other options, or both; options override the file.
     """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument("port_id", metavar="ID")
-        parser.add_argument("--spec", metavar="FILE", help="the spec as JSON; - is standard input")
+        parser.add_argument(
+            "--spec", metavar="FILE", help="the spec as JSON; - reads standard input"
+        )
         parser.add_argument("--vm-id", metavar="ID")
         parser.add_argument("--mac", metavar="MAC")
         parser.add_argument("--backend", metavar="NAME")
@@ -71,23 +75,26 @@ class PortPut(ShowOne):
         )
         parser.add_argument("--physical-network", metavar="NAME")
         parser.add_argument("--vlan-id", type=int, metavar="N")
-        parser.add_argument("--network-id", metavar="ID", help="of a vxlan network")
+        parser.add_argument("--network-id", metavar="ID", help="VXLAN network of the port")
         parser.add_argument("--mtu", type=int, metavar="BYTES")
         parser.add_argument("--queues", type=int, metavar="N")
         parser.add_argument(
-            "--ingress-kbps", type=int, metavar="N", help="most the VM receives, in kbit/s"
+            "--ingress-kbps",
+            type=int,
+            metavar="N",
+            help="maximum rate that the VM receives, in kbit/s",
         )
         parser.add_argument(
-            "--egress-kbps", type=int, metavar="N", help="most the VM sends, in kbit/s"
+            "--egress-kbps", type=int, metavar="N", help="maximum rate that the VM sends, in kbit/s"
         )
         parser.add_argument(
-            "--no-port-security", action="store_true", help="let the VM send from any address"
+            "--no-port-security", action="store_true", help="allow the VM to send from any address"
         )
         parser.add_argument(
             "--allowed-address",
             action="append",
             metavar="IP",
-            help="address or prefix the VM may send from; may be given several times",
+            help="address or prefix that the VM may send from; may be given several times",
         )
         return parser
 
@@ -98,7 +105,7 @@ class PortPut(ShowOne):
 
 
 class PortDelete(Command):
-    """Delete ports; one that does not exist is no error."""
+    """Delete ports; no error for ports that do not exist."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -120,7 +127,7 @@ class PortDelete(Command):
 
 
 def spec_from(options: Namespace) -> PortSpec:
-    """What the options of ``port put`` ask for. Raises: InvalidRequest naming the fields."""
+    """The spec from the options of ``port put``. Raises: InvalidRequest naming the fields."""
     spec = _read_spec(options.spec) if options.spec else {}
     for name in ("vm_id", "mac", "backend", "queues"):
         _set(spec, name, getattr(options, name))
@@ -154,7 +161,7 @@ def _read_spec(name: str) -> dict[str, Any]:
 
 
 def _part(spec: dict[str, Any], name: str) -> dict[str, Any]:
-    """A nested object of the spec. One that is no object is left for the validation to refuse."""
+    """A nested object of the spec, created if missing. Validation refuses it later if it is not an object."""
     if spec.get(name) is None:
         spec[name] = {}
     part = spec[name]

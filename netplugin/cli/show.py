@@ -1,4 +1,4 @@
-"""How values are shown: as short text for people, as the API has them for ``-f json``."""
+"""Output formats of values: short text for humans, the API's values for ``-f json``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Row = tuple[Any, ...]
 
 
 class Structure(FormattableColumn[Any]):
-    """Nested values: a ``name: value`` line for each leaf."""
+    """Nested values: a ``name: value`` line per leaf."""
 
     def human_readable(self) -> str:
         return "\n".join(_lines(self._value, ""))
 
 
 class Network(FormattableColumn[dict[str, Any]]):
-    """``vlan physnet1 100``."""
+    """A network as ``vlan physnet1 100``."""
 
     def human_readable(self) -> str:
         names = ("type", "physical_network", "vlan_id", "network_id")
@@ -32,7 +32,7 @@ class Network(FormattableColumn[dict[str, Any]]):
 
 
 class Error(FormattableColumn[dict[str, Any] | None]):
-    """``code: detail``, and the fix where there is one."""
+    """An error as ``code: detail``, and the fix if there is one."""
 
     def human_readable(self) -> str:
         if self._value is None:
@@ -42,14 +42,14 @@ class Error(FormattableColumn[dict[str, Any] | None]):
 
 
 class Optional(FormattableColumn[Any]):
-    """Nothing is shown as nothing."""
+    """A value; None is shown as an empty cell."""
 
     def human_readable(self) -> str:
         return "" if self._value is None else str(self._value)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as columns of text, the first row as their heads."""
+    """Format rows as aligned text columns; the first row is the header."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     return "\n".join(lines)
@@ -62,7 +62,7 @@ def fields(model: BaseModel) -> tuple[tuple[str, ...], Row]:
 
 
 def read_text(name: str) -> str:
-    """A file's text, ``-`` for standard input. Raises: InvalidRequest."""
+    """The text of a file, or of standard input for ``-``. Raises: InvalidRequest."""
     try:
         return sys.stdin.read() if name == "-" else Path(name).read_text()
     except (OSError, UnicodeDecodeError) as wrong:

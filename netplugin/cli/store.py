@@ -1,4 +1,4 @@
-"""The commands ``netplugin store backup|check|restore``: they work on the files, without the agent."""
+"""The commands ``netplugin store backup|check|restore``; they work on the files, without the agent."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class _StoreCommand(Command):
 
 
 class StoreBackup(_StoreCommand):
-    """Copy the agent's store to a file, also while the agent runs."""
+    """Back up the agent's store to a file; the agent may be running."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument("file", type=Path, help="where the copy goes; one that is there goes")
+        parser.add_argument("file", type=Path, help="the backup file; an existing file is replaced")
         return parser
 
     def take_action(self, parsed_args: Namespace) -> None:
@@ -43,12 +43,12 @@ class StoreBackup(_StoreCommand):
 
 
 class StoreCheck(_StoreCommand):
-    """Say what is wrong with the agent's store, or with a copy of it; exit status 1 if something is."""
+    """Check the agent's store or a backup of it; exit status 1 if it is damaged."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument(
-            "file", type=Path, nargs="?", help="a copy; without it, the store itself"
+            "file", type=Path, nargs="?", help="a backup; default: the store itself"
         )
         return parser
 
@@ -61,11 +61,11 @@ class StoreCheck(_StoreCommand):
 
 
 class StoreRestore(_StoreCommand):
-    """Put a copy in the place of the agent's store; refused while an agent runs on it."""
+    """Replace the agent's store by a backup; refused while an agent is running on it."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument("file", type=Path, help="the copy")
+        parser.add_argument("file", type=Path, help="the backup file")
         return parser
 
     def take_action(self, parsed_args: Namespace) -> None:

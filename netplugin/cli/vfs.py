@@ -14,7 +14,7 @@ from netplugin.models import VfInfo
 
 
 class VfList(Lister):
-    """List the virtual functions: where each stands, and whose it is."""
+    """List the virtual functions with their states and ports."""
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
         with Client.from_environment() as client:
@@ -24,14 +24,14 @@ class VfList(Lister):
 
 
 class VfRelease(Command):
-    """End the quarantine of a virtual function, so that a port may get it again.
+    """End the quarantine of a virtual function, so that it can be assigned to a port again.
 
-    A port that is being removed and waits for the NIC of this function is forgotten.
+    A port that is being removed and waits for the NIC of this function is deleted from the store.
     """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument("pci_address", metavar="PCI-ADDRESS", help="like 0000:03:10.1")
+        parser.add_argument("pci_address", metavar="PCI-ADDRESS", help="such as 0000:03:10.1")
         return parser
 
     def take_action(self, parsed_args: Namespace) -> None:
