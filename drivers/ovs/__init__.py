@@ -1,1 +1,1 @@
-"""What the backends on OVS-DPDK share: rows, filters, bridges, reading and writing. Not a backend."""
+"""Code shared by the OVS-DPDK backends: rows, filters, bridges, reading and writing. Not a backend."""

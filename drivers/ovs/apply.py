@@ -1,4 +1,4 @@
-"""Makes changes: one OVSDB transaction for all, then the flows, in one bundle for each bridge."""
+"""Apply changes: one OVSDB transaction for all ports, then one flow bundle per bridge."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from netplugin.host.ovs_rows import OvsInterface
 from netplugin.host.vswitchd import appctl
 
 LOG = logging.getLogger(__name__)
-_MTU_S = 5.0  # vswitchd sets an MTU after it has said that it is configured
-_PURGE_S = 2.0  # beyond the deadline: a filter is not in force before
+_MTU_S = 5.0  # vswitchd may set an MTU after cur_cfg has caught up
+_PURGE_S = 2.0  # past the deadline: the filter is not in force until the purge
 _Failed = dict[str, NetpluginError]
 
 
@@ -33,11 +33,12 @@ def _attempt(change: Change, act: Callable[[], None], failed: _Failed) -> None:
 
 
 class Applier:
-    """See ``netplugin.backend.Backend.apply``."""
+    """Implements ``netplugin.backend.Backend.apply`` for OVS."""
 
     def __init__(self, ovs: OvsHost) -> None:
         self._ovs = ovs
-        #: Whether datapath flows may still do what was changed: at first too, by an agent that was killed.
+        #: Whether datapath flows may still have old actions; initially true, because a killed agent
+        #: may have left some.
         self._purge_due = True
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
@@ -67,7 +68,8 @@ class Applier:
     # -- rows ------------------------------------------------------------------------------------
 
     def _write_rows(self, changes: Sequence[Change], deadline: float, failed: _Failed) -> None:
-        """One transaction for all; if the database refuses it, one for each port, to find whose."""
+        """Commit one transaction for all ports. If the database refuses it, commit one per port, so
+        that the error is attributed to the right port."""
         rows = [
             change
             for change in changes
@@ -84,7 +86,7 @@ class Applier:
             if error.code != "host_error" or len(ports) < 2:
                 failed.update({port: error.for_port(port) for port in ports})
                 return
-            # What ports share is written for the first that goes through.
+            # Changes that several ports share are written with the first port that succeeds.
             done: list[RowChange] = []
             for port in ports:
                 own = [change for change in rows if port in change.ports and change not in done]
@@ -98,7 +100,7 @@ class Applier:
         self._ovs.write([change.command() for change in changes], deadline)
 
     def _wait_for_mtu(self, changes: Sequence[Change], failed: _Failed, deadline: float) -> None:
-        """Until the MTUs asked for are there; one that does not come is found when read back."""
+        """Wait for the requested MTUs. A missing one is reported when the port is read back."""
         wanted = [
             mtu
             for change in changes
@@ -119,7 +121,7 @@ class Applier:
     def _require_policers(
         self, changes: Sequence[Change], deadline: float, failed: _Failed
     ) -> None:
-        """That vswitchd took the policers that were changed: the database does not tell."""
+        """Check that vswitchd has applied the changed policers, which the database does not show."""
         for change in changes:
             if not isinstance(change, c.SetQos | c.AddPort) or change.port.port_id in failed:
                 continue
@@ -127,7 +129,7 @@ class Applier:
             if isinstance(change, c.AddPort) and port.receives is None:
                 continue
             if self._interface(port.name) is None:
-                continue  # vswitchd could not make it at all, and says so
+                continue  # vswitchd could not create it, which is reported as such
             try:
                 shown = appctl(self._ovs.settings.rundir, "qos/show", port.name, deadline=deadline)
                 wrong = policers.refused(shown, port.receives)
@@ -137,7 +139,7 @@ class Applier:
                 failed[port.port_id] = error.for_port(port.port_id)
 
     def _interface(self, name: str) -> OvsInterface | None:
-        """The interface of a port, if vswitchd could make it."""
+        """The interface of a port, if vswitchd has created it."""
         port = self._ovs.mirror.port(name)
         works = port is not None and port.interface is not None and port.interface.works_at
         return port.interface if port and works else None
@@ -175,12 +177,12 @@ class Applier:
         failed.update({p: error.for_port(p) for p in ports if p not in failed})
 
     def _has_vm(self, port_id: str) -> bool:
-        """Whether a VM is at the port: one whose row somebody deleted has its VM as soon as it is back."""
+        """Whether a VM is connected: a row that somebody deleted has its VM again as soon as it is added."""
         port = self._ovs.mirror.port(device_name(VHOST, port_id))
         return bool(port and port.interface and port.interface.link_state == "up")
 
     def _purge(self, deadline: float) -> None:
-        """Once for all bridges: it is for the whole host. What fails is planned until it is done."""
+        """Purge once: it covers all bridges of the host. A failure is planned again until it succeeds."""
         if old_actions.kept(self._ovs.mirror.root):
             self._ovs.purge_failed = True
             old_actions.purge(self._ovs, max(deadline, time.monotonic() + _PURGE_S))
@@ -189,9 +191,9 @@ class Applier:
     def _bundle(
         self, bridge: str, group: Sequence[FlowChange], idle: Collection[str], deadline: float
     ) -> None:
-        """All flow changes of a bridge at once: no frame meets a half-made set."""
+        """Apply all flow changes of a bridge in one bundle, so no frame meets a partial set of flows."""
         if self._ovs.mirror.bridge(bridge) is None:
-            return  # the bridge has gone, and its flows with it
+            return  # the bridge was deleted, and its flows with it
         cookies: list[int] = []
         gone: list[Flow] = []
         flows: list[Flow] = []

@@ -1,4 +1,4 @@
-"""What backends can do to OVS, each step as a value that knows the write it stands for."""
+"""The changes that OVS backends can make, as values that build their own OVSDB or OpenFlow writes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CreateBridge(RowChange):
 
 @dataclass(frozen=True)
 class SecureBridge(RowChange):
-    """Put ``fail_mode`` back: standalone would leave the filters open after a vswitchd restart."""
+    """Restore ``fail_mode``: in standalone mode, filters would be open after a restart of vswitchd."""
 
     name: str
 
@@ -63,9 +63,10 @@ class RemoveBridge(RowChange):
 
 @dataclass(frozen=True)
 class SetBridgeFlows(FlowChange):
-    """Replace the flows of the bridge's own, for the ports that are no VM's.
+    """Replace the base flows of the bridge, for the ports that do not belong to a VM.
 
-    ``fixed`` are those of a bridge that does not switch. Filters match the ports of fragments.
+    ``fixed`` are the base flows of a bridge that does not switch. Also makes filters match the L4
+    ports of first fragments.
     """
 
     fixed: frozenset[Flow] | None = field(default=None, repr=False)
@@ -82,7 +83,7 @@ class SetBridgeFlows(FlowChange):
 
 @dataclass(frozen=True)
 class DropFlows(FlowChange):
-    """Remove flows of ours that belong to nothing any more."""
+    """Remove our flows that belong to no existing port."""
 
     cookies: tuple[int, ...]
 
@@ -225,7 +226,7 @@ class RemovePort(RowChange):
 
 @dataclass(frozen=True)
 class SetQos(RowChange):
-    """Set what the VM may receive; the port's other columns stay as they are."""
+    """Set the rate limit on what the VM receives; the port's other columns do not change."""
 
     port: VhostPort
 
@@ -242,7 +243,7 @@ class SetQos(RowChange):
 
 @dataclass(frozen=True)
 class DropQos(RowChange):
-    """Remove a row of QoS of ours that no port uses."""
+    """Remove one of our QoS rows that no port uses."""
 
     row: UUID
 
@@ -255,10 +256,11 @@ class DropQos(RowChange):
 
 @dataclass(frozen=True)
 class SetFilter(FlowChange):
-    """Replace the flows of one port; which ofport it has is known when it is applied.
+    """Replace the flows of one port. Its ofport is looked up when the change is applied.
 
-    ``beside`` is the port that its frames go to and come from; None: the bridge switches them.
-    ``foreign``: the bridge is not ours, and what has no filter is for its own flows to switch.
+    ``beside`` is the relay VF port that exchanges the port's frames; None: the bridge switches
+    them. ``foreign``: the bridge is not ours, so its own flows switch the frames of a port without
+    a filter.
     """
 
     name: str
@@ -273,7 +275,7 @@ class SetFilter(FlowChange):
         return FlowEdit((filters.port_cookie(self.port_id),), tuple(self.flows(own, other)))
 
     def flows(self, ofport: int | None, other: int | None) -> frozenset[Flow]:
-        """None for ports that vswitchd could not make: no flow leads to them."""
+        """The flows; empty if vswitchd could not create one of the ports."""
         if ofport is None or (self.beside and other is None):
             return frozenset()
         if other is not None:
@@ -291,7 +293,7 @@ class SetFilter(FlowChange):
 
 @dataclass(frozen=True)
 class PurgeDatapath(Change):
-    """Purge the datapath flows, which failed when flows were changed (``old_actions``)."""
+    """Repeat a purge of the datapath flows that failed (``old_actions``)."""
 
     def describe(self) -> str:
         return "purge the datapath flows: some may go on by flows that were changed"
@@ -299,7 +301,7 @@ class PurgeDatapath(Change):
 
 @dataclass(frozen=True)
 class MakeSocketDirectory(Change):
-    """Make the directory of a port's socket, or set its owner and mode."""
+    """Create the directory of a port's socket, or set its owner and mode."""
 
     directory: Directory
 
@@ -310,7 +312,7 @@ class MakeSocketDirectory(Change):
 
 @dataclass(frozen=True)
 class RemoveSocketDirectory(Change):
-    """Remove the directory of a port with the socket that QEMU left in it."""
+    """Remove the directory of a port, with the socket that QEMU left in it."""
 
     path: str
 
@@ -320,7 +322,7 @@ class RemoveSocketDirectory(Change):
 
 @dataclass(frozen=True)
 class RemoveSocket(Change):
-    """Remove the socket file that QEMU left; never while the port is only being remade."""
+    """Remove the socket file that QEMU left; never if the port is only recreated."""
 
     path: str
 

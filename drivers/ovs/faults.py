@@ -1,4 +1,4 @@
-"""What OVS itself says does not work of a VM's port and of its bridge, whichever backend's."""
+"""Faults of a port and its bridge as reported by OVS, the same for all backends."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from netplugin.host.ovs_underlay import too_narrow
 
 @dataclass(frozen=True)
 class HostWord:
-    """What the database does not tell of the ports in question."""
+    """Facts from ovs-vswitchd about the ports in scope that the database does not hold."""
 
     root: OvsRoot
-    #: Ports that no PMD thread polls, with a VM on the socket.
+    #: Ports with a connected VM that no PMD thread polls.
     starved: frozenset[str] = frozenset()
-    #: NICs that cannot cut up large segments where they would have to.
+    #: NICs without segmentation offload, where OVS would need it.
     cannot_segment: frozenset[str] = frozenset()
 
 
 def details(row: OvsPort) -> dict[str, Any]:
-    """What a platform is told of a port as it is."""
+    """The details of a port's status for the API."""
     interface = row.interface
     asked = interface.external_ids.get(QUEUES_MARK, "") if interface else ""
     return {
@@ -41,7 +41,7 @@ def details(row: OvsPort) -> dict[str, Any]:
 
 
 def of_port(row: OvsPort, starved: Collection[str]) -> str | None:
-    """Of the port itself."""
+    """The fault of the port itself; None if there is none."""
     interface = row.interface
     if interface is None:
         return "the port has no interface"
@@ -61,7 +61,7 @@ def of_port(row: OvsPort, starved: Collection[str]) -> str | None:
 
 
 def of_interface(interface: OvsInterface) -> str | None:
-    """Of a device that vswitchd was to make."""
+    """The fault of a device that vswitchd could not create; None if there is none."""
     if interface.error:
         return f"OVS says of {interface.name}: {interface.error}"
     if interface.works_at is None:
@@ -70,7 +70,7 @@ def of_interface(interface: OvsInterface) -> str | None:
 
 
 def of_segments(interface: OvsInterface, word: HostWord) -> str | None:
-    """Of a NIC that drops large segments."""
+    """The fault of a NIC that drops large segments; None if there is none."""
     if interface.name not in word.cannot_segment:
         return None
     return (
@@ -80,7 +80,7 @@ def of_segments(interface: OvsInterface, word: HostWord) -> str | None:
 
 
 def of_uplinks(row: OvsPort, bridge: SeenBridge, word: HostWord) -> str | None:
-    """Of the NICs by which the port's bridge reaches its network."""
+    """The fault of the uplinks of the port's bridge; None if there is none."""
     mtu = (row.interface and row.interface.mtu_request) or 0
     for _, uplink in sorted(bridge.uplinks.items()):
         for interface in uplink.interfaces:

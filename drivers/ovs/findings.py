@@ -1,4 +1,4 @@
-"""What an operator should know of bridges of ours and of what else is on them (pure)."""
+"""Findings on our bridges and on unmanaged ports (pure)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from netplugin.models import Finding
 
 
 def of_bridges(seen: SeenOvs) -> list[Finding]:
-    """``seen`` is of the whole host."""
+    """All findings; ``seen`` must cover the whole host."""
     bridges = [seen.bridges[name] for name in sorted(seen.bridges)]
     found = [_service(port) for bridge in bridges for port in _sorted(bridge.services)]
     if seen.keeps_old_actions and bridges:
@@ -25,7 +25,7 @@ def _sorted(ports: Iterable[OvsPort]) -> list[OvsPort]:
 
 
 def _service(port: OvsPort) -> Finding:
-    """What stands in ``[ovs] service_ports`` has no filter; without a tag it is on all networks."""
+    """A port of ``[ovs] service_ports`` has no filter; without a tag it is on all networks."""
     where = f"{port.name} on {port.bridge} stands in [ovs] service_ports and has no filter"
     expected = "a service port is an access port of the one network that it serves"
     if port.tag is not None and port.vlan_mode in (None, "access"):

@@ -1,4 +1,4 @@
-"""Which bridges and names a backend on OVS has to do with, as a value."""
+"""The bridges and name prefixes of an OVS backend, as a value."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from netplugin.host.ovs_rows import BRIDGE_MARK, TUNNEL_MARK, UPLINK_MARK, OvsBr
 
 @dataclass(frozen=True)
 class Layout:
-    """The bridges of the operator's networks are everybody's; others are one backend's own."""
+    """Bridges of physical networks are shared by all backends; a backend may also have its own."""
 
     backend: str
-    #: The backend's own bridges with their marks: each has a colon, which no physical network has.
+    #: The backend's own bridges with their marks, which contain a colon, unlike physical networks.
     marks: Mapping[str, str] = field(default_factory=dict)
-    #: Of these, such as no VM's port is on, each with the bridge that it is there for.
+    #: Auxiliary bridges without VMs' ports, each with the bridge that it serves.
     homes: Mapping[str, str] = field(default_factory=dict)
-    #: Of its own, such as do not switch, each with the base flows that it has instead.
+    #: The backend's own bridges that do not switch, each with its base flows.
     base: Mapping[str, frozenset[Flow]] = field(default_factory=dict)
-    #: What the names of its ports begin with.
+    #: The name prefixes of its ports.
     prefixes: tuple[str, ...] = (VHOST,)
 
     def home(self, bridge: str) -> str:
-        """The bridge whose ports keep this one."""
+        """The bridge whose ports keep this one in existence."""
         return self.homes.get(bridge, bridge)
 
     def is_foreign(self, bridge: OvsBridge) -> bool:
-        """Whether a bridge is another backend's own."""
+        """Whether the bridge belongs to another backend."""
         mark = bridge.external_ids.get(BRIDGE_MARK, "")
         return ":" in mark and mark not in self.marks.values()
 
     def is_ours(self, bridge: OvsBridge) -> bool:
-        """Whether netplugin made the bridge, for this backend or for all."""
+        """Whether netplugin created the bridge, for this backend or for all."""
         mark = bridge.external_ids.get(BRIDGE_MARK)
         if mark is None or self.is_foreign(bridge):
             return False
@@ -44,11 +44,11 @@ class Layout:
 
 
 def forwards(port: OvsPort, services: Collection[str]) -> bool:
-    """Whether a bridge of ours takes any frame from a port that is no VM's.
+    """Whether a bridge of ours admits all frames from a port that does not belong to a VM.
 
-    From uplinks and what leads to tunnels, by our marks, and from what the operator names; not from
-    others, and from the bridge's own internal port only if it is named. A VM's port that has lost its
-    mark is one of the others.
+    True for uplinks and tunnel ports (by our marks) and for ports in ``services``; false for all
+    others, including the internal port unless it is in ``services``, and a VM's port that has lost
+    its mark.
     """
     return port.name in services or not {UPLINK_MARK, TUNNEL_MARK}.isdisjoint(port.external_ids)
 
@@ -56,9 +56,10 @@ def forwards(port: OvsPort, services: Collection[str]) -> bool:
 def base_flows(
     mirror: Mirror, bridge: OvsBridge, fixed: frozenset[Flow] | None, services: Collection[str]
 ) -> frozenset[Flow]:
-    """The base flows that a bridge of ours should have, by the ports that are on it now.
+    """The desired base flows of a bridge of ours, for the ports that exist now.
 
-    ``fixed`` are those of a bridge that does not switch. ``services`` are ``[ovs] service_ports``.
+    ``fixed`` are the base flows of a bridge that does not switch. ``services`` are ``[ovs]
+    service_ports``.
     """
     if fixed is not None:
         return fixed

@@ -1,8 +1,8 @@
-"""Which bridge a port of a physical network is on: ``[ovs] bridge_mappings``, and what live ports keep.
+"""The bridge of a port on a physical network: ``[ovs] bridge_mappings``, or the one that it is on.
 
-A port cannot move from one bridge to another while its VM runs. So it stays on a bridge that was its
-network's, whatever the option becomes, and says so. Which network a bridge is there for is its mark;
-a bridge of the operator's has none, and is then what the option says of it.
+A port cannot move to another bridge while its VM runs. If the option changes, it stays on the
+bridge of its network and reports a conflict. The bridge's mark names its network; a bridge of the
+operator has no mark, and the option names its network.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from netplugin.models import PortSpec
 def bridge_of(
     settings: OvsSettings, spec: PortSpec, row: OvsPort | None, bridges: Mapping[str, SeenBridge]
 ) -> str | None:
-    """The bridge of a port; None if it is not there and its network has none."""
+    """The bridge of a port; None if the port has no row and its network no bridge."""
     network = str(spec.network.physical_network)
     mapped = settings.bridge_mappings.get(network)
     here = row.bridge if row else None
@@ -35,7 +35,7 @@ def bridge_of(
 def left_out(
     settings: OvsSettings, spec: PortSpec, bridge: str | None, seen: SeenOvs
 ) -> NetpluginError | None:
-    """Why the configuration would not put a port on this bridge as that is; None if it does."""
+    """Why the configuration would not put the port on this bridge as it is; None if it would."""
     network = str(spec.network.physical_network)
     mapped = settings.bridge_mappings.get(network)
     if mapped is None:
@@ -54,7 +54,7 @@ def left_out(
 
 
 def unmapped(spec: PortSpec) -> BackendUnavailable:
-    """The error for a port whose network the operator has taken out of the configuration."""
+    """The error for a port whose network was removed from the configuration."""
     network = spec.network.physical_network
     return BackendUnavailable(
         f"{network} is not in [ovs] bridge_mappings any more", step="plan",
@@ -65,8 +65,8 @@ def unmapped(spec: PortSpec) -> BackendUnavailable:
 def mapping_conflict(
     settings: OvsSettings, spec: PortSpec, port: VhostPort, seen: SeenOvs
 ) -> NetpluginError | None:
-    """Why a port cannot come to its bridge: that, or the NIC, is what ports came to before the
-    option was changed."""
+    """Why a port cannot be added to its bridge: the bridge or its NIC is still used by ports that
+    were created before the option was changed. None if it can."""
     row, network = seen.rows.get(port.port_id), str(spec.network.physical_network)
     if settings.bridge_mappings.get(network) != port.bridge or (row and row.bridge == port.bridge):
         return None
@@ -88,13 +88,13 @@ def mapping_conflict(
 
 
 def uplinks_stay(settings: OvsSettings, bridge: SeenBridge, seen: SeenOvs) -> bool:
-    """Whether live ports keep the uplinks of their bridge though ``[ovs] uplinks`` has none of their
-    devices: that would cut running VMs off, and may be a mistake in the option."""
+    """Whether live ports keep the uplinks of their bridge although ``[ovs] uplinks`` lists none of
+    those devices. Removing them would disconnect running VMs, and the option may be a mistake."""
     return _other_uplinks(settings, bridge, seen) is not None
 
 
 def _of_another(bridge: SeenBridge, network: str) -> NetpluginError | None:
-    """Why a bridge of ours cannot be this network's: it was made for another."""
+    """Why a bridge of ours cannot serve this network: it was created for another. None if it can."""
     if bridge.mark in ("", network):
         return None
     return Conflict(

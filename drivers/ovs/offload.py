@@ -1,7 +1,7 @@
-"""What ``userspace-tso-enable`` changes: what OVS would drop with it, by version, without a word.
+"""Effects of ``userspace-tso-enable``: which segments OVS drops silently, by version.
 
-With it VMs send TCP segments of up to 64 KiB and leave the cutting to the NIC. Sources: OVS's NEWS
-and Documentation/topics/userspace-tso.rst of each version.
+With it, VMs send TCP segments of up to 64 KiB and leave segmentation to the NIC. Sources: OVS's
+NEWS and Documentation/topics/userspace-tso.rst of each version.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from netplugin.errors import NetpluginError, Unsupported
 from netplugin.host.ovs_rows import OvsRoot
 
 _OPTION = "userspace-tso-enable"
-#: Before 3.3 there is no segmentation in software: a port that cannot segment drops (NEWS, v3.3.0).
+#: OVS before 3.3 cannot segment in software, so a port without the offload drops (NEWS, v3.3.0).
 _SOFTWARE_FALLBACK = (3, 3)
-#: The same for tunnelled frames (NEWS, v3.5.0). Before 3.3 no tunnel took such a segment at all.
+#: The same for tunnelled frames (NEWS, v3.5.0). Before 3.3 no tunnel accepted such a segment.
 _TUNNEL_FALLBACK = (3, 5)
 
 
 def enabled(root: OvsRoot) -> bool:
-    """As it is configured: vswitchd takes it up at its next start at the latest."""
+    """Whether it is configured; vswitchd applies it at its next start at the latest."""
     return root.other_config.get(_OPTION, "").lower() == "true"
 
 
 def refuse_tunnels(root: OvsRoot) -> NetpluginError | None:
-    """Why VXLAN cannot be had beside it; None if it can."""
+    """Why VXLAN does not work with it; None if it does."""
     if not enabled(root) or root.version >= _TUNNEL_FALLBACK:
         return None
     return Unsupported(
@@ -36,7 +36,7 @@ def refuse_tunnels(root: OvsRoot) -> NetpluginError | None:
 
 
 def nic_must_segment(root: OvsRoot) -> bool:
-    """Whether an uplink whose NIC cannot segment drops what its VMs send."""
+    """Whether an uplink whose NIC cannot segment drops large segments of VMs."""
     return enabled(root) and root.version < _SOFTWARE_FALLBACK
 
 
@@ -45,5 +45,5 @@ _CANNOT = re.compile(r"\btx_(?:tso|tcp_seg)_offload=false\b")
 
 
 def cannot_segment(dpctl_show: str) -> frozenset[str]:
-    """The devices in ``ovs-appctl dpctl/show`` whose NIC does not segment."""
+    """The devices in ``ovs-appctl dpctl/show`` whose NIC cannot segment."""
     return frozenset(name for name, config in _PORT.findall(dpctl_show) if _CANNOT.search(config))

@@ -1,11 +1,12 @@
-"""Datapath flows that an older OVS leaves with their old actions when tables change.
+"""Workaround for OVS versions that keep datapath flows with old actions when OpenFlow tables
+change.
 
-OVS keeps megaflows that overlap as long as their actions agree, and when a table changes it modifies
-each. Until "dpif-netdev: Fix dpif_netdev_flow_put" (2.17.8, 3.0.5, 3.1.3, 3.2.0) the userspace
-datapath looks for the one to modify by a packet that it matches, finds one that overlaps, and the
-other keeps what it did for as long as it has traffic: a frame that a filter should stop now goes on,
-or a VM stays cut off. ``revalidator/purge`` takes all megaflows away; the next frame of each is
-translated anew, by the tables as they are.
+OVS keeps overlapping megaflows as long as their actions agree, and modifies each when a table
+changes. Before "dpif-netdev: Fix dpif_netdev_flow_put" (2.17.8, 3.0.5, 3.1.3, 3.2.0), the userspace
+datapath looks up the megaflow to modify with a packet that matches it, and may find an overlapping
+one. The other keeps its old actions as long as it has traffic: a frame that a filter should drop
+still passes, or a VM stays disconnected. ``revalidator/purge`` deletes all megaflows; the next
+frame of each is translated again with the current tables.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from netplugin.host.ovs_rows import OvsRoot
 from netplugin.host.vswitchd import appctl
 from netplugin.models import Finding
 
-#: The first release of a series that modifies the right one; from 3.2 on all do.
+#: The first fixed release of each series; all releases from 3.2 on are fixed.
 _MENDED = {(2, 17): 8, (3, 0): 5, (3, 1): 3}
 _ALL_MENDED = (3, 2)
 
 
 def kept(root: OvsRoot) -> bool:
-    """Whether this OVS may keep them; an unknown version is taken as one that does."""
+    """Whether this OVS is affected. An unknown version counts as affected."""
     major, minor, release = root.version
     if (major, minor) >= _ALL_MENDED:
         return False
@@ -32,24 +33,24 @@ def kept(root: OvsRoot) -> bool:
 
 
 def version_with(root: OvsRoot) -> str:
-    """The version, for the finding, if ``kept``; empty if not."""
+    """The version for the finding if OVS is affected; otherwise empty."""
     return (root.ovs_version or "of an unknown version") if kept(root) else ""
 
 
 def may_be_used(change: FlowChange, edit: FlowEdit, idle: Collection[str]) -> bool:
-    """Whether frames may have gone by what an edit takes away, where the ports ``idle`` have sent
-    none yet or are no more."""
+    """Whether frames may have used flows that the edit deletes. The ports ``idle`` have sent none
+    yet, or no longer exist."""
     of_others = not change.ports or not set(change.ports) <= set(idle)
     return bool(edit.gone) or (bool(edit.cookies) and of_others)
 
 
 def purge(ovs: OvsHost, deadline: float) -> None:
-    """Raises: BackendUnavailable, HostError, OperationTimeout."""
+    """Delete all datapath flows. Raises: BackendUnavailable, HostError, OperationTimeout."""
     appctl(ovs.settings.rundir, "revalidator/purge", deadline=deadline)
 
 
 def finding(ovs_version: str) -> Finding:
-    """What it means for an operator that ``kept`` is so."""
+    """The finding for an affected version."""
     return Finding(
         id="ovs-old-actions",
         status="warn",

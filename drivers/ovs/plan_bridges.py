@@ -1,4 +1,4 @@
-"""Which bridges and uplinks there must be: they come with the first port and go with the last."""
+"""Plan bridges and uplinks: create them with the first port, remove them with the last."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def bridge_changes(
     leaving: set[str],
     seen: SeenOvs,
 ) -> tuple[list[Change], list[Change]]:
-    """What must be done to bridges before the ports, and what after them."""
+    """The changes of bridges to apply before those of the ports, and those to apply after."""
     before: list[Change] = []
     after: list[Change] = []
     planned = leaving | wanted.keys()
@@ -44,7 +44,7 @@ def bridge_changes(
             after.append(c.RemoveBridge(tuple(sorted(leaving)), name))
             continue
         else:
-            # One that is kept by the ports of others alone stays shut to those too.
+            # A bridge kept only by unmanaged ports is closed to those as well.
             if bridge.fail_mode != "secure":
                 before.append(c.SecureBridge(ids, name))
             stale = bridge.flows is not None and bridge.flows != bridge.wanted_flows
@@ -54,7 +54,7 @@ def bridge_changes(
                 continue
         network = networks.get(name)
         if bridge is not None and bridge.mark != network:
-            continue  # the configuration has changed: its live ports keep their way out
+            continue  # the mapping has changed: ports on this bridge keep their uplink
         if bridge is not None and uplinks_stay(settings, bridge, seen):
             continue
         wish = Uplink.of(settings, name, network) if network else None
@@ -70,7 +70,7 @@ def bridge_changes(
 def _uplink_changes(
     wish: Uplink | None, ids: tuple[str, ...], bridge: SeenBridge | None
 ) -> list[Change]:
-    """One device becomes a bond, and a bond another, in the transaction that lets go of the NIC."""
+    """A device becomes a bond, or a bond changes, in the transaction that releases the NIC."""
     found = bridge.uplinks if bridge else {}
     changes: list[Change] = [
         c.RemoveUplink(ids, str(row.bridge), name)

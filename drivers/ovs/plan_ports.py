@@ -1,4 +1,4 @@
-"""From VMs' ports that are wanted and what OVS has of them to the changes between: without a host."""
+"""Plan the changes from the observed to the desired ports of VMs (pure)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from netplugin.host.ovs_rows import OvsPort
 from netplugin.host.ovs_underlay import too_narrow
 from netplugin.models import PortSpec
 
-#: MAX_VHOST_SOCKET in DPDK's lib/vhost/socket.c: one more is refused.
+#: MAX_VHOST_SOCKET in DPDK's lib/vhost/socket.c: DPDK refuses more.
 MAX_VHOST_SOCKETS = 1024
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A port that can be had: its rows, what its flows are made from, and what stands beside it."""
+    """A desired port: its rows, the spec for its flows, and its relay VF port."""
 
     port: VhostPort
     spec: PortSpec
     beside: BesidePort | None = None
-    #: Whether OVS has to open what stands beside it anew, though its row is right.
+    #: Whether OVS must reopen the relay VF although its row is correct.
     reopen: bool = False
 
 
@@ -38,7 +38,7 @@ class Wanted:
 
 
 def port_refusal(wanted: Wanted, seen: SeenOvs, room: int) -> NetpluginError | None:
-    """Why no such port can be there; ``room`` is for how many new vhost sockets there is."""
+    """Why the port cannot be created; None if it can. ``room`` is the number of free vhost sockets."""
     port = wanted.port
     names = (port.name, *((wanted.beside.name,) if wanted.beside else ()))
     for name in names:
@@ -62,7 +62,7 @@ def port_refusal(wanted: Wanted, seen: SeenOvs, room: int) -> NetpluginError | N
 
 
 def bridge_refusal(settings: OvsSettings, wanted: Wanted, seen: SeenOvs) -> NetpluginError | None:
-    """Why the port cannot be on its bridge, as that is."""
+    """Why the port cannot be on its bridge as the bridge is now; None if it can."""
     port, spec, bridge = wanted.port, wanted.spec, seen.bridges.get(wanted.port.bridge)
     refused = _of_bridge(port, spec, bridge) if bridge else None
     refused = refused or mapping_conflict(settings, spec, port, seen)
@@ -76,10 +76,10 @@ def bridge_refusal(settings: OvsSettings, wanted: Wanted, seen: SeenOvs) -> Netp
 def _of_uplinks(
     settings: OvsSettings, wanted: Wanted, bridge: SeenBridge | None
 ) -> NetpluginError | None:
-    """No port changes the MTU of an uplink: that would stop the NIC for all that use it."""
+    """Why the MTU of the uplinks is too small. A port never changes it: that stops the NIC for all users."""
     network, mtu = str(wanted.spec.network.physical_network), wanted.port.mtu
     if settings.bridge_mappings.get(network) != wanted.port.bridge:
-        return None  # the port leaves another way
+        return None  # the port does not use these uplinks
     uplinks = bridge.uplinks.values() if bridge else ()
     there = [(i.mtu, i.name) for port in uplinks for i in port.interfaces if i.mtu]
     least, name = min(there, default=(settings.mtu_of_uplinks(network), ""))
@@ -114,7 +114,7 @@ def _of_bridge(port: VhostPort, spec: PortSpec, bridge: SeenBridge) -> Netplugin
 
 
 def needs_room(port: VhostPort, seen: SeenOvs) -> bool:
-    """Whether the MTU on the way matters now: for a port that is there it is told as a fault."""
+    """Whether the MTU of the path must be checked now; for an existing port it is reported as a fault."""
     row = seen.rows.get(port.port_id)
     return row is None or row.interface is None or (row.interface.mtu_request or 0) < port.mtu
 
@@ -132,7 +132,7 @@ def name_taken(name: str) -> Conflict:
 def port_changes(
     settings: OvsSettings, wanted: Mapping[str, Wanted], leaving: set[str], seen: SeenOvs
 ) -> list[Change]:
-    """What must be done to VMs' ports; where something must go first, no more than that."""
+    """The changes of VMs' ports. If something must be removed first, only that is planned."""
     changes: list[Change] = []
     for port_id in sorted(leaving):
         changes += _removal(port_id, seen)
@@ -143,7 +143,7 @@ def port_changes(
         row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
         changes += _directory(settings, entry, seen)
         if row and entry.port.must_be_remade(row):
-            # The next round adds it again: OVS must have let go of the old one before.
+            # The next round adds it again, after OVS has released the old one.
             changes += _removal(port_id, seen)
             continue
         if row is None:
@@ -167,7 +167,7 @@ def port_changes(
 def _directory(settings: OvsSettings, wanted: Wanted, seen: SeenOvs) -> list[Change]:
     port, gid = wanted.port, seen.sockets.gid
     if gid is None:
-        return []  # the backend is not usable without, and says so
+        return []  # the backend reports itself unusable without the group
     user = wanted.spec.qemu_user
     wish = wanted_directory(settings, port.socket, port.port_id, user, gid)
     if wish is None or seen.sockets.directories.get(wish.path) == wish:
@@ -185,7 +185,7 @@ def _remove_beside(port_id: str, row: OvsPort) -> Change:
 
 
 def _unused_qos(seen: SeenOvs) -> list[Change]:
-    """Rows of QoS that somebody took off their port, or whose port somebody deleted."""
+    """Remove QoS rows that were detached from their port, or whose port was deleted."""
     used = {row.qos.uuid for row in seen.rows.values() if row.qos}
     return [
         c.DropQos((qos.owner[1],) if qos.owner else (), qos.uuid)
@@ -210,12 +210,12 @@ def _removal(port_id: str, seen: SeenOvs) -> list[Change]:
 
 
 def _drop_flows(port_id: str, bridge: str) -> Change:
-    """Read or not: without its port a flow may meet the next one's frames."""
+    """Planned whether or not the flows were read: a stale flow could match frames of a later port."""
     return c.DropFlows((port_id,), bridge, (filters.port_cookie(port_id),))
 
 
 def has_its_flows(wanted: Wanted, seen: SeenOvs) -> bool:
-    """Whether OVS was seen with the flows of the port as they should be, and no others of it."""
+    """Whether the observed flows of the port are exactly the desired ones."""
     port_id = wanted.port.port_id
     row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
     flows = _set_filter(wanted, seen).flows(_works_at(row), _works_at(beside))
@@ -238,7 +238,7 @@ def _filter(
     if row is None or (wanted.beside and beside is None):
         return [change]
     flows = change.flows(_works_at(row), _works_at(beside))
-    # No flows: vswitchd could not make it, which is told as a fault.
+    # No flows: vswitchd could not create the port, which is reported as a fault.
     return [change] if flows and flows != seen.flows.get(wanted.port.port_id) else []
 
 

@@ -1,4 +1,4 @@
-"""The rows that backends on OVS want it to have, each made from what was asked alone."""
+"""The desired OVSDB rows of ports and uplinks, derived from the intent alone."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from netplugin.host.ovs_rows import (
     OvsPort,
 )
 
-#: The type whose socket QEMU makes and OVS connects to.
+#: The interface type for which QEMU creates the socket and OVS connects to it.
 VHOST_TYPE = "dpdkvhostuserclient"
-#: What cannot change under a vhost-user port (``Backend.fixed_fields``): the guest holds the rings and
-#: the number of queues, both are the domain's, and QEMU's user owns the socket.
+#: Fields that cannot change on a vhost-user port (``Backend.fixed_fields``): the guest holds the
+#: rings and their number, which are part of the domain, and QEMU's user owns the socket.
 VHOST_FIXED_FIELDS = frozenset(
     {
         "vm_id",
@@ -37,12 +37,12 @@ VHOST_FIXED_FIELDS = frozenset(
         "qemu_user",
     }
 )
-#: How many queues the VM was promised: the guest decides how many it uses.
+#: The number of queues configured for the VM; the guest decides how many it uses.
 QUEUES_MARK = "netplugin-queues"
 
 
 class Rows(Protocol):
-    """A port as its rows: each value is as the database has it, an optional column a list."""
+    """A port as its rows. Values have the form of the database: an optional column is a list."""
 
     @property
     def name(self) -> str: ...
@@ -54,7 +54,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class VhostPort:
-    """All that the rows of a VM's port say."""
+    """The desired rows of a VM's port."""
 
     backend: str
     port_id: str
@@ -68,20 +68,20 @@ class VhostPort:
     queues: int
     type: str
     options: Mapping[str, str]
-    #: What the VM may send (OVS polices what it receives) and what it may receive.
+    #: The rate limits: ``sends`` polices what OVS receives from the VM, ``receives`` the opposite.
     sends: Policer | None = None
     receives: Policer | None = None
-    #: The VXLAN network it is on, and the UDP port of that network's tunnels.
+    #: The VXLAN network of the port, and the UDP port of that network's tunnels.
     network_id: str | None = None
     udp_port: int | None = None
-    #: The mark of the store; empty: whatever mark is there stays.
+    #: The mark of the store; empty: keep the mark that is there.
     stamp: str = ""
 
     @staticmethod
     def of(
         backend: str, intent: Intent, bridge: str, tag: int, *, socket: str, tso: bool
     ) -> VhostPort:
-        """The rows of a port that is wanted. ``tso``: its VM may send segments of 64 KiB."""
+        """The rows for an intent. ``tso``: the VM may send segments of 64 KiB."""
         spec, overlay = intent.spec, intent.overlay
         assert spec is not None and (overlay is None) == (spec.overlay_id is None)
         return VhostPort(
@@ -105,7 +105,8 @@ class VhostPort:
         )
 
     def port_columns(self) -> dict[str, Any]:
-        """A flat port is an access port of tag 0: without a tag it would be a trunk of all VLANs."""
+        """The columns of Port. A flat port is an access port with tag 0; without a tag it would be
+        a trunk of all VLANs."""
         ids = {PORT_MARK: self.port_id, BACKEND_MARK: self.backend}
         if self.network_id is not None:
             ids |= {NETWORK_MARK: self.network_id, UDP_MARK: str(self.udp_port)}
@@ -114,7 +115,8 @@ class VhostPort:
         return {"tag": [self.tag], "vlan_mode": ["access"], "external_ids": ids}
 
     def interface_columns(self) -> dict[str, Any]:
-        """The ids are those of OVS's integration guide, so that other tools know the NIC."""
+        """The columns of Interface, with the ids of OVS's integration guide for the benefit of
+        other tools."""
         return {
             "type": self.type,
             "options": dict(self.options),
@@ -134,18 +136,19 @@ class VhostPort:
         return {self.name: self.interface_columns()}
 
     def qos_columns(self) -> dict[str, Any] | None:
-        """Of the row of QoS that says what the VM may receive, which carries the port's mark."""
+        """The columns of the QoS row that limits what the VM receives, with the port's mark; None:
+        no limit."""
         if self.receives is None:
             return None
         ids = {PORT_MARK: self.port_id, BACKEND_MARK: self.backend}
         return {**self.receives.qos_columns(), "external_ids": ids}
 
     def must_be_remade(self, row: OvsPort) -> bool:
-        """Whether the port must go and come again: OVS changes none of these on a live port."""
+        """Whether the port must be deleted and added again, because OVS cannot change it live."""
         return row.name != self.name or cannot_become(row, self.bridge, self.type, self.options)
 
     def differs(self, row: OvsPort) -> bool:
-        """Whether a column that can be changed live is not as wanted."""
+        """Whether a column that can be changed live differs."""
         return rows_differ(row, self)
 
     def qos_differs(self, row: OvsPort) -> bool:
@@ -161,13 +164,13 @@ class VhostPort:
 
 @dataclass(frozen=True)
 class BesidePort:
-    """A DPDK device that stands beside a VM's port on its bridge and takes all of its frames."""
+    """The relay VF of a VM's port: a DPDK port on the same bridge that takes all of its frames."""
 
     backend: str
     port_id: str
     name: str
     bridge: str
-    #: As OVS takes it for ``dpdk-devargs``: a PCI address.
+    #: The PCI address for ``dpdk-devargs``.
     device: str
     mtu: int
     queues: int
@@ -176,7 +179,7 @@ class BesidePort:
         return {"external_ids": {BESIDE_MARK: self.port_id, BACKEND_MARK: self.backend}}
 
     def interfaces(self) -> dict[str, dict[str, Any]]:
-        """A device with fewer receive queues than asked for is used with those it has."""
+        """The columns of Interface. OVS uses a device with fewer receive queues with those that it has."""
         columns = {
             "type": "dpdk",
             "options": {"dpdk-devargs": self.device, "n_rxq": str(self.queues)},
@@ -192,10 +195,10 @@ class BesidePort:
         return rows_differ(row, self)
 
 
-#: Columns of an uplink whose other keys are kept.
+#: Map columns of an uplink in which other keys are kept.
 MERGED_OF_UPLINKS = ("external_ids", "options")
 
-#: How [ovs] bonds says it, and the columns ``bond_mode`` and ``lacp`` of Port.
+#: Values of [ovs] bonds, and the columns ``bond_mode`` and ``lacp`` of Port.
 BOND_COLUMNS: Mapping[str, tuple[str, str]] = {
     "active-backup": ("active-backup", "off"),
     "balance-slb": ("balance-slb", "off"),
@@ -205,10 +208,11 @@ BOND_COLUMNS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Uplink:
-    """The DPDK port that joins a bridge to its physical network: one device, or a bond of several.
+    """The DPDK port that connects a bridge to its physical network: one device or a bond of
+    several.
 
-    Other ``options`` of its interfaces, such as ``n_rxq``, are the operator's, and so is the MTU of
-    those that are there: to change it stops the NIC, for everybody.
+    Other ``options`` of its interfaces, such as ``n_rxq``, belong to the operator. So does the MTU
+    of existing interfaces: a change stops the NIC for all its users.
     """
 
     name: str
@@ -216,12 +220,12 @@ class Uplink:
     physical_network: str
     devices: tuple[str, ...]
     bond: str | None
-    #: What a new interface is made with.
+    #: The MTU of a new interface.
     mtu: int
 
     @staticmethod
     def of(settings: OvsSettings, bridge: str, network: str) -> Uplink | None:
-        """None if the network has no devices."""
+        """The uplink of a network; None if the network has no devices."""
         devices = settings.uplinks.get(network, ())
         if not devices:
             return None
@@ -255,7 +259,7 @@ class Uplink:
         }
 
     def new_interfaces(self) -> dict[str, dict[str, Any]]:
-        """What only an interface that is made gets."""
+        """The columns that are set only when an interface is created."""
         return {name: {"mtu_request": [self.mtu]} for name in self.interfaces()}
 
     def differs(self, row: OvsPort) -> bool:
@@ -263,12 +267,12 @@ class Uplink:
 
 
 def is_marked(external_ids: Mapping[str, str], backend: str) -> bool:
-    """Whether a row is marked as a port's of this backend."""
+    """Whether a row is marked as a port of this backend."""
     return PORT_MARK in external_ids and external_ids.get(BACKEND_MARK) == backend
 
 
 def cannot_become(row: OvsPort, bridge: str, kind: str, options: Mapping[str, str]) -> bool:
-    """Whether a port cannot be made one of this bridge, type and these options while it lives."""
+    """Whether a live port cannot get this bridge, type and options."""
     interface = row.interface
     return (
         interface is None
@@ -279,7 +283,7 @@ def cannot_become(row: OvsPort, bridge: str, kind: str, options: Mapping[str, st
 
 
 def rows_differ(row: OvsPort, wish: Rows, merged: Collection[str] = ("external_ids",)) -> bool:
-    """Whether a port's rows are not as wished; of maps in ``merged`` other keys may be there."""
+    """Whether the rows of a port differ from the desired ones. Maps in ``merged`` may have other keys."""
     found = {interface.name: interface for interface in row.interfaces}
     interfaces = wish.interfaces()
     return (
@@ -292,7 +296,7 @@ def rows_differ(row: OvsPort, wish: Rows, merged: Collection[str] = ("external_i
 
 
 def _columns_differ(row: object, columns: Mapping[str, Any], merged: Collection[str]) -> bool:
-    """As the database has them: an optional column is a list, a map that is merged may have more."""
+    """Compare a row with columns in the form of the database: an optional column is a list."""
     for column, wanted in columns.items():
         found = getattr(row, column)
         if column in merged:

@@ -1,4 +1,4 @@
-"""Reads of OVS what backends on it look at alike: rows from the mirror, flows from ovs-ofctl."""
+"""Read the state that all OVS backends need: rows from the mirror, flows from ovs-ofctl."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from netplugin.host.ovs_rows import (
 from netplugin.host.vswitchd import appctl
 from netplugin.pmd.threads import parse_threads
 
-_READ_S = 5.0  # seconds one read of the flows may take
-_MANY = 8  # with more ports than this, one dump of all flows is quicker than one for each
+_READ_S = 5.0  # per read of the flows, in seconds
+_MANY = 8  # above this many ports, one dump of all flows is faster than one per port
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What a look is at: these ports (``ports`` None: the whole host), and their rows."""
+    """The scope of an observation: these ports (None: the whole host), and their rows."""
 
     ports: Collection[str] | None
     rows: Mapping[str, OvsPort]
@@ -49,7 +49,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class Also:
-    """Flows to read beside those of ports, by bridge: of these cookies, and without these bits."""
+    """Additional flows to read, by bridge: ``cookies`` to include, and cookie bits to exclude."""
 
     cookies: Mapping[str, Sequence[int]]
     without: Mapping[str, int]
@@ -59,7 +59,7 @@ NOTHING_ELSE = Also({}, {})
 
 
 class Reader:
-    """For one thread."""
+    """Reads the state of OVS. Not thread-safe."""
 
     def __init__(self, ovs: OvsHost, layout: Layout) -> None:
         self._ovs = ovs
@@ -71,7 +71,8 @@ class Reader:
         return self._ovs.mirror
 
     def scope(self, ports: Collection[str] | None, deadline: float) -> Scope:
-        """Raises: BackendUnavailable, OperationTimeout if what is read may not be what will be."""
+        """The scope for these ports. Raises: BackendUnavailable; OperationTimeout if a transaction
+        is pending, so that the rows may be about to change."""
         self._ovs.db.require_certain()
         mirror, backend = self._mirror, self._layout.backend
         if ports is None:
@@ -86,8 +87,7 @@ class Reader:
         )
 
     def bridges(self, scope: Scope, mapped: bool = True) -> dict[str, OvsBridge]:
-        """The bridges we may have to do with: our own, those that the ports are on, and those of
-        networks (``mapped``)."""
+        """The bridges in scope: our own, those of the ports, and (``mapped``) those of physical networks."""
         known = {*self._layout.marks, *(str(row.bridge) for row in scope.rows.values())}
         if mapped:
             known |= {*self._settings.bridge_mappings.values()}
@@ -101,7 +101,7 @@ class Reader:
     def seen(
         self, scope: Scope, bridges: Mapping[str, OvsBridge], also: Also = NOTHING_ELSE
     ) -> tuple[SeenOvs, dict[str, list[Flow]]]:
-        """What there is, without the ports' own words; and all flows that were read, by bridge."""
+        """The observed state without ``ports``, and all flows that were read, by bridge."""
         start = time.monotonic()
         flows = self._flows(bridges, scope, also)
         flows_ms = (time.monotonic() - start) * 1e3
@@ -131,10 +131,10 @@ class Reader:
         return found, flows
 
     def starved(self, scope: Scope) -> frozenset[str]:
-        """Ports that look starved in the database and are in truth: no PMD thread polls them.
+        """Ports that have no mbufs according to the database and that indeed no PMD thread polls.
 
-        After a restart with the VM on the socket, vswitchd 3.1 may set a device up and leave the
-        row as it was (``mtu`` 0, link down) for good.
+        After a restart with a connected VM, vswitchd 3.1 may set up a device and never update its
+        row (``mtu`` 0, link down).
         """
         rows = scope.rows.values()
         suspects = {row.name for row in rows if row.interface and row.interface.starved}
@@ -145,14 +145,14 @@ class Reader:
         return frozenset(suspects - polled)
 
     def cannot_segment(self, seen: SeenOvs, scope: Scope) -> frozenset[str]:
-        """NICs by which ports in question leave, and that drop the large segments of VMs."""
+        """Uplink NICs of ports in scope that would drop large segments of VMs."""
         nics = seen.beside or any(bridge.uplinks for bridge in seen.bridges.values())
         if not (nics and scope.rows and offload.nic_must_segment(self._mirror.root)):
             return frozenset()
         return offload.cannot_segment(self.appctl(scope, "dpctl/show"))
 
     def appctl(self, scope: Scope, command: str) -> str:
-        """Raises: BackendUnavailable, HostError, OperationTimeout."""
+        """Run an ovs-appctl command. Raises: BackendUnavailable, HostError, OperationTimeout."""
         return appctl(self._settings.rundir, command, deadline=scope.until())
 
     # -- rows ------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Reader:
         return frozenset(f.cookie for f in read) - known - {COOKIE_MARK}
 
     def _taken_names(self, ports: Collection[str] | None) -> frozenset[str]:
-        """Names of the kind we give that another's port has: of these ports, or all there are."""
+        """Names with our prefixes that other ports use: those of these ports, or all."""
         mirror, backend, prefixes = self._mirror, self._layout.backend, self._layout.prefixes
         if ports is None:
             found = mirror.names_of_others(backend)
@@ -223,11 +223,10 @@ class Reader:
     def _flows(
         self, bridges: Mapping[str, OvsBridge], scope: Scope, also: Also
     ) -> dict[str, list[Flow]]:
-        """Our flows by bridge, read only from bridges that the ports in question need.
+        """Our flows by bridge, read only from the bridges of ports in scope.
 
-        A bridge that does not tell in time is left out when only some ports are in question: then
-        their flows are unknown, which ``plan`` takes as not there, and a port can still be removed
-        from under a vswitchd that hangs.
+        If only some ports are in scope, a bridge that does not answer in time is left out. ``plan``
+        treats its flows as missing, so a port can be removed even while vswitchd hangs.
         """
         cookies: dict[str, list[int]] = defaultdict(list)
         for port_id, row in scope.rows.items():
@@ -265,6 +264,6 @@ class Reader:
 
 
 def _is_shared(port: OvsPort, scope: Scope) -> bool:
-    """Whether a port that is no VM's is ours all the same."""
+    """Whether a port that does not belong to a VM is ours: a tunnel or a relay VF port."""
     beside = port.external_ids.get(BESIDE_MARK)
     return TUNNEL_MARK in port.external_ids or (beside is not None and beside in scope.beside)

@@ -1,9 +1,9 @@
-"""The vhost-user sockets: the directories that QEMU makes them in, and what it leaves behind.
+"""vhost-user sockets: their directories, which QEMU creates them in, and cleanup of leftovers.
 
-Each new port has a directory of its own below ``[ovs] vhost_socket_dir``, which nobody but root can
-write to. The directory is for the user that the VM's QEMU runs as (``qemu_user``), or else for the
-group of all QEMUs. OVS connects as root. Where a port's socket is, is its claim: the VM has the
-socket by its path, so the path stays for as long as the port lives, whatever the options become.
+Each new port has its own directory below ``[ovs] vhost_socket_dir``, which only root can write to.
+The directory belongs to the user that the VM's QEMU runs as (``qemu_user``), or else to the group
+of all QEMU processes. OVS connects as root. The path is a claim of the port: the VM has it in its
+domain, so it does not change while the port exists, even if the options do.
 
 Ports of earlier versions have their sockets in the shared directory itself, and keep them there.
 """
@@ -33,15 +33,15 @@ from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
 from netplugin.models import Finding
 
-#: The kind of claim that remembers where a port's socket is.
+#: The kind of claim that holds the path of a port's socket.
 KIND = "vhost-socket"
-#: Options of Interface that name it.
+#: Options of Interface that hold the path.
 PATH_OPTIONS = ("vhost-server-path", "vdpa-socket-path")
 
 _STEP = "socket-directory"
-#: Others may pass (to a directory that is theirs) and not look.
+#: Others may traverse it (to their own directory) and not list it.
 _PASSABLE = 0o711
-#: QEMU's group may make sockets, and (by the sticky bit) remove its own alone.
+#: QEMU's group may create sockets and (because of the sticky bit) remove only its own.
 _SHARED = 0o3771
 _OF_GROUP = 0o2770
 _OF_USER = 0o700
@@ -49,7 +49,7 @@ _OF_USER = 0o700
 
 @dataclass(frozen=True)
 class Directory:
-    """A directory of sockets, and for whom it is."""
+    """A directory of sockets with its owner and mode."""
 
     path: str
     uid: int
@@ -61,12 +61,12 @@ class Directory:
 
 
 def claim_socket(settings: OvsSettings, intent: Intent, row: OvsPort | None) -> Claim:
-    """The path that a port has or gets: what it claimed, or what its row says, or a new one."""
+    """Claim the path of a port's socket: the claimed one, or the one in its row, or a new one."""
     return Claim(KIND, _known(intent, row) or new_path(settings, intent.port_id))
 
 
 def socket_path(settings: OvsSettings, intent: Intent, row: OvsPort | None) -> str:
-    """Where QEMU makes a port's socket. One that has no claim is from before there were any."""
+    """The path where QEMU creates the socket. A port without a claim predates claims."""
     return _known(intent, row) or shared_path(settings, intent.port_id)
 
 
@@ -77,37 +77,37 @@ def _known(intent: Intent, row: OvsPort | None) -> str | None:
 
 
 def path_of(row: OvsPort) -> str | None:
-    """Where OVS connects for a port."""
+    """The path that OVS connects to for a port."""
     options = row.interface.options if row.interface else {}
     return next((options[name] for name in PATH_OPTIONS if options.get(name)), None)
 
 
 def new_path(settings: OvsSettings, port_id: str) -> str:
-    """In a directory of the port's own."""
+    """The path in the port's own directory."""
     return str(vhost_socket(settings.vhost_socket_dir, port_id))
 
 
 def shared_path(settings: OvsSettings, port_id: str) -> str:
-    """In the directory that all ports shared."""
+    """The path in the shared directory."""
     return str(settings.vhost_socket_dir / device_name(VHOST, port_id))
 
 
 def fits(path: str, port_id: str) -> bool:
-    """Whether a path is one that we gave to this port, below whatever directory."""
+    """Whether we assigned this path to the port, below any base directory."""
     return Path(path).name == device_name(VHOST, port_id)
 
 
 def is_own(directory: Path, port_id: str) -> bool:
-    """Whether a directory is this port's; it can carry no mark, its name is ours."""
+    """Whether the directory is the port's own, by its name: a directory carries no mark."""
     return directory.name == device_name(SOCKETS, port_id)
 
 
 def wanted_directory(
     settings: OvsSettings, path: str, port_id: str, qemu_user: int | None, gid: int
 ) -> Directory | None:
-    """The directory that a port's socket needs; None if it is not ours to see to.
+    """The directory that a port's socket needs; None if it is not managed by us.
 
-    ``gid`` is the group of all QEMUs.
+    ``gid`` is the group of all QEMU processes.
     """
     directory = Path(path).parent
     if directory == settings.vhost_socket_dir:
@@ -124,15 +124,15 @@ def wanted_directory(
 
 @dataclass(frozen=True)
 class SeenSockets:
-    """What there is of the sockets of ports in question."""
+    """The observed sockets and directories of the ports in scope."""
 
     #: Socket files by port.
     files: Mapping[str, tuple[str, ...]]
-    #: Directories of the ports' own, by port, that are there.
+    #: Existing directories of individual ports, by port.
     own: Mapping[str, tuple[str, ...]]
-    #: All directories that are there, by path.
+    #: All existing directories, by path.
     directories: Mapping[str, Directory]
-    #: The group of all QEMUs; None if there is none of that name.
+    #: The group of all QEMU processes; None if the group does not exist.
     gid: int | None
 
 
@@ -140,7 +140,7 @@ NOTHING = SeenSockets({}, {}, {}, None)
 
 
 def look(settings: OvsSettings, ports: Collection[str], rows: Mapping[str, OvsPort]) -> SeenSockets:
-    """At the places where these ports may have sockets."""
+    """Look for the sockets of these ports in all directories that they may be in."""
     files: dict[str, tuple[str, ...]] = {}
     own: dict[str, tuple[str, ...]] = {}
     directories: dict[str, Directory] = {}
@@ -185,19 +185,20 @@ def _gid(group: str) -> int | None:
 
 
 def make_directory(directory: Path, group: str) -> None:
-    """At the agent's start only: /run is empty after a boot. What fails here, ``usable`` tells."""
+    """Create the base directory at the agent's start (/run is empty after a boot). ``usable``
+    reports failures."""
     with contextlib.suppress(OSError, LookupError):
         if not directory.exists():
             directory.mkdir(parents=True)
             directory.chmod(_PASSABLE)
         elif directory.stat().st_mode & 0o7777 == _OF_GROUP:
-            # As an earlier version made it: what was plugged then has its sockets in it.
+            # The mode of an earlier version, whose ports still have their sockets in it.
             os.chown(directory, 0, grp.getgrnam(group).gr_gid)
             directory.chmod(_SHARED)
 
 
 def usable(directory: Path, group: str) -> Usability:
-    """OVS takes a port with any path and fails later, in its log: look at the directory before."""
+    """Check the directory: OVS accepts a port with any path and reports the failure only in its log."""
     fix = f"install -d -m {_PASSABLE:o} {directory}"
     try:
         found = directory.stat()
@@ -224,7 +225,7 @@ def usable(directory: Path, group: str) -> Usability:
 
 
 def make(wish: Directory) -> None:
-    """Make a directory, or set its owner and mode. Raises: HostError."""
+    """Create a directory, or set its owner and mode. Raises: HostError."""
     path = Path(wish.path)
     try:
         path.parent.mkdir(mode=_PASSABLE, parents=True, exist_ok=True)
@@ -247,7 +248,7 @@ def make(wish: Directory) -> None:
 
 
 def remove(path: str) -> None:
-    """Raises: HostError."""
+    """Remove a socket file. Raises: HostError."""
     try:
         Path(path).unlink(missing_ok=True)
     except OSError as refused:
@@ -255,9 +256,9 @@ def remove(path: str) -> None:
 
 
 def remove_own(path: str) -> None:
-    """Remove the directory of a port with what its QEMU left in it. Raises: HostError.
+    """Remove a port's directory with everything QEMU left in it. Raises: HostError.
 
-    No link in it leads anywhere: ``shutil.rmtree`` works by file descriptors on Linux.
+    Symbolic links in it are not followed: ``shutil.rmtree`` works on file descriptors on Linux.
     """
     try:
         shutil.rmtree(path)
@@ -273,7 +274,7 @@ def remove_own(path: str) -> None:
 def findings(
     settings: OvsSettings, rows: Mapping[str, OvsPort], seen: SeenSockets
 ) -> list[Finding]:
-    """Of all ports of a backend (pure)."""
+    """Findings on the sockets of all ports of a backend (pure)."""
     said = {port_id: path_of(row) for port_id, row in rows.items()}
     paths = {port_id: Path(path) for port_id, path in said.items() if path}
     base = settings.vhost_socket_dir
@@ -310,9 +311,8 @@ def findings(
 
 
 def _too_long(base: Path) -> list[Finding]:
-    """Older versions had all sockets in the directory itself, where a longer path had room: ports of
-    theirs stay."""
-    socket = vhost_socket(base, "any")  # all port ids give names of one length
+    """A base path that is too long for new ports. Ports of older versions, whose paths are shorter, stay."""
+    socket = vhost_socket(base, "any")  # all port ids give names of the same length
     if fits_socket(socket):
         return []
     has = len(os.fsencode(base))

@@ -1,4 +1,4 @@
-"""The two kinds of steps in OVS, rows and flows, and the writes that they are made of."""
+"""The two kinds of OVS changes, rows and flows, and the writes that they consist of."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from netplugin.host.ovsdb import CommandFactory
 
 @dataclass(frozen=True)
 class RowChange(Change, ABC):
-    """A step in the database."""
+    """A change of the database."""
 
     @abstractmethod
     def command(self) -> CommandFactory:
-        """The write, as a part of a transaction."""
+        """The write, as part of a transaction."""
 
     def mtus(self) -> tuple[tuple[str, int, bool], ...]:
-        """Ports whose MTU is to be waited for: name, MTU, and whether it may wait for the VM."""
+        """The MTUs to wait for: port name, MTU, and whether it may stay unset until the VM connects."""
         return ()
 
 
 @dataclass(frozen=True)
 class FlowEdit:
-    """What becomes of flows: all of these cookies go and those ``gone``, then ``flows`` come.
+    """A flow update: delete the flows of ``cookies`` and the flows ``gone``, then add ``flows``.
 
-    ``match_fragments``: and before, the bridge is set to match what is in first fragments.
+    ``match_fragments``: first make the bridge match the L4 ports of first fragments.
     """
 
     cookies: tuple[int, ...] = ()
@@ -44,13 +44,13 @@ class FlowEdit:
 
 @dataclass(frozen=True)
 class FlowChange(Change, ABC):
-    """A step among the flows of one bridge."""
+    """A change of the flows of one bridge."""
 
     bridge: str
 
     @abstractmethod
     def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
-        """By the ports that are there now. Raises: HostError, OperationTimeout."""
+        """The update for the ports that exist now. Raises: HostError, OperationTimeout."""
 
 
 _Columns = Mapping[str, Mapping[str, Any]]
@@ -59,8 +59,8 @@ _Columns = Mapping[str, Mapping[str, Any]]
 def add_rows(
     rows: Rows, qos: Mapping[str, Any] | None = None, new: _Columns | None = None
 ) -> CommandFactory:
-    """A port with all that its rows say (and ``new`` of its interfaces), and a row of QoS with
-    these columns."""
+    """Create a port with its rows (and ``new`` columns of its interfaces), and a QoS row with the
+    columns ``qos``."""
     more = new or {}
     interfaces = {
         name: {**columns, **more.get(name, {})} for name, columns in rows.interfaces().items()
@@ -74,7 +74,7 @@ def add_rows(
 def set_rows(
     rows: Rows, merged: tuple[str, ...] = ("external_ids",), new: _Columns | None = None
 ) -> CommandFactory:
-    """A port that is there, as its rows say; interfaces that it has not yet get ``new`` too."""
+    """Update an existing port to its rows. Interfaces that it does not have yet also get ``new``."""
     return partial(
         write.SetPort, name=rows.name, port=rows.port_columns(), interfaces=rows.interfaces(),
         merged=merged, new=new or {},
@@ -82,6 +82,6 @@ def set_rows(
 
 
 def ofport(ovs: OvsHost, name: str) -> int | None:
-    """Where a port works; None if vswitchd could not make it, or there is none."""
+    """The OpenFlow port number; None if the port does not exist or vswitchd could not create it."""
     port = ovs.mirror.port(name)
     return port.interface.works_at if port and port.interface else None

@@ -1,4 +1,4 @@
-"""Whether this OVS has DPDK and what a backend needs of it."""
+"""Whether OVS has DPDK and the features that a backend needs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from netplugin.host.ovs import OvsHost
 
 
 def dpdk_usable(ovs: OvsHost, *types: str) -> Usability:
-    """Whether OVS runs with DPDK, has these interface types and a directory for sockets; from
-    what is known and one look at the directory."""
+    """Whether OVS runs with DPDK, has these interface types, and has a usable socket directory.
+    Uses cached state and one look at the directory."""
     state = ovs.usable()
     if not state.usable:
         return state

@@ -1,1 +1,1 @@
-"""The PMD threads of OVS-DPDK: how busy they are, which queues would be better where, and setting it."""
+"""PMD threads of OVS-DPDK: read their load, propose an rxq assignment, and apply settings."""

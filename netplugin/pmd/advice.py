@@ -1,4 +1,4 @@
-"""What would help PMD threads more than another assignment of their queues (pure)."""
+"""Advice on PMD threads beyond another rxq assignment: more queues, more CPUs, auto load balance (pure)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from netplugin.models import AutoLoadBalanceView, PmdAdvice, PmdLoads, PmdState
 
-#: Percent of a CPU above which a queue, or a thread, has nothing left to give.
+#: Percent of a CPU above which a queue or thread counts as full.
 FULL = 90
 
 

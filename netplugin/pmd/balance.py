@@ -1,8 +1,9 @@
-"""Spreads loads over CPUs so that the fullest is least full, without moving more than that takes (pure).
+"""Distribute loads over CPUs to minimize the largest sum, with as few moves as needed (pure).
 
-Finding the very best is NP-hard (it is scheduling on identical machines). What is found is the best of
-three starts, each improved by single moves and swaps: the loads as they are; with what is away from
-home brought home; and all anew, the largest first, which is within a third of the best (Graham 1969).
+The optimum is NP-hard (scheduling on identical machines). The heuristic takes the best of three
+starts, each improved by single moves and swaps: the current placement; the current placement with
+every load on a permitted CPU; and a new placement, largest load first, which is within a third of
+the optimum (Graham 1969).
 """
 
 from __future__ import annotations
@@ -11,21 +12,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-#: A port and a queue of it.
+#: A port and one of its receive queues.
 Key: TypeAlias = tuple[str, int]
 Placement: TypeAlias = Mapping[Key, int]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Loads in percent of a CPU; ``homes`` has the CPUs where each may be put (never none)."""
+    """Loads in percent of a CPU. ``homes`` has the permitted CPUs of each load (never empty)."""
 
     cpus: tuple[int, ...]
     loads: Mapping[Key, int]
     homes: Mapping[Key, frozenset[int]]
 
     def sums(self, placement: Placement) -> dict[int, int]:
-        """What each CPU has to carry."""
+        """The load of each CPU."""
         found = dict.fromkeys(self.cpus, 0)
         for key, cpu in placement.items():
             found[cpu] += self.loads[key]
@@ -35,7 +36,7 @@ class Problem:
         return max(self.sums(placement).values(), default=0)
 
     def away(self, placement: Placement) -> int:
-        """How many are where they should not be."""
+        """The number of loads on a CPU that is not permitted."""
         return sum(cpu not in self.homes[key] for key, cpu in placement.items())
 
     @property
@@ -44,9 +45,10 @@ class Problem:
 
 
 def balanced(problem: Problem, now: Placement) -> dict[Key, int]:
-    """A placement that is at least as good: the fullest CPU has no more than now, no more are away.
+    """A placement that is at least as good: neither the largest sum nor the number of misplaced
+    loads grows.
 
-    It is final: balancing it once more changes nothing.
+    It is a fixed point: balancing the result changes nothing.
     """
     placement = dict(now)
     while True:
@@ -64,7 +66,7 @@ def _step(problem: Problem, now: dict[Key, int]) -> dict[Key, int]:
     most = problem.largest(now)
     starts = (now, _brought_home(problem, now), _anew(problem))
     found = [_improved(problem, start) for start in starts]
-    # What is away may be so for a reason: bringing it home must not fill a CPU more than any is now.
+    # A load may be misplaced for a reason: moving it must not raise the largest sum.
     allowed = [placement for placement in found if problem.largest(placement) <= most]
     return min(allowed, key=lambda p: (*_worth(problem, p), _moved(now, p)), default=now)
 
@@ -83,7 +85,7 @@ def _brought_home(problem: Problem, now: Placement) -> dict[Key, int]:
 
 
 def _filled(problem: Problem, begun: Placement, rest: list[Key]) -> dict[Key, int]:
-    """Each of the rest where there is least so far."""
+    """Put each of the rest on the permitted CPU with the lowest sum."""
     placement, sums = dict(begun), problem.sums(begun)
     for key in rest:
         cpu = min(problem.homes[key], key=lambda cpu: (sums[cpu], cpu))
@@ -93,7 +95,7 @@ def _filled(problem: Problem, begun: Placement, rest: list[Key]) -> dict[Key, in
 
 
 def _improved(problem: Problem, start: Placement) -> dict[Key, int]:
-    """Moves and swaps off the fullest CPU, the best of each round, as long as one helps."""
+    """Apply the best move or swap off the fullest CPU, until none helps."""
     placement, sums = dict(start), problem.sums(start)
     if not sums:
         return placement
@@ -110,7 +112,7 @@ def _improved(problem: Problem, start: Placement) -> dict[Key, int]:
 
 
 def _order(problem: Problem, fuller: int, change: Placement) -> tuple[object, ...]:
-    """What helps most first; of equals what moves least."""
+    """Sort key: the largest effect first, then the least load moved."""
     return fuller, sum(problem.loads[key] for key in change), sorted(change.items())
 
 
@@ -120,7 +122,7 @@ _Change: TypeAlias = tuple[int, dict[Key, int]]
 def _moves(
     problem: Problem, placement: Placement, sums: Mapping[int, int], full: int
 ) -> list[_Change]:
-    """One load to another CPU, each with what the fuller of the two then carries."""
+    """Moves of one load to another CPU, each with the larger of the two resulting sums."""
     found = []
     for key in _on(placement, full):
         load = problem.loads[key]
@@ -134,7 +136,7 @@ def _moves(
 def _swaps(
     problem: Problem, placement: Placement, sums: Mapping[int, int], full: int
 ) -> list[_Change]:
-    """A load for a smaller one."""
+    """Swaps of a load for a smaller one, each with the larger of the two resulting sums."""
     found = []
     for key in _on(placement, full):
         for other, cpu in placement.items():

@@ -1,4 +1,4 @@
-"""What a request writes to OVS's database, or why it is refused (pure)."""
+"""Validate a request for PMD settings and compute the resulting OVSDB changes (pure)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from netplugin.pmd.balance import Key
 from netplugin.pmd.propose import is_measured, propose
 from netplugin.pmd.settings import AUTO_LB, MASK, affinity_text, masked, read_affinity
 
-#: The text of ``pmd-rxq-affinity`` of each interface; None has none.
+#: The value of ``pmd-rxq-affinity`` of each interface; None: not set.
 Affinities = Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
 class Change:
-    """``other_config`` of Open_vSwitch and affinities of interfaces, those that change; None: no key.
+    """Keys to change in ``other_config`` of Open_vSwitch, and affinities of interfaces; None:
+    remove the key.
 
-    ``cores`` are the CPUs that are to have PMD threads, if they change; ``places`` the CPUs on which
-    queues must be found afterwards.
+    ``cores`` are the CPUs that are to have PMD threads, if they change. ``places`` are the CPUs on
+    which queues must be found afterwards.
     """
 
     other_config: Mapping[str, str | None] = field(default_factory=dict)
@@ -37,7 +38,8 @@ def change(
     online: tuple[int, ...],
     chosen: tuple[int, ...] = (),
 ) -> Change:
-    """``affinities`` are of all interfaces of OVS, ``chosen`` the CPUs that ``count`` comes to.
+    """Compute the change. ``affinities`` are of all interfaces of OVS, ``chosen`` the CPUs for
+    ``count``.
 
     Raises: InvalidRequest naming the field, Conflict.
     """
@@ -71,7 +73,7 @@ def change(
 
 
 def named(request: PmdRequest, online: tuple[int, ...]) -> tuple[int, ...]:
-    """The CPUs that a request names. Raises: InvalidRequest."""
+    """The CPUs that the request lists. Raises: InvalidRequest."""
     try:
         wanted = cpus.parse_list(str(request.cpus))
     except ValueError as wrong:
@@ -104,7 +106,7 @@ def _pins(
     state: PmdState,
     before: Mapping[str, dict[int, int]],
 ) -> dict[str, dict[int, int]]:
-    """The pinnings of all interfaces as they will be. Queues that are not there now keep theirs."""
+    """The resulting pinnings of all interfaces. Queues that do not exist now keep theirs."""
     after = {port: dict(pins) for port, pins in before.items()}
     for number, port in enumerate(request.clear_affinity):
         if port not in after:
@@ -130,7 +132,7 @@ def _pins(
 
 
 def _threads(state: PmdState, cores: tuple[int, ...] | None) -> frozenset[int]:
-    """Where PMD threads will be. Without a mask OVS chooses, and has chosen."""
+    """The CPUs of the PMD threads after the change. Without a mask, the CPUs that OVS has chosen."""
     running = (core.cpu for core in state.cores)
     return frozenset(cores or masked(state.settings.mask) or running)
 
@@ -155,7 +157,7 @@ def _refuse_lost_pins(
     before: Mapping[str, dict[int, int]],
     after: Mapping[str, dict[int, int]],
 ) -> None:
-    """The CPUs that queues are pinned to must stay."""
+    """Refuse to remove the PMD thread of a CPU that queues are pinned to."""
     if cores is None:
         return
     gone = _threads(state, None) - set(cores)
@@ -175,7 +177,7 @@ def _refuse_unpolled(
     there: Collection[int],
     after: Mapping[str, dict[int, int]],
 ) -> None:
-    """Queues that are not pinned, now or of the next port, need a thread that is not isolated."""
+    """Refuse to isolate every thread: queues without a pinning, now or of a later port, need one."""
     pinned = {cpu for pins in after.values() for cpu in pins.values()}
     if state.settings.rxq_isolate and there and pinned.issuperset(there):
         name = "affinity" if request.affinity else "cpus" if request.cpus else "count"

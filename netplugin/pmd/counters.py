@@ -1,4 +1,4 @@
-"""What PMD threads have counted, from ``pmd-stats-show`` of OVS 3 and ``pmd-perf-show`` of OVS 4 (pure)."""
+"""Parse the counters of PMD threads: ``pmd-stats-show`` of OVS 3, ``pmd-perf-show`` of OVS 4 (pure)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass, field
 
 _THREAD = re.compile(r"^pmd thread numa_id \d+ core_id (\d+):$")
-#: pmd_info_show_stats in lib/dpif-netdev.c, OVS 3.1 to 3.7. Without cycles the last two are not there.
+#: pmd_info_show_stats in lib/dpif-netdev.c, OVS 3.1 to 3.7. The last two are missing without
+#: cycles.
 _STATS = {
     "packets": re.compile(r"^  packets received: (\d+)$"),
     "upcalls": re.compile(r"^  miss with success upcall: (\d+)$"),
@@ -23,16 +24,16 @@ _PERF = {
     "busy_share": re.compile(r"^  - busy iterations: +\d+  \( *([\d.]+) % of used cycles\)"),
     "packet_cycles": re.compile(r"^  Rx packets: .* (\d+) cycles/pkt\)"),
 }
-#: A share of cycles that is less certain than this is not told.
+#: A share of cycles with a larger relative error is not reported.
 _CERTAIN = 0.05
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Of one thread since it started or was cleared; cycles are those of the time stamp counter.
+    """Counters of one thread since it started or was cleared; cycles are TSC cycles.
 
-    ``busy_cycles`` are of polls that had packets. OVS 4.0 prints them as a rounded share: they may
-    be off by ``busy_error``.
+    ``busy_cycles`` are those of polls that returned packets. OVS 4.0 prints them as a rounded
+    share, so they may be off by ``busy_error``.
     """
 
     packets: int = 0
@@ -43,7 +44,7 @@ class Counters:
     lost_upcalls: int = 0
 
     def since(self, before: Counters) -> Counters | None:
-        """What was counted since; None if the thread is another, or was cleared, in between."""
+        """The difference to ``before``; None if the thread was restarted or cleared in between."""
         if self.packets < before.packets or self.cycles < before.cycles:
             return None
         return Counters(
@@ -74,7 +75,7 @@ class Counters:
 
 @dataclass
 class _Section:
-    """The lines of one thread as they are read."""
+    """The counters of one thread, collected line by line."""
 
     found: dict[str, float] = field(default_factory=dict)
 
@@ -89,7 +90,8 @@ class _Section:
         if "cycles" not in found:
             busy = found.get("busy_cycles", 0)
             return Counters(cycles=busy + found.get("idle_cycles", 0), busy_cycles=busy, **counts)
-        # Printed are a share with one decimal, and whole cycles a packet: the more exact of the two.
+        # OVS prints a share with one decimal and whole cycles per packet. Use the more accurate
+        # one.
         cycles, packets = found["cycles"], counts["packets"]
         share = self.found.get("busy_share", 0.0) / 100
         choices = [(cycles // 2000, round(cycles * share))]
@@ -100,7 +102,7 @@ class _Section:
 
 
 def parse_counters(text: str) -> dict[int, Counters]:
-    """By CPU; the main thread is none. A thread without any figure has no entry."""
+    """Counters by CPU, without the main thread. A thread without any counter is left out."""
     sections: dict[int, _Section] = {}
     current: _Section | None = None
     for line in text.splitlines():

@@ -1,4 +1,4 @@
-"""What is wrong with the placement of receive queues on PMD threads (pure)."""
+"""Findings on the assignment of receive queues to PMD threads (pure)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from netplugin.host.cpus import format_list
 from netplugin.models import Finding, PmdProposal, PmdState
 from netplugin.pmd.propose import propose
 
-#: Percent of a CPU below which it does not matter how queues are spread.
+#: Percent of a CPU below which an uneven assignment is not reported.
 _LOW = 50
 
 

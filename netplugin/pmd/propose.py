@@ -1,10 +1,10 @@
-"""Which queues would be better on which PMD threads, and whether pinning them is the thing to do (pure).
+"""Propose an rxq assignment for PMD threads, and compare it with OVS's auto load balance (pure).
 
-Queues go to a thread of their port's NUMA node, and cross nodes only where that has no thread. All
-queues that carry load are pinned, or OVS would move the others as it likes when the first is pinned;
-those that idle are left to OVS. No thread is isolated by it: with ``pmd-rxq-assign=group`` and
-``pmd-rxq-isolate=false`` a queue that is not pinned, as of the next port, goes to the thread with the
-least load. With isolation it could end with none that polls it.
+A queue is assigned to a thread on its port's NUMA node, and to another node only if that node has
+no thread. All queues with load are pinned; otherwise OVS would move the rest when the first is
+pinned. Idle queues are left to OVS. No thread is isolated: with ``pmd-rxq-assign=group`` and
+``pmd-rxq-isolate=false``, OVS assigns an unpinned queue, such as one of a new port, to the thread
+with the least load. With isolation, possibly no thread would poll it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from netplugin.pmd.advice import advice
 from netplugin.pmd.balance import Key, Placement, Problem, balanced
 from netplugin.pmd.settings import ASSIGN, GROUP, ISOLATE
 
-#: Percent of a CPU: what a move of queues must bring at least. OVS rounds each usage to whole ones.
+#: The least improvement, in percent of a CPU, that justifies moves. OVS rounds usage to whole
+#: percent.
 WORTH = 5
 
 
 def propose(state: PmdState) -> PmdProposal:
-    """An assignment that is better by a margin, or none. Proposing on its outcome proposes nothing."""
+    """Propose an assignment that is better by a margin, or none. A proposal on its own result is empty."""
     measured = is_measured(state)
     problem, now = _problem(state)
     then = balanced(problem, now) if measured else now
@@ -57,13 +58,13 @@ def propose(state: PmdState) -> PmdProposal:
 
 
 def is_measured(state: PmdState) -> bool:
-    """OVS has figures of a thread 5 s after it began."""
+    """Whether all queues have a usage. OVS reports it 5 s after the start of a thread."""
     queues = (queue for core in state.cores for queue in core.queues)
     return all(queue.usage_percent is not None for queue in queues if queue.enabled)
 
 
 def _problem(state: PmdState) -> tuple[Problem, dict[Key, int]]:
-    """The queues that carry load, and where they are."""
+    """The queues with load, and their CPUs."""
     cpus = tuple(core.cpu for core in state.cores)
     everywhere = frozenset(cpus)
     nodes: dict[int, frozenset[int]] = {}
@@ -83,7 +84,7 @@ def _problem(state: PmdState) -> tuple[Problem, dict[Key, int]]:
 
 
 def _loads(state: PmdState, problem: Problem, placement: Placement) -> PmdLoads:
-    """Of all threads, isolated or not."""
+    """The loads of all threads, isolated or not."""
     node = {core.cpu: core.numa_node for core in state.cores}
     home = {
         (queue.port, queue.queue): queue.port_numa_node
@@ -115,12 +116,12 @@ def _queues(state: PmdState, then: Placement, needed: bool) -> Iterable[Proposed
 
 
 def _keeps_pin(queue: RxQueue, cpu: int) -> bool:
-    """A pinning of an idle queue stays if it does what it says, on the right node."""
+    """Whether the pinning of an idle queue stays: it is in effect and on the right NUMA node."""
     return queue.pinned_to == cpu and not queue.numa_mismatch
 
 
 def _affinity(state: PmdState, then: Placement) -> dict[str, dict[str, int | None]]:
-    """What is to be written: each pinning that is not so already."""
+    """The pinnings that have to be written."""
     found: dict[str, dict[str, int | None]] = {}
     for core in state.cores:
         for queue in core.queues:

@@ -1,4 +1,4 @@
-"""Looks at the PMD threads of a running OVS: text of vswitchd and rows of its database as a PmdState."""
+"""Read the PMD threads of a running OVS, from ovs-appctl and the database, into a PmdState."""
 
 from __future__ import annotations
 
@@ -20,37 +20,38 @@ from netplugin.pmd.settings import AFFINITY, masked, read_affinity, read_setting
 from netplugin.pmd.threads import PolledQueue, Thread, Threads, parse_threads
 
 READ_S = 5.0
-#: OVS counts the usage of queues in steps of 5 s, and remembers a minute (PMD_INTERVAL_LEN, _MAX).
+#: OVS measures the usage of queues in steps of 5 s, up to one minute (PMD_INTERVAL_LEN, _MAX).
 _STEP_S, _MOST_S = 5, 60
-# What vswitchd says as long as it has no bridge, and so no threads either.
+# The error text of vswitchd while it has no bridge, and so no PMD threads.
 _NO_DATAPATH = "please specify an existing datapath"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One look; ``counters`` are by CPU, and only grow until a thread ends or is cleared."""
+    """One reading. ``counters`` are by CPU, and grow until a thread ends or is cleared."""
 
     state: PmdState
     counters: Mapping[int, Counters]
 
 
 def look(ovs: OvsHost, *, wait_s: float = READ_S, usage_s: float | None = None) -> Reading:
-    """At the agent's OVS, as ``read``. Raises: BackendUnavailable, HostError, OperationTimeout."""
+    """Read the agent's OVS; see ``read``. Raises: BackendUnavailable, HostError, OperationTimeout."""
     ovs.answers().require()
     return read(ovs.mirror, ovs.settings.rundir, time.monotonic() + wait_s, usage_s)
 
 
 def read(mirror: Mirror, rundir: Path, deadline: float, usage_s: float | None = None) -> Reading:
-    """At the OVS of this database and run directory.
+    """Read the OVS of this database and run directory.
 
-    The usage of queues is of the last ``usage_s`` seconds (whole steps of 5), or of the last minute.
+    The usage of queues covers the last ``usage_s`` seconds (rounded up to steps of 5), or the last
+    minute.
 
     Raises: BackendUnavailable, HostError, OperationTimeout.
     """
     seconds = [] if usage_s is None else ["-secs", str(_steps(usage_s))]
     try:
         queues = appctl(rundir, "dpif-netdev/pmd-rxq-show", *seconds, deadline=deadline)
-        # OVS 4.0 answers it as pmd-perf-show.
+        # OVS 4.0 handles it like pmd-perf-show.
         counted = appctl(rundir, "dpif-netdev/pmd-stats-show", deadline=deadline)
     except HostError as refused:
         if _NO_DATAPATH not in refused.detail:
@@ -68,7 +69,7 @@ def state_of(
     counters: Mapping[int, Counters],
     interfaces: Mapping[str, OvsInterface],
 ) -> PmdState:
-    """Everything put together (pure)."""
+    """Build the state from its sources (pure)."""
     settings = read_settings(other_config)
     return PmdState(
         cpus=cpus.format_list(masked(settings.mask)),
@@ -80,14 +81,15 @@ def state_of(
 
 
 def between(before: Reading, after: Reading, interval_s: float) -> PmdState:
-    """What the threads did from one look to the other (pure); null for those that are new."""
+    """The state with the counters between two readings (pure); null for new threads."""
     cores = []
     for core in after.state.cores:
         then, now = before.counters.get(core.cpu), after.counters.get(core.cpu)
         grown = now.since(then) if now and then else None
         core = _counted(core, grown)
         if core.busy_percent is None and grown and grown.cycles:
-            # Too short for the rounded shares of OVS 4.0: the queues' own usage is what there is.
+            # The interval is too short for the rounded shares of OVS 4.0, so use the usage of the
+            # queues.
             core = core.model_copy(update={"busy_percent": _usage(core)})
         cores.append(core)
     return after.state.model_copy(update={"cores": tuple(cores), "interval_s": interval_s})
@@ -133,9 +135,9 @@ def _queue(queue: PolledQueue, thread: Thread, interface: OvsInterface | None) -
 
 
 def _unpolled(shown: Threads, interfaces: Mapping[str, OvsInterface]) -> tuple[UnpolledQueue, ...]:
-    """Queues that must be somewhere and are nowhere: no thread takes what is not pinned to it.
+    """Queues that no thread polls, because all threads are isolated and the queue is not pinned.
 
-    vswitchd says so in its log alone ("This rx queue will not be polled").
+    vswitchd reports this only in its log ("This rx queue will not be polled").
     """
     if not shown.threads or not all(thread.isolated for thread in shown.threads):
         return ()
@@ -150,7 +152,7 @@ def _unpolled(shown: Threads, interfaces: Mapping[str, OvsInterface]) -> tuple[U
 
 
 def _count(interface: OvsInterface) -> int:
-    """Its receive queues: as vswitchd says (a NIC's since 3.3), else as was asked for."""
+    """The number of receive queues as vswitchd reports it (for a NIC since 3.3), else as configured."""
     asked = interface.options.get("n_rxq", "1")
     return interface.queues or (int(asked) if asked.isdecimal() else 1) or 1
 

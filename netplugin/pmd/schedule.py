@@ -1,7 +1,8 @@
-"""What OVS would do by itself: its own assignment of queues, and its automatic load balance (pure).
+"""A model of OVS's own rxq assignment and auto load balance (pure).
 
-After rxq_scheduling and pmd_rebalance_dry_run in lib/dpif-netdev.c, which have been the same from OVS
-3.1 to 4.0 but for details of the round robin over nodes; and Documentation/topics/dpdk/pmd.rst.
+It follows rxq_scheduling and pmd_rebalance_dry_run in lib/dpif-netdev.c, which are the same from
+OVS 3.1 to 4.0 but for details of the round robin over NUMA nodes, and
+Documentation/topics/dpdk/pmd.rst.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from netplugin.pmd.settings import GROUP
 
 @dataclass
 class _Slot:
-    """A PMD thread that takes queues which are not pinned."""
+    """A PMD thread that accepts unpinned queues."""
 
     core: PmdCore
     load: int = 0
@@ -29,13 +30,13 @@ class _Slot:
 
 
 def is_pinned(queue: RxQueue, cpus: frozenset[int]) -> bool:
-    """A CPU without a PMD thread pins nothing."""
+    """Whether the queue is pinned to a CPU that has a PMD thread; other pinnings have no effect."""
     return queue.pinned_to in cpus
 
 
 def scheduled(state: PmdState) -> dict[Key, int]:
-    """Where each queue would be after ``dpif-netdev/pmd-rxq-rebalance``. One that nobody would poll
-    has no entry."""
+    """The CPU of each queue after ``dpif-netdev/pmd-rxq-rebalance``. A queue that no thread would
+    poll is left out."""
     cpus = frozenset(core.cpu for core in state.cores)
     found: dict[Key, int] = {}
     shared = {core.cpu: _Slot(core) for core in state.cores if not core.isolated}
@@ -57,7 +58,7 @@ def scheduled(state: PmdState) -> dict[Key, int]:
         free.sort(key=lambda q: (-(q.usage_percent or 0), q.port, q.queue))
     last = -1
     for queue in free:
-        # A port that tells no node is on the first (netdev-dpdk's SOCKET0).
+        # A port without a NUMA node counts as on node 0 (SOCKET0 in netdev-dpdk).
         node = queue.port_numa_node or 0
         if node not in nodes:
             if not nodes:
@@ -73,7 +74,8 @@ def scheduled(state: PmdState) -> dict[Key, int]:
 
 
 def balance_obstacle(state: PmdState) -> str | None:
-    """Why OVS's automatic load balance would not even try (pmd_rebalance_dry_run_needed)."""
+    """Why OVS would not even attempt an auto load balance (pmd_rebalance_dry_run_needed); None if
+    it would."""
     shared = [core for core in state.cores if not core.isolated]
     if state.settings.rxq_assign == "roundrobin":
         return "pmd-rxq-assign is roundrobin"
@@ -87,7 +89,7 @@ def balance_obstacle(state: PmdState) -> str | None:
 
 
 def variances(loads: Mapping[int, int], cores: Iterable[PmdCore]) -> dict[int, int]:
-    """How unequal the loads of these threads are on each node, in whole numbers as OVS reckons."""
+    """The variance of the threads' loads on each NUMA node, in integer arithmetic like OVS."""
     nodes: dict[int, list[int]] = {}
     for core in cores:
         nodes.setdefault(core.numa_node, []).append(loads[core.cpu])
@@ -95,7 +97,7 @@ def variances(loads: Mapping[int, int], cores: Iterable[PmdCore]) -> dict[int, i
 
 
 def improvement(before: Mapping[int, int], after: Mapping[int, int]) -> int:
-    """By how many percent the variance gets smaller, on the node where it does most."""
+    """The largest reduction of the variance on any node, in percent."""
     gains = ((old - after[node]) * 100 // old for node, old in before.items() if old)
     return max(0, *gains, 0)
 
@@ -118,7 +120,7 @@ def _crosses(state: PmdState, placement: Mapping[Key, int]) -> bool:
 
 
 def _updown(slots: list[_Slot]) -> Iterator[_Slot]:
-    """1, 2, 3, 3, 2, 1, 1, ..."""
+    """Yield the slots up and down: 1, 2, 3, 3, 2, 1, 1, ..."""
     while True:
         yield from slots
         yield from reversed(slots)

@@ -1,4 +1,4 @@
-"""Sets CPUs, pinnings and balancing of PMD threads: one transaction, read back, undone if it fails."""
+"""Apply PMD settings in one transaction, verify them, and roll back on failure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ LOG = logging.getLogger(__name__)
 
 
 def set_pmd(ovs: OvsHost, request: PmdRequest, chosen: tuple[PmdChoice, ...] = ()) -> PmdState:
-    """Live; the answer is what vswitchd made of it. One at a time. ``chosen`` is what ``count`` comes to.
+    """Apply the request live and return the resulting state. Not thread-safe: one call at a time.
 
-    Raises: InvalidRequest, Conflict, BackendUnavailable, HostError, OperationTimeout; all is as it was
-    before, then.
+    ``chosen`` are the CPUs that were selected for ``count``.
+
+    Raises: InvalidRequest, Conflict, BackendUnavailable, HostError, OperationTimeout. The settings
+    are rolled back before an error is raised.
     """
     ovs.usable().require()
     state = look(ovs).state
@@ -50,7 +52,7 @@ def set_pmd(ovs: OvsHost, request: PmdRequest, chosen: tuple[PmdChoice, ...] = (
 
 
 def _write(ovs: OvsHost, wanted: Change, before: Change) -> None:
-    """What differs: a transaction that changes nothing would be waited for in vain."""
+    """Write only differences: waiting for a transaction without changes would time out."""
     commands: list[CommandFactory] = [
         partial(SetOtherConfig, key=key, value=value)
         for key, value in wanted.other_config.items()
@@ -66,9 +68,9 @@ def _write(ovs: OvsHost, wanted: Change, before: Change) -> None:
 
 
 def _verify(wanted: Change, before: PmdState, found: PmdState) -> None:
-    """Raises: HostError where vswitchd did otherwise."""
+    """Compare vswitchd's state with the change. Raises: HostError if it differs."""
     running = {core.cpu for core in found.cores}
-    # Without a port that needs polling there are no PMD threads, and nothing to compare.
+    # Without a port that needs polling, OVS has no PMD threads to compare.
     if wanted.cores is not None and running and running != set(wanted.cores):
         raise HostError(
             f"vswitchd runs PMD threads on {cpus.format_list(running)}, not on "

@@ -1,4 +1,4 @@
-"""The keys of OVS's database that steer PMD threads, as values and as text (pure).
+"""The OVSDB keys that configure PMD threads: parsing and formatting (pure).
 
 Defaults and ranges: dpif_netdev_set_config in lib/dpif-netdev.c, and ovs-vswitchd.conf.db(5).
 """
@@ -14,7 +14,7 @@ from netplugin.models import AutoLoadBalance, PmdSettings
 MASK = "pmd-cpu-mask"
 ASSIGN = "pmd-rxq-assign"
 ISOLATE = "pmd-rxq-isolate"
-#: Of ``other_config`` of an Interface.
+#: In ``other_config`` of an Interface.
 AFFINITY = "pmd-rxq-affinity"
 AUTO_LB = {
     "enabled": "pmd-auto-lb",
@@ -28,7 +28,7 @@ _PAIR = re.compile(r"(\d+)[:=](\d+)")
 
 
 def read_settings(other_config: Mapping[str, str]) -> PmdSettings:
-    """As OVS takes them: what it does not understand is its default."""
+    """Parse the settings like OVS: an invalid value means the default."""
     get = other_config.get
     assign = get(ASSIGN, "cycles")
     assign = assign if assign in _ASSIGNMENTS else "cycles"
@@ -36,7 +36,7 @@ def read_settings(other_config: Mapping[str, str]) -> PmdSettings:
     return PmdSettings(
         mask=get(MASK),
         rxq_assign=assign,
-        # Only with "group" can pinned queues share their thread.
+        # Pinned queues share their thread only with "group".
         rxq_isolate=assign != GROUP or get(ISOLATE, "true").lower() != "false",
         auto_load_balance=AutoLoadBalance(
             enabled=get(AUTO_LB["enabled"], "").lower() == "true",
@@ -49,13 +49,13 @@ def read_settings(other_config: Mapping[str, str]) -> PmdSettings:
             )
             or 1,
         ),
-        # The older name is that of 3.1.
+        # pmd-maxsleep is the name in OVS 3.1.
         sleep_max=get("pmd-sleep-max", get("pmd-maxsleep")),
     )
 
 
 def masked(mask: str | None) -> tuple[int, ...]:
-    """The CPUs of a mask; none where there is no mask, or one that OVS cannot read either."""
+    """The CPUs of a mask; empty if there is no mask, or one that OVS cannot parse."""
     try:
         return from_mask(mask or "")
     except ValueError:
@@ -63,7 +63,7 @@ def masked(mask: str | None) -> tuple[int, ...]:
 
 
 def read_affinity(text: str | None) -> dict[int, int]:
-    """CPUs by queue. What is no list of pairs pins nothing (parse_affinity_list in dpif-netdev.c)."""
+    """CPU by queue. A list that does not parse pins nothing (parse_affinity_list in dpif-netdev.c)."""
     pairs = [_PAIR.fullmatch(part) for part in re.split(r"[,\s]+", text or "") if part]
     if not all(pairs):
         return {}
@@ -71,7 +71,7 @@ def read_affinity(text: str | None) -> dict[int, int]:
 
 
 def affinity_text(pins: Mapping[int, int]) -> str | None:
-    """None is no key at all."""
+    """Format pinnings; None means to remove the key."""
     return ",".join(f"{queue}:{cpu}" for queue, cpu in sorted(pins.items())) or None
 
 

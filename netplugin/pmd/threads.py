@@ -1,11 +1,11 @@
-"""Which PMD thread polls which queue, from ``dpif-netdev/pmd-rxq-show`` (pure)."""
+"""Parse ``dpif-netdev/pmd-rxq-show``: which PMD thread polls which queue (pure)."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-#: pmd_info_show_rxq in lib/dpif-netdev.c: the same from OVS 3.1 to 4.0.
+#: pmd_info_show_rxq in lib/dpif-netdev.c: the same format from OVS 3.1 to 4.0.
 _SECONDS = re.compile(r"^Displaying last (\d+) seconds pmd usage %$")
 _THREAD = re.compile(r"^pmd thread numa_id (\d+) core_id (\d+):$")
 _ISOLATED = re.compile(r"^  isolated : (true|false)$")
@@ -17,7 +17,7 @@ _OVERHEAD = re.compile(r"^  overhead:\s+(\d+) %$")
 
 @dataclass(frozen=True)
 class PolledQueue:
-    """``usage_percent`` is None as long as nothing is measured."""
+    """A receive queue. ``usage_percent`` is None until OVS has measured it."""
 
     port: str
     queue: int
@@ -36,7 +36,7 @@ class Thread:
 
 @dataclass(frozen=True)
 class Threads:
-    """``seconds``: of how long the usage is."""
+    """All PMD threads. ``seconds`` is the period that the usage covers."""
 
     threads: tuple[Thread, ...] = ()
     seconds: int | None = None
