@@ -68,8 +68,11 @@ class Applier:
     # -- rows ------------------------------------------------------------------------------------
 
     def _write_rows(self, changes: Sequence[Change], deadline: float, failed: _Failed) -> None:
-        """Commit one transaction for all ports. If the database refuses it, commit one per port, so
-        that the error is attributed to the right port."""
+        """Commit one transaction for all ports.
+
+        If the database refuses it, commit one per port, so that the error is attributed to the
+        right port.
+        """
         rows = [
             change
             for change in changes

@@ -94,7 +94,7 @@ class DropFlows(FlowChange):
         return f"remove flows left on {self.bridge} ({', '.join(f'{c:#x}' for c in self.cookies)})"
 
 
-# -- ports that are no VM's --------------------------------------------------------------------------
+# -- uplinks and relay VF ports ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class RemoveBeside(RowChange):
         return f"remove port {self.name} ({self.device}) from {self.bridge}"
 
 
-# -- VMs' ports --------------------------------------------------------------------------------------
+# -- ports of VMs ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

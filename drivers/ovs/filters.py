@@ -54,8 +54,7 @@ def bridge_flows(ofports: Iterable[int]) -> frozenset[Flow]:
 
 
 def relay_flows(port_id: str, ofport: int, beside: int, spec: PortSpec) -> frozenset[Flow]:
-    """The flows of a VM's port that is connected to the relay's VF port ``beside``, and to no
-    other.
+    """The flows of a VM's port that exchanges frames only with the relay's VF port ``beside``.
 
     As on an access port, frames with a VLAN tag are dropped: the NIC sets the tag. Frames to the VM
     must have its MAC or a group address, unless the port has ``vf.trusted`` and no port security,
@@ -161,8 +160,11 @@ def _ipv4(mac: str, ip: str) -> Iterable[tuple[int, str]]:
 
 
 def _ipv6(mac: str, ip: str, roles: Collection[Role]) -> Iterable[tuple[int, str]]:
-    """RFC 4861 and 4862: neighbour discovery and duplicate address detection use the link-local and
-    the unspecified source address; an advertisement must name an allowed address."""
+    """Flows for neighbour discovery and duplicate address detection (RFC 4861, RFC 4862).
+
+    They use the link-local and the unspecified source address. An advertisement must name an
+    allowed address.
+    """
     source, own_link = f"dl_src={mac}", link_local(mac)
     yield _PORT, f"ipv6,{source},ipv6_src={ip}"
     for own in (ip, own_link):

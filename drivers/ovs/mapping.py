@@ -65,8 +65,11 @@ def unmapped(spec: PortSpec) -> BackendUnavailable:
 def mapping_conflict(
     settings: OvsSettings, spec: PortSpec, port: VhostPort, seen: SeenOvs
 ) -> NetpluginError | None:
-    """Why a port cannot be added to its bridge: the bridge or its NIC is still used by ports that
-    were created before the option was changed. None if it can."""
+    """Why a port cannot be added to its bridge; None if it can.
+
+    The bridge or its NIC may still be used by ports that were created before the option was
+    changed.
+    """
     row, network = seen.rows.get(port.port_id), str(spec.network.physical_network)
     if settings.bridge_mappings.get(network) != port.bridge or (row and row.bridge == port.bridge):
         return None
@@ -88,8 +91,10 @@ def mapping_conflict(
 
 
 def uplinks_stay(settings: OvsSettings, bridge: SeenBridge, seen: SeenOvs) -> bool:
-    """Whether live ports keep the uplinks of their bridge although ``[ovs] uplinks`` lists none of
-    those devices. Removing them would disconnect running VMs, and the option may be a mistake."""
+    """Whether live ports keep uplinks of their bridge that ``[ovs] uplinks`` no longer lists.
+
+    Removing these uplinks would disconnect running VMs, and the option may be a mistake.
+    """
     return _other_uplinks(settings, bridge, seen) is not None
 
 

@@ -1,12 +1,11 @@
-"""Workaround for OVS versions that keep datapath flows with old actions when OpenFlow tables
-change.
+"""Workaround for OVS versions that keep datapath flows with old actions.
 
-OVS keeps overlapping megaflows as long as their actions agree, and modifies each when a table
-changes. Before "dpif-netdev: Fix dpif_netdev_flow_put" (2.17.8, 3.0.5, 3.1.3, 3.2.0), the userspace
-datapath looks up the megaflow to modify with a packet that matches it, and may find an overlapping
-one. The other keeps its old actions as long as it has traffic: a frame that a filter should drop
-still passes, or a VM stays disconnected. ``revalidator/purge`` deletes all megaflows; the next
-frame of each is translated again with the current tables.
+OVS keeps overlapping megaflows as long as their actions agree, and modifies each when an OpenFlow
+table changes. Before "dpif-netdev: Fix dpif_netdev_flow_put" (2.17.8, 3.0.5, 3.1.3, 3.2.0), the
+userspace datapath looks up the megaflow to modify with a packet that matches it, and may find an
+overlapping one. The other keeps its old actions as long as it has traffic: a frame that a filter
+should drop still passes, or a VM stays disconnected. ``revalidator/purge`` deletes all megaflows;
+the next frame of each is translated again with the current tables.
 """
 
 from __future__ import annotations
@@ -38,8 +37,10 @@ def version_with(root: OvsRoot) -> str:
 
 
 def may_be_used(change: FlowChange, edit: FlowEdit, idle: Collection[str]) -> bool:
-    """Whether frames may have used flows that the edit deletes. The ports ``idle`` have sent none
-    yet, or no longer exist."""
+    """Whether frames may have used flows that the edit deletes.
+
+    The ports ``idle`` have sent no frames yet, or no longer exist.
+    """
     of_others = not change.ports or not set(change.ports) <= set(idle)
     return bool(edit.gone) or (bool(edit.cookies) and of_others)
 

@@ -105,8 +105,7 @@ class VhostPort:
         )
 
     def port_columns(self) -> dict[str, Any]:
-        """The columns of Port. A flat port is an access port with tag 0; without a tag it would be
-        a trunk of all VLANs."""
+        """The columns of Port: an access port. A flat port has tag 0; without a tag it is a trunk."""
         ids = {PORT_MARK: self.port_id, BACKEND_MARK: self.backend}
         if self.network_id is not None:
             ids |= {NETWORK_MARK: self.network_id, UDP_MARK: str(self.udp_port)}
@@ -115,8 +114,7 @@ class VhostPort:
         return {"tag": [self.tag], "vlan_mode": ["access"], "external_ids": ids}
 
     def interface_columns(self) -> dict[str, Any]:
-        """The columns of Interface, with the ids of OVS's integration guide for the benefit of
-        other tools."""
+        """The columns of Interface, with the external ids of OVS's integration guide."""
         return {
             "type": self.type,
             "options": dict(self.options),
@@ -136,8 +134,7 @@ class VhostPort:
         return {self.name: self.interface_columns()}
 
     def qos_columns(self) -> dict[str, Any] | None:
-        """The columns of the QoS row that limits what the VM receives, with the port's mark; None:
-        no limit."""
+        """The columns of the QoS row that limits what the VM receives; None: no limit."""
         if self.receives is None:
             return None
         ids = {PORT_MARK: self.port_id, BACKEND_MARK: self.backend}
@@ -208,8 +205,7 @@ BOND_COLUMNS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Uplink:
-    """The DPDK port that connects a bridge to its physical network: one device or a bond of
-    several.
+    """The DPDK port that connects a bridge to its physical network: a device or a bond.
 
     Other ``options`` of its interfaces, such as ``n_rxq``, belong to the operator. So does the MTU
     of existing interfaces: a change stops the NIC for all its users.

@@ -71,8 +71,11 @@ class Reader:
         return self._ovs.mirror
 
     def scope(self, ports: Collection[str] | None, deadline: float) -> Scope:
-        """The scope for these ports. Raises: BackendUnavailable; OperationTimeout if a transaction
-        is pending, so that the rows may be about to change."""
+        """The scope for these ports.
+
+        Raises: BackendUnavailable; OperationTimeout if a transaction is pending, so the rows may be
+        about to change.
+        """
         self._ovs.db.require_certain()
         mirror, backend = self._mirror, self._layout.backend
         if ports is None:
@@ -218,7 +221,7 @@ class Reader:
         rows = {name: mirror.port(name) for name in wanted}
         return frozenset(n for n, row in rows.items() if row and row.serves != (backend, wanted[n]))
 
-    # -- programs --------------------------------------------------------------------------------
+    # -- ovs-ofctl -------------------------------------------------------------------------------
 
     def _flows(
         self, bridges: Mapping[str, OvsBridge], scope: Scope, also: Also

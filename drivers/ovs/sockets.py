@@ -57,7 +57,7 @@ class Directory:
     mode: int
 
 
-# -- which path and which directory ------------------------------------------------------------------
+# -- paths -------------------------------------------------------------------------------------------
 
 
 def claim_socket(settings: OvsSettings, intent: Intent, row: OvsPort | None) -> Claim:
@@ -119,7 +119,7 @@ def wanted_directory(
     return Directory(str(directory), qemu_user, 0, _OF_USER)
 
 
-# -- what there is -----------------------------------------------------------------------------------
+# -- observed state ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -181,12 +181,14 @@ def _gid(group: str) -> int | None:
         return None
 
 
-# -- what is done ------------------------------------------------------------------------------------
+# -- changes -----------------------------------------------------------------------------------------
 
 
 def make_directory(directory: Path, group: str) -> None:
-    """Create the base directory at the agent's start (/run is empty after a boot). ``usable``
-    reports failures."""
+    """Create the base directory at the agent's start; ``usable`` reports failures.
+
+    /run is empty after a boot.
+    """
     with contextlib.suppress(OSError, LookupError):
         if not directory.exists():
             directory.mkdir(parents=True)
@@ -268,7 +270,7 @@ def remove_own(path: str) -> None:
         raise HostError(f"{path}: {refused.strerror}", step=_STEP) from refused
 
 
-# -- what is told ------------------------------------------------------------------------------------
+# -- findings ----------------------------------------------------------------------------------------
 
 
 def findings(

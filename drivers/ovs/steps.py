@@ -59,8 +59,7 @@ _Columns = Mapping[str, Mapping[str, Any]]
 def add_rows(
     rows: Rows, qos: Mapping[str, Any] | None = None, new: _Columns | None = None
 ) -> CommandFactory:
-    """Create a port with its rows (and ``new`` columns of its interfaces), and a QoS row with the
-    columns ``qos``."""
+    """Create a port with its rows, ``new`` columns of its interfaces, and its QoS row ``qos``."""
     more = new or {}
     interfaces = {
         name: {**columns, **more.get(name, {})} for name, columns in rows.interfaces().items()

@@ -8,8 +8,10 @@ from netplugin.host.ovs import OvsHost
 
 
 def dpdk_usable(ovs: OvsHost, *types: str) -> Usability:
-    """Whether OVS runs with DPDK, has these interface types, and has a usable socket directory.
-    Uses cached state and one look at the directory."""
+    """Whether OVS runs with DPDK, has these interface types, and a usable socket directory.
+
+    Uses cached state and one look at the directory.
+    """
     state = ovs.usable()
     if not state.usable:
         return state

@@ -48,7 +48,7 @@ class Assembler:
     _code: list[tuple[int, int, int, int | str]] = field(default_factory=list)
     _labels: dict[str, int] = field(default_factory=dict)
 
-    # -- what A and X hold -------------------------------------------------------------------------
+    # -- loads and arithmetic ----------------------------------------------------------------------
 
     def load(self, offset: int, size: int, *, behind_x: bool = False) -> None:
         """A = ``size`` bytes of the frame at ``offset`` (relative to X if ``behind_x``)."""
@@ -95,7 +95,7 @@ class Assembler:
     def shift(self, bits: int) -> None:
         self._add(_ALU | _LSH, bits)
 
-    # -- where it goes on --------------------------------------------------------------------------
+    # -- jumps -------------------------------------------------------------------------------------
 
     def equal(self, values: int | Iterable[int], label: str) -> None:
         """Jump to the label if A is one of these values."""

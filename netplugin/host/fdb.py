@@ -67,8 +67,7 @@ class Fdb:
         return frozenset(mac for _, mac in found if mac)
 
     def holder(self, index: int, mac: str) -> int | None:
-        """Find the port on which the MAC is fixed, in the bridge that the port ``index`` belongs
-        to.
+        """Find where the MAC is fixed: a port of the same bridge as the port ``index``.
 
         Raises: HostError, OperationTimeout.
         """

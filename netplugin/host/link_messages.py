@@ -42,8 +42,10 @@ _DOT1Q = 0x8100
 
 @dataclass(frozen=True)
 class Bridge:
-    """Bridge options: no STP (the operator avoids loops), no forward delay, and no multicast
-    snooping, so multicast reaches every VM without a querier.
+    """Bridge options: no STP, no forward delay, no multicast snooping.
+
+    The operator avoids loops, a new port forwards at once, and multicast reaches every VM without a
+    querier.
 
     The bridge learns nothing from frames to reserved group addresses, which no rule filters. The
     number of learned entries is limited, as in OVS (``mac-table-size`` in ovs-vswitchd.conf.db(5)):
@@ -158,7 +160,7 @@ class LinkEvent:
     carrier: bool = field(default=False, compare=False)
 
 
-# -- questions -------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------
 
 
 def all_links() -> bytes:
@@ -354,8 +356,10 @@ def read_address(payload: bytes) -> tuple[int, str]:
 
 
 def link_event(kind: int, payload: bytes) -> LinkEvent | None:
-    """Parse a message of the group RTNLGRP_LINK. Skips a bridge's notifications of its members,
-    which have fewer attributes."""
+    """Parse a message of the group RTNLGRP_LINK; None for other messages.
+
+    A bridge's notifications of its members are skipped, because they have fewer attributes.
+    """
     if kind not in (NEWLINK, DELLINK):
         return None
     family, _, _, flags, _ = _IFINFO.unpack_from(payload)

@@ -213,8 +213,7 @@ class Links:
             self._call("set-state", "set", index=index, state="up" if up else "down")
 
     def refuse_ipv6(self, name: str) -> None:
-        """Disable the host's IPv6 on the device: its link-local address would expose the host to
-        VMs.
+        """Disable the host's IPv6 on the device: its link-local address would expose the host.
 
         Raises: HostError.
         """

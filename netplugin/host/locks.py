@@ -28,8 +28,11 @@ _QUEUE = 128
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a lock. ``pid`` is 0 for a process of another PID namespace. ``uid``
-    is None if the kernel does not report the owner (the socket does not listen)."""
+    """The process that holds a lock.
+
+    ``pid`` is 0 for a process of another PID namespace. ``uid`` is None if the kernel does not
+    report the owner, because the socket does not listen.
+    """
 
     pid: int = 0
     uid: int | None = None

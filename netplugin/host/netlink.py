@@ -41,8 +41,7 @@ def ask(kind: int, body: bytes, flags: int = 0) -> list[bytes]:
 
 
 def dump(kind: int, body: bytes, fits: Callable[[bytes], bool] = lambda _: True) -> list[bytes]:
-    """Dump all objects. Returns nothing if one does not match ``fits``: the kernel ignored the
-    filter.
+    """Dump all objects; empty if one does not match ``fits`` (the kernel ignored the filter).
 
     Raises: OSError, TimeoutError, Interrupted if the objects change during every attempt.
     """

@@ -84,8 +84,7 @@ class Nftables:
             self._run(commands, deadline)
 
     def read(self, chains: Sequence[str] | None, deadline: float) -> Table | None:
-        """Read the table with the rules of these chains (None: of all). None if the table does not
-        exist.
+        """Read the table with the rules of these chains (None: of all); None if there is no table.
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
@@ -111,8 +110,11 @@ class Nftables:
         return any(kind == "table" and o["name"] == self.table for kind, o in found)
 
     def _rules(self, chains: Sequence[str], whole: bool, deadline: float) -> dict[str, list[Rule]]:
-        """The rules of each chain. Runs nft once per chain, because nft 1.0.6 returns only the last
-        one if a call lists several; runs it once for the whole table if there are many chains."""
+        """The rules of each chain.
+
+        Runs nft once per chain, because nft 1.0.6 returns only the last one if a call lists
+        several. If there are many chains, it lists the whole table in one call.
+        """
         if whole or len(chains) > _MANY:
             asked = [{"list": {"table": {"family": self.family, "name": self.table}}}]
         else:

@@ -67,8 +67,7 @@ class OpenFlow:
         self._rundir = rundir
 
     def dump(self, bridge: str, owner: int | None, deadline: float, without: int = 0) -> list[Flow]:
-        """List our flows on the bridge: all, or those with the cookie ``owner`` and the bridge's
-        own.
+        """List our flows on the bridge: all, or those of the cookie ``owner`` and of the bridge.
 
         Flows whose cookie has one of the bits ``without`` are left out.
 
@@ -93,8 +92,7 @@ class OpenFlow:
         deadline: float,
         gone: Iterable[Flow] = (),
     ) -> None:
-        """Delete the flows of these cookies and the flows ``gone``, and add ``flows``, in one
-        atomic bundle.
+        """Delete flows by cookie and the flows ``gone``, and add ``flows``, in one atomic bundle.
 
         Raises: HostError, OperationTimeout.
         """
@@ -111,8 +109,7 @@ class OpenFlow:
         )
 
     def match_fragments(self, bridge: str, deadline: float) -> None:
-        """Match the L4 ports and ICMP types of first fragments; by default OVS matches them as
-        zeros.
+        """Match L4 ports and ICMP types of first fragments, which OVS matches as zeros by default.
 
         The setting lasts until vswitchd ends or the bridge is deleted ("set-frags" in
         ovs-ofctl(8)), and is verified by ovs-ofctl.
@@ -126,8 +123,7 @@ class OpenFlow:
         return self._ofctl(["get-frags", self._target(bridge)], deadline).strip() == _MATCHED
 
     def dump_ports(self, bridge: str, deadline: float) -> str:
-        """The output of ``ovs-ofctl dump-ports`` with port names and the custom statistics of each
-        port.
+        """The output of ``ovs-ofctl dump-ports``, with port names and custom statistics.
 
         These counters are current; the statistics in the database are up to seconds old.
 

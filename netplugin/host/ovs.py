@@ -114,8 +114,10 @@ class OvsHost:
         holder: str | None = None,
         mark: Mark = unmarked,
     ) -> None:
-        """``holder`` identifies this process to others that wait for the database lock; None:
-        request no lock. ``mark``: see ``Ovsdb``."""
+        """``holder`` identifies this process in the lock; None: request no lock.
+
+        ``mark``: see ``Ovsdb``.
+        """
         self.settings = settings
         self._supervisor = supervisor
         self.flows = OpenFlow(settings.rundir)
@@ -191,7 +193,7 @@ class OvsHost:
         self.vswitchd.close()
         self.db.close()
 
-    # -- news, on the threads of the connections -------------------------------------------------
+    # -- callbacks, on the threads of the connections --------------------------------------------
 
     def _drifted(self, drift: Drift) -> None:
         if drift.port_id is None:

@@ -103,8 +103,7 @@ class AddPort(BaseCommand):  # type: ignore[misc]
 
 
 class SetPort(BaseCommand):  # type: ignore[misc]
-    """Set columns of a port and its interfaces. In the maps named in ``merged``, other keys are
-    kept.
+    """Set columns of a port and its interfaces; keep other keys of the maps in ``merged``.
 
     Interfaces that are not named are removed from the port. An interface that the port did not have
     also gets its columns of ``new``.
@@ -139,8 +138,7 @@ class SetPort(BaseCommand):  # type: ignore[misc]
 
 
 class SetQos(BaseCommand):  # type: ignore[misc]
-    """Set the port's QoS row to these columns, or (None) remove it. A row of ours is updated in
-    place.
+    """Set the port's QoS row to these columns (our row in place), or (None) remove it.
 
     A row that ``ours`` does not accept is detached from the port and kept.
     """

@@ -1,8 +1,7 @@
-"""An in-memory copy of the OVS database, updated by IDL notifications and read without blocking the
-IDL.
+"""An in-memory copy of the OVS database, updated by IDL notifications.
 
 Reading a row through the Python IDL converts it every time (about 30 us). A plug must not pay that
-for a thousand other ports, so each row is converted once per change.
+for a thousand other ports, so each row is converted once per change. Reads do not block the IDL.
 """
 
 from __future__ import annotations
@@ -74,9 +73,11 @@ class Mirror:
     """Rows as immutable values. Only the IDL's thread writes; any thread may read."""
 
     def __init__(self, drifted: Callable[[Drift], None], found: Mark = unmarked) -> None:
-        """``drifted`` is called when a marked port or bridge changes after its creation. ``found``
-        maps the store mark in the database to the one that this process has to compare with (see
-        ``CarriedMark``)."""
+        """``drifted`` is called when a marked port or bridge changes after its creation.
+
+        ``found`` maps the store mark in the database to the one to compare with (see
+        ``CarriedMark``).
+        """
         self._drifted = drifted
         self._found = found
         self._changed = threading.Condition()

@@ -1,5 +1,4 @@
-"""The underlay of VXLAN tunnels: the local address, the bridge that has it, and the MTU of each
-hop.
+"""The underlay of VXLAN tunnels: local address, its bridge, and the MTU of each hop.
 
 OVS's userspace datapath encapsulates by itself and uses the kernel's routing table. The address
 must be on the internal port of a netdev bridge that also has the NIC (OVS's guide "Connecting VMs

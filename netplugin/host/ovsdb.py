@@ -39,10 +39,10 @@ _HOLDER_LENGTH = 200  # any client of the database can write this value, so boun
 
 
 class _Poll:
-    """A poll(2) poller for python-ovs. Its default uses select(2), because of eventlet, which
-    accepts no file descriptor above 1,023; ``ovs/poller.py`` documents this replacement.
+    """A poll(2) poller for python-ovs, as documented in ``ovs/poller.py``.
 
-    A descriptor may be registered for reading and again for writing.
+    The default poller uses select(2), because of eventlet, which accepts no file descriptor above
+    1,023. A descriptor may be registered for reading and again for writing.
     """
 
     def __init__(self) -> None:
@@ -62,8 +62,7 @@ ovs_poller.SelectPoll = _Poll
 
 
 class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
-    """The IDL. It forwards every row to a mirror and reports changes of the connection and the
-    lock.
+    """The IDL. It forwards rows to a mirror and reports changes of connection and lock.
 
     If ``holder`` (the identity of this process) is given, it requests the lock on every connection.
     """
@@ -194,13 +193,12 @@ class Ovsdb:
         holder: str | None = None,
         mark: Mark = unmarked,
     ) -> None:
-        """``remote`` is for example ``unix:/run/openvswitch/db.sock``. Callbacks run on the
-        connection's thread.
+        """``remote`` is an OVSDB address, for example ``unix:/run/openvswitch/db.sock``.
 
-        ``changed`` is called when the connection or the lock is gained or lost. ``holder``
-        identifies this process for the lock; None: do not request the lock (the caller reads only,
-        or changes rows that no agent manages). Every transaction writes the ``mark`` of the store
-        into ``external_ids`` of Open_vSwitch.
+        The callbacks run on the connection's thread. ``changed`` is called when the connection or
+        the lock is gained or lost. ``holder`` identifies this process for the lock; None: do not
+        request the lock (the caller reads only, or changes rows that no agent manages). Every
+        transaction writes the ``mark`` of the store into ``external_ids`` of Open_vSwitch.
         """
         self.remote = remote
         # Only the connection's thread uses both, and the rows are read before the first write.
@@ -286,8 +284,7 @@ class Ovsdb:
         return txn.next_cfg
 
     def require_certain(self) -> None:
-        """Require that the database is online and locked, and that no transaction of ours is
-        pending.
+        """Require that the database is online and locked, without a pending transaction of ours.
 
         A transaction without an answer may still be carried out, so the rows read now may be about
         to change.
@@ -303,8 +300,7 @@ class Ovsdb:
             )  # fmt: skip
 
     def wait_configured(self, next_cfg: int, deadline: float) -> None:
-        """Wait until vswitchd has applied the configuration ``next_cfg`` (``cur_cfg`` has caught
-        up).
+        """Wait until vswitchd has applied the configuration: ``cur_cfg`` reaches ``next_cfg``.
 
         Raises: OperationTimeout.
         """

@@ -17,8 +17,11 @@ class Host:
     """The connections to the daemons of this host, and the locks of this process."""
 
     def __init__(self, conf: Any, store: str = "", mark: Mark = unmarked) -> None:
-        """``store`` identifies the agent's store. ``mark`` maps the mark found on a shared object
-        to the mark to write when that object is changed."""
+        """``store`` identifies the agent's store.
+
+        ``mark`` maps the mark found on a shared object to the mark to write when the object is
+        changed.
+        """
         self.conf = conf
         self.mark = mark
         self.locks = Locks()
@@ -40,8 +43,7 @@ class Host:
 
     @property
     def ovs_of_others(self) -> OvsHost:
-        """OVS for users other than backends: the same connection, or one without the lock if no
-        backend uses OVS."""
+        """OVS for other users: the backends' connection, or one without the lock if there is none."""
         with self._lock:
             if self._ovs is None and self._lockless_ovs is None:
                 self._lockless_ovs = OvsHost(OvsSettings.read(self.conf), self.supervisor)

@@ -27,8 +27,7 @@ class Supervisor:
     def thread(
         self, name: str, work: Callable[[], None], stopped: threading.Event
     ) -> threading.Thread:
-        """Start a thread that calls ``work`` until it returns, or until ``stopped`` is set after an
-        error.
+        """Start a thread that calls ``work`` until it returns, or fails while ``stopped`` is set.
 
         ``work`` is called again after an error, so it must keep its state outside itself.
         """

@@ -89,8 +89,9 @@ _FILL_NS, _WAIT_MS = 10_000_000, 50
 
 @dataclass(frozen=True)
 class Queueing:
-    """Our tc objects on one device. ``redirect`` is the index of the device that ingress traffic is
-    redirected to; 0 if that device no longer exists. ``guard`` filters the ingress traffic first.
+    """Our tc objects on one device. ``guard`` filters ingress traffic before the redirect.
+
+    ``redirect`` is the index of the device that ingress traffic goes to; 0 if it no longer exists.
     """
 
     root: Tbf | None = None
@@ -168,8 +169,9 @@ class Tc:
                 netlink.ask(DELQDISC, TCMSG.pack(0, index, _INGRESS_HANDLE, _INGRESS, 0))
 
     def set_guard(self, index: int, program: Program) -> None:
-        """Install a program that filters ingress traffic before any redirect. An existing one is
-        replaced atomically (``cls_bpf_change`` in net/sched/cls_bpf.c).
+        """Install a program that filters ingress traffic before any redirect.
+
+        An existing program is replaced atomically (``cls_bpf_change`` in net/sched/cls_bpf.c).
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """

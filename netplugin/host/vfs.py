@@ -377,7 +377,7 @@ def read_link(path: Path | str) -> str | None:
         return None
 
 
-# -- what is asked of the kernel, and what it says ---------------------------------------------------
+# -- messages and errors of the kernel ---------------------------------------------------------------
 
 
 def _request(vf_number: int, group: str, want: VfAttributes) -> bytes:
@@ -457,8 +457,7 @@ def _error(step: str, detail: str, code: int, group: str) -> NetpluginError:
 
 
 def _administers_networks() -> bool:
-    """Whether this process has CAP_NET_ADMIN, so that EPERM comes from the driver and not the
-    kernel.
+    """Whether this process has CAP_NET_ADMIN, so that EPERM comes from the driver.
 
     mlx5 returns EPERM where the host does not manage the NIC's eswitch, as with a DPU that does
     (``mlx5_esw_allowed`` in drivers/net/ethernet/mellanox/mlx5/core/eswitch.c).

@@ -45,8 +45,7 @@ class Problem:
 
 
 def balanced(problem: Problem, now: Placement) -> dict[Key, int]:
-    """A placement that is at least as good: neither the largest sum nor the number of misplaced
-    loads grows.
+    """A placement whose largest sum and number of misplaced loads are no larger than now.
 
     It is a fixed point: balancing the result changes nothing.
     """

@@ -18,8 +18,7 @@ Affinities = Mapping[str, str | None]
 
 @dataclass(frozen=True)
 class Change:
-    """Keys to change in ``other_config`` of Open_vSwitch, and affinities of interfaces; None:
-    remove the key.
+    """Keys of ``other_config`` and affinities of interfaces to write; None: remove the key.
 
     ``cores`` are the CPUs that are to have PMD threads, if they change. ``places`` are the CPUs on
     which queues must be found afterwards.
@@ -38,8 +37,9 @@ def change(
     online: tuple[int, ...],
     chosen: tuple[int, ...] = (),
 ) -> Change:
-    """Compute the change. ``affinities`` are of all interfaces of OVS, ``chosen`` the CPUs for
-    ``count``.
+    """Compute the change of a request.
+
+    ``affinities`` are of all interfaces of OVS, ``chosen`` are the CPUs selected for ``count``.
 
     Raises: InvalidRequest naming the field, Conflict.
     """

@@ -35,8 +35,7 @@ def is_pinned(queue: RxQueue, cpus: frozenset[int]) -> bool:
 
 
 def scheduled(state: PmdState) -> dict[Key, int]:
-    """The CPU of each queue after ``dpif-netdev/pmd-rxq-rebalance``. A queue that no thread would
-    poll is left out."""
+    """The CPU of each queue after ``dpif-netdev/pmd-rxq-rebalance``, without unpolled queues."""
     cpus = frozenset(core.cpu for core in state.cores)
     found: dict[Key, int] = {}
     shared = {core.cpu: _Slot(core) for core in state.cores if not core.isolated}
@@ -74,8 +73,7 @@ def scheduled(state: PmdState) -> dict[Key, int]:
 
 
 def balance_obstacle(state: PmdState) -> str | None:
-    """Why OVS would not even attempt an auto load balance (pmd_rebalance_dry_run_needed); None if
-    it would."""
+    """Why OVS would skip the auto load balance (pmd_rebalance_dry_run_needed); None if it would not."""
     shared = [core for core in state.cores if not core.isolated]
     if state.settings.rxq_assign == "roundrobin":
         return "pmd-rxq-assign is roundrobin"
