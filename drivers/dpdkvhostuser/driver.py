@@ -56,7 +56,7 @@ class DpdkVhostUser(Backend[Seen]):
         self._applier = Applier(self._ovs)
         sockets.make_directory(self._settings.vhost_socket_dir, self._settings.vhost_socket_group)
 
-    # -- without access to the host --------------------------------------------------------------
+    # -- without changing the host ----------------------------------------------------------------
 
     def hold(self) -> Usability:
         return self._ovs.hold()
@@ -127,7 +127,7 @@ class DpdkVhostUser(Backend[Seen]):
         of_sockets = sockets.findings(self._settings, observed.rows, observed.sockets)
         return [*findings(observed, self._settings.local_ip), *of_sockets]
 
-    # -- with access to the host -----------------------------------------------------------------
+    # -- reading and changing the host ------------------------------------------------------------
 
     def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
         return self._observer.observe(ports, deadline)

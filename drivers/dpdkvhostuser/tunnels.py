@@ -96,7 +96,8 @@ def network_flows(overlay: Overlay, local_ip: str, tunnel: int, patch: int) -> f
 def _learn(overlay: Overlay, local_ip: str) -> str:
     """Return the action that learns a flow towards the sender; each frame from it refreshes the flow.
 
-    The learned flow matches the VNI, not the VLAN, so it does not outlive a reassigned local VLAN.
+    The learned flow matches the VNI, not the VLAN, so it never applies to another network that is
+    assigned the same local VLAN later.
     """
     family = "IPV6" if _is_ipv6(local_ip) else "IPV4"
     _, cookie = with_learned(network_cookie(overlay.network_id))

@@ -92,7 +92,7 @@ class Tap:
 def _only_mac(spec: PortSpec) -> str:
     """Return the port's MAC if it is the only allowed one; otherwise empty, and the bridge learns.
 
-    Another port may own, or take over, a MAC of this port's list."""
+    Another MAC of the list may belong, or move, to another port, so the bridge must not fix it."""
     security = spec.port_security
     macs = {spec.mac, *(a.mac for a in security.allowed_addresses if a.mac)}
     return spec.mac if security.enabled and macs == {spec.mac} else ""

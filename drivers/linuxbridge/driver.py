@@ -78,7 +78,7 @@ class LinuxBridge(Backend[Seen]):
         self._watch: Watch | None = None
         self._makeable: frozenset[str] = frozenset()
 
-    # -- without changing the host ---------------------------------------------------------------
+    # -- without changing the host ----------------------------------------------------------------
 
     def hold(self) -> Usability:
         return self._locks.hold(
@@ -165,7 +165,7 @@ class LinuxBridge(Backend[Seen]):
     def facts(self) -> Mapping[str, str | int | bool]:
         return {"vhost_net": VHOST_NET.exists(), "local_ip": self._settings.local_ip}
 
-    # -- with access to the host -----------------------------------------------------------------
+    # -- reading and changing the host ------------------------------------------------------------
 
     def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
         seen = Reader(self._settings, self._kernel, ports).read(deadline)
@@ -182,7 +182,7 @@ class LinuxBridge(Backend[Seen]):
     def _next_mark(self) -> str:
         """Return the store's mark to write with the rules.
 
-        Empty until the existing mark was read; nobody else writes it until then."""
+        Empty until the existing mark was read: until then, the mark stays as it is."""
         return "" if self._mark_there is None else self._carried.after(self._mark_there)
 
     def watch(self, wake: Callable[[Wake], None]) -> None:

@@ -22,7 +22,8 @@ from netplugin.models import PortSpec
 
 FAMILY, TABLE, PORTS = "bridge", "netplugin", "ports"
 MARK = "netplugin-port="
-#: A chain without callers. Its rule's comment has the mark of the store that last changed the table.
+#: A chain that no rule jumps to. The comment of its rule is the mark of the store that last changed
+#: the table.
 STORE, STORE_MARK = "store", "netplugin-store="
 
 Match = dict[str, Any]

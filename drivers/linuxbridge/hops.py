@@ -60,7 +60,7 @@ def interface_conflict(settings: Settings, segment: Segment, seen: Seen) -> Conf
 
 
 def hop_of(settings: Settings, segment: Segment, mtu: int, seen: Seen) -> Hop | None:
-    """Return the uplink path for frames of this MTU; None if the segment ends on this host."""
+    """Return the uplink path for frames of this MTU in bytes; None if the segment ends on this host."""
     if not segment.network_id:
         name = way_out(settings, segment, seen)
         return Hop(name, seen.interfaces.get(name), mtu, "uplink") if name else None

@@ -1,7 +1,7 @@
 """Wake the agent when another process changes our links, rate limits or nftables rules.
 
 Without it, a flushed table (a reload of the system's own rules begins with ``nft flush ruleset``) would
-leave every VM unfiltered until the next periodic check of the whole host.
+leave every VM without its nftables rules until the next periodic check of the whole host.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Watch(News):
     ) -> None:
         """``interfaces`` are uplinks. Raises: OSError if the kernel refuses the sockets."""
         self._interfaces = interfaces
-        # Starting or stopping a VM changes the carrier of its tap: only settings that we make count.
+        # Starting or stopping a VM changes the carrier of its tap: compare only what the agent sets.
         self._known: dict[str, LinkEvent] = {}
         self._links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         self._rules = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)

@@ -68,7 +68,7 @@ class Sriov(Backend[Seen]):
         self._kernel = kernel or Kernel(read_devices(conf))
         self._pool = Pool(self.name, self._kernel, supervisor_of(host), locks_of(host))
 
-    # -- without access to the host --------------------------------------------------------------
+    # -- without changing the host ----------------------------------------------------------------
 
     def hold(self) -> Usability:
         return self._pool.hold()
@@ -133,7 +133,7 @@ class Sriov(Backend[Seen]):
             }
         )
 
-    # -- with access to the host -----------------------------------------------------------------
+    # -- reading and changing the host ------------------------------------------------------------
 
     def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
         start = time.monotonic()

@@ -86,7 +86,7 @@ class Vdpa(Backend[Seen]):
             switch = Switch(host.ovs)
         self._switch = switch
 
-    # -- without access to the host --------------------------------------------------------------
+    # -- without changing the host ----------------------------------------------------------------
 
     @property
     def _mode(self) -> Mode:
@@ -188,7 +188,7 @@ class Vdpa(Backend[Seen]):
             }
         )
 
-    # -- with access to the host -----------------------------------------------------------------
+    # -- reading and changing the host ------------------------------------------------------------
 
     def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
         return self._seen(ports, deadline, self._pool.look)

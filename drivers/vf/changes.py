@@ -13,7 +13,7 @@ KIND = "vf"
 
 @dataclass(frozen=True)
 class VfChange(Change):
-    """A change to one VF. If it fails or does not persist, the VF is quarantined."""
+    """A change to one VF. If the VF refuses it, or it does not persist, the VF is quarantined."""
 
     address: str
     #: The interface index of the PF, and the number of the VF on it.

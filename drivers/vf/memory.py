@@ -15,8 +15,8 @@ from drivers.vf.inventory import Inventory, Pf, Setting, Vf
 from netplugin.backend import Claim
 from netplugin.host.vfs import NO_MAC, VfAttributes, is_vfio
 
-#: VF drivers that DPDK uses without vfio, through the kernel's verbs (DPDK's mlx5 guide, "bifurcated
-#: driver"). A VM still needs such a VF on vfio-pci.
+#: VF drivers that stay bound while DPDK uses the VF, through verbs and without vfio (DPDK's mlx5 guide,
+#: "bifurcated driver"). To pass such a VF through to a VM, it must be bound to vfio-pci.
 KEPT_BY_DPDK = frozenset({"mlx4_core", "mlx5_core"})
 #: PF drivers that refuse a zero MAC for a VF (qede_set_vf_mac; cxgb4_mgmt_set_vf_mac). They get
 #: ``PLACEHOLDER_MAC`` instead, which libvirt uses too (``altZeroMAC`` in src/util/virnetdev.c).

@@ -28,7 +28,7 @@ class Pool:
     def __init__(
         self, name: str, kernel: Kernel, supervisor: Supervisor, locks: Locks | None = None
     ) -> None:
-        """``name`` is the backend's. Without ``locks``, no other agent may use the NICs."""
+        """``name`` is the backend's. Without ``locks``, this is the only agent."""
         self.kernel = kernel
         self._locks = locks or NoLocks()
         self._name = name
