@@ -1,1 +1,1 @@
-"""The per-host agent: intents, the converge loop, and the front ends that platforms call."""
+"""The agent of a hypervisor: intents, the converge loop, and the HTTP API."""

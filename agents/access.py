@@ -1,4 +1,4 @@
-"""Who a caller is and what role it has: by token, by certificate name, or by user on the socket."""
+"""Authentication and roles of callers: bearer token, certificate name, or user on the UNIX socket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ANY = "*"
 
 @dataclass(frozen=True)
 class Token:
-    """A bearer token, with the name that the audit log has for it and the role that it gives."""
+    """A bearer token with its role and its name in the audit log."""
 
     secret: bytes
     name: str
@@ -34,14 +34,15 @@ class Token:
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody whose credential is known."""
+    """An authenticated caller."""
 
     name: str
     role: Role
 
 
 def read_tokens(path: Path) -> tuple[Token, ...]:
-    """The bearer tokens in a file that nobody else can read: ``<token>`` or ``<role>:<name> <token>``.
+    """Read bearer tokens from a private file, one per line: ``<token>`` or ``<role>:<name>
+    <token>``.
 
     Raises: ValueError, OSError.
     """
@@ -55,9 +56,9 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
 
 
 def _token(path: Path, number: int, line: str) -> Token:
-    """The line itself is in no error: it is a secret."""
+    """Parse one line. The errors do not contain the line, because it is a secret."""
     if not re.search(r"\s", line):
-        # A name that tells tokens apart in the audit log and nothing of the token.
+        # A name that distinguishes tokens in the audit log without revealing them.
         return Token(line.encode(), f"token-{hashlib.sha256(line.encode()).hexdigest()[:8]}")
     found = _NAMED.match(line)
     if not found or not _CALLER_NAME.match(found[2]):
@@ -70,7 +71,7 @@ def _token(path: Path, number: int, line: str) -> Token:
 
 @dataclass(frozen=True)
 class Rules:
-    """Roles by certificate name and by user, as ``[api] cert_roles`` and ``socket_roles`` say."""
+    """Roles by certificate name and by local user, from ``[api] cert_roles`` and ``socket_roles``."""
 
     certificates: tuple[tuple[Role, str], ...] = ((Role.OPERATE, ANY),)
     users: tuple[tuple[Role, int | None], ...] = ()
@@ -100,7 +101,9 @@ class Rules:
         )
 
     def of_user(self, peer: Peer) -> Role | None:
-        """Root and the agent's own user could change its store and its code: they may do all."""
+        """The role of a local user. Root and the agent's own user have all rights, as they can
+        change the agent.
+        """
         if peer.uid in (0, os.geteuid()):
             return Role.OPERATE
         found = [role for role, uid in self.users if uid in (None, peer.uid)]
@@ -127,7 +130,7 @@ def _id(name: str, look_up: Any) -> int:
 
 @dataclass(frozen=True)
 class Access:
-    """Whom the agent lets in. One that has neither tokens nor certificates lets in everybody."""
+    """The configured credentials. Without tokens and client certificates, TCP callers are not checked."""
 
     tokens: tuple[Token, ...] = ()
     mutual_tls: bool = False
@@ -138,24 +141,24 @@ class Access:
         return bool(self.tokens) or self.mutual_tls
 
     def identify(self, peer: Peer, authorization: bytes) -> Caller:
-        """Raises: Unauthorized, Forbidden for one that is known and has no role."""
+        """Authenticate a call. Raises: Unauthorized; Forbidden for a known caller without a role."""
         if peer.is_local_socket:
             return _with_role(_user_name(peer), self.rules.of_user(peer), "socket_roles")
         callers = []
         if self.mutual_tls:
-            # TLS has verified the certificate; a connection without one did not come to be.
+            # TLS has verified the certificate; connections without one were rejected.
             name = peer.names[0] if peer.names else "certificate-without-name"
             callers.append(_with_role(name, self.rules.of_certificate(peer.names), "cert_roles"))
         if self.tokens:
             callers.append(self._with_token(authorization))
         if not callers:
             return Caller("anonymous", Role.OPERATE)
-        # Where both are needed, neither gives more than the other.
+        # If both are required, the lower role applies.
         return Caller(callers[-1].name, min(caller.role for caller in callers))
 
     def _with_token(self, authorization: bytes) -> Caller:
         scheme, _, sent = authorization.partition(b" ")
-        # All are compared, each in constant time: how long it took tells nothing of any.
+        # Compare with all tokens, each in constant time, so that the duration reveals nothing.
         matches = [t for t in self.tokens if hmac.compare_digest(sent.strip(), t.secret)]
         if scheme.lower() != b"bearer" or not matches:
             raise Unauthorized(
@@ -166,7 +169,7 @@ class Access:
 
 
 def require(caller: Caller, needed: Role, what: str) -> None:
-    """Raises: Forbidden naming the role that ``what`` needs."""
+    """Raises: Forbidden naming the role that ``what`` requires."""
     if caller.role < needed:
         raise Forbidden(
             f"{what} needs the role {needed}; {caller.name} has {caller.role}", step="authorize",

@@ -1,7 +1,7 @@
-"""The audit log: who called, from where, what, and with what outcome; one JSON object a line.
+"""The audit log: caller, address, call and result; one JSON object per line.
 
-Written for every call that changes something, and for every call that was refused. Tokens, callback
-URLs beyond their host, and the XML of domains (which may hold passwords) are never in it.
+It has an entry for every call that changes something and for every refused call. It never contains
+tokens, callback URLs beyond the host, or domain XML (which may contain passwords).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 LOG = logging.getLogger("netplugin.audit")
-#: Bytes of a body that are kept; of a larger one its size is.
+#: Maximum size in bytes of a logged body; for a larger one only the size is logged.
 MAX_BODY = 4096
 _MAX_PATH = 512
 
 
 class AuditLog:
-    """Lines in a file of its own, or (without a path) in the agent's log under ``audit``.
+    """Writes to a file or, without a path, to the agent's log under the key ``audit``.
 
-    The file may be moved away (logrotate) at any time: the next line goes into a new one.
+    The file may be moved at any time (logrotate): the next entry creates a new one.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -40,7 +40,9 @@ class AuditLog:
         code: str | None = None, body: bytes = b"", taskuuid: str | None = None,
         callback: str | None = None, duration_ms: float | None = None,
     ) -> None:  # fmt: skip
-        """One call. With a ``taskuuid``, status 200 says that it was journalled for later."""
+        """Log a call. Status 200 with a ``taskuuid`` means that the call was journalled for later
+        execution.
+        """
         entry: dict[str, Any] = {
             "event": "accepted" if taskuuid and status == 200 else "call",
             "caller": caller, "role": role, "from": peer, "method": method,
@@ -57,7 +59,9 @@ class AuditLog:
         self._write(entry | _shown(path, body))
 
     def carried_out(self, taskuuid: str, method: str, target: str, status: int) -> None:
-        """An asynchronous call; who sent it is in the entry ``accepted`` with the same taskuuid."""
+        """Log the execution of an asynchronous call; its ``accepted`` entry has the same taskuuid
+        and the caller.
+        """
         self._write(
             {"event": "carried_out", "taskuuid": taskuuid, "method": method,
              "path": target[:_MAX_PATH], "status": status}
@@ -79,7 +83,7 @@ class AuditLog:
         with self._lock:
             try:
                 self._current(self._path).write(line)
-            except OSError as failed:  # a call that is done cannot be refused any more
+            except OSError as failed:  # the call is already done and cannot be refused any more
                 LOG.error("the audit log cannot be written: %s", failed, extra={"audit": entry})
 
     def _current(self, path: Path) -> IO[bytes]:
@@ -114,7 +118,7 @@ def _shown(path: str, body: bytes) -> dict[str, Any]:
 
 
 def _host_of(url: str) -> str:
-    """Scheme, host and port: the rest of a callback URL may be a secret."""
+    """Scheme, host and port; the rest of a callback URL may be secret."""
     try:
         parts = urlsplit(url)
         return f"{parts.scheme}://{parts.hostname}:{parts.port}" if parts.port else (

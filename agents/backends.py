@@ -1,4 +1,4 @@
-"""Loading the backends that the operator enabled; one that cannot be loaded hurts no other."""
+"""Loads the enabled backends; a backend that fails to load does not affect the others."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NAMESPACE = "netplugin.backends"
 
 @dataclass(frozen=True)
 class Loaded:
-    """The backends that work, and of those that do not, why."""
+    """The loaded backends, and the reasons why others failed to load."""
 
     backends: dict[str, Backend[Observation]]
     broken: dict[str, str]
 
 
 def load(names: Sequence[str], conf: Any, host: Host) -> Loaded:
-    """Load by entry point. A driver is made as ``Driver(conf, host)``."""
+    """Load backends by entry point; each is created as ``Driver(conf, host)``."""
     broken: dict[str, str] = {}
 
     def failed(manager: Any, entry_point: Any, error: BaseException) -> None:

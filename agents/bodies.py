@@ -1,7 +1,7 @@
-"""Large bodies are looked through in a thread, in small steps, before the application validates them.
+"""Checks large request bodies in a thread, before the application validates them.
 
-Pydantic validates a body in one call that holds the interpreter, and the event loop with it, and
-writes an error for each of a million wrong places.
+Pydantic validates a body in one call that holds the GIL and so blocks the event loop, and it
+creates an error for each of up to a million invalid values.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from pydantic import ValidationError
 from netplugin.errors import FieldError, InvalidRequest
 from netplugin.models import BatchPut
 
-#: Bytes up to which a body is no matter: validated in a few milliseconds whatever is in it.
+#: Bodies up to this size in bytes are always validated within a few milliseconds.
 SMALL = 64 * 1024
-#: No object of the API has more members than this, and no list more than that.
+#: Limits above those of any object and any list of the API.
 _WIDEST, _LONGEST = 1024, 4096
-#: Errors of a batch that are told; the rest of it is not looked at then.
+#: Maximum number of reported errors of a batch; the rest of the batch is not checked.
 _MOST_ERRORS = 100
 
 
 async def refuse_unfit(request: Request) -> None:
-    """A dependency of every route. Raises: InvalidRequest."""
+    """Dependency of every route. Raises: InvalidRequest."""
     body = await request.body()
     if len(body) > SMALL:
         await asyncio.to_thread(check, body, is_batch=request.url.path == "/v1/ports:batch")
 
 
 def check(body: bytes, *, is_batch: bool) -> None:
-    """Raises: InvalidRequest for what is too wide anywhere, and for wrong ports of a batch."""
+    """Raises: InvalidRequest for objects or lists that are too large, and for invalid ports of a batch."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
-        return  # the application says so
+        return  # the application reports it
     try:
         for place, message in _too_wide(document, ()):
             raise _invalid([_error(place, message)])
@@ -78,7 +78,7 @@ def _too_wide(value: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
 
 
 def _error(place: tuple[str, ...], message: str) -> FieldError:
-    """JSON may name what no UTF-8 can: half of a surrogate pair."""
+    """JSON strings may contain lone surrogates, which cannot be encoded in UTF-8."""
     field = ".".join(place).encode(errors="backslashreplace").decode()
     return FieldError(field=field or "body", message=message)
 

@@ -1,4 +1,4 @@
-"""Results of asynchronous calls: POSTed to the URL of the caller until they are taken."""
+"""Delivers the results of asynchronous calls: POST to the callback URL, with retries."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from netplugin.models import TaskState
 
 LOG = logging.getLogger(__name__)
 _BACKOFF_FIRST_S, _BACKOFF_MOST_S = 1.0, 60.0
-#: Results that are on their way at a time.
+#: Maximum number of concurrent deliveries.
 _IN_FLIGHT = 64
-#: The same for the URLs of one scheme, host and port.
+#: Maximum number of concurrent deliveries to one scheme, host and port.
 _OF_ONE_ORIGIN = 16
-# RFC 2104 section 3: shorter keys than the hash are weaker; 16 bytes are what 128 bits need.
+# RFC 2104, section 3: keys shorter than the hash reduce the strength; 16 bytes are 128 bits.
 _SHORTEST_SECRET = 16
-#: Header of a delivery that is signed.
+#: Header with the signature of a delivery.
 SIGNATURE = "X-Netplugin-Signature"
 
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """The ``[tasks]`` options as a value."""
+    """The ``[tasks]`` options."""
 
     callback_allow: tuple[str, ...]
     expire_after_s: float
@@ -42,12 +42,12 @@ class TaskSettings:
     callback_ca: str | None = None
     callback_cert: str | None = None
     callback_key: str | None = None
-    #: Results are signed with it.
+    #: The key that results are signed with.
     secret: bytes | None = field(default=None, repr=False)
 
     @staticmethod
     def read(conf: Any) -> TaskSettings:
-        """Raises: ValueError, OSError for a file that cannot be used."""
+        """Raises: ValueError; OSError for a file that cannot be read."""
         tasks = conf.tasks
         insecure = [url for url in tasks.callback_allow if not url.lower().startswith("https:")]
         if insecure and not tasks.callback_insecure_http:
@@ -71,7 +71,7 @@ class TaskSettings:
         return settings
 
     def tls_context(self) -> ssl.SSLContext:
-        """For deliveries. Raises: ValueError."""
+        """The TLS context of deliveries. Raises: ValueError."""
         try:
             context = ssl.create_default_context(cafile=self.callback_ca)
             if self.callback_cert:
@@ -84,7 +84,7 @@ class TaskSettings:
 
 
 def read_secret(path: Path) -> bytes:
-    """The key in a file that nobody else can read. Raises: ValueError, OSError."""
+    """Read the key from a private file. Raises: ValueError, OSError."""
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise ValueError(f"{path} can be read by others: chmod 600 {path}")
     secret = path.read_bytes().strip()
@@ -94,7 +94,7 @@ def read_secret(path: Path) -> bytes:
 
 
 def signature(secret: bytes, taskuuid: str, body: bytes) -> str:
-    """Value of the header that shows a receiver who sent a result: HMAC-SHA256 (RFC 2104)."""
+    """The value of the signature header (HMAC-SHA256, RFC 2104), which authenticates a result."""
     return "sha256=" + hmac.new(secret, taskuuid.encode() + b"\n" + body, "sha256").hexdigest()
 
 
@@ -135,7 +135,7 @@ def _origin(url: SplitResult) -> _Origin:
 
 
 class _Outcome(Enum):
-    #: There was nothing to deliver any more.
+    #: There is nothing left to deliver.
     OVER = auto()
     TAKEN = auto()
     REFUSED = auto()
@@ -144,26 +144,28 @@ class _Outcome(Enum):
 
 @dataclass
 class _Receiver:
-    """What answers at one origin, and the results that wait for it."""
+    """The server at one origin, and the results queued for it."""
 
-    #: By target, what waits: uuid, URL, and the seconds to the next attempt if this one fails.
+    #: The queue of each target: uuid, URL, and seconds until the next attempt if this one fails.
     waiting: dict[str, deque[tuple[str, str, float]]] = field(default_factory=dict)
-    #: The targets of ``waiting`` of which no delivery has begun.
+    #: The targets in ``waiting`` without a delivery in progress.
     free: deque[str] = field(default_factory=deque)
-    #: Deliveries that have begun or are next.
+    #: Deliveries in progress or about to start.
     begun: int = 0
-    #: The end of the rest that it has now, and the length of the last since it answered.
+    #: The timer of the current pause, and the length of the last pause since the receiver answered.
     rest: asyncio.TimerHandle | None = None
     rest_s: float = 0.0
 
 
 class Callbacks:
-    """Delivers what the journal has as ``done``, a bounded number at a time, on the event loop.
+    """Delivers the results that the journal has as ``done``, a limited number at a time, on the
+    event loop.
 
-    Results of calls on one object go out to a receiver (scheme, host and port) one after the other,
-    first in the order of the calls; one that is not taken is tried again later and holds up none after
-    it. A receiver that does not answer gets nothing for 1 s, 2 s and so on up to 60 s, and then one
-    result at a time until it answers. What waits is in the journal, and only its name and URL in memory.
+    Results of calls on one object are first sent to a receiver (scheme, host and port) one at a
+    time, in the order of the calls. A refused result is retried later and does not block those
+    after it. If a receiver does not answer, deliveries to it pause for 1 s, 2 s and so on up to 60
+    s, and then go one at a time until it answers. Queued results are in the journal; memory holds
+    only their uuid and URL.
     """
 
     def __init__(
@@ -173,9 +175,9 @@ class Callbacks:
         self._journal = journal
         self._supervisor = supervisor
         self._client: Any = None
-        #: As many as callback_allow has, and has had.
+        #: At most one per origin in callback_allow, now and in the past.
         self._receivers: dict[_Origin | None, _Receiver] = {}
-        #: A receiver and a target of its ``waiting``, for each delivery that may begin.
+        #: A receiver and a target in its ``waiting``, for each delivery that may start.
         self._ready: asyncio.Queue[tuple[_Receiver, str]] = asyncio.Queue()
 
     async def run(self) -> None:
@@ -190,7 +192,7 @@ class Callbacks:
                 await self._client.aclose()
 
     def add(self, target: str, taskuuid: str, url: str, wait_s: float | None = None) -> None:
-        """Deliver the result of this task, which the journal has, to its callback URL."""
+        """Queue the result of a journalled task for delivery to its callback URL."""
         parts = _split(url)
         origin = _origin(parts) if parts else None
         receiver = self._receivers.setdefault(origin, _Receiver())
@@ -202,11 +204,11 @@ class Callbacks:
         self._offer(receiver)
 
     def is_over(self, task: JournalledTask) -> bool:
-        """Whether nobody waits for its result any more."""
+        """Whether the result has expired."""
         return self._journal.now() - task.created_at > self._settings.expire_after_s
 
     def _offer(self, receiver: _Receiver) -> None:
-        """Let deliveries to a receiver begin, as many as there may be."""
+        """Start as many deliveries to a receiver as its limit allows."""
         most = 1 if receiver.rest_s else _OF_ONE_ORIGIN
         while receiver.rest is None and receiver.begun < most and receiver.free:
             receiver.begun += 1
@@ -214,7 +216,7 @@ class Callbacks:
 
     async def _deliver_next(self) -> None:
         receiver, target = await self._ready.get()
-        if receiver.rest is not None:  # since this was offered
+        if receiver.rest is not None:  # the pause began after this was queued
             receiver.begun -= 1
             receiver.free.appendleft(target)
             return
@@ -237,7 +239,7 @@ class Callbacks:
             self._offer(receiver)
 
     def _rest(self, receiver: _Receiver, outcome: _Outcome | None) -> None:
-        """Without an answer a receiver rests; with one it is there again."""
+        """Pause deliveries to a receiver that does not answer; end the pause when it answers."""
         if outcome in (_Outcome.TAKEN, _Outcome.REFUSED):
             self._end_rest(receiver)
             receiver.rest_s = 0.0
@@ -258,7 +260,7 @@ class Callbacks:
             receiver.rest = None
 
     async def _deliver(self, taskuuid: str) -> _Outcome:
-        """One attempt."""
+        """Try to deliver once."""
         task = await self._journal.database.in_thread(self._journal.get, taskuuid)
         if task is None or task.state is not TaskState.DONE:
             return _Outcome.OVER
@@ -273,15 +275,15 @@ class Callbacks:
         return outcome
 
     async def _post(self, task: JournalledTask) -> _Outcome:
-        """By the status alone: the body of the answer is not read."""
-        import httpx  # four megabytes that an agent without asynchronous calls does not need
+        """Send a result. Only the status of the response is used; its body is not read."""
+        import httpx  # 4 MB that an agent without asynchronous calls does not need
 
         body = json.dumps(task.result, ensure_ascii=False, separators=(",", ":")).encode()
         try:
             if self._client is None:
                 self._client = httpx.AsyncClient(
                     timeout=self._settings.callback_timeout_s,
-                    follow_redirects=False,  # a redirect would lead off the allow-list
+                    follow_redirects=False,  # a redirect could leave the allow-list
                     trust_env=False,
                     verify=self._settings.tls_context(),
                     limits=httpx.Limits(max_connections=None),

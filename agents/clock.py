@@ -1,7 +1,8 @@
-"""The age of what is stored: seconds that no step of the system's clock changes, across restarts.
+"""A clock for stored data that is not affected by changes of the system time and continues after
+restarts.
 
-It counts with CLOCK_BOOTTIME (clock_gettime(2): monotonic, suspend included), which begins anew with
-each boot. What it was is stored with the id of the boot: after a reboot it goes on from there.
+It uses CLOCK_BOOTTIME (clock_gettime(2): monotonic, includes suspend), which restarts at each boot.
+Its value is stored with the boot ID and continues from there after a reboot.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def _boottime() -> float:
 
 
 class StoredClock:
-    """Begins with the time of day, as what older versions stored is of that."""
+    """Starts with the time of day, because older versions stored that."""
 
     def __init__(
         self,
@@ -28,7 +29,7 @@ class StoredClock:
         boottime: Callable[[], float] = _boottime,
         today: Callable[[], float] = time.time,
     ) -> None:
-        """``stored`` is what ``state`` gave at some time before."""
+        """``stored`` is an earlier result of ``state``."""
         self._boottime = boottime
         self._boot = boot if boot is not None else _BOOT_ID.read_text().strip()
         if stored is None:
@@ -44,6 +45,6 @@ class StoredClock:
         return self._offset + self._boottime()
 
     def state(self) -> str:
-        """To be stored now and then: what passes after the last time is lost in a reboot."""
+        """The state to store periodically; after a reboot, the time since the last call is lost."""
         at = self._boottime()
         return json.dumps({"boot": self._boot, "boottime": at, "value": self._offset + at})

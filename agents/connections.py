@@ -1,6 +1,7 @@
-"""Limits of connections: how many there are, and how long one may keep the agent waiting.
+"""Limits the number of connections, and how long a client may keep the agent waiting.
 
-uvicorn limits only the pause after a request: a connection that never sends one would stay for ever.
+uvicorn limits only the idle time after a request: a connection without any request would stay open
+forever.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ _FULL = (
 )
 
 
-#: For the peer's answer to the end of TLS, which keeps the connection open; asyncio's own is 30 s.
+#: Seconds to wait for the peer's end of TLS, while the connection stays open; asyncio's default is
+#: 30 s.
 _TLS_END_S = 1.0
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """``[api]`` options. Seconds: for a TLS handshake and then for a request line and headers, for a
-    body, between requests."""
+    """The limits from the ``[api]`` options. In seconds: TLS handshake and then request line and
+    headers, body, idle time between requests.
+    """
 
     most: int
     header_s: float
@@ -46,27 +49,28 @@ class ConnectionLimits:
 
 
 class _Limited:
-    """One connection: ended at the deadline of what it is waited for, and one of so many."""
+    """A connection that is counted and closed at its current deadline."""
 
     loop: asyncio.AbstractEventLoop
     transport: Any
-    #: All that are open, as uvicorn keeps them.
+    #: All open connections, as uvicorn keeps them.
     connections: set[Any]
     _timer: asyncio.TimerHandle | None = None
-    #: Since when it is waited for (``loop.time``).
+    #: When the current wait started (``loop.time``).
     _since: float = 0.0
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being answered."""
+        """Whether no request is in progress."""
         return True
 
     def _has_room(self, most: int) -> bool:
-        """Whether it may stay. The connection that is idle for longest makes room for it: silence
-        must not keep callers out."""
+        """Whether the connection is within the limit. If not, the connection that has been idle for
+        longest is closed, so that idle clients cannot lock out others.
+        """
         if len(self.connections) <= most:
             return True
-        # One that was dropped is among them until the loop's next turn.
+        # A dropped connection stays in the set until the next iteration of the event loop.
         limited = [c for c in self.connections if isinstance(c, _Limited)]
         here = [c for c in limited if not c.transport.is_closing()]
         if len(here) <= most:
@@ -89,7 +93,7 @@ class _Limited:
 
 
 class LimitedProtocol(_Limited, HttpToolsProtocol):
-    """uvicorn's, that closes a connection which is one too many or keeps the agent waiting."""
+    """uvicorn's protocol with a connection limit and deadlines."""
 
     def __init__(self, limits: ConnectionLimits, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -113,7 +117,7 @@ class LimitedProtocol(_Limited, HttpToolsProtocol):
         self.resume_writing()
         super().connection_lost(exc)
 
-    # A deadline is set by what the connection is waited for, never by each byte of it.
+    # A deadline belongs to a phase (headers, body, idle); receiving data does not extend it.
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -132,7 +136,8 @@ class LimitedProtocol(_Limited, HttpToolsProtocol):
         if not self.transport.is_closing() and not self.pipeline:
             self._wait(self._limits.idle_s)
 
-    # One that does not read its answer is waited for no longer than one that does not send.
+    # A client that does not read the response has the same deadline as one that does not send the
+    # body.
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -148,9 +153,9 @@ class LimitedProtocol(_Limited, HttpToolsProtocol):
 
 
 class Handshake(_Limited, asyncio.Protocol):
-    """A TLS connection up to the end of its handshake: it counts as one from the start.
+    """A TLS connection during its handshake, so that it counts from the start.
 
-    asyncio's own handshake (``create_server(ssl=...)``) shows a connection only when it is through.
+    asyncio's own handshake (``create_server(ssl=...)``) reports a connection only after it.
     """
 
     def __init__(
@@ -175,11 +180,11 @@ class Handshake(_Limited, asyncio.Protocol):
             transport.abort()
             return
         self._wait(self._limits.header_s)
-        transport.pause_reading()  # what comes next is TLS
+        transport.pause_reading()  # the next bytes are TLS
         self._upgrade = self.loop.create_task(self._begin_tls())
 
     def data_received(self, data: bytes) -> None:
-        """What came with the last message of the handshake, before the next protocol is there."""
+        """Keep data that arrives with the last handshake message, before the HTTP protocol is attached."""
         self._received.append(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -188,7 +193,7 @@ class Handshake(_Limited, asyncio.Protocol):
             self._upgrade.cancel()
 
     def shutdown(self) -> None:
-        """uvicorn's, for every connection: no request is being answered here."""
+        """Called by uvicorn for every connection; no request is in progress here."""
         self._drop()
 
     async def _begin_tls(self) -> None:
@@ -197,13 +202,13 @@ class Handshake(_Limited, asyncio.Protocol):
                 self.transport, self, self._context, server_side=True,
                 ssl_handshake_timeout=self._limits.header_s, ssl_shutdown_timeout=_TLS_END_S,
             )  # fmt: skip
-        except OSError as failed:  # also ssl.SSLError
+        except OSError as failed:  # includes ssl.SSLError
             LOG.debug("no TLS handshake: %s", failed)
             return
         finally:
             self._end()
         if tls is None:
-            return  # it was dropped meanwhile
+            return  # the connection was dropped meanwhile
         protocol = self._make_protocol()
         tls.set_protocol(protocol)
         protocol.connection_made(tls)

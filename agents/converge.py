@@ -1,4 +1,4 @@
-"""The loop everything goes through: observe, plan, apply, and read back until nothing is left to do."""
+"""The converge loop: observe, plan, apply, and read back until the plan is empty."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from netplugin.backend import Backend, Change, Claim, Intent, Observation, ObservedPort, Plan
 from netplugin.errors import HostError, NetpluginError
 
-# One round does the work. A second is for what must be gone before it can come (a port whose
-# socket path changed); a third would mean that the host, or a plan, does not hold still.
+# One round is the normal case. A second is needed if an object must be deleted before it is created
+# again (a port with a changed socket path). A third means that the host or the plan is not stable.
 _ROUNDS = 3
 
 
@@ -37,16 +37,16 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Converged:
-    """What came of it: the ports that are not as wanted, each with why, and what the host has now."""
+    """The result: the ports that failed, with the errors, and the observed state of the ports."""
 
     failed: dict[str, NetpluginError]
     observed: dict[str, ObservedPort]
     changes: tuple[Change, ...]
-    #: Ports that keep what they have though it is not what the configuration says, each with why.
+    #: Ports that keep a configuration that differs from the options, with the reasons.
     kept: dict[str, NetpluginError] = field(default_factory=dict)
-    #: Changes for no port in particular (an empty bridge) that were made and are still to do.
+    #: Changes for no specific port (an empty bridge) that were applied and are still in the plan.
     left: tuple[Change, ...] = ()
-    #: Claimed things that did not take what was written, each with the words for it.
+    #: Claimed resources that did not accept a setting, with the reasons.
     unfit: dict[Claim, str] = field(default_factory=dict)
 
 
@@ -59,13 +59,13 @@ def converge(
     whole: bool = False,
     seen: Observation | None = None,
 ) -> Converged:
-    """Bring the ports of these intents to what is wanted, and read back that they are.
+    """Bring the ports of these intents to the desired state, and verify it by reading the host.
 
-    ``whole``: look at all that is ours, not only at these ports. ``seen`` is a fresh observation,
-    if the caller has one. A port whose device the host calls faulty has not failed: see
+    ``whole``: observe all our objects, not only these ports. ``seen``: a fresh observation, if the
+    caller has one. A port whose device has a fault on the host has not failed: see
     ``Converged.observed``.
 
-    Raises: what ``Backend.observe`` raises; nothing for a single port.
+    Raises: what ``Backend.observe`` raises; never for a single port.
     """
     failed: dict[str, NetpluginError] = {}
     unfit: dict[Claim, str] = {}
@@ -89,7 +89,7 @@ def converge(
         unfit.update(applied.unfit)
         todo = [intent for intent in todo if intent.port_id not in failed]
         if not todo and not whole:
-            break  # nothing is left that reading back could confirm
+            break  # no port is left to verify
         with watch.part("verify"):
             seen = backend.read_back(seen, plan.changes, scope, deadline)
         watch.add(seen.timings_ms)
@@ -116,7 +116,7 @@ def _plan(
 def _leftovers(
     intents: Sequence[Intent], plan: Plan, failed: dict[str, NetpluginError]
 ) -> dict[str, NetpluginError]:
-    """A write that was accepted and is not there when read back has failed."""
+    """The errors of ports whose changes were accepted by the host but are missing when read back."""
     left: dict[str, list[str]] = defaultdict(list)
     for change in plan.changes:
         for port in change.ports:

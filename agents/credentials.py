@@ -1,4 +1,4 @@
-"""Tokens and certificates as they are in their files now, while connections go on."""
+"""The current tokens and certificates, reloaded when their files change."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from agents.access import Access
 from agents.listen import Listen
 
 LOG = logging.getLogger(__name__)
-# Of a file: inode, size and times; None if it cannot be looked at.
+# Inode, size and times of a file; None if it cannot be read.
 _Stamp = tuple[int, int, int, int] | None
 
 
 class Credentials:
-    """What the agent checks callers with. A new file that cannot be used changes nothing, and is
-    told by the log and by ``stale`` (a metric) until it can."""
+    """The credentials in use. If new files are invalid, the old credentials stay in use; the log
+    and ``stale`` (a metric) report it.
+    """
 
     def __init__(self, listen: Listen) -> None:
         """Raises: ValueError, OSError."""
@@ -28,11 +29,11 @@ class Credentials:
         self.stale = False
 
     def refresh(self, *, always: bool = False) -> None:
-        """Read the files if they changed, or ``always``. It takes the time that the disk takes."""
+        """Reload the files if they changed, or ``always``. This blocks on disk access."""
         stamps = self._look()
         if stamps == self._stamps and not always:
             return
-        self._stamps = stamps  # from before they are read: a change meanwhile is seen next time
+        self._stamps = stamps  # taken before reading: a change meanwhile is detected next time
         try:
             access = replace(self._listen.access, tokens=self._listen.tokens())
             tls = self._listen.tls_context()
@@ -52,5 +53,5 @@ def _stamp(path: Path) -> _Stamp:
         found = path.stat()
     except OSError:
         return None
-    # The change time tells of a mode that was put right, too.
+    # The change time also detects a corrected mode.
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

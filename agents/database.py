@@ -1,7 +1,8 @@
-"""The one SQLite file in which the agent remembers everything: its tables, versions and transactions.
+"""The agent's SQLite database: schema, versions and transactions.
 
-``synchronous=FULL``: what a platform was told survives a power cut. A disk may take seconds for that, so
-the event loop never waits for it: it reads from memory, and all else goes through ``in_thread``.
+With ``synchronous=FULL``, an acknowledged request survives a power failure. A disk may take
+seconds for a commit. Therefore the event loop never waits for it: it reads from memory, and
+everything else runs ``in_thread``.
 """
 
 from __future__ import annotations
@@ -94,23 +95,23 @@ _VERSION = 6
 
 
 class Database:
-    """One connection, one writer at a time. Hold ``lock`` over what belongs together."""
+    """One connection with one writer at a time. Hold ``lock`` across operations that belong together."""
 
     def __init__(self, path: Path) -> None:
-        """Open or make the file, and keep a copy of it.
+        """Open or create the file, and back it up.
 
-        One that is damaged is moved aside, and an empty one takes its place: what is on the host
-        then stays, as after a lost store. On a full disk the file is opened all the same, as far as
-        its version is this one: nothing can be written then (see ``failure``).
+        A damaged file is moved aside and replaced by an empty database; the ports on the host stay,
+        as after a lost store. On a full disk the file is opened if its version is current, but
+        nothing can be written (see ``failure``).
 
         Raises: sqlite3.Error, OSError, ValueError for a newer version.
         """
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = path
         self.lock = threading.RLock()
-        # One: the event loop's calls are carried out in the order they came.
+        # A single thread, so that the calls of the event loop run in order.
         self._thread = ThreadPoolExecutor(1, "store")
-        #: Why the last transaction could not be committed; empty when it was.
+        #: Why the last transaction failed to commit; empty if it succeeded.
         self.failure = ""
         self.sql = self._open_whole(path)
         self._check_version(path)
@@ -119,7 +120,7 @@ class Database:
             self._migrate()
             self.sql.executescript(_SCHEMA)
             self.sql.execute(f"PRAGMA user_version={_VERSION}")
-        #: Made with the database and never changed: a copy has the same.
+        #: Created with the database and never changed; a copy has the same identity.
         self.identity = self._own_identity()
         self.try_to_write()
 
@@ -147,22 +148,22 @@ class Database:
             LOG.warning("no copy of the store was made: %s", refused)
 
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """For the event loop: what ``work`` returns or raises, done in the database's own thread.
+        """Run ``work`` in the database thread and return its result or raise its exception.
 
-        What has begun is done to its end, also if the caller is cancelled meanwhile.
+        For the event loop. Work that has started is completed even if the caller is cancelled.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, partial(work, *args, **kwargs))
 
     def close(self) -> None:
-        """What the thread has to do yet is waited for."""
+        """Wait for pending work of the thread and close the connection."""
         self._thread.shutdown()
         with self.lock:
             self.sql.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All that is written within, or nothing of it. Raises: HostError on a full disk."""
+        """Commit everything that is written within, or nothing. Raises: HostError if the disk is full."""
         with self.lock:
             try:
                 self.sql.execute("BEGIN IMMEDIATE")
@@ -181,7 +182,7 @@ class Database:
             self.failure = ""
 
     def try_to_write(self) -> None:
-        """Write something, so that ``failure`` says how it is now."""
+        """Write a row to update ``failure``."""
         with contextlib.suppress(HostError, sqlite3.Error), self.transaction():
             self.sql.execute("INSERT OR REPLACE INTO meta VALUES ('probe', '')")
 
@@ -205,10 +206,10 @@ class Database:
             )
 
     def _migrate(self) -> None:
-        """What an older version has made becomes as this one makes it.
+        """Add the columns that a database of an older version lacks.
 
-        Up to 2, claims had no memory; up to 3, no port stood beside another; up to 4, no VM was placed;
-        up to 5, ports had no number, and what was forgotten or could not be read was not kept.
+        Version 2 and older: no memory of claims; 3: no standby ports; 4: no placements; 5: no
+        numbers of ports, and no tables of forgotten ports and unreadable rows.
         """
         for table, column, kind in (
             ("claims", "memory", "TEXT NOT NULL DEFAULT '{}'"),
@@ -221,7 +222,8 @@ class Database:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """In WAL mode; where there is no room for the file that its readers share, without other readers.
+    """Open in WAL mode; without space for the shared-memory file, open with an exclusive lock
+    instead.
 
     (https://sqlite.org/wal.html#use_of_wal_without_shared_memory)
     """
@@ -235,9 +237,9 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _set_up(path: Path, locking: str = "NORMAL") -> sqlite3.Connection:
     sql = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
-        path.chmod(0o600)  # before SQLite makes the files beside it with the same mode
+        path.chmod(0o600)  # SQLite creates the WAL files with the same mode
         sql.execute(f"PRAGMA locking_mode={locking}")
-        # Bytes that are no UTF-8 must not hide the rows around them: parsing finds them.
+        # Invalid UTF-8 must not make other rows unreadable; the parser detects it.
         sql.text_factory = lambda data: data.decode(errors="backslashreplace")
         sql.execute("PRAGMA journal_mode=WAL")
         sql.execute("PRAGMA synchronous=FULL")

@@ -1,4 +1,4 @@
-"""Domains of VMs: completed with their NICs, placed by the host's plan, and checked as they are."""
+"""Libvirt domains of VMs: add the NICs, place them according to the host's CPU plan, and check them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _SET: Final = "set [host] pmd_cores in netplugin.conf"
 
 
 class Domains:
-    """``ports`` lists a VM's ports, those that stand beside another left out; ``vfs`` the whole pool."""
+    """``ports`` returns the ports of a VM without standby ports; ``vfs`` returns the whole VF pool."""
 
     def __init__(
         self,
@@ -70,14 +70,15 @@ class Domains:
         self._vfs = vfs
 
     async def render(self, vm_id: str, request: RenderRequest) -> RenderedDomain:
-        """The domain with the VM's NICs, and placed if the policy says so.
+        """Add the VM's NICs to the domain and, if the policy requests it, place the VM.
 
-        The VM has its CPUs from then on, until its last port goes.
+        A placed VM keeps its CPUs until its last port is deleted.
 
-        Raises: NotFound if the VM has no ports; Conflict if one is not ready, if the domain contradicts
-        what a NIC or a placement needs, or if the host has no plan; CapacityExhausted if other VMs have
-        the CPUs or the memory; BackendUnavailable if libvirt runs and does not say which CPUs its VMs have;
-        InvalidRequest, Unsupported, OperationTimeout, HostError.
+        Raises: NotFound if the VM has no ports; Conflict if a port is not active, if the domain
+        contradicts a requirement of a NIC or of the placement, or if the host has no plan;
+        CapacityExhausted if other VMs use the CPUs or the memory; BackendUnavailable if libvirt is
+        running but does not report the CPUs of its VMs; InvalidRequest, Unsupported,
+        OperationTimeout, HostError.
         """
         bindings = [_active(port) for port in self._of(vm_id, RENDER)]
         domain = parse_domain(request.xml, RENDER)
@@ -93,7 +94,7 @@ class Domains:
         return RenderedDomain(xml=written(domain))
 
     async def check(self, vm_id: str, request: CheckRequest) -> list[Finding]:
-        """What is wrong with the domain as it is. Raises: NotFound, InvalidRequest."""
+        """Check the XML of an existing domain. Raises: NotFound, InvalidRequest."""
         ports = self._of(vm_id, CHECK)
         domain = parse_domain(request.xml, CHECK)
         findings = [_not_active(port) for port in ports if port.state is not PortState.ACTIVE]
@@ -142,7 +143,8 @@ class Domains:
         with self._store.placements.choosing() as placements:
             before = placements.pop(vm_id, None)
             place = partial(render_placed, domain, bindings, policy, ground)
-            # PUT /v1/pmd may have given PMD threads some of the plan's VM cores while no VM had them.
+            # PMD threads may run on VM cores of the plan, if PUT /v1/pmd set them while no VM used
+            # these cores.
             spared = held(placements.values(), live | scene.polling)
             try:
                 placement = place(spared, before)
@@ -164,7 +166,9 @@ class Domains:
         return scene
 
     async def _refuse_bad_pins(self, domain: Element) -> None:
-        """Of a domain that is not placed: as far as it is known which CPUs are for PMD threads."""
+        """Check the pinning of a domain that is not placed against the CPUs of PMD threads, if
+        these are known.
+        """
         refuse_stale_mark(domain)
         if not list(pinned(domain)):
             return
@@ -194,13 +198,15 @@ def _not_active(port: Port) -> Finding:
 
 
 def _other_functions(domain: Element, wanted: tuple[Nic, ...]) -> set[str]:
-    """The host's PCI functions that the domain has beside those of the VM's NICs."""
+    """The PCI functions in the domain that do not belong to the VM's ports."""
     parts = (part for nic in wanted for part in fragments(nic.binding.interface_xml))
     return {function(nic) for nic in nics(domain)} - {function(part) for part in parts} - {""}
 
 
 def _of_others(vfs: list[VfInfo], ports: list[Port]) -> tuple[VfInfo, ...]:
-    """The VFs of the pool that no port of these has; one that is left out is the operator's to give."""
+    """The VFs of the pool that these ports do not own, without unassigned VFs that are excluded by
+    configuration.
+    """
     mine = {port.port_id for port in ports}
     return tuple(vf for vf in vfs if vf.port_id not in mine and (vf.port_id or not vf.left_out))
 
@@ -225,7 +231,9 @@ def _no_plan(status: Literal["warn", "fail"], found: str, fix: str | None) -> Fi
 
 
 def _none_for_realtime(full: CapacityExhausted, polling: Cpus) -> CapacityExhausted:
-    """A PMD thread never runs again beside a vCPU that is SCHED_FIFO and polls (sched(7))."""
+    """The error for a real-time VM. A PMD thread that shares a CPU with a polling SCHED_FIFO vCPU
+    never runs again (sched(7)).
+    """
     if not polling:
         return full
     return CapacityExhausted(
@@ -242,8 +250,12 @@ def _beside_polling(
     others: Held,
     before: Placement | None,
 ) -> Placement:
-    """What the plan has for VMs is theirs; a finding tells of PMD threads that are there. First without
-    the CPUs of threads that run: the mask may have more, as a node without ports has no thread."""
+    """Place a VM on the plan's VM cores although the PMD mask contains some; a finding reports the
+    PMD threads.
+
+    The first attempt avoids the CPUs of running PMD threads only: the mask may have more, because a
+    NUMA node without ports has no thread.
+    """
     try:
         return place(replace(others, cpus=others.cpus | scene.running_pmds), before)
     except CapacityExhausted:
@@ -255,9 +267,9 @@ def _ground(scene: Scene) -> Ground | None:
 
 
 def _live(scene: Scene, domain: Element, step: str) -> Cpus:
-    """What other domains are pinned to that run now, placed by us or not.
+    """The CPUs that running domains are pinned to, placed by the agent or not.
 
-    Raises: BackendUnavailable or HostError where libvirt does not say.
+    Raises: BackendUnavailable or HostError if libvirt does not report them.
     """
     if scene.plan is None:
         return frozenset()

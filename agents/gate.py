@@ -1,4 +1,4 @@
-"""What every call passes before the application: caller, role, limits, size, journal, audit log."""
+"""The checks of every call before the application: authentication, role, limits, size, journal, audit log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from netplugin.errors import FieldError, Forbidden, HostError, InvalidRequest, N
 from netplugin.models import NAME_PATTERN
 
 LOG = logging.getLogger(__name__)
-#: Bytes a request's body may have; a batch of 4,096 ports with addresses fits.
+#: Maximum size of a request body in bytes; a batch of 4,096 ports with addresses fits.
 MAX_BODY = 8 * 1024 * 1024
 _MUTATING = ("PUT", "POST", "DELETE", "PATCH")
 _NAME = re.compile(NAME_PATTERN.replace("$", r"\Z"))
@@ -34,7 +34,7 @@ _NAME = re.compile(NAME_PATTERN.replace("$", r"\Z"))
 
 @dataclass
 class _Call:
-    """What is known of a call so far, for the audit log."""
+    """What is known about a call so far, for the audit log."""
 
     peer: Peer
     method: str
@@ -47,9 +47,10 @@ class _Call:
 
 
 class Gate:
-    """An ASGI application around the agent's own.
+    """An ASGI application that wraps the agent's application.
 
-    ``access`` gives the rules of the moment: tokens and certificates are taken up again while we run.
+    ``access`` returns the current credentials, because tokens and certificates are reloaded at
+    runtime.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Gate:
         await problem_response(error)(scope, receive, send)
 
     async def _pass(self, call: _Call, scope: Any, receive: Any, send: Any) -> None:
-        """Raises: NetpluginError, sqlite3.Error for a call that is not to reach the application."""
+        """Raises: NetpluginError or sqlite3.Error if the call must not reach the application."""
         headers = {name.lower(): value for name, value in scope["headers"]}
         access = self._access()
         _refuse_browsers(headers, call.peer, access)
@@ -97,7 +98,7 @@ class Gate:
                 return
             body = await _read(receive)
             if body is None:
-                return  # who called has gone: half a call is no call, and nobody waits for an answer
+                return  # the client has disconnected: drop the incomplete request
             call.body = body
             if caller.role < Role.OPERATE:
                 more = await _of_body(call.path, body)
@@ -121,14 +122,15 @@ class Gate:
                 errors=[FieldError(field="taskuuid", message=message)],
             )  # fmt: skip
         query = scope["query_string"].decode("latin-1")
-        # Quoted again: a ? within the path must not end it when the call is carried out.
+        # Quote the path again, so that a ? in it does not start the query when the call is
+        # executed.
         target = quote(scope["path"], safe="/:") + (f"?{query}" if query else "")
         callback = headers.get(b"callbackurl", b"").decode("latin-1")
         call.taskuuid, call.callback = taskuuid, callback
         await self._tasks.accept(taskuuid, callback, scope["method"], target, body)
 
     def _audited(self, call: _Call, send: Any) -> Any:
-        """Write the entry when the answer begins: before the caller can have it."""
+        """Write the audit entry when the response starts, before the caller receives it."""
 
         async def sent(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -148,11 +150,11 @@ class Gate:
 
 
 def _refuse_browsers(headers: dict[bytes, bytes], peer: Peer, access: Access) -> None:
-    """A page in a browser on this host must not reach the agent through it.
+    """Refuse calls that a web page makes through a browser on this host.
 
-    A browser says where a page comes from (``Origin``) when it sends for one; and where there is
-    no credential, a name that was made to resolve to a loopback address shows in ``Host``. It
-    cannot open a UNIX socket.
+    A browser sends the ``Origin`` of the page. If no credential is required, the ``Host`` header
+    reveals a name that was made to resolve to a loopback address (DNS rebinding). A browser cannot
+    open a UNIX socket.
     """
     if b"origin" in headers:
         raise Forbidden("calls from a page in a browser are not taken", step="authenticate")
@@ -168,7 +170,7 @@ def _refuse_browsers(headers: dict[bytes, bytes], peer: Peer, access: Access) ->
 async def _of_body(path: str, body: bytes) -> tuple[Role, str] | None:
     if len(body) <= SMALL:
         return roles.of_body(path, body)
-    # The event loop has others to serve meanwhile.
+    # Parse large bodies in a thread, to keep the event loop responsive.
     return await asyncio.to_thread(roles.of_body, path, body)
 
 
@@ -183,13 +185,13 @@ def _is_loopback(host: str) -> bool:
 
 
 def _as_json(scope: Any) -> Any:
-    """The API speaks JSON alone: a call that does not say so (curl -d) is taken for it too."""
+    """Set the content type to JSON, the only one of the API, also for clients that send another (curl -d)."""
     headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-type"]
     return {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
 
 
 async def _read(receive: Any) -> bytes | None:
-    """The whole body; None if the connection ended before it."""
+    """Read the whole body; None if the client disconnects first."""
     parts: list[bytes] = []
     size = 0
     while True:

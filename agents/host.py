@@ -1,4 +1,4 @@
-"""The host as the agent sees it beside its backends: facts, running daemons, and the plan of ``[host]``."""
+"""The host outside the backends: facts, running daemons, and the CPU plan of ``[host]``."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from netplugin.tuning.read import read_facts
 from netplugin.tuning.root import Root
 
 T = TypeVar("T")
-#: More than the daemons that are asked have together; a file of a driver that hangs has no limit.
+#: Longer than the timeouts of all queried daemons together; a driver that hangs has no timeout.
 _LOOK_S = 15.0
 
 
 class HostView:
-    """Reads anew each time: nothing of this is kept. From the loop only through ``within``."""
+    """Reads the host on every call, without a cache. Use it from the event loop only through ``within``."""
 
     def __init__(
         self, intent: Intent | None, ovs_rundir: Path, libvirt_uri: str, root: Root | None = None
@@ -37,19 +37,19 @@ class HostView:
         self._rundir = ovs_rundir
         self._libvirt_uri = libvirt_uri
         self._root = root or Root()
-        # One at a time: looks that hang must not take the threads of all else.
+        # A single thread: reads that hang must not use up the threads of the event loop.
         self._thread = ThreadPoolExecutor(1, "host")
 
     @classmethod
     def read(cls, conf: Any) -> HostView:
-        """Raises: ValueError naming the option of ``[host]`` that is wrong."""
+        """Raises: ValueError naming the wrong option of ``[host]``."""
         intent = host_options.intent_of(conf)
         return cls(intent, Path(conf.ovs.rundir), conf[host_options.GROUP].libvirt_uri)
 
     async def within(self, look: Callable[[], T]) -> T:
-        """What ``look`` (a method of this) returns; it runs in a thread.
+        """Run ``look`` (a method of this object) in a thread and return its result.
 
-        Raises: OperationTimeout after some seconds; what ``look`` raises.
+        Raises: OperationTimeout after 15 s; what ``look`` raises.
         """
         begun = asyncio.get_running_loop().run_in_executor(self._thread, look)
         try:
@@ -61,7 +61,7 @@ class HostView:
             ) from None  # fmt: skip
 
     def close(self) -> None:
-        """What is still read is not waited for."""
+        """Stop the thread without waiting for a read in progress."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def facts(self) -> tuple[Facts, Live]:
@@ -72,9 +72,9 @@ class HostView:
         return HostState(facts=as_json(facts), live=as_json(live))
 
     def scene(self) -> Scene:
-        """Facts, daemons and the plan of one moment; no plan without ``[host] pmd_cores``.
+        """Facts, daemons and plan, read at one time; no plan without ``[host] pmd_cores``.
 
-        Raises: HostError as ``make_plan``, and Conflict if ``[host]`` asks for what the host has not.
+        Raises: HostError as ``make_plan``, and Conflict if the host cannot satisfy ``[host]``.
         """
         facts, live = self.facts()
         try:
@@ -84,7 +84,7 @@ class HostView:
         return Scene(facts, live, plan)
 
     def planned_or_not(self) -> Scene:
-        """As ``scene``, and without a plan too where ``[host]`` asks for what the host has not."""
+        """As ``scene``, but without a plan if the host cannot satisfy ``[host]``."""
         facts, live = self.facts()
         try:
             plan = self._plan(facts, live)
@@ -97,7 +97,7 @@ class HostView:
         return make_plan(facts, self._intent, live) if self._intent else None
 
     def findings(self) -> tuple[Finding, ...]:
-        """What is wrong with the host; a plan that cannot be made is one of it."""
+        """The findings about the host, including a plan that cannot be made."""
         facts, live = self.facts()
         try:
             plan = self._plan(facts, live)

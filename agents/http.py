@@ -1,4 +1,4 @@
-"""The HTTP front end: routes, and every error as ``application/problem+json``."""
+"""The HTTP API: routes, and errors as ``application/problem+json``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from netplugin.models import (
 
 T = TypeVar("T")
 PROBLEM = "application/problem+json"
-# A body of a megabyte can be wrong in a million places: no answer needs to name more than these.
+# Maximum number of reported errors; a body of a megabyte could have a million.
 _MOST_ERRORS = 100
 NameParameter = Annotated[str, Path(pattern=NAME_PATTERN)]
 
@@ -63,12 +63,12 @@ def problem_response(error: NetpluginError) -> JSONResponse:
 
 
 def _json(model: BaseModel) -> Response:
-    """A model that is known to be valid, written once: FastAPI would validate it again (0.4 ms)."""
+    """Serialize a valid model once; FastAPI would validate it again (0.4 ms)."""
     return Response(model.model_dump_json(), media_type="application/json")
 
 
 def _documented(*kinds: type[NetpluginError]) -> dict[int | str, dict[str, Any]]:
-    """What a route answers besides success; a status may stand for several codes."""
+    """The documented error responses of a route; one status may have several codes."""
     kinds = (*kinds, errors.InvalidRequest, errors.Unauthorized)
     titles: dict[int, list[str]] = {}
     for kind in kinds:
@@ -84,14 +84,14 @@ _PORT_ERRORS = _documented(*errors.ALL)
 
 
 def build(service: Service, tasks: TaskRunner, metrics: Metrics) -> FastAPI:
-    """The ASGI application, without the gate (credentials, sizes, asynchronous calls) before it."""
+    """The ASGI application, without the gate in front of it (authentication, limits, asynchronous calls)."""
     app = FastAPI(
         title="netplugin agent",
         version="1",
-        description="Gives a VM its NIC with the backend the operator chose.",
+        description="Configures the network interfaces of VMs on this hypervisor.",
         docs_url=None,
         redoc_url=None,
-        # a redirect of a mutating call would be no answer (and is none to an asynchronous one)
+        # A redirect would break mutating and asynchronous calls.
         redirect_slashes=False,
         dependencies=[Depends(refuse_unfit)],
     )
@@ -116,20 +116,24 @@ def _add_ports(app: FastAPI, service: Service) -> None:
         response_model=Port,
     )
     async def put_port(port_id: NameParameter, spec: PortSpec) -> Response:
+        """Create a port or change it, and wait until it is verified on the host."""
         return _json(await service.put(port_id, spec))
 
     @app.get("/v1/ports", responses=_documented(), operation_id="list_ports")
     async def list_ports(wanted: Annotated[PortFilter, Query()]) -> list[Port]:
+        """List the ports of this host; a port must match all given parameters."""
         return service.ports(vm_id=wanted.vm_id, state=wanted.state, backend=wanted.backend)
 
     @app.get("/v1/ports/{port_id}", responses=_documented(errors.NotFound), operation_id="get_port")
     async def get_port(port_id: NameParameter) -> Port:
+        """Return a port."""
         return service.port(port_id)
 
     @app.delete(
         "/v1/ports/{port_id}", status_code=204, responses=_PORT_ERRORS, operation_id="delete_port"
     )
     async def delete_port(port_id: NameParameter) -> None:
+        """Delete a port; no error if it does not exist."""
         await service.delete(port_id)
 
     @app.post(
@@ -139,6 +143,7 @@ def _add_ports(app: FastAPI, service: Service) -> None:
         response_model=BatchResults,
     )
     async def batch_ports(batch: Batch) -> Response:
+        """Create, change and delete several ports; each has a result of its own."""
         return _json(await service.batch(batch))
 
     @app.post(
@@ -147,6 +152,7 @@ def _add_ports(app: FastAPI, service: Service) -> None:
         operation_id="render_domain",
     )
     async def render_domain(vm_id: NameParameter, request: RenderRequest) -> RenderedDomain:
+        """Add the VM's interfaces and the elements they require to a libvirt domain."""
         return await service.domains.render(vm_id, request)
 
     @app.post(
@@ -155,16 +161,19 @@ def _add_ports(app: FastAPI, service: Service) -> None:
         operation_id="check_domain",
     )
     async def check_domain(vm_id: NameParameter, request: CheckRequest) -> list[Finding]:
+        """Check the XML of an existing libvirt domain against the VM's ports."""
         return await service.domains.check(vm_id, request)
 
 
 def _add_networks(app: FastAPI, service: Service) -> None:
     @app.put("/v1/networks/{network_id}", responses=_PORT_ERRORS, operation_id="put_network")
     async def put_network(network_id: NameParameter, spec: NetworkSpec) -> NetworkInfo:
+        """Create or change a VXLAN network; its peers can change while it has ports."""
         return await service.networks.put(network_id, spec)
 
     @app.get("/v1/networks", responses=_documented(), operation_id="list_networks")
     async def list_networks() -> list[NetworkInfo]:
+        """List the VXLAN networks of this host."""
         return service.networks.all()
 
     @app.get(
@@ -173,6 +182,7 @@ def _add_networks(app: FastAPI, service: Service) -> None:
         operation_id="get_network",
     )
     async def get_network(network_id: NameParameter) -> NetworkInfo:
+        """Return a VXLAN network."""
         return service.networks.get(network_id)
 
     @app.delete(
@@ -182,26 +192,31 @@ def _add_networks(app: FastAPI, service: Service) -> None:
         operation_id="delete_network",
     )
     async def delete_network(network_id: NameParameter) -> None:
+        """Delete a VXLAN network that has no ports; no error if it does not exist."""
         await service.networks.delete(network_id)
 
 
 def _add_host(app: FastAPI, service: Service) -> None:
     @app.get("/v1/backends", responses=_documented(), operation_id="list_backends")
     async def list_backends() -> list[BackendInfo]:
+        """List the backends of this host and whether they are usable."""
         return service.backends()
 
     @app.get("/v1/host", responses=_documented(errors.OperationTimeout), operation_id="get_host")
     async def get_host() -> HostState:
+        """Return facts about the host and its daemons."""
         return await service.host()
 
     @app.get(
         "/v1/host/checks", responses=_documented(errors.Overloaded), operation_id="host_checks"
     )
     async def host_checks(caller: Request) -> list[Finding]:
+        """Check the host and return the findings."""
         return await _while_here(caller, service.checks())
 
     @app.get("/v1/vfs", responses=_PORT_ERRORS, operation_id="list_vfs")
     async def list_vfs(caller: Request) -> list[VfInfo]:
+        """List the virtual functions of this host with their states and ports."""
         return await _while_here(caller, service.vfs())
 
     @app.delete(
@@ -211,31 +226,36 @@ def _add_host(app: FastAPI, service: Service) -> None:
         operation_id="release_vf",
     )
     async def release_vf(caller: Request, pci_address: PciAddress) -> None:
+        """End the quarantine of a virtual function; no error if it is not quarantined."""
         await _while_here(caller, service.release_vf(pci_address))
 
     @app.get("/v1/pmd", responses=_PORT_ERRORS, operation_id="get_pmd")
     async def get_pmd(measured: Annotated[PmdInterval, Query()]) -> PmdState:
+        """Return the PMD threads of OVS, measured since they started or over an interval."""
         return await service.pmd.show(measured.interval)
 
     @app.put("/v1/pmd", responses=_PORT_ERRORS, operation_id="set_pmd")
     async def set_pmd(request: PmdRequest) -> PmdState:
+        """Set the CPUs of PMD threads, pin receive queues, or balance the load."""
         return await service.pmd.set(request)
 
     @app.get("/v1/pmd/proposal", responses=_PORT_ERRORS, operation_id="propose_pmd")
     async def propose_pmd(measured: Annotated[PmdInterval, Query()]) -> PmdProposal:
+        """Propose an assignment of receive queues to PMD threads."""
         return await service.pmd.proposal(measured.interval)
 
     @app.post("/v1/reconcile", responses=_PORT_ERRORS, operation_id="reconcile")
     async def reconcile(
         caller: Request, request: ReconcileRequest | None = None
     ) -> ReconcileReport:
+        """Reconcile the host with the stored intents, or return the plan (``dry_run``)."""
         return await _while_here(caller, service.reconcile(request or ReconcileRequest()))
 
 
 async def _while_here(caller: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await the work; cancel it when the connection of its caller has ended.
+    """Await the work, and cancel it if the caller disconnects.
 
-    Raises: what the work raises, CancelledError when the caller has gone.
+    Raises: what the work raises; CancelledError if the caller has disconnected.
     """
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(caller))
@@ -259,6 +279,7 @@ def _add_tasks(app: FastAPI, tasks: TaskRunner) -> None:
         "/v1/tasks/{taskuuid}", responses=_documented(errors.NotFound), operation_id="get_task"
     )
     async def get_task(taskuuid: NameParameter) -> Task:
+        """Return an asynchronous call and its result."""
         return await tasks.get(taskuuid)
 
 
@@ -270,20 +291,23 @@ def _add_health(app: FastAPI, service: Service, metrics: Metrics) -> None:
         response_class=PlainTextResponse,
     )
     async def get_metrics() -> Response:
-        # In a thread: OVS is asked, and may take its time.
+        """Return the metrics in the text format of Prometheus."""
+        # In a thread, because it queries OVS, which may be slow.
         text = await asyncio.to_thread(metrics.render)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/healthz", operation_id="healthz", include_in_schema=True)
     async def healthz() -> dict[str, str]:
+        """Return 200 while the agent is running."""
         return {"status": "alive"}
 
     @app.get(
         "/readyz",
         operation_id="readyz",
-        responses={503: {"description": "not ready, and why"}},
+        responses={503: {"description": "not ready; the body has the reasons"}},
     )
     async def readyz(response: Response) -> dict[str, Any]:
+        """Return 200 if the agent is ready, else 503 with the reasons."""
         reasons = service.unready()
         response.status_code = 503 if reasons else 200
         return {"ready": not reasons, "reasons": reasons}
@@ -295,7 +319,7 @@ async def _netplugin_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
-    """What the router answers by itself: no such path, no such method on it, no JSON."""
+    """Convert errors of the router: unknown path, unknown method, invalid JSON."""
     assert isinstance(error, HTTPException)
     if error.status_code == 400:
         field = FieldError(field="body", message="could not be parsed as JSON")
@@ -310,7 +334,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    """A mistake of ours. What it was is in the log, which is where the server puts it."""
+    """An internal error. The server logs its traceback."""
     wrong = errors.HostError("unexpected; the agent's log says what", step="agent")
     problem = wrong.problem().model_copy(update={"status": 500})
     return JSONResponse(problem.model_dump(), 500, media_type=PROBLEM)
@@ -322,7 +346,7 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def invalid(found: Sequence[Any]) -> InvalidRequest:
-    """Pydantic's findings as an error that names each field, as the caller wrote it."""
+    """Convert pydantic's errors to an error that names each field as in the request."""
     fields = []
     for finding in found[:_MOST_ERRORS]:
         place = [str(part) for part in finding["loc"]]
@@ -336,7 +360,7 @@ def invalid(found: Sequence[Any]) -> InvalidRequest:
 
 
 def _document_problem(app: FastAPI) -> None:
-    """Put the schema of our errors into the OpenAPI document, in place of FastAPI's own."""
+    """Add the schema of errors to the OpenAPI document, instead of FastAPI's validation errors."""
     document = app.openapi()
     schemas = document["components"]["schemas"]
     schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")

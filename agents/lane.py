@@ -1,7 +1,8 @@
-"""One thread for each backend: port operations in batches, reads of the host, and looks, by turns.
+"""The worker thread of a backend: port operations in batches, jobs, and reconciles, scheduled in
+rotation.
 
-This is the group commit: while one batch is with vswitchd, the calls that come meanwhile gather
-and share the next transaction.
+Calls that arrive while a batch is being committed to ovs-vswitchd share the next transaction (group
+commit).
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ from netplugin.models import ReconcileReport
 
 LOG = logging.getLogger(__name__)
 
-# A batch should take about this long: shorter pays the round trip too often, longer lets one
-# transaction stall vswitchd's main loop, and every waiting call with it.
+# Target duration of a batch in seconds. Shorter batches pay the round trip too often; longer ones
+# block the main loop of ovs-vswitchd and all waiting calls.
 _QUICK_S, _SLOW_S = 0.25, 1.0
 _LEAST, _MOST = 4, 256
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 30.0
 _FIRST_LOOK_S = 2.0
 _GRACE_S = 10.0
-# A call that the host asks to try again is tried so soon, and then with back-off.
+# First delay in seconds of a retry that the host requested; it doubles with each retry.
 _NEXT_TRY_FIRST_S = 0.05
-# A look that the host made due waits for so many times what the last one took, and no longer than
-# this: what changes all the time, or changes because it is looked at, takes a fifth of the thread.
+# After a reconcile that a change of the host triggered, the next one waits for a multiple of its
+# duration, up to a limit. Frequent changes, and changes caused by reading, then use a fifth of the
+# thread.
 _LOOK_GAP, _LOOK_GAP_MOST_S = 4.0, 5.0
 
 Work = Callable[[], None]
@@ -50,7 +52,7 @@ T = TypeVar("T")
 
 
 class Turn(Enum):
-    """What the lane does by turns, as far as it is due."""
+    """The kinds of work, which take turns when due."""
 
     CALLS = 0
     ERRAND = 1
@@ -66,7 +68,9 @@ class _Errand:
 
 @dataclass
 class _Deferred:
-    """A call that is tried again at ``due``, after a pause; ``behind`` are later ones of its port."""
+    """A call to be retried at ``due``; ``pause_s`` is the next delay, ``behind`` are later calls of
+    its port.
+    """
 
     op: Operation
     due: float
@@ -75,7 +79,7 @@ class _Deferred:
 
 
 class Lane:
-    """Port operations in order, looks at the host between them. ``start`` before use."""
+    """Runs the operations of a backend in order, with reconciles in between. Call ``start`` before use."""
 
     def __init__(
         self,
@@ -94,9 +98,9 @@ class Lane:
         self._max_errands = max_errands
         self._wake = threading.Condition()
         self._waiting: deque[Operation] = deque()
-        self._open: Counter[str] = Counter()  # operations of each port, waiting or at hand
+        self._open: Counter[str] = Counter()  # number of operations per port, queued or in progress
         self._deferred: dict[str, _Deferred] = {}  # by port
-        self._resumed = False  # whether the last turn of calls was for those
+        self._resumed = False  # whether the last batch consisted of retries
         self._errands: deque[_Errand] = deque()
         self._last_turn = Turn.LOOK
         self._look_at: set[str] = set()
@@ -104,10 +108,10 @@ class Lane:
         self._no_look_before = 0.0
         self._next_look = time.monotonic() + interval_s
         self._retry_s = _RETRY_FIRST_S
-        # The backend says when the host can first be looked at; should it not, we look all the same.
+        # The backend reports when the host can be observed; this is the fallback.
         self._retry_at: float | None = time.monotonic() + _FIRST_LOOK_S
         self._stopped = False
-        #: When the thread began with what it is at.
+        #: When the current work of the thread started.
         self._begun: float | None = None
         self.looked_once = threading.Event()
         self._supervisor = supervisor
@@ -120,7 +124,7 @@ class Lane:
         self._thread = self._supervisor.thread(self._name, self._run, self._ended)
 
     def refuse(self) -> None:
-        """Accept no more work and refuse what waits; what is in progress goes on."""
+        """Accept no more work and refuse queued work; work in progress continues."""
         with self._wake:
             self._stopped = True
             waiting, errands = list(self._waiting), list(self._errands)
@@ -139,7 +143,7 @@ class Lane:
     def stop(self, until: float) -> bool:
         """``refuse``, and wait for the batch in progress until the deadline (``time.monotonic``).
 
-        Whether the thread has ended: else it may still write to the host.
+        Returns: whether the thread has ended. If not, it may still write to the host.
         """
         self.refuse()
         if self._thread is None:
@@ -151,14 +155,14 @@ class Lane:
         return True
 
     def stuck_s(self) -> float:
-        """For how long its thread has been at one thing; without end if there is no thread."""
+        """Seconds since the current work started; infinite if the thread has died."""
         begun = self._begun
         if self._thread is None or not self._thread.is_alive():
             return 0.0 if self._stopped else float("inf")
         return 0.0 if begun is None else time.monotonic() - begun
 
     def submit(self, *operations: Operation) -> None:
-        """Put operations in the queue. Raises: Overloaded, then none of them is taken."""
+        """Queue operations. Raises: Overloaded; then none of them is queued."""
         with self._wake:
             if self._stopped:
                 raise BackendUnavailable("the agent stops", step="queue")
@@ -175,13 +179,13 @@ class Lane:
             self._wake.notify()
 
     def is_at(self, port_id: str) -> bool:
-        """Whether an operation on this port waits or is being carried out."""
+        """Whether an operation on this port is queued or in progress."""
         return port_id in self._open
 
     def reconcile(
         self, deadline: float, *, dry_run: bool, remove_orphans: bool
     ) -> Future[ReconcileReport]:
-        """Look at the whole host when it is an errand's turn."""
+        """Queue a reconcile of the whole host as a background job."""
         return self.errand(
             lambda: self.reconciler.check(
                 dry_run=dry_run, remove_orphans=remove_orphans, batch_size=self._size
@@ -190,10 +194,11 @@ class Lane:
         )
 
     def errand(self, work: Callable[[], T], deadline: float) -> Future[T]:
-        """Have the lane's thread do this by turns with calls and looks; not if its turn comes after
-        ``deadline`` (monotonic), nor if the future was cancelled.
+        """Queue a background job. It is skipped if it cannot start before ``deadline`` (monotonic),
+        or if its future was cancelled.
 
-        Raises: Overloaded, BackendUnavailable. The future: also OperationTimeout, what ``work`` raises.
+        Raises: Overloaded, BackendUnavailable. The future also raises OperationTimeout and what
+        ``work`` raises.
         """
         future: Future[T] = Future()
         with self._wake:
@@ -209,7 +214,7 @@ class Lane:
         return future
 
     def wake(self, why: Wake) -> None:
-        """The host moved by itself (called from any thread)."""
+        """Schedule a reconcile because the host has changed (callable from any thread)."""
         with self._wake:
             if why.ports is None:
                 LOG.info("%s: %s", self.reconciler.backend.name, why.reason)
@@ -253,8 +258,9 @@ class Lane:
         return now >= self._next_look_at()
 
     def _due_again(self, now: float) -> list[_Deferred]:
-        """Those that are due for the longest; a few, as a driver may wait before it says no
-        (ice_wait_on_vf_reset: 0.8 s for each VF)."""
+        """The retries that are due, longest first. Only a few, because a driver may block before it
+        fails (ice_wait_on_vf_reset: 0.8 s per VF).
+        """
         due = [deferred for deferred in self._deferred.values() if deferred.due <= now]
         return sorted(due, key=lambda deferred: deferred.due)[:_LEAST]
 
@@ -271,7 +277,9 @@ class Lane:
         return min(self._next_look, self._next_look if self._retry_at is None else self._retry_at)
 
     def _next(self, now: float) -> Work:
-        """Calls, errands and looks take turns; none of them holds off another for more than one."""
+        """Select the next work. Calls, jobs and reconciles rotate, so none waits for more than one
+        of each other kind.
+        """
         turns = sorted(Turn, key=lambda turn: (turn.value - self._last_turn.value - 1) % len(Turn))
         turn = next(turn for turn in turns if self._is_due(turn, now))
         self._last_turn = turn
@@ -296,7 +304,7 @@ class Lane:
 
     def _run_errand(self, errand: _Errand) -> None:
         if not errand.future.set_running_or_notify_cancel():
-            return  # who asked has gone
+            return  # the caller has disconnected
         if time.monotonic() >= errand.deadline:
             errand.future.set_exception(
                 OperationTimeout("the request's turn did not come in time", step="queue")
@@ -310,7 +318,7 @@ class Lane:
             errand.future.set_exception(as_host_error(error, "agent"))
 
     def _take_batch(self) -> list[Operation]:
-        """The first operations in order; a second one of a port waits for the next batch."""
+        """The first queued operations in order; a second operation on a port waits for the next batch."""
         batch: dict[str, Operation] = {}
         while self._waiting and len(batch) < self._size:
             if self._waiting[0].port_id in batch:
@@ -331,7 +339,7 @@ class Lane:
             self._retry_later()
 
     def _resume(self, due: list[_Deferred], *, last: bool = False) -> None:
-        """What was tried before goes apart from new calls: its deadlines are nearer."""
+        """Retry calls separately from new ones, because their deadlines are nearer."""
         batch = [deferred.op for deferred in due]
         if not batch:
             return
@@ -349,7 +357,7 @@ class Lane:
     def _attempt(
         self, batch: list[Operation], work: Callable[[], list[Operation]]
     ) -> list[Operation]:
-        """Those of the batch that are to be tried again; the others are answered."""
+        """Run a batch. Returns the operations to retry; the others are answered."""
         again: list[Operation] = []
         try:
             again = work()
@@ -365,7 +373,7 @@ class Lane:
         return again
 
     def _defer(self, again: list[Operation]) -> None:
-        """No other operation of these ports is begun before they are done."""
+        """Schedule retries and hold back other operations on the same ports."""
         now = time.monotonic()
         with self._wake:
             for op in again:
@@ -401,15 +409,15 @@ class Lane:
     def _retry_later(self) -> None:
         with self._wake:
             if self._retry_at is not None:
-                return  # calls that fail, or go on beside a port that did, must not put it off
+                return  # failing calls must not postpone the retry
             self._retry_at = time.monotonic() + self._retry_s
             self._retry_s = min(_RETRY_MOST_S, self._retry_s * 2)
 
 
 async def answer(future: Future[T], deadline: float, port_id: str | None = None) -> T:
-    """What a lane answers, for the event loop; a caller that is cancelled cancels what waits.
+    """Await the result of a lane in the event loop; cancelling the caller cancels queued work.
 
-    Raises: OperationTimeout some seconds after the deadline, as cleaning up takes its time.
+    Raises: OperationTimeout some seconds after the deadline, to leave time for cleaning up.
     """
     left = deadline + _GRACE_S - time.monotonic()
     try:
@@ -422,6 +430,6 @@ async def answer(future: Future[T], deadline: float, port_id: str | None = None)
 
 
 def _refuse(future: Future[Any], port_id: str | None = None) -> None:
-    """Answer who waits for what will not be done any more; one who has gone needs no answer."""
+    """Fail a future that will not be served, unless it was cancelled."""
     if future.set_running_or_notify_cancel():
         future.set_exception(BackendUnavailable("the agent stops", step="queue", port_id=port_id))

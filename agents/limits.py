@@ -1,4 +1,4 @@
-"""How much one caller may ask for: a rate of changes, and calls at the same time."""
+"""Limits per caller: the rate of changes, and the number of concurrent calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from netplugin.errors import Overloaded
 
-#: Callers that are remembered; names come from the token file, certificates and users of the host.
+#: Maximum number of remembered callers (names of tokens, certificates and local users).
 _MOST_CALLERS = 4096
 
 
@@ -26,7 +26,7 @@ class LimitSettings:
 
 @dataclass
 class _Use:
-    """A token bucket that holds what may be used in two seconds, and the calls under way."""
+    """A token bucket that holds the tokens of two seconds, and the number of calls in progress."""
 
     left: float
     at: float
@@ -34,7 +34,7 @@ class _Use:
 
 
 class Limits:
-    """One use for each caller; for the event loop alone."""
+    """The limits of all callers; used only on the event loop."""
 
     def __init__(
         self, settings: LimitSettings, clock: Callable[[], float] = time.monotonic
@@ -45,7 +45,7 @@ class Limits:
 
     @contextmanager
     def call(self, caller: str, *, changes: bool) -> Iterator[None]:
-        """For as long as the call lasts. Raises: Overloaded."""
+        """Count a call while the context is open. Raises: Overloaded."""
         use = self._use(caller)
         if use.calls >= self._settings.calls_at_once:
             raise _too_much(
@@ -68,7 +68,7 @@ class Limits:
         use = self._uses.get(caller)
         if use is None:
             if len(self._uses) >= _MOST_CALLERS:
-                # Those that do nothing now and have all of their rate left need no memory.
+                # Callers without calls and with a full bucket need no entry.
                 self._uses = {
                     name: u for name, u in self._uses.items() if u.calls or now - u.at < 2
                 }

@@ -1,4 +1,4 @@
-"""Where the agent listens and whom it lets in: TCP needs a credential, and TLS outside loopback."""
+"""The sockets that the agent listens on: TCP requires a credential, and TLS outside loopback."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from typing import Any
 from agents.access import Access, Rules, Token, read_tokens
 
 _BACKLOG = 2048
-# unix(7): sun_path has 108 bytes, with the zero byte at its end.
+# unix(7): sun_path has 108 bytes, including the terminating zero.
 _LONGEST_PATH = 107
 
 
 @dataclass(frozen=True)
 class LocalSocket:
-    """The UNIX socket for callers on this host: only who may write to its file can connect."""
+    """The UNIX socket for local callers: the permissions of its file decide who can connect."""
 
     path: Path
-    #: Without one, it is for the agent's own user alone.
+    #: None: only the agent's own user can connect.
     gid: int | None
 
     @staticmethod
@@ -47,18 +47,20 @@ class LocalSocket:
         return LocalSocket(path, gid)
 
     def bind(self) -> socket.socket:
-        """Listen, in place of an agent that died; its directory is made if there is none.
+        """Bind and listen, replacing the socket of a dead agent; the directory is created if
+        missing.
 
-        Raises: OSError, also if something else is there or another process listens on it.
+        Raises: OSError, also if the path is not a socket or another process listens on it.
         """
         self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            # Of two that start at the same time, the second finds the first one listening.
+            # Serialize two agents that start at once: the second one finds the socket of the first.
             fcntl.flock(directory, fcntl.LOCK_EX)
             self._remove_stale()
-            # Linux gives the file the mode of the socket's own inode: it is never open to others.
+            # Linux creates the file with the mode of the socket's inode: it is never open to
+            # others.
             os.fchmod(made.fileno(), 0o600)
             made.bind(str(self.path))
             if self.gid is not None:
@@ -89,20 +91,20 @@ class LocalSocket:
             except ConnectionRefusedError:
                 self.path.unlink()
                 return
-            except BlockingIOError:  # its backlog is full: it is alive
+            except BlockingIOError:  # full backlog: the other process is alive
                 pass
         raise OSError(f"[api] socket {self.path}: another process listens on it")
 
 
 @dataclass(frozen=True)
 class Listen:
-    """The ``[api]`` options as a value that has been found safe."""
+    """The ``[api]`` options, checked to be safe."""
 
     socket: LocalSocket | None
-    #: Without one there is no TCP.
+    #: None: no TCP.
     host: str | None
     port: int
-    #: With the tokens of the start.
+    #: The credentials at start.
     access: Access
     token_file: str | None = None
     tls_cert: str | None = None
@@ -111,7 +113,7 @@ class Listen:
 
     @staticmethod
     def read(conf: Any) -> Listen:
-        """Raises: ValueError with what is missing, OSError for a file that cannot be read."""
+        """Raises: ValueError naming what is missing; OSError for a file that cannot be read."""
         api = conf.api
         listen = Listen(
             socket=LocalSocket.read(api),
@@ -150,23 +152,25 @@ class Listen:
         return listen
 
     def tokens(self) -> tuple[Token, ...]:
-        """As they are in the file now. Raises: ValueError, OSError."""
+        """Read the tokens from the file. Raises: ValueError, OSError."""
         return read_tokens(Path(self.token_file)) if self.token_file else ()
 
     def files(self) -> tuple[Path, ...]:
-        """Those with credentials in them."""
+        """The files that contain credentials."""
         named = (self.token_file, self.tls_cert, self.tls_key, self.client_ca)
         return tuple(Path(name) for name in named if name)
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """None without TLS. Raises: ValueError naming the option whose file cannot be used."""
+        """Load the TLS context; None without TLS. Raises: ValueError naming the option of an
+        unusable file.
+        """
         if not (self.tls_cert and self.tls_key):
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            # With a password, even an empty one, nobody is asked for it on a terminal.
+            # An empty password prevents a prompt on the terminal.
             context.load_cert_chain(self.tls_cert, self.tls_key, password="")
-        except OSError as wrong:  # what OpenSSL says is one, too
+        except OSError as wrong:  # includes errors of OpenSSL
             raise ValueError(
                 f"[api] tls_cert and tls_key ({self.tls_cert}, {self.tls_key}) cannot be used: {wrong}"
             ) from None
@@ -181,7 +185,9 @@ class Listen:
         return context
 
     def is_loopback(self) -> bool:
-        """``localhost`` is not taken as one: what it resolves to is not ours to know."""
+        """Whether ``host`` is a loopback address. ``localhost`` is not, because its address depends
+        on the resolver.
+        """
         try:
             return self.host is not None and ipaddress.ip_address(self.host).is_loopback
         except ValueError:

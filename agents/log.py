@@ -1,4 +1,4 @@
-"""The log: one JSON object a line on standard error, with the port id where there is one."""
+"""The agent's log: JSON lines on standard error, with the port ID where there is one."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def set_up(level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # Each line of these repeats what our own say better.
+    # Their messages repeat what the agent logs itself.
     for chatty in ("ovsdbapp", "stevedore", "asyncio", "httpx", "httpcore", "pyroute2", "uvicorn"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLevelName(level)))

@@ -1,4 +1,4 @@
-"""The command ``netplugin-agent``: puts the parts together and runs until it is told to stop."""
+"""The command ``netplugin-agent``: reads the configuration and runs the agent until it is terminated."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from netplugin.host.shared import Host
 from netplugin.host.supervisor import Supervisor
 
 LOG = logging.getLogger(__name__)
-# The host is put right before the first call is taken, if it lets us within this time.
+# Seconds to wait for the first reconcile before accepting calls.
 _FIRST_LOOK_S = 5.0
-# From SIGTERM on: when waiting calls are refused, calls in progress answered, and the process ended.
+# Seconds after SIGTERM: refuse queued calls, finish calls in progress, terminate the process.
 _REFUSE_AFTER_S, _ANSWERED_S, _END_S = 30, 42, 55
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 2: the configuration is wrong, and nothing was touched; trying again is no use.
+    """Exit status 2: invalid configuration; nothing was changed, and a restart does not help.
 
-    1: something else is in the way (another agent, a disk, a port), and it may be tried again.
+    1: a resource is unavailable (another agent, a disk, a port); a restart may succeed.
     """
     parser = argparse.ArgumentParser(prog="netplugin-agent", description=__doc__)
     parser.add_argument(
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _read_all(conf)
         listen = Listen.read(conf)
         view = HostView.read(conf)
-        OvsSettings.read(conf)  # what is wrong there is said here, and not by each backend
+        OvsSettings.read(conf)  # report errors in these options once, not per backend
         task_settings = TaskSettings.read(conf)
         credentials = Credentials(listen)
         audit = AuditLog(Path(conf.api.audit_log) if conf.api.audit_log else None)
@@ -147,7 +147,7 @@ async def _serve(
         server.should_exit = True
         _notify("STOPPING=1")
         loop.call_later(_REFUSE_AFTER_S, refuse)
-        # Whatever hangs then: what each thread does goes to the log, and the process ends.
+        # If shutdown hangs, log the stack of every thread and exit.
         faulthandler.dump_traceback_later(_END_S, exit=True)
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -171,7 +171,9 @@ async def _serve(
 
 
 async def _heartbeat(service: Service, supervisor: Supervisor) -> None:
-    """Tell systemd, where it asks (WatchdogSec=), that this loop and each backend's thread go on."""
+    """Send systemd's watchdog (WatchdogSec=) a heartbeat while the event loop and all backend
+    threads make progress.
+    """
     asked = os.environ.get("WATCHDOG_USEC")
     if not asked:
         return
@@ -187,7 +189,7 @@ async def _heartbeat(service: Service, supervisor: Supervisor) -> None:
 
 
 def _read_all(conf: Any) -> None:
-    """oslo.config looks at a value when it is first read: a wrong one is to be found now."""
+    """Read every option now: oslo.config validates a value only when it is read."""
     for group, known in options.GROUPS.items():
         values = conf if group == "DEFAULT" else conf[group]
         for option in known:
@@ -195,7 +197,7 @@ def _read_all(conf: Any) -> None:
 
 
 def _notify(state: str) -> None:
-    """Tell systemd (sd_notify(3)), where it started us and asks for it."""
+    """Notify systemd (sd_notify(3)) if it started the agent with a notification socket."""
     path = os.environ.get("NOTIFY_SOCKET")
     if path:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:

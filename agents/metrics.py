@@ -1,4 +1,4 @@
-"""The agent's figures for Prometheus, in a registry of its own."""
+"""Prometheus metrics of the agent, in a registry of its own."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class _Ports(Collector):
-    """Counted when asked for, so that no change of state can be missed."""
+    """The number of ports, counted at each scrape."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        #: The backends that see to their ports; None: all.
+        #: Ports of other backends count as failed; None: no restriction.
         self.loaded: Collection[str] | None = None
 
     def collect(self) -> list[Metric]:
@@ -33,7 +33,7 @@ class _Ports(Collector):
         counts: dict[tuple[str, str], int] = {}
         for record in self._store.records():
             unseen = self.loaded is not None and record.spec.backend not in self.loaded
-            # As the API tells it: nothing looks at the port.
+            # Same state as in the API: no backend manages the port.
             told = PortState.FAILED if unseen else record.state
             key = (record.spec.backend, told.value)
             counts[key] = counts.get(key, 0) + 1
@@ -47,7 +47,7 @@ class _Ports(Collector):
 
 
 class _Failures(Collector):
-    """Counted by the supervisor; read when asked for."""
+    """Unexpected errors, counted by the supervisor and read at each scrape."""
 
     def __init__(self, failures: Callable[[], Mapping[str, int]]) -> None:
         self._failures = failures
@@ -83,19 +83,19 @@ class Metrics:
         )  # fmt: skip
 
     def count_as_failed_but(self, loaded: Collection[str]) -> None:
-        """Ports of other backends than these count as failed."""
+        """Report ports of all other backends as failed."""
         self._ports.loaded = loaded
 
     def watch_failures(self, failures: Callable[[], Mapping[str, int]]) -> None:
-        """Also tell of unexpected errors (see ``Supervisor.failures``)."""
+        """Add the metrics of unexpected errors (see ``Supervisor.failures``)."""
         self._registry.register(_Failures(failures))
 
     def watch_pmd(self, read: Callable[[], Reading | None]) -> None:
-        """Also tell of PMD threads, as ``read`` finds them at each scrape (see ``PmdFigures``)."""
+        """Add the metrics of PMD threads; ``read`` is called at each scrape (see ``PmdFigures``)."""
         self._registry.register(PmdFigures(read))
 
     def watch_vfs(self, read: Callable[[], Iterable[PortCounters]]) -> None:
-        """Also tell of the virtual functions of ports, as ``read`` finds them at each scrape."""
+        """Add the counters of the ports' virtual functions; ``read`` is called at each scrape."""
         self._registry.register(VfFigures(read))
 
     def watch_credentials(self, stale: Callable[[], bool]) -> None:

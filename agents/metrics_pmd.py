@@ -1,4 +1,4 @@
-"""Figures of PMD threads for Prometheus, read from OVS at each scrape."""
+"""Prometheus metrics of PMD threads, read from OVS at each scrape."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _QUEUE = ["port", "queue", "cpu"]
 
 
 class PmdFigures(Collector):
-    """Whatever OVS does, the rest of the scrape is not hurt: without it there is ``up`` 0 alone."""
+    """If OVS cannot be read, only ``up`` 0 is exported; the other metrics of the scrape are not affected."""
 
     def __init__(self, read: Callable[[], Reading | None]) -> None:
-        """``read`` is done within a second or so; None where no backend uses OVS."""
+        """``read`` takes about a second at most; it returns None if no backend uses OVS."""
         self._read = read
 
     def describe(self) -> list[Metric]:
-        """Empty: registering it must not ask OVS."""
+        """Empty, so that registering the collector does not query OVS."""
         return []
 
     def collect(self) -> list[Metric]:

@@ -1,4 +1,4 @@
-"""Counters of the virtual functions of ports for Prometheus, read from their NICs at each scrape."""
+"""Prometheus counters of the ports' virtual functions, read from the NICs at each scrape."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LABELS = ["port", "pci_address", "direction"]
 
 @dataclass(frozen=True, slots=True)
 class PortCounters:
-    """What a NIC counted for the virtual function of one port."""
+    """The counters of a port's virtual function."""
 
     port_id: str
     pci_address: str
@@ -27,11 +27,12 @@ class PortCounters:
 
 
 class VfFigures(Collector):
-    """Whatever a NIC does, the rest of the scrape is not hurt: without it there are no counters.
+    """If the NICs cannot be read, the counters are missing; the other metrics of the scrape are not
+    affected.
 
-    The kernel asks NICs under its one lock for network devices (RTNL), and who requests counters
-    waits in the kernel, without a deadline, for whoever has it: a NIC that is being reset. So they
-    are read in a thread of their own, one at most; a scrape waits for it for ``wait_s``.
+    The kernel reads them under RTNL, its global lock for network devices, without a timeout: a NIC
+    that is being reset blocks the reader. Therefore a single separate thread reads them, and a
+    scrape waits for it for ``wait_s`` seconds.
     """
 
     def __init__(self, read: Callable[[], Iterable[PortCounters]], wait_s: float = 2.0) -> None:
@@ -41,7 +42,7 @@ class VfFigures(Collector):
         self._reading: Future[list[PortCounters]] | None = None
 
     def describe(self) -> list[Metric]:
-        """Empty: registering it must not ask NICs."""
+        """Empty, so that registering the collector does not query the NICs."""
         return []
 
     def collect(self) -> list[Metric]:
@@ -60,13 +61,13 @@ class VfFigures(Collector):
         ]
 
     def _begin(self) -> Future[list[PortCounters]]:
-        """The reading that is under way, or a new one."""
+        """The read in progress, or a new one."""
         with self._lock:
             if self._reading is None or self._reading.done():
                 reading: Future[list[PortCounters]] = Future()
                 threading.Thread(
                     target=self._fill, args=(reading,), name="vf-counters", daemon=True
-                ).start()  # raises where no more threads can be had: then there is no reading
+                ).start()  # raises if no thread can be created; then there is no read
                 self._reading = reading
             return self._reading
 

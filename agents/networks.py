@@ -1,4 +1,4 @@
-"""VXLAN networks: what a port's spec cannot say. A network changes on the host without its ports."""
+"""VXLAN networks, which are shared by their ports and updated independently of them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ LOG = logging.getLogger(__name__)
 
 
 class Networks:
-    """The networks of this host, kept in the store and put onto the host by every backend's lane."""
+    """The networks of this host: kept in the store and applied by the lanes of all backends."""
 
     def __init__(self, store: Store, lanes: Mapping[str, Lane], timeout_s: float) -> None:
         self._store = store
         self._lanes = lanes
         self._timeout_s = timeout_s
         self._in_thread = store.database.in_thread
-        # One change at a time: what a change that fails goes back to is what was there before it.
+        # One change at a time, because a failed change restores the previous state.
         self._one_at_a_time = asyncio.Lock()
 
     async def put(self, network_id: str, spec: NetworkSpec) -> NetworkInfo:
-        """Make the network be as asked; peers come and go without touching its ports.
+        """Create or update a network; changing its peers does not affect its ports.
 
-        A port that cannot be brought along holds up none of the others: it is in ``errors``.
+        If some ports cannot be updated, they are in ``errors``, and the others are updated.
 
-        Raises: Conflict for what cannot change under its ports, CapacityExhausted, and what the
-        host says; then the network is as it was before.
+        Raises: Conflict for fields that cannot change while there are ports, CapacityExhausted,
+        errors of the host; then the network is unchanged.
         """
         async with self._one_at_a_time:
             before, network = await self._in_thread(self._save, network_id, spec)
@@ -49,7 +49,7 @@ class Networks:
             return self._info(network).model_copy(update={"errors": errors})
 
     async def delete(self, network_id: str) -> None:
-        """Forget the network. Raises: Conflict while a port is on it."""
+        """Delete the network. Raises: Conflict if it has ports."""
         async with self._one_at_a_time:
             await self._in_thread(self._store.forget_network, network_id)
 
@@ -64,9 +64,9 @@ class Networks:
         return [self._info(network) for network in self._store.networks()]
 
     def resolve(self, spec: PortSpec) -> PortSpec:
-        """The spec with the MTU of its VXLAN network, which a port need not say.
+        """The spec with the MTU of its VXLAN network, which a port may leave out.
 
-        Raises: InvalidRequest if there is no such network, or it has another MTU.
+        Raises: InvalidRequest if the network does not exist or has another MTU.
         """
         if spec.overlay_id is None:
             return spec
@@ -82,7 +82,7 @@ class Networks:
             )  # fmt: skip
         return spec.model_copy(update={"network": spec.network.model_copy(update={"mtu": mtu})})
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _info(self, network: Overlay) -> NetworkInfo:
         return NetworkInfo(
@@ -93,17 +93,18 @@ class Networks:
         )
 
     def _save(self, network_id: str, spec: NetworkSpec) -> tuple[Overlay | None, Overlay]:
-        """What it was and what it is now. In the database's thread, so after a change whose caller has
-        gone and which goes on."""
+        """Save the spec; returns the network before and after. In the database thread, so it runs
+        after earlier changes whose callers were cancelled.
+        """
         held = {} if self._store.network(network_id) else self._held()
-        with self._store.database.lock:  # no port comes onto it meanwhile
+        with self._store.database.lock:  # no port may be added meanwhile
             before = self._store.network(network_id)
             if before is not None:
                 self._refuse_fixed(before, spec)
             return before, self._store.save_network(network_id, spec, held)
 
     def _refuse_fixed(self, before: Overlay, spec: NetworkSpec) -> None:
-        """All but the peers is in use on other hosts too, and in the VMs: it cannot change live."""
+        """Refuse changes other than the peers: they are in use on other hosts and in the VMs."""
         old, new = before.spec.model_dump(), spec.model_dump()
         changed = [name for name in old if name != "peers" and old[name] != new[name]]
         if changed and self._store.ports_on(before.network_id):
@@ -114,14 +115,14 @@ class Networks:
             )  # fmt: skip
 
     def _held(self) -> dict[int, str]:
-        """Raises: BackendUnavailable while a backend cannot say."""
+        """The local VLANs in use on the host. Raises: BackendUnavailable if a backend cannot read them."""
         held: dict[int, str] = {}
         for lane in self._lanes.values():
             held |= lane.reconciler.backend.held_vlans()
         return held
 
     async def _converge(self, network_id: str) -> Spread:
-        """What became of it on all backends that have ports on the network."""
+        """Apply the network on all backends that have ports on it."""
         backends = {record.spec.backend for record in self._store.ports_on(network_id)}
         whole = Spread()
         for name in sorted(backends & set(self._lanes)):
@@ -129,7 +130,7 @@ class Networks:
                 part = await self._converge_on(self._lanes[name], network_id)
             except NetpluginError as error:
                 part = Spread(False, (error,))
-            # What is raised is why it was not reached: that comes first.
+            # The first failure is raised if a backend could not apply the change.
             failures = (
                 (*whole.failures, *part.failures)
                 if part.reached
@@ -147,7 +148,7 @@ class Networks:
         return await answer(lane.errand(work, deadline), deadline)
 
     async def _go_back(self, network_id: str, before: Overlay | None) -> None:
-        """A change that failed leaves nothing behind that was not there before."""
+        """Restore the state before a failed change."""
         if before is None:
             await self._in_thread(self._store.forget_network, network_id)
             return

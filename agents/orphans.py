@@ -1,10 +1,10 @@
-"""Ports that carry our mark and are in no record: which may go, and what is said of the others.
+"""Orphans: ports on the host with our mark but without a record. Decides which may be removed.
 
-That a record is missing is no reason to take a NIC from a VM: the store may be new, an older copy or
-another one. Each port therefore carries the stamp of its record (``Store.stamp``). A port that this
-store has forgotten, which it does once the host has let go of it, is known by its stamp: if it is
-there again (a write that landed late, a database that was put back), it is removed. All others stay
-until the platform PUTs them or somebody says that they may go.
+A missing record alone is no reason to remove the NIC of a VM: the store may be new, an older copy,
+or another one. Each port therefore carries the stamp of its record (``Store.stamp``). The store
+remembers the stamps of ports that it deleted after the host was clean. If such a port reappears (a
+late write, a restored OVS database), it is removed. All other orphans stay until the platform PUTs
+them or an operator permits their removal.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from agents.store import Store
 from netplugin.backend import ObservedPort
 from netplugin.models import Finding
 
-_NAMED = 20  # ports that one sentence names; the others are counted
+_NAMED = 20  # ports listed by name; the others are counted
 
 
 @dataclass(frozen=True)
 class Orphans:
-    """``forgotten`` may go; ``kept`` stay, each for the reason given."""
+    """``forgotten`` may be removed; ``kept`` stay, with the reasons."""
 
     forgotten: tuple[str, ...] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def among(cls, store: Store, backend: str, ports: Mapping[str, ObservedPort]) -> Orphans:
-        """Those of the ports that the backend has on the host of which no record is."""
+        """Select the orphans among the ports that the backend has on the host."""
         forgotten: list[str] = []
         kept: dict[str, str] = {}
         for port_id, port in sorted(ports.items()):
@@ -44,7 +44,7 @@ class Orphans:
 
 
 def _why(store: Store, port_id: str, stamp: str) -> str:
-    """Why the store has no record of a port that it has not forgotten."""
+    """Why the store has no record of a port that it did not delete."""
     made_by, _, _ = stamp.partition("/")
     if store.set_aside.get("ports", port_id) is not None:
         return "their records could not be read and are set aside"
@@ -56,7 +56,7 @@ def _why(store: Store, port_id: str, stamp: str) -> str:
 
 
 def sentences(kept: Mapping[str, str]) -> list[str]:
-    """One for each reason, with the ports."""
+    """One sentence per reason, with the ports."""
     by_reason: dict[str, list[str]] = defaultdict(list)
     for port_id, why in sorted(kept.items()):
         by_reason[why].append(port_id)
@@ -69,7 +69,7 @@ def sentences(kept: Mapping[str, str]) -> list[str]:
 
 
 def findings(backend: str, kept: Mapping[str, str]) -> list[Finding]:
-    """What an operator should know of the ports that are kept."""
+    """Findings about the orphans that are kept."""
     return [
         Finding(
             id=f"ports-not-in-store-{backend}",

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection, as the kernel and TLS say; no header is believed."""
+"""Identifies the peer of a connection from the kernel and TLS, never from request headers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import Any
 STATE = "netplugin.peer"
 # unix(7): struct ucred of SO_PEERCRED is pid, uid, gid.
 _UCRED = struct.Struct("3i")
-# include/uapi/asm-generic/socket.h: the supplementary groups; Python has no name for it.
+# Supplementary groups (include/uapi/asm-generic/socket.h); Python does not define it.
 _SO_PEERGROUPS = 59
-_MOST_GROUPS = 256  # what Python's getsockopt has room for
+_MOST_GROUPS = 256  # the buffer limit of Python's getsockopt
 
 
 @dataclass(frozen=True)
 class Peer:
-    """``uid``, ``pid`` and ``gids`` are of the process that connected to the UNIX socket, as it was
-    then; over TCP ``uid`` is None. ``names`` are those of a verified client certificate: its common
-    name first, then the alternative names."""
+    """``uid``, ``pid`` and ``gids`` are those of the process when it connected to the UNIX socket;
+    over TCP ``uid`` is None. ``names`` are the names of a verified client certificate: the common
+    name first, then the alternative names.
+    """
 
     address: str
     uid: int | None = None
@@ -33,19 +34,19 @@ class Peer:
         return self.uid is not None
 
 
-#: Of a connection about which nothing is known: not local, no certificate.
+#: A peer without information: not local, no certificate.
 UNKNOWN = Peer("unknown")
 
 
 def peer_of(transport: Any) -> Peer:
-    """The peer of an asyncio transport, as it was when it connected."""
+    """The peer of an asyncio transport, as of the time it connected."""
     connection = transport.get_extra_info("socket")
     if connection is not None and connection.family == socket.AF_UNIX:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         pid, uid, gid = _UCRED.unpack(credentials)
         return Peer(f"unix pid {pid}", uid, frozenset({gid, *_groups(connection)}), pid)
     name = transport.get_extra_info("peername")
-    if not name:  # it has gone already
+    if not name:  # it has already disconnected
         return UNKNOWN
     host, port = name[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -53,7 +54,7 @@ def peer_of(transport: Any) -> Peer:
 
 
 def _groups(connection: Any) -> tuple[int, ...]:
-    """None of a process that is in more than we can read: it has the rights of its first one."""
+    """The supplementary groups; none if there are too many to read, so only the primary group counts."""
     try:
         raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MOST_GROUPS)
     except OSError:
@@ -62,7 +63,7 @@ def _groups(connection: Any) -> tuple[int, ...]:
 
 
 def _names(certificate: Any) -> tuple[str, ...]:
-    """Common names and alternative names, of a certificate in the form of ``ssl.getpeercert``."""
+    """Common and alternative names of a certificate in the format of ``ssl.getpeercert``."""
     common = [
         value
         for part in certificate.get("subject", ())

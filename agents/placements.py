@@ -1,4 +1,4 @@
-"""Where each VM is that was placed: its CPUs and memory are its own until its last port goes."""
+"""The placements of VMs: the CPUs and memory reserved for a VM until its last port is deleted."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from netplugin.placing.placement import Placement
 
 
 class Placements:
-    """Those of VMs without ports are forgotten by whoever forgets the ports (``Store.save``)."""
+    """``Store.save`` deletes the placements of VMs without ports."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     @contextmanager
     def choosing(self) -> Iterator[dict[str, Placement]]:
-        """Choose and save within: nobody else does meanwhile. The value is each VM's place."""
+        """Lock the placements while one is chosen and saved. Yields the placement of each VM."""
         with self._database.lock:
             yield self.all()
 
@@ -30,7 +30,7 @@ class Placements:
             return {vm_id: read_placement(text) for vm_id, text in rows}
 
     def save(self, vm_id: str, placement: Placement) -> None:
-        """The VM has this place until its last port goes. Raises: NotFound if that has gone."""
+        """Save the placement of a VM. Raises: NotFound if the VM has no ports any more."""
         with self._database.transaction():
             written = self._database.sql.execute(
                 "INSERT OR REPLACE INTO placements SELECT ?, ? "
@@ -42,5 +42,5 @@ class Placements:
 
 
 def read_placement(text: str) -> Placement:
-    """As it is in the store. Raises: ValueError."""
+    """Parse a stored placement. Raises: ValueError."""
     return Placement.model_validate_json(text)

@@ -1,4 +1,4 @@
-"""What the agent answers of PMD threads: looked at anew each time, set by one call at a time."""
+"""PMD threads in the API: read from OVS on every call, changed by one call at a time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from netplugin.pmd.set import set_pmd
 from netplugin.pmd.settings import MASK, masked
 from netplugin.tuning.checks.scene import Scene
 
-#: Seconds that a scrape waits for OVS: Prometheus gives up after 10 s, as it comes.
+#: Seconds that a scrape waits for OVS; the default scrape timeout of Prometheus is 10 s.
 _SCRAPE_S = 1.0
 
 
 class Pmd:
-    """For the loop: what takes its time is in a thread.
+    """For the event loop; blocking work runs in threads.
 
     All calls raise BackendUnavailable, HostError and OperationTimeout.
     """
@@ -35,31 +35,33 @@ class Pmd:
         self._setting = asyncio.Lock()
 
     async def show(self, interval_s: float | None = None) -> PmdState:
-        """As it is since the threads started, or measured anew for so many seconds.
+        """The state since the threads started, or measured over the next ``interval_s`` seconds.
 
-        Nothing is cleared: others count on the same counters.
+        The statistics of OVS are not cleared, because other tools read them.
         """
         before = await asyncio.to_thread(look, self._host.ovs_of_others)
         if interval_s is None:
             return before.state
-        await asyncio.sleep(interval_s)  # no thread is held meanwhile
+        await asyncio.sleep(interval_s)  # occupies no thread
         after = await asyncio.to_thread(partial(look, self._host.ovs_of_others, usage_s=interval_s))
         return between(before, after, interval_s)
 
     async def proposal(self, interval_s: float | None = None) -> PmdProposal:
-        """From the loads of the last minute, or of so many seconds from now."""
+        """Propose an assignment from the load of the last minute, or of the next ``interval_s`` seconds."""
         return await asyncio.to_thread(propose, await self.show(interval_s))
 
     def scraped(self) -> Reading | None:
-        """For metrics, not from the loop: a look that gives up soon; None if no backend uses OVS."""
+        """Read the state for metrics, with a short timeout; None if no backend uses OVS. Not for
+        the event loop.
+        """
         ovs = self._host.used_ovs
         return look(ovs, wait_s=_SCRAPE_S) if ovs else None
 
     async def set(self, request: PmdRequest) -> PmdState:
-        """Raises: also InvalidRequest, Conflict; nothing has changed, then.
+        """Change the PMD threads. Raises: also InvalidRequest, Conflict; then nothing was changed.
 
-        Cores are chosen only by the plan that ``[host]`` asks for: without it they might be those that VMs
-        are to have. CPUs that are named need no plan.
+        ``count`` requires the plan of ``[host]``: without it the cores might be those of VMs.
+        ``cpus`` needs no plan.
         """
         async with self._setting:
             chosen: tuple[PmdChoice, ...] = ()
@@ -72,7 +74,7 @@ class Pmd:
             return await asyncio.to_thread(set_pmd, self._host.ovs_of_others, request, chosen)
 
     def _choose(self, request: PmdRequest, scene: Scene) -> tuple[PmdChoice, ...]:
-        """Nothing for CPUs that are named, which only must not be those of VMs."""
+        """Choose the cores for ``count``; for ``cpus``, only check that VMs do not use them."""
         ovs = self._host.ovs_of_others
         interfaces = ovs.mirror.interfaces().values()
         host = host_of(scene, self._placements.all(), tuple(interfaces))

@@ -1,7 +1,7 @@
-"""When a thing in quarantine gets a new chance: by how it is seen to be, and by time (pure).
+"""Decides when a quarantine ends: by the state of the resource, and by time (pure).
 
-A NIC that is ill as a whole would put each of its virtual functions into quarantine, one plug after
-the other. So a quarantine is short at first, and longer each time that it was ended in vain.
+A NIC that fails as a whole would put all of its virtual functions into quarantine, one plug at a
+time. Therefore a quarantine is short at first, and doubles each time the resource fails again.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 
 from netplugin.backend import Claim
 
-#: At the end of a quarantine at worst one more plug fails.
+#: Seconds. When a quarantine ends too early, at most one more plug fails.
 FIRST_S, LONGEST_S = 60.0, 3600.0
 
 
 @dataclass
 class Quarantines:
-    """What one process knows of them; another one begins anew, which only gives a chance earlier.
+    """The timers of one process. A restart resets them, which only ends quarantines earlier.
 
-    For any thread: each backend's looks at the things that they share.
+    Thread-safe: all backends that share the resources use one object.
     """
 
-    #: When a thing is tried again, in seconds of ``time.monotonic``.
+    #: When a quarantine ends, in seconds of ``time.monotonic``.
     _until: dict[Claim, float] = field(default_factory=dict)
     _terms: dict[Claim, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -36,10 +36,10 @@ class Quarantines:
         out_of_order: Collection[str],
         now: float,
     ) -> dict[Claim, str]:
-        """Those of ``unfit`` that end now, each with why.
+        """The quarantines among ``unfit`` that end now, with the reasons.
 
-        ``there`` are the keys of the things that are there, and ``out_of_order`` of those that
-        nobody could be served with now, whatever their own state.
+        ``there`` are the keys of existing resources; ``out_of_order`` are those that cannot be used
+        now because their NIC has failed, whatever their own state.
         """
         with self._lock:
             self._until = {
@@ -52,7 +52,7 @@ class Quarantines:
                     found[claim] = "it has gone, and may come again as another"
                     self._terms.pop(claim)
                 elif claim.key in out_of_order:
-                    # Its NIC is down, or being reset: when that is over it is tried again.
+                    # The NIC is down or being reset: retry as soon as it recovers.
                     self._until[claim] = -math.inf
                 elif now >= self._until[claim]:
                     found[claim] = "it is tried again"

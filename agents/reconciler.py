@@ -1,7 +1,7 @@
-"""One backend's ports brought to what is wanted: the only code path that touches the host.
+"""Brings the ports of one backend to the desired state: the only code path that changes the host.
 
-A plug is converging one port, a restart converging all, a dry run stops after the plan. The order
-is always the same: commit the intent, converge, read back, record, answer.
+A plug converges one port, a restart converges all ports, and a dry run stops after the plan. The
+order is always: commit the intent, converge, read back, record the result, answer.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ from netplugin.models import Finding, PlannedChange, PortSpec, PortState, Reconc
 
 LOG = logging.getLogger(__name__)
 
-# After a failure the host is cleaned within this; what does not go in time is gone after later.
+# Seconds for cleaning up after a failure; later reconciles remove what is left.
 _UNDO_S = 5.0
-#: How long putting right the whole host may take.
+#: Maximum duration of a reconcile of the whole host, in seconds.
 CHECK_S = 120.0
 _LOOK_S = 10.0
-#: A call that the host asks to try again is tried again after so long at most.
+#: Maximum delay of a retry that the host requested, in seconds.
 NEXT_TRY_S = 1.0
 
 
 @dataclass
 class Put:
-    """A platform wants this port. ``future`` gets the record, or the error."""
+    """A request to create or change a port. ``future`` gets the record or the error."""
 
     port_id: str
     spec: PortSpec
     deadline: float
     future: Future[Record]
-    #: The port that this one stands beside, if it does.
+    #: The port whose VF this one is the standby of, if any.
     standby_of: str | None = None
     queued_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass
 class Delete:
-    """A platform wants this port gone. ``future`` gets None, or the error."""
+    """A request to delete a port. ``future`` gets None or the error."""
 
     port_id: str
     deadline: float
@@ -71,28 +71,29 @@ Operation = Put | Delete
 
 @dataclass(frozen=True)
 class _Begun:
-    """A call that is tried again: how its port was before the call."""
+    """A call that is being retried: the state of its port before the call."""
 
     before: Record | None
-    #: Whether the host had the port.
+    #: Whether the port existed on the host.
     was_there: bool
 
 
-#: States of a port that the agent can see to.
+#: States of a port that the agent can manage.
 _WORKING = (PortState.ACTIVE, PortState.DEGRADED)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """What became of a change of a network: ``reached`` is false if it came to no port that the
-    agent could see to before it."""
+    """The result of a network change: ``reached`` is false if it could not be applied to any port
+    that worked before.
+    """
 
     reached: bool = True
     failures: tuple[NetpluginError, ...] = ()
 
 
 class Reconciler:
-    """Not thread-safe: one lane calls it. ``observed`` may be read by any thread."""
+    """Not thread-safe: one lane calls it. Any thread may read ``observed``."""
 
     def __init__(
         self,
@@ -106,40 +107,41 @@ class Reconciler:
         self.backend = backend
         self._marks = marks or StoreMarks(store)
         self.observed: dict[str, ObservedPort] = {}
-        #: Marked ports without an intent that the last look at the whole host left where they are,
-        #: each with the reason; None before that look.
+        #: Marked ports without an intent that the last full reconcile left in place, with the
+        #: reasons; None
+        #: before the first one.
         self.orphans: Mapping[str, str] | None = None
         self._adopted = False
         self._store = store
         self._metrics = metrics
-        #: Records as an undo left them, which the store did not take.
+        #: Records after an undo that could not be saved.
         self._unsaved: dict[str, Record] = {}
         self._quarantines = quarantines or Quarantines()
-        #: By port, the calls that are tried again.
+        #: The calls that are being retried, by port.
         self._begun: dict[str, _Begun] = {}
-        #: Whether the last look left something to be tried again.
+        #: Whether the last reconcile left something to retry.
         self._looks_again = False
 
     def usable(self) -> Usability:
-        """Whether the backend can be used now and the host is this agent's to work at (any thread)."""
+        """Whether the backend is usable and its locks are held by this agent (callable from any thread)."""
         held = self.backend.hold()
         return self.backend.probe() if held.usable else held
 
-    # -- what platforms ask for ------------------------------------------------------------------
+    # -- requests of platforms -------------------------------------------------------------------
 
     def serve(self, operations: Sequence[Operation]) -> list[Operation]:
-        """Carry out the operations together; each is answered on its own, none holds up another.
+        """Run the operations as one batch; each gets a result of its own.
 
-        Those in the answer are not done, as the host asks to try again in a moment: ``resume`` them,
-        and serve no other of their ports before.
+        Returns the operations that the host asks to retry. The caller passes them to ``resume``,
+        and serves no other operation on their ports before.
 
-        Raises: what fails before anything is stored.
+        Raises: errors that occur before anything is stored.
         """
         watch = Stopwatch()
         started = time.monotonic()
         self._save_unsaved()
         live = [op for op in operations if self._in_time(op, started)]
-        usable = self.usable()  # once for all: it looks at files
+        usable = self.usable()  # once per batch, because it reads files
         puts = {
             op.port_id: op for op in live if isinstance(op, Put) and self._acceptable(op, usable)
         }
@@ -151,13 +153,13 @@ class Reconciler:
         return self._carry_out(waiting, wanted, before, seen, watch, started)
 
     def resume(self, operations: Sequence[Operation], *, last: bool = False) -> list[Operation]:
-        """Go on with what ``serve`` or this has left; ``last``: leave nothing."""
+        """Retry the operations that ``serve`` or ``resume`` returned; ``last``: return none."""
         begun = {op.port_id: self._begun.pop(op.port_id) for op in operations}
         records = {op.port_id: self._store.get(op.port_id) for op in operations}
         wanted = {i: record for i, record in records.items() if record is not None}
         waiting = {op.port_id: op for op in operations if op.port_id in wanted}
         gone = {op.port_id: op for op in operations if op.port_id not in wanted}
-        self._answer(gone, {})  # ``abandon`` has forgotten them meanwhile
+        self._answer(gone, {})  # deleted by ``abandon`` meanwhile
         return self._carry_out(
             waiting, wanted, {i: call.before for i, call in begun.items()}, None, Stopwatch(),
             time.monotonic(), begun=begun, last=last,
@@ -175,9 +177,9 @@ class Reconciler:
         begun: Mapping[str, _Begun] | None = None,
         last: bool = False,
     ) -> list[Operation]:
-        """Bring what is stored of these ports to the host. Gives what is to be tried again.
+        """Apply the stored intents of these ports to the host. Returns the operations to retry.
 
-        ``begun``: it was tried before.
+        ``begun``: they were tried before.
         """
         if not waiting:
             return []
@@ -227,8 +229,9 @@ class Reconciler:
         if seen is None and begun is None:
             failed = self._restore(failed, before)
         else:
-            # What was there before the call is no work of the call, and is not undone: after a lost
-            # store it is the NIC of a VM. What somebody has asked to be gone goes all the same.
+            # Ports that existed before the call are not undone: after a lost store they are the
+            # NICs of VMs.
+            # Ports whose deletion was requested are removed nevertheless.
             there = {
                 i
                 for i in failed
@@ -243,7 +246,7 @@ class Reconciler:
 
     def _in_time(self, op: Operation, now: float) -> bool:
         if not op.future.set_running_or_notify_cancel():
-            return False  # who asked has gone, perhaps because it took too long
+            return False  # the caller has disconnected, perhaps after its timeout
         if now < op.deadline:
             return True
         late = OperationTimeout(
@@ -253,7 +256,7 @@ class Reconciler:
         return False
 
     def _acceptable(self, op: Put, usability: Usability) -> bool:
-        """Refuse before anything is stored what cannot be done."""
+        """Refuse what cannot be done, before anything is stored."""
         try:
             usability.require()
             before = self._store.get(op.port_id)
@@ -269,10 +272,11 @@ class Reconciler:
         return True
 
     def _validate(self, spec: PortSpec, before: Record | None) -> None:
-        """As ``Backend.validate``; but a filter can be changed whatever the configuration took away.
+        """As ``Backend.validate``, but a filter can be changed even if the configuration no longer
+        allows the port.
 
-        A live port that could not be asked for today (its network is in no option any more) is
-        there all the same, and so is its filter.
+        A live port that could not be created today (its network was removed from the options) still
+        exists and needs its filter.
         """
         try:
             self.backend.validate(spec)
@@ -291,7 +295,7 @@ class Reconciler:
             raise unknown_overlay(spec.overlay_id)
 
     def _accept_deletes(self, operations: Sequence[Delete]) -> dict[str, Record]:
-        """Intents turn to removing, and stay so whatever happens, until the host is clean."""
+        """Mark the ports as removing; they stay so until the host is clean."""
         records: dict[str, Record] = {}
         orphans: list[Delete] = []
         for op in operations:
@@ -316,13 +320,13 @@ class Reconciler:
         return records
 
     def may_keep(self, port_id: str) -> bool:
-        """Whether the host may have this port though there is no intent of it (any thread)."""
+        """Whether the host may have this port without an intent (callable from any thread)."""
         if self.orphans is None:
             return self.usable().usable
         return port_id in self.orphans
 
     def _remove_orphans(self, operations: Sequence[Delete]) -> None:
-        """A call that names a kept orphan removes it; there is no intent that could remember it."""
+        """Remove kept orphans that a call names; there is no intent that could record the request."""
         until = min(op.deadline for op in operations) - _UNDO_S / 2
         intents = [Intent(op.port_id, None) for op in operations]
         try:
@@ -347,9 +351,9 @@ class Reconciler:
     def _accept_puts(
         self, puts: Mapping[str, Put], with_them: Sequence[str], watch: Stopwatch
     ) -> tuple[dict[str, Record], Observation | None]:
-        """Commit the intents with their claims; a claim that fails fails its port alone.
+        """Commit the intents with their claims; a failed claim fails only its port.
 
-        Also gives what was seen of the host, if it had to be looked at (``with_them`` too).
+        Also returns the observation of the host, if one was needed (``with_them`` included).
         """
         records = {port_id: self._record_of(op) for port_id, op in puts.items()}
         seen: Observation | None = None
@@ -379,7 +383,7 @@ class Reconciler:
             self._store.save(changed)
 
     def _record_of(self, op: Put) -> Record:
-        """The record of a port that is asked for. One that was going keeps what it still has."""
+        """The record of a requested port. A port that was being removed keeps its claims."""
         before = self._store.get(op.port_id)
         if before is None:
             return Record(
@@ -400,7 +404,7 @@ class Reconciler:
 
     @property
     def _takes(self) -> bool:
-        """Whether the backend's ports take something scarce, so that it looks before it stores."""
+        """Whether ports of this backend claim resources, so that the host is observed before storing."""
         return type(self.backend).claims is not Backend.claims
 
     def _claim(
@@ -427,10 +431,10 @@ class Reconciler:
         failures: Mapping[str, NetpluginError],
         faults: Mapping[str, NetpluginError],
     ) -> dict[str, NetpluginError]:
-        """Ports that are as wanted become active, or degraded if the host says that they do not
-        work, and those that were to go are forgotten.
+        """Record the results: ports become active, or degraded if the host reports a fault; deleted
+        ports are forgotten.
 
-        The answer has the ports that the store does not take, each with why.
+        Returns the ports that could not be saved, with the errors.
         """
         saved: list[Record] = []
         gone: list[str] = []
@@ -457,9 +461,9 @@ class Reconciler:
     def _restore(
         self, records: Mapping[str, Record], before: Mapping[str, Record | None]
     ) -> dict[str, Record]:
-        """The host could not be looked at, so nothing was written: the store is as before the call.
+        """Restore the store, because the host could not be observed and nothing was written to it.
 
-        Gives the records that the call did not change: their state tells of the failure.
+        Returns the records that the call did not change: their state shows the failure.
         """
         changed = [i for i, record in records.items() if record.spec != _spec_of(before[i])]
         back = [was for i in changed if (was := before[i]) is not None]
@@ -473,7 +477,9 @@ class Reconciler:
         failures: Mapping[str, NetpluginError],
         there: Collection[str],
     ) -> dict[str, Record]:
-        """First plugs of ports that were ``there``: they stay and are tried again. Gives the others."""
+        """Keep ports that were already ``there`` at their first plug, to be retried. Returns the
+        other records.
+        """
         kept = {
             i: replace(r, state=_fallen_state(i, self.observed), error=failures[i].problem())
             for i, r in records.items()
@@ -484,7 +490,7 @@ class Reconciler:
         return {i: record for i, record in records.items() if i not in kept}
 
     def _undo(self, records: Mapping[str, Record], failures: Mapping[str, NetpluginError]) -> None:
-        """A first plug that failed goes; a change that failed goes back; else the state tells."""
+        """Undo failed calls: remove a first plug, revert a change; otherwise only record the failure."""
         undone: dict[str, Record] = {}
         for port_id, record in records.items():
             problem = failures[port_id].problem()
@@ -501,7 +507,7 @@ class Reconciler:
         try:
             undone = self._save_undone(undone, deadline)
         except Exception as error:
-            _logged(error, "store")  # the host is cleaned all the same
+            _logged(error, "store")  # clean up the host nevertheless
             self._unsaved.update(undone)
         try:
             result = self._converge(undone.values(), deadline, Stopwatch(), "undo")
@@ -521,9 +527,10 @@ class Reconciler:
             self._save_or_keep(saved, gone)
 
     def _save_or_keep(self, records: Sequence[Record], forget: Collection[str] = ()) -> None:
-        """Save; what the store does not take now (a full disk) is saved before anything else is done.
+        """Save the records. If the store fails (a full disk), save them before any other work.
 
-        A port that it does not forget is to go: with its intent the next look would plug it.
+        A port that cannot be forgotten is kept as removing; otherwise the next reconcile would plug
+        it again.
         """
         try:
             self._store.save(records, forget=forget)
@@ -535,7 +542,8 @@ class Reconciler:
                     self._unsaved[port_id] = replace(left, state=PortState.REMOVING, previous=None)
 
     def _save_unsaved(self) -> None:
-        """Without it, an intent whose port was undone would bring the port back.
+        """Save the records that could not be saved before; otherwise an undone port would be
+        plugged again.
 
         Raises: HostError.
         """
@@ -548,7 +556,7 @@ class Reconciler:
         self._unsaved = {}
 
     def _save_undone(self, records: Mapping[str, Record], deadline: float) -> dict[str, Record]:
-        """A change that goes back gives back what it took, and takes again what it gave back."""
+        """Save the reverted records; reverted changes get the claims of their previous spec."""
         back = dict(records)
         changes = [i for i, r in records.items() if r.state is not PortState.REMOVING]
         moment = self._store.moment()
@@ -590,7 +598,7 @@ class Reconciler:
                 op.future.set_result(record)
 
     def converge_network(self, network_id: str, deadline: float) -> Spread:
-        """Bring what this backend has of a network to what the store says; the ports stay.
+        """Apply a network to the ports of this backend.
 
         Raises: what ``Backend.observe`` raises, BackendUnavailable.
         """
@@ -608,10 +616,10 @@ class Reconciler:
         reached = not working or bool(working - set(result.failed))
         return Spread(reached, tuple(result.failed.values()))
 
-    # -- what nobody asked for: the state of the host --------------------------------------------
+    # -- reconciles and reads of the host ---------------------------------------------------------
 
     def findings(self) -> list[Finding]:
-        """What an operator should know of this backend's part of the host, as it is now.
+        """The findings about this backend's part of the host.
 
         Raises: what ``Backend.observe`` raises.
         """
@@ -628,7 +636,7 @@ class Reconciler:
         ]
 
     def vfs(self) -> list[VfInfo]:
-        """Every virtual function of the backend's pool, as it is now.
+        """All virtual functions of the backend's pool with their states.
 
         Raises: what ``Backend.observe`` raises.
         """
@@ -636,7 +644,7 @@ class Reconciler:
         return list(self.backend.vfs(seen, self._store.claims(), self._store.unfit()))
 
     def _end_quarantines(self, seen: Observation) -> None:
-        """See ``Quarantines``."""
+        """End quarantines that are over (see ``Quarantines``)."""
         unfit = self._store.unfit() if self.has_vfs else {}
         there = {vf.pci_address for vf in self.backend.vfs(seen, {}, {})} if unfit else set()
         out_of_order = self.backend.out_of_order(seen) if unfit else ()
@@ -647,10 +655,11 @@ class Reconciler:
             self._store.release(ended)
 
     def abandon(self, port_id: str, claim: Claim) -> None:
-        """Forget a port that is being removed and waits for a virtual function that is away.
+        """Forget a port that is being removed and waits for a virtual function that no longer
+        exists.
 
-        Raises: Conflict if the function is there, if only as one that its NIC does not report for
-        now, so that the port goes by itself; what ``Backend.observe`` raises.
+        Raises: Conflict if the function exists, even if its NIC does not report it now, because the
+        port is then removed without help; what ``Backend.observe`` raises.
         """
         seen = self.backend.observe(None, time.monotonic() + _LOOK_S)
         waits = self.backend.plan([Intent(port_id, None, (claim,))], seen).refused.get(port_id)
@@ -675,17 +684,17 @@ class Reconciler:
         remove_orphans: bool = False,
         batch_size: int = 32,
     ) -> ReconcileReport:
-        """Bring these ports, or all of the backend's, back to what is wanted, and report.
+        """Reconcile these ports, or all ports of the backend, and report the changes.
 
         Raises: what ``Backend.observe`` raises.
         """
         started = time.monotonic()
         self._save_unsaved()
         self.backend.hold().require()
-        # What this check itself finds out, nobody has compared yet.
+        # Before this check adds a report, which no operator has compared yet.
         accepts = remove_orphans and not dry_run and self._marks.told(self.backend.name)
         if ports is None and self._store.database.failure:
-            self._store.database.try_to_write()  # nobody else may write for long
+            self._store.database.try_to_write()  # there may be no other write for a long time
         records = {
             r.port_id: r
             for r in self._store.records(backend=self.backend.name)
@@ -747,7 +756,7 @@ class Reconciler:
         return report
 
     def _compare_store(self, records: Mapping[str, Record], seen: Observation) -> None:
-        """With the one that changed the host last, before anything that the plan says."""
+        """Compare the store with the one that changed the host last, before applying the plan."""
         lacking = [
             i
             for i, r in records.items()
@@ -758,7 +767,7 @@ class Reconciler:
     def _adopt_claims(
         self, records: Mapping[str, Record], seen: Observation, moment: int
     ) -> dict[str, Record]:
-        """Once: what ports have on the host that an earlier version did not make them claim."""
+        """Once: add the claims of ports that an earlier version created without them."""
         adopted: dict[str, Record] = {}
         if self._adopted or not self._takes:
             return adopted
@@ -787,7 +796,7 @@ class Reconciler:
         whole: bool,
         batch_size: int,
     ) -> Converged:
-        """Many ports at once would stall vswitchd for seconds: those to change go in chunks first."""
+        """Converge in chunks, because a large transaction stalls ovs-vswitchd for seconds."""
         deadline = time.monotonic() + CHECK_S
         changes = [i for i in intents if i.port_id in touched]
         fresh: Observation | None = seen
@@ -811,7 +820,7 @@ class Reconciler:
         for port_id, record in records.items():
             failure, fault = result.failed.get(port_id), faults.get(port_id)
             if port_id in self._begun:
-                continue  # what becomes of it is for its call to say
+                continue  # the call that is being retried decides
             if isinstance(failure, TryAgain):
                 self._looks_again = True
                 continue
@@ -834,7 +843,7 @@ class Reconciler:
             self._store.save(saved, forget=gone)
 
     def unsettled(self) -> bool:
-        """Whether a port is not yet as wanted, so that a look is due soon."""
+        """Whether a port is not in its desired state yet, so that another reconcile is due soon."""
         return (
             bool(self._unsaved)
             or self._looks_again
@@ -844,7 +853,7 @@ class Reconciler:
         )
 
     def kept(self) -> dict[str, str]:
-        """The orphans that no call has adopted since, with the reasons (any thread)."""
+        """The orphans that no call has adopted since, with the reasons (callable from any thread)."""
         return {i: why for i, why in (self.orphans or {}).items() if not self._has_record(i)}
 
     def _has_record(self, port_id: str) -> bool:
@@ -883,7 +892,7 @@ class Reconciler:
 
 
 def _faults(records: Mapping[str, Record], result: Converged) -> dict[str, NetpluginError]:
-    """Why ports that are as wanted do not work, as far as somebody says so."""
+    """The faults of ports that are configured correctly but do not work."""
     faults: dict[str, NetpluginError] = {}
     for port_id in records:
         seen, kept = result.observed.get(port_id), result.kept.get(port_id)
@@ -895,13 +904,13 @@ def _faults(records: Mapping[str, Record], result: Converged) -> dict[str, Netpl
 
 
 def _is_only_impaired(port_id: str, result: Converged) -> bool:
-    """Whether a port that has a fault is as it should be, and only something beyond it is not."""
+    """Whether the only fault of a port is outside of it (``impaired``)."""
     seen = result.observed.get(port_id)
     return port_id not in result.kept and seen is not None and not seen.fault
 
 
 def _asks_again(port_id: str, result: Converged) -> bool:
-    """Whether the host asks to try again in a moment what is to be done for a port."""
+    """Whether the host asks to retry the operation on a port."""
     if port_id in result.failed:
         return isinstance(result.failed[port_id], TryAgain)
     seen = result.observed.get(port_id)
@@ -909,14 +918,14 @@ def _asks_again(port_id: str, result: Converged) -> bool:
 
 
 def _lasting(fault: NetpluginError) -> OperationTimeout:
-    """The error of a call that was tried again for a fault which has not passed."""
+    """The error of a call that was retried for a fault that did not clear."""
     return OperationTimeout(
         f"{fault.detail}: it did not end in time", step=fault.step, port_id=fault.port_id
     )
 
 
 def _has_time(op: Operation) -> bool:
-    """Whether a call has the time to be tried again, and to be undone after that."""
+    """Whether enough time is left for a retry and an undo."""
     return time.monotonic() + NEXT_TRY_S < op.deadline - _UNDO_S / 2
 
 
@@ -925,10 +934,11 @@ def _changed(before: PortSpec, after: PortSpec) -> set[str]:
 
 
 def _stays(before: Record | None, spec: PortSpec) -> bool:
-    """Whether what was asked stays in force though the host says that the port does not work.
+    """Whether a change stays in force although the host reports a fault of the port.
 
-    Not a first plug, and not the change that broke a port that worked. Anything else would take
-    back a filter that was tightened for a reason that has nothing to do with it.
+    False for a first plug, and for a change of anything but the filter of a port that worked: that
+    may have caused the fault. Otherwise the fault is unrelated, and an undo could, for example,
+    revert a tightened filter.
     """
     if before is None or before.state is PortState.REMOVING:
         return False
@@ -938,7 +948,7 @@ def _stays(before: Record | None, spec: PortSpec) -> bool:
 
 
 def _of_ports(backend: str, store: Store) -> list[Finding]:
-    """One finding for all ports that are not as they should be for the same reason."""
+    """Findings about failed and degraded ports, one per state and cause."""
     alike: dict[tuple[str, str, str, str | None], list[Record]] = defaultdict(list)
     for record in store.records(backend=backend):
         error = record.error
@@ -960,20 +970,20 @@ def _of_ports(backend: str, store: Store) -> list[Finding]:
 
 
 def _logged(error: Exception, step: str) -> NetpluginError:
-    """The error as one of ours; what nobody expected is in the log with its traceback."""
+    """Convert an exception to a NetpluginError; unexpected ones are logged with their traceback."""
     if not isinstance(error, NetpluginError):
         LOG.error("unexpected at %s", step, exc_info=error)
     return as_host_error(error, step)
 
 
 def _each(port_ids: Iterable[str], error: Exception, step: str) -> dict[str, NetpluginError]:
-    """The error as that of each of these ports."""
+    """The error as an error of each of these ports."""
     wrong = _logged(error, step)
     return {port_id: wrong.for_port(port_id) for port_id in port_ids}
 
 
 def _left(change: Change) -> HostError:
-    """What could not be done for no port in particular would else be tried for ever, unsaid."""
+    """The error of a failed change that belongs to no port; otherwise it would be retried silently."""
     error = HostError(f"the host does not let go: {change.describe()}", step="verify")
     LOG.warning("%s", error)
     return error
@@ -985,7 +995,7 @@ def _fallen_state(port_id: str, observed: Mapping[str, ObservedPort]) -> PortSta
 
 
 def _spec_of(record: Record | None) -> PortSpec | None:
-    """What a record wants on the host: nothing, if it is being removed."""
+    """The spec that a record has on the host; None if it is being removed."""
     return None if record is None or record.state is PortState.REMOVING else record.spec
 
 
@@ -999,7 +1009,7 @@ def _refuse_fixed(fixed: Collection[str], before: PortSpec, after: PortSpec) -> 
 
 
 def unknown_overlay(network_id: str) -> InvalidRequest:
-    """The error for a port on a VXLAN network that was not put before."""
+    """The error for a port on a VXLAN network that was not created."""
     message = f"there is no network {network_id!r} on this host"
     return InvalidRequest(
         f"network.network_id: {message}", step="validate", fix=f"PUT /v1/networks/{network_id}",

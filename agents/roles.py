@@ -1,4 +1,4 @@
-"""What each call needs: the one table of routes and roles, and what in a body needs more."""
+"""The role that each call requires: by route, and by fields of the body."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from starlette.routing import compile_path
 
 
 class Role(IntEnum):
-    """What a caller may do. Each role may do what those before it may."""
+    """What a caller may do; each role includes the ones before it."""
 
     READ = 1
     PLUG = 2
@@ -30,10 +30,10 @@ class Role(IntEnum):
         return self.name.lower()
 
 
-#: Answered to everybody, as supervisors have no credential: they tell nothing of ports.
+#: Accessible without a credential, for supervisors; they reveal nothing about ports.
 OPEN_PATHS = ("/healthz", "/readyz")
 
-#: Every route; the tests compare it with those that the application has.
+#: Every route; the tests compare the table with the application.
 ROUTES: tuple[tuple[str, str, Role], ...] = (
     ("GET", "/v1/ports", Role.READ),
     ("GET", "/v1/ports/{port_id}", Role.READ),
@@ -66,7 +66,7 @@ _COMPILED: tuple[tuple[str, re.Pattern[str], Role], ...] = tuple(
 
 
 def of_route(method: str, path: str) -> Role:
-    """What is not in the table (the application answers it with 404 or 405) needs the most."""
+    """The role of a route. Unknown routes (answered with 404 or 405) require the highest."""
     for known, pattern, role in _COMPILED:
         if known == method and pattern.match(path):
             return role
@@ -74,9 +74,9 @@ def of_route(method: str, path: str) -> Role:
 
 
 def of_body(path: str, body: bytes) -> tuple[Role, str] | None:
-    """The role that a body needs beyond its route's, and the field; None if none does.
+    """The role that a body requires beyond that of its route, and the field; None if there is none.
 
-    Only values that the models take count: whatever else is in the body, the application refuses.
+    Only values that the models accept count; the application refuses everything else.
     """
     try:
         whole = json.loads(body) if body else None

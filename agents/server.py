@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn on a UNIX socket and on TCP, with the TLS context of the moment."""
+"""The HTTP server: uvicorn on a UNIX socket and on TCP, with the current TLS context."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from agents.peer import STATE, peer_of
 from netplugin.host.supervisor import Supervisor
 
 LOG = logging.getLogger(__name__)
-# Between looks at the files of tokens and certificates.
+# Seconds between checks of the credential files.
 _CREDENTIALS_EVERY_S = 5.0
 
 
 class Protocol(LimitedProtocol):
-    """uvicorn's with limits, and the peer of the connection in the ``state`` of each scope."""
+    """uvicorn's protocol with limits, and with the peer of the connection in the ``state`` of each scope."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -30,9 +30,9 @@ class Protocol(LimitedProtocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handlers, on what ``Listen`` says, and saying so once it is.
+    """uvicorn without its signal handlers, on the sockets of ``Listen``.
 
-    ``when_started`` is called when all sockets listen.
+    ``when_started`` is called when all sockets are listening.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Server(uvicorn.Server):
         self._watch: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: Any = None) -> None:
-        """Raises: OSError if a socket cannot be made."""
+        """Raises: OSError if a socket cannot be created."""
         listen = self._listen
         loop = asyncio.get_running_loop()
         self.servers = []
@@ -75,7 +75,7 @@ class Server(uvicorn.Server):
             local = listen.socket.bind()
             self.servers.append(await loop.create_server(self._protocol, sock=local))
             LOG.info("listening on unix:%s", listen.socket.path)
-        # Each turn waits by itself, so that a signal ends the wait.
+        # No interval: each iteration waits itself, so that SIGHUP can interrupt it.
         watch = self._supervisor.every("credentials", 0, self._look_at_credentials)
         self._watch = asyncio.create_task(watch)
         self.started = True
@@ -89,7 +89,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def read_credentials_again(self) -> None:
-        """For a signal handler of the loop."""
+        """Reload the credentials; called by a signal handler of the event loop."""
         self._look_now.set()
 
     async def _look_at_credentials(self) -> None:
@@ -100,7 +100,7 @@ class Server(uvicorn.Server):
         await asyncio.to_thread(self._credentials.refresh, always=asked)
 
     def _tcp_protocol(self) -> asyncio.Protocol:
-        """The handshake takes the TLS context of this moment; connections that are open keep theirs."""
+        """A new connection uses the current TLS context; open connections keep theirs."""
         tls = self._credentials.tls
         if tls is None:
             return self._protocol()

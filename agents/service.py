@@ -1,4 +1,4 @@
-"""What the agent can do, apart from how it is called: each call goes to the lane of its backend."""
+"""The operations of the agent, independent of the API; each call goes to the lane of its backend."""
 
 from __future__ import annotations
 
@@ -52,16 +52,17 @@ from netplugin.models import (
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-# How long the lanes are waited for at the end, once nothing is taken any more.
+# Seconds to wait for the lanes at shutdown.
 _STOP_S = 5.0
-# Putting right a whole host takes no longer than CHECK_S; what takes so long hangs.
+# A reconcile of the whole host takes at most CHECK_S; a thread that is busy for longer hangs.
 _STUCK_S = CHECK_S + 60.0
-#: Of one port of a batch: waiting in its lane, under way with its standby, refused, or not needed.
+#: The call for a port of a batch: queued in its lane, running with its standby, refused, or not
+#: needed.
 _Call: TypeAlias = Operation | asyncio.Future[Any] | NetpluginError | None
 
 
 class Service:
-    """The agent without its front ends. ``start`` before use, ``stop`` after."""
+    """The agent without its API. Call ``start`` before use and ``stop`` after."""
 
     def __init__(
         self,
@@ -114,18 +115,18 @@ class Service:
             lane.start()
 
     def wait_looked(self, wait_s: float) -> None:
-        """Wait until every backend's part of the host was put right once, or the time is over."""
+        """Wait until every backend has reconciled the host once, or until the timeout."""
         deadline = time.monotonic() + wait_s
         for lane in self._lanes.values():
             lane.looked_once.wait(max(0.0, deadline - time.monotonic()))
 
     def refuse_waiting(self) -> None:
-        """Refuse the calls that wait for their turn; those in progress go on."""
+        """Refuse queued calls; calls in progress continue."""
         for lane in self._lanes.values():
             lane.refuse()
 
     def stuck(self) -> list[str]:
-        """The backends whose thread makes no progress, and for how long."""
+        """The backends whose thread makes no progress, with the duration."""
         return [
             f"{name}: at the same work for {lane.stuck_s():.0f} s"
             for name, lane in self._lanes.items()
@@ -133,10 +134,10 @@ class Service:
         ]
 
     def stop(self) -> None:
-        """Wait for what is in progress, in all backends together for a few seconds.
+        """Wait a few seconds for work in progress in all backends.
 
-        The locks on the host are given back only if nothing is in progress any more: otherwise another
-        agent would work beside it, and they go with the process.
+        The locks on the host are released only if nothing is in progress any more, so that no other
+        agent works at the same time. Otherwise they are released when the process ends.
         """
         self.refuse_waiting()
         until = time.monotonic() + _STOP_S
@@ -151,7 +152,7 @@ class Service:
     # -- ports -----------------------------------------------------------------------------------
 
     async def put(self, port_id: str, spec: PortSpec) -> Port:
-        """Raises: any NetpluginError; the port is as it was before, then."""
+        """Create or change a port. Raises: any NetpluginError; then the port is unchanged."""
         if self.teams.concerns(port_id, spec):
             return self.describe(await self.teams.put(port_id, spec))
         return self.describe(await self._put_alone(port_id, spec))
@@ -163,7 +164,7 @@ class Service:
             await self._delete_alone(port_id)
 
     async def batch(self, batch: Batch) -> BatchResults:
-        """Every port of the batch is queued before the first is waited for."""
+        """Run a batch; all of its ports are queued before the first result is awaited."""
         calls: list[tuple[str, _Call]] = []
         for entry in batch.put:
             if self.teams.concerns(entry.port_id, entry.spec):
@@ -185,7 +186,7 @@ class Service:
     ) -> list[Port]:
         records = self._store.records(vm_id=vm_id, backend=backend)
         ports = [self.describe(record) for record in records]
-        # By the state that is told: see ``_describe``.
+        # Filter by the reported state: see ``_describe``.
         return [port for port in ports if state in (None, port.state.value)]
 
     def port(self, port_id: str) -> Port:
@@ -209,7 +210,7 @@ class Service:
                 binding = backend.binding(intent)
             except NetpluginError as error:
                 LOG.warning("no binding: %s", error, extra={"port_id": record.port_id})
-        # What nobody looks at is not known to work.
+        # Without a backend, the state of the port is unknown.
         unseen = None if backend is not None else self._unseen(record.spec.backend, record.port_id)
         removing = record.state is PortState.REMOVING
         return Port(
@@ -224,7 +225,7 @@ class Service:
         )
 
     def _unseen(self, backend: str, port_id: str | None = None) -> BackendUnavailable:
-        """Why nothing can be done for the ports of a backend that is not loaded."""
+        """Why the ports of a backend that is not loaded cannot be managed."""
         if backend in self._broken:
             return BackendUnavailable(
                 f"backend {backend} {self._broken[backend]}", step="load", port_id=port_id,
@@ -237,7 +238,7 @@ class Service:
             "ports before you take it out again",
         )  # fmt: skip
 
-    # -- the rest of the API ---------------------------------------------------------------------
+    # -- other API calls -------------------------------------------------------------------------
 
     def backends(self) -> list[BackendInfo]:
         infos = [BackendInfo(name=n, usable=False, reason=why) for n, why in self._broken.items()]
@@ -256,7 +257,7 @@ class Service:
         return sorted(infos, key=lambda info: info.name)
 
     async def reconcile(self, request: ReconcileRequest) -> ReconcileReport:
-        """Raises: Overloaded."""
+        """Reconcile all backends. Raises: Overloaded."""
         report = ReconcileReport(dry_run=request.dry_run, ports=0, changes=[])
         deadline = time.monotonic() + self._timeout_s
         futures = {
@@ -279,7 +280,7 @@ class Service:
         return report
 
     async def vfs(self) -> list[VfInfo]:
-        """Every virtual function of the pool; the backends that share it would all say the same.
+        """All virtual functions of the pool, from one of the backends that share it.
 
         Raises: Overloaded; what ``Backend.observe`` raises.
         """
@@ -289,7 +290,7 @@ class Service:
                 return await self._errand(lane, lane.reconciler.vfs)
             except NetpluginError as error:
                 if lane is lanes[-1] or isinstance(error, Overloaded):
-                    raise  # one that also needs OVS may not see now what another does
+                    raise  # a backend that also needs OVS may fail while another succeeds
         return []
 
     def _vf_counters(self) -> Iterator[PortCounters]:
@@ -300,11 +301,11 @@ class Service:
                 yield PortCounters(ports[claim], claim.key, counters)
 
     async def release_vf(self, pci_address: str) -> None:
-        """End the quarantine of a virtual function; one that is in none is no error.
+        """End the quarantine of a virtual function; no error if it is not quarantined.
 
         A port that is being removed and waits for the NIC of this function is forgotten.
 
-        Raises: Conflict if the function is there, Overloaded, what ``Backend.observe`` raises.
+        Raises: Conflict if the function exists, Overloaded, what ``Backend.observe`` raises.
         """
         claim = Claim("vf", pci_address)
         await self._in_thread(self._store.release, [claim])
@@ -316,8 +317,7 @@ class Service:
         await self._errand(lane, partial(lane.reconciler.abandon, record.port_id, held))
 
     async def checks(self) -> list[Finding]:
-        """What an operator should know of the host: of the machine, and then by the backends that can
-        look at it, which know more of their own part.
+        """The findings about the machine, the store, and the host as seen by each usable backend.
 
         Raises: Overloaded.
         """
@@ -326,7 +326,7 @@ class Service:
             findings += await self._view.within(self._view.findings)
         except NetpluginError as error:
             findings.append(_unseen("host", error, "the host can be looked at"))
-        findings += await self._in_thread(store_findings, self._store)  # it looks at files
+        findings += await self._in_thread(store_findings, self._store)  # it reads files
         for name, lane in self._lanes.items():
             try:
                 findings += await self._errand(lane, lane.reconciler.findings)
@@ -336,7 +336,7 @@ class Service:
                 findings.append(_unseen(name, error, f"backend {name} can look at the host"))
         findings += [_unusable(info) for info in self.backends() if not info.usable]
         findings += self._unseen_ports()
-        return list(dict.fromkeys(findings))  # backends that share NICs say the same of them
+        return list(dict.fromkeys(findings))  # backends that share NICs return the same findings
 
     def _unseen_ports(self) -> list[Finding]:
         """Ports of backends that are not loaded."""
@@ -358,7 +358,7 @@ class Service:
         return await self._view.within(self._view.state)
 
     def unready(self) -> list[str]:
-        """Why the agent cannot do its work now; empty when it can."""
+        """The reasons why the agent is not ready; empty if it is."""
         reasons = [f"{b.name}: {b.reason}" for b in self.backends() if not b.usable]
         reasons += [
             f"{name}: the host has not been looked at yet"
@@ -372,15 +372,15 @@ class Service:
             for name, lane in self._lanes.items()
             for sentence in sentences(lane.reconciler.kept())
         ]
-        if self._store.database.failure:  # at the last write: looking does not write
+        if self._store.database.failure:  # of the last write; reads do not detect it
             reasons.append(f"the store cannot be written: {self._store.database.failure}")
         return reasons
 
     def _nics_of(self, vm_id: str) -> list[Port]:
-        """The ports of a VM; one that stands beside another is in that one's binding."""
+        """The ports of a VM; a standby port is part of another port's binding."""
         return [port for port in self.ports(vm_id=vm_id) if port.standby_of is None]
 
-    # -- plumbing --------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     async def _put_alone(
         self, port_id: str, spec: PortSpec, standby_of: str | None = None
@@ -428,23 +428,23 @@ class Service:
     def _backend_of(self, operation: Operation) -> str:
         if isinstance(operation, Put):
             return operation.spec.backend
-        # It may have gone since: then any lane answers that it is gone.
+        # The port may be gone since: then any lane answers.
         port_id = operation.port_id
         return self._backend_with(port_id) or self._keeper_of(port_id) or next(iter(self._lanes))
 
     def _keeper_of(self, port_id: str) -> str | None:
-        """The backend that left a port on the host which the store does not know."""
+        """The backend that may have kept an orphan of this name on the host."""
         lanes = self._lanes.items()
         return next((n for n, lane in lanes if lane.reconciler.may_keep(port_id)), None)
 
     def _backend_with(self, port_id: str) -> str | None:
-        """The backend that has the port or is about to: what is not stored yet may be in its queue."""
+        """The backend that has the port, or has an operation on it in its queue."""
         record = self._store.get(port_id)
         if record is None:
             for name, lane in self._lanes.items():
                 if lane.is_at(port_id):
                     return name
-            record = self._store.get(port_id)  # it may have come since
+            record = self._store.get(port_id)  # it may have been stored since
         return record.spec.backend if record else None
 
     def _queue(self, operations: Sequence[Operation]) -> None:

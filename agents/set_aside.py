@@ -1,4 +1,4 @@
-"""Rows of the store that cannot be read: set aside with the reason, so that they hurt no other row."""
+"""Unreadable rows of the store: moved to a separate table with the reason, so that other rows stay usable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from netplugin.errors import HostError
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: The tables that are sifted, by the column that names a row.
+#: The tables that are checked, with the column that identifies a row.
 _KEYS: Mapping[str, str] = {
     "ports": "port_id",
     "networks": "network_id",
@@ -29,7 +29,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Aside:
-    """One row as it was: the table it was in, its columns, and why it could not be read."""
+    """An unreadable row: its table, its columns, and the reason."""
 
     table: str
     key: str
@@ -38,7 +38,7 @@ class Aside:
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """What a port's row had claimed: nobody else may have it, as a VM may use it."""
+        """The claims of a port's row. They stay reserved, because a VM may use the resources."""
         found = []
         for kind, key, memory in self.row.get("claims", ()):
             try:
@@ -49,7 +49,7 @@ class Aside:
 
 
 class SetAside:
-    """The rows set aside in one database, each until a PUT replaces it. Any thread may read them."""
+    """The rows set aside, each until a PUT replaces it. Any thread may read them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -68,7 +68,7 @@ class SetAside:
     def sift(
         self, table: str, parse: Callable[[Row], T], more: Callable[[Row], Row] = lambda row: {}
     ) -> list[T]:
-        """Every row of the table that can be read. ``more`` is kept with one that cannot."""
+        """Parse all rows of a table; ``more`` adds columns to a row that is set aside."""
         cursor = self._database.sql.execute(f"SELECT rowid, * FROM {table}")
         names = [column[0] for column in cursor.description]
         parsed: list[T] = []
@@ -81,7 +81,7 @@ class SetAside:
         return parsed
 
     def _set_aside(self, table: str, row: Row, wrong: Exception) -> None:
-        """One that cannot be written down (a full disk) is still left out of this run."""
+        """Move a row. If that fails (a full disk), it is still ignored by this process."""
         key = str(row[_KEYS[table]])
         reason = f"{type(wrong).__name__}: {wrong}"
         aside = Aside(table, key, reason, row)
@@ -101,14 +101,14 @@ class SetAside:
             LOG.error("it stays in its table: %s", refused)
 
     def forget(self, table: str, key: str) -> None:
-        """It is there again, or gone for good: within a transaction; see ``forgotten``."""
+        """Delete an entry that was replaced or is gone; within a transaction, followed by ``forgotten``."""
         if (table, key) in self._found:
             self._database.sql.execute(
                 "DELETE FROM set_aside WHERE kind = ? AND key = ?", (table, key)
             )
 
     def forgotten(self, table: str, keys: Collection[str]) -> None:
-        """The transaction of ``forget`` is through."""
+        """Update the memory after the transaction of ``forget`` was committed."""
         gone = {(table, key) for key in keys}
         self._found = {key: aside for key, aside in self._found.items() if key not in gone}
 

@@ -1,7 +1,6 @@
-"""What the agent remembers of ports: intents, claims, the networks they are on.
+"""The store of ports: intents, claims, and the VXLAN networks.
 
-An intent is committed before the host is touched, and with it, in the same transaction, what it
-claims.
+An intent is committed with its claims, in one transaction, before the host is changed.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ T = TypeVar("T")
 # IEEE 802.1Q, table 9-2: 0 is no VLAN and 4095 is reserved.
 _LOCAL_VLANS = range(1, 4095)
 _COMMIT, _OLDER, _COMPARED = "commit", "older/", "compared/"
-# How many ports are remembered as forgotten: of older ones it is no longer known.
+# Maximum number of remembered deleted ports; older ones are dropped.
 _FORGOTTEN = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A port's intent and state. ``previous`` is what a change that is under way goes back to."""
+    """The intent and state of a port. ``previous`` is the spec to restore if a change fails."""
 
     port_id: str
     spec: PortSpec
@@ -41,41 +40,41 @@ class Record:
     error: Problem | None = None
     claims: tuple[Claim, ...] = ()
     timings_ms: Mapping[str, float] | None = None
-    #: The port that this one stands beside (teaming): it comes and goes with that one.
+    #: The port that this one is the standby of (teaming); both are created and deleted together.
     standby_of: str | None = None
 
 
 class Store:
     """One file, one connection, one writer at a time.
 
-    Ports, networks and claims are read from memory, by any thread, and no reader waits for a writer:
-    a commit puts new tables in the place of the old ones, which never change.
+    Any thread reads ports, networks and claims from memory without waiting for a writer: a commit
+    replaces the tables, which are immutable.
     """
 
     def __init__(
         self, path: Path, max_tasks: int = 100_000, max_task_bytes: int = 256 << 20
     ) -> None:
-        """Open or make the file. Raises: sqlite3.Error, OSError, ValueError for a newer version."""
+        """Open or create the file. Raises: sqlite3.Error, OSError, ValueError for a newer version."""
         self.database = Database(path)
         self.tasks = TaskJournal(self.database, max_tasks, max_task_bytes)
         self.placements = Placements(self.database)
         self._lock, self._sql = self.database.lock, self.database.sql
         self.set_aside = SetAside(self.database)
-        #: Made with the store, and on every port that it makes.
+        #: Created with the store, and written to every port that it makes.
         self.identity = self.database.identity
         self._commit = self._stored_commit()
         #: The number of the last commit when the file was opened.
         self.opened_at = self._commit
         self._older: Mapping[str, str] = self._stored_by_backend(_OLDER)
         self._compared: Mapping[str, str] = self._stored_by_backend(_COMPARED)
-        #: By port, the commit that its record came with.
+        #: The commit number of each port's record.
         self._numbers: dict[str, int] = {}
         self._ports: dict[str, Record] = {record.port_id: record for record in self._read_ports()}
         self._networks = {n.network_id: n for n in self.set_aside.sift("networks", _network)}
         self._unfit: dict[Claim, str] = dict(self.set_aside.sift("quarantine", _quarantined))
         self.set_aside.sift("placements", lambda row: read_placement(row["placement"]))
         self.set_aside.sift("tasks", lambda row: self.tasks.get(row["taskuuid"]))
-        # When a claim last changed hands, in commits of this process.
+        # When a claim last changed its owner, in commits of this process.
         self._commits = 0
         self._moved: dict[Claim, int] = {}
 
@@ -99,10 +98,10 @@ class Store:
         return any(r.state in states and r.spec.backend == backend for r in self._ports.values())
 
     def save(self, records: Iterable[Record], forget: Collection[str] = ()) -> None:
-        """Commit these records whole, claims included, and forget those ports, in one transaction.
+        """Commit these records with their claims, and delete those ports, in one transaction.
 
-        Raises: sqlite3.IntegrityError if two ports claim the same thing, Conflict if a network has
-        gone meanwhile; nothing is changed then.
+        Raises: sqlite3.IntegrityError if two ports claim the same resource, Conflict if a network
+        was deleted meanwhile; then nothing is changed.
         """
         records = list(records)
         with self._lock:
@@ -114,21 +113,21 @@ class Store:
                 for record in records:
                     self._write(record, self._numbers.get(record.port_id, commit))
                     self.set_aside.forget("ports", record.port_id)
-                # A VM's place goes with its last port.
+                # Delete the placement of a VM with its last port.
                 self._sql.execute(
                     "DELETE FROM placements WHERE vm_id NOT IN (SELECT vm_id FROM ports)"
                 )
             before = {i: self._ports.get(i) for i in (*forget, *(r.port_id for r in records))}
             self._commit = commit
             new = {record.port_id: record for record in records}
-            # Before the records: who finds one finds its number.
+            # Before the records, so that a reader that finds a record finds its number.
             self._numbers = dict.fromkeys(new, commit) | _without(self._numbers, forget)
             self._ports = _without(self._ports, forget) | new
             self.set_aside.forgotten("ports", new)
             self._note_moves(before)
 
     def _count(self) -> int:
-        """The number of this commit: within its transaction."""
+        """The number of this commit; call within its transaction."""
         commit = self._commit + 1
         self._sql.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_COMMIT, str(commit)))
         return commit
@@ -144,27 +143,28 @@ class Store:
             (_FORGOTTEN,),
         )
 
-    # -- what is known on the host by its mark ---------------------------------------------------
+    # -- marks on the host -----------------------------------------------------------------------
 
     @property
     def mark(self) -> str:
-        """What the host carries as a whole: this store, and its last commit."""
+        """The mark of the host as a whole: the identity of this store and its last commit."""
         return f"{self.identity}/{self._commit}"
 
     @property
     def older(self) -> Mapping[str, str]:
-        """What the host told of a newer copy of this store, or of another one, by backend."""
+        """The reports of a newer copy of this store, or of another one, by backend."""
         return self._older
 
     @property
     def compared(self) -> Mapping[str, str]:
-        """The last mark of a newer copy, or of another store, that was noted, by backend."""
+        """The last noted mark of a newer copy, or of another store, by backend."""
         return self._compared
 
     def note_older(self, backend: str, told: str, mark: str, commit: int) -> None:
-        """Remember it and its mark, and count on from that commit: no two have one number.
+        """Save the report and its mark, and continue counting from that commit, so that numbers are
+        unique.
 
-        Raises: HostError; it holds for this process all the same.
+        Raises: HostError; in memory it is saved nevertheless.
         """
         with self._lock:
             self._commit = max(self._commit, commit)
@@ -175,22 +175,22 @@ class Store:
                 self._sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows.items())
 
     def forget_older(self, backend: str) -> None:
-        """Its mark stays known. Raises: HostError; nothing is changed then."""
+        """Delete the report; its mark stays noted. Raises: HostError; then nothing is changed."""
         with self._lock:
             with self.database.transaction():
                 self._sql.execute("DELETE FROM meta WHERE key = ?", (_OLDER + backend,))
             self._older = {b: told for b, told in self._older.items() if b != backend}
 
     def stamp(self, port_id: str) -> str:
-        """What the port carries on the host: this store, and the commit that its record came with.
+        """The stamp of a port on the host: the identity of this store and the commit of its record.
 
-        A port that is PUT again after it was forgotten has another one. Empty without a record.
+        A port that is PUT again after its deletion has a new stamp. Empty without a record.
         """
         number = self._numbers.get(port_id)
         return "" if number is None else f"{self.identity}/{number}"
 
     def has_forgotten(self, port_id: str, stamp: str) -> bool:
-        """Whether a port with this stamp is one that this store has forgotten."""
+        """Whether the stamp is that of a port that this store has deleted."""
         identity, _, number = stamp.partition("/")
         if identity != self.identity:
             return False
@@ -205,7 +205,7 @@ class Store:
         return aside.claims if aside else ()
 
     def claims_before(self, port_id: str) -> tuple[Claim, ...]:
-        """What a port without a record had claimed by the row of it that could not be read."""
+        """The claims in the unreadable row of a port without a record."""
         return () if port_id in self._ports else self._kept_claims(port_id)
 
     def _note_moves(self, before: Mapping[str, Record | None]) -> None:
@@ -215,25 +215,26 @@ class Store:
             moved = set(old.claims if old else ()) ^ set(new.claims if new else ())
             self._moved.update(dict.fromkeys(moved, self._commits))
 
-    # -- scarce things ---------------------------------------------------------------------------
+    # -- claims and quarantines ------------------------------------------------------------------
 
     def claims(self) -> dict[Claim, str]:
-        """Who has what; what is in quarantine and no port's is ``NOBODY``'s."""
+        """The owner of each claim; quarantined resources without a port belong to ``NOBODY``."""
         had = {claim: r.port_id for r in self._ports.values() for claim in r.claims}
         aside = {claim: a.key for a in self.set_aside.all() for claim in a.claims}
-        # Equal claims may remember different things: the holder's own are the keys.
+        # Equal claims may differ in their memory: the keys are the owner's own claims.
         held = {c: i for c, i in aside.items() if c not in had} | had
         return {c: NOBODY for c in self._unfit if c not in held} | held
 
     def moment(self) -> int:
-        """To be had before the host is looked at, and given to ``claiming`` after."""
+        """The current commit sequence: get it before observing the host, and pass it to ``claiming``."""
         return self._commits
 
     @contextmanager
     def claiming(self, looked_at: int) -> Iterator[dict[Claim, str]]:
-        """Choose and save within: nobody else does meanwhile. The value is who has what.
+        """Lock the claims while some are chosen and saved. Yields the owner of each claim.
 
-        A thing that changed hands since ``looked_at`` is not as it was seen, and is ``NOBODY``'s.
+        Resources that changed their owner since ``looked_at`` may differ from the observation and
+        belong to ``NOBODY``.
         """
         with self._lock:
             moved = [claim for claim, commit in self._moved.items() if commit > looked_at]
@@ -241,9 +242,9 @@ class Store:
             yield {c: NOBODY for c in moved if c not in held} | held
 
     def quarantine(self, unfit: Mapping[Claim, str]) -> None:
-        """No port gets these things any more, for these reasons; the first reason stays."""
+        """Quarantine these resources: no port gets them any more. An earlier reason is kept."""
         if unfit.keys() <= self._unfit.keys():
-            return  # as mostly: nobody waits for a slow disk then
+            return  # the common case: avoid waiting for a slow disk
         with self._lock:
             new = {claim: reason for claim, reason in unfit.items() if claim not in self._unfit}
             with self.database.transaction():
@@ -254,7 +255,7 @@ class Store:
             self._unfit = {**new, **self._unfit}
 
     def release(self, claims: Collection[Claim]) -> None:
-        """End the quarantine of these things."""
+        """End the quarantine of these resources."""
         with self._lock:
             with self.database.transaction():
                 self._sql.executemany(
@@ -264,10 +265,10 @@ class Store:
             self._unfit = {c: reason for c, reason in self._unfit.items() if c not in set(claims)}
 
     def unfit(self) -> dict[Claim, str]:
-        """What is in quarantine, and why."""
+        """The quarantined resources, with the reasons."""
         return dict(self._unfit)
 
-    # -- writing and reading ports ---------------------------------------------------------------
+    # -- reading and writing ports ---------------------------------------------------------------
 
     def _require_networks(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -333,7 +334,7 @@ class Store:
         return sorted(self._networks.values(), key=lambda network: network.network_id)
 
     def ports_on(self, network_id: str) -> list[Record]:
-        """The ports on this network, those that are being removed too."""
+        """The ports on this network, including those that are being removed."""
         return [
             r
             for r in sorted(self._ports.values(), key=lambda r: r.port_id)
@@ -343,10 +344,10 @@ class Store:
     def save_network(
         self, network_id: str, spec: NetworkSpec, held: Mapping[int, str] | None = None
     ) -> Overlay:
-        """Commit what a network is, with a local VLAN of its own.
+        """Save a network, with a local VLAN that is unique on this host.
 
-        ``held`` tells which local VLANs networks have on the host already: one that is there keeps
-        its number, and none is given to another.
+        ``held`` maps the local VLANs in use on the host to networks: an existing network keeps its
+        number, and no other network gets it.
 
         Raises: Conflict if another network has the VNI, CapacityExhausted.
         """
@@ -372,7 +373,7 @@ class Store:
             return network
 
     def forget_network(self, network_id: str) -> None:
-        """Raises: Conflict while a port is on it."""
+        """Delete a network. Raises: Conflict if it has ports."""
         with self._lock:
             ports = [record.port_id for record in self.ports_on(network_id)]
             if ports:
@@ -409,7 +410,7 @@ class Store:
 
 
 def _without(table: dict[str, T], keys: Collection[str]) -> dict[str, T]:
-    """A copy of the table, if one of the keys is in it."""
+    """The table without these keys; a copy only if one of them is in it."""
     gone = table.keys() & keys
     return {key: value for key, value in table.items() if key not in gone} if gone else table
 

@@ -1,4 +1,4 @@
-"""What an operator should know of the store itself."""
+"""Findings about the store itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from netplugin.models import Finding
 
 
 def store_findings(store: Store) -> list[Finding]:
-    """Rows that could not be read, and databases that were damaged and moved aside."""
+    """Findings about unreadable rows, and about damaged databases that were moved aside."""
     found = [
         Finding(
             id=f"store-row-{aside.table}-{aside.key}",

@@ -1,8 +1,9 @@
-"""Which store changed the host last: an older copy of the store, or another one, is noticed there.
+"""Detects that another store, or a newer copy of this one, changed the host last.
 
-What ports share on the host (the OVS database, the rules of Linux bridges) carries the store's identity
-and the number of its commit, written together with the change. A store that finds a later number there
-than its own is an older copy: what it lists may have been deleted since, and nothing on the host can tell.
+The state that ports share on the host (the OVS database, the rules of Linux bridges) carries the
+identity of the store and its commit number, written together with each change. A store that finds a
+higher number than its own is an older copy: the ports that it lists may have been deleted since,
+which nothing on the host can show.
 """
 
 from __future__ import annotations
@@ -15,31 +16,33 @@ from netplugin.errors import HostError
 from netplugin.models import Finding
 
 LOG = logging.getLogger(__name__)
-_NAMED = 20  # ports that the sentence names
-# Whoever may write to the host may have written the mark: a longer one is cut, and a number with more
-# digits is none (SQLite's largest integer has 19).
+_NAMED = 20  # ports listed by name
+# Anyone who can write to the host can write the mark: it is cut to this length, and a number with
+# more
+# digits is ignored (SQLite's largest integer has 19).
 _LENGTH, _DIGITS = 100, 18
 
 
 class StoreMarks:
-    """Of one store. Any thread may call it."""
+    """The marks of one store. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def after(self, found: str) -> str:
-        """The mark to write where ``found`` is, which this process did not write. One that says more
-        than this store knew when it was opened stays until it was compared: afterwards nobody could
-        tell any more."""
+        """The mark to write over ``found``, a mark that this process did not write. A mark that is
+        newer than this store was when opened stays until it was compared; overwriting it would lose
+        the information.
+        """
         compared = found[:_LENGTH] in self._store.compared.values()
         return self._store.mark if not found or compared or self._is_known(found) else found
 
     def compare(self, backend: str, found: str, plugged_again: Collection[str]) -> None:
-        """Remember it if the store is not the one that changed the host last.
+        """Save a report if another store, or a newer copy, changed the host last.
 
-        ``found`` is the mark that this process found at a look at the whole host (empty: none),
-        ``plugged_again`` are the ports that the store has and the host has not. Each backend is told of
-        a mark once, also if the process ends meanwhile.
+        ``found`` is the mark found when the whole host was observed (empty: none).
+        ``plugged_again`` are the ports that the store has and the host lacks. Each mark is reported
+        once per backend, also across restarts.
         """
         compared = self._store.compared.get(backend) == found[:_LENGTH]
         if not found or compared or self._is_known(found):
@@ -65,7 +68,9 @@ class StoreMarks:
             LOG.error("this is not remembered: %s", refused)
 
     def accept(self, backend: str) -> None:
-        """An operator has compared the host with what the platform has. Raises: HostError."""
+        """Delete the report, because an operator has compared the host with the platform. Raises:
+        HostError.
+        """
         if self.told(backend):
             self._store.forget_older(backend)
 
@@ -85,20 +90,20 @@ class StoreMarks:
         ]
 
     def told(self, backend: str) -> bool:
-        """Whether there is something that an operator has yet to compare."""
+        """Whether there is a report that an operator has to compare."""
         return backend in self._store.older
 
     def _is_known(self, found: str) -> bool:
-        """Whether a mark is of this store and says nothing that it did not know when it was opened.
+        """Whether a mark is of this store and not newer than its last commit when it was opened.
 
-        What was committed since is no measure: an older copy soon has as many commits as the newest.
+        Later commits do not count: an older copy soon has as many commits as the newest.
         """
         identity, number = _split(found)
         return identity == self._store.identity and number <= self._store.opened_at
 
 
 def _split(mark: str) -> tuple[str, int]:
-    """What is no mark of a store is another's."""
+    """Parse a mark; anything else counts as the mark of another store."""
     identity, _, number = mark.partition("/")
     whole = number.isascii() and number.isdecimal() and len(number) <= _DIGITS
     return (identity[:_LENGTH], int(number)) if whole else (mark[:_LENGTH], 0)

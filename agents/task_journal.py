@@ -1,4 +1,4 @@
-"""Asynchronous calls, each written down before it is answered, until its result is delivered."""
+"""The journal of asynchronous calls: each is stored before it is answered, until its result is delivered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FINISHED = "state IN ('delivered', 'expired')"
 
 @dataclass(frozen=True)
 class JournalledTask:
-    """An asynchronous call as it came, and how far it got."""
+    """An asynchronous call and its state."""
 
     taskuuid: str
     fingerprint: str
@@ -41,7 +41,7 @@ class JournalledTask:
 
 
 class TaskJournal:
-    """Bounded: the oldest of those that are finished make room for new ones."""
+    """Limited in size: new tasks replace the oldest finished ones."""
 
     def __init__(
         self, database: Database, max_tasks: int = 100_000, max_bytes: int = 256 << 20
@@ -53,15 +53,15 @@ class TaskJournal:
         self._clock = StoredClock(row[0] if row else None)
 
     def now(self) -> float:
-        """By the clock that tasks are aged by."""
+        """The time of the clock that ages tasks."""
         return self._clock.now()
 
     def write(self, task: JournalledTask) -> tuple[JournalledTask, bool]:
-        """Write the task down unless its uuid is known; the task that stands, and whether it is new.
+        """Store the task unless its uuid is known. Returns the stored task, and whether it is new.
 
-        Raises: Overloaded if too many are not finished yet.
+        Raises: Overloaded if too many tasks are unfinished.
         """
-        known = self.get(task.taskuuid)  # one thread writes: it stays so until it is written
+        known = self.get(task.taskuuid)  # one thread writes: nobody else adds it meanwhile
         if known is not None:
             return known, False
         with self.database.transaction():
@@ -82,11 +82,13 @@ class TaskJournal:
         return next(self._read("WHERE taskuuid = ?", (taskuuid,)), None)
 
     def open(self) -> list[JournalledTask]:
-        """Tasks not yet carried out or delivered, in the order they came, whatever the clock said."""
+        """Tasks that are not executed or delivered yet, in the order of their arrival, independent
+        of the clock.
+        """
         return list(self._read("WHERE state IN ('accepted', 'done') ORDER BY rowid", ()))
 
     def update(self, task: JournalledTask) -> None:
-        """Write how far it got; what has been carried out needs its body no more."""
+        """Save the state of a task; the body is dropped once the task was executed."""
         with self.database.transaction():
             self.database.sql.execute(
                 "UPDATE tasks SET state = ?, attempts = ?, result = ?, "
@@ -101,7 +103,7 @@ class TaskJournal:
             )
 
     async def keep(self, task: JournalledTask, supervisor: Supervisor) -> None:
-        """For the event loop: ``update``; what the store does not take now is written later."""
+        """``update`` on the event loop, retried until the store accepts it."""
         wait_s = _RETRY_FIRST_S
         while True:
             try:
@@ -113,7 +115,7 @@ class TaskJournal:
                 wait_s = min(_RETRY_MOST_S, wait_s * 2)
 
     def forget(self, before: float) -> None:
-        """Forget what was delivered or given up and is older than ``before`` (see ``now``)."""
+        """Delete delivered and expired tasks that are older than ``before`` (see ``now``)."""
         with self.database.transaction():
             self._stamp()
             self.database.sql.execute(
@@ -126,7 +128,7 @@ class TaskJournal:
         )
 
     def _make_room(self, size: int) -> None:
-        """For one more of so many bytes."""
+        """Delete finished tasks until there is room for a body of ``size`` bytes."""
         sql = self.database.sql
         while True:
             rows, stored = sql.execute(

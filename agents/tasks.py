@@ -1,8 +1,7 @@
-"""Asynchronous calls: journalled before they are answered, and carried out once.
+"""Asynchronous calls: journalled before they are answered, then executed once.
 
-A call is kept as the HTTP request it was, and carried out by handing it to the same application
-that serves the synchronous ones. Every mutating call converges, so one that was cut off by a crash
-is simply carried out again.
+A call is stored as its HTTP request and executed by the application that serves synchronous calls.
+All mutating calls converge, so a call that was interrupted by a crash is executed again.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from netplugin.models import Task, TaskState
 
 LOG = logging.getLogger(__name__)
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.1, 2.0
-#: The clock of the journal is stored as often.
+#: The clock of the journal is saved at the same interval.
 _FORGET_EVERY_S = 60.0
 
 
 class TaskRunner:
-    """Carries out tasks on the event loop; ``start`` takes up what a crash left."""
+    """Executes tasks on the event loop; ``start`` resumes those that a crash interrupted."""
 
     def __init__(
         self,
@@ -45,23 +44,23 @@ class TaskRunner:
         carried_out: Callable[[str, str, str, int], None] = lambda *_: None,
         supervisor: Supervisor | None = None,
     ) -> None:
-        """``carried_out`` is told the uuid, method, target and status of each, for the audit log."""
+        """``carried_out`` is called with uuid, method, target and status of each task, for the audit log."""
         self._settings = settings
         self._carried_out = carried_out
         self._journal = journal
         self._supervisor = supervisor or Supervisor()
-        # In the order they came, and never on the event loop.
+        # In the order of arrival, and never on the event loop.
         self._in_thread = journal.database.in_thread
         self._callbacks = Callbacks(settings, journal, self._supervisor)
         self._app: Any = None
         self._running: set[asyncio.Task[Any]] = set()
         self._executions: set[asyncio.Task[None]] = set()
         self._parked = False
-        # Calls on the same object are carried out in the order they came.
+        # Calls on the same object are executed in the order of arrival.
         self._last_on: dict[str, asyncio.Task[None]] = {}
 
     async def start(self, app: Any) -> None:
-        """Before the first call is taken: what was left comes before it."""
+        """Resume unfinished tasks; call it before new calls are accepted."""
         self._app = app
         for task in await self._in_thread(self._journal.open):
             self._spawn(task)
@@ -70,8 +69,9 @@ class TaskRunner:
         self._keep(asyncio.create_task(self._callbacks.run()))
 
     def park(self) -> None:
-        """Leave what is not carried out yet to the next start: it stays accepted, and so does what
-        is accepted from now on. Results are still delivered. For the event loop."""
+        """Leave accepted tasks, present and future, to the next start. Results are still delivered.
+        For the event loop.
+        """
         self._parked = True
         for execution in self._executions:
             execution.cancel()
@@ -91,10 +91,10 @@ class TaskRunner:
     async def accept(
         self, taskuuid: str, callback_url: str, method: str, target: str, body: bytes
     ) -> None:
-        """Journal the call, once, however often it is sent; then it may be answered.
+        """Journal the call once, even if it is sent repeatedly; then it may be answered.
 
-        Raises: Forbidden for a URL off the list, Conflict if the uuid names another call,
-        Overloaded, sqlite3.Error.
+        Raises: InvalidRequest without a callback URL, Forbidden for a URL that is not allowed,
+        Conflict if the uuid belongs to another call, Overloaded, sqlite3.Error.
         """
         if not callback_url:
             message = "is required with taskuuid"
@@ -126,7 +126,7 @@ class TaskRunner:
             return
         if self._parked:
             return
-        # The next call on the object waits for this one's execution, never for its delivery.
+        # The next call on the object waits for this execution, not for its delivery.
         executed = asyncio.create_task(self._execute(task, self._last_on.get(task.target)))
         self._last_on[task.target] = executed
         executed.add_done_callback(lambda _: self._clear(task.target, executed))
@@ -160,7 +160,9 @@ class TaskRunner:
             self._callbacks.add(task.target, task.taskuuid, task.callback_url)
 
     async def _call(self, task: JournalledTask) -> tuple[int, Any]:
-        """The status and the answer. The call was accepted: while the agent is overloaded it waits."""
+        """Execute the call; returns status and body. The call was accepted, so it waits while the
+        agent is overloaded.
+        """
         wait_s = _RETRY_FIRST_S
         while True:
             status, body = await call_app(self._app, task.method, task.target, task.body)
@@ -179,7 +181,7 @@ class TaskRunner:
 
 
 def overloaded(result: Any) -> bool:
-    """Whether an answer, or that of a port of a batch, is that too much waits already."""
+    """Whether a response, or the result of a port of a batch, is the error ``overloaded``."""
     if not isinstance(result, dict):
         return False
     errors = [result, *(part.get("error") or {} for part in result.get("results") or ())]
@@ -187,8 +189,8 @@ def overloaded(result: Any) -> bool:
 
 
 async def call_app(app: Any, method: str, target: str, body: bytes) -> tuple[int, bytes]:
-    """Hand a request to an ASGI application in this process; the answer is its status and body."""
-    path, _, query = target.partition("?")  # the path is quoted: this ? begins the query
+    """Call an ASGI application in this process. Returns the status and the body."""
+    path, _, query = target.partition("?")  # the path is quoted: this ? starts the query
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method,
         "scheme": "http", "path": unquote(path), "raw_path": path.encode(),
@@ -203,7 +205,7 @@ async def call_app(app: Any, method: str, target: str, body: bytes) -> tuple[int
     async def receive() -> dict[str, Any]:
         nonlocal sent
         if sent:
-            await asyncio.Event().wait()  # nobody goes away: the task waits for the answer
+            await asyncio.Event().wait()  # no disconnect: the task waits for the response
         sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
@@ -216,7 +218,7 @@ async def call_app(app: Any, method: str, target: str, body: bytes) -> tuple[int
 
     try:
         await app(scope, receive, send)
-    except Exception:  # perhaps after its answer; carried out again it would only fail again
+    except Exception:  # perhaps after its response; executing it again would fail again
         LOG.exception("%s %s failed unexpectedly", method, target)
         status = max(status, 500)
     return status, b"".join(parts)

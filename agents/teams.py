@@ -1,10 +1,10 @@
-"""Teaming: a VF with a virtio NIC beside it, two ports that come, go and are told as one.
+"""Teaming: a VF with a standby virtio NIC; two ports that are managed and reported as one.
 
-While the VF is there the guest uses it, and while it is not, the virtio NIC of the same MAC (the
-guest's net_failover, and QEMU's ``failover``): so the VF can be taken out for a live migration. The
-virtio NIC is a port like any other, on the backend that the operator chose, and its record says whose
-``standby_of`` it is. It comes before the VF and goes after it. What a crash leaves between the two is
-found by comparing the records of both, which is also how every failed call is cleaned up.
+The guest uses the VF while it is attached, and otherwise the virtio NIC with the same MAC (the
+guest's net_failover and QEMU's ``failover``). So the VF can be detached for a live migration. The
+virtio NIC is a normal port on the configured backend; ``standby_of`` in its record names the port
+of the VF. It is created before the VF and deleted after it. If a crash leaves only one of them,
+comparing the two records detects it; failed calls are cleaned up in the same way.
 
 Source: libvirt's formatdomain, "Teaming a virtio/hostdev NIC pair".
 """
@@ -27,7 +27,7 @@ from netplugin.models import Binding, DomainRequirements, Port, PortSpec, PortSt
 LOG = logging.getLogger(__name__)
 
 _PREFIX = "standby-"
-# How often the records are compared; it costs a walk over them in memory.
+# Seconds between comparisons of the records, which are in memory.
 _COMPARE_S = 5.0
 
 PutPort = Callable[[str, PortSpec, str | None], Awaitable[Record]]
@@ -35,12 +35,12 @@ DeletePort = Callable[[str, str | None], Awaitable[None]]
 
 
 def standby_id(port_id: str) -> str:
-    """The port beside this one. The same each time, and never too long."""
+    """The ID of a port's standby: deterministic and of limited length."""
     return device_name(_PREFIX, port_id)
 
 
 def standby_spec(spec: PortSpec, backend: str) -> PortSpec:
-    """The virtio NIC's spec: that of the VF, but for what only a VF can do."""
+    """The spec of the standby: that of the VF without the settings that only a VF supports."""
     return PortSpec(
         vm_id=spec.vm_id,
         mac=spec.mac,
@@ -54,7 +54,7 @@ def standby_spec(spec: PortSpec, backend: str) -> PortSpec:
 
 
 class Teams:
-    """Not thread-safe: the event loop's. ``put`` and ``delete`` are those of a single port."""
+    """Not thread-safe: for the event loop only. ``put`` and ``delete`` operate on single ports."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ class Teams:
         self._delete = delete
         self._is_at_hand = is_at_hand
         self._supervisor = supervisor
-        # One call at a time for a team: its two halves must not be those of different calls.
+        # One call at a time per team, so that its two ports never belong to different calls.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Compare now and then what a crash, or a VF that was still in use, has left."""
+        """Start to compare the records periodically, to repair what a crash or a busy VF left."""
         compare = self._supervisor.every("teams", _COMPARE_S, self.settle)
         self._task = asyncio.get_running_loop().create_task(compare)
 
@@ -87,7 +87,7 @@ class Teams:
                 await self._task
 
     def concerns(self, port_id: str, spec: PortSpec | None = None) -> bool:
-        """Whether a call for this port is for a team: asked for, there, or being made."""
+        """Whether a call for this port concerns a team: requested, existing, or being created."""
         record = self._store.get(port_id)
         return (
             (spec is not None and spec.vf.teaming)
@@ -96,7 +96,7 @@ class Teams:
         )
 
     async def put(self, port_id: str, spec: PortSpec) -> Record:
-        """Both or none. Raises: any NetpluginError; the team is as it was before, then."""
+        """Create or change both ports, or none. Raises: any NetpluginError; then the team is unchanged."""
         async with self._lock(port_id):
             self.refuse_half(port_id, None)
             self._refuse_change(port_id, spec)
@@ -132,7 +132,7 @@ class Teams:
         return self._backend
 
     def refuse_half(self, port_id: str, standby_of: str | None) -> None:
-        """A standby is its team's: not a platform's, and not that of another port of the same name.
+        """Refuse direct calls for a standby, and a standby whose ID another port has.
 
         Raises: Conflict.
         """
@@ -154,10 +154,10 @@ class Teams:
                 fix="delete the port and ask for it again",
             )  # fmt: skip
 
-    # -- what was left -----------------------------------------------------------------------------
+    # -- repair ----------------------------------------------------------------------------------
 
     def unsettled(self) -> list[str]:
-        """The ports whose standby is not as it should be, but for those that are at hand."""
+        """The ports whose standby needs a repair, except those with an operation in progress."""
         records = {record.port_id: record for record in self._store.records()}
         teams = {i for i, record in records.items() if record.spec.vf.teaming}
         teams |= {record.standby_of for record in records.values() if record.standby_of}
@@ -173,7 +173,7 @@ class Teams:
     def _is_settled(self, port_id: str) -> bool:
         record, standby = self._store.get(port_id), self._standby(port_id)
         if record is not None and record.state is PortState.REMOVING:
-            return True  # the standby goes after the VF
+            return True  # the standby is deleted after the VF
         if record is None or not record.spec.vf.teaming:
             return standby is None
         return standby is not None and (
@@ -186,14 +186,14 @@ class Teams:
         return record if record is not None and record.standby_of == port_id else None
 
     async def _settle(self, port_id: str) -> None:
-        """Make the standby be what the port's own record says."""
+        """Create, change or delete the standby according to the record of its port."""
         if self._is_settled(port_id):
             return
         record, standby = self._store.get(port_id), self._standby(port_id)
         if record is None or not record.spec.vf.teaming:
             await self._delete(standby_id(port_id), port_id)
             return
-        # An operator who chooses another backend means new teams: a NIC in use keeps its own.
+        # An existing standby keeps its backend; the option applies to new teams only.
         backend = standby.spec.backend if standby else self._chosen_backend()
         await self._put(standby_id(port_id), standby_spec(record.spec, backend), port_id)
 
@@ -202,25 +202,25 @@ class Teams:
             await self._settle(port_id)
         except NetpluginError as error:
             LOG.warning("its standby stays for now: %s", error, extra={"port_id": port_id})
-        except Exception as error:  # it must hide neither what the caller is told, nor other teams
+        except Exception as error:  # must not hide the caller's error or stop other repairs
             self._supervisor.failed("teams", error)
 
     async def settle(self) -> None:
-        """Put right what was left; what cannot be yet is tried again at the next call."""
+        """Repair teams; failures are retried at the next call."""
         for port_id in self.unsettled():
             async with self._lock(port_id):
                 await self._settle_or_later(port_id)
 
-    # -- what is told of them ----------------------------------------------------------------------
+    # -- reporting -------------------------------------------------------------------------------
 
     def told(self, port: Port, describe: Callable[[Record], Port]) -> Port:
-        """The port with its standby's NIC first in the binding, and with what is wrong there."""
+        """The port with the standby's NIC first in the binding, and degraded if the standby is not active."""
         if not port.spec.vf.teaming or port.binding is None:
             return port
         record = self._standby(port.port_id)
         standby = describe(record) if record is not None else None
         if standby is None or standby.binding is None:
-            return port  # between the two halves of a call
+            return port  # a call is between its two steps
         changed: dict[str, object] = {
             "binding": _joined(standby.port_id, standby.binding, port.binding)
         }

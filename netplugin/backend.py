@@ -67,8 +67,8 @@ class Intent:
     """The desired state of a port: its spec and claims, or (``spec`` None) its removal.
 
     ``overlay`` is the network of a ``vxlan`` port, None for other types. ``stamp`` identifies the
-    state of the store and is written to the host with the mark of the port; if empty, nothing is
-    written.
+    store and the commit of the port's record; it is written to the host with the mark of the port.
+    If empty, nothing is written.
     """
 
     port_id: str
@@ -82,7 +82,7 @@ class Intent:
 class ObservedPort:
     """The state of one port on the host. ``fault`` is the error that the host reports for it.
 
-    ``stamp`` is the store stamp read from the port's mark, empty if it has none. ``impaired`` is a
+    ``stamp`` identifies the store and the record that made it, empty if it has none. ``impaired`` is a
     fault outside the port (such as no link): plugging succeeds, and the port is ``degraded``.
     ``passes``: the fault is likely to be temporary, so a call waits for it to clear.
     """
@@ -104,7 +104,7 @@ class Observation:
     ports: Mapping[str, ObservedPort]
     #: Milliseconds spent waiting, by component of the host.
     timings_ms: Mapping[str, float] = field(default_factory=dict, kw_only=True, compare=False)
-    #: For an observation of the whole host: the stamp of the store that changed the host last
+    #: For an observation of the whole host: the mark of the store that changed it last
     #: (``Host.mark``), empty if there is none.
     store_mark: str = field(default="", kw_only=True, compare=False)
 

@@ -105,8 +105,8 @@ class Forbidden(NetpluginError):
     status = 403
     title = "Not allowed"
     meaning = (
-        "The operator's configuration does not allow this: a callback URL off the list, or a call "
-        "that needs a higher role than the caller has."
+        "The configuration does not allow this: a callback URL that is not on the list, or a call "
+        "that requires a higher role than the caller has."
     )
 
 
@@ -114,7 +114,7 @@ class NotFound(NetpluginError):
     code = "not_found"
     status = 404
     title = "No such object"
-    meaning = "There is no object of that name. Deleting what does not exist is no error."
+    meaning = "No object has this name. Deleting an object that does not exist is not an error."
 
 
 class Conflict(NetpluginError):
@@ -122,8 +122,8 @@ class Conflict(NetpluginError):
     status = 409
     title = "In conflict with what is there"
     meaning = (
-        "What was asked cannot be done to what exists: a field that cannot change on a live port, "
-        "or an object on the host that is not ours in the way."
+        "The request conflicts with an existing object: a field that cannot change on a live port, "
+        "or an object on the host that is not managed by netplugin."
     )
 
 
@@ -139,7 +139,9 @@ class BackendUnavailable(NetpluginError):
     status = 503
     title = "The backend cannot be used here now"
     retryable = True
-    meaning = "OVS, DPDK, a directory or a NIC that the backend needs is not there. `fix` says what to do."
+    meaning = (
+        "OVS, DPDK, a directory or a NIC that the backend needs is missing. `fix` says what to do."
+    )
 
 
 class Overloaded(NetpluginError):
@@ -147,23 +149,21 @@ class Overloaded(NetpluginError):
     status = 503
     title = "Too much at once"
     retryable = True
-    meaning = "More calls are waiting than the agent takes. Try again after `Retry-After` seconds."
+    meaning = "The queue or a rate limit of the agent is full. Retry after `Retry-After` seconds."
 
 
 class CapacityExhausted(NetpluginError):
     code = "capacity_exhausted"
     status = 507
     title = "Nothing left to give"
-    meaning = (
-        "A scarce thing is used up: vhost sockets, VFs, local VLANs, CPUs and hugepages for VMs."
-    )
+    meaning = "A resource is exhausted: vhost sockets, VFs, local VLANs, CPUs or hugepages for VMs."
 
 
 class HostError(NetpluginError):
     code = "host_error"
     status = 502
     title = "The host refused"
-    meaning = "OVS, the kernel or libvirt refused; `detail` holds its own words."
+    meaning = "OVS, the kernel or libvirt refused the operation; `detail` has its error text."
 
 
 class OperationTimeout(NetpluginError):
@@ -172,9 +172,8 @@ class OperationTimeout(NetpluginError):
     title = "Not done within the deadline"
     retryable = True
     meaning = (
-        "The host did not finish in time, for example because ovs-vswitchd hangs, or a NIC is away or "
-        "being reset. What was begun is taken back, and a DELETE is finished, as soon as the host "
-        "answers again."
+        "The host did not finish in time, for example because ovs-vswitchd hangs, or a NIC is missing "
+        "or being reset. The agent undoes a PUT and completes a DELETE as soon as the host responds."
     )
 
 
