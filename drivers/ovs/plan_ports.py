@@ -120,6 +120,7 @@ def needs_room(port: VhostPort, seen: SeenOvs) -> bool:
 
 
 def name_taken(name: str) -> Conflict:
+    """The error for a port name that a port of others uses."""
     return Conflict(
         f"a port named {name} exists in OVS and is not ours", step="plan",
         fix=f"remove it: ovs-vsctl del-port {name}",

@@ -39,10 +39,12 @@ class Policer:
 
     @property
     def cir(self) -> int:
+        """The committed information rate in bytes/s."""
         return self.kbps * 1000 // 8
 
     @property
     def cbs(self) -> int:
+        """The committed burst size in bytes."""
         return self.burst_kbit * 1000 // 8
 
 

@@ -41,9 +41,11 @@ class Scope:
 
     @property
     def whole(self) -> bool:
+        """Whether the scope is the whole host."""
         return self.ports is None
 
     def until(self) -> float:
+        """The deadline of one read (``time.monotonic``)."""
         return min(self.deadline, time.monotonic() + _READ_S)
 
 
@@ -212,7 +214,7 @@ class Reader:
         return frozenset(f.cookie for f in read) - known - {COOKIE_MARK}
 
     def _taken_names(self, ports: Collection[str] | None) -> frozenset[str]:
-        """Names with our prefixes that other ports use: those of these ports, or all."""
+        """Names of these ports (None: any names with our prefixes) that ports of others use."""
         mirror, backend, prefixes = self._mirror, self._layout.backend, self._layout.prefixes
         if ports is None:
             found = mirror.names_of_others(backend)

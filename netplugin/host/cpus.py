@@ -34,6 +34,7 @@ def format_list(cpus: Iterable[int]) -> str:
 
 
 def to_mask(cpus: Iterable[int]) -> str:
+    """Format CPUs as a hexadecimal mask with ``0x``."""
     return hex(sum(1 << cpu for cpu in set(cpus)))
 
 
@@ -44,4 +45,5 @@ def from_mask(mask: str) -> tuple[int, ...]:
 
 
 def online(root: Path = Path("/sys")) -> tuple[int, ...]:
+    """The online CPUs, from sysfs."""
     return parse_list((root / "devices/system/cpu/online").read_text())

@@ -20,7 +20,8 @@ SOCKETS = "nps"
 #: Longest path of a UNIX socket, in bytes.
 MAX_SOCKET_PATH = 107
 
-# First byte of a MAC: locally administered and unicast (IEEE 802), and none the kernel picks.
+# First byte of a MAC: locally administered and unicast (IEEE 802). The other bytes are a digest, so
+# no random MAC of the kernel matches by chance.
 _BIRTH = 0x0E
 
 # IFNAMSIZ is 16 with the final NUL (include/uapi/linux/if.h): 3 letters and 11 hex digits fit.

@@ -57,6 +57,7 @@ class Chain:
     policy: str | None = None
 
     def definition(self) -> dict[str, Any]:
+        """The fields of a base chain; empty for any other chain."""
         names = ("type", "hook", "prio", "policy")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
@@ -151,10 +152,12 @@ class Nftables:
         return [self.command(verb, "chain", name=name) for verb in verbs]
 
     def add_jump(self, name: str, key: str, chain: str) -> Command:
+        """Add a key to the verdict map ``name`` that jumps to the chain."""
         elements = [[key, {"jump": {"target": chain}}]]
         return self.command("add", "element", name=name, elem=elements)
 
     def delete_element(self, name: str, key: str) -> Command:
+        """Delete a key of the verdict map ``name``."""
         return self.command("delete", "element", name=name, elem=[key])
 
     def _run(self, commands: Sequence[Command], deadline: float) -> list[tuple[str, Any]]:

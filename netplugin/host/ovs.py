@@ -214,8 +214,7 @@ class OvsHost:
             self._quiet()
         first, self._was_alive = not self._was_alive, True
         if first:
-            # vswitchd was running when the agent started. Do not write to the database to observe
-            # it.
+            # vswitchd ran before the agent started: it is observed without a write.
             self._settled.set()
             self._announce("ovs-vswitchd is there")
             return

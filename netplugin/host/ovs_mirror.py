@@ -114,11 +114,13 @@ class Mirror:
             return self._whole(uuid) if uuid else None
 
     def owned(self, backend: str, port_id: str) -> OvsPort | None:
+        """The port that is marked with this backend and port id."""
         with self._changed:
             uuid = self._owned.get((backend, port_id))
             return self._whole(uuid) if uuid else None
 
     def all_owned(self, backend: str) -> dict[str, OvsPort]:
+        """The ports that are marked with this backend, by port id."""
         with self._changed:
             return {
                 port_id: self._whole(uuid)

@@ -81,6 +81,7 @@ class Tbf:
 
     @property
     def kbps(self) -> int:
+        """The rate in kbit/s."""
         return self.rate * 8 // 1000
 
 

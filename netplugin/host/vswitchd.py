@@ -45,6 +45,7 @@ class VswitchdWatch:
         self._thread = supervisor.thread("vswitchd-watch", self._run, self._stop)
 
     def alive(self, wait_s: float = 0.0) -> bool:
+        """Whether vswitchd runs; wait up to ``wait_s`` seconds for it."""
         return self._alive.wait(wait_s)
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ FULL = 90
 def advice(
     state: PmdState, now: PmdLoads, view: AutoLoadBalanceView, measured: bool
 ) -> tuple[PmdAdvice, ...]:
+    """All advice for this state; ``now`` and ``view`` are parts of the proposal for it."""
     found = [*_queues(state), *_cores(state)]
     if not measured:
         found.append(PmdAdvice(

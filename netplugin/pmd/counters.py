@@ -58,6 +58,7 @@ class Counters:
 
     @property
     def busy_percent(self) -> float | None:
+        """The share of busy cycles in percent; None if unknown or too inaccurate."""
         if not self.cycles or self.busy_error > _CERTAIN * self.cycles:
             return None
         return round(100 * min(self.busy_cycles, self.cycles) / self.cycles, 2)

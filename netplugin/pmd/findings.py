@@ -13,6 +13,7 @@ _LOW = 50
 
 
 def findings(state: PmdState) -> Iterator[Finding]:
+    """Yield the findings on this state; none without PMD threads."""
     if not state.cores:
         return
     yield from _nodes(state)
