@@ -1,1 +1,1 @@
-"""Where a VM's threads and memory go on its host, by the host's plan: chosen, written, checked (pure)."""
+"""CPU and memory placement of a VM by the host's plan: choose it, write it to the domain, check it (pure)."""

@@ -1,4 +1,4 @@
-"""Which node each guest NUMA cell is on, and which CPUs its vCPUs have (pure): the search for a place."""
+"""Search for a NUMA node for each guest NUMA cell, and for a CPU for each of its vCPUs (pure)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _Core: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Wish:
-    """``nodes`` the VM must be on, ``near`` those it is best on; ``homes`` are the nodes of its cells, by
-    their numbers, where they are to stay."""
+    """What to place. ``nodes`` are NUMA nodes that the VM must use, ``near`` nodes that it should prefer;
+    ``homes`` maps a cell number to the node where that cell must stay."""
 
     cells: tuple[Cell, ...]
     page_kb: int
@@ -28,31 +28,31 @@ class Wish:
 
 
 def arrange(wish: Wish, ground: Ground, others: Held) -> tuple[PlacedCell, ...] | None:
-    """The first arrangement that fits, best nodes first; None if there is no room."""
+    """Return the first arrangement that fits, trying the best nodes first, or None if there is no room."""
     if len(wish.cells) > len(ground.with_cores):
         return None
     return _arrange(wish, wish.cells, frozenset(), ground, others)
 
 
 def free_cores(node: NodeGround, others: Held) -> tuple[_Core, ...]:
-    """Those of which nobody has any sibling."""
+    """Cores of the node on which no CPU is in use."""
     return tuple(core for core in node.cores if not others.cpus & set(core))
 
 
 def free_kb(node: NodeGround, others: Held, page_kb: int) -> int:
-    """Memory for VMs in pages of this size."""
+    """Free memory for VMs in pages of this size, KB."""
     return max(0, node.memory_kb.get(page_kb, 0) - others.memory_kb.get((node.node, page_kb), 0))
 
 
 def whole_pages(kb: int, page_kb: int) -> int:
-    """KB, rounded up to pages."""
+    """``kb`` rounded up to whole pages, KB."""
     return -(-kb // page_kb) * page_kb
 
 
 def _arrange(
     wish: Wish, left: Sequence[Cell], used: frozenset[int], ground: Ground, others: Held
 ) -> tuple[PlacedCell, ...] | None:
-    """Each cell on a node of its own, and every node that is asked for among them."""
+    """Put each cell on a node of its own; together they must cover ``wish.nodes``. Backtracks."""
     if not left:
         return () if used >= wish.nodes else None
     cell = left[0]
@@ -71,8 +71,8 @@ def _arrange(
 def _fitting(
     wish: Wish, cell: Cell, ground: Ground, others: Held
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The nodes with room for a cell, and the CPUs there: the asked for, the near, those nearest to the
-    NICs, the fullest."""
+    """Nodes with room for a cell, and the CPUs there. Order: nodes in ``wish.nodes``, then in ``near``, then
+    by distance from the NICs, then by the fewest CPUs left."""
     found = []
     for node in ground.with_cores:
         free = free_cores(node, others)
@@ -90,10 +90,10 @@ def _fitting(
 
 
 def _cpus(count: int, cores: Sequence[_Core], l3: Sequence[Cpus]) -> tuple[int, ...] | None:
-    """A CPU for each vCPU, of cores alike if there are enough, those that leave fewest siblings idle, and of
-    as few L3 caches as will do.
+    """Choose a CPU for each vCPU. Uses cores of equal width if there are enough, the width that leaves the
+    fewest siblings idle, and as few L3 caches as possible.
 
-    None if the cores are not enough.
+    Returns None if there are too few cores.
     """
     alike = {
         width: same

@@ -1,4 +1,4 @@
-"""Sets of CPUs as libvirt writes them: ``0-3,^2,8``."""
+"""Parser for libvirt CPU sets: ``0-3,^2,8``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from netplugin.host.cpus import parse_list
 
 
 def parse_cpuset(text: str) -> frozenset[int]:
-    """Source: formatdomain, "CPU Allocation". Raises: ValueError."""
+    """Parse a CPU set. Source: libvirt's formatdomain, "CPU Allocation". Raises: ValueError."""
     cpus: frozenset[int] = frozenset()
     for part in (part.strip() for part in text.split(",")):
         if part.startswith("^"):

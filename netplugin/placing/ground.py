@@ -1,4 +1,4 @@
-"""What a host's plan has for VMs, node by node, and what of it others have (pure)."""
+"""Host capacity for VMs by NUMA node, from the host's plan, and what other VMs use of it (pure)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from netplugin.tuning.root import Unknown, known
 
 @dataclass(frozen=True)
 class NodeGround:
-    """One NUMA node. ``cores`` are the CPUs for vCPUs, siblings together; ``emulator`` those for QEMU's
-    other threads; ``memory_kb`` the hugepages for VMs by their size, in KB; ``l3`` the CPUs of each L3
-    cache; ``away`` is 0 on the nodes of the NICs and grows with the distance from them."""
+    """Capacity of one NUMA node. ``cores`` are the CPUs for vCPUs, grouped by core; ``emulator`` the CPUs for
+    QEMU's other threads; ``memory_kb`` maps a hugepage size to the memory for VMs, both in KB; ``l3`` the
+    CPUs of each L3 cache; ``away`` is 0 on NIC nodes and grows with the distance from them."""
 
     node: int
     cores: tuple[tuple[int, ...], ...]
@@ -36,7 +36,7 @@ class NodeGround:
 
 @dataclass(frozen=True)
 class Ground:
-    """All nodes that have CPUs. ``page_kb`` is the size of hugepages that the plan chose."""
+    """Capacity of all nodes with CPUs. ``page_kb`` is the plan's hugepage size; 0 if it has no hugepages."""
 
     nodes: tuple[NodeGround, ...]
     page_kb: int
@@ -48,7 +48,7 @@ class Ground:
         return next((each for each in self.nodes if each.node == number), None)
 
     def node_of(self, cpu: int) -> int | None:
-        """The node of a CPU that the plan has for vCPUs."""
+        """The NUMA node of a CPU for vCPUs; None for any other CPU."""
         return next((each.node for each in self.nodes if cpu in each.cpus), None)
 
     @property
@@ -66,14 +66,14 @@ class Ground:
 
 @dataclass(frozen=True)
 class Held:
-    """What other VMs have: CPUs, and KB of memory by node and size of pages."""
+    """Resources in use by other VMs: CPUs, and memory in KB by (node, page size in KB)."""
 
     cpus: Cpus = frozenset()
     memory_kb: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
 
 def ground_of(plan: Plan, facts: Facts) -> Ground:
-    """The pages are those that the nodes really have, less what the plan has for OVS."""
+    """Derive the capacity from plan and facts. Memory: the existing hugepages minus the plan's OVS share."""
     partition = plan.partition
     near = nodes_of(plan.nics, tuple(share.node for share in partition.nodes))
     away = ranks(known(facts.cpus.cores, ()), near, known(facts.cpus.distances, {}))
@@ -106,7 +106,7 @@ def ground_of(plan: Plan, facts: Facts) -> Ground:
 
 
 def held(placements: Iterable[Placement], live: Cpus = frozenset()) -> Held:
-    """``live`` are CPUs that running domains are pinned to, whoever placed them."""
+    """Sum up placements. ``live`` adds the CPUs that running domains are pinned to, by any tool."""
     cpus = set(live)
     memory: dict[tuple[int, int], int] = {}
     for placement in placements:
@@ -118,10 +118,10 @@ def held(placements: Iterable[Placement], live: Cpus = frozenset()) -> Held:
 
 
 def running(live: Live, step: str) -> tuple[DomainLive, ...]:
-    """The domains that run; none where no libvirt does.
+    """The running domains; none if libvirt does not run.
 
-    Raises: BackendUnavailable where one runs and does not answer, HostError where it cannot be asked before
-    something is installed: its VMs may be on any core.
+    Raises: BackendUnavailable if libvirt runs but does not answer, HostError if a package is missing to
+    query it. An empty answer would be unsafe: its VMs may use any core.
     """
     if not isinstance(live.domains, Unknown):
         return live.domains
@@ -136,9 +136,9 @@ def running(live: Live, step: str) -> tuple[DomainLive, ...]:
 
 
 def pinned_by_others(domains: Iterable[DomainLive], every: Cpus, name: str | None) -> Cpus:
-    """The CPUs of vCPUs of running domains that may not run everywhere.
+    """CPUs of the pinned vCPUs of running domains; vCPUs that may run on ``every`` CPU do not count.
 
-    ``name`` is the domain that asks: what it runs on is its own.
+    ``name`` is the domain to place; its own CPUs are left out.
     """
     return frozenset(
         cpu

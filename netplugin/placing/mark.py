@@ -1,4 +1,4 @@
-"""The mark of a domain that was placed: its pins are ours, to be replaced when it is placed again."""
+"""Metadata mark of a placed domain: netplugin wrote its pins and may replace them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_marked_realtime(domain: Element) -> bool:
 
 
 def mark(domain: Element, realtime: bool) -> None:
-    """libvirt keeps what it does not know in ``metadata``, an element of each namespace."""
+    """Set the mark in ``<metadata>``, where libvirt keeps one element per foreign namespace."""
     found = domain.find(f"metadata/{_TAG}")
     if found is None:
         found = etree.SubElement(child(domain, "metadata"), _TAG, nsmap={"netplugin": NAMESPACE})

@@ -1,4 +1,4 @@
-"""What a domain needs of its host: vCPUs and memory by guest NUMA cell, read from its XML (pure)."""
+"""Resource needs of a domain, read from its XML (pure): vCPUs and memory by guest NUMA cell."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from netplugin.placing.cpusets import parse_cpuset
 
 #: libvirt's units (scaledInteger in basictypes.rng): KB is 1000 bytes, K and KiB are 1024.
 _UNIT: Final = re.compile(r"(?i)b|bytes?|([kmgtpe])(i?b)?")
-#: More than any host has; numbers from outside are not to be counted out.
+#: Sanity limit above any real host: untrusted numbers must not make the agent loop or allocate.
 _MOST_VCPUS: Final = 4096
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A NUMA cell as the guest sees it; a domain that has none is one."""
+    """A guest NUMA cell. A domain without ``<numa>`` counts as one cell."""
 
     number: int
     vcpus: tuple[int, ...]
@@ -30,7 +30,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Needs:
-    """``page_kb`` is the size of hugepages that the domain asks for by itself, None for any."""
+    """``page_kb`` is the hugepage size that the domain requests, or None for any size."""
 
     cells: tuple[Cell, ...]
     page_kb: int | None
@@ -42,14 +42,14 @@ class Needs:
 
 
 def read_needs(domain: Element, step: str) -> Needs:
-    """Raises: InvalidRequest for what libvirt does not take, Conflict and Unsupported for the unplaceable."""
+    """Raises: InvalidRequest for invalid XML; Conflict, Unsupported if the domain cannot be placed."""
     return Needs(
         _cells(domain, vcpus(domain, step), step), _page_kb(domain, step), iothreads(domain)
     )
 
 
 def vcpus(domain: Element, step: str) -> int:
-    """How many; libvirt takes one where the domain does not say."""
+    """The number of vCPUs; 1, libvirt's default, without ``<vcpu>``. Raises: InvalidRequest."""
     element = domain.find("vcpu")
     if element is None:
         return 1
@@ -60,7 +60,7 @@ def vcpus(domain: Element, step: str) -> int:
 
 
 def memory_kb(domain: Element, step: str) -> int:
-    """Of the whole domain; the sum of its cells if it does not say."""
+    """Memory of the domain, KiB; the sum of its cells without ``<memory>``. Raises: InvalidRequest."""
     element = domain.find("memory")
     if element is not None:
         return size_kb(element, "<memory>", step)
@@ -71,7 +71,7 @@ def memory_kb(domain: Element, step: str) -> int:
 
 
 def size_kb(element: Element, what: str, step: str, attribute: str | None = None) -> int:
-    """KiB, rounded up. ``attribute`` has the number, or else the text has it."""
+    """Size in KiB, rounded up. The number is in ``attribute`` if given, else in the element's text."""
     count = _number(element.text if attribute is None else element.get(attribute), what, step)
     unit = _UNIT.fullmatch(element.get("unit", "KiB"))
     if unit is None:
@@ -85,7 +85,7 @@ def size_kb(element: Element, what: str, step: str, attribute: str | None = None
 
 
 def iothreads(domain: Element) -> tuple[int, ...]:
-    """Their ids: those that are given, and the lowest that are free for the rest."""
+    """IO thread ids: those given, then the lowest free ids for the rest, as libvirt assigns them."""
     given = {number(each.get("id"), 0) for each in domain.iterfind("iothreadids/iothread")} - {0}
     count = min(number(domain.findtext("iothreads"), 0), _MOST_VCPUS)
     free = (each for each in itertools.count(1) if each not in given)
@@ -94,7 +94,7 @@ def iothreads(domain: Element) -> tuple[int, ...]:
 
 
 def cells_of(domain: Element, step: str) -> Iterator[Cell]:
-    """The guest's NUMA cells that the domain has. Raises: InvalidRequest."""
+    """NUMA cells defined in ``<cpu><numa>``. Raises: InvalidRequest."""
     for place, cell in enumerate(domain.iterfind("cpu/numa/cell")):
         id = _number(cell.get("id", str(place)), "a NUMA cell's id", step)
         try:
@@ -122,7 +122,7 @@ def _cells(domain: Element, count: int, step: str) -> tuple[Cell, ...]:
 
 
 def page_sizes(domain: Element, step: str) -> set[int]:
-    """The sizes of hugepages that the domain asks for, KB. Raises: InvalidRequest."""
+    """Hugepage sizes that the domain requests, KB. Raises: InvalidRequest."""
     pages = domain.iterfind("memoryBacking/hugepages/page")
     return {size_kb(page, "<page>", step, "size") for page in pages}
 
@@ -139,7 +139,7 @@ def _page_kb(domain: Element, step: str) -> int | None:
 
 def _number(text: str | None, what: str, step: str) -> int:
     text = (text or "").strip()
-    # ASCII digits of a length that a memory can have: not all that int() takes.
+    # Stricter than int(): ASCII digits only, of bounded length.
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
         raise invalid(f"{what} is {text[:20]!r}, not a number", step)
     return int(text)

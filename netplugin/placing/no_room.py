@@ -1,4 +1,4 @@
-"""Why a VM has no place (pure): what the host can never give, and what others have of it."""
+"""Errors for a VM that does not fit (pure): the host can never hold it, or other VMs use the room."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from netplugin.placing.needs import Cell, Needs
 
 
 def require_possible(needs: Needs, ground: Ground, nodes: Collection[int], page_kb: int) -> None:
-    """What would not do on an empty host either is the domain's or the plan's to change."""
+    """Raises: Conflict if the VM would not fit on an empty host either: the domain or plan must change."""
     have = {node.node: node for node in ground.with_cores}
     if not have:
         raise Conflict(

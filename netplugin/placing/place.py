@@ -1,7 +1,7 @@
-"""Chooses a VM's place (pure): whole cores, siblings together, each guest NUMA cell on one node.
+"""Choose a VM's placement (pure): whole cores, siblings together, each guest NUMA cell on one node.
 
-A core is one VM's alone, with all its siblings, as what runs on one takes from the other. A VM that
-has a place keeps what of it still fits.
+A core with all its siblings belongs to one VM, because siblings share execution units. A VM that has a
+placement stays on its nodes and cores if it still fits there.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def place(
     near: Collection[int] = (),
     before: Placement | None = None,
 ) -> Placement:
-    """``nodes`` it must be on, ``near`` those it is best on; ``before`` is the place that it had.
+    """Place a VM. It must use ``nodes`` and should prefer ``near``; ``before`` is its current placement.
 
-    Raises: Conflict for what this host can never give, CapacityExhausted for what others have.
+    Raises: Conflict if it can never fit on this host, CapacityExhausted if other VMs use the room.
     """
     page_kb = needs.page_kb or ground.page_kb
     wish = Wish(needs.cells, page_kb, frozenset(nodes), frozenset(near))
@@ -43,7 +43,7 @@ def place(
 
 
 def _only(ground: Ground, before: Placement) -> Ground:
-    """What is left of a place that a VM had."""
+    """The part of the host capacity that the VM's current placement uses."""
     cpus = before.cpus
     nodes = (
         replace(node, cores=tuple(core for core in node.cores if cpus & set(core)))
@@ -69,7 +69,7 @@ def _placement(cells: tuple[PlacedCell, ...], ground: Ground, page_kb: int) -> P
 
 
 def _threads(cells: Sequence[PlacedCell], ground: Ground) -> int:
-    """What the guest may be told of its siblings: libvirt has one number for all cores."""
+    """Threads per core to show to the guest; 1 unless it holds for all cores, as libvirt has one value."""
     homes = {cpu: core for node in ground.nodes for core in node.cores for cpu in core}
     widths = {len(homes[cpu]) for cell in cells for cpu in cell.cpus}
     width = min(widths)

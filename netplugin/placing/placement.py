@@ -1,4 +1,4 @@
-"""Where a VM is: the CPU of each vCPU, those of QEMU's other threads, and the nodes of its memory."""
+"""Placement of a VM: the CPU of each vCPU, the CPUs of QEMU's other threads, and its memory nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from netplugin.models import Value
 
 
 class PlacedCell(Value):
-    """A guest NUMA cell on a node of the host: ``cpus`` are those of ``vcpus``, one for one."""
+    """A guest NUMA cell on a host node: ``vcpus[i]`` runs on ``cpus[i]``."""
 
     number: int
     node: int
@@ -16,10 +16,10 @@ class PlacedCell(Value):
 
 
 class Placement(Value):
-    """``threads`` are the guest's CPUs a core: 2 where vCPUs 2k and 2k+1 are on siblings of one.
+    """``threads`` is the guest's threads per core: 2 if vCPUs 2k and 2k+1 run on siblings of one core.
 
-    ``emulator`` is for QEMU's own threads and its IO threads; ``emulator_alone``: they share these
-    with nothing else. ``page_kb`` is the size of the hugepages.
+    ``emulator`` are the CPUs of QEMU's emulator and IO threads; ``emulator_alone`` is true if none of
+    these is a housekeeping CPU. ``page_kb`` is the hugepage size.
     """
 
     cells: tuple[PlacedCell, ...]
@@ -38,10 +38,10 @@ class Placement(Value):
 
     @property
     def pins(self) -> dict[int, int]:
-        """The CPU of each vCPU."""
+        """vCPU number to CPU."""
         pairs = (pair for cell in self.cells for pair in zip(cell.vcpus, cell.cpus, strict=True))
         return dict(sorted(pairs))
 
     def paged_kb(self, cell: PlacedCell) -> int:
-        """The memory of a cell in whole pages, KB."""
+        """Memory of a cell, rounded up to whole hugepages, KB."""
         return -(-cell.memory_kb // self.page_kb) * self.page_kb

@@ -1,9 +1,9 @@
-"""Which cores PMD threads take (pure): on the nodes of NICs and of VMs, and none that a VM has.
+"""Choose cores for PMD threads (pure): on the nodes of NICs and VMs, never on a core of a VM.
 
-OVS gives a receive queue to a PMD thread of its port's node, and to one of another node only where that
-has none (sched_numa_list_schedule in OVS's lib/dpif-netdev.c). A NIC's port is on the NIC's node, a
-vhost-user port on that of its VM's memory. So each node of a NIC has a thread, each node of a VM has one,
-and the rest serve the NICs: as the plan of a host has it.
+OVS assigns a receive queue to a PMD thread on its port's NUMA node, and to one on another node only if
+that node has none (sched_numa_list_schedule in OVS's lib/dpif-netdev.c). A NIC's port is on the NIC's
+node, a vhost-user port on the node of its VM's memory. So each NIC node gets a thread, each VM node gets
+one, and the rest go to the NIC nodes. The host's plan follows the same rule.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ STEP = "pmd-cores"
 
 @dataclass(frozen=True)
 class PmdHost:
-    """``nics`` and ``vms`` are what is on each node, by name; ``users`` the VM that has each CPU.
+    """``nics`` and ``vms`` map a NUMA node to names; ``users`` maps a CPU to the VM that uses it.
 
-    ``ranks`` are CPUs in the order in which they are taken, with what they are; those of no rank are not.
+    ``ranks`` are sets of CPUs in order of preference, each with a description; other CPUs are not used.
     """
 
     cores: tuple[Core, ...]
@@ -45,7 +45,7 @@ class PmdHost:
     l3: tuple[Cpus, ...] = ()
 
     def vms_on(self, cpus: Iterable[int]) -> tuple[str, ...]:
-        """The VMs that have a CPU of the cores of these."""
+        """VMs that use any CPU on the cores of these CPUs."""
         whole = cpus_of(core for core in self.cores if core.cpus & frozenset(cpus)) | frozenset(
             cpus
         )
@@ -55,9 +55,9 @@ class PmdHost:
 def host_of(
     scene: Scene, placements: Mapping[str, Placement], interfaces: Collection[OvsInterface]
 ) -> PmdHost:
-    """``interfaces`` are those of OVS.
+    """Collect the input from facts, placements and OVS ``interfaces``.
 
-    Raises: HostError where the cores are not known, BackendUnavailable where those of VMs are not.
+    Raises: HostError if the core topology is unknown, BackendUnavailable if the CPUs of VMs are.
     """
     cores = needed(scene.facts.cpus.cores)
     nodes = {core.node for core in cores}
@@ -86,10 +86,10 @@ def host_of(
 
 
 def choose_cores(count: int, siblings: bool, host: PmdHost) -> tuple[PmdChoice, ...]:
-    """``count`` threads, one on each core, or with ``siblings`` on each CPU of a core.
+    """Choose cores for ``count`` PMD threads: one per core, or one per CPU with ``siblings``.
 
-    Raises: Conflict if VMs have the cores that it takes, InvalidRequest if the nodes have too few, or
-    ``count`` is too small for a thread on each node of a NIC.
+    Raises: Conflict if VMs use the cores needed, InvalidRequest if the nodes have too few cores or
+    ``count`` is too small for one thread on each NIC node.
     """
     free = _free(host, frozenset(host.users))
     chosen = _chosen(count, siblings, host, free)
@@ -107,7 +107,7 @@ def choose_cores(count: int, siblings: bool, host: PmdHost) -> tuple[PmdChoice, 
 
 
 def refuse_cores_of_vms(cpus: Collection[int], running: Collection[int], host: PmdHost) -> None:
-    """CPUs that were named; those that have a PMD thread now may keep it. Raises: Conflict."""
+    """Refuse PMD threads on cores of VMs, except on CPUs that run one already. Raises: Conflict."""
     taken = frozenset(cpus) - frozenset(running)
     if vms := host.vms_on(taken):
         raise Conflict(
@@ -121,8 +121,8 @@ def _held(placement: Placement) -> Cpus:
 
 
 def _used(domain: DomainLive, every: Cpus, kept: Cpus) -> Cpus:
-    """vCPUs that may run everywhere have no CPU of their own; nor have QEMU's other threads, if they
-    may run on a core that is left for everything else."""
+    """CPUs that a running domain uses. Not counted: vCPUs that may run on every CPU, and QEMU's other threads
+    if they may run on a housekeeping core (``kept``)."""
     vcpus = (cpus for cpus in domain.vcpus if not cpus >= every)
     others = (cpus for cpus in (domain.emulator, *domain.iothreads) if not cpus & kept)
     return frozenset().union(*vcpus, *others)
@@ -137,9 +137,9 @@ def _by_node(found: Iterable[tuple[int | None, str]]) -> dict[int, tuple[str, ..
 
 
 def _kept(scene: Scene, cores: tuple[Core, ...]) -> Cpus:
-    """The cores of each node that are for everything else, the lowest: as many as the plan has on each, or
-    one."""
-    if len(cores) == 1:  # of a machine with one core all but its first CPU can be spared
+    """CPUs left for housekeeping: the lowest cores of each node, as many as the plan keeps, or one without
+    a plan."""
+    if len(cores) == 1:  # with a single core, only its first CPU is kept
         return frozenset((cores[0].first,))
     count = scene.plan.intent.housekeeping_cores if scene.plan else 1
     by_node: dict[int, list[Core]] = {}
@@ -163,9 +163,9 @@ def _ranks(scene: Scene, cores: tuple[Core, ...], kept: Cpus) -> Iterator[tuple[
 
 
 def _free(host: PmdHost, held: Cpus) -> dict[int, list[tuple[Core, str]]]:
-    """The cores of each node that can be had, those to be taken first in front, with what they are.
+    """Available cores of each node in order of preference, with their description.
 
-    Each rank is in the order in which its L3 caches fill up.
+    Within a rank, cores that share an L3 cache come together.
     """
     held = cpus_of(core for core in host.cores if core.cpus & held)
     found: dict[int, list[tuple[Core, str]]] = {core.node: [] for core in host.cores}
@@ -202,7 +202,7 @@ def _chosen(
 
 
 def _turns(host: PmdHost, left: Mapping[int, list[tuple[Core, str]]]) -> Iterator[tuple[int, str]]:
-    """The node that gives the next core, and why, as long as one has any."""
+    """Yield the node to take the next core from, and the reason, until no node has cores left."""
     nics = dict(host.nics) or {min(left): ()}
     others = [node for node in sorted(host.vms) if node not in nics]
     for node in (*sorted(nics), *others):
@@ -212,7 +212,7 @@ def _turns(host: PmdHost, left: Mapping[int, list[tuple[Core, str]]]) -> Iterato
         for node in sorted(nics):
             if left[node]:
                 yield node, _why(node, host)
-    # OVS would not have them poll the NIC; they serve VMs.
+    # OVS would not let these threads poll the NIC; they serve vhost-user ports.
     while any(left[node] for node in others):
         for node in others:
             if left[node]:
@@ -249,7 +249,7 @@ def _too_few(
 def _nic_without_thread(
     count: int, siblings: bool, host: PmdHost, bare: Sequence[int]
 ) -> NetpluginError:
-    """OVS would poll such a NIC from another node and say so in its log alone."""
+    """The error for a NIC node without a PMD thread: OVS would poll it cross-NUMA and only log that."""
     node = bare[0]
     what = f"no PMD thread on NUMA node {node}, which has the NIC {_some(host.nics[node])}"
     if _free(host, frozenset(host.users))[node]:

@@ -1,4 +1,4 @@
-"""What a domain says itself that no placement can agree with: refused, naming the element (pure)."""
+"""Refuse domain XML that contradicts any placement; the error names the element (pure)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from netplugin.tuning.facts import Cpus
 
 
 def refuse_unplaceable(domain: Element, ground: Ground, realtime: bool) -> None:
-    """Before a place is chosen. Raises: Conflict, InvalidRequest."""
+    """Checks before the placement is chosen. Raises: Conflict, InvalidRequest."""
     vcpu = domain.find("vcpu")
     count = vcpus(domain, RENDER)
     if vcpu is not None and vcpu.get("current", str(count)) != str(count):
@@ -37,9 +37,9 @@ def refuse_unplaceable(domain: Element, ground: Ground, realtime: bool) -> None:
 
 
 def refuse_pmd(domain: Element, ground: Ground) -> None:
-    """A thread beside a PMD thread makes it lose packets, however it came there. Raises: Conflict.
+    """Refuse pins to PMD CPUs: a thread there makes the PMD thread drop packets. Raises: Conflict.
 
-    What a placement wrote may be older than the plan, and is written anew with the next.
+    Pins in a marked domain are exempt: they may predate the plan, and the next placement replaces them.
     """
     if is_marked(domain):
         return
@@ -54,7 +54,7 @@ def refuse_pmd(domain: Element, ground: Ground) -> None:
 
 
 def refuse_own_pins(domain: Element, placement: Placement, iothreads: tuple[int, ...]) -> None:
-    """Pins that somebody else wrote must be those of the placement. Raises: Conflict."""
+    """Refuse pins that netplugin did not write and that differ from the placement. Raises: Conflict."""
     if is_marked(domain):
         return
     ours = {_key(pin): parse_cpuset(pin.get("cpuset", "")) for pin in pins(placement, iothreads)}
@@ -72,7 +72,7 @@ def refuse_own_pins(domain: Element, placement: Placement, iothreads: tuple[int,
 
 
 def refuse_stale_mark(domain: Element) -> None:
-    """A domain that was placed and is to be so no longer. Raises: Conflict."""
+    """Refuse a domain with placement mark when the policy no longer places it. Raises: Conflict."""
     if is_marked(domain):
         raise Conflict(
             "the domain was placed by netplugin, and its pins are still in it", step=RENDER,
@@ -81,7 +81,7 @@ def refuse_stale_mark(domain: Element) -> None:
 
 
 def own_nodes(domain: Element) -> frozenset[int]:
-    """The nodes that the domain itself binds its memory to. Raises: Conflict, InvalidRequest."""
+    """NUMA nodes that the operator's ``<numatune>`` binds memory to. Raises: Conflict, InvalidRequest."""
     if is_marked(domain):
         return frozenset()
     nodes: set[int] = set()
@@ -97,7 +97,7 @@ def own_nodes(domain: Element) -> frozenset[int]:
 
 
 def pinned(domain: Element, step: str = RENDER) -> Iterator[tuple[str, Cpus]]:
-    """All that the domain says of CPUs of the host: what, and which. Raises: InvalidRequest."""
+    """Yield each CPU pin of the domain as (element, CPUs). Raises: InvalidRequest."""
     vcpu = domain.find("vcpu")
     if vcpu is not None and vcpu.get("cpuset"):
         yield "<vcpu cpuset>", _cpuset(vcpu.get("cpuset", ""), "<vcpu cpuset>", step)

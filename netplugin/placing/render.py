@@ -1,4 +1,4 @@
-"""A domain placed, from the request to its elements (pure): refused, chosen, written, given its NICs."""
+"""Place a domain (pure): refuse conflicts, choose the placement, write it, add the NICs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def render_placed(
     others: Held,
     before: Placement | None = None,
 ) -> Placement:
-    """Changes the domain; the answer is the place that it has now, ``before`` the one that it had.
+    """Modify the domain in place and return its placement; ``before`` is its previous one.
 
-    Raises: Conflict, InvalidRequest and Unsupported for what the domain says; CapacityExhausted.
+    Raises: Conflict, InvalidRequest, Unsupported for the domain's content; CapacityExhausted.
     """
     refuse_unplaceable(domain, ground, policy.realtime)
     needs = read_needs(domain, RENDER)
@@ -39,6 +39,6 @@ def render_placed(
 
 
 def home(binding: Binding) -> int | None:
-    """The node that a NIC is on by nature, as a virtual function is; else the one it is asked for."""
+    """The NUMA node of a port's device, as for a VF; else the node that the binding requires, or None."""
     node = (binding.model_extra or {}).get("numa_node")
     return node if isinstance(node, int) else binding.domain_requirements.numa_node

@@ -1,4 +1,4 @@
-"""Writes a placement into a domain (pure): pins, memory, topology, and what real time needs beside.
+"""Write a placement into a domain (pure): pins, memory, topology and real-time settings.
 
 Sources: libvirt's formatdomain ("CPU Tuning", "NUMA Node Tuning", "Memory Backing", "CPU model and
 topology", "Time keeping"), and for real time the guides of real-time KVM (tuned's realtime-virtual-host).
@@ -17,14 +17,14 @@ from netplugin.libvirt_xml import Element
 from netplugin.placing.mark import mark
 from netplugin.placing.placement import Placement
 
-#: SCHED_FIFO, below ksoftirqd (2) and rcuc (4) of the host: they must not wait for a busy vCPU.
+#: SCHED_FIFO priority of vCPUs, below the host's ksoftirqd (2) and rcuc (4), which a vCPU must not starve.
 PRIORITY: Final = 1
 _PINS: Final = ("vcpupin", "emulatorpin", "iothreadpin")
 _SCHEDULERS: Final = ("vcpusched", "emulatorsched")
 _X86: Final = ("x86_64", "i686")
-#: The TSC ticks alike on all CPUs and in all their states; QEMU migrates no VM that relies on it.
+#: CPU feature: the TSC rate is constant on all CPUs and power states. QEMU does not migrate VMs with it.
 INVARIANT_TSC: Final = "invtsc"
-#: A clock of KVM would be read through its page; the TSC itself does not leave the guest.
+#: Timers of a real-time guest: native TSC, which is read without a VM exit, and no kvmclock.
 TIMERS: Final[Mapping[str, tuple[str, str]]] = {
     "kvmclock": ("present", "no"), "tsc": ("mode", "native"),
 }  # fmt: skip
@@ -33,7 +33,7 @@ TIMERS: Final[Mapping[str, tuple[str, str]]] = {
 def write(
     domain: Element, placement: Placement, iothreads: tuple[int, ...], realtime: bool
 ) -> None:
-    """Changes the domain; the same placement again changes nothing."""
+    """Modify the domain in place. Idempotent."""
     vcpu = child(domain, "vcpu")
     vcpu.text = str(len(placement.pins))
     vcpu.set("placement", "static")
@@ -47,7 +47,7 @@ def write(
 
 
 def pins(placement: Placement, iothreads: tuple[int, ...]) -> list[Element]:
-    """What ``cputune`` has of a placement."""
+    """The pin elements of ``<cputune>`` for a placement."""
     emulator = format_list(placement.emulator)
     made = [
         etree.Element("vcpupin", vcpu=str(vcpu), cpuset=str(cpu))
@@ -68,7 +68,7 @@ def _tune_cpus(
     if realtime:
         fifo = etree.Element("vcpusched", vcpus=format_list(placement.pins))
         made.append(fifo)
-        if placement.emulator_alone:  # on housekeeping CPUs it would go before all else
+        if placement.emulator_alone:  # on housekeeping CPUs, FIFO would preempt everything else
             made.append(etree.Element("emulatorsched"))
         for each in made[made.index(fifo) :]:
             each.set("scheduler", "fifo")
@@ -89,7 +89,7 @@ def _tune_numa(domain: Element, placement: Placement) -> None:
 
 
 def _back_memory(domain: Element, placement: Placement, realtime: bool) -> None:
-    """``nodeset`` of a page are the guest's own NUMA cells."""
+    """Set hugepages; ``nodeset`` of ``<page>`` lists guest NUMA cells, not host nodes."""
     backing = child(domain, "memoryBacking")
     hugepages = backing.find("hugepages")
     if hugepages is None:
@@ -104,7 +104,7 @@ def _back_memory(domain: Element, placement: Placement, realtime: bool) -> None:
 
 
 def _model(domain: Element, placement: Placement) -> None:
-    """The operator's model stays; without KVM the host's cannot be passed through."""
+    """Keep the operator's CPU model, else use host-passthrough, or ``maximum`` without KVM."""
     cpu = child(domain, "cpu")
     if cpu.get("mode") is None and cpu.find("model") is None:
         if is_kvm(domain):
@@ -124,7 +124,7 @@ def _model(domain: Element, placement: Placement) -> None:
 
 
 def _topology(cpu: Element, placement: Placement) -> None:
-    """The operator's sockets stay where they divide the cores; else a socket for each cell does."""
+    """Keep the operator's sockets and dies if they divide the cores, else use one socket per cell."""
     count, threads = len(placement.pins), placement.threads
     topology = cpu.find("topology")
     if topology is None:
@@ -144,7 +144,7 @@ def _topology(cpu: Element, placement: Placement) -> None:
 
 
 def _be_realtime(domain: Element) -> None:
-    """Without a balloon, and for KVM without the clock and the counters that it emulates."""
+    """Remove the balloon; on x86 KVM also kvmclock and the PMU, and require an invariant TSC."""
     devices = child(domain, "devices")
     balloon = devices.find("memballoon")
     if balloon is None:
@@ -163,10 +163,10 @@ def _be_realtime(domain: Element) -> None:
 
 
 def _require_invariant_tsc(cpu: Element) -> None:
-    """Without it a guest distrusts the TSC and goes back to a slower clock.
+    """Expose the invariant TSC; without it, the guest kernel falls back to a slower clock.
 
-    libvirt leaves it out of ``host-passthrough`` unless ``migratable`` is off (formatdomain, "CPU model
-    and topology"; since 6.5.0).
+    libvirt hides it with ``host-passthrough`` unless ``migratable`` is off (formatdomain, "CPU model and
+    topology"; since 6.5.0).
     """
     if cpu.get("mode") == "host-passthrough":
         cpu.set("migratable", "off")
@@ -194,6 +194,6 @@ def is_kvm(domain: Element) -> bool:
 
 
 def is_x86(domain: Element) -> bool:
-    """libvirt takes the host's architecture where the domain does not say; plans are of x86 hosts."""
+    """True for an x86 domain; without ``arch``, libvirt uses the host's, and plans are for x86 hosts."""
     kind = domain.find("os/type")
     return kind is None or kind.get("arch", _X86[0]) in _X86

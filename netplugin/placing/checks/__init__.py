@@ -1,4 +1,4 @@
-"""What is wrong with a domain, beside its ports and its host's plan (pure): a file for each matter."""
+"""Checks of a domain against its ports and the host's plan (pure), one module per subject."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ CHECKS: tuple[Callable[[Case], Iterable[Finding]], ...] = (
 
 
 def check(case: Case) -> tuple[Finding, ...]:
-    """Raises: InvalidRequest for numbers that are none."""
+    """Run all checks. Raises: InvalidRequest for a malformed number in the domain XML."""
     return tuple(finding for one in CHECKS for finding in one(case))

@@ -1,4 +1,4 @@
-"""What the checks of a domain look at."""
+"""Input of the domain checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEP: Final = "check-domain"
 
 @dataclass(frozen=True)
 class Nic:
-    """A port of the VM: what the domain should have of it."""
+    """A port of the VM and the binding that the domain should contain."""
 
     port_id: str
     binding: Binding
@@ -27,9 +27,9 @@ class Nic:
 
 @dataclass(frozen=True)
 class Case:
-    """``ground`` is None where the host has no plan; ``mine`` is the place that the VM was given last;
-    ``others`` are the CPUs of other VMs; ``other_vfs`` the VFs of the agent's pool that no port of this
-    VM has."""
+    """A domain and what to check it against. ``ground`` is None if the host has no plan; ``mine`` is the last
+    placement of this VM; ``others`` are the CPUs of other VMs; ``other_vfs`` are VFs of the agent's pool
+    that belong to no port of this VM."""
 
     domain: Element
     nics: tuple[Nic, ...]
@@ -44,14 +44,14 @@ class Case:
 
     @cached_property
     def cells(self) -> tuple[Cell, ...]:
-        """The guest's NUMA cells; one of all where it has none."""
+        """The guest's NUMA cells, or one cell with all vCPUs if the domain defines none."""
         return tuple(cells_of(self.domain, STEP)) or (
             Cell(0, tuple(range(self.vcpus)), memory_kb(self.domain, STEP)),
         )
 
     @cached_property
     def pins(self) -> dict[int, Cpus]:
-        """The CPUs of each vCPU that is pinned."""
+        """Pinned vCPUs and the CPUs of each."""
         said = dict(pinned(self.domain, STEP))
         every = said.get("<vcpu cpuset>")
         found = {n: said.get(f"<vcpupin> {n}", every) for n in range(self.vcpus)}
@@ -59,7 +59,7 @@ class Case:
 
     @cached_property
     def emulator(self) -> Cpus | None:
-        """The CPUs of QEMU's own threads, None where they may run on all."""
+        """The CPUs of QEMU's emulator threads, or None if they are not pinned."""
         said = dict(pinned(self.domain, STEP))
         return said.get("<emulatorpin>", said.get("<vcpu cpuset>"))
 
@@ -71,7 +71,7 @@ class Case:
 def graded(
     id: str, wrong: str | None, found: str, expected: str, fix: str, status: str = "warn"
 ) -> Finding:
-    """``wrong`` is what is found instead of ``found`` if it is not as it should be."""
+    """An ``ok`` finding with ``found``, or one of ``status`` with ``wrong`` if that is given."""
     if wrong is None:
         return Finding(id=id, status="ok", found=found, expected=expected)
     return Finding.model_validate(

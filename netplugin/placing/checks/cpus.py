@@ -1,4 +1,4 @@
-"""Whether vCPUs and QEMU's other threads are on the CPUs that the host's plan has for them."""
+"""Check that vCPUs and QEMU's emulator threads run on the CPUs that the host's plan reserves for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PIN: Final = "render the domain with policy.pin: netplugin domain render --pin"
 
 
 def cpus(case: Case) -> Iterator[Finding]:
-    """Says nothing on a host without a plan."""
+    """CPU findings; none if the host has no plan."""
     ground = case.ground
     if ground is None:
         return
@@ -38,7 +38,7 @@ def _pinned(case: Case) -> Finding:
 
 def _places(case: Case, ground: Ground) -> Iterator[Finding]:
     used = case.used
-    # What may run everywhere is not pinned, and the scheduler keeps it off isolated CPUs.
+    # A thread that may run on all CPUs is not pinned; the scheduler keeps it off isolated CPUs.
     if not used or used >= ground.pmd | ground.cpus | ground.housekeeping:
         return
     often = Counter(cpu for cpus in case.pins.values() if len(cpus) == 1 for cpu in cpus)
@@ -88,7 +88,7 @@ def _emulator(case: Case, ground: Ground) -> Finding:
 
 
 def _remembered(case: Case) -> Iterator[Finding]:
-    """Pins that the agent does not know of are nobody's to it."""
+    """Compare the pins with the stored placement. CPUs pinned without one look free to the agent."""
     used = {n: next(iter(cpus)) for n, cpus in case.pins.items() if len(cpus) == 1}
     if not used:
         return

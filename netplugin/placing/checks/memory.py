@@ -1,4 +1,4 @@
-"""Whether a domain's memory can be shared with a vSwitch, is in hugepages, and is where its CPUs are."""
+"""Check that a domain's memory is shareable with vhost-user, in hugepages, and on the node of its CPUs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _shared(case: Case) -> Finding:
 
 
 def _memory_nodes(case: Case) -> dict[int, frozenset[int]]:
-    """The nodes of each cell's memory, where it is bound to some."""
+    """The NUMA nodes of each cell's memory; cells with unbound memory are left out."""
     bound = {}
     for element in case.domain.iterfind("numatune/*"):
         try:
@@ -70,7 +70,7 @@ def _memory_nodes(case: Case) -> dict[int, frozenset[int]]:
 
 
 def _room(case: Case, ground: Ground) -> Iterator[Finding]:
-    """More than a node has in all; what other VMs have of it is not looked at."""
+    """Compare each cell's memory with the total of its nodes; the use by other VMs is not considered."""
     if case.domain.find("memoryBacking/hugepages") is None:
         return
     sizes = page_sizes(case.domain, STEP) or {ground.page_kb}
@@ -90,7 +90,7 @@ def _room(case: Case, ground: Ground) -> Iterator[Finding]:
 
 
 def _nodes(case: Case, ground: Ground) -> Iterator[Finding]:
-    """On a host of one node all is near."""
+    """Check the NUMA locality of memory and NICs; a host with one node needs no check."""
     if len(ground.nodes) < 2:
         return
     bound = _memory_nodes(case)

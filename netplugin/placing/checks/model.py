@@ -1,4 +1,4 @@
-"""Whether a guest's CPU has what DPDK in it needs, and all vCPUs are there from the start."""
+"""Check that the guest's CPU model suits DPDK and that all vCPUs are present at boot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from netplugin.models import Finding
 from netplugin.placing.checks.case import Case, graded
 from netplugin.placing.write import is_kvm
 
-#: QEMU's models without SSE4.2, which DPDK is built for; the first is what x86 gets without a word.
+#: QEMU CPU models without SSE4.2, which DPDK requires; ``qemu64`` is QEMU's default on x86.
 _POOR: Final = frozenset(
     ("qemu64", "qemu32", "kvm64", "kvm32", "pentium", "pentium2", "pentium3", "486", "core2duo",
      "coreduo", "n270", "athlon", "phenom", "Conroe", "Penryn", "Opteron_G1", "Opteron_G2",

@@ -1,4 +1,4 @@
-"""Whether a domain has the NICs of its ports, as their bindings say, and rings and queues that serve them."""
+"""Check that a domain has the NICs of its ports as their bindings define them; check rings and queues."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from netplugin.libvirt_xml import Element, fragments
 from netplugin.models import Finding, VfInfo
 from netplugin.placing.checks.case import Case, Nic, graded
 
-#: Frames; as many as virtio takes.
+#: Receive ring size in frames: virtio's maximum.
 _RING: Final = 1024
-#: What slows a NIC; all else that differs is another NIC.
+#: Differences in these only slow the NIC down (``warn``); any other difference is a failure.
 _SLOWS: Final = ("driver", "mtu")
-#: What libvirt does not write.
+#: Attributes that libvirt omits when they have these values.
 _DEFAULTS: Final = {"queues": "1"}
 _RENDER: Final = "render the domain again: netplugin domain render"
 
@@ -38,7 +38,7 @@ def _nic(nic: Nic, wanted: Element, there: list[Element]) -> Finding:
     name = address(wanted)
     expected = f"the NIC of port {nic.port_id}, {name} on {_end(wanted)}"
     same = [each for each in there if address(each) == name]
-    if not same and wanted.tag == "hostdev":  # only the alias may be missing
+    if not same and wanted.tag == "hostdev":  # libvirt may have dropped the alias only
         same = [each for each in there if function(each) == function(wanted) and not address(each)]
     found = next((each for each in same if each.get("type") == wanted.get("type")), None)
     found = same[0] if found is None and same else found
@@ -70,7 +70,7 @@ def _other_vf(interface: Element, vf: VfInfo) -> Finding:
 
 
 def _differences(wanted: Element, found: Element, path: str) -> Iterator[tuple[str, str]]:
-    """What the binding has and the domain has not; what libvirt adds by itself is none."""
+    """Attributes and elements of the binding that the domain lacks; additions by libvirt are ignored."""
     for key, value in wanted.attrib.items():
         name, should = str(key), str(value)
         has = found.get(name, _DEFAULTS.get(name))
@@ -86,7 +86,7 @@ def _differences(wanted: Element, found: Element, path: str) -> Iterator[tuple[s
 
 
 def _end(interface: Element) -> str:
-    """The host's end of a NIC: its socket, tap or function."""
+    """The host end of a NIC: its socket path, tap or PCI function."""
     for tag, name in (("source", "path"), ("target", "dev")):
         element = interface.find(tag)
         if element is not None and element.get(name):

@@ -1,4 +1,4 @@
-"""Whether a domain that is to run in real time has what that takes."""
+"""Check that a real-time domain has a real-time scheduler, locked memory, no balloon and a TSC clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REALTIME: Final = "render the domain with policy.realtime: netplugin domain ren
 
 
 def realtime(case: Case) -> Iterator[Finding]:
-    """Nothing for a domain that neither was placed for it nor has a vCPU in real time."""
+    """Real-time findings; none for a domain without the real-time mark and without a real-time vCPU."""
     domain = case.domain
     scheduled = _scheduled(case)
     if not (scheduled or is_marked_realtime(domain)):

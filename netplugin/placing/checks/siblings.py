@@ -1,4 +1,4 @@
-"""Whether vCPUs have whole cores, and the guest knows which of its CPUs are siblings."""
+"""Check that vCPUs own whole cores, and that the guest topology shows which vCPUs are siblings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PIN: Final = "render the domain with policy.pin: netplugin domain render --pin"
 
 
 def siblings(case: Case) -> Iterator[Finding]:
-    """Says nothing where cores have one CPU, or vCPUs none of their own."""
+    """Sibling findings; none without SMT or if a vCPU is not pinned to exactly one CPU."""
     if case.ground is None or any(len(cpus) != 1 for cpus in case.pins.values()):
         return
     cores = [core for node in case.ground.nodes for core in node.cores]
@@ -33,7 +33,7 @@ def siblings(case: Case) -> Iterator[Finding]:
         wrong = f"siblings of its CPUs, {format_list(shared)}, are of other VMs"
     elif split:
         wrong = f"vCPU {', '.join(map(str, split[0]))} share a core"
-    elif len(half) > len(case.cells):  # the last core of each may be
+    elif len(half) > len(case.cells):  # the last core of each cell may be half used
         wrong = f"{len(half)} cores have a sibling idle, as that of CPU {half[0][0]}"
     yield graded(
         "siblings", wrong, f"the vCPUs have {len(groups)} cores to themselves",

@@ -1,4 +1,4 @@
-"""Whether QEMU runs as the user that the sockets of the VM's ports are for (``qemu_user``)."""
+"""Check that QEMU runs as the user that may open the VM's vhost-user sockets (``qemu_user``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from netplugin.placing.checks.case import Case, graded
 
 
 def user(case: Case) -> Iterator[Finding]:
-    """Nothing where no port names one."""
+    """One finding per ``qemu_user`` of the ports; none if no port sets it."""
     users = {nic.binding.domain_requirements.qemu_user for nic in case.nics}
     for number in sorted(each for each in users if each is not None):
         yield graded(
