@@ -1,1 +1,1 @@
-"""Carrying out a plan on the running host: apply, the journal, undo."""
+"""Apply a plan to the running host, journal every change, undo it."""

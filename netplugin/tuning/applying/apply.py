@@ -1,4 +1,4 @@
-"""Applying a plan: each step that can be taken now, written to the journal first and read back after."""
+"""Apply the live steps of a plan: write each to the journal first, set it, read it back."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _LATER = {
 
 
 def preview(plan: Plan) -> Iterator[Result]:
-    """What ``apply`` would do (pure)."""
+    """Return what ``apply`` would do (pure)."""
     yield from _all(plan, Effect.LIVE, Outcome.WOULD_SET)
     yield from _later(plan)
 
 
 def apply(plan: Plan, machine: Machine, journal: Journal) -> Iterator[Result]:
-    """Take each step as its result is asked for; one that does not go does not stop the others.
+    """Apply the live steps lazily, one per result; a failed step does not stop the others.
 
-    Raises: HostError for a journal that cannot be read.
+    Raises: HostError if the journal cannot be read.
     """
     journal.history()
     live = [step for step in plan.steps if step.effect is Effect.LIVE]
@@ -48,10 +48,10 @@ def apply(plan: Plan, machine: Machine, journal: Journal) -> Iterator[Result]:
 
 
 def _again(steps: list[Step], machine: Machine, journal: Journal) -> Iterator[Result]:
-    """What a profile of tuned has set otherwise than planned.
+    """Apply the steps again that a tuned profile has overridden.
 
-    It comes after the others and not before, or the journal would have its values for those of before:
-    not all that a profile sets is put back when it ends (the mask of writeback stays, in tuned 2.20).
+    The profile is set after the other steps, so that the journal has their original values: a profile does
+    not restore everything when it ends (tuned 2.20 leaves the writeback cpumask).
     """
     for step in steps:
         result = _take(step, machine, journal)
@@ -60,7 +60,7 @@ def _again(steps: list[Step], machine: Machine, journal: Journal) -> Iterator[Re
 
 
 def _take(step: Step, machine: Machine, journal: Journal) -> Result | None:
-    """None where it is as wanted."""
+    """Apply one step; None if the value is already as planned."""
     result = Result(step.group, step.target, step.now, step.wanted, Outcome.FAILED)
     try:
         before = machine.read(step.target)
@@ -80,13 +80,13 @@ def _take(step: Step, machine: Machine, journal: Journal) -> Result | None:
 
 
 def _taken_back(result: Result, before: Raw, machine: Machine, journal: Journal) -> Result:
-    """What did not take is put back at once; what cannot be stays in the journal for ``--undo``."""
+    """Restore the value after a failed write; if that fails too, it stays in the journal for ``--undo``."""
     try:
         if machine.read(result.target) != before:
             machine.restore(result.target, before)
             _require(machine, result.target, machine.value(result.target, before))
     except Kept:
-        pass  # it has gone, and its value with it
+        pass  # the target no longer exists, so there is nothing to restore
     except NetpluginError as stuck:
         reason = f"{result.reason}; and it could not be put back: {stuck.detail}"
         return replace(

@@ -1,4 +1,4 @@
-"""The lines of a journal, and what they come to: the changes that are still to be taken back (pure)."""
+"""Journal lines, and the changes still to be undone that follow from them (pure)."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from netplugin.tuning.steps import (
     TunedVariable,
 )
 
-#: What is set at boot alone.
+#: Targets that are set only at boot.
 _AT_BOOT = (KernelArgument, ServiceCpus, BootPages)
 _KINDS: dict[str, type[Any]] = {
     kind.kind: kind for kind in get_args(Target) if kind not in _AT_BOOT
 }
-#: What is on a disk. All else is the kernel's, and gone with a boot.
+#: Targets stored on disk. All others are kernel state, which a reboot resets.
 _ON_DISK = (OtherConfig, TunedProfile, TunedVariable, BannedCpus)
 
 
 class Event(StrEnum):
-    """Each is written before, or after, the host is touched."""
+    """``WRITING`` and ``UNDOING`` are logged before the host is changed, the other two after."""
 
     WRITING = "writing"
     WRITTEN = "written"
@@ -43,7 +43,7 @@ class Event(StrEnum):
 
 
 class Line(BaseModel):
-    """``before`` is raw, ``wanted`` a value of a plan; both are of ``writing`` alone."""
+    """``before`` is a raw value, ``wanted`` a plan value; only ``writing`` lines have them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,7 +56,7 @@ class Line(BaseModel):
 
     @property
     def of(self) -> Target:
-        """Raises: ValueError."""
+        """The target of the line. Raises: ValueError."""
         words = dict(self.target)
         try:
             found: Target = _KINDS[words.pop("kind")](**words)
@@ -67,9 +67,9 @@ class Line(BaseModel):
 
 @dataclass(frozen=True)
 class Change:
-    """``before`` is what was there before the first of them; ``ours`` are all values that were set.
+    """All writes to one target. ``before`` is the value before the first; ``ours`` are all values written.
 
-    ``open``: a write was begun and not seen to its end, so that what is there may be half of it.
+    ``open``: a write started and its end is not in the journal, so the value may be partly written.
     """
 
     group: Group
@@ -81,7 +81,7 @@ class Change:
 
 @dataclass(frozen=True)
 class History:
-    """``changes`` in the order of their first write; ``gone`` are those that a boot has undone."""
+    """``changes`` in the order of their first write; ``gone`` are changes that a reboot has undone."""
 
     changes: tuple[Change, ...] = ()
     gone: tuple[tuple[Group, Target], ...] = ()
@@ -94,7 +94,7 @@ def line(event: Event, boot: str, group: Group, target: Target, **more: Raw) -> 
 
 
 def history(lines: Iterable[str], boot: str) -> History:
-    """What is to be taken back on a machine that was booted as ``boot``. Raises: ValueError."""
+    """Return what is left to undo; ``boot`` is the kernel's current boot id. Raises: ValueError."""
     changes: dict[Target, Change] = {}
     gone: dict[Target, Group] = {}
     profile_set = False
@@ -119,8 +119,8 @@ def history(lines: Iterable[str], boot: str) -> History:
 
 
 def _as_profile_leaves_it(change: Change) -> Change:
-    """A profile of tuned that ends takes the list of irqbalance out, whoever had written it: that none is
-    there is our doing, too (``_restore_banned_cpus`` in tuned's tuned/plugins/plugin_irqbalance.py)."""
+    """Accept a missing irqbalance list as our own value: a tuned profile that ends removes the list, whoever
+    wrote it (``_restore_banned_cpus`` in tuned's tuned/plugins/plugin_irqbalance.py)."""
     if not isinstance(change.target, BannedCpus):
         return change
     return replace(change, ours=change.ours | {None})

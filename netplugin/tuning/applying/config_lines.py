@@ -1,4 +1,4 @@
-"""A ``NAME=value`` line in a file under /etc: found, put in the last one's place, taken out again (pure)."""
+"""Find, replace and remove a ``NAME=value`` line in the text of a file under /etc (pure)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from netplugin.tuning.applying.place import Raw
 
 
 def last_line(name: str, text: str | None) -> Raw:
-    """The whole last line that sets it, empty where no line does, None without a file."""
+    """The last line that sets ``name``, empty if no line does, None if there is no file."""
     if text is None:
         return None
     found = _lines(name, text)
@@ -20,7 +20,7 @@ def value_of(raw: Raw) -> str | None:
 
 
 def with_line(name: str, text: str, line: Raw) -> str:
-    """The text with this line in the last one's place, or at its end, or without any for none."""
+    """Return the text with ``line`` in place of the last such line, or appended; an empty line removes it."""
     found = _lines(name, text)
     begin, end = found[-1].span() if found else (len(text), len(text))
     if line and found:
@@ -29,7 +29,7 @@ def with_line(name: str, text: str, line: Raw) -> str:
         return f"{text}{line}\n" if not text or text.endswith("\n") else f"{text}\n{line}"
     if not found:
         return text
-    # What was added to a file without a newline at its end has the newline before it.
+    # A line appended to a file without a final newline was written with the newline before it.
     return text[:begin] + text[end + 1 :] if end < len(text) else text[: max(0, begin - 1)]
 
 

@@ -1,4 +1,4 @@
-"""The CPUs that irqbalance leaves alone: a line of its environment file, and a restart if it runs."""
+"""CPUs banned from irqbalance: a line in its environment file; irqbalance is restarted if it runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from netplugin.tuning.read.interrupts import banned_cpus, masked_cpus
 from netplugin.tuning.steps import BannedCpus
 
 _NAME = "IRQBALANCE_BANNED_CPULIST"
-#: The first that reads the list (commit 677b686e223c of irqbalance).
+#: First version that reads the list (irqbalance commit 677b686e223c).
 _LEAST = (1, 8)
 _RESTART_S, _VERSION_S = 60.0, 10.0
 
 
 class Irqbalance:
-    """Raw is the whole last line of the list, empty where none sets it, None without the file."""
+    """Raw value: the last line that sets the list, empty if none does, None if there is no file."""
 
     def __init__(self, root: WritableRoot, run: Run) -> None:
         self._root, self._run = root, run
@@ -41,8 +41,8 @@ class Irqbalance:
             return text
 
     def write(self, target: BannedCpus, wanted: str | None) -> None:
-        """Raises: HostError where irqbalance does not know the list, or the older variable, a mask, would go
-        before it. A mask of the same CPUs will do for any version; the list beside it is for newer ones."""
+        """Set the list. Raises: HostError if irqbalance is too old for it or the older variable, a mask,
+        overrides it. A mask of the same CPUs is accepted: every version reads it."""
         version = self._version()
         if version and version < _LEAST and self._in_words(target, masked_cpus) != wanted:
             mask = f"IRQBALANCE_BANNED_CPUS={to_kernel(cpu_list(wanted or ''))}"
@@ -66,22 +66,22 @@ class Irqbalance:
             return
         with refusals(target.path):
             self._root.replace(target.path, changed)
-        # It reads the file when it starts; where it does not run, nothing is started.
+        # irqbalance reads the file only at start; try-restart does not start it if it is stopped.
         self._run(["systemctl", "try-restart", "irqbalance.service"], _RESTART_S)
 
     def _version(self) -> tuple[int, ...] | None:
-        """None where no irqbalance is installed, so that nobody reads the file."""
+        """The installed version, or None without irqbalance, when nothing reads the file."""
         try:
             words = self._run(["irqbalance", "--version"], _VERSION_S)
         except BackendUnavailable:
             return None
-        except HostError as ended:  # up to 1.9 with status 1, after it has printed it
+        except HostError as ended:  # up to 1.9, exit status 1 after printing the version
             words = ended.detail
         found = re.search(r"version (\d+)\.(\d+)", words)
         return tuple(map(int, found.groups())) if found else None
 
     def _in_words(self, target: BannedCpus, read: Callable[[str], Cpus | None]) -> str | None:
-        """The CPUs that the file bans, as ``read`` finds them."""
+        """The CPUs that the file bans as a CPU list, parsed with ``read``; None if invalid or absent."""
         try:
             found = read(self._text(target) or "")
         except ValueError:

@@ -1,7 +1,7 @@
-"""What was there before: a file of lines, each on the disk before the host is touched.
+"""Journal of original values: a file of lines, each synced to disk before the host is changed.
 
-Only its end ever changes, so that whatever ends the program leaves whole lines, and perhaps a piece of
-one that nothing was done for yet.
+Only the end of the file changes. After a crash it has whole lines and at most one partial line, whose
+change was not started.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ DEFAULT = Path("/var/lib/netplugin/tuning.journal")
 
 
 class Journal:
-    """Held by one process at a time, as long as the block lasts.
+    """Context manager; one process at a time holds the journal.
 
-    All that writes raises HostError where the disk refuses: nothing else may be done then.
+    Methods that write raise HostError on a disk error; the caller must then change nothing more.
     """
 
     def __init__(self, path: Path, boot: str) -> None:
         self.path, self._boot = path, boot
         self._descriptor = -1
-        #: Where the last line begins.
+        #: Offset of the last line.
         self._last = 0
 
     def __enter__(self) -> Self:
-        """Raises: Conflict if another process has it, HostError if it cannot be used."""
+        """Open and lock. Raises: Conflict if another process holds it, HostError if it cannot be used."""
         try:
             self._open()
         except BlockingIOError as busy:
@@ -57,21 +57,21 @@ class Journal:
         self._close()
 
     def history(self) -> History:
-        """Raises: HostError if it is no journal."""
+        """Raises: HostError if the file is not a journal."""
         return _read(self.path, self._data(), self._boot)
 
     def writing(self, group: Group, target: Target, before: Raw, wanted: str | None) -> None:
         self._append(line(Event.WRITING, self._boot, group, target, before=before, wanted=wanted))
 
     def withdraw(self) -> None:
-        """Take the last line away: what it announced has left no trace."""
+        """Remove the last line: its change left no trace on the host."""
         self._cut(self._last)
 
     def mark(self, event: Event, group: Group, target: Target) -> None:
         self._append(line(event, self._boot, group, target))
 
     def clear(self) -> None:
-        """Once there is nothing to take back."""
+        """Empty the journal; only when nothing is left to undo."""
         self._cut(0)
 
     # -- the file ----------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Journal:
         data = f"{text}\n".encode()
         try:
             self._last = os.lseek(self._descriptor, 0, os.SEEK_END)
-            if os.write(self._descriptor, data) < len(data):  # what the disk had room for
+            if os.write(self._descriptor, data) < len(data):  # short write: the disk is full
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._descriptor)
         except OSError as refused:
@@ -115,7 +115,7 @@ class Journal:
 
 
 def look(path: Path, boot: str) -> History:
-    """What there is to take back, without holding the journal. Raises: HostError."""
+    """Read what is left to undo, without locking the journal. Raises: HostError."""
     try:
         return _read(path, path.read_bytes(), boot)
     except FileNotFoundError:
@@ -135,7 +135,7 @@ def _read(path: Path, data: bytes, boot: str) -> History:
 
 
 def _whole(data: bytes) -> bytes:
-    """Without the piece of a line at the end."""
+    """Strip a partial last line."""
     return data[: data.rfind(b"\n") + 1]
 
 

@@ -1,4 +1,4 @@
-"""Files of /proc and /sys, sysctls among them: what they mean, and how to write them."""
+"""Read and write files of /proc and /sys, including sysctls."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from netplugin.tuning.read.memory import chosen
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import File, Sysctl
 
-#: What ``write_irq_affinity`` in kernel/irq/proc.c answers for an interrupt that is the kernel's own
-#: to place: EIO before Linux 6.4, EPERM since. Who may not open the file gets EACCES or EROFS instead.
+#: Errors of ``write_irq_affinity`` in kernel/irq/proc.c for a kernel-managed interrupt: EIO before
+#: Linux 6.4, EPERM since. Missing permission is EACCES or EROFS instead.
 _MANAGED = (errno.EIO, errno.EPERM)
 
 
 class KernelFiles:
-    """Raw is the text; of a list with brackets the word in them, which is what can be written."""
+    """Raw value: the file's text, or of a choice like ``always [madvise] never`` the word in brackets."""
 
     def __init__(self, root: WritableRoot) -> None:
         self._root = root
@@ -43,7 +43,7 @@ class KernelFiles:
             if path.endswith(("cpumask", "affinity")):
                 return to_kernel(from_kernel(raw or "0"))
         except ValueError:
-            pass  # no meaning but its own text
+            pass  # not parsable: compare it as text
         return raw
 
     def write(self, target: File | Sysctl, wanted: str | None) -> None:
@@ -72,5 +72,5 @@ def _path(target: File | Sysctl) -> str:
 
 
 def _passing(target: File | Sysctl) -> bool:
-    """An interrupt's: it comes and goes with its device."""
+    """True for an interrupt's file, which comes and goes with its device."""
     return isinstance(target, File) and not target.lasting

@@ -1,4 +1,4 @@
-"""A machine that targets are read from and written to: for each kind of target its place."""
+"""Reads and writes targets on a host through the accessor for each kind of target."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from netplugin.tuning.steps import (
 
 @dataclass(frozen=True)
 class Machine:
-    """What is touched of a host: files under ``root``, its OVS, programs, the scheduler, the agent's word."""
+    """Access to a host: files below ``root``, OVS, programs, the scheduler, and the agent's VF allocation."""
 
     root: WritableRoot
     ovs: Ovs
@@ -41,7 +41,7 @@ class Machine:
     set_scheduler: SetScheduler = set_scheduler
 
     def read(self, target: Target) -> Raw:
-        """Raises: as each of these, a NetpluginError, or ``Kept``."""
+        """Read the raw value. Raises, like the other methods: NetpluginError, ``Kept``."""
         return self._place(target).read(target)
 
     def value(self, target: Target, raw: Raw) -> str | None:

@@ -1,4 +1,4 @@
-"""``other_config`` of a running OVS: written, carried out by vswitchd, and read back."""
+"""Set ``other_config`` of a running OVS, wait until vswitchd has applied it, and read it back."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from netplugin.tuning.steps import OtherConfig
 
 _MASK = "pmd-cpu-mask"
 _WAIT_S = 10.0
-#: What vswitchd says as long as it has no bridge, and so no threads either.
+#: vswitchd's error while it has no bridge, and therefore no PMD threads.
 _NO_DATAPATH = "please specify an existing datapath"
 
 
 class Ovs(Protocol):
-    """All of these raise: BackendUnavailable, HostError, OperationTimeout."""
+    """A running OVS. All methods raise: BackendUnavailable, HostError, OperationTimeout."""
 
     def other_config(self) -> Mapping[str, str]: ...
 
     def set(self, key: str, value: str | None) -> None:
-        """None takes it away. Ends when vswitchd has carried it out."""
+        """Set a key, or remove it if ``value`` is None. Returns when vswitchd has applied it."""
         ...
 
     def pmd_cpus(self) -> frozenset[int]:
-        """Where PMD threads run; empty as long as no port needs them."""
+        """CPUs of the running PMD threads; empty while no port needs one."""
         ...
 
 
 class RunningOvs:
-    """The OVS with its sockets in ``rundir``; connects when it is first asked."""
+    """The OVS whose sockets are in ``rundir``; connects on first use."""
 
     def __init__(self, rundir: Path) -> None:
         self._rundir = rundir
@@ -48,7 +48,7 @@ class RunningOvs:
         return dict(self._connected().mirror.root.other_config)
 
     def set(self, key: str, value: str | None) -> None:
-        # A vswitchd that is not there would be waited for until the deadline.
+        # Fail at once if vswitchd does not run, instead of waiting for it until the deadline.
         appctl(self._rundir, "version", deadline=time.monotonic() + _WAIT_S)
         database, deadline = self._connected(), time.monotonic() + _WAIT_S
         done = database.commit([partial(SetOtherConfig, key=key, value=value)], deadline)
@@ -71,7 +71,7 @@ class RunningOvs:
     def _connected(self) -> Ovsdb:
         socket = self._rundir / "db.sock"
         if self._database is None:
-            if not socket.exists():  # it would be tried again and again until the deadline
+            if not socket.exists():  # fail at once instead of retrying until the deadline
                 raise BackendUnavailable(
                     f"no Open vSwitch database at {socket}", step="ovsdb-connect",
                     fix="start ovsdb-server, or say with --ovs-rundir where its sockets are",
@@ -82,7 +82,7 @@ class RunningOvs:
 
 
 class OvsConfig:
-    """Raw is the text of the key."""
+    """Raw value: the text of the key."""
 
     def __init__(self, ovs: Ovs) -> None:
         self._ovs = ovs

@@ -1,4 +1,4 @@
-"""What each kind of target is to those that apply and undo: read, write, put back."""
+"""Accessor protocol of a kind of target: read, write, restore."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from typing import Protocol, TypeAlias, TypeVar
 
 T = TypeVar("T", contravariant=True)
 
-#: A value as the host has it, in the words that bring it back exactly; None: not set.
+#: A value in the host's own format, from which it can be restored exactly; None: not set.
 Raw: TypeAlias = str | None
 
 
 class Kept(Exception):
-    """The kernel keeps a value as it is, and that is no fault: its words say why."""
+    """The write was ignored or the target has gone, which is not a failure; the message says why."""
 
 
 class Place(Protocol[T]):
-    """All of these raise a ``NetpluginError``, or ``Kept``."""
+    """Reads and writes targets of one kind. All methods raise: NetpluginError, ``Kept``."""
 
     def read(self, target: T) -> Raw: ...
 
     def value(self, target: T, raw: Raw) -> str | None:
-        """What ``raw`` means, as plans say it: two texts of one meaning have one value."""
+        """Normalise ``raw`` to a plan value; equivalent texts give the same value."""
         ...
 
     def write(self, target: T, wanted: str | None) -> None:
-        """``wanted`` is a value of a plan."""
+        """Set ``wanted``, a plan value."""
         ...
 
     def restore(self, target: T, raw: Raw) -> None:
-        """``raw`` was read here before."""
+        """Set ``raw``, which was read earlier."""
         ...

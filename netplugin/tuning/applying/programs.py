@@ -1,4 +1,4 @@
-"""Programs of the host, as those that apply run them."""
+"""Runs host programs while applying."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from netplugin.host.processes import run
 
-#: An argument list and seconds; what the program printed. Raises: as ``netplugin.host.processes.run``.
+#: (arguments, timeout in seconds) -> standard output. Raises: as ``netplugin.host.processes.run``.
 Run: TypeAlias = Callable[[Sequence[str], float], str]
 
 

@@ -1,4 +1,4 @@
-"""What the kernel says to a write, as an error with its words and a fix."""
+"""Convert an OSError of a write into a HostError with the kernel's error text and a fix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIXES = {
 
 @contextmanager
 def refusals(what: str) -> Iterator[None]:
-    """An OSError becomes a HostError at the step ``write``."""
+    """Convert OSError to HostError with the step ``write``."""
     try:
         yield
     except OSError as refused:

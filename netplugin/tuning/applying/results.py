@@ -1,4 +1,4 @@
-"""What became of each step."""
+"""Outcome of each step of an apply or undo."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Outcome(StrEnum):
     CHANGED_SINCE = "changed-since"
 
 
-#: What makes the exit status 1.
+#: Outcomes that make the exit status 1.
 BAD = frozenset((Outcome.FAILED, Outcome.CHANGED_SINCE))
 
 
 @dataclass(frozen=True)
 class Result:
-    """``old`` is what was there, ``new`` what was asked for, both as plans say values.
+    """``old`` is the previous value, ``new`` the requested one, both as plan values.
 
-    ``code`` is that of the error that a failure is, as ``netplugin.errors`` has them.
+    ``code`` is the error code of a failure, one of those in ``netplugin.errors``.
     """
 
     group: Group
@@ -44,5 +44,5 @@ class Result:
 
 
 def shown(value: Fact[str | None]) -> str:
-    """For people."""
+    """A value as human-readable text."""
     return "not set" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""What the kernel swaps to, by the programs swapoff and swapon."""
+"""Switch swap areas off and on with swapoff and swapon."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import Swap
 
 _PATH = "/proc/swaps"
-#: Gigabytes may have to come back from a disk.
+#: Timeouts in seconds: swapoff may have to read back gigabytes from disk.
 _OFF_S, _ON_S = 600.0, 30.0
 
 
 class Swaps:
-    """Raw has a name and a priority on each line, as /proc/swaps writes them, the first used first."""
+    """Raw value: one line of name and priority per area, as in /proc/swaps, highest priority first."""
 
     def __init__(self, root: WritableRoot, run: Run) -> None:
         self._root, self._run = root, run
@@ -35,12 +35,12 @@ class Swaps:
         return ",".join(name for name, _ in _rows(raw)) or None
 
     def write(self, target: Swap, wanted: str | None) -> None:
-        """Plans want none."""
+        """Switch all swap areas off; a plan never wants any."""
         for name, _ in _rows(self.read(target)):
             self._run(["swapoff", _plain(name)], _OFF_S)
 
     def restore(self, target: Swap, raw: Raw) -> None:
-        """Priorities below zero are the kernel's own, given in the order of coming (swapon(2))."""
+        """Switch areas on again. The kernel assigns negative priorities in order of swapon(2)."""
         there = {name for name, _ in _rows(self.read(target))}
         for name, priority in _rows(raw):
             if name not in there:
@@ -55,5 +55,5 @@ def _rows(raw: Raw) -> Iterator[tuple[str, int]]:
 
 
 def _plain(name: str) -> str:
-    r"""White space in a name is ``\040`` in /proc/swaps."""
+    r"""Decode octal escapes of /proc/swaps: white space is ``\040``."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), name)

@@ -1,4 +1,4 @@
-"""The priorities of the kernel's own threads."""
+"""Set the scheduling policy and priority of kernel threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from netplugin.tuning.read.kernel import kernel_threads
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import ThreadPriority
 
-#: Gives the thread of this pid a policy (SCHED_FIFO, SCHED_OTHER ...) and a priority, or raises OSError.
+#: (pid, policy, priority) -> None; policy is SCHED_FIFO, SCHED_OTHER and so on. Raises: OSError.
 SetScheduler: TypeAlias = Callable[[int, int, int], None]
 
 
@@ -24,7 +24,7 @@ def set_scheduler(pid: int, policy: int, priority: int) -> None:
 
 
 class Threads:
-    """Raw has policy and priority of each thread: ``ksoftirqd/0=0:0,ksoftirqd/1=1:2``."""
+    """Raw value: policy and priority of each thread, ``ksoftirqd/0=0:0,ksoftirqd/1=1:2``."""
 
     def __init__(self, root: WritableRoot, set_scheduler: SetScheduler) -> None:
         self._root, self._set = root, set_scheduler
@@ -42,7 +42,7 @@ class Threads:
         self._all(target, {t.name: (policy, priority) for t in self._threads(target)})
 
     def restore(self, target: ThreadPriority, raw: Raw) -> None:
-        """Threads that came with a CPU meanwhile stay as they are."""
+        """Restore the threads in ``raw``; threads of CPUs that came online since are left unchanged."""
         before = {}
         for entry in raw.split(",") if raw else ():
             name, _, words = entry.partition("=")

@@ -1,4 +1,4 @@
-"""tuned: the variables of its profiles, a line each in a file, and the profile that is active."""
+"""tuned: variables of its profiles, one line each in a file, and the active profile."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from netplugin.tuning.read.kernel import TUNED, variables_path
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import TunedProfile, TunedVariable
 
-#: tuned-adm comes back when the profile is active; some stop services or make an initrd.
+#: Timeout in seconds: tuned-adm returns when the profile is active; some profiles stop services or build
+#: an initrd.
 _PROFILE_S = 300.0
 _AUTO = "auto "
 
 
 class TunedVariables:
-    """Raw is the whole last line that sets it, empty where no line does, None without the file."""
+    """Raw value: the last line that sets the variable, empty if none does, None if there is no file."""
 
     def __init__(self, root: WritableRoot) -> None:
         self._root = root
@@ -42,14 +43,14 @@ class TunedVariables:
                 self._root.replace(path, changed)
 
     def _text(self, target: TunedVariable) -> str | None:
-        """As it is: ``Root.text`` takes the white space at the ends away."""
+        """The file's exact text; ``Root.text`` would strip white space."""
         path = variables_path(target.profile)
         with refusals(path):
             return self._root.whole(path)
 
 
 class TunedProfiles:
-    """Raw is the profile; ``auto`` before it if tuned chose it; None if there is none."""
+    """Raw value: the profile, prefixed with ``auto`` if tuned chose it; None if no profile is active."""
 
     def __init__(self, root: WritableRoot, run: Run) -> None:
         self._root, self._run = root, run

@@ -1,4 +1,4 @@
-"""Undoing: every value back to what it was before the first apply of a journal. It needs no plan."""
+"""Undo: restore every value to what it was before the first apply in the journal. Needs no plan."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _FORCE = "look who did; --force puts it back all the same"
 
 
 def preview_undo(history: History, machine: Machine, force: bool) -> Iterator[Result]:
-    """What ``undo`` would do; the host is read and not written."""
+    """Return what ``undo`` would do; reads the host and writes nothing."""
     for change in reversed(history.changes):
         yield _undone(change, machine, None, force)
     yield from _gone(history)
 
 
 def undo(machine: Machine, journal: Journal, force: bool) -> Iterator[Result]:
-    """Put back a value as its result is asked for, the last one first.
+    """Restore values lazily, one per result, the last change first.
 
-    ``force``: also where somebody else has set another value since.
-    Raises: HostError for a journal that cannot be read.
+    ``force``: also values that something else has changed since.
+    Raises: HostError if the journal cannot be read.
     """
     history = journal.history()
     for change in reversed(history.changes):
@@ -42,7 +42,7 @@ def undo(machine: Machine, journal: Journal, force: bool) -> Iterator[Result]:
 
 
 def _undone(change: Change, machine: Machine, journal: Journal | None, force: bool) -> Result:
-    """Without a journal nothing is written."""
+    """Undo one change; without a journal only return what would be done."""
     before = machine.value(change.target, change.before)
     result = Result(
         change.group, change.target, Unknown(str(change.target), "not read"), before, Outcome.FAILED
@@ -74,7 +74,7 @@ def _restore(change: Change, machine: Machine, journal: Journal) -> None:
 
 
 def _is_back(change: Change, now: Raw, machine: Machine) -> bool:
-    """The same text; where no write of ours may be half done, the same meaning will do."""
+    """True if the value is restored: the same raw text, or an equivalent one if no write is open."""
     if now == change.before or change.open:
         return now == change.before
     return machine.value(change.target, now) == machine.value(change.target, change.before)

@@ -1,4 +1,4 @@
-"""How many virtual functions a NIC has: the kernel changes the number through none at all."""
+"""Set the number of VFs of a PF. The kernel requires 0 VFs between two other numbers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from netplugin.tuning.read.network import PCI
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import VfCount
 
-#: The ports of the agent by the addresses of their VFs; nothing where no agent runs.
-#: Raises: a NetpluginError if an agent runs and does not say.
+#: Returns the agent's port ids by VF address; empty if no agent runs.
+#: Raises: NetpluginError if an agent runs but does not answer.
 Ports: TypeAlias = Callable[[], Mapping[str, str]]
 
 
 class VfCounts:
-    """Raw is the number. VFs that are made anew have nothing of what was set on the old ones."""
+    """Raw value: the number. New VFs do not inherit the settings of the old ones."""
 
     def __init__(self, root: WritableRoot, ports: Ports) -> None:
         self._root, self._ports = root, ports
@@ -38,7 +38,7 @@ class VfCounts:
         self.restore(target, wanted)
 
     def restore(self, target: VfCount, raw: Raw) -> None:
-        """Raises: Conflict as long as one of those that are there is in use."""
+        """Set the number, through 0 if VFs exist. Raises: Conflict if an existing VF is in use."""
         now, wanted = self.read(target) or "0", raw or "0"
         if now == wanted:
             return

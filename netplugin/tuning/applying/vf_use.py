@@ -1,4 +1,4 @@
-"""Who uses the virtual functions of a NIC: ports of the agent, DPDK or VMs, the host's own network."""
+"""Users of a PF's VFs: ports of the agent, DPDK or VMs, and the host's own network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UP = 1
 
 @dataclass(frozen=True)
 class VfUse:
-    """``how`` is a clause like ``port nic1 has it``; ``end`` says how that ends."""
+    """``how`` is a clause like ``port nic1 has it``; ``end`` is the action that frees the VF."""
 
     address: str
     how: str
@@ -24,7 +24,7 @@ class VfUse:
 
 
 def vf_uses(root: Root, pf: str, number: int, ports: Mapping[str, str]) -> Iterator[VfUse]:
-    """Every use of each; ``ports`` has the port that the agent gave a VF to, by the VF's address."""
+    """Every use of each of the PF's VFs; ``ports`` maps a VF address to the agent's port."""
     for index in range(number):
         address = root.link(f"{PCI}/{pf}/virtfn{index}")
         if address is None:

@@ -1,4 +1,4 @@
-"""The one directory that a machine is read and written under."""
+"""Read and write a host's files below one root directory."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from netplugin.tuning.root import Root, sync_folder
 
 
 class WritableRoot(Root):
-    """Beside what is read: files of the kernel are written in place, others replaced as a whole.
+    """``Root`` with writes: kernel files are written in place, other files are replaced atomically.
 
-    All of these raise OSError.
+    All methods here raise OSError.
     """
 
     def whole(self, path: str) -> str | None:
-        """The file's text with the white space around it; None if there is none."""
+        """The file's exact text, white space included; None if the file does not exist."""
         try:
             return self._bytes(path).decode(errors="surrogateescape")
         except FileNotFoundError:
             return None
 
     def write(self, path: str, text: str) -> None:
-        """One write of the text as a line, to a file that is there: so the kernel's files want it."""
+        """Write one line to an existing file in a single write(2), as kernel files require."""
         self._write(path, f"{text}\n".encode())
 
     def replace(self, path: str, text: str) -> None:
-        """The whole file, or the old one: never a part of it. Mode and owner stay."""
+        """Replace the file atomically; mode and owner are kept."""
         self._replace(path, text.encode(errors="surrogateescape"))
 
     def remove(self, path: str) -> None:
-        """A file that is gone already is no error."""
+        """Remove a file; a missing file is no error."""
         self._at(path).unlink(missing_ok=True)
 
     def _write(self, path: str, data: bytes) -> None:
-        # Neither made nor cut short: the kernel's files know neither, and nothing else is written so.
+        # No O_CREAT or O_TRUNC: kernel files support neither, and only these are written in place.
         descriptor = os.open(self._at(path), os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(descriptor, data)

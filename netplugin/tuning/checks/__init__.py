@@ -1,4 +1,4 @@
-"""What is wrong with a host, from its facts alone or against a plan (pure): a file for each matter."""
+"""Checks of a host, from its facts or against a plan (pure), one module per subject."""
 
 from __future__ import annotations
 

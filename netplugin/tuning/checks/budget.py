@@ -1,4 +1,4 @@
-"""Whether a plan's cores are enough for its links, and whether VMs are near their NIC."""
+"""Check that a plan has enough cores for its links, and that VMs are on the NUMA node of the NIC."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.planning.plan import Plan
 from netplugin.tuning.root import known
 
-#: Whole cores for each 10 Gbit/s, for the switch as for the guests (SPARC VM Server guide).
+#: Whole cores per 10 Gbit/s, for the switch and again for the guests (SPARC VM Server guide).
 CORES_PER_10G = 2
 
 
@@ -70,7 +70,8 @@ def _places(scene: Scene, plan: Plan) -> Iterator[Finding]:
 
 
 def _unserved(plan: Plan) -> Iterator[Finding]:
-    """Only of NICs that nobody chose: with others there is no such plan."""
+    """NICs without a PMD thread on their node. For NICs that are named or bound to a DPDK driver, planning
+    fails instead."""
     nodes = {share.node for share in plan.partition.nodes} - set(plan.partition.pmd_nodes)
     bare = [nic for nic in plan.nics if known(nic.node, None) in nodes]
     if bare:

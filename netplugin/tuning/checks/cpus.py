@@ -1,4 +1,4 @@
-"""CPUs that are off line, kept from us or not isolated as a whole; SMT, turbo and kernel for real time."""
+"""Check for offline CPUs, cgroup CPU limits and partial isolation; for real time SMT, turbo and kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cpus(scene: Scene) -> Iterator[Finding]:
 
 def _offline(scene: Scene) -> Iterator[Finding]:
     offline = known(scene.facts.cpus.offline, frozenset())
-    # The kernel lists CPUs that could be plugged in as well; those have no folder and no fix.
+    # Only present CPUs count: hot-pluggable ones have no directory in sysfs.
     if offline:
         yield Finding(
             id="cpu-offline", status="warn", found=f"CPUs {format_list(offline)} are off line",

@@ -1,4 +1,4 @@
-"""VMs that run: where their threads may run, against isolated CPUs, PMD threads and each other."""
+"""Check the CPU affinity of running VMs against isolated CPUs, PMD threads and each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from netplugin.tuning.root import known
 
 
 def domains(scene: Scene) -> Iterator[Finding]:
-    """Nothing where libvirt was not asked or runs none."""
+    """Findings per running domain; none if libvirt was not queried or runs no domain."""
     running = known(scene.live.domains, ())
     isolated = known(scene.facts.cpus.isolated, None) or frozenset()
     homes = {cpu: core.node for core in known(scene.facts.cpus.cores, ()) for cpu in core.cpus}
@@ -27,7 +27,7 @@ def domains(scene: Scene) -> Iterator[Finding]:
 
 
 def _on_pmd(domain: DomainLive, polling: Cpus) -> Iterator[Finding]:
-    """The vCPU stands still while the PMD thread polls, which is always; and the other way round."""
+    """A vCPU on a PMD CPU: each takes time from the other, and a PMD thread polls all the time."""
     vcpus = [number for number, cpus in enumerate(domain.vcpus) if cpus & polling]
     if vcpus:
         on = frozenset().union(*(domain.vcpus[number] for number in vcpus)) & polling
@@ -39,7 +39,7 @@ def _on_pmd(domain: DomainLive, polling: Cpus) -> Iterator[Finding]:
 
 
 def _floating(domain: DomainLive, isolated: Cpus) -> Iterator[Finding]:
-    """No thread is moved to or from an isolated CPU (Documentation/admin-guide/kernel-parameters.rst)."""
+    """The scheduler does not balance isolated CPUs (Documentation/admin-guide/kernel-parameters.rst)."""
     vcpus = [n for n, cpus in enumerate(domain.vcpus) if cpus & isolated and len(cpus) > 1]
     if vcpus:
         on = frozenset().union(*(domain.vcpus[number] for number in vcpus)) & isolated
@@ -63,7 +63,7 @@ def _memory(domain: DomainLive, homes: dict[int, int]) -> Iterator[Finding]:
 
 
 def _emulator(domain: DomainLive, isolated: Cpus, polling: Cpus) -> Iterator[Finding]:
-    """An IO thread may well have an isolated CPU of its own."""
+    """Emulator threads on isolated or PMD CPUs; IO threads may have an isolated CPU of their own."""
     for what, cpus, kept, tool in (
         ("emulator threads", domain.emulator, isolated | polling, "emulatorpin"),
         ("IO threads", frozenset().union(*domain.iothreads), polling, "iothreadpin"),
@@ -78,7 +78,7 @@ def _emulator(domain: DomainLive, isolated: Cpus, polling: Cpus) -> Iterator[Fin
 
 
 def _shared(running: Iterable[DomainLive]) -> Iterator[Finding]:
-    """vCPUs that have no other choice than the same CPU."""
+    """vCPUs that are pinned to the same single CPU."""
     users: dict[int, list[str]] = defaultdict(list)
     for domain in running:
         for number, cpus in enumerate(domain.vcpus):

@@ -1,4 +1,4 @@
-"""One MTU on every hop, and bonds whose hash can spread."""
+"""Check for one MTU on every hop, and for bonds whose hash policy spreads flows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def links(scene: Scene) -> Iterator[Finding]:
 
 
 def _hops(scene: Scene) -> Iterator[Finding]:
-    """Each interface and what it stands on: the NIC below a bond, the bond below a bridge."""
+    """Compare the MTU of each interface with the one below it: NIC below bond, bond below bridge."""
     interfaces = known(scene.facts.network.interfaces, ())
     mtus = {i.name: i.mtu for i in interfaces if not isinstance(i.mtu, Unknown)}
     pairs = {(lower, i.name) for i in interfaces for lower in i.lowers}
@@ -28,7 +28,7 @@ def _hops(scene: Scene) -> Iterator[Finding]:
         below, above = mtus.get(lower), mtus.get(upper)
         if below is None or above is None or below == above:
             continue
-        # What is larger above is cut or dropped below; smaller above is a tunnel's or VLAN's choice.
+        # A larger MTU above means fragments or drops; a smaller one may be deliberate (tunnel, VLAN).
         yield Finding(
             id="mtu", status="fail" if above > below else "warn",
             found=f"{upper} has MTU {above}, {lower} below it {below}", expected="one MTU end to end",
@@ -37,7 +37,7 @@ def _hops(scene: Scene) -> Iterator[Finding]:
 
 
 def _uplinks(scene: Scene) -> Iterator[Finding]:
-    """The NICs of the plan carry the largest MTU in use."""
+    """Check that the plan's NICs carry the largest MTU in use."""
     if scene.plan is None:
         return
     wanted = max(scene.plan.intent.mtus)

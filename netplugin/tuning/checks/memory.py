@@ -1,4 +1,4 @@
-"""Hugepages that are missing, and control groups that will not give what a plan counts on."""
+"""Check for missing hugepages and for cgroup memory limits below what the plan needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import HugepagePool
 from netplugin.tuning.root import Unknown, known
 
-#: The sizes as control groups name them, KB.
+#: Hugepage sizes as the cgroup hugetlb controller names them, KB.
 _NAMES = {"2MB": 2048, "1GB": 1048576}
 
 
@@ -46,8 +46,8 @@ def _hugepages(scene: Scene) -> Iterator[Finding]:
 
 
 def _without_memory(scene: Scene) -> Iterator[Finding]:
-    """Nodes with VM cores and no hugepages for VMs in the plan: a VM is placed where its memory is. Whether
-    what a node has is enough for a VM is not checked."""
+    """Nodes with VM cores but no hugepages for VMs in the plan; no VM can be placed there. Whether a node
+    has enough memory for a VM is not checked."""
     plan = scene.plan
     if plan is None or not plan.intent.vm_memory_mb:
         return

@@ -1,4 +1,4 @@
-"""OVS-DPDK as it runs: PMD threads on isolated, planned CPUs, and enough of them for the queues."""
+"""Check a running OVS-DPDK: PMD threads on isolated and planned CPUs, and enough for the queues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from netplugin.tuning.root import Unknown, known
 
 
 def ovs(scene: Scene) -> Iterator[Finding]:
-    """Nothing where OVS was not asked or does without DPDK."""
+    """OVS findings; none if OVS was not queried or has no DPDK."""
     live = scene.live.ovs
     if isinstance(live, Unknown) or not live.dpdk_initialized:
         return
@@ -39,7 +39,7 @@ def ovs(scene: Scene) -> Iterator[Finding]:
 
 
 def _lcores(live: OvsLive) -> Iterator[Finding]:
-    """All threads of OVS but the PMD ones share the CPU (ovs-vswitchd.conf.db(5), dpdk-lcore-mask)."""
+    """With the mask, all non-PMD threads of OVS share one CPU (ovs-vswitchd.conf.db(5), dpdk-lcore-mask)."""
     mask = live.other_config.get("dpdk-lcore-mask")
     if mask:
         yield Finding(
@@ -77,7 +77,7 @@ def _mask(scene: Scene, mask: Cpus) -> Iterator[Finding]:
 
 
 def _queues(live: OvsLive, mask: Cpus) -> Iterator[Finding]:
-    """Two queues of one port on one PMD thread cost a poll more and bring nothing."""
+    """Two queues of one port on the same PMD thread add a poll and no throughput."""
     queues = Counter(queue.port for pmd in live.pmds for queue in pmd.queues if queue.enabled)
     for port, count in sorted(queues.items()):
         if count > len(mask):

@@ -1,4 +1,4 @@
-"""How far the host is from its plan: a finding for each group of steps."""
+"""Compare the host with its plan: one finding per group of steps."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _FIX = {
     Effect.OVS_RESTART: "set them and restart OVS when its VMs can spare it",
     Effect.REBOOT: "set them and boot again",
 }
-#: Steps named in one finding; the plan has all.
+#: Maximum number of steps named in one finding; the plan lists all.
 _SHOWN = 4
 
 
 def planned(scene: Scene) -> Iterator[Finding]:
-    """Hugepages have findings of their own."""
+    """One finding per group of steps, except hugepages, which have their own check."""
     if scene.plan is None:
         return
     for group in Group:
@@ -37,7 +37,7 @@ def planned(scene: Scene) -> Iterator[Finding]:
 
 
 def _some(steps: list[Step], wanted: bool) -> str:
-    """What cannot be known for one reason is said once."""
+    """The first steps as text; values unknown for a common reason give that reason once."""
     reasons = {step.now for step in steps if isinstance(step.now, Unknown)}
     if not wanted and len(reasons) == 1 and all(isinstance(s.now, Unknown) for s in steps):
         return str(reasons.pop())

@@ -1,4 +1,4 @@
-"""Receive queues on PMD threads: the right NUMA node, even load, none that nobody polls."""
+"""Check receive queues on PMD threads: NUMA node, load balance, unpolled queues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from netplugin.tuning.root import Unknown
 
 
 def pmd(scene: Scene) -> Iterator[Finding]:
-    """Nothing where OVS was not asked, or has no PMD threads."""
+    """PMD findings; none if OVS was not queried or has no PMD threads."""
     live = scene.live.ovs
     if not isinstance(live, Unknown):
         settings = read_settings(live.other_config)

@@ -1,4 +1,4 @@
-"""What the checks look at."""
+"""Input of the host checks."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Scene:
-    """A machine, and the plan for it if it is known what it is wanted for."""
+    """A host's facts and live state, and its plan if an intent is configured."""
 
     facts: Facts
     live: Live = field(default_factory=Live)
     plan: Plan | None = None
 
     def cpus_of(self, group: str) -> Cpus:
-        """The CPUs of the plan that what runs in a control group needs."""
+        """The plan's CPUs that processes in this cgroup need."""
         if self.plan is None:
             return frozenset()
         partition = self.plan.partition
         return _of(group, partition.pmd, partition.vm | partition.emulator) or frozenset()
 
     def hugepages_mb(self, group: str, size_kb: int) -> int:
-        """The memory of the plan in pages of this size that what runs in a control group needs."""
+        """The plan's memory, MB, in hugepages of this size that processes in this cgroup need."""
         pages = [p for p in self.plan.pages if p.size_kb == size_kb] if self.plan else []
         return _of(group, sum(p.ovs_mb for p in pages), sum(p.vm_mb for p in pages)) or 0
 
     @property
     def polling(self) -> Cpus:
-        """The CPUs of PMD threads: those that run, those to come with the mask, and the plan's."""
+        """CPUs of PMD threads: running, in pmd-cpu-mask, and planned."""
         ovs = known(self.live.ovs, None)
         planned = self.plan.partition.polling if self.plan else frozenset()
         if ovs is None or not ovs.dpdk_initialized:
@@ -44,12 +44,12 @@ class Scene:
         try:
             mask = frozenset(from_mask(ovs.other_config.get("pmd-cpu-mask", "")))
         except ValueError:
-            mask = frozenset()  # a finding of its own
+            mask = frozenset()  # the ovs check reports this
         return planned | mask | self.running_pmds
 
     @property
     def running_pmds(self) -> Cpus:
-        """The CPUs of PMD threads that run now."""
+        """CPUs of the running PMD threads."""
         ovs = known(self.live.ovs, None)
         return frozenset(pmd.cpu for pmd in ovs.pmds) if ovs else frozenset()
 
@@ -59,7 +59,7 @@ class Scene:
 
 
 def _of(group: str, ovs: T, vms: T) -> T | None:
-    """systemd has vswitchd below system.slice, libvirt has VMs below machine.slice."""
+    """Choose by slice: systemd runs vswitchd in system.slice, libvirt runs VMs in machine.slice."""
     if group.startswith("/system.slice"):
         return ovs
     return vms if group.startswith("/machine.slice") else None

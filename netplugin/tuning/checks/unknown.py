@@ -1,4 +1,4 @@
-"""What could not be read: a check that saw nothing must not look like one that found nothing."""
+"""Report facts that could not be read, so that a check without data does not look like a passed one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from netplugin.models import Finding
 from netplugin.tuning.checks.scene import Scene
 
-#: Files named in one finding; the facts have all.
+#: Maximum number of files named in one finding; the facts list all.
 _SHOWN = 4
 
 
 def unknown(scene: Scene) -> Iterator[Finding]:
-    """A finding for each reason: in a container hundreds of files are refused at once.
+    """One finding per reason, as a container can deny access to hundreds of files.
 
-    A daemon that is there and does not answer is as a file that cannot be read.
+    A daemon that runs but does not answer counts as an unreadable file.
     """
     paths: dict[tuple[str, str | None], list[str]] = {}
     for fact in (*scene.facts.unknown(), *scene.live.unanswered()):

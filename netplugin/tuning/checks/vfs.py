@@ -1,4 +1,4 @@
-"""Virtual functions: they need an IOMMU before they can be given to a VM or to DPDK."""
+"""Check for an IOMMU, which VFs need before they can be passed to a VM or to DPDK."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from netplugin.tuning.root import Unknown, known
 
 
 def vfs(scene: Scene) -> Iterator[Finding]:
-    """Nothing where no NIC can have VFs."""
+    """One IOMMU finding; none if no NIC supports SR-IOV."""
     nics = [nic for nic in known(scene.facts.network.nics, ()) if known(nic.total_vfs, None)]
     groups = scene.facts.iommu.groups
     if not nics or isinstance(groups, Unknown):
@@ -29,7 +29,7 @@ def vfs(scene: Scene) -> Iterator[Finding]:
 
 
 def _fix(scene: Scene) -> str:
-    """AMD's and ARM's are on by themselves where the firmware tells of them (kernel-parameters.txt)."""
+    """AMD and ARM IOMMUs are enabled by default if the firmware reports them (kernel-parameters.txt)."""
     if known(scene.facts.cpus.arch, "") == ARM:
         return "switch the SMMU on in the firmware"
     if known(scene.facts.cpus.vendor, "") == AMD:
