@@ -1,1 +1,1 @@
-"""Tuning a host for packets: what the machine is, what it should be, and the way from one to the other."""
+"""Host tuning for packet forwarding: read the facts, plan the settings, apply and verify them."""

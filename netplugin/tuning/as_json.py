@@ -1,4 +1,4 @@
-"""Facts, plans and steps as JSON has them: CPUs as lists like ``0-3,8``, what is unknown with its reason."""
+"""Convert facts, plans and steps to JSON: CPU sets as lists like ``0-3,8``, unknown facts with reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from netplugin.tuning.root import Unknown
 
 
 def as_json(value: Any) -> Any:
-    """Made of dicts, lists, text, numbers, booleans and None alone."""
+    """Convert to dicts, lists, strings, numbers, booleans and None."""
     if isinstance(value, Unknown):
         return {"unknown": value.reason, "path": value.path}
     if isinstance(value, CommandLine):

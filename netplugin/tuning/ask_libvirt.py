@@ -1,7 +1,7 @@
-"""A program of its own that asks libvirt and prints JSON: ``python -m netplugin.tuning.ask_libvirt URI``.
+"""Helper program that queries libvirt and prints JSON: ``python -m netplugin.tuning.ask_libvirt URI``.
 
-The calls of libvirt have no deadline, and wait for ever for a daemon that hangs. A process can be
-ended from outside, a thread cannot.
+It is a separate process because libvirt calls have no timeout: a hanging daemon blocks them forever, and
+a process can be killed while a thread cannot.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from lxml import etree
 
-#: Where libvirt's QEMU driver has the process ids of its domains.
+#: Directory of the PID files of libvirt's QEMU domains.
 _PIDS = Path("/run/libvirt/qemu")
 
 
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def _asked(uri: str) -> dict[str, Any]:
-    """What is in ``live_libvirt.Answer``."""
+    """The fields of ``live_libvirt._Answer``."""
     try:
         import libvirt
     except ImportError:
@@ -32,14 +32,14 @@ def _asked(uri: str) -> dict[str, Any]:
             "refused": "libvirt-python is not installed",
             "fix": "install it beside the agent: pip install 'netplugin[libvirt]'",
         }
-    libvirt.registerErrorHandler(lambda *_: None, None)  # it would print what it raises
+    libvirt.registerErrorHandler(lambda *_: None, None)  # libvirt also prints every error it raises
     try:
         connection = libvirt.openReadOnly(uri)
         versions = {"libvirt": _dotted(connection.getLibVersion())}
         try:
             versions["qemu"] = _dotted(connection.getVersion())
         except libvirt.libvirtError:
-            pass  # it has no QEMU at hand now
+            pass  # no QEMU found
         return {"versions": versions, "domains": list(_domains(libvirt, connection))}
     except libvirt.libvirtError as wrong:
         return {"refused": str(wrong)}
@@ -55,7 +55,7 @@ def _domains(libvirt: Any, connection: Any) -> Iterator[dict[str, Any]]:
 
 
 def _domain(domain: Any) -> dict[str, Any]:
-    """The affinity that threads have, not the one asked for: isolcpus and cpusets take from that."""
+    """The effective affinity of the threads; isolcpus and cpusets may narrow the configured one."""
     name = domain.name()
     xml = etree.fromstring(domain.XMLDesc(0))
     nodes = [xml.find("numatune/memory"), *xml.iterfind("numatune/memnode")]
@@ -69,7 +69,7 @@ def _domain(domain: Any) -> dict[str, Any]:
 
 
 def _emulator(name: str) -> list[int]:
-    """Of QEMU's first thread; libvirt itself has only what was asked for. Nothing if not to be read."""
+    """Affinity of QEMU's main thread, as libvirt only has the configured one; empty if unreadable."""
     try:
         return sorted(os.sched_getaffinity(int((_PIDS / f"{name}.pid").read_text())))
     except (OSError, ValueError):
@@ -80,7 +80,7 @@ def _runs(libvirt: Any, domain: Any) -> bool:
     try:
         return bool(domain.isActive())
     except libvirt.libvirtError:
-        return False  # it has ended, and was a transient one
+        return False  # a transient domain that has ended
 
 
 def _cpus(cpus: Iterable[bool]) -> list[int]:
@@ -88,7 +88,7 @@ def _cpus(cpus: Iterable[bool]) -> list[int]:
 
 
 def _dotted(version: int) -> str:
-    """libvirt's own form of a version: 1000000 * major + 1000 * minor + release."""
+    """Format a libvirt version number: 1000000 * major + 1000 * minor + release."""
     return f"{version // 1000000}.{version // 1000 % 1000}.{version % 1000}"
 
 

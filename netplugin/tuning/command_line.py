@@ -1,4 +1,4 @@
-"""The kernel's command line: its arguments, and the CPUs that some of them name."""
+"""Parser for the kernel command line and for CPU lists in its arguments."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 from netplugin.host.cpus import parse_list
 
-# Quotes keep white space in a value (Documentation/admin-guide/kernel-parameters.rst).
+# A quoted value may contain white space (Documentation/admin-guide/kernel-parameters.rst).
 _WORD = re.compile(r'(?:[^\s"]|"[^"]*")+')
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The arguments in their order; a word without ``=`` has the value None."""
+    """Arguments in order; one without ``=`` has the value None."""
 
     arguments: tuple[tuple[str, str | None], ...]
 
     def value(self, name: str) -> str | None:
-        """Its last value, as the last one counts; None if it is not there, empty for a bare word."""
+        """The last, effective value of an argument; None if absent, empty for one without ``=``."""
         found = None
         for key, value in self.arguments:
             if key == name:
@@ -26,13 +26,13 @@ class CommandLine:
         return found
 
     def cpus(self, name: str) -> frozenset[int]:
-        """The CPUs of ``isolcpus`` and its like, without the flags before them. Raises: ValueError."""
+        """CPUs of an argument like ``isolcpus``, without its leading flags. Raises: ValueError."""
         words = (self.value(name) or "").split(",")
         return frozenset(parse_list(",".join(word for word in words if word[:1].isdigit())))
 
 
 def parse(text: str) -> CommandLine:
-    """Words after ``--`` are init's and not the kernel's."""
+    """Parse a command line up to ``--``; the words after it belong to init."""
     arguments: list[tuple[str, str | None]] = []
     for word in _WORD.findall(text):
         if word == "--":

@@ -1,4 +1,4 @@
-"""What a machine is, as values: each is a value or an ``Unknown`` that says why there is none."""
+"""Facts of a host as values; a fact that cannot be read is an ``Unknown`` with the reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Cpus: TypeAlias = frozenset[int]
 
 @dataclass(frozen=True)
 class Core:
-    """A whole core: its CPUs that are on line (SMT siblings) and where it is."""
+    """A physical core: its online CPUs (SMT siblings), NUMA node and package."""
 
     node: int
     package: int
@@ -37,10 +37,10 @@ class Cache:
 
 @dataclass(frozen=True)
 class CpuFacts:
-    """``smt`` is None where the kernel has no such switch; ``nohz_full`` where it was built without.
+    """``smt`` is None if the kernel has no SMT control, ``nohz_full`` if it was built without it.
 
-    ``arch`` is ``x86_64`` or ``aarch64``. On ARM ``vendor`` and ``model`` are the numbers of implementer
-    and part. ``distances`` are those of the firmware, from node to node: 10 is a node itself.
+    ``arch`` is ``x86_64`` or ``aarch64``. On ARM, ``vendor`` and ``model`` are the implementer and part
+    numbers. ``distances`` are the firmware's NUMA distances from node to node; 10 is local.
     """
 
     arch: Fact[str]
@@ -58,7 +58,7 @@ class CpuFacts:
 
 @dataclass(frozen=True)
 class Policy:
-    """CPUs that change their frequency together."""
+    """A cpufreq policy: CPUs that share one frequency."""
 
     name: str
     cpus: Fact[Cpus]
@@ -68,8 +68,8 @@ class Policy:
 
 @dataclass(frozen=True)
 class PowerFacts:
-    """``turbo`` is None where nothing can switch it; ``idle_driver`` where there is none. The drivers of
-    P-states say their mode (``active``, ``passive``), None where the CPU is another vendor's."""
+    """``turbo`` is None if it has no switch, ``idle_driver`` if there is none. ``intel_pstate`` and
+    ``amd_pstate`` are the driver's mode (``active``, ``passive``), None on a CPU of another vendor."""
 
     policies: Fact[tuple[Policy, ...]]
     turbo: Fact[bool | None]
@@ -88,7 +88,7 @@ class NodeMemory:
 
 @dataclass(frozen=True)
 class HugepagePool:
-    """The hugepages of one size on one node, in pages; ``path`` is the file that sets how many."""
+    """Hugepages of one size on one node, in pages; ``path`` is the sysfs file that sets the number."""
 
     node: int
     size_kb: int
@@ -99,8 +99,8 @@ class HugepagePool:
 
 @dataclass(frozen=True)
 class MemoryFacts:
-    """``sizes_kb`` are the sizes of hugepages that the CPU and the kernel have; ``at_boot`` the pages by
-    size and node that our own unit reserves at each boot, None without it."""
+    """``sizes_kb`` are the supported hugepage sizes; ``at_boot`` maps size and node to the pages that
+    netplugin's systemd unit reserves at boot, None without that unit."""
 
     nodes: Fact[tuple[NodeMemory, ...]]
     sizes_kb: Fact[tuple[int, ...]]
@@ -113,9 +113,9 @@ class MemoryFacts:
 
 @dataclass(frozen=True)
 class KernelThread:
-    """A thread of the kernel that may have to preempt a busy CPU; priority 0 is not real time.
+    """A kernel thread that may have to preempt a busy CPU; priority 0 is not real time.
 
-    ``policy`` is a number of sched(7): 0 is SCHED_OTHER, 1 is SCHED_FIFO.
+    ``policy`` is a number from sched(7): 0 is SCHED_OTHER, 1 is SCHED_FIFO.
     """
 
     name: str
@@ -126,7 +126,7 @@ class KernelThread:
 
 @dataclass(frozen=True)
 class Tuned:
-    """``isolated_cores`` of each profile's file of variables, as text; profile None: none chosen."""
+    """``isolated_cores`` maps a profile to that variable's text; ``profile`` is None if none is active."""
 
     profile: str | None
     isolated_cores: Mapping[str, str]
@@ -134,10 +134,10 @@ class Tuned:
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """``sysctls`` has None where the kernel lacks one; ``tuned`` is None where it is not installed.
+    """``sysctls`` has None for one that the kernel lacks; ``tuned`` is None if it is not installed.
 
-    ``service_cpus`` are those of systemd's ``CPUAffinity``, None where nothing sets it; ``halt_poll_ns``
-    is KVM's, None where it is not loaded.
+    ``service_cpus`` is systemd's ``CPUAffinity``, None if not set; ``halt_poll_ns`` is KVM's parameter,
+    None if the module is not loaded.
     """
 
     release: Fact[str]
@@ -155,7 +155,7 @@ class KernelFacts:
 
 @dataclass(frozen=True)
 class Irq:
-    """An interrupt: the CPUs it may go to, and the one it goes to (None: the kernel does not say)."""
+    """An interrupt, its affinity and its effective affinity (None: the kernel does not report it)."""
 
     number: int
     names: tuple[str, ...]
@@ -165,9 +165,9 @@ class Irq:
 
 @dataclass(frozen=True)
 class Irqbalance:
-    """The settings of irqbalance in ``path``: the CPUs that it is to leave alone, None where it is not told.
+    """Settings of irqbalance in ``path``; ``banned`` is None if not set.
 
-    It leaves the isolated ones alone by itself, as the kernel was booted with (irqbalance(1)).
+    irqbalance also avoids the CPUs that the kernel was booted with as isolated (irqbalance(1)).
     """
 
     path: str
@@ -176,7 +176,7 @@ class Irqbalance:
 
 @dataclass(frozen=True)
 class InterruptFacts:
-    """``irqbalance`` is None where it is not installed."""
+    """``irqbalance`` is None if it is not installed."""
 
     default_affinity: Fact[Cpus | None]
     irqs: Fact[tuple[Irq, ...]]
@@ -187,7 +187,7 @@ class InterruptFacts:
 
 @dataclass(frozen=True)
 class IommuFacts:
-    """``groups`` is 0 where the IOMMU is off; ``types`` are those of the groups (``identity``: pt)."""
+    """``groups`` is 0 if the IOMMU is off; ``types`` are the group types (``identity`` is passthrough)."""
 
     groups: Fact[int]
     types: tuple[str, ...]
@@ -195,7 +195,7 @@ class IommuFacts:
 
 @dataclass(frozen=True)
 class Nic:
-    """A network device on PCI that is no VF. ``node`` is None where the firmware does not say."""
+    """A PCI network device that is not a VF. ``node`` is None if the firmware does not report it."""
 
     address: str
     node: Fact[int | None]
@@ -208,7 +208,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class Interface:
-    """``speed_mbps`` is None where there is no link; ``master`` is its bond or bridge."""
+    """``speed_mbps`` is in Mbit/s, None without link; ``master`` is its bond or bridge."""
 
     name: str
     mtu: Fact[int]
@@ -216,7 +216,7 @@ class Interface:
     rx_queues: int
     tx_queues: int
     master: str | None
-    #: What it stands on: the members of a bond or bridge, the parent of a VLAN.
+    #: Lower interfaces: the members of a bond or bridge, the parent of a VLAN.
     lowers: tuple[str, ...]
 
 
@@ -237,7 +237,7 @@ class NetworkFacts:
 
 @dataclass(frozen=True)
 class Limit:
-    """A control group that has less than the machine; None is no limit. ``hugepages`` by size, bytes."""
+    """Limits of a cgroup; None is no limit. ``hugepages`` maps a page size to a limit in bytes."""
 
     group: str
     cpus: Fact[Cpus | None]
@@ -257,7 +257,7 @@ class Facts:
     limits: tuple[Limit, ...]
 
     def unknown(self) -> tuple[Unknown, ...]:
-        """Everything that could not be read, each once."""
+        """All unknown facts, without duplicates."""
         return tuple(dict.fromkeys(_unknown(self)))
 
 

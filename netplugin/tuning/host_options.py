@@ -1,4 +1,4 @@
-"""The group ``[host]`` of the configuration: what the host is wanted for, as ``Intent`` has it."""
+"""Configuration group ``[host]``: the fields of ``Intent`` as oslo.config options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LIBVIRT_URI = cfg.StrOpt(
 
 
 def _option(name: str, field: FieldInfo) -> Any:
-    """Nothing is checked here: the intent itself says what is wrong, naming the field."""
+    """Make an option of a field of ``Intent``. It does not validate; ``Intent`` does, naming the field."""
     words: dict[str, Any] = {
         "help": f"{str(field.description)[:1].upper()}{str(field.description)[1:]}."
     }
@@ -38,13 +38,13 @@ OPTIONS = [_LIBVIRT_URI, *(_option(name, field) for name, field in Intent.model_
 
 
 def given(conf: Any) -> dict[str, Any]:
-    """The fields of the intent that the group sets, for others to be laid over them."""
+    """Intent fields set in ``[host]``; the caller may override them."""
     values = {name: getattr(conf[GROUP], name) for name in Intent.model_fields}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def intent_of(conf: Any) -> Intent | None:
-    """None as long as ``pmd_cores`` is not set. Raises: ValueError naming the option."""
+    """The intent of ``[host]``, or None if ``pmd_cores`` is not set. Raises: ValueError naming the option."""
     values = given(conf)
     if "pmd_cores" not in values:
         return None

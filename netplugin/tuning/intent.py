@@ -1,4 +1,4 @@
-"""What a host is wanted for: the cores, memory and links that a plan is made of."""
+"""Purpose of a host: the cores, memory and links to plan for."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 _Count = Annotated[int, Field(ge=0, le=4096)]
-#: Bytes of the largest frame's payload that OVS and the kernel take.
+#: MTU in bytes, within the limits of OVS and the kernel.
 _Mtu = Annotated[int, Field(ge=68, le=9702)]
-#: A NIC by PCI address or interface, and how many virtual functions it is to have.
+#: A NIC, by PCI address or interface name, and its number of VFs.
 _Vfs = Annotated[str, StringConstraints(pattern=r"^[^\s=]{1,64}=[0-9]{1,5}$")]
 
 PAGE_2M: Final = 2048
@@ -17,7 +17,7 @@ PAGE_1G: Final = 1048576
 
 
 class Intent(BaseModel):
-    """Cores are whole cores, with all their SMT siblings."""
+    """Input of a plan. Cores are physical cores with all their SMT siblings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

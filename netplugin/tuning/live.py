@@ -1,4 +1,4 @@
-"""What only running daemons know, as values; each is an ``Unknown`` where nobody asked or answered."""
+"""State that only running daemons know, as values; an ``Unknown`` if one was not queried or is silent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LIBVIRT_NOT_ASKED = Unknown("libvirtd", "was not asked", missing=True)
 
 @dataclass(frozen=True)
 class OvsPortLive:
-    """An interface of OVS that PMD threads poll; a port of several is a bond."""
+    """An OVS interface that PMD threads poll; a ``port`` with several interfaces is a bond."""
 
     name: str
     port: str
@@ -26,8 +26,8 @@ class OvsPortLive:
 
 @dataclass(frozen=True)
 class OvsLive:
-    """``pmds`` is empty as long as OVS has no port that needs polling, or vswitchd is ``silent``: the
-    database answers and vswitchd, which knows its threads, does not."""
+    """``pmds`` is empty if no port needs polling, or if vswitchd is ``silent``: the database answers, but
+    vswitchd, which reports the threads, does not."""
 
     version: str | None
     dpdk_version: str | None
@@ -41,8 +41,8 @@ class OvsLive:
 
 @dataclass(frozen=True)
 class DomainLive:
-    """A VM that runs: the CPUs that the thread of each vCPU, each IO thread and QEMU's other threads
-    may run on now. ``memory_nodes`` is empty where nothing binds its memory to a node."""
+    """A running VM: the effective CPU affinity of each vCPU thread, each IO thread and QEMU's other threads.
+    ``memory_nodes`` is empty if its memory is not bound to nodes."""
 
     name: str
     vcpus: tuple[Cpus, ...]
@@ -52,21 +52,21 @@ class DomainLive:
 
     @property
     def pinned(self) -> Cpus:
-        """The CPUs that are one vCPU's only choice: what they should have for themselves."""
+        """CPUs of the vCPUs that are pinned to a single CPU."""
         return frozenset(cpu for cpus in self.vcpus if len(cpus) == 1 for cpu in cpus)
 
 
 @dataclass(frozen=True)
 class Live:
-    """``versions`` are of programs: ``qemu``, ``libvirt``. Of an ``Unknown``, ``missing`` means that
-    nothing of the kind runs here, as far as one can see."""
+    """``versions`` has the keys ``qemu`` and ``libvirt``. An ``Unknown`` with ``missing`` means that the
+    daemon does not run here or was not queried."""
 
     ovs: Fact[OvsLive] = _OVS_NOT_ASKED
     domains: Fact[tuple[DomainLive, ...]] = _LIBVIRT_NOT_ASKED
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def unanswered(self) -> tuple[Unknown, ...]:
-        """Daemons that run here and do not say what they are asked."""
+        """Daemons that run but did not answer."""
         silent = None if isinstance(self.ovs, Unknown) else self.ovs.silent
         asked = (self.ovs, self.domains, silent)
         return tuple(fact for fact in asked if isinstance(fact, Unknown) and not fact.missing)

@@ -1,4 +1,4 @@
-"""Asks the daemons of this host side by side: one that hangs costs its own deadline and no more."""
+"""Query the daemons of this host in parallel, so that a hanging one costs only its own timeout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from netplugin.tuning.live_ovs import read_ovs
 
 
 def read_live(ovs_rundir: Path, libvirt_uri: str) -> Live:
-    """What OVS and libvirt say, within some seconds whatever they do; raises nothing."""
+    """Query OVS and libvirt. Returns within a few seconds and raises nothing."""
     with ThreadPoolExecutor(2) as asking:
         ovs = asking.submit(read_ovs, ovs_rundir)
         libvirt = asking.submit(read_libvirt, libvirt_uri)

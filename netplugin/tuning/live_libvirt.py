@@ -1,4 +1,4 @@
-"""Asks libvirt for its version, QEMU's, and the pinning of the domains that run."""
+"""Query libvirt for its version, QEMU's version, and the pinning of running domains."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from netplugin.tuning.root import Fact, Unknown
 
 URI = "qemu:///system"
 _WAIT_S = 5.0
-#: Where a daemon that has QEMU domains listens, if one runs: one for all drivers, or QEMU's own.
+#: Sockets of the monolithic libvirtd and of virtqemud.
 _SOCKETS = (Path("/run/libvirt/libvirt-sock-ro"), Path("/run/libvirt/virtqemud-sock-ro"))
-#: As Debian and Red Hat name it.
+#: QEMU on Debian and on Red Hat.
 _EMULATORS = ("qemu-system-x86_64", "/usr/libexec/qemu-kvm")
 
 
@@ -36,7 +36,7 @@ class _Domain(BaseModel):
 
 
 class _Answer(BaseModel):
-    """What ``ask_libvirt`` prints; ``refused`` is why it has nothing, ``fix`` what helps."""
+    """Output of ``ask_libvirt``; ``refused`` is the reason if it has no answer, ``fix`` the remedy."""
 
     versions: dict[str, str] = {}
     domains: tuple[_Domain, ...] = ()
@@ -46,14 +46,14 @@ class _Answer(BaseModel):
 
 @dataclass(frozen=True)
 class LibvirtLive:
-    """``versions`` are of ``libvirt`` and ``qemu``, as far as they are known."""
+    """``versions`` has ``libvirt`` and ``qemu``, where known."""
 
     domains: Fact[tuple[DomainLive, ...]]
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_libvirt(uri: str = URI) -> LibvirtLive:
-    """Domains are an ``Unknown`` where libvirt is not there, or does not answer in some seconds."""
+    """Query libvirt; ``domains`` is an ``Unknown`` if it does not run or does not answer within seconds."""
     answer = _ask(uri)
     if isinstance(answer, Unknown):
         return LibvirtLive(answer, _emulator_version())
@@ -65,7 +65,7 @@ def read_libvirt(uri: str = URI) -> LibvirtLive:
 
 
 def _ask(uri: str) -> Fact[_Answer]:
-    # -P: a libvirt.py in the folder it is called from is not what is meant.
+    # -P: do not import a libvirt.py from the current directory.
     fix = None
     program = [sys.executable, "-P", "-m", "netplugin.tuning.ask_libvirt", uri]
     try:
@@ -87,7 +87,7 @@ def _live(domain: _Domain) -> DomainLive:
 
 
 def _emulator_version() -> dict[str, str]:
-    """Of the QEMU that is installed: ``QEMU emulator version 7.2.22 (Debian ...)``."""
+    """Version of the installed QEMU, from ``QEMU emulator version 7.2.22 (Debian ...)``."""
     for program in _EMULATORS:
         try:
             said = run([program, "--version"], step="qemu", deadline=time.monotonic() + _WAIT_S)

@@ -1,4 +1,4 @@
-"""Asks a running OVS for its settings, ports and PMD threads, without writing to it."""
+"""Query a running OVS for its settings, ports and PMD threads; read-only."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from netplugin.pmd.read import read
 from netplugin.tuning.live import OvsLive, OvsPortLive
 from netplugin.tuning.root import Fact, Unknown, known
 
-#: Where Debian and Red Hat have OVS's sockets.
+#: Directory of OVS's sockets on Debian and Red Hat.
 RUNDIR = Path("/run/openvswitch")
 _WAIT_S = 5.0
-#: Of the interfaces of OVS, those that PMD threads poll.
+#: Prefixes of the interface types that PMD threads poll.
 _POLLED = ("dpdk",)
 _NO_THREADS = PmdState(cpus="", cores=())
 
 
 def read_ovs(rundir: Path = RUNDIR) -> Fact[OvsLive]:
-    """An ``Unknown`` where no OVS runs, or it does not answer in time."""
+    """Query OVS; an ``Unknown`` if it does not run or does not answer in time."""
     socket = rundir / "db.sock"
     try:
         socket.stat()
@@ -31,7 +31,7 @@ def read_ovs(rundir: Path = RUNDIR) -> Fact[OvsLive]:
         return Unknown(str(socket), "there is no such file", missing=True)
     except OSError as refused:
         return Unknown(str(socket), str(refused.strerror).lower())
-    if not os.access(socket, os.W_OK):  # unix(7): who connects needs to write
+    if not os.access(socket, os.W_OK):  # connect(2) needs write permission
         return Unknown(str(socket), "permission denied")
     database = Ovsdb(f"unix:{socket}").start()
     try:

@@ -1,4 +1,4 @@
-"""CPU masks as the kernel's files have them: 32 bits at a time, ``1,00000003``."""
+"""CPU masks in the kernel's format: groups of 32 bits, ``1,00000003``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def to_kernel(cpus: Iterable[int]) -> str:
-    """The shortest form that the kernel takes (``bitmap_parse`` in lib/bitmap-str.c)."""
+    """Format a mask in the shortest form that the kernel accepts (``bitmap_parse`` in lib/bitmap-str.c)."""
     bits = sum(1 << cpu for cpu in set(cpus))
     words = []
     while True:
@@ -17,7 +17,7 @@ def to_kernel(cpus: Iterable[int]) -> str:
 
 
 def from_kernel(text: str) -> frozenset[int]:
-    """Raises: ValueError."""
+    """Parse a mask. Raises: ValueError."""
     bits = 0
     for word in text.split(","):
         bits = bits << 32 | int(word, 16)

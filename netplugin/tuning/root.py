@@ -1,4 +1,4 @@
-"""The one directory that a machine is read under: ``/`` for this one, a copy of its files for another."""
+"""Read a host's files below one root: ``/`` for this host, a copy of the files for another."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import TypeAlias, TypeVar
 T = TypeVar("T")
 D = TypeVar("D")
 
-#: More than any file that is read here has; a tree may come from elsewhere.
+#: Read limit in bytes, above any expected file; a copied tree is not trusted.
 _MOST_BYTES = 1 << 20
-#: How sysfs says that a device has no such value (the speed of a link that is down, say), and /proc
-#: that a process has just ended.
+#: Errors for a value that does not exist: sysfs, for example the speed of a link that is down; /proc, if
+#: the process has just ended.
 _NO_VALUE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ESRCH)
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """What could not be read, and why. ``missing``: there is no such file, or nothing in it now.
+    """A fact that could not be read, with the reason. ``missing``: the file or its value does not exist.
 
-    ``fix`` is what to do about it, where one thing is known to help; asking again does not, then.
+    ``fix`` is the remedy, if one is known; retrying does not help then.
     """
 
     path: str
@@ -35,7 +35,7 @@ class Unknown:
         return f"unknown ({self.path}: {self.reason})"
 
 
-#: A value, or why there is none.
+#: A value, or the reason why there is none.
 Fact: TypeAlias = T | Unknown
 
 
@@ -44,13 +44,13 @@ def known(fact: Fact[T], default: D) -> T | D:
 
 
 class Root:
-    """Reads files, folders and links by their absolute paths on the machine. Raises nothing."""
+    """Reads files, directories and links by their absolute path on the host. Raises nothing."""
 
     def __init__(self, path: Path = Path("/")) -> None:
         self.path = path
 
     def text(self, path: str) -> Fact[str]:
-        """The file's text without the white space around it."""
+        """The file's text, stripped of white space."""
         try:
             return self._bytes(path).decode().replace("\0", " ").strip()
         except UnicodeDecodeError:
@@ -59,7 +59,7 @@ class Root:
             return _unknown(path, wrong)
 
     def parsed(self, path: str, parse: Callable[[str], T]) -> Fact[T]:
-        """The file's text through ``parse``, which raises ValueError for what it cannot read."""
+        """The file's text converted by ``parse``, which raises ValueError for invalid text."""
         text = self.text(path)
         if isinstance(text, Unknown):
             return text
@@ -69,25 +69,25 @@ class Root:
             return Unknown(path, f"cannot be made sense of: {text[:60]!r}")
 
     def optional(self, path: str, parse: Callable[[str], T | None]) -> Fact[T | None]:
-        """As ``parsed``; None where there is no such file, because the kernel lacks the feature."""
+        """Like ``parsed``, but None if the file does not exist because the kernel lacks the feature."""
         found = self.parsed(path, parse)
         return None if isinstance(found, Unknown) and found.missing else found
 
     def names(self, path: str) -> Fact[tuple[str, ...]]:
-        """What is in a folder, sorted."""
+        """Sorted names in a directory."""
         try:
             return tuple(sorted(self._list(path)))
         except OSError as wrong:
             return _unknown(path, wrong)
 
     def link(self, path: str) -> str | None:
-        """The last name of a link's target; None if there is no link."""
+        """Last path component of a link's target; None if it is not a link."""
         try:
             return self._target(path).rstrip("/").rpartition("/")[2]
         except OSError:
             return None
 
-    # -- how, for a tree that is no directory to do it otherwise -----------------------------------
+    # -- access to the file system, for subclasses to override --------------------------------------
 
     def _bytes(self, path: str) -> bytes:
         with self._at(path).open("rb") as file:
@@ -111,7 +111,7 @@ def _unknown(path: str, wrong: OSError) -> Unknown:
 
 
 def sync_folder(folder: Path) -> None:
-    """A file that was just made, or has taken another's place, is in its folder for good (fsync(2))."""
+    """fsync a directory, so that a new or replaced file in it survives a crash (fsync(2))."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

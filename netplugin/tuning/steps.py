@@ -1,4 +1,4 @@
-"""A plan's steps as values: where, the value now, the value wanted, when it counts, why, by which source."""
+"""Steps of a plan: target, current value, wanted value, effect, reason and source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from netplugin.tuning.root import Fact, Unknown
 
 
 class Effect(StrEnum):
-    """What it takes for the new value to count."""
+    """What is needed for the new value to take effect."""
 
     LIVE = "live"
     OVS_RESTART = "ovs-restart"
@@ -18,7 +18,7 @@ class Effect(StrEnum):
 
 
 class Group(StrEnum):
-    """What steps are about; those of one group are shown together."""
+    """Subject of a step; the check reports one finding per group."""
 
     HUGEPAGES = "hugepages"
     OVS = "ovs"
@@ -35,7 +35,7 @@ class Group(StrEnum):
 
 @dataclass(frozen=True)
 class File:
-    """A file of /proc or /sys. ``lasting``: it has the same name and meaning after a boot."""
+    """A file of /proc or /sys. ``lasting``: its name and meaning survive a reboot."""
 
     path: str
     lasting: bool = True
@@ -65,7 +65,7 @@ class KernelArgument:
 
 @dataclass(frozen=True)
 class OtherConfig:
-    """A key of ``other_config`` in the one row of the table Open_vSwitch."""
+    """A key of ``other_config`` in the Open_vSwitch table."""
 
     key: str
     kind: str = field(default="ovs-other-config", init=False)
@@ -76,7 +76,7 @@ class OtherConfig:
 
 @dataclass(frozen=True)
 class TunedProfile:
-    """The profile that tuned has active."""
+    """The active profile of tuned."""
 
     kind: str = field(default="tuned-profile", init=False)
 
@@ -96,7 +96,7 @@ class TunedVariable:
 
 @dataclass(frozen=True)
 class ThreadPriority:
-    """The SCHED_FIFO priority of all threads of the kernel with this name, 0 for none."""
+    """The SCHED_FIFO priority of all kernel threads with this name; 0 is SCHED_OTHER."""
 
     threads: str
     kind: str = field(default="thread-priority", init=False)
@@ -107,7 +107,7 @@ class ThreadPriority:
 
 @dataclass(frozen=True)
 class Swap:
-    """The devices and files in use for swapping."""
+    """The active swap areas."""
 
     kind: str = field(default="swap", init=False)
 
@@ -117,7 +117,7 @@ class Swap:
 
 @dataclass(frozen=True)
 class BannedCpus:
-    """The CPUs that irqbalance leaves alone (``IRQBALANCE_BANNED_CPULIST``); ``path`` is its file."""
+    """CPUs banned from irqbalance (``IRQBALANCE_BANNED_CPULIST``); ``path`` is its environment file."""
 
     path: str
     kind: str = field(default="irqbalance-banned-cpus", init=False)
@@ -128,7 +128,7 @@ class BannedCpus:
 
 @dataclass(frozen=True)
 class ServiceCpus:
-    """The CPUs that services start on: ``CPUAffinity`` of systemd's manager."""
+    """CPUs of services: ``CPUAffinity`` of systemd's manager."""
 
     kind: str = field(default="service-cpus", init=False)
 
@@ -138,7 +138,7 @@ class ServiceCpus:
 
 @dataclass(frozen=True)
 class BootPages:
-    """The hugepages of one size that a unit reserves at boot, node by node, before OVS starts."""
+    """Hugepages of one size that a systemd unit reserves on each node at boot, before OVS starts."""
 
     size_kb: int
     kind: str = field(default="boot-pages", init=False)
@@ -149,7 +149,7 @@ class BootPages:
 
 @dataclass(frozen=True)
 class VfCount:
-    """How many virtual functions the NIC at this PCI address has."""
+    """Number of VFs of the PF at this PCI address."""
 
     address: str
     kind: str = field(default="vf-count", init=False)
@@ -176,8 +176,8 @@ Target: TypeAlias = (
 
 @dataclass(frozen=True)
 class Step:
-    """``now`` and ``wanted`` are as the target has them; None: not set. ``source`` is what says so: a
-    document, or that it is the project's own choice."""
+    """``now`` and ``wanted`` are plan values; None: not set. ``source`` is the document with the rule, or
+    states that it is the project's choice."""
 
     group: Group
     target: Target

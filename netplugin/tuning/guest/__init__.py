@@ -1,1 +1,1 @@
-"""The guest's side: what Linux in a VM should be set to, by the domain that the VM runs as (pure)."""
+"""Guest tuning: settings for Linux in a VM, derived from its libvirt domain (pure)."""

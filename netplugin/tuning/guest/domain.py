@@ -1,4 +1,4 @@
-"""What a domain says of its guest: vCPUs, cells, clock, IOMMU, NICs (pure). Source: formatdomain."""
+"""Read a guest's vCPUs, NUMA cells, clock, IOMMU and NICs from its domain (pure). Source: formatdomain."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class GuestNic:
-    """``address`` is on PCI, as libvirt numbers it. ``ours``: of a kind that netplugin plugs.
+    """``address`` is the PCI address in libvirt's numbering. ``ours``: a kind of NIC that netplugin plugs.
 
-    ``vhostuser``: its other end is OVS-DPDK. ``teamed``: it is one of two, which the guest's kernel joins.
+    ``vhostuser``: the host end is OVS-DPDK. ``teamed``: one of a pair that the guest kernel joins.
     """
 
     mac: str
@@ -41,8 +41,8 @@ class GuestNic:
 
 @dataclass(frozen=True)
 class GuestDomain:
-    """``cells_kb`` is the memory of each NUMA cell. ``backing_kb`` the host's hugepages under it, if it
-    asks for a size. ``threads`` of a core. ``iommu`` is the model of the emulated one."""
+    """``cells_kb`` is the memory of each NUMA cell; ``backing_kb`` the host hugepage size that the domain
+    requests, None for none; ``threads`` are threads per core; ``iommu`` is the emulated IOMMU's model."""
 
     name: str
     vcpus: int
@@ -63,12 +63,12 @@ class GuestDomain:
 
     @property
     def pcie(self) -> bool:
-        """i440fx, the machine ``pc``, has conventional PCI alone."""
+        """False for the machine type ``pc`` (i440fx), which has only conventional PCI."""
         return not re.match(r"pc($|-i440fx|-[0-9])", self.machine)
 
 
 def read_domain(xml: str) -> GuestDomain:
-    """Raises: InvalidRequest naming ``xml``."""
+    """Parse domain XML. Raises: InvalidRequest naming ``xml``."""
     domain = parse_domain(xml, STEP)
     count = _online(domain, vcpus(domain, STEP))
     cells = tuple(cell.memory_kb for cell in cells_of(domain, STEP) if cell.memory_kb)
@@ -94,7 +94,7 @@ def read_domain(xml: str) -> GuestDomain:
 
 
 def _online(domain: Element, most: int) -> int:
-    """Those that are plugged in from the start."""
+    """The number of vCPUs that are present at boot."""
     current = _number(domain.find("vcpu"), "current", most)
     if not 0 < current <= most:
         raise invalid(f"<vcpu> has current={current}, not 1 to {most}", STEP)
@@ -110,7 +110,7 @@ def _nics(domain: Element) -> Iterator[GuestNic]:
     for interface in nics(domain):
         mac = address(interface)
         if interface.tag == "hostdev" and not mac:
-            continue  # a device that is no NIC, or one of which nothing is known
+            continue  # not a NIC, or one without a known MAC
         if not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", mac):
             raise invalid(
                 f"an <interface> has the MAC address {mac[:30]!r}", STEP,

@@ -1,4 +1,4 @@
-"""What an operator should know of a guest before it is set up (pure): a sentence each."""
+"""Warnings for the operator about a guest before it is tuned (pure), one sentence each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def doubts(
     realtime: bool,
     bound: tuple[GuestNic, ...],
 ) -> Iterator[str]:
-    """``bound`` are the NICs for DPDK."""
+    """Yield the warnings. ``bound`` are the NICs for DPDK."""
     yield from _vcpus(domain, isolated, realtime)
     if not pages.pages:
         yield (

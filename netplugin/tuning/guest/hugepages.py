@@ -1,4 +1,4 @@
-"""Hugepages within a guest (pure): as many in each cell, as every kernel's command line can say."""
+"""Hugepages inside a guest (pure): the same number in each NUMA cell, which any kernel can reserve."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from netplugin.tuning.guest.options import STEP, GuestOptions
 from netplugin.tuning.intent import PAGE_1G, PAGE_2M
 from netplugin.tuning.planning.refused import impossible
 
-#: Never taken from a cell: what Linux itself needs, as a share and at least, KB.
+#: Reserved for Linux in each cell: a share of its memory, and the minimum in KB.
 _SYSTEM_SHARE, _SYSTEM_KB = 0.1, 512 * 1024
 
 
 @dataclass(frozen=True)
 class GuestPages:
-    """``pages`` in all, shared out evenly over the cells."""
+    """``pages`` is the total number, spread evenly over the cells."""
 
     size_kb: int
     pages: int
@@ -26,7 +26,7 @@ class GuestPages:
 
 
 def plan_pages(domain: GuestDomain, options: GuestOptions) -> GuestPages:
-    """None at all where there is no room and no number was asked for. Raises: InvalidRequest."""
+    """Plan the pages; by default half of the memory, or 0 pages without room. Raises: InvalidRequest."""
     cells = len(domain.cells_kb)
     for size in _sizes(domain, options):
         room = min(_room_kb(cell) for cell in domain.cells_kb) // size * cells
@@ -49,7 +49,7 @@ def plan_pages(domain: GuestDomain, options: GuestOptions) -> GuestPages:
 
 
 def _sizes(domain: GuestDomain, options: GuestOptions) -> tuple[int, ...]:
-    """Best first. A page of the guest is worth no more than what the host has under it."""
+    """Page sizes in KB, best first. 1 GB helps only if the host backs the VM with 1 GB pages."""
     if options.hugepage_kb is not None:
         return (options.hugepage_kb,)
     large = domain.backing_kb == PAGE_1G and domain.whole_cpu

@@ -1,4 +1,4 @@
-"""What a guest is wanted for, beside what its domain says."""
+"""Options of a guest plan that the domain does not contain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from netplugin.tuning.intent import PAGE_1G, PAGE_2M
 STEP: Final = "guest-plan"
 VFIO: Final = "vfio-pci"
 UIO: Final = "uio_pci_generic"
-#: As the kernel's command line has them.
+#: Page sizes in the notation of the kernel command line.
 PAGE_NAMES: Final = {PAGE_2M: "2M", PAGE_1G: "1G"}
 
 _Mac = Annotated[
@@ -28,7 +28,7 @@ def _page_size(kb: int) -> int:
 
 
 class GuestOptions(BaseModel):
-    """Each is an option of the command line."""
+    """Options of a guest plan; each field is a command line option."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

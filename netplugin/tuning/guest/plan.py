@@ -1,4 +1,4 @@
-"""The plan of a guest: its domain and options in, vCPUs, hugepages, settings and NICs out (pure)."""
+"""Plan a guest (pure): from its domain and options to vCPU roles, hugepages, settings and NICs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from netplugin.tuning.steps import Step
 
 @dataclass(frozen=True)
 class PlannedNic:
-    """``driver`` is what DPDK needs it bound to; None leaves it with the kernel, where it has
-    ``channels`` pairs of queues and ``mtu``, if these are to be set."""
+    """``driver`` is the DPDK driver to bind to. None leaves the NIC to the kernel, with ``channels`` queue
+    pairs and ``mtu`` bytes where these are to be set."""
 
     nic: GuestNic
     driver: str | None
@@ -27,7 +27,7 @@ class PlannedNic:
 
 @dataclass(frozen=True)
 class GuestPlan:
-    """``noiommu``: vfio-pci is used without an IOMMU. ``doubts`` are sentences for who reads it."""
+    """``noiommu``: vfio-pci is used without an IOMMU. ``doubts`` are warnings for the operator."""
 
     domain: GuestDomain
     options: GuestOptions
@@ -53,9 +53,9 @@ class GuestPlan:
 
 
 def plan_guest(xml: str, options: GuestOptions) -> GuestPlan:
-    """Raises: InvalidRequest naming the option or ``xml``."""
+    """Plan a guest from its domain XML. Raises: InvalidRequest naming the option or ``xml``."""
     domain = read_domain(xml)
-    # Whole cores: a sibling beside DPDK takes from it.
+    # Whole cores: work on a sibling would slow a DPDK thread down.
     kept = -(-options.housekeeping // domain.threads) * domain.threads
     every = frozenset(range(domain.vcpus))
     housekeeping = frozenset(range(min(kept, domain.vcpus)))
@@ -88,13 +88,13 @@ def _nics(domain: GuestDomain, options: GuestOptions) -> tuple[PlannedNic, ...]:
 
 
 def _channels(nic: GuestNic, domain: GuestDomain) -> int | None:
-    """A virtio NIC has as many pairs as its domain gives it; those beyond the vCPUs stay idle."""
+    """Queue pairs to enable on a virtio NIC: those of the domain, at most one per vCPU."""
     count = min(nic.queues, domain.vcpus)
     return count if nic.kind is Kind.VIRTIO and count > 1 else None
 
 
 def _chosen(domain: GuestDomain, options: GuestOptions) -> frozenset[str]:
-    """Raises: InvalidRequest naming ``dpdk``."""
+    """MAC addresses of the NICs for DPDK. Raises: InvalidRequest naming ``dpdk``."""
     if options.no_dpdk and options.dpdk:
         raise impossible(
             "dpdk", "NICs are named, and no_dpdk is given too", "leave one away", step=STEP

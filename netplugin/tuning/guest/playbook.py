@@ -1,6 +1,6 @@
-"""A guest's plan as an Ansible playbook of ansible.builtin modules.
+"""Render a guest's plan as an Ansible playbook of ansible.builtin modules.
 
-It does not boot. Run again it changes nothing.
+The playbook is idempotent and does not reboot.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from netplugin.tuning.steps import Effect
 
 _RULES = "/etc/udev/rules.d/90-netplugin-guest.rules"
 _RELOAD, _TRIGGER = "Load udev's rules", "Apply udev's rules to NICs"
-#: Those of the queues of virtio NICs, in /proc/interrupts.
+#: Interrupts of virtio NIC queues in /proc/interrupts.
 _QUEUES = r"(?m)^\s*([0-9]+):.*\bvirtio[0-9]+-(?:input|output)\.[0-9]+\s*$"
 
 
 def guest_playbook(plan: GuestPlan) -> str:
-    """YAML. It refuses a guest that has other vCPUs on line than the domain says."""
+    """Return YAML. The playbook refuses a guest whose online vCPUs differ from the domain's."""
     tasks = [
         *same_machine(plan.online),
         *step_tasks(plan.steps),
@@ -71,7 +71,7 @@ def _interrupts(plan: GuestPlan) -> Iterator[Task]:
 
 
 def _kernel_nics(plan: GuestPlan) -> Iterator[Task]:
-    """By udev, so that a NIC has it whenever it comes, and under whatever name."""
+    """Set MTU and queues by udev rules, so that they also apply to hot-plugged NICs and under any name."""
     rules = []
     for each in plan.nics:
         wanted = []

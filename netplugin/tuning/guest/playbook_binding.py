@@ -1,7 +1,7 @@
-"""Tasks that bind a guest's NICs to a driver for DPDK, found by MAC address, whatever their place on PCI.
+"""Tasks that bind a guest's NICs to a DPDK driver; NICs are found by MAC address, not by PCI address.
 
-A NIC that is bound has no MAC address that the kernel knows: where it was found is remembered as a
-local fact of Ansible.
+The kernel does not know the MAC address of a bound NIC, so the PCI address is kept as a local Ansible
+fact.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from netplugin.tuning.output.tasks import Task, file_with
 _FACTS = "/etc/ansible/facts.d"
 _NOIOMMU = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode"
 _PCI = "[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}[.][0-7]"
-#: The kernel's device of the MAC address that is on a bus: no bond, bridge or failover of the same address.
+#: The PCI network device with the MAC address, not a bond, bridge or failover device with the same one.
 _DEVICE = (
     "{{ ansible_facts.values() | select('mapping') | selectattr('pciid', 'defined')"
     " | selectattr('macaddress', 'defined') | selectattr('macaddress', 'equalto', item.mac)"
@@ -153,7 +153,7 @@ def _bind(driver: str) -> Iterator[Task]:
     now = "item.stat.lnk_source | default('') | basename"
     others = [driver, *(["mlx5_core"] if driver == VFIO else [])]
     yield {
-        # It stays so at each boot. DPDK uses mlx5 NICs through mlx5_core.
+        # driverctl overrides persist across boots. DPDK uses mlx5 NICs through mlx5_core.
         "name": f"Bind them to {driver}",
         "ansible.builtin.command": {
             "argv": ["driverctl", "set-override", "{{ item.item.value }}", driver],

@@ -1,7 +1,6 @@
-"""Settings of a guest's kernel as steps (pure): arguments, masks and sysctls.
+"""Guest kernel settings as steps (pure): command line arguments, CPU masks and sysctls.
 
-Rules: Documentation/admin-guide/kernel-parameters.txt; for real time the guides of real-time KVM
-(tuned's realtime-virtual-guest).
+Sources: Documentation/admin-guide/kernel-parameters.txt; for real time tuned's realtime-virtual-guest.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ def _arguments(
     if domain.iommu:
         why = "devices that the kernel keeps pass the emulated IOMMU untranslated"
         yield ("iommu", "pt", why) if domain.x86 else ("iommu.passthrough", "1", why)
-        if domain.iommu == "intel":  # AMD's needs no word, and there is no amd_iommu=on
+        if domain.iommu == "intel":  # AMD's is on by default; amd_iommu=on does not exist
             why = "vfio-pci gives NICs to DPDK through the emulated IOMMU"
             yield "intel_iommu", "on", why
     if isolated:
@@ -138,6 +137,6 @@ def _arguments(
         yield "tsc", "reliable", "no watchdog that checks the clock"
     if realtime and isolated and domain.x86:
         yield "mce", "ignore_ce", "no polling for errors that were corrected, which the host does"
-        if domain.threads == 1:  # a vCPU that polls takes from the one on its sibling
+        if domain.threads == 1:  # with SMT, a polling vCPU slows its sibling down
             why = "a vCPU that halts leaves the guest, and comes back late; it has its own CPU"
             yield "idle", "poll", why

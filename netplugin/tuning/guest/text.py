@@ -1,4 +1,4 @@
-"""A guest's plan as text for people."""
+"""Render a guest's plan as human-readable text."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _nic(planned: PlannedNic) -> Iterator[str]:
 
 
 def _binding(plan: GuestPlan) -> Iterator[str]:
-    """What has to be known of drivers for DPDK."""
+    """Notes on DPDK drivers."""
     if not plan.bound:
         return
     yield ""

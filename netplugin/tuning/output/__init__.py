@@ -1,1 +1,1 @@
-"""A plan for people and for Ansible."""
+"""Output of a plan as text, JSON and Ansible playbook."""

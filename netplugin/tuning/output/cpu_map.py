@@ -1,4 +1,4 @@
-"""The partition drawn as text: a column for each core, a row for each of its threads."""
+"""CPU partition as a text map: one column per core, one row per thread of a core."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COLUMNS = 16
 
 
 def cpu_map(partition: Partition) -> Iterator[str]:
-    """Lines: ``H0 P1 P2 V3`` above ``H32 P33 P34 V35``, cores in the order of their first CPU."""
+    """Yield the lines, ``H0 P1 P2 V3`` above ``H32 P33 P34 V35``; cores are ordered by their first CPU."""
     yield LEGEND
     for share in partition.nodes:
         yield f"node {share.node}"

@@ -1,4 +1,4 @@
-"""A plan for programs: all its values, and what follows from them."""
+"""A plan as JSON: all its values and those derived from them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from netplugin.tuning.planning.sources import PAGES, PARTITION
 
 
 def plan_json(plan: Plan) -> str:
-    """``partition`` has the CPUs of each use beside the cores of each node, each step whether it is done.
-    ``sources`` are those of partition and pages; a step has its own.
+    """Render the plan. ``partition`` adds the CPUs of each role, each step adds ``done``.
+    ``sources`` are the sources of partition and pages; each step has its own.
     """
     shown = as_json(plan)
     for name in ("housekeeping", "pmd", "emulator", "vm", "isolated"):

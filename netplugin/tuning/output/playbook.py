@@ -1,7 +1,7 @@
-"""A plan as an Ansible playbook of ansible.builtin modules, made of the plan's steps.
+"""Render a plan's steps as an Ansible playbook of ansible.builtin modules.
 
-It writes what lasts into files of its own under /etc, and takes nothing down: it neither restarts OVS
-nor boots. Run again it changes nothing.
+The playbook writes persistent settings to its own files under /etc. It is idempotent, and neither
+restarts OVS nor reboots.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from netplugin.tuning.steps import (
     VfCount,
 )
 
-#: Numbers of interrupts change with each boot, so what is set by them must be gone by then.
+#: Interrupt settings, which must not survive a reboot, because interrupt numbers change.
 _PASSING = "/run/tmpfiles.d/netplugin-tuning.conf"
 _SYSCTL = "/etc/sysctl.d/90-netplugin-tuning.conf"
 _MODPROBE = "/etc/modprobe.d/netplugin-tuning.conf"
@@ -49,8 +49,8 @@ _IRQBALANCE = "Restart irqbalance"
 
 
 def playbook(plan: Plan, online: frozenset[int]) -> str:
-    """YAML. It refuses a machine that has other CPUs on line than the plan was made for."""
-    # What may stop it comes before all that changes: a handler that was notified by then never runs.
+    """Return YAML. The playbook refuses a host whose online CPUs differ from the plan's."""
+    # Tasks that may fail come before those that change: after a failure, notified handlers do not run.
     tasks = [
         *same_machine(online),
         *_heeds_bans(plan.steps),
@@ -68,11 +68,11 @@ def step_tasks(steps: tuple[Step, ...]) -> Iterator[Task]:
 
 
 def as_yaml(name: str, tasks: list[Task], handlers: Sequence[Task] = ()) -> str:
-    """A playbook of these tasks, with the handlers that those of steps notify, and more of them."""
-    import yaml  # takes longer to import than most commands take to run
+    """A playbook of these tasks with the handlers of ``step_tasks`` and additional ``handlers``."""
+    import yaml  # slow to import
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc]
-        """Indents the entries of lists too, as people and linters of playbooks have it."""
+        """Indents list entries too, as ansible-lint expects."""
 
         def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
             super().increase_indent(flow, False)
@@ -130,7 +130,7 @@ def same_machine(online: frozenset[int]) -> Iterator[Task]:
 def _files(steps: tuple[Step, ...]) -> Iterator[Task]:
     files = [(step.target, step.wanted) for step in steps if isinstance(step.target, File)]
     lasting = [f"w {target.path} - - - - {wanted}" for target, wanted in files if target.lasting]
-    # The kernel moves some interrupts itself and refuses: the minus takes that for no failure.
+    # The minus ignores errors: the kernel refuses to move managed interrupts.
     passing = [
         f"w- {target.path} - - - - {wanted}" for target, wanted in files if not target.lasting
     ]
@@ -143,7 +143,7 @@ def _files(steps: tuple[Step, ...]) -> Iterator[Task]:
 
 
 def _module_parameters(steps: tuple[Step, ...]) -> Iterator[Task]:
-    """systemd-tmpfiles writes to what is there when it runs, and a module may come later (modprobe.d(5))."""
+    """systemd-tmpfiles misses modules that are loaded after it runs; modprobe.d(5) covers those."""
     lines = [
         f"options {match['module']} {match['name']}={step.wanted}"
         for step in steps
@@ -159,7 +159,7 @@ def _module_parameters(steps: tuple[Step, ...]) -> Iterator[Task]:
 
 
 def until_boot(name: str, lines: list[str]) -> Iterator[Task]:
-    """Lines of tmpfiles.d that are gone after a boot."""
+    """tmpfiles.d lines that do not survive a reboot."""
     yield {
         "name": "Make the folder of what lasts until a boot",
         "ansible.builtin.file": {
@@ -240,9 +240,9 @@ def _irqbalance(steps: tuple[Step, ...]) -> Iterator[Task]:
 
 
 def _list_counts(path: str, cpus: str) -> Iterator[Task]:
-    """Stop where irqbalance would not heed the list: before 1.8, and beside a mask that says otherwise
-    (``setup_banned_cpus`` in irqbalance's cputree.c). A mask of the same CPUs will do for any version; tuned
-    before 2.24 writes such."""
+    """Stop if irqbalance would ignore the list: before 1.8, or if a different mask overrides it
+    (``setup_banned_cpus`` in irqbalance's cputree.c). A mask of the same CPUs works with any version; tuned
+    before 2.24 writes one."""
     yield {
         "name": "Read the version of irqbalance",
         "ansible.builtin.command": {"argv": ["irqbalance", "--version"]},
@@ -298,13 +298,13 @@ def _services(steps: tuple[Step, ...]) -> Iterator[Task]:
             yield file_with(
                 "Keep services on housekeeping CPUs from the next boot",
                 f"{SYSTEMD}.d/90-netplugin-tuning.conf",
-                # Lists add up: the empty one clears those of other files.
+                # Lists accumulate; the empty one clears those of other files.
                 ["[Manager]", "CPUAffinity=", f"CPUAffinity={step.wanted}"],
             )
 
 
 def _boot_pages(steps: tuple[Step, ...]) -> Iterator[Task]:
-    """OVS's own unit is not ordered after systemd-tmpfiles-setup.service: this one is before it."""
+    """Unit that reserves hugepages before OVS starts: OVS's unit has no ordering after systemd-tmpfiles."""
     if not any(isinstance(step.target, BootPages) for step in steps):
         return
     create = f"systemd-tmpfiles --create --prefix={NODE} {_LASTING}"
@@ -360,7 +360,7 @@ def _rest(plan: Plan) -> Iterator[Task]:
         }
 
 
-#: In this order: memory before OVS that needs it, what asks for a reboot last.
+#: In order of execution: memory before OVS, which needs it; settings that need a reboot last.
 _MAKERS: tuple[Callable[[tuple[Step, ...]], Iterator[Task]], ...] = (
     _files, _boot_pages, _sysctls, _swap, _threads, _irqbalance, _services, _tuned,
     _vfs, _ovs, kernel.kernel_tasks,

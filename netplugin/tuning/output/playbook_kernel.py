@@ -1,4 +1,4 @@
-"""Tasks that set the kernel's command line: a file for grub on Debian, grubby on Red Hat."""
+"""Tasks that set the kernel command line: a grub.d file on Debian, grubby on Red Hat."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from netplugin.tuning.steps import KernelArgument, Step
 UPDATE_GRUB = "Update grub"
 _GRUB = "/etc/default/grub"
 _DEBIAN = "ansible_facts.os_family == 'Debian' and netplugin_grub.stat.exists"
-#: The words that grubby shows for the next boot.
+#: Arguments that grubby reports for the next boot.
 _FOUND = r"""netplugin_grubby.stdout | regex_findall('[^\s"]+')"""
 _NAMES = "netplugin_names | map('regex_escape') | join('|')"
 _ANY_OF_THEM = f"{{{{ {_NAMES} }}}}"
@@ -39,7 +39,7 @@ def kernel_tasks(steps: tuple[Step, ...]) -> Iterator[Task]:
 
 
 def _debian(names: list[str], words: list[str]) -> Iterator[Task]:
-    # The kernel does not take the last of two isolcpus or hugepages: it complains, or adds them up.
+    # With two isolcpus or hugepages arguments the kernel does not use the last one: it warns or adds them up.
     yield {
         "name": "Take older values out of grub's own file",
         "ansible.builtin.replace": {

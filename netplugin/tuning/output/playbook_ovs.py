@@ -1,4 +1,4 @@
-"""Tasks that set ``other_config`` of OVS, only what differs."""
+"""Tasks that set ``other_config`` of OVS where it differs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from netplugin.tuning.output.tasks import Task
 
-#: The pairs of other_config, as OVSDB writes a map in JSON (RFC 7047).
+#: Pairs of other_config in OVSDB's JSON encoding of a map (RFC 7047).
 _FOUND = "(netplugin_ovs.stdout | from_json).data[0][0][1]"
 
 
 def ovs_tasks(settings: list[tuple[str, str | None]]) -> Iterator[Task]:
-    """``settings``: key and value, None for no such key. ``--no-wait``: vswitchd may be down, or waiting
-    for its memory."""
+    """``settings`` are keys and values; None removes the key. ``--no-wait``, because vswitchd may be down or
+    waiting for memory."""
     if not settings:
         return
     yield {

@@ -1,4 +1,4 @@
-"""Tasks that give the kernel's own threads a real-time priority, only those that have another."""
+"""Tasks that give kernel threads a real-time priority where it differs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from netplugin.tuning.output.tasks import Task, command
 
 
 def thread_tasks(threads: str, priority: str) -> Iterator[Task]:
-    """``threads`` is the name before the number of the CPU: ``ksoftirqd``."""
+    """``threads`` is the name without CPU number: ``ksoftirqd``."""
     register = f"netplugin_{threads}"
     yield {
         "name": f"Read the priorities of {threads}",

@@ -1,4 +1,4 @@
-"""Tasks that enable virtual functions: only where there are none, now and at each boot."""
+"""Tasks that create VFs on PFs that have none, now and at each boot."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from netplugin.tuning.output.tasks import Task, file_with
 from netplugin.tuning.read.network import PCI
 
-#: At boot the NIC's driver comes when it likes, and udev knows when.
+#: A udev rule, because at boot the time at which the NIC's driver loads is not known.
 _RULES = "/etc/udev/rules.d/90-netplugin-tuning.rules"
 
 
 def vf_tasks(counts: list[tuple[str, str]]) -> Iterator[Task]:
-    """``counts``: PCI address and number. Who has VFs in another number has to take them away first."""
+    """``counts`` are PCI addresses and numbers. Existing VFs in another number must be removed first."""
     if not counts:
         return
     nics = [{"path": f"{PCI}/{address}/sriov_numvfs", "number": n} for address, n in counts]

@@ -1,4 +1,4 @@
-"""The forms of Ansible tasks that a playbook has again and again."""
+"""Builders for common Ansible tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def command(name: str, *words: str) -> Task:
 
 
 def file_with(name: str, path: str, lines: list[str]) -> Task:
-    """A file of our own, whole."""
+    """Write a whole file that netplugin owns."""
     return {
         "name": name,
         "ansible.builtin.copy": {

@@ -1,4 +1,4 @@
-"""A plan as text for people: the CPU map, memory, and the steps by what they take."""
+"""Render a plan as human-readable text: CPU map, memory, and steps by effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEADS = {
 
 
 def plan_text(plan: Plan, explain: bool = False) -> str:
-    """``explain``: with the source of each line."""
+    """Render the plan; ``explain`` adds the source of each line."""
     return "\n".join(_lines(plan, explain)) + "\n"
 
 
@@ -51,7 +51,7 @@ def _lines(plan: Plan, explain: bool) -> Iterator[str]:
 
 
 def _steps(steps: tuple[Step, ...], explain: bool) -> Iterator[str]:
-    """Neighbours that change the same for the same reason are one entry."""
+    """Render steps; consecutive steps with the same change and reason become one entry."""
     for (group, now, wanted, why, source), same in groupby(steps, key=_alike):
         targets = [str(step.target) for step in same]
         more = f" and {len(targets) - 1} more like it" if len(targets) > 1 else ""
