@@ -1,1 +1,1 @@
-"""From facts and an intent to a plan, without touching anything."""
+"""Plan a host from its facts and an intent (pure)."""

@@ -1,8 +1,8 @@
-"""Hugepages of each node (pure): the buffers of OVS, and the memory of VMs.
+"""Plan hugepages per NUMA node (pure): buffers of OVS and memory of VMs.
 
-Sizes and counts are those of OVS (Documentation/topics/dpdk/memory.rst; ``dpdk_buf_size`` and
-``dpdk_calculate_mbufs`` in lib/netdev-dpdk.c). With shared memory, MTUs that round to the same buffer
-share a pool on each node; with ``per-port-memory`` each port has a pool of its own.
+Sizes and counts follow OVS (Documentation/topics/dpdk/memory.rst; ``dpdk_buf_size`` and
+``dpdk_calculate_mbufs`` in lib/netdev-dpdk.c). With shared memory, MTUs that round to the same buffer size
+share one mempool per node; with ``per-port-memory`` each port has its own mempool.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from netplugin.tuning.planning.partition import Partition
 from netplugin.tuning.planning.refused import impossible, needed
 from netplugin.tuning.root import known
 
-#: Ethernet header and checksum and two VLAN tags, bytes.
+#: Ethernet header, FCS and two VLAN tags, bytes.
 _FRAME = 26
-#: What a buffer's data is rounded up to, and what stands before it, bytes.
+#: Alignment of a buffer's data, and overhead in front of it, bytes.
 _ALIGN, _OVERHEAD = 1024, 960
-#: Buffers of a pool; OVS halves them down to the least while memory is short.
+#: Buffers in a mempool; if memory is short, OVS halves the number down to the minimum.
 MOST_MBUFS, LEAST_MBUFS = 262144, 16384
-#: Descriptors of a queue by default (NIC_PORT_DEFAULT_RXQ_SIZE, _TXQ_SIZE), packets
-#: of a burst (NETDEV_MAX_BURST), and the most queues that a burst is counted for (RTE_MAX_LCORE).
+#: Default descriptors per queue (NIC_PORT_DEFAULT_RXQ_SIZE, _TXQ_SIZE), packets
+#: per burst (NETDEV_MAX_BURST), and the limit of queues counted with a burst (RTE_MAX_LCORE).
 _DESCRIPTORS, _BURST, _MOST_LCORES = 2048, 32, 128
-#: Beside the buffers: rings of NICs and vhost, DPDK's own, MB.
+#: Memory beside the buffers, for NIC and vhost rings and DPDK itself, MB.
 _DPDK_MB = 512
-#: Never taken from a node: what Linux itself needs, as a share of the node and at least, KB.
+#: Reserved for Linux on each node: a share of its memory, and the minimum in KB.
 _SYSTEM_SHARE, _SYSTEM_KB = 0.1, 512 * 1024
-#: A node needs so many large pages before they are worth their waste.
+#: Minimum number of large pages that must fit on a node; with fewer, rounding wastes too much.
 _ROOM_FOR_LARGE = 16
 
 
 @dataclass(frozen=True)
 class NodePages:
-    """One node: ``pages`` of ``size_kb``; ``mbufs`` are those that OVS can have of each shared pool, or with
-    ``per_port`` of all the pools of its ``ports``. ``beyond`` are pages of this size that are there now and
-    in no plan: somebody may use them, so that they stay, at boot too, where the plan gives the node any."""
+    """Plan of one node: ``pages`` of ``size_kb``. ``mbufs`` is the number of buffers in each shared pool, or
+    with ``per_port`` in the pools of all ``ports``. ``beyond`` are existing pages above the plan; they are
+    kept, at boot too, because they may be in use."""
 
     node: int
     size_kb: int
@@ -52,19 +52,19 @@ class NodePages:
 
     @property
     def reserved(self) -> int:
-        """The pages that the node should have: now, by the kernel's command line, and by the unit."""
+        """Pages to reserve, now and at boot."""
         return self.pages + self.beyond
 
 
 @dataclass(frozen=True)
 class _Pools:
-    """What OVS has on one node. ``ports``: the buffers of each port's pool; None: pools are shared."""
+    """Mempools of OVS on one node. ``ports``: buffers of each port's pool; None: pools are shared."""
 
     mtus: tuple[int, ...]
     ports: tuple[int, ...] | None
 
     def sizes(self) -> Iterator[tuple[int, int]]:
-        """MB and buffers: OVS halves a shared pool while memory is short."""
+        """Possible sizes as (MB, buffers), largest first; OVS halves a shared pool if memory is short."""
         if self.ports is not None:
             count = sum(self.ports)
             yield -(-count * buffer_bytes(max(self.mtus)) // (1 << 20)), count
@@ -76,27 +76,27 @@ class _Pools:
 
 
 def buffer_bytes(mtu: int) -> int:
-    """The size of one buffer: 3,008 for an MTU of 1,500, 10,176 for 9,000."""
+    """Size of one buffer, bytes: 3,008 for MTU 1,500, 10,176 for MTU 9,000."""
     return -(-(mtu + _FRAME) // _ALIGN) * _ALIGN + _OVERHEAD
 
 
 def pools_mb(mtus: tuple[int, ...], mbufs: int) -> int:
-    """The pools of all these MTUs on one node, MB (2^20 bytes), rounded up."""
+    """Size of the shared pools of all these MTUs on one node, MB (2^20 bytes), rounded up."""
     sizes: dict[int, int] = {}
     for mtu in mtus:
-        # Small frames start with the small pool.
+        # For an MTU below 1500, OVS starts with the minimum.
         count = mbufs if mtu >= 1500 else LEAST_MBUFS
         sizes[buffer_bytes(mtu)] = max(count, sizes.get(buffer_bytes(mtu), 0))
     return -(-sum(size * count for size, count in sizes.items()) // (1 << 20))
 
 
 def port_mbufs(rxqs: int, txqs: int) -> int:
-    """The buffers of one port's pool with ``per-port-memory``: 22,560 for one queue and one PMD thread."""
+    """Buffers of a port's pool with ``per-port-memory``: 22,560 for one rxq and one PMD thread."""
     return (rxqs + txqs) * _DESCRIPTORS + min(_MOST_LCORES, rxqs) * _BURST + LEAST_MBUFS
 
 
 def page_size(facts: Facts, intent: Intent) -> int:
-    """KB. Raises: HostError, InvalidRequest."""
+    """Choose the hugepage size, KB. Raises: HostError, InvalidRequest."""
     sizes = needed(facts.memory.sizes_kb)
     if intent.hugepage_kb is not None:
         if intent.hugepage_kb not in sizes:
@@ -108,7 +108,7 @@ def page_size(facts: Facts, intent: Intent) -> int:
         raise impossible(
             "hugepage_kb", "the kernel has no hugepages of 2 MB to 1 GB", "use another kernel"
         )
-    # On ARM there are more sizes than two, and which depends on the kernel's own pages.
+    # ARM has more than two sizes; they depend on the kernel's base page size.
     least = min(node.total_kb for node in needed(facts.memory.nodes))
     return max((size for size in fit if least >= _ROOM_FOR_LARGE * size), default=min(fit))
 
@@ -116,13 +116,13 @@ def page_size(facts: Facts, intent: Intent) -> int:
 def plan_pages(
     facts: Facts, partition: Partition, intent: Intent, nics: tuple[Nic, ...], live: Live
 ) -> tuple[NodePages, ...]:
-    """For each node with memory. Raises: HostError, InvalidRequest."""
+    """Plan the pages of each node with memory. Raises: HostError, InvalidRequest."""
     size = page_size(facts, intent)
     room = _room_kb(facts, size)
     weights = _weights(partition, room)
     pools = _pools(partition, intent, nics, live, weights)
     vm = _vm_mb(intent, weights, room, pools, size)
-    # vhost-user buffers are on the node of the VM's memory, those of a NIC on the NIC's.
+    # vhost-user buffers are on the node of the VM's memory, a NIC's buffers on the NIC's node.
     with_ovs = {*partition.pmd_nodes, *vm, *partition.vm_nodes} if intent.pmd_cores else set()
     plans = (
         _node(node, size, room[node], vm.get(node, 0), pools(node) if node in with_ovs else None)
@@ -138,7 +138,7 @@ def plan_pages(
 
 
 def _weights(partition: Partition, room: Mapping[int, int]) -> dict[int, int]:
-    """The VM cores of each node with memory; without such, one where the NIC is."""
+    """Number of VM cores of each node with memory; without VM cores, weight 1 for each PMD node."""
     weights = {s.node: len(s.vm) for s in partition.nodes if s.vm and s.node in room}
     if not weights:
         weights = dict.fromkeys((n for n in partition.pmd_nodes if n in room), 1)
@@ -152,14 +152,14 @@ def _pools(
     live: Live,
     weights: Mapping[int, int],
 ) -> Callable[[int], _Pools]:
-    """The pools of a node. VMs' ports are shared out by VM cores, as nothing says where they will be."""
+    """Return a function from node to pools. VM ports are spread by VM cores, as their node is not known."""
     if not is_per_port(live):
         return lambda node: _Pools(intent.mtus, None)
     cores = sum(len(share.vm) for share in partition.nodes)
     count = max(cores, _vhost_ports(live)) if intent.vm_ports is None else intent.vm_ports
     first = partition.pmd_nodes[:1]
     homes = [known(nic.node, None) for nic in nics]
-    # A NIC has a transmit queue for each PMD thread and one more, a vhost-user port as many as its VM.
+    # A NIC has one txq per PMD thread plus one; a vhost-user port has as many as its VM.
     nic = port_mbufs(intent.queues, len(partition.polling) + 1)
     vhost = port_mbufs(intent.queues, intent.queues)
     whole = sum(weights.values())
@@ -173,7 +173,7 @@ def _pools(
 
 
 def is_per_port(live: Live) -> bool:
-    """Whether OVS has a pool for each port (``per-port-memory`` in ovs-vswitchd.conf.db(5))."""
+    """True if OVS uses one pool per port (``per-port-memory`` in ovs-vswitchd.conf.db(5))."""
     ovs = known(live.ovs, None)
     return ovs is not None and ovs.other_config.get("per-port-memory", "").lower() == "true"
 
@@ -184,7 +184,7 @@ def _vhost_ports(live: Live) -> int:
 
 
 def _room_kb(facts: Facts, size_kb: int) -> dict[int, int]:
-    """What each node can give, KB: without what Linux needs and what pages of other sizes hold."""
+    """Memory of each node for hugepages, KB, minus the reserve for Linux and pages of other sizes."""
     room = {}
     for memory in needed(facts.memory.nodes):
         other = sum(
@@ -204,7 +204,7 @@ def _vm_mb(
     pools: Callable[[int], _Pools],
     size_kb: int,
 ) -> dict[int, int]:
-    """The VMs' memory by node: whole VMs where their size is known, as one is on one node."""
+    """VM memory by node, MB; in units of whole VMs if ``vm_size_mb`` is set, as a VM uses one node."""
     if not intent.vm_memory_mb:
         return {}
     if not intent.vm_size_mb:
@@ -224,8 +224,8 @@ def _vm_mb(
         )  # fmt: skip
     given = dict.fromkeys(weights, 0)
     for _ in range(count):
-        # To the node with the fewest VMs for its cores, counting the one that comes. A node of few cores may
-        # get none: a VM's room there would be missing where there are cores for it. A finding says so.
+        # Choose the node with the fewest VMs per core, including the new one. A node with few cores may get
+        # none, because its share would be missing on nodes with more cores. The check reports that.
         open_nodes = (node for node in given if given[node] < most[node])
         node = min(open_nodes, key=lambda n: ((given[n] + 1) / weights[n], n))
         given[node] += 1
@@ -233,7 +233,7 @@ def _vm_mb(
 
 
 def _least_mb(pools: _Pools) -> int:
-    """What OVS does with when memory is short."""
+    """Minimum memory of OVS on a node, MB."""
     return min(mb for mb, _ in pools.sizes()) + _DPDK_MB
 
 

@@ -1,4 +1,4 @@
-"""The kernel's command line (pure). Rules: Documentation/admin-guide/kernel-parameters.txt."""
+"""Plan the kernel command line (pure). Source: Documentation/admin-guide/kernel-parameters.txt."""
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ def kernel_arguments(
 
 
 def _now(line: CommandLine, name: str) -> str | None:
-    """CPUs in the shortest form, so that ``2,3,4`` and ``2-4`` are the same."""
+    """Current value, with CPU lists normalised so that ``2,3,4`` equals ``2-4``."""
     value = line.value(name)
     if not value or name not in _CPU_LISTS:
         return value
     try:
         flags = [word for word in value.split(",") if not word[:1].isdigit()]
         return ",".join((*flags, format_list(line.cpus(name))))
-    except ValueError:  # forms such as 0-30:1/2, which are not written here
+    except ValueError:  # forms like 0-30:1/2, which netplugin does not write
         return value
 
 
 def release(facts: Facts) -> tuple[int, int]:
-    """Major and minor; (0, 0) if they are not known, so that nothing new is counted on."""
+    """Kernel version (major, minor); (0, 0) if unknown, so that no newer feature is assumed."""
     found = re.match(r"(\d+)\.(\d+)", known(facts.kernel.release, ""))
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def counts_by_node(facts: Facts, pages: tuple[NodePages, ...]) -> bool:
-    """Whether the command line can say how many hugepages each node has.
+    """True if the command line can set the number of hugepages per node.
 
-    ``hugepages=0:29,1:40`` is of Linux 5.16 (commit b5389086ad7b); an older kernel reads no number there
-    and reserves nothing. A plain number is spread evenly over all nodes.
+    ``hugepages=0:29,1:40`` needs Linux 5.16 (commit b5389086ad7b); an older kernel cannot parse it and
+    reserves nothing. A plain number is spread evenly over all nodes.
     """
     return len(pages) == 1 or release(facts) >= (5, 16)
 
@@ -84,13 +84,13 @@ def _iommu(facts: Facts) -> Iterator[Argument]:
         yield Argument("iommu.passthrough", "1", why)
         return
     yield Argument("iommu", "pt", why)
-    # AMD's is on by itself, and there is no amd_iommu=on to say so.
+    # AMD's is on by default; amd_iommu=on does not exist.
     if known(facts.cpus.vendor, "") == INTEL:
         yield Argument("intel_iommu", "on", "VFs are given to VMs and to DPDK through the IOMMU")
 
 
 def page_name(size_kb: int) -> str:
-    """``1G``, ``512M``, ``64K``: as ``hugepagesz`` takes it."""
+    """Page size in the notation of ``hugepagesz``: ``1G``, ``512M``, ``64K``."""
     for unit, kb in (("G", PAGE_1G), ("M", 1024)):
         if size_kb % kb == 0:
             return f"{size_kb // kb}{unit}"
@@ -103,7 +103,7 @@ def _hugepages(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Argument]
         return
     size = page_name(pages[0].size_kb)
     yield Argument("default_hugepagesz", size, "what a mount of hugetlbfs has without a size")
-    if not counts_by_node(facts, pages):  # a step of its own says how they are reserved
+    if not counts_by_node(facts, pages):  # a BootPages step reserves them
         if _counts_default(facts.kernel.arguments, size):
             yield Argument(
                 "hugepages", None, f"it counts pages of the default size, which is {size} from then on; a "
@@ -120,8 +120,8 @@ def _hugepages(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Argument]
 
 
 def _counts_default(line: Fact[CommandLine], size: str) -> bool:
-    """Whether a number of pages would mean another size with ``size`` as the default one: it has no
-    ``hugepagesz`` before it (hugepages_setup in mm/hugetlb.c)."""
+    """True if changing the default page size to ``size`` would change the meaning of ``hugepages=``, which
+    has no ``hugepagesz`` before it (hugepages_setup in mm/hugetlb.c)."""
     if isinstance(line, Unknown) or line.value("default_hugepagesz") == size:
         return False
     names = [name for name, _ in line.arguments if name in ("hugepages", "hugepagesz")]
@@ -152,7 +152,7 @@ def _isolation(facts: Facts, partition: Partition) -> Iterator[Argument]:
 
 
 def _realtime(facts: Facts) -> Iterator[Argument]:
-    """All of x86: ARM has none of these."""
+    """Real-time arguments; x86 only."""
     vendor = known(facts.cpus.vendor, "")
     yield Argument(
         "mce", "ignore_ce",
@@ -176,7 +176,7 @@ def _realtime(facts: Facts) -> Iterator[Argument]:
             "amd_pstate", "disable", "the frequency does not move by itself",
             f"{sources.AMD_PSTATE}; {sources.TUNED_REALTIME}",
         )  # fmt: skip
-    # Not pcie_aspm=off: that leaves what the firmware has set.
+    # Not pcie_aspm=off, which keeps the firmware's settings.
     yield Argument(
         "pcie_aspm.policy", "performance", "links to NICs do not sleep",
         sources.ASPM,
@@ -184,7 +184,7 @@ def _realtime(facts: Facts) -> Iterator[Argument]:
 
 
 def _idle(facts: Facts) -> Iterator[Argument]:
-    """A CPU that polls while it idles takes from its sibling: with SMT it sleeps, but no deeper than C1."""
+    """Idle polling without SMT; with SMT, C1 at most, because polling slows the sibling down."""
     if not any(len(core.cpus) > 1 for core in known(facts.cpus.cores, ())):
         yield Argument(
             "idle", "poll", "a CPU that polls wakes at once; it draws full power",

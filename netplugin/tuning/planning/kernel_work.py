@@ -1,4 +1,4 @@
-"""Where the kernel's own work may go, and how fast CPUs run (pure): and where services start."""
+"""Plan the CPUs of kernel work and services, and the frequency governor (pure)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from netplugin.tuning.steps import BannedCpus, Effect, File, Group, ServiceCpus,
 
 
 def kernel_work(facts: Facts, partition: Partition) -> Iterator[Step]:
-    """Nothing where no CPU is to be kept free."""
+    """Steps that keep kernel work off isolated CPUs; none if no CPU is to be isolated."""
     if not partition.isolated:
         return
     yield from _interrupts(facts, partition)
@@ -65,7 +65,7 @@ def _interrupts(facts: Facts, partition: Partition) -> Iterator[Step]:
 
 
 def _irqbalance(facts: Facts, partition: Partition) -> Iterator[Step]:
-    """Isolated CPUs are left alone by itself only where the kernel was booted with them."""
+    """Ban the isolated CPUs explicitly; irqbalance skips only those isolated since boot."""
     found = facts.interrupts.irqbalance
     if found is None or isinstance(found, Unknown):
         return

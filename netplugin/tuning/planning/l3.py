@@ -1,8 +1,8 @@
-"""Cores that share an L3 cache kept together (pure): a CCX of AMD's CPUs, a cluster of ARM's.
+"""Group cores by shared L3 cache (pure): a CCX on AMD, a cluster on ARM.
 
-Threads of one VM, or PMD threads that hand packets to it, exchange data through the L3 cache. Between
-cores of different L3 caches data goes over the fabric (SUSE Best Practices, "Optimizing Linux for AMD
-EPYC": an L3 for each CCX).
+The threads of a VM, and the PMD threads that serve it, exchange data through the L3 cache. Between cores
+with different L3 caches, data crosses the fabric (SUSE Best Practices, "Optimizing Linux for AMD EPYC":
+an L3 for each CCX).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 def l3_caches(caches: Iterable[Cache]) -> tuple[Cpus, ...]:
-    """The CPUs of each L3 cache; none where the machine tells of none."""
+    """CPUs of each L3 cache; empty if the machine reports none."""
     return tuple(cache.cpus for cache in caches if cache.level == 3)
 
 
 def grouped(cores: Sequence[T], cpus: Sequence[Cpus], l3: Sequence[Cpus]) -> list[list[T]]:
-    """The cores by the cache that they share, in their order; ``cpus`` are those of each core."""
+    """Group cores by L3 cache, keeping their order; ``cpus`` are the CPUs of each core."""
     groups: dict[int, list[T]] = {}
     for core, mine in zip(cores, cpus, strict=True):
         home = next((number for number, cache in enumerate(l3) if mine & cache), -1)
@@ -30,9 +30,9 @@ def grouped(cores: Sequence[T], cpus: Sequence[Cpus], l3: Sequence[Cpus]) -> lis
 
 
 def together(groups: Iterable[Sequence[T]], count: int) -> list[T]:
-    """So many, of as few caches as will do, and of those that this leaves least of; all, if too few.
+    """Take ``count`` cores from as few groups as possible, best fit first; all cores if there are too few.
 
-    The order of ``groups`` decides between equals, so that the lowest are taken first.
+    Ties are resolved by the order of ``groups``.
     """
     left = [list(group) for group in groups if group]
     taken: list[T] = []

@@ -1,4 +1,4 @@
-"""What real time asks for beside isolation, and what can be set live (pure)."""
+"""Plan real-time settings that can be changed live (pure)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from netplugin.tuning.steps import Effect, File, Group, Step, Swap, Sysctl, Targ
 KSM = "/sys/kernel/mm/ksm/run"
 THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 _RCU = "RCU must not wait for a busy vCPU, or memory runs full of what nobody frees"
-#: SCHED_FIFO priorities of tuned's realtime-virtual-host: above a vCPU in real time, which has 1, as
-#: these must not wait for it. A kernel has some of them.
+#: SCHED_FIFO priorities from tuned's realtime-virtual-host, above that of a real-time vCPU (1), which these
+#: threads must preempt. Not every kernel has all of them.
 PRIORITIES = (
     ("ksoftirqd", "2", "timers and packets of a CPU must not wait for its vCPU"),
     ("ktimers", "2", "timers of a CPU must not wait for its vCPU"),
@@ -24,22 +24,22 @@ PRIORITIES = (
     ("rcuc", "4", _RCU),
     ("rcub", "4", _RCU),
 )
-#: The default of KVM on x86 (KVM_HALT_POLL_NS_DEFAULT in arch/x86/include/asm/kvm_host.h).
+#: KVM's default on x86 (KVM_HALT_POLL_NS_DEFAULT in arch/x86/include/asm/kvm_host.h).
 _HALT_POLL_NS = "200000"
 
 
 def latency(facts: Facts, partition: Partition, intent: Intent) -> Iterator[Step]:
-    """Nothing where throughput counts."""
+    """Real-time steps; none unless the intent is real time."""
     if not (intent.realtime and partition.isolated):
         return
     memory = facts.memory
     yield from _step(
-        # Not 0, which keeps merged pages, and is not what tuned's profile sets.
+        # Not 0, which would keep merged pages; tuned's profile also sets 2.
         Group.MEMORY, File(KSM), _text(memory.ksm), "2",
         "a merged page stops a VM at its next write to it: 2 parts those that are merged already",
         f"{sources.KSM}; {sources.TUNED_HOST}",
     )  # fmt: skip
-    # A list under /sys keeps its brackets; the value that is chosen is what counts.
+    # Reading the file gives all choices; the one in brackets is compared.
     yield from _step(
         Group.MEMORY, File(THP), memory.transparent, "never",
         "making large pages of small ones stops who uses them; VMs have hugepages of their own",
@@ -70,7 +70,7 @@ def latency(facts: Facts, partition: Partition, intent: Intent) -> Iterator[Step
 
 
 def _halt_polling(facts: Facts, partition: Partition) -> Iterator[Step]:
-    """A vCPU that halts polls on its CPU for a while before it sleeps, and wakes the sooner for it."""
+    """KVM halt polling: a halted vCPU polls before it sleeps, and so wakes faster."""
     now = facts.kernel.halt_poll_ns
     cores = (core for share in partition.nodes for core in share.vm)
     if any(len(core.cpus & partition.vcpus) > 1 for core in cores):
@@ -93,7 +93,7 @@ def _threads(facts: Facts) -> Iterator[Step]:
             now = threads
         else:
             found = {t.priority for t in threads if t.name.partition("/")[0] == name}
-            if not found:  # rcuc threads come with rcu_nocbs or PREEMPT_RT, ktimers with the latter
+            if not found:  # rcuc needs rcu_nocbs or PREEMPT_RT, ktimers PREEMPT_RT
                 continue
             now = ",".join(map(str, sorted(found)))
         yield Step(
@@ -109,6 +109,6 @@ def _text(value: Fact[int | None]) -> Fact[str | None]:
 def _step(
     group: Group, target: Target, now: Fact[str | None], wanted: str, why: str, source: str
 ) -> Iterator[Step]:
-    """None where the kernel has no such thing."""
+    """The step, unless the kernel lacks the setting."""
     if now is not None:
         yield Step(group, target, now, wanted, Effect.LIVE, why, source)

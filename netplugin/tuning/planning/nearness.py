@@ -1,7 +1,7 @@
-"""Which nodes are near those of the NICs (pure): by NUMA distance, then by package.
+"""Rank NUMA nodes by distance from the NICs (pure): NUMA distance first, then package.
 
-With SNC (Intel) or NPS (AMD) a package is several nodes, and its other nodes are nearer than the other
-package. Firmware may give all other nodes one distance: then the package decides.
+With SNC (Intel) or NPS (AMD), a package has several nodes, which are nearer to each other than to the other
+package. If the firmware reports one distance for all other nodes, the package decides.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 
 from netplugin.tuning.facts import Core
 
-#: What the kernel takes where the firmware has no table (LOCAL_DISTANCE and REMOTE_DISTANCE in
+#: The kernel's distances without a firmware table (LOCAL_DISTANCE and REMOTE_DISTANCE in
 #: include/linux/topology.h).
 _LOCAL, _REMOTE = 10, 20
 
 
 def packages_of(cores: Iterable[Core]) -> dict[int, frozenset[int]]:
-    """The packages that each node has cores of."""
+    """Packages of each node's cores."""
     found: dict[int, frozenset[int]] = {}
     for core in cores:
         found[core.node] = found.get(core.node, frozenset()) | {core.package}
@@ -26,7 +26,7 @@ def packages_of(cores: Iterable[Core]) -> dict[int, frozenset[int]]:
 def ranks(
     cores: tuple[Core, ...], nic_nodes: tuple[int, ...], distances: Mapping[int, Mapping[int, int]]
 ) -> dict[int, int]:
-    """0 for the nodes of the NICs, then 1 and up: nodes that are as far away have the same."""
+    """Rank of each node: 0 for NIC nodes, then 1 and up; equally distant nodes share a rank."""
     packages = packages_of(cores)
     near = [node for node in nic_nodes if node in packages]
     home = frozenset(package for node in near for package in packages[node])
@@ -43,6 +43,6 @@ def ranks(
 def nearest_first(
     cores: tuple[Core, ...], nic_nodes: tuple[int, ...], distances: Mapping[int, Mapping[int, int]]
 ) -> tuple[int, ...]:
-    """All nodes that have cores, those of the NICs first."""
+    """All nodes with cores, nearest to the NICs first."""
     found = ranks(cores, nic_nodes, distances)
     return tuple(sorted(found, key=lambda node: (found[node], node)))

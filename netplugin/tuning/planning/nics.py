@@ -1,4 +1,4 @@
-"""Which NICs the PMD threads serve, and so on which nodes they run (pure)."""
+"""Choose the NICs that PMD threads serve, and so the nodes of the threads (pure)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from netplugin.tuning.intent import Intent
 from netplugin.tuning.planning.refused import impossible
 from netplugin.tuning.root import known
 
-#: Drivers that a NIC has while DPDK has it (mlx5 keeps its own).
+#: Drivers of NICs that DPDK uses (mlx5 keeps its kernel driver).
 DPDK_DRIVERS = frozenset(("vfio-pci", "igb_uio", "uio_pci_generic"))
 
 
 def chosen_nics(facts: Facts, intent: Intent) -> tuple[Nic, ...]:
-    """Those of the intent; else those that DPDK has; else the fastest, or all if no speed is known.
+    """NICs of the intent; else those bound to DPDK drivers; else the fastest, or all if no speed is known.
 
-    Raises: InvalidRequest for one that is not there.
+    Raises: InvalidRequest for a NIC that does not exist.
     """
     nics = known(facts.network.nics, ())
     if intent.nics:
@@ -30,25 +30,25 @@ def chosen_nics(facts: Facts, intent: Intent) -> tuple[Nic, ...]:
 
 
 def are_sure(nics: tuple[Nic, ...], intent: Intent) -> bool:
-    """Whether somebody chose these NICs. Otherwise they change with the links that are up."""
+    """True if the NICs are configured or bound to DPDK; else the choice depends on which links are up."""
     return bool(intent.nics) or any(nic.driver in DPDK_DRIVERS for nic in nics)
 
 
 def speed(nic: Nic, interfaces: Mapping[str, Interface]) -> int:
-    """Mbit/s; 0 where there is no link."""
+    """Speed in Mbit/s; 0 without link."""
     return max(
         (interfaces[n].speed_mbps or 0 for n in nic.interfaces if n in interfaces), default=0
     )
 
 
 def nodes_of(nics: tuple[Nic, ...], nodes: tuple[int, ...]) -> tuple[int, ...]:
-    """The nodes of these NICs that have CPUs; the first node where the firmware names none."""
+    """NUMA nodes of these NICs that have CPUs; the first node if the firmware reports none."""
     found = {known(nic.node, None) for nic in nics} & set(nodes)
     return tuple(sorted(node for node in found if node is not None)) or nodes[:1]
 
 
 def named(nics: tuple[Nic, ...], name: str, field: str) -> Nic:
-    """The NIC of this PCI address or interface. Raises: InvalidRequest naming the intent's field."""
+    """The NIC with this PCI address or interface name. Raises: InvalidRequest naming ``field``."""
     for nic in nics:
         if name in (nic.address, *nic.interfaces):
             return nic

@@ -1,4 +1,4 @@
-"""The settings of OVS-DPDK (pure). Rules: Documentation/intro/install/dpdk.rst and vswitch.xml of OVS."""
+"""Plan the settings of OVS-DPDK (pure). Source: OVS Documentation/intro/install/dpdk.rst and vswitch.xml."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TSO, _PER_PORT = "userspace-tso-enable", "per-port-memory"
 def ovs_settings(
     live: Live, partition: Partition, pages: tuple[NodePages, ...], intent: Intent
 ) -> Iterator[Step]:
-    """None for a host without PMD cores."""
+    """Steps for ``other_config``; none for a host without PMD cores."""
     if not intent.pmd_cores:
         return
     sizes = {plan.node: plan.ovs_mb for plan in pages}
@@ -56,7 +56,7 @@ def ovs_settings(
 
 
 def _assign(live: Live) -> str:
-    """``group`` came with OVS 2.16 and heeds load without tying queues to cores for good."""
+    """``group``, new in OVS 2.16, assigns queues by load without a fixed number of queues per PMD thread."""
     version = None if isinstance(live.ovs, Unknown) else live.ovs.version
     return "group" if _at_least(version, (2, 16)) else "cycles"
 
@@ -75,7 +75,7 @@ def _step(live: Live, key: str, wanted: str | None, effect: Effect, why: str, so
 
 
 def _mask(live: Live, partition: Partition) -> Step:
-    """A mask that means the same CPUs is the same, however it is written."""
+    """The step for pmd-cpu-mask; masks are normalised before they are compared."""
     key = "pmd-cpu-mask"
     now = _now(live, key)
     if isinstance(now, str):

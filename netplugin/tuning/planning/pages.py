@@ -1,4 +1,4 @@
-"""Steps that reserve hugepages, on each node: now, and at boot where the kernel cannot (pure)."""
+"""Steps that reserve hugepages on each node: now, and at boot if the command line cannot (pure)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def page_steps(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Step]:
     pools = {(pool.node, pool.size_kb): pool for pool in needed(facts.memory.pools)}
     for plan in (plan for plan in pages if plan.pages):
         pool = pools.get((plan.node, plan.size_kb))
-        if pool is None:  # the node has no such pages; the check of hugepages says so
+        if pool is None:  # the node has no pages of this size; the hugepages check reports that
             continue
         now = pool.total
         buffers = f"{plan.mbufs} buffers for {plan.ports} ports" if plan.per_port else (
@@ -52,5 +52,5 @@ def _text(counts: Mapping[int, int] | None) -> str | None:
 
 
 def by_node(counts: Mapping[int, int]) -> str:
-    """``0:46,1:14``, as the kernel's command line has it."""
+    """Format page counts for the kernel command line: ``0:46,1:14``."""
     return ",".join(f"{node}:{number}" for node, number in sorted(counts.items()))

@@ -1,10 +1,10 @@
-"""Which core does what (pure): housekeeping, PMD, emulator and VM cores, disjoint, covering all CPUs.
+"""Partition the cores (pure): disjoint housekeeping, PMD, emulator and VM cores that cover all CPUs.
 
-Whole cores, because SMT siblings share the core's execution units and first caches: a PMD thread
-beside anything else loses to it. PMD cores are on their NIC's node, because OVS gives a queue to a thread
-of its port's node, and to others only where that has none (sched_numa_list_schedule in OVS's
-lib/dpif-netdev.c): more on another node would not poll the NIC. For the same reason each other node with
-VM cores has PMD cores of its own, as a vhost-user port is on the node of its VM's memory.
+Roles get whole cores, because SMT siblings share execution units and L1/L2 caches: anything on its sibling
+slows a PMD thread down. PMD cores are on the NIC's node, because OVS assigns a queue to a thread on its
+port's node, and to another node only if that has none (sched_numa_list_schedule in OVS's
+lib/dpif-netdev.c); threads on another node would not poll the NIC. For the same reason each other node with
+VM cores gets PMD cores: a vhost-user port is on the node of its VM's memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from netplugin.tuning.planning.refused import impossible
 
 @dataclass(frozen=True)
 class NodeShare:
-    """The whole cores of one node by what they do."""
+    """Cores of one node by role."""
 
     node: int
     housekeeping: tuple[Core, ...]
@@ -35,8 +35,8 @@ class NodeShare:
 
 @dataclass(frozen=True)
 class Partition:
-    """``nodes`` in their order. ``polling`` are the CPUs with a PMD thread, ``vcpus`` those for vCPUs:
-    all of their cores, or one of each while its siblings idle."""
+    """``nodes`` are sorted by number. ``polling`` are the CPUs with a PMD thread, ``vcpus`` those for vCPUs:
+    all CPUs of their cores, or one per core with ``idle_siblings``."""
 
     nodes: tuple[NodeShare, ...]
     polling: Cpus
@@ -60,9 +60,9 @@ class Partition:
 
     @property
     def isolated(self) -> Cpus:
-        """What is kept free of the kernel's own work.
+        """CPUs to isolate from the kernel's own work.
 
-        Emulator cores are not: without the scheduler's balancing all threads would stay on one CPU.
+        Emulator cores are not isolated: without load balancing, all threads would stay on one CPU.
         """
         return self.pmd | self.vm
 
@@ -70,12 +70,12 @@ class Partition:
         return cpus_of(c for share in self.nodes if share.node == node for c in share.housekeeping)
 
     def near(self, cpus: Cpus) -> Cpus:
-        """The housekeeping CPUs of the nodes that have these; all, if none has."""
+        """Housekeeping CPUs of the nodes of these CPUs; all housekeeping CPUs if those have none."""
         nodes = [s for s in self.nodes if s.cpus & cpus]
         return cpus_of(core for share in nodes for core in share.housekeeping) or self.housekeeping
 
     def polling_on(self, nodes: Collection[int]) -> Cpus:
-        """The CPUs with a PMD thread of these nodes."""
+        """CPUs with a PMD thread on these nodes."""
         shares = (share for share in self.nodes if share.node in nodes)
         return self.polling & cpus_of(core for share in shares for core in share.pmd)
 
@@ -101,16 +101,16 @@ def divide(
     *,
     sure: bool,
 ) -> Partition:
-    """``order`` has all nodes, the nearest to the NICs first; ``l3`` the CPUs of each L3 cache.
+    """Partition the cores. ``order`` has all nodes, nearest to the NICs first; ``l3`` are the L3 caches.
 
-    ``sure``: somebody chose the NICs, so that each of their nodes must have a PMD core. Otherwise one that
-    has none is left to a finding: whether there is a plan must not depend on which links are up.
+    ``sure``: the NICs are configured, so each of their nodes must get a PMD core. Otherwise a node without
+    one is only a finding, because the plan must not fail depending on which links are up.
 
-    Raises: InvalidRequest naming the field that asks for more cores than there are.
+    Raises: InvalidRequest naming the field that requests too many cores.
     """
     nodes = sorted({core.node for core in cores})
     free = {node: _Free([c for c in cores if c.node == node], l3) for node in nodes}
-    # Lowest first: so the first CPU that Linux booted on, which cannot be isolated, is housekeeping.
+    # Lowest first: the boot CPU cannot be isolated and must be housekeeping.
     kept = {node: free[node].lowest(intent.housekeeping_cores) for node in nodes}
     pmd = _pmd(free, nic_nodes, intent, sure)
     served = tuple(node for node in nic_nodes if pmd.get(node))
@@ -125,7 +125,7 @@ def divide(
                 pmd=(*pmd.get(node, ()), *free[node].take(beside)),
                 emulator=free[node].take(intent.emulator_cores if vms else 0),
                 vm=free[node].take(vms),
-                # What nobody asked for goes back to everything else.
+                # Unassigned cores are housekeeping.
                 housekeeping=(*kept[node], *free[node].rest()),
             )
         )
@@ -137,7 +137,7 @@ def divide(
 
 
 class _Free:
-    """The cores of one node that nobody has yet."""
+    """Unassigned cores of one node."""
 
     def __init__(self, cores: Iterable[Core], l3: tuple[Cpus, ...]) -> None:
         self._cores = sorted(cores, key=lambda core: core.first)
@@ -150,7 +150,7 @@ class _Free:
         return self._remove(self._cores[:count])
 
     def take(self, count: int) -> tuple[Core, ...]:
-        """Of as few L3 caches as will do."""
+        """Take ``count`` cores from as few L3 caches as possible."""
         groups = grouped(self._cores, [core.cpus for core in self._cores], self._l3)
         return self._remove(together(groups, count))
 
@@ -170,9 +170,8 @@ def _busy(cores: Iterable[Core], intent: Intent) -> Cpus:
 def _pmd(
     free: dict[int, _Free], nodes: tuple[int, ...], intent: Intent, sure: bool
 ) -> dict[int, tuple[Core, ...]]:
-    """Evenly over the nodes that have a NIC, and one on each at least, if they are ``sure``: OVS polls a NIC
-    of a node without a PMD thread from another one, and says so in its log alone
-    (sched_numa_list_schedule)."""
+    """Spread PMD cores evenly over the NIC nodes; with ``sure``, at least one on each, because OVS polls a
+    NIC on a node without PMD thread from another node and only logs that (sched_numa_list_schedule)."""
     room = {node: len(free[node]) for node in nodes if node in free}
     if intent.pmd_cores > sum(room.values()):
         where = ", ".join(map(str, nodes))
@@ -207,14 +206,14 @@ def _pmd(
 
 
 def _beside(node: int, served: tuple[int, ...], intent: Intent) -> int:
-    """PMD cores for the vhost-user ports of the VMs of a node that has none for a NIC."""
+    """PMD cores for vhost-user ports on a node without PMD cores for a NIC."""
     return intent.vm_pmd_cores if intent.pmd_cores and node not in served else 0
 
 
 def _vms(
     free: dict[int, _Free], order: tuple[int, ...], served: tuple[int, ...], intent: Intent
 ) -> dict[int, int]:
-    """How many VM cores each node has: the nearest to the NIC first, and on as few nodes as will do."""
+    """Number of VM cores of each node; fills the nodes nearest to the NICs first."""
     room = {
         node: max(0, len(free[node]) - intent.emulator_cores - _beside(node, served, intent))
         for node in order

@@ -1,4 +1,4 @@
-"""The plan of a host: facts and an intent in, partition, hugepages and steps out (pure)."""
+"""Plan a host (pure): from facts and an intent to partition, hugepages and steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from netplugin.tuning.steps import Effect, Step
 
 @dataclass(frozen=True)
 class Plan:
-    """``steps`` are all that the host should have, those that are done included."""
+    """``steps`` are all settings of the plan, including those already in place."""
 
     intent: Intent
     nics: tuple[Nic, ...]
@@ -35,12 +35,13 @@ class Plan:
     steps: tuple[Step, ...]
 
     def left(self, effect: Effect) -> tuple[Step, ...]:
-        """What is still to be done and takes effect so."""
+        """Pending steps with this effect."""
         return tuple(step for step in self.steps if not step.done and step.effect is effect)
 
 
 def make_plan(facts: Facts, intent: Intent, live: Live | None = None) -> Plan:
-    """Raises: InvalidRequest naming the field that asks for too much, HostError for a missing fact."""
+    """Make the plan. Raises: InvalidRequest naming the field that requests too much, HostError for a missing
+    fact."""
     live = live or Live()
     cores = needed(facts.cpus.cores)
     nics = chosen_nics(facts, intent)

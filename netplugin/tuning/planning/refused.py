@@ -1,4 +1,4 @@
-"""The errors of planning: an intent that the machine cannot bear, a machine that is not known enough."""
+"""Errors of planning: the intent does not fit the machine, or a required fact is missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def impossible(field: str, message: str, fix: str, step: str = "plan") -> InvalidRequest:
-    """The intent's field that asks for more than there is."""
+    """The error for an intent field that requests more than there is."""
     return InvalidRequest(
         f"{field}: {message}", step=step, fix=fix,
         errors=[FieldError(field=field, message=message)],
@@ -19,7 +19,7 @@ def impossible(field: str, message: str, fix: str, step: str = "plan") -> Invali
 
 
 def needed(fact: Fact[T]) -> T:
-    """A fact without which there is no plan. Raises: HostError naming the file."""
+    """Return a required fact. Raises: HostError naming the file that cannot be read."""
     if isinstance(fact, Unknown):
         raise HostError(
             f"no plan without {fact.path}: {fact.reason}", step="plan",

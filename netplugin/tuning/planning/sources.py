@@ -1,16 +1,16 @@
-"""Where the rules of a plan come from: the documents that ``netplugin host plan --explain`` names."""
+"""Sources of the plan's rules, shown by ``netplugin host plan --explain``."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: What a plan says of a document whose text could not be had.
+#: Remark on a source whose text was not available.
 NOT_READ: Final = "not read for this rule"
 
 
 class Source(str):
-    """A document by its name, as a plan shows it. ``read`` is the text that the rules were held against: a
-    repository at a commit or tag; None where it could not be had, which the name then says."""
+    """Name of a document, as shown in a plan. ``read`` is the version that the rules were checked against, a
+    repository at a commit or tag; None if it was not available, which the name then states."""
 
     read: str | None
 
@@ -24,13 +24,13 @@ def _linux(what: str, commit: str) -> Source:
     return Source(f"Linux {what}", f"torvalds/linux at {commit}")
 
 
-#: The branch master of these, at this commit.
+#: Commits on the branch master of these projects.
 _OVS: Final = "openvswitch/ovs at d6a632a9b16e"
 _TUNED: Final = "redhat-performance/tuned at 2bfa4423586b"
 _IRQBALANCE: Final = "Irqbalance/irqbalance at cd9212f453db"
 
 KERNEL_PARAMETERS: Final = _linux("Documentation/admin-guide/kernel-parameters.txt", "000d388ed3bb")
-#: ``mce`` and ``idle`` of x86.
+#: Documents ``mce`` and ``idle`` on x86.
 BOOT_OPTIONS: Final = _linux("Documentation/arch/x86/x86_64/boot-options.rst", "0604aa87b098")
 MANAGED_IRQ: Final = _linux("5.6, commit 11ea68f553e2", "11ea68f553e2")
 NODE_PAGES: Final = _linux("5.16, commit b5389086ad7b", "b5389086ad7b")
@@ -75,10 +75,10 @@ NFV_GUIDE: Final = Source(
     "docs.redhat.com, in its translations",
 )
 EPYC_GUIDE: Final = Source("SUSE Best Practices, Optimizing Linux for AMD EPYC", None)
-#: What no document says and is the project's own choice.
+#: For rules that are the project's choice and in no document.
 OWN: Final = "this project's choice, not from a document"
 
-#: Of the CPU map: what is given to whom, and where.
+#: Sources of the CPU partition.
 PARTITION: Final = {
     "whole cores": f"{TOPOLOGY}; {NFV_GUIDE}",
     "PMD cores by node": f"{OVS_SCHEDULING}; {NFV_GUIDE}",
@@ -90,5 +90,5 @@ PAGES: Final = f"{OVS_MEMORY}; a tenth of each node for Linux, at least 512 MB: 
 
 
 def of_argument(name: str) -> Source:
-    """The document that has a kernel argument."""
+    """The document that describes a kernel argument."""
     return BOOT_OPTIONS if name in ("mce", "idle") else KERNEL_PARAMETERS

@@ -1,4 +1,4 @@
-"""Variables and profile of tuned, where it is installed (pure)."""
+"""Plan tuned's variables and profile, if tuned is installed (pure)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from netplugin.tuning.steps import Effect, Group, Step, TunedProfile, TunedVaria
 
 
 def tuned_steps(facts: Facts, partition: Partition, intent: Intent) -> Iterator[Step]:
-    """The same CPUs as ``isolcpus`` has, or tuned would put back what is set here."""
+    """Set the same CPUs as in ``isolcpus``; otherwise tuned would revert these settings."""
     tuned = facts.kernel.tuned
     if tuned is None or isinstance(tuned, Unknown) or not partition.isolated:
         return

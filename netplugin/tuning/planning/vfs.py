@@ -1,4 +1,4 @@
-"""How many virtual functions the NICs of the intent are to have (pure): a step for each."""
+"""Plan the number of VFs of each NIC in the intent (pure)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from netplugin.tuning.steps import Effect, Group, Step, VfCount
 
 
 def vf_steps(facts: Facts, intent: Intent) -> Iterator[Step]:
-    """NICs that are not named keep what they have.
+    """One step per named NIC; other NICs keep their VFs.
 
-    Raises: InvalidRequest for a NIC that is not there, has no or fewer VFs, or is named twice;
+    Raises: InvalidRequest for a NIC that does not exist, supports no or fewer VFs, or is named twice;
     HostError for a missing fact.
     """
     seen = set()

@@ -1,4 +1,4 @@
-"""Reading a machine under one root: a file for each part of it."""
+"""Read the facts of a host below one root directory, one module per subject."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from netplugin.tuning.root import Root
 
 
 def read_facts(root: Root) -> Facts:
-    """Everything there is to know; raises nothing."""
+    """Read all facts. Raises nothing."""
     return Facts(
         cpus=read_cpus(root),
         power=read_power(root),

@@ -1,4 +1,4 @@
-"""CPUs: on line or not, whole cores with their siblings and node, caches, what is isolated."""
+"""Read CPU facts: online state, cores with siblings and NUMA node, caches, isolation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from netplugin.tuning.root import Fact, Root, Unknown
 CPU = "/sys/devices/system/cpu"
 NODE = "/sys/devices/system/node"
 _NODE = re.compile(r"node(\d+)")
-#: As x86 and ARM have them in /proc/cpuinfo (c_show in arch/arm64/kernel/cpuinfo.c).
+#: Fields of /proc/cpuinfo on x86 and on ARM (c_show in arch/arm64/kernel/cpuinfo.c).
 _VENDOR = r"vendor_id|CPU implementer"
 _MODEL = r"model name|CPU part"
 X86, ARM = "x86_64", "aarch64"
 
 
 def cpu_list(text: str) -> Cpus:
-    """A list as sysfs has it; a kernel without the feature prints ``(null)``. Raises: ValueError."""
+    """Parse a sysfs CPU list; a kernel without the feature prints ``(null)``. Raises: ValueError."""
     return frozenset() if text == "(null)" else frozenset(parse_list(text))
 
 
@@ -40,7 +40,7 @@ def read_cpus(root: Root) -> CpuFacts:
 
 
 def node_numbers(root: Root) -> Fact[tuple[int, ...]]:
-    """The NUMA nodes; a kernel built without NUMA has the one node 0."""
+    """NUMA node numbers; only node 0 on a kernel built without NUMA."""
     names = root.names(NODE)
     if isinstance(names, Unknown):
         return (0,) if names.missing else names
@@ -57,7 +57,7 @@ def _arm(text: str) -> str:
 
 
 def _cpuinfo(text: str, field: str) -> str:
-    """The value of the first of these fields. Raises: ValueError."""
+    """Value of the first matching field. Raises: ValueError."""
     found = re.search(rf"^(?:{field})\s*: (.+)$", text, re.MULTILINE)
     if found is None:
         raise ValueError(f"no {field}")
@@ -65,7 +65,7 @@ def _cpuinfo(text: str, field: str) -> str:
 
 
 def _distances(root: Root) -> Fact[dict[int, dict[int, int]]]:
-    """Empty where the kernel was built without NUMA. A row has a number for each node, in their order."""
+    """NUMA distances; empty on a kernel without NUMA. Each file has one number per node, in order."""
     numbers = node_numbers(root)
     if isinstance(numbers, Unknown):
         return numbers
@@ -84,7 +84,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _cores(root: Root, online: Fact[Cpus]) -> Fact[tuple[Core, ...]]:
-    """All cores, or the first reason why one of them is not known: half a topology is of no use."""
+    """All cores, or the first Unknown: a partial topology is useless."""
     if isinstance(online, Unknown):
         return online
     home = _nodes_of_cpus(root, online)
@@ -101,7 +101,7 @@ def _cores(root: Root, online: Fact[Cpus]) -> Fact[tuple[Core, ...]]:
             return package
         if cpu not in home:
             return Unknown(NODE, f"no node has CPU {cpu}")
-        # A sibling may have gone off line between two reads.
+        # A sibling may have gone offline between two reads.
         cpus = (siblings & online) | {cpu}
         if any(cpus != other and cpus & other for other in cores):
             return Unknown(f"{at}/thread_siblings_list", "contradicts that of its siblings")
@@ -131,7 +131,7 @@ def _caches(root: Root, online: Fact[Cpus]) -> Fact[tuple[Cache, ...]]:
     for cpu in sorted(online):
         names = root.names(f"{CPU}/cpu{cpu}/cache")
         if isinstance(names, Unknown):
-            if names.missing:  # a virtual machine may be told of none
+            if names.missing:  # a VM may report none
                 continue
             return names
         for name in names:

@@ -1,4 +1,4 @@
-"""Where interrupts and the kernel's own work go: IRQs, irqbalance, workqueues, writeback."""
+"""Read the CPU affinity of IRQs, workqueues and writeback, and irqbalance's settings."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from netplugin.tuning.root import Fact, Root, Unknown
 DEFAULT_AFFINITY = "/proc/irq/default_smp_affinity"
 WORKQUEUES = "/sys/devices/virtual/workqueue/cpumask"
 WRITEBACK = "/sys/devices/virtual/workqueue/writeback/cpumask"
-#: Debian's and Red Hat's.
+#: Environment file on Debian and on Red Hat.
 IRQBALANCE = ("/etc/default/irqbalance", "/etc/sysconfig/irqbalance")
-#: The files of an IRQ's folder; what else is there are folders of the devices that use it.
+#: Files in an IRQ's directory; the other entries are directories of the devices that use it.
 _FILES = frozenset(
     ("affinity_hint", "effective_affinity", "effective_affinity_list", "node", "smp_affinity",
      "smp_affinity_list", "spurious")
@@ -48,9 +48,9 @@ def _irqbalance(root: Root) -> Fact[Irqbalance | None]:
 
 
 def banned_cpus(text: str) -> Cpus | None:
-    """What the environment file has irqbalance leave alone. Raises: ValueError.
+    """CPUs that the environment file bans from irqbalance. Raises: ValueError.
 
-    The older variable with a mask goes before the list (setup_banned_cpus in irqbalance's cputree.c).
+    The older variable, a mask, overrides the list (setup_banned_cpus in irqbalance's cputree.c).
     """
     mask = masked_cpus(text)
     if mask is not None:
@@ -60,13 +60,13 @@ def banned_cpus(text: str) -> Cpus | None:
 
 
 def masked_cpus(text: str) -> Cpus | None:
-    """What the older variable alone says; None where it is not set. Raises: ValueError."""
+    """CPUs in the older variable, a mask; None if not set. Raises: ValueError."""
     found = _banned("CPUS", text)
     return from_kernel(found) if found else None
 
 
 def _banned(name: str, text: str) -> str:
-    """The last value in the file."""
+    """Last value of the variable; empty if not set."""
     values = re.findall(rf"^\s*IRQBALANCE_BANNED_{name}=(.*)$", text, re.MULTILINE)
     return values[-1].strip().strip("\"'") if values else ""
 

@@ -1,4 +1,4 @@
-"""The kernel: release, arguments, PREEMPT_RT, sysctls that matter here, tuned, its own threads."""
+"""Read kernel facts: release, command line, PREEMPT_RT, sysctls, tuned, kernel threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from netplugin.tuning.facts import Cpus, KernelFacts, KernelThread, Tuned
 from netplugin.tuning.read.cpus import cpu_list
 from netplugin.tuning.root import Fact, Root, Unknown
 
-#: What is read of sysctl.
+#: Sysctls to read.
 SYSCTLS = (
     "kernel.nmi_watchdog",
     "kernel.numa_balancing",
@@ -19,15 +19,15 @@ SYSCTLS = (
     "kernel.timer_migration",
     "vm.stat_interval",
 )
-#: The profiles of tuned that take ``isolated_cores``.
+#: tuned profiles with the variable ``isolated_cores``.
 PROFILES = ("cpu-partitioning", "realtime-virtual-host")
 TUNED = "/etc/tuned"
 SYSTEMD = "/etc/systemd/system.conf"
 HALT_POLL = "/sys/module/kvm/parameters/halt_poll_ns"
-#: Those that tuned's realtime-virtual-host gives a priority; which there are depends on the kernel.
+#: Threads whose priority tuned's realtime-virtual-host sets; which exist depends on the kernel.
 _NAMES = "ksoftirqd|ktimers|ktimersoftd|rcuc|rcub"
 _THREAD = re.compile(rf"(\d+) \(((?:{_NAMES})/\d+)\) (.+)", re.DOTALL)
-#: Of the fields after the name in /proc/PID/stat, those of rt_priority and policy (proc(5)).
+#: Indices of rt_priority and policy in /proc/PID/stat, counted after the name (proc(5)).
 _PRIORITY, _POLICY = 37, 38
 
 
@@ -53,7 +53,7 @@ def variables_path(profile: str) -> str:
 
 
 def _realtime(root: Root) -> Fact[bool]:
-    """``/sys/kernel/realtime`` came before PREEMPT_RT was merged, and some kernels lack it."""
+    """``/sys/kernel/realtime`` is from the out-of-tree patch; kernels without it have /proc/version."""
     told = root.optional("/sys/kernel/realtime", lambda text: bool(int(text)))
     if told is not None:
         return told
@@ -83,7 +83,7 @@ def _isolated_cores(text: str) -> str | None:
 
 
 def _service_cpus(root: Root) -> Fact[Cpus | None]:
-    """Of systemd's own file and those beside it, in their order."""
+    """CPUAffinity from system.conf and its drop-ins, in order."""
     folder = root.names(f"{SYSTEMD}.d")
     if isinstance(folder, Unknown):
         if not folder.missing:
@@ -100,7 +100,7 @@ def _service_cpus(root: Root) -> Fact[Cpus | None]:
 
 
 def cpu_affinity(text: str, before: Cpus | None = None) -> Cpus | None:
-    """``CPUAffinity=`` of a file of systemd's manager: lists add up, an empty one clears those before.
+    """Parse ``CPUAffinity=`` of systemd's manager: lists accumulate, an empty one clears the earlier ones.
 
     Raises: ValueError.
     """
@@ -112,7 +112,7 @@ def cpu_affinity(text: str, before: Cpus | None = None) -> Cpus | None:
 
 
 def kernel_threads(root: Root) -> Fact[tuple[KernelThread, ...]]:
-    """Those that may have to preempt a busy CPU."""
+    """Kernel threads that may have to preempt a busy CPU."""
     names = root.names("/proc")
     if isinstance(names, Unknown):
         return names
@@ -120,7 +120,7 @@ def kernel_threads(root: Root) -> Fact[tuple[KernelThread, ...]]:
     for name in sorted(filter(str.isdigit, names), key=int):
         stat = root.text(f"/proc/{name}/stat")
         if isinstance(stat, Unknown):
-            if stat.missing:  # it has ended since
+            if stat.missing:  # it has ended
                 continue
             return stat
         if match := _THREAD.fullmatch(stat):

@@ -1,4 +1,4 @@
-"""Control groups that give less than the machine has, to this process, to OVS or to VMs."""
+"""Read cgroup limits that apply to this process, to OVS or to VMs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from netplugin.tuning.read.cpus import cpu_list
 from netplugin.tuning.root import Fact, Root, Unknown
 
 _CGROUP = "/sys/fs/cgroup"
-#: Where systemd has daemons such as vswitchd, and where libvirt has VMs.
+#: Slices of daemons such as vswitchd, and of libvirt's VMs.
 _SLICES = ("/system.slice", "/machine.slice")
 
 
 def read_limits(root: Root) -> tuple[Limit, ...]:
-    """The process's own group and those above it first, then the slices (cgroup v2 and v1)."""
+    """Limits of the process's own cgroup and its parents, then of the slices (cgroup v2 and v1)."""
     own = root.parsed("/proc/self/cgroup", _groups)
     version_2, cpuset, memory = (None,) * 3 if isinstance(own, Unknown) else own
     limits = []
@@ -40,7 +40,7 @@ def read_limits(root: Root) -> tuple[Limit, ...]:
 
 
 def _groups(text: str) -> tuple[str | None, str | None, str | None]:
-    """The process's groups: of v2, and of v1's cpuset and memory controllers."""
+    """cgroups of the process: v2, and v1's cpuset and memory controllers."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -54,7 +54,7 @@ def _upwards(group: str) -> list[str]:
 
 
 def _bytes(text: str) -> int | None:
-    """``max``, or v1's number next to 2^63, is no limit."""
+    """Parse a limit; ``max``, and in v1 a number near 2^63, mean no limit (None)."""
     return None if text == "max" or int(text) >= 1 << 62 else int(text)
 
 

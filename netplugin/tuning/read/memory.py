@@ -1,4 +1,4 @@
-"""Memory and hugepages of each node; what the kernel does with memory behind one's back."""
+"""Read memory and hugepages of each node, KSM, transparent hugepages and swap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from netplugin.tuning.root import Fact, Root, Unknown
 
 _SIZE = re.compile(r"hugepages-(\d+)kB")
 _MM = "/sys/kernel/mm"
-#: The unit that the playbook makes, enabled, and the file with what it writes.
+#: The systemd unit that the playbook installs, and the tmpfiles.d file that it applies.
 HUGEPAGES_UNIT = "netplugin-hugepages.service"
 LASTING = "/etc/tmpfiles.d/netplugin-tuning.conf"
 _ENABLED = f"/etc/systemd/system/sysinit.target.wants/{HUGEPAGES_UNIT}"
@@ -70,7 +70,7 @@ def _pools(root: Root, nodes: tuple[int, ...]) -> Fact[tuple[HugepagePool, ...]]
         folder = f"{NODE}/node{node}/hugepages"
         there = root.names(folder)
         if nodes == (0,) and isinstance(there, Unknown) and there.missing:
-            folder = f"{_MM}/hugepages"  # a kernel without NUMA has them here alone
+            folder = f"{_MM}/hugepages"  # a kernel without NUMA has them only here
         sizes = _sizes(root, folder)
         if isinstance(sizes, Unknown):
             return sizes

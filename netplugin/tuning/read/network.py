@@ -1,4 +1,4 @@
-"""NICs on PCI with their node and driver, interfaces, bonds, and the IOMMU that VFs need."""
+"""Read PCI NICs with NUMA node and driver, interfaces, bonds and the IOMMU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NET = "/sys/class/net"
 _IOMMU = "/sys/kernel/iommu_groups"
 #: PCI class of a network controller (include/linux/pci_ids.h).
 _NETWORK = "0x02"
-#: Who writes no target for lo; a master is anything that others are enslaved to.
+#: The loopback interface is not listed.
 _LOOPBACK = "lo"
 
 
@@ -53,15 +53,15 @@ def _nics(root: Root) -> Fact[tuple[Nic, ...]]:
 
 
 def _all(found: Iterable[Fact[T]]) -> Fact[tuple[T, ...]]:
-    """Without those that have just gone; the reason, where one of them is not to be read: half a
-    list would look like a whole one."""
+    """All values without those that have just disappeared. If one cannot be read, return its Unknown: a
+    partial list would look complete."""
     facts = tuple(found)
     refused = [fact for fact in facts if isinstance(fact, Unknown) and not fact.missing]
     return refused[0] if refused else tuple(f for f in facts if not isinstance(f, Unknown))
 
 
 def _nic(root: Root, address: str) -> Fact[Nic]:
-    """Missing if it is none, or a VF."""
+    """A NIC; a missing Unknown if the device is not a NIC or is a VF."""
     at = f"{PCI}/{address}"
     kind = root.text(f"{at}/class")
     if isinstance(kind, Unknown):
@@ -91,7 +91,7 @@ def _node(text: str) -> int | None:
 
 
 def _interfaces_of(root: Root, at: str) -> Fact[tuple[str, ...]]:
-    """Of a virtio NIC they are below its virtio device."""
+    """Interfaces of a PCI device; those of a virtio NIC are below its virtio device."""
     below = [name for name in known(root.names(at), ()) if name.startswith("virtio")]
     named = _all(root.names(f"{place}/net") for place in (at, *(f"{at}/{b}" for b in below)))
     return named if isinstance(named, Unknown) else tuple(n for names in named for n in names)
@@ -101,7 +101,7 @@ def _interface(root: Root, name: str) -> Fact[Interface]:
     at = f"{_NET}/{name}"
     there = root.names(at)
     queues = root.names(f"{at}/queues")
-    # Without a link the kernel answers EINVAL, or -1 where the driver does not know.
+    # Without link, reading fails with EINVAL, or gives -1 if the driver does not know the speed.
     speed = root.optional(f"{at}/speed", int)
     for fact in (there, queues, speed):
         if isinstance(fact, Unknown) and not (fact is queues and fact.missing):
@@ -121,7 +121,7 @@ def _interface(root: Root, name: str) -> Fact[Interface]:
 
 
 def _bond(root: Root, name: str) -> KernelBond:
-    """Mode and policy are a name and a number: ``802.3ad 4``, ``layer2 0``."""
+    """Read a bond; mode and policy files contain a name and a number: ``802.3ad 4``, ``layer2 0``."""
     at = f"{_NET}/{name}/bonding"
     return KernelBond(
         name=name,

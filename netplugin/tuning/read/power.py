@@ -1,4 +1,4 @@
-"""What makes a CPU faster, slower or sleepy: governors, turbo, P-states and C-states."""
+"""Read CPU power management: frequency governors, turbo, P-states and C-states."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _turbo(root: Root) -> Fact[bool | None]:
 
 
 def _idle_states(root: Root) -> Fact[tuple[str, ...]]:
-    """The names of CPU 0's C-states."""
+    """Names of CPU 0's C-states."""
     names = root.names(f"{CPU}/cpu0/cpuidle")
     if isinstance(names, Unknown):
         return () if names.missing else names

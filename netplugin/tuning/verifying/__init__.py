@@ -1,1 +1,1 @@
-"""The effect of tuning in figures measured here: how late CPUs wake, how many packets two of them pass."""
+"""Measure the effect of tuning: wake-up latency of CPUs, and packet rate between two CPUs."""

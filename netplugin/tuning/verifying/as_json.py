@@ -1,4 +1,4 @@
-"""A run and a comparison for programs."""
+"""Render a run and a comparison as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from netplugin.tuning.verifying.text import verdict
 
 
 def run_json(run: Run, path: Path) -> str:
-    """The figures; ``file`` has every sample."""
+    """Render the figures of a run; ``file`` names the file with all samples."""
     shown: dict[str, Any] = {
         "label": run.label,
         "started": run.started.isoformat(),
@@ -51,7 +51,7 @@ def _figures(histogram: Histogram) -> Mapping[str, float | None]:
 
 
 def comparison_json(comparison: Comparison) -> str:
-    """A field is null where there is no such number; ``ratio`` is after over before."""
+    """Render a comparison; a missing number is null, ``ratio`` is after divided by before."""
     runs = {"before": comparison.before, "after": comparison.after}
     figures = [
         {

@@ -1,8 +1,7 @@
-"""Whether two runs differ, figure by figure, and how sure that is (pure).
+"""Compare two runs figure by figure with a statistical test (pure).
 
-The samples are the rounds of either run. An exact rank test compares them, on both sides, and Holm's
-adjustment keeps the probability of any false claim among the figures at the level: what is not shown
-by the samples is not said.
+The rounds of each run are the samples. A two-sided exact rank test compares them. Holm's adjustment keeps
+the probability of any false claim among the figures at or below ``LEVEL``.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ class Finding(StrEnum):
 
 @dataclass(frozen=True)
 class Figure:
-    """Something that is measured. ``samples`` has one for each round, none where it was not.
+    """A measured figure. ``samples`` returns one value per round, or none if it was not measured.
 
-    ``settings`` are those without which two of them are not of the same thing.
+    ``settings`` are those that must be equal for two runs to be comparable.
     """
 
     name: str
@@ -44,7 +43,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Row:
-    """``before`` and ``after`` are of the whole runs; ``p`` is adjusted, None without a test."""
+    """``before`` and ``after`` are values of the whole runs; ``p`` is adjusted, None if not tested."""
 
     figure: Figure
     before: float | None
@@ -58,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """A fact of the machine; None where the run has no such fact."""
+    """A condition of the host that differs; None if a run does not have it."""
 
     name: str
     before: str | None
@@ -92,7 +91,7 @@ def compare(before: Run, after: Run) -> Comparison:
 
 
 def _row(figure: Figure, before: Run, after: Run) -> Row | None:
-    """None if neither run has the figure; with a ``why`` if it cannot be tested."""
+    """Make a row; None if neither run has the figure. ``why`` is set if it cannot be tested."""
     values = figure.whole(before), figure.whole(after)
     row = Row(figure, *values, (figure.samples(before), figure.samples(after)))
     if values == (None, None):
@@ -109,7 +108,7 @@ def _untold(row: Row, why: str) -> Row:
 
 
 def _apart(figure: Figure, before: Run, after: Run) -> str:
-    """Why the figures of the two runs are of different things, if they are."""
+    """The setting that makes the runs incomparable, as text; empty if there is none."""
     one, other = (figure.settings(run) for run in (before, after))
     for name in one:
         if name in other and one[name] != other[name]:
@@ -118,7 +117,7 @@ def _apart(figure: Figure, before: Run, after: Run) -> str:
 
 
 def _tails(row: Row) -> tuple[float, float]:
-    """How likely ``after`` would be as low, and as high, by chance."""
+    """One-sided p-values for ``after`` being as low, and as high, by chance."""
     old, new = row.samples
     return p_lower(old, new), p_lower(new, old)
 
@@ -163,7 +162,7 @@ def _latency(name: str, of: _Of) -> Figure:
     def samples(run: Run) -> Sequence[float]:
         found = [of(each.overall) for each in run.latency.rounds] if run.latency else []
         values = [value for value in found if value is not None]
-        # A round that cannot say it must not drop out by itself: it may be the worst.
+        # If one round lacks the value, drop all: that round may be the worst.
         return values if len(values) == len(found) else []
 
     def whole(run: Run) -> float | None:

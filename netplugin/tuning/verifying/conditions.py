@@ -1,4 +1,4 @@
-"""The settings of a machine that its figures depend on, as text by name, to tell runs apart (pure)."""
+"""Host settings that affect the figures, as text by name, to compare between runs (pure)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from netplugin.tuning.root import Unknown
 
 
 def conditions(facts: Facts, live: Live, measured: Cpus) -> Mapping[str, str]:
-    """``measured``: the CPUs of the run. What cannot be read says so."""
+    """Collect the settings. ``measured`` are the CPUs of the run. Unknown facts give their reason."""
     return {name: _text(value) for name, value in _all(facts, live, measured)}
 
 

@@ -1,4 +1,4 @@
-"""Which CPUs a run is about (pure): those that are named, or kept free for VMs."""
+"""Choose the CPUs of a run (pure): those named, or those isolated or planned for VMs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from netplugin.tuning.root import Unknown, known
 
 
 def measured_cpus(asked: str | None, facts: Facts, live: Live, plan: Plan | None) -> Cpus:
-    """The CPUs asked for; or else the isolated ones; or else those that the plan has for vCPUs; or none.
+    """CPUs to measure: those in ``asked``, else the isolated ones, else the plan's CPUs for vCPUs, else none.
 
-    CPUs that PMD threads of OVS or pinned vCPUs have for themselves are taken only when they are named:
-    the measurement stops what runs there. Raises: InvalidRequest naming ``cpus``.
+    CPUs of OVS's PMD threads and of pinned vCPUs are used only if they are named, because the measurement
+    starves what runs there. Raises: InvalidRequest naming ``cpus``.
     """
     online = needed(facts.cpus.online)
     if asked is not None:
@@ -30,7 +30,7 @@ def measured_cpus(asked: str | None, facts: Facts, live: Live, plan: Plan | None
 
 
 def latency_cpus(measured: Cpus) -> str:
-    """As a list. Raises: InvalidRequest naming ``cpus`` if there are none."""
+    """Format the CPUs as a list. Raises: InvalidRequest naming ``cpus`` if there are none."""
     if not measured:
         raise _refused(
             "cpus", "none is isolated and free of PMD threads and vCPUs, and no plan has some for VMs",
@@ -40,7 +40,7 @@ def latency_cpus(measured: Cpus) -> str:
 
 
 def loop_cpus(asked: str | None, facts: Facts, live: Live, measured: Cpus) -> tuple[int, int]:
-    """One CPU for each side, on two cores of one node if there are such, measured ones first.
+    """Choose a CPU for each side, if possible on two cores of one node; measured CPUs are preferred.
 
     Raises: InvalidRequest naming ``loop_cpus``.
     """
@@ -64,15 +64,15 @@ def loop_cpus(asked: str | None, facts: Facts, live: Live, measured: Cpus) -> tu
 
 
 def busy_cpus(live: Live) -> Cpus:
-    """Those of PMD threads and pinned vCPUs, as far as OVS and libvirt say."""
+    """CPUs of PMD threads and pinned vCPUs, as far as OVS and libvirt report them."""
     pmds = frozenset() if isinstance(live.ovs, Unknown) else frozenset(p.cpu for p in live.ovs.pmds)
     return pmds.union(*(domain.pinned for domain in known(live.domains, ())))
 
 
 def _pair(cores: Sequence[Core], cpus: Cpus, measured: Cpus) -> tuple[int, int] | None:
-    """Of each core the first CPU: siblings slow each other down, and are taken if there is but one core."""
+    """The first CPUs of two cores, as siblings slow each other down; siblings only if one core is usable."""
     usable = [(core.node, _first(core.cpus & cpus, measured)) for core in cores if core.cpus & cpus]
-    # Measured ones first, and the first core of a node last: it does everything else.
+    # Measured CPUs first, then by number.
     usable.sort(key=lambda each: (each[1] not in measured, each[1]))
     for node in dict.fromkeys(node for node, _ in usable):
         here = [cpu for of, cpu in usable if of == node]

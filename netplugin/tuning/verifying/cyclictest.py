@@ -1,4 +1,4 @@
-"""Latency of CPUs by cyclictest: a timer on each, and how late its thread was woken."""
+"""Measure the wake-up latency of CPUs with cyclictest: one timer thread per CPU."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from netplugin.tuning.verifying.result import LatencyRound, LatencySettings
 from netplugin.tuning.verifying.tools import needs_program
 
 STEP = "cyclictest"
-#: To start and to end, beside the measurement, on a machine under load.
+#: Time limit in seconds for start and end, in addition to the measurement.
 _BESIDE_S = 30.0
-#: Bits of a process's capabilities (linux/capability.h): to lock memory, and to run in real time.
+#: Capability bits (linux/capability.h) to lock memory and to set a real-time priority.
 _CAPABILITIES = {14: "CAP_IPC_LOCK", 23: "CAP_SYS_NICE"}
 
 
 def require() -> None:
-    """Raises: BackendUnavailable, HostError if cyclictest is not here or may not run in real time."""
+    """Raises: BackendUnavailable if cyclictest is missing, HostError if it may not run in real time."""
     needs_program("cyclictest", "rt-tests", STEP)
     lines = Path("/proc/self/status").read_text().splitlines()
     [held] = [int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")]
@@ -39,14 +39,14 @@ def require() -> None:
 
 
 def measure(settings: LatencySettings) -> tuple[str, LatencyRound]:
-    """One start of it: its version, and the histograms.
+    """Run cyclictest once; return its version and the histograms.
 
     Raises: BackendUnavailable, HostError, OperationTimeout (it is killed).
     """
     deadline = time.monotonic() + settings.round_s + _BESIDE_S
     with TemporaryDirectory(prefix="netplugin-verify-") as folder:
         file = Path(folder) / "cyclictest.json"
-        # It dies with us, even of a SIGKILL.
+        # cyclictest is killed with this process, even by SIGKILL.
         die = ["setpriv", "--pdeathsig", "KILL", "--"]
         run(
             [*die, *arguments(settings, file, os.sched_getaffinity(0))],
@@ -62,10 +62,9 @@ def measure(settings: LatencySettings) -> tuple[str, LatencyRound]:
 
 
 def arguments(settings: LatencySettings, file: Path, own: set[int]) -> list[str]:
-    """``own``: the CPUs that cyclictest may use beside those it measures.
+    """Arguments as in the real-time KVM guides; clock_nanosleep is cyclictest's default.
 
-    The words of the real-time KVM guides: all memory locked, priority 95, a timer every 200
-    microseconds. The clock is nanosleep's without being told so.
+    ``own`` are the CPUs that this process may use; cyclictest's main thread runs on those not measured.
     """
     cpus = parse_list(settings.cpus)
     beside = own - set(cpus)
@@ -80,10 +79,10 @@ def arguments(settings: LatencySettings, file: Path, own: set[int]) -> list[str]
 
 
 def parse(text: str) -> tuple[str, LatencyRound]:
-    """Of the file that ``--json`` writes (``write_stats`` in cyclictest.c). Raises: ValueError."""
+    """Parse the output of ``--json`` (``write_stats`` in cyclictest.c). Raises: ValueError."""
     try:
         whole = json.loads(text)
-        # The name of the field ends with a colon, in 2.4 at least.
+        # The field name ends with a colon, at least in 2.4.
         version = str(whole.get("rt_test_version:", whole.get("rt_test_version", "unknown")))
         cpus = {int(each["cpu"]): _histogram(each) for each in whole["thread"].values()}
     except (KeyError, TypeError, AttributeError, ValidationError) as wrong:
@@ -94,7 +93,7 @@ def parse(text: str) -> tuple[str, LatencyRound]:
 
 
 def _histogram(thread: Mapping[str, object]) -> Histogram:
-    """Samples that the histogram has no place for are missing in it, and are in ``cycles``."""
+    """Build a histogram; overflows are the samples in ``cycles`` that the histogram lacks."""
     counts = thread["histogram"]
     if not isinstance(counts, dict):
         raise TypeError("the histogram is no object")

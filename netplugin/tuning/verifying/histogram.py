@@ -1,4 +1,4 @@
-"""How late a thread was woken, counted by microseconds: what percentiles are made of (pure)."""
+"""Histogram of wake-up latencies in microseconds, and its percentiles (pure)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-#: As shares of one: P99 and so on.
+#: Percentiles by name, as fractions.
 PERCENTILES: Final[Mapping[str, float]] = {
     "P99": 0.99, "P99.9": 0.999, "P99.99": 0.9999, "P99.999": 0.99999,
 }  # fmt: skip
 
 
 class Histogram(BaseModel):
-    """``counts``: samples by latency in whole microseconds. ``overflows`` are beyond its width."""
+    """``counts`` maps latency, in whole microseconds, to samples; ``overflows`` are beyond the width."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -30,10 +30,10 @@ class Histogram(BaseModel):
         return sum(self.counts.values()) + self.overflows
 
     def percentile(self, share: float) -> int | None:
-        """The least latency that so many samples do not exceed, microseconds.
+        """The latency, in microseconds, that ``share`` of the samples do not exceed.
 
-        None where there are too few samples for even one to be above. Where it lies beyond the
-        histogram's width it is the highest that was measured: a bound, and above all within.
+        None if there are too few samples for one to be above it. If it lies beyond the histogram's width, the
+        result is the maximum, which is an upper bound.
         """
         samples = self.samples
         below = _ceil(samples * share)
@@ -48,7 +48,7 @@ class Histogram(BaseModel):
 
 
 def merged(parts: Iterable[Histogram]) -> Histogram:
-    """All samples of several together. Raises: ValueError without any."""
+    """Merge histograms. Raises: ValueError without samples."""
     known = list(parts)
     counts: Counter[int] = Counter()
     for part in known:
@@ -66,6 +66,6 @@ def merged(parts: Iterable[Histogram]) -> Histogram:
 
 
 def _ceil(number: float) -> int:
-    """Upwards, but for what floating point adds: 0.999 of 1000 is 999."""
+    """Round up, tolerating floating-point error: 0.999 of 1000 is 999."""
     nearest = round(number)
     return nearest if abs(number - nearest) < 1e-6 else int(number) + 1

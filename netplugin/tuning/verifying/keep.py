@@ -1,4 +1,4 @@
-"""The folder where runs are kept, a file for each: written whole, found again by label or by name."""
+"""Store runs in a directory, one file each; files are written atomically and found by label or name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEP = "results"
 
 
 def prepare(folder: Path) -> None:
-    """Before anything is measured that could not be written then. Raises: HostError."""
+    """Check before measuring that results can be written. Raises: HostError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".{os.getpid()}.new"
@@ -29,7 +29,7 @@ def prepare(folder: Path) -> None:
 
 
 def write(folder: Path, run: Run) -> Path:
-    """A new file, all of it or nothing. Raises: HostError."""
+    """Write a run to a new file atomically. Raises: HostError."""
     path = folder / f"{run.started:%Y%m%dT%H%M%S}-{run.label}.json"
     fresh = folder / f".{os.getpid()}.new"
     try:
@@ -45,7 +45,7 @@ def write(folder: Path, run: Run) -> Path:
 
 
 def find(folder: Path, name: str) -> Path:
-    """A file's path, or a label: then the newest run that has it. Raises: NotFound."""
+    """Find a run by file path, or the newest with a label. Raises: NotFound."""
     if "/" in name or name.endswith(".json"):
         for path in (Path(name), folder / name):
             if path.is_file():
@@ -64,7 +64,7 @@ def find(folder: Path, name: str) -> Path:
 
 
 def read(path: Path) -> Run:
-    """Raises: InvalidRequest."""
+    """Read a run. Raises: InvalidRequest."""
     try:
         return Run.model_validate_json(path.read_text())
     except OSError as wrong:

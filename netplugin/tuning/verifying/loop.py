@@ -1,7 +1,7 @@
-"""Packets between two CPUs: a testpmd as the host's side of vhost-user and one as the guest's, in a loop.
+"""Measure the packet rate between two CPUs: two testpmd as host and guest side of vhost-user, in a loop.
 
-The frames of one burst go round and round, as in the hands-on guide of vhost-user, without a NIC, an
-OVS or a VM: what is left is what CPUs, caches, memory and interrupts allow.
+The frames of one burst circulate, as in DPDK's vhost-user hands-on guide, without NIC, OVS or VM. So the
+result depends only on CPUs, caches, memory and interrupts.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from netplugin.tuning.verifying.tools import needs_program
 STEP = "testpmd"
 _PROGRAM = "dpdk-testpmd"
 _START_S = 60.0
-#: Until caches are warm and pages are there: the first second is slower than the rest.
+#: Warm-up of caches and page faults, seconds: the first second is slower.
 _WARM_S = 1.0
-#: Of each side, MB.
+#: Memory of each side, MB.
 _MEMORY_MB = 64
-#: Its output is a file, and testpmd flushes only with a report of its statistics. The first is due one
-#: period after the TSC was zero, which on a machine that is up for less never comes (``main`` in
+#: Output goes to a file, and testpmd flushes it only with a statistics report. The first report is due one
+#: period after the TSC was zero, so it is missing while the uptime is shorter (``main`` in
 #: app/test-pmd/testpmd.c of DPDK 22.11).
 _LINE_BUFFERED = ("stdbuf", "-oL")
-#: What testpmd prints when it polls.
+#: Output of testpmd when it starts to forward.
 _FORWARDS = "packet forwarding - ports="
-#: So many bursts of 32 frames are sent at first, as the guide does: more than both rings hold, and
-#: what is too much is lost then, so that neither runs dry.
+#: Initial bursts of 32 frames, as in the guide: more than both rings hold, so that neither runs empty. The
+#: excess is dropped.
 _BURSTS = 32
 _RING = 256
 
@@ -48,7 +48,7 @@ def require() -> None:
 
 
 def hugepage_node(facts: Facts, nodes: Iterable[int]) -> int | None:
-    """The first of these nodes that has a pool with enough free hugepages for both sides (pure)."""
+    """The first of these nodes with enough free hugepages of one size for both sides (pure)."""
     for node in nodes:
         for pool in known(facts.memory.pools, ()):
             each = -(-_MEMORY_MB * 1024 // pool.size_kb)
@@ -58,9 +58,9 @@ def hugepage_node(facts: Facts, nodes: Iterable[int]) -> int | None:
 
 
 def measure(settings: ThroughputSettings) -> tuple[str, float]:
-    """Starts both, and ends them: DPDK's version, and frames a second each way.
+    """Run both testpmd for one window; return DPDK's version and frames per second each way.
 
-    Raises: HostError with testpmd's own words.
+    Raises: HostError with testpmd's error text.
     """
     with ExitStack() as stack:
         stack.enter_context(_in_words_of_the_host())
@@ -82,13 +82,14 @@ def measure(settings: ThroughputSettings) -> tuple[str, float]:
 
 
 def host_arguments(settings: ThroughputSettings, folder: Path, own: set[int]) -> list[str]:
-    """``own``: the CPUs for threads that do not poll, those that do are left out if others remain."""
+    """testpmd arguments of the host side. Threads that do not poll run on the CPUs in ``own``, without the
+    polling CPUs if others remain."""
     vdev = f"net_vhost0,iface={folder}/loop.sock,queues=1"
     return [*_eal(settings, "host", settings.host_cpu, vdev, own), *_FORWARD, "--auto-start"]
 
 
 def guest_arguments(settings: ThroughputSettings, folder: Path, own: set[int]) -> list[str]:
-    """It sends the frames that go round: from a file of commands, as nobody types them."""
+    """testpmd arguments of the guest side, which sends the frames by commands from a file."""
     start = folder / "start"
     vdev = f"net_virtio_user0,path={folder}/loop.sock,queues=1,queue_size={_RING}"
     return [
@@ -97,13 +98,13 @@ def guest_arguments(settings: ThroughputSettings, folder: Path, own: set[int]) -
     ]  # fmt: skip
 
 
-#: The addresses are swapped, so that either side touches the frame as a VNF does.
+#: macswap: each side modifies the frame, as a VNF does.
 _FORWARD = (
     "--forward-mode=macswap", "--nb-cores=1", "--rxq=1", "--txq=1", f"--rxd={_RING}",
     f"--txd={_RING}", "--total-num-mbufs=4096", "--no-lsc-interrupt",
-    # Without it the host's side waits 9 s for its peer.
+    # Otherwise the host side waits 9 s for its peer.
     "--disable-link-check",
-    # With a period it does not wait for a key. The longest that it takes: reports would disturb.
+    # With a period, testpmd does not wait for a key press. The maximum, because reports disturb.
     "--stats-period=65535",
 )  # fmt: skip
 
@@ -117,7 +118,7 @@ def _eal(settings: ThroughputSettings, name: str, cpu: int, vdev: str, own: set[
 
 
 def _memory(node: int | None) -> list[str]:
-    """Of one node: DPDK would take a part from each that has an lcore."""
+    """Memory arguments, from one node; DPDK would otherwise use each node with an lcore."""
     if node is None:
         return ["--no-huge", "-m", str(_MEMORY_MB)]
     return ["--in-memory", f"--socket-mem={','.join(['0'] * node + [str(_MEMORY_MB)])}"]
@@ -126,7 +127,7 @@ def _memory(node: int | None) -> list[str]:
 def _side(
     stack: ExitStack, folder: Path, name: str, arguments: list[str]
 ) -> tuple[Program, Telemetry]:
-    """Started, and forwarding."""
+    """Start one testpmd and wait until it forwards."""
     (folder / "start").write_text(f"start tx_first {_BURSTS}\n")
     words = [*_LINE_BUFFERED, *arguments]
     program = Program(f"testpmd ({name})", words, folder / f"{name}.log")
@@ -145,7 +146,7 @@ def _frames(telemetry: Telemetry) -> int:
 
 
 def _pass(program: Program, seconds: float) -> None:
-    """So long, unless it ends."""
+    """Wait, but fail if the program ends."""
     until = time.monotonic() + seconds
     program.wait_for(lambda: time.monotonic() >= until, until + _START_S, "time passes")
 

@@ -1,4 +1,4 @@
-"""A whole run: the machine's settings, then both measurements, round by round."""
+"""Measure a run: record the host's settings, then take both measurements round by round."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 
 
 def require(asked: Asked) -> None:
-    """Whether all can be measured, before any is. Raises: BackendUnavailable, HostError."""
+    """Check the tools before measuring. Raises: BackendUnavailable, HostError."""
     if asked.latency:
         cyclictest.require()
     if asked.throughput:
@@ -32,12 +32,12 @@ def require(asked: Asked) -> None:
 
 
 def measure(asked: Asked, facts: Facts, live: Live, say: Say) -> Run:
-    """``say`` is told what comes next. Raises: HostError, OperationTimeout."""
+    """Measure; ``say`` is called with progress messages. Raises: HostError, OperationTimeout."""
     started = datetime.now(UTC).replace(microsecond=0)
     cpus = set(parse_list(asked.latency.cpus)) if asked.latency else set()
     if asked.throughput:
         cpus |= {asked.throughput.host_cpu, asked.throughput.guest_cpu}
-    # What takes seconds comes before what may take hours: if it fails, nothing is lost.
+    # The short measurement comes first: if it fails, hours of cyclictest are not lost.
     throughput = _throughput(asked.throughput, asked.rounds, say) if asked.throughput else None
     latency = _latency(asked.latency, asked.rounds, say) if asked.latency else None
     return Run(

@@ -1,4 +1,4 @@
-"""What can be asked of a run, and what that means on this machine (pure)."""
+"""Options of a run, and the settings that follow from them on this host (pure)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Seconds = Annotated[int, Field(ge=1, le=86400)]
 
 
 class Options(BaseModel):
-    """Each is an option of the command line."""
+    """Options of a run; each field is a command line option."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -58,7 +58,7 @@ class Options(BaseModel):
 
 @dataclass(frozen=True)
 class Asked:
-    """None is left out. ``rounds`` are starts of each program."""
+    """What to measure; a measurement that is None is skipped. ``rounds`` are runs of each program."""
 
     label: str
     rounds: int
@@ -67,7 +67,7 @@ class Asked:
 
 
 def asked_of(options: Options, facts: Facts, live: Live, plan: Plan | None) -> Asked:
-    """Raises: InvalidRequest naming the option, HostError for a missing fact."""
+    """Derive the settings. Raises: InvalidRequest naming the option, HostError for a missing fact."""
     measured = measured_cpus(options.cpus, facts, live, plan)
     latency = throughput = None
     if options.only != "throughput":

@@ -1,6 +1,6 @@
-"""The picture of a comparison: how many samples were later than each latency, and the rounds' throughput.
+"""Plot a comparison: the share of samples above each latency, and the throughput of the rounds.
 
-Matplotlib is used through its objects and not through pyplot: nothing is kept between two pictures.
+It uses matplotlib's object interface, not pyplot, which keeps global state.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from netplugin.tuning.verifying.result import Latency, Run, Throughput
 
 STEP = "plot"
 _INK: Final = "#1f2328"
-_COLOURS: Final = ("#0072b2", "#d55e00")  # told apart by those who see red and green alike
+_COLOURS: Final = ("#0072b2", "#d55e00")  # distinguishable with red-green colour blindness
 _INCHES: Final = (8.0, 3.6)
 _KINDS: Final = (".png", ".svg")
 
 
 def require(path: Path) -> None:
-    """Raises: BackendUnavailable naming the extra, InvalidRequest for another kind of picture."""
+    """Raises: BackendUnavailable naming the missing extra, InvalidRequest for another file type."""
     if path.suffix not in _KINDS:
         raise InvalidRequest(
             f"--plot: {path.name} is neither PNG nor SVG", step=STEP, fix="name it .png or .svg"
@@ -35,7 +35,7 @@ def require(path: Path) -> None:
 
 
 def draw(comparison: Comparison, path: Path) -> None:
-    """Raises: HostError if the file cannot be written."""
+    """Draw the plot to a PNG or SVG file. Raises: HostError if it cannot be written."""
     import matplotlib
 
     style = {
@@ -72,7 +72,7 @@ def _picture(comparison: Comparison) -> Any:
 
 
 def _named(runs: tuple[Run, Run]) -> list[tuple[str, str, Run]]:
-    """Label, colour and run; labels that are the same are told apart."""
+    """Label, colour and run; equal labels get the start time appended."""
     labels = [run.label for run in runs]
     if labels[0] == labels[1]:
         labels = [f"{run.label} ({run.started:%Y-%m-%d %H:%M:%S})" for run in runs]
@@ -80,7 +80,7 @@ def _named(runs: tuple[Run, Run]) -> list[tuple[str, str, Run]]:
 
 
 def _draw_latency(axes: Any, runs: list[tuple[str, str, Run]]) -> None:
-    """The share of samples that were later than so many microseconds: the tail is what counts."""
+    """Draw the share of samples above each latency, to show the tail."""
     for label, colour, run in runs:
         if run.latency:
             later, shares = _tail(run.latency)
@@ -101,7 +101,7 @@ def _draw_latency(axes: Any, runs: list[tuple[str, str, Run]]) -> None:
 
 
 def _tail(latency: Latency) -> tuple[list[int], list[float]]:
-    """Latencies with the share of samples above each; to the highest, where none is above."""
+    """Latencies, up to the maximum, and the share of samples above each."""
     histogram = latency.overall
     left, later, shares = histogram.samples, [], []
     for value in sorted(histogram.counts):
@@ -122,7 +122,7 @@ def _draw_throughput(axes: Any, runs: list[tuple[str, str, Run]]) -> None:
     ]
     for place, (_, colour, throughput) in enumerate(measured):
         mpps = [sample / 1e6 for sample in throughput.samples]
-        # Side by side, so that equal ones can be counted.
+        # Side by side, so that equal samples stay visible.
         across = [place + 0.3 * ((n + 0.5) / len(mpps) - 0.5) for n in range(len(mpps))]
         axes.plot(across, mpps, linestyle="none", marker="o", markersize=6, alpha=0.8, color=colour)
         axes.hlines(median(mpps), place - 0.22, place + 0.22, color=colour, linewidth=2)

@@ -1,4 +1,4 @@
-"""A run as it is kept: what was measured, how, and how the machine was set meanwhile."""
+"""Stored form of a run: results, settings and conditions of the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from netplugin.tuning.verifying.histogram import Histogram, merged
 
-#: Part of a file's name.
+#: Part of a file name.
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
@@ -19,7 +19,7 @@ class Kept(BaseModel):
 
 
 class LatencySettings(Kept):
-    """``cpus`` as a list like ``2-5``; ``width_us`` is that of the histogram."""
+    """``cpus`` is a list like ``2-5``; ``width_us`` is the histogram's width."""
 
     cpus: str
     round_s: int
@@ -29,7 +29,7 @@ class LatencySettings(Kept):
 
 
 class LatencyRound(Kept):
-    """One start of cyclictest: the histogram of each CPU."""
+    """One run of cyclictest: the histogram of each CPU."""
 
     cpus: Mapping[int, Histogram]
 
@@ -55,7 +55,7 @@ class Latency(Kept):
 
 
 class ThroughputSettings(Kept):
-    """The CPU of either side; ``hugepage_node`` has the hugepages, None: ordinary pages."""
+    """CPUs of both sides; ``hugepage_node`` is the node of the hugepages, None for ordinary pages."""
 
     host_cpu: int
     guest_cpu: int
@@ -65,7 +65,7 @@ class ThroughputSettings(Kept):
 
 
 class Throughput(Kept):
-    """``samples`` are frames a second each way, one for each start of the two testpmd."""
+    """``samples`` are frames per second each way, one per run of the two testpmd."""
 
     program: str
     settings: ThroughputSettings
@@ -73,7 +73,7 @@ class Throughput(Kept):
 
 
 class Run(Kept):
-    """``conditions`` are facts of the machine by what they are called, in text."""
+    """One measurement. ``conditions`` are host settings by name, as text."""
 
     format: Literal[1] = 1
     label: Label

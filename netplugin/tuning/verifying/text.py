@@ -1,4 +1,4 @@
-"""A run and a comparison as text for people."""
+"""Render a run and a comparison as human-readable text."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
 
 
 def verdict(comparison: Comparison) -> str:
-    """A sentence for each finding that there is: ``Better: latency P99, throughput.``"""
+    """One sentence per kind of finding: ``Better: latency P99, throughput.``"""
     parts = []
     for finding in Finding:
         names = [row.figure.name for row in comparison.of(finding)]
@@ -118,7 +118,7 @@ def _or_not(value: str | None) -> str:
 
 
 def change_text(change: Change | None) -> str:
-    """``x1.12 (1.08 to 1.15)``: the ratio, and the interval that belongs to the test."""
+    """Format a change as ``x1.12 (1.08 to 1.15)``: the ratio and the confidence interval of the test."""
     if change is None:
         return ""
     middle, low, high = (_ratio(value) for value in (change.ratio, change.low, change.high))
@@ -146,7 +146,7 @@ def _times(count: int) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Columns as wide as their widest cell; the first and the last stand to the left."""
+    """Format rows in columns; the first and the last column are left-aligned."""
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     for row in rows:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]

@@ -1,4 +1,4 @@
-"""Programs that a measurement needs, looked for before it begins."""
+"""Checks for the programs that a measurement needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from netplugin.errors import BackendUnavailable
 
 
 def needs_program(name: str, package: str, step: str) -> None:
-    """``package`` is Debian's. Raises: BackendUnavailable."""
+    """Check that a program is installed; ``package`` is its Debian package. Raises: BackendUnavailable."""
     if shutil.which(name) is None:
         raise BackendUnavailable(
             f"{name} is not installed", step=step, fix=f"apt-get install {package}"
