@@ -91,7 +91,7 @@ def mapping_conflict(
 
 
 def uplinks_stay(settings: OvsSettings, bridge: SeenBridge, seen: SeenOvs) -> bool:
-    """Whether live ports keep uplinks of their bridge that ``[ovs] uplinks`` no longer lists.
+    """Whether live ports keep the uplinks of their bridge, none of which ``[ovs] uplinks`` lists.
 
     Removing these uplinks would disconnect running VMs, and the option may be a mistake.
     """
