@@ -108,8 +108,7 @@ class Reconciler:
         self._marks = marks or StoreMarks(store)
         self.observed: dict[str, ObservedPort] = {}
         #: Marked ports without an intent that the last full reconcile left in place, with the
-        #: reasons; None
-        #: before the first one.
+        #: reasons; None before the first one.
         self.orphans: Mapping[str, str] | None = None
         self._adopted = False
         self._store = store
@@ -230,8 +229,7 @@ class Reconciler:
             failed = self._restore(failed, before)
         else:
             # Ports that existed before the call are not undone: after a lost store they are the
-            # NICs of VMs.
-            # Ports whose deletion was requested are removed nevertheless.
+            # NICs of VMs. Ports whose deletion was requested are removed nevertheless.
             there = {
                 i
                 for i in failed

@@ -18,8 +18,7 @@ from netplugin.models import Finding
 LOG = logging.getLogger(__name__)
 _NAMED = 20  # ports listed by name
 # Anyone who can write to the host can write the mark: it is cut to this length, and a number with
-# more
-# digits is ignored (SQLite's largest integer has 19).
+# more digits is ignored (SQLite's largest integer has 19).
 _LENGTH, _DIGITS = 100, 18
 
 

@@ -136,8 +136,7 @@ class Plan:
     changes: tuple[Change, ...] = ()
     refused: Mapping[str, NetpluginError] = field(default_factory=dict)
     #: Live ports that keep their current configuration although the options say otherwise, with the
-    #: error.
-    #: Everything else (filter, rates) is still updated; the port is ``degraded``.
+    #: error. Everything else (filter, rates) is still updated; the port is ``degraded``.
     kept: Mapping[str, NetpluginError] = field(default_factory=dict)
 
     def touches(self, port_id: str) -> bool:

@@ -202,9 +202,8 @@ class VfOptions(Value):
 
 
 # claimed: assigned to a port; allocated: assigned and opened by the VM or OVS; quarantined: a
-# setting
-# failed on it; stale: assigned to a port but no longer on the host; unusable: cannot be given to a
-# VM.
+# setting failed on it; stale: assigned to a port but no longer on the host; unusable: cannot be
+# given to a VM.
 VfState = Literal["available", "claimed", "allocated", "quarantined", "stale", "unusable"]
 
 
@@ -295,8 +294,7 @@ class PortSpec(Value):
     tx_queue_size: RingSize = 1024
     numa_node: Annotated[int, Field(ge=0, le=1023, strict=True)] | None = None
     #: Numeric user ID of the VM's QEMU process, if it runs as a user of its own: only this user can
-    #: open
-    #: the vhost-user socket. For backends with vhost-user sockets.
+    #: open the vhost-user socket. For backends with vhost-user sockets.
     qemu_user: Annotated[int, Field(ge=1, lt=2**32 - 1, strict=True)] | None = None
     vf: VfOptions = VfOptions()
     qos: Qos = Qos()

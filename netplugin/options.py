@@ -109,7 +109,7 @@ API = [
         "max_waiting",
         default=4096,
         min=1,
-        help="Maximum number of queued operations. Operations above it fail with `overloaded`.",
+        help="Maximum number of queued port operations per backend. More fail with `overloaded`.",
     ),
     cfg.IntOpt(
         "max_connections",

@@ -39,7 +39,7 @@ class GuestPlanPrint(Command):
                 words["action"] = "store_true"
             elif name == "dpdk":
                 words |= {"action": "append", "metavar": "MAC"}
-                words["help"] = f"{field.description}; several times for several"
+                words["help"] = f"{field.description}; may be given several times"
             else:
                 words["metavar"] = "DRIVER" if name == "driver" else "N"
             parser.add_argument("--" + name.replace("_", "-"), **words)

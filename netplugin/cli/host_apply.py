@@ -70,7 +70,7 @@ class HostApply(Command):
         )  # fmt: skip
         parser.add_argument(
             "--journal", type=Path, default=DEFAULT, metavar="FILE",
-            help=f"where the values of before are kept ({DEFAULT})",
+            help=f"file that keeps the previous values (default: {DEFAULT})",
         )  # fmt: skip
         parser.add_argument(
             "-f", "--format", choices=("text", "json"), default="text",

@@ -119,11 +119,11 @@ def add_root(parser: ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--ovs-rundir", type=Path, metavar="DIR",
-        help=f"where OVS has its sockets; not given: [ovs] rundir, or {RUNDIR}",
+        help=f"run directory of OVS; default: [ovs] rundir, or {RUNDIR}",
     )  # fmt: skip
     parser.add_argument(
         "--libvirt-uri", metavar="URI",
-        help=f"the libvirt of this machine; not given: [host] libvirt_uri, or {URI}",
+        help=f"libvirt URI of this machine; default: [host] libvirt_uri, or {URI}",
     )  # fmt: skip
     parser.add_argument(
         "--config-file", type=Path, action="append", default=[], metavar="FILE",

@@ -104,7 +104,7 @@ def _add_output(parser: ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--results", type=Path, default=keep.FOLDER, metavar="DIR",
-        help=f"the folder with a file for each run ({keep.FOLDER})",
+        help=f"directory with one file per run (default: {keep.FOLDER})",
     )  # fmt: skip
 
 

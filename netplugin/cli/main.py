@@ -13,7 +13,8 @@ from cliff.app import App
 from cliff.commandmanager import CommandManager
 
 _DESCRIPTION = (
-    "Talks to the netplugin agent at NETPLUGIN_URL (default unix:/run/netplugin/agent.sock; or "
+    "Command-line client of the netplugin agent at NETPLUGIN_URL (default "
+    "unix:/run/netplugin/agent.sock; or "
     "https://host:port). Credentials for TCP: NETPLUGIN_TOKEN_FILE (bearer token), NETPLUGIN_CA, "
     "NETPLUGIN_CERT and NETPLUGIN_KEY (TLS)."
 )
