@@ -1,4 +1,4 @@
-"""The searches that are compared: ours, and those that others use, on the same generator."""
+"""Search algorithms for ``evaluate``: this library's search, binary search and MLRsearch on one generator."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from netplugin.acceptance.run import run_search
 from netplugin.acceptance.trials import SearchPlan
 from netplugin.acceptance.values import Measurement, TrialRequest
 
-#: MLRsearch does not ask below this part of the line rate.
+#: Lowest load that MLRsearch offers, as a fraction of the line rate.
 _MLR_LEAST = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one search of one device came to."""
+    """Result of one search on one device."""
 
     verdict: str
     answer_pps: float | None
@@ -31,7 +31,7 @@ Algorithm = Callable[[SearchPlan, Generator], Finding]
 
 
 class _Meter:
-    """Counts what a search costs."""
+    """Runs trials for a search; counts the trials and the seconds of traffic."""
 
     def __init__(self, plan: SearchPlan, generator: Generator) -> None:
         self._plan = plan
@@ -54,7 +54,7 @@ class _Meter:
 
 
 def zeroloss(plan: SearchPlan, generator: Generator) -> Finding:
-    """The search of this library."""
+    """Run the search of this library."""
     found = run_search(plan, generator).found
     return Finding(
         found.headline.verdict.value,
@@ -65,9 +65,10 @@ def zeroloss(plan: SearchPlan, generator: Generator) -> Finding:
 
 
 def _binary(plan: SearchPlan, generator: Generator, abort: bool) -> Finding:
-    """Halve the distance between a rate that passed and one that lost, to a part of the line rate.
+    """Bisect between a load that passed and one that lost, to a width relative to the line rate.
 
-    As plain tools do it after RFC 2544: what comes back less than was sent is loss.
+    Follows RFC 2544 as simple tools do: any frame sent and not received counts as loss; no trial is
+    invalid.
     """
     meter = _Meter(plan, generator)
     goal = plan.headline
@@ -85,7 +86,7 @@ def _binary(plan: SearchPlan, generator: Generator, abort: bool) -> Finding:
 
 
 def binary(plan: SearchPlan, generator: Generator) -> Finding:
-    """Binary search in which every trial takes its full time."""
+    """Binary search; every trial runs for its full duration."""
     return _binary(plan, generator, abort=False)
 
 
@@ -95,7 +96,7 @@ def binary_abort(plan: SearchPlan, generator: Generator) -> Finding:
 
 
 def _mlrsearch(plan: SearchPlan, generator: Generator, abort: bool) -> Finding:
-    """The package MLRsearch of PyPI, with the goal of RFC 2544: one full trial, no loss."""
+    """Run MLRsearch (PyPI) with the RFC 2544 goal: one full-length trial without loss."""
     package = _import_mlrsearch()
     meter = _Meter(plan, generator)
     goal = plan.headline
@@ -137,17 +138,17 @@ def _mlrsearch(plan: SearchPlan, generator: Generator, abort: bool) -> Finding:
 
 
 def mlrsearch(plan: SearchPlan, generator: Generator) -> Finding:
-    """MLRsearch as it comes."""
+    """MLRsearch, unmodified."""
     return _mlrsearch(plan, generator, abort=False)
 
 
 def mlrsearch_abort(plan: SearchPlan, generator: Generator) -> Finding:
-    """MLRsearch on trials that stop at the first loss."""
+    """MLRsearch with trials that stop at the first loss."""
     return _mlrsearch(plan, generator, abort=True)
 
 
 def _import_mlrsearch() -> Any:
-    """Imported here only: nothing but the comparison needs it. Raises: UnusableInput."""
+    """Import MLRsearch, which only ``evaluate`` needs. Raises: UnusableInput."""
     try:
         return importlib.import_module("MLRsearch")
     except ImportError as error:
@@ -166,7 +167,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def usable(names: Sequence[str]) -> None:
-    """Raises: UnusableInput if one of them is unknown or needs a package that is missing."""
+    """Check that all names are known and their packages installed. Raises: UnusableInput."""
     for name in names:
         if name not in ALGORITHMS:
             raise UnusableInput("--algorithms", f"no {name!r}; there are {', '.join(ALGORITHMS)}")

@@ -1,9 +1,9 @@
-"""The search where loss is a matter of chance: learn how often it comes at which load, and close in.
+"""Search for devices with random loss: model the loss rate against the load, then converge from above.
 
-What loses late loses at every load sooner or later, so a single trial decides little. The next rate
-comes from the model (hazard.py). Above the answer each trial ends at its first loss and costs little, so
-it is approached from there. A rate is the answer when it passed for the goal's time, the rate a width
-above lost, and the model agrees that this was not luck.
+Such a device loses at every load sooner or later, so a single trial says little. The model in hazard.py
+combines all trials and proposes the next load. Trials above the answer end at their first loss and cost
+little, so the search approaches from above. A load is the answer when it passed for the goal's
+duration, the load one width above lost, and the model rates the pass as plausible.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from netplugin.acceptance.hazard import Estimate, HazardModel
 from netplugin.acceptance.outcome import Outcome
 from netplugin.acceptance.trials import Asking, Trial
 
-#: A floor this likely is looked into before anything else; this likely, before a rate is named.
+#: Probability of load-independent loss above which control trials run at once, and above which they
+#: run before an answer is accepted.
 _FLOOR_LIKELY = 0.5
 _FLOOR_POSSIBLE = 0.2
-#: Where loss is chance, the rate goes down by at most this factor a trial (more after many of them:
-#: the second one), for what loses soon costs little and tells much; and by at least this.
+#: A trial lowers the load at most to this fraction, and by at least the minimum step: trials that
+#: lose early are short and informative. The second value applies after many lossy trials.
 _LARGEST_STEP = (0.85, 0.75)
 _STEPS_BEFORE_LARGER = 7
 _SMALLEST_STEP = 0.06
-#: It is approached from above: this many standard deviations over the estimate.
+#: The next load is this many standard deviations above the estimated limit.
 _FROM_ABOVE = 0.6
-#: A pass is believed up to this part above the estimate; where the limit is sharp, up to the second
-#: one, for the model's grid is coarse.
+#: A pass is accepted up to this factor of the estimated limit; the second value applies to a sharp
+#: limit, because the grid of the model is coarse.
 _BELIEVED = (1.02, 1.05)
-#: A slope beyond this is a sharp limit after all, and is bisected.
+#: From this slope the limit is sharp, and the search bisects.
 _SHARP = 30.0
-#: Loss that did not come again in this many times the traffic it took was that of a cold device.
+#: Loss that does not recur within this multiple of the traffic up to it is attributed to warm-up.
 _QUIET = 5.0
 
 
 class ChanceSearch:
-    """Goes on where trials of full length lost late."""
+    """Continues a search whose full-length trials lost frames late."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
@@ -46,9 +47,9 @@ class ChanceSearch:
         self._floor = FloorTest(ground)
 
     def run(self) -> Asking[Outcome | None]:
-        """Where loss comes late: learn how often it comes at which load, and close in from above.
+        """Search for the goal's load.
 
-        None if it was lost only in the beginning: the device was not warm, whatever was assumed.
+        Returns: None if all loss occurred at the beginning, so the device was still warming up.
         """
         model = self._learn()
         while True:
@@ -85,12 +86,12 @@ class ChanceSearch:
         )
 
     def _is_early(self) -> bool:
-        """Whether what looks like a floor may be a device that is still warming up. Once."""
+        """Whether apparent load-independent loss may be warm-up instead. True at most once per search."""
         early = self._log.traffic_s < 2 * self._goal.final_trial_s
         return early and not self._log.cold_before
 
     def _lost_only_at_first(self) -> bool:
-        """Whether nothing was lost for much longer than it took until the last loss. Once."""
+        """Whether the traffic since the last loss is much longer than all before. True at most once."""
         last = [t for t in self._log.counted() if t.lossy][-1]
         until = last.traffic_before_s + last.traffic_s
         return self._log.traffic_s - until > _QUIET * until and not self._log.cold_before
@@ -102,16 +103,16 @@ class ChanceSearch:
             rate = seen.limit_pps * math.exp(_FROM_ABOVE * seen.spread)
             return min(max(rate, largest * upper), upper / (1 + _SMALLEST_STEP))
         if not _believed(lower, seen) or self._ground.is_close(lower, upper):
-            return lower  # It passed by luck, as far as is known: again.
+            return lower  # The model rates the pass as luck: repeat it.
         if upper <= lower * (1 + self._width) ** 2 or seen.slope >= _SHARP:
             return math.sqrt(lower * upper)
-        # Far below the estimate, that is the next. Near it, the next width: halving the distance
-        # would find a rate that was lucky.
+        # Far below the estimate, go to the estimate. Near it, raise the load by one width:
+        # bisecting would favour loads that passed by luck.
         near = lower * (1 + self._width)
         return max(near, min(seen.limit_pps, upper / (1 + self._width)))
 
     def _learn(self) -> HazardModel:
-        """The model after the trials of full length that there are, without those above capacity."""
+        """Build the model from the full-length trials, without those above capacity."""
         full = [
             t
             for t in self._log.counted()
@@ -134,5 +135,5 @@ class ChanceSearch:
 
 
 def _believed(lower: float, seen: Estimate) -> bool:
-    """Whether the model agrees with a pass, or it was luck."""
+    """Whether the model rates a pass at ``lower`` as plausible."""
     return lower <= seen.limit_pps * _BELIEVED[seen.slope >= _SHARP]

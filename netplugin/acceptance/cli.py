@@ -1,7 +1,7 @@
-"""The command ``zeroloss``: its sub-commands, its options, what it prints and how it exits.
+"""The command ``zeroloss``: sub-commands, error messages and exit status.
 
-Exit status: 0 with a verdict, 1 without one (the search failed, a replay differs), 2 when the input
-or the generator cannot be used.
+Exit status: 0 with a verdict, 1 without one (the search failed, a replay differs), 2 if the input or
+the generator is unusable, 130 when interrupted.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from netplugin.acceptance import cli_evaluate, cli_matrix, cli_report, cli_searc
 from netplugin.acceptance.errors import GeneratorError, UnusableInput
 
 UNUSABLE = 2
-#: As a shell has it for SIGINT.
+#: 128 + SIGINT, as shells report it.
 _INTERRUPTED = 130
 
-#: Each adds a sub-parser whose default ``command`` carries it out and returns the exit status.
+#: Each adds a sub-parser; its default ``command`` runs the sub-command and returns the exit status.
 _COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
     cli_search.add_search,
     cli_search.add_replay,
@@ -31,7 +31,7 @@ _COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]],
 def parser() -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(
         prog="zeroloss",
-        description="How many frames a second a backend forwards without losing one.",
+        description="Measure the highest frame rate that a backend forwards without loss.",
     )
     commands = whole.add_subparsers(dest="name", required=True, metavar="COMMAND")
     for add in _COMMANDS:

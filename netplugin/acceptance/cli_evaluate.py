@@ -1,4 +1,4 @@
-"""The sub-command ``evaluate``: this search and others on simulated devices with known answers."""
+"""The sub-command ``evaluate``: compares search algorithms on simulated devices with known answers."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _FORMATS = {"table": as_table, "json": as_json, "csv": as_csv}
 def add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "evaluate",
-        help="the searches on simulated devices whose answer is known",
+        help="compare search algorithms on simulated devices with known answers",
         description="Trials, traffic, error and spread of each search on each simulated device."
-        " Nothing is sent. The same seed gives the same table.",
+        " No traffic is sent. The same seed gives the same table.",
     )
     parser.set_defaults(command=_evaluate)
     parser.add_argument(
-        "--devices", metavar="NAME,...", default=",".join(FAMILIES), help="default: all of them"
+        "--devices", metavar="NAME,...", default=",".join(FAMILIES), help="default: all"
     )
     parser.add_argument(
         "--algorithms", metavar="NAME,...", default=",".join(searches.ALGORITHMS),
-        help="default: %(default)s; the package MLRsearch is in the extra [evaluate]",
+        help="default: %(default)s; mlrsearch needs the extra [evaluate]",
     )  # fmt: skip
     parser.add_argument("--runs", type=whole(1, 100_000), default=100, metavar="N")
     parser.add_argument("--seed", type=whole(0, 2**63), default=1, metavar="N")
     parser.add_argument(
         "--jobs", type=whole(1, 1024), default=os.cpu_count() or 1, metavar="N",
-        help="processes (default: one for each CPU)",
+        help="number of processes (default: one per CPU)",
     )  # fmt: skip
     parser.add_argument("--format", choices=tuple(_FORMATS), default="table")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--quiet", action="store_true", help="do not print progress")
     add_goal(parser)
 
 
@@ -63,7 +63,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _progress(done: int, of: int) -> None:
-    """One line that is written over on a terminal, and a line now and then elsewhere."""
+    """Print progress: one line rewritten in place on a terminal, otherwise about ten lines."""
     if sys.stderr.isatty():
         print(f"\r{done} of {of} searches", end="\n" if done == of else "", file=sys.stderr)
     elif done == of or done * 10 // of != (done - 10) * 10 // of:

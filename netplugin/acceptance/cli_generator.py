@@ -1,4 +1,4 @@
-"""Options that say which generator a search has and what it is told, and the description they make."""
+"""Command-line options of the traffic generators, and the generator description made from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GENERATORS: Final = (SIM, EXEC, TCPREPLAY, STL, STF)
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """``field``: of the description; those of frames and paths are put in their places below."""
+    """One option. ``field``: field of the description; options of frames and paths are nested below."""
 
     flag: str
     field: str
@@ -29,7 +29,7 @@ class _Option:
     help: str
     metavar: str | None = None
     needed: bool = False
-    #: Given once for each path, or as often as there is something to say.
+    #: The option may be repeated: once per path, or any number of times.
     repeated: bool = False
     more: tuple[tuple[str, Any], ...] = ()
 
@@ -41,64 +41,64 @@ _OPTIONS: Final = (
     _Option("--sim-device", "device", (SIM,), f"one of {', '.join(FAMILIES)} (default: clean)",
             "NAME"),
     _Option("--exec-cmd", "command", (EXEC,), needed=True, metavar="COMMAND",
-            help="a program and its arguments, quoted as in a shell (there is none)"),
+            help="program and arguments, quoted as in a shell (no shell is started)"),
     _Option("--answer-timeout", "answer_timeout_s", (EXEC,), metavar="S",
-            help="seconds for an answer beyond the trial's own (default: 60)",
+            help="seconds allowed for an answer, in addition to the trial duration (default: 60)",
             more=(("type", number(0, 86_400)),)),
     _Option("--tx-interface", "tx", (TCPREPLAY,), metavar="NAME", needed=True, repeated=True,
-            help="interface that sends; once for each direction"),
+            help="interface that transmits; once per direction"),
     _Option("--rx-interface", "rx", (TCPREPLAY,), metavar="NAME", needed=True, repeated=True,
-            help=f"interface at which its frames come back; {_EACH}"),
+            help=f"interface that receives these frames; {_EACH}"),
     _Option("--netns", "netns", (TCPREPLAY,), metavar="NAME",
-            help="name or path of the network namespace that has the interfaces"),
+            help="name or path of the network namespace of the interfaces"),
     _Option("--most-burst", "most_burst", (TCPREPLAY,), metavar="N",
-            help="a trial is invalid that sent more frames than this at once, to make up for a pause"
+            help="a trial with a longer burst of frames (sent to catch up after a pause) is invalid"
             " (default: 512)",
             more=(("type", whole(1, 10**9)),)),
     _Option("--no-realtime", "realtime", (TCPREPLAY,),
-            help="do without a real-time priority, and with bursts",
+            help="run tcpreplay without real-time priority; it then sends in bursts",
             more=(("action", "store_const"), ("const", False))),
     _Option("--trex-dir", "trex_dir", _TREX, metavar="DIR",
-            help="the tree of TRex, with t-rex-64 in it (default: an installed package of its client)"),
+            help="TRex installation directory (default: the installed Python package of the client)"),
     _Option("--trex-cfg", "trex_cfg", _TREX, metavar="FILE",
-            help="its configuration; trex-stl starts a server with it, and ends that"),
-    _Option("--trex-server", "server", (STL,), "a server that runs (default: 127.0.0.1)", "HOST"),
-    _Option("--trex-sync-port", "sync_port", (STL,), "its RPC port (default: 4501)", "PORT",
+            help="TRex configuration; trex-stl starts a server with it and stops it at the end"),
+    _Option("--trex-server", "server", (STL,), "address of a running server (default: 127.0.0.1)", "HOST"),
+    _Option("--trex-sync-port", "sync_port", (STL,), "RPC port of the server (default: 4501)", "PORT",
             more=(("type", whole(1, 65535)),)),
-    _Option("--trex-async-port", "async_port", (STL,), "its publisher's port (default: 4500)", "PORT",
+    _Option("--trex-async-port", "async_port", (STL,), "publisher port of the server (default: 4500)", "PORT",
             more=(("type", whole(1, 65535)),)),
     _Option("--trex-path", "path", (STL,), metavar="SEND:RECEIVE", repeated=True,
-            help="numbers of the ports that send and receive; may be given again (default: 0:1)"),
-    _Option("--trex-force", "force", (STL,), "take ports that another session has",
+            help="numbers of the transmitting and receiving port; repeatable (default: 0:1)"),
+    _Option("--trex-force", "force", (STL,), "acquire ports that another session owns",
             more=(("action", "store_const"), ("const", True))),
     _Option("--trex-profile", "profile", _TREX, metavar="FILE",
-            help="trex-stl: a Python file with register(), instead of frames of ours;"
-            " trex-stf: a file of the tree (default: cap2/imix_64_fast.yaml)"),
+            help="trex-stl: a Python file with register() that replaces the built-in frames;"
+            " trex-stf: a file relative to --trex-dir (default: cap2/imix_64_fast.yaml)"),
     _Option("--trex-pps-per-m", "pps_per_m", (STF,), metavar="PPS",
-            help="frames a second that -m 1 means (default: what a short run says)",
+            help="frames per second at -m 1 (default: measured in a short run)",
             more=(("type", number(0, 1e12)),)),
     _Option("--trex-argument", "arguments", _TREX, metavar="ARGUMENT", repeated=True,
-            help="one more for t-rex-64, or for the profile of trex-stl; may be given again"),
+            help="additional argument for t-rex-64, or for the profile of trex-stl; repeatable"),
     _Option("--source-mac", "source_mac", _FRAMES, metavar="MAC", repeated=True,
-            help=f"{_EACH} (default: that of the port that sends)"),
+            help=f"{_EACH} (default: the address of the transmitting port)"),
     _Option("--destination-mac", "destination_mac", _FRAMES, metavar="MAC", repeated=True,
-            help=f"{_EACH} (default: tcpreplay: that of the interface that receives, TRex: that of"
+            help=f"{_EACH} (default: tcpreplay: the address of the receiving interface, TRex: from"
             " its configuration)"),
     _Option("--source-ip", "source_ip", _FRAMES, metavar="IP", repeated=True,
-            help=f"of the first flow; {_EACH} (default: 198.18.0.1, 198.19.0.1 on the way back)"),
+            help=f"address of the first flow; {_EACH} (default: 198.18.0.1, reverse 198.19.0.1)"),
     _Option("--destination-ip", "destination_ip", _FRAMES, metavar="IP", repeated=True,
-            help=f"{_EACH} (default: 198.19.0.1, 198.18.0.1 on the way back)"),
-    _Option("--vary", "vary", _FRAMES, help="what differs between flows (default: source-ip)",
+            help=f"{_EACH} (default: 198.19.0.1, reverse 198.18.0.1)"),
+    _Option("--vary", "vary", _FRAMES, help="header field that differs between flows (default: source-ip)",
             more=(("choices", tuple(map(str, Vary))),)),
     _Option("--max-pps", "max_pps", (TCPREPLAY, *_TREX), metavar="PPS",
-            help="the generator is never asked for more, all directions together",
+            help="upper limit of the load, all directions together",
             more=(("type", number(0, 1e12)),)),
 )  # fmt: skip
 _OF_FRAMES: Final = ("source_mac", "destination_mac", "source_ip", "destination_ip")
 
 
 def add_generator(parser: argparse.ArgumentParser) -> None:
-    """``--generator`` and a group of options for each."""
+    """Add ``--generator`` and one group of options per generator."""
     parser.add_argument("--generator", choices=GENERATORS, required=True)
     groups: dict[tuple[str, ...], argparse._ArgumentGroup] = {}
     for option in _OPTIONS:
@@ -115,7 +115,7 @@ def add_generator(parser: argparse.ArgumentParser) -> None:
 
 
 def description_of(options: argparse.Namespace) -> Description:
-    """Raises: UnusableInput naming the option, before anything was sent."""
+    """Build the generator description from the options. Raises: UnusableInput naming the option."""
     given = dict(_given(options))
     kind = options.generator
     made: dict[str, Any] = {"type": kind}
@@ -142,7 +142,7 @@ _DESCRIPTION: Final[TypeAdapter[Description]] = TypeAdapter(Description)
 
 
 def _given(options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
-    """Fields with their values; options of other generators and missing ones are refused."""
+    """Yield the given fields with their values. Raises: UnusableInput for foreign or missing options."""
     for option in _OPTIONS:
         value = getattr(options, option.flag.strip("-").replace("-", "_"))
         is_ours = options.generator in option.generators
@@ -170,7 +170,7 @@ def _ports(text: str) -> tuple[str, str]:
 
 
 def _paths(pairs: Sequence[tuple[str, str]], given: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each with its frames; what frames are made of is taken out of ``given``."""
+    """Return each path with its frames; removes the fields of frames from ``given``."""
     common = {"vary": given.pop("vary")} if "vary" in given else {}
     frames: list[dict[str, Any]] = [dict(common) for _ in pairs]
     for field in _OF_FRAMES:
@@ -190,7 +190,7 @@ def _paths(pairs: Sequence[tuple[str, str]], given: dict[str, Any]) -> list[dict
 
 
 def _shown(value: object) -> str:
-    """A value as it was given; a path as its two ends."""
+    """Format a value as given on the command line; a path as its two ends."""
     if isinstance(value, dict) and "send" in value:
         return f"{value['send']}:{value['receive']}"
     if isinstance(value, tuple | list):
@@ -199,7 +199,7 @@ def _shown(value: object) -> str:
 
 
 def _flag(location: Sequence[int | str]) -> str:
-    """Of the option that a field came from; the first part of a location is the generator."""
+    """Return the option of a field; the first element of a pydantic location is the generator."""
     fields = {option.field: option.flag for option in _OPTIONS}
     if location[0] == TCPREPLAY:
         fields |= {"paths": fields["tx"], "send": fields["tx"], "receive": fields["rx"]}

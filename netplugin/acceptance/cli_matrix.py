@@ -1,4 +1,4 @@
-"""The sub-command ``matrix``: a run over many cells, from a YAML description into a folder."""
+"""The sub-command ``matrix``: runs all cells of a YAML run description into a folder."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from netplugin.acceptance.errors import UnusableInput
 def add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "matrix",
-        help="a search for each cell of a run description",
-        description="Measure every cell of a run description (YAML). What was measured is in the"
-        " folder's journal as soon as it is; the table is on standard output, progress on standard"
-        " error. Exit status: 0 if every cell has a verdict, 1 if one failed.",
+        help="run a search for every cell of a run description",
+        description="Measure every cell of a run description (YAML). Every trial is written to the"
+        " folder's journal when it ends; the table goes to standard output, progress to standard"
+        " error. Exit status: 0 if every cell has a verdict, 1 if a cell failed.",
     )
     parser.set_defaults(command=_matrix)
     parser.add_argument("description", metavar="FILE", help="the run description")
     parser.add_argument(
         "--folder", metavar="FOLDER",
-        help="what the run writes to; new, or empty (default: the name of the run)",
+        help="folder of the run, new or empty (default: the name of the run)",
     )  # fmt: skip
     parser.add_argument(
         "--resume", action="store_true",
-        help="go on with the folder's run; no trial is repeated",
+        help="resume the run in the folder; no trial is repeated",
     )  # fmt: skip
     parser.add_argument(
         "--dry-run", action="store_true",
-        help="check everything, and say what would be measured and how long it would take",
+        help="check everything, print the cells and the estimated duration, and exit",
     )  # fmt: skip
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--quiet", action="store_true", help="do not print progress")
 
 
 def _matrix(options: argparse.Namespace) -> int:
-    # A search by itself does not need what this needs.
+    # Imported here: the sub-command ``search`` works without these dependencies.
     try:
         from netplugin.acceptance.matrix import session
     except ModuleNotFoundError as error:
@@ -72,7 +72,7 @@ def _matrix(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _ends_cleanly() -> Iterator[None]:
-    """A signal ends the run once, and everything is given back; another one does not disturb that."""
+    """Raise KeyboardInterrupt on the first signal; later ones do not interrupt the cleanup."""
     told = False
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -86,7 +86,7 @@ def _ends_cleanly() -> Iterator[None]:
     before = {
         number: signal.signal(number, end)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        # Whoever started it (nohup) wants it to go on.
+        # The caller ignores this signal (nohup): keep ignoring it.
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:

@@ -1,4 +1,4 @@
-"""Types of options that several sub-commands have: a number out of range is refused by argparse."""
+"""Option types shared by several sub-commands; argparse rejects numbers out of range."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 def number(
     low: float, high: float = math.inf, *, inclusive: bool = False
 ) -> Callable[[str], float]:
-    """A finite number above ``low`` (or from it on), and at most ``high``."""
+    """Accept a finite number above ``low`` (``inclusive``: from ``low``) and at most ``high``."""
 
     def parse(text: str) -> float:
         try:
@@ -32,7 +32,7 @@ def number(
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
-    """A whole number in this range."""
+    """Accept an integer from ``low`` to ``high``."""
 
     def parse(text: str) -> int:
         try:
@@ -47,21 +47,21 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 
 
 def add_goal(parser: argparse.ArgumentParser) -> None:
-    """What the headline asks for, and of which line."""
+    """Add the options of the headline goal and the line rate."""
     parser.add_argument(
         "--line-rate-pps", type=number(0, 1e12), metavar="PPS",
-        help="frames a second of the line, both directions together: nothing is asked above it"
+        help="line rate in frames per second, both directions together: the maximum load"
         " (default: 10 Gbit/s at the frame size)",
     )  # fmt: skip
     parser.add_argument(
         "--precision", type=number(0, 0.5), default=0.005, metavar="RATIO",
-        help="how close the bounds are: upper <= lower * (1 + RATIO) (default: %(default)s)",
+        help="relative width of the result: upper <= lower * (1 + RATIO) (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--final-duration", type=number(0, 86_400), default=60.0, metavar="S",
-        help="seconds without loss that make a rate zero-loss (default: %(default)g)",
+        help="duration in seconds of the deciding trial (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
         "--initial-duration", type=number(0, 3600), default=0.4, metavar="S",
-        help="seconds of the short trials that find where to look (default: %(default)g)",
+        help="duration in seconds of the first, short trials (default: %(default)g)",
     )  # fmt: skip

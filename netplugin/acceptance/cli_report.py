@@ -1,4 +1,4 @@
-"""The sub-commands ``report``, what a run found, and ``compare``, whether another run is worse."""
+"""The sub-commands ``report`` (table, plot and page of a run) and ``compare`` (regression check)."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _EXTRA = "pip install 'netplugin[acceptance]'"
 def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "report",
-        help="a run's table, picture and page",
-        description="Write what a run found: one HTML page, the table in Markdown, CSV and JSON,"
-        " and the picture as PNG and SVG. A run that is not complete is reported as such.",
+        help="write the table, the plot and the page of a run",
+        description="Write the results of a run: one HTML page, the table in Markdown, CSV and JSON,"
+        " and the plot as PNG and SVG. An incomplete run is marked as incomplete.",
     )
     parser.set_defaults(command=_report)
-    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of the run")
+    parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
     parser.add_argument(
         "--output", metavar="DIR", type=Path,
-        help="where the files go (default: RUN/report)",
+        help="output directory (default: RUN/report)",
     )  # fmt: skip
     parser.add_argument(
         "--published", action="store_true",
-        help="put published figures beside, labelled as those of other hardware; a description"
-        " with `comparable_to: [zstack-4.4]` has them beside in any case",
+        help="add published figures, labelled as measured on other hardware; a description"
+        " with `comparable_to: [zstack-4.4]` always adds them",
     )  # fmt: skip
 
 
@@ -64,29 +64,31 @@ def _needs(*modules: str) -> None:
 def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "compare",
-        help="whether a run is worse than the one before it",
-        description="Compare two runs cell by cell. Exit status: 0 if no cell is worse, 1 if one is,"
-        " 2 if it cannot be said.",
+        help="check a run for regressions against an older run",
+        description="Compare two runs cell by cell. Exit status: 0 if no cell is worse, 1 if a cell is,"
+        " 2 if the runs do not allow a decision.",
     )
     parser.set_defaults(command=_compare)
-    parser.add_argument("old", metavar="OLD", type=Path, help="the folder of the run before")
-    parser.add_argument("new", metavar="NEW", type=Path, help="the folder of the run to be judged")
+    parser.add_argument("old", metavar="OLD", type=Path, help="folder of the older run")
+    parser.add_argument("new", metavar="NEW", type=Path, help="folder of the run to check")
     parser.add_argument(
         "--tolerance", type=number(0, 0.5, inclusive=True), default=0.01, metavar="RATIO",
-        help="no regression is smaller than this (default: %(default)s; never less than the"
+        help="smallest decrease that is a regression (default: %(default)s; at least the"
         " precision of the goal)",
     )  # fmt: skip
     parser.add_argument(
         "--noisy-tolerance", type=number(0, 0.9, inclusive=True), default=0.5, metavar="RATIO",
-        help="the same for cells with too few repeats for a test whose loss is a matter of chance;"
-        " from half of it on they cannot be told (default: %(default)s)",
+        help="the same for cells with random loss and too few repeats for a test;"
+        " a decrease from half of it on is undecided (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--level", type=number(0, 0.5), default=0.05, metavar="P",
-        help="probability of any false alarm among the cells that are tested"
+        help="probability of at least one false alarm among all tested cells"
         " (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--json", metavar="FILE", help="write it all (- : standard output)")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the comparison as JSON (- : standard output)"
+    )
 
 
 def _compare(options: argparse.Namespace) -> int:

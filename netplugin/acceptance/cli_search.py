@@ -1,4 +1,4 @@
-"""The sub-commands ``search``, one search with one generator, and ``replay``, the same from its result."""
+"""The sub-commands ``search`` (one search with one generator) and ``replay`` (repeat it from its result)."""
 
 from __future__ import annotations
 
@@ -30,66 +30,64 @@ from netplugin.acceptance.values import (
     mean_size,
 )
 
-#: The line if nothing is said of it.
+#: Line rate in bit/s if neither the generator nor an option gives one.
 _BITS_PER_SECOND = 10e9
 
 
 def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "search",
-        help="one search with one generator",
-        description="Find the highest rate without loss. The result is on standard output, progress"
-        " on standard error.",
+        help="run one search with one generator",
+        description="Find the highest load without loss. The result goes to standard output, progress"
+        " to standard error.",
     )
     parser.set_defaults(command=_search)
     add_generator(parser)
     add_goal(parser)
     parser.add_argument(
         "--max-loss-ratio", type=number(0, 0.5, inclusive=True), default=0.0, metavar="RATIO",
-        help="loss that is allowed (default: none)",
+        help="allowed loss ratio (default: 0)",
     )  # fmt: skip
     parser.add_argument(
         "--goal", action="append", choices=tuple(OTHER_GOALS), default=[], dest="goals",
-        help="measure this beside the headline; may be given again",
+        help="additional goal; repeatable",
     )  # fmt: skip
     parser.add_argument(
         "--warm-up", type=number(0, 3600, inclusive=True), metavar="S",
-        help="loss in so many first seconds of traffic is not held against the device"
+        help="warm-up: loss within the first S seconds of traffic does not count"
         " (default: a sixth of --final-duration)",
     )  # fmt: skip
     parser.add_argument(
         "--buffer-packets", type=whole(0, 10**9), default=2048, metavar="N",
-        help="frames that the rings on the way may hold (default: %(default)s)",
+        help="frames that rings and queues on the path can hold (default: %(default)s)",
     )  # fmt: skip
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument(
         "--frame-size", type=whole(64, 16_000), default=64, metavar="BYTES",
-        help="with the frame check sequence (default: %(default)s)",
+        help="frame size with FCS (default: %(default)s)",
     )  # fmt: skip
-    sizes.add_argument(
-        "--mix", choices=tuple(MIXES), default="", help="a mix of sizes instead of one"
-    )
+    sizes.add_argument("--mix", choices=tuple(MIXES), default="", help="mix of frame sizes")
     parser.add_argument("--flows", type=whole(1, 10**9), default=1024, metavar="N")
     parser.add_argument(
         "--vnf-ceiling-pps", type=number(0, 1e12), metavar="PPS",
-        help="what the VNF does without the backend, from a control run",
+        help="rate of the VNF without the backend, from a control run",
     )  # fmt: skip
     parser.add_argument(
         "--max-trials", type=whole(1, 100_000), default=150, metavar="N",
-        help="give up after so many trials (default: %(default)s)",
+        help="maximum number of trials (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--repeats", type=whole(1, 1000), default=1, metavar="N",
-        help="search so many times, and report the median with an interval",
+        help="number of searches; reports the median with a confidence interval",
     )  # fmt: skip
     parser.add_argument(
         "--seed", type=whole(0, 2**63), default=1, metavar="N",
-        help="of everything random: the simulated device (default: %(default)s)",
+        help="seed of the simulated device (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--json", metavar="FILE", help="write the whole result (- : standard output)"
+        "--json", metavar="FILE", help="write the full result as JSON (- : standard output)"
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--quiet", action="store_true", help="do not print progress")
 
 
 def _search(options: argparse.Namespace) -> int:
@@ -110,7 +108,7 @@ def _search(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> SearchPlan:
-    """Raises: UnusableInput, before anything was sent."""
+    """Build the search plan from the options. Raises: UnusableInput."""
     final = options.final_duration
     first = headline(final, options.initial_duration, options.precision, options.max_loss_ratio)
     return SearchPlan(
@@ -127,7 +125,7 @@ def _plan(options: argparse.Namespace) -> SearchPlan:
 
 
 def _with_generator(plan: SearchPlan, info: GeneratorInfo, line_pps: float | None) -> SearchPlan:
-    """The line is that of the generator's ports unless ``line_pps`` says otherwise."""
+    """Complete the plan with the generator's limits; ``line_pps`` overrides the line rate of its ports."""
     size = mean_size(plan.mix) if plan.mix else plan.frame_size
     line_bps = info.line_bps if math.isfinite(info.line_bps) else _BITS_PER_SECOND
     return replace(
@@ -140,7 +138,7 @@ def _with_generator(plan: SearchPlan, info: GeneratorInfo, line_pps: float | Non
 
 
 def _check_writable(name: str | None) -> None:
-    """Not after an hour of traffic. Raises: UnusableInput."""
+    """Check the output path before any traffic is sent. Raises: UnusableInput."""
     if name is None or name == "-":
         return
     directory = Path(name).resolve().parent
@@ -154,7 +152,7 @@ def _check_writable(name: str | None) -> None:
 
 
 class _Progress:
-    """A line on standard error for each trial."""
+    """Prints one line per trial to standard error."""
 
     def __init__(self, plan: SearchPlan, repeat: int, repeats: int) -> None:
         self._goal = plan.headline
@@ -176,7 +174,7 @@ class _Progress:
 
 
 def pps(rate: float) -> str:
-    """``4.2 Mpps``, with as many digits as a precision of 0.1 % needs."""
+    """Format a rate such as ``4.2 Mpps``, with enough digits for a precision of 0.1 %."""
     for unit, size in (("Mpps", 1e6), ("kpps", 1e3)):
         if rate >= size:
             return f"{rate / size:.5g} {unit}"
@@ -184,7 +182,7 @@ def pps(rate: float) -> str:
 
 
 def summary(result: Mapping[str, Any]) -> str:
-    """The few lines a person reads; the goal stands beside every number."""
+    """Return the summary for the terminal: verdict, one rate per goal, bounds, repeats and cost."""
     lower, upper = result["bounds_pps"]
     lines = [f"verdict    {result['verdict']}: {result['reason']}"]
     for name, rate, words in results.goals_of(result):
@@ -236,10 +234,10 @@ def _report(result: Mapping[str, Any], name: str | None) -> None:
 def add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "replay",
-        help="search again in the trials of a result: the answer must be the same",
+        help="repeat a search on recorded trials; the answer must be the same",
     )
     parser.set_defaults(command=_replay)
-    parser.add_argument("file", metavar="FILE", help="what `search --json FILE` wrote")
+    parser.add_argument("file", metavar="FILE", help="result written by `search --json FILE`")
 
 
 def _replay(options: argparse.Namespace) -> int:

@@ -1,11 +1,10 @@
-"""Simulated devices under test whose answer is known, in virtual time.
+"""Simulated devices under test with known answers, in virtual time.
 
-Not packets are simulated but what happens to the queue: between two events (the server is stalled,
-the link glitches, the capacity changes) it fills or drains evenly. A minute at 14 Mpps is a
-thousand steps and takes a millisecond. Everything random comes from the seed.
-
-The queue starts each trial empty; the clock (and with it warm-up, drift and the minute of a glitch)
-goes on from trial to trial and counts traffic only.
+The simulation models the queue, not single packets: between two events (a stall, a link glitch, a
+change of capacity) the queue fills or drains at a constant rate. A minute at 14 Mpps takes about a
+thousand steps and one millisecond. All randomness comes from the seed.
+The queue is empty at the start of each trial. The clock, and with it warm-up, drift and periodic
+glitches, continues from trial to trial and counts traffic only.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-#: How often the generator looks for loss while it sends.
+#: Interval at which the simulated generator checks for loss, in seconds.
 _POLL_S = 0.01
-#: In these steps the capacity of a device that drifts is followed.
+#: Step of the capacity of a drifting device, in seconds.
 _DRIFT_STEP_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
-    """The server stands still: so many times a second, each time for a random while."""
+    """Pauses of the device: ``per_second`` on average, each of random length."""
 
     per_second: float
     #: Draws the length of one stall in seconds.
@@ -40,7 +39,7 @@ class Stalls:
 
     @staticmethod
     def heavy(per_second: float, least_s: float, exponent: float) -> Stalls:
-        """Pareto's distribution: ten times as long is 10**exponent times as rare."""
+        """Pareto distribution: a stall ten times as long is 10**exponent times as rare."""
         return Stalls(
             per_second,
             lambda r: least_s * (1 - r.random()) ** (-1 / exponent),
@@ -50,18 +49,18 @@ class Stalls:
 
 @dataclass(frozen=True, slots=True)
 class Glitches:
-    """All frames of a moment are lost, whatever the load: a minute's timer, a link that blinks."""
+    """Total loss for a short time at any load: a timer that fires once a minute, a link flap."""
 
     length_s: float = 100e-6
     every_s: float = 60.0
-    #: When: "timer" is each ``every_s`` on the dot, "window" once in each ``every_s`` at a random
-    #: time, "random" after random times of that mean.
+    #: "timer": exactly every ``every_s``; "window": once in each ``every_s`` at a random time;
+    #: "random": at random intervals with this mean.
     when: Literal["timer", "window", "random"] = "timer"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """What a device is like."""
+    """Parameters of a simulated device."""
 
     name: str
     about: str
@@ -69,20 +68,20 @@ class DeviceSpec:
     ring_packets: float = 1024
     stalls: Stalls | None = None
     glitches: Glitches | None = None
-    #: Capacity is higher by this part when cold and falls to ``capacity_pps`` with ``drift_s``.
+    #: The cold device is faster by this fraction; the excess decays with time constant ``drift_s``.
     drift: float = 0.0
     drift_s: float = 30.0
-    #: For so much traffic it loses a frame so many times a second, whatever the load.
+    #: Seconds of traffic during which it loses ``warm_up_losses`` frames per second at any load.
     warm_up_s: float = 0.0
     warm_up_losses: float = 50.0
     #: Each frame is lost with this probability.
     frame_error_ratio: float = 0.0
 
     def loss_probability(self, rate_pps: float, duration_s: float) -> float:
-        """That a warm device loses a frame at this load in this time.
+        """Return the probability that a warm device loses a frame at this load within this time.
 
-        Stalls that fall into the queue of the one before are left out: they are rare where
-        the answer is looked for.
+        Ignores stalls that begin while the queue of an earlier stall still drains: they are rare near
+        the answer.
         """
         if rate_pps > self.capacity_pps + self.ring_packets / duration_s:
             return 1.0
@@ -96,7 +95,7 @@ class DeviceSpec:
         return -math.expm1(-hazard * duration_s)
 
     def limit_pps(self, duration_s: float) -> float | None:
-        """The load at which a trial loses with probability 1/2, or capacity; None: at every load."""
+        """Return the load that a trial loses at with probability 1/2, at most the capacity; None if none."""
         low, high = 1.0, self.capacity_pps
         if self.loss_probability(high, duration_s) < 0.5:
             return high
@@ -113,7 +112,7 @@ class DeviceSpec:
 
 @dataclass(slots=True)
 class Passage:
-    """What became of the frames of one trial."""
+    """Frames sent and lost in one trial."""
 
     sent: int
     lost: int
@@ -123,19 +122,19 @@ class Passage:
 
 
 class Device:
-    """One device with its clock and its luck."""
+    """A simulated device: its clock and its random generator."""
 
     def __init__(self, spec: DeviceSpec, rng: random.Random) -> None:
         self.spec = spec
         self._rng = rng
         self._clock = 0.0
-        #: Times of glitches that are to come, as far as they were drawn.
+        #: Times of drawn glitches that are still to come.
         self._glitches: list[float] = []
         self._last_glitch, self._drawn = 0.0, 0
         self._phase = rng.random() if spec.glitches else 0.0
 
     def run(self, rate_pps: float, duration_s: float, abort: bool) -> Passage:
-        """Frames at this rate; with ``abort``, until the next look after the first lost one."""
+        """Run one trial; with ``abort`` it ends at the first poll after a loss."""
         trial = _Trial(self.spec, rate_pps, duration_s, abort)
         for at, place, seconds in self._events(rate_pps, duration_s):
             if at >= trial.end:
@@ -147,7 +146,7 @@ class Device:
         return passage
 
     def _events(self, rate: float, duration: float) -> Iterator[tuple[float, str, float]]:
-        """In order of time: when, what, and how long it lasts."""
+        """Yield (time, kind, length in seconds) in order of time."""
         merged: list[tuple[float, str, float]] = []
         spec, rng = self.spec, self._rng
         if spec.stalls is not None:
@@ -178,7 +177,7 @@ class Device:
         return iter(sorted(merged))
 
     def _draw_glitches(self, glitches: Glitches, until: float) -> None:
-        """Those until then; what is drawn stays drawn, also if the trial stops before."""
+        """Draw the glitches up to ``until``; they persist even if the trial stops earlier."""
         every, rng = glitches.every_s, self._rng
         while self._last_glitch < until:
             if glitches.when == "timer":
@@ -192,7 +191,7 @@ class Device:
 
 
 class _Trial:
-    """The queue of one trial, from event to event."""
+    """Simulates the queue of one trial from event to event."""
 
     def __init__(self, spec: DeviceSpec, rate: float, duration: float, abort: bool) -> None:
         self._spec = spec
@@ -225,7 +224,7 @@ class _Trial:
         return Passage(sent, lost, self.end, self.end < self._asked and lost > 0, places)
 
     def _serve_until(self, at: float, clock: float) -> None:
-        """The queue fills or drains evenly, with the capacity there was."""
+        """Advance to ``at``: the queue fills or drains at a constant rate."""
         at = min(at, self.end)
         elapsed = at - self._now
         if elapsed <= 0:
@@ -235,7 +234,7 @@ class _Trial:
             room = self._spec.ring_packets - self._queue
             full_at = self._now + (room + 1) / net
             if full_at < at and self._abort:
-                # The first frame is lost then: the rest of this stretch may not be sent.
+                # The first loss occurs at ``full_at``; with abort the rest may not be sent.
                 self._stop_after(full_at)
                 at = min(at, self.end)
                 elapsed = at - self._now

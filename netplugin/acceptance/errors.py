@@ -1,4 +1,4 @@
-"""What ends a measurement before it has a verdict, each with the words its user needs."""
+"""Exceptions that end a measurement without a verdict."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class UnusableInput(Exception):
 
 
 class GeneratorError(Exception):
-    """The generator died, does not answer in time, or answers what cannot be understood."""
+    """The generator died, missed its deadline, or sent an invalid answer."""
 
 
 class ReplayError(Exception):
-    """A trial log does not belong to the search that it is replayed with."""
+    """The recorded trials do not belong to the replayed search."""

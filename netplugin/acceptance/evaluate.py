@@ -1,7 +1,7 @@
-"""How good the search is, measured: simulated devices with known answers, beside other searches.
+"""Evaluates search algorithms on simulated devices with known answers: cost, error and spread.
 
-Each run of each device has luck of its own, which is the same for every algorithm and on every
-machine: it comes from the seed, the name of the device and the number of the run.
+Each run of a device has its own random stream. It is seeded by the seed, the device name and the run
+number, so it is the same for every algorithm and on every machine.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from netplugin.acceptance.generators.sim import FAMILIES, sim_generator
 from netplugin.acceptance.repeats import relative_std
 from netplugin.acceptance.trials import SearchPlan
 
-#: Told how many of all the searches are done.
+#: Called with the number of finished searches and the total.
 Progress = Callable[[int, int], None]
-#: Searches that one process does before it reports.
+#: Searches per task of the process pool.
 _CHUNK = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One algorithm on one family of devices. Means are over the runs."""
+    """Results of one algorithm on one device family. Means are over the runs."""
 
     device: str
     algorithm: str
     runs: int
-    #: How many runs ended with each verdict, and which one is right.
+    #: Runs by verdict, and the correct verdict.
     verdicts: dict[str, int]
     right_verdict: str
     trials: float
     traffic_s: float
-    #: The longest of the runs.
+    #: Maximum over the runs.
     traffic_max_s: float
     known_pps: float | None
     median_pps: float | None
-    #: Median of the answers over the known one, less 1.
+    #: Relative error of the median answer.
     error: float | None
-    #: Standard deviation of the answers over their mean.
+    #: Relative standard deviation of the answers.
     spread: float | None
     #: Probability that a soak at the answer, as long as a final trial, loses a frame.
     p_soak: float | None
@@ -69,7 +69,7 @@ def evaluate(
     jobs: int,
     progress: Progress = lambda done, of: None,
 ) -> list[Row]:
-    """A row for each device and algorithm, in their order."""
+    """Return one row per device and algorithm, in the given order."""
     tasks = [
         _Task(plan, device, algorithm, seed, range(first, min(first + _CHUNK, runs)))
         for device in devices
@@ -79,7 +79,7 @@ def evaluate(
     found: dict[tuple[str, str], list[Finding]] = {}
     done = 0
     for task, findings in _carry_out(tasks, jobs):
-        # In the order of the runs within a chunk; sums of floats are made after sorting.
+        # Chunks end in any order; ``_row`` sorts before it sums floats.
         found.setdefault((task.device, task.algorithm), []).extend(findings)
         done += len(findings)
         progress(done, runs * len(devices) * len(algorithms))
@@ -102,7 +102,7 @@ def _carry_out(tasks: Sequence[_Task], jobs: int) -> Iterator[tuple[_Task, list[
 
 
 def _search(task: _Task) -> list[Finding]:
-    """Runs in a process of its own."""
+    """Run the searches of one task, in a worker process."""
     algorithm = ALGORITHMS[task.algorithm]
     return [
         algorithm(task.plan, sim_generator(task.device, f"{task.seed}/{run}")) for run in task.runs
@@ -138,7 +138,7 @@ def _row(plan: SearchPlan, device: str, algorithm: str, found: Sequence[Finding]
 
 
 def as_table(rows: Sequence[Row]) -> str:
-    """Columns for people, a family after the other; Markdown, so that it can go into a page."""
+    """Format the rows as a Markdown table, one device family after the other."""
     head = (
         "device", "search", "verdicts (right one)", "trials", "traffic s", "error", "spread", "P(soak)"
     )  # fmt: skip

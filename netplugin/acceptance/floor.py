@@ -1,4 +1,4 @@
-"""Whether loss falls with the load at all, tried at a tenth of it."""
+"""Detects load-independent loss with control trials at a tenth of the forwarding rate."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from netplugin.acceptance.ground import ROUNDING, Ground
 from netplugin.acceptance.outcome import Floor, Outcome, SearchVerdict
 from netplugin.acceptance.trials import Asking, Trial
 
-#: The part of the load at which a floor is looked for.
+#: Load of a control trial as a fraction of the forwarding rate.
 _CONTROL = 0.1
-#: Lossy trials there that make a floor, and passed ones after which there is none.
+#: Lossy control trials that prove load-independent loss, and passed ones that exclude it.
 CONTROLS_LOST = 2
 CONTROLS_PASSED = 3
 
 
 class FloorTest:
-    """Trials of full length far below capacity, and what follows from them."""
+    """Runs full-length control trials far below capacity and evaluates them."""
 
     def __init__(self, ground: Ground) -> None:
         self._ground = ground
 
     def counts(self) -> tuple[int, int]:
-        """Of the trials of full length far below capacity: how many passed, how many lost."""
+        """Return the numbers of passed and lossy full-length control trials."""
         seen = [
             t
             for t in self._ground.log.counted()
@@ -31,14 +31,14 @@ class FloorTest:
         return len(seen) - lost, lost
 
     def trial(self) -> Asking[Trial]:
-        """One more of them."""
+        """Run one control trial."""
         rate = min(self._control_rate(), self._ground.log.upper())
         return (
             yield from self._ground.ask(rate, self._ground.goal.final_trial_s, "is there a floor?")
         )
 
     def search(self, rate: float) -> Asking[Outcome]:
-        """At the lowest rates, after short trials lost there too. Raises: BudgetExhausted."""
+        """Run control trials after short trials lost at the lowest loads. Raises: BudgetExhausted."""
         for _ in range(CONTROLS_LOST + CONTROLS_PASSED):
             if self.counts()[1] >= CONTROLS_LOST:
                 return self.outcome()
@@ -54,7 +54,7 @@ class FloorTest:
         return self._ground.failed("it loses at nearly every rate, and not always at the lowest")
 
     def outcome(self) -> Outcome:
-        """The floor, from all trials at such rates."""
+        """Return the outcome ``FLOOR``, measured over all trials at or below the control load."""
         limit = self._control_rate() * (1 + ROUNDING)
         trials = [t for t in self._ground.log.counted() if t.rate <= limit]
         lossy = [t for t in trials if t.lossy]
@@ -79,7 +79,7 @@ class FloorTest:
 
 
 def _place(trials: list[Trial]) -> str | None:
-    """Where most of the frames were lost."""
+    """Return the component that lost most frames."""
     places: dict[str, float] = {}
     for trial in trials:
         for place, count in trial.measured.evidence.items():

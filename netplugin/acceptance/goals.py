@@ -1,4 +1,4 @@
-"""What a user asks for, as the goals of a search: the headline, and what is measured beside it."""
+"""Search goals from user options: the headline goal and the additional goals."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from typing import Final
 
 from netplugin.acceptance.values import Goal, csit_ndr, csit_pdr
 
-#: By the name that options and run descriptions have for them; each is given the precision.
+#: Additional goals by their name in options and run descriptions; called with the relative width.
 OTHER_GOALS: Final[Mapping[str, Callable[[float], Goal]]] = {
     "csit-ndr": csit_ndr,
     "csit-pdr": csit_pdr,
 }
-#: Loss in the first part of a full trial may be that of a cold device.
+#: Default warm-up as a fraction of the full trial.
 _WARM_UP_PART: Final = 1 / 6
 
 
 def headline(
     final_s: float, initial_s: float, precision: float, max_loss_ratio: float = 0.0
 ) -> Goal:
-    """One full trial without (more) loss; a short one is no longer than that. Raises: UnusableInput."""
+    """Return the headline goal: one full-length trial without (more) loss. Raises: UnusableInput.
+
+    Short trials are at most as long as the full one.
+    """
     return Goal(
         "zero-loss" if max_loss_ratio == 0 else "loss-ratio",
         max_loss_ratio, 0.0, min(initial_s, final_s), final_s, final_s, precision,
@@ -27,5 +30,5 @@ def headline(
 
 
 def warm_up_s(given: float | None, final_s: float) -> float:
-    """Seconds of traffic in which loss is not held against the device, if nothing is said of it too."""
+    """Return the warm-up in seconds of traffic: ``given``, or the default part of the full trial."""
     return final_s * _WARM_UP_PART if given is None else given

@@ -1,17 +1,16 @@
-"""How often a device loses at a load, learnt from the times at which its trials lost (pure).
+"""Bayesian model of the loss rate of a device as a function of the load (pure).
 
-A device that loses by chance (its cores are taken from it for some tens of microseconds now and
-then) has no sharp limit: the chance to lose in a minute rises with the load. What one trial says
-there is little. This model puts all trials together. It is Bayes' rule on a grid, without libraries.
-
-At the load r the loss events of a device come at a rate h(r), and a trial that is stopped at the
-first of them tells when it came. Two families of h are considered:
-
-- *falling*: h falls with the load; ``limit`` is the load at which it is ``TARGET`` in a goal's time,
-  and the slope there is b. The shape is one of two, for a stall of length s loses where r * s exceeds
-  the ring: a power of the load (stalls with a heavy tail) or exponential in 1/r (a light tail).
-- *floor*: h does not depend on the load, or only as much as the number of frames does (a link with
-  bit errors). No load is low enough then, and a number would be made up.
+A device with random loss (its CPUs are preempted for tens of microseconds at a time) has no sharp
+limit: the probability of loss within a minute rises with the load, and one trial says little. The model
+combines all trials with Bayes' rule on a grid, without libraries.
+Loss events at load r occur at a rate h(r). A trial stopped at its first loss event gives the time of
+that event. Two families of h are considered:
+- *falling*: h falls with the load; ``limit`` is the load with ``TARGET`` events within the goal's
+  duration, and b is the slope there. Two shapes are tried, because a stall of length s loses where r *
+  s exceeds the ring: a power of the load (stalls with a heavy tail), or exponential in 1/r (a light
+  tail).
+- *floor*: h does not depend on the load, or only as the number of frames does (a link with bit errors).
+  Then no load is low enough, and no rate can be reported.
 """
 
 from __future__ import annotations
@@ -20,34 +19,34 @@ import math
 from dataclasses import dataclass
 from itertools import product
 
-#: Loss events in the time of a goal at the load that is looked for: P(loss) is 1 - exp(-TARGET).
+#: Loss events within the goal's duration at the searched load: P(loss) is 1 - exp(-TARGET).
 TARGET = 1.0
-#: Slopes (b = d ln h / d ln r) and how likely each is before anything is known. Operators' hosts have
-#: 4 to 12; the steep ones stand for a limit that is sharp after all.
+#: Slopes (b = d ln h / d ln r) with their prior weights. Production hosts have 4 to 12; the steep
+#: ones represent a sharp limit.
 _SLOPES = {2: .6, 3: .8, 4.5: 1.0, 6.5: 1.0, 9: 1.0, 13: .8, 20: .5, 40: .3, 100: .3, 300: .3}  # fmt: skip
-#: The limit is looked for between 1 % of the first load that lost and a little above it.
+#: Grid of the limit: from 1 % of the first lossy load to slightly above it.
 _LIMITS = [math.exp(-4.6 + 4.65 * i / 119) for i in range(120)]
-#: Events in the time of a goal at the first load that lost, if there is a floor.
+#: Loss events within the goal's duration at the first lossy load, for load-independent loss.
 _FLOORS = [math.exp(-2 + 0.2 * i) for i in range(41)]
 _FLOOR_PRIOR = 0.2
-#: Beyond this a device loses at once, whatever the exponent says.
+#: Upper limit of the exponent: the device then loses immediately.
 _LARGEST = 40.0
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Where the limit is: its logarithmic mean, the spread of that, and whether there is one at all."""
+    """Estimate of the limit: geometric mean, spread, and the probability that there is no limit."""
 
     limit_pps: float
     #: Standard deviation of ln(limit).
     spread: float
     slope: float
-    #: Probability that the loss does not fall with the load.
+    #: Probability of load-independent loss.
     floor: float
 
 
 class HazardModel:
-    """What is believed of one device; ``time_s`` is the time in which the goal allows no loss."""
+    """Posterior for one device; ``time_s``: duration for which the goal allows no loss."""
 
     def __init__(self, reference_pps: float, time_s: float) -> None:
         self._reference = reference_pps
@@ -63,7 +62,7 @@ class HazardModel:
         self._floor_log = [-math.log(len(self._floors))] * len(self._floors)
 
     def saw(self, rate_pps: float, time_s: float, lost: bool, stopped: bool = True) -> None:
-        """A trial of this length; ``stopped`` says that it ended at its first loss."""
+        """Update with a trial of ``time_s`` seconds; ``stopped``: it ended at its first loss."""
         relative = math.log(rate_pps / self._reference)
         for i, (limit, slope, power) in enumerate(self._cells):
             rise = slope * (math.log(rate_pps / limit) if power else 1 - limit / rate_pps)
@@ -87,7 +86,7 @@ class HazardModel:
 
 
 def _likelihood(log_hazard: float, time_s: float, lost: bool, stopped: bool) -> float:
-    """Of no event in this time, of the first one at its end, or of one at least (logarithm)."""
+    """Return the log-likelihood of no event, of the first event at ``time_s``, or of at least one."""
     events = math.exp(log_hazard) * time_s
     if not lost:
         return -events

@@ -1,11 +1,9 @@
-"""Whether a trial tells anything about the device, and if so, whether the device lost frames.
+"""Judges a trial: whether it is valid, and if so, whether the device lost frames.
 
-Validity comes first. A generator that sends late, drops in its own queue or does not read what
-arrives produces the same difference between two counters as a device that loses. So what speaks
-against the generator is looked at before the difference is.
-
-RFC 2544 (section 26.1) and RFC 9004 leave open what to do with a trial that did not offer its load;
-here it is invalid. Reasons are sentences for people, ``Cause`` is for programs.
+Validity is checked first. A generator that sends late, drops in its own transmit queue or does not read
+received frames causes the same difference of counters as a device that loses.
+RFC 2544 (section 26.1) and RFC 9004 do not define what happens with a trial that did not offer its
+load; here it is invalid. Reasons are sentences for people, ``Cause`` is for programs.
 """
 
 from __future__ import annotations
@@ -18,14 +16,14 @@ from typing import Final
 
 from netplugin.acceptance.values import Measurement, TrialRequest
 
-#: A trial's load may be off by this part of the precision that is asked of the answer.
+#: Tolerance of the offered load, as a fraction of the relative width of the goal.
 _TENTH: Final = 0.1
-#: Below this, a difference of times is arithmetic.
+#: Tolerance for floating-point error in times.
 _EPSILON: Final = 1e-9
 
 
 class Verdict(StrEnum):
-    """What a trial says of the device; ``invalid`` is nothing."""
+    """Verdict of a trial; ``invalid``: it says nothing about the device."""
 
     PASSED = "passed"
     LOSSY = "lossy"
@@ -33,7 +31,7 @@ class Verdict(StrEnum):
 
 
 class Cause(StrEnum):
-    """What made a trial invalid."""
+    """Cause of an invalid trial."""
 
     COUNTERS = "counters"
     UNSETTLED = "unsettled"
@@ -48,7 +46,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict with its reason. ``loss_ratio`` is that of the worst direction."""
+    """A verdict with its reason. ``loss_ratio`` is the ratio of the worst direction."""
 
     verdict: Verdict
     reason: str
@@ -68,7 +66,7 @@ class Judgement:
 def judge(
     asked: TrialRequest, measured: Measurement, precision: float, max_loss_ratio: float = 0.0
 ) -> Judgement:
-    """The verdict on one trial (pure). ``precision`` is the relative width asked of the answer."""
+    """Judge one trial (pure). ``precision`` is the relative width of the goal."""
     for cause, reason in _objections(asked, measured, precision):
         return Judgement(Verdict.INVALID, reason, cause)
     return _loss(measured, max_loss_ratio)
@@ -77,7 +75,7 @@ def judge(
 def _objections(
     asked: TrialRequest, measured: Measurement, precision: float
 ) -> Iterator[tuple[Cause, str]]:
-    """Why the trial cannot be believed, the plainest reason first."""
+    """Yield the reasons that make a trial invalid, most specific first."""
     yield from _about_counters(measured)
     yield from _about_the_generator(measured)
     if not measured.aborted:
@@ -143,9 +141,9 @@ def _about_the_generator(measured: Measurement) -> Iterator[tuple[Cause, str]]:
 def _about_the_load(
     asked: TrialRequest, measured: Measurement, precision: float
 ) -> Iterator[tuple[Cause, str]]:
-    """Whether the load was the one asked for: all of it, in its time."""
+    """Check the offered load: all frames sent, and in the requested time."""
     tolerance = precision * _TENTH
-    # One frame is what a rate and a duration cannot settle between them.
+    # Rate times duration may be off by one frame.
     short = max(asked.packets - measured.tx_packets, measured.tx_shortfall)
     if short > max(1.0, asked.packets * tolerance):
         yield (
@@ -161,8 +159,8 @@ def _about_the_load(
             f"the trial took {measured.elapsed_s:.6g} s instead of {asked.duration_s:g} s:"
             f" the load was {measured.achieved_pps:.6g} pps, not {asked.rate_pps:.6g}",
         )
-    # Too much load is as wrong as too little. A whole width is allowed: some generators finish
-    # their flows, and what a device passed at a higher load it would pass at this one.
+    # A load above the request is also wrong. A full width is allowed: some generators finish their
+    # flows, and a device that passes at a higher load passes at this one.
     if -over > asked.duration_s * precision + doubt:
         yield (
             Cause.FAST,
@@ -178,7 +176,7 @@ def _about_the_load(
 
 
 def _loss(measured: Measurement, max_loss_ratio: float) -> Judgement:
-    """Of a valid trial. Each direction must hold: one must not hide behind the other."""
+    """Judge the loss of a valid trial. Every direction must meet the loss ratio by itself."""
     pairs = [(d.tx_packets, d.rx_packets) for d in measured.directions] or [
         (measured.tx_packets, measured.rx_packets)
     ]

@@ -1,4 +1,4 @@
-"""What a search found: the verdict of each goal, its bounds, and why."""
+"""Outcome of a search per goal: verdict, bounds and reason."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from netplugin.acceptance.values import Goal
 
 
 class SearchVerdict(StrEnum):
-    """How a search ended. Only ``ndr`` and ``vnf_limited`` come with a rate."""
+    """Verdict of a search. Only ``ndr`` and ``vnf_limited`` have a rate."""
 
-    #: The highest rate at which the goal is reached, bracketed.
+    #: The highest load that meets the goal, bracketed.
     NDR = "ndr"
-    #: The loss does not fall with the load: there is no such rate.
+    #: Load-independent loss: no load meets the goal.
     FLOOR = "floor"
-    #: The generator could not send what it took; the device can do at least the lower bound.
+    #: The generator could not send the required load; the device forwards at least the lower bound.
     GENERATOR_LIMITED = "generator_limited"
-    #: Bracketed, but what runs in the VM does no more even without the backend.
+    #: Bracketed, but the VNF is as slow without the backend.
     VNF_LIMITED = "vnf_limited"
-    #: No verdict: the reason says what was in the way.
+    #: No verdict; see the reason.
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Loss that stays however low the load is."""
+    """Load-independent loss."""
 
-    #: Frames lost for each frame sent, at the lowest loads that were tried.
+    #: Loss ratio at the lowest loads.
     loss_ratio: float
     lost_packets: int
-    #: Trials at these loads that lost, in this much traffic.
+    #: Lossy trials at these loads, and seconds of traffic there.
     events: int
     traffic_s: float
-    #: The place with the largest count of lost frames, if the generator's evidence has one.
+    #: Component with the most lost frames, if loss attribution names one.
     place: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one goal. ``upper_pps`` is the lowest rate that failed, or the line where none did."""
+    """Outcome of one goal. ``upper_pps`` is the lowest failed load, or the line rate if none failed."""
 
     goal: Goal
     verdict: SearchVerdict
@@ -50,6 +50,6 @@ class Outcome:
 
     @property
     def answer_pps(self) -> float | None:
-        """The rate that may be quoted, if there is one."""
+        """The rate of the verdict in pps, if it has one."""
         quotable = (SearchVerdict.NDR, SearchVerdict.VNF_LIMITED)
         return self.lower_pps if self.verdict in quotable else None

@@ -1,8 +1,8 @@
-"""The search for goals that allow some loss: a partial drop rate, or CSIT's NDR.
+"""Search for goals that allow loss: PDR, or the NDR of CSIT.
 
-As in MLRsearch (draft-ietf-bmwg-mlrsearch), single trials find two loads a width apart, and then
-trials are added at each until the goal's sum of durations says what it is. Trials of other goals
-count where they fit.
+As in MLRsearch (draft-ietf-bmwg-mlrsearch), single trials find two loads one width apart; then trials
+are added at each load until the goal's duration sum decides. Trials of other goals count where they
+fit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LEAST_OF_ALL = 1e-5
 
 
 class RatioSearch:
-    """One search for one goal, in a log that is shared."""
+    """A search for one goal in the shared trial log."""
 
     def __init__(self, plan: SearchPlan, log: TrialLog, goal: Goal, guess_pps: float) -> None:
         self._plan = plan
@@ -29,13 +29,13 @@ class RatioSearch:
         self._width = goal.relative_width
 
     def run(self) -> Asking[Outcome]:
-        """Raises: BudgetExhausted."""
+        """Search for the goal. Raises: BudgetExhausted."""
         lo = yield from self._bracket()
         failed = math.inf
         down = up = self._width
         while lo is not None:
             if not (yield from self._holds(lo)):
-                # Single trials were too kind. Down, in steps that double.
+                # The single trials were optimistic: go down in doubling steps.
                 failed, down = lo, 2 * down
                 lo = lo / (1 + down) if lo > self._top * _LEAST_OF_ALL else None
                 continue
@@ -57,7 +57,7 @@ class RatioSearch:
         return self._nothing()
 
     def _bracket(self) -> Asking[float | None]:
-        """By single, short trials: a rate within the goal's ratio, a width below one that is not."""
+        """Find, by single short trials, a load that meets the loss ratio a width below one that does not."""
         lo, hi = self._known()
         rate = min(self._guess, self._top)
         step = self._width
@@ -84,7 +84,7 @@ class RatioSearch:
                 hi = min(hi, trial.rate)
 
     def _known(self) -> tuple[float | None, float]:
-        """The bounds that follow from the trials of other goals."""
+        """Return the bounds that follow from the trials of other goals."""
         lower: list[float] = []
         upper: list[float] = []
         for rate in {trial.rate for trial in self._log.counted()}:
@@ -95,7 +95,7 @@ class RatioSearch:
         return max((rate for rate in lower if rate < hi), default=None), hi
 
     def _holds(self, rate: float) -> Asking[bool]:
-        """Add trials at a rate until it is known whether the goal is reached there."""
+        """Add trials at a load until the goal is met or missed there."""
         while True:
             good, bad = self._seconds(rate)
             total = max(self._goal.sum_s, good + bad)
@@ -108,7 +108,7 @@ class RatioSearch:
                 return False
 
     def _seconds(self, rate: float) -> tuple[float, float]:
-        """How long trials were good and bad at this rate."""
+        """Return the seconds of good and bad trials at this load."""
         good = bad = 0.0
         final = self._goal.final_trial_s
         for trial in self._log.counted():
@@ -117,13 +117,13 @@ class RatioSearch:
             if trial.request.duration_s < final * (1 - _ROUNDING):
                 continue
             if trial.measured.aborted and self._goal.max_loss_ratio > 0:
-                continue  # What it would have lost in the end is not known.
+                continue  # Its final loss ratio is unknown.
             if self._is_good(trial):
                 good += trial.request.duration_s
             elif trial.request.duration_s <= final * (1 + _ROUNDING):
                 bad += final
             elif trial.measured.aborted and self._goal.max_loss_ratio == 0:
-                # A longer one is as good as several: all were good but that in which it was stopped.
+                # A longer trial counts as several: all good except the one in which it was stopped.
                 good += trial.traffic_s // final * final
                 bad += final
         return good, bad
@@ -132,7 +132,7 @@ class RatioSearch:
         return trial.judgement.loss_ratio <= self._goal.max_loss_ratio
 
     def _is_close(self, lo: float, hi: float) -> bool:
-        # Rates are rounded to 0.01 pps, each by half of that.
+        # Rates are rounded to 0.01 pps, so each may be off by half of that.
         return hi <= lo * (1 + self._width) * (1 + _ROUNDING) + 0.02
 
     def _ask(self, rate: float, duration_s: float) -> Asking[Trial]:

@@ -1,4 +1,4 @@
-"""What several answers say together: their median and an interval that assumes no distribution."""
+"""Median of repeated answers with a distribution-free confidence interval."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of the answers of repeated searches, in packets a second."""
+    """Spread of the answers of repeated searches, in pps."""
 
     answers: int
     median_pps: float
-    #: From one answer to another, so that the true median lies between with ``confidence``.
+    #: Interval between two answers that contains the true median with probability ``confidence``.
     interval_pps: tuple[float, float]
     confidence: float
-    #: Standard deviation over mean; None for one answer.
+    #: Relative standard deviation; None for one answer.
     relative_std: float | None
 
 
 def spread(answers: Sequence[float], wanted: float = 0.95) -> Spread | None:
-    """The narrowest pair of order statistics that covers the median with ``wanted``; None without answers.
+    """Return the narrowest order-statistic interval for the median; None without answers.
 
-    Each answer is above the true median with probability 1/2, whatever the distribution, so the count
-    of those above is binomial. Five answers or fewer cannot reach 95 %: then it is the whole range, with
-    the confidence that it has.
+    Each answer is above the true median with probability 1/2 for any distribution, so the number above
+    is binomial. Five or fewer answers cannot reach 95 %: the interval is then the full range, with its
+    actual confidence.
     """
     ordered = sorted(answers)
     count = len(ordered)
@@ -44,11 +44,11 @@ def spread(answers: Sequence[float], wanted: float = 0.95) -> Spread | None:
 
 
 def relative_std(answers: Sequence[float]) -> float | None:
-    """Standard deviation over mean."""
+    """Return the relative standard deviation; None for one answer."""
     return statistics.stdev(answers) / statistics.fmean(answers) if len(answers) > 1 else None
 
 
 def _covers(count: int, out: int) -> float:
-    """That the median is between the answers number ``out`` from both ends."""
+    """Return the probability that the median lies between the answers ``out`` from both ends."""
     below = math.fsum(math.comb(count, k) * 0.5**count for k in range(out + 1))
     return max(0.0, 1 - 2 * below)

@@ -1,6 +1,6 @@
-"""The result of a search as JSON: verdict, rate, bounds, and all that is needed to doubt or replay it.
+"""JSON result of a search: verdict, rate, bounds, and everything needed to check or replay it.
 
-With repeats, the result is that of the run in the middle, and ``repeats`` says how the others spread.
+With repeats it describes the median run; ``repeats`` has the spread of the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FORMAT = 1
 def result_of(
     plan: SearchPlan, runs: Sequence[Run], environment: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The whole answer of one or more runs of the same search."""
+    """Return the JSON result of one or more runs of the same search."""
     middle = _middle(runs)
     outcome = runs[middle].found.headline
     trials = [trial for run in runs for trial in run.found.trials]
@@ -59,9 +59,9 @@ def result_of(
 
 
 def _middle(runs: Sequence[Run]) -> int:
-    """The run with the most frequent verdict and, of these, the (lower) median rate."""
+    """Return the index of the run with the most frequent verdict and the (lower) median rate."""
     verdicts = Counter(run.found.headline.verdict for run in runs)
-    # Of equally frequent ones the worse: a rate is not claimed on half of the runs.
+    # On a tie the worse verdict wins: half of the runs is not enough for a rate.
     order = list(SearchVerdict)
     verdict = max(verdicts, key=lambda v: (verdicts[v], order.index(v)))
     chosen = [n for n, run in enumerate(runs) if run.found.headline.verdict is verdict]
@@ -118,7 +118,7 @@ def describe_trial(trial: Trial, repeat: int) -> dict[str, Any]:
 
 
 def _evidence(outcome: Outcome, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Which trials carry the bounds, and where frames were lost in the upper one."""
+    """Return the trials at the bounds, and the located loss at the upper one."""
     lower = [t for t in trials if t.passed and t.rate == outcome.lower_pps]
     upper = [t for t in trials if t.lossy and t.rate == outcome.upper_pps]
     return {
@@ -141,10 +141,10 @@ def _places(trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def environment(generator: str, command: Sequence[str], started: str) -> dict[str, Any]:
-    """The machine and the versions that the numbers were taken with."""
+    """Return machine and software versions for the result."""
     try:
         release = version("netplugin")
-    except PackageNotFoundError:  # run from a checkout that is not installed
+    except PackageNotFoundError:  # not installed: run from a checkout
         release = "unknown"
     return {
         "generator": generator,
@@ -160,7 +160,7 @@ def environment(generator: str, command: Sequence[str], started: str) -> dict[st
 
 
 def dumps(result: Mapping[str, Any], indent: int | None = 1) -> str:
-    """JSON that every parser reads: no NaN, no infinity. Without ``indent`` it is one line."""
+    """Serialize to strict JSON without NaN and infinity; on one line if ``indent`` is None."""
     return json.dumps(_readable(result), indent=indent, allow_nan=False) + "\n"
 
 
@@ -184,7 +184,7 @@ def _finite(value: float) -> float | None:
 def load(
     text: str, name: str
 ) -> tuple[SearchPlan, list[list[tuple[TrialRequest, Measurement]]], dict[str, Any]]:
-    """The plan, the trials of each repeat, and the whole result. Raises: UnusableInput."""
+    """Parse a result: plan, trials of each repeat, and the JSON object. Raises: UnusableInput."""
     try:
         result = json.loads(text)
         if result["format"] != FORMAT:
@@ -206,7 +206,7 @@ def load(
 
 
 def read_plan(entry: Mapping[str, Any]) -> SearchPlan:
-    """What ``describe_plan`` wrote. Raises: KeyError, TypeError, UnusableInput."""
+    """Parse the output of ``describe_plan``. Raises: KeyError, TypeError, UnusableInput."""
     plan = dict(entry)
     plan["goals"] = tuple(Goal(**goal) for goal in plan["goals"])
     if plan["generator_max_pps"] is None:
@@ -215,19 +215,19 @@ def read_plan(entry: Mapping[str, Any]) -> SearchPlan:
 
 
 def read_request(entry: Mapping[str, Any]) -> TrialRequest:
-    """The request in an entry that may say more. Raises: KeyError."""
+    """Parse the request in a trial log entry, which has more fields. Raises: KeyError."""
     names = [f.name for f in dataclasses.fields(TrialRequest)]
     return TrialRequest(**{name: entry[name] for name in names})
 
 
 def read_measurement(entry: Mapping[str, Any]) -> Measurement:
-    """What ``describe_measurement`` wrote. Raises: KeyError, TypeError."""
+    """Parse the output of ``describe_measurement``. Raises: KeyError, TypeError."""
     values: dict[str, Any] = {k: math.nan if v is None else v for k, v in entry.items()}
     values["directions"] = tuple(Direction(**pair) for pair in entry["directions"])
     return Measurement(**values)
 
 
 def goals_of(result: Mapping[str, Any]) -> Iterator[tuple[str, float | None, str]]:
-    """Name, rate, and the goal in words, for each goal."""
+    """Yield name, rate and description of each goal."""
     for entry in result["goals"]:
         yield entry["goal"]["name"], entry["rate_pps"], entry["goal"]["in_words"]

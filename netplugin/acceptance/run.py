@@ -1,4 +1,4 @@
-"""Carries a search out: hands its requests to a generator and the measurements back."""
+"""Runs a search: passes its trial requests to a generator and returns the measurements."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from netplugin.acceptance.search import Found, search
 from netplugin.acceptance.trials import Asking, SearchPlan, T
 from netplugin.acceptance.values import Measurement, TrialRequest
 
-#: Told of every trial as it ends.
+#: Called after every trial.
 Watcher = Callable[[TrialRequest, Measurement], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A search that was carried out, and the real time it took."""
+    """A finished search and its real time in seconds."""
 
     found: Found
     wall_s: float

@@ -1,4 +1,4 @@
-"""A search for all goals at once, as a computation without input or output, and how it is replayed."""
+"""Search for all goals, as a generator function without I/O, and its replay from recorded trials."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from netplugin.acceptance.values import Goal, Measurement, TrialRequest
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The outcome of every goal, the headline first, and the trials that led there."""
+    """Outcomes of all goals, the headline first, and all trials."""
 
     outcomes: tuple[Outcome, ...]
     trials: tuple[Trial, ...]
@@ -27,7 +27,7 @@ class Found:
 
 
 def search(plan: SearchPlan) -> Asking[Found]:
-    """Yields what to measure next, is sent what was measured, and returns what it found."""
+    """Search for all goals: yields trial requests, receives measurements, returns the outcomes."""
     log = TrialLog(plan)
     outcomes = []
     guess = plan.top_pps
@@ -55,9 +55,9 @@ def _unfinished(plan: SearchPlan, log: TrialLog, goal: Goal, why: str) -> Outcom
 
 
 def replay(plan: SearchPlan, journal: Iterable[tuple[TrialRequest, Measurement]]) -> Found:
-    """What the search finds when it is sent these measurements again.
+    """Repeat a search with recorded measurements.
 
-    Raises: ReplayError if it asks for something else, or for more than there is.
+    Raises: ReplayError if the search requests other trials, or more than were recorded.
     """
     asking = after(search(plan), journal)
     try:
@@ -69,9 +69,9 @@ def replay(plan: SearchPlan, journal: Iterable[tuple[TrialRequest, Measurement]]
 
 
 def after(asking: Asking[T], journal: Iterable[tuple[TrialRequest, Measurement]]) -> Asking[T]:
-    """The same computation, its first trials answered from a journal: it asks for those that follow.
+    """Answer the first requests of a search from recorded trials, then pass on the following ones.
 
-    Raises: ReplayError if it asks for something else than the journal has.
+    Raises: ReplayError if the search requests other trials than recorded.
     """
     try:
         request = next(asking)

@@ -1,13 +1,13 @@
-"""The search for the highest rate at which not one frame is lost.
+"""Search for the highest load without a single lost frame.
 
-The shape is that of MLRsearch (draft-ietf-bmwg-mlrsearch): short trials find where it is worth to
-look, trials of full length decide, and every trial serves every conclusion. Three things are added.
-
-- A trial stops at the first certain loss, so only trials that pass take their full time. A device
+It follows MLRsearch (draft-ietf-bmwg-mlrsearch): short trials narrow the range, full-length trials
+decide, and every trial is used for all conclusions. It adds:
+- A trial stops at the first certain loss, so only passing trials take their full duration. A device
   with a sharp limit needs one.
-- Loss that comes at once is the device's capacity: the next rate is found by short trials. Loss that
-  comes late is chance, and the search goes on in chance.py.
-- Whether such loss falls with the load at all is tested before a rate is named (floor.py).
+- Immediate loss means that the load exceeds the capacity: short trials find the next load. Late loss is
+  random, and the search continues in chance.py.
+- Before a rate is reported for such a device, floor.py tests whether the loss falls with the load at
+  all.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from netplugin.acceptance.ground import ROUNDING, Ground
 from netplugin.acceptance.outcome import Outcome
 from netplugin.acceptance.trials import Asking, SearchPlan, Trial, TrialLog
 
-#: The part that the rings may have in what a device seems to forward.
+#: Maximum share of frames left in rings in the measured forwarding rate.
 _RINGS_PART = 0.05
-#: A probe that is nearly long enough is.
+#: A probe this fraction of the needed duration is long enough.
 _ENOUGH = 0.8
-#: How often the probe is run again, longer, because of that.
+#: Maximum number of times the probe is lengthened.
 _LENGTHENED = 3
-#: Loss that comes at once wherever it is looked for is not capacity after so many times.
+#: After this many loads with immediate loss, the loss is not taken for lack of capacity.
 _AT_ONCE_AT_MOST = 4
-#: Rings may be as large again as was assumed.
+#: Tolerance factor for immediate loss: rings may be twice as large as assumed.
 _AT_ONCE = 2.0
-#: Rings that fill slowly overflow again within this many times the time it took.
+#: Slowly filling rings overflow again within this multiple of the first time.
 _SAME_TIME = 1.2
-#: How long a device that loses everywhere is given to warm up, in turn.
+#: Seconds of successive warm-ups for a device that loses at every load.
 _WARM_UPS_S = (10.0, 30.0)
 
 
 class StrictSearch:
-    """One search for one strict goal; trials go into the log that is shared with other goals."""
+    """A search for one strict goal in the trial log shared with other goals."""
 
     def __init__(self, plan: SearchPlan, log: TrialLog) -> None:
         self._ground = Ground(plan, log)
         self._top = plan.top_pps
         self._width = self._ground.width
-        #: Loss was seen that is not counted: a rate must pass once more before it is believed.
+        #: Uncounted loss occurred: a load must then pass one more trial.
         self._suspicious = False
 
     @property
     def forwarding_pps(self) -> float:
-        """What the device forwards when it gets more than it can take (0: not seen)."""
+        """Rate forwarded by the overloaded device, in pps (0: unknown)."""
         return self._ground.forwarding_pps
 
     def run(self) -> Asking[Outcome]:
-        """Raises: BudgetExhausted."""
+        """Search for the goal. Raises: BudgetExhausted."""
         for seconds in (*_WARM_UPS_S, None):
             found = yield from self._attempt()
             if found is not None:
@@ -64,7 +64,7 @@ class StrictSearch:
     # -- short trials ----------------------------------------------------------------------------
 
     def _attempt(self) -> Asking[Outcome | None]:
-        """An outcome, or None if the device loses at every rate."""
+        """Run the search once; None if the device loses at every load."""
         probe = yield from self._probe()
         if probe is None:
             return self._ground.generator_limited(0.0)
@@ -74,20 +74,21 @@ class StrictSearch:
             hi = probe.rate
             self._ground.forwarding_pps = _forwarded(probe)
             if self._ground.forwarding_pps > 0:
-                # Half a width above and half a width below what it forwarded: if the device is as
-                # simple as that, these are the two bounds.
+                # Half a width above and below the forwarding rate: for a device with a sharp limit
+                # these are the bounds.
                 above = min(self._ground.forwarding_pps * (1 + self._width / 2), hi)
                 trial = yield from self._ground.short(above, "just above the forwarding rate")
                 lo, hi = (above, hi) if trial.passed else (None, above)
                 if lo is None and self._ground.plan.can_abort:
-                    # Not tried yet: the trial of full length will, and stops if it is too high.
+                    # Untested: the full-length trial comes next, and stops early if the load is too
+                    # high.
                     lo = above / (1 + self._width)
         else:
             lo = probe.rate
         return (yield from self._decide(lo, hi))
 
     def _decide(self, first: float | None, hi: float) -> Asking[Outcome | None]:
-        """Full trials at the highest rate that short ones left over, until the bounds are close."""
+        """Run full-length trials at the highest load left by short trials, until the bounds are close."""
         step, marginal, at_once = self._width, False, 0
         lo: float | None = first
         while True:
@@ -120,11 +121,11 @@ class StrictSearch:
                 marginal = self._suspicious = True
                 lo, hi = rate / (1 + self._width), rate
             else:
-                # It may have been cold: the same rate again.
+                # The device may have been cold: repeat the same load.
                 self._suspicious = True
 
     def _probe(self) -> Asking[Trial | None]:
-        """What the device forwards under the highest load the generator can do; None: it can nothing."""
+        """Measure the forwarding rate at the maximum load; None if the generator fails at every load."""
         rate, duration, lengthened = self._top, self._ground.goal.initial_trial_s, 0
         for _ in range(12):
             trial = yield from self._ground.ask(rate, duration, "probe", abort=False)
@@ -132,18 +133,18 @@ class StrictSearch:
                 needed = self._probe_needs(max(_forwarded(trial), 1.0))
                 if trial.passed or lengthened == _LENGTHENED or duration >= _ENOUGH * needed:
                     return trial
-                # Too much of what came out was in the rings to tell how fast they are emptied.
+                # Too many of the sent frames are still in the rings to measure the forwarding rate.
                 duration, lengthened = needed, lengthened + 1
                 continue
             achieved = trial.measured.achieved_pps
-            # Where it said how much it managed, that is the next to try.
+            # Try the achieved load next, if it is known.
             rate = achieved * (1 - self._width / 2) if 0 < achieved < 0.98 * rate else rate * 0.8
             if not rate > 0:
                 break
         return None
 
     def _probe_needs(self, forwarded: float) -> float:
-        """Seconds until what the rings take does not matter: beside the width, or at the very least."""
+        """Return the seconds until the frames in the rings are negligible."""
         exact = self._ground.plan.buffer_packets / (forwarded * self._width / 3)
         rough = self._ground.plan.buffer_packets / (forwarded * _RINGS_PART)
         full = self._ground.goal.final_trial_s
@@ -152,9 +153,10 @@ class StrictSearch:
     def _narrow(
         self, lo: float | None, hi: float, step: float
     ) -> Asking[tuple[float, float] | None]:
-        """A rate that short trials pass and one within the width above it that fails; None: no such.
+        """Narrow the range with short trials to a passing load and a failing one within the width.
 
-        ``hi`` is infinite if nothing failed. Steps double until both sides are known.
+        ``hi`` is infinite if nothing failed. Steps double until both sides are known. None: no load
+        passes.
         """
         while True:
             hi = min(hi, self._ground.log.ceiling)
@@ -180,9 +182,9 @@ class StrictSearch:
                 hi = rate
 
     def _close(self, lo: float, hi: float) -> Asking[Outcome | None]:
-        """After ``lo`` passed: see the rate above it fail, once more if the device was cold then.
+        """After ``lo`` passed, confirm that the load above fails; repeats it if the device was cold then.
 
-        None if it did not fail: the search goes on above.
+        None if it did not fail: the search continues above.
         """
         if lo >= self._top * (1 - ROUNDING):
             if not self._ground.is_close(self._top, self._ground.plan.line_rate_pps):
@@ -199,18 +201,18 @@ class StrictSearch:
         return None
 
     def _is_capacity(self, trial: Trial) -> Asking[bool]:
-        """Whether loss came at once, as it does where the load is more than the device can take."""
+        """Whether loss came immediately, as it does above capacity."""
         at_once = self._ground.resolution(trial.rate, self._width)
         if trial.measured.aborted or trial.request.duration_s <= at_once:
             return trial.lost_within_s <= _AT_ONCE * at_once
-        # The generator went on after the loss, so it is not known when it came.
+        # Without abort the time of the loss is unknown.
         short = yield from self._ground.ask(trial.rate, at_once, "does it lose at once?")
         return short.lossy
 
     def _is_marginal(self, trial: Trial, hi: float) -> Asking[bool]:
-        """Whether a late loss may be that of a load a hair above capacity, which fills rings slowly.
+        """Whether a late loss is explained by a load barely above capacity, which fills rings slowly.
 
-        Then a rate just above lost at once, and this one loses again after the same time.
+        Then a load just above lost immediately, and this one loses again after the same time.
         """
         if hi > trial.rate * (1 + self._width) ** 2 or not trial.measured.aborted:
             return False
@@ -220,7 +222,7 @@ class StrictSearch:
         return again.lossy and again.lost_within_s >= first / _SAME_TIME
 
     def _warm_up(self, seconds: float) -> Asking[None]:
-        """Traffic that is not judged; what was seen until now is forgotten."""
+        """Send traffic that is not judged, and discard the earlier trials."""
         rate = max(self._ground.forwarding_pps / 2, self._ground.least())
         left = seconds
         while left > 0:
@@ -230,7 +232,7 @@ class StrictSearch:
         self._ground.log.forget()
 
     def _full(self, rate: float, why: str) -> Asking[Trial]:
-        """Trials until the goal is reached at this rate, or one of them is not passed."""
+        """Run trials until the goal is met at this load, or one does not pass."""
         rate = round(rate, 2)
         needed = self._ground.goal.trials_needed + self._suspicious
         while self._ground.log.passes(rate, self._ground.goal) < needed:
@@ -243,11 +245,11 @@ class StrictSearch:
         return [t for t in self._ground.log.counted() if t.rate == rate and t.passed][-1]
 
     def _best_short(self, below: float) -> float | None:
-        """The highest rate below this that passed in a trial of any length."""
+        """Return the highest load below this one that passed a trial of any duration."""
         rates = [t.rate for t in self._ground.log.counted() if t.passed and t.rate < below]
         return max(rates, default=None)
 
 
 def _forwarded(trial: Trial) -> float:
-    """Frames a second that came out, if every direction were as bad as the worst."""
+    """Return the forwarded pps, assuming that every direction loses as much as the worst."""
     return trial.rate * (1 - trial.judgement.loss_ratio)

@@ -1,7 +1,7 @@
-"""The log of a search: every trial in its order, what may be concluded from it, and what it cost.
+"""The trial log of a search: its trials, the bounds that follow from them, and their cost.
 
-All that a search knows is here. It never reads a clock, so a log that is played back leads to the
-same requests and to the same answer.
+It is the complete state of a search. It never reads a clock, so a replayed log leads to the same
+requests and the same answer.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from netplugin.acceptance.judge import Cause, Judgement, judge
 from netplugin.acceptance.values import Goal, Measurement, TrialRequest
 
 T = TypeVar("T")
-#: A computation that asks for trials, is sent what they measured, and ends with a ``T``.
+#: A generator function that yields trial requests, receives measurements, and returns a ``T``.
 Asking: TypeAlias = Generator[TrialRequest, Measurement, T]
 
-#: Rates that differ by less are one rate.
+#: Relative difference below which two rates are equal.
 _SAME = 1e-9
-#: What may be the fault of a clock rather than of the rate.
+#: Causes that may be timing errors rather than a too high load.
 _OF_TIME = (Cause.SHORT, Cause.LATE, Cause.FAST)
-#: A generator this far behind will not catch up in a longer trial.
+#: A generator this fraction below the load will not reach it in a longer trial.
 _FAR_BEHIND = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """What a search is told before it begins. The first goal is the headline."""
+    """Parameters of a search. The first goal is the headline."""
 
     goals: tuple[Goal, ...]
     line_rate_pps: float
-    #: What the generator says that it can send, if less than the line.
+    #: Maximum rate of the generator, if below the line rate.
     generator_max_pps: float = math.inf
     #: Whether the generator can end a trial early.
     can_abort: bool = True
-    #: No trial is shorter: what the generator needs to be exact.
+    #: Minimum duration of an accurate trial.
     min_trial_s: float = 0.0
     frame_size: int = 64
     flows: int = 1024
-    #: The name of a mix of frame sizes, or empty.
+    #: Name of a mix of frame sizes, or empty.
     mix: str = ""
-    #: Loss within this much traffic from the start is not held against the device.
+    #: Warm-up: loss within this many seconds of traffic does not count.
     warm_up_s: float = 10.0
-    #: Frames that all the rings on the way may hold: what a short trial cannot tell from capacity.
+    #: Frames that all rings on the path can hold; they hide overload from a short trial.
     buffer_packets: int = 2048
-    #: How often a trial is run before its rate counts as beyond the generator.
+    #: Maximum attempts for a valid trial; after that the load is beyond the generator.
     attempts: int = 3
-    #: A goal is given up after so many trials for it.
+    #: Maximum number of trials per goal.
     max_trials: int = 150
-    #: A goal is given up after so much traffic for it, in units of its ``sum_s``.
+    #: Maximum traffic per goal, in multiples of its ``sum_s``.
     max_sums: float = 40.0
-    #: What the VNF reaches without the backend, from a control run; None: not known.
+    #: Rate of the VNF without the backend, from a control; None: unknown.
     vnf_ceiling_pps: float | None = None
-    #: What the generator reaches when it is looped back to itself; None: not known.
+    #: Rate of the generator looped back to itself; None: unknown.
     generator_ceiling_pps: float | None = None
 
     def __post_init__(self) -> None:
@@ -76,13 +76,13 @@ class SearchPlan:
 
     @property
     def top_pps(self) -> float:
-        """The highest rate that is ever asked; like all of them, in hundredths of a frame a second."""
+        """The maximum load, rounded down to 0.01 pps like all loads."""
         return math.floor(100 * min(self.line_rate_pps, self.generator_max_pps)) / 100
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One trial: asked, measured, judged. ``traffic_before_s`` is what the device had had until then."""
+    """One trial: request, measurement, judgement. ``traffic_before_s``: traffic before it, in seconds."""
 
     number: int
     request: TrialRequest
@@ -113,38 +113,38 @@ class Trial:
 
     @property
     def lost_within_s(self) -> float:
-        """When loss was certain; without early abort no sooner than at the end."""
+        """Seconds until loss was certain; without early abort the full duration."""
         return self.traffic_s
 
 
 class BudgetExhausted(Exception):
-    """The search has had all the trials or all the traffic that it may have."""
+    """The goal has used up its trials or its traffic."""
 
 
 class TrialLog:
-    """Asks for trials, judges them, keeps them, and says what bounds follow from them."""
+    """Requests, judges and records trials, and derives the bounds."""
 
     def __init__(self, plan: SearchPlan) -> None:
         self.plan = plan
         self.trials: list[Trial] = []
         self.traffic_s = 0.0
-        #: The lowest rate that the generator could not do, and its own last word on it.
+        #: Lowest load that the generator could not send, and the trial that showed it.
         self.ceiling = math.inf
         self.ceiling_trial: Trial | None = None
-        #: Trials before this one were on a device that had not warmed up.
+        #: Trials before this index were run before the device was warm.
         self.cold_before = 0
         self._goal_trials = 0
         self._goal_traffic_s = 0.0
 
     def begin(self) -> None:
-        """The next goal has a budget of its own."""
+        """Start the budget of the next goal."""
         self._goal_trials = len(self.trials)
         self._goal_traffic_s = self.traffic_s
 
     def ask(
         self, rate: float, duration_s: float, purpose: str, *, goal: Goal, abort: bool = True
     ) -> Asking[Trial]:
-        """One valid trial, or (invalid each time) the last of ``attempts``: then ``ceiling`` is moved.
+        """Request a valid trial; after ``attempts`` invalid ones returns the last and lowers ``ceiling``.
 
         Raises: BudgetExhausted.
         """
@@ -161,7 +161,7 @@ class TrialLog:
             if trial.valid:
                 return trial
             if trial.judgement.cause in _OF_TIME:
-                # The odd millisecond of a start or a stop weighs less in a longer trial.
+                # A few milliseconds at start or stop weigh less in a longer trial.
                 duration_s = min(4 * duration_s, goal.final_trial_s)
             if attempt and _far_behind(trial):
                 break
@@ -185,13 +185,13 @@ class TrialLog:
     # -- what follows from the trials ------------------------------------------------------------
 
     def forget(self) -> None:
-        """The device was not warm: what it lost or passed until now says nothing of it."""
+        """Discard all trials so far, because the device was not warm."""
         self.cold_before = len(self.trials)
 
     def counted(self) -> Iterator[Trial]:
-        """Valid trials that speak for or against the device.
+        """Yield the valid trials that count.
 
-        Loss while it may still be warming up does not; a pass then is a pass all the same.
+        Loss during warm-up does not count; a pass does.
         """
         for trial in self.trials[self.cold_before :]:
             if trial.valid and (trial.passed or self.is_warm(trial)):
@@ -201,11 +201,11 @@ class TrialLog:
         return trial.traffic_before_s + trial.lost_within_s >= self.plan.warm_up_s
 
     def upper(self) -> float:
-        """The lowest rate that lost a frame (strict goal); infinite if none did."""
+        """Return the lowest lossy load (strict goal); infinite if there is none."""
         return min((t.rate for t in self.counted() if t.lossy), default=math.inf)
 
     def passes(self, rate: float, goal: Goal) -> int:
-        """How many trials of full length passed at this rate."""
+        """Return the number of full-length trials that passed at this load."""
         return sum(
             1
             for t in self.counted()
@@ -215,9 +215,9 @@ class TrialLog:
         )
 
     def lower(self, goal: Goal) -> float | None:
-        """The highest rate below ``upper`` that reached the (strict) goal.
+        """Return the highest load below ``upper`` that meets the (strict) goal.
 
-        A pass above a rate that lost is luck and does not count.
+        A pass above a lossy load is luck and does not count.
         """
         upper = self.upper()
         rates = {t.rate for t in self.counted() if t.passed and t.rate < upper * (1 - _SAME)}
@@ -233,5 +233,5 @@ def _far_behind(trial: Trial) -> bool:
 
 
 def numbered(trial: Trial, number: int) -> Trial:
-    """The same trial at another place of a longer log."""
+    """Return the trial renumbered for a longer log."""
     return replace(trial, number=number)

@@ -1,4 +1,4 @@
-"""The values a search is made of: what a trial was asked, what it measured, and what is the goal."""
+"""Value types of a search: trial request, measurement and goal."""
 
 from __future__ import annotations
 
@@ -9,50 +9,49 @@ from typing import Final
 
 from netplugin.acceptance.errors import UnusableInput
 
-#: What a frame takes on the wire beyond itself: preamble, start delimiter, gap (IEEE 802.3).
+#: Overhead of a frame on the wire: preamble, start delimiter and inter-frame gap (IEEE 802.3).
 _WIRE_OVERHEAD_BYTES: Final = 20
 
 
 def line_rate_pps(bits_per_second: float, frame_size: float) -> float:
-    """Frames a second that fill the wire; ``frame_size`` has the FCS: 14.88 Mpps of 64 at 10 Gbit/s."""
+    """Return the line rate in pps; ``frame_size`` includes the FCS: 14.88 Mpps for 64 at 10 Gbit/s."""
     return bits_per_second / (8 * (frame_size + _WIRE_OVERHEAD_BYTES))
 
 
-#: Mixes of frame sizes: bytes with FCS, and how many of them in a round. ``imix`` is what FD.io CSIT
-#: calls IMIX_v4_1.
+#: Mixes of frame sizes: bytes with FCS, and frames per round. ``imix`` is IMIX_v4_1 of FD.io CSIT.
 MIXES: Final[Mapping[str, tuple[tuple[int, int], ...]]] = {"imix": ((64, 28), (570, 16), (1518, 4))}
 
 
 def mean_size(mix: str) -> float:
-    """Bytes with FCS of the mean frame of a mix in ``MIXES``."""
+    """Return the mean frame size of a mix in bytes, with FCS."""
     parts = MIXES[mix]
     return sum(size * count for size, count in parts) / sum(count for _, count in parts)
 
 
 @dataclass(frozen=True, slots=True)
 class TrialRequest:
-    """What the generator is to do. ``rate_pps`` counts the frames of both directions together."""
+    """Request for one trial. ``rate_pps`` is the load of both directions together."""
 
     rate_pps: float
     duration_s: float
     frame_size: int = 64
     flows: int = 1024
-    #: Stop as soon as the device has lost something for certain.
+    #: Stop at the first certain loss.
     abort_on_loss: bool = True
-    #: Why the search asks: for people who read its log, not for the generator.
+    #: Purpose of the trial for the log; the generator ignores it.
     purpose: str = ""
-    #: The name of a mix of sizes in ``MIXES``; ``frame_size`` is its mean, rounded. Empty: one size.
+    #: Name of a mix in ``MIXES``; ``frame_size`` is its rounded mean. Empty: one size.
     mix: str = ""
 
     @property
     def packets(self) -> float:
-        """How many frames make the trial complete."""
+        """Number of frames of the complete trial."""
         return self.rate_pps * self.duration_s
 
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """Frames sent into the device on one side, and those that came out on the other."""
+    """Frames sent in one direction and received at the other end."""
 
     tx_packets: int
     rx_packets: int
@@ -60,32 +59,32 @@ class Direction:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What was counted, after the generator stopped, the device drained and two reads were equal."""
+    """Counters of a trial, read after the generator stopped, the device drained and two reads were equal."""
 
     tx_packets: int
     rx_packets: int
-    #: From the first frame to the last, not with what the generator needs to start and to drain.
+    #: Seconds from the first to the last frame, without start and drain.
     elapsed_s: float
     aborted: bool = False
-    #: Frames the generator knows that it should have sent and did not.
+    #: Frames the generator reports as not sent.
     tx_shortfall: int = 0
-    #: Frames that reached the generator and that its own receiver dropped.
+    #: Frames dropped by the generator's own receiver.
     rx_errors: int = 0
     #: Frames the generator dropped in its own transmit queue.
     queue_drops: int = 0
-    #: Times the generator was held up, so that frames went out late and in bursts: the transmit queue
-    #: was full, or its program had no CPU.
+    #: Number of times the generator was delayed (transmit queue full, or no CPU), so that frames
+    #: went out late and in bursts.
     queue_full: int = 0
-    #: Frames that may have been under way when the counters were read: 0 after a drain.
+    #: Frames possibly in flight when the counters were read; 0 after a drain.
     in_flight_packets: int = 0
-    #: By how much ``elapsed_s`` may be wrong, where the generator's clock is coarse.
+    #: Uncertainty of ``elapsed_s`` in seconds, for generators with a coarse clock.
     elapsed_uncertainty_s: float = 0.0
-    #: Whether two reads of the counters were equal in the end.
+    #: Whether the last two reads of the counters were equal.
     settled: bool = True
     directions: tuple[Direction, ...] = ()
-    #: Frames lost, by place, as far as anybody knows: what these leave of the loss is unexplained.
+    #: Located loss: lost frames by component. The rest of the loss is unexplained.
     evidence: Mapping[str, float] = field(default_factory=dict)
-    #: What else was read on the way during the trial, by place: seconds of CPU, shares, cycles.
+    #: Other readings by component: CPU seconds, shares, cycles.
     readings: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -95,10 +94,10 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a load must do to count as a lower bound (the terms are those of MLRsearch).
+    """A search goal in the terms of MLRsearch: what makes a load a lower bound.
 
-    A load is a lower bound when trials of ``final_trial_s`` were run for ``sum_s`` in all, and at most
-    the share ``exceed_ratio`` of that time went to trials that lost more than ``max_loss_ratio``.
+    A load is a lower bound if trials of ``final_trial_s`` were run for ``sum_s`` in total, and at most
+    the share ``exceed_ratio`` of that time was in trials with a loss ratio above ``max_loss_ratio``.
     """
 
     name: str
@@ -107,7 +106,7 @@ class Goal:
     initial_trial_s: float = 0.4
     final_trial_s: float = 60.0
     sum_s: float = 60.0
-    #: The answer's bounds are this close: upper <= lower * (1 + relative_width).
+    #: Maximum distance of the bounds: upper <= lower * (1 + relative_width).
     relative_width: float = 0.005
 
     def __post_init__(self) -> None:
@@ -124,7 +123,7 @@ class Goal:
 
     @property
     def is_strict(self) -> bool:
-        """One lost frame decides, so a trial may stop there."""
+        """Whether a single lost frame decides, so that a trial may stop there."""
         return self.max_loss_ratio == 0 and self.exceed_ratio == 0
 
     @property
@@ -132,7 +131,7 @@ class Goal:
         return math.ceil(self.sum_s / self.final_trial_s - 1e-9)
 
     def in_words(self) -> str:
-        """One line to stand beside a number, so that nobody takes it for another one."""
+        """Describe the goal in one line, to be shown with every rate."""
         loss = f"loss ratio <= {self.max_loss_ratio:g}" if self.max_loss_ratio else "no frame lost"
         some = f" in {1 - self.exceed_ratio:.0%} of the time" if self.exceed_ratio else ""
         return (
@@ -155,7 +154,7 @@ def _within(
 def strict_goal(
     final_trial_s: float = 60.0, precision: float = 0.005, initial_trial_s: float = 0.4
 ) -> Goal:
-    """The headline: not one frame lost in one trial of full length (RFC 2544, section 26.1)."""
+    """Return the headline goal: no lost frame in one full-length trial (RFC 2544, section 26.1)."""
     return Goal(
         "zero-loss", 0.0, 0.0, min(initial_trial_s, final_trial_s), final_trial_s, final_trial_s,
         precision,
@@ -163,10 +162,10 @@ def strict_goal(
 
 
 def csit_ndr(precision: float = 0.005) -> Goal:
-    """What FD.io CSIT publishes as NDR: half of its 1 s trials may lose. It is not zero loss."""
+    """Return the goal of FD.io CSIT's NDR: half of its 1 s trials may lose frames. It is not zero loss."""
     return Goal("csit-ndr", 0.0, 0.5, 1.0, 1.0, 21.0, precision)
 
 
 def csit_pdr(precision: float = 0.005) -> Goal:
-    """CSIT's PDR: as its NDR, with 0.5 % of the frames lost."""
+    """Return the goal of FD.io CSIT's PDR: as its NDR, with a loss ratio of 0.5 %."""
     return Goal("csit-pdr", 0.005, 0.5, 1.0, 1.0, 21.0, precision)

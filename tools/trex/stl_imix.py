@@ -1,9 +1,10 @@
-"""A profile of TRex: IMIX as FD.io CSIT has it (IMIX_v4_1), 28 x 64, 16 x 570 and 4 x 1518 bytes.
+"""TRex profile: IMIX_v4_1 of FD.io CSIT, 28 x 64, 16 x 570 and 4 x 1518 bytes.
+
 
     trex> start -f stl_imix.py -m 500kpps -p 0 1 -t --flows 1024
 
-The rate is that of all three sizes together; the mean frame is 353.8 bytes with its FCS. `zeroloss`
-sends the same with `--mix imix`; begin here to send another mix.
+The rate is that of all three sizes together; the mean frame is 353.8 bytes with FCS. `zeroloss` sends
+the same with `--mix imix`; use this file as a template for other mixes.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from trex.stl.api import (
     STLVmWrFlowVar,
 )
 
-#: Bytes with the frame check sequence, which the NIC adds, and how many of them.
+#: Bytes with FCS, which the NIC adds, and frames per round.
 MIX = ((64, 28), (570, 16), (1518, 4))
 FCS = 4
 SIDES = ("198.18.0.1", "198.19.0.1")
@@ -29,14 +30,14 @@ SIDES = ("198.18.0.1", "198.19.0.1")
 
 class Imix:
     def get_streams(self, direction, tunables, **_):
-        """``direction`` is 0 on even ports and 1 on odd ones: what one sends the other receives."""
+        """``direction`` is 0 on even ports and 1 on odd ones, which receive each other's frames."""
         parser = argparse.ArgumentParser()
         parser.add_argument("--flows", type=int, default=1024)
         options = parser.parse_args(tunables)
         return [self.stream(direction, options.flows, size, share) for size, share in MIX]
 
     def stream(self, direction, flows, size, share):
-        """Shares become rates by the multiplier that it is started with."""
+        """The multiplier of the start command scales the shares to rates."""
         source, destination = SIDES[direction], SIDES[1 - direction]
         packet = Ether() / IP(src=source, dst=destination) / UDP(sport=1024, dport=9, chksum=0)
         packet = packet / (b"\0" * (size - FCS - len(packet)))

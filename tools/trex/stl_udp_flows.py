@@ -1,9 +1,10 @@
-"""A profile of TRex: UDP frames of one size in many flows, which differ by source address.
+"""TRex profile: UDP frames of one size in many flows that differ by source address.
+
 
     trex> start -f stl_udp_flows.py -m 1mpps -p 0 1 -t --size 64 --flows 1024
 
-The addresses are those of RFC 2544 for benchmarks (198.18.0.0/15). MAC addresses are those of TRex's
-configuration. `zeroloss` sends the same frames without this file; begin here to send others.
+Addresses are from the benchmarking network of RFC 2544 (198.18.0.0/15). MAC addresses are those of the
+TRex configuration. `zeroloss` sends the same frames without this file; use it as a template for others.
 """
 
 import argparse
@@ -22,19 +23,19 @@ from trex.stl.api import (
 )
 
 SIDES = ("198.18.0.1", "198.19.0.1")
-#: The frame check sequence, which the NIC adds.
+#: Bytes of the FCS, which the NIC adds.
 FCS = 4
 
 
 class UdpFlows:
     def get_streams(self, direction, tunables, **_):
-        """``direction`` is 0 on even ports and 1 on odd ones: what one sends the other receives."""
+        """``direction`` is 0 on even ports and 1 on odd ones, which receive each other's frames."""
         parser = argparse.ArgumentParser()
         parser.add_argument("--size", type=int, default=64, help="bytes, with the FCS")
         parser.add_argument("--flows", type=int, default=1024)
         options = parser.parse_args(tunables)
         source, destination = SIDES[direction], SIDES[1 - direction]
-        # No UDP checksum, so that a device may change addresses and need not mend it.
+        # No UDP checksum, so that a device may rewrite addresses without updating it.
         packet = Ether() / IP(src=source, dst=destination) / UDP(sport=1024, dport=9, chksum=0)
         packet = packet / (b"\0" * (options.size - FCS - len(packet)))
         first = int(IPv4Address(source))

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The command ``zeroloss`` from a checkout; installed, it is ``netplugin-zeroloss``."""
+"""Runs ``zeroloss`` from a checkout; the installed command is ``netplugin-zeroloss``."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-# The checkout that this file is in comes first, so that it also runs where netplugin is not installed.
+# Prefer this checkout, so that the script also runs without an installed netplugin.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from netplugin.acceptance.cli import main

@@ -1,1 +1,1 @@
-"""Where frames were lost and what the trial cost, read at each place on the way."""
+"""Loss attribution: drop counters and CPU cost, read at each component on the path of the frames."""

@@ -1,4 +1,4 @@
-"""Which places are read for a cell: what the description says, and what the bindings of its ports tell."""
+"""Selects the components whose counters are read for a cell: from the description and the port bindings."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ _Device = Annotated[str, StringConstraints(pattern=r"^[^\s/]{1,15}$", strict=Tru
 
 
 class NicCounters(Value):
-    """A NIC that the kernel drives. ``lost`` names those of its own counters that are lost frames."""
+    """A NIC with a kernel driver. ``lost`` names its driver counters that count lost frames."""
 
     device: _Device
     lost: tuple[str, ...] = ()
 
 
 class Description(Value):
-    """Places beside the VNF. What the bindings name (bridge, tap) need not stand here."""
+    """Components to read in addition to the VNF. Bridges and taps of the bindings are added automatically."""
 
-    #: OVS's run directory, where its sockets are; null: OVS is not read.
+    #: Run directory of OVS with its sockets; null: OVS is not read.
     ovs_rundir: Path | None = Path("/var/run/openvswitch")
-    #: Bridges of OVS that frames cross beside those of the ports.
+    #: OVS bridges on the path, in addition to those of the ports.
     ovs_bridges: tuple[_Device, ...] = ()
-    #: Kernel devices on the way that are no members of a port's bridge.
+    #: Kernel devices on the path that are not members of a port's bridge.
     devices: tuple[_Device, ...] = ()
     nics: tuple[NicCounters, ...] = ()
-    #: Processes whose CPU time counts: a name for the report, and how theirs begin. Null: those of
-    #: OVS, QEMU and vhost.
+    #: Processes whose CPU time is measured: name in the report, and prefix of the process name.
+    #: Null: OVS, QEMU and vhost.
     processes: Annotated[dict[str, str], Field(max_length=32)] | None = None
 
 
 def make(description: Description, bindings: Iterable[Binding]) -> tuple[Place, ...]:
-    """The places of a cell whose ports have these bindings; the VNF's own is not among them.
+    """Return the components of a cell whose ports have these bindings, without the VNF.
 
-    Raises: EvidenceError if there is no such device.
+    Raises: EvidenceError if a device does not exist.
     """
     bridges = set(description.ovs_bridges)
     vhost_ports: set[str] = set()

@@ -1,4 +1,4 @@
-"""The contract of a place: it counts, is read before a trial and after it, and says what that means."""
+"""The contract of a component with drop counters: read before and after a trial, then compared."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ _N = TypeVar("_N", int, float)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Everything a place counted since it began, at one moment."""
+    """Counter values of a component at one moment."""
 
-    #: Frames lost here, by counter; these only grow.
+    #: Lost frames by counter; monotonic.
     lost: Mapping[str, int] = field(default_factory=dict)
-    #: What else it counts, in units that the name says: ``cpu_s``, ``cycles``, ``packets``.
+    #: Other counters; the name gives the unit: ``cpu_s``, ``cycles``, ``packets``.
     counters: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What happened here between two readings. The names are without the place's own."""
+    """Changes between two readings. Names are without the name of the component."""
 
     lost: Mapping[str, int] = field(default_factory=dict)
-    #: Figures for people and reports: shares (0 to 1), seconds of CPU, cycles a packet.
+    #: Figures for reports: shares (0 to 1), CPU seconds, cycles per packet.
     readings: Mapping[str, float] = field(default_factory=dict)
 
 
 class Place(ABC):
-    """One place on the frames' way. Reading it must not disturb a trial: it is never read during one."""
+    """A component on the path of the frames. It is read only between trials, so it cannot disturb one."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Like ``ovs``, ``host``, ``vnf``: what stands before the names of its counts."""
+        """Name such as ``ovs``, ``host`` or ``vnf``: the prefix of its counter names."""
 
     @abstractmethod
     def read(self) -> Reading:
-        """All counters now. Raises: EvidenceError if the place cannot be read."""
+        """Read all counters. Raises: EvidenceError if the component cannot be read."""
 
     def between(self, before: Reading, after: Reading, elapsed_s: float) -> Found:
-        """The differences; a place whose counts want arithmetic overrides this.
+        """Return the differences of two readings. Override it where counters need arithmetic.
 
-        Raises: EvidenceError if a count went down or is gone: something was started anew under the
-        trial.
+        Raises: EvidenceError if a counter decreased or disappeared, so the component restarted during
+        the trial.
         """
         return Found(
             _differences(self.name, before.lost, after.lost),
@@ -54,7 +54,7 @@ class Place(ABC):
 
 
 class EvidenceError(Exception):
-    """A place cannot be read, or what it says cannot be."""
+    """The counters of a component cannot be read or parsed."""
 
 
 def _differences(place: str, before: Mapping[str, _N], after: Mapping[str, _N]) -> dict[str, _N]:

@@ -1,4 +1,4 @@
-"""The place ``host``: what the trial took from the machine's CPUs, in the kernel and in its processes."""
+"""The component ``host``: CPU time of a trial in the kernel and in the processes of the data path."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pathlib import Path
 
 from netplugin.acceptance.evidence.contract import EvidenceError, Found, Place, Reading
 
-#: Columns of a CPU's line in /proc/stat (proc(5)), in ticks of the clock.
+#: Columns of a CPU line in /proc/stat (proc(5)), in clock ticks.
 _KINDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-#: Columns of a CPU's line in /proc/net/softnet_stat (net/core/net-procfs.c).
+#: Columns of a CPU line in /proc/net/softnet_stat (net/core/net-procfs.c).
 _DROPPED, _SQUEEZED = 1, 2
-#: When the reading was taken.
+#: Monotonic time of the reading.
 _CLOCK = "clock_s"
-#: What the traffic causes in the kernel; the rest runs anyway, or may.
+#: CPU time that the traffic causes in the kernel.
 _CAUSED = ("softirq", "irq", "system")
-#: What the host gives a VM's network beside the kernel, by how the names of the processes begin.
+#: Processes of the data path: name in the report, and prefix of the process name.
 PROCESSES: Mapping[str, str] = {"vswitchd": "ovs-vswitchd", "qemu": "qemu", "vhost": "vhost-"}
 
 
 class Host(Place):
-    """CPU time of the whole machine: keep it free of other work, the generator's included.
+    """CPU time of the whole machine: run no other work on it, and the generator on another machine.
 
-    ``softnet_dropped`` is a reading and no loss of its own: the kernel counts such a frame at its
-    device too (``enqueue_to_backlog`` in net/core/dev.c), where the place ``links`` finds it.
+    ``softnet_dropped`` is a reading, not a loss: the kernel also counts such a frame at its device
+    (``enqueue_to_backlog`` in net/core/dev.c), where the component ``links`` reads it.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Host(Place):
             raise EvidenceError(f"host: {self._root}: {error!r}") from error
 
     def between(self, before: Reading, after: Reading, elapsed_s: float) -> Found:
-        # A process that came or went during the trial has no difference.
+        # Processes that started or ended during the trial are left out.
         stayed = before.counters.keys() & after.counters.keys()
         gone = {n for n in before.counters if n.startswith("process.")} - stayed
         counters = {n: value for n, value in before.counters.items() if n not in gone}
@@ -73,7 +73,7 @@ class Host(Place):
 
 
 def parse_cpus(stat: str, tick_s: float) -> dict[str, float]:
-    """Seconds of each kind for each CPU, from ``/proc/stat``: ``cpu0.softirq_s``."""
+    """Parse ``/proc/stat``: seconds of each kind per CPU, as ``cpu0.softirq_s``."""
     found: dict[str, float] = {}
     for line in stat.splitlines():
         name, *ticks = line.split()
@@ -84,7 +84,7 @@ def parse_cpus(stat: str, tick_s: float) -> dict[str, float]:
 
 
 def parse_softnet(softnet_stat: str) -> dict[str, float]:
-    """Over all CPUs: frames dropped before a CPU's backlog, and polls that ended with work left."""
+    """Return, summed over all CPUs, backlog drops and polls that ended with work left."""
     rows = [[int(word, 16) for word in line.split()] for line in softnet_stat.splitlines()]
     return {
         "softnet_dropped": sum(row[_DROPPED] for row in rows),
@@ -93,19 +93,19 @@ def parse_softnet(softnet_stat: str) -> dict[str, float]:
 
 
 def parse_process(stat: str, tick_s: float) -> tuple[str, float]:
-    """Name, and seconds in user and kernel mode, from ``/proc/PID/stat`` (the name may have blanks)."""
+    """Parse ``/proc/PID/stat``: name (it may contain blanks), and seconds in user and kernel mode."""
     name = stat[stat.index("(") + 1 : stat.rindex(")")]
     rest = stat[stat.rindex(")") + 1 :].split()
     return name, (int(rest[11]) + int(rest[12])) * tick_s
 
 
 def figures(grown: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
-    """How many CPUs each kind of work took (pure).
+    """Return the CPUs used by each kind of work (pure).
 
-    What the traffic causes in the kernel is seconds for each second of traffic: there is none of it
-    while the generator starts and drains. Programs poll then too: theirs are seconds for each second
-    between the readings. The busiest CPU stands beside the sum: softirq that fills one CPU is a limit,
-    spread over ten it is none.
+    Kernel work caused by the traffic is divided by the seconds of traffic: there is none while the
+    generator starts and drains. Programs also poll then, so their time is divided by the seconds
+    between the readings. The busiest CPU is reported with the sum: softirq that fills one CPU is a
+    bottleneck, the same amount spread over ten is not.
     """
     found = {n: grown[n] for n in ("softnet_dropped", "softnet_squeezed") if n in grown}
     between_s = grown.get(_CLOCK, elapsed_s)

@@ -1,4 +1,4 @@
-"""The place ``links``: frames that the kernel dropped at its devices: bridges, taps, uplinks, queues."""
+"""The component ``links``: frames that the kernel dropped at bridges, taps, uplinks and qdiscs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 from netplugin.acceptance.evidence.contract import EvidenceError, Place, Reading
 
-#: Each counts frames of its own (Documentation/networking/statistics.rst in Linux): kinds of errors
-#: are in rx_errors and tx_errors already.
+#: Disjoint counters (Documentation/networking/statistics.rst in Linux): the kinds of errors are
+#: included in rx_errors and tx_errors.
 _COUNTS = ("rx_dropped", "tx_dropped", "rx_errors", "tx_errors", "rx_missed_errors", "rx_nohandler")
-#: A queueing discipline counts what its children drop; so only those at these places are read.
+#: A qdisc includes the drops of its children, so only these attachment points are read.
 _ROOT, _INGRESS = 0xFFFFFFFF, 0xFFFFFFF1
 
 
 class Links(Place):
-    """Kernel devices by name; of a bridge also its members, as they are when this is made."""
+    """Kernel devices by name; of a bridge also its members at construction time."""
 
     def __init__(self, devices: Iterable[str]) -> None:
-        """Raises: EvidenceError if there is no such device."""
+        """Raises: EvidenceError if a device does not exist."""
         self._names = tuple(sorted(_with_members(set(devices), _dump()[0])))
 
     @property
@@ -31,7 +31,7 @@ class Links(Place):
 
 
 def lost_at(names: Iterable[str], links: Iterable[Any], qdiscs: Iterable[Any]) -> dict[str, int]:
-    """From netlink's messages (pure). Raises: EvidenceError if a device is not there any more."""
+    """Return lost frames from netlink messages (pure). Raises: EvidenceError if a device disappeared."""
     lost: dict[str, int] = {}
     names_of: dict[int, str] = {}
     wanted = set(names)
@@ -69,7 +69,7 @@ def _with_members(devices: set[str], links: Iterable[Any]) -> set[str]:
 
 
 def _dump() -> tuple[list[Any], list[Any]]:
-    from pyroute2 import IPRoute, NetlinkError  # it is large
+    from pyroute2 import IPRoute, NetlinkError  # slow to import
 
     try:
         with IPRoute() as kernel:

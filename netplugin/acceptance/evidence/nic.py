@@ -1,4 +1,4 @@
-"""The place ``nic``: the counters of a NIC's own driver, as ``ethtool -S`` has them."""
+"""The component ``nic``: driver counters of a NIC, as ``ethtool -S`` prints them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 
 from netplugin.acceptance.evidence.contract import EvidenceError, Found, Place, Reading
 
-#: What may tell of lost frames in a driver's names; which of them overlap only the vendor knows.
+#: Names of driver counters that may count lost frames; which of them overlap is vendor-specific.
 _TELLING = re.compile(r"drop|discard|miss|err|fail|no_?buf|out_of|overrun|full|pause|fifo")
 
 
 class Nic(Place):
-    """``devices``: kernel names, each with those of its counters that are lost frames (often none).
+    """``devices``: kernel names, each with its counters that count lost frames (often none).
 
-    Names and meanings are the driver's. So what is not named as lost is shown where it has grown,
-    and does not count as found.
+    Names and meanings are driver-specific. Other matching counters are reported if they grew, but do
+    not count as lost frames.
     """
 
     def __init__(self, devices: Mapping[str, Iterable[str]]) -> None:
@@ -46,13 +46,13 @@ class Nic(Place):
 
 
 def _statistics(device: str) -> dict[str, int]:
-    from pyroute2.ethtool.ioctl import IoctlEthtool  # it is large
+    from pyroute2.ethtool.ioctl import IoctlEthtool  # slow to import
 
     asking = IoctlEthtool()
     try:
         asking.change_ifname(device)
         return {str(name): int(count) for name, count in asking.get_statistics()}
-    except Exception as error:  # it has types of its own for each refusal
+    except Exception as error:  # pyroute2 has one type per errno
         raise EvidenceError(f"nic: {device} tells no statistics: {error!r}") from error
     finally:
         asking.close()

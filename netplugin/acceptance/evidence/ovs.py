@@ -1,4 +1,4 @@
-"""The place ``ovs``: drops of the ports and of the datapath, and what the PMD threads did meanwhile."""
+"""The component ``ovs``: drops of ports and of the datapath, and the load of the PMD threads."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from netplugin.host import vswitchd
 from netplugin.host.openflow import OpenFlow
 from netplugin.pmd.threads import parse_threads
 
-#: In both the count of lost lookups and the coverage counters (dp_netdev_pmd in lib/dpif-netdev.c).
+#: Reported twice: as lost lookups and as a coverage counter (dp_netdev_pmd in lib/dpif-netdev.c).
 _UPCALL = "datapath_drop_upcall_error"
-#: What ends so is not a count: the CPU whose PMD thread polls a queue.
+#: Suffix of readings that are not counters: the CPU of the PMD thread that polls an rxq.
 _PLACEMENT = ".pmd"
-#: Of vhost ports alone.
+#: Only vhost-user ports have this counter.
 _RETRIES = "ovs_tx_retries"
 _LOCAL = "LOCAL"
 
 
 class Ovs(Place):
-    """An Open vSwitch with its userspace datapath; ``bridges`` are those that the frames cross."""
+    """Open vSwitch with the userspace datapath; ``bridges`` are those on the path of the frames."""
 
     def __init__(
         self,
@@ -39,8 +39,9 @@ class Ovs(Place):
         vhost_ports: Sequence[str] | None = None,
         timeout_s: float = 10.0,
     ) -> None:
-        """``vhost_ports``: those that are meant; others are of other VMs, which get copies of what is
-        flooded. None: all of them.
+        """``vhost_ports``: the vhost-user ports of the test; None: all.
+
+        Ports of other VMs receive copies of flooded frames, and their drops must not count.
         """
         self._rundir, self._bridges, self._timeout_s = rundir, tuple(bridges), timeout_s
         self._vhost_ports = None if vhost_ports is None else frozenset(vhost_ports)
@@ -64,7 +65,7 @@ class Ovs(Place):
         return reading(counts, drops, lookups, load, queues)
 
     def _means(self, name: str, port: OvsPortCounts) -> bool:
-        """Not the bridge's own port: it too gets copies, and drops them while it is down."""
+        """Whether the drops of a port count. The local port gets copies, and drops them while down."""
         if name == _LOCAL:
             return False
         is_vhost = _RETRIES in port.custom
@@ -82,7 +83,7 @@ class Ovs(Place):
 def reading(
     ports: Mapping[str, OvsPortCounts], drops: str, lookups: str, load: str, queues: str
 ) -> Reading:
-    """From what the programs printed (pure)."""
+    """Build a reading from the output of the OVS commands (pure)."""
     lost: dict[str, int] = {}
     counters: dict[str, float] = {}
     for name, counts in ports.items():
@@ -102,16 +103,16 @@ def reading(
 
 
 def _growing(reading: Reading) -> Reading:
-    """Without what is no count: on which CPU a queue is."""
+    """Drop the readings that are not counters (rxq placement)."""
     counters = {n: value for n, value in reading.counters.items() if not n.endswith(_PLACEMENT)}
     return Reading(reading.lost, counters)
 
 
 def _loads(grown: Mapping[str, float]) -> dict[str, float]:
-    """Shares instead of cycles, for each PMD thread and for all of them together (pure).
+    """Convert cycles to shares, per PMD thread and for all threads together (pure).
 
-    ``cycles_per_packet`` has those of iterations that had packets; a frame that crosses OVS twice, to
-    the VNF and back, counts twice.
+    ``cycles_per_packet`` counts busy iterations only. A frame that crosses OVS twice, to the VNF and
+    back, counts twice.
     """
     found = {name: value for name, value in grown.items() if not name.startswith("pmd")}
     threads = sorted(name.partition(".")[0] for name in grown if name.endswith(".busy_cycles"))

@@ -1,4 +1,4 @@
-"""What ovs-ofctl and ovs-appctl print of ports, PMD threads and drops, read into values (OVS 3.1 to 3.5)."""
+"""Parsers for ovs-ofctl and ovs-appctl output on ports, PMD threads and drops (OVS 3.1 to 3.5)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOKUPS = re.compile(r"^\s+lookups:.*\blost:(\d+)$")
 
 @dataclass(frozen=True, slots=True)
 class OvsPortCounts:
-    """Counters of one port: what OVS received, what it sent, and those that its kind has beside."""
+    """Counters of one port: received, sent, and specific to the port type."""
 
     rx: Mapping[str, int] = field(default_factory=dict)
     tx: Mapping[str, int] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class OvsPortCounts:
 
 @dataclass(frozen=True, slots=True)
 class PmdCounts:
-    """Of one PMD thread since it started: frames received, and cycles of the time stamp counter."""
+    """Counters of one PMD thread since it started: received frames, and TSC cycles."""
 
     packets: int
     idle_cycles: int
@@ -33,7 +33,7 @@ class PmdCounts:
 
 
 def parse_ports(text: str) -> dict[str, OvsPortCounts]:
-    """By name, from ``ovs-ofctl --names dump-ports`` of OpenFlow 1.4. Unknown counts (``?``) are left out."""
+    """Parse ``ovs-ofctl --names dump-ports`` (OpenFlow 1.4), by port name; skips unknown counts (``?``)."""
     found: dict[str, OvsPortCounts] = {}
     name = ""
     custom: dict[str, int] = {}
@@ -55,11 +55,11 @@ def _counts(text: str) -> dict[str, int]:
 
 
 def lost_at(port: OvsPortCounts) -> dict[str, int]:
-    """Frames lost at a port, each under one name (pure).
+    """Return the frames lost at a port, each counted once (pure).
 
-    ``drop`` of a DPDK port has its named reasons in it (netdev_dpdk_get_stats in lib/netdev-dpdk.c):
-    what they leave is ``rx_dropped`` and ``tx_dropped``. Buffers that ran out lose no frame by
-    themselves: the NIC counts what it missed for it.
+    ``drop`` of a DPDK port includes the named reasons (netdev_dpdk_get_stats in lib/netdev-dpdk.c); the
+    remainder is ``rx_dropped`` and ``tx_dropped``. A failed mbuf allocation is not a lost frame by
+    itself: the NIC counts the missed frame.
     """
     lost = {
         name: port.custom.get(name, 0)
@@ -79,7 +79,7 @@ def lost_at(port: OvsPortCounts) -> dict[str, int]:
 
 
 def parse_pmd(stats_show: str) -> dict[int, PmdCounts]:
-    """By CPU, from ``dpif-netdev/pmd-stats-show``; the main thread is none."""
+    """Parse ``dpif-netdev/pmd-stats-show``, by CPU; skips the main thread."""
     found: dict[int, PmdCounts] = {}
     cpu: int | None = None
     counts: dict[str, int] = {}
@@ -97,11 +97,11 @@ def parse_pmd(stats_show: str) -> dict[int, PmdCounts]:
 
 
 def parse_drops(coverage_show: str) -> dict[str, int]:
-    """What the datapath and the pipeline dropped, by reason, from ``coverage/show``."""
+    """Parse ``coverage/show``: drops of the datapath and the pipeline, by reason."""
     found = (_COVERAGE.match(line) for line in coverage_show.splitlines())
     return {line[1]: int(line[2]) for line in found if line}
 
 
 def parse_upcalls_lost(dpctl_show: str) -> int:
-    """Frames lost because no flow could be made for them, from ``dpctl/show``."""
+    """Parse ``dpctl/show``: frames lost because an upcall failed."""
     return sum(int(found[1]) for found in map(_LOOKUPS.match, dpctl_show.splitlines()) if found)

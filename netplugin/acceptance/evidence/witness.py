@@ -1,8 +1,9 @@
-"""A generator whose trials come with evidence: every place is read before each trial and after it.
+"""A generator with loss attribution: reads all drop counters before and after each trial.
 
-The sum closes: sent = received + what the generator's own receiver dropped + all counts of
-``Measurement.evidence`` that are not the generator's. ``unexplained`` is one of them. It is below zero
-where places counted more than is missing: one frame counted twice, or frames of somebody else.
+The sum is exact: sent = received + drops of the generator's own receiver + all counts in
+``Measurement.evidence`` that are not the generator's. The remainder is ``unexplained``. It is negative
+if the counters exceed the missing frames: a frame was counted twice, or frames of other traffic were
+counted.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from netplugin.acceptance.generators.contract import Generator, GeneratorInfo
 from netplugin.acceptance.values import Measurement, TrialRequest
 
 UNEXPLAINED: Final = "unexplained"
-#: So begins what the generator lost itself, before it was sent or after it came back.
+#: Prefix of frames that the generator lost itself, before sending or after receiving.
 _GENERATOR: Final = "generator."
-#: Threads of OVS add up their drops about once a second (lib/coverage.c).
+#: OVS threads publish their coverage counters about once a second (lib/coverage.c).
 _SETTLE_S = 2.0
 _AGAIN_S = 0.1
 
 
 class Witnessed(Generator):
-    """Another generator, with places on the way of its frames. It closes the generator."""
+    """Wraps a generator and the components on its path. Closes the generator."""
 
     def __init__(
         self, generator: Generator, places: Sequence[Place], settle_s: float = _SETTLE_S
     ) -> None:
-        """``settle_s``: how long counts may come late while they do not explain what is missing."""
+        """``settle_s``: seconds to wait for late counters while they do not explain the loss."""
         names = [place.name for place in places]
         if len(set(names)) < len(names):
             raise ValueError(f"two places have one name: {names}")
@@ -42,7 +43,7 @@ class Witnessed(Generator):
         return self._generator.info
 
     def run(self, request: TrialRequest) -> Measurement:
-        """Raises: GeneratorError, also for a place that cannot be read or was started anew."""
+        """Run one trial. Raises: GeneratorError, also if a component cannot be read or restarted."""
         try:
             before = {place.name: place.read() for place in self._places}
             measured = self._generator.run(request)
@@ -51,7 +52,7 @@ class Witnessed(Generator):
                 witnessed = self._with(measured, before)
                 if witnessed.evidence[UNEXPLAINED] == 0 or time.monotonic() > deadline:
                     return witnessed
-                time.sleep(_AGAIN_S)  # nobody tells of a count
+                time.sleep(_AGAIN_S)  # OVS has no notification of counters
         except EvidenceError as error:
             raise GeneratorError(str(error)) from error
 
@@ -69,7 +70,7 @@ class Witnessed(Generator):
 
 
 def closed(measured: Measurement, located: Mapping[str, float]) -> dict[str, float]:
-    """What was located, and beside it what nobody explains (pure)."""
+    """Return the located loss with the unexplained remainder (pure)."""
     missing = measured.tx_packets - measured.rx_packets - measured.rx_errors
     found = sum(count for name, count in located.items() if not name.startswith(_GENERATOR))
     return {**located, UNEXPLAINED: missing - found}

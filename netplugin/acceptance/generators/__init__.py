@@ -1,1 +1,1 @@
-"""What sends the frames: one contract, and an adapter for each generator."""
+"""Traffic generators: one contract, and an adapter for each generator."""

@@ -1,4 +1,4 @@
-"""A generator from its description: one model for each ``type``, for YAML files and for options alike."""
+"""Generator descriptions, one model per ``type``, for YAML files and options; creates the generator."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class Sim(_Description):
     type: Literal["sim"] = "sim"
     device: str = "clean"
     seed: int | str = 1
-    #: In pps of all directions together; None: what the device has.
+    #: In pps, all directions together; None: the capacity of the device.
     capacity_pps: Positive | None = None
 
 
 class Exec(_Description):
-    """A program that speaks JSON lines; quoted as in a shell (there is none)."""
+    """A program that speaks JSON lines. The command is quoted as in a shell; no shell is started."""
 
     type: Literal["exec"] = "exec"
     command: str
-    #: Seconds for an answer beyond the trial's own.
+    #: Seconds allowed for an answer, in addition to the trial duration.
     answer_timeout_s: Positive = 60.0
 
 
 class TrexPath(_Description):
-    """Numbers of TRex's ports: frames go out of one and come back at the other."""
+    """TRex port numbers: frames leave one port and return at the other."""
 
     send: Annotated[int, Field(ge=0)]
     receive: Annotated[int, Field(ge=0)]
@@ -55,7 +55,7 @@ class TrexPath(_Description):
 
 
 def _each_once(paths: _Paths) -> _Paths:
-    """A count belongs to one path."""
+    """Reject a port that sends, or receives, for two paths: its counters could not be split."""
     for name in ("send", "receive"):
         ends = [getattr(path, name) for path in paths]
         if len(set(ends)) < len(ends):
@@ -64,12 +64,13 @@ def _each_once(paths: _Paths) -> _Paths:
 
 
 class TrexStl(_Description):
-    """The stateless client of TRex, against a server that runs or is started from ``trex_dir``."""
+    """The stateless client of TRex with a running server, or one started from ``trex_dir``."""
 
     type: Literal["trex-stl"] = "trex-stl"
-    #: The tree of TRex: the client's package is taken from it; None: an installed one.
+    #: TRex installation directory with the client package; None: the installed Python package.
     trex_dir: Path | None = None
-    #: Start a server from ``trex_dir`` with this configuration, and end it; None: one runs.
+    #: Start a server from ``trex_dir`` with this configuration and stop it at the end; None: one is
+    #: running.
     trex_cfg: Path | None = None
     server: str = "127.0.0.1"
     sync_port: TcpPort = 4501
@@ -77,34 +78,34 @@ class TrexStl(_Description):
     paths: Annotated[tuple[TrexPath, ...], Field(min_length=1), AfterValidator(_each_once)] = (
         TrexPath(send=0, receive=1),
     )
-    #: A profile (a Python file with ``register``) instead of frames of our own.
+    #: Profile (a Python file with ``register``) that replaces the built-in frames.
     profile: Path | None = None
     profile_arguments: tuple[str, ...] = ()
-    #: Take ports that another session has.
+    #: Acquire ports that another session owns.
     force: bool = False
-    #: Frames that the device may hold: more that are missing are lost, and a trial may stop.
+    #: Frames that the device can hold: a trial may stop early when more are missing.
     in_flight: Annotated[int, Field(ge=0)] = IN_FLIGHT
-    #: Nothing is asked above it, in pps of all paths; None: what the ports' speed allows.
+    #: Upper limit of the load in pps, all paths together; None: from the port speed.
     max_pps: Positive | None = None
 
 
 class TrexStf(_Description):
-    """A stateful batch of TRex for each trial: ``t-rex-64 -f PROFILE -m X -d S``."""
+    """One stateful batch of TRex per trial: ``t-rex-64 -f PROFILE -m X -d S``."""
 
     type: Literal["trex-stf"] = "trex-stf"
     trex_dir: Path
     trex_cfg: Path | None = None
     #: Relative to ``trex_dir``.
     profile: str = "cap2/imix_64_fast.yaml"
-    #: Frames a second that ``-m 1`` means; None: what TRex itself says in a short run.
+    #: Frames per second at ``-m 1``; None: reported by TRex in a short run.
     pps_per_m: Positive | None = None
-    #: More options for ``t-rex-64``, such as ``-c 4`` or ``-p``.
+    #: Additional options for ``t-rex-64``, such as ``-c 4`` or ``-p``.
     arguments: tuple[str, ...] = ()
     max_pps: Positive | None = None
 
 
 class InterfacePath(_Description):
-    """Names of interfaces: frames go out of one and come back at the other."""
+    """Interface names: frames leave one interface and return at the other."""
 
     send: Annotated[str, Field(min_length=1, max_length=15)]
     receive: Annotated[str, Field(min_length=1, max_length=15)]
@@ -112,17 +113,17 @@ class InterfacePath(_Description):
 
 
 class Tcpreplay(_Description):
-    """Debian's tcpreplay for each direction, and exact counters at the receivers."""
+    """One tcpreplay process per direction, and exact counters at the receivers."""
 
     type: Literal["tcpreplay"] = "tcpreplay"
     paths: Annotated[tuple[InterfacePath, ...], Field(min_length=1), AfterValidator(_each_once)]
-    #: Name or path of the network namespace that has the interfaces; None: the tool's own.
+    #: Name or path of the network namespace of the interfaces; None: that of this process.
     netns: str | None = None
-    #: Nothing is asked above it, in pps of all paths.
+    #: Upper limit of the load in pps, all paths together.
     max_pps: Positive | None = None
-    #: With a real-time priority, without which it sends in bursts.
+    #: Run with real-time priority; without it tcpreplay sends in bursts.
     realtime: bool = True
-    #: Trials with larger bursts are invalid, in frames.
+    #: Trials with larger bursts are invalid; in frames.
     most_burst: Annotated[int, Field(ge=1)] = MOST_BURST
     in_flight: Annotated[int, Field(ge=0)] = IN_FLIGHT
 
@@ -131,7 +132,10 @@ Description = Annotated[Sim | Exec | TrexStl | TrexStf | Tcpreplay, Field(discri
 
 
 def make(description: Sim | Exec | TrexStl | TrexStf | Tcpreplay) -> Generator:
-    """Ready for its first trial; close it. Raises: UnusableInput, GeneratorError, before any traffic."""
+    """Create a generator, ready for its first trial. The caller closes it.
+
+    Raises: UnusableInput, GeneratorError, before any traffic.
+    """
     match description:
         case Sim():
             return sim_generator(

@@ -1,4 +1,4 @@
-"""The contract of a generator: it says what it can, runs one trial at a time, and is closed."""
+"""The contract of a generator: reports its capabilities and runs one trial at a time."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from netplugin.acceptance.values import Measurement, TrialRequest, line_rate_pps
 
 @dataclass(frozen=True, slots=True)
 class GeneratorInfo:
-    """What a generator says of itself."""
+    """Capabilities of a generator."""
 
     name: str
     max_pps: float = math.inf
-    #: A trial takes no real time; ``elapsed_s`` is what counts.
+    #: Simulated time: a trial takes no real time, and ``elapsed_s`` is virtual.
     virtual_time: bool = False
     can_abort: bool = True
-    #: Shorter trials are not exact.
+    #: Shorter trials are inaccurate.
     min_trial_s: float = 0.0
-    #: What its ports carry, all directions together, in bits a second of the wire.
+    #: Line rate of its ports in bit/s on the wire, all directions together.
     line_bps: float = math.inf
 
     def limit_pps(self, frame_size: float) -> float:
-        """Frames a second that it can send; ``frame_size`` has the FCS, and is the mean of a mix."""
+        """Return the maximum frame rate in pps; ``frame_size`` includes the FCS and is the mean of a mix."""
         if math.isinf(self.line_bps):
             return self.max_pps
         return min(self.max_pps, line_rate_pps(self.line_bps, frame_size))
 
 
 class Generator(ABC):
-    """Sends frames through the device under test and counts what comes back.
+    """Sends frames through the device under test and counts received frames.
 
-    The order of reading is part of the contract: stop, let the device drain, read the counters until
-    two reads are equal. Frames in flight must not look like lost ones.
+    ``run`` must stop sending, let the device drain, and then read the counters until two reads are
+    equal, so that frames in flight do not count as lost.
     """
 
     @property
     @abstractmethod
     def info(self) -> GeneratorInfo:
-        """What it is; known before the first trial."""
+        """Capabilities, known before the first trial."""
 
     @abstractmethod
     def run(self, request: TrialRequest) -> Measurement:
-        """One trial. Raises: GeneratorError."""
+        """Run one trial. Raises: GeneratorError."""
 
-    def recall(self, request: TrialRequest) -> None:  # noqa: B027 - only a simulation has a memory
-        """Told of a trial that was run before a restart, in its order, and is not run again."""
+    def recall(self, request: TrialRequest) -> None:  # noqa: B027 - only a simulation has state
+        """Account for a trial that was run before a restart; called in order, without running it again."""
 
-    def close(self) -> None:  # noqa: B027 - there may be nothing to give back
-        """Stop sending and give everything back; may be called twice."""
+    def close(self) -> None:  # noqa: B027 - there may be nothing to release
+        """Stop sending and release all resources. Idempotent."""
 
     def __enter__(self) -> Generator:
         return self

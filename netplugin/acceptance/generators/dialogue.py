@@ -1,6 +1,6 @@
-"""A program that is asked and answers in JSON lines: one object a line on its input, one on its output.
+"""Talks to a child process in JSON lines: one request per line on its input, one answer per line back.
 
-Every answer has a deadline. What it writes to standard error is kept for the error message.
+Every answer has a deadline. Standard error is kept for the error message.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from pydantic import BaseModel, ValidationError
 
 from netplugin.acceptance.errors import GeneratorError, UnusableInput
 
-#: A program that sends more than this in one line does not speak the protocol.
+#: Maximum length of an answer in bytes; a longer line is a protocol error.
 _LONGEST_LINE = 1 << 20
-#: How long a program may take to end after it was told to.
+#: Seconds a program may take to exit after ``bye``.
 _BYE_S = 2.0
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 class Dialogue:
-    """One such program, in a process group of its own. ``who`` stands before every complaint."""
+    """A child process in its own process group. ``who`` is the prefix of error messages."""
 
     def __init__(
         self, who: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
-        """Raises: UnusableInput if it cannot be started."""
+        """Start the program. Raises: UnusableInput if it cannot be started."""
         self._who = who
         self._stderr: IO[bytes] = tempfile.TemporaryFile()
         self._buffer = bytearray()
@@ -52,7 +52,7 @@ class Dialogue:
             raise UnusableInput(who, f"{arguments[0]}: {error.strerror}") from error
 
     def ask(self, question: Mapping[str, Any], seconds: float, model: type[Model]) -> Model:
-        """The answer, if it comes in time and is one. Raises: GeneratorError."""
+        """Send one request and return the validated answer. Raises: GeneratorError."""
         deadline = time.monotonic() + seconds
         assert self._process.stdin is not None
         try:
@@ -74,7 +74,7 @@ class Dialogue:
             raise self.error(f"{where}: {first['msg']} (in {line[:200]!r})") from error
 
     def close(self) -> None:
-        """Say good-bye, give it a moment, and end it with all that it started; may be called twice."""
+        """Send ``bye``, wait briefly, then kill the process group. Idempotent."""
         process = self._process
         if process.stdin is not None and not process.stdin.closed:
             try:
@@ -86,7 +86,7 @@ class Dialogue:
             process.wait(_BYE_S)
         except subprocess.TimeoutExpired:
             pass
-        # And what it may have started: the group is its own.
+        # The process group also contains the children of the program.
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -98,14 +98,14 @@ class Dialogue:
             self._stderr.close()
 
     def error(self, what: str) -> GeneratorError:
-        """With the last lines the program wrote to its standard error."""
+        """Return an error with the last lines of the program's standard error."""
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - 2000))
         said = self._stderr.read().decode(errors="replace").strip()
         return GeneratorError(f"{self._who}: {what}" + (f"\nIt wrote:\n{said}" if said else ""))
 
     def _read_line(self, deadline: float, seconds: float) -> bytes:
-        """One line before the deadline; what follows it is kept for the next."""
+        """Read one line before the deadline; keeps the bytes after it for the next call."""
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
         with selectors.DefaultSelector() as selector:

@@ -1,6 +1,6 @@
-"""The generator ``exec``: any program that speaks JSON lines on its standard input and output.
+"""The generator ``exec``: any program that speaks JSON lines on standard input and output.
 
-The program is started once, from an argument list. One object goes out a line, one comes back a line:
+The program is started once, from an argument list. Requests and answers are one object per line:
 
     -> {"op":"hello","version":1}
     <- {"ok":true,"name":"mine","max_pps":14880000.0,"virtual_time":false}
@@ -8,7 +8,7 @@ The program is started once, from an argument list. One object goes out a line, 
     <- {"tx_packets":..,"rx_packets":..,"elapsed_s":..}
     -> {"op":"bye"}
 
-What it writes to standard error is kept for the error message.
+Standard error is kept for the error message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MODEL = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
 def _whole(value: Any) -> Any:
-    """Programs that compute with decimals send 4200000.0, or the product of a rate and a time."""
+    """Round floats: programs may send 4200000.0, or the product of a rate and a time."""
     return round(value) if isinstance(value, float) and math.isfinite(value) else value
 
 
@@ -54,7 +54,7 @@ class _Pair(BaseModel):
 
 
 class _Answer(_Pair):
-    """Counters may be negative here: that is for the judgement of the trial."""
+    """Result of a trial. Negative counters are accepted here: the trial is then judged invalid."""
 
     elapsed_s: float
     aborted: bool = False
@@ -70,7 +70,7 @@ class _Answer(_Pair):
 
 
 class ExecGenerator(Generator):
-    """A program of the user's. ``answer_s`` is what it gets beyond the time its trials take."""
+    """A user-supplied program. ``answer_s``: seconds allowed per answer beyond the trial duration."""
 
     def __init__(self, command: str, answer_s: float = 60.0) -> None:
         """Raises: UnusableInput, GeneratorError."""

@@ -1,4 +1,4 @@
-"""What the frames of a direction look like: addresses, flows, sizes, and the bytes themselves."""
+"""Test frames of one direction: addresses, flows, sizes, and their bytes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from netplugin.acceptance.errors import GeneratorError
 from netplugin.acceptance.values import MIXES, TrialRequest
 
-#: What a frame size counts and a program does not write: the frame check sequence.
+#: The FCS: part of the frame size, but not written by programs.
 FCS_BYTES: Final = 4
-#: Ethernet, IPv4 and UDP: a payload begins here.
+#: Ethernet, IPv4 and UDP headers: offset of the payload.
 HEADER_BYTES: Final = 14 + 20 + 8
-#: Multicast begins here; no sender has such an address.
+#: First multicast address, which is no valid source.
 _FIRST_MULTICAST: Final = int(IPv4Address("224.0.0.0"))
 _PORTS: Final = 1 << 16
 
@@ -26,7 +26,7 @@ Mac = Annotated[str, Field(pattern=r"^[0-9A-Fa-f][02468ACEace](:[0-9A-Fa-f]{2}){
 
 
 class Vary(StrEnum):
-    """By what flows differ. Routers and receive-side scaling without ports need addresses."""
+    """Header field that differs between flows. Routers, and RSS without L4 ports, need addresses."""
 
     SOURCE_IP = "source-ip"
     DESTINATION_IP = "destination-ip"
@@ -35,23 +35,24 @@ class Vary(StrEnum):
 
 
 class Frames(BaseModel):
-    """UDP over IPv4 in one direction. Addresses of flows count up from the one that is given."""
+    """UDP over IPv4 in one direction. The varied field counts up from the given value, per flow."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    #: None: what the generator's own port has; the far port's where there is none configured.
+    #: None: address of the generator's port; for the destination that of the far port if none is
+    #: configured.
     source_mac: Mac | None = None
     destination_mac: Mac | None = None
-    #: None: of the network for benchmarks, 198.18.0.0/15 (RFC 2544, appendix C.2.2).
+    #: None: from the benchmarking network 198.18.0.0/15 (RFC 2544, appendix C.2.2).
     source_ip: IPv4Address | None = None
     destination_ip: IPv4Address | None = None
     source_port: Annotated[int, Field(ge=1, lt=_PORTS)] = 1024
-    #: The discard service: nobody answers.
+    #: The discard service: no reply.
     destination_port: Annotated[int, Field(ge=1, lt=_PORTS)] = 9
     vary: Vary = Vary.SOURCE_IP
 
     def in_direction(self, number: int) -> Frames:
-        """With what was left open filled in; odd directions go the other way."""
+        """Return a copy with default IP addresses; odd directions swap source and destination."""
         here, there = IPv4Address("198.18.0.1"), IPv4Address("198.19.0.1")
         if number % 2:
             here, there = there, here
@@ -63,7 +64,7 @@ class Frames(BaseModel):
         )
 
     def check(self, flows: int) -> None:
-        """Raises: GeneratorError if so many flows do not fit beside these addresses."""
+        """Check that the varied field has room for ``flows`` values. Raises: GeneratorError."""
         first, end = {
             Vary.SOURCE_IP: (int(self.source_ip or 0), _FIRST_MULTICAST),
             Vary.DESTINATION_IP: (int(self.destination_ip or 0), _FIRST_MULTICAST),
@@ -78,7 +79,7 @@ class Frames(BaseModel):
 
 
 def sizes(request: TrialRequest) -> tuple[int, ...]:
-    """Bytes with FCS of the frames of a round, the sizes of a mix spread as evenly as can be."""
+    """Return the frame sizes (with FCS) of one round, with the sizes of a mix evenly interleaved."""
     if not request.mix:
         return (request.frame_size,)
     parts = MIXES[request.mix]
@@ -96,9 +97,10 @@ def sizes(request: TrialRequest) -> tuple[int, ...]:
 def frames_of(
     frames: Frames, request: TrialRequest, marker: bytes, at_most: int
 ) -> Iterator[bytes]:
-    """Every flow, in every size of the mix, without FCS; the payload begins with ``marker``.
+    """Yield every flow in every size of the mix, without FCS; the payload begins with ``marker``.
 
-    ``frames`` has all its addresses. Raises: GeneratorError if that takes more than ``at_most``.
+    All addresses in ``frames`` must be set.
+    Raises: GeneratorError if more than ``at_most`` frames are needed.
     """
     frames.check(request.flows)
     round_ = sizes(request)
@@ -113,10 +115,10 @@ def frames_of(
 
 
 def write_pcap(path: str, packets: Iterator[bytes]) -> int:
-    """Write a file of Ethernet frames; returns how many there are."""
+    """Write a pcap file of Ethernet frames; returns the number of frames."""
     count = 0
     with open(path, "wb") as file:
-        # Magic, version 2.4, no time zone, no accuracy, longest frame, Ethernet.
+        # Magic, version 2.4, time zone, accuracy, snapshot length, link type Ethernet.
         file.write(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1))
         for packet in packets:
             file.write(struct.pack("<IIII", 0, 0, len(packet), len(packet)) + packet)
@@ -135,12 +137,12 @@ def _frame(frames: Frames, size: int, flow: int, marker: bytes) -> bytes:
         ports[frames.vary is Vary.DESTINATION_PORT] += flow
     room = size - FCS_BYTES - HEADER_BYTES
     ethernet = _mac(frames.destination_mac) + _mac(frames.source_mac) + b"\x08\x00"
-    # Version and length, no fragments, time to live 64, UDP, room for the checksum.
+    # Version and IHL, TOS, total length, ID, no fragments, TTL 64, UDP, checksum placeholder.
     ip = struct.pack(
         ">BBHHHBBHII", 0x45, 0, size - FCS_BYTES - 14, 0, 0, 64, 17, 0, source, destination
     )
     ip = ip[:10] + _checksum(ip) + ip[12:]
-    # A UDP checksum of 0 is none, so that a device may change addresses and need not mend it.
+    # UDP checksum 0 means none (RFC 768), so a device may rewrite addresses without updating it.
     return ethernet + ip + struct.pack(">HHHH", *ports, 8 + room, 0) + marker.ljust(room, b"\0")
 
 
@@ -150,7 +152,7 @@ def _mac(text: str | None) -> bytes:
 
 
 def _checksum(header: bytes) -> bytes:
-    """That of RFC 791."""
+    """Internet checksum (RFC 791)."""
     total = sum(struct.unpack(f">{len(header) // 2}H", header))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)

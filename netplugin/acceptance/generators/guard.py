@@ -1,8 +1,8 @@
-"""Runs a program for as long as standard input is open: it ends with who started it, however that ends.
+"""Runs a program until standard input closes, so that it ends with its parent, even if the parent is killed.
 
-This file is run by its path, with the program and its arguments behind it, and imports nothing of ours.
-When its input closes it interrupts the program, as Ctrl-C does, and after a while kills it with all that it
-started. It exits as the program does.
+This file is run by path, with the program and its arguments as arguments, and imports nothing from
+netplugin. When its input closes, it sends SIGINT to the program, and SIGKILL to the process group after
+``STOP_S``. Its exit status is that of the program.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-#: How long a program may take to give back what it has.
+#: Seconds the program may take to clean up after SIGINT.
 STOP_S: Final = 20.0
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Returns the exit status; negative for a signal, as in subprocess."""
+    """Run the program; returns its exit status, negative for a signal as in subprocess."""
     program = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, start_new_session=True)
     ended = os.pidfd_open(program.pid)
     readable, _, _ = select.select([sys.stdin.fileno(), ended], [], [])
     if ended not in readable:
         _signal_group(program.pid, signal.SIGINT)
         select.select([ended], [], [], STOP_S)
-    # A script may be gone and its program not: the group is its own.
+    # A wrapper script may have exited before its children: signal the whole group.
     _signal_group(program.pid, signal.SIGKILL)
     return program.wait()
 

@@ -1,4 +1,4 @@
-"""The generator ``sim``: simulated devices, and simulated faults of the generator itself."""
+"""The generator ``sim``: simulated devices, and simulated generator faults."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from netplugin.acceptance.errors import UnusableInput
 from netplugin.acceptance.generators.contract import Generator, GeneratorInfo
 from netplugin.acceptance.values import Direction, Measurement, TrialRequest
 
-#: What is wrong with a generator: changes what it would have measured.
+#: A generator fault: modifies the measurement of a trial.
 Fault = Callable[[Measurement, TrialRequest, random.Random], Measurement]
 
-#: Where the generators below that have a limit have it.
+#: Limit of the simulated generators that have one.
 _GENERATOR_LIMIT_PPS = 3e6
 
 
 @dataclass(frozen=True, slots=True)
 class SimFamily:
-    """A device for each direction, the generator that measures them, and the verdict that is right."""
+    """A simulated device per direction, the generator, and the correct verdict."""
 
     name: str
     about: str
     devices: tuple[DeviceSpec, ...]
     verdict: str = "ndr"
-    #: The generator sends no more than this.
+    #: Maximum rate of the generator.
     sends_pps: float = math.inf
-    #: What it cannot send in time it sends later, as TRex does; otherwise it is left out.
+    #: Send the excess later, as TRex does, instead of leaving it out.
     stretches: bool = False
     fault: Fault | None = None
 
     def limit_pps(self, duration_s: float) -> float | None:
-        """The known answer: of the worst direction, for all directions together."""
+        """Return the known answer: that of the worst direction, summed over all directions."""
         limits = [device.limit_pps(duration_s) for device in self.devices]
         known = [limit for limit in limits if limit is not None]
         if self.verdict != "ndr" or len(known) < len(limits):
@@ -43,13 +43,13 @@ class SimFamily:
         return len(limits) * min(known)
 
     def loss_probability(self, rate_pps: float, duration_s: float) -> float:
-        """That a minute, or whatever, at this load loses something."""
+        """Return the probability of loss at this load within ``duration_s``."""
         share = rate_pps / len(self.devices)
         return 1 - math.prod(1 - d.loss_probability(share, duration_s) for d in self.devices)
 
 
 class SimGenerator(Generator):
-    """Virtual time: a minute of traffic costs a millisecond."""
+    """Runs trials in virtual time: a minute of traffic takes about a millisecond."""
 
     def __init__(self, family: SimFamily, rng: random.Random, can_abort: bool = True) -> None:
         self._family = family
@@ -76,11 +76,11 @@ class SimGenerator(Generator):
         return measured
 
     def recall(self, request: TrialRequest) -> None:
-        """Its clock and its luck go on as if there had been no restart."""
+        """Run the trial again, so that clock and random generator continue as without a restart."""
         self.run(request)
 
     def _through(self, rate: float, duration: float, abort: bool) -> list[Passage]:
-        """All directions at once: the one that stops first stops the others."""
+        """Run all directions; the first to stop stops the others."""
         if len(self._devices) == 1 or not abort:
             return [device.run(rate, duration, abort) for device in self._devices]
         ahead = [device.run(rate, duration, True) for device in copy.deepcopy(self._devices)]
@@ -111,7 +111,7 @@ def _counted(passages: list[Passage]) -> Measurement:
 
 
 def _own_receiver_drops(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
-    """Beyond its limit the receiver misses one frame in ten thousand, and says so."""
+    """Above its limit the receiver drops one frame in ten thousand and reports it."""
     if asked.rate_pps <= _GENERATOR_LIMIT_PPS:
         return m
     missed = max(1, m.rx_packets // 10_000)
@@ -119,7 +119,7 @@ def _own_receiver_drops(m: Measurement, asked: TrialRequest, rng: random.Random)
 
 
 def _own_queue_drops(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
-    """Beyond its limit the transmit queue overflows: counted as dropped, never sent."""
+    """Above its limit the transmit queue overflows: frames are counted as dropped, not as sent."""
     if asked.rate_pps <= _GENERATOR_LIMIT_PPS:
         return m
     kept = _GENERATOR_LIMIT_PPS / asked.rate_pps
@@ -128,7 +128,7 @@ def _own_queue_drops(m: Measurement, asked: TrialRequest, rng: random.Random) ->
 
 
 def _sometimes_short(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
-    """One trial in ten sends a hundredth less than asked."""
+    """One trial in ten sends 1 % less than requested."""
     if m.aborted or rng.random() > 0.1:
         return m
     less = m.tx_packets // 100
@@ -136,12 +136,12 @@ def _sometimes_short(m: Measurement, asked: TrialRequest, rng: random.Random) ->
 
 
 def _wrapping(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
-    """One trial in ten reads a 32-bit counter after it wrapped."""
+    """In one trial of ten a 32-bit counter has wrapped."""
     return replace(m, rx_packets=m.rx_packets - 2**32) if rng.random() < 0.1 else m
 
 
 def _more_than_sent(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
-    """One trial in ten also counts what the one before it had in flight."""
+    """One trial in ten also counts frames in flight from the previous trial."""
     return replace(m, rx_packets=m.tx_packets + 700) if rng.random() < 0.1 else m
 
 
@@ -196,9 +196,9 @@ FAMILIES: dict[str, SimFamily] = {
 def sim_generator(
     name: str, seed: str, can_abort: bool = True, capacity_pps: float | None = None
 ) -> SimGenerator:
-    """The family of this name, with luck of its own. Raises: UnusableInput.
+    """Create the simulated generator of this name with its own random stream. Raises: UnusableInput.
 
-    ``capacity_pps`` is what all directions together can do instead of what the family has.
+    ``capacity_pps`` overrides the total capacity of all directions.
     """
     if name not in FAMILIES:
         raise UnusableInput("--sim-device", f"no {name!r}; there are {', '.join(sorted(FAMILIES))}")
@@ -207,5 +207,5 @@ def sim_generator(
         scale = capacity_pps / sum(device.capacity_pps for device in family.devices)
         devices = (replace(d, capacity_pps=d.capacity_pps * scale) for d in family.devices)
         family = replace(family, devices=tuple(devices))
-    # A string seeds by a hash that is the same on every machine.
+    # Seeding with a string is stable across machines and processes.
     return SimGenerator(family, random.Random(f"{seed}/{name}"), can_abort)

@@ -1,6 +1,6 @@
-"""The generator ``tcpreplay``: Debian's program sends at a pace, packet sockets count what comes back.
+"""The generator ``tcpreplay``: tcpreplay sends at a fixed rate, packet sockets count received frames.
 
-It is for machines without TRex, and for rates up to some 100,000 frames a second.
+For machines without TRex, at rates up to some 100,000 frames per second.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from netplugin.acceptance.generators.watch import IN_FLIGHT, InFlight, LossWatch
 from netplugin.acceptance.generators.wire import MARKER_BYTES, Interface, Wire
 from netplugin.acceptance.values import Direction, Measurement, TrialRequest
 
-#: Half a ring of 1,024: what a device loses of a larger burst is not its fault.
+#: Half of a ring of 1,024 descriptors: loss in a larger burst is not the device's fault.
 MOST_BURST: Final = 512
-#: Its last frame may be 0.3 ms late, as others run on its core too: too much of a shorter trial.
+#: The last frame may be 0.3 ms late because other tasks share the CPU; that is too much for a
+#: shorter trial.
 MIN_TRIAL_S: Final = 1.0
-#: Frames of a pcap, all of which are kept in memory.
+#: Maximum frames of a pcap; all of them are held in memory.
 _MOST_FRAMES: Final = 1_000_000
-#: How often the counters are looked at while it sends.
+#: Polling interval of the counters while sending, in seconds.
 _LOOK_S: Final = 0.002
-#: Later than by this part of a trial, and this long, it will not catch up any more.
+#: A trial this fraction of its duration plus ``_LATE_S`` late is stopped: it cannot catch up.
 _LATE_PART: Final = 0.02
 _LATE_S: Final = 0.3
-#: How long it may take to load its frames.
+#: Seconds tcpreplay may take to load its frames.
 _START_S: Final = 30.0
 _ETHERNET_BYTES: Final = 14
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One direction: out of one interface, and back at the other."""
+    """One direction: the transmitting and the receiving interface, and the frames."""
 
     send: Interface
     receive: Interface
@@ -49,14 +50,14 @@ class _Way:
 
 
 class TcpreplayGenerator(Generator):
-    """One tcpreplay for each direction."""
+    """Runs one tcpreplay process per direction."""
 
     def __init__(
         self, paths: Sequence[tuple[str, str, Frames]], netns: str | None = None,
         max_pps: float = math.inf, *, realtime: bool = True, most_burst: int = MOST_BURST,
         in_flight: int = IN_FLIGHT,
     ) -> None:  # fmt: skip
-        """``paths``: for each direction the interface that sends, the one that receives, the frames.
+        """``paths``: per direction the transmitting interface, the receiving interface, and the frames.
 
         ``most_burst``: frames; ``in_flight``: frames that the device may hold.
         Raises: UnusableInput, before anything is sent.
@@ -100,7 +101,7 @@ class TcpreplayGenerator(Generator):
                 lambda found: all(d.rx_packets >= d.tx_packets for d in found),
             )
             rx_errors = sum(map(self._wire.dropped, ears)) - dropped
-            # What was handed over and did not reach the driver, or was refused.
+            # Frames that tcpreplay sent but the driver did not get, or refused.
             queue_drops = sum(
                 max(0, run.sent - one.tx_packets - leg.doubt) + run.failed
                 for run, one, leg in zip(played, directions, legs, strict=True)
@@ -114,7 +115,7 @@ class TcpreplayGenerator(Generator):
         return Measurement(
             tx_packets=sent,
             rx_packets=received,
-            # The last frame has its time too.
+            # Includes the interval after the last frame.
             elapsed_s=max(run.elapsed_s for run in played) + len(legs) / request.rate_pps,
             aborted=aborted,
             rx_errors=rx_errors,
@@ -133,7 +134,7 @@ class TcpreplayGenerator(Generator):
         self._files.cleanup()
 
     def _send(self, legs: Sequence[_Leg], request: TrialRequest) -> bool:
-        """Until all is sent, or it is too late, or a loss is certain (True)."""
+        """Wait until all frames are sent or the trial is late; True: stopped because of certain loss."""
         started = time.monotonic()
         late = started + request.duration_s * (1 + _LATE_PART) + _LATE_S
         while wait_for_an_end([leg.player for leg in legs], _LOOK_S):
@@ -173,7 +174,7 @@ class TcpreplayGenerator(Generator):
 
 
 class _Leg:
-    """One direction in one trial. Close it."""
+    """One direction of one trial. The caller closes it."""
 
     def __init__(
         self, wire: Wire, way: _Way, request: TrialRequest, rate_pps: float, pcap: str,
@@ -185,13 +186,13 @@ class _Leg:
         self._packets = max(1, round(rate_pps * request.duration_s))
         self._pcap = pcap
         self._realtime = realtime
-        # Of this trial and direction only, so that nothing of another is counted.
+        # Unique per trial and direction, so that frames of another trial are not counted.
         marker = os.urandom(MARKER_BYTES)
         self._frames = write_pcap(pcap, frames_of(way.frames, request, marker, _MOST_FRAMES))
         self._loss = LossWatch(in_flight)
         self.pace = PaceWatch(rate_pps)
         self.has_sent = False
-        #: Frames by which tcpreplay may be wrong: the one during which it was stopped.
+        #: Uncertainty of tcpreplay's count: the frame during which it was stopped.
         self.doubt = 0
         with ExitStack() as stack:
             self.sent = wire.count(way.send, marker, outgoing=True)
@@ -209,7 +210,7 @@ class _Leg:
         self._opened.callback(self.player.close)
 
     def look(self) -> bool:
-        """Whether a frame is lost for certain."""
+        """Poll the counters; returns whether a frame is certainly lost."""
         sent = self.sent.read()
         now = time.monotonic()
         self.has_sent = sent > 0
@@ -218,16 +219,16 @@ class _Leg:
         return self._loss.sees_loss(now, sent, self.received.read())
 
     def stop(self) -> None:
-        """Before all is sent."""
+        """Stop tcpreplay early."""
         if self.player.running:
             self.doubt = 1
             self.player.stop()
 
     def counted(self, played: int) -> Direction:
-        """After it ended; ``played`` is what tcpreplay says that it sent.
+        """Return the counts after tcpreplay has ended; ``played`` is the number of frames it reports.
 
-        Counted is what leaves the interface. That is less if a queue before it drops, and seems to be
-        more if a driver that is busy is given a frame twice.
+        Frames count when they leave the interface. That is less than ``played`` if a queue drops, and
+        appears to be more if a busy driver gets a frame twice.
         """
         return Direction(min(self.sent.read(), played + self.doubt), self.received.read())
 

@@ -1,13 +1,12 @@
-"""One run of tcpreplay: how it is started, how it is stopped, and what it says at the end.
+"""One run of tcpreplay: start, stop, and the parsed summary.
 
-Traps, each seen with tcpreplay 4.4.3 of Debian 12:
-
-- Its default timer turns in a loop. As soon as others want its core the scheduler takes it away for
-  milliseconds, and it makes up for them in one burst of hundreds of frames. With ``--timer=nano`` it
-  sleeps between frames, and with a real-time priority it is back in time: bursts of 10 to 50 frames.
-- Seconds are printed to 0.01 from 1 s on; the rate beside them says them more exactly.
-- Interrupted, it counts in ``Actual`` the frame that it did not send any more. ``Successful`` is right.
-- After SIGTERM it says nothing.
+Observed with tcpreplay 4.4.3 of Debian 12:
+- The default timer busy-waits. When other tasks need its CPU, the scheduler preempts it for
+  milliseconds, and it catches up with one burst of hundreds of frames. ``--timer=nano`` sleeps between
+  frames; with real-time priority it wakes up in time, with bursts of 10 to 50 frames.
+- From 1 s on, seconds are printed with a resolution of 0.01 s; the printed rate is more exact.
+- After SIGINT, ``Actual`` includes a frame that was not sent. ``Successful`` is correct.
+- After SIGTERM it prints no summary.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from typing import IO
 from netplugin.acceptance.errors import GeneratorError, UnusableInput
 
 PROGRAM = "tcpreplay"
-#: How long it may take to print its last lines.
+#: Seconds tcpreplay may take to print its summary.
 _STOP_S = 5.0
-#: The lowest real-time priority is above everything that has none.
+#: The lowest real-time priority preempts every normal task.
 _PRIORITY = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What tcpreplay says of a run. ``elapsed_s`` is from the first frame to the last."""
+    """Summary of a run. ``elapsed_s`` is from the first frame to the last."""
 
     sent: int
     failed: int
@@ -43,7 +42,7 @@ class Played:
 
     @staticmethod
     def parse(text: str) -> Played:
-        """Raises: GeneratorError."""
+        """Parse the summary of tcpreplay. Raises: GeneratorError."""
         seconds = _number(r"sent in ([\d.]+) seconds", text)
         rate = _number(r"Rated:.*, ([\d.]+) pps", text)
         counted = _number(r"Actual: (\d+) packets", text)
@@ -61,7 +60,7 @@ class Played:
 
 
 class Player:
-    """tcpreplay at work on one interface. Close it."""
+    """A running tcpreplay on one interface. The caller closes it."""
 
     def __init__(
         self, interface: str, pcap: str, rate_pps: float, packets: int, repeats: int, *,
@@ -72,7 +71,7 @@ class Player:
         Raises: UnusableInput, GeneratorError.
         """
         arguments = [
-            # It dies with us, even of a SIGKILL.
+            # SIGKILL when the parent dies, even if the parent was killed.
             "setpriv", "--pdeathsig", "KILL", "--",
             *(["nsenter", f"--net={netns_path}"] if netns_path else []),
             PROGRAM, "--quiet", "--preload-pcap", "--timer=nano", "--no-flow-stats",
@@ -88,7 +87,7 @@ class Player:
         except OSError as error:
             self._said.close()
             raise UnusableInput(arguments[0], f"{error.strerror}: is it installed?") from error
-        #: Readable when it has ended.
+        #: A pidfd, readable when the process has ended.
         self.ended = os.pidfd_open(self._process.pid)
         if realtime:
             self._hurry()
@@ -98,12 +97,12 @@ class Player:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """As Ctrl-C does: it ends with the frame it has, and still says what it did."""
+        """Send SIGINT: tcpreplay finishes the current frame and prints its summary."""
         if self.running:
             self._process.send_signal(signal.SIGINT)
 
     def finish(self) -> Played:
-        """What it did. Stop it first, or wait until it has ended. Raises: GeneratorError."""
+        """Return the summary; stop tcpreplay or wait for its end first. Raises: GeneratorError."""
         try:
             status = self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
@@ -115,7 +114,7 @@ class Player:
         return Played.parse(text)
 
     def close(self) -> None:
-        """End it; may be called twice."""
+        """Kill tcpreplay if it runs, and release its files. Idempotent."""
         if self._said.closed:
             return
         if self.running:
@@ -128,7 +127,7 @@ class Player:
         try:
             os.sched_setscheduler(self._process.pid, os.SCHED_FIFO, os.sched_param(_PRIORITY))
         except ProcessLookupError:
-            # It has ended already: finish() tells why.
+            # Already ended: finish() reports why.
             pass
         except PermissionError as error:
             self.close()
@@ -139,7 +138,7 @@ class Player:
 
 
 def wait_for_an_end(players: Sequence[Player], seconds: float) -> bool:
-    """Until one of those that run ends, or so long. Whether any runs still."""
+    """Wait until a player ends or the time is over. Returns whether any player still runs."""
     running = [player for player in players if player.running]
     if running:
         select.select([player.ended for player in running], [], [], seconds)

@@ -1,4 +1,4 @@
-"""``t-rex-64`` of a TRex tree: started in it, as a server or for a batch, and ended with its children."""
+"""Starts ``t-rex-64`` as a server or for one batch, and ends it with its children."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from netplugin.acceptance.generators import guard
 from netplugin.acceptance.generators.guard import STOP_S
 
 PROGRAM: Final = "t-rex-64"
-#: Hugepages, drivers and links take their time.
+#: Seconds to set up hugepages, drivers and links.
 _START_S: Final = 120.0
-#: What the guard may need beyond the time that it gives the program.
+#: Seconds the guard may need beyond ``STOP_S``.
 _AFTER_STOP_S: Final = 5.0
 _GUARD: Final = Path(guard.__file__)
 _LOOK_S: Final = 0.2
 
 
 class TrexProgram:
-    """One run of it; it also ends when this process is killed. Close it."""
+    """One run of ``t-rex-64``; it ends when this process is killed. The caller closes it."""
 
     def __init__(self, trex_dir: Path, arguments: Sequence[str]) -> None:
-        """Raises: UnusableInput if there is no such program, or it may not be started."""
+        """Raises: UnusableInput if ``t-rex-64`` is missing or this process is not root."""
         if not (trex_dir / PROGRAM).is_file():
             raise UnusableInput("--trex-dir", f"{trex_dir} is no tree of TRex: it has no {PROGRAM}")
         if os.geteuid() != 0:
             raise UnusableInput(PROGRAM, "TRex needs root: it takes ports from the kernel")
         self._said: IO[bytes] = tempfile.TemporaryFile()
-        # It finds all its files by their names in the directory where it is.
+        # t-rex-64 finds its files relative to the working directory.
         self._guard = subprocess.Popen(
             [sys.executable, "-P", str(_GUARD), f"./{PROGRAM}", *arguments], cwd=trex_dir,
             stdin=subprocess.PIPE, stdout=self._said, stderr=subprocess.STDOUT,
@@ -46,17 +46,17 @@ class TrexProgram:
 
     @property
     def said(self) -> str:
-        """All that it printed until now."""
+        """The output so far."""
         self._said.seek(0)
         return self._said.read().decode(errors="replace")
 
     def wait(self, seconds: float) -> bool:
-        """Until it has ended, or so long. Whether it has ended."""
+        """Wait up to ``seconds`` for the end. Returns whether it has ended."""
         select.select([self._ended], [], [], seconds)
         return self._guard.poll() is not None
 
     def stop(self) -> None:
-        """As Ctrl-C does, and if it does not heed that, by force."""
+        """Send SIGINT; kill it if it does not end in time."""
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         if not self.wait(STOP_S + _AFTER_STOP_S):
@@ -73,10 +73,10 @@ class TrexProgram:
 
 
 class TrexServer:
-    """The server that stateless clients talk to, started and ended here. Close it."""
+    """A TRex server for stateless clients, started here. The caller closes it."""
 
     def __init__(self, trex_dir: Path, configuration: Path, sync_port: int) -> None:
-        """Wait until it answers. Raises: UnusableInput, GeneratorError."""
+        """Start the server and wait until it listens. Raises: UnusableInput, GeneratorError."""
         if not configuration.is_file():
             raise UnusableInput("--trex-cfg", f"{configuration}: no such file")
         if _listens(sync_port):
@@ -108,7 +108,7 @@ class TrexServer:
 
 
 def last_words(text: str) -> str:
-    """The end of what a program printed, for an error message."""
+    """Return the last lines of a program's output, for an error message."""
     return "\n".join(text.strip().splitlines()[-8:])
 
 

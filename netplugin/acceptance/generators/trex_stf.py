@@ -1,14 +1,14 @@
-"""What a stateful batch of TRex printed (``t-rex-64 -f FILE -m X -d S``), as a measurement.
+"""Parser for the output of a stateful TRex batch (``t-rex-64 -f FILE -m X -d S``).
 
-Traps, each seen with TRex 3.08:
-
-- The exit status is 0 whatever was dropped, and ``Total-pkt-drop`` is 0 when TRex never sent.
-- ``-d`` fixes how many frames are sent, not how long that takes: a slow port takes 94 s for 20 s.
-- Frames dropped in the transmit queue are in ``Total-sw-err`` and ``Total_queue_drop``; the latter
-  line is missing when it is 0.
-- ``Expected-PPS`` is what was asked, and ``Total-PPS`` is a slow average: neither is a rate that was.
-- Within a block the counters of two ports were not read at the same moment.
-- The clock starts with the program, about 1.5 s before the traffic, and is printed to 0.1 s.
+Observed with TRex 3.08:
+- The exit status is 0 regardless of drops, and ``Total-pkt-drop`` is 0 if TRex never sent.
+- ``-d`` fixes the number of frames, not the duration: a slow port takes 94 s for 20 s.
+- Frames dropped in the transmit queue are counted in ``Total-sw-err`` and ``Total_queue_drop``; the
+  latter line is missing when it is 0.
+- ``Expected-PPS`` is the configured rate and ``Total-PPS`` a slow average: neither is the actual rate.
+- Within a block the counters of two ports were not read at the same time.
+- The clock starts with the program, about 1.5 s before the traffic, and is printed with a resolution of
+  0.1 s.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from netplugin.acceptance.values import Direction, Measurement
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _BLOCK = "-Per port stats table"
 _SUMMARY = "summary stats"
-#: What the clock, printed to 0.1 s twice a second, may be off against the counters beside it.
+#: Error of the clock (printed every 0.5 s, resolution 0.1 s) against the counters beside it.
 _CLOCK_S = 0.5
-#: And if the first blocks are missing, so that the start is unknown: up to this.
+#: Error if the first blocks are missing, so that the start is unknown.
 _START_S = 2.5
-#: First blocks come before this part of the frames was sent.
+#: The first block must come before this fraction of the frames was sent.
 _EARLY = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class StfRun:
-    """The counts of one run, after it ended."""
+    """Counters of one finished run."""
 
     sent: int
     received: int
     software_errors: int
     queue_drops: int
     queue_full: int
-    #: By port: what was sent, received, and lost by the port's own receiver.
+    #: Per port: sent, received, and lost by the port's own receiver.
     opackets: tuple[int, ...]
     ipackets: tuple[int, ...]
     ierrors: tuple[int, ...]
     oerrors: tuple[int, ...]
-    #: While it ran: seconds of TRex's clock, frames sent until then.
+    #: Samples during the run: TRex clock in seconds, frames sent so far.
     samples: tuple[tuple[float, int], ...]
 
     @property
     def elapsed(self) -> tuple[float, float]:
-        """From the first frame to the last, and by how much that may be wrong, in seconds."""
+        """Return the seconds from the first frame to the last, and their uncertainty."""
         (first, sent_first), (last, sent_last) = self.samples[0], self.samples[-1]
         pace = (sent_last - sent_first) / (last - first) if last > first else 0.0
         if pace <= 0:
@@ -78,7 +78,7 @@ class StfRun:
         )
 
     def _directions(self) -> tuple[Direction, ...]:
-        """Ports come in pairs: what one sends the other receives. None if that does not add up."""
+        """Pair the ports: each receives what its neighbour sends. Empty if the sums do not match."""
         pairs = [(n, n ^ 1) for n in range(len(self.opackets)) if (n ^ 1) < len(self.opackets)]
         found = [Direction(self.opackets[a], self.ipackets[b]) for a, b in pairs]
         used = tuple(d for d in found if d.tx_packets or d.rx_packets)
@@ -87,7 +87,7 @@ class StfRun:
 
 
 def parse_stf(text: str) -> StfRun:
-    """Raises: GeneratorError if the run has no summary: it did not end by itself."""
+    """Parse a finished run. Raises: GeneratorError if there is no summary, so the run was interrupted."""
     text = _ANSI.sub("", text)
     _, found, summary = text.rpartition(_SUMMARY)
     if not found:
@@ -109,15 +109,15 @@ def parse_stf(text: str) -> StfRun:
 
 
 def parse_interrupted(text: str, asked_packets: float) -> Measurement:
-    """Of a run that was stopped because it was late: such a run prints no summary, and is no trial.
+    """Parse a run that was stopped because it was late. It has no summary and is an invalid trial.
 
-    Raises: GeneratorError if it printed nothing at all.
+    Raises: GeneratorError if it printed no statistics.
     """
     blocks = _ANSI.sub("", text).split(_BLOCK)[1:]
     clock, sent = _samples(blocks)[-1]
     return Measurement(
         tx_packets=sent,
-        # The ports were not read at the same moment, and the rest was still to come.
+        # The ports were read at different times, and frames were still in flight.
         rx_packets=min(sent, sum(_row(blocks, "ipackets"))),
         elapsed_s=clock,
         tx_shortfall=max(0, round(asked_packets) - sent),
@@ -134,12 +134,12 @@ def _total(summary: str, name: str) -> int:
 
 
 def _largest(text: str, name: str) -> int:
-    """A cumulative count that is not printed while it is 0."""
+    """Return a cumulative counter, which is not printed while it is 0."""
     return max(map(int, re.findall(rf"{name}\s*:\s*(\d+)", text)), default=0)
 
 
 def _of_ports(text: str, name: str) -> tuple[int, ...]:
-    """The last count of each port, from the list after the run."""
+    """Return the last value per port from the list after the run."""
     counts: dict[int, int] = {}
     for port, body in re.findall(r"^port : (\d+) \n-+\n((?: .*\n)+)", text, re.MULTILINE):
         match = re.search(rf"^ {name}\s*:\s*(-?\d+)", body, re.MULTILINE)
@@ -149,7 +149,7 @@ def _of_ports(text: str, name: str) -> tuple[int, ...]:
 
 
 def _row(blocks: list[str], name: str) -> tuple[int, ...]:
-    """A row of the last table that was printed while it ran."""
+    """Return a row of the last table printed during the run."""
     for block in reversed(blocks):
         match = re.search(rf"^\s*{name} \|(.*)$", block, re.MULTILINE)
         if match:

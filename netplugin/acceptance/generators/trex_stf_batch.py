@@ -1,4 +1,4 @@
-"""The generator ``trex-stf``: a stateful batch of TRex for each trial, as published comparisons use it."""
+"""The generator ``trex-stf``: one stateful TRex batch per trial, the method of published comparisons."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from netplugin.acceptance.generators.trex_program import PROGRAM, TrexProgram, l
 from netplugin.acceptance.generators.trex_stf import parse_interrupted, parse_stf
 from netplugin.acceptance.values import Measurement, TrialRequest
 
-#: Its clock is known to half a second: below this, that is too much of a trial.
+#: The TRex clock is accurate to 0.5 s, which is too much for a shorter trial.
 MIN_TRIAL_S: Final = 10.0
-#: How long it may take to start, and to end; its clock runs between.
+#: Seconds for start and end of the program, in addition to the trial.
 _AROUND_S: Final = 90.0
-#: Later than by this part of a trial, and this long, it will not catch up any more.
+#: A trial this fraction of its duration plus ``_LATE_S`` late is stopped: it cannot catch up.
 _LATE_PART: Final = 0.05
 _LATE_S: Final = 4.0
-#: What a first run asks for, to see what one unit is: little enough for any port.
+#: Multiplier and seconds of the run that measures the rate of ``-m 1``: low enough for any port.
 _PROBE_M: Final = 0.01
 _PROBE_S: Final = 3.0
-#: Rates are printed with two decimals: of a number like this one they are 0.005 %.
+#: Rates are printed with two decimals: an error of 0.005 % at this number.
 _ENOUGH_DIGITS: Final = 100.0
 _LOOK_S: Final = 1.0
 _UNITS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
@@ -33,7 +33,7 @@ _UNITS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
 
 @dataclass(frozen=True, slots=True)
 class StfProfile:
-    """``file`` is relative to the tree. ``arguments`` are more options for ``t-rex-64``."""
+    """``file`` is relative to the TRex directory. ``arguments``: additional options for ``t-rex-64``."""
 
     file: str = "cap2/imix_64_fast.yaml"
     configuration: Path | None = None
@@ -41,13 +41,13 @@ class StfProfile:
 
 
 class TrexStfGenerator(Generator):
-    """Nothing runs between trials. The profile decides about frames and flows, not the request."""
+    """Runs ``t-rex-64`` for each trial. The profile defines frames and flows; the request does not."""
 
     def __init__(
         self, trex_dir: Path, profile: StfProfile, pps_per_m: float | None = None,
         max_pps: float = math.inf,
     ) -> None:  # fmt: skip
-        """``pps_per_m``: frames a second of ``-m 1``; None: what a short run says, before the first trial.
+        """``pps_per_m``: frames per second at ``-m 1``; None: measured in a short run before the first trial.
 
         Raises: UnusableInput.
         """
@@ -82,7 +82,7 @@ class TrexStfGenerator(Generator):
             self._program.close()
 
     def _batch(self, multiplier: float, duration_s: float) -> tuple[str, bool]:
-        """What it printed, and whether it ended by itself: what is too late is interrupted."""
+        """Run one batch; returns its output and whether it ended by itself. A late batch is interrupted."""
         profile = self._profile
         where = ["--cfg", str(profile.configuration.resolve())] if profile.configuration else []
         arguments = [
@@ -102,7 +102,7 @@ class TrexStfGenerator(Generator):
             self._program.close()
 
     def _probe(self) -> float:
-        """Frames a second of ``-m 1``, to the digits that it prints. Raises: GeneratorError."""
+        """Measure the frames per second at ``-m 1``, to the printed precision. Raises: GeneratorError."""
         pps, mantissa = expected_pps(self._batch(_PROBE_M, _PROBE_S)[0])
         if mantissa >= _ENOUGH_DIGITS:
             return pps / _PROBE_M
@@ -112,7 +112,7 @@ class TrexStfGenerator(Generator):
 
 
 def expected_pps(text: str) -> tuple[float, float]:
-    """The rate that a batch was asked for, as it printed it, and the number that it printed.
+    """Parse ``Expected-PPS``; returns the rate in pps and the number as printed, without its unit prefix.
 
     Raises: GeneratorError.
     """
@@ -123,6 +123,6 @@ def expected_pps(text: str) -> tuple[float, float]:
 
 
 def clock_s(text: str) -> float:
-    """TRex's clock when it printed last, in seconds; 0 before it did."""
+    """Return the last printed TRex clock in seconds; 0 if none was printed."""
     found = re.findall(r"current time\s*:\s*([\d.]+) sec", text)
     return float(found[-1]) if found else 0.0

@@ -1,13 +1,12 @@
-"""What the stateless client of TRex counted (``get_stats`` and the global statistics), as a measurement.
+"""Converts counters of the stateless TRex client (``get_stats``, global statistics) to a measurement.
 
-Traps, each seen with TRex 3.08:
-
-- ``duration`` fixes how many frames are sent, not how long that takes: 5 s of 8 Mpps took 14.7 s.
-- ``ierrors`` of the port that receives are frames the generator itself lost.
-- A full transmit queue drops (``low_end``) or is tried again. Only the global statistics tell:
+Observed with TRex 3.08:
+- ``duration`` fixes the number of frames, not the duration: 5 s at 8 Mpps took 14.7 s.
+- ``ierrors`` of the receiving port are frames that the generator itself lost.
+- A full transmit queue drops (``low_end``) or retries. Only the global statistics show it:
   ``m_total_queue_drop``, ``m_total_queue_full``. They are never cleared: take the difference.
-- ``tx_pps`` and the like are slow averages. Rates come from counts and elapsed time.
-- Loss is read from the ports. Per-stream counters come from another core and are late.
+- ``tx_pps`` and similar values are slow averages. Rates are computed from counters and elapsed time.
+- Loss is computed from port counters. Per-stream counters are read on another core and are late.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from netplugin.acceptance.values import Direction, Measurement
 
 @dataclass(frozen=True, slots=True)
 class StlReading:
-    """The counters of all ports at one moment, and those of the whole program."""
+    """Counters of all ports, and global counters, at one moment."""
 
     opackets: Mapping[int, int]
     ipackets: Mapping[int, int]
@@ -33,9 +32,10 @@ class StlReading:
 
     @staticmethod
     def parse(stats: Mapping[Any, Any], raw_global: Mapping[str, Any]) -> StlReading:
-        """Of ``get_stats()`` and of the result of the RPC ``get_global_stats``.
+        """Parse the results of ``get_stats()`` and of the RPC ``get_global_stats``.
 
-        Port numbers are integers in Python and strings after JSON. Raises: GeneratorError.
+        Port numbers are integers in Python and strings after JSON.
+        Raises: GeneratorError.
         """
         ports = {int(name): port for name, port in stats.items() if str(name).isdecimal()}
         if not ports:
@@ -62,9 +62,9 @@ def measurement(
     uncertainty_s: float = 0.0,
     settled: bool = True,
 ) -> Measurement:
-    """What was counted between two readings (``before`` None: all counters began at 0).
+    """Return the measurement between two readings (``before`` None: all counters started at 0).
 
-    ``paths`` are pairs of ports: frames go out of the first and come back at the second.
+    ``paths`` are pairs of ports: the first sends, the second receives.
     """
     directions = tuple(
         Direction(

@@ -1,7 +1,7 @@
-"""The stateless client of TRex in a process of its own: it is told what to do in JSON lines.
+"""Runs the stateless TRex client in a child process, controlled by JSON lines.
 
-TRex's package puts its own scapy, zmq and yaml before those that are installed, so it must not be
-imported by a program that has any of them. This file is run by its path and imports nothing of ours.
+TRex's package puts its own scapy, zmq and yaml before the installed ones, so a program that uses any of
+them must not import it. This file is run by path and imports nothing from netplugin.
 
     -> {"op":"connect","package":DIRECTORY|null,"server":..,"sync_port":..,"async_port":..,
         "ports":[0,1],"force":false}
@@ -13,7 +13,7 @@ imported by a program that has any of them. This file is run by its path and imp
     -> {"op":"stop"}                                                                   <- {}
     -> {"op":"bye"}
 
-Times are those of the monotonic clock. What goes wrong is answered as ``{"error": TEXT}``.
+Times are of the monotonic clock. Errors are answered as ``{"error": TEXT}``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOTALS = ("m_total_queue_drop", "m_total_queue_full")
 
 
 class Child:
-    """What was connected and loaded until now."""
+    """The connected client and its ports."""
 
     api: Any
     client: Any
@@ -57,7 +57,7 @@ class Child:
         missing = [port for port in ask["ports"] if port not in known]
         if missing:
             raise RuntimeError(f"it has no port {missing[0]}, only {', '.join(map(str, known))}")
-        # Not reset(): that takes ports from whoever has them.
+        # Not reset(): it acquires ports by force.
         try:
             self.client.acquire(ports=ask["ports"], force=ask["force"])
         except Exception as error:
@@ -92,7 +92,7 @@ class Child:
         return {}
 
     def start(self, ask: dict[str, Any]) -> dict[str, Any]:
-        # Force: what TRex takes for the line of a virtual port is not one.
+        # Force: TRex's line rate of a virtual port is not real.
         self.client.start(
             ports=ask["ports"], mult=ask["mult"], duration=ask["duration_s"], force=True
         )
@@ -125,16 +125,16 @@ class Child:
             self.client.disconnect()
 
     def _stream(self, wanted: dict[str, Any]) -> Any:
-        """UDP over IPv4 with a field engine that counts through the flows."""
+        """Build a stream: UDP over IPv4 with a field engine that counts through the flows."""
         api = self.api
         macs = {"src": wanted["source_mac"], "dst": wanted["destination_mac"]}
-        # TRex puts in those of the port that are not given.
+        # TRex fills in the port's MAC addresses where none is given.
         packet = (
             api.Ether(**{name: mac for name, mac in macs.items() if mac})
             / api.IP(src=wanted["source_ip"], dst=wanted["destination_ip"])
             / api.UDP(sport=wanted["source_port"], dport=wanted["destination_port"], chksum=0)
         )
-        # Without the frame check sequence, which the NIC adds.
+        # Without FCS, which the NIC adds.
         packet = packet / (b"\0" * (wanted["size"] - 4 - len(packet)))
         engine = []
         if wanted["flows"] > 1:
@@ -153,7 +153,8 @@ class Child:
 
 
 def main() -> None:
-    # TRex prints what it likes to standard output: that is not where answers go.
+    # TRex prints to standard output: redirect it to standard error, and keep the original for
+    # answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     child = Child()
@@ -165,7 +166,7 @@ def main() -> None:
             try:
                 answer = getattr(child, ask["op"])(ask)
             except Exception as error:
-                # TRex's errors are coloured, and of several lines.
+                # TRex's errors contain ANSI colours and several lines.
                 text = re.sub(r"\x1b\[[0-9;]*m", "", f"{error}" or repr(error))
                 answer = {"error": " ".join(text.replace("*", "").split())}
             answers.write(json.dumps(answer) + "\n")

@@ -1,4 +1,4 @@
-"""The stateless client of TRex as the parent sees it: a child process that owns ports of a server."""
+"""Parent side of the stateless TRex client: a child process that owns ports of a server."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from netplugin.acceptance.generators.dialogue import Dialogue
 from netplugin.acceptance.generators.trex_program import TrexServer
 from netplugin.acceptance.generators.trex_stl import StlReading
 
-#: Where the tree of TRex has the package of its client.
+#: Directory of the client package within a TRex installation.
 PACKAGE: Final = Path("automation/trex_control_plane/interactive")
 _CHILD: Final = Path(__file__).with_name("trex_stl_child.py")
-#: An answer of the client: it gives up on a server by itself after a few seconds.
+#: Seconds for an answer; the client itself gives up on a server after a few seconds.
 _ANSWER_S: Final = 30.0
-#: Scapy takes seconds to import, and a server that is not there is tried several times.
+#: Seconds to connect: importing scapy is slow, and the client retries an absent server.
 _CONNECT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class StlServer:
-    """Where the server is; ``force`` takes ports that another session has."""
+    """Address of the server; ``force`` acquires ports that another session owns."""
 
     host: str = "127.0.0.1"
     sync_port: int = 4501
     async_port: int = 4500
     force: bool = False
-    #: It is to be started with this, and ended; None: it runs.
+    #: Configuration to start the server with, and stop it at the end; None: it is running.
     configuration: Path | None = None
 
 
@@ -47,7 +47,7 @@ class _Connected(_Answer):
 
 
 class StlRead(_Answer):
-    """Counters that were read between two times of the monotonic clock, in seconds."""
+    """Counters, and the monotonic times in seconds before and after reading them."""
 
     from_s: float
     to_s: float
@@ -61,10 +61,10 @@ class StlRead(_Answer):
 
 
 class StlClient:
-    """Owns ports from the start until it is closed."""
+    """Owns the ports from construction until ``close``."""
 
     def __init__(self, server: StlServer, trex_dir: Path | None, ports: list[int]) -> None:
-        """``trex_dir`` None: the client's package is an installed one.
+        """``trex_dir`` None: use the installed client package.
 
         Raises: UnusableInput, GeneratorError.
         """
@@ -75,7 +75,7 @@ class StlClient:
                     raise UnusableInput("--trex-cfg", "a server is started from --trex-dir: say it")
                 started = TrexServer(trex_dir, server.configuration, server.sync_port)
                 opened.callback(started.close)
-            # -P: nothing beside the script is to be found as a module.
+            # -P: do not search the directory of the script for modules.
             self._child = Dialogue("TRex", [sys.executable, "-P", str(_CHILD)])
             opened.callback(self._child.close)
             about = self._child.ask(
@@ -92,15 +92,15 @@ class StlClient:
         self.speeds_gbps = dict(zip(ports, about.speeds_gbps, strict=True))
 
     def tell(self, what: str, **more: Any) -> None:
-        """One of the questions of the child that have no answer. Raises: GeneratorError."""
+        """Send a command that has no result. Raises: GeneratorError."""
         self._child.ask({"op": what, **more}, _ANSWER_S, _Answer)
 
     def read(self) -> StlRead:
-        """Raises: GeneratorError."""
+        """Read the counters of all ports. Raises: GeneratorError."""
         return self._child.ask({"op": "read"}, _ANSWER_S, StlRead)
 
     def close(self) -> None:
-        """Give the ports back, and end the server if it was started here; may be called twice."""
+        """Release the ports, and stop the server if it was started here. Idempotent."""
         self._opened.close()
 
 

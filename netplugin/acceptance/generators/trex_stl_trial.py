@@ -1,4 +1,4 @@
-"""The generator ``trex-stl``: trials with the stateless client of TRex, against a server that runs."""
+"""The generator ``trex-stl``: trials with the stateless TRex client."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from netplugin.acceptance.generators.trex_stl_client import StlClient, StlServer
 from netplugin.acceptance.generators.watch import IN_FLIGHT, InFlight, LossWatch, at_rest
 from netplugin.acceptance.values import Measurement, TrialRequest
 
-#: How often counters are read while it sends.
+#: Polling interval of the counters while sending, in seconds.
 _LOOK_S: Final = 0.02
-#: Later than by this part of a trial, and this long, it will not catch up any more.
+#: A trial this fraction of its duration plus ``_LATE_S`` late is stopped: it cannot catch up.
 _LATE_PART: Final = 0.02
 _LATE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class StlPath:
-    """Numbers of the port that sends and of the one that receives, and the frames."""
+    """Numbers of the transmitting and the receiving port, and the frames."""
 
     send: int
     receive: int
@@ -36,7 +36,7 @@ class StlPath:
 
 @dataclass(frozen=True, slots=True)
 class StlProfile:
-    """A Python file with ``register()``, and arguments for it."""
+    """A Python file with ``register()``, and its arguments."""
 
     file: Path
     arguments: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class StlProfile:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Frames sent at one moment, which is known to ``doubt_s``."""
+    """Frames sent at ``at_s``, accurate to ``doubt_s`` seconds."""
 
     at_s: float
     doubt_s: float
@@ -52,15 +52,14 @@ class Look:
 
 
 class TrexStlGenerator(Generator):
-    """The paths' ports are owned from the start until it is closed."""
+    """Owns the ports of its paths from construction until ``close``."""
 
     def __init__(
         self, paths: Sequence[StlPath], server: StlServer, trex_dir: Path | None,
         profile: StlProfile | None = None, max_pps: float | None = None,
         in_flight: int = IN_FLIGHT,
     ) -> None:  # fmt: skip
-        """``trex_dir`` None: the client's package is an installed one. ``in_flight``: frames that
-        the device may hold.
+        """``trex_dir`` None: the installed client package. ``in_flight``: frames the device may hold.
 
         Raises: UnusableInput, GeneratorError.
         """
@@ -104,7 +103,7 @@ class TrexStlGenerator(Generator):
         self._client.close()
 
     def _load(self, request: TrialRequest) -> None:
-        """Unless the ports have these streams already."""
+        """Load the streams, unless they are loaded already."""
         wanted = self._profile or (request.frame_size, request.mix, request.flows)
         if wanted == self._loaded:
             return
@@ -119,12 +118,15 @@ class TrexStlGenerator(Generator):
         self._loaded = wanted
 
     def _send(self, request: TrialRequest, before: StlReading) -> tuple[list[Look], bool]:
-        """Until all is sent, or it is too late, or a loss is certain (True); and what was seen."""
+        """Run the traffic until all is sent, the trial is late, or loss is certain.
+
+        Returns: the samples, and True if it was stopped because of certain loss.
+        """
         watches = [LossWatch(self._in_flight.packets) for _ in self._pairs]
         looks: list[Look] = []
         self._client.tell(
             "start", ports=self._senders, duration_s=request.duration_s,
-            # No exponent: TRex does not take one.
+            # TRex does not accept an exponent.
             mult=f"{request.rate_pps / len(self._pairs):.4f}pps",
         )  # fmt: skip
         late = time.monotonic() + request.duration_s * (1 + _LATE_PART) + _LATE_S
@@ -157,14 +159,13 @@ class TrexStlGenerator(Generator):
 
 
 def elapsed(looks: Sequence[Look], total: int) -> tuple[float, float]:
-    """From the first frame to the last, and by how much that may be wrong, in seconds (pure).
+    """Return the seconds from the first frame to the last, and their uncertainty (pure).
 
-    Between the first and the last look at frames on their way the pace is known; what was sent before
-    and after had the same.
+    Extrapolates the rate between the first and the last sample with traffic to all frames.
     """
     moving = [look for look in looks if 0 < look.sent < total]
     if len(moving) < 2 or moving[0].sent == moving[-1].sent:
-        # Over before it was seen: somewhere within all that time.
+        # Too short for two samples: somewhere within the polled time.
         span = looks[-1].at_s - looks[0].at_s if looks else 0.0
         return span / 2, span / 2 + _LOOK_S
     first, last = moving[0], moving[-1]
@@ -178,7 +179,7 @@ def _complete(counted: Measurement) -> bool:
 
 
 def _streams(paths: Sequence[StlPath], request: TrialRequest) -> Iterator[Mapping[str, Any]]:
-    """One for each size on each path; ``pps`` are their shares of whatever is started."""
+    """Yield one stream per size and path; ``pps`` is its relative share of the started load."""
     for path in paths:
         frames = path.frames
         frames.check(request.flows)

@@ -1,4 +1,4 @@
-"""What a generator sees while it sends: loss that is certain, a pace that is kept, counters at rest.
+"""Monitors a running trial: certain loss, bursts, and when the counters have settled.
 
 Times are seconds of any steady clock, counts are frames since the trial began.
 """
@@ -11,22 +11,23 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-#: Frames that rings and queues on the way may hold, unless it is known better.
+#: Default for the frames that rings and queues on the path can hold.
 IN_FLIGHT: Final = 2048
-#: What a false alarm multiplies that with: a search gives a rate three trials.
+#: Factor by which a false alarm raises the in-flight limit: a search repeats a trial at most three
+#: times.
 _FALSE_ALARM: Final = 8
-#: A moment without a look at the counters must not look like a loss.
+#: Loss must persist this long, so that a delayed poll does not look like loss.
 _CERTAIN_S: Final = 0.05
-#: Nothing more comes after so long without a frame.
+#: Seconds without a frame after which no more frames are expected.
 QUIET_S: Final = 0.25
-#: Counters are given up that still move after this.
+#: Seconds after which counters that still change are reported as unsettled.
 _DRAIN_S: Final = 10.0
-#: Between two reads of counters that have all that there can be.
+#: Seconds between two reads of complete counters.
 _MOMENT_S: Final = 0.02
 
 
 class InFlight:
-    """How many frames may be under way. That nothing is missing in the end shows that it was too few."""
+    """Limit of frames in flight; raised after a false alarm (a stopped trial without a missing frame)."""
 
     def __init__(self, packets: int) -> None:
         self.packets = packets
@@ -36,10 +37,10 @@ class InFlight:
 
 
 class LossWatch:
-    """Whether a direction has lost a frame for certain: more are missing than can be in flight.
+    """Detects certain loss in one direction: more frames are missing than can be in flight.
 
-    A difference between two counters is no loss: frames are under way, and a device that gets a little
-    too much fills its rings for seconds before it loses the first one.
+    A difference between two counters is not yet loss: frames are in flight, and a slightly overloaded
+    device fills its rings for seconds before it loses the first frame.
     """
 
     def __init__(self, in_flight: int) -> None:
@@ -47,7 +48,10 @@ class LossWatch:
         self._since: float | None = None
 
     def sees_loss(self, now: float, sent: int, received: int, between: float = 0.0) -> bool:
-        """``between``: frames that may have been sent after ``received`` was read."""
+        """Return whether loss is certain.
+
+        ``between``: frames that may have been sent after ``received`` was read.
+        """
         if sent - received <= self._in_flight + between:
             self._since = None
             return False
@@ -57,7 +61,7 @@ class LossWatch:
 
 
 class PaceWatch:
-    """How many frames were sent at once, to make up for a pause: those between two looks at least."""
+    """Measures the largest burst sent to catch up after a pause; a lower bound, from polled counters."""
 
     def __init__(self, rate_pps: float) -> None:
         self._rate = rate_pps
@@ -66,25 +70,25 @@ class PaceWatch:
         self.burst_packets = 0
 
     def look(self, now: float, sent: int) -> None:
-        """``sent`` was read at ``now``."""
+        """Account for ``sent`` frames at time ``now``."""
         if not sent:
             return
         if self._start is None:
             self._start = now - sent / self._rate
         behind = (now - self._start) * self._rate - sent
         self._most_behind = max(self._most_behind, behind)
-        # What was made up for since it was most behind; being late all the time is no burst.
+        # The frames caught up since the largest lag; a constant lag is no burst.
         self.burst_packets = max(self.burst_packets, round(self._most_behind - max(0.0, behind)))
 
 
 def at_rest(
     read: Callable[[], T], complete: Callable[[T], bool], quiet_s: float = QUIET_S
 ) -> tuple[T, bool]:
-    """Read until nothing more can come, or nothing came for ``quiet_s``; and whether it came to that."""
+    """Read until the counters settle; returns the last value and whether they settled."""
     deadline = time.monotonic() + _DRAIN_S
     last = read()
     while True:
-        # Even what is complete is looked at twice: more may come than was sent.
+        # Read complete counters twice too: more frames may arrive than were sent.
         time.sleep(_MOMENT_S if complete(last) else quiet_s)
         before, last = last, read()
         if before == last or time.monotonic() > deadline:

@@ -1,9 +1,9 @@
-"""Interfaces that frames are sent and received on, and exact counts of these frames and of no others.
+"""Network interfaces, and exact counters of the test frames that leave or arrive.
 
-A count is a packet socket with a filter that is never read: the kernel counts what the filter accepts
-(``PACKET_STATISTICS``), queued or not. So it costs a filter and an increment a frame, is not confused
-by what else is on the wire (ARP, router solicitations, LLDP), needs no table that could be left
-behind, and is gone with the process. The counters of the interface have all of these faults.
+A counter is a packet socket with a filter that is never read: the kernel counts what the filter accepts
+(``PACKET_STATISTICS``), queued or not. It costs one filter run per frame, ignores other traffic (ARP,
+router solicitations, LLDP), leaves no state behind, and ends with the process. Interface counters
+include other traffic.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from netplugin.acceptance.generators.frames import HEADER_BYTES
 
 T = TypeVar("T")
 
-#: Bytes of a marker: the beginning of the payload of all frames that are to be counted together.
+#: Length of a marker in bytes. All frames counted together begin their payload with it.
 MARKER_BYTES: Final = 8
 
-#: How long a link may take to come up.
+#: Seconds to wait for the carrier of a link.
 _CARRIER_S: Final = 5.0
 _LOOK_S: Final = 0.05
 
@@ -48,14 +48,14 @@ _IFF_RUNNING: Final = 0x40
 _LOAD_WORD: Final = 0x20
 _JUMP_EQUAL: Final = 0x15
 _RETURN: Final = 0x06
-#: Where a filter finds the direction of a frame (SKF_AD_OFF + SKF_AD_PKTTYPE).
+#: Offset of the packet type for the filter (SKF_AD_OFF + SKF_AD_PKTTYPE).
 _FRAME_TYPE: Final = (-0x1000 + 4) & 0xFFFFFFFF
 _CLONE_NEWNET: Final = 0x40000000
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """What the kernel says of an interface. ``mtu`` is without the Ethernet header."""
+    """Attributes of an interface. ``mtu`` excludes the Ethernet header."""
 
     name: str
     index: int
@@ -64,15 +64,15 @@ class Interface:
 
 
 class FrameCount:
-    """Frames with a marker that left an interface, or that arrived there. Close it."""
+    """Counts frames with a marker that left or reached an interface. The caller closes it."""
 
     def __init__(self, socket_: socket.socket) -> None:
         self._socket = socket_
         self._count = 0
 
     def read(self) -> int:
-        """How many since it was made."""
-        # Reading sets the kernel's count to 0; the first number includes what found no room.
+        """Return the number of frames since construction."""
+        # Reading resets the kernel counter; tp_packets includes frames dropped for lack of buffer.
         seen = self._socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8)
         self._count += struct.unpack("II", seen)[0]
         return self._count
@@ -82,12 +82,12 @@ class FrameCount:
 
 
 class Wire:
-    """The interfaces of a network namespace (None: that of this process). Close it."""
+    """The interfaces of a network namespace (None: that of this process). The caller closes it."""
 
     def __init__(self, netns: str | None = None) -> None:
-        """Raises: UnusableInput if there is no such namespace, or it may not be entered."""
+        """Raises: UnusableInput if the namespace does not exist or cannot be entered."""
         self.netns_path = netns and (netns if "/" in netns else f"/run/netns/{netns}")
-        # A namespace is entered by a thread; what it opens there stays there.
+        # setns() applies to one thread; sockets opened there stay in the namespace.
         self._thread = ThreadPoolExecutor(1, "wire")
         if self.netns_path:
             try:
@@ -99,7 +99,7 @@ class Wire:
                 ) from error
 
     def interface(self, name: str) -> Interface:
-        """Raises: UnusableInput if there is none, if it is down, or if it stays without carrier."""
+        """Return a usable interface. Raises: UnusableInput if it is absent, down or without carrier."""
         deadline = time.monotonic() + _CARRIER_S
         while True:
             try:
@@ -117,7 +117,7 @@ class Wire:
             time.sleep(_LOOK_S)
 
     def count(self, interface: Interface, marker: bytes, *, outgoing: bool) -> FrameCount:
-        """Count from now on. Raises: GeneratorError."""
+        """Start counting. Raises: GeneratorError."""
         try:
             return FrameCount(self._inside(lambda: _counting(interface, marker, outgoing)))
         except PermissionError as error:
@@ -126,13 +126,13 @@ class Wire:
             raise GeneratorError(f"{interface.name}: {error.strerror}") from error
 
     def dropped(self, interface: Interface) -> int:
-        """Frames that arrived and for which the kernel or the NIC had no room, since it exists."""
+        """Return the received frames that the kernel or the NIC dropped, since the interface exists."""
         text = self._inside(_read_net_dev)
         for line in text.splitlines():
             name, found, counts = line.partition(":")
             if found and name.strip() == interface.name:
                 fields = counts.split()
-                # Receive: bytes, packets, errors, drop (missed included), fifo.
+                # Receive columns: bytes, packets, errs, drop (includes missed), fifo.
                 return int(fields[3]) + int(fields[4])
         raise GeneratorError(f"{interface.name} is gone")
 
@@ -169,14 +169,14 @@ def _look_at(name: str) -> tuple[Interface, int]:
 def _counting(interface: Interface, marker: bytes, outgoing: bool) -> socket.socket:
     if len(marker) != MARKER_BYTES:
         raise ValueError("a marker of the wrong length")
-    # Without a protocol it receives nothing until the filter is in its place.
+    # Protocol 0: the socket receives nothing until the filter is attached.
     counter = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     try:
         program = _filter(marker, outgoing)
         buffer = ctypes.create_string_buffer(program)
         address = struct.pack("HL", len(program) // 8, ctypes.addressof(buffer))
         counter.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, address)
-        # Once the smallest buffer is full, counting is all that is done.
+        # With the minimum buffer full, the kernel only counts.
         counter.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)
         counter.bind((interface.name, _ETH_P_ALL))
         if not outgoing:
@@ -191,7 +191,7 @@ def _counting(interface: Interface, marker: bytes, outgoing: bool) -> socket.soc
 
 
 def _filter(marker: bytes, outgoing: bool) -> bytes:
-    """Classic BPF: the marker in its place, and the direction. Jumps count instructions ahead."""
+    """Build the classic BPF program: marker and direction. Jump offsets count instructions ahead."""
     high, low = struct.unpack(">II", marker)
     is_outgoing, is_not = (0, 1) if outgoing else (1, 0)
     return b"".join(

@@ -1,1 +1,1 @@
-"""A run over many cells: its description, its journal, and how each cell is set up and searched."""
+"""A run over many cells: description, journal, setup and search of each cell."""

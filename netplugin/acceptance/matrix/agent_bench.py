@@ -1,4 +1,4 @@
-"""The bench of a hypervisor: ports through the agent's RPC, PMD cores, a VNF on them, and evidence."""
+"""Sets up cells on a hypervisor: ports and PMD cores through the agent's RPC, VM, VNF, loss attribution."""
 
 from __future__ import annotations
 
@@ -35,10 +35,13 @@ from netplugin.models import Binding, Port
 
 
 class AgentBench(Bench):
-    """What a run leaves that is killed is known by the run's id, and taken away when it is resumed."""
+    """Sets up cells through the agent.
+
+    The VM id contains the run id, so a resumed run finds and removes the leftovers of a killed one.
+    """
 
     def __init__(self, description: Description, run_id: str, pmd_cpus: str | None) -> None:
-        """``pmd_cpus``: the PMD cores as the run found them when it was begun, if it was.
+        """``pmd_cpus``: PMD cores at the start of the run; None for a new run.
 
         Raises: UnusableInput.
         """
@@ -148,7 +151,7 @@ class AgentBench(Bench):
             setup["pmd"] = self._ports.pmd().model_dump(mode="json")
 
     def _generator_of(self, task: Task) -> generators.Description:
-        """With the addresses of the ends, where it does not say its own."""
+        """Return the generator of a task, with the MAC addresses of the ends filled in."""
         return addressed(generator_of(self._description, task), self._ports.ends)
 
     def _wait_until_forwarding(self, generator: Generator, task: Task) -> None:
@@ -158,7 +161,7 @@ class AgentBench(Bench):
 
 
 def addressed(description: generators.Description, ends: Sequence[End]) -> generators.Description:
-    """Frames go to the VNF's port where they enter, from whom the VNF sends to; what is given stays.
+    """Fill in missing MAC addresses: to the VNF's port, and from the address that the VNF sends to.
 
     Even paths enter at the first end, odd ones at the second.
     """
@@ -178,7 +181,7 @@ def addressed(description: generators.Description, ends: Sequence[End]) -> gener
 
 
 def _binding(port: Port) -> Binding:
-    """Raises: CellError."""
+    """Return the binding of a port. Raises: CellError if it has none."""
     if port.binding is None:
         raise CellError(f"the agent gave no binding for port {port.port_id}")
     return port.binding

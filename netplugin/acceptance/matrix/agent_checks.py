@@ -1,4 +1,4 @@
-"""Before anything is sent: whether the agent is there, and has what the cells need."""
+"""Checks before a run: the agent is ready, its backends support the cells, and the VNF programs exist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from netplugin.models import BackendInfo
 
 
 def client(description: Description) -> Client:
-    """What the description says of the agent, and the environment of what it does not.
+    """Create the agent's client from the description, with the environment as default.
 
     Raises: UnusableInput.
     """
@@ -39,7 +39,10 @@ def client(description: Description) -> Client:
 def check(
     agent: Client, description: Description, searched: Sequence[Cell], vm_id: str
 ) -> Mapping[str, Any]:
-    """Returns facts for the journal. Raises: UnusableInput, NetpluginError."""
+    """Check agent, backends and ports; returns facts for the journal.
+
+    Raises: UnusableInput, NetpluginError.
+    """
     readiness = agent.ready()
     if not readiness.ready:
         raise UnusableInput("agent", f"it is not ready: {'; '.join(readiness.reasons)}")
@@ -72,7 +75,8 @@ def _about_backends(
             fix = f" (fix: {info.fix})" if info.fix else ""
             yield f"backend {name} is not usable there: {info.reason}{fix}"
             continue
-        # Of a backend of several NICs it is what the best one has: a port on another may still be refused.
+        # With several NICs this is the maximum over them: a port on another NIC may still be
+        # refused.
         queues = max(cell.queues for cell in searched if cell.backend == name)
         if queues > info.features.max_queues:
             yield f"backend {name} has {info.features.max_queues} queues at most, not {queues}"
@@ -83,7 +87,7 @@ def _about_backends(
 
 
 def check_vnfs(description: Description, tasks: Sequence[Task]) -> None:
-    """Whether the programs are there that are to run here. Raises: UnusableInput."""
+    """Check that the VNF programs that run on this host are installed. Raises: UnusableInput."""
     control = description.controls.vnf
     chosen = [description.vnf_of(task.cell) for task in tasks if task.part is Part.SEARCH]
     if control is not None and any(task.part is Part.VNF for task in tasks):

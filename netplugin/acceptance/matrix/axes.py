@@ -1,4 +1,4 @@
-"""What a matrix is spanned by, which cells are meant by a few fields, and what their names mean in bytes."""
+"""The axes of a matrix, the selection of cells, and parsing of their values."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ Frame = Annotated[int, Field(ge=64, le=16_000)] | str
 
 
 class Section(BaseModel):
-    """A part of a run description: a field that it does not know is a mistake."""
+    """Base of the sections of a run description; unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Axes(Section):
-    """Every combination of these is a cell."""
+    """Axes of the matrix: every combination is a cell."""
 
     backends: Annotated[tuple[Name, ...], Field(min_length=1)]
-    #: How many PMD threads, each on a core of its own, or one CPU of each core: ``4``, or ``"2-5"``.
+    #: Number of PMD threads, each on a core of its own (``4``), or their CPUs, one per core
+    #: (``"2-5"``).
     pmd_cores: Annotated[
         tuple[Annotated[int, Field(ge=1, le=1024)] | str, ...], Field(min_length=1)
     ] = (1,)
-    #: These have no PMD threads, and one cell for all the numbers of them.
+    #: Backends without PMD threads: one cell for all values of ``pmd_cores``.
     without_pmd: tuple[Name, ...] = ("linuxbridge", "sriov")
     #: Bytes with FCS, or the name of a mix.
     frames: Annotated[tuple[Frame, ...], Field(min_length=1)] = (64,)
@@ -68,7 +69,7 @@ class Axes(Section):
 
 
 class Match(Section):
-    """The cells that have all of this."""
+    """Selects the cells that match all given fields."""
 
     backend: Name | None = None
     pmd_cores: int | None = None
@@ -90,12 +91,12 @@ class Match(Section):
 
 
 def pmd_count(cores: int | str) -> int:
-    """How many PMD cores an entry of ``pmd_cores`` means. Raises: ValueError."""
+    """Return the number of PMD cores of an entry of ``pmd_cores``. Raises: ValueError."""
     return cores if isinstance(cores, int) else len(cpu_list(cores))
 
 
 def cpu_list(text: str) -> tuple[int, ...]:
-    """Raises: ValueError with an example of what is meant."""
+    """Parse a CPU list such as ``2-5,8``. Raises: ValueError."""
     try:
         found = parse_list(text)
     except ValueError:
@@ -106,7 +107,7 @@ def cpu_list(text: str) -> tuple[int, ...]:
 
 
 def frame_bytes(frame: int | str) -> float:
-    """Bytes with FCS of the (mean) frame."""
+    """Return the (mean) frame size in bytes, with FCS."""
     return mean_size(frame) if isinstance(frame, str) else frame
 
 

@@ -1,4 +1,4 @@
-"""The progress of a run on a terminal: a bar, what is being measured, its last trial, the time left."""
+"""Progress display for a terminal: a bar, the current task, its last trial, and the remaining time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from netplugin.acceptance.matrix.journal import PastTrial
 from netplugin.acceptance.matrix.progress import Lines, trial_line
 from netplugin.acceptance.trials import SearchPlan
 
-#: A trial of a minute ends once a minute; the time left goes on.
+#: Refreshed between trials, so that the remaining time counts down.
 _REFRESHES_PER_S = 2
 
 
 @contextmanager
 def bar(estimate: Estimate, output: TextIO) -> Iterator[Lines]:
-    """For the time of the block; the terminal is left as it was, whatever ends it."""
+    """Show the bar within the block; restores the terminal on exit."""
     console = Console(file=output)
     shown = _Bar(estimate, console, output)
     with Live(shown, console=console, refresh_per_second=_REFRESHES_PER_S):
@@ -32,7 +32,7 @@ def bar(estimate: Estimate, output: TextIO) -> Iterator[Lines]:
 
 
 class _Bar(Lines):
-    """Drawn again and again; lines about whole cells scroll by above it."""
+    """The live display; lines about whole cells scroll above it."""
 
     def __init__(self, estimate: Estimate, console: Console, output: TextIO) -> None:
         super().__init__(estimate, output)

@@ -1,4 +1,4 @@
-"""Where cells are measured: a bench makes the device under test of a task, and takes it away again."""
+"""The contract of a bench: sets up the device under test for a task and tears it down."""
 
 from __future__ import annotations
 
@@ -16,43 +16,44 @@ from netplugin.acceptance.matrix.records import Part
 
 
 class CellError(Exception):
-    """A cell cannot be set up, or is not any more what was set up. The others go on."""
+    """The setup of a cell failed or has changed. The run continues with the other cells."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stand:
-    """A device that is ready for traffic, and what it was made of."""
+    """A device ready for traffic, and a record of its setup."""
 
     generator: Generator
     setup: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Bench(ABC):
-    """Used by one thread, one stand at a time."""
+    """Sets up one device at a time; not thread-safe."""
 
     @abstractmethod
     def check(self, tasks: Sequence[Task]) -> Mapping[str, Any]:
-        """Look whether all these could be set up, without changing anything or sending a frame.
+        """Check that all tasks could be set up, without changing the host or sending traffic.
 
-        Returns what the journal is to keep of the machine. Raises: UnusableInput, GeneratorError.
+        Returns: facts about the machine for the journal.
+        Raises: UnusableInput, GeneratorError.
         """
 
     @abstractmethod
     def stand(self, task: Task) -> AbstractContextManager[Stand]:
-        """Set up, for the time of the block.
+        """Set up the device for the duration of the block.
 
         Raises: CellError, GeneratorError, VnfError, NetpluginError.
         """
 
     def recover(self) -> None:  # noqa: B027 - there may be nothing left
-        """Give back what this run left when it was killed. Raises: UnusableInput."""
+        """Remove what this run left behind when it was killed. Raises: UnusableInput."""
 
     def close(self) -> None:  # noqa: B027 - there may be nothing to close
-        """No more stands."""
+        """Release all resources."""
 
 
 class BareBench(Bench):
-    """Nothing is set up: the generator has its device itself, as a simulation or a program may."""
+    """A bench without setup: the generator includes its device, as a simulation does."""
 
     def __init__(self, description: Description) -> None:
         self._description = description
@@ -68,7 +69,7 @@ class BareBench(Bench):
 
 
 def generator_of(description: Description, task: Task) -> generators.Description:
-    """What sends for this task. A simulation has luck of its own in each, whatever ran before it."""
+    """Return the generator of a task. Each task of a simulation has its own seed, independent of order."""
     controls = description.controls
     chosen = description.generator_of(task.cell)
     if task.part is Part.LOOPBACK and controls.loopback is not None:
@@ -82,7 +83,7 @@ def generator_of(description: Description, task: Task) -> generators.Description
 
 
 def check_generators(descriptions: Iterator[generators.Description]) -> None:
-    """Start each different one, and end it. Raises: UnusableInput, GeneratorError."""
+    """Start and stop each distinct generator. Raises: UnusableInput, GeneratorError."""
     checked: list[generators.Description] = []
     for description in descriptions:
         alike = description

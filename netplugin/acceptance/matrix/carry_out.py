@@ -1,4 +1,4 @@
-"""Carries a run out: one task after the other, each from where the journal says that it is."""
+"""Runs all tasks of a run in order, each from its state in the journal."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from netplugin.acceptance.trials import SearchPlan
 from netplugin.acceptance.vnf.contract import VnfError
 from netplugin.errors import NetpluginError
 
-#: What one cell may fail with while the others go on.
+#: Errors that fail one cell; the run continues.
 _OF_A_CELL = (
     CellError, EvidenceError, GeneratorError, NetpluginError, ReplayError, UnusableInput, VnfError
 )  # fmt: skip
 
 
 class View(Protocol):
-    """Who watches a run."""
+    """Observer of a run."""
 
     def begins(self, task: Task) -> None:
-        """It is being set up."""
+        """Called before a task is set up."""
 
     def trial(self, task: Task, plan: SearchPlan, number: int, trial: PastTrial) -> None:
-        """One more has ended."""
+        """Called after each trial."""
 
     def ends(self, record: CellRecord, seconds: float) -> None:
-        """With a result, or an error; it took so many seconds of this session."""
+        """Called with the result or error of a task, and its seconds in this session."""
 
     def warns(self, text: str) -> None:
-        """Something went wrong that costs no result."""
+        """Called on a problem that does not affect results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """What carries a run out. ``command`` is for the environment of results."""
+    """Runs the tasks. ``command``: command line, recorded in results."""
 
     description: Description
     bench: Bench
@@ -55,7 +55,7 @@ class Carrier:
     command: tuple[str, ...] = ()
 
     def carry_out(self, past: Past) -> RunRecord:
-        """Everything that is not done. A KeyboardInterrupt leaves a journal to go on with."""
+        """Run all remaining tasks. After KeyboardInterrupt the journal can be resumed."""
         records = list(past.run.records)
         for task in cells.tasks(self.description):
             if not is_done(task, records):
@@ -71,7 +71,7 @@ class Carrier:
         try:
             with self.bench.stand(task) as stand:
                 record = self._search(task, stand, attempt, started, records)
-                # Before anything is taken down: what is done must not be done again.
+                # Written before teardown, so that the result is not lost.
                 self.journal.end(record)
         except JournalError:
             raise
@@ -114,14 +114,14 @@ class Carrier:
 
 
 def is_done(task: Task, records: Iterable[CellRecord]) -> bool:
-    """It has a result. One that ended with an error is gone on with."""
+    """Whether a task has a result. A task that ended with an error is resumed."""
     return any(
         r.cell == task.cell and r.part is task.part and r.result is not None for r in records
     )
 
 
 def _ceilings(task: Task, records: list[CellRecord]) -> cells.Ceilings:
-    """From the controls of this cell; a control has none."""
+    """Return the ceilings from the controls of this cell; a control has none."""
     if task.part is not Part.SEARCH:
         return cells.Ceilings()
     run = RunRecord("", "", {}, (), tuple(records))

@@ -1,4 +1,4 @@
-"""What there is to do (pure): the cells of a description, the controls they need, and the plan of each."""
+"""Derives the work from a run description (pure): cells, their controls, and search plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from netplugin.models import PmdRequest
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One part of one cell: a search with its own set-up."""
+    """One part of one cell: a search with its own setup."""
 
     cell: Cell
     part: Part
@@ -37,14 +37,14 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What the controls of a cell reached, in pps; None: not measured, or no limit was seen."""
+    """Rates reached by the controls of a cell in pps; None: not measured, or no limit found."""
 
     generator_pps: float | None = None
     vnf_pps: float | None = None
 
 
 def cells(description: Description) -> tuple[Cell, ...]:
-    """In the order of the table. A backend without PMD threads has one cell for all numbers of them."""
+    """Return the cells in table order; one per backend without PMD threads for all ``pmd_cores``."""
     axes = description.matrix
     found = []
     for backend in axes.backends:
@@ -57,7 +57,7 @@ def cells(description: Description) -> tuple[Cell, ...]:
 
 
 def tasks(description: Description) -> tuple[Task, ...]:
-    """Everything that is searched, each control before the first cell that it is for."""
+    """Return all tasks; each control comes before the first cell it applies to."""
     controls = {
         Part.LOOPBACK: description.controls.loopback,
         Part.VNF: description.controls.vnf,
@@ -72,7 +72,7 @@ def tasks(description: Description) -> tuple[Task, ...]:
 
 
 def pmd_request(description: Description, cell: Cell) -> PmdRequest | None:
-    """The PMD cores of a cell: those the description names, or so many."""
+    """Return the PMD cores to request for a cell: named CPUs, or a count."""
     for entry in description.matrix.pmd_cores:
         if cell.pmd_cores is not None and pmd_count(entry) == cell.pmd_cores:
             return PmdRequest(cpus=entry) if isinstance(entry, str) else PmdRequest(count=entry)
@@ -82,7 +82,7 @@ def pmd_request(description: Description, cell: Cell) -> PmdRequest | None:
 def plan(
     description: Description, task: Task, info: GeneratorInfo, ceilings: Ceilings
 ) -> SearchPlan:
-    """Of one part, with what its generator says of itself. A control has the headline only."""
+    """Return the search plan of a task. A control has the headline goal only."""
     search = description.search
     final = search.final_duration
     others = search.goals
@@ -111,14 +111,15 @@ def plan(
 
 
 def repeats(description: Description, task: Task) -> int:
-    """How often a part is searched."""
+    """Return the number of searches of a task."""
     return description.search.repeats if task.part is Part.SEARCH else 1
 
 
 def ceilings(loopback: CellRecord | None, vnf: CellRecord | None) -> Ceilings:
-    """What the controls say: where they end, if that is below the line, and not at the generator's end.
+    """Return the rates of the controls that are below the line rate.
 
-    The generator's own limit is what its control looks for; that of the VNF is beyond it then.
+    The loopback control may end at the generator's limit, which it measures; for the VNF control that
+    limit would hide the VNF's.
     """
     by_generator = SearchVerdict.GENERATOR_LIMITED
     return Ceilings(

@@ -1,4 +1,4 @@
-"""What a run is to measure, as its YAML file says it, checked before anything is sent."""
+"""The run description: the models of its YAML file, validated before any traffic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from netplugin.acceptance.matrix.yaml_model import parse
 from netplugin.acceptance.vnf import description as vnfs
 from netplugin.models import Name
 
-#: A frame has this beside its payload: addresses, type, FCS.
+#: Bytes of a frame beyond its MTU payload: addresses, type, FCS.
 _FRAME_BYTES = 18
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
@@ -24,28 +24,29 @@ Ratio = Annotated[float, Field(gt=0, le=0.5, allow_inf_nan=False)]
 
 
 class Search(Section):
-    """As the options of the command ``search``."""
+    """Search parameters, as the options of the command ``search``."""
 
-    #: Seconds of the trial that decides, and of those that find where to look.
+    #: Seconds of the deciding trial, and of the first, short trials.
     final_duration: Seconds = 60.0
     initial_duration: Seconds = 0.4
     precision: Ratio = 0.005
     max_loss_ratio: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.0
-    #: Measured beside the headline.
+    #: Additional goals.
     goals: tuple[Literal["csit-ndr", "csit-pdr"], ...] = ()
     repeats: Annotated[int, Field(ge=1, le=1000)] = 1
-    #: Seconds of traffic in which loss is not held against the device; None: a sixth of the final ones.
+    #: Warm-up: loss within these seconds of traffic does not count; None: a sixth of
+    #: final_duration.
     warm_up: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] | None = None
-    #: Frames that the rings on the way may hold.
+    #: Frames that rings and queues on the path can hold.
     buffer_packets: Annotated[int, Field(ge=0, le=10**9)] = 2048
     max_trials: Annotated[int, Field(ge=1, le=100_000)] = 150
-    #: Of the wire, all directions together: in bit/s, or, if given, in frames a second.
+    #: Line rate, all directions together: in bit/s, or, if set, in frames per second.
     line_bits_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10e9
     line_rate_pps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
 class Override(Section):
-    """What is different for some cells: other interfaces, another program for taps."""
+    """Overrides for the selected cells: another generator or VNF."""
 
     cells: Match
     generator: generators.Description | None = None
@@ -53,58 +54,58 @@ class Override(Section):
 
 
 class Loopback(Section):
-    """The generator with its ends joined: what it can do by itself."""
+    """Control: the generator looped back to itself."""
 
     generator: generators.Description
 
 
 class VnfControl(Section):
-    """The VNF with the generator and nothing between: on devices that are there already."""
+    """Control: the VNF directly connected to the generator, on existing devices."""
 
     generator: generators.Description
-    #: With an agent only: without one the VNF is the generator's own matter.
+    #: Only with an agent; without one the generator includes the VNF.
     vnf: vnfs.Description | None = None
     ports: Annotated[tuple[vnfs.Port, ...], Field(min_length=2, max_length=2)] | None = None
 
 
 class Controls(Section):
-    """Rows that say how far the others can be believed. What is left out is not measured."""
+    """Controls that measure the limits of generator and VNF. An absent control is not measured."""
 
     loopback: Loopback | None = None
     vnf: VnfControl | None = None
-    #: Seconds of the trial that decides a control.
+    #: Seconds of the deciding trial of a control.
     final_duration: Seconds = 10.0
 
 
 class Timeouts(Section):
-    """Seconds."""
+    """Timeouts in seconds."""
 
-    #: For one answer of the agent.
+    #: One request to the agent.
     agent: Seconds = 60.0
-    #: Until a port is active, and its VM's side connected.
+    #: Until a port is active and its VM side connected.
     active: Seconds = 60.0
-    #: Until a VM answers by SSH.
+    #: Until the VM accepts SSH connections.
     boot: Seconds = 180.0
-    #: Until the first frames come through.
+    #: Until the first frames are forwarded.
     forwarding: Seconds = 20.0
 
 
 class Description(Section):
-    """The whole file."""
+    """A run description."""
 
     name: Name
-    #: Published tables that were taken on hardware such as this: they may stand beside the figures.
+    #: Published tables measured on comparable hardware: shown with the results.
     comparable_to: tuple[str, ...] = ()
-    #: Of everything random.
+    #: Seed of all simulated randomness.
     seed: int = 1
-    #: None: nothing is set up. The generator has its device itself, as a simulation does.
+    #: None: no setup; the generator includes its device, as a simulation does.
     agent: Agent | None = None
     ends: Annotated[tuple[End, ...], Field(min_length=2, max_length=2)] | None = None
     vnf: vnfs.Description | None = None
     vnf_cores: Cores = Cores()
-    #: None: the VNF takes the ports itself, or is in a VM that runs already.
+    #: None: the VNF uses the ports directly, or runs in an existing VM.
     vm: Vm | None = None
-    #: What is read before and after each trial, beside the VNF's own counters.
+    #: Components whose counters are read before and after each trial, in addition to the VNF.
     evidence: evidences.Description = evidences.Description()
     generator: generators.Description
     overrides: tuple[Override, ...] = ()
@@ -117,7 +118,7 @@ class Description(Section):
     @field_validator("ends", mode="before")
     @classmethod
     def _with_names(cls, value: Any) -> Any:
-        """Ports and addresses have names of their own unless they are given."""
+        """Fill in default port ids and MAC addresses."""
         if not isinstance(value, list):
             return value
         return [
@@ -164,12 +165,12 @@ class Description(Section):
                     yield f"ends: mtu {network.mtu} is too small for frames of {largest} bytes"
 
     def generator_of(self, cell: Cell) -> generators.Description:
-        """Of the first override that fits, or that of all cells."""
+        """Return the generator of a cell: that of the first matching override, or the default."""
         fitting = (o.generator for o in self._overrides_of(cell) if o.generator is not None)
         return next(fitting, self.generator)
 
     def vnf_of(self, cell: Cell) -> vnfs.Description | None:
-        """The same of the VNF."""
+        """Return the VNF of a cell: that of the first matching override, or the default."""
         fitting = (o.vnf for o in self._overrides_of(cell) if o.vnf is not None)
         return next(fitting, self.vnf)
 
@@ -178,7 +179,7 @@ class Description(Section):
 
 
 def read(text: str, name: str) -> Description:
-    """The description in a YAML text. Raises: UnusableInput naming file, line and field."""
+    """Parse a run description. Raises: UnusableInput naming file, line and field."""
     return parse(text, name, Description)
 
 

@@ -1,4 +1,4 @@
-"""Whether a run that is resumed has the description that it was begun with."""
+"""Checks that a resumed run still has the same description."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from netplugin.acceptance.matrix.description import Description
 
 
 def differences(before: Description, now: Description) -> list[str]:
-    """What is not the same, a line for each field: ``search.precision: 0.005 before, 0.01 now``."""
+    """Return one line per changed field: ``search.precision: 0.005 before, 0.01 now``."""
     return list(_differences("", before.model_dump(mode="json"), now.model_dump(mode="json")))
 
 
 def check_same(before: Description, now: Description, folder: str) -> None:
-    """Raises: UnusableInput if a run that is resumed would be another one."""
+    """Raises: UnusableInput if the description of a resumed run has changed."""
     found = differences(before, now)
     if found:
         raise UnusableInput(folder, "its run has another description:\n" + "\n".join(found))

@@ -1,4 +1,4 @@
-"""How long a run still takes (pure): from the parts that are done, or else from what a search costs."""
+"""Estimates the remaining time of a run (pure), from finished tasks or from typical search costs."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from netplugin.acceptance.matrix.cells import Task
 from netplugin.acceptance.matrix.description import Description
 from netplugin.acceptance.matrix.records import Part
 
-#: A search of a device with a sharp limit takes little more than its final trial; most take more.
+#: Cost of a search in full trials. A sharp limit takes little more than one; most devices take
+#: more.
 _FINAL_TRIALS = 1.5
-#: Trials of 1 s for each goal beside the headline.
+#: Seconds of 1 s trials per additional goal.
 _OTHER_GOAL_S = 25.0
-#: To plug, start the VNF, and give everything back.
+#: Seconds to plug the ports, start the VNF, and tear down.
 _SET_UP_S = 10.0
 
 
 @dataclass(slots=True)
 class Estimate:
-    """Seconds. A part that takes longer than expected is always expected to end with one more trial."""
+    """Remaining time in seconds. A task that exceeds its estimate is expected to need one more trial."""
 
     description: Description
     tasks: tuple[Task, ...]
-    #: What parts took, as far as they are done.
+    #: Seconds of the finished tasks.
     took_s: dict[Task, float] = field(default_factory=dict)
-    #: The generator takes no real time.
+    #: The generator runs in virtual time.
     virtual_time: bool = False
 
     def expected_s(self, task: Task) -> float:
-        """Of one part: as long as those of its kind took, the same backend's first."""
+        """Return the expected seconds of a task: the mean of similar tasks, the same backend first."""
         alike = [t for t in self.took_s if t.part is task.part]
         nearest = [t for t in alike if t.cell.backend == task.cell.backend] or alike
         if nearest:
@@ -43,7 +44,7 @@ class Estimate:
         return _SET_UP_S + cells.repeats(self.description, task) * once
 
     def left_s(self, current: Task | None = None, in_current_s: float = 0.0) -> float:
-        """Of everything that has not ended; ``in_current_s`` is what the current part has had."""
+        """Return the remaining seconds; ``in_current_s``: seconds spent on the current task."""
         waiting = [t for t in self.tasks if t not in self.took_s and t != current]
         left = sum(map(self.expected_s, waiting))
         if current is not None and current not in self.took_s:
@@ -52,7 +53,7 @@ class Estimate:
         return left
 
     def done_share(self, current: Task | None = None, in_current_s: float = 0.0) -> float:
-        """From 0 to 1, in time."""
+        """Return the completed share of the time, 0 to 1."""
         spent = sum(self.took_s.values()) + in_current_s
         whole = spent + self.left_s(current, in_current_s)
         if whole > 0:

@@ -1,4 +1,4 @@
-"""A generator whose trials are only believed if what was set up is still there when they end."""
+"""A generator whose trials count only if the setup is unchanged when they end."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from netplugin.acceptance.errors import GeneratorError
 from netplugin.acceptance.generators.contract import Generator, GeneratorInfo
 from netplugin.acceptance.values import Direction, Measurement, TrialRequest
 
-#: Of trials that only ask whether frames come through.
+#: Seconds and rate of the forwarding probe.
 _FIRST_S = 0.2
 _FIRST_PPS = 1000.0
 
 
 class Guarded(Generator):
-    """The checks are made after each trial, and raise what ends the cell: the trial then never was."""
+    """Runs checks after each trial. A failed check raises, ends the cell and discards the trial."""
 
     def __init__(self, inner: Generator, checks: Sequence[Callable[[], None]]) -> None:
         self._inner = inner
@@ -39,10 +39,11 @@ class Guarded(Generator):
 
 
 def wait_until_forwarding(generator: Generator, like: TrialRequest, seconds: float) -> None:
-    """Send a little, again and again, until all of it comes back in each direction.
+    """Send short probes until all frames are received in every direction.
 
-    Addresses are learnt by it, flows are set up, and links come up. If only part of it comes back in
-    the end, the search is to say what is wrong. Raises: GeneratorError if nothing came back at all.
+    The probes let the device learn addresses and set up flows. If some frames are still lost at the
+    deadline, the search locates the problem.
+    Raises: GeneratorError if no frame was received in a direction.
     """
     deadline = time.monotonic() + seconds
     duration = max(_FIRST_S, generator.info.min_trial_s)

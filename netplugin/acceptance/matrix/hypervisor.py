@@ -1,4 +1,4 @@
-"""What a run description says of the hypervisor: its agent, the two ends, the VNF's CPUs and its VM."""
+"""Sections of a run description about the hypervisor: agent, ends, CPUs of the VNF, VM."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from netplugin.models import DomainPolicy, Mac, Name, Network
 
 
 class Cores(Section):
-    """CPUs of this machine for the VNF: ``main`` does no packets. Empty: wherever it may run."""
+    """CPUs of this machine for the VNF; ``main`` handles no packets. Empty: no pinning."""
 
     main: Annotated[int, Field(ge=0)] | None = None
-    #: A list like ``2-5,8``.
+    #: CPU list such as ``2-5,8``.
     workers: str = ""
 
     @field_validator("workers")
@@ -33,26 +33,26 @@ class Cores(Section):
 
 
 class Agent(Section):
-    """The agent that sets up each cell. What is not here is taken from NETPLUGIN_URL and its like."""
+    """The agent that sets up each cell. Absent fields default to NETPLUGIN_URL and related variables."""
 
     url: str | None = None
     token_file: Path | None = None
-    #: CA certificates, and our own certificate with its key, as PEM files.
+    #: PEM files: CA certificates, client certificate and its key.
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
 
 
 class End(Section):
-    """One of the two ends: the port of the VNF there, and the network on which frames come and go."""
+    """One of the two ends: a port of the VNF, and the network on which its frames arrive and leave."""
 
     network: Network
-    #: For a backend whose network here is another one.
+    #: Network per backend, where it differs.
     networks: dict[Name, Network] = Field(default_factory=dict)
     port_id: Name
-    #: Of the VNF's port.
+    #: MAC address of the VNF's port.
     mac: Mac
-    #: To which the VNF sends; the generator sends from it unless its own description says otherwise.
+    #: Destination of the VNF's frames; by default the generator's source address.
     peer_mac: Mac
 
     def network_of(self, backend: str) -> Network:
@@ -60,15 +60,15 @@ class End(Section):
 
 
 class Vm(Section):
-    """A VM for the VNF, started for each cell: its domain without NICs, which the agent adds."""
+    """A VM for the VNF, started for each cell from a domain without NICs; the agent adds them."""
 
-    #: Libvirt's XML. Name and UUID are replaced.
+    #: Libvirt domain XML. Name and UUID are replaced.
     domain: Path
     uri: str = "qemu:///system"
     policy: DomainPolicy = DomainPolicy()
 
 
 def ssh_of(vnf: vnfs.Description) -> vnfs.SshMachine | None:
-    """How the VM is reached in which this VNF runs, if it does."""
+    """Return the SSH access to the VM of this VNF, if it runs in one."""
     machine = vnf.machine if isinstance(vnf, vnfs.VppDescription) else None
     return machine if isinstance(machine, vnfs.SshMachine) else None

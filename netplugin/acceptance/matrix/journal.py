@@ -1,16 +1,16 @@
-"""The journal of a run, and how it is read: one JSON object a line, only ever appended to.
+"""The journal of a run and its reader: one JSON object per line, append-only.
 
-The first line is the run, the others what happened, in order:
+The first line describes the run, the others are events in order:
 
     {"entry": "run", "format": 1, "name", "started", "description", "environment", "cells": [..]}
-    {"entry": "session", "started", "environment"}             it was resumed
+    {"entry": "session", "started", "environment"}             the run was resumed
     {"entry": "begin", "cell", "part", "at", "plan", "setup"}  the device is set up, the search begins
     {"entry": "trial", "cell", "part", "repeat", "number", "at", "wall_s", "request", "measured"}
     {"entry": "end", "cell", "part", "started", "ended", "result", "error", "setup", "anew"}
 
-``cell`` is a cell's fields, ``result`` what ``search --json`` writes. A part that ended with an error
-is gone on with when the run is resumed; with ``anew`` its trials do not count any more. A line that
-was torn by a crash can only be the last one: it was never acknowledged, and is dropped.
+``cell`` has the fields of a cell, ``result`` the output of ``search --json``. A part that ended with an
+error continues when the run is resumed; with ``anew`` it starts over and its trials are discarded. Only
+the last line can be incomplete after a crash; it was not acknowledged and is dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class PastTrial:
-    """One trial as it ended. ``wall_s`` is the real time since the one before, or since the set-up."""
+    """One finished trial. ``wall_s``: real seconds since the previous trial or the setup."""
 
     repeat: int
     request: TrialRequest
@@ -44,7 +44,7 @@ class PastTrial:
 
 @dataclass(slots=True)
 class Attempt:
-    """A part of a cell that was begun and has not ended: what a resumed run goes on with."""
+    """A started and unfinished part of a cell, which a resumed run continues."""
 
     started: str
     plan: SearchPlan
@@ -53,14 +53,14 @@ class Attempt:
 
 @dataclass(slots=True)
 class Past:
-    """All that a journal says: the run as reports read it, and what is still open."""
+    """The content of a journal: the run as reports read it, and the unfinished parts."""
 
     run: RunRecord
     open: dict[tuple[Cell, Part], Attempt] = field(default_factory=dict)
 
 
 def read_run(folder: Path) -> RunRecord:
-    """A run as its folder has it; it may still be going on. Raises: UnusableInput."""
+    """Read a run from its folder; it may still be running. Raises: UnusableInput."""
     past = read_past(folder)
     if past is None:
         raise UnusableInput(str(folder), "no run was begun in it")
@@ -68,9 +68,9 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def read_past(folder: Path) -> Past | None:
-    """Everything in the folder's journal; None if there is none, or no whole line in it.
+    """Read the journal of a folder; None if there is none, or no complete line in it.
 
-    Raises: UnusableInput if it is no journal of this format.
+    Raises: UnusableInput if it is not a journal of this format.
     """
     path = folder / FILE
     try:
@@ -99,14 +99,14 @@ def read_past(folder: Path) -> Past | None:
 
 
 def _entries(path: Path, text: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Whole lines with their numbers, from 1."""
+    """Yield complete lines with their numbers, from 1."""
     whole = text[: text.rfind(b"\n") + 1].splitlines()
     for number, line in enumerate(whole, 1):
         try:
             entry = json.loads(line)
         except ValueError as error:
             if number == len(whole):
-                return  # written, but not in full: the machine went down
+                return  # incomplete write: the machine crashed
             raise UnusableInput(f"{path}, line {number}", "it is no JSON") from error
         if not isinstance(entry, dict):
             raise UnusableInput(f"{path}, line {number}", "it is no JSON object")
@@ -136,7 +136,7 @@ def _take(
         return
     where = Cell(**entry["cell"]), Part(entry["part"])
     if kind == "begin":
-        # Set up again, it goes on with the plan that it had.
+        # A repeated setup keeps the plan of the first.
         past.open.setdefault(where, Attempt(entry["at"], results.read_plan(entry["plan"])))
     elif kind == "trial":
         past.open[where].trials.append(

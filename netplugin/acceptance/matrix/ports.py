@@ -1,4 +1,4 @@
-"""What a run has of the agent: its two ports and its PMD cores, asked for, watched and given back."""
+"""The agent's resources of a run: two ports and the PMD cores; requests, checks and restores them."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from netplugin.acceptance.matrix.records import Cell
 from netplugin.client import Client
 from netplugin.models import PmdRequest, PmdState, Port, PortSpec, PortState
 
-#: Between two looks at a port that is not ready yet.
+#: Polling interval for a port, in seconds.
 _LOOK_S = 0.1
 
 
 class Ports:
-    """A port of the same name that belongs to another VM is another's, and left alone."""
+    """Manages the ports of a run. Never touches a port with the same id that belongs to another VM."""
 
     def __init__(self, client: Client, description: Description, vm_id: str) -> None:
         self._client = client
         self._description = description
         self.ends: tuple[End, ...] = description.ends or ()
         self._vm_id = vm_id
-        #: The PMD cores as they were found, to be put back; None: not looked at, empty: OVS's own choice.
+        #: Original PMD cores to restore; None: not read yet, empty: chosen by OVS.
         self.found_cpus: str | None = None
 
     def look_at_pmd(self) -> None:
-        """Note the cores as they were asked for, or else as they run. Raises: NetpluginError."""
+        """Record the PMD cores: as configured, or else as running. Raises: NetpluginError."""
         state = self._client.pmd()
         self.found_cpus = state.cpus or ",".join(str(core.cpu) for core in state.cores)
 
     def plug(self, parts: ExitStack, cell: Cell) -> list[Port]:
-        """Both, active, with the PMD cores of the cell; what takes them away is registered before.
+        """Plug both ports, set the PMD cores of the cell, and wait until the ports are active.
 
+        Cleanup is registered in ``parts`` before each step.
         Raises: CellError, NetpluginError.
         """
         self.remove_leftovers()
@@ -51,15 +52,18 @@ class Ports:
         return [self._wait(end, cell, _is_active, "active") for end in self.ends]
 
     def connected(self, cell: Cell) -> list[Port]:
-        """Both, with their VM's side, where a backend tells of it. Raises: CellError, NetpluginError."""
+        """Wait until both ports are connected to the VM, where the backend reports it.
+
+        Raises: CellError, NetpluginError.
+        """
         return [self._wait(end, cell, _is_connected, "connected") for end in self.ends]
 
     def pmd(self) -> PmdState:
-        """The PMD threads now. Raises: NetpluginError."""
+        """Return the PMD threads. Raises: NetpluginError."""
         return self._client.pmd()
 
     def check(self) -> None:
-        """What was lost by a port that is not active any more says nothing of the backend.
+        """Check that both ports are still active; otherwise the loss of the trial is not the backend's.
 
         Raises: CellError, NetpluginError.
         """
@@ -69,9 +73,9 @@ class Ports:
                 raise CellError(f"port {end.port_id} became {port.state} in a trial{_said(port)}")
 
     def remove_leftovers(self) -> bool:
-        """Those of this run, killed before it could give them back; whether there were any.
+        """Remove ports that this run left when it was killed; returns whether there were any.
 
-        Raises: CellError for those of others, NetpluginError.
+        Raises: CellError for a port of another VM; NetpluginError.
         """
         names = {end.port_id for end in self.ends}
         found = [port for port in self._client.list_ports() if port.port_id in names]
@@ -82,8 +86,8 @@ class Ports:
         return bool(found)
 
     def put_back_pmd(self) -> None:
-        """Raises: NetpluginError."""
-        # Without a mask OVS chose by itself; there is no way to ask for that again.
+        """Restore the original PMD cores. Raises: NetpluginError."""
+        # Without pmd-cpu-mask OVS chose the CPUs; the RPC cannot remove a mask.
         if self.found_cpus:
             self._client.set_pmd(PmdRequest(cpus=self.found_cpus))
 
@@ -97,7 +101,7 @@ class Ports:
         seconds = self._description.timeouts.active
         deadline = time.monotonic() + seconds
         spec = self._spec(end, cell)
-        # Asked for the same again the agent looks at the host; GET tells what it saw last.
+        # PUT makes the agent read the host again; GET returns the last known state.
         while not ready(port := self._client.put_port(end.port_id, spec)):
             if time.monotonic() > deadline:
                 raise CellError(
@@ -108,7 +112,7 @@ class Ports:
 
 
 def taken(port: Port) -> str:
-    """A sentence on a port that is not ours."""
+    """Return the error text for a port of another VM."""
     return (
         f"port {port.port_id} is there already, of VM {port.spec.vm_id}: give the ends another"
         " port_id, or delete it if nobody needs it"
@@ -120,7 +124,7 @@ def _is_active(port: Port) -> bool:
 
 
 def _is_connected(port: Port) -> bool:
-    """A backend that does not tell of its VM's side has nothing to wait for."""
+    """Whether the VM side is connected; True if the backend does not report it."""
     return _is_active(port) and (port.observed or {}).get("connected") is not False
 
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar with the time left on a terminal, otherwise plain lines."""
+"""Progress of a run: a bar on a terminal, otherwise plain lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from netplugin.acceptance.trials import SearchPlan
 
 
 class Lines(View):
-    """A line for each event, with how long the run will still take."""
+    """Prints a line per event, with the remaining time."""
 
     def __init__(self, estimate: Estimate, output: TextIO) -> None:
         self._estimate = estimate
@@ -49,17 +49,17 @@ class Lines(View):
         print(text, file=self._output, flush=True)
 
     def status(self) -> tuple[float, str]:
-        """The share that is done, and what is left in words."""
+        """Return the completed share (0 to 1) and the remaining time as text."""
         spent = time.monotonic() - self._since if self._task is not None else 0.0
         share = self._estimate.done_share(self._task, spent)
         return share, f"about {in_words(self._estimate.left_s(self._task, spent))} left"
 
 
 class Silent(Lines):
-    """Only what went wrong."""
+    """Prints warnings only."""
 
     def say(self, text: str) -> None:
-        """Nothing."""
+        """Print nothing."""
 
     def warns(self, text: str) -> None:
         print(f"warning: {text}", file=self._output, flush=True)
@@ -67,13 +67,13 @@ class Silent(Lines):
 
 @contextmanager
 def view(estimate: Estimate, quiet: bool, output: TextIO = sys.stderr) -> Iterator[View]:
-    """What fits the output, for the time of the block."""
+    """Yield the view for this output, for the duration of the block."""
     if quiet:
         yield Silent(estimate, output)
     elif not output.isatty():
         yield Lines(estimate, output)
     else:
-        # It is large, and a pipeline does not need it.
+        # Imported here: rich is slow to import and needed on a terminal only.
         from netplugin.acceptance.matrix.bar import bar
 
         with bar(estimate, output) as shown:
@@ -81,7 +81,7 @@ def view(estimate: Estimate, quiet: bool, output: TextIO = sys.stderr) -> Iterat
 
 
 def trial_line(plan: SearchPlan, number: int, trial: PastTrial) -> str:
-    """One trial, judged by the headline."""
+    """Format one trial, judged by the headline goal."""
     goal = plan.headline
     request, measured = trial.request, trial.measured
     judged = judge(request, measured, goal.relative_width, goal.max_loss_ratio)

@@ -1,4 +1,4 @@
-"""What the journal of a run holds, as values: the cells, what was found in each, and by what controls."""
+"""Values of a run: cells, and the results of their parts."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """One combination that is measured. ``pmd_cores`` is None for a backend without PMD threads."""
+    """One combination of the axes. ``pmd_cores`` is None for a backend without PMD threads."""
 
     backend: str
     pmd_cores: int | None = None
-    #: ``64`` bytes with FCS, or the name of a mix: ``imix``.
+    #: Frame size in bytes with FCS (``64``), or the name of a mix (``imix``).
     frame: str = "64"
     flows: int = 1024
     queues: int = 1
 
     @property
     def key(self) -> str:
-        """Unique within a run, stable over runs: ``dpdkvhostuser,pmd=2,frame=64,flows=1024,queues=1``."""
+        """Unique and stable key: ``dpdkvhostuser,pmd=2,frame=64,flows=1024,queues=1``."""
         pmd = "-" if self.pmd_cores is None else str(self.pmd_cores)
         return (
             f"{self.backend},pmd={pmd},frame={self.frame},flows={self.flows},queues={self.queues}"
         )
 
 
-#: The "backend" of the cell of a control.
+#: Backend name in the cell of a control.
 NO_BACKEND = "none"
 
 
 class Part(StrEnum):
-    """What of a cell was measured: the backend, or a control that says how far it can be believed.
+    """The measured part of a cell: the backend, or a control that measures a limit of the setup.
 
     A control is measured once for all backends: see ``control_cell``.
     """
@@ -46,9 +46,9 @@ class Part(StrEnum):
 
 
 def control_cell(cell: Cell, part: Part) -> Cell:
-    """The cell under which the control of this cell is in the journal: without backend and PMD cores.
+    """Return the cell of the control in the journal: without backend and PMD cores.
 
-    Queues are the VNF's, and so do not matter to the generator alone.
+    Queues are a property of the VNF, so the loopback control has one.
     """
     queues = cell.queues if part is Part.VNF else 1
     return Cell(NO_BACKEND, None, cell.frame, cell.flows, queues)
@@ -56,7 +56,7 @@ def control_cell(cell: Cell, part: Part) -> Cell:
 
 @dataclass(frozen=True, slots=True)
 class CellRecord:
-    """The end of one part of one cell. ``result`` is what ``search --json`` writes; else ``error``."""
+    """Result of one part of a cell. ``result`` is the output of ``search --json``; otherwise ``error``."""
 
     cell: Cell
     part: Part
@@ -64,7 +64,7 @@ class CellRecord:
     ended: str
     result: Mapping[str, Any] | None = None
     error: str | None = None
-    #: What was set up: bindings, PMD cores with their CPUs, VNF with its version and configuration.
+    #: The setup: bindings, PMD cores with their CPUs, VNF with version and configuration.
     setup: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -73,28 +73,28 @@ class CellRecord:
 
     @property
     def zero_loss_pps(self) -> float | None:
-        """The rate that may be quoted."""
+        """The NDR in pps, if there is one."""
         rate = self.result["zero_loss_pps"] if self.result else None
         return None if rate is None else float(rate)
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A whole run as its folder has it: complete, or as far as it came."""
+    """A run as recorded in its folder, complete or not."""
 
     name: str
-    #: The run description as it was given (YAML text), and the machine and versions it ran with.
+    #: YAML text of the run description; machine and versions of the run.
     description: str
     environment: Mapping[str, Any]
-    #: Every cell that is to be measured, in order; and what has ended, in the order that it did.
+    #: All cells in order; finished parts in order of completion.
     cells: tuple[Cell, ...]
     records: tuple[CellRecord, ...]
 
     def record(self, cell: Cell, part: Part = Part.SEARCH) -> CellRecord | None:
-        """The last one of this cell: a later run of a failed cell takes its place."""
+        """Return the last record of a cell: a repeated cell replaces the failed one."""
         found = [r for r in self.records if r.cell == cell and r.part is part]
         return found[-1] if found else None
 
     def control(self, cell: Cell, part: Part) -> CellRecord | None:
-        """What bounds this cell: the last ``LOOPBACK`` or ``VNF`` with its frames, flows and queues."""
+        """Return the last ``LOOPBACK`` or ``VNF`` control for the frames, flows and queues of this cell."""
         return self.record(control_cell(cell, part), part)

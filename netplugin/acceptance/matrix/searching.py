@@ -1,4 +1,4 @@
-"""One part of one cell: its searches are begun, or gone on with, in the trials that the journal has."""
+"""Runs or resumes the searches of one part of a cell, replaying the trials in the journal."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from netplugin.acceptance.search import after, search
 from netplugin.acceptance.trials import SearchPlan
 from netplugin.acceptance.values import Measurement, TrialRequest
 
-#: Told of each trial as it ends, with its number within its repeat: to be written down, and shown.
+#: Called after each trial with its number within its repeat, to record and show it.
 Note = Callable[[int, PastTrial], None]
 
-#: A device that was set up anew is warmed up at this part of what it passed before.
+#: Load of the repeated warm-up, as a fraction of the lowest forwarded rate.
 _WARM_UP_PART = 0.5
 
 
 def search_part(
     plan: SearchPlan, generator: Generator, past: Sequence[PastTrial], repeats: int, note: Note
 ) -> list[Run]:
-    """All repeats, none of ``past`` run again. ``note`` is called before the search goes on.
+    """Run all repeats; trials in ``past`` are not run again. ``note`` is called after each new trial.
 
-    Raises: GeneratorError, ReplayError if the past is that of another search.
+    Raises: GeneratorError; ReplayError if ``past`` belongs to another search.
     """
     for trial in past:
         generator.recall(trial.request)
@@ -55,9 +55,9 @@ def _search(
 
 
 def _warm_up(plan: SearchPlan, generator: Generator, past: Sequence[PastTrial]) -> None:
-    """The device is a new one, and the search takes it for one that has had this traffic: it gets some.
+    """Send traffic to warm up a device that was set up again, as the search assumes it to be warm.
 
-    As much as it had, up to what warms it; not judged, and no trial of the search.
+    It lasts as long as the earlier traffic, up to the warm-up time. It is not judged and is no trial.
     """
     repeat = past[-1].repeat
     traffic = sum(max(0.0, trial.measured.elapsed_s) for trial in past if trial.repeat == repeat)

@@ -1,4 +1,4 @@
-"""One call of ``zeroloss matrix``: everything is checked first, then the run is begun or gone on with."""
+"""One invocation of ``zeroloss matrix``: runs all checks, then starts or resumes the run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from netplugin.acceptance.report.table import markdown
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The command line."""
+    """Parsed command line."""
 
     description: Path
     folder: Path | None
@@ -41,7 +41,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """What was asked, read and checked."""
+    """The description and state of a run, read and validated."""
 
     description: Description
     text: str
@@ -54,20 +54,20 @@ class _Session:
 
     @property
     def left(self) -> tuple[Task, ...]:
-        """What there is still to do."""
+        """The remaining tasks."""
         done = self.past.run.records if self.past is not None else ()
         return tuple(task for task in self.tasks if not is_done(task, done))
 
 
 def folder_of(asked: Asked) -> Path:
-    """Where the run is, if the description can be read. Raises: UnusableInput."""
+    """Return the folder of the run. Raises: UnusableInput if the description cannot be read."""
     return asked.folder or Path(_read(asked.description)[0].name)
 
 
 def carry_out(asked: Asked, output: TextIO) -> int:
-    """Run what is left and write the table. Returns the exit status.
+    """Run the remaining tasks and write the table. Returns the exit status.
 
-    Raises: UnusableInput, GeneratorError before anything was sent, KeyboardInterrupt.
+    Raises: UnusableInput, GeneratorError before any traffic; KeyboardInterrupt.
     """
     session = _open(asked)
     with closing(_bench(session)) as bench:
@@ -76,7 +76,7 @@ def carry_out(asked: Asked, output: TextIO) -> int:
             **bench.check(session.left),
         }
         with closing(Journal(session.folder)) as journal:
-            # Only now is it certain that nobody else writes to it.
+            # Read again under the lock: no other process writes to the journal now.
             past = _checked_past(session.folder, session.description, asked.resume)
             if past is None:
                 past = Past(
@@ -97,7 +97,7 @@ def carry_out(asked: Asked, output: TextIO) -> int:
 
 
 def dry_run(asked: Asked) -> str:
-    """What would be measured, after every check. Raises: UnusableInput, GeneratorError."""
+    """Run all checks and return the remaining tasks. Raises: UnusableInput, GeneratorError."""
     session = _open(asked)
     with closing(_bench(session)) as bench:
         bench.check(session.left)
@@ -108,7 +108,7 @@ def dry_run(asked: Asked) -> str:
 
 
 def _open(asked: Asked) -> _Session:
-    """Read and compare what there is, without changing it. Raises: UnusableInput."""
+    """Read and validate the description and the folder, without changes. Raises: UnusableInput."""
     description, text = _read(asked.description)
     if not cells.cells(description):
         raise UnusableInput(str(asked.description), "exclude leaves no cell")
@@ -122,7 +122,10 @@ def _read(path: Path) -> tuple[Description, str]:
 
 
 def _checked_past(folder: Path, description: Description, resume: bool) -> Past | None:
-    """None if the run is to begin. Raises: UnusableInput if the folder is not for that."""
+    """Return the past of a resumed run, or None for a new run.
+
+    Raises: UnusableInput if the folder fits neither.
+    """
     past = read_past(folder)
     if not resume:
         others = _files(folder, ignoring_empty=past is None)
@@ -141,7 +144,7 @@ def _checked_past(folder: Path, description: Description, resume: bool) -> Past 
 
 
 def _files(folder: Path, ignoring_empty: bool) -> Sequence[Path]:
-    """What is in the folder. Raises: UnusableInput if it is none."""
+    """Return the files in the folder. Raises: UnusableInput if it is not a folder."""
     try:
         found = list(folder.iterdir())
     except FileNotFoundError:
@@ -154,7 +157,7 @@ def _files(folder: Path, ignoring_empty: bool) -> Sequence[Path]:
 def _bench(session: _Session) -> Bench:
     if session.description.agent is None:
         return BareBench(session.description)
-    # A simulation needs neither the client of the agent nor VNFs.
+    # Imported here: a simulation needs neither the agent's client nor VNFs.
     from netplugin.acceptance.matrix.agent_bench import AgentBench
 
     found = session.past.run.environment if session.past is not None else {}
@@ -166,7 +169,7 @@ def _bench(session: _Session) -> Bench:
 
 
 def _estimate(session: _Session, past: Past | None) -> Estimate:
-    """From what is in the journal, which counts the real time of trials."""
+    """Create the estimate from the journal, which records the real time of trials."""
     took = {
         Task(record.cell, record.part): float(record.result["wall_s"])
         for record in (past.run.records if past is not None else ())

@@ -1,4 +1,4 @@
-"""The VM of a cell: a domain of the user's that the agent gives its NICs, run by libvirt for that long."""
+"""Runs the VM of a cell: a user-supplied libvirt domain, to which the agent adds NICs."""
 
 from __future__ import annotations
 
@@ -15,38 +15,41 @@ from netplugin.acceptance.matrix.yaml_model import read_text
 from netplugin.errors import NetpluginError
 from netplugin.host.processes import run
 
-#: For one call of virsh.
+#: Timeout of one virsh call, in seconds.
 _CALL_S = 60.0
-#: Between two tries to reach a VM that boots.
+#: Interval between attempts to reach a booting VM, in seconds.
 _LOOK_S = 0.5
 
 
 class DomainRunner:
-    """Starts and ends domains of one name, which is how those of a run that was killed are known."""
+    """Starts and destroys a domain; its fixed name identifies the leftover of a killed run."""
 
     def __init__(self, template: Path, uri: str, name: str) -> None:
-        """Raises: UnusableInput if the template is no domain."""
+        """Read the template. Raises: UnusableInput if it is not a libvirt domain."""
         self._uri, self._name = uri, name
         self._xml = _named(read_text(template), name, str(template))
 
     @property
     def template(self) -> str:
-        """The domain without NICs, under our name."""
+        """The domain XML without NICs, with the name replaced."""
         return self._xml
 
     def check(self) -> None:
-        """Raises: UnusableInput if libvirt cannot be asked."""
+        """Check that libvirt responds. Raises: UnusableInput."""
         try:
             self._running()
         except NetpluginError as error:
             raise UnusableInput("vm", str(error)) from error
 
     def start(self, xml: str) -> None:
-        """A transient domain: it is gone when it ends. Raises: NetpluginError with libvirt's words."""
+        """Create a transient domain, which disappears when it stops.
+
+        Raises: NetpluginError with the error text of libvirt.
+        """
         self._virsh("create", "/dev/stdin", stdin=xml)
 
     def destroy(self) -> None:
-        """Also if there is none. Raises: NetpluginError."""
+        """Destroy the domain if it exists. Raises: NetpluginError."""
         if self._name in self._running():
             self._virsh("destroy", self._name)
 
@@ -59,10 +62,10 @@ class DomainRunner:
 
 
 def wait_for_ssh(host: str, port: int, seconds: float) -> None:
-    """Until its SSH server says who it is. Raises: CellError."""
+    """Wait for the banner of the SSH server. Raises: CellError."""
     deadline = time.monotonic() + seconds
     while True:
-        # A VM that boots refuses, is not there, or takes the connection and says nothing yet.
+        # A booting VM refuses, is unreachable, or accepts the connection before sshd is ready.
         with suppress(OSError), socket.create_connection((host, port), timeout=5.0) as there:
             if there.recv(4) == b"SSH-":
                 return
@@ -74,7 +77,7 @@ def wait_for_ssh(host: str, port: int, seconds: float) -> None:
 
 
 def _named(xml: str, name: str, where: str) -> str:
-    """Without a UUID: libvirt gives it one."""
+    """Set the name of the domain and remove its UUID, so that libvirt generates one."""
     parser = etree.XMLParser(resolve_entities=False, load_dtd=False, no_network=True)
     try:
         domain = etree.fromstring(xml.encode(), parser)

@@ -1,4 +1,4 @@
-"""Appends to the journal of a run: each line is on disk before the next thing happens."""
+"""Writer of the journal: every line is on disk (fsync) before the run continues."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from netplugin.acceptance.trials import SearchPlan
 
 
 class JournalError(UnusableInput):
-    """What is measured cannot be kept: the run ends."""
+    """The journal cannot be written; ends the run."""
 
 
 class Journal:
-    """Appends to a folder's journal. One program at a time may: the file is locked until it is closed."""
+    """Appends to the journal of a folder, which is locked (flock) until ``close``."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the folder and the file if need be, and drop a torn last line. Raises: UnusableInput."""
+        """Create folder and file if needed, and drop an incomplete last line. Raises: UnusableInput."""
         self._path = path = folder / FILE
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -42,11 +42,11 @@ class Journal:
         _sync_directory(folder)
 
     def close(self) -> None:
-        """Unlock it."""
+        """Close the journal and release the lock."""
         os.close(self._file)
 
     def run(self, run: RunRecord) -> None:
-        """The first line."""
+        """Write the first line."""
         self._append(
             "run", format=FORMAT, name=run.name, started=now(), description=run.description,
             environment=run.environment, cells=[dataclasses.asdict(cell) for cell in run.cells],
@@ -67,14 +67,14 @@ class Journal:
         )  # fmt: skip
 
     def end(self, record: CellRecord, anew: bool = False) -> None:
-        """With ``anew`` a part that failed begins again without its trials."""
+        """Record the end of a part; ``anew``: a failed part starts over, without its trials."""
         self._append(
             "end", **_where(record.cell, record.part), started=record.started, ended=record.ended,
             result=record.result, error=record.error, setup=record.setup, anew=anew,
         )  # fmt: skip
 
     def _append(self, entry: str, **fields: Any) -> None:
-        """Raises: JournalError; then nothing may be appended any more."""
+        """Append one entry and sync it. Raises: JournalError; do not append after that."""
         line = results.dumps({"entry": entry, **fields}, indent=None).encode()
         try:
             while line:
@@ -87,7 +87,7 @@ class Journal:
 
 
 def now() -> str:
-    """The time as the journal has it."""
+    """Return the current time in the format of the journal (UTC, milliseconds)."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -109,7 +109,7 @@ def _drop_torn_line(file: int) -> None:
 
 
 def _sync_directory(folder: Path) -> None:
-    """So that the file is there after a power failure, and not only what is in it."""
+    """Sync the directory entry, so that the file itself survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

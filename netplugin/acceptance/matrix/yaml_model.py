@@ -1,4 +1,4 @@
-"""Reads a YAML file into a pydantic model; what is wrong is said with the file, the line and the field."""
+"""Reads YAML into a pydantic model; errors name file, line and field."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pydantic import BaseModel, ValidationError
 from netplugin.acceptance.errors import UnusableInput
 
 _M = TypeVar("_M", bound=BaseModel)
-#: More than this many mistakes at once help nobody.
+#: Maximum number of reported errors.
 _SHOWN = 10
 
 
 def read_text(path: Path) -> str:
-    """Raises: UnusableInput."""
+    """Read a UTF-8 text file. Raises: UnusableInput."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -27,7 +27,10 @@ def read_text(path: Path) -> str:
 
 
 def parse(text: str, name: str, model: type[_M]) -> _M:
-    """``name`` stands for the file in messages. Raises: UnusableInput with every mistake found."""
+    """Parse and validate; ``name`` is the file name for messages.
+
+    Raises: UnusableInput with all errors (at most ``_SHOWN``).
+    """
     node = _compose(text, name)
     loader = yaml.SafeLoader(text)
     try:
@@ -63,12 +66,12 @@ def _not_yaml(name: str, error: yaml.YAMLError) -> UnusableInput:
 
 
 def _repeated(top: Any) -> Iterator[yaml.ScalarNode]:
-    """Keys that stand twice in one mapping: YAML forbids it, and its parsers take the last."""
+    """Yield duplicate keys: invalid in YAML, but PyYAML takes the last one."""
     seen: set[int] = set()
     waiting = [top]
     while waiting:
         node = waiting.pop()
-        if id(node) in seen:  # an alias may lead to what it stands in
+        if id(node) in seen:  # an alias may be recursive
             continue
         seen.add(id(node))
         if isinstance(node, yaml.SequenceNode):
@@ -93,9 +96,9 @@ def _mistakes(error: ValidationError, node: Any) -> Iterator[str]:
 
 
 def _find(node: Any, location: Sequence[str | int]) -> tuple[int, str]:
-    """The line of a field, or of the deepest part of its path that is there; and its path in words.
+    """Return the line of a field, or of its deepest existing ancestor, and its path as text.
 
-    A part that is in no mapping and no list is the name of a variant, which the file does not have.
+    A part that is in neither mapping nor list is the name of a union variant, which is not in the file.
     """
     line = node.start_mark.line + 1
     words = ""

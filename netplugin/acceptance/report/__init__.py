@@ -1,1 +1,1 @@
-"""What people see of a run: a table, a picture, a page, and the comparison with another run."""
+"""Reports of a run: table, plot, HTML page, and comparison with another run."""

@@ -1,4 +1,4 @@
-"""What one run knows of a cell's rate: bounds, the answers of repeats, and how sharp the limit is."""
+"""What a run says about the rate of a cell: bounds, answers of repeats, and whether the limit is sharp."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from netplugin.acceptance.matrix.records import CellRecord
 from netplugin.acceptance.outcome import SearchVerdict
 
-#: How good a verdict is: a comparison takes one that is lower for a regression.
+#: Rank of a verdict: a lower rank than before is a regression.
 _WORTH: Final[Mapping[str, int]] = {
     SearchVerdict.NDR: 2,
     SearchVerdict.VNF_LIMITED: 2,
@@ -18,25 +18,25 @@ _WORTH: Final[Mapping[str, int]] = {
     SearchVerdict.FLOOR: 1,
     SearchVerdict.FAILED: 0,
 }
-#: Of the lowest rate that lost.
+#: Range above the lowest lossy load, as a factor.
 _JUST_ABOVE: Final = 1.05
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Of one cell of one run, in packets a second of both directions together."""
+    """Answers of one cell in one run, in pps of both directions together."""
 
     verdict: str
     reason: str
-    #: Of each repeat: its rate, or 0 for a floor. Repeats without a verdict are left out.
+    #: Rate per repeat, or 0 for load-independent loss. Repeats without a verdict are left out.
     rates: tuple[float, ...] = ()
-    #: The rate is not below ``lower`` and not above ``upper``, over all repeats.
+    #: Bounds of the rate over all repeats.
     lower: float = 0.0
     upper: float = math.inf
     rate: float | None = None
-    #: Of the goal: how close bounds are asked to be.
+    #: Relative width of the goal.
     width: float = 0.0
-    #: Loss sets in at once above the limit, so another search would find the same.
+    #: Loss starts immediately above the limit, so another search would give the same answer.
     sharp: bool = False
 
     @property
@@ -49,7 +49,7 @@ class Answers:
 
 
 def answers_of(record: CellRecord) -> Answers:
-    """What the record says, whatever its verdict."""
+    """Return the answers of a record with any verdict."""
     if record.result is None:
         return Answers(record.verdict, record.error or "it ended without a result")
     result = record.result
@@ -60,7 +60,7 @@ def answers_of(record: CellRecord) -> Answers:
     if record.verdict == SearchVerdict.GENERATOR_LIMITED:
         upper = math.inf
     elif quoted:
-        # The bounds are those of one repeat; of the others the answer is the lower one.
+        # The bounds belong to one repeat; for the others the answer is the lower bound.
         width = max(upper / lower, 1.0) if lower else 1.0
         lower, upper = (
             min([lower, *quoted]),
@@ -73,11 +73,11 @@ def answers_of(record: CellRecord) -> Answers:
 
 
 def _sharp(result: Mapping[str, Any]) -> bool:
-    """No trial just above the limit lost later than a device does that has a limit and nothing else.
+    """Whether no trial just above the limit lost later than a device with a sharp limit would.
 
-    Half a width above its limit that fills its rings and then loses, within short trials' time in any
-    case. Loss that comes later is a matter of chance, and so is the answer. Without early abort
-    nothing tells when a full trial lost: then the limit does not count as sharp.
+    Half a width above its limit such a device fills its rings and then loses, in any case within the
+    time of short trials. Later loss is random, and so is the answer. Without early abort the time of
+    loss in a full trial is unknown; the limit then does not count as sharp.
     """
     goal, plan = result["goal"], result["plan"]
     lossy = [trial for trial in result["trial_log"] if trial["verdict"] == "lossy"]

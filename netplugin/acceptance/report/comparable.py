@@ -1,4 +1,4 @@
-"""Whether two runs may be compared at all, and what else is not the same in them (pure)."""
+"""Checks whether two runs are comparable, and lists their differences (pure)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from netplugin.acceptance.matrix.records import Cell, CellRecord, RunRecord
 
-#: Where these differ, so may the numbers, without any change to what is tested.
+#: Differences here can change the rates without a change of the backend.
 _MACHINE: Final = ("host", "machine", "kernel", "cpus")
-#: Of every run its own.
+#: Environment fields that differ between any two runs.
 _OF_THE_RUN: Final = (
     *_MACHINE,
     "started",
@@ -22,7 +22,7 @@ _OF_THE_RUN: Final = (
 
 
 def _both(before: RunRecord, after: RunRecord) -> Iterator[tuple[Cell, CellRecord, CellRecord]]:
-    """Results of the cells that both have."""
+    """Yield the records of cells that both runs have."""
     for cell in before.cells:
         old, new = before.record(cell), after.record(cell)
         if old is not None and new is not None:
@@ -30,7 +30,7 @@ def _both(before: RunRecord, after: RunRecord) -> Iterator[tuple[Cell, CellRecor
 
 
 def refusals(before: RunRecord, after: RunRecord) -> Iterator[str]:
-    """What makes the numbers say nothing of each other: no cell in common, another goal."""
+    """Yield the reasons that make the runs incomparable: no common cell, or different goals."""
     if not set(before.cells) & set(after.cells):
         yield "the runs have no cell in common"
     goals: dict[tuple[str, str], list[str]] = {}
@@ -44,12 +44,12 @@ def refusals(before: RunRecord, after: RunRecord) -> Iterator[str]:
 
 
 def _goal(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What was asked, whatever it was called."""
+    """Return the parameters of the goal without its name."""
     return {k: v for k, v in result["goal"].items() if k not in ("name", "in_words")}
 
 
 def doubts(before: RunRecord, after: RunRecord) -> Iterator[str]:
-    """What may make them differ without any change to what is tested."""
+    """Yield differences that can change the rates without a change of the backend."""
     for name in _MACHINE:
         one, other = before.environment.get(name), after.environment.get(name)
         if one != other:
@@ -75,7 +75,7 @@ def _doubts_of(old: CellRecord, new: CellRecord) -> Iterator[str]:
 
 
 def _facts(record: CellRecord) -> dict[str, Any]:
-    """What the cell was measured with."""
+    """Return VNF, generator and line rate of a cell."""
     vnf = _vnf(record.setup)
     found = {f"VNF's {name}": vnf[name] for name in ("name", "version", "rx_queues") if name in vnf}
     if record.result is not None:
@@ -90,7 +90,7 @@ def _vnf(setup: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def changes(before: RunRecord, after: RunRecord) -> Iterator[str]:
-    """What else is not the same: most likely what is being compared."""
+    """Yield the other differences, most likely those under test."""
     for name in sorted({*before.environment, *after.environment} - set(_OF_THE_RUN)):
         one, other = before.environment.get(name), after.environment.get(name)
         if one != other:

@@ -1,9 +1,9 @@
-"""Whether a run is worse than the one before it, cell by cell, and how sure that is (pure).
+"""Compares two runs cell by cell to find regressions, with error probabilities (pure).
 
-Cells with enough repeats are tested: whether the answers of the new run rank below those of the old,
-less the tolerance. Holm's adjustment keeps the probability of any false alarm among them at the
-level. The others have no such level: their bounds are compared, and must be apart by a tolerance
-that is wide where loss is a matter of chance, with a part below it where nothing is told.
+Cells with enough repeats are tested: do the answers of the new run rank below those of the old one,
+less the tolerance? Holm's adjustment limits the probability of any false alarm to the level. For the
+other cells the bounds are compared, without such a guarantee. They must differ by a tolerance, which is
+wide where loss is random; smaller differences are undecided.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from netplugin.acceptance.report.statistics import Change
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What counts as a regression. Ratios: 0.01 is 1 %."""
+    """Thresholds of a regression. Ratios: 0.01 is 1 %."""
 
-    #: Less than this is no regression.
+    #: Smallest decrease that is a regression.
     tolerance: float = 0.01
-    #: The same without a test, where loss is a matter of chance; from half of it on nothing is told.
+    #: The same for cells with random loss and no test; a decrease from half of it on is undecided.
     noisy_tolerance: float = 0.5
-    #: Probability of one false alarm or more among the cells that are tested.
+    #: Probability of at least one false alarm among the tested cells.
     level: float = 0.05
 
 
 class Finding(StrEnum):
-    """What is said of one cell."""
+    """Result of the comparison of one cell."""
 
     SAME = "no regression"
     REGRESSION = "regression"
     FASTER = "faster"
-    #: The new run has no measurement that could show it.
+    #: The new run has no measurement that could show a regression.
     UNTOLD = "cannot be told"
-    #: Only the new run has it, or the old one had no verdict.
+    #: The old run has no such cell or no verdict.
     NO_BASELINE = "no baseline"
 
 
 @dataclass(frozen=True, slots=True)
 class CellComparison:
-    """One cell in both runs; ``p`` is adjusted for how many cells were tested, None without a test."""
+    """One cell in both runs. ``p``: adjusted for the number of tested cells; None without a test."""
 
     cell: Cell
     finding: Finding
@@ -54,13 +54,13 @@ class CellComparison:
     after: Answers | None = None
     change: Change | None = None
     p: float | None = None
-    #: How many answers were compared with how many; None without a test.
+    #: Number of answers of both runs; None without a test.
     tested: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All that is said of two runs. With ``refusals`` the numbers say nothing of each other."""
+    """The comparison of two runs. With ``refusals`` the runs are incomparable."""
 
     before: str
     after: str
@@ -72,7 +72,7 @@ class Comparison:
 
     @property
     def status(self) -> int:
-        """0: no regression, 1: a regression, 2: it cannot be said."""
+        """Exit status: 0: no regression, 1: a regression, 2: undecided."""
         findings = {cell.finding for cell in self.cells}
         if self.refusals:
             return 2
@@ -83,7 +83,7 @@ class Comparison:
 
 
 def compare(before: RunRecord, after: RunRecord, limits: Limits | None = None) -> Comparison:
-    """The new run ``after`` beside the old one."""
+    """Compare the new run ``after`` with the old run ``before``."""
     limits = limits or Limits()
     cells = tuple(dict.fromkeys([*before.cells, *after.cells]))
     rows = [_row(before, after, cell) for cell in cells]
@@ -103,7 +103,7 @@ def compare(before: RunRecord, after: RunRecord, limits: Limits | None = None) -
 
 
 def _row(before: RunRecord, after: RunRecord, cell: Cell) -> CellComparison:
-    """Both sides, and what can be said before any number is looked at."""
+    """Return both sides of a cell, decided where verdicts alone suffice."""
     old, new = before.record(cell), after.record(cell)
     row = CellComparison(
         cell, Finding.SAME, "",
@@ -125,7 +125,7 @@ def _row(before: RunRecord, after: RunRecord, cell: Cell) -> CellComparison:
 
 
 def _tested(rows: Sequence[CellComparison], limits: Limits) -> list[float | None]:
-    """Of each row the adjusted p, or None if it cannot be tested."""
+    """Return the adjusted p of each row; None if it cannot be tested."""
     sizes = [_sizes(row) for row in rows]
     usable = [n for n, size in enumerate(sizes) if size is not None]
     able = statistics.can_reach([size for size in sizes if size is not None], limits.level)
@@ -141,13 +141,13 @@ def _tested(rows: Sequence[CellComparison], limits: Limits) -> list[float | None
 
 
 def _tolerance(row: CellComparison, limits: Limits) -> float:
-    """Not below the width of the bounds: answers that close are the same answer."""
+    """Return the tolerance, at least the width of the goal: closer answers are equal."""
     widths = [side.width for side in (row.before, row.after) if side is not None]
     return max([limits.tolerance, *widths])
 
 
 def _sizes(row: CellComparison) -> tuple[int, int] | None:
-    """How many answers there are on both sides, if nothing was said yet and all are rates."""
+    """Return the number of answers of both runs, if the row is undecided and all answers are rates."""
     if row.why or row.before is None or row.after is None:
         return None
     limited = SearchVerdict.GENERATOR_LIMITED
@@ -175,7 +175,7 @@ def _judged(row: CellComparison, p: float | None, limits: Limits) -> CellCompari
 
 
 def _more_floors(old: Sequence[float], new: Sequence[float]) -> str:
-    """A few floors among many rates hardly move a median: people should know."""
+    """Mention an increase of repeats with load-independent loss, which the median hardly shows."""
     counts = old.count(0.0), new.count(0.0)
     if counts[1] <= counts[0]:
         return ""
@@ -183,7 +183,7 @@ def _more_floors(old: Sequence[float], new: Sequence[float]) -> str:
 
 
 def _by_bounds(row: CellComparison, old: Answers, new: Answers, limits: Limits) -> CellComparison:
-    """Without a test: the bounds over all repeats must be apart."""
+    """Decide without a test: the bounds over all repeats must be disjoint by a tolerance."""
     row = replace(row, change=_between(old, new))
     least = _tolerance(row, limits)
     sharp = old.sharp and new.sharp
@@ -206,7 +206,7 @@ def _by_bounds(row: CellComparison, old: Answers, new: Answers, limits: Limits) 
 
 
 def _between(old: Answers, new: Answers) -> Change | None:
-    """From the bounds, so with no confidence to be named."""
+    """Return the change derived from the bounds, without a confidence."""
     if old.rate is None or new.rate is None or not old.lower:
         return None
     low, high = new.lower / old.upper - 1, new.upper / old.lower - 1

@@ -1,4 +1,4 @@
-"""What a comparison says: in lines for people, and as JSON for programs."""
+"""Formats a comparison as text and as JSON."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from netplugin.acceptance.report.statistics import Change
 
 FORMAT: Final = 1
 _VERDICTS: Final = ("no regression", "regression", "unusable")
-#: The worst first.
+#: Worst first.
 _ORDER: Final = (
     Finding.REGRESSION, Finding.UNTOLD, Finding.FASTER, Finding.SAME, Finding.NO_BASELINE
 )  # fmt: skip
 
 
 def text(comparison: Comparison) -> str:
-    """The verdict first, then why, then cell by cell."""
+    """Format as text: the verdict, the reasons, then cell by cell."""
     return "".join(f"{line}\n" for line in _lines(comparison))
 
 
@@ -90,7 +90,7 @@ def change_text(change: Change) -> str:
 
 
 def json_text(comparison: Comparison) -> str:
-    """Everything; a field is null where there is no such number."""
+    """Format as JSON; a field without a value is null."""
     limits = comparison.limits
     whole = {
         "format": FORMAT,

@@ -1,4 +1,4 @@
-"""What forwarding cost the host in CPUs, at the zero-loss rate: a PMD thread holds its core, busy or not."""
+"""CPU cost of forwarding on the host at the NDR. A PMD thread occupies its core, busy or not."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from netplugin.acceptance.matrix.records import Cell
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """In CPUs: 1 is one of them all the time. None: not read."""
+    """CPU use: 1 is one CPU all the time. None: not measured."""
 
-    #: Cores that PMD threads hold; they poll, so they are taken at any load.
+    #: Cores of PMD threads, which poll at any load.
     pmd: float | None = None
-    #: How much of the PMD time went to packets, 0 to 1.
+    #: Share of busy PMD cycles, 0 to 1.
     pmd_busy: float | None = None
-    #: For each frame that passed OVS, in PMD threads: once on its way in and once on its way out.
+    #: PMD cycles per frame that crosses OVS; in and out of the VNF count separately.
     cycles_per_packet: float | None = None
     softirq: float | None = None
-    #: How busy with softirq the CPU was that had most of it, 0 to 1: at 1 it is what limits.
+    #: Share of softirq on the busiest CPU, 0 to 1; at 1 it is the bottleneck.
     softirq_busiest: float | None = None
-    #: The kernel apart from softirq.
+    #: Kernel time outside softirq.
     system: float | None = None
 
     @property
     def host(self) -> float | None:
-        """All that the host gives for forwarding."""
+        """Total CPUs of the host used for forwarding."""
         known = [part for part in (self.pmd, self.softirq, self.system) if part is not None]
         return sum(known) if known else None
 
 
-#: Readings of a trial that say it, by field.
+#: Reading of a trial by field.
 READINGS: Mapping[str, str] = {
     "pmd_busy": "ovs.pmd_busy_share",
     "cycles_per_packet": "ovs.pmd_cycles_per_packet",
@@ -44,7 +44,7 @@ READINGS: Mapping[str, str] = {
 
 
 def cpu_use(cell: Cell, trials: Sequence[Mapping[str, Any]]) -> CpuUse | None:
-    """Over these entries of a trial log (those at the zero-loss rate); None if nothing is known."""
+    """Return the mean CPU use over these trial log entries (those at the NDR); None if unknown."""
     found: dict[str, float] = {}
     for field, reading in READINGS.items():
         values = [
@@ -54,7 +54,7 @@ def cpu_use(cell: Cell, trials: Sequence[Mapping[str, Any]]) -> CpuUse | None:
         ]
         if values:
             found[field] = statistics.fmean(values)
-    # OVS may have more of them on this host: what a backend without PMD threads does not use.
+    # OVS may also have PMD threads that a backend without PMD threads does not use.
     if cell.pmd_cores is not None:
         found["pmd"] = float(cell.pmd_cores)
     return CpuUse(**found) if found else None

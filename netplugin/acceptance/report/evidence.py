@@ -1,4 +1,4 @@
-"""Whether the frames of a trial add up: sent = received + lost at known places + unexplained."""
+"""Loss accounting of a trial: sent = received + lost at known components + unexplained."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, Final
 from netplugin.acceptance.evidence.witness import UNEXPLAINED
 from netplugin.acceptance.matrix.records import Cell, RunRecord
 
-#: So begins what the generator lost itself: it is in other counts of the trial already.
+#: Prefix of losses of the generator itself, which other counters of the trial include.
 _GENERATOR: Final = "generator."
 
 
 def located(trial: Mapping[str, Any]) -> dict[str, float]:
-    """Frames of an entry of the trial log that a place has counted as lost, by place."""
+    """Return the lost frames of a trial log entry, by component."""
     evidence = trial["measured"]["evidence"]
     return {place: count for place, count in evidence.items() if count and place != UNEXPLAINED}
 
 
 def not_located(trial: Mapping[str, Any]) -> float:
-    """Frames that did not come back and that no place counted; below 0: counted more than once."""
+    """Return lost frames that no component counted; negative if frames were counted twice."""
     measured = trial["measured"]
     if UNEXPLAINED in measured["evidence"]:
         return float(measured["evidence"][UNEXPLAINED])
@@ -29,7 +29,7 @@ def not_located(trial: Mapping[str, Any]) -> float:
 
 
 def unexplained(run: RunRecord, cell: Cell) -> tuple[float, float]:
-    """Over all valid trials of a cell: frames that no place counted, and those counted too much."""
+    """Return unexplained and excess frames over all valid trials of a cell."""
     record = run.record(cell)
     if record is None or record.result is None:
         return 0.0, 0.0

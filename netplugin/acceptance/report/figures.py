@@ -1,4 +1,4 @@
-"""What a report says of each cell: its figure if there is one, how far it holds, and what it cost."""
+"""Figures of a report, per cell: rate, bounds, controls and CPU cost."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from netplugin.acceptance.outcome import SearchVerdict
 from netplugin.acceptance.report.cpu import CpuUse, cpu_use
 from netplugin.acceptance.report.published import Beside, PublishedTable
 
-#: The verdict of a cell that the run has not come to, beside those of a search.
+#: Verdict of a cell that was not measured.
 MISSING: Final = "missing"
-#: How the name of the simulating generator begins.
+#: Name prefix of the simulated generator.
 _SIMULATION: Final = "sim:"
 
 
 @dataclass(frozen=True, slots=True)
 class GoalFigure:
-    """What one goal of the search found. ``rate_pps`` is None where there is no such rate."""
+    """Result of one goal. ``rate_pps`` is None if there is no rate."""
 
     name: str
     words: str
@@ -32,7 +32,7 @@ class GoalFigure:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Of the median over repeats, with the confidence that it has."""
+    """Confidence interval of the median over repeats."""
 
     low_pps: float
     high_pps: float
@@ -43,7 +43,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What a control reached; None if it failed. It bounds how far the cell can be believed."""
+    """Rate of a control, an upper limit for the cell; None if the control failed."""
 
     verdict: str
     rate_pps: float | None
@@ -52,7 +52,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One cell. A rate is there only if it may be quoted; ``at_least_pps`` only for ``>=``."""
+    """Figures of one cell. ``rate_pps`` is set for an NDR, ``at_least_pps`` for a lower limit (``>=``)."""
 
     cell: Cell
     verdict: str
@@ -60,20 +60,21 @@ class Figure:
     goal: GoalFigure | None = None
     others: tuple[GoalFigure, ...] = ()
     rate_pps: float | None = None
-    #: The generator ended before the device: it does this at least.
+    #: Lower limit of the rate: the generator reached its limit first.
     at_least_pps: float | None = None
     bounds_pps: tuple[float, float] | None = None
     repeats: int = 0
-    #: How the repeats ended, by verdict.
+    #: Number of repeats by verdict.
     verdicts: Mapping[str, int] = field(default_factory=dict)
     interval: Interval | None = None
-    #: Of a floor: lost for each frame sent, and where most were lost.
+    #: Load-independent loss: loss ratio, and the component that lost most frames.
     floor_ratio: float | None = None
     floor_place: str | None = None
     cpu: CpuUse | None = None
-    #: Rate for each PMD core, over that with the fewest cores; None for that one, or if unknown.
+    #: Rate per PMD core relative to the cell with the fewest cores; None for that cell or if
+    #: unknown.
     efficiency: float | None = None
-    #: The generator looped back to itself, and the VNF without the backend.
+    #: Controls: generator loopback, and the VNF without the backend.
     loopback: Control | None = None
     vnf: Control | None = None
     published_pps: float | None = None
@@ -91,7 +92,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All the figures of a run, in the order of its description."""
+    """The figures of all cells of a run, in the order of its description."""
 
     run: str
     figures: tuple[Figure, ...]
@@ -104,12 +105,12 @@ class Report:
 
     @property
     def simulated(self) -> bool:
-        """No frame was sent: the devices were simulated."""
+        """Whether the devices were simulated and no frame was sent."""
         return any(figure.generator.startswith(_SIMULATION) for figure in self.figures)
 
     @property
     def goals(self) -> tuple[str, ...]:
-        """Those of the headlines, in words: one, unless cells were measured differently."""
+        """The headline goals as text; several if cells were measured with different goals."""
         return tuple(dict.fromkeys(f.goal.words for f in self.figures if f.goal is not None))
 
 
@@ -118,7 +119,7 @@ def report_of(
     published: PublishedTable | None = None,
     beside: Beside = Beside.NOT_SHOWN,
 ) -> Report:
-    """The figures of a run; ``published`` goes beside them as ``beside`` says."""
+    """Return the figures of a run, with published figures as ``beside`` says."""
     figures = [_figure(run, cell) for cell in run.cells]
     if published is not None and beside is not Beside.NOT_SHOWN:
         figures = [replace(f, published_pps=published.rate_pps(f.cell)) for f in figures]
@@ -173,7 +174,7 @@ def _measured(cell: Cell, record: CellRecord, result: Mapping[str, Any]) -> Figu
 
 
 def trials_at(result: Mapping[str, Any], numbers: Sequence[int]) -> list[Mapping[str, Any]]:
-    """Entries of the trial log with these numbers, of the repeat that is shown."""
+    """Return the trial log entries with these numbers, of the reported repeat."""
     shown = result["repeats"]["shown"]
     return [t for t in result["trial_log"] if t["repeat"] == shown and t["number"] in numbers]
 
@@ -204,7 +205,7 @@ def _control(run: RunRecord, cell: Cell, part: Part) -> Control | None:
 
 
 def _with_efficiency(figure: Figure, figures: Sequence[Figure]) -> Figure:
-    """Beside the same with the fewest PMD cores that has a rate: 1 is perfect scaling."""
+    """Set the scaling efficiency relative to the cell with the fewest PMD cores: 1 is linear."""
     mine = figure.rate_per_core_pps
     if mine is None:
         return figure

@@ -1,4 +1,4 @@
-"""The files of a report: which there are, and writing them."""
+"""The files of a report and their writer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from netplugin.acceptance.matrix.records import RunRecord
 from netplugin.acceptance.report import machine, page, plot, table
 from netplugin.acceptance.report.figures import Report
 
-#: Name, what it is, and how it is made.
+#: Name, description, and function that creates the content.
 FILES: Final[tuple[tuple[str, str, Callable[[RunRecord, Report], str | bytes]], ...]] = (
     ("report.html", "one page with everything, to be opened in a browser", page.page),
     ("table.md", "the table in Markdown", lambda _, report: table.markdown(report)),
@@ -27,12 +27,12 @@ FILES: Final[tuple[tuple[str, str, Callable[[RunRecord, Report], str | bytes]], 
 
 
 def write(run: RunRecord, report: Report, folder: Path) -> list[Path]:
-    """Make the files and put them into the folder, which is made if need be. Raises: UnusableInput."""
+    """Create all files in the folder, which is created if needed. Raises: UnusableInput."""
     made = [(folder / name, make(run, report)) for name, _, make in FILES]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, content in made:
-            # Text of a run may hold what UTF-8 cannot: half of a surrogate pair.
+            # Text may contain lone surrogates, which UTF-8 cannot encode.
             data = content if isinstance(content, bytes) else content.encode(errors="replace")
             path.write_bytes(data)
     except OSError as error:

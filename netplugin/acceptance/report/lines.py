@@ -1,6 +1,6 @@
-"""The lines of a picture: which backend has which colour, what goes into its panel and what is said beside.
+"""Lines of the plot: colour, marker, figures and legend text of each backend.
 
-Colours are those of Okabe and Ito, which colour-blind people can tell apart; markers differ as well.
+Colours are the colour-blind-safe palette of Okabe and Ito; markers differ as well.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Line:
 
     @property
     def flat(self) -> bool:
-        """It has no PMD threads, so the number of their cores does not matter to it."""
+        """Whether the backend has no PMD threads, so the rate does not depend on PMD cores."""
         return all(f.cell.pmd_cores is None for f in self.figures)
 
 
 def lines_of(grid: Grid, backends: Sequence[str]) -> list[Line]:
-    """A backend has the same colour and marker in every panel."""
+    """Return the lines of a panel; colour and marker of a backend are the same in every panel."""
     return [
         Line(
             backend,
@@ -57,7 +57,7 @@ def has_rate(lines: Sequence[Line]) -> bool:
 
 
 def highest_mpps(lines: Sequence[Line], beside: Beside) -> float:
-    """Of what was measured (an ideal line may leave the picture)."""
+    """Return the highest measured rate (ideal scaling may exceed the plot)."""
     values = [
         value / 1e6
         for line in lines
@@ -74,7 +74,7 @@ def highest_mpps(lines: Sequence[Line], beside: Beside) -> float:
 
 
 def error_mpps(figure: Figure) -> tuple[float, float]:
-    """Down and up from the rate: the interval over repeats, or from bound to bound."""
+    """Return the error bars: the interval over repeats, or else the bounds."""
     rate = figure.rate_pps or 0.0
     low, high = figure.bounds_pps or (rate, rate)
     if figure.interval is not None:
@@ -83,7 +83,7 @@ def error_mpps(figure: Figure) -> tuple[float, float]:
 
 
 def label(line: Line) -> str:
-    """The backend, and what of it is not in the picture, or not its own limit."""
+    """Return the legend text: the backend, its missing points and its VNF limits."""
     return "\n".join([line.backend, *_remarks(line)])
 
 
@@ -98,5 +98,5 @@ def _remarks(line: Line) -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """Of a journal anything may come: what no font can draw and no XML may have is left out."""
+    """Replace characters that fonts or XML cannot represent; limits the length."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)[:120]

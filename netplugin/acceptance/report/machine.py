@@ -1,7 +1,7 @@
-"""The figures of a run for programs: one row a cell in CSV, and the same with its nesting in JSON.
+"""Machine-readable figures of a run: CSV with one row per cell, and JSON.
 
-Columns and fields are added at the end and not renamed. Rates are frames a second of both directions
-together. A field is empty (CSV) or null (JSON) where there is no such number.
+New columns and fields are appended; none is renamed. Rates are pps of both directions together. A
+missing value is empty (CSV) or null (JSON).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FORMAT: Final = 1
 
 _Value = str | float | int | None
 
-#: Name, and what stands under it.
+#: Column name and value.
 COLUMNS: Final[tuple[tuple[str, Callable[[Figure], _Value]], ...]] = (
     ("backend", lambda f: f.cell.backend),
     ("pmd_cores", lambda f: f.cell.pmd_cores),
@@ -59,7 +59,7 @@ COLUMNS: Final[tuple[tuple[str, Callable[[Figure], _Value]], ...]] = (
 
 
 def csv_text(report: Report) -> str:
-    """A head and one row a cell. Text that a spreadsheet would take for a formula has a ``'`` before it."""
+    """Return CSV with a header. Text that a spreadsheet would evaluate is prefixed with ``'``."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow([name for name, _ in COLUMNS])
@@ -72,7 +72,7 @@ def _safe(value: _Value) -> _Value:
 
 
 def json_text(report: Report) -> str:
-    """``cells`` has the columns of the CSV, ``others`` the goals beside the headline."""
+    """Return JSON: ``cells`` has the CSV columns, ``others`` the additional goals."""
     cells: list[dict[str, Any]] = [
         {
             "key": figure.cell.key,

@@ -1,7 +1,7 @@
-"""One HTML page that needs nothing else: what a manager reads on top, what an engineer digs into below.
+"""The self-contained HTML page of a report: summary first, then the details of each cell.
 
-All text of a run is escaped, and the page's own policy (CSP) lets it load nothing and run no script but
-its own. The same run gives the same page.
+All text of a run is escaped, and the page's CSP forbids loading resources and any script but its own.
+The same run always gives the same page.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from netplugin.acceptance.report.trial_plot import HEIGHT, WIDTH, TrialPlot, tri
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """One search of a cell: its trials as the log has them."""
+    """One search of a cell: its trial log entries."""
 
     number: int
     answer_pps: float | None
@@ -35,7 +35,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class CellView:
-    """One cell with all that is behind its figure. ``anchor`` is its place on the page."""
+    """One cell with the data behind its figure. ``anchor`` is its id on the page."""
 
     anchor: str
     figure: Figure
@@ -47,7 +47,7 @@ class CellView:
 
 
 def page(run: RunRecord, report: Report) -> str:
-    """The whole document."""
+    """Return the HTML document."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -88,7 +88,7 @@ def _template(name: str) -> str:
 
 
 def _described(report: Report) -> str:
-    """The picture for those who cannot see it; its numbers are in the table."""
+    """Return the text alternative of the plot; its numbers are in the table."""
     found = [f"{g.title}: {' '.join(sentences.answer(g))}" for g in table.grids(report)]
     return f"Zero-loss rate against PMD cores. {' '.join(found)}"
 
@@ -107,7 +107,7 @@ def _cell(run: RunRecord, figure: Figure, number: int) -> CellView:
 
 
 def _repeats(result: Mapping[str, Any]) -> list[Repeat]:
-    """The one that is shown stands first."""
+    """Return the repeats, the reported one first."""
     shown = result["repeats"]["shown"]
     found = []
     for number, answer_pps in enumerate(result["repeats"]["answers_pps"]):

@@ -1,6 +1,6 @@
-"""The picture of a run: zero-loss rate against PMD cores, a line for each backend, beside ideal scaling.
+"""The plot of a run: NDR against PMD cores, one line per backend, with ideal scaling.
 
-Matplotlib is used through its objects and not through pyplot: nothing is kept between two pictures.
+Uses the object API of Matplotlib, not pyplot, so there is no global state between plots.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from netplugin.acceptance.report.lines import (
 from netplugin.acceptance.report.published import Beside
 from netplugin.acceptance.report.table import Grid, grids
 
-#: Of text and axes; on the page it becomes the page's own.
+#: Colour of text and axes; the page replaces it with its own.
 _INK: Final = "#1f2328"
-#: Upwards from the point, for "at least".
+#: Marker: an upward arrow for "at least".
 _ARROW: Final = [(0, 0), (0, 1), (-0.3, 0.65), (0, 1), (0.3, 0.65), (0, 1)]
 _INCHES: Final = (7.4, 4.3)
 _DPI: Final = 150
-#: A picture with more panels than this would be read by nobody; the tables have the rest.
+#: Maximum number of panels; the tables have the rest.
 _PANELS: Final = 6
 
 
@@ -38,12 +38,12 @@ def png(report: Report) -> bytes:
 
 
 def svg(report: Report) -> str:
-    """A file of its own."""
+    """Return a standalone SVG file."""
     return _saved(report, "svg", {"Date": None, "Creator": None}, "white").decode()
 
 
 def inline_svg(report: Report, title: str) -> str:
-    """An element for a page: transparent, in the page's own ink, and with a title for those who listen."""
+    """Return an SVG element for the page: transparent, in the page's text colour, with an ARIA label."""
     text = _saved(report, "svg", {"Date": None, "Creator": None}, "none").decode()
     element = text[text.index("<svg") :].replace(_INK, "currentColor")
     head, _, body = element.partition(">")
@@ -54,14 +54,14 @@ def _saved(report: Report, kind: str, metadata: dict[str, None], background: str
     import matplotlib
 
     style = {
-        # The salt makes names within an SVG the same each time; text stays text.
+        # A fixed salt makes SVG ids reproducible; text stays text.
         "svg.hashsalt": "zeroloss", "svg.fonttype": "none", "text.parse_math": False,
         "font.family": "sans-serif", "font.size": 10, "text.color": _INK, "axes.edgecolor": _INK,
         "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK,
     }  # fmt: skip
     buffer = io.BytesIO()
     with warnings.catch_warnings(), matplotlib.rc_context(style):
-        # A name in letters that the font lacks is drawn as boxes; the tables have it.
+        # Missing glyphs are drawn as boxes; the tables have the name.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure = _draw(report)
         figure.savefig(buffer, format=kind, dpi=_DPI, metadata=metadata, facecolor=background)
@@ -152,7 +152,7 @@ def _draw_scaling(axes: Any, line: Line, most: int) -> None:
 
 
 def _draw_published(axes: Any, lines: Sequence[Line], right: float) -> None:
-    """Hollow: they are not this run's."""
+    """Draw published figures with hollow markers."""
     for line in lines:
         for figure in line.figures:
             if figure.published_pps is not None:

@@ -1,7 +1,7 @@
-"""The published table to stand beside a run's own, with where it is from and how it was taken.
+"""A published table to show with a run's figures, with its source and conditions.
 
-It is never a result of a run. Whether hardware is comparable is for the people to say who know both:
-the run's description has a field for it, and without that the figures are labelled as another's.
+It is never a result of the run. Only the operator knows whether the hardware is comparable: the run
+description has a field for it, without which the figures are labelled as measured on other hardware.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from netplugin.acceptance.matrix.records import Cell, RunRecord
 
 
 class Beside(StrEnum):
-    """What published figures are to a run."""
+    """Relation of published figures to a run."""
 
     NOT_SHOWN = "no"
     OTHER = "published, other hardware"
@@ -26,18 +26,18 @@ class Beside(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """Zero-loss pps by backend and PMD cores (None: without PMD threads), and their conditions."""
+    """Published zero-loss pps by backend and PMD cores (None: without PMD threads), with conditions."""
 
     name: str
     source: str
-    #: What was measured with, each as (what, value).
+    #: Test conditions as (name, value).
     conditions: tuple[tuple[str, str], ...]
-    #: Only cells of this frame size may have a figure beside them.
+    #: Frame size; cells of other sizes have no published figure.
     frame: str
     rates_pps: tuple[tuple[str, int | None, float], ...]
 
     def rate_pps(self, cell: Cell) -> float | None:
-        """What was published for such a cell, whatever its flows and queues."""
+        """Return the published rate of a cell, for any flows and queues."""
         if cell.frame != self.frame:
             return None
         for backend, cores, rate in self.rates_pps:
@@ -67,12 +67,12 @@ _CONDITIONS: Final = (
 
 
 def beside(run: RunRecord, table: PublishedTable, wanted: bool) -> Beside:
-    """What the table is to this run: comparable only if the run's description says so.
+    """Return how to label the table; comparable only if the run description says so.
 
-    It does with ``comparable_to: [zstack-4.4]``. The text is not checked as a whole: a run that an
-    older version described can still be reported.
+    It does with ``comparable_to: [zstack-4.4]``. Only this field is read, so that runs with an older
+    description format can still be reported.
     """
-    import yaml  # not needed for a table by itself
+    import yaml  # not needed for the plain table
 
     try:
         described = yaml.safe_load(run.description)
@@ -85,7 +85,7 @@ def beside(run: RunRecord, table: PublishedTable, wanted: bool) -> Beside:
 
 
 def zstack() -> PublishedTable:
-    """The published comparison of the four network schemes of ZStack 4.4."""
+    """Return the published comparison of the four network schemes of ZStack 4.4."""
     text = (files(__package__) / "data" / "zstack-4.4.csv").read_text(encoding="utf-8")
     rates = tuple(
         (

@@ -1,4 +1,4 @@
-"""A run in sentences: what was found, for somebody who decides, and what it does not tell."""
+"""Summary of a run in sentences: the results, and what they do not show."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from netplugin.acceptance.report.evidence import unexplained
 from netplugin.acceptance.report.figures import MISSING, Figure, Report
 from netplugin.acceptance.report.table import Grid, short_text
 
-#: Scaling below this is worth a word.
+#: Scaling efficiency below which the summary mentions it.
 _POOR_SCALING = 0.8
 
 
 def answer(grid: Grid) -> list[str]:
-    """What was found, a sentence or two for each backend; the fastest first."""
+    """Return the results of a grid: one or two sentences per backend, the fastest first."""
     return list(_of_grid(grid))
 
 
@@ -78,7 +78,7 @@ def _without_rate(figure: Figure) -> str:
 
 
 def meaning(report: Report) -> str:
-    """What "zero loss" is here."""
+    """Return the meaning of "zero loss": the goal."""
     if not report.goals:
         return "Nothing was measured."
     if len(report.goals) == 1:
@@ -87,7 +87,7 @@ def meaning(report: Report) -> str:
 
 
 def not_known(run: RunRecord, report: Report) -> list[str]:
-    """What the numbers do not tell, so that nobody reads it into them."""
+    """Return the limits of the results."""
     return list(_not_known(run, report))
 
 

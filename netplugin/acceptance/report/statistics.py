@@ -1,7 +1,7 @@
-"""Whether two handfuls of answers differ: an exact rank test, the size of the difference, many tests at once.
+"""Exact rank test for two small samples, size of the difference, and multiple testing.
 
-Nothing is assumed of how answers are distributed; they are few, skewed, and on a sharp device all the
-same. With so few the exact distribution is cheap to compute, ties included.
+No distribution is assumed: samples are small and skewed, and all equal on a device with a sharp limit.
+For such sizes the exact distribution is cheap to compute, including ties.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-#: Answers on one side beyond which the distribution of ranks is taken for normal.
+#: Sample size above which the rank sum is approximated by a normal distribution.
 _EXACT = 25
 
 
 def p_lower(before: Sequence[float], after: Sequence[float]) -> float:
-    """How likely ``after`` would rank so low, or lower, if both were drawn alike (one-sided).
+    """Return the one-sided p-value that ``after`` is not lower than ``before``.
 
-    Wilcoxon's rank sum (Mann-Whitney), given the ties there are: over all ways to deal the same
-    answers to the two sides.
+    Wilcoxon rank sum (Mann-Whitney) test, conditional on the ties: over all assignments of the answers
+    to the two samples.
     """
     ranks = _doubled_ranks([*before, *after])
     mine = sum(ranks[len(before) :])
@@ -31,12 +31,12 @@ def p_lower(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def least_p(before: int, after: int) -> float:
-    """The smallest value that ``p_lower`` can have with so many answers: all of them apart."""
+    """Return the smallest possible ``p_lower`` for these sample sizes, that of disjoint samples."""
     return 1 / math.comb(before + after, after)
 
 
 def _doubled_ranks(values: Sequence[float]) -> list[int]:
-    """Twice the rank of each, equal values sharing theirs: so they stay whole numbers."""
+    """Return doubled mid-ranks, so that ties keep integers."""
     counts = Counter(values)
     ranks, below = {}, 0
     for value in sorted(counts):
@@ -46,7 +46,7 @@ def _doubled_ranks(values: Sequence[float]) -> list[int]:
 
 
 def _rank_sums(ranks: Sequence[int], chosen: int) -> Mapping[int, int]:
-    """How many ways there are to choose so many of these ranks, by their sum."""
+    """Return the number of ways to choose ``chosen`` ranks, by their sum."""
     ways: list[Counter[int]] = [Counter({0: 1}), *(Counter() for _ in range(chosen))]
     for rank in ranks:
         for taken in range(chosen, 0, -1):
@@ -56,7 +56,7 @@ def _rank_sums(ranks: Sequence[int], chosen: int) -> Mapping[int, int]:
 
 
 def _normal(ranks: Sequence[int], chosen: int, mine: int) -> float:
-    """The same from mean and variance; a doubled rank is a step of at least 1, half of it corrects."""
+    """Return the normal approximation, with continuity correction of half a doubled-rank step."""
     count, mean = len(ranks), math.fsum(ranks) / len(ranks)
     square = math.fsum((rank - mean) ** 2 for rank in ranks) / (count - 1)
     deviation = math.sqrt(chosen * (count - chosen) * square / count)
@@ -67,20 +67,20 @@ def _normal(ranks: Sequence[int], chosen: int, mine: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """``after`` over ``before``, less 1: -0.05 is 5 % less."""
+    """Relative change from ``before`` to ``after``: -0.05 is 5 % less."""
 
     ratio: float
     low: float
     high: float
-    #: That the true one is between; less than what was wanted if there are too few answers.
+    #: Confidence of the interval; lower than requested if there are too few answers.
     confidence: float
 
 
 def change(before: Sequence[float], after: Sequence[float], wanted: float = 0.95) -> Change:
-    """The median of all pairs' ratios (Hodges and Lehmann) and the interval that belongs to the test.
+    """Return the Hodges-Lehmann estimate of the ratio, with the interval of the rank test.
 
-    The interval is from one pair's ratio to another's, as many from the ends as the distribution of
-    ranks without ties allows.
+    The interval ends are ordered pairwise ratios; how many are cut at each end follows from the rank
+    distribution without ties.
     """
     ratios = sorted(_over(b, a) for b in before for a in after)
     out, confidence = 0, max(0.0, 1 - 2 * least_p(len(before), len(after)))
@@ -93,14 +93,14 @@ def change(before: Sequence[float], after: Sequence[float], wanted: float = 0.95
 
 
 def _over(before: float, after: float) -> float:
-    """0 stands for no rate at all; none after none is no change."""
+    """Return ``after / before``; 0 means no rate, and no rate on both sides is no change."""
     if before > 0:
         return after / before
     return 1.0 if after <= 0 else math.inf
 
 
 def _coverage(before: int, after: int) -> Sequence[tuple[int, float]]:
-    """So many pairs left out at each end, and the confidence that is left; from none on."""
+    """Return (pairs cut at each end, remaining confidence), starting with 0 pairs."""
     if max(before, after) > _EXACT:
         return _normal_coverage(before, after)
     ways = _rank_sums([2 * n for n in range(1, before + after + 1)], after)
@@ -122,20 +122,19 @@ def _normal_coverage(before: int, after: int) -> Sequence[tuple[int, float]]:
 
 
 def can_reach(sizes: Sequence[tuple[int, int]], level: float) -> list[bool]:
-    """Which of these pairs of counts can reach the level when all that can are tested together.
+    """Return which sample sizes can reach the level when all that can are tested together.
 
-    It depends on the counts alone and not on the answers, so leaving the others out is no choice
-    that the answers made.
+    The selection depends on the sizes only, not on the answers, so it does not bias the test.
     """
     least = [least_p(*size) for size in sizes]
     ordered = sorted(least)
-    # Those that can reach the same are taken together or not at all.
+    # Equal values are selected together or not at all.
     limits = [p for p in ordered if p * sum(other <= p for other in ordered) <= level]
     return [p <= max(limits, default=0.0) for p in least]
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Adjusted so that one limit for all keeps the probability of any false alarm (Holm, 1979)."""
+    """Return p-values adjusted for multiple testing (Holm, 1979)."""
     order = sorted(range(len(values)), key=lambda n: values[n])
     adjusted, highest = [0.0] * len(values), 0.0
     for position, number in enumerate(order):

@@ -1,4 +1,4 @@
-"""The table of a run: rows backends, columns PMD cores, each number marked with what it is."""
+"""The table of a run: backends by PMD cores, each figure marked with its limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from netplugin.acceptance.outcome import SearchVerdict
 from netplugin.acceptance.report import words
 from netplugin.acceptance.report.figures import MISSING, Figure, Report
 
-#: What Markdown would read as more than text: its own marks, the beginning of a tag or of an entity.
+#: Markdown special characters: markup, and the start of a tag or an entity.
 _SPECIAL = re.compile(r"[\\`*\[\]|]|(?<!\w)_|_(?!\w)|<(?=[A-Za-z/!?])|&(?=#?\w+;)")
 
 
@@ -22,9 +22,9 @@ class Grid:
     frame: str
     flows: int
     queues: int
-    #: PMD cores, None first: backends without PMD threads.
+    #: PMD cores; None (backends without PMD threads) first.
     columns: tuple[int | None, ...]
-    #: A backend and its figure in each column; None where the run has no such cell.
+    #: Backend and its figure per column; None if the run has no such cell.
     rows: tuple[tuple[str, tuple[Figure | None, ...]], ...]
 
     @property
@@ -36,7 +36,7 @@ class Grid:
 
 
 def grids(report: Report) -> list[Grid]:
-    """One for each frame size, flows and queues, in the order in which the run has them."""
+    """Return one grid per frame size, flows and queues, in the order of the run."""
     keys = dict.fromkeys(_key(figure.cell) for figure in report.figures)
     return [_grid(report, *key) for key in keys]
 
@@ -60,7 +60,7 @@ def _grid(report: Report, size: str, flows: int, queues: int) -> Grid:
 
 
 def frame(name: str) -> str:
-    """``64-byte frames``, ``imix``."""
+    """Format a frame size: ``64-byte frames``, ``imix``."""
     return f"{name}-byte frames" if name.isdecimal() else name
 
 
@@ -71,7 +71,7 @@ def column(cores: int | None) -> str:
 
 
 def figure_text(figure: Figure | None) -> str:
-    """The figure and its marks; a number only where there is one."""
+    """Format a figure with its mark."""
     if figure is None:
         return words.NONE
     text, mark = short_text(figure), mark_text(figure)
@@ -79,7 +79,7 @@ def figure_text(figure: Figure | None) -> str:
 
 
 def short_text(figure: Figure | None) -> str:
-    """The number by itself, or a word where there is none."""
+    """Format the number of a figure, or the verdict if there is none."""
     if figure is None:
         return words.NONE
     digits = words.digits_of(figure.goal.relative_width) if figure.goal else 3
@@ -93,7 +93,7 @@ def short_text(figure: Figure | None) -> str:
 
 
 def mark_text(figure: Figure) -> str:
-    """What limits the number, or why there is none; empty for a plain one."""
+    """Return the limit of a figure, or why it has no number; may be empty."""
     if figure.verdict == SearchVerdict.VNF_LIMITED:
         return "VNF limit"
     if figure.verdict == SearchVerdict.GENERATOR_LIMITED:
@@ -111,7 +111,7 @@ def _has_number(figure: Figure) -> bool:
 
 
 def interval_text(figure: Figure) -> str:
-    """``4.02 to 4.31 (98 %, median of 7)``."""
+    """Format the interval over repeats: ``4.02 to 4.31 (98 %, 7 results)``."""
     if figure.interval is None or figure.goal is None:
         return "one result" if figure.repeats == 1 and figure.rate_pps else words.NONE
     digits = words.digits_of(figure.goal.relative_width)
@@ -123,7 +123,7 @@ def interval_text(figure: Figure) -> str:
 
 
 def cpu_text(figure: Figure) -> str:
-    """``2.36 (2 PMD, 71 % busy; 0.31 softirq; 0.05 system)``, in CPUs of the host."""
+    """Format CPU use: ``2.36 (2 PMD, 71 % busy; 0.31 softirq; 0.05 system)``, in CPUs of the host."""
     cpu = figure.cpu
     if cpu is None or cpu.host is None:
         return words.NONE
@@ -146,7 +146,7 @@ def published_text(figure: Figure) -> str:
 
 
 def status_text(report: Report) -> str:
-    """Whether the run is whole."""
+    """Return whether the run is complete, as a sentence."""
     missing = len(report.missing)
     if not missing:
         return f"Complete: {words.count(len(report.figures), 'cell')}."
@@ -156,7 +156,7 @@ def status_text(report: Report) -> str:
     )
 
 
-#: What is said of each cell below the grid: the name of a column, and its text.
+#: Columns of the detail table: name, and text of a cell.
 DETAILS: tuple[tuple[str, Callable[[Figure], str]], ...] = (
     ("zero-loss Mpps", figure_text),
     ("goal", lambda f: f.goal.words if f.goal else words.NONE),
@@ -170,7 +170,7 @@ DETAILS: tuple[tuple[str, Callable[[Figure], str]], ...] = (
 
 
 def markdown(report: Report) -> str:
-    """The grids, and below each what is behind its numbers."""
+    """Return the Markdown report: the grids, each followed by its details."""
     return "\n".join(_markdown(report))
 
 
@@ -212,13 +212,13 @@ def _markdown_grid(report: Report, grid: Grid) -> Iterator[str]:
 
 
 def _grid_text(figure: Figure | None) -> str:
-    """With its mark if it is a number; why there is none is in the table below."""
+    """Format a grid cell; reasons for a missing number are in the detail table."""
     number = figure is not None and _has_number(figure)
     return figure_text(figure) if number else short_text(figure)
 
 
 def _markdown_others(grid: Grid) -> Iterator[str]:
-    """What was measured beside the headline, never without its goal."""
+    """Yield the results of the additional goals."""
     lines = [
         f"- `{escape(f.cell.key)}`, {escape(goal.name)} ({escape(goal.words)}): "
         + (escape(goal_text(goal.rate_pps, goal.relative_width, goal.verdict)))
@@ -234,7 +234,7 @@ def _markdown_others(grid: Grid) -> Iterator[str]:
 
 
 def goal_text(rate_pps: float | None, relative_width: float, verdict: str) -> str:
-    """A rate with its unit, or the verdict that stands in its place."""
+    """Format a rate with its unit, or the verdict if there is none."""
     if rate_pps is None:
         return f"no rate: {verdict}"
     return f"{words.mpps(rate_pps, words.digits_of(relative_width))} Mpps"
@@ -245,5 +245,5 @@ def _row(texts: list[str]) -> str:
 
 
 def escape(text: str) -> str:
-    """As plain text in Markdown: in a table, and where HTML would be read."""
+    """Escape text for Markdown, including tables and HTML."""
     return _SPECIAL.sub(r"\\\g<0>", " ".join(text.split()))

@@ -1,4 +1,4 @@
-"""Where the dots of a search go in a small plot: rate over the number of the trial, marked by verdict."""
+"""Layout of the trial plot of a search: load by trial number, marked by verdict."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any, Final
 
 from netplugin.acceptance.report import words
 
-#: Of the drawing, in its own units.
+#: Size of the drawing in SVG units.
 WIDTH: Final = 640
 HEIGHT: Final = 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 12, 34
 _TICKS: Final = 4
-#: What is farther from the answer than this part of it is drawn on the edge.
+#: Range around the answer as a fraction; trials outside are drawn at the edge.
 _AROUND: Final = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """One trial."""
+    """Position and tooltip of one trial."""
 
     x: float
     y: float
@@ -29,7 +29,7 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A mark on an axis and what stands beside it."""
+    """An axis tick and its label."""
 
     at: float
     text: str
@@ -37,12 +37,12 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class TrialPlot:
-    """Everything in units of the drawing; y grows downwards."""
+    """Layout in SVG units; y grows downwards."""
 
     dots: tuple[Dot, ...]
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
-    #: The answer, if there is one.
+    #: Line of the answer, if there is one.
     answer: Tick | None
     left: int = _LEFT
     right: int = WIDTH - _RIGHT
@@ -51,7 +51,7 @@ class TrialPlot:
 
 
 def trial_plot(trials: Sequence[Mapping[str, Any]], answer_pps: float | None) -> TrialPlot | None:
-    """Of the entries of a trial log of one repeat; None without any."""
+    """Return the layout for the trial log of one repeat; None if it is empty."""
     if not trials:
         return None
     low, high = _range([float(t["rate_pps"]) for t in trials], answer_pps)
@@ -74,7 +74,7 @@ def trial_plot(trials: Sequence[Mapping[str, Any]], answer_pps: float | None) ->
 
 
 def _range(rates: Sequence[float], answer_pps: float | None) -> tuple[float, float]:
-    """Around the answer, if there is one: the first trials are far from it, and stand on the edge."""
+    """Return the displayed range around the answer; early trials far from it are drawn at the edge."""
     low, high = min(rates), max(rates)
     if answer_pps:
         low = max(low, answer_pps * (1 - _AROUND))

@@ -1,22 +1,22 @@
-"""How a report writes numbers: as many digits as were measured, never rounded to a better figure."""
+"""Number formats of reports: only significant digits, and never rounded up."""
 
 from __future__ import annotations
 
 import math
 
-#: Between a number and its unit, or where there is none.
+#: Text for a missing value.
 NONE = "-"
 
 
 def digits_of(relative_width: float) -> int:
-    """Significant digits that a rate with bounds this close has: 3 for 0.5 %, 4 for 0.05 %."""
+    """Return the significant digits for this width: 3 for 0.5 %, 4 for 0.05 %."""
     if not 0 < relative_width < 1:
         return 3
     return min(6, max(2, math.ceil(-math.log10(2 * relative_width)) + 1))
 
 
 def mpps(rate_pps: float, digits: int = 3) -> str:
-    """A rate in Mpps, cut off and not rounded: a device is not said to do more than it did."""
+    """Format a rate in Mpps, truncated so that it never overstates the measurement."""
     if rate_pps <= 0 or not math.isfinite(rate_pps):
         return "0"
     millions = rate_pps / 1e6
@@ -26,7 +26,7 @@ def mpps(rate_pps: float, digits: int = 3) -> str:
 
 
 def pps(rate_pps: float) -> str:
-    """``4,192,100 pps``: for where every digit is wanted."""
+    """Format a rate with all digits: ``4,192,100 pps``."""
     return f"{rate_pps:,.0f} pps"
 
 
@@ -35,7 +35,7 @@ def percent(ratio: float, digits: int = 0) -> str:
 
 
 def ratio(value: float) -> str:
-    """A loss ratio: ``2.5 %``, ``1.7 frames in a million``."""
+    """Format a loss ratio: ``2.5 %``, ``1.7 frames in a million``."""
     if value >= 1e-3:
         return percent(value, 1)
     for many, name in ((1e6, "a million"), (1e9, "a billion")):
@@ -45,12 +45,12 @@ def ratio(value: float) -> str:
 
 
 def count(number: float, one: str, many: str | None = None) -> str:
-    """``1 trial``, ``2 trials``."""
+    """Format a count: ``1 trial``, ``2 trials``."""
     return f"{number:,.0f} {one if number == 1 else many or one + 's'}"
 
 
 def seconds(value: float) -> str:
-    """``0.4 s``, ``61 s``, ``12 min``, ``3.5 h``."""
+    """Format a duration: ``0.4 s``, ``61 s``, ``12 min``, ``3.5 h``."""
     if value < 120:
         return f"{value:.3g} s"
     if value < 7200:
@@ -59,6 +59,6 @@ def seconds(value: float) -> str:
 
 
 def listed(words: list[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
+    """Join words: ``a``, ``a and b``, ``a, b and c``."""
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last

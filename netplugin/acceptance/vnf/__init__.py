@@ -1,1 +1,1 @@
-"""What runs in the VM and forwards: how it is attached, started, checked, counted and stopped."""
+"""VNF adapters: start, check, count and stop the program that forwards the frames."""

@@ -1,4 +1,4 @@
-"""From a run description to a VNF: which program on which ports, and what a port's binding means to it."""
+"""Creates a VNF from its description, and maps port bindings to VNF ports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from netplugin.models import Binding, PortSpec
 
 __all__ = ["Description", "Port", "make", "vnf_port"]
 
-#: By the binding's ``vif_type``: what the VNF finds there, and which of its fields names it.
+#: By ``vif_type`` of the binding: the kind of attachment, and the field that names the device.
 _SIDES = {
     "vhostuser": (Attachment.VHOST_USER, "socket_path"),
     "tap": (Attachment.TAP, "device"),
@@ -30,7 +30,7 @@ _SIDES = {
 
 
 def make(description: Description, ports: Sequence[VnfPort], cores: VnfCores) -> Vnf:
-    """The VNF of a description, not yet started. Raises: VnfError if it cannot have such ports."""
+    """Create a VNF without starting it. Raises: VnfError if it does not support the ports."""
     if len(ports) < 2 or len(ports) % 2:
         raise VnfError(f"a VNF forwards between pairs of ports; there are {len(ports)}")
     match description:
@@ -45,9 +45,9 @@ def make(description: Description, ports: Sequence[VnfPort], cores: VnfCores) ->
 
 
 def vnf_port(binding: Binding, spec: PortSpec, peer_mac: str) -> VnfPort:
-    """The VM's side of a port of the agent; ``peer_mac`` is where the VNF sends what leaves by it.
+    """Return the VNF port for a port of the agent; ``peer_mac`` is the destination of its frames.
 
-    Raises: VnfError for a binding that no VNF can take.
+    Raises: VnfError for a binding that no VNF supports.
     """
     if binding.vif_type not in _SIDES:
         raise VnfError(f"no VNF can take a port whose binding is {binding.vif_type!r}")
@@ -55,7 +55,7 @@ def vnf_port(binding: Binding, spec: PortSpec, peer_mac: str) -> VnfPort:
     device = (binding.model_extra or {}).get(field)
     if not device:
         raise VnfError(f"the binding of a {binding.vif_type} port has no {field}")
-    # The VM sends into the ring that OVS receives from, and the other way round.
+    # The VM's tx ring is OVS's rx ring and vice versa.
     ring = min(spec.rx_queue_size, spec.tx_queue_size)
     return VnfPort(
         attachment, str(device), spec.mac, peer_mac, spec.queues, ring, spec.network.mtu

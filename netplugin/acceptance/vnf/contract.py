@@ -1,4 +1,4 @@
-"""The contract of a VNF: it takes the VM's side of ports, forwards between them, is checked and counted."""
+"""The contract of a VNF: attaches to the VM side of ports, forwards between them, and counts frames."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from netplugin.acceptance.evidence.contract import Place
 
 
 class Attachment(StrEnum):
-    """What the VM's side of a port is: the binding that the agent gave says which."""
+    """Kind of the VM side of a port, from the agent's binding."""
 
-    #: A socket on which the VNF listens, as QEMU does for ``dpdkvhostuserclient``.
+    #: vhost-user socket on which the VNF listens, as QEMU does for ``dpdkvhostuserclient``.
     VHOST_USER = "vhostuser"
-    #: A persistent tap device, opened by its name.
+    #: Persistent tap device, opened by name.
     TAP = "tap"
     #: A VF bound to vfio-pci.
     VFIO = "vfio"
-    #: A kernel device through AF_PACKET: for a control without a backend.
+    #: Kernel device through AF_PACKET, for a control without a backend.
     NETDEV = "netdev"
-    #: A socket on which the VNF listens as OVS does for a VM: OVS's side is DPDK's ``net_virtio_user``.
+    #: vhost-user socket on which the VNF is the backend (device) side, as OVS is for a VM; OVS uses
+    #: DPDK's ``net_virtio_user``.
     VHOST_BACKEND = "vhostbackend"
 
 
 @dataclass(frozen=True, slots=True)
 class VnfPort:
-    """One side of the VNF. ``device`` is a socket's path, a device's name or a PCI address."""
+    """A port of the VNF. ``device`` is a socket path, a device name or a PCI address."""
 
     attachment: Attachment
     device: str
-    #: Its own MAC address, and that of the far end, to which it sends.
+    #: MAC address of the port, and of the far end, the destination of its frames.
     mac: str
     peer_mac: str
     queues: int = 1
@@ -44,7 +45,7 @@ class VnfPort:
 
 @dataclass(frozen=True, slots=True)
 class VnfCores:
-    """CPUs of the machine that the VNF runs on: ``main`` does no packets. Empty: wherever it may."""
+    """CPUs of the VNF on its machine; ``main`` handles no packets. Empty: no pinning."""
 
     main: int | None = None
     workers: tuple[int, ...] = ()
@@ -52,38 +53,38 @@ class VnfCores:
 
 @dataclass(frozen=True, slots=True)
 class VnfInfo:
-    """What it is and how it really runs, for the report."""
+    """Name, version and actual configuration of a VNF, for the report."""
 
     name: str
     version: str
-    #: Receive queues that each port really has, in the order of the ports.
+    #: Actual receive queues per port.
     rx_queues: tuple[int, ...]
-    #: Configuration as it was given to it: file name to text.
+    #: Configuration: file name to text.
     configuration: Mapping[str, str]
 
 
 class Vnf(ABC):
-    """Forwards between its ports: frames that come in on one go out on its partner (0-1, 2-3, ...)."""
+    """Forwards frames between paired ports (0-1, 2-3, ...)."""
 
     @abstractmethod
     def start(self) -> VnfInfo:
-        """Start, and wait until it forwards.
+        """Start the VNF and wait until it forwards.
 
-        Raises: VnfError naming what is missing, or what it silently does otherwise than asked: fewer
-        receive queues, a core that is not there.
+        Raises: VnfError if something is missing or silently differs from the request: fewer receive
+        queues, an absent CPU.
         """
 
     @abstractmethod
     def check(self) -> None:
-        """Raises: VnfError if it does not run any more, or not as at the start."""
+        """Check that the VNF still runs as started. Raises: VnfError."""
 
     @property
     @abstractmethod
     def place(self) -> Place:
-        """Its counters."""
+        """The counters of the VNF."""
 
-    def close(self) -> None:  # noqa: B027 - there may be nothing to give back
-        """Stop and give everything back; may be called twice."""
+    def close(self) -> None:  # noqa: B027 - there may be nothing to release
+        """Stop and release all resources. Idempotent."""
 
     def __enter__(self) -> Self:
         return self
@@ -98,4 +99,4 @@ class Vnf(ABC):
 
 
 class VnfError(Exception):
-    """The VNF cannot be started, has ended, or does not do what was asked."""
+    """The VNF cannot be started, has ended, or does not run as requested."""

@@ -1,4 +1,4 @@
-"""What a run description says of the VNF, checked: which program, where it runs, and with what."""
+"""VNF descriptions in a run description: program, machine and parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints
 from netplugin.acceptance.vnf.contract import Attachment, VnfPort
 from netplugin.models import Mac, PciAddress, Value
 
-#: A program: a name that is looked up in PATH, or a path. Not an option of what runs it.
+#: Program name, looked up in PATH, or path; must not look like an option.
 Program = Annotated[str, StringConstraints(pattern=r"^[^-\s][^\n]*$", max_length=4096, strict=True)]
 _HostName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:_-]*$", max_length=255, strict=True)
@@ -18,21 +18,21 @@ Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
 class LocalMachine(Value):
-    """The machine that the tool runs on: the VNF takes the VM's side of the ports itself."""
+    """This machine: the VNF attaches directly to the VM side of the ports."""
 
     type: Literal["local"] = "local"
 
 
 class SshMachine(Value):
-    """A VM that has the ports as its NICs. Log-in is by key: nobody is asked for a password."""
+    """A VM with the ports as its NICs. Authentication is by key only (BatchMode)."""
 
     type: Literal["ssh"]
     host: _HostName
     port: Annotated[int, Field(ge=1, le=65535)] = 22
     user: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] = "root"
-    #: Private key; null: what ssh finds by itself.
+    #: Private key file; null: ssh's default.
     key: str | None = None
-    #: File with the VM's host key; null: ssh's own. A key that is not in it is refused.
+    #: File with the VM's host key; null: ssh's default. Unknown keys are rejected.
     known_hosts: str | None = None
 
 
@@ -43,15 +43,15 @@ class TestpmdDescription(Value):
 
     type: Literal["testpmd"]
     binary: Program = "dpdk-testpmd"
-    #: Without, its memory is ordinary pages: slower, and VFs cannot be had.
+    #: false: normal pages; slower, and without VFs.
     hugepages: bool = True
     memory_mb: Annotated[int, Field(ge=64, le=1 << 20)] = 256
-    #: What it gets until it forwards.
+    #: Seconds until it must forward.
     start_s: Seconds = 60.0
 
 
 class TapsDescription(Value):
-    """A small forwarder over the taps' descriptors: for tests and demonstrations, some ten kpps."""
+    """A Python forwarder for taps, for tests and demonstrations: about ten kpps."""
 
     type: Literal["taps"]
 
@@ -62,21 +62,21 @@ class VppDescription(Value):
     type: Literal["vpp"]
     binary: Program = "vpp"
     machine: Annotated[LocalMachine | SshMachine, Field(discriminator="type")] = LocalMachine()
-    #: PCI addresses of the ports inside the VM, in their order; empty unless it runs in one.
+    #: PCI addresses of the ports inside the VM, in port order; empty if VPP runs on this machine.
     nics: tuple[PciAddress, ...] = ()
-    #: Receive queues of each port; null: as many as the port has.
+    #: Receive queues per port; null: those of the port.
     rx_queues: Annotated[int, Field(ge=1, le=256)] | None = None
     hugepages: bool = True
-    #: Where its plug-ins are, if not where it looks by itself.
+    #: Plug-in directory; null: VPP's default.
     plugin_path: str | None = None
     start_s: Seconds = 60.0
 
 
 class ExternalDescription(Value):
-    """What the operator runs: nothing is started, and it has no counters."""
+    """A VNF run by the operator: nothing is started, and it has no counters."""
 
     type: Literal["external"]
-    #: For the report.
+    #: Name and version for the report.
     name: str = "external"
     version: str = "unknown"
 
@@ -88,10 +88,10 @@ Description = Annotated[
 
 
 class Port(Value):
-    """A port that is there already, for a control without the backend."""
+    """An existing port, for a control without the backend."""
 
     attachment: Attachment
-    #: A socket's path, the name of a tap or of a kernel device, or a PCI address.
+    #: Socket path, name of a tap or kernel device, or PCI address.
     device: Annotated[str, StringConstraints(pattern=r"^[^,\s]+$", max_length=107, strict=True)]
     mac: Mac
     peer_mac: Mac

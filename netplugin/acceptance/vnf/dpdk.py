@@ -1,4 +1,4 @@
-"""A port as DPDK is told of it: the same devices for testpmd and for VPP."""
+"""DPDK device arguments of VNF ports, for testpmd and VPP."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from netplugin.host import cpus
 VHOST_NET = Path("/dev/vhost-net")
 _NET = Path("/sys/class/net")
 _PCI = Path("/sys/bus/pci/devices")
-#: What DPDK's AF_PACKET driver takes at most (its frames are half a page).
+#: Maximum MTU of DPDK's AF_PACKET driver (its frames are half a page).
 _AF_PACKET_MTU = 1500
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """``name`` is a virtual device's with its number, or a PCI address; ``arguments`` follow it."""
+    """A DPDK device: numbered virtual device or PCI address, with its arguments."""
 
     name: str
     arguments: str = ""
@@ -27,14 +27,14 @@ class Device:
 
     @property
     def text(self) -> str:
-        """As in DPDK's ``--vdev``."""
+        """The value for ``--vdev``."""
         return f"{self.name},{self.arguments}" if self.arguments else self.name
 
 
 def device_of(port: VnfPort, number: int, vhost_net: bool) -> Device:
-    """What DPDK is to open (pure). ``vhost_net``: whether the kernel has it, as QEMU uses it for taps.
+    """Return the DPDK device of a port (pure). ``vhost_net``: /dev/vhost-net is available for taps.
 
-    Raises: VnfError if DPDK cannot have this port.
+    Raises: VnfError if DPDK does not support the port.
     """
     if "," in port.device:
         raise VnfError(f"{port.device}: DPDK takes no name with a comma")
@@ -60,7 +60,7 @@ def device_of(port: VnfPort, number: int, vhost_net: bool) -> Device:
 
 
 def devices_of(ports: Sequence[VnfPort]) -> tuple[Device, ...]:
-    """All of them, after a look at this machine. Raises: VnfError with what would be right."""
+    """Check the ports on this machine and return their DPDK devices. Raises: VnfError with a fix."""
     vhost_net = VHOST_NET.exists()
     for port in ports:
         _check(port, vhost_net)
@@ -88,7 +88,7 @@ def _check(port: VnfPort, vhost_net: bool) -> None:
 
 
 def _many(tap: str) -> bool:
-    """Whether it is a tap of several queues (IFF_MULTI_QUEUE in linux/if_tun.h)."""
+    """Whether a tap has several queues (IFF_MULTI_QUEUE in linux/if_tun.h)."""
     try:
         return bool(int((_NET / tap / "tun_flags").read_text(), 16) & 0x0100)
     except (OSError, ValueError) as error:
@@ -96,7 +96,7 @@ def _many(tap: str) -> bool:
 
 
 def check_cores(cores: VnfCores) -> None:
-    """Raises: VnfError for a CPU that is not there, or that is to do two things."""
+    """Check that the CPUs are online and not used twice. Raises: VnfError."""
     named = [*cores.workers, *(() if cores.main is None else (cores.main,))]
     missing = sorted(set(named) - set(cpus.online()))
     if missing:
@@ -106,9 +106,9 @@ def check_cores(cores: VnfCores) -> None:
 
 
 class KeptAddresses:
-    """The taps' own MAC addresses, put back after DPDK gave them those of the VM.
+    """Saves and restores the MAC addresses of taps, which DPDK replaces with those of the VM.
 
-    A bridge takes a frame to a port's own address for itself: it would not reach the VM.
+    A bridge treats a frame for a port's own address as local, so it would not reach the VM.
     """
 
     def __init__(self, ports: Sequence[VnfPort]) -> None:
@@ -116,10 +116,10 @@ class KeptAddresses:
         self._before = {tap: (_NET / tap / "address").read_text().strip() for tap in taps}
 
     def put_back(self) -> None:
-        """Raises: VnfError."""
+        """Restore the addresses. Raises: VnfError."""
         if not self._before:
             return
-        from pyroute2 import IPRoute, NetlinkError  # it is large, and only taps need it
+        from pyroute2 import IPRoute, NetlinkError  # slow to import, and only taps need it
 
         with IPRoute() as kernel:
             for tap, address in self._before.items():

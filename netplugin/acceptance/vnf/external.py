@@ -1,4 +1,4 @@
-"""The VNF ``external``: the operator runs it. It is believed, and says nothing of lost frames."""
+"""The VNF ``external``, run by the operator: not checked, and without counters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from netplugin.acceptance.vnf.description import ExternalDescription
 
 
 class External(Vnf):
-    """Nothing is started, checked or ended."""
+    """Starts, checks and stops nothing."""
 
     def __init__(self, description: ExternalDescription, ports: tuple[VnfPort, ...]) -> None:
         self._description = description
@@ -19,7 +19,7 @@ class External(Vnf):
         return VnfInfo(self._description.name, self._description.version, queues, {})
 
     def check(self) -> None:
-        """It cannot be asked."""
+        """Do nothing: there is no way to check it."""
 
     @property
     def place(self) -> Place:
@@ -27,7 +27,7 @@ class External(Vnf):
 
 
 class _Silent(Place):
-    """Counts nothing: what is lost in the VNF is unexplained."""
+    """Has no counters: loss in the VNF stays unexplained."""
 
     @property
     def name(self) -> str:

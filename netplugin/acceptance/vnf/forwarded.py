@@ -1,4 +1,4 @@
-"""A VNF's own losses from the counters of its ports: what came in on one and did not go out on the other."""
+"""Loss of a VNF from its port counters: frames received on one port and not sent on its partner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from netplugin.acceptance.vnf.contract import VnfError
 
 @dataclass(frozen=True, slots=True)
 class PortCounts:
-    """Frames since the VNF began. ``missed`` and ``errors`` came to the port and were not received."""
+    """Frames since the start of the VNF. ``missed`` and ``errors`` reached the port but were not received."""
 
     received: int
     sent: int
@@ -20,10 +20,10 @@ class PortCounts:
 
 
 class Forwarded(Place):
-    """The place ``vnf`` of a program that does nothing but forward between pairs of ports."""
+    """The component ``vnf`` of a program that only forwards between paired ports."""
 
     def __init__(self, counts: Callable[[], Sequence[PortCounts]]) -> None:
-        """``counts`` raises VnfError if the VNF cannot be asked."""
+        """``counts`` returns the counters per port; it raises VnfError if the VNF does not answer."""
         self._counts = counts
 
     @property

@@ -1,4 +1,4 @@
-"""The machine that a VNF runs on: this one, or a VM that is reached by SSH."""
+"""The machine of a VNF: this one, or a VM over SSH."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ _AGAIN_S = 1.0
 
 
 class Machine(ABC):
-    """Commands are argument lists, wherever they run. Close it."""
+    """A machine that runs commands given as argument lists. The caller closes it."""
 
-    #: On the machine: a new directory for sockets and files of this VNF.
+    #: New directory on the machine for sockets and files of this VNF.
     directory: str
 
     @abstractmethod
     def run(self, arguments: Sequence[str], stdin: str | None = None) -> str:
-        """What a short command prints. Raises: VnfError with its words if it fails."""
+        """Run a short command and return its output. Raises: VnfError with the error text."""
 
     @abstractmethod
     def write(self, path: str, text: str) -> None:
-        """Raises: VnfError."""
+        """Write a file. Raises: VnfError."""
 
     @abstractmethod
     def program(self, name: str, arguments: Sequence[str]) -> Program:
-        """One that is to run until it is stopped, there; not yet started."""
+        """Return a long-running program on the machine, not yet started."""
 
     @abstractmethod
     def socket(self, path: str, deadline: float) -> Path:
-        """Where that unix stream socket of the machine is to be had here. Raises: VnfError."""
+        """Return a local path to a UNIX stream socket of the machine. Raises: VnfError."""
 
     @abstractmethod
     def close(self) -> None:
-        """Remove what was made; may be called twice."""
+        """Remove everything created on the machine. Idempotent."""
 
 
 class Local(Machine):
-    """The machine that the tool runs on."""
+    """This machine."""
 
     def __init__(self) -> None:
         self._path = own_directory()
@@ -74,10 +74,10 @@ class Local(Machine):
 
 
 class Ssh(Machine):
-    """A VM, by OpenSSH's client. What it starts ends with the connection: its terminal hangs up."""
+    """A VM reached with the OpenSSH client. Its programs end with the connection (SIGHUP from the tty)."""
 
     def __init__(self, description: SshMachine, deadline: float) -> None:
-        """Until the deadline it may still be booting. Raises: VnfError if it cannot be reached."""
+        """Connect; the VM may still be booting. Raises: VnfError if unreachable at the deadline."""
         self._description = description
         self._path = own_directory()
         self._tunnels: list[Program] = []
@@ -94,7 +94,7 @@ class Ssh(Machine):
             except VnfError:
                 if time.monotonic() > deadline:
                     raise
-            time.sleep(_AGAIN_S)  # a VM that boots tells nobody
+            time.sleep(_AGAIN_S)  # no notification of a booted VM
 
     def run(self, arguments: Sequence[str], stdin: str | None = None) -> str:
         return _run([*self._ssh(), self._target, quoted(arguments)], stdin)
@@ -142,12 +142,12 @@ class Ssh(Machine):
 
 
 def machine_of(description: LocalMachine | SshMachine, deadline: float) -> Machine:
-    """Raises: VnfError if it cannot be reached until the deadline."""
+    """Return the machine of a description. Raises: VnfError if unreachable at the deadline."""
     return Ssh(description, deadline) if isinstance(description, SshMachine) else Local()
 
 
 def quoted(arguments: Sequence[str]) -> str:
-    """SSH knows no argument lists: what it is given, the VM's shell reads."""
+    """Quote an argument list for the remote shell, which parses the command."""
     return shlex.join(arguments)
 
 

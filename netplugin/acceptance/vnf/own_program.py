@@ -1,4 +1,4 @@
-"""A VNF that is one program on this machine, with a directory and a telemetry socket of its own."""
+"""Base of VNFs that are one local program with its own directory and telemetry socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from netplugin.acceptance.vnf.telemetry import Telemetry
 
 
 class OwnProgram(Vnf):
-    """``start`` sets what it has; ``close`` gives back whatever of it there is."""
+    """``start`` sets the attributes; ``close`` releases those that are set."""
 
     _directory: Path | None = None
     _program: Program | None = None
@@ -27,7 +27,7 @@ class OwnProgram(Vnf):
 
     @abstractmethod
     def _counts(self) -> Sequence[PortCounts]:
-        """Of each port, in their order. Raises: VnfError."""
+        """Return the counters per port. Raises: VnfError."""
 
     def close(self) -> None:
         if self._telemetry is not None:

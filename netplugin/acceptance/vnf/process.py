@@ -1,4 +1,4 @@
-"""A program that runs as long as its VNF: in a directory of its own, with its log, ended with the tool."""
+"""Runs a program for the lifetime of its VNF, with a log file; it ends with this process."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from typing import TypeVar
 from netplugin.acceptance.vnf.contract import VnfError
 
 T = TypeVar("T")
-#: How often a condition is looked at that nobody tells of.
+#: Polling interval for conditions without notification, in seconds.
 _LOOK_S = 0.05
 _END_S = 10.0
 _LAST_LINES = 15
-#: Of a socket's flags (__SO_ACCEPTCON in linux/net.h).
+#: Flag of a listening socket (__SO_ACCEPTCON in linux/net.h).
 _LISTENS = 0x10000
 
 
 class Program:
-    """One process and whatever it starts. It dies with us (util-linux's setpriv), even of a SIGKILL."""
+    """A process and its children. It is killed if this process dies (setpriv of util-linux)."""
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
         self.name = name
@@ -36,7 +36,7 @@ class Program:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, environment: Mapping[str, str] | None = None) -> None:
-        """Raises: VnfError if there is no such program."""
+        """Start the program. Raises: VnfError if it is not installed."""
         program = self._arguments[0]
         if shutil.which(program) is None:
             raise VnfError(f"{program}: there is no such program; install it, or give its path")
@@ -52,7 +52,7 @@ class Program:
         return None if self._process is None else self._process.pid
 
     def check(self) -> None:
-        """Raises: VnfError if it does not run."""
+        """Check that the program runs. Raises: VnfError."""
         if self._process is None:
             raise VnfError(f"{self.name} has not been started")
         status = self._process.poll()
@@ -60,7 +60,7 @@ class Program:
             raise VnfError(f"{self.name} has ended with status {status}{self.last_words()}")
 
     def wait_for(self, condition: Callable[[], T | None], deadline: float, what: str) -> T:
-        """The first value of the condition that is true. Raises: VnfError if it ends, or at the deadline."""
+        """Poll until the condition is true and return its value. Raises: VnfError on exit or deadline."""
         while True:
             self.check()
             if value := condition():
@@ -70,7 +70,7 @@ class Program:
             self._wait_end(_LOOK_S)
 
     def stop(self) -> None:
-        """Ask it to end, then insist; its process group with it. May be called twice."""
+        """Send SIGTERM, then kill the process group. Idempotent."""
         if self._process is None:
             return
         if self._process.poll() is None:
@@ -83,14 +83,14 @@ class Program:
         self._process = None
 
     def last_words(self) -> str:
-        """The end of its log, to be put behind a sentence."""
+        """Return the last lines of the log, to append to an error message."""
         with suppress(OSError), self.log.open(errors="replace") as log:
             lines = deque((line.rstrip() for line in log if line.strip()), maxlen=_LAST_LINES)
             return "".join(f"\n  {line}" for line in lines)
         return ""
 
     def _wait_end(self, seconds: float) -> None:
-        """Until it ends, or so long."""
+        """Wait for the end of the process, at most ``seconds``."""
         assert self._process is not None
         try:
             descriptor = os.pidfd_open(self._process.pid)
@@ -103,15 +103,15 @@ class Program:
 
 
 def own_directory() -> Path:
-    """A new directory with a path short enough for sockets. Remove it after use."""
+    """Create a directory with a path short enough for sockets. The caller removes it."""
     base = "/run" if os.access("/run", os.W_OK) else None
     return Path(tempfile.mkdtemp(prefix="netplugin-vnf-", dir=base))
 
 
 def free_socket(path: str) -> None:
-    """Make way for a socket of our own: what is left of an ended program is removed.
+    """Remove a stale socket, so that the VNF can create its own.
 
-    Raises: VnfError if somebody listens there, or it is no socket.
+    Raises: VnfError if a process listens on it, or it is not a socket.
     """
     place = Path(path)
     if not place.parent.is_dir():
@@ -126,6 +126,6 @@ def free_socket(path: str) -> None:
 
 
 def _listening(table: str) -> set[str]:
-    """Sockets on which somebody listens, from ``/proc/net/unix``: to connect would disturb a VM."""
+    """Parse ``/proc/net/unix`` for listening sockets: a test connection would disturb a VM."""
     rows = (line.split(maxsplit=7) for line in table.splitlines()[1:])
     return {row[7] for row in rows if len(row) == 8 and int(row[3], 16) & _LISTENS}

@@ -1,4 +1,4 @@
-"""The startup.conf of VPP, from the CPUs, NICs and queues of a run (FD.io's reference of startup.conf)."""
+"""Generates VPP's startup.conf from CPUs, NICs and queues (FD.io's startup.conf reference)."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from netplugin.acceptance.vnf.contract import VnfCores
 from netplugin.host import cpus
 
-#: Of the interfaces that DPDK has, by the number of the port.
+#: Interface name of a DPDK port.
 INTERFACE = "port{number}"
-#: Buffers beside those in the rings: on their way through the graph, and in the workers' caches.
+#: Buffers in addition to those in rings: in the graph, and in per-worker caches.
 _SPARE_BUFFERS = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class StartupConf:
-    """What goes into the file. ``directory`` has the sockets, and its name is VPP's runtime-dir."""
+    """Values of the file. ``directory`` contains the sockets and is VPP's runtime-dir."""
 
     directory: str
     cores: VnfCores
-    #: PCI addresses for DPDK, by the number of their port.
+    #: PCI addresses for DPDK, in port order.
     nics: Sequence[str] = ()
     queues: int = 1
     ring: int = 1024
-    #: Plug-ins beside dpdk, which is there if there are NICs.
+    #: Plug-ins besides dpdk, which is enabled if there are NICs.
     plugins: Sequence[str] = ()
     plugin_path: str | None = None
     hugepages: bool = True
@@ -39,7 +39,7 @@ class StartupConf:
         return f"{self.directory}/stats.sock"
 
     def text(self) -> str:
-        """Sections in VPP's order of looking at them do not matter; ours is from the outside in."""
+        """Return the file. The order of sections has no meaning for VPP."""
         ports = max(2, len(self.nics))
         buffers = 2 * ports * self.queues * self.ring + _SPARE_BUFFERS
         page = [] if self.hugepages else ["page-size default"]
@@ -74,9 +74,9 @@ class StartupConf:
         queues = f"num-rx-queues {self.queues} num-tx-queues {self.queues}"
         rings = f"num-rx-desc {self.ring} num-tx-desc {self.ring}"
         return [
-            # One buffer a frame is quicker; frames that need several want them.
+            # One buffer per frame is faster; jumbo frames need several.
             *(["no-multi-seg", "no-tx-checksum-offload"] if self.mtu <= 1500 else []),
-            # Its default of 10 s would leave what the NIC missed out of a trial's counts.
+            # With the default of 10 s, frames missed by the NIC would be counted in a later trial.
             "stats-poll-interval 0.1",
             *([] if self.hugepages else ["no-hugetlb"]),
             f"dev default {{ {queues} {rings} }}",
@@ -94,6 +94,6 @@ def _section(name: str, *lines: str) -> str:
 
 
 def settings(text: str) -> list[str]:
-    """The lines of a file that mean something: without comments, blank lines and indentation."""
+    """Return the lines without comments, blank lines and indentation."""
     stripped = (line.partition("#")[0].strip() for line in text.splitlines())
     return [line for line in stripped if line]

@@ -1,6 +1,7 @@
-"""The process of the VNF ``taps``: carries frames between pairs of taps, as a VM would, one at a time.
+"""The process of the VNF ``taps``: forwards frames between pairs of taps, one at a time.
 
-It answers on a socket in the way of DPDK's telemetry: ``/counts`` has frames received and sent by port.
+It serves ``/counts``, the received and sent frames per port, on a socket with the protocol of DPDK
+telemetry.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from pathlib import Path
 #: linux/if_tun.h
 _TUNSETIFF = 0x400454CA
 _TAP, _NO_PI, _VNET_HDR, _MULTI_QUEUE = 0x0002, 0x1000, 0x4000, 0x0100
-#: struct virtio_net_hdr before each frame: what the agent's taps have, for QEMU.
+#: Size of struct virtio_net_hdr before each frame, which the agent's taps have for QEMU.
 _HEADER = 10
 _ADDRESSES = slice(_HEADER, _HEADER + 12)
-#: Frames of one port before the others have their turn.
+#: Maximum frames of one port before the others are served.
 _BURST = 64
 _LONGEST = 1 << 16
 
 
 class Forwarder:
-    """Taps by number; frames of 0 go out on 1 and the other way round, and so on."""
+    """Forwards between taps 0 and 1, 2 and 3, and so on."""
 
     def __init__(self, taps: Sequence[tuple[str, str, str]], path: Path) -> None:
-        """Each tap with its own MAC address and that of its far end."""
+        """``taps``: name, own MAC address and MAC address of the far end of each."""
         self._files = [_open(name) for name, _, _ in taps]
         self._heads = [_address(peer) + _address(own) for _, own, peer in taps]
         self._received, self._sent = [0] * len(taps), [0] * len(taps)
@@ -41,7 +42,7 @@ class Forwarder:
         self._clients: dict[int, socket.socket] = {}
 
     def run(self) -> None:
-        """Until the process ends."""
+        """Forward until the process is killed."""
         ports = {file: number for number, file in enumerate(self._files)}
         with select.epoll() as ready:
             for file in (*self._files, self._server.fileno()):
@@ -69,7 +70,7 @@ class Forwarder:
             try:
                 os.write(target, view[:size])
             except OSError:
-                continue  # not sent, and so not counted: that is where it shows
+                continue  # dropped: received, but not counted as sent
             self._sent[partner] += 1
 
     def _greet(self, ready: select.epoll) -> None:

@@ -1,7 +1,7 @@
-"""The VNF ``taps``: a forwarder in Python over taps, where neither a VM nor DPDK can have them.
+"""The VNF ``taps``: a Python forwarder for taps where neither a VM nor DPDK is available.
 
-It does some ten thousand frames a second on a core: enough for tests and demonstrations, never for a
-figure of a backend.
+It forwards about ten thousand frames per second: enough for tests and demonstrations, not for measuring
+a backend.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Taps(OwnProgram):
     """One local process with one thread."""
 
     def __init__(self, ports: tuple[VnfPort, ...], cores: VnfCores) -> None:
-        """Raises: VnfError for a port that is no tap."""
+        """Raises: VnfError for a port that is not a tap."""
         for port in ports:
             if port.attachment is not Attachment.TAP:
                 raise VnfError(f"{port.device} is no tap: the VNF 'taps' takes nothing else")

@@ -1,4 +1,4 @@
-"""Asks a DPDK program of its ports through its telemetry socket (DPDK's guide, "Telemetry User Guide")."""
+"""Client of the DPDK telemetry socket (DPDK's "Telemetry User Guide")."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _LONGEST = 1 << 16
 
 
 class Telemetry:
-    """A connection, made when it is first needed. ``answer_s`` is for each answer."""
+    """A lazy connection. ``answer_s``: timeout of each answer in seconds."""
 
     def __init__(self, path: Path, answer_s: float = 5.0) -> None:
         self._path = path
         self._answer_s = answer_s
         self._socket: socket.socket | None = None
-        #: Of DPDK, like ``DPDK 22.11.11``; it says so when a connection is made.
+        #: DPDK version such as ``DPDK 22.11.11``, sent on connect.
         self.version = "unknown"
 
     def ask(self, command: str, *arguments: object) -> Any:
-        """What stands under the command's name in the answer. Raises: VnfError."""
+        """Send a command and return its result. Raises: VnfError."""
         question = ",".join([command, *map(str, arguments)])
         try:
             connection = self._connected()

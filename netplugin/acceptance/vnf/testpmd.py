@@ -1,4 +1,4 @@
-"""The VNF ``testpmd``: DPDK's own forwarder, which rewrites both MAC addresses and nothing else."""
+"""The VNF ``testpmd``: DPDK's test forwarder, in a mode that only rewrites both MAC addresses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from netplugin.acceptance.vnf.telemetry import Telemetry
 from netplugin.host import cpus
 
 _PREFIX = "vnf"
-#: What testpmd prints when a port's queues are being polled.
+#: Log text of testpmd when it polls its queues.
 _FORWARDS = "packet forwarding - ports="
-#: Buffers beyond those that lie in the rings: caches of the lcores, and bursts on their way.
+#: Buffers in addition to those in rings: lcore caches, and bursts in flight.
 _SPARE_BUFFERS = 2048
 
 
 class Testpmd(OwnProgram):
-    """One local process. What it received and did not send it dropped: nothing else becomes of a frame."""
+    """One local process. It drops every frame that it received and did not send."""
 
     __test__ = False  # the name looks like a test to pytest
 
@@ -44,7 +44,7 @@ class Testpmd(OwnProgram):
         addresses = KeptAddresses(self._ports)
         self._directory = directory = own_directory()
         words = arguments(self._description, self._ports, self._cores, devices)
-        # Line-buffered: it is its log that says when it forwards.
+        # Line-buffered: readiness is detected in the log.
         program = Program("testpmd", ["stdbuf", "-oL", *words], directory / "log")
         self._program = program
         telemetry = Telemetry(directory / "dpdk" / _PREFIX / "dpdk_telemetry.v2")
@@ -69,7 +69,7 @@ class Testpmd(OwnProgram):
                 raise VnfError(f"testpmd: the link of {port.device} is down")
 
     def _queues(self) -> tuple[int, ...]:
-        """Raises: VnfError if a port has fewer than were asked."""
+        """Return the queues per port. Raises: VnfError if a port has fewer than requested."""
         assert self._telemetry is not None
         found = []
         for number, port in enumerate(self._ports):
@@ -94,7 +94,7 @@ def arguments(
     cores: VnfCores,
     devices: Sequence[Device],
 ) -> list[str]:
-    """The command (pure but for the CPUs that the tool may use, where none are named)."""
+    """Return the command line (pure, except for the allowed CPUs if none are given)."""
     queues = {port.queues for port in ports}
     if len(queues) > 1:
         raise VnfError(f"testpmd has the same number of queues on each port, not {sorted(queues)}")
@@ -118,7 +118,7 @@ def arguments(
         f"--total-num-mbufs={len(ports) * each * 2 * ring + _SPARE_BUFFERS}",
         *jumbo,
         "--no-lsc-interrupt",
-        # With a period it does not wait for a key; once a minute is seldom enough not to matter.
+        # With a period testpmd does not wait for a key; once a minute costs nothing.
         "--stats-period=60",
         "--auto-start",
     ]  # fmt: skip
@@ -129,13 +129,13 @@ def _is_up(telemetry: Telemetry, number: int) -> bool:
 
 
 def _devices(devices: Sequence[Device]) -> list[str]:
-    """Virtual ones by ``--vdev``; of the real ones those that are meant and no other."""
+    """Return ``--vdev`` for virtual devices, and an allow list for PCI devices."""
     allowed = [word for d in devices if not d.virtual for word in ("-a", d.name)]
     return [*(f"--vdev={d.text}" for d in devices if d.virtual), *(allowed or ["--no-pci"])]
 
 
 def _lcores(cores: VnfCores) -> str:
-    """``0@2,1@3,2@4``: which lcore runs on which CPU; ``0@(2-5)``: on any of these."""
+    """Map lcores to CPUs: ``0@2,1@3,2@4``; ``0@(2-5)``: any of these CPUs."""
     free = cpus.format_list(os.sched_getaffinity(0))
     main = f"0@({free})" if cores.main is None else f"0@{cores.main}"
     workers = [f"{n}@{cpu}" for n, cpu in enumerate(cores.workers, start=1)] or [f"1@({free})"]

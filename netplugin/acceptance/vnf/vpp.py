@@ -1,4 +1,4 @@
-"""The VNF ``vpp``: routes whatever comes in on a port out of its partner, to a static neighbour."""
+"""The VNF ``vpp``: routes all frames of a port to a static neighbour behind its partner port."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from netplugin.acceptance.vnf.vpp_counters import Program as StatsProgram
 from netplugin.acceptance.vnf.vpp_routing import routing
 
 _LINK_UP = 2  # IF_STATUS_API_FLAG_LINK_UP in vnet/interface_types.api
-#: Those that VPP drives without DPDK, on the machine of the tool: the plug-in of each.
+#: Plug-ins for ports that VPP drives without DPDK on this machine.
 _PLUGINS = {Attachment.VHOST_BACKEND: "vhost", Attachment.NETDEV: "af_packet"}
 
 
 class Client(Protocol):
-    """What is asked of VPP: ``Api``, or in tests a stand-in."""
+    """Interface to VPP's API: ``Api``, or a fake in tests."""
 
     def call(self, message: str, **fields: Any) -> Any: ...
     def dump(self, message: str, **fields: Any) -> list[Any]: ...
@@ -41,8 +41,10 @@ class Client(Protocol):
 
 
 class Vpp(Vnf):
-    """VPP on this machine or in a VM. Each port has a table with one route, to its partner's far end:
-    no address of the generator's frames has to be known here.
+    """VPP on this machine or in a VM.
+
+    Each port has a table with one route to its partner's far end, so the addresses of the test frames
+    need not be known.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Vpp(Vnf):
         cores: VnfCores,
         connect: Callable[[Path], Client] = Api,
     ) -> None:
-        """Raises: VnfError for ports that VPP cannot have there."""
+        """Raises: VnfError for ports that VPP does not support on that machine."""
         self._description, self._ports, self._cores = description, ports, cores
         self._connect = connect
         self._local = isinstance(description.machine, LocalMachine)
@@ -140,7 +142,7 @@ class Vpp(Vnf):
         )  # fmt: skip
 
     def _interface(self, number: int) -> int:
-        """Its index in VPP: made here, or found by the name that startup.conf gave it."""
+        """Return VPP's interface index: creates the interface, or finds it by its name in startup.conf."""
         port, api = self._ports[number], self._asked
         if not self._description.nics and port.attachment is Attachment.VHOST_BACKEND:
             made = api.call(
@@ -171,8 +173,10 @@ class Vpp(Vnf):
         return any(int(each.flags) & _LINK_UP for each in found if each.sw_if_index == index)
 
     def _rx_queues(self) -> tuple[int, ...]:
-        """Raises: VnfError if there are others than were asked: VPP takes one without a word when a
-        device has fewer than its configuration wants.
+        """Return the receive queues per port.
+
+        VPP silently uses one if the device has fewer than configured.
+        Raises: VnfError if the number differs from the request.
         """
         found = []
         for number, index in enumerate(self._interfaces):
@@ -201,7 +205,7 @@ class Vpp(Vnf):
         return self._api
 
     def _log(self) -> str:
-        """The end of VPP's own log: what it does not like of its configuration stands there."""
+        """Return the end of VPP's log, which contains configuration errors."""
         if self._machine is None:
             return ""
         try:
@@ -212,7 +216,7 @@ class Vpp(Vnf):
 
 
 def _check_ports(description: VppDescription, ports: Sequence[VnfPort]) -> None:
-    """Raises: VnfError."""
+    """Check that VPP supports the ports on its machine. Raises: VnfError."""
     if description.nics:
         if len(description.nics) != len(ports):
             raise VnfError(f"vpp: {len(description.nics)} nics for {len(ports)} ports")

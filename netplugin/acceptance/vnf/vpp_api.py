@@ -1,4 +1,4 @@
-"""VPP's binary API, through FD.io's own client: every reply's ``retval`` is looked at."""
+"""VPP's binary API through vpp-papi, with checks of every reply's ``retval``."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ _ANSWER_S = 10
 
 
 class Api:
-    """One connection. Messages and fields are those of VPP's ``.api`` files. Close it."""
+    """One connection. Messages and fields are those of VPP's ``.api`` files. The caller closes it."""
 
     def __init__(self, socket: Path) -> None:
-        """Raises: VnfError."""
+        """Connect. Raises: VnfError."""
         try:
             from vpp_papi import VPPApiClient
         except ImportError as error:
             raise VnfError(
                 "the VNF vpp needs FD.io's client: pip install 'netplugin[vpp]' (vpp-papi)"
             ) from error
-        # The definitions of the messages come from VPP itself: no files of its version are needed.
+        # VPP sends its message definitions: no version-specific files are needed.
         self._client: Any = VPPApiClient(
             bootstrapapi=True, server_address=str(socket), read_timeout=_ANSWER_S
         )
         try:
             self._client.connect("netplugin")
-        except Exception as error:  # its types are many, and some are plain Exception
+        except Exception as error:  # vpp-papi raises many types, some plain Exception
             raise VnfError(f"VPP's API at {socket} does not answer: {error!r}") from error
 
     def call(self, message: str, **fields: Any) -> Any:
-        """The reply. Raises: VnfError if VPP refuses, does not answer, or knows no such message."""
+        """Send a message and return the reply. Raises: VnfError if VPP rejects it or does not answer."""
         reply = self._ask(message, fields)
         if reply is None:
             raise VnfError(f"VPP: no answer to {message}")
@@ -40,13 +40,13 @@ class Api:
         return reply
 
     def dump(self, message: str, **fields: Any) -> list[Any]:
-        """All details. Raises: VnfError."""
+        """Send a dump message and return all details. Raises: VnfError."""
         return list(self._ask(message, fields) or [])
 
     def close(self) -> None:
         try:
             self._client.disconnect()
-        except Exception as error:  # VPP may be gone; then there is nothing to give back
+        except Exception as error:  # VPP may have ended; nothing to release
             self._gone = error
 
     def _ask(self, message: str, fields: dict[str, Any]) -> Any:

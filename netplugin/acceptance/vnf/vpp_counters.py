@@ -1,4 +1,4 @@
-"""Counters of VPP's interfaces and nodes: from the stats segment here, or by VPP's own program in a VM."""
+"""Counters of VPP's interfaces and nodes, from the local stats segment or by vpp_get_stats in a VM."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from netplugin.acceptance.evidence.contract import EvidenceError, Found, Place, 
 from netplugin.acceptance.vnf.contract import VnfError
 from netplugin.acceptance.vnf.machine import Machine
 
-#: Frames lost at an interface. What was sent is counted before it is dropped, so sent and received
-#: say nothing. A full ring shows in ``drops`` (vhost-user) or in ``tx-error`` (DPDK).
+#: Counters of frames lost at an interface. ``tx`` counts before drops, so the difference of sent
+#: and received means nothing. A full ring counts in ``drops`` (vhost-user) or ``tx-error`` (DPDK).
 LOST = ("drops", "tx-error", "rx-error", "rx-miss", "rx-no-buf")
 COUNTED = ("rx", "tx")
 _ERRORS = "/err/"
 _DUMPED = re.compile(r"^\[(\d+) @ \d+\]: (\d+) packets(?:, \d+ bytes)? (\S.*)$")
 _RUNTIME = re.compile(r"^(\S+)\s+(?:active|polling|any wait)\s+(\d+)\s+(\d+)\s")
-#: The node that every frame goes through that is routed.
+#: The node that every routed frame passes.
 _ROUTES = "ip4-lookup"
 
-#: By name, then by interface (of an error: 0), summed over the threads.
+#: By name, then by interface (0 for errors), summed over threads.
 Counts = Mapping[str, Mapping[int, int]]
 
 
 class Counters(ABC):
-    """Where the counters are read."""
+    """Source of the counters."""
 
     @abstractmethod
     def read(self) -> Counts:
-        """Raises: VnfError."""
+        """Read all counters. Raises: VnfError."""
 
-    def close(self) -> None:  # noqa: B027 - there may be nothing to give back
-        """Give back what was opened."""
+    def close(self) -> None:  # noqa: B027 - there may be nothing to release
+        """Release all resources."""
 
 
 class Segment(Counters):
-    """The stats segment: memory that VPP shares with this machine's processes."""
+    """The stats segment: memory that VPP shares with local processes."""
 
     def __init__(self, socket: str) -> None:
-        """Raises: VnfError."""
+        """Connect. Raises: VnfError."""
         try:
             from vpp_papi.vpp_stats import VPPStats
 
             self._stats: Any = VPPStats(socket)
             self._stats.connect()
-        except Exception as error:  # it raises plain Exception
+        except Exception as error:  # vpp_stats raises plain Exception
             raise VnfError(f"VPP's stats segment at {socket}: {error!r}") from error
 
     def read(self) -> Counts:
@@ -62,7 +62,7 @@ class Segment(Counters):
 
 
 class Program(Counters):
-    """``vpp_get_stats`` in the VM: shared memory does not go through SSH."""
+    """Runs ``vpp_get_stats`` in the VM, because shared memory is not accessible over SSH."""
 
     def __init__(self, machine: Machine, socket: str) -> None:
         self._machine, self._socket = machine, socket
@@ -75,9 +75,9 @@ class Program(Counters):
 
 
 def summed(rows: Iterable[Any]) -> dict[int, int]:
-    """Frames by interface, from a row for each thread; a count may stand beside one of bytes.
+    """Sum rows per thread to frames per interface; a value may be a pair of frames and bytes.
 
-    Of a counter that has no interfaces, such as an error, a row is one count.
+    A counter without interfaces, such as an error, has one value per row.
     """
     found: dict[int, int] = defaultdict(int)
     for row in rows:
@@ -87,7 +87,7 @@ def summed(rows: Iterable[Any]) -> dict[int, int]:
 
 
 def parse_dump(text: str) -> dict[str, dict[int, int]]:
-    """From ``vpp_get_stats dump``; lines of one counter are of its interfaces and threads."""
+    """Parse ``vpp_get_stats dump``, which prints one line per interface and thread."""
     found: dict[str, dict[int, int]] = {}
     for line in text.splitlines():
         if row := _DUMPED.match(line):
@@ -98,18 +98,18 @@ def parse_dump(text: str) -> dict[str, dict[int, int]]:
 
 
 def parse_runtime(text: str, node: str = _ROUTES) -> tuple[int, int]:
-    """Calls and vectors (frames) of a node over all threads, from ``show runtime``."""
+    """Parse ``show runtime``: calls and vectors (frames) of a node over all threads."""
     rows = [row for row in map(_RUNTIME.match, text.splitlines()) if row and row[1] == node]
     return sum(int(row[2]) for row in rows), sum(int(row[3]) for row in rows)
 
 
 class VppPlace(Place):
-    """The place ``vnf``: drops by interface; why, by node, is a reading, as it is the same frames."""
+    """The component ``vnf``: drops by interface. Errors by node are readings: they count the same frames."""
 
     def __init__(
         self, counters: Counters, interfaces: Sequence[int], runtime: Callable[[], str]
     ) -> None:
-        """``interfaces``: VPP's indices, by number of the port; ``runtime``: what ``show runtime`` says."""
+        """``interfaces``: VPP's interface index per port; ``runtime``: returns ``show runtime``."""
         self._counters, self._interfaces, self._runtime = counters, tuple(interfaces), runtime
 
     @property
@@ -133,7 +133,7 @@ class VppPlace(Place):
 
 
 def reading(counts: Counts, interfaces: Sequence[int], runtime: str) -> Reading:
-    """From what VPP says (pure)."""
+    """Build a reading from VPP's counters (pure)."""
     lost: dict[str, int] = {}
     counters: dict[str, float] = {}
     for number, index in enumerate(interfaces):

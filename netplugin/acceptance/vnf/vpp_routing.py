@@ -1,4 +1,4 @@
-"""What VPP is told so that it routes between pairs of ports: messages of its API, in their order."""
+"""API messages that configure VPP to route between pairs of ports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from netplugin.acceptance.vnf.contract import VnfPort
 
-#: For the interfaces themselves (RFC 5737): of each four VPP has the second, the far end the third.
+#: Interface addresses (RFC 5737). Each port has a /30: VPP the first host, the far end the second.
 _ADDRESSES = IPv4Address("192.0.2.0")
 _ADMIN_UP = 1  # IF_STATUS_API_FLAG_ADMIN_UP in vnet/interface_types.api
 _STATIC = 1  # IP_API_NEIGHBOR_FLAG_STATIC in vnet/ip-neighbor/ip_neighbor.api
@@ -18,10 +18,10 @@ _LABELS = 16  # of fib_path in vnet/fib/fib_types.api
 def routing(
     ports: Sequence[VnfPort], interfaces: Sequence[int]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each message with its fields (pure); ``interfaces`` has VPP's index of each port.
+    """Yield the messages with their fields (pure); ``interfaces``: VPP's interface index per port.
 
-    A port has a table of its own with one route, to the far end of its partner: no address of the
-    frames has to be known, and none is asked for by ARP.
+    Each port has its own table with one route to the far end of its partner. The addresses of the test
+    frames need not be known, and no ARP is needed.
     """
     for number, (index, port) in enumerate(zip(interfaces, ports, strict=True)):
         table = {"table_id": number + 1, "name": f"port{number}"}
@@ -42,7 +42,7 @@ def routing(
         path = {
             "sw_if_index": interfaces[partner], "weight": 1,
             "nh": {"address": {"ip4": _far(partner)}},
-            # Of a fixed length in the message, also where there are none.
+            # A fixed-length array, even if empty.
             "label_stack": [{}] * _LABELS,
         }  # fmt: skip
         route = {"table_id": number + 1, "prefix": "0.0.0.0/0", "n_paths": 1, "paths": [path]}
