@@ -41,8 +41,9 @@ class Caller:
 
 
 def read_tokens(path: Path) -> tuple[Token, ...]:
-    """Read bearer tokens from a private file, one per line: ``<token>`` or ``<role>:<name>
-    <token>``.
+    """Read bearer tokens from a private file, one per line.
+
+    A line is ``<token>`` or ``<role>:<name> <token>``.
 
     Raises: ValueError, OSError.
     """
@@ -101,8 +102,9 @@ class Rules:
         )
 
     def of_user(self, peer: Peer) -> Role | None:
-        """The role of a local user. Root and the agent's own user have all rights, as they can
-        change the agent.
+        """The role of a local user.
+
+        Root and the agent's own user have all rights, because they could change the agent anyway.
         """
         if peer.uid in (0, os.geteuid()):
             return Role.OPERATE

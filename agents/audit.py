@@ -40,9 +40,7 @@ class AuditLog:
         code: str | None = None, body: bytes = b"", taskuuid: str | None = None,
         callback: str | None = None, duration_ms: float | None = None,
     ) -> None:  # fmt: skip
-        """Log a call. Status 200 with a ``taskuuid`` means that the call was journalled for later
-        execution.
-        """
+        """Log a call; status 200 with a ``taskuuid`` means that it was journalled for later."""
         entry: dict[str, Any] = {
             "event": "accepted" if taskuuid and status == 200 else "call",
             "caller": caller, "role": role, "from": peer, "method": method,
@@ -59,8 +57,9 @@ class AuditLog:
         self._write(entry | _shown(path, body))
 
     def carried_out(self, taskuuid: str, method: str, target: str, status: int) -> None:
-        """Log the execution of an asynchronous call; its ``accepted`` entry has the same taskuuid
-        and the caller.
+        """Log the execution of an asynchronous call.
+
+        The ``accepted`` entry with the same taskuuid has the caller.
         """
         self._write(
             {"event": "carried_out", "taskuuid": taskuuid, "method": method,

@@ -158,14 +158,13 @@ class _Receiver:
 
 
 class Callbacks:
-    """Delivers the results that the journal has as ``done``, a limited number at a time, on the
-    event loop.
+    """Delivers the results that the journal has as ``done``, on the event loop.
 
-    Results of calls on one object are first sent to a receiver (scheme, host and port) one at a
-    time, in the order of the calls. A refused result is retried later and does not block those
-    after it. If a receiver does not answer, deliveries to it pause for 1 s, 2 s and so on up to 60
-    s, and then go one at a time until it answers. Queued results are in the journal; memory holds
-    only their uuid and URL.
+    The number of concurrent deliveries is limited. Results of calls on one object are first sent to
+    a receiver (scheme, host and port) one at a time, in the order of the calls. A refused result is
+    retried later and does not block those after it. If a receiver does not answer, deliveries to it
+    pause for 1 s, 2 s and so on up to 60 s, and then go one at a time until it answers. Queued
+    results are in the journal; memory holds only their uuid and URL.
     """
 
     def __init__(

@@ -1,5 +1,4 @@
-"""A clock for stored data that is not affected by changes of the system time and continues after
-restarts.
+"""A clock for stored data, independent of the system time and continuous across restarts.
 
 It uses CLOCK_BOOTTIME (clock_gettime(2): monotonic, includes suspend), which restarts at each boot.
 Its value is stored with the boot ID and continues from there after a reboot.

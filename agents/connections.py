@@ -29,8 +29,10 @@ _TLS_END_S = 1.0
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """The limits from the ``[api]`` options. In seconds: TLS handshake and then request line and
-    headers, body, idle time between requests.
+    """Connection limits from the ``[api]`` options.
+
+    ``header_s`` applies to the TLS handshake and then to request line and headers, ``body_s`` to
+    the body, ``idle_s`` to the time between requests.
     """
 
     most: int
@@ -65,8 +67,10 @@ class _Limited:
         return True
 
     def _has_room(self, most: int) -> bool:
-        """Whether the connection is within the limit. If not, the connection that has been idle for
-        longest is closed, so that idle clients cannot lock out others.
+        """Whether the connection is within the limit.
+
+        If not, the connection that has been idle for longest is closed to make room, so that idle
+        clients cannot lock out others.
         """
         if len(self.connections) <= most:
             return True

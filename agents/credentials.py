@@ -16,8 +16,10 @@ _Stamp = tuple[int, int, int, int] | None
 
 
 class Credentials:
-    """The credentials in use. If new files are invalid, the old credentials stay in use; the log
-    and ``stale`` (a metric) report it.
+    """The credentials in use.
+
+    If new files are invalid, the old credentials stay in use; the log and ``stale`` (a metric)
+    report it.
     """
 
     def __init__(self, listen: Listen) -> None:

@@ -222,10 +222,10 @@ class Database:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """Open in WAL mode; without space for the shared-memory file, open with an exclusive lock
-    instead.
+    """Open the database in WAL mode.
 
-    (https://sqlite.org/wal.html#use_of_wal_without_shared_memory)
+    Without space for the shared-memory file, it is opened with an exclusive lock instead
+    (https://sqlite.org/wal.html#use_of_wal_without_shared_memory).
     """
     try:
         return _set_up(path)

@@ -166,9 +166,7 @@ class Domains:
         return scene
 
     async def _refuse_bad_pins(self, domain: Element) -> None:
-        """Check the pinning of a domain that is not placed against the CPUs of PMD threads, if
-        these are known.
-        """
+        """Check the pinning of a domain that is not placed against the CPUs of PMD threads, if known."""
         refuse_stale_mark(domain)
         if not list(pinned(domain)):
             return
@@ -204,9 +202,7 @@ def _other_functions(domain: Element, wanted: tuple[Nic, ...]) -> set[str]:
 
 
 def _of_others(vfs: list[VfInfo], ports: list[Port]) -> tuple[VfInfo, ...]:
-    """The VFs of the pool that these ports do not own, without unassigned VFs that are excluded by
-    configuration.
-    """
+    """The VFs of other ports, and the free VFs that the configuration does not exclude."""
     mine = {port.port_id for port in ports}
     return tuple(vf for vf in vfs if vf.port_id not in mine and (vf.port_id or not vf.left_out))
 
@@ -231,8 +227,9 @@ def _no_plan(status: Literal["warn", "fail"], found: str, fix: str | None) -> Fi
 
 
 def _none_for_realtime(full: CapacityExhausted, polling: Cpus) -> CapacityExhausted:
-    """The error for a real-time VM. A PMD thread that shares a CPU with a polling SCHED_FIFO vCPU
-    never runs again (sched(7)).
+    """The error if PMD threads use the CPUs that a real-time VM would get.
+
+    A PMD thread that shares a CPU with a polling SCHED_FIFO vCPU never runs again (sched(7)).
     """
     if not polling:
         return full
@@ -250,11 +247,10 @@ def _beside_polling(
     others: Held,
     before: Placement | None,
 ) -> Placement:
-    """Place a VM on the plan's VM cores although the PMD mask contains some; a finding reports the
-    PMD threads.
+    """Place a VM on the plan's VM cores although the PMD mask contains some of them.
 
-    The first attempt avoids the CPUs of running PMD threads only: the mask may have more, because a
-    NUMA node without ports has no thread.
+    A finding reports these PMD threads. The first attempt avoids only the CPUs of running threads:
+    the mask may have more, because a NUMA node without ports has no thread.
     """
     try:
         return place(replace(others, cpus=others.cpus | scene.running_pmds), before)

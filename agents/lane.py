@@ -1,5 +1,4 @@
-"""The worker thread of a backend: port operations in batches, jobs, and reconciles, scheduled in
-rotation.
+"""The worker thread of a backend: runs port operations in batches, background jobs, and reconciles.
 
 Calls that arrive while a batch is being committed to ovs-vswitchd share the next transaction (group
 commit).
@@ -68,8 +67,9 @@ class _Errand:
 
 @dataclass
 class _Deferred:
-    """A call to be retried at ``due``; ``pause_s`` is the next delay, ``behind`` are later calls of
-    its port.
+    """A call to be retried at ``due`` (``time.monotonic``).
+
+    ``pause_s`` is the next delay; ``behind`` are later calls on the same port.
     """
 
     op: Operation
@@ -194,8 +194,10 @@ class Lane:
         )
 
     def errand(self, work: Callable[[], T], deadline: float) -> Future[T]:
-        """Queue a background job. It is skipped if it cannot start before ``deadline`` (monotonic),
-        or if its future was cancelled.
+        """Queue a background job.
+
+        It is skipped if it cannot start before ``deadline`` (monotonic), or if its future was
+        cancelled.
 
         Raises: Overloaded, BackendUnavailable. The future also raises OperationTimeout and what
         ``work`` raises.
@@ -258,8 +260,10 @@ class Lane:
         return now >= self._next_look_at()
 
     def _due_again(self, now: float) -> list[_Deferred]:
-        """The retries that are due, longest first. Only a few, because a driver may block before it
-        fails (ice_wait_on_vf_reset: 0.8 s per VF).
+        """The retries that have been due for longest.
+
+        Only a few at a time, because a driver may block before it fails (ice_wait_on_vf_reset: 0.8
+        s per VF).
         """
         due = [deferred for deferred in self._deferred.values() if deferred.due <= now]
         return sorted(due, key=lambda deferred: deferred.due)[:_LEAST]
@@ -277,8 +281,9 @@ class Lane:
         return min(self._next_look, self._next_look if self._retry_at is None else self._retry_at)
 
     def _next(self, now: float) -> Work:
-        """Select the next work. Calls, jobs and reconciles rotate, so none waits for more than one
-        of each other kind.
+        """Select the next work; calls, jobs and reconciles rotate.
+
+        None of them waits for more than one of each other kind.
         """
         turns = sorted(Turn, key=lambda turn: (turn.value - self._last_turn.value - 1) % len(Turn))
         turn = next(turn for turn in turns if self._is_due(turn, now))

@@ -47,8 +47,9 @@ class LocalSocket:
         return LocalSocket(path, gid)
 
     def bind(self) -> socket.socket:
-        """Bind and listen, replacing the socket of a dead agent; the directory is created if
-        missing.
+        """Bind and listen, replacing the socket of a dead agent.
+
+        The directory is created if missing.
 
         Raises: OSError, also if the path is not a socket or another process listens on it.
         """
@@ -161,8 +162,9 @@ class Listen:
         return tuple(Path(name) for name in named if name)
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Load the TLS context; None without TLS. Raises: ValueError naming the option of an
-        unusable file.
+        """Load the TLS context; None without TLS.
+
+        Raises: ValueError naming the option of an unusable file.
         """
         if not (self.tls_cert and self.tls_key):
             return None
@@ -185,8 +187,9 @@ class Listen:
         return context
 
     def is_loopback(self) -> bool:
-        """Whether ``host`` is a loopback address. ``localhost`` is not, because its address depends
-        on the resolver.
+        """Whether ``host`` is a loopback address.
+
+        ``localhost`` is not one, because its address depends on the resolver.
         """
         try:
             return self.host is not None and ipaddress.ip_address(self.host).is_loopback

@@ -171,8 +171,9 @@ async def _serve(
 
 
 async def _heartbeat(service: Service, supervisor: Supervisor) -> None:
-    """Send systemd's watchdog (WatchdogSec=) a heartbeat while the event loop and all backend
-    threads make progress.
+    """Send heartbeats to systemd's watchdog (WatchdogSec=).
+
+    They stop if the event loop or the thread of a backend makes no progress.
     """
     asked = os.environ.get("WATCHDOG_USEC")
     if not asked:

@@ -18,7 +18,7 @@ _QUEUE = ["port", "queue", "cpu"]
 
 
 class PmdFigures(Collector):
-    """If OVS cannot be read, only ``up`` 0 is exported; the other metrics of the scrape are not affected."""
+    """Collects the metrics without affecting the rest of the scrape; without OVS, only ``up`` 0."""
 
     def __init__(self, read: Callable[[], Reading | None]) -> None:
         """``read`` takes about a second at most; it returns None if no backend uses OVS."""

@@ -27,12 +27,11 @@ class PortCounters:
 
 
 class VfFigures(Collector):
-    """If the NICs cannot be read, the counters are missing; the other metrics of the scrape are not
-    affected.
+    """Collects the counters without affecting the other metrics of a scrape.
 
-    The kernel reads them under RTNL, its global lock for network devices, without a timeout: a NIC
-    that is being reset blocks the reader. Therefore a single separate thread reads them, and a
-    scrape waits for it for ``wait_s`` seconds.
+    If the NICs cannot be read, the counters are missing. The kernel reads them under RTNL, its
+    global lock for network devices, without a timeout: a NIC that is being reset blocks the reader.
+    Therefore a single separate thread reads them, and a scrape waits for it for ``wait_s`` seconds.
     """
 
     def __init__(self, read: Callable[[], Iterable[PortCounters]], wait_s: float = 2.0) -> None:

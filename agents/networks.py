@@ -93,8 +93,9 @@ class Networks:
         )
 
     def _save(self, network_id: str, spec: NetworkSpec) -> tuple[Overlay | None, Overlay]:
-        """Save the spec; returns the network before and after. In the database thread, so it runs
-        after earlier changes whose callers were cancelled.
+        """Save the spec and return the network before and after.
+
+        It runs in the database thread, and so after earlier changes whose callers were cancelled.
         """
         held = {} if self._store.network(network_id) else self._held()
         with self._store.database.lock:  # no port may be added meanwhile

@@ -18,7 +18,9 @@ _MOST_GROUPS = 256  # the buffer limit of Python's getsockopt
 
 @dataclass(frozen=True)
 class Peer:
-    """``uid``, ``pid`` and ``gids`` are those of the process when it connected to the UNIX socket;
+    """The peer of a connection.
+
+    ``uid``, ``pid`` and ``gids`` are those of the process when it connected to the UNIX socket;
     over TCP ``uid`` is None. ``names`` are the names of a verified client certificate: the common
     name first, then the alternative names.
     """

@@ -51,8 +51,9 @@ class Pmd:
         return await asyncio.to_thread(propose, await self.show(interval_s))
 
     def scraped(self) -> Reading | None:
-        """Read the state for metrics, with a short timeout; None if no backend uses OVS. Not for
-        the event loop.
+        """Read the state for metrics with a short timeout; None if no backend uses OVS.
+
+        It blocks: do not call it from the event loop.
         """
         ovs = self._host.used_ovs
         return look(ovs, wait_s=_SCRAPE_S) if ovs else None

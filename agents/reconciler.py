@@ -84,8 +84,9 @@ _WORKING = (PortState.ACTIVE, PortState.DEGRADED)
 
 @dataclass(frozen=True)
 class Spread:
-    """The result of a network change: ``reached`` is false if it could not be applied to any port
-    that worked before.
+    """The result of a network change.
+
+    ``reached`` is false if the change could not be applied to any port that worked before.
     """
 
     reached: bool = True
@@ -270,8 +271,7 @@ class Reconciler:
         return True
 
     def _validate(self, spec: PortSpec, before: Record | None) -> None:
-        """As ``Backend.validate``, but a filter can be changed even if the configuration no longer
-        allows the port.
+        """As ``Backend.validate``, but always allow a change of the filter.
 
         A live port that could not be created today (its network was removed from the options) still
         exists and needs its filter.
@@ -429,9 +429,9 @@ class Reconciler:
         failures: Mapping[str, NetpluginError],
         faults: Mapping[str, NetpluginError],
     ) -> dict[str, NetpluginError]:
-        """Record the results: ports become active, or degraded if the host reports a fault; deleted
-        ports are forgotten.
+        """Record the results of the calls.
 
+        Ports become active, or degraded if the host reports a fault; deleted ports are forgotten.
         Returns the ports that could not be saved, with the errors.
         """
         saved: list[Record] = []
@@ -475,8 +475,9 @@ class Reconciler:
         failures: Mapping[str, NetpluginError],
         there: Collection[str],
     ) -> dict[str, Record]:
-        """Keep ports that were already ``there`` at their first plug, to be retried. Returns the
-        other records.
+        """Keep ports that were already ``there`` at their first plug, to be retried.
+
+        Returns the other records.
         """
         kept = {
             i: replace(r, state=_fallen_state(i, self.observed), error=failures[i].problem())
@@ -540,8 +541,9 @@ class Reconciler:
                     self._unsaved[port_id] = replace(left, state=PortState.REMOVING, previous=None)
 
     def _save_unsaved(self) -> None:
-        """Save the records that could not be saved before; otherwise an undone port would be
-        plugged again.
+        """Save the records that could not be saved before.
+
+        Otherwise an undone port would be plugged again.
 
         Raises: HostError.
         """
@@ -653,8 +655,7 @@ class Reconciler:
             self._store.release(ended)
 
     def abandon(self, port_id: str, claim: Claim) -> None:
-        """Forget a port that is being removed and waits for a virtual function that no longer
-        exists.
+        """Forget a port that is being removed and whose virtual function no longer exists.
 
         Raises: Conflict if the function exists, even if its NIC does not report it now, because the
         port is then removed without help; what ``Backend.observe`` raises.

@@ -161,8 +161,9 @@ class Store:
         return self._compared
 
     def note_older(self, backend: str, told: str, mark: str, commit: int) -> None:
-        """Save the report and its mark, and continue counting from that commit, so that numbers are
-        unique.
+        """Save the report and its mark, and continue counting from that commit.
+
+        So no two commits have the same number.
 
         Raises: HostError; in memory it is saved nevertheless.
         """

@@ -29,9 +29,10 @@ class StoreMarks:
         self._store = store
 
     def after(self, found: str) -> str:
-        """The mark to write over ``found``, a mark that this process did not write. A mark that is
-        newer than this store was when opened stays until it was compared; overwriting it would lose
-        the information.
+        """The mark to write over ``found``, which this process did not write.
+
+        A mark that is newer than this store was when opened is kept until it was compared;
+        overwriting it would lose the information.
         """
         compared = found[:_LENGTH] in self._store.compared.values()
         return self._store.mark if not found or compared or self._is_known(found) else found

@@ -82,9 +82,7 @@ class TaskJournal:
         return next(self._read("WHERE taskuuid = ?", (taskuuid,)), None)
 
     def open(self) -> list[JournalledTask]:
-        """Tasks that are not executed or delivered yet, in the order of their arrival, independent
-        of the clock.
-        """
+        """Tasks that are not executed or delivered yet, in the order of their arrival."""
         return list(self._read("WHERE state IN ('accepted', 'done') ORDER BY rowid", ()))
 
     def update(self, task: JournalledTask) -> None:

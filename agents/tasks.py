@@ -160,8 +160,9 @@ class TaskRunner:
             self._callbacks.add(task.target, task.taskuuid, task.callback_url)
 
     async def _call(self, task: JournalledTask) -> tuple[int, Any]:
-        """Execute the call; returns status and body. The call was accepted, so it waits while the
-        agent is overloaded.
+        """Execute the call and return status and body.
+
+        An accepted call is retried while the agent is overloaded.
         """
         wait_s = _RETRY_FIRST_S
         while True:

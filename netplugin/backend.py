@@ -1,5 +1,7 @@
-"""The contract of a backend: pure functions that decide, and separate methods that read and change
-the host.
+"""The contract of a backend.
+
+Pure methods decide (``claims``, ``plan``, ``binding``); others read (``observe``) or change
+(``apply``) the host.
 """
 
 from __future__ import annotations
@@ -207,8 +209,10 @@ class Backend(ABC, Generic[ObservationT]):
     fixed_fields: ClassVar[frozenset[str]] = frozenset({"vm_id", "mac", "backend"})
 
     def hold(self) -> Usability:
-        """Lock what only one agent may manage at a time (an OVSDB, a network namespace, NICs), or
-        report the owner. Quick, never raises, callable from any thread.
+        """Lock what only one agent may manage at a time (an OVSDB, a network namespace, NICs).
+
+        The result names the owner if another agent holds the lock. Quick, never raises, callable
+        from any thread.
 
         The agent calls it before it observes the host. While the result is not usable, nothing is
         observed for a plan and nothing is applied. Locks are held until ``close``. A backend that
@@ -265,10 +269,10 @@ class Backend(ABC, Generic[ObservationT]):
         ports: Collection[str] | None,
         deadline: float,
     ) -> ObservationT:
-        """Observe again after ``apply``; everything that the changes touched must be read from the
-        host.
+        """Observe again after ``apply``.
 
-        The rest may be taken from ``seen``, the observation before the changes.
+        Everything that the changes touched must be read from the host. The rest may be taken from
+        ``seen``, the observation before the changes.
 
         Raises: as ``observe``.
         """
@@ -277,14 +281,14 @@ class Backend(ABC, Generic[ObservationT]):
     def claims(
         self, intent: Intent, observed: ObservationT, taken: Mapping[Claim, str]
     ) -> tuple[Claim, ...]:
-        """Choose the limited resources that the intent needs (pure); ``taken`` maps claims to their
-        owners.
+        """Choose the limited resources that the intent needs (pure).
 
-        The agent stores the claims in the same transaction as the intent. A claim is released when
-        an intent is committed that no longer needs it, which is before the host is cleaned up.
-        Therefore choose only resources that are free in ``observed`` as well (it must hold the
-        whole pool), and prefer those that the host already uses for this port. Claims of ``NOBODY``
-        in ``taken`` are quarantined, or changed owner after the observation.
+        ``taken`` maps claims to their owners. The agent stores the claims in the same transaction
+        as the intent. A claim is released when an intent is committed that no longer needs it,
+        which is before the host is cleaned up. Therefore choose only resources that are free in
+        ``observed`` as well (it must hold the whole pool), and prefer those that the host already
+        uses for this port. Claims of ``NOBODY`` in ``taken`` are quarantined, or changed owner
+        after the observation.
 
         Raises: CapacityExhausted.
         """
@@ -300,10 +304,10 @@ class Backend(ABC, Generic[ObservationT]):
 
     @abstractmethod
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
-        """Apply the changes before ``deadline`` (``time.monotonic``). Never raises for a single
-        port.
+        """Apply the changes before ``deadline`` (``time.monotonic``).
 
-        The errors of single ports are in ``failed``; the changes for other ports are applied.
+        The errors of single ports are in ``failed`` and are not raised; the changes for other ports
+        are applied.
         """
 
     @abstractmethod
@@ -330,8 +334,9 @@ class Backend(ABC, Generic[ObservationT]):
         return ()
 
     def out_of_order(self, observed: ObservationT) -> Collection[str]:
-        """The PCI addresses of virtual functions that cannot be used now because their NIC has
-        failed (pure). The quarantine of such a function ends when the NIC recovers.
+        """The PCI addresses of virtual functions whose NIC has failed (pure).
+
+        They cannot be used for any port now; their quarantine ends when the NIC recovers.
         """
         return ()
 
@@ -351,16 +356,16 @@ class Backend(ABC, Generic[ObservationT]):
         return ()
 
     def counters(self, claims: Sequence[Claim]) -> Mapping[Claim, VfCounters]:
-        """The NIC's counters of the virtual functions among these claims (callable from any
-        thread).
+        """The NIC's counters of the virtual functions among these claims (any thread).
 
         Functions that cannot be read now, or whose NIC has no counters, are left out.
         """
         return {}
 
     def offered(self) -> Features:
-        """The features that the devices of this host support, for ``GET /v1/backends``. Quick,
-        never raises. The base class returns ``features``.
+        """The features that the devices of this host support, for ``GET /v1/backends``.
+
+        Quick, never raises. The base class returns ``features``.
         """
         return self.features
 

@@ -83,9 +83,11 @@ class Client:
         cert: tuple[str, str] | str | None = None,
         timeout_s: float = 60,
     ) -> None:
-        """``url``: ``unix:`` and the path of the agent's socket, or ``http(s)://host:port``;
+        """Create a client of the agent at ``url``.
+
+        ``url``: ``unix:`` and the path of the agent's socket, or ``http(s)://host:port``;
         ``verify``: a file of CA certificates, or False to skip verification; ``cert``: certificate
-        and key.
+        and key; ``timeout_s``: seconds to wait for a response.
 
         Raises: InvalidRequest if the URL, the token or a certificate file cannot be used.
         """
@@ -161,8 +163,9 @@ class Client:
         self._call("DELETE", _port(port_id))
 
     def batch(self, batch: Batch) -> BatchResults:
-        """Create, change and delete several ports. Raises only if the whole call failed: check each
-        result.
+        """Create, change and delete several ports.
+
+        Raises only if the whole call failed: check each result.
         """
         return self._model(BatchResults, "POST", "/v1/ports:batch", batch)
 
@@ -221,9 +224,7 @@ class Client:
         self._call("DELETE", f"/v1/vfs/{address}/quarantine")
 
     def pmd(self, interval_s: float | None = None) -> PmdState:
-        """The PMD threads, measured since they started or over the next ``interval_s`` seconds (at
-        most 60).
-        """
+        """The PMD threads, since they started or over the next ``interval_s`` seconds (at most 60)."""
         return self._measured(PmdState, "/v1/pmd", interval_s)
 
     def pmd_proposal(self, interval_s: float | None = None) -> PmdProposal:
@@ -325,8 +326,9 @@ class Client:
 
 
 def nobody_listens(error: BaseException) -> bool:
-    """Whether a call failed because no agent is listening. Error responses, broken connections and
-    missing permissions mean that one is.
+    """Whether a call failed because no agent is listening.
+
+    False for error responses, broken connections and missing permissions.
     """
     cause: BaseException | None = error
     while cause is not None:

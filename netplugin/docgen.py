@@ -1,5 +1,4 @@
-"""Generate the files that come from code: etc/netplugin.conf and the references of options and
-errors.
+"""Generate etc/netplugin.conf and the references of options and errors from the code.
 
 ``python -m netplugin.docgen`` writes the files; ``--check`` fails if one is out of date.
 """

@@ -79,8 +79,9 @@ def nodes_asked(bindings: Sequence[Binding], policy: DomainPolicy) -> set[int]:
 
 
 def keep_memory_on(domain: Element, nodes: Collection[int]) -> None:
-    """Set the NUMA node of the memory of a domain without CPU placement. Raises: Conflict for
-    several nodes.
+    """Set the NUMA node of the memory of a domain without CPU placement.
+
+    Raises: Conflict for several nodes.
     """
     if len(nodes) > 1:
         raise Conflict(
@@ -120,8 +121,9 @@ def function(nic: Element) -> str:
 
 
 def _unsigned(text: str) -> int | None:
-    """Parse a number of a PCI address as libvirt does: hexadecimal only after ``0x``
-    (``virPCIDeviceAddressParseXML``: strtoul with base 0). None if it is not a number.
+    """Parse a number of a PCI address as libvirt does; None if it is not a number.
+
+    It is hexadecimal only after ``0x`` (``virPCIDeviceAddressParseXML``: strtoul with base 0).
     """
     if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,8}|0[0-7]{0,8}|[1-9][0-9]{0,8}", text):
         return None

@@ -178,8 +178,9 @@ class OperationTimeout(NetpluginError):
 
 
 class TryAgain(OperationTimeout):
-    """The host is busy for a moment. Calls retry until their deadline and then return this error. A
-    backend raises it only while the condition is likely to be temporary.
+    """The host is temporarily busy, and a retry is likely to succeed.
+
+    Calls retry until their deadline and then return this error.
     """
 
 

@@ -1,6 +1,4 @@
-"""The data models of the API: what the platform requests (PortSpec) and what the agent returns
-(Port, Binding).
-"""
+"""The data models of the API: requests (PortSpec, ...) and responses (Port, Binding, ...)."""
 
 from __future__ import annotations
 
@@ -434,8 +432,9 @@ class Finding(Value):
 
 
 class HostState(Value):
-    """Facts about the host, as ``netplugin host facts`` prints them. A value that cannot be read is
-    an object with the reason (``unknown``) and the file (``path``).
+    """Facts about the host, as ``netplugin host facts`` prints them.
+
+    A value that cannot be read is an object with the reason (``unknown``) and the file (``path``).
     """
 
     facts: dict[str, Any]
@@ -459,9 +458,9 @@ CpuList = Annotated[
 
 
 class RxQueue(Value):
-    """A receive queue. ``usage_percent`` is its share of the PMD thread's CPU time; null: not
-    measured yet.
+    """A receive queue.
 
+    ``usage_percent`` is its share of the PMD thread's CPU time; null: not measured yet.
     ``pinned_to`` is its CPU in ``pmd-rxq-affinity``. ``port_numa_node`` is the node of the NIC or
     of the VM's memory; null if OVS does not report it.
     """
@@ -543,11 +542,10 @@ class PmdChoice(Value):
 
 
 class PmdState(Value):
-    """The CPUs for PMD threads (``cpus``, a list such as ``2-5,8``) and the running threads
-    (``cores``).
+    """The CPUs for PMD threads and the running threads.
 
-    A CPU is a hardware thread; each entry of ``cores`` is the PMD thread of one CPU. ``chosen`` is
-    set only in the response to a request with ``count``.
+    ``cpus`` is a list such as ``2-5,8``. A CPU is a hardware thread; each entry of ``cores`` is the
+    PMD thread of one CPU. ``chosen`` is set only in the response to a request with ``count``.
     """
 
     cpus: str
@@ -611,10 +609,10 @@ class PmdAdvice(Value):
 
 
 class PmdProposal(Value):
-    """An assignment of queues to PMD threads that lowers the load of the busiest; empty if none is
-    better.
+    """A better assignment of queues to PMD threads; empty if there is none.
 
-    ``affinity`` and ``settings`` are the values that ``PUT /v1/pmd`` with ``proposed`` writes.
+    It lowers the load of the busiest thread. ``affinity`` and ``settings`` are the values that
+    ``PUT /v1/pmd`` with ``proposed`` writes.
     """
 
     moves: int
@@ -705,9 +703,10 @@ class ReconcileReport(BaseModel):
 
 
 class DomainPolicy(Value):
-    """How a domain is placed. ``pin``: each vCPU on a CPU of its own, according to the CPU plan of
-    the host; ``realtime``: pinned, with the settings that real-time guests need; ``numa_node``: the
-    NUMA node to use.
+    """The placement of a domain.
+
+    ``pin``: each vCPU on a CPU of its own, according to the CPU plan of the host; ``realtime``:
+    pinned, with the settings that real-time guests need; ``numa_node``: the NUMA node to use.
     """
 
     pin: Flag = False

@@ -45,10 +45,9 @@ _WORDS = {
 
 
 class HostApply(Command):
-    """Apply the runtime settings of a plan, or restore the previous ones with --undo; dry run
-    without --yes.
+    """Apply the runtime settings of a plan, or restore the previous ones (--undo).
 
-    Exit status 1 if a setting was refused or left unchanged.
+    Without --yes nothing is changed. Exit status 1 if a setting was refused or left unchanged.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -122,8 +121,9 @@ class HostApply(Command):
                 self.app.stdout.write(json.dumps(rows, indent=2) + "\n")
 
     def _ports(self) -> Mapping[str, str]:
-        """The ports that VFs are assigned to, from the agent. If no agent is running, there are
-        none, and a note is printed.
+        """The ports that VFs are assigned to, from the agent.
+
+        If no agent is running, there are none, and a note is printed.
         """
         try:
             with Client.from_environment() as client:

@@ -187,8 +187,9 @@ _OPTIONS = {"nics": "nic", "mtus": "mtu"}
 
 
 def intent_of(parsed_args: Namespace) -> Intent | None:
-    """The intent from options and configuration; None without pmd_cores. Raises: InvalidRequest
-    naming the field.
+    """The intent from options and configuration; None without pmd_cores.
+
+    Raises: InvalidRequest naming the field.
     """
     said = {name: getattr(parsed_args, name) for name in Intent.model_fields}
     given = _configured(parsed_args).intent
