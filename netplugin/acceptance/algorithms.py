@@ -91,7 +91,7 @@ def binary(plan: SearchPlan, generator: Generator) -> Finding:
 
 
 def binary_abort(plan: SearchPlan, generator: Generator) -> Finding:
-    """Binary search in which a trial stops at the first loss."""
+    """Binary search; a trial stops at the first loss."""
     return _binary(plan, generator, abort=True)
 
 

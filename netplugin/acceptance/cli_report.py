@@ -53,7 +53,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _needs(*modules: str) -> None:
-    """Raises: UnusableInput."""
+    """Check that these modules are installed. Raises: UnusableInput."""
     from importlib.util import find_spec
 
     missing = [name for name in modules if find_spec(name) is None]

@@ -26,9 +26,9 @@ class Stalls:
     """Pauses of the device: ``per_second`` on average, each of random length."""
 
     per_second: float
-    #: Draws the length of one stall in seconds.
+    #: Draws the length of a stall in seconds.
     draw_s: Callable[[random.Random], float]
-    #: P(a stall is longer than this many seconds).
+    #: Probability that a stall is longer than this many seconds.
     longer: Callable[[float], float]
 
     @staticmethod
@@ -74,7 +74,7 @@ class DeviceSpec:
     #: Seconds of traffic during which it loses ``warm_up_losses`` frames per second at any load.
     warm_up_s: float = 0.0
     warm_up_losses: float = 50.0
-    #: Each frame is lost with this probability.
+    #: Loss probability of each frame.
     frame_error_ratio: float = 0.0
 
     def loss_probability(self, rate_pps: float, duration_s: float) -> float:

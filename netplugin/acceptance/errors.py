@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class UnusableInput(Exception):
-    """An option or a file cannot be used; nothing has been sent yet."""
+    """An option or a file is unusable; no traffic was sent."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what}: {why}")

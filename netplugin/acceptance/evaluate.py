@@ -47,7 +47,7 @@ class Row:
     error: float | None
     #: Relative standard deviation of the answers.
     spread: float | None
-    #: Probability that a soak at the answer, as long as a final trial, loses a frame.
+    #: Probability that a soak test at the answer, as long as a full trial, loses a frame.
     p_soak: float | None
 
 

@@ -24,7 +24,7 @@ class Run:
 
 
 def carry_out(asking: Asking[T], generator: Generator, watch: Watcher | None = None) -> T:
-    """Raises: GeneratorError."""
+    """Run trials until the search returns; returns its result. Raises: GeneratorError."""
     try:
         request = next(asking)
         while True:
@@ -38,7 +38,7 @@ def carry_out(asking: Asking[T], generator: Generator, watch: Watcher | None = N
 
 
 def run_search(plan: SearchPlan, generator: Generator, watch: Watcher | None = None) -> Run:
-    """Raises: GeneratorError."""
+    """Search for all goals of a plan. Raises: GeneratorError."""
     begun = time.monotonic()
     found = carry_out(search(plan), generator, watch)
     return Run(found, time.monotonic() - begun)

@@ -59,7 +59,7 @@ class SearchPlan:
     generator_ceiling_pps: float | None = None
 
     def __post_init__(self) -> None:
-        """Raises: UnusableInput."""
+        """Validate the rates and goals. Raises: UnusableInput."""
         for name, value in (
             ("line rate", self.line_rate_pps), ("generator's rate", self.generator_max_pps)
         ):  # fmt: skip

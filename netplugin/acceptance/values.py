@@ -110,7 +110,7 @@ class Goal:
     relative_width: float = 0.005
 
     def __post_init__(self) -> None:
-        """Raises: UnusableInput."""
+        """Validate the parameters. Raises: UnusableInput."""
         _within(self.name, "loss ratio", self.max_loss_ratio, 0, 0.5, or_equal=True)
         _within(self.name, "exceed ratio", self.exceed_ratio, 0, 0.999, or_equal=True)
         _within(self.name, "final trial duration", self.final_trial_s, 0, 86_400)

@@ -73,7 +73,7 @@ class ExecGenerator(Generator):
     """A user-supplied program. ``answer_s``: seconds allowed per answer beyond the trial duration."""
 
     def __init__(self, command: str, answer_s: float = 60.0) -> None:
-        """Raises: UnusableInput, GeneratorError."""
+        """Start the program and read its ``hello``. Raises: UnusableInput, GeneratorError."""
         self._answer_s = answer_s
         self._dialogue = Dialogue("--exec-cmd", _arguments(command))
         try:

@@ -66,7 +66,7 @@ class Player:
         self, interface: str, pcap: str, rate_pps: float, packets: int, repeats: int, *,
         netns_path: str | None, realtime: bool,
     ) -> None:  # fmt: skip
-        """Play ``pcap`` up to ``repeats`` times, until ``packets`` were sent.
+        """Play ``pcap`` at most ``repeats`` times, until ``packets`` frames are sent.
 
         Raises: UnusableInput, GeneratorError.
         """

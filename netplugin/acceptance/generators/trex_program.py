@@ -64,7 +64,7 @@ class TrexProgram:
         self._guard.wait()
 
     def close(self) -> None:
-        """End it; may be called twice."""
+        """Stop the program and release its files. Idempotent."""
         if self._said.closed:
             return
         self.stop()
@@ -103,7 +103,7 @@ class TrexServer:
             raise
 
     def close(self) -> None:
-        """End it; may be called twice."""
+        """Stop the server. Idempotent."""
         self._program.close()
 
 

@@ -13,8 +13,7 @@ T = TypeVar("T")
 
 #: Default for the frames that rings and queues on the path can hold.
 IN_FLIGHT: Final = 2048
-#: Factor by which a false alarm raises the in-flight limit: a search repeats a trial at most three
-#: times.
+#: Factor by which a false alarm raises the in-flight limit: an invalid trial is tried three times.
 _FALSE_ALARM: Final = 8
 #: Loss must persist this long, so that a delayed poll does not look like loss.
 _CERTAIN_S: Final = 0.05

@@ -32,7 +32,8 @@ MARKER_BYTES: Final = 8
 _CARRIER_S: Final = 5.0
 _LOOK_S: Final = 0.05
 
-# From <linux/if_ether.h>, <linux/if_packet.h>, <linux/sockios.h>, <linux/filter.h>, <sched.h>.
+# Constants of <linux/if_ether.h>, <linux/if_packet.h>, <linux/sockios.h>, <linux/filter.h>,
+# <sched.h>.
 _ETH_P_ALL: Final = 3
 _SOL_PACKET: Final = 263
 _PACKET_ADD_MEMBERSHIP: Final = 1

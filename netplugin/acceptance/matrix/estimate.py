@@ -68,7 +68,7 @@ class Estimate:
 
 
 def in_words(seconds: float) -> str:
-    """``40 s``, ``12 min``, ``3 h 20 min``."""
+    """Format a duration: ``40 s``, ``12 min``, ``3 h 20 min``."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -26,11 +26,12 @@ class Ports:
         self._description = description
         self.ends: tuple[End, ...] = description.ends or ()
         self._vm_id = vm_id
-        #: Original PMD cores to restore; None: not read yet, empty: chosen by OVS.
+        #: Original PMD cores to restore, from the mask or else the running threads; None: not read
+        #: yet, empty: there were neither.
         self.found_cpus: str | None = None
 
     def look_at_pmd(self) -> None:
-        """Record the PMD cores: as configured, or else as running. Raises: NetpluginError."""
+        """Record the PMD cores: those of the mask, or else the running ones. Raises: NetpluginError."""
         state = self._client.pmd()
         self.found_cpus = state.cpus or ",".join(str(core.cpu) for core in state.cores)
 
@@ -87,7 +88,7 @@ class Ports:
 
     def put_back_pmd(self) -> None:
         """Restore the original PMD cores. Raises: NetpluginError."""
-        # Without pmd-cpu-mask OVS chose the CPUs; the RPC cannot remove a mask.
+        # There was neither a mask nor a PMD thread; the RPC cannot remove the mask.
         if self.found_cpus:
             self._client.set_pmd(PmdRequest(cpus=self.found_cpus))
 

@@ -41,7 +41,7 @@ class Part(StrEnum):
     SEARCH = "search"
     #: The generator looped back to itself, without device and VNF.
     LOOPBACK = "loopback"
-    #: The VNF with the generator, without the backend.
+    #: The VNF directly connected to the generator, without the backend.
     VNF = "vnf"
 
 

@@ -80,7 +80,7 @@ def _rate(answers: Answers | None) -> str:
 
 
 def change_text(change: Change) -> str:
-    """``-4.8 % (-5.5 % to -4.1 %, 95 %)``."""
+    """Format a change: ``-4.8 % (-5.5 % to -4.1 %, 95 % confidence)``."""
     low, high = (f"{100 * value:+.1f} %" for value in (change.low, change.high))
     sure = f", {words.percent(change.confidence)} confidence" if change.confidence else ", bounds"
     return f"{100 * change.ratio:+.1f} % ({low} to {high}{sure})"

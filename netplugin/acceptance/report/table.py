@@ -17,7 +17,7 @@ _SPECIAL = re.compile(r"[\\`*\[\]|]|(?<!\w)_|_(?!\w)|<(?=[A-Za-z/!?])|&(?=#?\w+;
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The cells of one frame size, number of flows and number of queues."""
+    """Cells with the same frame size, number of flows and number of queues."""
 
     frame: str
     flows: int
