@@ -15,7 +15,7 @@ GROUP = "host"
 _LIBVIRT_URI = cfg.StrOpt(
     "libvirt_uri",
     default="qemu:///system",
-    help="The libvirt of this host, asked for the pinning of its running domains and for versions.",
+    help="The libvirt of this host, queried for versions and for the CPU pinning of running domains.",
 )
 
 

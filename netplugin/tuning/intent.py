@@ -26,50 +26,54 @@ class Intent(BaseModel):
     )
     vm_pmd_cores: _Count = Field(
         1,
-        description="whole cores for PMD threads on each other node with VM cores, which poll the "
-        "vhost-user ports of its VMs; 0 where VMs there have none",
+        description="whole cores for PMD threads on each other node with VM cores, to poll the "
+        "vhost-user ports of its VMs; 0 if VMs there have none",
     )
     vm_cores: _Count | None = Field(
-        None, description="whole cores for VMs; not given: all that is left"
+        None, description="whole cores for VMs; not given: all remaining cores"
     )
     emulator_cores: _Count = Field(
         1,
-        description="whole cores for QEMU's own threads on each node with VM cores; 0: with the housekeeping",
+        description="whole cores for QEMU's own threads on each node with VM cores; 0: they run "
+        "on housekeeping cores",
     )
     housekeeping_cores: Annotated[int, Field(ge=1, le=4096)] = Field(
         1, description="whole cores on each node for everything else"
     )
     idle_siblings: bool = Field(
         False,
-        description="one PMD thread or vCPU a core, its sibling idle: less throughput, steadier latency",
+        description="run one PMD thread or vCPU per core and leave its sibling idle: less "
+        "throughput, steadier latency",
     )
     nics: tuple[str, ...] = Field(
-        (), description="PCI addresses or interfaces of the NICs under OVS; not given: those bound to "
-        "DPDK drivers, or the fastest"
+        (), description="PCI addresses or interface names of the NICs that OVS uses; not given: "
+        "those bound to DPDK drivers, or else the fastest"
     )  # fmt: skip
     vfs: tuple[_Vfs, ...] = Field(
-        (), description="virtual functions to enable, like 0000:3b:00.0=8 or ens1f0=8, an entry for "
-        "each NIC; NICs that are not named keep what they have"
+        (), description="number of VFs of each NIC, like 0000:3b:00.0=8 or ens1f0=8; NICs that "
+        "are not named keep their VFs"
     )  # fmt: skip
-    links: _Count = Field(1, description="links that carry traffic")
-    link_gbps: Annotated[float, Field(gt=0, le=800)] = Field(10, description="Gbit/s of one link")
+    links: _Count = Field(1, description="number of links that carry traffic")
+    link_gbps: Annotated[float, Field(gt=0, le=800)] = Field(
+        10, description="speed of one link, Gbit/s"
+    )
     mtus: Annotated[tuple[_Mtu, ...], Field(min_length=1)] = Field(
         (1500,), description="all MTUs in use, bytes"
     )
-    queues: Annotated[int, Field(ge=1, le=1024)] = Field(1, description="receive queues of a port")
+    queues: Annotated[int, Field(ge=1, le=1024)] = Field(1, description="receive queues per port")
     vm_memory_mb: Annotated[int, Field(ge=0, le=1 << 26)] = Field(
         0, description="memory of all VMs together, MB"
     )
     vm_size_mb: Annotated[int, Field(ge=0, le=1 << 26)] = Field(
-        0, description="memory of one VM, MB, of the largest if they differ: each node has memory for "
-        "whole VMs; 0: shared out by VM cores"
+        0, description="memory of one VM, MB, of the largest if they differ: each node gets "
+        "memory for whole VMs; 0: memory is divided by VM cores"
     )  # fmt: skip
     vm_ports: Annotated[int, Field(ge=0, le=1024)] | None = Field(
-        None, description="vhost-user ports of all VMs, which count where OVS has per-port-memory; not "
-        "given: those that it has now, and at least one for each VM core"
+        None, description="vhost-user ports of all VMs, which matter if OVS has per-port-memory; "
+        "not given: the present number, and at least one for each VM core"
     )  # fmt: skip
     hugepage_kb: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="2048 or 1048576, on ARM what the kernel has; not given: the largest up to 1 GB "
-        "that each node has room for 16 of"
+        None, description="hugepage size, KB: 2048 or 1048576, on ARM one that the kernel "
+        "supports; not given: the largest up to 1 GB of which each node has room for 16"
     )  # fmt: skip
-    realtime: bool = Field(False, description="latency counts more than throughput and power")
+    realtime: bool = Field(False, description="prefer low latency to throughput and power saving")

@@ -34,26 +34,29 @@ class GuestOptions(BaseModel):
 
     housekeeping: Annotated[int, Field(ge=1, le=4096)] = Field(
         1,
-        description="vCPUs for everything else, the lowest; made whole cores where the guest has siblings",
+        description="number of vCPUs for everything but DPDK, the lowest; rounded up to whole "
+        "cores if the guest has SMT siblings",
     )
     hugepage_mb: Annotated[int, Field(ge=0, le=1 << 26)] | None = Field(
-        None, description="memory in hugepages, MB; not given: half of the guest's"
+        None, description="memory in hugepages, MB; not given: half of the guest's memory"
     )
     hugepage_kb: Annotated[int, AfterValidator(_page_size)] | None = Field(
-        None, description="2048 or 1048576; not given: 1 GB where the host backs the VM with such"
+        None,
+        description="hugepage size, KB: 2048 or 1048576; not given: 1 GB if the host backs "
+        "the VM with 1 GB pages",
     )
     dpdk: tuple[_Mac, ...] | None = Field(
         None,
-        description="MAC of a NIC that a DPDK program is to have; not given: those on vhost-user",
+        description="MAC address of a NIC for a DPDK program; not given: the vhost-user NICs",
     )
-    no_dpdk: bool = Field(False, description="no NIC is for DPDK: all stay with the kernel")
+    no_dpdk: bool = Field(False, description="leave all NICs to the kernel")
     driver: Literal["vfio-pci", "uio_pci_generic"] = Field(
-        "vfio-pci", description="vfio-pci or uio_pci_generic: what NICs for DPDK are bound to"
+        "vfio-pci", description="driver for the DPDK NICs: vfio-pci or uio_pci_generic"
     )
     mtu: Annotated[int, Field(ge=68, le=65535)] | None = Field(
         None,
-        description="MTU of the NICs that stay with the kernel, bytes, where the domain has none",
+        description="MTU of the NICs that stay with the kernel, bytes, if the domain sets none",
     )
     realtime: bool | None = Field(
-        None, description="latency counts more than throughput; not given: as the domain has it"
+        None, description="prefer low latency to throughput; not given: as the domain is configured"
     )

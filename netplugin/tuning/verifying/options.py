@@ -23,36 +23,38 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    label: Label = Field("run", description="what the run is called, like before or after")
+    label: Label = Field("run", description="name of the run, like before or after")
     only: Literal["latency", "throughput"] | None = Field(
-        None, description="latency or throughput: measure this alone"
+        None, description="measure only this: latency or throughput"
     )
     cpus: str | None = Field(
-        None, description="the CPUs that cyclictest measures, like 2-5,8; not given: those that are "
-        "isolated, or else those that the plan has for VMs, without those where OVS polls or a vCPU is pinned"
+        None, description="CPUs to measure with cyclictest, like 2-5,8; not given: the isolated "
+        "CPUs, or else the plan's CPUs for VMs, without those of PMD threads and pinned vCPUs"
     )  # fmt: skip
     loop_cpus: str | None = Field(
-        None, description="the two CPUs of the loop; not given: on two cores of one node, measured ones "
-        "if it can be"
+        None, description="the two CPUs of the testpmd loop; not given: on two cores of one "
+        "node, measured CPUs if possible"
     )  # fmt: skip
     rounds: Annotated[int, Field(ge=1, le=1000)] = Field(
-        6, description="starts of each program; they are the samples of a comparison"
+        6, description="runs of each program; they are the samples of a comparison"
     )
     duration: _Seconds = Field(
-        60, description="seconds of cyclictest, all rounds together; guides take 600"
+        60, description="total time of cyclictest over all rounds, seconds; guides use 600"
     )
     interval_us: Annotated[int, Field(ge=20, le=1_000_000)] = Field(
-        200, description="microseconds between two timers of cyclictest"
+        200, description="interval of cyclictest's timers, microseconds"
     )
     priority: Annotated[int, Field(ge=1, le=99)] = Field(
-        95, description="cyclictest's priority of SCHED_FIFO"
+        95, description="SCHED_FIFO priority of cyclictest"
     )
     width_us: Annotated[int, Field(ge=100, le=100_000)] = Field(
-        2000, description="microseconds up to which latencies are told apart"
+        2000, description="width of the latency histogram, microseconds"
     )
-    window: _Seconds = Field(2, description="seconds in which a round's frames are counted")
+    window: _Seconds = Field(
+        2, description="time in which the frames of a round are counted, seconds"
+    )
     frame_size: Annotated[int, Field(ge=64, le=1518)] = Field(
-        64, description="bytes of a frame without its checksum"
+        64, description="frame size without FCS, bytes"
     )
 
 
