@@ -3,6 +3,7 @@
 The simulation models the queue, not single packets: between two events (a stall, a link glitch, a
 change of capacity) the queue fills or drains at a constant rate. A minute at 14 Mpps takes about a
 thousand steps and one millisecond. All randomness comes from the seed.
+
 The queue is empty at the start of each trial. The clock, and with it warm-up, drift and periodic
 glitches, continues from trial to trial and counts traffic only.
 """

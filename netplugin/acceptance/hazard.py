@@ -3,11 +3,13 @@
 A device with random loss (its CPUs are preempted for tens of microseconds at a time) has no sharp
 limit: the probability of loss within a minute rises with the load, and one trial says little. The model
 combines all trials with Bayes' rule on a grid, without libraries.
+
 Loss events at load r occur at a rate h(r). A trial stopped at its first loss event gives the time of
 that event. Two families of h are considered:
+
 - *falling*: h falls with the load; ``limit`` is the load with ``TARGET`` events within the goal's
-  duration, and b is the slope there. Two shapes are tried, because a stall of length s loses where r *
-  s exceeds the ring: a power of the load (stalls with a heavy tail), or exponential in 1/r (a light
+  duration, and b is the slope there. Two shapes are tried, because a stall of length s loses where
+  r * s exceeds the ring: a power of the load (stalls with a heavy tail), or exponential in 1/r (a light
   tail).
 - *floor*: h does not depend on the load, or only as the number of frames does (a link with bit errors).
   Then no load is low enough, and no rate can be reported.

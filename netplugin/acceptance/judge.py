@@ -2,6 +2,7 @@
 
 Validity is checked first. A generator that sends late, drops in its own transmit queue or does not read
 received frames causes the same difference of counters as a device that loses.
+
 RFC 2544 (section 26.1) and RFC 9004 do not define what happens with a trial that did not offer its
 load; here it is invalid. Reasons are sentences for people, ``Cause`` is for programs.
 """

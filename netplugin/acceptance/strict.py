@@ -2,6 +2,7 @@
 
 It follows MLRsearch (draft-ietf-bmwg-mlrsearch): short trials narrow the range, full-length trials
 decide, and every trial is used for all conclusions. It adds:
+
 - A trial stops at the first certain loss, so only passing trials take their full duration. A device
   with a sharp limit needs one.
 - Immediate loss means that the load exceeds the capacity: short trials find the next load. Late loss is

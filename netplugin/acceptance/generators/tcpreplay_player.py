@@ -1,6 +1,7 @@
 """One run of tcpreplay: start, stop, and the parsed summary.
 
 Observed with tcpreplay 4.4.3 of Debian 12:
+
 - The default timer busy-waits. When other tasks need its CPU, the scheduler preempts it for
   milliseconds, and it catches up with one burst of hundreds of frames. ``--timer=nano`` sleeps between
   frames; with real-time priority it wakes up in time, with bursts of 10 to 50 frames.

@@ -1,6 +1,7 @@
 """Parser for the output of a stateful TRex batch (``t-rex-64 -f FILE -m X -d S``).
 
 Observed with TRex 3.08:
+
 - The exit status is 0 regardless of drops, and ``Total-pkt-drop`` is 0 if TRex never sent.
 - ``-d`` fixes the number of frames, not the duration: a slow port takes 94 s for 20 s.
 - Frames dropped in the transmit queue are counted in ``Total-sw-err`` and ``Total_queue_drop``; the

@@ -1,6 +1,7 @@
 """Converts counters of the stateless TRex client (``get_stats``, global statistics) to a measurement.
 
 Observed with TRex 3.08:
+
 - ``duration`` fixes the number of frames, not the duration: 5 s at 8 Mpps took 14.7 s.
 - ``ierrors`` of the receiving port are frames that the generator itself lost.
 - A full transmit queue drops (``low_end``) or retries. Only the global statistics show it:
