@@ -52,7 +52,7 @@ def whole_pages(kb: int, page_kb: int) -> int:
 def _arrange(
     wish: Wish, left: Sequence[Cell], used: frozenset[int], ground: Ground, others: Held
 ) -> tuple[PlacedCell, ...] | None:
-    """Put each cell on a node of its own; together they must cover ``wish.nodes``. Backtracks."""
+    """Backtracking search: each cell gets its own node, and the cells together must cover ``wish.nodes``."""
     if not left:
         return () if used >= wish.nodes else None
     cell = left[0]

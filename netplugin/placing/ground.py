@@ -36,7 +36,7 @@ class NodeGround:
 
 @dataclass(frozen=True)
 class Ground:
-    """Capacity of all nodes with CPUs. ``page_kb`` is the plan's hugepage size; 0 if it has no hugepages."""
+    """Capacity of all nodes with CPUs. ``page_kb`` is the plan's hugepage size, KB."""
 
     nodes: tuple[NodeGround, ...]
     page_kb: int

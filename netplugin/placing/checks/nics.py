@@ -13,7 +13,7 @@ from netplugin.libvirt_xml import Element, fragments
 from netplugin.models import Finding, VfInfo
 from netplugin.placing.checks.case import Case, Nic, graded
 
-#: Receive ring size in frames: virtio's maximum.
+#: Receive ring size in frames: QEMU's maximum for virtio-net.
 _RING: Final = 1024
 #: Differences in these only slow the NIC down (``warn``); any other difference is a failure.
 _SLOWS: Final = ("driver", "mtu")

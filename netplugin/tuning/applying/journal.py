@@ -61,6 +61,7 @@ class Journal:
         return _read(self.path, self._data(), self._boot)
 
     def writing(self, group: Group, target: Target, before: Raw, wanted: str | None) -> None:
+        """Log that ``target`` is about to be set to ``wanted``; ``before`` is its raw value."""
         self._append(line(Event.WRITING, self._boot, group, target, before=before, wanted=wanted))
 
     def withdraw(self) -> None:
@@ -68,6 +69,7 @@ class Journal:
         self._cut(self._last)
 
     def mark(self, event: Event, group: Group, target: Target) -> None:
+        """Log an event without values."""
         self._append(line(event, self._boot, group, target))
 
     def clear(self) -> None:

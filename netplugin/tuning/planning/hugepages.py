@@ -37,8 +37,8 @@ _ROOM_FOR_LARGE = 16
 @dataclass(frozen=True)
 class NodePages:
     """Plan of one node: ``pages`` of ``size_kb``. ``mbufs`` is the number of buffers in each shared pool, or
-    with ``per_port`` in the pools of all ``ports``. ``beyond`` are existing pages above the plan; they are
-    kept, at boot too, because they may be in use."""
+    with ``per_port`` in the pools of all ``ports``. ``beyond`` are existing pages above the plan, which are
+    kept, at boot too, because they may be in use; 0 on a node without planned pages."""
 
     node: int
     size_kb: int

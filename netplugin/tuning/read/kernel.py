@@ -53,7 +53,7 @@ def variables_path(profile: str) -> str:
 
 
 def _realtime(root: Root) -> Fact[bool]:
-    """``/sys/kernel/realtime`` is from the out-of-tree patch; kernels without it have /proc/version."""
+    """True with PREEMPT_RT; kernels without /sys/kernel/realtime show it in /proc/version."""
     told = root.optional("/sys/kernel/realtime", lambda text: bool(int(text)))
     if told is not None:
         return told

@@ -1,6 +1,6 @@
 """Measure the packet rate between two CPUs: two testpmd as host and guest side of vhost-user, in a loop.
 
-The frames of one burst circulate, as in DPDK's vhost-user hands-on guide, without NIC, OVS or VM. So the
+The frames of one burst circulate, as in the hands-on guide of vhost-user, without NIC, OVS or VM. So the
 result depends only on CPUs, caches, memory and interrupts.
 """
 
