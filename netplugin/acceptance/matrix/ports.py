@@ -88,7 +88,7 @@ class Ports:
 
     def put_back_pmd(self) -> None:
         """Restore the original PMD cores. Raises: NetpluginError."""
-        # There was neither a mask nor a PMD thread; the RPC cannot remove the mask.
+        # Empty: there was neither a mask nor a PMD thread, and the RPC cannot remove a mask.
         if self.found_cpus:
             self._client.set_pmd(PmdRequest(cpus=self.found_cpus))
 
