@@ -67,7 +67,7 @@ packages: root
 	echo "Making the virtualenv .venv"
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install -q --editable '.[acceptance,libvirt]'
+	.venv/bin/pip install -q --editable '.[libvirt,plot]' --editable ./tools/trex
 	cp setup.cfg $@
 
 $(TOX)/ready: FORCE

@@ -8,18 +8,8 @@ from functools import partial
 from typing import Final, Literal
 
 from agents.host import HostView
-from agents.store import Store
-from netplugin.domain_xml import (
-    RENDER,
-    complete,
-    function,
-    keep_memory_on,
-    nics,
-    nodes_asked,
-    parse_domain,
-    written,
-)
-from netplugin.errors import (
+from agents.store.store import Store
+from netplugin.api.errors import (
     BackendUnavailable,
     CapacityExhausted,
     Conflict,
@@ -27,9 +17,7 @@ from netplugin.errors import (
     NetpluginError,
     NotFound,
 )
-from netplugin.host.cpus import format_list
-from netplugin.libvirt_xml import Element, fragments
-from netplugin.models import (
+from netplugin.api.models import (
     Binding,
     CheckRequest,
     DomainPolicy,
@@ -40,15 +28,33 @@ from netplugin.models import (
     RenderRequest,
     VfInfo,
 )
-from netplugin.placing.checks import check
-from netplugin.placing.checks.case import STEP as CHECK
-from netplugin.placing.checks.case import Case, Nic
-from netplugin.placing.ground import Ground, Held, ground_of, held, pinned_by_others, running
-from netplugin.placing.placement import Placement
-from netplugin.placing.refusals import pinned, refuse_pmd, refuse_stale_mark
-from netplugin.placing.render import render_placed
+from netplugin.host.cpus import format_list
+from netplugin.libvirt.domain import (
+    RENDER,
+    complete,
+    function,
+    keep_memory_on,
+    nics,
+    nodes_asked,
+    parse_domain,
+    written,
+)
+from netplugin.libvirt.interfaces import Element, fragments
+from netplugin.libvirt.pins import Placement
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Cpus
+from netplugin.tuning.placing.capacity import (
+    Ground,
+    Held,
+    ground_of,
+    held,
+    pinned_by_others,
+    running,
+)
+from netplugin.tuning.placing.checks import check
+from netplugin.tuning.placing.checks.case import STEP as CHECK
+from netplugin.tuning.placing.checks.case import Case, Nic
+from netplugin.tuning.placing.render import pinned, refuse_pmd, refuse_stale_mark, render_placed
 
 _SET: Final = "set [host] pmd_cores in netplugin.conf"
 

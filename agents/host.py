@@ -8,18 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from netplugin.errors import Conflict, InvalidRequest, NetpluginError, OperationTimeout
-from netplugin.models import Finding, HostState
-from netplugin.tuning import host_options
+from netplugin.api.errors import Conflict, InvalidRequest, NetpluginError, OperationTimeout
+from netplugin.api.models import Finding, HostState
 from netplugin.tuning.as_json import as_json
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Facts
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import GROUP, Intent, intent_of
 from netplugin.tuning.live import Live
-from netplugin.tuning.live_host import read_live
 from netplugin.tuning.planning.plan import Plan, make_plan
 from netplugin.tuning.read import read_facts
+from netplugin.tuning.read_live import read_live
 from netplugin.tuning.root import Root
 
 T = TypeVar("T")
@@ -43,8 +42,8 @@ class HostView:
     @classmethod
     def read(cls, conf: Any) -> HostView:
         """Raises: ValueError naming the wrong option of ``[host]``."""
-        intent = host_options.intent_of(conf)
-        return cls(intent, Path(conf.ovs.rundir), conf[host_options.GROUP].libvirt_uri)
+        intent = intent_of(conf)
+        return cls(intent, Path(conf.ovs.rundir), conf[GROUP].libvirt_uri)
 
     async def within(self, look: Callable[[], T]) -> T:
         """Run ``look`` (a method of this object) in a thread and return its result.

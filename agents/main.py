@@ -19,23 +19,23 @@ from typing import Any
 import uvicorn
 from oslo_config import cfg
 
-from agents import backends, http, log
-from agents.audit import AuditLog
-from agents.callbacks import TaskSettings
-from agents.connections import ConnectionLimits
-from agents.credentials import Credentials
-from agents.gate import Gate
+from agents import backends, log
+from agents.api import http
+from agents.api.audit import AuditLog
+from agents.api.callbacks import TaskSettings
+from agents.api.connections import ConnectionLimits
+from agents.api.credentials import Credentials
+from agents.api.guard import Gate, Limits, LimitSettings
+from agents.api.listen import Listen
+from agents.api.server import Server
+from agents.api.tasks import TaskRunner
 from agents.host import HostView
-from agents.limits import Limits, LimitSettings
-from agents.listen import Listen
 from agents.metrics import Metrics
-from agents.server import Server
 from agents.service import Service
-from agents.store import Store
-from agents.store_marks import StoreMarks
-from agents.tasks import TaskRunner
+from agents.store.marks import StoreMarks
+from agents.store.store import Store
 from netplugin import options, store_file
-from netplugin.errors import NetpluginError
+from netplugin.api.errors import NetpluginError
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.shared import Host
 from netplugin.host.supervisor import Supervisor

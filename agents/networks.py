@@ -7,12 +7,13 @@ import logging
 import time
 from collections.abc import Mapping
 
-from agents.lane import Lane, answer
-from agents.reconciler import Spread, unknown_overlay
-from agents.store import Store
+from agents.ports.admit import unknown_overlay
+from agents.ports.drift import Spread
+from agents.store.store import Store
+from agents.worker import Lane, answer
+from netplugin.api.errors import Conflict, FieldError, InvalidRequest, NetpluginError, NotFound
+from netplugin.api.models import NetworkInfo, NetworkSpec, PortSpec
 from netplugin.backend import Overlay
-from netplugin.errors import Conflict, FieldError, InvalidRequest, NetpluginError, NotFound
-from netplugin.models import NetworkInfo, NetworkSpec, PortSpec
 
 LOG = logging.getLogger(__name__)
 

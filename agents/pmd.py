@@ -6,17 +6,16 @@ import asyncio
 from functools import partial
 
 from agents.host import HostView
-from agents.placements import Placements
+from agents.store.placements import Placements
+from netplugin.api.pmd_models import PmdChoice, PmdProposal, PmdRequest, PmdState
 from netplugin.host import cpus
 from netplugin.host.shared import Host
-from netplugin.models import PmdChoice, PmdProposal, PmdRequest, PmdState
-from netplugin.placing.pmd_cores import choose_cores, host_of, refuse_cores_of_vms
-from netplugin.pmd.change import named
+from netplugin.pmd.change import named, set_pmd
 from netplugin.pmd.propose import propose
 from netplugin.pmd.read import Reading, between, look
-from netplugin.pmd.set import set_pmd
 from netplugin.pmd.settings import MASK, masked
 from netplugin.tuning.checks.scene import Scene
+from netplugin.tuning.placing.pmd_cores import choose_cores, host_of, refuse_cores_of_vms
 
 #: Seconds that a scrape waits for OVS; the default scrape timeout of Prometheus is 10 s.
 _SCRAPE_S = 1.0

@@ -13,20 +13,20 @@ from typing import Any, TypeAlias, TypeVar
 
 from agents.domains import Domains
 from agents.host import HostView
-from agents.lane import Lane, answer
-from agents.metrics import Metrics
-from agents.metrics_vfs import PortCounters
+from agents.metrics import Metrics, PortCounters
 from agents.networks import Networks
-from agents.orphans import sentences
 from agents.pmd import Pmd
-from agents.quarantines import Quarantines
-from agents.reconciler import CHECK_S, Delete, Operation, Put, Reconciler, unknown_backend
-from agents.store import Record, Store
-from agents.store_findings import store_findings
-from agents.store_marks import StoreMarks
-from agents.teams import Teams
-from netplugin.backend import NOBODY, Backend, Claim, Intent, Observation
-from netplugin.errors import (
+from agents.ports.admit import unknown_backend
+from agents.ports.drift import CHECK_S
+from agents.ports.operations import Delete, Operation, Put
+from agents.ports.orphans import sentences
+from agents.ports.quarantines import Quarantines
+from agents.ports.reconciler import Reconciler
+from agents.ports.teams import Teams
+from agents.store.marks import StoreMarks, store_findings
+from agents.store.store import Record, Store
+from agents.worker import Lane, answer
+from netplugin.api.errors import (
     BackendUnavailable,
     Conflict,
     HostError,
@@ -34,8 +34,7 @@ from netplugin.errors import (
     NotFound,
     Overloaded,
 )
-from netplugin.host.shared import Host
-from netplugin.models import (
+from netplugin.api.models import (
     BackendInfo,
     Batch,
     BatchResult,
@@ -49,6 +48,8 @@ from netplugin.models import (
     ReconcileRequest,
     VfInfo,
 )
+from netplugin.backend import NOBODY, Backend, Claim, Intent, Observation
+from netplugin.host.shared import Host
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")

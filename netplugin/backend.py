@@ -11,14 +11,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
-from netplugin.errors import (
-    BackendUnavailable,
+from netplugin.api.errors import (
     FieldError,
     InvalidRequest,
     NetpluginError,
     Unsupported,
 )
-from netplugin.models import (
+from netplugin.api.models import (
     Binding,
     Features,
     Finding,
@@ -29,6 +28,7 @@ from netplugin.models import (
     VfInfo,
     VfOptions,
 )
+from netplugin.host.usability import Usability, Wake
 
 #: Frame size minus the layer-3 payload: addresses, type and one VLAN tag (IEEE 802.3, 802.1Q).
 _ETHERNET_BYTES = 18
@@ -156,40 +156,6 @@ class Applied:
     failed: Mapping[str, NetpluginError] = field(default_factory=dict)
     timings_ms: Mapping[str, float] = field(default_factory=dict)
     unfit: Mapping[Claim, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Usability:
-    """Whether a backend can be used on this host now and, if not, the reason and the fix."""
-
-    usable: bool
-    reason: str | None = None
-    fix: str | None = None
-    step: str = "probe"
-
-    @staticmethod
-    def without(missing: NetpluginError) -> Usability:
-        """Unusable, with the reason and the fix of an error."""
-        return Usability(False, missing.detail, missing.fix, missing.step)
-
-    def problem(self) -> BackendUnavailable | None:
-        """The error for an unusable backend; None if it is usable."""
-        if self.usable:
-            return None
-        return BackendUnavailable(str(self.reason), step=self.step, fix=self.fix)
-
-    def require(self) -> None:
-        """Raises: BackendUnavailable if the backend is unusable."""
-        if problem := self.problem():
-            raise problem
-
-
-@dataclass(frozen=True)
-class Wake:
-    """A backend's request to reconcile these ports, or (``ports`` None) all of its ports."""
-
-    reason: str
-    ports: frozenset[str] | None = None
 
 
 ObservationT = TypeVar("ObservationT", bound=Observation)

@@ -15,7 +15,7 @@ from typing import Any
 
 from oslo_config import cfg, generator
 
-from netplugin.errors import ALL
+from netplugin.api.errors import ALL
 
 _GROUP = "oslo.config.opts"
 _COMMAND = "python -m netplugin.docgen"

@@ -7,7 +7,7 @@ from typing import Any
 
 from oslo_config import cfg, types
 
-from netplugin.tuning import host_options
+from netplugin.tuning import intent
 
 #: The UNIX socket that the agent listens on and that the client uses by default.
 DEFAULT_SOCKET = "/run/netplugin/agent.sock"
@@ -345,7 +345,7 @@ GROUPS: dict[str, list[Any]] = {
     "agent": AGENT,
     "tasks": TASKS,
     "ovs": OVS,
-    host_options.GROUP: host_options.OPTIONS,
+    intent.GROUP: intent.OPTIONS,
 }
 
 

@@ -6,31 +6,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from drivers.dpdkvhostuser.findings import findings
+from drivers.dpdkvhostuser.model import BACKEND, OVERLAY, Seen
 from drivers.dpdkvhostuser.observe import Observer
 from drivers.dpdkvhostuser.options import GROUP, OPTIONS
 from drivers.dpdkvhostuser.plan import make_plan
-from drivers.dpdkvhostuser.seen import Seen
-from drivers.dpdkvhostuser.wanted import BACKEND, OVERLAY
-from drivers.ovs import offload, sockets
+from drivers.ovs import sockets, usability
 from drivers.ovs.apply import Applier
 from drivers.ovs.ports import VHOST_FIXED_FIELDS, VHOST_TYPE
 from drivers.ovs.usability import dpdk_usable
-from netplugin.backend import (
-    Applied,
-    Backend,
-    Change,
-    Claim,
-    Intent,
-    Plan,
-    Usability,
-    Wake,
-    unknown_network,
-)
+from netplugin.api.models import Binding, DomainRequirements, Features, Finding, PortSpec
+from netplugin.backend import Applied, Backend, Change, Claim, Intent, Plan, unknown_network
 from netplugin.host.names import VHOST, device_name
 from netplugin.host.ovs_underlay import problem
 from netplugin.host.shared import Host
-from netplugin.libvirt_xml import vhostuser_interface
-from netplugin.models import Binding, DomainRequirements, Features, Finding, PortSpec
+from netplugin.host.usability import Usability, Wake
+from netplugin.libvirt.interfaces import vhostuser_interface
 
 
 class DpdkVhostUser(Backend[Seen]):
@@ -70,7 +60,7 @@ class DpdkVhostUser(Backend[Seen]):
             # The other requirements of tunnels depend on the network's MTU: ``plan`` checks them
             # before the host is changed.
             refusal = None if self._settings.local_ip else problem(None)
-            refusal = refusal or offload.refuse_tunnels(self._ovs.mirror.root)
+            refusal = refusal or usability.refuse_tunnels(self._ovs.mirror.root)
             if refusal:
                 raise refusal
             return
@@ -83,7 +73,7 @@ class DpdkVhostUser(Backend[Seen]):
         return {
             "ovs_version": root.ovs_version or "unknown",
             "dpdk_version": root.dpdk_version or "none",
-            "userspace_tso": offload.enabled(root),
+            "userspace_tso": usability.enabled(root),
         }
 
     def held_vlans(self) -> Mapping[int, str]:

@@ -6,12 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from drivers.dpdkvhostuser import tunnels
-from drivers.dpdkvhostuser.faults import details, fault
-from drivers.dpdkvhostuser.plan_networks import network_of
-from drivers.dpdkvhostuser.seen import Seen, SeenTunnels
-from drivers.dpdkvhostuser.wanted import OVERLAY, SHARED_NAMES, TUNNELS
-from drivers.ovs.faults import HostWord
-from drivers.ovs.read import Also, Reader, Scope
+from drivers.dpdkvhostuser.findings import details, fault
+from drivers.dpdkvhostuser.model import OVERLAY, SHARED_NAMES, TUNNELS, Seen, SeenTunnels
+from drivers.dpdkvhostuser.plan import network_of
+from drivers.ovs.findings import HostWord
+from drivers.ovs.observe import Also, Reader, Scope
 from netplugin.backend import ObservedPort
 from netplugin.host import cpus
 from netplugin.host.openflow import COOKIE_MARK, Flow

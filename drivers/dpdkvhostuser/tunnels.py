@@ -19,8 +19,8 @@ import ipaddress
 import re
 from collections.abc import Iterable
 
-from drivers.dpdkvhostuser.wanted import BACKEND, BRIDGE_MARKS, OVERLAY, TUNNELS
-from drivers.ovs.layout import Layout
+from drivers.dpdkvhostuser.model import BACKEND, BRIDGE_MARKS, OVERLAY, TUNNELS
+from drivers.ovs.model import Layout
 from netplugin.backend import Overlay
 from netplugin.host.openflow import COOKIE_MARK, Flow
 

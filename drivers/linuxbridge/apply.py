@@ -1,4 +1,4 @@
-"""Apply the changes of a plan and report the ports that failed."""
+"""The kernel interfaces that the backend uses. Tests substitute models."""
 
 from __future__ import annotations
 
@@ -8,15 +8,31 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from drivers.linuxbridge import changes as c
+from drivers.linuxbridge import commands as c
 from drivers.linuxbridge import filters
-from drivers.linuxbridge.kernel import Kernel
 from drivers.linuxbridge.segments import Device, is_ours
+from netplugin.api.errors import NetpluginError, OperationTimeout
 from netplugin.backend import Applied, Change
-from netplugin.errors import NetpluginError, OperationTimeout
+from netplugin.host.fdb import Fdb
 from netplugin.host.link_messages import Bridge, Ifb, Link
-from netplugin.host.nftables import Command
+from netplugin.host.links import Links
+from netplugin.host.nftables import Command, Nftables
 from netplugin.host.processes import remaining
+from netplugin.host.tc import Tc
+from netplugin.host.vxlan import VxlanFilter
+
+
+@dataclass(frozen=True)
+class Kernel:
+    links: Links = field(default_factory=Links)
+    fdb: Fdb = field(default_factory=Fdb)
+    tc: Tc = field(default_factory=Tc)
+    nft: Nftables = field(default_factory=lambda: Nftables(filters.FAMILY, filters.TABLE))
+    vxlan: VxlanFilter = field(default_factory=lambda: VxlanFilter(""))
+
+
+# -- Apply the changes of a plan and report the ports that failed. --------------------------------
+
 
 LOG = logging.getLogger(__name__)
 

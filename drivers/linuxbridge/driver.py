@@ -10,33 +10,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from drivers.linuxbridge.apply import Writer, touched
+from drivers.linuxbridge.apply import Kernel, Writer, touched
 from drivers.linuxbridge.findings import host_findings
-from drivers.linuxbridge.hops import no_local_ip
-from drivers.linuxbridge.kernel import Kernel
+from drivers.linuxbridge.model import Seen, Wanted
 from drivers.linuxbridge.observe import VHOST_NET, Reader
 from drivers.linuxbridge.options import GROUP, OPTIONS, Settings
 from drivers.linuxbridge.plan import make_plan
-from drivers.linuxbridge.seen import Seen
-from drivers.linuxbridge.wanted import Wanted
+from drivers.linuxbridge.uplink_path import no_local_ip
 from drivers.linuxbridge.watch import Watch
-from netplugin.backend import (
-    Applied,
-    Backend,
-    Change,
-    Intent,
-    Plan,
-    Usability,
-    Wake,
-    unknown_network,
-)
-from netplugin.errors import BackendUnavailable
+from netplugin.api.errors import BackendUnavailable
+from netplugin.api.models import Binding, Features, Finding, PortSpec
+from netplugin.backend import Applied, Backend, Change, Intent, Plan, unknown_network
 from netplugin.host.links import TUN_DEVICE, kind_unavailable
+from netplugin.host.names import CarriedMark, unmarked
 from netplugin.host.shared import Host, locks_of, supervisor_of
-from netplugin.host.store_mark import CarriedMark, unmarked
-from netplugin.host.vxlan_filter import VxlanFilter
-from netplugin.libvirt_xml import tap_interface
-from netplugin.models import Binding, Features, Finding, PortSpec
+from netplugin.host.usability import Usability, Wake
+from netplugin.host.vxlan import VxlanFilter
+from netplugin.libvirt.interfaces import tap_interface
 
 LOG = logging.getLogger(__name__)
 

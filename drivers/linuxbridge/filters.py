@@ -15,10 +15,9 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from netplugin.addresses import link_local
-from netplugin.host.names import TAP
+from netplugin.api.models import PortSpec
+from netplugin.host.names import TAP, link_local
 from netplugin.host.nftables import Chain, Rule
-from netplugin.models import PortSpec
 
 FAMILY, TABLE, PORTS = "bridge", "netplugin", "ports"
 MARK = "netplugin-port="

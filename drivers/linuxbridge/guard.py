@@ -33,9 +33,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from netplugin.addresses import link_local
+from netplugin.api.models import PortSpec
 from netplugin.host.cbpf import Assembler, Program
-from netplugin.models import PortSpec
+from netplugin.host.names import link_local
 
 # include/uapi/linux/pkt_cls.h: TC_ACT_UNSPEC continues with the next filter, possibly a redirect.
 _GO_ON, _SHOT = -1, 2

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drivers.linuxbridge import filters
-from drivers.linuxbridge.changes import SeenMacs
-from drivers.linuxbridge.findings import observed_port
-from drivers.linuxbridge.firewall import flushing_file
-from drivers.linuxbridge.kernel import Kernel
+from drivers.linuxbridge.apply import Kernel
+from drivers.linuxbridge.commands import SeenMacs
+from drivers.linuxbridge.findings import flushing_file, observed_port
+from drivers.linuxbridge.model import Seen, SeenBond, SeenBridge, SeenInterface
 from drivers.linuxbridge.options import Settings
-from drivers.linuxbridge.seen import Seen, SeenBond, SeenBridge, SeenInterface
 from drivers.linuxbridge.segments import is_ours, port_of
 from netplugin.host.link_messages import Bond, Link, Vlan
 from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name

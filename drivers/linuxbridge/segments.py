@@ -17,9 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+from netplugin.api.models import Network
 from netplugin.host.link_messages import Bridge, Ifb, Link, Vlan, Vxlan
 from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, birth_address, device_name
-from netplugin.models import Network
 
 PORT_MARK = "netplugin-port="
 BRIDGE_MARK = "netplugin-bridge="

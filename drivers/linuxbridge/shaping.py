@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from drivers.linuxbridge.changes import (
+from drivers.linuxbridge.commands import (
     CreateDevice,
     RemoveDevice,
     RemoveRate,
@@ -20,7 +20,7 @@ from drivers.linuxbridge.changes import (
     SetRedirect,
     Tap,
 )
-from drivers.linuxbridge.seen import Seen
+from drivers.linuxbridge.model import Seen
 from drivers.linuxbridge.segments import port_of, shaper_of
 from netplugin.backend import Change
 from netplugin.host.link_messages import Link

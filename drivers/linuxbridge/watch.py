@@ -20,21 +20,21 @@ from drivers.linuxbridge.segments import (
     marked_port,
     port_of,
 )
-from netplugin.backend import Wake
-from netplugin.host import vxlan_filter
+from netplugin.host import vxlan
+from netplugin.host.kernel_events import News, queued
 from netplugin.host.link_messages import LinkEvent, link_event
 from netplugin.host.links import Links
 from netplugin.host.names import BRIDGE, SHAPER, TAP
 from netplugin.host.netlink import attributes, messages, text
-from netplugin.host.news import News, queued
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.tc import DELFILTER, DELQDISC, TCMSG
+from netplugin.host.usability import Wake
 
 # include/uapi/linux: rtnetlink.h (as a bit mask), netfilter/nfnetlink.h, netfilter.h
 _LINK_GROUP, _TC_GROUP = 1, 8
 _NFTABLES_GROUP, _NFTABLES_SUBSYSTEM = 7, 10
 _NETLINK_NETFILTER, _SOL_NETLINK, _ADD_MEMBERSHIP = 12, 270, 1
-_TABLES = {(7, filters.TABLE), (1, vxlan_filter.TABLE)}  # NFPROTO_BRIDGE, NFPROTO_INET
+_TABLES = {(7, filters.TABLE), (1, vxlan.TABLE)}  # NFPROTO_BRIDGE, NFPROTO_INET
 _TABLE_NAME = 1  # the first attribute of every message about something in a table
 
 

@@ -12,9 +12,9 @@ import hashlib
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from netplugin.addresses import link_local
+from netplugin.api.models import PortSpec, Role
+from netplugin.host.names import link_local
 from netplugin.host.openflow import COOKIE_MARK, Flow
-from netplugin.models import PortSpec, Role
 
 _PORT = 100
 _ARP = 110

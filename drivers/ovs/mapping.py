@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from drivers.ovs.model import SeenBridge, SeenOvs
 from drivers.ovs.ports import Uplink, VhostPort
-from drivers.ovs.seen import SeenBridge, SeenOvs
-from netplugin.errors import BackendUnavailable, Conflict, NetpluginError
+from netplugin.api.errors import BackendUnavailable, Conflict, NetpluginError
+from netplugin.api.models import PortSpec
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
-from netplugin.models import PortSpec
 
 
 def bridge_of(

@@ -19,8 +19,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from netplugin.backend import Claim, Intent, Usability
-from netplugin.errors import HostError
+from netplugin.api.errors import HostError
+from netplugin.api.models import Finding
+from netplugin.backend import Claim, Intent
 from netplugin.host.names import (
     MAX_SOCKET_PATH,
     SOCKETS,
@@ -31,7 +32,7 @@ from netplugin.host.names import (
 )
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
-from netplugin.models import Finding
+from netplugin.host.usability import Usability
 
 #: The kind of claim that holds the path of a port's socket.
 KIND = "vhost-socket"

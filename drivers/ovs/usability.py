@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from drivers.ovs import sockets
-from netplugin.backend import Usability
+from netplugin.api.errors import NetpluginError, Unsupported
 from netplugin.host.ovs import OvsHost
+from netplugin.host.ovs_rows import OvsRoot
+from netplugin.host.usability import Usability
 
 
 def dpdk_usable(ovs: OvsHost, *types: str) -> Usability:
@@ -30,3 +34,46 @@ def dpdk_usable(ovs: OvsHost, *types: str) -> Usability:
                 "install an OVS with DPDK (Debian: openvswitch-switch-dpdk)", "iface-types",
             )  # fmt: skip
     return sockets.usable(ovs.settings.vhost_socket_dir, ovs.settings.vhost_socket_group)
+
+
+# -- Effects of ``userspace-tso-enable``: which segments OVS drops silently, by version. ----------
+# With it, VMs send TCP segments of up to 64 KiB and leave segmentation to the NIC. Sources: OVS's
+# NEWS and Documentation/topics/userspace-tso.rst of each version.
+
+
+_OPTION = "userspace-tso-enable"
+#: OVS before 3.3 cannot segment in software, so a port without the offload drops (NEWS, v3.3.0).
+_SOFTWARE_FALLBACK = (3, 3)
+#: The same for tunnelled frames (NEWS, v3.5.0). Before 3.3 no tunnel accepted such a segment.
+_TUNNEL_FALLBACK = (3, 5)
+
+
+def enabled(root: OvsRoot) -> bool:
+    """Whether it is configured; vswitchd applies it at its next start at the latest."""
+    return root.other_config.get(_OPTION, "").lower() == "true"
+
+
+def refuse_tunnels(root: OvsRoot) -> NetpluginError | None:
+    """Why VXLAN does not work with it; None if it does."""
+    if not enabled(root) or root.version >= _TUNNEL_FALLBACK:
+        return None
+    return Unsupported(
+        f"{_OPTION} is on, and OVS {root.ovs_version} drops the large segments of VMs on VXLAN "
+        "networks (it cannot segment what goes into a tunnel before 3.5)", step="userspace-tso",
+        fix=f"ovs-vsctl remove Open_vSwitch . other_config {_OPTION} and restart ovs-vswitchd; or "
+        "use OVS 3.5",
+    )  # fmt: skip
+
+
+def nic_must_segment(root: OvsRoot) -> bool:
+    """Whether an uplink whose NIC cannot segment drops large segments of VMs."""
+    return enabled(root) and root.version < _SOFTWARE_FALLBACK
+
+
+_PORT = re.compile(r"^\s*port \d+: (\S+) \((.*)\)$", re.MULTILINE)
+_CANNOT = re.compile(r"\btx_(?:tso|tcp_seg)_offload=false\b")
+
+
+def cannot_segment(dpctl_show: str) -> frozenset[str]:
+    """The devices in ``ovs-appctl dpctl/show`` whose NIC cannot segment."""
+    return frozenset(name for name, config in _PORT.findall(dpctl_show) if _CANNOT.search(config))

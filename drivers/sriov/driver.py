@@ -17,25 +17,10 @@ from drivers.vf.kernel import Kernel
 from drivers.vf.ledger import books, claim_vf, out_of_order
 from drivers.vf.memory import remembered
 from drivers.vf.options import read_devices
+from drivers.vf.plan import claim_of, place
 from drivers.vf.pool import Pool, changed_vfs
-from drivers.vf.ports import claim_of, place
-from drivers.vf.tags import tag_findings
-from drivers.vf.usability import pool_findings
-from netplugin.backend import (
-    Applied,
-    Backend,
-    Change,
-    Claim,
-    Intent,
-    ObservedPort,
-    Plan,
-    Usability,
-    Wake,
-    unknown_network,
-)
-from netplugin.host.shared import Host, locks_of, supervisor_of
-from netplugin.libvirt_xml import hostdev_interface
-from netplugin.models import (
+from drivers.vf.usability import pool_findings, tag_findings
+from netplugin.api.models import (
     Binding,
     DomainRequirements,
     Features,
@@ -44,6 +29,19 @@ from netplugin.models import (
     VfCounters,
     VfInfo,
 )
+from netplugin.backend import (
+    Applied,
+    Backend,
+    Change,
+    Claim,
+    Intent,
+    ObservedPort,
+    Plan,
+    unknown_network,
+)
+from netplugin.host.shared import Host, locks_of, supervisor_of
+from netplugin.host.usability import Usability, Wake
+from netplugin.libvirt.interfaces import hostdev_interface
 
 
 class Sriov(Backend[Seen]):

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from drivers.vf.inventory import Inventory, Pf, Vf
 from drivers.vf.memory import no_mac
-from drivers.vf.ports import attributes_of, check_vlan_qos, observed_vf, vf_changes
+from drivers.vf.plan import attributes_of, check_vlan_qos, observed_vf, vf_changes
+from netplugin.api.errors import FieldError, InvalidRequest, NetpluginError, Unsupported
+from netplugin.api.models import PortSpec
 from netplugin.backend import Change, Intent, Observation, ObservedPort, Plan
-from netplugin.errors import FieldError, InvalidRequest, NetpluginError, Unsupported
 from netplugin.host.vfs import GROUPS, VfAttributes
-from netplugin.models import PortSpec
 
 _KBPS = 1000  # the kernel takes whole Mbit/s
 

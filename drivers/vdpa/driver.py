@@ -7,39 +7,33 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from drivers.ovs import sockets
-from drivers.ovs.changes import AddBeside, RemoveBeside
+from drivers.ovs.commands import AddBeside, RemoveBeside
 from drivers.ovs.ports import VHOST_FIXED_FIELDS
 from drivers.vdpa.findings import findings, no_pci
-from drivers.vdpa.modes import Mode, lacks_native, mode_for_new, mode_of, mode_on_host
+from drivers.vdpa.model import (
+    BACKEND,
+    Mode,
+    check_mode,
+    lacks_native,
+    mode_for_new,
+    mode_of,
+    mode_on_host,
+    vf_on_host,
+    wanted,
+)
 from drivers.vdpa.options import GROUP, OPTIONS
 from drivers.vdpa.plan import DetachVf, Seen, make_plan, observed_ports
-from drivers.vdpa.spec import check_mode
 from drivers.vdpa.switch import Switch
-from drivers.vdpa.wanted import BACKEND, vf_on_host, wanted
-from drivers.vf.changes import KIND, VfChange
+from drivers.vf.commands import KIND, VfChange
 from drivers.vf.inventory import Inventory
 from drivers.vf.kernel import Kernel
 from drivers.vf.ledger import books, claim_vf, out_of_order
 from drivers.vf.memory import remembered
 from drivers.vf.options import read_devices
+from drivers.vf.plan import check_vlan_qos, claim_of, in_use, place
 from drivers.vf.pool import Pool, changed_vfs
-from drivers.vf.ports import check_vlan_qos, claim_of, in_use, place
-from netplugin.backend import (
-    Applied,
-    Backend,
-    Change,
-    Claim,
-    Intent,
-    ObservedPort,
-    Plan,
-    Usability,
-    Wake,
-    unknown_network,
-)
-from netplugin.errors import HostError, NetpluginError
-from netplugin.host.shared import Host, locks_of, supervisor_of
-from netplugin.libvirt_xml import vhostuser_interface
-from netplugin.models import (
+from netplugin.api.errors import HostError, NetpluginError
+from netplugin.api.models import (
     Binding,
     DomainRequirements,
     Features,
@@ -48,6 +42,19 @@ from netplugin.models import (
     VfCounters,
     VfInfo,
 )
+from netplugin.backend import (
+    Applied,
+    Backend,
+    Change,
+    Claim,
+    Intent,
+    ObservedPort,
+    Plan,
+    unknown_network,
+)
+from netplugin.host.shared import Host, locks_of, supervisor_of
+from netplugin.host.usability import Usability, Wake
+from netplugin.libvirt.interfaces import vhostuser_interface
 
 #: Changes that affect neither OVS's database nor its flows.
 _ELSEWHERE = (VfChange, DetachVf)

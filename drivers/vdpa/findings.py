@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from drivers.ovs.findings import of_bridges
-from drivers.ovs.seen import SeenOvs
-from drivers.vdpa.modes import Mode
+from drivers.ovs.model import SeenOvs
+from drivers.vdpa.model import BRIDGE, Mode
 from drivers.vdpa.multicast import multicast_findings
 from drivers.vdpa.plan import Seen
-from drivers.vdpa.wanted import BRIDGE
 from drivers.vf.usability import pool_findings
-from netplugin.backend import Usability
+from netplugin.api.models import Finding
 from netplugin.host.ovs_rows import OvsRoot
-from netplugin.models import Finding
+from netplugin.host.usability import Usability
 
 #: Since 4.0, vswitchd probes only the devices of its ports (OVS's NEWS, v4.0.0).
 _PROBES_NO_MORE = (4, 0)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from drivers.vf.inventory import Inventory, Pf, Setting, Vf
-from netplugin.models import Finding
+from netplugin.api.models import Finding
 
 #: PF drivers that deliver all multicast frames to trusted VFs only, with the source. To an untrusted
 #: VF they report success and do nothing.

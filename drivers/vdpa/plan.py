@@ -11,28 +11,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from drivers.ovs import faults
-from drivers.ovs.faults import HostWord
+from drivers.ovs import findings
+from drivers.ovs.findings import HostWord
 from drivers.ovs.mapping import left_out
-from drivers.ovs.plan_bridges import bridge_changes
-from drivers.ovs.plan_ports import (
+from drivers.ovs.model import SeenOvs
+from drivers.ovs.plan import (
     MAX_VHOST_SOCKETS,
     Wanted,
+    bridge_changes,
     bridge_refusal,
     has_its_flows,
     port_changes,
     port_refusal,
 )
-from drivers.ovs.seen import SeenOvs
-from drivers.vdpa.modes import Mode, lacks_native, mode_of
+from drivers.vdpa.model import LAYOUT, Mode, lacks_native, mode_of, wanted
 from drivers.vdpa.multicast import lost_by, needs_trust
-from drivers.vdpa.wanted import LAYOUT, wanted
 from drivers.vf.inventory import Inventory, Pf, Setting, Vf
 from drivers.vf.memory import locate, remembered
-from drivers.vf.ports import attributes_of, claim_of, no_vf, observed_vf, vf_changes
-from drivers.vf.steps import bind_vf, set_vf
+from drivers.vf.plan import attributes_of, bind_vf, claim_of, no_vf, observed_vf, set_vf, vf_changes
+from netplugin.api.errors import NetpluginError
 from netplugin.backend import Change, Intent, Observation, ObservedPort, Plan
-from netplugin.errors import NetpluginError
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort, OvsRoot
 from netplugin.host.ovs_underlay import too_narrow
@@ -212,7 +210,7 @@ def observed_ports(intents: Sequence[Intent], seen: Seen) -> Mapping[str, Observ
             "mode": mode.value,
             "pci_address": vf.details.get("pci_address"),
             "vf": dict(vf.details),
-            **(faults.details(row) if row else {}),
+            **(findings.details(row) if row else {}),
         }
         if beside is not None and beside.interface is not None:
             told["relay"] = {
@@ -235,12 +233,12 @@ def _fault(mode: Mode, row: OvsPort | None, beside: OvsPort | None, seen: Seen) 
         return f"{lost.reason} (the port is in native mode and stays so)"
     if row is None:
         return None
-    broken = faults.of_port(row, seen.word.starved)
+    broken = findings.of_port(row, seen.word.starved)
     bridge = seen.ovs.bridges.get(str(row.bridge))
     if broken:
         return broken
     if mode is Mode.NATIVE:
-        return faults.of_uplinks(row, bridge, seen.word) if bridge else None
+        return findings.of_uplinks(row, bridge, seen.word) if bridge else None
     return _of_relay(beside, seen) if beside else None
 
 
@@ -254,7 +252,7 @@ def _of_relay(beside: OvsPort, seen: Seen) -> str | None:
         else None
     )
     return (
-        faults.of_interface(interface)
-        or faults.of_segments(interface, seen.word)
+        findings.of_interface(interface)
+        or findings.of_segments(interface, seen.word)
         or (f"{narrow.detail}: its VF takes no more" if narrow else None)
     )

@@ -6,16 +6,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from drivers.ovs import sockets
 from drivers.ovs.apply import Applier
-from drivers.ovs.faults import HostWord
+from drivers.ovs.findings import HostWord
+from drivers.ovs.model import SeenOvs
+from drivers.ovs.observe import Reader
 from drivers.ovs.ports import VHOST_TYPE
-from drivers.ovs.read import Reader
-from drivers.ovs.seen import SeenOvs
 from drivers.ovs.usability import dpdk_usable
-from drivers.vdpa.modes import NATIVE_TYPE
-from drivers.vdpa.wanted import BACKEND, DEVICE_OPTIONS, LAYOUT
-from netplugin.backend import Applied, Change, Usability, Wake
+from drivers.vdpa.model import BACKEND, DEVICE_OPTIONS, LAYOUT, NATIVE_TYPE
+from netplugin.backend import Applied, Change
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovs_rows import OvsPort, OvsRoot
+from netplugin.host.usability import Usability, Wake
 from netplugin.host.vswitchd import appctl
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from drivers.vf.inventory import Pf
-from netplugin.errors import FieldError, Unsupported
-from netplugin.models import PortSpec
+from netplugin.api.errors import FieldError, Unsupported
+from netplugin.api.models import PortSpec
 
 #: The API's maximum (``PortSpec.queues``), for drivers without a limit or with a higher one.
 _UNBOUNDED = 128

@@ -8,12 +8,12 @@ Such changes are therefore returned as ``busy`` for the caller to retry.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from drivers.vf.changes import SetVf, VfChange
+from drivers.vf.commands import SetVf, VfChange
+from netplugin.api.errors import NetpluginError, OperationTimeout, Unsupported
 from netplugin.backend import Change, Claim
-from netplugin.errors import NetpluginError, OperationTimeout, Unsupported
 from netplugin.host.vfs import VfBusy, VfRefuses
 
 
@@ -66,3 +66,40 @@ def touched(changes: Sequence[Change]) -> frozenset[str]:
         if isinstance(change, SetVf):
             found.add(change.pf)
     return frozenset(found)
+
+
+# -- Bounded waiting for VFs whose NIC cannot serve requests at the moment. -----------------------
+
+
+#: How long to wait, in seconds. ice waits 0.8 s for a VF reset, i40e 0.3 s (ice_wait_on_vf_reset,
+#: i40e_check_vf_init_timeout); a whole NIC resets within seconds. After that, the change is retried
+#: when the port is next checked.
+PATIENCE_S = 10.0
+#: A problem that did not recur for this many times ``PATIENCE_S`` counts as a new one.
+_FORGOTTEN = 3
+
+
+@dataclass
+class Patience:
+    """Problems of VFs by PCI address: when each began and when it was last seen."""
+
+    _since: dict[str, float] = field(default_factory=dict)
+    _last: dict[str, float] = field(default_factory=dict)
+
+    def lasts(self, address: str) -> bool:
+        """Record a problem; return whether it is still within ``PATIENCE_S``."""
+        now = time.monotonic()
+        if now - self._last.get(address, now) > _FORGOTTEN * PATIENCE_S:
+            self.forget([address])
+        self._last[address] = now
+        return now - self._since.setdefault(address, now) < PATIENCE_S
+
+    def forget(self, addresses: Collection[str]) -> None:
+        """Forget the problems of these VFs."""
+        for address in addresses:
+            self._since.pop(address, None)
+            self._last.pop(address, None)
+
+    def known(self) -> frozenset[str]:
+        """Return the VFs that have a problem."""
+        return frozenset(self._since)

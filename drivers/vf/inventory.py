@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from drivers.vf.options import ALL_VFS, By, Device, VfNumbers
-from netplugin.backend import Usability
+from netplugin.host.usability import Usability
 from netplugin.host.vfs import (
     GROUPS,
     HostInterface,

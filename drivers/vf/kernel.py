@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from drivers.vf.abilities import max_queues
-from drivers.vf.changes import BindVf, SetVf, UnbindVf, VfChange
+from drivers.vf.commands import BindVf, SetVf, UnbindVf, VfChange
 from drivers.vf.inventory import (
     Inventory,
     find_pfs,
@@ -20,8 +20,10 @@ from drivers.vf.inventory import (
 from drivers.vf.memory import Memory
 from drivers.vf.options import Device
 from drivers.vf.usability import usability
-from netplugin.backend import Claim, Usability
-from netplugin.errors import NetpluginError
+from netplugin.api.errors import NetpluginError
+from netplugin.api.models import VfCounters
+from netplugin.backend import Claim
+from netplugin.host.usability import Usability
 from netplugin.host.vfs import (
     SYS,
     NicLink,
@@ -35,7 +37,6 @@ from netplugin.host.vfs import (
     read_text,
     unsupported,
 )
-from netplugin.models import VfCounters
 
 #: PF drivers without VF counters (no ``ndo_get_vf_stats``): the kernel reports zeros.
 COUNT_NOTHING = frozenset({"igb", "bnxt_en", "qede", "cxgb4"})

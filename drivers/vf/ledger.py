@@ -20,11 +20,10 @@ from enum import Enum
 from typing import Any
 
 from drivers.vf.abilities import max_queues, refusal
-from drivers.vf.changes import KIND
+from drivers.vf.commands import KIND
 from drivers.vf.inventory import Inventory, Pf, Vf
 from drivers.vf.memory import KEPT_BY_DPDK, Lost, Memory, holders_of, locate, new_claim
-from netplugin.backend import NOBODY, Claim, Intent
-from netplugin.errors import (
+from netplugin.api.errors import (
     BackendUnavailable,
     CapacityExhausted,
     Conflict,
@@ -32,8 +31,9 @@ from netplugin.errors import (
     InvalidRequest,
     NetpluginError,
 )
+from netplugin.api.models import PortSpec, VfInfo, VfState
+from netplugin.backend import NOBODY, Claim, Intent
 from netplugin.host.vfs import is_uio, is_vfio
-from netplugin.models import PortSpec, VfInfo, VfState
 
 _STEP = "claim"
 #: The claim's memory key for the VM of the port.

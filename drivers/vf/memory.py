@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from drivers.vf.changes import KIND
+from drivers.vf.commands import KIND
 from drivers.vf.inventory import Inventory, Pf, Setting, Vf
 from netplugin.backend import Claim
 from netplugin.host.vfs import NO_MAC, VfAttributes, is_vfio

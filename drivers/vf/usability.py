@@ -6,13 +6,16 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from drivers.vf.abilities import TAGS
 from drivers.vf.inventory import Inventory, find_pfs, networks_of
 from drivers.vf.ledger import EMBEDDED, Use, pf_problem
-from drivers.vf.memory import KEPT_BY_DPDK
+from drivers.vf.memory import KEPT_BY_DPDK, Lost, locate
 from drivers.vf.options import Device
-from netplugin.backend import Usability
+from drivers.vf.plan import claim_of
+from netplugin.api.models import Finding
+from netplugin.backend import Intent
+from netplugin.host.usability import Usability
 from netplugin.host.vfs import VFIO, read_link, read_text
-from netplugin.models import Finding
 
 
 def usability(sys: Path, devices: Sequence[Device], *, for_dpdk: bool = False) -> Usability:
@@ -92,3 +95,40 @@ def pool_findings(inventory: Inventory, use: Use = EMBEDDED) -> list[Finding]:
                 )
             )  # fmt: skip
     return found
+
+
+# -- Findings for VFs on flat networks, whose guests may use VLAN tags of their own. Pure. --------
+# A port on a flat network has no VLAN to restrict its VF to. The behaviour depends on the PF driver
+# (``TAGS``); no driver lets the hypervisor forbid guest tags on a VF with VLAN 0. A trunk (``vf.trunk``)
+# allows them on purpose and needs no finding.
+
+
+_UNKNOWN = "does with the tags that such a VM sends what its firmware decides: unknown"
+
+
+def tag_findings(intents: Sequence[Intent], inventory: Inventory) -> list[Finding]:
+    """Return one finding per NIC that has ports of flat networks."""
+    flat: dict[str, list[str]] = {}
+    for intent in intents:
+        claim = claim_of(intent)
+        if claim is None or intent.spec is None or intent.spec.network.type != "flat":
+            continue
+        if intent.spec.vf.trunk:
+            continue
+        vf = locate(inventory, claim)
+        if not isinstance(vf, Lost):
+            flat.setdefault(vf.pf, []).append(intent.port_id)
+    return [_finding(inventory, address, ports) for address, ports in sorted(flat.items())]
+
+
+def _finding(inventory: Inventory, address: str, ports: Sequence[str]) -> Finding:
+    pf = inventory.pfs[address]
+    says = TAGS.get(pf.driver or "", _UNKNOWN)
+    return Finding(
+        id=f"vf-flat-{address}", status="warn",
+        found=f"{pf.name} has ports of flat networks ({', '.join(sorted(ports))}), and its driver "
+        f"{pf.driver or 'unknown'} {says}",
+        expected="VMs on VFs are in one VLAN that the NIC holds them to",
+        fix="ask for these ports with a VLAN, or with the backend vdpa in relay mode, which takes "
+        "no tags from a VM; a switch port that takes untagged frames alone keeps them off the wire",
+    )  # fmt: skip

@@ -1,1 +1,1 @@
-"""The ``netplugin`` command line, built on ``netplugin.client``."""
+"""The ``netplugin`` command line, built on ``netplugin.api.client``."""

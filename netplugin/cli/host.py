@@ -9,10 +9,10 @@ from typing import Any
 from cliff.lister import Lister
 from cliff.show import ShowOne
 
+from netplugin.api.client import Client
+from netplugin.api.models import Finding, ReconcileRequest
 from netplugin.cli import show
-from netplugin.cli.findings import FindingLister
-from netplugin.client import Client
-from netplugin.models import Finding, ReconcileRequest
+from netplugin.cli.show import FindingLister
 
 Columns = tuple[Sequence[str], show.Row]
 

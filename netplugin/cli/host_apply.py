@@ -11,6 +11,8 @@ from typing import Any
 
 from cliff.command import Command
 
+from netplugin.api.client import Client, nobody_listens
+from netplugin.api.errors import BackendUnavailable, FieldError, InvalidRequest
 from netplugin.cli.host_tuning import (
     add_intent,
     add_root,
@@ -19,15 +21,20 @@ from netplugin.cli.host_tuning import (
     read_machine,
     required,
 )
-from netplugin.client import Client, nobody_listens
-from netplugin.errors import BackendUnavailable, FieldError, InvalidRequest
-from netplugin.tuning.applying.apply import apply, preview
+from netplugin.tuning.applying.accessor import WritableRoot
+from netplugin.tuning.applying.apply import (
+    BAD,
+    Outcome,
+    Result,
+    apply,
+    preview,
+    preview_undo,
+    shown,
+    undo,
+)
 from netplugin.tuning.applying.journal import DEFAULT, Journal, look
 from netplugin.tuning.applying.machine import Machine
 from netplugin.tuning.applying.ovs_config import RunningOvs
-from netplugin.tuning.applying.results import BAD, Outcome, Result, shown
-from netplugin.tuning.applying.undo import preview_undo, undo
-from netplugin.tuning.applying.writable import WritableRoot
 from netplugin.tuning.as_json import as_json
 from netplugin.tuning.planning.plan import Plan, make_plan
 from netplugin.tuning.planning.refused import needed

@@ -14,27 +14,23 @@ from oslo_config import cfg
 from pydantic import ValidationError
 
 from netplugin import options
+from netplugin.api.client import invalid_request
+from netplugin.api.errors import InvalidRequest
+from netplugin.api.models import Finding
 from netplugin.cli import show
-from netplugin.cli.findings import FindingLister
-from netplugin.client import invalid_request
-from netplugin.errors import InvalidRequest
-from netplugin.models import Finding
-from netplugin.tuning import host_options
-from netplugin.tuning.as_json import as_json
+from netplugin.cli.show import FindingLister
+from netplugin.tuning.as_json import as_json, plan_json
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Facts
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import Intent, given
 from netplugin.tuning.live import Live
-from netplugin.tuning.live_host import read_live
-from netplugin.tuning.live_libvirt import URI
-from netplugin.tuning.live_ovs import RUNDIR
-from netplugin.tuning.output.plan_json import plan_json
 from netplugin.tuning.output.playbook import playbook
 from netplugin.tuning.output.text import plan_text
 from netplugin.tuning.planning.plan import Plan, make_plan
 from netplugin.tuning.planning.refused import needed
 from netplugin.tuning.read import read_facts
+from netplugin.tuning.read_live import RUNDIR, URI, read_live
 from netplugin.tuning.root import Root
 
 
@@ -160,7 +156,7 @@ def _configured(parsed_args: Namespace) -> _Configured:
     """Raises: InvalidRequest naming the wrong file or option."""
     try:
         conf = options.load(parsed_args.config_file)
-        return _Configured(Path(conf.ovs.rundir), conf.host.libvirt_uri, host_options.given(conf))
+        return _Configured(Path(conf.ovs.rundir), conf.host.libvirt_uri, given(conf))
     except (cfg.Error, ValueError) as wrong:
         raise InvalidRequest(
             str(wrong), step="configuration", fix="correct what --config-file names"

@@ -12,16 +12,15 @@ from types import FrameType
 from cliff.command import Command
 from pydantic import ValidationError
 
+from netplugin.api.client import invalid_request
+from netplugin.api.errors import InvalidRequest
 from netplugin.cli.host_tuning import add_intent, add_root, intent_of, read_machine
-from netplugin.client import invalid_request
-from netplugin.errors import InvalidRequest
 from netplugin.tuning.planning.plan import make_plan
-from netplugin.tuning.verifying import keep, plot
-from netplugin.tuning.verifying.as_json import comparison_json, run_json
+from netplugin.tuning.verifying import plot, result
 from netplugin.tuning.verifying.comparison import Finding, compare
 from netplugin.tuning.verifying.measure import measure, require
 from netplugin.tuning.verifying.options import Options, asked_of
-from netplugin.tuning.verifying.text import comparison_text, run_text
+from netplugin.tuning.verifying.show import comparison_json, comparison_text, run_json, run_text
 
 
 class HostVerify(Command):
@@ -54,10 +53,10 @@ class HostVerify(Command):
         intent = intent_of(parsed_args)
         asked = asked_of(options, facts, live, make_plan(facts, intent, live) if intent else None)
         require(asked)
-        keep.prepare(parsed_args.results)
+        result.prepare(parsed_args.results)
         with _ended_by_signals():
             run = measure(asked, facts, live, self._say)
-        path = keep.write(parsed_args.results, run)
+        path = result.write(parsed_args.results, run)
         if parsed_args.format == "json":
             self.app.stdout.write(run_json(run, path))
         else:
@@ -85,7 +84,7 @@ class HostVerifyCompare(Command):
         if parsed_args.plot is not None:
             plot.require(parsed_args.plot)
         names = parsed_args.before, parsed_args.after
-        before, after = (keep.read(keep.find(parsed_args.results, name)) for name in names)
+        before, after = (result.read(result.find(parsed_args.results, name)) for name in names)
         found = compare(before, after)
         if parsed_args.plot is not None:
             plot.draw(found, parsed_args.plot)
@@ -103,8 +102,8 @@ def _add_output(parser: ArgumentParser) -> None:
         help="text (default) or JSON",
     )  # fmt: skip
     parser.add_argument(
-        "--results", type=Path, default=keep.FOLDER, metavar="DIR",
-        help=f"directory with one file per run (default: {keep.FOLDER})",
+        "--results", type=Path, default=result.FOLDER, metavar="DIR",
+        help=f"directory with one file per run (default: {result.FOLDER})",
     )  # fmt: skip
 
 

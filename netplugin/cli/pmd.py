@@ -10,9 +10,9 @@ from cliff.columns import FormattableColumn
 from cliff.show import ShowOne
 from pydantic import ValidationError
 
+from netplugin.api.client import Client, invalid_request
+from netplugin.api.pmd_models import PmdInterval, PmdProposal, PmdRequest, PmdState
 from netplugin.cli import show
-from netplugin.client import Client, invalid_request
-from netplugin.models import PmdInterval, PmdProposal, PmdRequest, PmdState
 
 Columns = tuple[Sequence[str], show.Row]
 Shown = dict[str, Any]

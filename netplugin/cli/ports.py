@@ -12,10 +12,10 @@ from cliff.lister import Lister
 from cliff.show import ShowOne
 from pydantic import ValidationError
 
+from netplugin.api.client import Client, invalid_request
+from netplugin.api.errors import InvalidRequest, from_problem
+from netplugin.api.models import Batch, NetworkInfo, NetworkSpec, Port, PortSpec, PortState, VfInfo
 from netplugin.cli import show
-from netplugin.client import Client, invalid_request
-from netplugin.errors import InvalidRequest, from_problem
-from netplugin.models import Batch, Port, PortSpec, PortState
 
 _COLUMNS = ("port_id", "vm_id", "backend", "mac", "network", "state", "error")
 
@@ -188,3 +188,111 @@ def _row(port: Port) -> show.Row:
         port.port_id, port.spec.vm_id, port.spec.backend, port.spec.mac,
         show.Network(spec["network"]), port.state.value, show.Error(values["error"]),
     )  # fmt: skip
+
+
+# -- The commands ``netplugin network list|put|delete``. ------------------------------------------
+
+
+_NETWORK_COLUMNS = ("network_id", "vni", "udp_port", "mtu", "peers", "local_vlan", "ports")
+
+
+class NetworkList(Lister):
+    """List the VXLAN networks of this host."""
+
+    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
+        with Client.from_environment() as client:
+            networks = client.list_networks()
+        return _NETWORK_COLUMNS, [_network_row(network) for network in networks]
+
+
+class NetworkPut(ShowOne):
+    """Create or update a VXLAN network; changing its peers does not affect its ports."""
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument("network_id", metavar="ID")
+        parser.add_argument(
+            "--vni",
+            type=int,
+            required=True,
+            metavar="N",
+            help="VXLAN network identifier, 1 to 16777215",
+        )
+        parser.add_argument(
+            "--peer",
+            action="append",
+            default=[],
+            metavar="IP",
+            help="tunnel address of another host with ports on the network; may be given several times",
+        )
+        parser.add_argument(
+            "--udp-port", type=int, metavar="N", help="UDP port of the tunnel; default: 4789"
+        )
+        parser.add_argument(
+            "--mtu", type=int, metavar="BYTES", help="MTU of the VMs; default: 1450"
+        )
+        return parser
+
+    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
+        given = {"udp_port": parsed_args.udp_port, "mtu": parsed_args.mtu}
+        try:
+            spec = NetworkSpec(
+                type="vxlan",
+                vni=parsed_args.vni,
+                peers=tuple(parsed_args.peer),
+                **{name: value for name, value in given.items() if value is not None},
+            )
+        except ValidationError as wrong:
+            raise invalid_request(wrong) from None
+        with Client.from_environment() as client:
+            return _NETWORK_COLUMNS, _network_row(client.put_network(parsed_args.network_id, spec))
+
+
+class NetworkDelete(Command):
+    """Delete a network without ports; no error if it does not exist."""
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument("network_id", metavar="ID")
+        return parser
+
+    def take_action(self, parsed_args: Namespace) -> None:
+        with Client.from_environment() as client:
+            client.delete_network(parsed_args.network_id)
+
+
+def _network_row(network: NetworkInfo) -> show.Row:
+    spec = network.spec.model_dump(mode="json")
+    return (
+        network.network_id, spec["vni"], spec["udp_port"], spec["mtu"],
+        show.Structure(spec["peers"]), network.local_vlan, network.ports,
+    )  # fmt: skip
+
+
+# -- The commands ``netplugin vf list|release``. --------------------------------------------------
+
+
+class VfList(Lister):
+    """List the virtual functions with their states and ports."""
+
+    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
+        with Client.from_environment() as client:
+            vfs = client.list_vfs()
+        rows = (vf.model_dump(mode="json").values() for vf in vfs)
+        return tuple(VfInfo.model_fields), [tuple(map(show.Optional, row)) for row in rows]
+
+
+class VfRelease(Command):
+    """End the quarantine of a virtual function, so that it can be assigned to a port again.
+
+    A port that is being removed and waits for the NIC of this function is deleted from the store.
+    """
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument("pci_address", metavar="PCI-ADDRESS", help="such as 0000:03:10.1")
+        return parser
+
+    def take_action(self, parsed_args: Namespace) -> None:
+        with Client.from_environment() as client:
+            client.release_vf(parsed_args.pci_address)

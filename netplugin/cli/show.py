@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cliff.columns import FormattableColumn
+from cliff.lister import Lister
 from pydantic import BaseModel
 
-from netplugin.errors import InvalidRequest
+from netplugin.api.errors import InvalidRequest
+from netplugin.api.models import Finding
 
 Row = tuple[Any, ...]
 
@@ -89,3 +93,27 @@ def _lines(value: Any, name: str) -> Iterator[str]:
             yield (f"{name}: " if name else "") + ", ".join(str(inner) for inner in value)
     elif value is not None:
         yield f"{name}: {value}" if name else str(value)
+
+
+# -- Base class of commands that print findings as a table; the exit status is 1 if a check fails.
+
+
+class FindingLister(Lister):
+    """A command that lists findings."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._status = 0
+
+    @abstractmethod
+    def find(self, parsed_args: Namespace) -> Iterable[Finding]: ...
+
+    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[Row]]:
+        findings = list(self.find(parsed_args))
+        self._status = 1 if any(finding.status == "fail" for finding in findings) else 0
+        return ("id", "status", "found", "expected", "fix"), [
+            (f.id, f.status, f.found, f.expected, Optional(f.fix)) for f in findings
+        ]
+
+    def run(self, parsed_args: Namespace) -> int:
+        return super().run(parsed_args) or self._status

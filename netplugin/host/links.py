@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from netplugin.errors import Conflict, HostError, NetpluginError, OperationTimeout
+from netplugin.api.errors import Conflict, HostError, NetpluginError, OperationTimeout
 from netplugin.host import netlink
 from netplugin.host.link_messages import (
     GETADDR,

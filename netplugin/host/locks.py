@@ -16,8 +16,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from netplugin.backend import Usability
-from netplugin.errors import HostError
+from netplugin.api.errors import HostError
+from netplugin.host.usability import Usability
 
 LOG = logging.getLogger(__name__)
 _PREFIX = "\0netplugin/"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from netplugin.errors import HostError
+from netplugin.api.errors import HostError
 from netplugin.host.processes import run
 
 STEP = "nftables"

@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from netplugin.backend import Usability, Wake
-from netplugin.errors import BackendUnavailable, NetpluginError
+from netplugin.api.errors import BackendUnavailable, NetpluginError
 from netplugin.host import ovs_commands
+from netplugin.host.names import Mark, unmarked
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs_mirror import Drift, Mirror
 from netplugin.host.ovsdb import CommandFactory, Ovsdb
-from netplugin.host.store_mark import Mark, unmarked
 from netplugin.host.supervisor import Supervisor
+from netplugin.host.usability import Usability, Wake
 from netplugin.host.vswitchd import VswitchdWatch, appctl
 
 LOG = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from netplugin.models import Finding
+from netplugin.api.models import Finding
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from netplugin.host.names import Mark, unmarked
 from netplugin.host.ovs_rows import (
     BRIDGE_MARK,
     HOLDER_MARK,
@@ -27,7 +28,6 @@ from netplugin.host.ovs_rows import (
     OvsRoot,
 )
 from netplugin.host.processes import remaining
-from netplugin.host.store_mark import Mark, unmarked
 
 COLUMNS = {
     "Open_vSwitch": [

@@ -10,7 +10,7 @@ from uuid import UUID
 #: Keys in ``external_ids`` that mark rows as ours.
 PORT_MARK = "netplugin-port"
 BACKEND_MARK = "netplugin-backend"
-#: The store that created a VM's port, and its commit sequence (``agents.store``).
+#: The store that created a VM's port, and its commit sequence (``agents.store.store``).
 STORE_MARK = "netplugin-store"
 BRIDGE_MARK = "netplugin-bridge"
 #: In Open_vSwitch: the last holder of the database lock. Informational: no decision depends on it.

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from netplugin.errors import BackendUnavailable, HostError, NetpluginError, Unsupported
+from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, Unsupported
 from netplugin.host.ovs_mirror import Mirror
-from netplugin.vxlan import overhead
+from netplugin.host.vxlan import overhead
 
 STEP = "underlay"
 _IFF_UP = 1  # include/uapi/linux/if.h

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
 
-from netplugin.errors import BackendUnavailable, HostError, OperationTimeout
+from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
 
 
 def remaining(deadline: float) -> float:
@@ -44,3 +45,14 @@ def run(args: Sequence[str], *, step: str, deadline: float, stdin: str | None = 
         words = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
         raise HostError(f"{args[0]}: {words}", step=step)
     return done.stdout
+
+
+# -- Checks for the programs that a measurement needs. --------------------------------------------
+
+
+def needs_program(name: str, package: str, step: str) -> None:
+    """Check that a program is installed; ``package`` is its Debian package. Raises: BackendUnavailable."""
+    if shutil.which(name) is None:
+        raise BackendUnavailable(
+            f"{name} is not installed", step=step, fix=f"apt-get install {package}"
+        )

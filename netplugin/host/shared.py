@@ -8,8 +8,8 @@ import threading
 from typing import Any
 
 from netplugin.host.locks import Locks, NoLocks
+from netplugin.host.names import Mark, unmarked
 from netplugin.host.ovs import OvsHost, OvsSettings
-from netplugin.host.store_mark import Mark, unmarked
 from netplugin.host.supervisor import Supervisor
 
 

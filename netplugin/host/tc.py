@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from netplugin.errors import BackendUnavailable
+from netplugin.api.errors import BackendUnavailable
 from netplugin.host import netlink
 from netplugin.host.cbpf import Program
 from netplugin.host.links import words

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from netplugin.errors import Conflict, HostError, NetpluginError, OperationTimeout, Unsupported
+from netplugin.api.errors import Conflict, HostError, NetpluginError, OperationTimeout, Unsupported
+from netplugin.api.models import VfCounters
 from netplugin.host import netlink
 from netplugin.host.netlink import attribute, attributes, number, text
-from netplugin.models import VfCounters
 
 SYS = Path("/sys")
 NO_MAC = "00:00:00:00:00:00"

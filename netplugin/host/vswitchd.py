@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from netplugin.errors import BackendUnavailable
+from netplugin.api.errors import BackendUnavailable
 from netplugin.host.processes import run
 from netplugin.host.supervisor import Supervisor
 

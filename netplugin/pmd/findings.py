@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from netplugin.api.models import Finding
+from netplugin.api.pmd_models import PmdProposal, PmdState
 from netplugin.host.cpus import format_list
-from netplugin.models import Finding, PmdProposal, PmdState
 from netplugin.pmd.propose import propose
 
 #: Percent of a CPU below which an uneven assignment is not reported.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import cycle
 
-from netplugin.models import PmdCore, PmdState, RxQueue
+from netplugin.api.pmd_models import PmdCore, PmdState, RxQueue
 from netplugin.pmd.balance import Key
 from netplugin.pmd.settings import GROUP
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from netplugin.api.pmd_models import AutoLoadBalance, PmdSettings
 from netplugin.host.cpus import from_mask
-from netplugin.models import AutoLoadBalance, PmdSettings
 
 MASK = "pmd-cpu-mask"
 ASSIGN = "pmd-rxq-assign"

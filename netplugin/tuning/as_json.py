@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -11,6 +12,8 @@ from pydantic import BaseModel
 
 from netplugin.host.cpus import format_list
 from netplugin.tuning.command_line import CommandLine
+from netplugin.tuning.planning.plan import Plan
+from netplugin.tuning.planning.sources import PAGES, PARTITION
 from netplugin.tuning.root import Unknown
 
 
@@ -33,3 +36,19 @@ def as_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: as_json(inner) for name, inner in value.items()}
     return value
+
+
+# -- A plan as JSON: all its values and those derived from them. ----------------------------------
+
+
+def plan_json(plan: Plan) -> str:
+    """Render the plan. ``partition`` adds the CPUs of each role, each step adds ``done``.
+    ``sources`` are the sources of partition and pages; each step has its own.
+    """
+    shown = as_json(plan)
+    for name in ("housekeeping", "pmd", "emulator", "vm", "isolated"):
+        shown["partition"][name] = as_json(getattr(plan.partition, name))
+    shown["sources"] = {**PARTITION, "hugepages": PAGES}
+    for step, row in zip(plan.steps, shown["steps"], strict=True):
+        row["done"] = step.done
+    return json.dumps(shown, indent=2) + "\n"

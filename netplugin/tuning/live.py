@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from netplugin.models import PmdCore, UnpolledQueue
+from netplugin.api.pmd_models import PmdCore, UnpolledQueue
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.root import Fact, Unknown
 

@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from netplugin.acceptance.matrix.records import Cell, RunRecord
-from netplugin.acceptance.report.compare import compare
-from tests.unit.acceptance.report_runs import device, merged, record, result, run_of
+from netplugin_zeroloss.journal import Cell, RunRecord
+from netplugin_zeroloss.report.compare import compare
+
+from tests.unit.zeroloss.report_runs import device, merged, record, result, run_of
 
 DEVICES = ("clean", "noisy", "rare-stalls", "heavy-stalls")
 REPEATS = (1, 3, 5, 7, 10, 15)

@@ -18,16 +18,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from agents.store import Record, Store
+from agents.store.store import Record, Store
 from drivers.vf.inventory import Inventory, read_inventory
 from drivers.vf.ledger import claim_vf
 from drivers.vf.options import parse_devices
+from netplugin.api.models import PortState
 from netplugin.backend import Intent
 from netplugin.host.vfs import NicLink, VfAttributes, parse_vfs
-from netplugin.models import PortState
-from tests.unit.sriov.world import World, make_spec
-from tests.unit.vf.test_vf_primitives import vf_info
-from tests.unit.vf.trees import Nic, build
+from tests.unit.drivers.sriov.world import World, make_spec
+from tests.unit.drivers.vf.test_vf_primitives import vf_info
+from tests.unit.drivers.vf.trees import Nic, build
 
 NICS, VFS = 8, 128
 ROUNDS, THREADS = 20, 64

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from netplugin_zeroloss.journal import read_run
 
-from netplugin.acceptance.matrix.journal import read_run
 from tests.lab.processes import run
 from tests.lab.wires import Wires, wires
 

@@ -20,7 +20,7 @@ PAGES = (
 )
 
 #: The sessions and their pages. How each is carried out is in tests/functional/docs; the one that
-#: needs no root, zeroloss, is in tests/unit/acceptance.
+#: needs no root, zeroloss, is in tests/unit/zeroloss.
 SESSIONS = {
     "install": ROOT / "README.md",
     "quick-start": ROOT / "docs/quick-start.md",

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 from oslo_config import cfg
 
+from netplugin.api.errors import CapacityExhausted, Conflict, HostError, NetpluginError, Unsupported
+from netplugin.api.models import Binding, Features, PortSpec
 from netplugin.backend import (
     Applied,
     Backend,
@@ -18,12 +20,10 @@ from netplugin.backend import (
     Observation,
     ObservedPort,
     Plan,
-    Usability,
 )
-from netplugin.errors import CapacityExhausted, Conflict, HostError, NetpluginError, Unsupported
 from netplugin.host.shared import Host
-from netplugin.libvirt_xml import tap_interface
-from netplugin.models import Binding, Features, PortSpec
+from netplugin.host.usability import Usability
+from netplugin.libvirt.interfaces import tap_interface
 
 GROUP = "slots"
 OPTIONS = [

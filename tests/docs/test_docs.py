@@ -18,24 +18,22 @@ from typing import Any, cast
 
 import pytest
 
-import netplugin.errors as errors
-from agents import http
-from agents.metrics import Metrics
-from agents.metrics_pmd import PmdFigures
-from agents.metrics_vfs import PortCounters
+import netplugin.api.errors as errors
+from agents.api import http
+from agents.api.tasks import TaskRunner
+from agents.metrics import Metrics, PmdFigures, PortCounters
 from agents.service import Service
-from agents.store import Store
-from agents.tasks import TaskRunner
+from agents.store.store import Store
 from drivers.dpdkvhostuser.driver import DpdkVhostUser
 from drivers.linuxbridge.driver import LinuxBridge
 from drivers.sriov.driver import Sriov
 from drivers.vdpa.driver import Vdpa
 from drivers.vf.abilities import QUEUES
 from netplugin import docgen
+from netplugin.api.models import PortState, TaskState, VfCounters
+from netplugin.api.pmd_models import PmdCore, PmdState, RxQueue
 from netplugin.cli.main import Netplugin
-from netplugin.models import PmdCore, PmdState, PortState, RxQueue, TaskState, VfCounters
-from netplugin.pmd.counters import Counters
-from netplugin.pmd.read import Reading
+from netplugin.pmd.read import Counters, Reading
 from tests.docs.blocks import (
     PAGES,
     ROOT,

@@ -15,12 +15,13 @@ from oslo_config import cfg
 
 from agents import backends
 from agents.metrics import Metrics
-from agents.reconciler import Delete, Put, Reconciler
-from agents.store import Record, Store
+from agents.ports.operations import Delete, Put
+from agents.ports.reconciler import Reconciler
+from agents.store.store import Record, Store
+from netplugin.api.errors import CapacityExhausted, Conflict, HostError, Unsupported
+from netplugin.api.models import PortSpec, PortState, ReconcileReport
 from netplugin.backend import Backend, Claim
-from netplugin.errors import CapacityExhausted, Conflict, HostError, Unsupported
 from netplugin.host.shared import Host
-from netplugin.models import PortSpec, PortState, ReconcileReport
 from tests.docs.blocks import ROOT, blocks
 from tests.docs.example_backend import GROUP, MARK, Slots, list_opts
 

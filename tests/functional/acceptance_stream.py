@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from netplugin.acceptance.evidence.contract import Place
-from netplugin.acceptance.evidence.witness import Witnessed
-from netplugin.acceptance.generators.contract import Generator, GeneratorInfo
-from netplugin.acceptance.generators.frames import Frames, frames_of
-from netplugin.acceptance.generators.wire import MARKER_BYTES, Wire
-from netplugin.acceptance.values import Measurement, TrialRequest
-from netplugin.acceptance.vnf.contract import Vnf, VnfCores
-from netplugin.acceptance.vnf.description import TestpmdDescription
+from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
+from netplugin_zeroloss.generators.frames import Frames, frames_of
+from netplugin_zeroloss.generators.wire import MARKER_BYTES, Wire
+from netplugin_zeroloss.loss.contract import Place, Witnessed
+from netplugin_zeroloss.values import Measurement, TrialRequest
+from netplugin_zeroloss.vnf.contract import Vnf, VnfCores
+from netplugin_zeroloss.vnf.description import TestpmdDescription
+
 from tests.lab.processes import run, wait_for
 
 PORTS = 2

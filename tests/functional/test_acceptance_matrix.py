@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 import yaml
+from netplugin_zeroloss.journal import CellRecord, Part, read_run
+from netplugin_zeroloss.judge.trial import judge
+from netplugin_zeroloss.search.result import dumps, load, result_of
+from netplugin_zeroloss.search.search import Run, replay
 
-from netplugin.acceptance.judge import judge
-from netplugin.acceptance.matrix.journal import read_run
-from netplugin.acceptance.matrix.records import CellRecord, Part
-from netplugin.acceptance.result import dumps, load, result_of
-from netplugin.acceptance.run import Run
-from netplugin.acceptance.search import replay
 from tests.functional.conftest import BASE
 from tests.lab.agent import PrivateAgent
 from tests.lab.namespaces import connect

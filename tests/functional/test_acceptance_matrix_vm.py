@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from netplugin_zeroloss.journal import read_run
 
-from netplugin.acceptance.matrix.journal import read_run
 from tests.functional.conftest import BASE
 from tests.functional.test_acceptance_matrix import check_trials, write, zeroloss
 from tests.lab.agent import PrivateAgent

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from netplugin_zeroloss.loss.contract import UNEXPLAINED
+from netplugin_zeroloss.loss.host import Host
+from netplugin_zeroloss.loss.ovs import Ovs, parse_ports
+from netplugin_zeroloss.vnf import choose
+from netplugin_zeroloss.vnf.contract import Attachment, Vnf, VnfPort
 
-from netplugin.acceptance.evidence.host import Host
-from netplugin.acceptance.evidence.ovs import Ovs
-from netplugin.acceptance.evidence.ovs_text import parse_ports
-from netplugin.acceptance.evidence.witness import UNEXPLAINED
-from netplugin.acceptance.vnf import choose
-from netplugin.acceptance.vnf.contract import Attachment, Vnf, VnfError, VnfPort
+from netplugin.host.program import ProgramError
 from tests.functional.acceptance_stream import (
     CORES,
     FEW,
@@ -141,6 +141,9 @@ def test_a_socket_that_is_taken(chain: tuple[PrivateOvs, Vnf]) -> None:
         VnfPort(Attachment.VHOST_USER, str(BASE / f"v{n}.sock"), MACS[n], PEERS[n])
         for n in range(PORTS)
     ]
-    with choose.make(TESTPMD, ports, CORES) as second, pytest.raises(VnfError, match="is taken"):
+    with (
+        choose.make(TESTPMD, ports, CORES) as second,
+        pytest.raises(ProgramError, match="is taken"),
+    ):
         second.start()
     chain[1].check()

@@ -8,14 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from netplugin_zeroloss.loss.contract import UNEXPLAINED
+from netplugin_zeroloss.loss.host import Host
+from netplugin_zeroloss.loss.links import Links, Nic
+from netplugin_zeroloss.vnf import choose
+from netplugin_zeroloss.vnf.contract import Attachment, VnfCores, VnfPort
+from netplugin_zeroloss.vnf.description import TapsDescription
 
-from netplugin.acceptance.evidence.host import Host
-from netplugin.acceptance.evidence.links import Links
-from netplugin.acceptance.evidence.nic import Nic
-from netplugin.acceptance.evidence.witness import UNEXPLAINED
-from netplugin.acceptance.vnf import choose
-from netplugin.acceptance.vnf.contract import Attachment, VnfCores, VnfPort
-from netplugin.acceptance.vnf.description import TapsDescription
 from netplugin.host.links import Links as KernelLinks
 from tests.functional.acceptance_stream import (
     CORES,

@@ -24,7 +24,7 @@ from tests.lab.frames_scene import Scene, untagged
 from tests.lab.namespaces import namespace, within
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run
-from tests.unit.sriov.model import Model
+from tests.unit.drivers.sriov.model import Model
 
 FAR = "np-far"
 #: The sender's VF, and that of a VM that must hear nothing.

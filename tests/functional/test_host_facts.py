@@ -16,15 +16,14 @@ import libvirt  # type: ignore[import-untyped]
 import pytest
 
 from netplugin.host.cpus import format_list, parse_list
-from netplugin.tuning import live_libvirt, live_ovs
+from netplugin.tuning import read_live
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.intent import Intent
 from netplugin.tuning.live import DomainLive, Live, OvsLive
-from netplugin.tuning.live_libvirt import read_libvirt
-from netplugin.tuning.live_ovs import read_ovs
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
+from netplugin.tuning.read_live import read_libvirt, read_ovs
 from netplugin.tuning.root import Root, Unknown
 from netplugin.tuning.steps import Effect, OtherConfig
 from tests.functional.conftest import BASE
@@ -192,7 +191,7 @@ def test_a_mask_that_pins_the_threads_of_vswitchd_is_to_go(machine: Machine) -> 
 def test_a_vswitchd_that_hangs_is_a_finding(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_ovs, "_WAIT_S", IMPATIENT_S)
+    monkeypatch.setattr(read_live, "_WAIT_S", IMPATIENT_S)
     machine.ovs.pause_vswitchd()
     try:
         told = _told(machine.ovs)
@@ -239,7 +238,7 @@ def test_the_emulators_affinity_is_that_of_its_thread(machine: Machine) -> None:
 def test_a_libvirtd_that_hangs_is_a_finding(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_libvirt, "_WAIT_S", IMPATIENT_S)
+    monkeypatch.setattr(read_live, "_WAIT_S", IMPATIENT_S)
     machine.libvirt.libvirtd.pause()
     try:
         domains = read_libvirt().domains

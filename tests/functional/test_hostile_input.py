@@ -20,13 +20,8 @@ import pytest
 import agents
 import drivers
 import netplugin
-from netplugin.models import (
-    AutoLoadBalanceRequest,
-    Batch,
-    PmdRequest,
-    PortSpec,
-    ReconcileRequest,
-)
+from netplugin.api.models import Batch, PortSpec, ReconcileRequest
+from netplugin.api.pmd_models import AutoLoadBalanceRequest, PmdRequest
 from tests.functional.conftest import BASE, make_spec
 from tests.functional.test_plug_ovs import planned
 from tests.lab.agent import PrivateAgent

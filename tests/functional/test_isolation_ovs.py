@@ -246,7 +246,7 @@ def test_a_bridge_takes_nothing_from_a_port_that_is_not_ours(lab: Lab) -> None:
 
 def test_a_port_that_has_lost_its_mark_sends_nothing(lab: Lab) -> None:
     """And then it does again, datapath flows that overlap or not: OVS 3.1.0 brings one of them alone
-    to its new actions (``drivers.ovs.old_actions``)."""
+    to its new actions (``drivers.ovs.apply``)."""
     lab.plug(OWN_MAC)
     assert lab.passes({"its own": frames.plain()}) == {"its own"}, "there is a datapath flow for it"
     ids = lab.ovs.vsctl("get", "port", PORT, "external_ids").strip()

@@ -19,15 +19,16 @@ from typing import Any
 import pytest
 from oslo_config import cfg
 
-from agents.converge import Converged, Stopwatch, converge
+from agents.ports.converge import Converged, Stopwatch, converge
 from drivers.linuxbridge.driver import LinuxBridge
 from drivers.linuxbridge.options import GROUP, OPTIONS
-from netplugin.backend import Change, Intent, Wake
-from netplugin.errors import BackendUnavailable, InvalidRequest, Unsupported
+from netplugin.api.errors import BackendUnavailable, InvalidRequest, Unsupported
+from netplugin.api.models import Network, PortSpec
+from netplugin.backend import Change, Intent
 from netplugin.host.links import kind_unavailable
 from netplugin.host.names import BRIDGE, TAP, birth_address, device_name
 from netplugin.host.shared import Host
-from netplugin.models import Network, PortSpec
+from netplugin.host.usability import Wake
 from tests.lab.processes import run, wait_for
 
 WIRE, FAR_END = "lbwire0", "lbwire1"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from netplugin import options
-from netplugin.errors import BackendUnavailable
+from netplugin.api.errors import BackendUnavailable
 from netplugin.host import ovs as ovs_host
 from netplugin.host import ovs_commands
 from netplugin.host.names import VHOST, device_name

@@ -11,18 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from netplugin.host.cpus import parse_list
+from netplugin.host.cpus import parse_list, to_kernel
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.guest.playbook import guest_playbook
 from netplugin.tuning.intent import Intent
 from netplugin.tuning.live import Live
-from netplugin.tuning.live_ovs import read_ovs
-from netplugin.tuning.masks import to_kernel
 from netplugin.tuning.output.playbook import playbook
 from netplugin.tuning.planning.plan import Plan, make_plan
 from netplugin.tuning.planning.refused import needed
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.read.interrupts import IRQBALANCE
+from netplugin.tuning.read_live import read_ovs
 from netplugin.tuning.root import Root
 from netplugin.tuning.steps import (
     BannedCpus,

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from netplugin_zeroloss.cli.main import main
 
-from netplugin.acceptance.cli import main
 from tests.lab.chromium import Chromium
-from tests.unit.acceptance.report_runs import hostile_run, mission, write_run
+from tests.unit.zeroloss.report_runs import hostile_run, mission, write_run
 
 #: Text whose colour is too near to what it stands on: WCAG 2.1, 1.4.3, wants 4.5 to 1.
 CONTRAST = """(() => {

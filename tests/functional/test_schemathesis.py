@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from netplugin.models import PmdRequest
+from netplugin.api.pmd_models import PmdRequest
 from tests.functional.conftest import BASE, make_spec
 from tests.functional.test_plug_ovs import planned
 from tests.lab.agent import PrivateAgent

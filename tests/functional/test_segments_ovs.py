@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from drivers.dpdkvhostuser.wanted import OVERLAY, TO_OVERLAY, TUNNELS, vxlan_name
+from drivers.dpdkvhostuser.model import OVERLAY, TO_OVERLAY, TUNNELS, vxlan_name
 from tests.functional.conftest import make_spec
 from tests.functional.hosts_ovs import (
     UNDERLAY,

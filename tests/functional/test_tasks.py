@@ -17,7 +17,7 @@ from tests.functional.test_plug_ovs import planned, ports
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
-from tests.unit.test_tasks import Receiver
+from tests.unit.agents.test_tasks import Receiver
 
 DEADLINE_S = 20.0
 #: Which dpdkvhostuser does not do.

@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from netplugin_zeroloss.cli.main import main
+from netplugin_zeroloss.generators.choose import InterfacePath, Tcpreplay, make
+from netplugin_zeroloss.generators.contract import Generator
+from netplugin_zeroloss.generators.frames import Frames, Vary
+from netplugin_zeroloss.judge.trial import Cause, Judgement, Verdict, judge
+from netplugin_zeroloss.values import GeneratorError, Measurement, TrialRequest, UnusableInput
 
-from netplugin.acceptance.cli import main
-from netplugin.acceptance.errors import GeneratorError, UnusableInput
-from netplugin.acceptance.generators.choose import InterfacePath, Tcpreplay, make
-from netplugin.acceptance.generators.contract import Generator
-from netplugin.acceptance.generators.frames import Frames, Vary
-from netplugin.acceptance.judge import Cause, Judgement, Verdict, judge
-from netplugin.acceptance.values import Measurement, TrialRequest
 from tests.lab.namespaces import connect, entered, namespace, within
 from tests.lab.processes import run, wait_for
 
@@ -201,8 +200,8 @@ def test_what_its_own_queue_drops_is_not_the_device_s_loss(device: str) -> None:
 def test_it_ends_with_the_tool_however_that_ends(device: str) -> None:
     """Killed in the middle of a minute; nobody sends on."""
     code = (
-        "from netplugin.acceptance.generators.choose import *\n"
-        "from netplugin.acceptance.values import TrialRequest\n"
+        "from netplugin_zeroloss.generators.choose import *\n"
+        "from netplugin_zeroloss.values import TrialRequest\n"
         f"make(Tcpreplay(netns={GENERATOR!r}, paths=[{{'send': 'west', 'receive': 'east'}}]))"
         ".run(TrialRequest(1000, 60))"
     )

@@ -19,13 +19,12 @@ import pytest
 
 from drivers.ovs.sockets import new_path
 from drivers.vdpa.driver import Vdpa
-from drivers.vdpa.modes import NATIVE_TYPE
-from drivers.vdpa.wanted import BRIDGE
+from drivers.vdpa.model import BRIDGE, NATIVE_TYPE
+from netplugin.api.errors import HostError
+from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
-from netplugin.errors import HostError
 from netplugin.host import ovs_mirror
 from netplugin.host.names import VHOST, device_name
-from netplugin.models import PortSpec
 from tests.functional import isolation_frames as frames
 from tests.functional.conftest import BASE, make_spec
 from tests.functional.test_plug_ovs import rows
@@ -38,7 +37,7 @@ from tests.lab.raw_frames import hearing, mouth, send_all
 from tests.lab.testpmd import Testpmd, TestpmdOptions
 from tests.lab.vm import DEVICE as NIC
 from tests.lab.vm import Vm
-from tests.unit.sriov.model import Model, ModelPf
+from tests.unit.drivers.sriov.model import Model, ModelPf
 
 FAR, FAR_ADDRESS = "np-far", "10.7.0.1"
 WAIT_S = 30.0

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from agents.metrics import Metrics
-from agents.reconciler import Delete, Operation, Put, Reconciler
-from agents.store import Store
+from agents.ports.operations import Delete, Operation, Put
+from agents.ports.reconciler import Reconciler
+from agents.store.store import Store
 from netplugin import options
+from netplugin.api.models import Binding, PlannedChange, PortSpec
 from netplugin.backend import Backend, Intent
 from netplugin.host.shared import Host
-from netplugin.models import Binding, PlannedChange, PortSpec
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for

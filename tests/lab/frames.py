@@ -36,7 +36,7 @@ from scapy.layers.l2 import ARP, LLC, SNAP, STP, Dot1AD, Dot1Q, Dot3, Ether
 from scapy.layers.vxlan import VXLAN
 from scapy.packet import Packet, Raw
 
-from netplugin.addresses import link_local
+from netplugin.host.names import link_local
 
 BROADCAST = "ff:ff:ff:ff:ff:ff"
 #: A MAC that nobody has: a frame to it goes to every port of its network.

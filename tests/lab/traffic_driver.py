@@ -16,12 +16,12 @@ from typing import Any
 
 from oslo_config import cfg
 
-from agents.converge import Converged, Stopwatch, converge
+from agents.ports.converge import Converged, Stopwatch, converge
 from drivers.linuxbridge.driver import LinuxBridge
 from drivers.linuxbridge.options import GROUP, OPTIONS
+from netplugin.api.errors import HostError, NetpluginError
+from netplugin.api.models import Finding, NetworkSpec, PortSpec
 from netplugin.backend import Intent, Overlay
-from netplugin.errors import HostError, NetpluginError
-from netplugin.models import Finding, NetworkSpec, PortSpec
 from tests.lab.namespaces import entered
 from tests.lab.traffic_hosts import Errand, Machine, bare_machine
 

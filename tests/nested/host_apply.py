@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from netplugin.tuning.applying.apply import apply
+from netplugin.tuning.applying.accessor import WritableRoot
+from netplugin.tuning.applying.apply import Result, apply, undo
 from netplugin.tuning.applying.journal import Journal
 from netplugin.tuning.applying.machine import Machine
 from netplugin.tuning.applying.ovs_config import RunningOvs
-from netplugin.tuning.applying.results import Result
-from netplugin.tuning.applying.undo import undo
-from netplugin.tuning.applying.writable import WritableRoot
 from netplugin.tuning.intent import Intent
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts

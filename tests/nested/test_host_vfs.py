@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from netplugin.tuning.applying.results import Outcome
+from netplugin.tuning.applying.apply import Outcome
 from tests.lab.namespaces import namespace
 from tests.lab.processes import run, wait_for
 from tests.nested import nics

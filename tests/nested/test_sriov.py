@@ -296,7 +296,7 @@ def test_a_nic_that_is_reset_under_a_running_port(
     ],
 )
 def test_killed_amid_a_call(pf: str, agent: PrivateAgent, method: str, part: float) -> None:
-    """Every step is in tests/unit/sriov/test_sriov_crash.py; this is the real host's part of it."""
+    """Every step is in tests/unit/drivers/sriov/test_sriov_crash.py; this is the real host's part of it."""
     before = whole_state(pf, functions())
     started = time.monotonic()
     put(agent, "nic1", make_spec())

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from agents.lane import Lane
-from agents.store import Store
+from agents.store.store import Store
+from agents.worker import Lane
 from drivers.vdpa.driver import Vdpa
-from drivers.vdpa.wanted import BRIDGE
-from netplugin.addresses import link_local
+from drivers.vdpa.model import BRIDGE
+from netplugin.api.models import PortState
+from netplugin.host.names import link_local
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs import OvsHost
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.vfs import Vfs
-from netplugin.models import PortState
 from tests.lab.driven import Driven
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
@@ -175,7 +175,7 @@ UNPLUG: list[tuple[type, str]] = [(OvsHost, "write"), (Vfs, "unbind"), (Vfs, "se
 
 
 def test_killed_between_any_two_steps(pf: str, ovs: PrivateOvs, process: Driven) -> None:
-    """Every boundary is in tests/unit/vdpa/test_vdpa_crash.py; this is the real host's part of it."""
+    """Every boundary is in tests/unit/drivers/vdpa/test_vdpa_crash.py; this is the real host's part of it."""
     before = whole_state(pf, functions())
     for plug, unplug in zip_longest(PLUG, UNPLUG):
         with dies_after(*plug):

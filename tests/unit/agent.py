@@ -13,17 +13,16 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from agents import http
-from agents.access import Access, Token
-from agents.audit import AuditLog
-from agents.callbacks import TaskSettings
-from agents.gate import Gate
+from agents.api import http
+from agents.api.access import Access, Token
+from agents.api.audit import AuditLog
+from agents.api.callbacks import TaskSettings
+from agents.api.guard import Gate, Limits, LimitSettings
+from agents.api.tasks import TaskRunner
 from agents.host import HostView
-from agents.limits import Limits, LimitSettings
 from agents.metrics import Metrics
 from agents.service import Service
-from agents.store import Store
-from agents.tasks import TaskRunner
+from agents.store.store import Store
 from netplugin import options
 from netplugin.backend import Backend
 from netplugin.host.shared import Host

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from netplugin.api.errors import NetpluginError, Unsupported
+from netplugin.api.models import Binding, DomainRequirements, Features, PortSpec
 from netplugin.backend import (
     Applied,
     Backend,
@@ -15,12 +17,9 @@ from netplugin.backend import (
     ObservedPort,
     Overlay,
     Plan,
-    Usability,
-    Wake,
 )
-from netplugin.errors import NetpluginError, Unsupported
-from netplugin.libvirt_xml import tap_interface
-from netplugin.models import Binding, DomainRequirements, Features, PortSpec
+from netplugin.host.usability import Usability, Wake
+from netplugin.libvirt.interfaces import tap_interface
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 # Prefer this checkout, so that the script also runs without an installed netplugin.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[0]))
 
-from netplugin.acceptance.cli import main
+from netplugin_zeroloss.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

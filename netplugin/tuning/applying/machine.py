@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from netplugin.tuning.applying.irqbalance import Irqbalance
-from netplugin.tuning.applying.kernel_files import KernelFiles
+from netplugin.tuning.applying.accessor import Place, Raw, Run, WritableRoot, run_program
+from netplugin.tuning.applying.kernel import (
+    KernelFiles,
+    SetScheduler,
+    Swaps,
+    Threads,
+    set_scheduler,
+)
 from netplugin.tuning.applying.ovs_config import Ovs, OvsConfig
-from netplugin.tuning.applying.place import Place, Raw
-from netplugin.tuning.applying.programs import Run, run_program
-from netplugin.tuning.applying.swaps import Swaps
-from netplugin.tuning.applying.threads import SetScheduler, Threads, set_scheduler
-from netplugin.tuning.applying.tuned import TunedProfiles, TunedVariables
-from netplugin.tuning.applying.vf_count import Ports, VfCounts
-from netplugin.tuning.applying.writable import WritableRoot
+from netplugin.tuning.applying.services import Irqbalance, TunedProfiles, TunedVariables
+from netplugin.tuning.applying.vfs import Ports, VfCounts
 from netplugin.tuning.steps import (
     BannedCpus,
     File,

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from netplugin.errors import BackendUnavailable, HostError
+from netplugin.api.errors import BackendUnavailable, HostError
 from netplugin.host.cpus import format_list, from_mask, to_mask
 from netplugin.host.ovs_commands import SetOtherConfig
 from netplugin.host.ovsdb import Ovsdb
 from netplugin.host.vswitchd import appctl
-from netplugin.pmd.threads import parse_threads
-from netplugin.tuning.applying.place import Raw
+from netplugin.pmd.read import parse_threads
+from netplugin.tuning.applying.accessor import Raw
 from netplugin.tuning.steps import OtherConfig
 
 _MASK = "pmd-cpu-mask"

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from netplugin.models import Finding
-from netplugin.tuning.checks.budget import budget
-from netplugin.tuning.checks.cpus import cpus
+from netplugin.api.models import Finding
+from netplugin.tuning.checks.cpus import budget, cpus
 from netplugin.tuning.checks.domains import domains
-from netplugin.tuning.checks.links import links
+from netplugin.tuning.checks.links import links, vfs
 from netplugin.tuning.checks.memory import memory
-from netplugin.tuning.checks.ovs import ovs
-from netplugin.tuning.checks.planned import planned
-from netplugin.tuning.checks.pmd import pmd
+from netplugin.tuning.checks.ovs import ovs, pmd
+from netplugin.tuning.checks.planned import planned, unknown
 from netplugin.tuning.checks.scene import Scene
-from netplugin.tuning.checks.unknown import unknown
-from netplugin.tuning.checks.vfs import vfs
 
 CHECKS: tuple[Callable[[Scene], Iterable[Finding]], ...] = (
     unknown, cpus, memory, vfs, links, ovs, pmd, domains, budget, planned,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from netplugin.api.models import Finding
 from netplugin.host.cpus import format_list
-from netplugin.models import Finding
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.live import DomainLive

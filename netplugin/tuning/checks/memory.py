@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from netplugin.models import Finding
+from netplugin.api.models import Finding
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import HugepagePool
 from netplugin.tuning.root import Unknown, known

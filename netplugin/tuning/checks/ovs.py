@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from netplugin.api.models import Finding
+from netplugin.api.pmd_models import PmdState
 from netplugin.host.cpus import format_list, from_mask
-from netplugin.models import Finding
+from netplugin.pmd.findings import findings
+from netplugin.pmd.settings import read_settings
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.live import OvsLive
@@ -86,3 +89,16 @@ def _queues(live: OvsLive, mask: Cpus) -> Iterator[Finding]:
                 "PMD threads", expected="no more queues than PMD threads",
                 fix=f"ovs-vsctl set Interface {port} options:n_rxq={len(mask)}, or fewer queues in the VM",
             )  # fmt: skip
+
+
+# -- Check receive queues on PMD threads: NUMA node, load balance, unpolled queues. ---------------
+
+
+def pmd(scene: Scene) -> Iterator[Finding]:
+    """PMD findings; none if OVS was not queried or has no PMD threads."""
+    live = scene.live.ovs
+    if not isinstance(live, Unknown):
+        settings = read_settings(live.other_config)
+        yield from findings(
+            PmdState(cpus="", cores=live.pmds, settings=settings, unpolled=live.unpolled)
+        )

@@ -8,7 +8,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from netplugin.tuning.intent import PAGE_1G, PAGE_2M
 
-STEP: Final = "guest-plan"
 VFIO: Final = "vfio-pci"
 UIO: Final = "uio_pci_generic"
 #: Page sizes in the notation of the kernel command line.

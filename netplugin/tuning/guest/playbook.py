@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from netplugin.host.cpus import format_list
+from netplugin.tuning.guest.options import VFIO
 from netplugin.tuning.guest.plan import GuestPlan
-from netplugin.tuning.guest.playbook_binding import binding_tasks
 from netplugin.tuning.output.playbook import as_yaml, same_machine, step_tasks, until_boot
-from netplugin.tuning.output.tasks import Task, command, file_with
+from netplugin.tuning.output.playbook_tasks import Task, command, file_with
 from netplugin.tuning.steps import Effect
 
 _RULES = "/etc/udev/rules.d/90-netplugin-guest.rules"
@@ -106,3 +106,161 @@ def _rest(plan: GuestPlan) -> Iterator[Task]:
             "name": "Say what is left to do",
             "ansible.builtin.debug": {"msg": "the kernel's arguments count after a reboot"},
         }
+
+
+# -- Tasks that bind a guest's NICs to a DPDK driver; NICs are found by MAC address, not by PCI address.
+# The kernel does not know the MAC address of a bound NIC, so the PCI address is kept as a local Ansible
+# fact.
+
+
+_FACTS = "/etc/ansible/facts.d"
+_NOIOMMU = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode"
+_PCI = "[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}[.][0-7]"
+#: The PCI network device with the MAC address, not a bond, bridge or failover device with the same one.
+_DEVICE = (
+    "{{ ansible_facts.values() | select('mapping') | selectattr('pciid', 'defined')"
+    " | selectattr('macaddress', 'defined') | selectattr('macaddress', 'equalto', item.mac)"
+    " | map(attribute='device') | first | default('') }}"
+)
+
+
+def binding_tasks(plan: GuestPlan) -> Iterator[Task]:
+    if not plan.bound:
+        return
+    driver = plan.options.driver
+    nics = [{"mac": each.nic.mac, "where": each.nic.address or "not said"} for each in plan.bound]
+    yield from _module(driver, plan.noiommu)
+    yield from _find(nics)
+    yield from _bind(driver)
+
+
+def _module(driver: str, noiommu: bool) -> Iterator[Task]:
+    yield {
+        "name": "Install driverctl",
+        "ansible.builtin.package": {"name": "driverctl", "state": "present"},
+    }
+    yield file_with(f"Load {driver} at boot", "/etc/modules-load.d/netplugin-guest.conf", [driver])
+    if noiommu:
+        yield file_with(
+            "Let VFIO do without an IOMMU at boot", "/etc/modprobe.d/netplugin-guest.conf",
+            ["options vfio enable_unsafe_noiommu_mode=1"],
+        )  # fmt: skip
+    yield {
+        "name": f"Load {driver} now",
+        "ansible.builtin.command": {"argv": ["modprobe", driver]},
+        "changed_when": False,
+    }
+    if noiommu:
+        yield from _without_iommu()
+
+
+def _without_iommu() -> Iterator[Task]:
+    yield {
+        "name": "Look whether VFIO can do without an IOMMU",
+        "ansible.builtin.stat": {"path": _NOIOMMU},
+        "register": "netplugin_noiommu",
+    }
+    yield {
+        "name": "Stop on a kernel whose VFIO cannot",
+        "ansible.builtin.assert": {
+            "that": ["netplugin_noiommu.stat.exists"],
+            "fail_msg": "Debian's cloud kernel is such: plan with --driver uio_pci_generic, or take another",
+        },
+        "when": "not ansible_check_mode",
+    }
+    yield {
+        "name": "Read whether VFIO does without an IOMMU",
+        "ansible.builtin.slurp": {"src": _NOIOMMU},
+        "register": "netplugin_noiommu_now",
+        "when": "netplugin_noiommu.stat.exists",
+    }
+    yield {
+        "name": "Let VFIO do without an IOMMU",
+        "ansible.builtin.command": {"argv": ["tee", _NOIOMMU], "stdin": "Y"},
+        "when": [
+            "netplugin_noiommu.stat.exists",
+            "netplugin_noiommu_now.content | b64decode | trim != 'Y'",
+        ],
+        "changed_when": True,
+    }
+
+
+def _find(nics: list[dict[str, str]]) -> Iterator[Task]:
+    yield {
+        "name": "Find the NICs for DPDK by their MAC addresses",
+        "ansible.builtin.command": {
+            "argv": ["readlink", "--canonicalize", "/sys/class/net/{{ netplugin_device }}/device"],
+        },
+        "vars": {"netplugin_device": _DEVICE},
+        "loop": nics,
+        "when": "netplugin_device | length > 0",
+        "register": "netplugin_found",
+        "changed_when": False,
+        "check_mode": False,
+    }
+    yield {
+        "name": "Recall where they were before they were bound",
+        "ansible.builtin.set_fact": {
+            "netplugin_addresses": "{{ ansible_facts.ansible_local.netplugin_guest | default({}) }}",
+        },
+    }
+    yield {
+        "name": "Take down where they are on PCI",
+        "ansible.builtin.set_fact": {
+            "netplugin_addresses": "{{ netplugin_addresses | combine({item.item.mac: netplugin_at}) }}",
+        },
+        "vars": {"netplugin_at": f"{{{{ item.stdout | regex_findall('{_PCI}') | last }}}}"},
+        "loop": "{{ netplugin_found.results | selectattr('stdout', 'defined')"
+        " | selectattr('stdout', 'search', '/pci') }}",
+        "loop_control": {"label": "{{ item.item.mac }}"},
+    }
+    yield {
+        "name": "Stop if one is not there",
+        "ansible.builtin.assert": {
+            "that": ["item.mac in netplugin_addresses"],
+            "fail_msg": "No NIC has the MAC address {{ item.mac }}; libvirt has it at {{ item.where }}",
+        },
+        "loop": nics,
+    }
+    yield {
+        "name": "Stop if one of them is the way to this guest",
+        "ansible.builtin.assert": {
+            "that": ["item.mac != (ansible_facts.default_ipv4.macaddress | default(''))"],
+            "fail_msg": "The default route goes through {{ item.mac }}: plan with --dpdk and other NICs",
+        },
+        "loop": nics,
+    }
+    yield {
+        "name": "Make the folder of local facts",
+        "ansible.builtin.file": {"path": _FACTS, "state": "directory", "mode": "0755"},
+    }
+    yield {
+        "name": "Remember where they are",
+        "ansible.builtin.copy": {
+            "dest": f"{_FACTS}/netplugin_guest.fact",
+            "content": "{{ netplugin_addresses | to_json(sort_keys=true) }}",
+            "mode": "0644",
+        },
+    }
+
+
+def _bind(driver: str) -> Iterator[Task]:
+    yield {
+        "name": "Read what drivers they have",
+        "ansible.builtin.stat": {"path": "/sys/bus/pci/devices/{{ item.value }}/driver"},
+        "loop": "{{ netplugin_addresses | dict2items }}",
+        "register": "netplugin_drivers",
+    }
+    now = "item.stat.lnk_source | default('') | basename"
+    others = [driver, *(["mlx5_core"] if driver == VFIO else [])]
+    yield {
+        # driverctl overrides persist across boots. DPDK uses mlx5 NICs through mlx5_core.
+        "name": f"Bind them to {driver}",
+        "ansible.builtin.command": {
+            "argv": ["driverctl", "set-override", "{{ item.item.value }}", driver],
+        },
+        "loop": "{{ netplugin_drivers.results }}",
+        "loop_control": {"label": "{{ item.item.key }} {{ item.item.value }}"},
+        "when": f"{now} not in {others}",
+        "changed_when": True,
+    }

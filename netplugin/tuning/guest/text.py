@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from netplugin.host.cpus import format_list
-from netplugin.tuning.guest.doubts import counted
 from netplugin.tuning.guest.options import UIO, VFIO
-from netplugin.tuning.guest.plan import GuestPlan, PlannedNic
+from netplugin.tuning.guest.plan import GuestPlan, PlannedNic, counted
 from netplugin.tuning.steps import Effect
 
 

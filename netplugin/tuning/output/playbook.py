@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from netplugin.host.cpus import format_list, parse_list, to_mask
-from netplugin.tuning.masks import to_kernel
-from netplugin.tuning.output import playbook_kernel as kernel
-from netplugin.tuning.output.playbook_ovs import ovs_tasks
-from netplugin.tuning.output.playbook_threads import thread_tasks
-from netplugin.tuning.output.playbook_vfs import vf_tasks
-from netplugin.tuning.output.tasks import Task, command, file_with, notified
+from netplugin.host.cpus import format_list, parse_list, to_kernel, to_mask
+from netplugin.tuning.output import playbook_tasks as kernel
+from netplugin.tuning.output.playbook_tasks import (
+    Task,
+    command,
+    file_with,
+    notified,
+    ovs_tasks,
+    thread_tasks,
+    vf_tasks,
+)
 from netplugin.tuning.planning.plan import Plan
 from netplugin.tuning.read.cpus import CPU, NODE
 from netplugin.tuning.read.kernel import SYSTEMD, variables_path

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from netplugin.tuning.facts import Facts, Interface, Nic
 from netplugin.tuning.intent import Intent
-from netplugin.tuning.planning.refused import impossible
-from netplugin.tuning.root import known
+from netplugin.tuning.planning import sources
+from netplugin.tuning.planning.refused import impossible, needed
+from netplugin.tuning.root import Unknown, known
+from netplugin.tuning.steps import Effect, Group, Step, VfCount
 
 #: Drivers of NICs that DPDK uses (mlx5 keeps its kernel driver).
 DPDK_DRIVERS = frozenset(("vfio-pci", "igb_uio", "uio_pci_generic"))
@@ -54,3 +56,33 @@ def named(nics: tuple[Nic, ...], name: str, field: str) -> Nic:
             return nic
     have = ", ".join("/".join((nic.address, *nic.interfaces)) for nic in nics) or "none"
     raise impossible(field, f"there is no NIC {name[:60]}", f"name one of: {have}")
+
+
+# -- Plan the number of VFs of each NIC in the intent (pure). -------------------------------------
+
+
+def vf_steps(facts: Facts, intent: Intent) -> Iterator[Step]:
+    """One step per named NIC; other NICs keep their VFs.
+
+    Raises: InvalidRequest for a NIC that does not exist, supports no or fewer VFs, or is named twice;
+    HostError for a missing fact.
+    """
+    seen = set()
+    for entry in intent.vfs:
+        name, _, number = entry.rpartition("=")
+        nic = named(needed(facts.network.nics), name, "vfs")
+        most = needed(nic.total_vfs)
+        if nic.address in seen:
+            raise impossible("vfs", f"{nic.address} is named twice", "name each NIC once")
+        if not most:
+            raise impossible("vfs", f"{name} has no virtual functions", "name another NIC, or switch "
+                             "SR-IOV on in the firmware of NIC and board")  # fmt: skip
+        if int(number) > most:
+            raise impossible("vfs", f"{name} can have {most} virtual functions and not {int(number)}",
+                             f"ask for at most {most}")  # fmt: skip
+        seen.add(nic.address)
+        yield Step(
+            Group.VFS, VfCount(nic.address), nic.vfs if isinstance(nic.vfs, Unknown) else str(nic.vfs or 0),
+            str(int(number)), Effect.LIVE, "virtual functions for VMs; a boot takes them away",
+            sources.SRIOV,
+        )  # fmt: skip

@@ -9,12 +9,12 @@ VM cores gets PMD cores: a vhost-user port is on the node of its VM's memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from netplugin.tuning.facts import Core, Cpus
+from netplugin.tuning.facts import Cache, Core, Cpus
 from netplugin.tuning.intent import Intent
-from netplugin.tuning.planning.l3 import grouped, together
 from netplugin.tuning.planning.refused import impossible
 
 
@@ -231,3 +231,85 @@ def _vms(
         counts[node] = min(left, room[node])
         left -= counts[node]
     return counts
+
+
+# -- Group cores by shared L3 cache (pure): a CCX on AMD, a cluster on ARM. -----------------------
+# The threads of a VM, and the PMD threads that serve it, exchange data through the L3 cache. Between cores
+# with different L3 caches, data crosses the fabric (SUSE Best Practices, "Optimizing Linux for AMD EPYC":
+# an L3 for each CCX).
+
+
+T = TypeVar("T")
+
+
+def l3_caches(caches: Iterable[Cache]) -> tuple[Cpus, ...]:
+    """CPUs of each L3 cache; empty if the machine reports none."""
+    return tuple(cache.cpus for cache in caches if cache.level == 3)
+
+
+def grouped(cores: Sequence[T], cpus: Sequence[Cpus], l3: Sequence[Cpus]) -> list[list[T]]:
+    """Group cores by L3 cache, keeping their order; ``cpus`` are the CPUs of each core."""
+    groups: dict[int, list[T]] = {}
+    for core, mine in zip(cores, cpus, strict=True):
+        home = next((number for number, cache in enumerate(l3) if mine & cache), -1)
+        groups.setdefault(home, []).append(core)
+    return list(groups.values())
+
+
+def together(groups: Iterable[Sequence[T]], count: int) -> list[T]:
+    """Take ``count`` cores from as few groups as possible, best fit first; all cores if there are too few.
+
+    Ties are resolved by the order of ``groups``.
+    """
+    left = [list(group) for group in groups if group]
+    taken: list[T] = []
+    while left and len(taken) < count:
+        wanted = count - len(taken)
+        fitting = [group for group in left if len(group) >= wanted]
+        best = min(fitting, key=len) if fitting else max(left, key=len)
+        taken += best[:wanted]
+        left.remove(best)
+    return taken
+
+
+# -- Rank NUMA nodes by distance from the NICs (pure): NUMA distance first, then package. ---------
+# With SNC (Intel) or NPS (AMD), a package has several nodes, which are nearer to each other than to the other
+# package. If the firmware reports one distance for all other nodes, the package decides.
+
+
+#: The kernel's distances without a firmware table (LOCAL_DISTANCE and REMOTE_DISTANCE in
+#: include/linux/topology.h).
+_LOCAL, _REMOTE = 10, 20
+
+
+def packages_of(cores: Iterable[Core]) -> dict[int, frozenset[int]]:
+    """Packages of each node's cores."""
+    found: dict[int, frozenset[int]] = {}
+    for core in cores:
+        found[core.node] = found.get(core.node, frozenset()) | {core.package}
+    return found
+
+
+def ranks(
+    cores: tuple[Core, ...], nic_nodes: tuple[int, ...], distances: Mapping[int, Mapping[int, int]]
+) -> dict[int, int]:
+    """Rank of each node: 0 for NIC nodes, then 1 and up; equally distant nodes share a rank."""
+    packages = packages_of(cores)
+    near = [node for node in nic_nodes if node in packages]
+    home = frozenset(package for node in near for package in packages[node])
+
+    def away(node: int) -> tuple[int, bool]:
+        rows = [distances.get(nic, {}).get(node, _REMOTE) for nic in near]
+        return min(rows, default=_LOCAL), not packages[node] & home
+
+    rest = {node: away(node) for node in packages if node not in near}
+    order = sorted(set(rest.values()))
+    return dict.fromkeys(near, 0) | {node: 1 + order.index(far) for node, far in rest.items()}
+
+
+def nearest_first(
+    cores: tuple[Core, ...], nic_nodes: tuple[int, ...], distances: Mapping[int, Mapping[int, int]]
+) -> tuple[int, ...]:
+    """All nodes with cores, nearest to the NICs first."""
+    found = ranks(cores, nic_nodes, distances)
+    return tuple(sorted(found, key=lambda node: (found[node], node)))

@@ -8,18 +8,13 @@ from netplugin.tuning.facts import Facts, Nic
 from netplugin.tuning.intent import Intent
 from netplugin.tuning.live import Live
 from netplugin.tuning.planning.hugepages import NodePages, plan_pages
-from netplugin.tuning.planning.kernel_arguments import kernel_arguments
-from netplugin.tuning.planning.kernel_work import kernel_work
-from netplugin.tuning.planning.l3 import l3_caches
+from netplugin.tuning.planning.kernel_arguments import kernel_arguments, page_steps
+from netplugin.tuning.planning.kernel_work import kernel_work, tuned_steps
 from netplugin.tuning.planning.latency import latency
-from netplugin.tuning.planning.nearness import nearest_first
-from netplugin.tuning.planning.nics import are_sure, chosen_nics, nodes_of
+from netplugin.tuning.planning.nics import are_sure, chosen_nics, nodes_of, vf_steps
 from netplugin.tuning.planning.ovs import ovs_settings
-from netplugin.tuning.planning.pages import page_steps
-from netplugin.tuning.planning.partition import Partition, divide
+from netplugin.tuning.planning.partition import Partition, divide, l3_caches, nearest_first
 from netplugin.tuning.planning.refused import needed
-from netplugin.tuning.planning.tuned import tuned_steps
-from netplugin.tuning.planning.vfs import vf_steps
 from netplugin.tuning.root import known
 from netplugin.tuning.steps import Effect, Step
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from netplugin.errors import FieldError, HostError, InvalidRequest
+from netplugin.api.errors import FieldError, HostError, InvalidRequest
 from netplugin.tuning.root import Fact, Unknown
 
 T = TypeVar("T")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from netplugin.host.cpus import from_kernel
 from netplugin.tuning.facts import Cpus, InterruptFacts, Irq, Irqbalance
-from netplugin.tuning.masks import from_kernel
 from netplugin.tuning.read.cpus import cpu_list
 from netplugin.tuning.root import Fact, Root, Unknown
 

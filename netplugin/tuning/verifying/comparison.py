@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
 
-from netplugin.acceptance.report.statistics import Change, can_reach, change, holm, p_lower
 from netplugin.host.cpus import parse_list
-from netplugin.tuning.verifying.histogram import PERCENTILES, Histogram
-from netplugin.tuning.verifying.result import Run
+from netplugin.statistics import Change, can_reach, change, holm, p_lower
+from netplugin.tuning.verifying.result import PERCENTILES, Histogram, Run
 
 LEVEL = 0.05
 

@@ -11,12 +11,10 @@ from tempfile import TemporaryDirectory
 
 from pydantic import ValidationError
 
-from netplugin.errors import HostError
+from netplugin.api.errors import HostError
 from netplugin.host.cpus import format_list, parse_list
-from netplugin.host.processes import run
-from netplugin.tuning.verifying.histogram import Histogram
-from netplugin.tuning.verifying.result import LatencyRound, LatencySettings
-from netplugin.tuning.verifying.tools import needs_program
+from netplugin.host.processes import needs_program, run
+from netplugin.tuning.verifying.result import Histogram, LatencyRound, LatencySettings
 
 STEP = "cyclictest"
 #: Time limit in seconds for start and end, in addition to the measurement.

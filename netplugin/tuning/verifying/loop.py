@@ -13,15 +13,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from netplugin.acceptance.vnf.contract import VnfError
-from netplugin.acceptance.vnf.process import Program, own_directory
-from netplugin.acceptance.vnf.telemetry import Telemetry
-from netplugin.errors import HostError
+from netplugin.api.errors import HostError
 from netplugin.host.cpus import format_list
+from netplugin.host.processes import needs_program
+from netplugin.host.program import Program, ProgramError, Telemetry, own_directory
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.root import known
 from netplugin.tuning.verifying.result import ThroughputSettings
-from netplugin.tuning.verifying.tools import needs_program
 
 STEP = "testpmd"
 _PROGRAM = "dpdk-testpmd"
@@ -155,7 +153,7 @@ def _pass(program: Program, seconds: float) -> None:
 def _in_words_of_the_host() -> Iterator[None]:
     try:
         yield
-    except VnfError as wrong:
+    except ProgramError as wrong:
         raise HostError(
             str(wrong),
             step=STEP,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
-from netplugin.errors import HostError
+from netplugin.api.errors import HostError
 from netplugin.host.cpus import parse_list
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.live import Live

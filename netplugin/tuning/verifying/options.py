@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from netplugin.tuning.facts import Facts
+from netplugin.api.errors import FieldError, InvalidRequest
+from netplugin.host.cpus import format_list, parse_list
+from netplugin.tuning.facts import Core, Cpus, Facts
 from netplugin.tuning.live import Live
 from netplugin.tuning.planning.plan import Plan
-from netplugin.tuning.root import known
-from netplugin.tuning.verifying.cpus import latency_cpus, loop_cpus, measured_cpus
+from netplugin.tuning.planning.refused import needed
+from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.verifying.loop import hugepage_node
 from netplugin.tuning.verifying.result import Label, LatencySettings, ThroughputSettings
 
@@ -85,3 +88,104 @@ def asked_of(options: Options, facts: Facts, live: Live, plan: Plan | None) -> A
             window_s=options.window, frame_size=options.frame_size,
         )  # fmt: skip
     return Asked(options.label, options.rounds, latency, throughput)
+
+
+# -- Choose the CPUs of a run (pure): those named, or those isolated or planned for VMs. ----------
+
+
+def measured_cpus(asked: str | None, facts: Facts, live: Live, plan: Plan | None) -> Cpus:
+    """CPUs to measure: those in ``asked``, else the isolated ones, else the plan's CPUs for vCPUs, else none.
+
+    CPUs of OVS's PMD threads and of pinned vCPUs are used only if they are named, because the measurement
+    starves what runs there. Raises: InvalidRequest naming ``cpus``.
+    """
+    online = needed(facts.cpus.online)
+    if asked is not None:
+        return _named("cpus", asked, online)
+    isolated = known(facts.cpus.isolated, None) or frozenset()
+    for found in (isolated, plan.partition.vcpus if plan else frozenset()):
+        if free := (found & online) - busy_cpus(live):
+            return free
+    return frozenset()
+
+
+def latency_cpus(measured: Cpus) -> str:
+    """Format the CPUs as a list. Raises: InvalidRequest naming ``cpus`` if there are none."""
+    if not measured:
+        raise _refused(
+            "cpus", "none is isolated and free of PMD threads and vCPUs, and no plan has some for VMs",
+            "name them, --cpus LIST, or say what the host is for, --pmd-cores N",
+        )  # fmt: skip
+    return format_list(measured)
+
+
+def loop_cpus(asked: str | None, facts: Facts, live: Live, measured: Cpus) -> tuple[int, int]:
+    """Choose a CPU for each side, if possible on two cores of one node; measured CPUs are preferred.
+
+    Raises: InvalidRequest naming ``loop_cpus``.
+    """
+    online = needed(facts.cpus.online)
+    if asked is not None:
+        named = sorted(_named("loop_cpus", asked, online))
+        if len(named) != 2:
+            raise _refused(
+                "loop_cpus", f"{len(named)} CPUs, and not 2", "name two: --loop-cpus A,B"
+            )
+        return named[0], named[1]
+    cores = needed(facts.cpus.cores)
+    free = online - busy_cpus(live) | measured
+    found = _pair(cores, measured, measured) or _pair(cores, free, measured)
+    if found is None:
+        raise _refused(
+            "loop_cpus", f"the two sides need two CPUs, and {format_list(free)} are free",
+            "leave the loop out: --only latency",
+        )  # fmt: skip
+    return found
+
+
+def busy_cpus(live: Live) -> Cpus:
+    """CPUs of PMD threads and pinned vCPUs, as far as OVS and libvirt report them."""
+    pmds = frozenset() if isinstance(live.ovs, Unknown) else frozenset(p.cpu for p in live.ovs.pmds)
+    return pmds.union(*(domain.pinned for domain in known(live.domains, ())))
+
+
+def _pair(cores: Sequence[Core], cpus: Cpus, measured: Cpus) -> tuple[int, int] | None:
+    """The first CPUs of two cores, as siblings slow each other down; siblings only if one core is usable."""
+    usable = [(core.node, _first(core.cpus & cpus, measured)) for core in cores if core.cpus & cpus]
+    # Measured CPUs first, then by number.
+    usable.sort(key=lambda each: (each[1] not in measured, each[1]))
+    for node in dict.fromkeys(node for node, _ in usable):
+        here = [cpu for of, cpu in usable if of == node]
+        if len(here) > 1:
+            first, second = sorted(here[:2])
+            return first, second
+    if len(usable) > 1:  # a core on each of two nodes
+        return usable[0][1], usable[1][1]
+    siblings = sorted(cpus & frozenset(cpu for core in cores for cpu in core.cpus))
+    return (siblings[0], siblings[1]) if len(siblings) > 1 else None
+
+
+def _first(cpus: Cpus, measured: Cpus) -> int:
+    return min(cpus & measured or cpus)
+
+
+def _named(field: str, text: str, online: Cpus) -> Cpus:
+    try:
+        named = frozenset(parse_list(text))
+    except ValueError:
+        raise _refused(field, f"{text} is no list of CPUs", "write it like 2-5,8") from None
+    if not named:
+        raise _refused(field, "the list is empty", "write it like 2-5,8")
+    if missing := named - online:
+        raise _refused(
+            field, f"CPU {format_list(missing)} is not on line",
+            f"choose among {format_list(online)}",
+        )  # fmt: skip
+    return named
+
+
+def _refused(field: str, message: str, fix: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{field}: {message}", step="verify", fix=fix,
+        errors=[FieldError(field=field, message=message)],
+    )  # fmt: skip

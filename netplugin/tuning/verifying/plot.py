@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from netplugin.errors import BackendUnavailable, HostError, InvalidRequest
+from netplugin.api.errors import BackendUnavailable, HostError, InvalidRequest
 from netplugin.tuning.verifying.comparison import Comparison
 from netplugin.tuning.verifying.result import Latency, Run, Throughput
 
@@ -30,7 +30,7 @@ def require(path: Path) -> None:
     if find_spec("matplotlib") is None:
         raise BackendUnavailable(
             "a picture needs matplotlib, which is not installed", step=STEP,
-            fix="pip install 'netplugin[acceptance]'",
+            fix="pip install 'netplugin[plot]'",
         )  # fmt: skip
 
 

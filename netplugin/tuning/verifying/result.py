@@ -1,14 +1,83 @@
-"""Stored form of a run: results, settings and conditions of the host."""
+"""Histogram of wake-up latencies in microseconds, and its percentiles (pure)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from netplugin.tuning.verifying.histogram import Histogram, merged
+from netplugin.api.errors import HostError, InvalidRequest, NotFound
+
+#: Percentiles by name, as fractions.
+PERCENTILES: Final[Mapping[str, float]] = {
+    "P99": 0.99, "P99.9": 0.999, "P99.99": 0.9999, "P99.999": 0.99999,
+}  # fmt: skip
+
+
+class Histogram(BaseModel):
+    """``counts`` maps latency, in whole microseconds, to samples; ``overflows`` are beyond the width."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    counts: Mapping[int, int]
+    overflows: int = Field(0, ge=0)
+    min_us: int
+    average_us: float
+    max_us: int
+
+    @property
+    def samples(self) -> int:
+        return sum(self.counts.values()) + self.overflows
+
+    def percentile(self, share: float) -> int | None:
+        """The latency, in microseconds, that ``share`` of the samples do not exceed.
+
+        None if there are too few samples for one to be above it. If it lies beyond the histogram's width, the
+        result is the maximum, which is an upper bound.
+        """
+        samples = self.samples
+        below = _ceil(samples * share)
+        if below >= samples:
+            return None
+        seen = 0
+        for latency in sorted(self.counts):
+            seen += self.counts[latency]
+            if seen >= below:
+                return latency
+        return self.max_us
+
+
+def merged(parts: Iterable[Histogram]) -> Histogram:
+    """Merge histograms. Raises: ValueError without samples."""
+    known = list(parts)
+    counts: Counter[int] = Counter()
+    for part in known:
+        counts.update(part.counts)
+    samples = sum(part.samples for part in known)
+    if not samples:
+        raise ValueError("there are no samples")
+    return Histogram(
+        counts=dict(sorted(counts.items())),
+        overflows=sum(part.overflows for part in known),
+        min_us=min(part.min_us for part in known if part.samples),
+        average_us=sum(part.average_us * part.samples for part in known) / samples,
+        max_us=max(part.max_us for part in known if part.samples),
+    )
+
+
+def _ceil(number: float) -> int:
+    """Round up, tolerating floating-point error: 0.999 of 1000 is 999."""
+    nearest = round(number)
+    return nearest if abs(number - nearest) < 1e-6 else int(number) + 1
+
+
+# -- Stored form of a run: results, settings and conditions of the host. --------------------------
+
 
 #: Part of a file name.
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -81,3 +150,73 @@ class Run(Kept):
     conditions: Mapping[str, str]
     latency: Latency | None = None
     throughput: Throughput | None = None
+
+
+# -- Store runs in a directory, one file each; files are written atomically and found by label or name.
+
+
+FOLDER = Path("/var/lib/netplugin/verify")
+STEP = "results"
+
+
+def prepare(folder: Path) -> None:
+    """Check before measuring that results can be written. Raises: HostError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".{os.getpid()}.new"
+        probe.touch()
+        probe.unlink()
+    except OSError as wrong:
+        raise HostError(
+            f"{folder} cannot be written: {wrong.strerror}", step=STEP,
+            fix="run it as root, or name another folder: --results DIR",
+        ) from wrong  # fmt: skip
+
+
+def write(folder: Path, run: Run) -> Path:
+    """Write a run to a new file atomically. Raises: HostError."""
+    path = folder / f"{run.started:%Y%m%dT%H%M%S}-{run.label}.json"
+    fresh = folder / f".{os.getpid()}.new"
+    try:
+        with fresh.open("x") as file:
+            file.write(run.model_dump_json(indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(path)
+    except OSError as wrong:
+        fresh.unlink(missing_ok=True)
+        raise HostError(f"{path} cannot be written: {wrong.strerror}", step=STEP) from wrong
+    return path
+
+
+def find(folder: Path, name: str) -> Path:
+    """Find a run by file path, or the newest with a label. Raises: NotFound."""
+    if "/" in name or name.endswith(".json"):
+        for path in (Path(name), folder / name):
+            if path.is_file():
+                return path
+        raise NotFound(f"there is no file {name}", step=STEP, fix="name a label, or a file")
+    files = sorted(folder.glob("[0-9]*-*.json")) if folder.is_dir() else []
+    labels = {path: path.stem.partition("-")[2] for path in files}
+    of_label = [path for path, label in labels.items() if label == name]
+    if not of_label:
+        have = ", ".join(sorted(set(labels.values()))) or "none"
+        raise NotFound(
+            f"no run in {folder} has the label {name}; there are: {have}", step=STEP,
+            fix="measure one with --label, or name the folder: --results DIR",
+        )  # fmt: skip
+    return of_label[-1]
+
+
+def read(path: Path) -> Run:
+    """Read a run. Raises: InvalidRequest."""
+    try:
+        return Run.model_validate_json(path.read_text())
+    except OSError as wrong:
+        why = wrong.strerror or str(wrong)
+    except ValidationError as wrong:
+        first = wrong.errors()[0]
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+    except UnicodeDecodeError:
+        why = "it is not text"
+    raise InvalidRequest(f"{path} cannot be read as a run: {why}", step=STEP)

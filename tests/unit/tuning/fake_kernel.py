@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Mapping
 
-from netplugin.tuning.applying.writable import WritableRoot
+from netplugin.tuning.applying.accessor import WritableRoot
 from tests.unit.tuning.machines import MemoryRoot, Tree
 
 NIC, IFACE = "0000:05:00.0", "ens5"

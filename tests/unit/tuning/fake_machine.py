@@ -9,13 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from netplugin.errors import HostError
+from netplugin.api.errors import HostError
 from netplugin.host.cpus import from_mask
-from netplugin.tuning.applying.apply import apply
+from netplugin.tuning.applying.apply import Outcome, Result, apply, undo
 from netplugin.tuning.applying.journal import Journal
 from netplugin.tuning.applying.machine import Machine
-from netplugin.tuning.applying.results import Outcome, Result
-from netplugin.tuning.applying.undo import undo
 from netplugin.tuning.intent import Intent
 from netplugin.tuning.live import Live, OvsLive
 from netplugin.tuning.planning.plan import Plan, make_plan

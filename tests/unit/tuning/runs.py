@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from netplugin.tuning.verifying.histogram import Histogram
 from netplugin.tuning.verifying.result import (
+    Histogram,
     Latency,
     LatencyRound,
     LatencySettings,

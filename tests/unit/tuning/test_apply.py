@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from netplugin.tuning.applying.apply import apply, preview
+from netplugin.tuning.applying.apply import BAD, Outcome, apply, preview, preview_undo
 from netplugin.tuning.applying.journal import Journal, look
-from netplugin.tuning.applying.results import BAD, Outcome
-from netplugin.tuning.applying.undo import preview_undo
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import (
     BannedCpus,

@@ -12,12 +12,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, Overloaded
 from netplugin.cli import host_apply
 from netplugin.cli.host_apply import HostApply
 from netplugin.cli.main import Netplugin, main
-from netplugin.errors import BackendUnavailable, HostError, NetpluginError, Overloaded
+from netplugin.tuning.applying.apply import BAD, Outcome, Result
 from netplugin.tuning.applying.journal import Journal
-from netplugin.tuning.applying.results import BAD, Outcome, Result
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import File, Group, Swap
 from tests.unit.tuning.fake_kernel import IFACE

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from netplugin.tuning.applying import journal as journals
-from netplugin.tuning.applying.results import BAD
+from netplugin.tuning.applying.apply import BAD
 from netplugin.tuning.steps import Effect
 from tests.unit.tuning.fake_kernel import MANAGED
 from tests.unit.tuning.fake_machine import FakeMachine, Killed

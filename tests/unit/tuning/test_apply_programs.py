@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from netplugin.errors import HostError
-from netplugin.tuning.applying.results import Outcome
+from netplugin.api.errors import HostError
+from netplugin.tuning.applying.apply import Outcome
 from netplugin.tuning.steps import BannedCpus, Swap, ThreadPriority
 from tests.unit.tuning.fake_kernel import SWAPS
 from tests.unit.tuning.fake_machine import FakeMachine, of

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from netplugin.errors import BackendUnavailable, HostError
-from netplugin.tuning.applying.programs import run_program
-from netplugin.tuning.applying.results import Outcome
-from netplugin.tuning.applying.tuned import TunedProfiles
-from netplugin.tuning.applying.writable import WritableRoot
+from netplugin.api.errors import BackendUnavailable, HostError
+from netplugin.tuning.applying.accessor import WritableRoot, run_program
+from netplugin.tuning.applying.apply import Outcome
+from netplugin.tuning.applying.services import TunedProfiles
 from netplugin.tuning.facts import Tuned
 from netplugin.tuning.read.kernel import read_kernel, variables_path
 from netplugin.tuning.steps import (

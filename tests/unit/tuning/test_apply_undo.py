@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from netplugin.errors import Conflict, HostError
-from netplugin.tuning.applying.apply import apply
+from netplugin.api.errors import Conflict, HostError
+from netplugin.tuning.applying.apply import BAD, Outcome, apply
 from netplugin.tuning.applying.journal import Journal
-from netplugin.tuning.applying.results import BAD, Outcome
 from netplugin.tuning.steps import (
     BannedCpus,
     File,

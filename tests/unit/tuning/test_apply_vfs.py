@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from netplugin.errors import HostError, InvalidRequest
-from netplugin.tuning.applying.results import Outcome, Result
-from netplugin.tuning.applying.vf_use import vf_uses
+from netplugin.api.errors import HostError, InvalidRequest
+from netplugin.tuning.applying.apply import Outcome, Result
+from netplugin.tuning.applying.vfs import vf_uses
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.intent import Intent

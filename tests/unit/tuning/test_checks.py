@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from netplugin.api.models import Finding
+from netplugin.api.pmd_models import PmdCore, RxQueue
 from netplugin.host.cpus import to_mask
-from netplugin.models import Finding, PmdCore, RxQueue
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Facts

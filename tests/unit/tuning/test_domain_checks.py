@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from netplugin.api.models import Finding
+from netplugin.api.pmd_models import PmdCore
 from netplugin.host.cpus import parse_list
-from netplugin.models import Finding, PmdCore
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.intent import Intent

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netplugin.host.cpus import format_list
-from netplugin.tuning import command_line, masks
+from netplugin.host.cpus import format_list, from_kernel, to_kernel
+from netplugin.tuning import command_line
 from netplugin.tuning.as_json import as_json
 from netplugin.tuning.facts import Core, Facts, HugepagePool, Limit
 from netplugin.tuning.read import read_facts
@@ -172,14 +172,14 @@ def test_as_json_has_lists_of_cpus_and_reasons() -> None:
 
 @given(st.sets(st.integers(0, 300), min_size=1))
 def test_a_mask_comes_back(cpus: set[int]) -> None:
-    assert masks.from_kernel(masks.to_kernel(cpus)) == cpus
+    assert from_kernel(to_kernel(cpus)) == cpus
 
 
 def test_masks_as_the_kernel_has_them() -> None:
-    assert masks.to_kernel({0, 16, 32, 48}) == "10001,00010001"
-    assert masks.to_kernel(range(64, 65)) == "1,00000000,00000000"
-    assert masks.to_kernel(()) == "0"
-    assert masks.from_kernel("0000ffff,00000000") == range_set((32, 47))
+    assert to_kernel({0, 16, 32, 48}) == "10001,00010001"
+    assert to_kernel(range(64, 65)) == "1,00000000,00000000"
+    assert to_kernel(()) == "0"
+    assert from_kernel("0000ffff,00000000") == range_set((32, 47))
 
 
 def test_a_command_line() -> None:

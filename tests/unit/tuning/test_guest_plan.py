@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from netplugin.api.errors import InvalidRequest
 from netplugin.cli.main import main
-from netplugin.errors import InvalidRequest
-from netplugin.tuning.guest.domain import Kind
+from netplugin.libvirt.guest import Kind
 from netplugin.tuning.guest.options import GuestOptions
 from netplugin.tuning.guest.plan import GuestPlan, plan_guest
 from netplugin.tuning.steps import KernelArgument

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from netplugin.tuning import live_libvirt
+from netplugin.tuning import read_live
 from netplugin.tuning.live import DomainLive
-from netplugin.tuning.live_libvirt import read_libvirt
+from netplugin.tuning.read_live import read_libvirt
 from netplugin.tuning.root import Unknown
 
 # What of the module libvirt is used, over domains that are made in BEGIN.
@@ -54,7 +54,7 @@ VM1 = DomainLive(
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that is imported as libvirt."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(live_libvirt, "_EMULATORS", ())
+    monkeypatch.setattr(read_live, "_EMULATORS", ())
     return tmp_path / "libvirt.py"
 
 
@@ -99,7 +99,7 @@ def test_missing_is_where_no_daemon_has_its_socket(
     module.write_text("raise ImportError")
     (tmp_path / "sock").touch()
     sockets = (tmp_path / "none", tmp_path / "sock" if runs else tmp_path / "none")
-    monkeypatch.setattr(live_libvirt, "_SOCKETS", sockets)
+    monkeypatch.setattr(read_live, "_SOCKETS", sockets)
     domains = read_libvirt("qemu:///fake").domains
     assert isinstance(domains, Unknown) and domains.missing is not runs
     assert "pip install 'netplugin[libvirt]'" in str(domains.fix)
@@ -111,8 +111,8 @@ def test_a_libvirt_that_hangs_is_given_up(
 ) -> None:
     """Without a socket it was the program that took too long, and no daemon."""
     module.write_text("import threading\nthreading.Event().wait()")
-    monkeypatch.setattr(live_libvirt, "_WAIT_S", 1.0)
-    monkeypatch.setattr(live_libvirt, "_SOCKETS", (tmp_path / ("." if runs else "none"),))
+    monkeypatch.setattr(read_live, "_WAIT_S", 1.0)
+    monkeypatch.setattr(read_live, "_SOCKETS", (tmp_path / ("." if runs else "none"),))
     assert read_libvirt("qemu:///fake").domains == Unknown(
         "qemu:///fake", "did not answer within 1 s", missing=not runs
     )
@@ -125,7 +125,7 @@ def test_the_version_of_qemu_without_libvirt(
     qemu = tmp_path / "qemu"
     qemu.write_text("#!/bin/sh\necho 'QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)'\n")
     qemu.chmod(0o755)
-    monkeypatch.setattr(live_libvirt, "_EMULATORS", (str(tmp_path / "none"), str(qemu)))
+    monkeypatch.setattr(read_live, "_EMULATORS", (str(tmp_path / "none"), str(qemu)))
     assert read_libvirt("qemu:///fake").versions == {"qemu": "7.2.22"}
     # libvirt knows better which one it uses, if it knows
     module.write_text(FAKE)

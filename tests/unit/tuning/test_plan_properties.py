@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from netplugin.errors import InvalidRequest
+from netplugin.api.errors import InvalidRequest
 from netplugin.tuning.as_json import as_json
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from netplugin.errors import HostError, InvalidRequest
+from netplugin.api.errors import HostError, InvalidRequest
 from netplugin.host.cpus import format_list, from_mask
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene

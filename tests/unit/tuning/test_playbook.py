@@ -11,8 +11,7 @@ import pytest
 import yaml
 from packaging.version import Version
 
-from netplugin.host.cpus import parse_list
-from netplugin.tuning.masks import to_kernel
+from netplugin.host.cpus import parse_list, to_kernel
 from netplugin.tuning.output.playbook import playbook
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import (

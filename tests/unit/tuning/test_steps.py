@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from netplugin.tuning.as_json import plan_json
 from netplugin.tuning.intent import Intent
 from netplugin.tuning.live import Live, OvsLive
-from netplugin.tuning.output.plan_json import plan_json
 from netplugin.tuning.output.playbook import playbook
 from netplugin.tuning.output.text import plan_text
 from netplugin.tuning.planning.plan import make_plan

@@ -10,13 +10,12 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netplugin.errors import NetpluginError
-from netplugin.tuning.as_json import as_json
+from netplugin.api.errors import NetpluginError
+from netplugin.tuning.as_json import as_json, plan_json
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.intent import Intent
-from netplugin.tuning.output.plan_json import plan_json
 from netplugin.tuning.output.playbook import playbook
 from netplugin.tuning.output.text import plan_text
 from netplugin.tuning.planning.plan import make_plan

@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from netplugin.errors import BackendUnavailable, HostError, InvalidRequest, NotFound
-from netplugin.tuning.verifying import keep, plot
-from netplugin.tuning.verifying.as_json import comparison_json, run_json
+from netplugin.api.errors import BackendUnavailable, HostError, InvalidRequest, NotFound
+from netplugin.tuning.verifying import plot, result
 from netplugin.tuning.verifying.comparison import Comparison, Finding, Row, compare
-from netplugin.tuning.verifying.histogram import Histogram
-from netplugin.tuning.verifying.result import LatencyRound
-from netplugin.tuning.verifying.text import comparison_text, run_text
+from netplugin.tuning.verifying.result import Histogram, LatencyRound
+from netplugin.tuning.verifying.show import comparison_json, comparison_text, run_json, run_text
 from tests.unit.tuning.runs import FAST, SLOW, latency, run, throughput
 
 
@@ -168,21 +166,21 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     later = run("before", started=datetime(2026, 2, 1, tzinfo=UTC))
     other = run("after-all", started=datetime(2027, 1, 1, tzinfo=UTC))
     folder = tmp_path / "new" / "folder"
-    keep.prepare(folder)
-    paths = [keep.write(folder, each) for each in (later, first, other)]
+    result.prepare(folder)
+    paths = [result.write(folder, each) for each in (later, first, other)]
     assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in paths)
-    assert keep.read(paths[1]) == first
-    assert keep.find(folder, "before") == paths[0]
-    assert keep.find(folder, "after-all") == paths[2]
-    assert keep.find(folder, paths[1].name) == keep.find(folder, str(paths[1])) == paths[1]
+    assert result.read(paths[1]) == first
+    assert result.find(folder, "before") == paths[0]
+    assert result.find(folder, "after-all") == paths[2]
+    assert result.find(folder, paths[1].name) == result.find(folder, str(paths[1])) == paths[1]
 
 
 def test_what_is_not_kept_is_named(tmp_path: Path) -> None:
-    keep.write(tmp_path, run("before"))
+    result.write(tmp_path, run("before"))
     with pytest.raises(NotFound, match="there are: before"):
-        keep.find(tmp_path, "after")
+        result.find(tmp_path, "after")
     with pytest.raises(NotFound, match=r"there is no file gone\.json"):
-        keep.find(tmp_path, "gone.json")
+        result.find(tmp_path, "gone.json")
     for text, why in (
         (b"", "Invalid JSON"), (b"{}", "label: Field required"), (b"\xff", "Invalid JSON|not text"),
         (b'{"format": 2, "label": "x"}', "format: Input should be 1"),
@@ -191,13 +189,13 @@ def test_what_is_not_kept_is_named(tmp_path: Path) -> None:
         with pytest.raises(
             InvalidRequest, match=rf"broken\.json cannot be read as a run: .*({why})"
         ):
-            keep.read(tmp_path / "broken.json")
+            result.read(tmp_path / "broken.json")
 
 
 def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HostError, match="cannot be written"):
-        keep.prepare(tmp_path / "file")
+        result.prepare(tmp_path / "file")
 
 
 # -- the picture ---------------------------------------------------------------------------------
@@ -226,7 +224,7 @@ def test_a_picture_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
     with pytest.raises(BackendUnavailable) as refused:
         plot.require(tmp_path / "picture.png")
-    assert refused.value.fix == "pip install 'netplugin[acceptance]'"
+    assert refused.value.fix == "pip install 'netplugin[plot]'"
 
 
 def test_findings_are_chosen_by_rows() -> None:

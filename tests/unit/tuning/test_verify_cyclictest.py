@@ -11,11 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netplugin.errors import BackendUnavailable
+from netplugin.api.errors import BackendUnavailable
 from netplugin.tuning.verifying import cyclictest, loop
 from netplugin.tuning.verifying.cyclictest import arguments, parse
-from netplugin.tuning.verifying.histogram import PERCENTILES, Histogram, merged
-from netplugin.tuning.verifying.result import LatencySettings, ThroughputSettings
+from netplugin.tuning.verifying.result import (
+    PERCENTILES,
+    Histogram,
+    LatencySettings,
+    ThroughputSettings,
+    merged,
+)
 
 DATA = Path(__file__).parents[2] / "data" / "cyclictest-2.4"
 SETTINGS = LatencySettings(cpus="2-3,8", round_s=600, interval_us=200, priority=95, width_us=2000)

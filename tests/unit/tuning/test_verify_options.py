@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from netplugin.api.errors import InvalidRequest
+from netplugin.api.pmd_models import PmdCore
 from netplugin.cli.main import main
-from netplugin.errors import InvalidRequest
-from netplugin.models import PmdCore
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.live import DomainLive, Live, OvsLive
 from netplugin.tuning.root import Unknown, known
-from netplugin.tuning.verifying import keep
+from netplugin.tuning.verifying import result
 from netplugin.tuning.verifying.conditions import conditions
 from netplugin.tuning.verifying.options import Asked, Options, asked_of
 from tests.unit.tuning.golden import facts_of, plan_of, planned
@@ -197,7 +197,7 @@ def test_every_option_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_compare_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for label, samples in (("before", SLOW), ("after", FAST)):
-        keep.write(tmp_path, run(label, throughput=throughput(samples)))
+        result.write(tmp_path, run(label, throughput=throughput(samples)))
     line = f"host verify compare --results {tmp_path}"
     assert command(f"{line} before after -f json --plot {tmp_path / 'p.svg'}") == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "Better: throughput."

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from netplugin.host.cpus import format_list, parse_list
-from netplugin.tuning.masks import to_kernel
+from netplugin.host.cpus import format_list, parse_list, to_kernel
 from tests.unit.tuning.machines import Machine, Tree
 
 _CPU = "/sys/devices/system/cpu"

@@ -1,0 +1,314 @@
+"""The checks of every call before the application: authentication, role, limits, size, journal, audit log."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from agents.api import roles
+from agents.api.access import Access, Caller, require
+from agents.api.audit import AuditLog
+from agents.api.bodies import SMALL
+from agents.api.http import problem_response
+from agents.api.peer import STATE, UNKNOWN, Peer
+from agents.api.roles import OPEN_PATHS, Role
+from agents.api.tasks import TaskRunner
+from netplugin.api.errors import (
+    FieldError,
+    Forbidden,
+    HostError,
+    InvalidRequest,
+    NetpluginError,
+    Overloaded,
+)
+from netplugin.api.models import NAME_PATTERN
+
+LOG = logging.getLogger(__name__)
+#: Maximum size of a request body in bytes; a batch of 4,096 ports with addresses fits.
+MAX_BODY = 8 * 1024 * 1024
+_MUTATING = ("PUT", "POST", "DELETE", "PATCH")
+_NAME = re.compile(NAME_PATTERN.replace("$", r"\Z"))
+
+
+@dataclass
+class _Call:
+    """What is known about a call so far, for the audit log."""
+
+    peer: Peer
+    method: str
+    path: str
+    started: float
+    caller: Caller | None = None
+    body: bytes = b""
+    taskuuid: str | None = None
+    callback: str | None = None
+
+
+class Gate:
+    """An ASGI application that wraps the agent's application.
+
+    ``access`` returns the current credentials, because tokens and certificates are reloaded at
+    runtime.
+    """
+
+    def __init__(
+        self, app: Any, tasks: TaskRunner, access: Callable[[], Access], audit: AuditLog,
+        limits: Limits,
+    ) -> None:  # fmt: skip
+        self._app = app
+        self._tasks = tasks
+        self._access = access
+        self._audit = audit
+        self._limits = limits
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        peer: Peer = scope.get("state", {}).get(STATE, UNKNOWN)
+        call = _Call(peer, scope["method"], scope["path"], time.monotonic())
+        try:
+            await self._pass(call, scope, receive, send)
+            return
+        except NetpluginError as refused:
+            error = refused
+        except sqlite3.Error as failed:
+            LOG.exception("a task could not be journalled")
+            error = HostError(f"the task journal cannot be written: {failed}", step="journal")
+        self._write(call, error.status, error.code)
+        await problem_response(error)(scope, receive, send)
+
+    async def _pass(self, call: _Call, scope: Any, receive: Any, send: Any) -> None:
+        """Raises: NetpluginError or sqlite3.Error if the call must not reach the application."""
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        access = self._access()
+        _refuse_browsers(headers, call.peer, access)
+        if call.path in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        caller = access.identify(call.peer, headers.get(b"authorization", b""))
+        call.caller = caller
+        require(caller, roles.of_route(call.method, call.path), f"{call.method} {call.path[:200]}")
+        changes = call.method in _MUTATING
+        with self._limits.call(caller.name, changes=changes):
+            if not changes:
+                await self._app(scope, receive, send)
+                return
+            body = await _read(receive)
+            if body is None:
+                return  # the client has disconnected: drop the incomplete request
+            call.body = body
+            if caller.role < Role.OPERATE:
+                more = await _of_body(call.path, body)
+                if more is not None:
+                    require(caller, *more)
+            if b"taskuuid" in headers:
+                await self._journal(call, scope, headers, body)
+                self._write(call, 200)
+                await _empty(send)
+                return
+            await self._app(_as_json(scope), _replay(body, receive), self._audited(call, send))
+
+    async def _journal(
+        self, call: _Call, scope: Any, headers: dict[bytes, bytes], body: bytes
+    ) -> None:
+        taskuuid = headers[b"taskuuid"].decode("latin-1")
+        if not _NAME.match(taskuuid):
+            message = f"must match {NAME_PATTERN}"
+            raise InvalidRequest(
+                f"taskuuid: {message}", step="journal",
+                errors=[FieldError(field="taskuuid", message=message)],
+            )  # fmt: skip
+        query = scope["query_string"].decode("latin-1")
+        # Quote the path again, so that a ? in it does not start the query when the call is
+        # executed.
+        target = quote(scope["path"], safe="/:") + (f"?{query}" if query else "")
+        callback = headers.get(b"callbackurl", b"").decode("latin-1")
+        call.taskuuid, call.callback = taskuuid, callback
+        await self._tasks.accept(taskuuid, callback, scope["method"], target, body)
+
+    def _audited(self, call: _Call, send: Any) -> Any:
+        """Write the audit entry when the response starts, before the caller receives it."""
+
+        async def sent(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                self._write(call, message["status"])
+            await send(message)
+
+        return sent
+
+    def _write(self, call: _Call, status: int, code: str | None = None) -> None:
+        self._audit.called(
+            caller=call.caller.name if call.caller else "unknown",
+            role=str(call.caller.role) if call.caller else "none",
+            peer=call.peer.address, method=call.method, path=call.path, status=status, code=code,
+            body=call.body, taskuuid=call.taskuuid, callback=call.callback,
+            duration_ms=(time.monotonic() - call.started) * 1e3,
+        )  # fmt: skip
+
+
+def _refuse_browsers(headers: dict[bytes, bytes], peer: Peer, access: Access) -> None:
+    """Refuse calls that a web page makes through a browser on this host.
+
+    A browser sends the ``Origin`` of the page. If no credential is required, the ``Host`` header
+    reveals a name that was made to resolve to a loopback address (DNS rebinding). A browser cannot
+    open a UNIX socket.
+    """
+    if b"origin" in headers:
+        raise Forbidden("calls from a page in a browser are not taken", step="authenticate")
+    host = headers.get(b"host", b"").decode("latin-1")
+    open_to_all = not access.has_credential and not peer.is_local_socket
+    if open_to_all and host and not _is_loopback(host):
+        raise Forbidden(
+            "the Host header names no loopback address", step="authenticate",
+            fix="call the agent by its address, as in http://127.0.0.1:7071",
+        )  # fmt: skip
+
+
+async def _of_body(path: str, body: bytes) -> tuple[Role, str] | None:
+    if len(body) <= SMALL:
+        return roles.of_body(path, body)
+    # Parse large bodies in a thread, to keep the event loop responsive.
+    return await asyncio.to_thread(roles.of_body, path, body)
+
+
+def _is_loopback(host: str) -> bool:
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _as_json(scope: Any) -> Any:
+    """Set the content type to JSON, the only one of the API, also for clients that send another (curl -d)."""
+    headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-type"]
+    return {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
+
+
+async def _read(receive: Any) -> bytes | None:
+    """Read the whole body; None if the client disconnects first."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > MAX_BODY:
+            message = f"is larger than {MAX_BODY} bytes"
+            raise InvalidRequest(
+                f"body {message}", step="read", errors=[FieldError(field="body", message=message)]
+            )
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _replay(body: bytes, receive: Any) -> Any:
+    sent = False
+
+    async def replayed() -> Any:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed
+
+
+async def _empty(send: Any) -> None:
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}
+    )
+    await send({"type": "http.response.body", "body": b""})
+
+
+# -- Limits per caller: the rate of changes, and the number of concurrent calls. ------------------
+
+
+#: Maximum number of remembered callers (names of tokens, certificates and local users).
+_MOST_CALLERS = 4096
+
+
+@dataclass(frozen=True)
+class LimitSettings:
+    changes_per_second: int
+    calls_at_once: int
+
+    @staticmethod
+    def read(api: Any) -> LimitSettings:
+        return LimitSettings(api.changes_per_second, api.calls_at_once)
+
+
+@dataclass
+class _Use:
+    """A token bucket that holds the tokens of two seconds, and the number of calls in progress."""
+
+    left: float
+    at: float
+    calls: int = 0
+
+
+class Limits:
+    """The limits of all callers; used only on the event loop."""
+
+    def __init__(
+        self, settings: LimitSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._uses: dict[str, _Use] = {}
+
+    @contextmanager
+    def call(self, caller: str, *, changes: bool) -> Iterator[None]:
+        """Count a call while the context is open. Raises: Overloaded."""
+        use = self._use(caller)
+        if use.calls >= self._settings.calls_at_once:
+            raise _too_much(
+                caller, f"{self._settings.calls_at_once} calls at once", "calls_at_once"
+            )
+        if changes:
+            rate = self._settings.changes_per_second
+            if use.left < 1:
+                raise _too_much(caller, f"{rate} changing calls a second", "changes_per_second")
+            use.left -= 1
+        use.calls += 1
+        try:
+            yield
+        finally:
+            use.calls -= 1
+
+    def _use(self, caller: str) -> _Use:
+        now = self._clock()
+        most = 2.0 * self._settings.changes_per_second
+        use = self._uses.get(caller)
+        if use is None:
+            if len(self._uses) >= _MOST_CALLERS:
+                # Callers without calls and with a full bucket need no entry.
+                self._uses = {
+                    name: u for name, u in self._uses.items() if u.calls or now - u.at < 2
+                }
+            use = self._uses[caller] = _Use(most, now)
+        use.left = min(most, use.left + (now - use.at) * self._settings.changes_per_second)
+        use.at = now
+        return use
+
+
+def _too_much(caller: str, what: str, option: str) -> Overloaded:
+    return Overloaded(
+        f"{caller} sends more than {what}", step="limit",
+        fix=f"send it again later; the operator may raise [api] {option}",
+    )  # fmt: skip

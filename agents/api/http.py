@@ -1,0 +1,366 @@
+"""The HTTP API: routes, and errors as ``application/problem+json``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, FastAPI, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+import netplugin.api.errors as errors
+from agents.api.bodies import refuse_unfit
+from agents.api.tasks import TaskRunner
+from agents.metrics import Metrics
+from agents.service import Service
+from netplugin.api.errors import FieldError, InvalidRequest, NetpluginError, NotFound, Problem
+from netplugin.api.models import (
+    NAME_PATTERN,
+    BackendInfo,
+    Batch,
+    BatchResults,
+    CheckRequest,
+    Finding,
+    HostState,
+    NetworkInfo,
+    NetworkSpec,
+    PciAddress,
+    Port,
+    PortFilter,
+    PortSpec,
+    ReconcileReport,
+    ReconcileRequest,
+    RenderedDomain,
+    RenderRequest,
+    Task,
+    VfInfo,
+)
+from netplugin.api.pmd_models import PmdInterval, PmdProposal, PmdRequest, PmdState
+
+T = TypeVar("T")
+PROBLEM = "application/problem+json"
+# Maximum number of reported errors; a body of a megabyte could have a million.
+_MOST_ERRORS = 100
+NameParameter = Annotated[str, Path(pattern=NAME_PATTERN)]
+
+
+def problem_response(error: NetpluginError) -> JSONResponse:
+    headers = {}
+    if isinstance(error, errors.Overloaded):
+        headers["Retry-After"] = "1"
+    if isinstance(error, errors.Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(
+        error.problem().model_dump(), error.status, headers=headers, media_type=PROBLEM
+    )
+
+
+def _json(model: BaseModel) -> Response:
+    """Serialize a valid model once; FastAPI would validate it again (0.4 ms)."""
+    return Response(model.model_dump_json(), media_type="application/json")
+
+
+def _documented(*kinds: type[NetpluginError]) -> dict[int | str, dict[str, Any]]:
+    """The documented error responses of a route; one status may have several codes."""
+    kinds = (*kinds, errors.InvalidRequest, errors.Unauthorized)
+    titles: dict[int, list[str]] = {}
+    for kind in kinds:
+        titles.setdefault(kind.status, []).append(kind.code)
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {
+        status: {"description": ", ".join(codes), "content": {PROBLEM: {"schema": schema}}}
+        for status, codes in titles.items()
+    }
+
+
+_PORT_ERRORS = _documented(*errors.ALL)
+
+
+def build(service: Service, tasks: TaskRunner, metrics: Metrics) -> FastAPI:
+    """The ASGI application, without the gate in front of it (authentication, limits, asynchronous calls)."""
+    app = FastAPI(
+        title="netplugin agent",
+        version="1",
+        description="Configures the network interfaces of VMs on this hypervisor.",
+        docs_url=None,
+        redoc_url=None,
+        # A redirect would break mutating and asynchronous calls.
+        redirect_slashes=False,
+        dependencies=[Depends(refuse_unfit)],
+    )
+    app.add_exception_handler(NetpluginError, _netplugin_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected)
+    _add_ports(app, service)
+    _add_networks(app, service)
+    _add_host(app, service)
+    _add_tasks(app, tasks)
+    _add_health(app, service, metrics)
+    _document_problem(app)
+    return app
+
+
+def _add_ports(app: FastAPI, service: Service) -> None:
+    @app.put(
+        "/v1/ports/{port_id}",
+        responses=_PORT_ERRORS,
+        operation_id="put_port",
+        response_model=Port,
+    )
+    async def put_port(port_id: NameParameter, spec: PortSpec) -> Response:
+        """Create a port or change it, and wait until it is verified on the host."""
+        return _json(await service.put(port_id, spec))
+
+    @app.get("/v1/ports", responses=_documented(), operation_id="list_ports")
+    async def list_ports(wanted: Annotated[PortFilter, Query()]) -> list[Port]:
+        """List the ports of this host; a port must match all given parameters."""
+        return service.ports(vm_id=wanted.vm_id, state=wanted.state, backend=wanted.backend)
+
+    @app.get("/v1/ports/{port_id}", responses=_documented(errors.NotFound), operation_id="get_port")
+    async def get_port(port_id: NameParameter) -> Port:
+        """Return a port."""
+        return service.port(port_id)
+
+    @app.delete(
+        "/v1/ports/{port_id}", status_code=204, responses=_PORT_ERRORS, operation_id="delete_port"
+    )
+    async def delete_port(port_id: NameParameter) -> None:
+        """Delete a port; no error if it does not exist."""
+        await service.delete(port_id)
+
+    @app.post(
+        "/v1/ports:batch",
+        responses=_PORT_ERRORS,
+        operation_id="batch_ports",
+        response_model=BatchResults,
+    )
+    async def batch_ports(batch: Batch) -> Response:
+        """Create, change and delete several ports; each has a result of its own."""
+        return _json(await service.batch(batch))
+
+    @app.post(
+        "/v1/vms/{vm_id}:render-domain",
+        responses=_PORT_ERRORS,
+        operation_id="render_domain",
+    )
+    async def render_domain(vm_id: NameParameter, request: RenderRequest) -> RenderedDomain:
+        """Add the VM's interfaces and the elements they require to a libvirt domain."""
+        return await service.domains.render(vm_id, request)
+
+    @app.post(
+        "/v1/vms/{vm_id}:check-domain",
+        responses=_documented(errors.NotFound),
+        operation_id="check_domain",
+    )
+    async def check_domain(vm_id: NameParameter, request: CheckRequest) -> list[Finding]:
+        """Check the XML of an existing libvirt domain against the VM's ports."""
+        return await service.domains.check(vm_id, request)
+
+
+def _add_networks(app: FastAPI, service: Service) -> None:
+    @app.put("/v1/networks/{network_id}", responses=_PORT_ERRORS, operation_id="put_network")
+    async def put_network(network_id: NameParameter, spec: NetworkSpec) -> NetworkInfo:
+        """Create or change a VXLAN network; its peers can change while it has ports."""
+        return await service.networks.put(network_id, spec)
+
+    @app.get("/v1/networks", responses=_documented(), operation_id="list_networks")
+    async def list_networks() -> list[NetworkInfo]:
+        """List the VXLAN networks of this host."""
+        return service.networks.all()
+
+    @app.get(
+        "/v1/networks/{network_id}",
+        responses=_documented(errors.NotFound),
+        operation_id="get_network",
+    )
+    async def get_network(network_id: NameParameter) -> NetworkInfo:
+        """Return a VXLAN network."""
+        return service.networks.get(network_id)
+
+    @app.delete(
+        "/v1/networks/{network_id}",
+        status_code=204,
+        responses=_documented(errors.Conflict),
+        operation_id="delete_network",
+    )
+    async def delete_network(network_id: NameParameter) -> None:
+        """Delete a VXLAN network that has no ports; no error if it does not exist."""
+        await service.networks.delete(network_id)
+
+
+def _add_host(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/backends", responses=_documented(), operation_id="list_backends")
+    async def list_backends() -> list[BackendInfo]:
+        """List the backends of this host and whether they are usable."""
+        return service.backends()
+
+    @app.get("/v1/host", responses=_documented(errors.OperationTimeout), operation_id="get_host")
+    async def get_host() -> HostState:
+        """Return facts about the host and its daemons."""
+        return await service.host()
+
+    @app.get(
+        "/v1/host/checks", responses=_documented(errors.Overloaded), operation_id="host_checks"
+    )
+    async def host_checks(caller: Request) -> list[Finding]:
+        """Check the host and return the findings."""
+        return await _while_here(caller, service.checks())
+
+    @app.get("/v1/vfs", responses=_PORT_ERRORS, operation_id="list_vfs")
+    async def list_vfs(caller: Request) -> list[VfInfo]:
+        """List the virtual functions of this host with their states and ports."""
+        return await _while_here(caller, service.vfs())
+
+    @app.delete(
+        "/v1/vfs/{pci_address}/quarantine",
+        status_code=204,
+        responses=_PORT_ERRORS,
+        operation_id="release_vf",
+    )
+    async def release_vf(caller: Request, pci_address: PciAddress) -> None:
+        """End the quarantine of a virtual function; no error if it is not quarantined."""
+        await _while_here(caller, service.release_vf(pci_address))
+
+    @app.get("/v1/pmd", responses=_PORT_ERRORS, operation_id="get_pmd")
+    async def get_pmd(measured: Annotated[PmdInterval, Query()]) -> PmdState:
+        """Return the PMD threads of OVS, measured since they started or over an interval."""
+        return await service.pmd.show(measured.interval)
+
+    @app.put("/v1/pmd", responses=_PORT_ERRORS, operation_id="set_pmd")
+    async def set_pmd(request: PmdRequest) -> PmdState:
+        """Set the CPUs of PMD threads, pin receive queues, or balance the load."""
+        return await service.pmd.set(request)
+
+    @app.get("/v1/pmd/proposal", responses=_PORT_ERRORS, operation_id="propose_pmd")
+    async def propose_pmd(measured: Annotated[PmdInterval, Query()]) -> PmdProposal:
+        """Propose an assignment of receive queues to PMD threads."""
+        return await service.pmd.proposal(measured.interval)
+
+    @app.post("/v1/reconcile", responses=_PORT_ERRORS, operation_id="reconcile")
+    async def reconcile(
+        caller: Request, request: ReconcileRequest | None = None
+    ) -> ReconcileReport:
+        """Reconcile the host with the stored intents, or return the plan (``dry_run``)."""
+        return await _while_here(caller, service.reconcile(request or ReconcileRequest()))
+
+
+async def _while_here(caller: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await the work, and cancel it if the caller disconnects.
+
+    Raises: what the work raises; CancelledError if the caller has disconnected.
+    """
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(caller))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            working.cancel()
+        return await working
+    finally:
+        working.cancel()
+        gone.cancel()
+
+
+async def _gone(caller: Request) -> None:
+    while (await caller.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _add_tasks(app: FastAPI, tasks: TaskRunner) -> None:
+    @app.get(
+        "/v1/tasks/{taskuuid}", responses=_documented(errors.NotFound), operation_id="get_task"
+    )
+    async def get_task(taskuuid: NameParameter) -> Task:
+        """Return an asynchronous call and its result."""
+        return await tasks.get(taskuuid)
+
+
+def _add_health(app: FastAPI, service: Service, metrics: Metrics) -> None:
+    @app.get(
+        "/metrics",
+        operation_id="metrics",
+        responses=_documented(),
+        response_class=PlainTextResponse,
+    )
+    async def get_metrics() -> Response:
+        """Return the metrics in the text format of Prometheus."""
+        # In a thread, because it queries OVS, which may be slow.
+        text = await asyncio.to_thread(metrics.render)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/healthz", operation_id="healthz", include_in_schema=True)
+    async def healthz() -> dict[str, str]:
+        """Return 200 while the agent is running."""
+        return {"status": "alive"}
+
+    @app.get(
+        "/readyz",
+        operation_id="readyz",
+        responses={503: {"description": "not ready; the body has the reasons"}},
+    )
+    async def readyz(response: Response) -> dict[str, Any]:
+        """Return 200 if the agent is ready, else 503 with the reasons."""
+        reasons = service.unready()
+        response.status_code = 503 if reasons else 200
+        return {"ready": not reasons, "reasons": reasons}
+
+
+async def _netplugin_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, NetpluginError)
+    return problem_response(error)
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    """Convert errors of the router: unknown path, unknown method, invalid JSON."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 400:
+        field = FieldError(field="body", message="could not be parsed as JSON")
+        return problem_response(
+            InvalidRequest("body: could not be parsed as JSON", step="validate", errors=[field])
+        )
+    wrong: NetpluginError = NotFound(f"{request.method} {request.url.path}", step="route")
+    problem = wrong.problem().model_copy(update={"status": error.status_code})
+    return JSONResponse(
+        problem.model_dump(), error.status_code, headers=error.headers, media_type=PROBLEM
+    )
+
+
+async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+    """An internal error. The server logs its traceback."""
+    wrong = errors.HostError("unexpected; the agent's log says what", step="agent")
+    problem = wrong.problem().model_copy(update={"status": 500})
+    return JSONResponse(problem.model_dump(), 500, media_type=PROBLEM)
+
+
+async def _validation_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return problem_response(invalid(error.errors()))
+
+
+def invalid(found: Sequence[Any]) -> InvalidRequest:
+    """Convert pydantic's errors to an error that names each field as in the request."""
+    fields = []
+    for finding in found[:_MOST_ERRORS]:
+        place = [str(part) for part in finding["loc"]]
+        if place and place[0] in ("body", "path", "query"):
+            del place[0]
+        if finding["type"] == "json_invalid":
+            place = []
+        fields.append(FieldError(field=".".join(place) or "body", message=str(finding["msg"])))
+    detail = "; ".join(f"{field.field[:80]}: {field.message}" for field in fields[:5])
+    return InvalidRequest(detail, step="validate", errors=fields)
+
+
+def _document_problem(app: FastAPI) -> None:
+    """Add the schema of errors to the OpenAPI document, instead of FastAPI's validation errors."""
+    document = app.openapi()
+    schemas = document["components"]["schemas"]
+    schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas.update(schemas["Problem"].pop("$defs", {}))
+    schemas.pop("HTTPValidationError", None)
+    schemas.pop("ValidationError", None)

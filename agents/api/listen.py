@@ -1,0 +1,202 @@
+"""The sockets that the agent listens on: TCP requires a credential, and TLS outside loopback."""
+
+from __future__ import annotations
+
+import fcntl
+import grp
+import ipaddress
+import os
+import socket
+import ssl
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agents.api.access import Access, Rules, Token, read_tokens
+
+_BACKLOG = 2048
+# unix(7): sun_path has 108 bytes, including the terminating zero.
+_LONGEST_PATH = 107
+
+
+@dataclass(frozen=True)
+class LocalSocket:
+    """The UNIX socket for local callers: the permissions of its file decide who can connect."""
+
+    path: Path
+    #: None: only the agent's own user can connect.
+    gid: int | None
+
+    @staticmethod
+    def read(api: Any) -> LocalSocket | None:
+        """Raises: ValueError."""
+        if not api.socket:
+            return None
+        path = Path(api.socket)
+        if not path.is_absolute() or len(os.fsencode(path)) > _LONGEST_PATH:
+            raise ValueError(
+                f"[api] socket {path} must be an absolute path of {_LONGEST_PATH} bytes at most"
+            )
+        try:
+            gid = grp.getgrnam(api.socket_group).gr_gid if api.socket_group else None
+        except KeyError:
+            raise ValueError(
+                f"[api] socket_group {api.socket_group}: there is no such group"
+            ) from None
+        return LocalSocket(path, gid)
+
+    def bind(self) -> socket.socket:
+        """Bind and listen, replacing the socket of a dead agent.
+
+        The directory is created if missing.
+
+        Raises: OSError, also if the path is not a socket or another process listens on it.
+        """
+        self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # Serialize two agents that start at once: the second one finds the socket of the first.
+            fcntl.flock(directory, fcntl.LOCK_EX)
+            self._remove_stale()
+            # Linux creates the file with the mode of the socket's inode: it is never open to
+            # others.
+            os.fchmod(made.fileno(), 0o600)
+            made.bind(str(self.path))
+            if self.gid is not None:
+                os.chown(self.path, -1, self.gid)
+                os.chmod(self.path, 0o660)
+            made.listen(_BACKLOG)
+        except BaseException:
+            made.close()
+            raise
+        finally:
+            os.close(directory)
+        return made
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def _remove_stale(self) -> None:
+        try:
+            kind = self.path.lstat().st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISSOCK(kind):
+            raise OSError(f"[api] socket {self.path} is there and is no socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(str(self.path))
+            except ConnectionRefusedError:
+                self.path.unlink()
+                return
+            except BlockingIOError:  # full backlog: the other process is alive
+                pass
+        raise OSError(f"[api] socket {self.path}: another process listens on it")
+
+
+@dataclass(frozen=True)
+class Listen:
+    """The ``[api]`` options, checked to be safe."""
+
+    socket: LocalSocket | None
+    #: None: no TCP.
+    host: str | None
+    port: int
+    #: The credentials at start.
+    access: Access
+    token_file: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    client_ca: str | None = None
+
+    @staticmethod
+    def read(conf: Any) -> Listen:
+        """Raises: ValueError naming what is missing; OSError for a file that cannot be read."""
+        api = conf.api
+        listen = Listen(
+            socket=LocalSocket.read(api),
+            host=str(api.bind_host) if api.bind_host else None,
+            port=api.bind_port,
+            access=Access(
+                tokens=read_tokens(Path(api.token_file)) if api.token_file else (),
+                mutual_tls=bool(api.client_ca),
+                rules=Rules.read(api),
+            ),
+            token_file=api.token_file,
+            tls_cert=api.tls_cert,
+            tls_key=api.tls_key,
+            client_ca=api.client_ca,
+        )
+        tls = listen.tls_cert and listen.tls_key
+        if bool(listen.tls_cert) != bool(listen.tls_key):
+            raise ValueError("[api] tls_cert and tls_key go together")
+        if listen.client_ca and not tls:
+            raise ValueError("[api] client_ca needs tls_cert and tls_key")
+        if listen.socket is None and listen.host is None:
+            raise ValueError("[api] has neither a socket nor a bind_host: nobody could call")
+        if listen.host is None:
+            return listen
+        if not listen.is_loopback():
+            _require(listen, bool(tls), "is not a loopback address and needs tls_cert and tls_key")
+            _require(
+                listen, listen.access.has_credential,
+                "is not a loopback address and needs a credential: client_ca (mutual TLS) or token_file",
+            )  # fmt: skip
+        _require(
+            listen, listen.access.has_credential or api.insecure_loopback,
+            "needs a credential, as any user of this host could call: client_ca, token_file, or for "
+            "a lab insecure_loopback; local callers can use [api] socket instead",
+        )  # fmt: skip
+        return listen
+
+    def tokens(self) -> tuple[Token, ...]:
+        """Read the tokens from the file. Raises: ValueError, OSError."""
+        return read_tokens(Path(self.token_file)) if self.token_file else ()
+
+    def files(self) -> tuple[Path, ...]:
+        """The files that contain credentials."""
+        named = (self.token_file, self.tls_cert, self.tls_key, self.client_ca)
+        return tuple(Path(name) for name in named if name)
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Load the TLS context; None without TLS.
+
+        Raises: ValueError naming the option of an unusable file.
+        """
+        if not (self.tls_cert and self.tls_key):
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            # An empty password prevents a prompt on the terminal.
+            context.load_cert_chain(self.tls_cert, self.tls_key, password="")
+        except OSError as wrong:  # includes errors of OpenSSL
+            raise ValueError(
+                f"[api] tls_cert and tls_key ({self.tls_cert}, {self.tls_key}) cannot be used: {wrong}"
+            ) from None
+        if self.client_ca:
+            try:
+                context.load_verify_locations(self.client_ca)
+            except OSError as wrong:
+                raise ValueError(
+                    f"[api] client_ca {self.client_ca} cannot be used: {wrong}"
+                ) from None
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def is_loopback(self) -> bool:
+        """Whether ``host`` is a loopback address.
+
+        ``localhost`` is not one, because its address depends on the resolver.
+        """
+        try:
+            return self.host is not None and ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def _require(listen: Listen, met: bool, what: str) -> None:
+    if not met:
+        raise ValueError(f"[api] bind_host {listen.host} {what}")

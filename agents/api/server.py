@@ -1,0 +1,110 @@
+"""The HTTP server: uvicorn on a UNIX socket and on TCP, with the current TLS context."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+
+from agents.api.connections import ConnectionLimits, Handshake, LimitedProtocol
+from agents.api.credentials import Credentials
+from agents.api.listen import Listen
+from agents.api.peer import STATE, peer_of
+from netplugin.host.supervisor import Supervisor
+
+LOG = logging.getLogger(__name__)
+# Seconds between checks of the credential files.
+_CREDENTIALS_EVERY_S = 5.0
+
+
+class Protocol(LimitedProtocol):
+    """uvicorn's protocol with limits, and with the peer of the connection in the ``state`` of each scope."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, STATE: peer_of(transport)}
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers, on the sockets of ``Listen``.
+
+    ``when_started`` is called when all sockets are listening.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        listen: Listen,
+        credentials: Credentials,
+        limits: ConnectionLimits,
+        supervisor: Supervisor,
+        when_started: Callable[[], None],
+    ) -> None:
+        super().__init__(config)
+        self._listen = listen
+        self._limits = limits
+        self._credentials = credentials
+        self._supervisor = supervisor
+        self._when_started = when_started
+        self._look_now = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: Any = None) -> None:
+        """Raises: OSError if a socket cannot be created."""
+        listen = self._listen
+        loop = asyncio.get_running_loop()
+        self.servers = []
+        if listen.host is not None:
+            tcp = await loop.create_server(
+                self._tcp_protocol, listen.host, listen.port, backlog=self.config.backlog
+            )
+            self.servers.append(tcp)
+            for made in tcp.sockets:
+                address = made.getsockname()
+                LOG.info("listening on %s port %d", address[0], address[1])
+            if not listen.access.has_credential:
+                LOG.warning(
+                    "[api] insecure_loopback: every user of this host may call the agent on %s port "
+                    "%d without a credential; this is for labs", listen.host, listen.port,
+                )  # fmt: skip
+        if listen.socket is not None:
+            local = listen.socket.bind()
+            self.servers.append(await loop.create_server(self._protocol, sock=local))
+            LOG.info("listening on unix:%s", listen.socket.path)
+        # No interval: each iteration waits itself, so that SIGHUP can interrupt it.
+        watch = self._supervisor.every("credentials", 0, self._look_at_credentials)
+        self._watch = asyncio.create_task(watch)
+        self.started = True
+        self._when_started()
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._listen.socket is not None:
+            self._listen.socket.remove()
+        await super().shutdown(sockets)
+
+    def read_credentials_again(self) -> None:
+        """Reload the credentials; called by a signal handler of the event loop."""
+        self._look_now.set()
+
+    async def _look_at_credentials(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._look_now.wait(), _CREDENTIALS_EVERY_S)
+        asked = self._look_now.is_set()
+        self._look_now.clear()
+        await asyncio.to_thread(self._credentials.refresh, always=asked)
+
+    def _tcp_protocol(self) -> asyncio.Protocol:
+        """A new connection uses the current TLS context; open connections keep theirs."""
+        tls = self._credentials.tls
+        if tls is None:
+            return self._protocol()
+        return Handshake(self._limits, self.server_state.connections, tls, self._protocol)
+
+    def _protocol(self) -> asyncio.Protocol:
+        return Protocol(self._limits, self.config, self.server_state, app_state={})

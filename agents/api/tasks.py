@@ -1,0 +1,225 @@
+"""Asynchronous calls: journalled before they are answered, then executed once.
+
+A call is stored as its HTTP request and executed by the application that serves synchronous calls.
+All mutating calls converge, so a call that was interrupted by a crash is executed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from urllib.parse import unquote
+
+from agents.api.callbacks import Callbacks, TaskSettings, callback_allowed
+from agents.store.task_journal import JournalledTask, TaskJournal
+from netplugin.api.errors import (
+    Conflict,
+    FieldError,
+    Forbidden,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+)
+from netplugin.api.models import Task, TaskState
+from netplugin.host.supervisor import Supervisor
+
+LOG = logging.getLogger(__name__)
+_RETRY_FIRST_S, _RETRY_MOST_S = 0.1, 2.0
+#: The clock of the journal is saved at the same interval.
+_FORGET_EVERY_S = 60.0
+
+
+class TaskRunner:
+    """Executes tasks on the event loop; ``start`` resumes those that a crash interrupted."""
+
+    def __init__(
+        self,
+        settings: TaskSettings,
+        journal: TaskJournal,
+        carried_out: Callable[[str, str, str, int], None] = lambda *_: None,
+        supervisor: Supervisor | None = None,
+    ) -> None:
+        """``carried_out`` is called with uuid, method, target and status of each task, for the audit log."""
+        self._settings = settings
+        self._carried_out = carried_out
+        self._journal = journal
+        self._supervisor = supervisor or Supervisor()
+        # In the order of arrival, and never on the event loop.
+        self._in_thread = journal.database.in_thread
+        self._callbacks = Callbacks(settings, journal, self._supervisor)
+        self._app: Any = None
+        self._running: set[asyncio.Task[Any]] = set()
+        self._executions: set[asyncio.Task[None]] = set()
+        self._parked = False
+        # Calls on the same object are executed in the order of arrival.
+        self._last_on: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self, app: Any) -> None:
+        """Resume unfinished tasks; call it before new calls are accepted."""
+        self._app = app
+        for task in await self._in_thread(self._journal.open):
+            self._spawn(task)
+        forget = self._supervisor.every("tasks-forget", _FORGET_EVERY_S, self._forget)
+        self._keep(asyncio.create_task(forget))
+        self._keep(asyncio.create_task(self._callbacks.run()))
+
+    def park(self) -> None:
+        """Leave accepted tasks, present and future, to the next start. Results are still delivered.
+        For the event loop.
+        """
+        self._parked = True
+        for execution in self._executions:
+            execution.cancel()
+
+    async def stop(self) -> None:
+        for running in list(self._running):
+            running.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def get(self, taskuuid: str) -> Task:
+        """Raises: NotFound."""
+        task = await self._in_thread(self._journal.get, taskuuid)
+        if task is None:
+            raise NotFound(f"there is no task {taskuuid}", step="lookup")
+        return task.public()
+
+    async def accept(
+        self, taskuuid: str, callback_url: str, method: str, target: str, body: bytes
+    ) -> None:
+        """Journal the call once, even if it is sent repeatedly; then it may be answered.
+
+        Raises: InvalidRequest without a callback URL, Forbidden for a URL that is not allowed,
+        Conflict if the uuid belongs to another call, Overloaded, sqlite3.Error.
+        """
+        if not callback_url:
+            message = "is required with taskuuid"
+            raise InvalidRequest(
+                f"callbackurl: {message}", step="journal",
+                errors=[FieldError(field="callbackurl", message=message)],
+            )  # fmt: skip
+        if not callback_allowed(callback_url, self._settings.callback_allow):
+            raise Forbidden(
+                "callbackurl is not below an allowed prefix", step="journal",
+                fix="add its scheme, host, port and path to [tasks] callback_allow",
+            )  # fmt: skip
+        call = json.dumps([method, target, callback_url]).encode() + b"\n" + body
+        fingerprint = hashlib.sha256(call).hexdigest()
+        task = JournalledTask(
+            taskuuid, fingerprint, method, target, body, callback_url, TaskState.ACCEPTED
+        )
+        found, is_new = await self._in_thread(self._journal.write, task)
+        if found.fingerprint != fingerprint:
+            raise Conflict(f"taskuuid {taskuuid} was used for another call", step="journal")
+        if is_new:
+            self._spawn(found)
+
+    # -- on the loop -----------------------------------------------------------------------------
+
+    def _spawn(self, task: JournalledTask) -> None:
+        if task.state is not TaskState.ACCEPTED:
+            self._callbacks.add(task.target, task.taskuuid, task.callback_url)
+            return
+        if self._parked:
+            return
+        # The next call on the object waits for this execution, not for its delivery.
+        executed = asyncio.create_task(self._execute(task, self._last_on.get(task.target)))
+        self._last_on[task.target] = executed
+        executed.add_done_callback(lambda _: self._clear(task.target, executed))
+        self._executions.add(executed)
+        executed.add_done_callback(self._executions.discard)
+        self._keep(executed)
+
+    def _keep(self, running: asyncio.Task[Any]) -> None:
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+
+    def _clear(self, target: str, executed: asyncio.Task[None]) -> None:
+        if self._last_on.get(target) is executed:
+            del self._last_on[target]
+
+    async def _execute(self, task: JournalledTask, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        try:
+            status, result = await self._call(task)
+            success = 200 <= status < 300
+            error = "" if success else str((result or {}).get("detail", f"status {status}"))
+            answer = {"success": success, "error": error, "status": status, "result": result}
+            done = replace(task, state=TaskState.DONE, result=answer)
+            await self._journal.keep(done, self._supervisor)
+            self._carried_out(task.taskuuid, task.method, task.target, status)
+        except Exception as failed:
+            LOG.error("task %s is left until the next start", task.taskuuid)
+            self._supervisor.failed("tasks", failed)
+        else:
+            self._callbacks.add(task.target, task.taskuuid, task.callback_url)
+
+    async def _call(self, task: JournalledTask) -> tuple[int, Any]:
+        """Execute the call and return status and body.
+
+        An accepted call is retried while the agent is overloaded.
+        """
+        wait_s = _RETRY_FIRST_S
+        while True:
+            status, body = await call_app(self._app, task.method, task.target, task.body)
+            try:
+                result = json.loads(body) if body else None
+            except ValueError:
+                result = None
+            if not overloaded(result) or self._callbacks.is_over(task):
+                return status, result
+            await asyncio.sleep(wait_s)
+            wait_s = min(_RETRY_MOST_S, wait_s * 2)
+
+    async def _forget(self) -> None:
+        before = self._journal.now() - self._settings.expire_after_s
+        await self._in_thread(self._journal.forget, before)
+
+
+def overloaded(result: Any) -> bool:
+    """Whether a response, or the result of a port of a batch, is the error ``overloaded``."""
+    if not isinstance(result, dict):
+        return False
+    errors = [result, *(part.get("error") or {} for part in result.get("results") or ())]
+    return any(error.get("code") == Overloaded.code for error in errors)
+
+
+async def call_app(app: Any, method: str, target: str, body: bytes) -> tuple[int, bytes]:
+    """Call an ASGI application in this process. Returns the status and the body."""
+    path, _, query = target.partition("?")  # the path is quoted: this ? starts the query
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method,
+        "scheme": "http", "path": unquote(path), "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "root_path": "", "headers": [(b"content-type", b"application/json")],
+        "client": None, "server": None,
+    }  # fmt: skip
+    status = 500
+    parts: list[bytes] = []
+    sent = False
+
+    async def receive() -> dict[str, Any]:
+        nonlocal sent
+        if sent:
+            await asyncio.Event().wait()  # no disconnect: the task waits for the response
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        elif message["type"] == "http.response.body":
+            parts.append(message.get("body", b""))
+
+    try:
+        await app(scope, receive, send)
+    except Exception:  # perhaps after its response; executing it again would fail again
+        LOG.exception("%s %s failed unexpectedly", method, target)
+        status = max(status, 500)
+    return status, b"".join(parts)

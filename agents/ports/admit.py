@@ -1,0 +1,242 @@
+"""Whether a call is accepted: the one place that refuses a spec, and that stores what was accepted."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from agents.ports.backend_ports import BackendPorts, for_each, logged
+from agents.ports.converge import Stopwatch, converge
+from agents.ports.operations import LOOK_S, UNDO_S, Delete, Operation, Put
+from agents.store.store import Record
+from netplugin.api.errors import (
+    Conflict,
+    FieldError,
+    InvalidRequest,
+    NetpluginError,
+    OperationTimeout,
+)
+from netplugin.api.models import (
+    PortSpec,
+    PortState,
+)
+from netplugin.backend import Claim, Intent, Observation
+from netplugin.host.usability import Usability
+
+LOG = logging.getLogger(__name__)
+
+
+class Admission:
+    """Refuses calls before anything is stored, and stores the intents of the others with their claims."""
+
+    def __init__(self, ports: BackendPorts) -> None:
+        self._ports = ports
+
+    def in_time(self, op: Operation, now: float) -> bool:
+        if not op.future.set_running_or_notify_cancel():
+            return False  # the caller has disconnected, perhaps after its timeout
+        if now < op.deadline:
+            return True
+        late = OperationTimeout(
+            "the operation's turn did not come in time", step="queue", port_id=op.port_id
+        )
+        op.future.set_exception(late)
+        return False
+
+    def acceptable(self, op: Put, usability: Usability) -> bool:
+        """Refuse what cannot be done, before anything is stored."""
+        try:
+            usability.require()
+            before = self._ports.store.get(op.port_id)
+            if before is not None and before.state is PortState.REMOVING:
+                before = None
+            self._validate(op.spec, before)
+            self._require_network(op.spec)
+            if before is not None:
+                _refuse_fixed(self._ports.backend.fixed_fields, before.spec, op.spec)
+        except Exception as error:
+            op.future.set_exception(logged(error, "validate").for_port(op.port_id))
+            return False
+        return True
+
+    def _validate(self, spec: PortSpec, before: Record | None) -> None:
+        """As ``Backend.validate``, but always allow a change of the filter.
+
+        A live port that could not be created today (its network was removed from the options) still
+        exists and needs its filter.
+        """
+        try:
+            self._ports.backend.validate(spec)
+        except NetpluginError as refused:
+            if before is None or not changed_fields(before.spec, spec) <= {"port_security"}:
+                raise
+            try:
+                self._ports.backend.validate(before.spec)
+            except NetpluginError as same:
+                if (type(same), same.detail) == (type(refused), refused.detail):
+                    return
+            raise
+
+    def _require_network(self, spec: PortSpec) -> None:
+        if spec.overlay_id is not None and self._ports.store.network(spec.overlay_id) is None:
+            raise unknown_overlay(spec.overlay_id)
+
+    def accept_deletes(self, operations: Sequence[Delete]) -> dict[str, Record]:
+        """Mark the ports as removing; they stay so until the host is clean."""
+        records: dict[str, Record] = {}
+        orphans: list[Delete] = []
+        for op in operations:
+            record = self._ports.store.get(op.port_id)
+            if record is not None and record.spec.backend == self._ports.backend.name:
+                records[op.port_id] = replace(record, state=PortState.REMOVING, previous=None)
+            elif record is None and self._ports.may_keep(op.port_id):
+                orphans.append(op)
+            else:
+                op.future.set_result(None)
+        if orphans:
+            self._remove_orphans(orphans)
+        try:
+            if records:
+                self._ports.store.save(records.values())
+        except Exception as error:
+            wrong = for_each(records, error, "store")
+            for op in operations:
+                if op.port_id in wrong:
+                    op.future.set_exception(wrong[op.port_id])
+            return {}
+        return records
+
+    def _remove_orphans(self, operations: Sequence[Delete]) -> None:
+        """Remove kept orphans that a call names; there is no intent that could record the request."""
+        until = min(op.deadline for op in operations) - UNDO_S / 2
+        intents = [Intent(op.port_id, None) for op in operations]
+        try:
+            self._ports.backend.hold().require()
+            until = max(until, time.monotonic() + 0.5)
+            result = converge(self._ports.backend, intents, until, Stopwatch())
+            self._ports.counted(result, "orphan")
+            failed = result.failed
+        except Exception as error:
+            failed = for_each([op.port_id for op in operations], error, "converge")
+        gone = {op.port_id for op in operations} - set(failed)
+        self._ports.observed = {
+            i: seen for i, seen in self._ports.observed.items() if i not in gone
+        }
+        if self._ports.orphans is not None:
+            self._ports.orphans = {
+                i: why for i, why in self._ports.orphans.items() if i not in gone
+            }
+        for op in operations:
+            if op.port_id in failed:
+                op.future.set_exception(failed[op.port_id])
+            else:
+                LOG.warning("a port without an intent is gone", extra={"port_id": op.port_id})
+                op.future.set_result(None)
+
+    def accept_puts(
+        self, puts: Mapping[str, Put], with_them: Sequence[str], watch: Stopwatch
+    ) -> tuple[dict[str, Record], Observation | None]:
+        """Commit the intents with their claims; a failed claim fails only its port.
+
+        Also returns the observation of the host, if one was needed (``with_them`` included).
+        """
+        records = {port_id: self._record_of(op) for port_id, op in puts.items()}
+        seen: Observation | None = None
+        try:
+            moment = self._ports.store.moment()
+            if records and self._ports.takes:
+                with watch.part("observe"):
+                    seen = self._ports.backend.observe(
+                        [*records, *with_them], time.monotonic() + LOOK_S
+                    )
+                watch.add(seen.timings_ms)
+            with watch.part("store"):
+                if seen is None:
+                    self._save_changed(records)
+                else:
+                    with self._ports.store.claiming(moment) as taken:
+                        records = self._claim(records, puts, seen, taken)
+                        self._save_changed(records)
+        except Exception as error:
+            for port_id, wrong in for_each(records, error, "store").items():
+                if not puts[port_id].future.done():
+                    puts[port_id].future.set_exception(wrong)
+            return {}, None
+        return records, seen
+
+    def _save_changed(self, records: Mapping[str, Record]) -> None:
+        changed = [r for r in records.values() if r != self._ports.store.get(r.port_id)]
+        if changed:
+            self._ports.store.save(changed)
+
+    def _record_of(self, op: Put) -> Record:
+        """The record of a requested port. A port that was being removed keeps its claims."""
+        before = self._ports.store.get(op.port_id)
+        if before is None:
+            return Record(
+                op.port_id, op.spec, PortState.PENDING,
+                claims=self._ports.store.claims_before(op.port_id), standby_of=op.standby_of,
+            )  # fmt: skip
+        if before.state is PortState.REMOVING:
+            return Record(
+                op.port_id, op.spec, PortState.PENDING, claims=before.claims,
+                standby_of=op.standby_of,
+            )  # fmt: skip
+        if before.spec == op.spec:
+            return before
+        back_to = before.previous or (
+            before.spec if before.state is not PortState.PENDING else None
+        )
+        return replace(before, spec=op.spec, state=PortState.PENDING, previous=back_to, error=None)
+
+    def _claim(
+        self,
+        records: dict[str, Record],
+        puts: Mapping[str, Put],
+        seen: Observation,
+        taken: dict[Claim, str],
+    ) -> dict[str, Record]:
+        claimed: dict[str, Record] = {}
+        for port_id, record in records.items():
+            try:
+                claims = self._ports.backend.claims(self._ports.intent(record), seen, taken)
+            except NetpluginError as error:
+                puts[port_id].future.set_exception(error.for_port(port_id))
+                continue
+            taken.update(dict.fromkeys(claims, port_id))
+            claimed[port_id] = replace(record, claims=claims)
+        return claimed
+
+
+def changed_fields(before: PortSpec, after: PortSpec) -> set[str]:
+    return {f for f in PortSpec.model_fields if getattr(before, f) != getattr(after, f)}
+
+
+def _refuse_fixed(fixed: Collection[str], before: PortSpec, after: PortSpec) -> None:
+    changed = sorted(changed_fields(before, after) & set(fixed))
+    if changed:
+        raise Conflict(
+            f"{', '.join(changed)} cannot change on a live port", step="validate",
+            fix="delete the port and ask for it again",
+        )  # fmt: skip
+
+
+def unknown_overlay(network_id: str) -> InvalidRequest:
+    """The error for a port on a VXLAN network that was not created."""
+    message = f"there is no network {network_id!r} on this host"
+    return InvalidRequest(
+        f"network.network_id: {message}", step="validate", fix=f"PUT /v1/networks/{network_id}",
+        errors=[FieldError(field="network.network_id", message=message)],
+    )  # fmt: skip
+
+
+def unknown_backend(name: str, known: Iterable[str]) -> InvalidRequest:
+    """The error for a backend that is not enabled on this host."""
+    message = f"{name!r} is not enabled here (enabled: {', '.join(sorted(known)) or 'none'})"
+    return InvalidRequest(
+        f"backend: {message}",
+        step="validate",
+        errors=[FieldError(field="backend", message=message)],
+    )

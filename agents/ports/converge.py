@@ -1,0 +1,131 @@
+"""The converge loop: observe, plan, apply, and read back until the plan is empty."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from netplugin.api.errors import HostError, NetpluginError
+from netplugin.backend import Backend, Change, Claim, Intent, Observation, ObservedPort, Plan
+
+# One round is the normal case. A second is needed if an object must be deleted before it is created
+# again (a port with a changed socket path). A third means that the host or the plan is not stable.
+_ROUNDS = 3
+
+
+@dataclass
+class Stopwatch:
+    """Milliseconds spent in each part of an operation."""
+
+    timings_ms: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.timings_ms[name] += (time.monotonic() - start) * 1e3
+
+    def add(self, timings_ms: Mapping[str, float]) -> None:
+        for name, spent in timings_ms.items():
+            self.timings_ms[name] += spent
+
+
+@dataclass(frozen=True)
+class Converged:
+    """The result: the ports that failed, with the errors, and the observed state of the ports."""
+
+    failed: dict[str, NetpluginError]
+    observed: dict[str, ObservedPort]
+    changes: tuple[Change, ...]
+    #: Ports that keep a configuration that differs from the options, with the reasons.
+    kept: dict[str, NetpluginError] = field(default_factory=dict)
+    #: Changes for no specific port (an empty bridge) that were applied and are still in the plan.
+    left: tuple[Change, ...] = ()
+    #: Claimed resources that did not accept a setting, with the reasons.
+    unfit: dict[Claim, str] = field(default_factory=dict)
+
+
+def converge(
+    backend: Backend[Observation],
+    intents: Sequence[Intent],
+    deadline: float,
+    watch: Stopwatch,
+    *,
+    whole: bool = False,
+    seen: Observation | None = None,
+) -> Converged:
+    """Bring the ports of these intents to the desired state, and verify it by reading the host.
+
+    ``whole``: observe all our objects, not only these ports. ``seen``: a fresh observation, if the
+    caller has one. A port whose device has a fault on the host has not failed: see
+    ``Converged.observed``.
+
+    Raises: what ``Backend.observe`` raises; never for a single port.
+    """
+    failed: dict[str, NetpluginError] = {}
+    unfit: dict[Claim, str] = {}
+    done: list[Change] = []
+    todo = list(intents)
+    scope = None if whole else [intent.port_id for intent in intents]
+    if seen is None:
+        with watch.part("observe"):
+            seen = backend.observe(scope, deadline)
+        watch.add(seen.timings_ms)
+    plan = _plan(backend, todo, seen, watch)
+    for _ in range(_ROUNDS):
+        failed.update({p: e.for_port(p) for p, e in plan.refused.items()})
+        if not plan.changes:
+            break
+        with watch.part("apply"):
+            applied = backend.apply(plan.changes, deadline)
+        watch.add(applied.timings_ms)
+        done += plan.changes
+        failed.update(applied.failed)
+        unfit.update(applied.unfit)
+        todo = [intent for intent in todo if intent.port_id not in failed]
+        if not todo and not whole:
+            break  # no port is left to verify
+        with watch.part("verify"):
+            seen = backend.read_back(seen, plan.changes, scope, deadline)
+        watch.add(seen.timings_ms)
+        plan = _plan(backend, todo, seen, watch)
+    if todo:
+        left_over = _leftovers(todo, plan, failed)
+        failed.update(left_over)
+        for change in plan.changes:
+            if change.thing is not None and change in done and {*change.ports} & {*left_over}:
+                unfit[change.thing] = f"it does not keep what was written: {change.describe()}"
+    left = tuple(change for change in plan.changes if not change.ports and change in done)
+    observed = dict(backend.observed_ports(intents, seen))
+    kept = {port_id: e for port_id, e in plan.kept.items() if port_id not in failed}
+    return Converged(failed, observed, tuple(done), kept, left, unfit)
+
+
+def _plan(
+    backend: Backend[Observation], intents: Sequence[Intent], seen: Observation, watch: Stopwatch
+) -> Plan:
+    with watch.part("plan"):
+        return backend.plan(intents, seen)
+
+
+def _leftovers(
+    intents: Sequence[Intent], plan: Plan, failed: dict[str, NetpluginError]
+) -> dict[str, NetpluginError]:
+    """The errors of ports whose changes were accepted by the host but are missing when read back."""
+    left: dict[str, list[str]] = defaultdict(list)
+    for change in plan.changes:
+        for port in change.ports:
+            left[port].append(change.describe())
+    return {
+        i.port_id: HostError(
+            f"the host does not keep what was written; still to do: {'; '.join(left[i.port_id])}",
+            step="verify", port_id=i.port_id,
+        )
+        for i in intents
+        if i.port_id in left and i.port_id not in failed
+    }  # fmt: skip

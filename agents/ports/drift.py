@@ -1,0 +1,357 @@
+"""The host brought back to the intents: looks at all ports or some, repairs what differs, reports."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from agents.ports.backend_ports import BackendPorts, faults_of
+from agents.ports.converge import Converged, Stopwatch, converge
+from agents.ports.operations import LOOK_S
+from agents.ports.orphans import Orphans, findings
+from agents.ports.quarantines import Quarantines
+from agents.store.marks import StoreMarks
+from agents.store.store import Record, Store
+from netplugin.api.errors import (
+    Conflict,
+    HostError,
+    NetpluginError,
+    OperationTimeout,
+    TryAgain,
+)
+from netplugin.api.models import (
+    Finding,
+    PlannedChange,
+    PortState,
+    ReconcileReport,
+    VfInfo,
+)
+from netplugin.backend import Change, Claim, Intent, Observation
+
+LOG = logging.getLogger(__name__)
+
+
+#: States of a port that the agent can manage.
+_WORKING = (PortState.ACTIVE, PortState.DEGRADED)
+#: Seconds that bringing the whole host to its intents may take.
+CHECK_S = 120.0
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The result of a network change.
+
+    ``reached`` is false if the change could not be applied to any port that worked before.
+    """
+
+    reached: bool = True
+    failures: tuple[NetpluginError, ...] = ()
+
+
+class Drift:
+    """Looks at the ports of one backend and repairs them. Not thread-safe."""
+
+    def __init__(self, ports: BackendPorts, marks: StoreMarks, quarantines: Quarantines) -> None:
+        self._ports = ports
+        self._marks = marks
+        self._quarantines = quarantines
+        self._adopted = False
+        #: Whether the last look left something to be tried again.
+        self._looks_again = False
+
+    def check(
+        self,
+        ports: Collection[str] | None = None,
+        *,
+        dry_run: bool = False,
+        remove_orphans: bool = False,
+        batch_size: int = 32,
+    ) -> ReconcileReport:
+        """Reconcile these ports, or all ports of the backend, and report the changes.
+
+        Raises: what ``Backend.observe`` raises.
+        """
+        started = time.monotonic()
+        self._ports.save_unsaved()
+        self._ports.backend.hold().require()
+        # Before this check adds a report, which no operator has compared yet.
+        accepts = remove_orphans and not dry_run and self._marks.told(self._ports.backend.name)
+        if ports is None and self._ports.store.database.failure:
+            self._ports.store.database.try_to_write()  # there may be no other write for a long time
+        records = {
+            r.port_id: r
+            for r in self._ports.store.records(backend=self._ports.backend.name)
+            if ports is None or r.port_id in ports
+        }
+        if ports is not None and not records:
+            return ReconcileReport(dry_run=dry_run, ports=0, changes=[])
+        watch = Stopwatch()
+        moment = self._ports.store.moment()
+        with watch.part("observe"):
+            seen = self._ports.backend.observe(
+                None if ports is None else list(records), time.monotonic() + LOOK_S
+            )
+        if not dry_run:
+            self._end_quarantines(seen)
+            if ports is None:
+                self._compare_store(records, seen)
+                records |= self._adopt_claims(records, seen, moment)
+        intents = [self._ports.intent(r) for r in records.values()]
+        kept: Mapping[str, str] = {}
+        if ports is None:
+            orphans = Orphans.among(self._ports.store, self._ports.backend.name, seen.ports)
+            kept = {} if remove_orphans else orphans.kept
+            gone = {*orphans.forgotten, *orphans.kept} - set(kept)
+            intents += [Intent(port_id, None) for port_id in sorted(gone)]
+            if not dry_run:
+                self._ports.orphans = kept
+        plan = self._ports.backend.plan(intents, seen)
+        planned = [
+            PlannedChange(
+                backend=self._ports.backend.name,
+                change=type(c).__name__,
+                ports=c.ports,
+                detail=c.describe(),
+            )
+            for c in plan.changes
+        ]
+        report = ReconcileReport(
+            dry_run=dry_run, ports=len(records), changes=planned, orphans_kept=list(kept)
+        )
+        if dry_run:
+            report.errors = [e.for_port(p).problem() for p, e in plan.refused.items()]
+            return report
+        for change in planned:
+            LOG.warning("drift: %s", change.detail, extra={"port_id": ",".join(change.ports)})
+        touched = {port for change in plan.changes for port in change.ports}
+        if ports is None:
+            self._looks_again = False
+        result = self._converge_in_chunks(intents, touched, seen, watch, ports is None, batch_size)
+        errors = [*result.failed.values(), *(_left(change) for change in result.left)]
+        report.errors = [error.problem() for error in errors]
+        self._record_checked(records, result)
+        if accepts:
+            self._marks.accept(self._ports.backend.name)
+        LOG.info(
+            "%s: looked at %d ports in %.0f ms, %d changes, %d failures", self._ports.backend.name,
+            len(records), (time.monotonic() - started) * 1e3, len(result.changes), len(errors),
+        )  # fmt: skip
+        return report
+
+    def _compare_store(self, records: Mapping[str, Record], seen: Observation) -> None:
+        """Compare the store with the one that changed the host last, before applying the plan."""
+        lacking = [
+            i
+            for i, r in records.items()
+            if i not in seen.ports and r.state not in (PortState.REMOVING, PortState.PENDING)
+        ]
+        self._marks.compare(self._ports.backend.name, seen.store_mark, lacking)
+
+    def _adopt_claims(
+        self, records: Mapping[str, Record], seen: Observation, moment: int
+    ) -> dict[str, Record]:
+        """Once: add the claims of ports that an earlier version created without them."""
+        adopted: dict[str, Record] = {}
+        if self._adopted or not self._ports.takes:
+            return adopted
+        self._adopted = True
+        with self._ports.store.claiming(moment) as taken:
+            for port_id, record in records.items():
+                if record.state is PortState.REMOVING or port_id not in seen.ports:
+                    continue
+                try:
+                    claims = self._ports.backend.claims(self._ports.intent(record), seen, taken)
+                except NetpluginError as error:
+                    LOG.debug("nothing to adopt: %s", error, extra={"port_id": port_id})
+                    continue
+                if set(record.claims) < set(claims):
+                    adopted[port_id] = replace(record, claims=claims)
+            if adopted:
+                self._ports.store.save(adopted.values())
+        return adopted
+
+    def _converge_in_chunks(
+        self,
+        intents: Sequence[Intent],
+        touched: Collection[str],
+        seen: Observation,
+        watch: Stopwatch,
+        whole: bool,
+        batch_size: int,
+    ) -> Converged:
+        """Converge in chunks, because a large transaction stalls ovs-vswitchd for seconds."""
+        deadline = time.monotonic() + CHECK_S
+        changes = [i for i in intents if i.port_id in touched]
+        fresh: Observation | None = seen
+        if len(changes) > batch_size:
+            for start in range(0, len(changes), batch_size):
+                chunk = changes[start : start + batch_size]
+                self._ports.counted(converge(self._ports.backend, chunk, deadline, watch), "drift")
+            fresh = None
+        result = converge(self._ports.backend, intents, deadline, watch, whole=whole, seen=fresh)
+        self._ports.counted(result, "drift")
+        if whole:
+            self._ports.observed = dict(result.observed)
+        else:
+            self._ports.observed = {**self._ports.observed, **result.observed}
+        return result
+
+    def _record_checked(self, records: Mapping[str, Record], result: Converged) -> None:
+        saved: list[Record] = []
+        gone: list[str] = []
+        faults = faults_of(records, result)
+        for port_id, record in records.items():
+            failure, fault = result.failed.get(port_id), faults.get(port_id)
+            if port_id in self._ports.begun:
+                continue  # the call that is being retried decides
+            if isinstance(failure, TryAgain):
+                self._looks_again = True
+                continue
+            if record.state is PortState.REMOVING:
+                if failure is None:
+                    gone.append(port_id)
+                continue
+            if failure is not None:
+                state = PortState.FAILED
+            else:
+                state = PortState.DEGRADED if fault else PortState.ACTIVE
+            error = failure or fault
+            problem = error.problem() if error else None
+            previous = record.previous if failure else None
+            checked = replace(record, state=state, error=problem, previous=previous)
+            if checked != record:
+                LOG.info("port is %s", state.value, extra={"port_id": port_id})
+                saved.append(checked)
+        if saved or gone:
+            self._ports.store.save(saved, forget=gone)
+
+    def unsettled(self) -> bool:
+        """Whether a port is not in its desired state yet, so that another reconcile is due soon."""
+        return (
+            bool(self._ports.unsaved)
+            or self._looks_again
+            or self._ports.store.any_in(
+                self._ports.backend.name, PortState.PENDING, PortState.REMOVING, PortState.FAILED
+            )
+        )
+
+    def kept(self) -> dict[str, str]:
+        """The orphans that no call has adopted since, with the reasons (callable from any thread)."""
+        return {i: why for i, why in (self._ports.orphans or {}).items() if not self._has_record(i)}
+
+    def _has_record(self, port_id: str) -> bool:
+        record = self._ports.store.get(port_id)
+        return record is not None and record.spec.backend == self._ports.backend.name
+
+    def converge_network(self, network_id: str, deadline: float) -> Spread:
+        """Apply a network to the ports of this backend.
+
+        Raises: what ``Backend.observe`` raises, BackendUnavailable.
+        """
+        records = {
+            r.port_id: r
+            for r in self._ports.store.ports_on(network_id)
+            if r.spec.backend == self._ports.backend.name
+        }
+        if not records:
+            return Spread()
+        working = {i for i, r in records.items() if r.state in _WORKING}
+        self._ports.backend.hold().require()
+        result = self._ports.converge(records.values(), deadline, Stopwatch(), "network")
+        self._record_checked(records, result)
+        reached = not working or bool(working - set(result.failed))
+        return Spread(reached, tuple(result.failed.values()))
+
+    def findings(self) -> list[Finding]:
+        """The findings about this backend's part of the host.
+
+        Raises: what ``Backend.observe`` raises.
+        """
+        self._ports.backend.hold().require()
+        seen = self._ports.backend.observe(None, time.monotonic() + LOOK_S)
+        intents = [
+            self._ports.intent(r)
+            for r in self._ports.store.records(backend=self._ports.backend.name)
+        ]
+        orphans = Orphans.among(self._ports.store, self._ports.backend.name, seen.ports).kept
+        return [
+            *_of_ports(self._ports.backend.name, self._ports.store),
+            *self._ports.backend.findings(seen),
+            *self._ports.backend.port_findings(intents, seen),
+            *findings(self._ports.backend.name, orphans),
+            *self._marks.findings(self._ports.backend.name),
+        ]
+
+    def vfs(self) -> list[VfInfo]:
+        """All virtual functions of the backend's pool with their states.
+
+        Raises: what ``Backend.observe`` raises.
+        """
+        seen = self._ports.backend.observe(None, time.monotonic() + LOOK_S)
+        return list(
+            self._ports.backend.vfs(seen, self._ports.store.claims(), self._ports.store.unfit())
+        )
+
+    def _end_quarantines(self, seen: Observation) -> None:
+        """End quarantines that are over (see ``Quarantines``)."""
+        unfit = self._ports.store.unfit() if self._ports.has_vfs else {}
+        there = {vf.pci_address for vf in self._ports.backend.vfs(seen, {}, {})} if unfit else set()
+        out_of_order = self._ports.backend.out_of_order(seen) if unfit else ()
+        ended = self._quarantines.ended(unfit, there, out_of_order, time.monotonic())
+        for claim, why in ended.items():
+            LOG.info("%s %s is out of quarantine: %s", claim.kind, claim.key, why)
+        if ended:
+            self._ports.store.release(ended)
+
+    def abandon(self, port_id: str, claim: Claim) -> None:
+        """Forget a port that is being removed and whose virtual function no longer exists.
+
+        Raises: Conflict if the function exists, even if its NIC does not report it now, because the
+        port is then removed without help; what ``Backend.observe`` raises.
+        """
+        seen = self._ports.backend.observe(None, time.monotonic() + LOOK_S)
+        waits = self._ports.backend.plan([Intent(port_id, None, (claim,))], seen).refused.get(
+            port_id
+        )
+        states = {
+            vf.pci_address: vf.state for vf in self._ports.backend.vfs(seen, {claim: port_id}, {})
+        }
+        if not isinstance(waits, OperationTimeout) or states.get(claim.key) != "stale":
+            raise Conflict(
+                f"{claim.kind} {claim.key} is there: port {port_id} goes when it is free",
+                step="release", port_id=port_id, fix=waits.fix if waits else None,
+            )  # fmt: skip
+        LOG.warning("forgotten, with %s as it is", claim.key, extra={"port_id": port_id})
+        self._ports.store.save([], forget=[port_id])
+
+
+def _of_ports(backend: str, store: Store) -> list[Finding]:
+    """Findings about failed and degraded ports, one per state and cause."""
+    alike: dict[tuple[str, str, str, str | None], list[Record]] = defaultdict(list)
+    for record in store.records(backend=backend):
+        error = record.error
+        if error is not None and record.state in (PortState.FAILED, PortState.DEGRADED):
+            alike[record.state.value, error.code, error.step, error.fix].append(record)
+    findings = []
+    for (state, code, step, fix), records in sorted(alike.items(), key=lambda item: item[0][:3]):
+        ids = [record.port_id for record in records]
+        some = ", ".join(ids[:5]) + (" and others" if len(ids) > 5 else "")
+        why = records[0].error.detail if records[0].error else ""
+        findings.append(
+            Finding(
+                id=f"{backend}-ports-{state}", status="fail",
+                found=f"{len(ids)} ports are {state} ({some}), {code} at {step}: {why}",
+                expected="every port is active", fix=fix,
+            )
+        )  # fmt: skip
+    return findings
+
+
+def _left(change: Change) -> HostError:
+    """The error of a failed change that belongs to no port; otherwise it would be retried silently."""
+    error = HostError(f"the host does not let go: {change.describe()}", step="verify")
+    LOG.warning("%s", error)
+    return error

@@ -1,0 +1,57 @@
+"""What platforms ask of ports, as the agent carries it out: plug or remove one, within a deadline."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from agents.store.store import Record
+from netplugin.api.models import (
+    PortSpec,
+)
+
+# Seconds for cleaning up after a failure; later reconciles remove what is left.
+UNDO_S = 5.0
+
+
+LOOK_S = 10.0
+
+
+#: Maximum delay of a retry that the host requested, in seconds.
+NEXT_TRY_S = 1.0
+
+
+@dataclass
+class Put:
+    """A request to create or change a port. ``future`` gets the record or the error."""
+
+    port_id: str
+    spec: PortSpec
+    deadline: float
+    future: Future[Record]
+    #: The port whose VF this one is the standby of, if any.
+    standby_of: str | None = None
+    queued_at: float = field(default_factory=time.monotonic)
+
+
+@dataclass
+class Delete:
+    """A request to delete a port. ``future`` gets None or the error."""
+
+    port_id: str
+    deadline: float
+    future: Future[None]
+    queued_at: float = field(default_factory=time.monotonic)
+
+
+Operation = Put | Delete
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A call that is being retried: the state of its port before the call."""
+
+    before: Record | None
+    #: Whether the port existed on the host.
+    was_there: bool

@@ -1,0 +1,246 @@
+"""Calls carried out together: accept, store, converge, read back, record, answer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from agents.ports.admit import Admission, changed_fields
+from agents.ports.backend_ports import BackendPorts, faults_of, for_each
+from agents.ports.converge import Converged, Stopwatch
+from agents.ports.operations import NEXT_TRY_S, UNDO_S, Begun, Delete, Operation, Put
+from agents.ports.undo import Undo
+from agents.store.store import Record
+from netplugin.api.errors import (
+    NetpluginError,
+    OperationTimeout,
+    TryAgain,
+)
+from netplugin.api.models import (
+    PortSpec,
+    PortState,
+)
+from netplugin.backend import Observation
+
+LOG = logging.getLogger(__name__)
+
+
+class Plug:
+    """Carries out PUTs and DELETEs of one backend. Not thread-safe."""
+
+    def __init__(self, ports: BackendPorts) -> None:
+        self._ports = ports
+        self._admission = Admission(ports)
+        self._undo = Undo(ports)
+
+    def serve(self, operations: Sequence[Operation]) -> list[Operation]:
+        """Run the operations as one batch; each gets a result of its own.
+
+        Returns the operations that the host asks to retry. The caller passes them to ``resume``,
+        and serves no other operation on their ports before.
+
+        Raises: errors that occur before anything is stored.
+        """
+        watch = Stopwatch()
+        started = time.monotonic()
+        self._ports.save_unsaved()
+        live = [op for op in operations if self._admission.in_time(op, started)]
+        usable = self._ports.usable()  # once per batch, because it reads files
+        puts = {
+            op.port_id: op
+            for op in live
+            if isinstance(op, Put) and self._admission.acceptable(op, usable)
+        }
+        before = {port_id: self._ports.store.get(port_id) for port_id in puts}
+        deletes = self._admission.accept_deletes([op for op in live if isinstance(op, Delete)])
+        records, seen = self._admission.accept_puts(puts, list(deletes), watch)
+        wanted = {**records, **deletes}
+        waiting: dict[str, Operation] = {op.port_id: op for op in live if op.port_id in wanted}
+        return self._carry_out(waiting, wanted, before, seen, watch, started)
+
+    def resume(self, operations: Sequence[Operation], *, last: bool = False) -> list[Operation]:
+        """Retry the operations that ``serve`` or ``resume`` returned; ``last``: return none."""
+        begun = {op.port_id: self._ports.begun.pop(op.port_id) for op in operations}
+        records = {op.port_id: self._ports.store.get(op.port_id) for op in operations}
+        wanted = {i: record for i, record in records.items() if record is not None}
+        waiting = {op.port_id: op for op in operations if op.port_id in wanted}
+        gone = {op.port_id: op for op in operations if op.port_id not in wanted}
+        self._answer(gone, {})  # deleted by ``abandon`` meanwhile
+        return self._carry_out(
+            waiting, wanted, {i: call.before for i, call in begun.items()}, None, Stopwatch(),
+            time.monotonic(), begun=begun, last=last,
+        )  # fmt: skip
+
+    def _carry_out(
+        self,
+        waiting: dict[str, Operation],
+        wanted: dict[str, Record],
+        before: Mapping[str, Record | None],
+        seen: Observation | None,
+        watch: Stopwatch,
+        started: float,
+        *,
+        begun: Mapping[str, Begun] | None = None,
+        last: bool = False,
+    ) -> list[Operation]:
+        """Apply the stored intents of these ports to the host. Returns the operations to retry.
+
+        ``begun``: they were tried before.
+        """
+        if not waiting:
+            return []
+        deadline = min(op.deadline for op in waiting.values()) - UNDO_S / 2
+        try:
+            self._ports.backend.hold().require()
+            until = max(deadline, started + 0.5)
+            if seen is None:
+                with watch.part("observe"):
+                    seen = self._ports.backend.observe(list(wanted), until)
+                watch.add(seen.timings_ms)
+            result = self._ports.converge(wanted.values(), until, watch, "plug", seen)
+        except Exception as error:
+            result = Converged(for_each(wanted, error, "converge"), {}, ())
+        again = [
+            op
+            for op in waiting.values()
+            if not last and _has_time(op) and _asks_again(op.port_id, result)
+        ]
+        still_begun: dict[str, Begun] = {}
+        for op in again:
+            i = op.port_id
+            was_there = seen is not None and i in seen.ports
+            still_begun[i] = (begun or {}).get(i) or Begun(before.get(i), was_there)
+            del waiting[i], wanted[i]
+        records = {i: wanted[i] for i, op in waiting.items() if isinstance(op, Put)}
+        failures = {i: e for i, e in result.failed.items() if i in wanted}
+        faults = faults_of({i: r for i, r in records.items() if i not in failures}, result)
+        for port_id in faults.keys() & records.keys():
+            if not _is_only_impaired(port_id, result) and not _stays(
+                before[port_id], records[port_id].spec
+            ):
+                fault = faults.pop(port_id)
+                failures[port_id] = _lasting(fault) if begun else fault
+        for port_id, op in waiting.items():
+            queue_ms = (started - op.queued_at) * 1e3
+            timings = {name: round(ms, 3) for name, ms in watch.timings_ms.items()}
+            timings |= {"queue": round(queue_ms, 3)}
+            timings |= {"total": round((time.monotonic() - op.queued_at) * 1e3, 3)}
+            wanted[port_id] = replace(wanted[port_id], timings_ms=timings)
+        failures |= self._record_done(wanted, failures, faults)
+        for port_id, op in waiting.items():
+            kind = type(op).__name__.lower()
+            timings = dict(wanted[port_id].timings_ms or {})
+            self._ports.metrics.served(
+                self._ports.backend.name, kind, timings, failures.get(port_id)
+            )
+        failed = {i: wanted[i] for i in records if i in failures}
+        if seen is None and begun is None:
+            failed = self._undo.restore(failed, before)
+        else:
+            # Ports that existed before the call are not undone: after a lost store they are the
+            # NICs of VMs. Ports whose deletion was requested are removed nevertheless.
+            there = {
+                i
+                for i in failed
+                if (begun[i].was_there if begun else seen is not None and i in seen.ports)
+                and ((was := before[i]) is None or was.state is not PortState.REMOVING)
+            }
+            failed = self._undo.keep(failed, failures, there)
+        self._undo.undo(failed, failures)
+        self._answer(waiting, failures)
+        self._ports.begun |= still_begun
+        return again
+
+    def _record_done(
+        self,
+        wanted: Mapping[str, Record],
+        failures: Mapping[str, NetpluginError],
+        faults: Mapping[str, NetpluginError],
+    ) -> dict[str, NetpluginError]:
+        """Record the results of the calls.
+
+        Ports become active, or degraded if the host reports a fault; deleted ports are forgotten.
+        Returns the ports that could not be saved, with the errors.
+        """
+        saved: list[Record] = []
+        gone: list[str] = []
+        for port_id, record in wanted.items():
+            if port_id in failures:
+                continue
+            if record.state is PortState.REMOVING:
+                gone.append(port_id)
+                self._ports.observed.pop(port_id, None)
+                continue
+            fault = faults.get(port_id)
+            state = PortState.DEGRADED if fault else PortState.ACTIVE
+            problem = fault.problem() if fault else None
+            done = replace(record, state=state, previous=None, error=problem)
+            if done != record:
+                saved.append(done)
+        try:
+            if saved or gone:
+                self._ports.store.save(saved, forget=gone)
+        except Exception as error:
+            return for_each([*gone, *(record.port_id for record in saved)], error, "store")
+        return {}
+
+    def _answer(
+        self, waiting: Mapping[str, Operation], failures: Mapping[str, NetpluginError]
+    ) -> None:
+        for port_id, op in waiting.items():
+            error = failures.get(port_id)
+            if error is not None:
+                LOG.warning("%s failed: %s", type(op).__name__, error, extra={"port_id": port_id})
+                op.future.set_exception(error)
+            elif isinstance(op, Delete):
+                LOG.info("port is gone", extra={"port_id": port_id})
+                op.future.set_result(None)
+            else:
+                record = self._ports.store.get(port_id)
+                assert record is not None
+                LOG.info("port is %s", record.state.value, extra={"port_id": port_id})
+                op.future.set_result(record)
+
+
+def _is_only_impaired(port_id: str, result: Converged) -> bool:
+    """Whether the only fault of a port is outside of it (``impaired``)."""
+    seen = result.observed.get(port_id)
+    return port_id not in result.kept and seen is not None and not seen.fault
+
+
+def _asks_again(port_id: str, result: Converged) -> bool:
+    """Whether the host asks to retry the operation on a port."""
+    if port_id in result.failed:
+        return isinstance(result.failed[port_id], TryAgain)
+    seen = result.observed.get(port_id)
+    return seen is not None and seen.passes
+
+
+def _lasting(fault: NetpluginError) -> OperationTimeout:
+    """The error of a call that was retried for a fault that did not clear."""
+    return OperationTimeout(
+        f"{fault.detail}: it did not end in time", step=fault.step, port_id=fault.port_id
+    )
+
+
+def _has_time(op: Operation) -> bool:
+    """Whether enough time is left for a retry and an undo."""
+    return time.monotonic() + NEXT_TRY_S < op.deadline - UNDO_S / 2
+
+
+def _stays(before: Record | None, spec: PortSpec) -> bool:
+    """Whether a change stays in force although the host reports a fault of the port.
+
+    False for a first plug, and for a change of anything but the filter of a port that worked: that
+    may have caused the fault. Otherwise the fault is unrelated, and an undo could, for example,
+    revert a tightened filter.
+    """
+    if before is None or before.state is PortState.REMOVING:
+        return False
+    if before.state is PortState.PENDING and before.previous is None:
+        return False
+    return before.state is not PortState.ACTIVE or changed_fields(before.spec, spec) <= {
+        "port_security"
+    }

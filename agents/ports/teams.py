@@ -1,0 +1,249 @@
+"""Teaming: a VF with a standby virtio NIC; two ports that are managed and reported as one.
+
+The guest uses the VF while it is attached, and otherwise the virtio NIC with the same MAC (the
+guest's net_failover and QEMU's ``failover``). So the VF can be detached for a live migration. The
+virtio NIC is a normal port on the configured backend; ``standby_of`` in its record names the port
+of the VF. It is created before the VF and deleted after it. If a crash leaves only one of them,
+comparing the two records detects it; failed calls are cleaned up in the same way.
+
+Source: libvirt's formatdomain, "Teaming a virtio/hostdev NIC pair".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from weakref import WeakValueDictionary
+
+from agents.store.store import Record, Store
+from netplugin.api.errors import Conflict, NetpluginError, Unsupported
+from netplugin.api.models import Binding, DomainRequirements, Port, PortSpec, PortState
+from netplugin.host.names import device_name
+from netplugin.host.supervisor import Supervisor
+from netplugin.libvirt.interfaces import team_interfaces
+
+LOG = logging.getLogger(__name__)
+
+_PREFIX = "standby-"
+# Seconds between comparisons of the records, which are in memory.
+_COMPARE_S = 5.0
+
+PutPort = Callable[[str, PortSpec, str | None], Awaitable[Record]]
+DeletePort = Callable[[str, str | None], Awaitable[None]]
+
+
+def standby_id(port_id: str) -> str:
+    """The ID of a port's standby: deterministic and of limited length."""
+    return device_name(_PREFIX, port_id)
+
+
+def standby_spec(spec: PortSpec, backend: str) -> PortSpec:
+    """The spec of the standby: that of the VF without the settings that only a VF supports."""
+    return PortSpec(
+        vm_id=spec.vm_id,
+        mac=spec.mac,
+        backend=backend,
+        network=spec.network,
+        queues=spec.queues,
+        numa_node=spec.numa_node,
+        qos=spec.qos.model_copy(update={"min_egress_kbps": None}),
+        port_security=spec.port_security,
+    )
+
+
+class Teams:
+    """Not thread-safe: for the event loop only. ``put`` and ``delete`` operate on single ports."""
+
+    def __init__(
+        self,
+        store: Store,
+        backend: str,
+        put: PutPort,
+        delete: DeletePort,
+        is_at_hand: Callable[[str], bool],
+        supervisor: Supervisor,
+    ) -> None:
+        self._store = store
+        self._backend = backend
+        self._put = put
+        self._delete = delete
+        self._is_at_hand = is_at_hand
+        self._supervisor = supervisor
+        # One call at a time per team, so that its two ports never belong to different calls.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start to compare the records periodically, to repair what a crash or a busy VF left."""
+        compare = self._supervisor.every("teams", _COMPARE_S, self.settle)
+        self._task = asyncio.get_running_loop().create_task(compare)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def concerns(self, port_id: str, spec: PortSpec | None = None) -> bool:
+        """Whether a call for this port concerns a team: requested, existing, or being created."""
+        record = self._store.get(port_id)
+        return (
+            (spec is not None and spec.vf.teaming)
+            or (record is not None and record.spec.vf.teaming)
+            or port_id in self._locks
+        )
+
+    async def put(self, port_id: str, spec: PortSpec) -> Record:
+        """Create or change both ports, or none. Raises: any NetpluginError; then the team is unchanged."""
+        async with self._lock(port_id):
+            self.refuse_half(port_id, None)
+            self._refuse_change(port_id, spec)
+            if not spec.vf.teaming:
+                record = await self._put(port_id, spec, None)
+                await self._settle_or_later(port_id)
+                return record
+            beside = standby_spec(spec, self._chosen_backend())
+            try:
+                await self._put(standby_id(port_id), beside, port_id)
+                return await self._put(port_id, spec, None)
+            except BaseException:
+                await self._settle_or_later(port_id)
+                raise
+
+    async def delete(self, port_id: str) -> None:
+        async with self._lock(port_id):
+            await self._delete(port_id, None)
+            await self._settle(port_id)
+
+    def _lock(self, port_id: str) -> asyncio.Lock:
+        lock = self._locks.get(port_id)
+        if lock is None:
+            lock = self._locks[port_id] = asyncio.Lock()
+        return lock
+
+    def _chosen_backend(self) -> str:
+        if not self._backend:
+            raise Unsupported(
+                "vf.teaming: no backend is chosen for the virtio NIC beside the VF", step="validate",
+                fix="set [agent] teaming_backend, or ask without vf.teaming",
+            )  # fmt: skip
+        return self._backend
+
+    def refuse_half(self, port_id: str, standby_of: str | None) -> None:
+        """Refuse direct calls for a standby, and a standby whose ID another port has.
+
+        Raises: Conflict.
+        """
+        record = self._store.get(port_id)
+        if record is not None and record.standby_of != standby_of:
+            whose = f"the standby of port {record.standby_of}" if record.standby_of else "in use"
+            raise Conflict(
+                f"port {port_id} is {whose}", step="validate", port_id=port_id,
+                fix=f"ask for port {record.standby_of}" if record.standby_of else "delete it before",
+            )  # fmt: skip
+
+    def _refuse_change(self, port_id: str, spec: PortSpec) -> None:
+        record = self._store.get(port_id)
+        if record is None or record.state is PortState.REMOVING:
+            return
+        if record.spec.vf.teaming != spec.vf.teaming:
+            raise Conflict(
+                "vf.teaming cannot change on a live port", step="validate", port_id=port_id,
+                fix="delete the port and ask for it again",
+            )  # fmt: skip
+
+    # -- repair ----------------------------------------------------------------------------------
+
+    def unsettled(self) -> list[str]:
+        """The ports whose standby needs a repair, except those with an operation in progress."""
+        records = {record.port_id: record for record in self._store.records()}
+        teams = {i for i, record in records.items() if record.spec.vf.teaming}
+        teams |= {record.standby_of for record in records.values() if record.standby_of}
+        return sorted(
+            port_id
+            for port_id in teams
+            if port_id not in self._locks
+            and not self._is_at_hand(port_id)
+            and not self._is_at_hand(standby_id(port_id))
+            and not self._is_settled(port_id)
+        )
+
+    def _is_settled(self, port_id: str) -> bool:
+        record, standby = self._store.get(port_id), self._standby(port_id)
+        if record is not None and record.state is PortState.REMOVING:
+            return True  # the standby is deleted after the VF
+        if record is None or not record.spec.vf.teaming:
+            return standby is None
+        return standby is not None and (
+            standby.spec == standby_spec(record.spec, standby.spec.backend)
+            and standby.state is not PortState.REMOVING
+        )
+
+    def _standby(self, port_id: str) -> Record | None:
+        record = self._store.get(standby_id(port_id))
+        return record if record is not None and record.standby_of == port_id else None
+
+    async def _settle(self, port_id: str) -> None:
+        """Create, change or delete the standby according to the record of its port."""
+        if self._is_settled(port_id):
+            return
+        record, standby = self._store.get(port_id), self._standby(port_id)
+        if record is None or not record.spec.vf.teaming:
+            await self._delete(standby_id(port_id), port_id)
+            return
+        # An existing standby keeps its backend; the option applies to new teams only.
+        backend = standby.spec.backend if standby else self._chosen_backend()
+        await self._put(standby_id(port_id), standby_spec(record.spec, backend), port_id)
+
+    async def _settle_or_later(self, port_id: str) -> None:
+        try:
+            await self._settle(port_id)
+        except NetpluginError as error:
+            LOG.warning("its standby stays for now: %s", error, extra={"port_id": port_id})
+        except Exception as error:  # must not hide the caller's error or stop other repairs
+            self._supervisor.failed("teams", error)
+
+    async def settle(self) -> None:
+        """Repair teams; failures are retried at the next call."""
+        for port_id in self.unsettled():
+            async with self._lock(port_id):
+                await self._settle_or_later(port_id)
+
+    # -- reporting -------------------------------------------------------------------------------
+
+    def told(self, port: Port, describe: Callable[[Record], Port]) -> Port:
+        """The port with the standby's NIC first in the binding, and degraded if the standby is not active."""
+        if not port.spec.vf.teaming or port.binding is None:
+            return port
+        record = self._standby(port.port_id)
+        standby = describe(record) if record is not None else None
+        if standby is None or standby.binding is None:
+            return port  # a call is between its two steps
+        changed: dict[str, object] = {
+            "binding": _joined(standby.port_id, standby.binding, port.binding)
+        }
+        if port.state is PortState.ACTIVE and standby.state is not PortState.ACTIVE:
+            changed |= {"state": PortState.DEGRADED, "error": standby.error}
+        return port.model_copy(update=changed)
+
+
+def _joined(name: str, persistent: Binding, transient: Binding) -> Binding:
+    needs = [persistent.domain_requirements, transient.domain_requirements]
+    nodes = [need.numa_node for need in needs if need.numa_node is not None]
+    return transient.model_copy(
+        update={
+            "interface_xml": team_interfaces(
+                persistent.interface_xml, transient.interface_xml, name
+            ),
+            "domain_requirements": DomainRequirements(
+                shared_memory=any(need.shared_memory for need in needs),
+                hugepages=any(need.hugepages for need in needs),
+                numa_node=nodes[0] if nodes else None,
+                vfio=any(need.vfio for need in needs),
+                qemu_user=persistent.domain_requirements.qemu_user,
+            ),
+            "standby_port_id": name,
+        }
+    )

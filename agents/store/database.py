@@ -1,0 +1,296 @@
+"""A clock for stored data, independent of the system time and continuous across restarts.
+
+It uses CLOCK_BOOTTIME (clock_gettime(2): monotonic, includes suspend), which restarts at each boot.
+Its value is stored with the boot ID and continues from there after a reboot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from netplugin import store_file
+from netplugin.api.errors import HostError
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def _boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class StoredClock:
+    """Starts with the time of day, because older versions stored that."""
+
+    def __init__(
+        self,
+        stored: str | None,
+        boot: str | None = None,
+        boottime: Callable[[], float] = _boottime,
+        today: Callable[[], float] = time.time,
+    ) -> None:
+        """``stored`` is an earlier result of ``state``."""
+        self._boottime = boottime
+        self._boot = boot if boot is not None else _BOOT_ID.read_text().strip()
+        if stored is None:
+            value = today()
+        else:
+            was = json.loads(stored)
+            value = float(was["value"])
+            if was["boot"] == self._boot:
+                value += boottime() - float(was["boottime"])
+        self._offset = value - boottime()
+
+    def now(self) -> float:
+        return self._offset + self._boottime()
+
+    def state(self) -> str:
+        """The state to store periodically; after a reboot, the time since the last call is lost."""
+        at = self._boottime()
+        return json.dumps({"boot": self._boot, "boottime": at, "value": self._offset + at})
+
+
+# -- The agent's SQLite database: schema, versions and transactions. ------------------------------
+# With ``synchronous=FULL``, an acknowledged request survives a power failure. A disk may take
+# seconds for a commit. Therefore the event loop never waits for it: it reads from memory, and
+# everything else runs ``in_thread``.
+
+
+LOG = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS ports (
+    port_id TEXT PRIMARY KEY,
+    backend TEXT NOT NULL,
+    vm_id TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    previous_spec TEXT,
+    state TEXT NOT NULL,
+    error TEXT,
+    timings TEXT NOT NULL DEFAULT '{}',
+    standby_of TEXT,
+    number INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX IF NOT EXISTS ports_vm ON ports (vm_id);
+CREATE TABLE IF NOT EXISTS networks (
+    network_id TEXT PRIMARY KEY,
+    vni INTEGER NOT NULL UNIQUE,
+    local_vlan INTEGER NOT NULL UNIQUE,
+    spec TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS claims (
+    kind TEXT NOT NULL,
+    key TEXT NOT NULL,
+    port_id TEXT NOT NULL REFERENCES ports (port_id) ON DELETE CASCADE,
+    memory TEXT NOT NULL DEFAULT '{}',
+    PRIMARY KEY (kind, key)
+);
+CREATE TABLE IF NOT EXISTS quarantine (
+    kind TEXT NOT NULL,
+    key TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    PRIMARY KEY (kind, key)
+);
+CREATE INDEX IF NOT EXISTS claims_port ON claims (port_id);
+CREATE TABLE IF NOT EXISTS forgotten (
+    port_id TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    PRIMARY KEY (port_id, number)
+);
+CREATE TABLE IF NOT EXISTS set_aside (
+    kind TEXT NOT NULL,
+    key TEXT NOT NULL,
+    content TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    PRIMARY KEY (kind, key)
+);
+CREATE TABLE IF NOT EXISTS placements (
+    vm_id TEXT PRIMARY KEY,
+    placement TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS tasks (
+    taskuuid TEXT PRIMARY KEY,
+    fingerprint TEXT NOT NULL,
+    method TEXT NOT NULL,
+    target TEXT NOT NULL,
+    body BLOB NOT NULL,
+    callback_url TEXT NOT NULL,
+    state TEXT NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    created_at REAL NOT NULL,
+    result TEXT
+);
+"""
+_VERSION = 6
+
+
+class Database:
+    """One connection with one writer at a time. Hold ``lock`` across operations that belong together."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the file, and back it up.
+
+        A damaged file is moved aside and replaced by an empty database; the ports on the host stay,
+        as after a lost store. On a full disk the file is opened if its version is current, but
+        nothing can be written (see ``failure``).
+
+        Raises: sqlite3.Error, OSError, ValueError for a newer version.
+        """
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path = path
+        self.lock = threading.RLock()
+        # A single thread, so that the calls of the event loop run in order.
+        self._thread = ThreadPoolExecutor(1, "store")
+        #: Why the last transaction failed to commit; empty if it succeeded.
+        self.failure = ""
+        self.sql = self._open_whole(path)
+        self._check_version(path)
+        self._keep_backup(path)
+        if self._version() != _VERSION:
+            self._migrate()
+            self.sql.executescript(_SCHEMA)
+            self.sql.execute(f"PRAGMA user_version={_VERSION}")
+        #: Created with the database and never changed; a copy has the same identity.
+        self.identity = self._own_identity()
+        self.try_to_write()
+
+    def _open_whole(self, path: Path) -> sqlite3.Connection:
+        try:
+            sql = _connect(path)
+            wrong = store_file.problems(sql)
+            if not wrong:
+                return sql
+            sql.close()
+        except sqlite3.DatabaseError as error:
+            if not store_file.is_damaged(error):
+                raise
+            wrong = [str(error)]
+        aside = store_file.move_aside(path)
+        LOG.error("%s is damaged and is now %s: %s", path, aside, "; ".join(wrong))
+        return _connect(path)
+
+    def _keep_backup(self, path: Path) -> None:
+        if self._version() == 0:
+            return  # it is new
+        try:
+            store_file.keep_backup(self.sql, path.parent)
+        except (OSError, sqlite3.Error) as refused:
+            LOG.warning("no copy of the store was made: %s", refused)
+
+    async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``work`` in the database thread and return its result or raise its exception.
+
+        For the event loop. Work that has started is completed even if the caller is cancelled.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, partial(work, *args, **kwargs))
+
+    def close(self) -> None:
+        """Wait for pending work of the thread and close the connection."""
+        self._thread.shutdown()
+        with self.lock:
+            self.sql.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit everything that is written within, or nothing. Raises: HostError if the disk is full."""
+        with self.lock:
+            try:
+                self.sql.execute("BEGIN IMMEDIATE")
+                yield
+                self.sql.execute("COMMIT")
+            except BaseException as failed:
+                if self.sql.in_transaction:
+                    self.sql.execute("ROLLBACK")
+                if isinstance(failed, sqlite3.OperationalError):  # of the disk or file, not of us
+                    self.failure = str(failed)
+                    raise HostError(
+                        f"the store cannot be written: {failed}", step="store",
+                        fix="look at the disk of [DEFAULT] state_path: is it full, or read-only?",
+                    ) from failed  # fmt: skip
+                raise
+            self.failure = ""
+
+    def try_to_write(self) -> None:
+        """Write a row to update ``failure``."""
+        with contextlib.suppress(HostError, sqlite3.Error), self.transaction():
+            self.sql.execute("INSERT OR REPLACE INTO meta VALUES ('probe', '')")
+
+    def _own_identity(self) -> str:
+        row = self.sql.execute("SELECT value FROM meta WHERE key = 'store'").fetchone()
+        if row is not None:
+            return str(row[0])
+        made = str(uuid.uuid4())
+        with self.transaction():
+            self.sql.execute("INSERT INTO meta VALUES ('store', ?)", (made,))
+        return made
+
+    def _version(self) -> int:
+        return int(self.sql.execute("PRAGMA user_version").fetchone()[0])
+
+    def _check_version(self, path: Path) -> None:
+        version = self._version()
+        if version > _VERSION:
+            raise ValueError(
+                f"{path} was written by a newer netplugin (version {version}, this one knows {_VERSION})"
+            )
+
+    def _migrate(self) -> None:
+        """Add the columns that a database of an older version lacks.
+
+        Version 2 and older: no memory of claims; 3: no standby ports; 4: no placements; 5: no
+        numbers of ports, and no tables of forgotten ports and unreadable rows.
+        """
+        for table, column, kind in (
+            ("claims", "memory", "TEXT NOT NULL DEFAULT '{}'"),
+            ("ports", "standby_of", "TEXT"),
+            ("ports", "number", "INTEGER NOT NULL DEFAULT 0"),
+        ):
+            columns = {row[1] for row in self.sql.execute(f"PRAGMA table_info({table})")}
+            if columns and column not in columns:
+                self.sql.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Open the database in WAL mode.
+
+    Without space for the shared-memory file, it is opened with an exclusive lock instead
+    (https://sqlite.org/wal.html#use_of_wal_without_shared_memory).
+    """
+    try:
+        return _set_up(path)
+    except sqlite3.OperationalError as refused:
+        LOG.warning("the store is opened for this process alone: %s", refused)
+    return _set_up(path, "EXCLUSIVE")
+
+
+def _set_up(path: Path, locking: str = "NORMAL") -> sqlite3.Connection:
+    sql = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        path.chmod(0o600)  # SQLite creates the WAL files with the same mode
+        sql.execute(f"PRAGMA locking_mode={locking}")
+        # Invalid UTF-8 must not make other rows unreadable; the parser detects it.
+        sql.text_factory = lambda data: data.decode(errors="backslashreplace")
+        sql.execute("PRAGMA journal_mode=WAL")
+        sql.execute("PRAGMA synchronous=FULL")
+        sql.execute("PRAGMA foreign_keys=ON")
+        sql.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+    except BaseException:
+        sql.close()
+        raise
+    return sql

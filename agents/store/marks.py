@@ -1,0 +1,140 @@
+"""Detects that another store, or a newer copy of this one, changed the host last.
+
+The state that ports share on the host (the OVS database, the rules of Linux bridges) carries the
+identity of the store and its commit number, written together with each change. A store that finds a
+higher number than its own is an older copy: the ports that it lists may have been deleted since,
+which nothing on the host can show.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from agents.store.store import Store
+from netplugin import store_file
+from netplugin.api.errors import HostError
+from netplugin.api.models import Finding
+
+LOG = logging.getLogger(__name__)
+_NAMED = 20  # ports listed by name
+# Anyone who can write to the host can write the mark: it is cut to this length, and a number with
+# more digits is ignored (SQLite's largest integer has 19).
+_LENGTH, _DIGITS = 100, 18
+
+
+class StoreMarks:
+    """The marks of one store. Thread-safe."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def after(self, found: str) -> str:
+        """The mark to write over ``found``, which this process did not write.
+
+        A mark that is newer than this store was when opened is kept until it was compared;
+        overwriting it would lose the information.
+        """
+        compared = found[:_LENGTH] in self._store.compared.values()
+        return self._store.mark if not found or compared or self._is_known(found) else found
+
+    def compare(self, backend: str, found: str, plugged_again: Collection[str]) -> None:
+        """Save a report if another store, or a newer copy, changed the host last.
+
+        ``found`` is the mark found when the whole host was observed (empty: none).
+        ``plugged_again`` are the ports that the store has and the host lacks. Each mark is reported
+        once per backend, also across restarts.
+        """
+        compared = self._store.compared.get(backend) == found[:_LENGTH]
+        if not found or compared or self._is_known(found):
+            return
+        identity, number = _split(found)
+        if identity == self._store.identity:
+            told = (
+                f"the store is an older copy: it was at commit {self._store.opened_at}, and the host was "
+                f"last changed by commit {number}"
+            )
+        else:
+            told = f"another store changed the host last: {identity}"
+        ports = sorted(plugged_again)
+        if ports:
+            more = " and others" if len(ports) > _NAMED else ""
+            told += f". It lists {len(ports)} ports that were not on the host, which are plugged again: "
+            told += ", ".join(ports[:_NAMED]) + more
+        LOG.warning("%s: %s", backend, told)
+        try:
+            of_ours = identity == self._store.identity
+            self._store.note_older(backend, told, found[:_LENGTH], number if of_ours else 0)
+        except HostError as refused:
+            LOG.error("this is not remembered: %s", refused)
+
+    def accept(self, backend: str) -> None:
+        """Delete the report, because an operator has compared the host with the platform. Raises:
+        HostError.
+        """
+        if self.told(backend):
+            self._store.forget_older(backend)
+
+    def findings(self, backend: str) -> list[Finding]:
+        told = self._store.older.get(backend)
+        if told is None:
+            return []
+        return [
+            Finding(
+                id=f"store-older-{backend}",
+                status="warn",
+                found=told,
+                expected="the store that changed the host last",
+                fix="PUT every port that the platform has and DELETE those that it no longer has; "
+                "then: netplugin reconcile --remove-orphans",
+            )
+        ]
+
+    def told(self, backend: str) -> bool:
+        """Whether there is a report that an operator has to compare."""
+        return backend in self._store.older
+
+    def _is_known(self, found: str) -> bool:
+        """Whether a mark is of this store and not newer than its last commit when it was opened.
+
+        Later commits do not count: an older copy soon has as many commits as the newest.
+        """
+        identity, number = _split(found)
+        return identity == self._store.identity and number <= self._store.opened_at
+
+
+def _split(mark: str) -> tuple[str, int]:
+    """Parse a mark; anything else counts as the mark of another store."""
+    identity, _, number = mark.partition("/")
+    whole = number.isascii() and number.isdecimal() and len(number) <= _DIGITS
+    return (identity[:_LENGTH], int(number)) if whole else (mark[:_LENGTH], 0)
+
+
+# -- Findings about the store itself. -------------------------------------------------------------
+
+
+def store_findings(store: Store) -> list[Finding]:
+    """Findings about unreadable rows, and about damaged databases that were moved aside."""
+    found = [
+        Finding(
+            id=f"store-row-{aside.table}-{aside.key}",
+            status="warn",
+            found=f"the row {aside.key} of {aside.table} could not be read and is set aside: "
+            f"{aside.reason}",
+            expected="a store whose rows can all be read",
+            fix="ask for the same thing again (PUT), or restore a copy: netplugin store restore",
+        )
+        for aside in store.set_aside.all()
+    ]
+    found += [
+        Finding(
+            id=f"store-damaged-{path.name}",
+            status="warn",
+            found=f"the store was damaged; it is now {path}, and the agent began with an empty one",
+            expected="a whole database",
+            fix="look at the disk; let the platform PUT its ports again, or restore a copy: "
+            f"netplugin store restore; then move {path.name} away",
+        )
+        for path in store_file.damaged(store.database.path.parent)
+    ]
+    return found

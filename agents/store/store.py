@@ -1,0 +1,439 @@
+"""The store of ports: intents, claims, and the VXLAN networks.
+
+An intent is committed with its claims, in one transaction, before the host is changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TypeVar
+
+from agents.store.database import Database
+from agents.store.placements import Placements, read_placement
+from agents.store.set_aside import Row, SetAside
+from agents.store.task_journal import TaskJournal
+from netplugin.api.errors import CapacityExhausted, Conflict, Problem
+from netplugin.api.models import NetworkSpec, PortSpec, PortState
+from netplugin.backend import NOBODY, Claim, Overlay
+
+T = TypeVar("T")
+# IEEE 802.1Q, table 9-2: 0 is no VLAN and 4095 is reserved.
+_LOCAL_VLANS = range(1, 4095)
+_COMMIT, _OLDER, _COMPARED = "commit", "older/", "compared/"
+# Maximum number of remembered deleted ports; older ones are dropped.
+_FORGOTTEN = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The intent and state of a port. ``previous`` is the spec to restore if a change fails."""
+
+    port_id: str
+    spec: PortSpec
+    state: PortState
+    previous: PortSpec | None = None
+    error: Problem | None = None
+    claims: tuple[Claim, ...] = ()
+    timings_ms: Mapping[str, float] | None = None
+    #: The port that this one is the standby of (teaming); both are created and deleted together.
+    standby_of: str | None = None
+
+
+class Store:
+    """One file, one connection, one writer at a time.
+
+    Any thread reads ports, networks and claims from memory without waiting for a writer: a commit
+    replaces the tables, which are immutable.
+    """
+
+    def __init__(
+        self, path: Path, max_tasks: int = 100_000, max_task_bytes: int = 256 << 20
+    ) -> None:
+        """Open or create the file. Raises: sqlite3.Error, OSError, ValueError for a newer version."""
+        self.database = Database(path)
+        self.tasks = TaskJournal(self.database, max_tasks, max_task_bytes)
+        self.placements = Placements(self.database)
+        self._lock, self._sql = self.database.lock, self.database.sql
+        self.set_aside = SetAside(self.database)
+        #: Created with the store, and written to every port that it makes.
+        self.identity = self.database.identity
+        self._commit = self._stored_commit()
+        #: The number of the last commit when the file was opened.
+        self.opened_at = self._commit
+        self._older: Mapping[str, str] = self._stored_by_backend(_OLDER)
+        self._compared: Mapping[str, str] = self._stored_by_backend(_COMPARED)
+        #: The commit number of each port's record.
+        self._numbers: dict[str, int] = {}
+        self._ports: dict[str, Record] = {record.port_id: record for record in self._read_ports()}
+        self._networks = {n.network_id: n for n in self.set_aside.sift("networks", _network)}
+        self._unfit: dict[Claim, str] = dict(self.set_aside.sift("quarantine", _quarantined))
+        self.set_aside.sift("placements", lambda row: read_placement(row["placement"]))
+        self.set_aside.sift("tasks", lambda row: self.tasks.get(row["taskuuid"]))
+        # When a claim last changed its owner, in commits of this process.
+        self._commits = 0
+        self._moved: dict[Claim, int] = {}
+
+    def close(self) -> None:
+        self.database.close()
+
+    # -- ports -----------------------------------------------------------------------------------
+
+    def get(self, port_id: str) -> Record | None:
+        return self._ports.get(port_id)
+
+    def records(self, *, backend: str | None = None, vm_id: str | None = None) -> list[Record]:
+        return [
+            r
+            for r in sorted(self._ports.values(), key=lambda r: r.port_id)
+            if backend in (None, r.spec.backend) and vm_id in (None, r.spec.vm_id)
+        ]
+
+    def any_in(self, backend: str, *states: PortState) -> bool:
+        """Whether a port of this backend is in one of these states."""
+        return any(r.state in states and r.spec.backend == backend for r in self._ports.values())
+
+    def save(self, records: Iterable[Record], forget: Collection[str] = ()) -> None:
+        """Commit these records with their claims, and delete those ports, in one transaction.
+
+        Raises: sqlite3.IntegrityError if two ports claim the same resource, Conflict if a network
+        was deleted meanwhile; then nothing is changed.
+        """
+        records = list(records)
+        with self._lock:
+            self._require_networks(records)
+            with self.database.transaction():
+                commit = self._count()
+                for port_id in forget:
+                    self._forget(port_id)
+                for record in records:
+                    self._write(record, self._numbers.get(record.port_id, commit))
+                    self.set_aside.forget("ports", record.port_id)
+                # Delete the placement of a VM with its last port.
+                self._sql.execute(
+                    "DELETE FROM placements WHERE vm_id NOT IN (SELECT vm_id FROM ports)"
+                )
+            before = {i: self._ports.get(i) for i in (*forget, *(r.port_id for r in records))}
+            self._commit = commit
+            new = {record.port_id: record for record in records}
+            # Before the records, so that a reader that finds a record finds its number.
+            self._numbers = dict.fromkeys(new, commit) | _without(self._numbers, forget)
+            self._ports = _without(self._ports, forget) | new
+            self.set_aside.forgotten("ports", new)
+            self._note_moves(before)
+
+    def _count(self) -> int:
+        """The number of this commit; call within its transaction."""
+        commit = self._commit + 1
+        self._sql.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_COMMIT, str(commit)))
+        return commit
+
+    def _forget(self, port_id: str) -> None:
+        number = self._numbers.get(port_id)
+        if number is None:
+            return
+        self._sql.execute("DELETE FROM ports WHERE port_id = ?", (port_id,))
+        self._sql.execute("INSERT OR IGNORE INTO forgotten VALUES (?, ?)", (port_id, number))
+        self._sql.execute(
+            "DELETE FROM forgotten WHERE rowid <= (SELECT MAX(rowid) FROM forgotten) - ?",
+            (_FORGOTTEN,),
+        )
+
+    # -- marks on the host -----------------------------------------------------------------------
+
+    @property
+    def mark(self) -> str:
+        """The mark of the host as a whole: the identity of this store and its last commit."""
+        return f"{self.identity}/{self._commit}"
+
+    @property
+    def older(self) -> Mapping[str, str]:
+        """The reports of a newer copy of this store, or of another one, by backend."""
+        return self._older
+
+    @property
+    def compared(self) -> Mapping[str, str]:
+        """The last noted mark of a newer copy, or of another store, by backend."""
+        return self._compared
+
+    def note_older(self, backend: str, told: str, mark: str, commit: int) -> None:
+        """Save the report and its mark, and continue counting from that commit.
+
+        So no two commits have the same number.
+
+        Raises: HostError; in memory it is saved nevertheless.
+        """
+        with self._lock:
+            self._commit = max(self._commit, commit)
+            self._older = {**self._older, backend: told}
+            self._compared = {**self._compared, backend: mark}
+            rows = {_COMMIT: str(self._commit), _OLDER + backend: told, _COMPARED + backend: mark}
+            with self.database.transaction():
+                self._sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows.items())
+
+    def forget_older(self, backend: str) -> None:
+        """Delete the report; its mark stays noted. Raises: HostError; then nothing is changed."""
+        with self._lock:
+            with self.database.transaction():
+                self._sql.execute("DELETE FROM meta WHERE key = ?", (_OLDER + backend,))
+            self._older = {b: told for b, told in self._older.items() if b != backend}
+
+    def stamp(self, port_id: str) -> str:
+        """The stamp of a port on the host: the identity of this store and the commit of its record.
+
+        A port that is PUT again after its deletion has a new stamp. Empty without a record.
+        """
+        number = self._numbers.get(port_id)
+        return "" if number is None else f"{self.identity}/{number}"
+
+    def has_forgotten(self, port_id: str, stamp: str) -> bool:
+        """Whether the stamp is that of a port that this store has deleted."""
+        identity, _, number = stamp.partition("/")
+        if identity != self.identity:
+            return False
+        with self._lock:
+            found = self._sql.execute(
+                "SELECT 1 FROM forgotten WHERE port_id = ? AND number = ?", (port_id, number)
+            )
+            return found.fetchone() is not None
+
+    def _kept_claims(self, port_id: str) -> tuple[Claim, ...]:
+        aside = self.set_aside.get("ports", port_id)
+        return aside.claims if aside else ()
+
+    def claims_before(self, port_id: str) -> tuple[Claim, ...]:
+        """The claims in the unreadable row of a port without a record."""
+        return () if port_id in self._ports else self._kept_claims(port_id)
+
+    def _note_moves(self, before: Mapping[str, Record | None]) -> None:
+        self._commits += 1
+        for port_id, old in before.items():
+            new = self._ports.get(port_id)
+            moved = set(old.claims if old else ()) ^ set(new.claims if new else ())
+            self._moved.update(dict.fromkeys(moved, self._commits))
+
+    # -- claims and quarantines ------------------------------------------------------------------
+
+    def claims(self) -> dict[Claim, str]:
+        """The owner of each claim; quarantined resources without a port belong to ``NOBODY``."""
+        had = {claim: r.port_id for r in self._ports.values() for claim in r.claims}
+        aside = {claim: a.key for a in self.set_aside.all() for claim in a.claims}
+        # Equal claims may differ in their memory: the keys are the owner's own claims.
+        held = {c: i for c, i in aside.items() if c not in had} | had
+        return {c: NOBODY for c in self._unfit if c not in held} | held
+
+    def moment(self) -> int:
+        """The current commit sequence: get it before observing the host, and pass it to ``claiming``."""
+        return self._commits
+
+    @contextmanager
+    def claiming(self, looked_at: int) -> Iterator[dict[Claim, str]]:
+        """Lock the claims while some are chosen and saved. Yields the owner of each claim.
+
+        Resources that changed their owner since ``looked_at`` may differ from the observation and
+        belong to ``NOBODY``.
+        """
+        with self._lock:
+            moved = [claim for claim, commit in self._moved.items() if commit > looked_at]
+            held = self.claims()
+            yield {c: NOBODY for c in moved if c not in held} | held
+
+    def quarantine(self, unfit: Mapping[Claim, str]) -> None:
+        """Quarantine these resources: no port gets them any more. An earlier reason is kept."""
+        if unfit.keys() <= self._unfit.keys():
+            return  # the common case: avoid waiting for a slow disk
+        with self._lock:
+            new = {claim: reason for claim, reason in unfit.items() if claim not in self._unfit}
+            with self.database.transaction():
+                self._sql.executemany(
+                    "INSERT OR IGNORE INTO quarantine VALUES (?, ?, ?)",
+                    [(claim.kind, claim.key, reason) for claim, reason in new.items()],
+                )
+            self._unfit = {**new, **self._unfit}
+
+    def release(self, claims: Collection[Claim]) -> None:
+        """End the quarantine of these resources."""
+        with self._lock:
+            with self.database.transaction():
+                self._sql.executemany(
+                    "DELETE FROM quarantine WHERE kind = ? AND key = ?",
+                    [(claim.kind, claim.key) for claim in claims],
+                )
+            self._unfit = {c: reason for c, reason in self._unfit.items() if c not in set(claims)}
+
+    def unfit(self) -> dict[Claim, str]:
+        """The quarantined resources, with the reasons."""
+        return dict(self._unfit)
+
+    # -- reading and writing ports ---------------------------------------------------------------
+
+    def _require_networks(self, records: Iterable[Record]) -> None:
+        for record in records:
+            network_id = record.spec.overlay_id
+            if network_id is not None and network_id not in self._networks:
+                raise Conflict(
+                    f"network {network_id} was deleted meanwhile", step="store",
+                    port_id=record.port_id, fix=f"PUT /v1/networks/{network_id} again",
+                )  # fmt: skip
+
+    def _write(self, record: Record, number: int) -> None:
+        before = self._ports.get(record.port_id)
+        self._sql.execute(
+            "INSERT INTO ports (port_id, backend, vm_id, spec, previous_spec, state, error, timings, "
+            "standby_of, number) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (port_id) DO UPDATE SET "
+            "backend=excluded.backend, vm_id=excluded.vm_id, spec=excluded.spec, "
+            "previous_spec=excluded.previous_spec, state=excluded.state, error=excluded.error, "
+            "timings=excluded.timings, standby_of=excluded.standby_of",
+            (
+                record.port_id,
+                record.spec.backend,
+                record.spec.vm_id,
+                record.spec.model_dump_json(),
+                record.previous.model_dump_json() if record.previous else None,
+                record.state.value,
+                record.error.model_dump_json() if record.error else None,
+                json.dumps(record.timings_ms or {}),
+                record.standby_of,
+                number,
+            ),
+        )
+        if before is None or before.claims != record.claims:
+            self._sql.execute("DELETE FROM claims WHERE port_id = ?", (record.port_id,))
+            self._sql.executemany(
+                "INSERT INTO claims (kind, key, port_id, memory) VALUES (?, ?, ?, ?)",
+                [(c.kind, c.key, record.port_id, json.dumps(c.memory)) for c in record.claims],
+            )
+
+    def _read_ports(self) -> list[Record]:
+        rows: dict[str, list[tuple[str, str, str]]] = {}
+        held = self._sql.execute("SELECT kind, key, port_id, memory FROM claims")
+        for kind, key, port_id, memory in held:
+            rows.setdefault(port_id, []).append((kind, key, memory))
+
+        def parse(row: Row) -> Record:
+            port_id = row["port_id"]
+            claims = [Claim(kind, key, json.loads(m)) for kind, key, m in rows.get(port_id, ())]
+            record = _record(row, tuple(sorted(claims, key=lambda c: (c.kind, c.key))))
+            self._numbers[port_id] = int(row["number"])
+            return record
+
+        return self.set_aside.sift(
+            "ports", parse, lambda row: {"claims": rows.get(row["port_id"], [])}
+        )
+
+    # -- networks --------------------------------------------------------------------------------
+
+    def network(self, network_id: str | None) -> Overlay | None:
+        return self._networks.get(network_id or "")
+
+    def networks(self) -> list[Overlay]:
+        return sorted(self._networks.values(), key=lambda network: network.network_id)
+
+    def ports_on(self, network_id: str) -> list[Record]:
+        """The ports on this network, including those that are being removed."""
+        return [
+            r
+            for r in sorted(self._ports.values(), key=lambda r: r.port_id)
+            if network_id in (r.spec.overlay_id, r.previous and r.previous.overlay_id)
+        ]
+
+    def save_network(
+        self, network_id: str, spec: NetworkSpec, held: Mapping[int, str] | None = None
+    ) -> Overlay:
+        """Save a network, with a local VLAN that is unique on this host.
+
+        ``held`` maps the local VLANs in use on the host to networks: an existing network keeps its
+        number, and no other network gets it.
+
+        Raises: Conflict if another network has the VNI, CapacityExhausted.
+        """
+        with self._lock:
+            for other in self._networks.values():
+                if other.network_id != network_id and other.spec.vni == spec.vni:
+                    raise Conflict(
+                        f"VNI {spec.vni} is network {other.network_id}'s", step="store",
+                        fix="give each network a VNI of its own, or delete the other one",
+                    )  # fmt: skip
+            before = self._networks.get(network_id)
+            vlan = before.local_vlan if before else self._free_vlan(network_id, held or {})
+            network = Overlay(network_id, spec, vlan)
+            with self.database.transaction():
+                self._sql.execute(
+                    "INSERT INTO networks VALUES (?, ?, ?, ?) ON CONFLICT (network_id) DO UPDATE "
+                    "SET vni=excluded.vni, local_vlan=excluded.local_vlan, spec=excluded.spec",
+                    (network_id, spec.vni, vlan, spec.model_dump_json()),
+                )
+                self.set_aside.forget("networks", network_id)
+            self.set_aside.forgotten("networks", [network_id])
+            self._networks = {**self._networks, network_id: network}
+            return network
+
+    def forget_network(self, network_id: str) -> None:
+        """Delete a network. Raises: Conflict if it has ports."""
+        with self._lock:
+            ports = [record.port_id for record in self.ports_on(network_id)]
+            if ports:
+                some = ", ".join(ports[:5]) + (" and others" if len(ports) > 5 else "")
+                raise Conflict(
+                    f"network {network_id} has {len(ports)} ports here: {some}", step="store",
+                    fix="delete its ports before",
+                )  # fmt: skip
+            with self.database.transaction():
+                self._sql.execute("DELETE FROM networks WHERE network_id = ?", (network_id,))
+            self._networks = _without(self._networks, [network_id])
+
+    def _free_vlan(self, network_id: str, held: Mapping[int, str]) -> int:
+        taken = {network.local_vlan for network in self._networks.values()}
+        aside = {a.row.get("local_vlan"): a.key for a in self.set_aside.all()}
+        held = {v: aside[v] for v in _LOCAL_VLANS if v in aside} | dict(held)
+        own = sorted(v for v, holder in held.items() if holder == network_id and v not in taken)
+        free = (v for v in _LOCAL_VLANS if v not in taken and v not in held)
+        vlan = next(chain(own, free), None)
+        if vlan is None:
+            raise CapacityExhausted(
+                f"all {len(_LOCAL_VLANS)} local VLANs of this host are taken by networks",
+                step="store", fix="delete networks that this host no longer needs",
+            )  # fmt: skip
+        return vlan
+
+    def _stored_by_backend(self, prefix: str) -> dict[str, str]:
+        rows = self._sql.execute("SELECT key, value FROM meta WHERE key LIKE ?", (f"{prefix}%",))
+        return {key.removeprefix(prefix): value for key, value in rows}
+
+    def _stored_commit(self) -> int:
+        row = self._sql.execute("SELECT value FROM meta WHERE key = ?", (_COMMIT,)).fetchone()
+        return int(row[0]) if row else 0
+
+
+def _without(table: dict[str, T], keys: Collection[str]) -> dict[str, T]:
+    """The table without these keys; a copy only if one of them is in it."""
+    gone = table.keys() & keys
+    return {key: value for key, value in table.items() if key not in gone} if gone else table
+
+
+def _record(row: Row, claims: tuple[Claim, ...]) -> Record:
+    previous, error = row["previous_spec"], row["error"]
+    return Record(
+        port_id=row["port_id"],
+        spec=PortSpec.model_validate_json(row["spec"]),
+        state=PortState(row["state"]),
+        previous=PortSpec.model_validate_json(previous) if previous else None,
+        error=Problem.model_validate_json(error) if error else None,
+        claims=claims,
+        timings_ms=json.loads(row["timings"]),
+        standby_of=row["standby_of"],
+    )
+
+
+def _network(row: Row) -> Overlay:
+    spec = NetworkSpec.model_validate_json(row["spec"])
+    return Overlay(row["network_id"], spec, int(row["local_vlan"]))
+
+
+def _quarantined(row: Row) -> tuple[Claim, str]:
+    return Claim(row["kind"], row["key"]), row["reason"]

@@ -1,0 +1,441 @@
+"""The worker thread of a backend: runs port operations in batches, background jobs, and reconciles.
+
+Calls that arrive while a batch is being committed to ovs-vswitchd share the next transaction (group
+commit).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar
+
+from agents.ports.operations import NEXT_TRY_S, Operation
+from agents.ports.reconciler import Reconciler
+from netplugin.api.errors import (
+    BackendUnavailable,
+    NetpluginError,
+    OperationTimeout,
+    Overloaded,
+    as_host_error,
+)
+from netplugin.api.models import ReconcileReport
+from netplugin.host.supervisor import Supervisor
+from netplugin.host.usability import Wake
+
+LOG = logging.getLogger(__name__)
+
+# Target duration of a batch in seconds. Shorter batches pay the round trip too often; longer ones
+# block the main loop of ovs-vswitchd and all waiting calls.
+_QUICK_S, _SLOW_S = 0.25, 1.0
+_LEAST, _MOST = 4, 256
+_RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 30.0
+_FIRST_LOOK_S = 2.0
+_GRACE_S = 10.0
+# First delay in seconds of a retry that the host requested; it doubles with each retry.
+_NEXT_TRY_FIRST_S = 0.05
+# After a reconcile that a change of the host triggered, the next one waits for a multiple of its
+# duration, up to a limit. Frequent changes, and changes caused by reading, then use a fifth of the
+# thread.
+_LOOK_GAP, _LOOK_GAP_MOST_S = 4.0, 5.0
+
+Work = Callable[[], None]
+T = TypeVar("T")
+
+
+class Turn(Enum):
+    """The kinds of work, which take turns when due."""
+
+    CALLS = 0
+    ERRAND = 1
+    LOOK = 2
+
+
+@dataclass(frozen=True)
+class _Errand:
+    future: Future[Any]
+    work: Callable[[], Any]
+    deadline: float
+
+
+@dataclass
+class _Deferred:
+    """A call to be retried at ``due`` (``time.monotonic``).
+
+    ``pause_s`` is the next delay; ``behind`` are later calls on the same port.
+    """
+
+    op: Operation
+    due: float
+    pause_s: float = _NEXT_TRY_FIRST_S
+    behind: list[Operation] = field(default_factory=list)
+
+
+class Lane:
+    """Runs the operations of a backend in order, with reconciles in between. Call ``start`` before use."""
+
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        supervisor: Supervisor,
+        *,
+        batch_size: int,
+        interval_s: float,
+        max_waiting: int,
+        max_errands: int,
+    ) -> None:
+        self.reconciler = reconciler
+        self._size = batch_size
+        self._interval_s = interval_s
+        self._max_waiting = max_waiting
+        self._max_errands = max_errands
+        self._wake = threading.Condition()
+        self._waiting: deque[Operation] = deque()
+        self._open: Counter[str] = Counter()  # number of operations per port, queued or in progress
+        self._deferred: dict[str, _Deferred] = {}  # by port
+        self._resumed = False  # whether the last batch consisted of retries
+        self._errands: deque[_Errand] = deque()
+        self._last_turn = Turn.LOOK
+        self._look_at: set[str] = set()
+        self._look_at_all = False
+        self._no_look_before = 0.0
+        self._next_look = time.monotonic() + interval_s
+        self._retry_s = _RETRY_FIRST_S
+        # The backend reports when the host can be observed; this is the fallback.
+        self._retry_at: float | None = time.monotonic() + _FIRST_LOOK_S
+        self._stopped = False
+        #: When the current work of the thread started.
+        self._begun: float | None = None
+        self.looked_once = threading.Event()
+        self._supervisor = supervisor
+        self._name = f"lane-{reconciler.backend.name}"
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self.reconciler.backend.watch(self.wake)
+        self._thread = self._supervisor.thread(self._name, self._run, self._ended)
+
+    def refuse(self) -> None:
+        """Accept no more work and refuse queued work; work in progress continues."""
+        with self._wake:
+            self._stopped = True
+            waiting, errands = list(self._waiting), list(self._errands)
+            for deferred in self._deferred.values():
+                waiting += deferred.behind
+                deferred.behind.clear()
+            self._waiting.clear()
+            self._errands.clear()
+            self._wake.notify()
+        self._ended.set()
+        for op in waiting:
+            _refuse(op.future, op.port_id)
+        for errand in errands:
+            _refuse(errand.future)
+
+    def stop(self, until: float) -> bool:
+        """``refuse``, and wait for the batch in progress until the deadline (``time.monotonic``).
+
+        Returns: whether the thread has ended. If not, it may still write to the host.
+        """
+        self.refuse()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout=max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            LOG.warning("%s is still at work; the next start goes on with it", self._name)
+            return False
+        return True
+
+    def stuck_s(self) -> float:
+        """Seconds since the current work started; infinite if the thread has died."""
+        begun = self._begun
+        if self._thread is None or not self._thread.is_alive():
+            return 0.0 if self._stopped else float("inf")
+        return 0.0 if begun is None else time.monotonic() - begun
+
+    def submit(self, *operations: Operation) -> None:
+        """Queue operations. Raises: Overloaded; then none of them is queued."""
+        with self._wake:
+            if self._stopped:
+                raise BackendUnavailable("the agent stops", step="queue")
+            waiting = len(self._waiting) + sum(len(d.behind) for d in self._deferred.values())
+            if waiting + len(operations) > self._max_waiting:
+                raise Overloaded(
+                    f"{waiting} operations are waiting", step="queue",
+                    fix="try again later, or raise [api] max_waiting",
+                )  # fmt: skip
+            for op in operations:
+                deferred = self._deferred.get(op.port_id)
+                (deferred.behind if deferred else self._waiting).append(op)
+            self._open.update(op.port_id for op in operations)
+            self._wake.notify()
+
+    def is_at(self, port_id: str) -> bool:
+        """Whether an operation on this port is queued or in progress."""
+        return port_id in self._open
+
+    def reconcile(
+        self, deadline: float, *, dry_run: bool, remove_orphans: bool
+    ) -> Future[ReconcileReport]:
+        """Queue a reconcile of the whole host as a background job."""
+        return self.errand(
+            lambda: self.reconciler.check(
+                dry_run=dry_run, remove_orphans=remove_orphans, batch_size=self._size
+            ),
+            deadline,
+        )
+
+    def errand(self, work: Callable[[], T], deadline: float) -> Future[T]:
+        """Queue a background job.
+
+        It is skipped if it cannot start before ``deadline`` (monotonic), or if its future was
+        cancelled.
+
+        Raises: Overloaded, BackendUnavailable. The future also raises OperationTimeout and what
+        ``work`` raises.
+        """
+        future: Future[T] = Future()
+        with self._wake:
+            if self._stopped:
+                raise BackendUnavailable("the agent stops", step="queue")
+            if len(self._errands) >= self._max_errands:
+                raise Overloaded(
+                    f"{len(self._errands)} requests wait to read the host", step="queue",
+                    fix="try again later, or raise [api] max_waiting_reads",
+                )  # fmt: skip
+            self._errands.append(_Errand(future, work, deadline))
+            self._wake.notify()
+        return future
+
+    def wake(self, why: Wake) -> None:
+        """Schedule a reconcile because the host has changed (callable from any thread)."""
+        with self._wake:
+            if why.ports is None:
+                LOG.info("%s: %s", self.reconciler.backend.name, why.reason)
+                self._look_at_all = True
+                self._retry_s = _RETRY_FIRST_S
+            else:
+                self._look_at |= why.ports
+            self._wake.notify()
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._stopped and not self._due(time.monotonic()):
+                    self._wake.wait(self._idle_s(time.monotonic()))
+                if self._stopped:
+                    break
+                self._begun = time.monotonic()
+                work = self._next(self._begun)
+            try:
+                work()
+            except NetpluginError as error:
+                LOG.warning("%s: %s", self.reconciler.backend.name, error)
+                self._retry_later()
+            except Exception as error:
+                self._supervisor.failed(self._name, error)
+                self._retry_later()
+            finally:
+                self._begun = None
+        self._resume(list(self._deferred.values()), last=True)
+
+    def _due(self, now: float) -> bool:
+        return any(self._is_due(turn, now) for turn in Turn)
+
+    def _is_due(self, turn: Turn, now: float) -> bool:
+        if turn is Turn.CALLS:
+            return bool(self._waiting or self._due_again(now))
+        if turn is Turn.ERRAND:
+            return bool(self._errands)
+        return now >= self._next_look_at()
+
+    def _due_again(self, now: float) -> list[_Deferred]:
+        """The retries that have been due for longest.
+
+        Only a few at a time, because a driver may block before it fails (ice_wait_on_vf_reset: 0.8
+        s per VF).
+        """
+        due = [deferred for deferred in self._deferred.values() if deferred.due <= now]
+        return sorted(due, key=lambda deferred: deferred.due)[:_LEAST]
+
+    def _idle_s(self, now: float) -> float:
+        due = min((deferred.due for deferred in self._deferred.values()), default=math.inf)
+        return max(0.0, min(due, self._next_look_at()) - now)
+
+    def _next_look_at(self) -> float:
+        by_itself = self._look_at_all_at()
+        told = self._look_at or self._look_at_all
+        return min(by_itself, self._no_look_before) if told else by_itself
+
+    def _look_at_all_at(self) -> float:
+        return min(self._next_look, self._next_look if self._retry_at is None else self._retry_at)
+
+    def _next(self, now: float) -> Work:
+        """Select the next work; calls, jobs and reconciles rotate.
+
+        None of them waits for more than one of each other kind.
+        """
+        turns = sorted(Turn, key=lambda turn: (turn.value - self._last_turn.value - 1) % len(Turn))
+        turn = next(turn for turn in turns if self._is_due(turn, now))
+        self._last_turn = turn
+        if turn is Turn.CALLS:
+            due = self._due_again(now)
+            self._resumed = bool(due) and not (self._resumed and self._waiting)
+            if self._resumed:
+                return lambda: self._resume(due)
+            batch = self._take_batch()
+            return lambda: self._serve(batch)
+        if turn is Turn.ERRAND:
+            errand = self._errands.popleft()
+            return lambda: self._run_errand(errand)
+        if self._look_at and not self._look_at_all and now < self._look_at_all_at():
+            ports, self._look_at = frozenset(self._look_at), set()
+            return lambda: self._look(ports)
+        self._look_at_all = False
+        self._look_at.clear()
+        self._next_look = now + self._interval_s
+        self._retry_at = None
+        return lambda: self._look(None)
+
+    def _run_errand(self, errand: _Errand) -> None:
+        if not errand.future.set_running_or_notify_cancel():
+            return  # the caller has disconnected
+        if time.monotonic() >= errand.deadline:
+            errand.future.set_exception(
+                OperationTimeout("the request's turn did not come in time", step="queue")
+            )
+            return
+        try:
+            errand.future.set_result(errand.work())
+        except Exception as error:
+            if not isinstance(error, NetpluginError):
+                self._supervisor.failed(self._name, error)
+            errand.future.set_exception(as_host_error(error, "agent"))
+
+    def _take_batch(self) -> list[Operation]:
+        """The first queued operations in order; a second operation on a port waits for the next batch."""
+        batch: dict[str, Operation] = {}
+        while self._waiting and len(batch) < self._size:
+            if self._waiting[0].port_id in batch:
+                break
+            op = self._waiting.popleft()
+            batch[op.port_id] = op
+        return list(batch.values())
+
+    def _serve(self, batch: list[Operation]) -> None:
+        start = time.monotonic()
+        self._defer(self._attempt(batch, lambda: self.reconciler.serve(batch)))
+        took = time.monotonic() - start
+        if took > _SLOW_S:
+            self._size = max(_LEAST, self._size // 2)
+        elif took < _QUICK_S and len(batch) == self._size:
+            self._size = max(self._size, min(_MOST, self._size * 2))
+        if self.reconciler.unsettled():
+            self._retry_later()
+
+    def _resume(self, due: list[_Deferred], *, last: bool = False) -> None:
+        """Retry calls separately from new ones, because their deadlines are nearer."""
+        batch = [deferred.op for deferred in due]
+        if not batch:
+            return
+        again: list[Operation] = []
+        try:
+            again = self._attempt(batch, lambda: self.reconciler.resume(batch, last=last))
+        finally:
+            self._defer(again)
+            with self._wake:
+                for done in {op.port_id for op in batch} - {op.port_id for op in again}:
+                    self._waiting.extendleft(reversed(self._deferred.pop(done).behind))
+        if self.reconciler.unsettled():
+            self._retry_later()
+
+    def _attempt(
+        self, batch: list[Operation], work: Callable[[], list[Operation]]
+    ) -> list[Operation]:
+        """Run a batch. Returns the operations to retry; the others are answered."""
+        again: list[Operation] = []
+        try:
+            again = work()
+        except Exception as failed:
+            wrong = as_host_error(failed, "agent")
+            for op in batch:
+                if not op.future.done():
+                    op.future.set_exception(wrong.for_port(op.port_id))
+            raise
+        finally:
+            left = {op.port_id for op in again}
+            self._close([op for op in batch if op.port_id not in left])
+        return again
+
+    def _defer(self, again: list[Operation]) -> None:
+        """Schedule retries and hold back other operations on the same ports."""
+        now = time.monotonic()
+        with self._wake:
+            for op in again:
+                deferred = self._deferred.setdefault(op.port_id, _Deferred(op, now))
+                deferred.due = now + deferred.pause_s
+                deferred.pause_s = min(2 * deferred.pause_s, NEXT_TRY_S)
+                deferred.behind += [w for w in self._waiting if w.port_id == op.port_id]
+            if again:
+                kept = [w for w in self._waiting if w.port_id not in self._deferred]
+                self._waiting = deque(kept)
+
+    def _close(self, batch: list[Operation]) -> None:
+        with self._wake:
+            for op in batch:
+                self._open[op.port_id] -= 1
+                if not self._open[op.port_id]:
+                    del self._open[op.port_id]
+
+    def _look(self, ports: frozenset[str] | None) -> None:
+        begun = time.monotonic()
+        try:
+            self.reconciler.check(ports, batch_size=self._size)
+        finally:
+            now = time.monotonic()
+            self._no_look_before = now + min(_LOOK_GAP_MOST_S, _LOOK_GAP * (now - begun))
+        if ports is None:
+            self.looked_once.set()
+        if self.reconciler.unsettled():
+            self._retry_later()
+        elif ports is None:
+            self._retry_s = _RETRY_FIRST_S
+
+    def _retry_later(self) -> None:
+        with self._wake:
+            if self._retry_at is not None:
+                return  # failing calls must not postpone the retry
+            self._retry_at = time.monotonic() + self._retry_s
+            self._retry_s = min(_RETRY_MOST_S, self._retry_s * 2)
+
+
+async def answer(future: Future[T], deadline: float, port_id: str | None = None) -> T:
+    """Await the result of a lane in the event loop; cancelling the caller cancels queued work.
+
+    Raises: OperationTimeout some seconds after the deadline, to leave time for cleaning up.
+    """
+    left = deadline + _GRACE_S - time.monotonic()
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(future), left)
+    except TimeoutError:
+        raise OperationTimeout(
+            "the host did not answer in time; the agent goes on to put it right",
+            step="wait", port_id=port_id,
+        ) from None  # fmt: skip
+
+
+def _refuse(future: Future[Any], port_id: str | None = None) -> None:
+    """Fail a future that will not be served, unless it was cancelled."""
+    if future.set_running_or_notify_cancel():
+        future.set_exception(BackendUnavailable("the agent stops", step="queue", port_id=port_id))

@@ -1,0 +1,187 @@
+"""Check the uplink path of a segment: the state and MTU of the interface that its frames leave by."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from drivers.linuxbridge.model import Seen, SeenInterface
+from drivers.linuxbridge.options import Settings
+from drivers.linuxbridge.segments import Segment
+from netplugin.api.errors import BackendUnavailable, Conflict, NetpluginError
+from netplugin.backend import Overlay
+from netplugin.host.link_messages import Vlan, Vxlan
+from netplugin.host.names import TAP
+from netplugin.host.vxlan import overhead
+
+
+@dataclass(frozen=True)
+class Hop:
+    """The operator's interface that a segment's frames leave by, and the MTU in bytes they need there."""
+
+    name: str
+    interface: SeenInterface | None
+    mtu: int
+    step: str
+
+
+def way_out(settings: Settings, segment: Segment, seen: Seen) -> str | None:
+    """Return the uplink interface of a segment; empty if it has none, None if it is not configured.
+
+    While the segment has ports, this is the interface it uses, even if the configuration has changed.
+    """
+    configured = settings.physical_interfaces.get(segment.physical_network)
+    return configured if configured is None else _in_use(segment, seen) or configured
+
+
+def _in_use(segment: Segment, seen: Seen) -> str:
+    bridge, made = seen.bridges.get(segment.bridge), seen.uplinks.get(segment.device)
+    if bridge is None or not any(name.startswith(TAP) for name in bridge.members):
+        return ""
+    if not segment.device:
+        return bridge.uplink if bridge.uplink in bridge.members else ""
+    on_it = made is not None and made.master == segment.bridge
+    return made.data.parent if made and on_it and isinstance(made.data, Vlan) else ""
+
+
+def interface_conflict(settings: Settings, segment: Segment, seen: Seen) -> Conflict | None:
+    """Return the error if a segment uses another interface than the configured one."""
+    has = way_out(settings, segment, seen)
+    configured = settings.physical_interfaces.get(segment.physical_network)
+    if has == configured:
+        return None
+    free = f"ip link delete {segment.device}" if segment.device else f"ip link set {has} nomaster"
+    return Conflict(
+        f"{segment} leaves by {has}, as its ports were made, and [linuxbridge] physical_interfaces has "
+        f"{configured or 'no interface'} for {segment.physical_network} now", step="plan",
+        fix=f"name {has} there again and restart the agent; or move all ports of {segment} at once: "
+        f"{free}, and then netplugin reconcile",
+    )  # fmt: skip
+
+
+def hop_of(settings: Settings, segment: Segment, mtu: int, seen: Seen) -> Hop | None:
+    """Return the uplink path for frames of this MTU in bytes; None if the segment ends on this host."""
+    if not segment.network_id:
+        name = way_out(settings, segment, seen)
+        return Hop(name, seen.interfaces.get(name), mtu, "uplink") if name else None
+    if not settings.local_ip:
+        return None
+    name = seen.underlay.link.name if seen.underlay else ""
+    return Hop(name, seen.underlay, mtu + overhead(settings.local_ip), "local_ip")
+
+
+def uplink_problem(
+    settings: Settings, segment: Segment, mtu: int, seen: Seen
+) -> NetpluginError | None:
+    """Return why frames of this MTU cannot use the segment's uplink; None if they can or it has none."""
+    if segment.network_id and not settings.local_ip:
+        return no_local_ip()
+    hop = hop_of(settings, segment, mtu, seen)
+    if hop is None:
+        return None
+    if hop.interface is None:
+        return _missing(settings, segment, hop)
+    if not segment.device and (error := _not_free(hop.interface, segment)):
+        return error
+    return _unfit(hop, hop.interface, segment)
+
+
+def no_local_ip() -> BackendUnavailable:
+    return BackendUnavailable(
+        "this host has no address for VXLAN tunnels", step="local_ip",
+        fix="set [linuxbridge] local_ip and restart the agent",
+    )  # fmt: skip
+
+
+def _missing(settings: Settings, segment: Segment, hop: Hop) -> NetpluginError:
+    if segment.network_id:
+        return BackendUnavailable(
+            f"[linuxbridge] local_ip {settings.local_ip} is on no interface of this host",
+            step=hop.step,
+            fix=f"ip addr add {settings.local_ip}/<prefix length> dev <interface>, or correct it",
+        )  # fmt: skip
+    return BackendUnavailable(
+        f"interface {hop.name} of {segment} is not there", step=hop.step,
+        fix=f"bring {hop.name} back, or correct [linuxbridge] physical_interfaces",
+    )  # fmt: skip
+
+
+def _not_free(interface: SeenInterface, segment: Segment) -> NetpluginError | None:
+    """A flat network takes over the whole interface: the bridge receives all of its frames."""
+    link, name = interface.link, interface.link.name
+    if link.master not in (None, segment.bridge):
+        return Conflict(
+            f"interface {name} of {segment} is on {link.master} already", step="uplink",
+            fix=f"ip link set {name} nomaster, or name another interface for {segment}",
+        )  # fmt: skip
+    if link.master is None and interface.addresses:
+        return Conflict(
+            f"interface {name} of {segment} has addresses "
+            f"({', '.join(interface.addresses)}) that would stop working on a bridge", step="uplink",
+            fix=f"ip addr flush dev {name}, or name another interface for {segment}",
+        )  # fmt: skip
+    return None
+
+
+def _unfit(hop: Hop, interface: SeenInterface, segment: Segment) -> NetpluginError | None:
+    """Return what is wrong with an interface that the operator has to correct."""
+    name, bond = hop.name, interface.bond
+    if not interface.link.up:
+        return BackendUnavailable(
+            f"interface {name} of {segment} is down", step=hop.step, fix=f"ip link set {name} up"
+        )
+    if wrong := small(hop):
+        return Conflict(
+            f"interface {name} of {segment} has {wrong}", step=hop.step,
+            fix=f"ip link set {name} mtu {hop.mtu}, or give the network a smaller MTU",
+        )  # fmt: skip
+    if bond is not None and bond.members and not any(member.up for member in bond.members):
+        states = ", ".join(f"{member.name} {member.state}" for member in bond.members)
+        return BackendUnavailable(
+            f"bond {bond.name} of {segment} has no link left ({states})", step=hop.step,
+            fix=f"look at cables and switch: cat /proc/net/bonding/{bond.name}",
+        )  # fmt: skip
+    return None
+
+
+def small(hop: Hop) -> str | None:
+    """Describe how a hop's MTU is too small; None if it is not."""
+    if hop.interface is None or hop.interface.link.mtu >= hop.mtu:
+        return None
+    return f"MTU {hop.interface.link.mtu}, and the network wants {hop.mtu} there"
+
+
+def in_the_way(
+    settings: Settings, segment: Segment, overlay: Overlay | None, seen: Seen
+) -> NetpluginError | None:
+    """Return the error if an unmanaged device has the VLAN or VNI: the kernel allows one device each."""
+    for name, link in sorted(seen.others.items()):
+        match link.data:
+            case Vlan(parent, tag) if segment.vlan_id is not None:
+                if (parent, tag) != (way_out(settings, segment, seen), segment.vlan_id):
+                    continue
+            case Vxlan(vni=vni, port=port) if overlay is not None:
+                if (vni, port) != (overlay.spec.vni, overlay.spec.udp_port):
+                    continue
+            case _:
+                continue
+        return Conflict(
+            f"{name} is there for {segment} already, and is not ours", step="plan",
+            fix=f"ip link delete {name}",
+        )  # fmt: skip
+    return None
+
+
+def wrong_family(settings: Settings, overlay: Overlay | None) -> NetpluginError | None:
+    """Return the error if peers are not of the address family of ``local_ip``."""
+    if overlay is None or not settings.local_ip:
+        return None
+    own = ipaddress.ip_address(settings.local_ip).version
+    bad = [peer for peer in overlay.spec.peers if ipaddress.ip_address(peer).version != own]
+    if not bad:
+        return None
+    return Conflict(
+        f"network {overlay.network_id} has peers that are not IPv{own} ({', '.join(bad[:3])}), and "
+        f"[linuxbridge] local_ip is {settings.local_ip}", step="plan",
+        fix=f"PUT /v1/networks/{overlay.network_id} with the IPv{own} addresses of its peers",
+    )  # fmt: skip

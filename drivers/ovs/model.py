@@ -1,0 +1,145 @@
+"""The observed state of OVS, as values that all OVS backends share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from drivers.ovs import filters
+from drivers.ovs.sockets import NOTHING, SeenSockets
+from netplugin.backend import Observation
+from netplugin.host.names import VHOST
+from netplugin.host.openflow import Flow
+from netplugin.host.ovs_mirror import Mirror
+from netplugin.host.ovs_rows import (
+    BRIDGE_MARK,
+    TUNNEL_MARK,
+    UPLINK_MARK,
+    OvsBridge,
+    OvsPort,
+    OvsQos,
+)
+
+
+@dataclass(frozen=True)
+class SeenBridge:
+    """The observed state of one bridge of ``bridge_mappings`` or of ours."""
+
+    name: str
+    ours: bool
+    datapath_type: str
+    fail_mode: str | None
+    #: The value of our bridge mark: a physical network, or a mark of one backend.
+    mark: str = ""
+    #: The number of VMs' ports on it that are not in scope (not in ``SeenOvs.rows``).
+    neighbours: int = 0
+    #: Ports with our uplink mark.
+    uplinks: Mapping[str, OvsPort] = field(default_factory=dict)
+    #: DPDK NICs that are not ours, each with its current MTU.
+    nics: tuple[tuple[str, int], ...] = ()
+    #: Whether it has ports that are neither ours nor its internal port.
+    has_strangers: bool = False
+    #: Ports without our mark on a bridge of ours: ``services`` are in ``[ovs] service_ports``
+    #: (possibly the internal port), so their frames are admitted; frames of ``unmanaged`` ports are
+    #: dropped.
+    services: tuple[OvsPort, ...] = ()
+    unmanaged: tuple[OvsPort, ...] = ()
+    #: The desired base flows, for the ports that exist now.
+    wanted_flows: frozenset[Flow] = frozenset()
+    #: The observed base flows; None if they were not read.
+    flows: frozenset[Flow] | None = None
+    #: Whether it matches the L4 ports of first fragments; None if that was not read.
+    matches_fragments: bool | None = None
+    #: Our cookies on it that belong to no existing port.
+    stray_cookies: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class SeenOvs(Observation):
+    """The observed state of the ports in scope, their bridges and flows."""
+
+    rows: Mapping[str, OvsPort] = field(default_factory=dict)
+    #: The relay VF ports of the ports in scope, by port id.
+    beside: Mapping[str, OvsPort] = field(default_factory=dict)
+    #: The flows of ports that have rows.
+    flows: Mapping[str, frozenset[Flow]] = field(default_factory=dict)
+    bridges: Mapping[str, SeenBridge] = field(default_factory=dict)
+    #: QoS rows with our mark, including those of deleted ports.
+    qos: tuple[OvsQos, ...] = ()
+    #: Names of our ports that another port uses.
+    taken_names: frozenset[str] = frozenset()
+    vhost_sockets: int = 0
+    #: Whether VMs may send segments of 64 KiB (userspace-tso-enable).
+    tso: bool = False
+    #: The version of OVS if it may keep datapath flows with old actions (``old_actions``).
+    keeps_old_actions: str = ""
+    #: Whether a purge of datapath flows has failed and is still due.
+    purge_failed: bool = False
+    sockets: SeenSockets = NOTHING
+
+    def is_used(self, bridge: str, planned: Collection[str]) -> bool:
+        """Whether the bridge has ports without planned changes: ports out of scope, kept orphans."""
+        found = self.bridges.get(bridge)
+        rows = self.rows.items()
+        return bool(found and found.neighbours) or any(
+            row.bridge == bridge and port_id not in planned for port_id, row in rows
+        )
+
+
+# -- The bridges and name prefixes of an OVS backend, as a value. ---------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Bridges of physical networks are shared by all backends; a backend may also have its own."""
+
+    backend: str
+    #: The backend's own bridges with their marks, which contain a colon, unlike physical networks.
+    marks: Mapping[str, str] = field(default_factory=dict)
+    #: Auxiliary bridges without VMs' ports, each with the bridge that it serves.
+    homes: Mapping[str, str] = field(default_factory=dict)
+    #: The backend's own bridges that do not switch, each with its base flows.
+    base: Mapping[str, frozenset[Flow]] = field(default_factory=dict)
+    #: The name prefixes of its ports.
+    prefixes: tuple[str, ...] = (VHOST,)
+
+    def home(self, bridge: str) -> str:
+        """The bridge whose ports keep this one in existence."""
+        return self.homes.get(bridge, bridge)
+
+    def is_foreign(self, bridge: OvsBridge) -> bool:
+        """Whether the bridge belongs to another backend."""
+        mark = bridge.external_ids.get(BRIDGE_MARK, "")
+        return ":" in mark and mark not in self.marks.values()
+
+    def is_ours(self, bridge: OvsBridge) -> bool:
+        """Whether netplugin created the bridge, for this backend or for all."""
+        mark = bridge.external_ids.get(BRIDGE_MARK)
+        if mark is None or self.is_foreign(bridge):
+            return False
+        return mark == self.marks.get(bridge.name, mark)
+
+
+def forwards(port: OvsPort, services: Collection[str]) -> bool:
+    """Whether a bridge of ours admits all frames from a port that does not belong to a VM.
+
+    True for uplinks and tunnel ports (by our marks) and for ports in ``services``; false for all
+    others, including the internal port unless it is in ``services``, and a VM's port that has lost
+    its mark.
+    """
+    return port.name in services or not {UPLINK_MARK, TUNNEL_MARK}.isdisjoint(port.external_ids)
+
+
+def base_flows(
+    mirror: Mirror, bridge: OvsBridge, fixed: frozenset[Flow] | None, services: Collection[str]
+) -> frozenset[Flow]:
+    """The desired base flows of a bridge of ours, for the ports that exist now.
+
+    ``fixed`` are the base flows of a bridge that does not switch. ``services`` are ``[ovs]
+    service_ports``.
+    """
+    if fixed is not None:
+        return fixed
+    ports = [port for port in mirror.strangers_on(bridge) if forwards(port, services)]
+    ofports = (interface.works_at for port in ports for interface in port.interfaces)
+    return filters.bridge_flows(ofport for ofport in ofports if ofport)

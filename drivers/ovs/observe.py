@@ -1,0 +1,273 @@
+"""Read the state that all OVS backends need: rows from the mirror, flows from ovs-ofctl."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from drivers.ovs import apply, filters, sockets, usability
+from drivers.ovs.model import Layout, SeenBridge, SeenOvs, base_flows
+from netplugin.api.errors import OperationTimeout
+from netplugin.host.names import device_name
+from netplugin.host.openflow import COOKIE_MARK, Flow
+from netplugin.host.ovs import OvsHost
+from netplugin.host.ovs_mirror import Mirror
+from netplugin.host.ovs_rows import (
+    BESIDE_MARK,
+    BRIDGE_MARK,
+    TUNNEL_MARK,
+    UPLINK_MARK,
+    OvsBridge,
+    OvsPort,
+)
+from netplugin.host.vswitchd import appctl
+from netplugin.pmd.read import parse_threads
+
+_READ_S = 5.0  # per read of the flows, in seconds
+_MANY = 8  # above this many ports, one dump of all flows is faster than one per port
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The scope of an observation: these ports (None: the whole host), and their rows."""
+
+    ports: Collection[str] | None
+    rows: Mapping[str, OvsPort]
+    beside: Mapping[str, OvsPort]
+    deadline: float
+
+    @property
+    def whole(self) -> bool:
+        """Whether the scope is the whole host."""
+        return self.ports is None
+
+    def until(self) -> float:
+        """The deadline of one read (``time.monotonic``)."""
+        return min(self.deadline, time.monotonic() + _READ_S)
+
+
+@dataclass(frozen=True)
+class Also:
+    """Additional flows to read, by bridge: ``cookies`` to include, and cookie bits to exclude."""
+
+    cookies: Mapping[str, Sequence[int]]
+    without: Mapping[str, int]
+
+
+NOTHING_ELSE = Also({}, {})
+
+
+class Reader:
+    """Reads the state of OVS. Not thread-safe."""
+
+    def __init__(self, ovs: OvsHost, layout: Layout) -> None:
+        self._ovs = ovs
+        self._settings = ovs.settings
+        self._layout = layout
+
+    @property
+    def _mirror(self) -> Mirror:
+        return self._ovs.mirror
+
+    def scope(self, ports: Collection[str] | None, deadline: float) -> Scope:
+        """The scope for these ports.
+
+        Raises: BackendUnavailable; OperationTimeout if a transaction is pending, so the rows may be
+        about to change.
+        """
+        self._ovs.db.require_certain()
+        mirror, backend = self._mirror, self._layout.backend
+        if ports is None:
+            return Scope(None, mirror.all_owned(backend), mirror.all_beside(backend), deadline)
+        rows = {port_id: mirror.owned(backend, port_id) for port_id in ports}
+        beside = {port_id: mirror.beside(backend, port_id) for port_id in ports}
+        return Scope(
+            ports,
+            {port_id: row for port_id, row in rows.items() if row is not None},
+            {port_id: row for port_id, row in beside.items() if row is not None},
+            deadline,
+        )
+
+    def bridges(self, scope: Scope, mapped: bool = True) -> dict[str, OvsBridge]:
+        """The bridges in scope: our own, those of the ports, and (``mapped``) those of physical networks."""
+        known = {*self._layout.marks, *(str(row.bridge) for row in scope.rows.values())}
+        if mapped:
+            known |= {*self._settings.bridge_mappings.values()}
+        return {
+            b.name: b
+            for b in self._mirror.bridges()
+            if b.name in known
+            or (mapped and BRIDGE_MARK in b.external_ids and not self._layout.is_foreign(b))
+        }
+
+    def seen(
+        self, scope: Scope, bridges: Mapping[str, OvsBridge], also: Also = NOTHING_ELSE
+    ) -> tuple[SeenOvs, dict[str, list[Flow]]]:
+        """The observed state without ``ports``, and all flows that were read, by bridge."""
+        start = time.monotonic()
+        flows = self._flows(bridges, scope, also)
+        flows_ms = (time.monotonic() - start) * 1e3
+        mirror, backend = self._mirror, self._layout.backend
+        rows, ids = scope.rows, scope.rows.keys() if scope.ports is None else scope.ports
+        qos = (
+            mirror.all_qos(backend)
+            if scope.ports is None
+            else [row for port_id in scope.ports for row in mirror.qos_of(backend, port_id)]
+        )
+        found = SeenOvs(
+            ports={},
+            rows=rows,
+            beside=scope.beside,
+            flows=self._by_port(rows, flows),
+            bridges={name: self._bridge(b, flows, scope) for name, b in bridges.items()},
+            qos=tuple(qos),
+            taken_names=self._taken_names(scope.ports),
+            vhost_sockets=mirror.count_interfaces("dpdkvhostuser", "dpdkvhostuserclient"),
+            tso=usability.enabled(mirror.root),
+            keeps_old_actions=apply.version_with(mirror.root),
+            purge_failed=self._ovs.purge_failed,
+            sockets=sockets.look(self._settings, ids, rows),
+            timings_ms={"openflow": flows_ms},
+            store_mark=mirror.root.store_mark if scope.whole else "",
+        )
+        return found, flows
+
+    def starved(self, scope: Scope) -> frozenset[str]:
+        """Ports that have no mbufs according to the database and that indeed no PMD thread polls.
+
+        After a restart with a connected VM, vswitchd 3.1 may set up a device and never update its
+        row (``mtu`` 0, link down).
+        """
+        rows = scope.rows.values()
+        suspects = {row.name for row in rows if row.interface and row.interface.starved}
+        if not suspects:
+            return frozenset()
+        shown = self.appctl(scope, "dpif-netdev/pmd-rxq-show")
+        polled = {q.port for thread in parse_threads(shown).threads for q in thread.queues}
+        return frozenset(suspects - polled)
+
+    def cannot_segment(self, seen: SeenOvs, scope: Scope) -> frozenset[str]:
+        """Uplink NICs of ports in scope that would drop large segments of VMs."""
+        nics = seen.beside or any(bridge.uplinks for bridge in seen.bridges.values())
+        if not (nics and scope.rows and usability.nic_must_segment(self._mirror.root)):
+            return frozenset()
+        return usability.cannot_segment(self.appctl(scope, "dpctl/show"))
+
+    def appctl(self, scope: Scope, command: str) -> str:
+        """Run an ovs-appctl command. Raises: BackendUnavailable, HostError, OperationTimeout."""
+        return appctl(self._settings.rundir, command, deadline=scope.until())
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def _bridge(
+        self, bridge: OvsBridge, flows: Mapping[str, list[Flow]], scope: Scope
+    ) -> SeenBridge:
+        mirror, name, layout = self._mirror, bridge.name, self._layout
+        strangers = mirror.strangers_on(bridge)
+        uplinks = {p.name: p for p in strangers if UPLINK_MARK in p.external_ids}
+        others = [
+            p for p in strangers
+            if p.name != name and p.name not in uplinks and not _is_shared(p, scope)
+        ]  # fmt: skip
+        read = flows.get(name)
+        here = {port_id for port_id, row in scope.rows.items() if row.bridge == name}
+        ours = layout.is_ours(bridge)
+        services, fixed = self._settings.service_ports, layout.base.get(name)
+        named = [p for p in strangers if p.name in services and p.name not in uplinks]
+        return SeenBridge(
+            name=name,
+            ours=ours,
+            datapath_type=bridge.datapath_type,
+            fail_mode=bridge.fail_mode,
+            mark=bridge.external_ids.get(BRIDGE_MARK, "") if ours else "",
+            neighbours=mirror.count_owned_on(bridge) - len(here),
+            uplinks=uplinks,
+            nics=tuple(
+                sorted(
+                    (i.name, i.mtu)
+                    for p in others
+                    for i in p.interfaces
+                    if i.type == "dpdk" and i.mtu
+                )
+            ),
+            has_strangers=bool(others),
+            services=tuple(named) if ours and fixed is None else (),
+            unmanaged=tuple(p for p in others if fixed is not None or p not in named)
+            if ours
+            else (),
+            wanted_flows=base_flows(mirror, bridge, fixed, services) if ours else frozenset(),
+            flows=None if read is None else frozenset(f for f in read if f.cookie == COOKIE_MARK),
+            matches_fragments=self._ovs.flows.matches_fragments(name, scope.until())
+            if scope.whole and (ours or here)
+            else None,
+            stray_cookies=self._strays(bridge, read, scope),
+        )
+
+    def _strays(self, bridge: OvsBridge, read: list[Flow] | None, scope: Scope) -> frozenset[int]:
+        if read is None or not scope.whole or bridge.name in self._layout.homes:
+            return frozenset()
+        owned = self._mirror.owned_on(bridge)
+        known = {filters.port_cookie(p.owner[1]) for p in owned if p.owner}
+        return frozenset(f.cookie for f in read) - known - {COOKIE_MARK}
+
+    def _taken_names(self, ports: Collection[str] | None) -> frozenset[str]:
+        """Names of these ports (None: any names with our prefixes) that ports of others use."""
+        mirror, backend, prefixes = self._mirror, self._layout.backend, self._layout.prefixes
+        if ports is None:
+            found = mirror.names_of_others(backend)
+            return frozenset(name for name in found if name.startswith(prefixes))
+        wanted = {device_name(prefix, i): i for prefix in prefixes for i in ports}
+        rows = {name: mirror.port(name) for name in wanted}
+        return frozenset(n for n, row in rows.items() if row and row.serves != (backend, wanted[n]))
+
+    # -- ovs-ofctl -------------------------------------------------------------------------------
+
+    def _flows(
+        self, bridges: Mapping[str, OvsBridge], scope: Scope, also: Also
+    ) -> dict[str, list[Flow]]:
+        """Our flows by bridge, read only from the bridges of ports in scope.
+
+        If only some ports are in scope, a bridge that does not answer in time is left out. ``plan``
+        treats its flows as missing, so a port can be removed even while vswitchd hangs.
+        """
+        cookies: dict[str, list[int]] = defaultdict(list)
+        for port_id, row in scope.rows.items():
+            cookies[str(row.bridge)].append(filters.port_cookie(port_id))
+        for bridge, more in also.cookies.items():
+            cookies[bridge] += more
+        wanted = {name for name in bridges if scope.whole or cookies[name]}
+        flows: dict[str, list[Flow]] = {}
+        for bridge in sorted(wanted):
+            owners: list[int | None] = [None]
+            if not scope.whole and len(cookies[bridge]) <= _MANY:
+                owners = list(cookies[bridge])
+            without = also.without.get(bridge, 0)
+            try:
+                found = [
+                    flow
+                    for owner in owners
+                    for flow in self._ovs.flows.dump(bridge, owner, scope.until(), without)
+                ]
+            except OperationTimeout:
+                if scope.whole:
+                    raise
+                continue
+            flows[bridge] = list(dict.fromkeys(found))
+        return flows
+
+    def _by_port(
+        self, rows: Mapping[str, OvsPort], flows: Mapping[str, list[Flow]]
+    ) -> dict[str, frozenset[Flow]]:
+        by_cookie: dict[int, set[Flow]] = defaultdict(set)
+        for bridge, found in flows.items():
+            for flow in found if bridge not in self._layout.homes else ():
+                by_cookie[flow.cookie].add(flow)
+        return {i: frozenset(by_cookie.get(filters.port_cookie(i), ())) for i in rows}
+
+
+def _is_shared(port: OvsPort, scope: Scope) -> bool:
+    """Whether a port that does not belong to a VM is ours: a tunnel or a relay VF port."""
+    beside = port.external_ids.get(BESIDE_MARK)
+    return TUNNEL_MARK in port.external_ids or (beside is not None and beside in scope.beside)

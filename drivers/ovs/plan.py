@@ -1,0 +1,324 @@
+"""Plan bridges and uplinks: create them with the first port, remove them with the last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from drivers.ovs import commands as c
+from drivers.ovs import filters
+from drivers.ovs.mapping import mapping_conflict, uplinks_stay
+from drivers.ovs.model import Layout, SeenBridge, SeenOvs
+from drivers.ovs.ports import BesidePort, Uplink, VhostPort
+from drivers.ovs.sockets import wanted_directory
+from netplugin.api.errors import CapacityExhausted, Conflict, NetpluginError, Unsupported
+from netplugin.api.models import PortSpec
+from netplugin.backend import Change
+from netplugin.host.names import MAX_SOCKET_PATH, fits_socket
+from netplugin.host.ovs import OvsSettings
+from netplugin.host.ovs_rows import OvsPort
+from netplugin.host.ovs_underlay import too_narrow
+
+
+def bridge_changes(
+    settings: OvsSettings,
+    layout: Layout,
+    wanted: Mapping[str, VhostPort],
+    leaving: set[str],
+    seen: SeenOvs,
+) -> tuple[list[Change], list[Change]]:
+    """The changes of bridges to apply before those of the ports, and those to apply after."""
+    before: list[Change] = []
+    after: list[Change] = []
+    planned = leaving | wanted.keys()
+    needed = {port.bridge for port in wanted.values()}
+    needed |= {name for name, home in layout.homes.items() if home in needed}
+    networks = {bridge: network for network, bridge in settings.bridge_mappings.items()}
+    for name in sorted({*seen.bridges, *needed}):
+        home, fixed = layout.home(name), layout.base.get(name)
+        users = {i: port for i, port in wanted.items() if port.bridge == home}
+        ids = tuple(sorted(users))
+        bridge = seen.bridges.get(name)
+        if bridge and bridge.stray_cookies:
+            after.append(c.DropFlows(ids, name, tuple(sorted(bridge.stray_cookies))))
+        used = bool(users) or seen.is_used(home, planned)
+        if bridge is None:
+            before.append(c.CreateBridge(ids, name, layout.marks.get(name) or networks[name]))
+            after.append(c.SetBridgeFlows(ids, name, fixed))
+        elif not bridge.ours:
+            continue
+        elif not used and not bridge.has_strangers:
+            after.append(c.RemoveBridge(tuple(sorted(leaving)), name))
+            continue
+        else:
+            # A bridge kept only by unmanaged ports is closed to those as well.
+            if bridge.fail_mode != "secure":
+                before.append(c.SecureBridge(ids, name))
+            stale = bridge.flows is not None and bridge.flows != bridge.wanted_flows
+            if stale or bridge.matches_fragments is False:
+                after.append(c.SetBridgeFlows(ids, name, fixed))
+            if not used:
+                continue
+        network = networks.get(name)
+        if bridge is not None and bridge.mark != network:
+            continue  # the mapping has changed: ports on this bridge keep their uplink
+        if bridge is not None and uplinks_stay(settings, bridge, seen):
+            continue
+        wish = Uplink.of(settings, name, network) if network else None
+        uplinks = _uplink_changes(wish, ids, bridge)
+        before += uplinks
+        if uplinks and bridge is not None:
+            after.append(c.SetBridgeFlows(ids, name, fixed))
+    if seen.purge_failed:
+        after.append(c.PurgeDatapath(tuple(sorted(wanted))))
+    return before, list(dict.fromkeys(after))
+
+
+def _uplink_changes(
+    wish: Uplink | None, ids: tuple[str, ...], bridge: SeenBridge | None
+) -> list[Change]:
+    """A device becomes a bond, or a bond changes, in the transaction that releases the NIC."""
+    found = bridge.uplinks if bridge else {}
+    changes: list[Change] = [
+        c.RemoveUplink(ids, str(row.bridge), name)
+        for name, row in sorted(found.items())
+        if wish is None or name != wish.name
+    ]
+    if wish is not None:
+        row = found.get(wish.name)
+        if row is None:
+            changes.append(c.AddUplink(ids, wish))
+        elif wish.differs(row):
+            changes.append(c.SetUplink(ids, wish))
+    return changes
+
+
+# -- Plan the changes from the observed to the desired ports of VMs (pure). -----------------------
+
+
+#: MAX_VHOST_SOCKET in DPDK's lib/vhost/socket.c: DPDK refuses more.
+MAX_VHOST_SOCKETS = 1024
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A desired port: its rows, the spec for its flows, and its relay VF port."""
+
+    port: VhostPort
+    spec: PortSpec
+    beside: BesidePort | None = None
+    #: Whether OVS must reopen the relay VF although its row is correct.
+    reopen: bool = False
+
+
+# -- refusals ----------------------------------------------------------------------------------------
+
+
+def port_refusal(wanted: Wanted, seen: SeenOvs, room: int) -> NetpluginError | None:
+    """Why the port cannot be created; None if it can. ``room`` is the number of free vhost sockets."""
+    port = wanted.port
+    names = (port.name, *((wanted.beside.name,) if wanted.beside else ()))
+    for name in names:
+        if name in seen.taken_names:
+            return name_taken(name)
+    if port.port_id in seen.rows:
+        return None
+    if not fits_socket(port.socket):
+        return Unsupported(
+            f"{port.socket} is longer than the {MAX_SOCKET_PATH} bytes of a UNIX socket's path",
+            step="socket-directory",
+            fix="shorten [ovs] vhost_socket_dir and restart the agent; then DELETE the port and PUT it "
+            "again, since a port keeps its path",
+        )  # fmt: skip
+    if room <= 0:
+        return CapacityExhausted(
+            f"all {MAX_VHOST_SOCKETS} vhost sockets of this vswitchd are taken", step="plan",
+            fix="remove ports that are no longer needed",
+        )  # fmt: skip
+    return None
+
+
+def bridge_refusal(settings: OvsSettings, wanted: Wanted, seen: SeenOvs) -> NetpluginError | None:
+    """Why the port cannot be on its bridge as the bridge is now; None if it can."""
+    port, spec, bridge = wanted.port, wanted.spec, seen.bridges.get(wanted.port.bridge)
+    refused = _of_bridge(port, spec, bridge) if bridge else None
+    refused = refused or mapping_conflict(settings, spec, port, seen)
+    if refused or not needs_room(port, seen):
+        return refused
+    return _of_uplinks(settings, wanted, bridge) or (
+        too_narrow(bridge.nics, port.mtu) if bridge else None
+    )
+
+
+def _of_uplinks(
+    settings: OvsSettings, wanted: Wanted, bridge: SeenBridge | None
+) -> NetpluginError | None:
+    """Why the MTU of the uplinks is too small. A port never changes it: that stops the NIC for all users."""
+    network, mtu = str(wanted.spec.network.physical_network), wanted.port.mtu
+    if settings.bridge_mappings.get(network) != wanted.port.bridge:
+        return None  # the port does not use these uplinks
+    uplinks = bridge.uplinks.values() if bridge else ()
+    there = [(i.mtu, i.name) for port in uplinks for i in port.interfaces if i.mtu]
+    least, name = min(there, default=(settings.mtu_of_uplinks(network), ""))
+    if not settings.uplinks.get(network) or least >= mtu:
+        return None
+    live = (
+        f"ovs-vsctl set Interface {name} mtu_request={mtu} (which stops the NIC for a moment) and "
+    )
+    return Unsupported(
+        f"network.mtu {mtu} is above the MTU {least} of the uplinks of {network} ([ovs] uplink_mtu)",
+        step="mtu",
+        fix=f"{live if name else ''}set [ovs] uplink_mtu = {network}:{mtu} and restart the agent; or "
+        "ask for a smaller network.mtu",
+    )  # fmt: skip
+
+
+def _of_bridge(port: VhostPort, spec: PortSpec, bridge: SeenBridge) -> NetpluginError | None:
+    if bridge.datapath_type != "netdev":
+        return Conflict(
+            f"bridge {bridge.name} exists with datapath_type {bridge.datapath_type or 'system'!r}, "
+            "which cannot have DPDK ports", step="plan",
+            fix="map the network to another bridge in [ovs] bridge_mappings",
+        )  # fmt: skip
+    if not bridge.ours and spec.port_security.enabled and bridge.fail_mode != "secure":
+        return Unsupported(
+            f"bridge {bridge.name} is not ours and not fail_mode=secure: a restart of vswitchd "
+            "would leave the port without its filter", step="plan",
+            fix=f"ovs-vsctl set-fail-mode {bridge.name} secure, with flows of your own for your "
+            "own ports; or ask for the port with port_security.enabled false",
+        )  # fmt: skip
+    return None
+
+
+def needs_room(port: VhostPort, seen: SeenOvs) -> bool:
+    """Whether the MTU of the path must be checked now; for an existing port it is reported as a fault."""
+    row = seen.rows.get(port.port_id)
+    return row is None or row.interface is None or (row.interface.mtu_request or 0) < port.mtu
+
+
+def name_taken(name: str) -> Conflict:
+    """The error for a port name that a port of others uses."""
+    return Conflict(
+        f"a port named {name} exists in OVS and is not ours", step="plan",
+        fix=f"remove it: ovs-vsctl del-port {name}",
+    )  # fmt: skip
+
+
+# -- changes -----------------------------------------------------------------------------------------
+
+
+def port_changes(
+    settings: OvsSettings, wanted: Mapping[str, Wanted], leaving: set[str], seen: SeenOvs
+) -> list[Change]:
+    """The changes of VMs' ports. If something must be removed first, only that is planned."""
+    changes: list[Change] = []
+    for port_id in sorted(leaving):
+        changes += _removal(port_id, seen)
+        files, own = seen.sockets.files.get(port_id, ()), seen.sockets.own.get(port_id, ())
+        changes += [c.RemoveSocket((port_id,), path) for path in files]
+        changes += [c.RemoveSocketDirectory((port_id,), path) for path in own]
+    for port_id, entry in sorted(wanted.items()):
+        row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
+        changes += _directory(settings, entry, seen)
+        if row and entry.port.must_be_remade(row):
+            # The next round adds it again, after OVS has released the old one.
+            changes += _removal(port_id, seen)
+            continue
+        if row is None:
+            changes.append(c.AddPort((port_id,), entry.port))
+        else:
+            if entry.port.differs(row):
+                changes.append(c.SetPort((port_id,), entry.port))
+            if entry.port.qos_differs(row):
+                changes.append(c.SetQos((port_id,), entry.port))
+        if beside and (entry.reopen or _is_another(entry.beside, beside)):
+            changes += [_remove_beside(port_id, beside), _drop_flows(port_id, str(beside.bridge))]
+            continue
+        if entry.beside and beside is None:
+            changes.append(c.AddBeside((port_id,), entry.beside))
+        elif entry.beside and beside and entry.beside.differs(beside):
+            changes.append(c.SetBeside((port_id,), entry.beside))
+        changes += _filter(entry, row, beside, seen)
+    return changes + _unused_qos(seen)
+
+
+def _directory(settings: OvsSettings, wanted: Wanted, seen: SeenOvs) -> list[Change]:
+    port, gid = wanted.port, seen.sockets.gid
+    if gid is None:
+        return []  # the backend reports itself unusable without the group
+    user = wanted.spec.qemu_user
+    wish = wanted_directory(settings, port.socket, port.port_id, user, gid)
+    if wish is None or seen.sockets.directories.get(wish.path) == wish:
+        return []
+    return [c.MakeSocketDirectory((port.port_id,), wish)]
+
+
+def _is_another(wish: BesidePort | None, row: OvsPort) -> bool:
+    return wish is None or wish.must_be_remade(row)
+
+
+def _remove_beside(port_id: str, row: OvsPort) -> Change:
+    device = row.interface.options.get("dpdk-devargs", "") if row.interface else ""
+    return c.RemoveBeside((port_id,), str(row.bridge), row.name, device)
+
+
+def _unused_qos(seen: SeenOvs) -> list[Change]:
+    """Remove QoS rows that were detached from their port, or whose port was deleted."""
+    used = {row.qos.uuid for row in seen.rows.values() if row.qos}
+    return [
+        c.DropQos((qos.owner[1],) if qos.owner else (), qos.uuid)
+        for qos in sorted(seen.qos, key=lambda qos: qos.uuid)
+        if qos.uuid not in used
+    ]
+
+
+def _removal(port_id: str, seen: SeenOvs) -> list[Change]:
+    changes: list[Change] = []
+    row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
+    if row is not None:
+        bridge, owner = str(row.bridge), row.owner
+        assert owner is not None
+        changes += [
+            c.RemovePort((port_id,), bridge, row.name, owner[0]),
+            _drop_flows(port_id, bridge),
+        ]
+    if beside is not None:
+        changes.append(_remove_beside(port_id, beside))
+    return changes
+
+
+def _drop_flows(port_id: str, bridge: str) -> Change:
+    """Planned whether or not the flows were read: a stale flow could match frames of a later port."""
+    return c.DropFlows((port_id,), bridge, (filters.port_cookie(port_id),))
+
+
+def has_its_flows(wanted: Wanted, seen: SeenOvs) -> bool:
+    """Whether the observed flows of the port are exactly the desired ones."""
+    port_id = wanted.port.port_id
+    row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
+    flows = _set_filter(wanted, seen).flows(_works_at(row), _works_at(beside))
+    return bool(flows) and flows == seen.flows.get(port_id)
+
+
+def _set_filter(wanted: Wanted, seen: SeenOvs) -> c.SetFilter:
+    port, bridge = wanted.port, seen.bridges.get(wanted.port.bridge)
+    return c.SetFilter(
+        (port.port_id,), port.bridge, port.name, port.port_id, wanted.spec,
+        wanted.beside.name if wanted.beside else None,
+        foreign=bridge is not None and not bridge.ours,
+    )  # fmt: skip
+
+
+def _filter(
+    wanted: Wanted, row: OvsPort | None, beside: OvsPort | None, seen: SeenOvs
+) -> list[Change]:
+    change = _set_filter(wanted, seen)
+    if row is None or (wanted.beside and beside is None):
+        return [change]
+    flows = change.flows(_works_at(row), _works_at(beside))
+    # No flows: vswitchd could not create the port, which is reported as a fault.
+    return [change] if flows and flows != seen.flows.get(wanted.port.port_id) else []
+
+
+def _works_at(row: OvsPort | None) -> int | None:
+    return row.interface.works_at if row and row.interface else None

@@ -1,0 +1,216 @@
+"""The two modes that join a VM's vhost-user port to its VF, and the choice of a port's mode.
+
+The mode is saved in the claim on the VF, in the same transaction as the intent, and never changes
+during the life of the port: not when OVS is replaced, and not when the option is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any
+
+from drivers.ovs.mapping import bridge_of, unmapped
+from drivers.ovs.model import Layout, SeenBridge
+from drivers.ovs.plan import Wanted
+from drivers.ovs.ports import BesidePort, VhostPort
+from drivers.ovs.sockets import socket_path
+from drivers.vf.ledger import Use
+from drivers.vf.memory import remembered
+from drivers.vf.plan import claim_of
+from netplugin.api.errors import Unsupported
+from netplugin.api.models import PortSpec, Qos, VfOptions
+from netplugin.backend import Intent, unknown_network
+from netplugin.host.names import RELAY, VHOST, device_name
+from netplugin.host.ovs import OvsSettings
+from netplugin.host.ovs_rows import OvsPort, OvsRoot
+from netplugin.host.usability import Usability
+
+_NOTE = "mode"
+#: The interface type of a port in native mode.
+NATIVE_TYPE = "dpdkvdpa"
+
+
+class Mode(StrEnum):
+    """How frames travel between the VM and its VF."""
+
+    #: The VF is a DPDK port of OVS, and two flows join it to the VM's port. Works with any OVS-DPDK.
+    RELAY = "relay"
+    #: One ``dpdkvdpa`` port relays frames; the VF's representor is on the network's bridge.
+    NATIVE = "native"
+
+    @property
+    def use(self) -> Use:
+        return Use.REPRESENTED if self is Mode.NATIVE else Use.EMBEDDED
+
+    @property
+    def notes(self) -> Mapping[str, Any]:
+        """The values to save in the claim."""
+        return {_NOTE: self.value}
+
+
+def mode_for_new(option: str, root: OvsRoot) -> Mode:
+    """Return the mode of a new port from ``[vdpa] mode`` and the interface types of this OVS."""
+    if option == "auto":
+        return Mode.NATIVE if NATIVE_TYPE in root.iface_types else Mode.RELAY
+    return Mode(option)
+
+
+def mode_of(intent: Intent) -> Mode | None:
+    """Return the mode of a port from its claim; None without a claim."""
+    claim = claim_of(intent)
+    return Mode(claim.memory[_NOTE]) if claim else None
+
+
+def mode_on_host(row: OvsPort | None, beside: OvsPort | None) -> Mode | None:
+    """Return the mode of a port from its OVS rows, for ports whose claim was lost with the store."""
+    interface = row.interface if row else None
+    if interface is not None and interface.type == NATIVE_TYPE:
+        return Mode.NATIVE
+    return Mode.RELAY if interface is not None or beside is not None else None
+
+
+def lacks_native(root: OvsRoot) -> Usability | None:
+    """Return why this OVS does not support native mode; None if it does."""
+    if NATIVE_TYPE in root.iface_types:
+        return None
+    return Usability(
+        False, f"this OVS has no interface type {NATIVE_TYPE}, which native mode needs",
+        "install the NIC vendor's OVS that has it; or, for new ports, set [vdpa] mode = relay",
+        "iface-types",
+    )  # fmt: skip
+
+
+# -- The OVS rows that a port of the vdpa backend desires, in either mode, derived from the intent.
+
+
+BACKEND = "vdpa"
+#: The bridge of all relays. Each flow names its input and output port and none switches by MAC, so
+#: relays on one bridge are isolated from each other. A bridge per relay would cost a tap and a set of
+#: datapath tables each.
+BRIDGE = "np-relay"
+LAYOUT = Layout(
+    BACKEND, {BRIDGE: "vdpa:relay"}, base={BRIDGE: frozenset()}, prefixes=(VHOST, RELAY)
+)
+#: The options that name the VF of a row.
+_ACCELERATOR = "vdpa-accelerator-devargs"
+DEVICE_OPTIONS = ("dpdk-devargs", _ACCELERATOR)
+
+
+def wanted(
+    settings: OvsSettings,
+    intent: Intent,
+    row: OvsPort | None,
+    bridges: Mapping[str, SeenBridge],
+    *,
+    tso: bool,
+) -> Wanted:
+    """Return the rows of a port that has a VF. ``tso``: its VM may send segments of up to 64 KiB.
+
+    ``row``: its existing row, on one of ``bridges``.
+
+    Raises: BackendUnavailable if a new port's network is not mapped to a bridge.
+    """
+    claim, mode = claim_of(intent), mode_of(intent)
+    assert intent.spec is not None and claim is not None and mode is not None
+    if mode is Mode.NATIVE:
+        return _native(settings, intent, row, bridges, claim.key, tso)
+    socket = socket_path(settings, intent, row)
+    port = VhostPort.of(BACKEND, intent, BRIDGE, 0, socket=socket, tso=tso)
+    return Wanted(port, intent.spec, _relayed_to(intent, claim.key))
+
+
+def _relayed_to(intent: Intent, address: str) -> BesidePort:
+    assert intent.spec is not None
+    return BesidePort(
+        backend=BACKEND,
+        port_id=intent.port_id,
+        name=device_name(RELAY, intent.port_id),
+        bridge=BRIDGE,
+        device=address,
+        mtu=intent.spec.network.mtu,
+        queues=intent.spec.queues,
+    )
+
+
+def _native(
+    settings: OvsSettings,
+    intent: Intent,
+    row: OvsPort | None,
+    bridges: Mapping[str, SeenBridge],
+    address: str,
+    tso: bool,
+) -> Wanted:
+    """Build a native port. Options follow the patch "netdev-dpdk: Introduce dpdkvdpa" and vendor guides."""
+    claim = claim_of(intent)
+    assert intent.spec is not None and claim is not None
+    network, memory = intent.spec.network, remembered(claim)
+    bridge = bridge_of(settings, intent.spec, row, bridges)
+    if not bridge:
+        raise unmapped(intent.spec)
+    socket, tag = socket_path(settings, intent, row), network.vlan_id or 0
+    port = VhostPort.of(BACKEND, intent, bridge, tag, socket=socket, tso=tso)
+    options = {
+        "vdpa-socket-path": port.socket,
+        _ACCELERATOR: address,
+        "dpdk-devargs": f"{memory.pf_address},representor=[{memory.number}]",
+        "vdpa-max-queues": str(intent.spec.queues),
+        "vdpa-sw": "true",
+    }
+    return Wanted(replace(port, type=NATIVE_TYPE, options=options), intent.spec)
+
+
+def vf_on_host(row: OvsPort | None, beside: OvsPort | None) -> str | None:
+    """Return the PCI address of the VF that a port's rows name."""
+    interface = beside.interface if beside else row.interface if row else None
+    if interface is None:
+        return None
+    return interface.options.get(_ACCELERATOR) or interface.options.get("dpdk-devargs")
+
+
+# -- Checks of a port request against the limits of software vDPA, before anything is stored. -----
+
+
+def check_mode(spec: PortSpec, mode: Mode, bridge_mappings: Mapping[str, str]) -> None:
+    """Refuse what a port in this mode does not support. Raises: Unsupported, InvalidRequest."""
+    refusals = _of_native(spec) if mode is Mode.NATIVE else _of_relay(spec)
+    for asked, why, fix in refusals:
+        if asked:
+            raise Unsupported(f"backend vdpa in {mode} mode: {why}", step="validate", fix=fix)
+    name = str(spec.network.physical_network)
+    if mode is Mode.NATIVE and name not in bridge_mappings:
+        raise unknown_network(name, "[ovs] bridge_mappings", bridge_mappings)
+
+
+def _of_relay(spec: PortSpec) -> list[tuple[bool, str, str]]:
+    others = [a.mac for a in spec.port_security.allowed_addresses if a.mac not in (None, spec.mac)]
+    return [
+        (
+            bool(others),
+            "its VF takes frames for the port's own MAC only",
+            "ask without a mac in port_security.allowed_addresses",
+        ),
+        (
+            spec.vf.trunk or bool(spec.vf.allowed_vlans) or spec.vf.vlan_proto != "802.1Q",
+            "OVS takes no tags from its VM",
+            "ask without vf.trunk, vf.allowed_vlans and vf.vlan_proto, or with the backend sriov",
+        ),
+    ]
+
+
+def _of_native(spec: PortSpec) -> list[tuple[bool, str, str]]:
+    """In switchdev mode, settings belong to the VF's representor, and OVS can make only some of them."""
+    plain = VfOptions(pci_address=spec.vf.pci_address)
+    return [
+        (
+            spec.qos != Qos(),
+            "rates are not available: no OVS that has the type could be tried",
+            "ask without qos, or set [vdpa] mode = relay",
+        ),
+        (
+            spec.vf != plain,
+            "a NIC in switchdev mode leaves a VF's VLAN, trust, spoof check and link state to OVS",
+            "ask with nothing but pci_address in vf",
+        ),
+    ]

@@ -1,0 +1,461 @@
+"""Python client of the agent's HTTP API: takes and returns models, and raises typed errors."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from netplugin.api.errors import (
+    BackendUnavailable,
+    FieldError,
+    HostError,
+    InvalidRequest,
+    NetpluginError,
+    OperationTimeout,
+    Problem,
+    from_problem,
+)
+from netplugin.api.models import (
+    BackendInfo,
+    Batch,
+    BatchResults,
+    CheckRequest,
+    DomainPolicy,
+    Finding,
+    HostState,
+    Name,
+    NetworkInfo,
+    NetworkSpec,
+    PciAddress,
+    Port,
+    PortSpec,
+    PortState,
+    ReconcileReport,
+    ReconcileRequest,
+    RenderedDomain,
+    RenderRequest,
+    Task,
+    VfInfo,
+)
+from netplugin.api.pmd_models import PmdProposal, PmdRequest, PmdState
+
+DEFAULT_URL = "unix:/run/netplugin/agent.sock"
+# A running agent accepts at once; only the response takes time.
+_CONNECT_S = 5.0
+_UNIX = "unix:"
+# What httpx raises if only one side speaks TLS, or if the server requires a client certificate.
+_CUT_OFF = (httpx.RemoteProtocolError, httpx.ReadError)
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
+_PCI_ADDRESS: TypeAdapter[str] = TypeAdapter(PciAddress)
+_M = TypeVar("_M", bound=BaseModel)
+_T = TypeVar("_T")
+
+
+class Readiness(BaseModel):
+    """Whether the agent is ready and, if not, the reasons."""
+
+    ready: bool
+    reasons: list[str] = []
+
+
+class Client:
+    """A client of one agent. Use it as a context manager or call ``close``; not thread-safe.
+
+    Every method raises the errors of ``netplugin.api.errors``: those that the agent returns, and
+    ``BackendUnavailable`` or ``OperationTimeout`` if the agent cannot be reached.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        token: str | None = None,
+        verify: bool | str | Path | ssl.SSLContext = True,
+        cert: tuple[str, str] | str | None = None,
+        timeout_s: float = 60,
+    ) -> None:
+        """Create a client of the agent at ``url``.
+
+        ``url``: ``unix:`` and the path of the agent's socket, or ``http(s)://host:port``;
+        ``verify``: a file of CA certificates, or False to skip verification; ``cert``: certificate
+        and key; ``timeout_s``: seconds to wait for a response.
+
+        Raises: InvalidRequest if the URL, the token or a certificate file cannot be used.
+        """
+        self.url = _checked_url(url)
+        headers = {"Authorization": f"Bearer {_checked_token(token)}"} if token else {}
+        path = self.url.removeprefix(_UNIX) if self.url.startswith(_UNIX) else None
+        self._http = httpx.Client(
+            base_url="http://localhost" if path else self.url,
+            # Without `verify=False` httpx loads the system's CA certificates, which takes 40 ms.
+            transport=httpx.HTTPTransport(uds=path, verify=False) if path else None,
+            headers=headers,
+            verify=_tls(verify, cert) if self.url.startswith("https:") else False,
+            timeout=httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)),
+            trust_env=False,  # a proxy from the environment would receive the token
+            follow_redirects=False,
+        )
+
+    @classmethod
+    def from_environment(
+        cls, environment: Mapping[str, str] = os.environ, timeout_s: float = 60
+    ) -> Self:
+        """A client configured by NETPLUGIN_URL and the other NETPLUGIN_* variables.
+
+        Raises: InvalidRequest naming the variable that is wrong.
+        """
+        get = environment.get
+        cert, key = get("NETPLUGIN_CERT"), get("NETPLUGIN_KEY")
+        if key and not cert:
+            raise _invalid("NETPLUGIN_KEY is set without NETPLUGIN_CERT", "set both, or neither")
+        token_file = get("NETPLUGIN_TOKEN_FILE")
+        return cls(
+            get("NETPLUGIN_URL") or DEFAULT_URL,
+            token=_read_token(Path(token_file)) if token_file else None,
+            verify=get("NETPLUGIN_CA") or True,
+            cert=(cert, key) if cert and key else cert or None,
+            timeout_s=timeout_s,
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- ports -----------------------------------------------------------------------------------
+
+    def put_port(self, port_id: str, spec: PortSpec) -> Port:
+        return self._model(Port, "PUT", _port(port_id), spec)
+
+    def get_port(self, port_id: str) -> Port:
+        return self._model(Port, "GET", _port(port_id))
+
+    def list_ports(
+        self,
+        *,
+        vm_id: str | None = None,
+        state: PortState | str | None = None,
+        backend: str | None = None,
+    ) -> list[Port]:
+        wanted = {"vm_id": vm_id, "state": state and str(state), "backend": backend}
+        parameters = {name: value for name, value in wanted.items() if value is not None}
+        return self._models(Port, "/v1/ports", parameters)
+
+    def delete_port(self, port_id: str) -> None:
+        self._call("DELETE", _port(port_id))
+
+    def batch(self, batch: Batch) -> BatchResults:
+        """Create, change and delete several ports.
+
+        Raises only if the whole call failed: check each result.
+        """
+        return self._model(BatchResults, "POST", "/v1/ports:batch", batch)
+
+    def render_domain(
+        self, vm_id: str, xml: str, policy: DomainPolicy | None = None
+    ) -> RenderedDomain:
+        path = f"/v1/vms/{_checked_name('vm_id', vm_id)}:render-domain"
+        try:
+            request = RenderRequest(xml=xml, policy=policy or DomainPolicy())
+        except ValidationError as wrong:
+            raise invalid_request(wrong) from None
+        return self._model(RenderedDomain, "POST", path, request)
+
+    def check_domain(self, vm_id: str, xml: str) -> list[Finding]:
+        """Check the XML of an existing domain against the VM's ports and the host's CPU plan."""
+        path = f"/v1/vms/{_checked_name('vm_id', vm_id)}:check-domain"
+        try:
+            request = CheckRequest(xml=xml)
+        except ValidationError as wrong:
+            raise invalid_request(wrong) from None
+        return self._parsed(TypeAdapter(list[Finding]), self._call("POST", path, request))
+
+    # -- networks --------------------------------------------------------------------------------
+
+    def put_network(self, network_id: str, spec: NetworkSpec) -> NetworkInfo:
+        return self._model(NetworkInfo, "PUT", _network(network_id), spec)
+
+    def get_network(self, network_id: str) -> NetworkInfo:
+        return self._model(NetworkInfo, "GET", _network(network_id))
+
+    def list_networks(self) -> list[NetworkInfo]:
+        return self._models(NetworkInfo, "/v1/networks")
+
+    def delete_network(self, network_id: str) -> None:
+        self._call("DELETE", _network(network_id))
+
+    # -- the host --------------------------------------------------------------------------------
+
+    def backends(self) -> list[BackendInfo]:
+        return self._models(BackendInfo, "/v1/backends")
+
+    def host(self) -> HostState:
+        """Facts about the host, as ``netplugin host facts`` prints them."""
+        return self._model(HostState, "GET", "/v1/host")
+
+    def checks(self) -> list[Finding]:
+        """The findings of the agent about the host."""
+        return self._models(Finding, "/v1/host/checks")
+
+    def list_vfs(self) -> list[VfInfo]:
+        return self._models(VfInfo, "/v1/vfs")
+
+    def release_vf(self, pci_address: str) -> None:
+        """End the quarantine of a virtual function; no error if it is not quarantined."""
+        address = _checked("pci_address", _PCI_ADDRESS, pci_address)
+        self._call("DELETE", f"/v1/vfs/{address}/quarantine")
+
+    def pmd(self, interval_s: float | None = None) -> PmdState:
+        """The PMD threads, since they started or over the next ``interval_s`` seconds (at most 60)."""
+        return self._measured(PmdState, "/v1/pmd", interval_s)
+
+    def pmd_proposal(self, interval_s: float | None = None) -> PmdProposal:
+        """The proposed assignment of receive queues to PMD threads."""
+        return self._measured(PmdProposal, "/v1/pmd/proposal", interval_s)
+
+    def set_pmd(self, request: PmdRequest) -> PmdState:
+        return self._model(PmdState, "PUT", "/v1/pmd", request)
+
+    def reconcile(self, request: ReconcileRequest | None = None) -> ReconcileReport:
+        return self._model(ReconcileReport, "POST", "/v1/reconcile", request or ReconcileRequest())
+
+    # -- the agent -------------------------------------------------------------------------------
+
+    def task(self, taskuuid: str) -> Task:
+        return self._model(Task, "GET", f"/v1/tasks/{_checked_name('taskuuid', taskuuid)}")
+
+    def ready(self) -> Readiness:
+        """The readiness of the agent; "not ready" is a result, not an error."""
+        answer = self._send("GET", "/readyz")
+        if answer.status_code not in (200, 503):
+            raise _told(answer)
+        return self._parsed(TypeAdapter(Readiness), answer)
+
+    # -- internals -------------------------------------------------------------------------------
+
+    def _model(self, kind: type[_M], method: str, path: str, body: BaseModel | None = None) -> _M:
+        return self._parsed(TypeAdapter(kind), self._call(method, path, body))
+
+    def _models(
+        self, kind: type[_M], path: str, parameters: Mapping[str, str] | None = None
+    ) -> list[_M]:
+        adapter: TypeAdapter[list[_M]] = TypeAdapter(list[kind])  # type: ignore[valid-type]
+        return self._parsed(adapter, self._call("GET", path, parameters=parameters))
+
+    def _measured(self, kind: type[_M], path: str, interval_s: float | None) -> _M:
+        parameters = {} if interval_s is None else {"interval": f"{interval_s:g}"}
+        answer = self._call("GET", path, parameters=parameters, more_s=interval_s or 0.0)
+        return self._parsed(TypeAdapter(kind), answer)
+
+    def _parsed(self, adapter: TypeAdapter[_T], answer: httpx.Response) -> _T:
+        try:
+            return adapter.validate_json(answer.content)
+        except ValidationError as wrong:
+            raise _stranger(answer) from wrong
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: BaseModel | None = None,
+        parameters: Mapping[str, str] | None = None,
+        more_s: float = 0.0,
+    ) -> httpx.Response:
+        answer = self._send(method, path, body, parameters, more_s)
+        if not answer.is_success:
+            raise _told(answer)
+        return answer
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: BaseModel | None = None,
+        parameters: Mapping[str, str] | None = None,
+        more_s: float = 0.0,
+    ) -> httpx.Response:
+        """``more_s``: seconds that the call is expected to take, added to the read timeout."""
+        patience = httpx.Timeout(self._http.timeout)
+        patience.read = patience.read and patience.read + more_s
+        # Fields that were not set are not sent: a port on a VXLAN network takes the network's MTU.
+        content = None if body is None else body.model_dump_json(exclude_unset=True)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        try:
+            return self._http.request(
+                method, path, content=content, headers=headers, params=parameters, timeout=patience
+            )
+        except httpx.HTTPError as failed:
+            raise self._unreached(failed) from failed
+
+    def _unreached(self, failed: httpx.HTTPError) -> NetpluginError:
+        """The error for a call without a response: the URL, the cause and what to check."""
+        if isinstance(failed, httpx.ReadTimeout | httpx.WriteTimeout):
+            return OperationTimeout(
+                f"the agent at {self.url} did not answer within {self._http.timeout.read:g} s",
+                step="request", fix="see the agent's log; GET the port to see what became of it",
+            )  # fmt: skip
+        fix = "is the agent running (systemctl status netplugin-agent)? is NETPLUGIN_URL its URL?"
+        if self.url.startswith(_UNIX) and "Permission denied" in str(failed):
+            fix = "call as root, or as a member of the group of [api] socket_group"
+        elif "CERTIFICATE_VERIFY_FAILED" in str(failed):
+            fix = "set NETPLUGIN_CA to the CA certificate of the agent, and use the name it is for"
+        elif "SSL" in str(failed) or isinstance(failed, _CUT_OFF):
+            fix = "http:// or https://? With mutual TLS, set NETPLUGIN_CERT and NETPLUGIN_KEY"
+        why = str(failed) or type(failed).__name__
+        return BackendUnavailable(
+            f"the agent at {self.url} cannot be reached: {why}", step="connect", fix=fix
+        )
+
+
+def nobody_listens(error: BaseException) -> bool:
+    """Whether a call failed because no agent is listening.
+
+    False for error responses, broken connections and missing permissions.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConnectionRefusedError | FileNotFoundError):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def invalid_request(wrong: ValidationError) -> InvalidRequest:
+    """Convert pydantic's errors to the error that the agent would return, with each field named."""
+    fields = [
+        FieldError(field=".".join(map(str, found["loc"])) or "body", message=found["msg"])
+        for found in wrong.errors(include_url=False, include_context=False, include_input=False)
+    ]
+    detail = "; ".join(f"{field.field[:80]}: {field.message}" for field in fields[:5])
+    return InvalidRequest(detail, step="validate", errors=fields)
+
+
+def _port(port_id: str) -> str:
+    return f"/v1/ports/{_checked_name('port_id', port_id)}"
+
+
+def _network(network_id: str) -> str:
+    return f"/v1/networks/{_checked_name('network_id', network_id)}"
+
+
+def _checked_name(field: str, name: str) -> str:
+    return _checked(field, _NAME, name)
+
+
+def _checked(field: str, kind: TypeAdapter[str], text: str) -> str:
+    """Validate before sending, because a name such as ``..`` would change the path of the URL."""
+    try:
+        return kind.validate_python(text)
+    except ValidationError as wrong:
+        message = wrong.errors()[0]["msg"]
+        raise InvalidRequest(
+            f"{field}: {message}", step="validate",
+            errors=[FieldError(field=field, message=message)],
+        ) from None  # fmt: skip
+
+
+def _invalid(detail: str, fix: str) -> InvalidRequest:
+    return InvalidRequest(detail, step="client", fix=fix)
+
+
+def _checked_url(url: str) -> str:
+    fix = f"give it as {DEFAULT_URL} or https://host:port (NETPLUGIN_URL)"
+    if url.startswith(_UNIX):
+        path = url.removeprefix(_UNIX)
+        if not path.startswith("/") or len(path.encode()) > 107:  # unix(7): sun_path
+            raise _invalid(f"{url!r} names no absolute path of at most 107 bytes", fix)
+        return url
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+        _ = parts.port, httpx.URL(url)
+    except (ValueError, httpx.InvalidURL) as wrong:
+        raise _invalid(f"{url!r} is not a URL: {wrong}", fix) from None
+    if not usable or parts.query or parts.fragment or parts.username is not None:
+        raise _invalid(f"{url!r} is not the URL of an agent", fix)
+    return url.rstrip("/")
+
+
+def _checked_token(token: str) -> str:
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise _invalid(
+            "the bearer token has characters that cannot be sent", "use one line of the token file"
+        )
+    return token
+
+
+def _read_token(path: Path) -> str:
+    """The first token of a file in the format of ``[api] token_file``."""
+    try:
+        lines = [line.strip() for line in path.read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as wrong:
+        raise _invalid(
+            f"NETPLUGIN_TOKEN_FILE cannot be read: {wrong}", "name a file that holds a token"
+        ) from None
+    tokens = [line for line in lines if line and not line.startswith("#")]
+    if not tokens:
+        raise _invalid(f"NETPLUGIN_TOKEN_FILE {path} has no token in it", "put one on a line")
+    return tokens[0].split()[-1]  # <token>, or <role>:<name> <token>
+
+
+def _tls(
+    verify: bool | str | Path | ssl.SSLContext, cert: tuple[str, str] | str | None
+) -> ssl.SSLContext:
+    """The TLS context; without a CA file, the system's CA certificates are used."""
+    try:
+        context = _trust(verify)
+        if isinstance(cert, str):
+            context.load_cert_chain(cert)
+        elif cert is not None:
+            context.load_cert_chain(*cert)
+    except OSError as wrong:  # includes ssl.SSLError
+        raise _invalid(
+            f"a certificate or key file cannot be used: {wrong}",
+            "look at the files of NETPLUGIN_CA, NETPLUGIN_CERT and NETPLUGIN_KEY",
+        ) from None
+    return context
+
+
+def _trust(verify: bool | str | Path | ssl.SSLContext) -> ssl.SSLContext:
+    if isinstance(verify, ssl.SSLContext):
+        return verify
+    if isinstance(verify, bool):
+        context = ssl.create_default_context()
+        if not verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+    return ssl.create_default_context(cafile=verify)
+
+
+def _told(answer: httpx.Response) -> NetpluginError:
+    """Convert an error response to an exception."""
+    try:
+        return from_problem(Problem.model_validate_json(answer.content))
+    except ValidationError:
+        return _stranger(answer)
+
+
+def _stranger(answer: httpx.Response) -> HostError:
+    said = " ".join(answer.text.split())[:200]
+    return HostError(
+        f"{answer.request.method} {answer.request.url} was answered with status "
+        f"{answer.status_code} and not as the agent's API says: {said or 'nothing'}",
+        step="answer", fix="is it the agent that listens there, and is it of this version?",
+    )  # fmt: skip

@@ -1,0 +1,511 @@
+"""The data models of the API: requests (PortSpec, ...) and responses (Port, Binding, ...)."""
+
+from __future__ import annotations
+
+import ipaddress
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
+
+from netplugin.api.errors import Problem
+
+# Names become file names, OVSDB values and libvirt XML, so the character set is restricted here.
+# (In pydantic's regex engine ``$`` matches the end of the text only, not the end of a line.)
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, strict=True)]
+PortId = Name
+# Strict: only JSON true and false; "no", 0 and similar values are refused.
+Flag = Annotated[bool, Field(strict=True)]
+VlanId = Annotated[int, Field(ge=1, le=4094, strict=True)]
+Kbps = Annotated[int, Field(ge=1, le=400_000_000, strict=True)]
+RingSize = Literal[256, 512, 1024]
+
+
+def at_most(most: int) -> BeforeValidator:
+    """Check the length of a list before its entries are validated."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | tuple) and len(value) > most:
+            raise ValueError(f"must have at most {most} entries")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _unicast(mac: str) -> str:
+    mac = mac.lower()
+    if int(mac[:2], 16) & 1 or mac == "00:00:00:00:00:00":
+        raise ValueError("must be a unicast address that is not all zeros")
+    return mac
+
+
+Mac = Annotated[
+    str,
+    StringConstraints(pattern=r"^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$", strict=True),
+    AfterValidator(_unicast),
+]
+
+
+def _address(text: str) -> str:
+    """Validate an IPv4 or IPv6 address or prefix and return its shortest form; host bits are refused."""
+    network = ipaddress.ip_network(text, strict=True)
+    if network.is_multicast or network.prefixlen == 0:
+        raise ValueError("must be a unicast address or a prefix of at least one bit")
+    if network.version == 6 and int(network.network_address) >> 48 == 0:
+        # RFC 4291, section 2.5: unspecified, loopback, IPv4-compatible and IPv4-mapped.
+        raise ValueError("is an IPv6 address that is never on a wire (80 leading zero bits)")
+    if network.prefixlen == network.max_prefixlen:
+        return str(network.network_address)
+    return str(network)
+
+
+IpAddress = Annotated[
+    str,
+    StringConstraints(pattern=r"^[0-9A-Fa-f.:]{2,45}(/[0-9]{1,3})?$", strict=True),
+    AfterValidator(_address),
+]
+PciAddress = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7]$",
+        to_lower=True,  # applied after the pattern
+        strict=True,
+    ),
+]
+
+
+class Value(BaseModel):
+    """Base class of the models: immutable, and unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Network(Value):
+    """The network segment of a port.
+
+    ``mtu`` is the layer-3 MTU in bytes; it applies to every hop. The MTU of a ``vxlan`` network is
+    set with ``PUT /v1/networks`` and may be left out here.
+    """
+
+    type: Literal["flat", "vlan", "vxlan"]
+    physical_network: Name | None = None
+    vlan_id: VlanId | None = None
+    network_id: Name | None = None
+    mtu: Annotated[int, Field(ge=576, le=9216, strict=True)] = 1500
+
+    @model_validator(mode="after")
+    def _fits_type(self) -> Self:
+        if self.type == "vxlan":
+            if self.network_id is None:
+                raise ValueError("network_id is required for a vxlan network")
+            if self.physical_network is not None or self.vlan_id is not None:
+                raise ValueError("physical_network and vlan_id do not belong to a vxlan network")
+            return self
+        if self.physical_network is None:
+            raise ValueError(f"physical_network is required for a {self.type} network")
+        if (self.vlan_id is None) == (self.type == "vlan"):
+            raise ValueError("vlan_id is required for a vlan network, and for no other")
+        return self
+
+
+def _peer(text: str) -> str:
+    """Validate the tunnel address of another host and return its shortest form."""
+    address = ipaddress.ip_address(text)
+    if address.is_multicast or address.is_unspecified or address.is_loopback:
+        raise ValueError("must be the unicast address of a host")
+    return str(address)
+
+
+PeerAddress = Annotated[
+    str,
+    StringConstraints(pattern=r"^[0-9A-Fa-f.:]{2,45}$", strict=True),
+    AfterValidator(_peer),
+]
+
+
+class NetworkSpec(Value):
+    """A VXLAN network (RFC 7348) as all hosts share it.
+
+    ``vni`` is the VXLAN network identifier. ``mtu`` is the layer-3 MTU of the VMs in bytes.
+    ``peers`` are the tunnel addresses of the hosts with ports on the network; the address of this
+    host may be included and is ignored. ``udp_port`` is the destination port of the tunnel.
+    """
+
+    type: Literal["vxlan"]
+    vni: Annotated[int, Field(ge=1, le=0xFFFFFF, strict=True)]
+    peers: Annotated[tuple[PeerAddress, ...], Field(max_length=1024), at_most(1024)] = ()
+    udp_port: Annotated[int, Field(ge=1, le=65535, strict=True)] = 4789
+    mtu: Annotated[int, Field(ge=576, le=9216, strict=True)] = 1450
+
+    @model_validator(mode="after")
+    def _one_set_of_peers(self) -> Self:
+        if len(set(self.peers)) != len(self.peers):
+            raise ValueError("peers: an address may stand there once")
+        if len({ipaddress.ip_address(peer).version for peer in self.peers}) > 1:
+            raise ValueError("peers: all must be IPv4 or all IPv6")
+        return self
+
+
+class NetworkInfo(Value):
+    """A VXLAN network on this host.
+
+    ``ports`` is the number of ports of this host on the network. ``local_vlan`` (1 to 4094)
+    identifies the network within this host. ``errors`` lists the ports that could not be updated by
+    a PUT; all other ports were.
+    """
+
+    network_id: Name
+    spec: NetworkSpec
+    #: Identifies the network within this host, 1 to 4094.
+    local_vlan: int
+    ports: int
+    errors: tuple[Problem, ...] = ()
+
+
+def _each_once(vlans: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(set(vlans)))
+
+
+class VfOptions(Value):
+    """Settings of a virtual function (backends ``sriov`` and ``vdpa``).
+
+    ``pci_address``: use this VF instead of one that the agent chooses. ``trusted``: the VM may
+    change its MAC; ``sriov`` refuses it together with ``port_security.enabled``. ``vlan_proto``:
+    the type of the tag that the NIC adds to the VM's frames for ``network.vlan_id``; with 802.1ad
+    the VM may send tagged frames, and the NIC adds an outer tag. ``trunk``: the VM on a flat
+    network sends tagged frames, with any VLAN or only with those in ``allowed_vlans``, if the NIC
+    supports it. ``teaming``: add a standby virtio NIC, so that the VM can be live-migrated.
+    """
+
+    pci_address: PciAddress | None = None
+    trusted: Flag = False
+    spoofchk: Flag | None = None
+    link_state: Literal["auto", "enable", "disable"] = "auto"
+    vlan_qos: Annotated[int, Field(ge=0, le=7, strict=True)] = 0
+    vlan_proto: Literal["802.1Q", "802.1ad"] = "802.1Q"
+    trunk: Flag = False
+    allowed_vlans: Annotated[
+        tuple[VlanId, ...], Field(max_length=4094), at_most(4094), AfterValidator(_each_once)
+    ] = ()
+    teaming: Flag = False
+
+
+# claimed: assigned to a port; allocated: assigned and opened by the VM or OVS; quarantined: a
+# setting failed on it; stale: assigned to a port but no longer on the host; unusable: cannot be
+# given to a VM.
+VfState = Literal["available", "claimed", "allocated", "quarantined", "stale", "unusable"]
+
+
+class VfInfo(Value):
+    """A virtual function: its physical function, its state, and the port it is assigned to.
+
+    ``reason`` explains the state. ``max_queues`` is the upper limit of queue pairs; the guest's
+    driver may get fewer. ``left_out``: excluded from ports by ``[sriov] devices``.
+    """
+
+    pci_address: PciAddress
+    pf: str | None = None
+    vf_index: int | None = None
+    numa_node: int | None = None
+    physical_network: str | None = None
+    driver: str | None = None
+    state: VfState
+    port_id: PortId | None = None
+    reason: str | None = None
+    max_queues: int | None = None
+    left_out: bool = False
+
+
+class VfCounters(Value):
+    """Packet and byte counters of a virtual function; ``rx`` is traffic that the function receives."""
+
+    rx_packets: int = 0
+    tx_packets: int = 0
+    rx_bytes: int = 0
+    tx_bytes: int = 0
+    rx_dropped: int = 0
+    tx_dropped: int = 0
+
+
+class Qos(Value):
+    """Rate limits in kbit/s (1000 bit/s) as seen from the VM: ingress is traffic that it receives."""
+
+    ingress_kbps: Kbps | None = None
+    egress_kbps: Kbps | None = None
+    min_egress_kbps: Kbps | None = None
+
+    @model_validator(mode="after")
+    def _least_within_most(self) -> Self:
+        if self.egress_kbps and self.min_egress_kbps and self.min_egress_kbps > self.egress_kbps:
+            raise ValueError("min_egress_kbps is above egress_kbps")
+        return self
+
+
+class AllowedAddress(Value):
+    """An address or prefix that the VM may use as source; ``mac`` defaults to the MAC of the port."""
+
+    ip: IpAddress
+    mac: Mac | None = None
+
+
+#: Functions that a VM may have for its network; the messages they send are dropped from other VMs.
+Role = Literal["router", "dhcp_server"]
+
+
+def _in_order(roles: tuple[Role, ...]) -> tuple[Role, ...]:
+    return tuple(sorted(set(roles)))
+
+
+class PortSecurity(Value):
+    """Anti-spoofing filter. Enabled without addresses, it lets the VM send from its own MAC only.
+
+    ``allowed_addresses``: the IP addresses that the VM may send from. ``roles``: a ``router`` may
+    send IPv6 router advertisements and redirects (RFC 4861, RFC 6105), a ``dhcp_server`` may send
+    DHCP server replies (RFC 2131, RFC 8415). These messages are dropped from all other VMs.
+    """
+
+    enabled: Flag = True
+    roles: Annotated[tuple[Role, ...], Field(max_length=2), AfterValidator(_in_order)] = ()
+    allowed_addresses: Annotated[tuple[AllowedAddress, ...], Field(max_length=64), at_most(64)] = ()
+
+
+class PortSpec(Value):
+    """The requested configuration of a port: the NIC of a VM, its network and its backend."""
+
+    vm_id: Name
+    mac: Mac
+    backend: Name
+    network: Network
+    queues: Annotated[int, Field(ge=1, le=128, strict=True)] = 1
+    rx_queue_size: RingSize = 1024
+    tx_queue_size: RingSize = 1024
+    numa_node: Annotated[int, Field(ge=0, le=1023, strict=True)] | None = None
+    #: Numeric user ID of the VM's QEMU process, if it runs as a user of its own: only this user can
+    #: open the vhost-user socket. For backends with vhost-user sockets.
+    qemu_user: Annotated[int, Field(ge=1, lt=2**32 - 1, strict=True)] | None = None
+    vf: VfOptions = VfOptions()
+    qos: Qos = Qos()
+    port_security: PortSecurity = PortSecurity()
+
+    @property
+    def overlay_id(self) -> str | None:
+        """The ID of the port's VXLAN network; None for other network types."""
+        return self.network.network_id if self.network.type == "vxlan" else None
+
+
+class PortState(StrEnum):
+    """The state of a port.
+
+    ``pending``: stored, not verified on the host yet. ``active``: verified on the host.
+    ``degraded``: configured, but it does not work (see ``error``). ``removing``: being deleted.
+    ``failed``: was active, and the agent cannot restore it (see ``error``).
+    """
+
+    PENDING = "pending"  # stored, not verified on the host yet
+    ACTIVE = "active"  # read back from the host: it matches the spec
+    DEGRADED = "degraded"  # matches the spec, but the host reports a fault (see ``error``)
+    REMOVING = "removing"  # being deleted
+    FAILED = "failed"  # was active; the agent cannot restore it (see ``error``)
+
+
+class DomainRequirements(Value):
+    """What the libvirt domain must provide for this NIC."""
+
+    shared_memory: bool = False
+    hugepages: bool = False
+    numa_node: int | None = None
+    vfio: bool = False
+    #: The user that QEMU must run as to open the vhost-user socket; None: any user that runs QEMU.
+    qemu_user: int | None = None
+
+
+class Binding(BaseModel):
+    """How the VM is attached to the port; a backend may add fields of its own."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    vif_type: str
+    interface_xml: str
+    domain_requirements: DomainRequirements = DomainRequirements()
+
+
+class Port(BaseModel):
+    """A port of this host; ``observed`` is its configuration as last read from the host."""
+
+    port_id: PortId
+    state: PortState
+    spec: PortSpec
+    binding: Binding | None = None
+    observed: dict[str, Any] | None = None
+    error: Problem | None = None
+    timings_ms: dict[str, float] = {}
+    #: The port whose VF this standby NIC belongs to (``vf.teaming``); change that port, not this
+    #: one.
+    standby_of: PortId | None = None
+
+
+class PortFilter(Value):
+    """Selects the ports to list; a port must match all given fields."""
+
+    vm_id: Name | None = None
+    state: PortState | None = None
+    backend: Name | None = None
+
+
+class BatchPut(Value):
+    port_id: PortId
+    spec: PortSpec
+
+
+class Batch(Value):
+    """Several ports in one request; each has a result of its own."""
+
+    put: Annotated[tuple[BatchPut, ...], Field(max_length=4096), at_most(4096)] = ()
+    delete: Annotated[tuple[PortId, ...], Field(max_length=4096), at_most(4096)] = ()
+
+    @model_validator(mode="after")
+    def _once_each(self) -> Self:
+        ids = [entry.port_id for entry in self.put] + list(self.delete)
+        if len(ids) != len(set(ids)):
+            raise ValueError("a port_id may stand in a batch once")
+        return self
+
+
+class BatchResult(BaseModel):
+    port_id: PortId
+    status: int
+    port: Port | None = None
+    error: Problem | None = None
+
+
+class BatchResults(BaseModel):
+    results: list[BatchResult]
+
+
+class Features(Value):
+    """The capabilities of a backend."""
+
+    networks: tuple[Literal["flat", "vlan", "vxlan"], ...] = ()
+    live_migration: bool = False
+    #: Maximum rates in both directions; ``min_rate``: also a minimum rate.
+    qos: bool = False
+    min_rate: bool = False
+    port_security: tuple[Literal["mac", "ip"], ...] = ()
+    max_queues: int = 1
+    needs_shared_memory: bool = False
+    virtual_functions: bool = False
+    #: Whether a standby virtio NIC can be added to the VF (``vf.teaming``).
+    teaming: bool = False
+
+
+class BackendInfo(Value):
+    """A backend of this host: whether it is usable and, if not, the reason and the fix."""
+
+    name: str
+    usable: bool
+    reason: str | None = None
+    fix: str | None = None
+    features: Features = Features()
+    #: Facts about the host that affect the backend, such as versions and options.
+    facts: dict[str, str | int | bool] = {}
+
+
+class Finding(Value):
+    """A result of a check: what was found, what is expected, and the fix."""
+
+    id: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    expected: str
+    fix: str | None = None
+
+
+class HostState(Value):
+    """Facts about the host, as ``netplugin host facts`` prints them.
+
+    A value that cannot be read is an object with the reason (``unknown``) and the file (``path``).
+    """
+
+    facts: dict[str, Any]
+    #: Facts reported by running daemons (OVS, libvirt).
+    live: dict[str, Any]
+
+
+class ReconcileRequest(Value):
+    """``remove_orphans`` permits the removal of marked objects without an intent after the store was lost."""
+
+    dry_run: Flag = False
+    remove_orphans: Flag = False
+
+
+class PlannedChange(Value):
+    """A planned change: the ports it is made for, and a sentence that describes it."""
+
+    backend: str
+    change: str
+    ports: tuple[str, ...]
+    detail: str
+
+
+class ReconcileReport(BaseModel):
+    """The changes that a reconcile found and, without ``dry_run``, made."""
+
+    dry_run: bool
+    ports: int
+    changes: list[PlannedChange]
+    orphans_kept: list[str] = []
+    errors: list[Problem] = []
+
+
+class DomainPolicy(Value):
+    """The placement of a domain.
+
+    ``pin``: each vCPU on a CPU of its own, according to the CPU plan of the host; ``realtime``:
+    pinned, with the settings that real-time guests need; ``numa_node``: the NUMA node to use.
+    """
+
+    pin: Flag = False
+    realtime: Flag = False
+    numa_node: Annotated[int, Field(ge=0, le=1023, strict=True)] | None = None
+
+
+class RenderRequest(Value):
+    """A libvirt domain XML to complete with the VM's interfaces and the elements that they require."""
+
+    xml: Annotated[str, StringConstraints(max_length=1_000_000)]
+    policy: DomainPolicy = DomainPolicy()
+
+
+class CheckRequest(Value):
+    """The XML of an existing libvirt domain to check."""
+
+    xml: Annotated[str, StringConstraints(max_length=1_000_000)]
+
+
+class RenderedDomain(Value):
+    xml: str
+
+
+class TaskState(StrEnum):
+    ACCEPTED = "accepted"  # journalled, not carried out yet
+    DONE = "done"  # carried out, the result not delivered yet
+    DELIVERED = "delivered"
+    EXPIRED = "expired"  # the callback URL was not reachable within the configured time
+
+
+class Task(BaseModel):
+    """An asynchronous call and its result."""
+
+    taskuuid: str
+    state: TaskState
+    attempts: int
+    result: dict[str, Any] | None

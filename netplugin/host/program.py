@@ -1,0 +1,186 @@
+"""Runs a program for the lifetime of its VNF, with a log file; it ends with this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+#: Polling interval for conditions without notification, in seconds.
+_LOOK_S = 0.05
+_END_S = 10.0
+_LAST_LINES = 15
+#: Flag of a listening socket (__SO_ACCEPTCON in linux/net.h).
+_LISTENS = 0x10000
+
+
+class ProgramError(Exception):
+    """A program cannot be started, has ended, or does not do what it was started for."""
+
+
+class Program:
+    """A process and its children. It is killed if this process dies (setpriv of util-linux)."""
+
+    def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        self._arguments = tuple(arguments)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, environment: Mapping[str, str] | None = None) -> None:
+        """Start the program. Raises: ProgramError if it is not installed."""
+        program = self._arguments[0]
+        if shutil.which(program) is None:
+            raise ProgramError(f"{program}: there is no such program; install it, or give its path")
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", "--", *self._arguments],
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def check(self) -> None:
+        """Check that the program runs. Raises: ProgramError."""
+        if self._process is None:
+            raise ProgramError(f"{self.name} has not been started")
+        status = self._process.poll()
+        if status is not None:
+            raise ProgramError(f"{self.name} has ended with status {status}{self.last_words()}")
+
+    def wait_for(self, condition: Callable[[], T | None], deadline: float, what: str) -> T:
+        """Poll until the condition is true and return its value. Raises: ProgramError on exit or deadline."""
+        while True:
+            self.check()
+            if value := condition():
+                return value
+            if time.monotonic() > deadline:
+                raise ProgramError(f"{self.name}: {what}: not in time{self.last_words()}")
+            self._wait_end(_LOOK_S)
+
+    def stop(self) -> None:
+        """Send SIGTERM, then kill the process group. Idempotent."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
+    def last_words(self) -> str:
+        """Return the last lines of the log, to append to an error message."""
+        with suppress(OSError), self.log.open(errors="replace") as log:
+            lines = deque((line.rstrip() for line in log if line.strip()), maxlen=_LAST_LINES)
+            return "".join(f"\n  {line}" for line in lines)
+        return ""
+
+    def _wait_end(self, seconds: float) -> None:
+        """Wait for the end of the process, at most ``seconds``."""
+        assert self._process is not None
+        try:
+            descriptor = os.pidfd_open(self._process.pid)
+        except ProcessLookupError:
+            return
+        try:
+            select.select([descriptor], [], [], seconds)
+        finally:
+            os.close(descriptor)
+
+
+def own_directory() -> Path:
+    """Create a directory with a path short enough for sockets. The caller removes it."""
+    base = "/run" if os.access("/run", os.W_OK) else None
+    return Path(tempfile.mkdtemp(prefix="netplugin-vnf-", dir=base))
+
+
+def free_socket(path: str) -> None:
+    """Remove a stale socket, so that the VNF can create its own.
+
+    Raises: ProgramError if a process listens on it, or it is not a socket.
+    """
+    place = Path(path)
+    if not place.parent.is_dir():
+        raise ProgramError(f"{place.parent}: there is no such directory for the socket of a port")
+    if not place.exists():
+        return
+    if not place.is_socket():
+        raise ProgramError(f"{path} is no socket")
+    if path in _listening(Path("/proc/net/unix").read_text()):
+        raise ProgramError(f"{path} is taken: another program (a VM?) listens there; stop it")
+    place.unlink(missing_ok=True)
+
+
+def _listening(table: str) -> set[str]:
+    """Parse ``/proc/net/unix`` for listening sockets: a test connection would disturb a VM."""
+    rows = (line.split(maxsplit=7) for line in table.splitlines()[1:])
+    return {row[7] for row in rows if len(row) == 8 and int(row[3], 16) & _LISTENS}
+
+
+# -- Client of the DPDK telemetry socket (DPDK's "Telemetry User Guide"). -------------------------
+
+
+_LONGEST = 1 << 16
+
+
+class Telemetry:
+    """A lazy connection. ``answer_s``: timeout of each answer in seconds."""
+
+    def __init__(self, path: Path, answer_s: float = 5.0) -> None:
+        self._path = path
+        self._answer_s = answer_s
+        self._socket: socket.socket | None = None
+        #: DPDK version such as ``DPDK 22.11.11``, sent on connect.
+        self.version = "unknown"
+
+    def ask(self, command: str, *arguments: object) -> Any:
+        """Send a command and return its result. Raises: ProgramError."""
+        question = ",".join([command, *map(str, arguments)])
+        try:
+            connection = self._connected()
+            connection.send(question.encode())
+            answer = json.loads(connection.recv(_LONGEST))
+            return answer[command]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.close()
+            raise ProgramError(f"{self._path}: no answer to {question}: {error!r}") from error
+
+    @property
+    def there(self) -> bool:
+        return self._path.is_socket()
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _connected(self) -> socket.socket:
+        if self._socket is None:
+            fresh = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                fresh.settimeout(self._answer_s)
+                fresh.connect(str(self._path))
+                self.version = str(json.loads(fresh.recv(_LONGEST))["version"])
+            except BaseException:
+                fresh.close()
+                raise
+            self._socket = fresh
+        return self._socket

@@ -1,0 +1,274 @@
+"""Parse a libvirt domain, add a VM's NICs and the elements they require, and write it."""
+
+from __future__ import annotations
+
+import pwd
+import re
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from lxml import etree
+
+from netplugin.api.errors import Conflict, FieldError, InvalidRequest
+from netplugin.api.models import Binding, DomainPolicy, DomainRequirements
+from netplugin.libvirt.interfaces import Element, fragments, mac_of_hostdev, parser, text
+
+#: The step named in errors.
+RENDER: Final = "render-domain"
+#: The element order of libvirt; elements that are not listed come last.
+_ORDER: Final = (
+    "name", "uuid", "genid", "title", "description", "metadata", "maxMemory", "memory",
+    "currentMemory", "blkiotune", "memtune", "memoryBacking", "vcpu", "vcpus", "iothreads",
+    "iothreadids", "cputune", "numatune", "resource", "sysinfo", "bootloader", "bootloader_args",
+    "os", "features", "cpu", "clock",
+)  # fmt: skip
+
+
+def parse_domain(xml: str, step: str) -> Element:
+    """Parse a domain. Raises: InvalidRequest if the text is not a libvirt domain."""
+    try:
+        domain = etree.fromstring(xml.encode(), parser())
+    except (etree.XMLSyntaxError, ValueError) as broken:
+        raise invalid(f"not XML: {broken}", step) from broken
+    if domain.getroottree().docinfo.internalDTD is not None:
+        raise invalid("a document type declaration is not allowed", step)
+    if domain.tag != "domain":
+        raise invalid(f"the root element is <{domain.tag}>, not <domain>", step)
+    return domain
+
+
+def written(domain: Element) -> str:
+    return text(domain)
+
+
+def invalid(message: str, step: str, fix: str | None = None) -> InvalidRequest:
+    """The error for an invalid domain in a request."""
+    errors = [FieldError(field="xml", message=message)]
+    return InvalidRequest(f"xml: {message}", step=step, fix=fix, errors=errors)
+
+
+def child(domain: Element, tag: str) -> Element:
+    """The child element of this name; if missing, it is created at the position where libvirt writes it."""
+    found = domain.find(tag)
+    if found is None:
+        found = etree.Element(tag)
+        before = [n for n, each in enumerate(domain) if _rank(each) <= _rank(found)]
+        domain.insert(before[-1] + 1 if before else 0, found)
+    return found
+
+
+def complete(domain: Element, bindings: Sequence[Binding]) -> None:
+    """Add these NICs to the domain, with the memory backing and the QEMU user that they require.
+
+    NICs with the same MAC or PCI function are replaced.
+
+    Raises: Conflict if the domain contradicts a requirement.
+    """
+    devices = child(domain, "devices")
+    for binding in bindings:
+        _replace_nics(devices, fragments(binding.interface_xml))
+    for binding in bindings:
+        _require(domain, binding.domain_requirements)
+    _run_as(domain, bindings)
+
+
+def nodes_asked(bindings: Sequence[Binding], policy: DomainPolicy) -> set[int]:
+    """The NUMA nodes required by the NICs and the policy."""
+    asked = {binding.domain_requirements.numa_node for binding in bindings} | {policy.numa_node}
+    return {node for node in asked if node is not None}
+
+
+def keep_memory_on(domain: Element, nodes: Collection[int]) -> None:
+    """Set the NUMA node of the memory of a domain without CPU placement.
+
+    Raises: Conflict for several nodes.
+    """
+    if len(nodes) > 1:
+        raise Conflict(
+            f"the NICs and the policy ask for different NUMA nodes: {sorted(nodes)}",
+            step=RENDER, fix="ask for one node, or none",
+        )  # fmt: skip
+    for node in nodes:
+        numatune = child(domain, "numatune")
+        memory = numatune.find("memory")
+        if memory is None:
+            memory = etree.SubElement(numatune, "memory", mode="strict")
+        memory.set("nodeset", str(node))
+
+
+def number(text: str | None, default: int) -> int:
+    """Parse a small decimal number of a domain; the default if it is not one."""
+    text = (text or "").strip()
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else default
+
+
+def address(nic: Element) -> str:
+    """The MAC address of a NIC in lower case; empty if it has none."""
+    if nic.tag == "hostdev":
+        return mac_of_hostdev(nic)
+    mac = nic.find("mac")
+    return mac.get("address", "").lower() if mac is not None else ""
+
+
+def function(nic: Element) -> str:
+    """The PCI address of a passed-through device; empty for other devices."""
+    found = nic.find("source/address")
+    if found is None or nic.get("type") not in ("hostdev", "pci"):
+        return ""
+    read = [_unsigned(found.get(name, "0")) for name in ("domain", "bus", "slot", "function")]
+    parts = [part for part in read if part is not None]
+    return "{:04x}:{:02x}:{:02x}.{:x}".format(*parts) if parts == read else ""
+
+
+def _unsigned(text: str) -> int | None:
+    """Parse a number of a PCI address as libvirt does; None if it is not a number.
+
+    It is hexadecimal only after ``0x`` (``virPCIDeviceAddressParseXML``: strtoul with base 0).
+    """
+    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,8}|0[0-7]{0,8}|[1-9][0-9]{0,8}", text):
+        return None
+    return int(text, 8 if text.isdecimal() and text.startswith("0") else 0)
+
+
+def nics(domain: Element) -> list[Element]:
+    """The network interfaces and the host devices of the domain."""
+    return [*domain.findall("devices/interface"), *domain.findall("devices/hostdev")]
+
+
+def _rank(element: Element) -> int:
+    tag = element.tag if isinstance(element.tag, str) else ""  # not a string for comments
+    return _ORDER.index(tag) if tag in _ORDER else len(_ORDER)
+
+
+def _replace_nics(devices: Element, wanted: Sequence[Element]) -> None:
+    """Remove NICs with the same MAC or PCI function and insert the new ones at the position of the first."""
+    known = {name for nic in wanted for name in (address(nic), function(nic)) if name}
+    there = [each for each in devices if each.tag in ("interface", "hostdev")]
+    old = [each for each in there if known & {address(each), function(each)}]
+    place = list(devices).index(old[0]) if old else len(devices)
+    for each in old:
+        devices.remove(each)
+    devices[place:place] = wanted
+
+
+def _require(domain: Element, needs: DomainRequirements) -> None:
+    if not (needs.shared_memory or needs.hugepages):
+        return
+    backing = child(domain, "memoryBacking")
+    if needs.hugepages and backing.find("hugepages") is None:
+        backing.insert(0, etree.Element("hugepages"))
+    if needs.shared_memory:
+        _share(domain, backing)
+
+
+def _run_as(domain: Element, bindings: Sequence[Binding]) -> None:
+    """Set the user that QEMU runs as, because only this user can open the vhost-user sockets.
+
+    Without a label QEMU runs as the user of qemu.conf. DAC labels are user:group, each a number
+    after a ``+`` (``<seclabel>`` in libvirt's formatdomain). The group of an existing label is
+    kept; a new label uses the number of the user. With ``relabel`` libvirt also gives the user the
+    domain's disks and other files.
+    """
+    users = {binding.domain_requirements.qemu_user for binding in bindings} - {None}
+    if not users:
+        return
+    if len(users) > 1:
+        raise Conflict(
+            f"the VM's ports are for QEMUs of different users: {sorted(map(str, users))}",
+            step=RENDER, fix="ask for all ports of a VM with one qemu_user",
+        )  # fmt: skip
+    (user,) = users
+    found = _dac_label(domain)
+    if found is None:
+        _may_label(domain, bindings, user)
+        found = etree.SubElement(domain, "seclabel", type="static", model="dac", relabel="yes")
+        etree.SubElement(found, "label").text = f"+{user}:+{user}"
+    elif not _runs_as(found, user):
+        raise Conflict(
+            f"the domain has a seclabel of model dac that is not user {user}'s (+{user}:+<group>), and "
+            "no other user can reach its vhost-user sockets",
+            step=RENDER, fix="remove that <seclabel> from the domain, or name its user as qemu_user",
+        )  # fmt: skip
+
+
+def _may_label(domain: Element, bindings: Sequence[Binding], user: int | None) -> None:
+    """Check that a label for this user can be added.
+
+    If a domain has several labels, libvirt requires a model for each
+    (``virSecurityLabelDefsParseXML`` in its src/conf/domain_conf.c).
+
+    Raises: Conflict.
+    """
+    if any(not label.get("model") for label in domain.findall("seclabel")):
+        raise Conflict(
+            "the domain has a <seclabel> without a model, and libvirt takes no second one beside it: "
+            f"QEMU needs one of model dac to run as user {user} (qemu_user)",
+            step=RENDER, fix="name its model (selinux or apparmor), or remove it",
+        )  # fmt: skip
+    for binding in bindings:
+        needs = binding.domain_requirements
+        if needs.shared_memory and needs.qemu_user is None:
+            nic = address(fragments(binding.interface_xml)[0])
+            raise Conflict(
+                f"the vhost-user NIC {nic} has no qemu_user, and other NICs of the VM are for a QEMU of "
+                f"user {user}, to whom the socket of this one may be closed",
+                step=RENDER, fix=f"ask for it with qemu_user {user} too; or give the domain a <seclabel> "
+                f"of model dac of your own, with user {user} and a group that reaches all sockets",
+            )  # fmt: skip
+
+
+def wrong_user(domain: Element, user: int) -> str | None:
+    """A description of the domain's label if QEMU does not run as this user; None if it does."""
+    label = _dac_label(domain)
+    if label is None:
+        return "no <seclabel> of model dac: QEMU runs as the user of qemu.conf"
+    if _runs_as(label, user):
+        return None
+    kind, who = label.get("type"), (label.findtext("label") or "").strip()
+    return f"a <seclabel> of model dac, of type {kind or 'none'}, for {who[:80] or 'nobody'}"
+
+
+def _dac_label(domain: Element) -> Element | None:
+    return next((s for s in domain.findall("seclabel") if s.get("model") == "dac"), None)
+
+
+def _runs_as(seclabel: Element, user: int | None) -> bool:
+    """Whether a static label names this user: by number, with or without ``+``, or by name on this host."""
+    if seclabel.get("type") != "static":
+        return False
+    name = (seclabel.findtext("label") or "").strip().partition(":")[0]
+    if name.removeprefix("+") == str(user):
+        return True
+    try:
+        return pwd.getpwnam(name).pw_uid == user
+    except (KeyError, ValueError):  # ValueError: not a valid user name
+        return False
+
+
+def _share(domain: Element, backing: Element) -> None:
+    """Make the guest memory shared, file-backed memory: vhost-user requires that OVS can map it."""
+    access = backing.find("access")
+    if access is None:
+        access = etree.SubElement(backing, "access", mode="shared")
+    elif access.get("mode") != "shared":
+        raise Conflict(
+            "memoryBacking has access mode='private', and a vhost-user NIC needs shared memory",
+            step=RENDER, fix="remove <access> from the domain's <memoryBacking>",
+        )  # fmt: skip
+    for cell in domain.iterfind("cpu/numa/cell"):
+        if cell.get("memAccess", "shared") != "shared":
+            raise Conflict(
+                "a NUMA cell has memAccess='private', and a vhost-user NIC needs shared memory",
+                step=RENDER, fix="remove memAccess from the domain's NUMA cells",
+            )  # fmt: skip
+        cell.set("memAccess", "shared")
+    source = backing.find("source")
+    if source is None:
+        if backing.find("hugepages") is None:
+            source = etree.Element("source", type="memfd")
+            backing.insert(list(backing).index(access), source)
+    elif source.get("type") == "anonymous":
+        raise Conflict(
+            "memoryBacking has source type='anonymous', which cannot be shared",
+            step=RENDER, fix="remove <source> from the domain's <memoryBacking>",
+        )  # fmt: skip

@@ -1,0 +1,167 @@
+"""Read a guest's vCPUs, NUMA cells, clock, IOMMU and NICs from its domain (pure). Source: formatdomain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from netplugin.libvirt.domain import address, invalid, nics, parse_domain
+from netplugin.libvirt.interfaces import Element
+from netplugin.libvirt.needs import cells_of, memory_kb, size_kb, vcpus
+from netplugin.libvirt.pins import is_marked_realtime, is_x86
+
+STEP: Final = "guest-plan"
+
+
+class Kind(StrEnum):
+    VIRTIO = "virtio"
+    VF = "VF"
+    #: A NIC that QEMU emulates.
+    EMULATED = "emulated"
+
+
+@dataclass(frozen=True)
+class GuestNic:
+    """``address`` is the PCI address in libvirt's numbering. ``ours``: a kind of NIC that netplugin plugs.
+
+    ``vhostuser``: the host end is OVS-DPDK. ``teamed``: one of a pair that the guest kernel joins.
+    """
+
+    mac: str
+    kind: Kind
+    address: str | None
+    queues: int
+    mtu: int | None
+    ours: bool
+    vhostuser: bool
+    teamed: bool
+
+
+@dataclass(frozen=True)
+class GuestDomain:
+    """``cells_kb`` is the memory of each NUMA cell; ``backing_kb`` the host hugepage size that the domain
+    requests, None for none; ``threads`` are threads per core; ``iommu`` is the emulated IOMMU's model."""
+
+    name: str
+    vcpus: int
+    threads: int
+    cells_kb: tuple[int, ...]
+    backing_kb: int | None
+    whole_cpu: bool
+    kvmclock: bool
+    iommu: str | None
+    realtime: bool
+    machine: str
+    x86: bool
+    nics: tuple[GuestNic, ...]
+
+    @property
+    def memory_kb(self) -> int:
+        return sum(self.cells_kb)
+
+    @property
+    def pcie(self) -> bool:
+        """False for the machine type ``pc`` (i440fx), which has only conventional PCI."""
+        return not re.match(r"pc($|-i440fx|-[0-9])", self.machine)
+
+
+def read_domain(xml: str) -> GuestDomain:
+    """Parse domain XML. Raises: InvalidRequest naming ``xml``."""
+    domain = parse_domain(xml, STEP)
+    count = _online(domain, vcpus(domain, STEP))
+    cells = tuple(cell.memory_kb for cell in cells_of(domain, STEP) if cell.memory_kb)
+    machine = domain.find("os/type")
+    model = domain.find("devices/iommu")
+    return GuestDomain(
+        name=(domain.findtext("name") or "").strip() or "guest",
+        vcpus=count,
+        threads=max(1, _number(domain.find("cpu/topology"), "threads", 1)),
+        cells_kb=cells or (memory_kb(domain, STEP),),
+        backing_kb=_backing_kb(domain),
+        whole_cpu=_attribute(domain, "cpu", "mode") in ("host-passthrough", "maximum"),
+        kvmclock=not any(
+            timer.get("name") == "kvmclock" and timer.get("present") == "no"
+            for timer in domain.iterfind("clock/timer")
+        ),
+        iommu=None if model is None else model.get("model", "unknown"),
+        realtime=is_marked_realtime(domain) or domain.find("cputune/vcpusched") is not None,
+        machine="" if machine is None else machine.get("machine", ""),
+        x86=is_x86(domain),
+        nics=tuple(_nics(domain)),
+    )
+
+
+def _online(domain: Element, most: int) -> int:
+    """The number of vCPUs that are present at boot."""
+    current = _number(domain.find("vcpu"), "current", most)
+    if not 0 < current <= most:
+        raise invalid(f"<vcpu> has current={current}, not 1 to {most}", STEP)
+    return current
+
+
+def _backing_kb(domain: Element) -> int | None:
+    pages = domain.findall("memoryBacking/hugepages/page")
+    return min((size_kb(page, "<page>", STEP, "size") for page in pages), default=None)
+
+
+def _nics(domain: Element) -> Iterator[GuestNic]:
+    for interface in nics(domain):
+        mac = address(interface)
+        if interface.tag == "hostdev" and not mac:
+            continue  # not a NIC, or one without a known MAC
+        if not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", mac):
+            raise invalid(
+                f"an <interface> has the MAC address {mac[:30]!r}", STEP,
+                "take the domain as libvirt has it: virsh dumpxml",
+            )  # fmt: skip
+        of = interface.get("type")
+        mtu = _number(interface.find("mtu"), "size", 0)
+        yield GuestNic(
+            mac=mac,
+            kind=_kind(interface),
+            address=_address(interface),
+            queues=max(1, _number(interface.find("driver"), "queues", 1)),
+            mtu=mtu or None,
+            ours=of in ("vhostuser", "hostdev")
+            or interface.tag == "hostdev"
+            or (of == "ethernet" and _attribute(interface, "target", "managed") == "no"),
+            vhostuser=of == "vhostuser",
+            teamed=interface.find("teaming") is not None,
+        )
+
+
+def _kind(interface: Element) -> Kind:
+    if "hostdev" in (interface.tag, interface.get("type")):
+        return Kind.VF
+    model = _attribute(interface, "model", "type")
+    return Kind.VIRTIO if model.startswith("virtio") else Kind.EMULATED
+
+
+def _address(interface: Element) -> str | None:
+    found = interface.find("address")
+    if found is None or found.get("type") != "pci":
+        return None
+    numbers = []
+    for name, default in (("domain", "0"), ("bus", "0"), ("slot", "0"), ("function", "0")):
+        try:
+            numbers.append(int(found.get(name, default), 0))
+        except ValueError:
+            raise invalid(f"{name} of a PCI address is no number", STEP) from None
+    return "{:04x}:{:02x}:{:02x}.{:x}".format(*numbers)
+
+
+def _attribute(element: Element, path: str, name: str) -> str:
+    found = element.find(path)
+    return "" if found is None else found.get(name, "")
+
+
+def _number(element: Element | None, name: str, default: int) -> int:
+    text = "" if element is None else element.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise invalid(f"{name} is {text[:20]!r}, not a number", STEP)
+    return int(text)

@@ -1,0 +1,145 @@
+"""Resource needs of a domain, read from its XML (pure): vCPUs and memory by guest NUMA cell."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from netplugin.api.errors import Conflict, Unsupported
+from netplugin.libvirt.domain import invalid, number
+from netplugin.libvirt.interfaces import Element
+from netplugin.libvirt.pins import parse_cpuset
+
+#: libvirt's units (scaledInteger in basictypes.rng): KB is 1000 bytes, K and KiB are 1024.
+_UNIT: Final = re.compile(r"(?i)b|bytes?|([kmgtpe])(i?b)?")
+#: Sanity limit above any real host: untrusted numbers must not make the agent loop or allocate.
+_MOST_VCPUS: Final = 4096
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A guest NUMA cell. A domain without ``<numa>`` counts as one cell."""
+
+    number: int
+    vcpus: tuple[int, ...]
+    memory_kb: int
+
+
+@dataclass(frozen=True)
+class Needs:
+    """``page_kb`` is the hugepage size that the domain requests, or None for any size."""
+
+    cells: tuple[Cell, ...]
+    page_kb: int | None
+    iothreads: tuple[int, ...]
+
+    @property
+    def vcpus(self) -> int:
+        return sum(len(cell.vcpus) for cell in self.cells)
+
+
+def read_needs(domain: Element, step: str) -> Needs:
+    """Raises: InvalidRequest for invalid XML; Conflict, Unsupported if the domain cannot be placed."""
+    return Needs(
+        _cells(domain, vcpus(domain, step), step), _page_kb(domain, step), iothreads(domain)
+    )
+
+
+def vcpus(domain: Element, step: str) -> int:
+    """The number of vCPUs; 1, libvirt's default, without ``<vcpu>``. Raises: InvalidRequest."""
+    element = domain.find("vcpu")
+    if element is None:
+        return 1
+    count = _number(element.text, "<vcpu>", step)
+    if not 0 < count <= _MOST_VCPUS:
+        raise invalid(f"<vcpu> is {count}, not 1 to {_MOST_VCPUS}", step)
+    return count
+
+
+def memory_kb(domain: Element, step: str) -> int:
+    """Memory of the domain, KiB; the sum of its cells without ``<memory>``. Raises: InvalidRequest."""
+    element = domain.find("memory")
+    if element is not None:
+        return size_kb(element, "<memory>", step)
+    cells = [size_kb(c, "<cell>", step, "memory") for c in domain.iterfind("cpu/numa/cell")]
+    if not cells:
+        raise invalid("<memory> is missing", step, "say how much memory the VM has")
+    return sum(cells)
+
+
+def size_kb(element: Element, what: str, step: str, attribute: str | None = None) -> int:
+    """Size in KiB, rounded up. The number is in ``attribute`` if given, else in the element's text."""
+    count = _number(element.text if attribute is None else element.get(attribute), what, step)
+    unit = _UNIT.fullmatch(element.get("unit", "KiB"))
+    if unit is None:
+        raise invalid(
+            f"{what} has the unit {element.get('unit', '')[:20]!r}", step, "use KiB, MiB or GiB"
+        )
+    prefix, rest = unit.groups()
+    power = " kmgtpe".index(prefix.lower()) if prefix else 0
+    size = count * int((1000 if (rest or "").lower() == "b" else 1024) ** power)
+    return -(-size // 1024)
+
+
+def iothreads(domain: Element) -> tuple[int, ...]:
+    """IO thread ids: those given, then the lowest free ids for the rest, as libvirt assigns them."""
+    given = {number(each.get("id"), 0) for each in domain.iterfind("iothreadids/iothread")} - {0}
+    count = min(number(domain.findtext("iothreads"), 0), _MOST_VCPUS)
+    free = (each for each in itertools.count(1) if each not in given)
+    more = [next(free) for _ in range(count - len(given))]
+    return tuple(sorted((*given, *more)))
+
+
+def cells_of(domain: Element, step: str) -> Iterator[Cell]:
+    """NUMA cells defined in ``<cpu><numa>``. Raises: InvalidRequest."""
+    for place, cell in enumerate(domain.iterfind("cpu/numa/cell")):
+        id = _number(cell.get("id", str(place)), "a NUMA cell's id", step)
+        try:
+            mine = tuple(sorted(parse_cpuset(cell.get("cpus", ""))))
+        except ValueError as wrong:
+            raise invalid(f"cpus of NUMA cell {id}: {wrong}", step) from None
+        yield Cell(id, mine, size_kb(cell, f"memory of NUMA cell {id}", step, "memory"))
+
+
+def _cells(domain: Element, count: int, step: str) -> tuple[Cell, ...]:
+    cells = tuple(cells_of(domain, step))
+    if not cells:
+        return (Cell(0, tuple(range(count)), memory_kb(domain, step)),)
+    if any(not cell.vcpus for cell in cells):
+        raise Unsupported(
+            "placing a domain with a NUMA cell (<cpu><numa>) that has no CPUs", step=step,
+            fix="give each cell its CPUs, or render the domain without policy.pin and policy.realtime",
+        )  # fmt: skip
+    if sorted(cpu for cell in cells for cpu in cell.vcpus) != list(range(count)):
+        raise Conflict(
+            f"the NUMA cells (<cpu><numa>) do not have each of the {count} vCPUs once", step=step,
+            fix=f"share out the CPUs 0-{count - 1} among the cells",
+        )  # fmt: skip
+    return cells
+
+
+def page_sizes(domain: Element, step: str) -> set[int]:
+    """Hugepage sizes that the domain requests, KB. Raises: InvalidRequest."""
+    pages = domain.iterfind("memoryBacking/hugepages/page")
+    return {size_kb(page, "<page>", step, "size") for page in pages}
+
+
+def _page_kb(domain: Element, step: str) -> int | None:
+    sizes = page_sizes(domain, step)
+    if len(sizes) > 1:
+        raise Unsupported(
+            f"placing a domain with hugepages of several sizes ({', '.join(map(str, sorted(sizes)))} KB)",
+            step=step, fix="ask for one size in <memoryBacking><hugepages>, or for none",
+        )  # fmt: skip
+    return next(iter(sizes), None)
+
+
+def _number(text: str | None, what: str, step: str) -> int:
+    text = (text or "").strip()
+    # Stricter than int(): ASCII digits only, of bounded length.
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise invalid(f"{what} is {text[:20]!r}, not a number", step)
+    return int(text)

@@ -1,0 +1,106 @@
+"""Accessor protocol of a kind of target: read, write, restore."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeAlias, TypeVar
+
+from netplugin.host.processes import run
+from netplugin.tuning.root import Root, sync_folder
+
+T = TypeVar("T", contravariant=True)
+
+#: A value in the host's own format, from which it can be restored exactly; None: not set.
+Raw: TypeAlias = str | None
+
+
+class Kept(Exception):
+    """The write was ignored or the target has gone, which is not a failure; the message says why."""
+
+
+class Place(Protocol[T]):
+    """Reads and writes targets of one kind. All methods raise: NetpluginError, ``Kept``."""
+
+    def read(self, target: T) -> Raw: ...
+
+    def value(self, target: T, raw: Raw) -> str | None:
+        """Normalise ``raw`` to a plan value; equivalent texts give the same value."""
+        ...
+
+    def write(self, target: T, wanted: str | None) -> None:
+        """Set ``wanted``, a plan value."""
+        ...
+
+    def restore(self, target: T, raw: Raw) -> None:
+        """Set ``raw``, which was read earlier."""
+        ...
+
+
+# -- Runs host programs while applying. -----------------------------------------------------------
+
+
+#: (arguments, timeout in seconds) -> standard output. Raises: as ``netplugin.host.processes.run``.
+Run: TypeAlias = Callable[[Sequence[str], float], str]
+
+
+def run_program(args: Sequence[str], seconds: float) -> str:
+    return run(args, step="apply", deadline=time.monotonic() + seconds)
+
+
+# -- Read and write a host's files below one root directory. --------------------------------------
+
+
+class WritableRoot(Root):
+    """``Root`` with writes: kernel files are written in place, other files are replaced atomically.
+
+    All methods here raise OSError.
+    """
+
+    def whole(self, path: str) -> str | None:
+        """The file's exact text, white space included; None if the file does not exist."""
+        try:
+            return self._bytes(path).decode(errors="surrogateescape")
+        except FileNotFoundError:
+            return None
+
+    def write(self, path: str, text: str) -> None:
+        """Write one line to an existing file in a single write(2), as kernel files require."""
+        self._write(path, f"{text}\n".encode())
+
+    def replace(self, path: str, text: str) -> None:
+        """Replace the file atomically; mode and owner are kept."""
+        self._replace(path, text.encode(errors="surrogateescape"))
+
+    def remove(self, path: str) -> None:
+        """Remove a file; a missing file is no error."""
+        self._at(path).unlink(missing_ok=True)
+
+    def _write(self, path: str, data: bytes) -> None:
+        # No O_CREAT or O_TRUNC: kernel files support neither, and only these are written in place.
+        descriptor = os.open(self._at(path), os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+    def _replace(self, path: str, data: bytes) -> None:
+        file = self._at(path).resolve()
+        old = file.stat() if file.exists() else None
+        descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        draft = Path(name)
+        try:
+            with open(descriptor, "wb") as opened:
+                opened.write(data)
+                os.fchmod(descriptor, old.st_mode & 0o7777 if old else 0o644)
+                if old:
+                    os.fchown(descriptor, old.st_uid, old.st_gid)
+                opened.flush()
+                os.fsync(descriptor)
+            draft.replace(file)
+            sync_folder(file.parent)
+        finally:
+            draft.unlink(missing_ok=True)

@@ -1,0 +1,21 @@
+"""Checks of a domain against its ports and the host's plan (pure), one module per subject."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from netplugin.api.models import Finding
+from netplugin.tuning.placing.checks.case import Case
+from netplugin.tuning.placing.checks.cpus import cpus, model, siblings
+from netplugin.tuning.placing.checks.memory import memory
+from netplugin.tuning.placing.checks.nics import nics, user
+from netplugin.tuning.placing.checks.realtime import realtime
+
+CHECKS: tuple[Callable[[Case], Iterable[Finding]], ...] = (
+    nics, user, memory, cpus, siblings, model, realtime,
+)  # fmt: skip
+
+
+def check(case: Case) -> tuple[Finding, ...]:
+    """Run all checks. Raises: InvalidRequest for a malformed number in the domain XML."""
+    return tuple(finding for one in CHECKS for finding in one(case))

@@ -1,0 +1,79 @@
+"""Input of the domain checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from netplugin.api.models import Binding, Finding, VfInfo
+from netplugin.libvirt.interfaces import Element
+from netplugin.libvirt.needs import Cell, cells_of, memory_kb, vcpus
+from netplugin.libvirt.pins import Placement
+from netplugin.tuning.facts import Cpus
+from netplugin.tuning.placing.capacity import Ground
+from netplugin.tuning.placing.render import pinned
+
+STEP: Final = "check-domain"
+
+
+@dataclass(frozen=True)
+class Nic:
+    """A port of the VM and the binding that the domain should contain."""
+
+    port_id: str
+    binding: Binding
+
+
+@dataclass(frozen=True)
+class Case:
+    """A domain and what to check it against. ``ground`` is None if the host has no plan; ``mine`` is the last
+    placement of this VM; ``others`` are the CPUs of other VMs; ``other_vfs`` are VFs of the agent's pool
+    that belong to no port of this VM."""
+
+    domain: Element
+    nics: tuple[Nic, ...]
+    ground: Ground | None
+    mine: Placement | None = None
+    others: Cpus = frozenset()
+    other_vfs: tuple[VfInfo, ...] = ()
+
+    @cached_property
+    def vcpus(self) -> int:
+        return vcpus(self.domain, STEP)
+
+    @cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        """The guest's NUMA cells, or one cell with all vCPUs if the domain defines none."""
+        return tuple(cells_of(self.domain, STEP)) or (
+            Cell(0, tuple(range(self.vcpus)), memory_kb(self.domain, STEP)),
+        )
+
+    @cached_property
+    def pins(self) -> dict[int, Cpus]:
+        """Pinned vCPUs and the CPUs of each."""
+        said = dict(pinned(self.domain, STEP))
+        every = said.get("<vcpu cpuset>")
+        found = {n: said.get(f"<vcpupin> {n}", every) for n in range(self.vcpus)}
+        return {n: cpus for n, cpus in found.items() if cpus}
+
+    @cached_property
+    def emulator(self) -> Cpus | None:
+        """The CPUs of QEMU's emulator threads, or None if they are not pinned."""
+        said = dict(pinned(self.domain, STEP))
+        return said.get("<emulatorpin>", said.get("<vcpu cpuset>"))
+
+    @property
+    def used(self) -> Cpus:
+        return frozenset(cpu for cpus in self.pins.values() for cpu in cpus)
+
+
+def graded(
+    id: str, wrong: str | None, found: str, expected: str, fix: str, status: str = "warn"
+) -> Finding:
+    """An ``ok`` finding with ``found``, or one of ``status`` with ``wrong`` if that is given."""
+    if wrong is None:
+        return Finding(id=id, status="ok", found=found, expected=expected)
+    return Finding.model_validate(
+        {"id": id, "status": status, "found": wrong, "expected": expected, "fix": fix}
+    )

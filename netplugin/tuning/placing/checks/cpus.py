@@ -1,0 +1,193 @@
+"""Check that vCPUs and QEMU's emulator threads run on the CPUs that the host's plan reserves for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from netplugin.api.models import Finding
+from netplugin.host.cpus import format_list
+from netplugin.libvirt.interfaces import Element
+from netplugin.libvirt.pins import is_kvm
+from netplugin.tuning.placing.capacity import Ground
+from netplugin.tuning.placing.checks.case import Case, graded
+
+_PIN: Final = "render the domain with policy.pin: netplugin domain render --pin"
+
+
+def cpus(case: Case) -> Iterator[Finding]:
+    """CPU findings; none if the host has no plan."""
+    ground = case.ground
+    if ground is None:
+        return
+    yield _pinned(case)
+    yield from _places(case, ground)
+    if case.pins:
+        yield from _one_node(case, ground)
+    yield _emulator(case, ground)
+    yield from _remembered(case)
+
+
+def _pinned(case: Case) -> Finding:
+    loose = [n for n in range(case.vcpus) if len(case.pins.get(n, ())) != 1]
+    wrong = f"vCPU {format_list(loose)} of {case.vcpus} has no CPU of its own" if loose else None
+    return graded(
+        "vcpu-pinned", wrong, f"all {case.vcpus} vCPUs are pinned",
+        "each vCPU on a CPU of its own: isolated CPUs are not balanced", _PIN,
+    )  # fmt: skip
+
+
+def _places(case: Case, ground: Ground) -> Iterator[Finding]:
+    used = case.used
+    # A thread that may run on all CPUs is not pinned; the scheduler keeps it off isolated CPUs.
+    if not used or used >= ground.pmd | ground.cpus | ground.housekeeping:
+        return
+    often = Counter(cpu for cpus in case.pins.values() if len(cpus) == 1 for cpu in cpus)
+    twice = frozenset(cpu for cpu, count in often.items() if count > 1)
+    for id, status, wrong, expected, text in (
+        ("vcpu-pmd", "fail", used & ground.pmd, "no vCPU beside a PMD thread", "of PMD threads"),
+        (
+            "vcpu-others", "fail", used & case.others, "CPUs that no other VM has",
+            "of other VMs",
+        ),
+        ("vcpu-twice", "fail", twice, "one vCPU on a CPU", "with several vCPUs"),
+        (
+            "vcpu-cpus", "warn", used - ground.cpus - ground.pmd,
+            f"CPU {format_list(ground.cpus)}, which the plan has for vCPUs", "that are not for vCPUs",
+        ),
+    ):  # fmt: skip
+        yield graded(
+            id, f"vCPUs are on CPU {format_list(wrong)}, {text}" if wrong else None,
+            f"vCPUs are on CPU {format_list(used)}", expected, _PIN, status,
+        )  # fmt: skip
+
+
+def _one_node(case: Case, ground: Ground) -> Iterator[Finding]:
+    for cell in case.cells:
+        mine = (cpu for vcpu in cell.vcpus for cpu in case.pins.get(vcpu, ()))
+        nodes = sorted({node for cpu in mine if (node := ground.node_of(cpu)) is not None})
+        found = (
+            f"the vCPUs of cell {cell.number} are on NUMA node {format_list(nodes) or 'unknown'}"
+        )
+        yield graded(
+            "vcpu-node", found if len(nodes) > 1 else None, found,
+            "the vCPUs of a guest's NUMA cell on one node", _PIN,
+        )  # fmt: skip
+
+
+def _emulator(case: Case, ground: Ground) -> Finding:
+    has = case.emulator
+    wrong = None
+    if has is None:
+        wrong = "QEMU's own threads are not pinned"
+    elif has & (ground.cpus | ground.pmd):
+        wrong = f"QEMU's own threads may run on CPU {format_list(has & (ground.cpus | ground.pmd))}"
+    return graded(
+        "emulator", wrong, f"QEMU's own threads are on CPU {format_list(has or ())}",
+        f"CPU {format_list(ground.emulator)}, which run neither vCPUs nor PMD threads", _PIN,
+    )  # fmt: skip
+
+
+def _remembered(case: Case) -> Iterator[Finding]:
+    """Compare the pins with the stored placement. CPUs pinned without one look free to the agent."""
+    used = {n: next(iter(cpus)) for n, cpus in case.pins.items() if len(cpus) == 1}
+    if not used:
+        return
+    mine = case.mine.pins if case.mine else None
+    wrong = None
+    if mine is None:
+        wrong = "the agent gave this VM no CPUs, and may give these to another"
+    elif mine != used:
+        wrong = (
+            f"the agent gave this VM CPU {format_list(mine.values())}, and the domain has others"
+        )
+    yield graded(
+        "placement", wrong, "the domain is as the agent placed it", "the CPUs that the agent gave",
+        _PIN,
+    )  # fmt: skip
+
+
+# -- Check that vCPUs own whole cores, and that the guest topology shows which vCPUs are siblings.
+
+
+def siblings(case: Case) -> Iterator[Finding]:
+    """Sibling findings; none without SMT or if a vCPU is not pinned to exactly one CPU."""
+    if case.ground is None or any(len(cpus) != 1 for cpus in case.pins.values()):
+        return
+    cores = [core for node in case.ground.nodes for core in node.cores]
+    homes = {cpu: core for core in cores for cpu in core}
+    on = {vcpu: homes.get(next(iter(cpus))) for vcpu, cpus in case.pins.items()}
+    if not on or any(core is None for core in on.values()) or all(len(c) == 1 for c in cores):
+        return
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for vcpu, core in sorted(on.items()):
+        assert core is not None
+        groups.setdefault(core, []).append(vcpu)
+    shared = frozenset(cpu for core in groups for cpu in core) & case.others
+    split = [vcpus for vcpus in groups.values() if vcpus[-1] - vcpus[0] != len(vcpus) - 1]
+    half = [core for core, vcpus in groups.items() if len(vcpus) < len(core)]
+    wrong = None
+    if shared:
+        wrong = f"siblings of its CPUs, {format_list(shared)}, are of other VMs"
+    elif split:
+        wrong = f"vCPU {', '.join(map(str, split[0]))} share a core"
+    elif len(half) > len(case.cells):  # the last core of each cell may be half used
+        wrong = f"{len(half)} cores have a sibling idle, as that of CPU {half[0][0]}"
+    yield graded(
+        "siblings", wrong, f"the vCPUs have {len(groups)} cores to themselves",
+        "whole cores, and vCPUs that follow each other on siblings", _PIN,
+    )  # fmt: skip
+    yield _topology(case, groups)
+
+
+def _topology(case: Case, groups: dict[tuple[int, ...], list[int]]) -> Finding:
+    widths = {len(core) for core in groups}
+    width = min(widths)
+    full = len(widths) == 1 and all(len(cell.vcpus) % width == 0 for cell in case.cells)
+    wanted = str(width if full else 1)
+    topology = case.domain.find("cpu/topology")
+    has = "1" if topology is None else topology.get("threads", "1")
+    found = f"the guest sees {has} CPUs a core"
+    return graded(
+        "topology", found if has != wanted else None, found, f"{wanted}, as its vCPUs are on the host",
+        f"set threads='{wanted}' in <cpu><topology>, or render the domain with policy.pin",
+    )  # fmt: skip
+
+
+# -- Check that the guest's CPU model suits DPDK and that all vCPUs are present at boot. ----------
+
+
+#: QEMU CPU models without SSE4.2, which DPDK requires; ``qemu64`` is QEMU's default on x86.
+_POOR: Final = frozenset(
+    ("qemu64", "qemu32", "kvm64", "kvm32", "pentium", "pentium2", "pentium3", "486", "core2duo",
+     "coreduo", "n270", "athlon", "phenom", "Conroe", "Penryn", "Opteron_G1", "Opteron_G2",
+     "Opteron_G3")
+)  # fmt: skip
+
+
+def model(case: Case) -> Iterator[Finding]:
+    cpu = case.domain.find("cpu")
+    name = _name(cpu)
+    poor = name is None or name in _POOR
+    wanted = "host-passthrough" if is_kvm(case.domain) else "maximum"
+    yield graded(
+        "cpu-mode", f"the CPU is {name or 'the least that QEMU has'}" if poor else None,
+        f"the CPU is {name}", f"a CPU with all that DPDK uses, as <cpu mode='{wanted}'>",
+        f"write <cpu mode='{wanted}'>, or render the domain with policy.pin",
+    )  # fmt: skip
+    vcpu = case.domain.find("vcpu")
+    now = str(case.vcpus) if vcpu is None else vcpu.get("current", str(case.vcpus))
+    late = f"{now} of {case.vcpus} vCPUs from the start" if now != str(case.vcpus) else None
+    if case.ground is not None:
+        yield graded(
+            "vcpu-hotplug", late, f"all {case.vcpus} vCPUs from the start",
+            "all vCPUs from the start: one that comes later is not placed", "remove current from <vcpu>",
+        )  # fmt: skip
+
+
+def _name(cpu: Element | None) -> str | None:
+    if cpu is None:
+        return None
+    named = cpu.findtext("model")
+    return cpu.get("mode") if cpu.get("mode") not in (None, "custom") else named

@@ -1,0 +1,132 @@
+"""Check that a domain has the NICs of its ports as their bindings define them; check rings and queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from lxml import etree
+
+from netplugin.api.models import Finding, VfInfo
+from netplugin.libvirt.domain import address, function, number, wrong_user
+from netplugin.libvirt.domain import nics as nics_of
+from netplugin.libvirt.interfaces import Element, fragments
+from netplugin.tuning.placing.checks.case import Case, Nic, graded
+
+#: Receive ring size in frames: QEMU's maximum for virtio-net.
+_RING: Final = 1024
+#: Differences in these only slow the NIC down (``warn``); any other difference is a failure.
+_SLOWS: Final = ("driver", "mtu")
+#: Attributes that libvirt omits when they have these values.
+_DEFAULTS: Final = {"queues": "1"}
+_RENDER: Final = "render the domain again: netplugin domain render"
+
+
+def nics(case: Case) -> Iterator[Finding]:
+    there = nics_of(case.domain)
+    for nic in case.nics:
+        for wanted in fragments(nic.binding.interface_xml):
+            yield _nic(nic, wanted, there)
+    for interface in there:
+        if _kind(interface) == "virtio":
+            yield from _serves(interface, case)
+        if vf := next((vf for vf in case.other_vfs if vf.pci_address == function(interface)), None):
+            yield _other_vf(interface, vf)
+
+
+def _nic(nic: Nic, wanted: Element, there: list[Element]) -> Finding:
+    name = address(wanted)
+    expected = f"the NIC of port {nic.port_id}, {name} on {_end(wanted)}"
+    same = [each for each in there if address(each) == name]
+    if not same and wanted.tag == "hostdev":  # libvirt may have dropped the alias only
+        same = [each for each in there if function(each) == function(wanted) and not address(each)]
+    found = next((each for each in same if each.get("type") == wanted.get("type")), None)
+    found = same[0] if found is None and same else found
+    if found is None:
+        strange = next((each for each in there if _end(each) == _end(wanted)), None)
+        if strange is not None:
+            wrong = (
+                f"a NIC on {_end(wanted)} has the MAC {address(strange) or 'that libvirt chooses'}"
+            )
+            return graded("nic-mac", wrong, "", expected, _RENDER, "fail")
+        return graded("nic-missing", f"no NIC has {name}", "", expected, _RENDER, "fail")
+    differences = list(_differences(wanted, found, ""))
+    slows = all(place.split(" ")[0] in _SLOWS for place, _ in differences)
+    wrong = "; ".join(f"{place} {what}".strip() for place, what in differences)
+    return graded(
+        "nic", f"{name}: {wrong}" if wrong else None, f"{name} as its port has it",
+        expected, _RENDER, "warn" if slows else "fail",
+    )  # fmt: skip
+
+
+def _other_vf(interface: Element, vf: VfInfo) -> Finding:
+    has = f"port {vf.port_id} of another VM has" if vf.port_id else "no port has"
+    return Finding(
+        id="nic-vf", status="fail",
+        found=f"<{interface.tag}> on {vf.pci_address}, a VF that {has}",
+        expected="of the VFs in [sriov] devices those of the VM's ports alone",
+        fix="remove it from the domain; a VF that is not for ports is left out of [sriov] devices",
+    )  # fmt: skip
+
+
+def _differences(wanted: Element, found: Element, path: str) -> Iterator[tuple[str, str]]:
+    """Attributes and elements of the binding that the domain lacks; additions by libvirt are ignored."""
+    for key, value in wanted.attrib.items():
+        name, should = str(key), str(value)
+        has = found.get(name, _DEFAULTS.get(name))
+        if (has or "").lower() != should.lower():
+            yield f"{path} {name}".strip(), f"is {has or 'not set'}, not {should}"
+    for part in wanted:
+        below = f"{path} {part.tag}".strip()
+        there = found.find(part.tag)
+        if there is None:
+            yield below, "is missing"
+        else:
+            yield from _differences(part, there, below)
+
+
+def _end(interface: Element) -> str:
+    """The host end of a NIC: its socket path, tap or PCI function."""
+    for tag, name in (("source", "path"), ("target", "dev")):
+        element = interface.find(tag)
+        if element is not None and element.get(name):
+            return str(element.get(name))
+    return function(interface) or str(interface.get("type", ""))
+
+
+def _kind(interface: Element) -> str:
+    model = interface.find("model")
+    return model.get("type", "") if model is not None else ""
+
+
+def _serves(interface: Element, case: Case) -> Iterator[Finding]:
+    driver = interface.find("driver")
+    if driver is None:
+        driver = etree.Element("driver")
+    queues, ring = number(driver.get("queues"), 1), number(driver.get("rx_queue_size"), 256)
+    name = address(interface)
+    many = f"{name} has {queues} queues for {case.vcpus} vCPUs" if queues > case.vcpus else None
+    yield graded(
+        "queues", many, f"{name} has {queues} queues", "no more queues than vCPUs",
+        "ask for the port with fewer queues",
+    )  # fmt: skip
+    small = f"{name} has a ring of {ring} frames to receive from" if ring < _RING else None
+    yield graded(
+        "rings", small, f"{name} has a ring of {ring} frames", f"{_RING} frames, for bursts",
+        f"ask for the port with rx_queue_size {_RING}",
+    )  # fmt: skip
+
+
+# -- Check that QEMU runs as the user that may open the VM's vhost-user sockets (``qemu_user``). --
+
+
+def user(case: Case) -> Iterator[Finding]:
+    """One finding per ``qemu_user`` of the ports; none if no port sets it."""
+    users = {nic.binding.domain_requirements.qemu_user for nic in case.nics}
+    for uid in sorted(each for each in users if each is not None):
+        yield graded(
+            "qemu-user", wrong_user(case.domain, uid), f"QEMU runs as user {uid}",
+            f"<seclabel type='static' model='dac'> with the label +{uid}:+<group>: the sockets of the "
+            "VM's ports are open to that user alone", "render the domain again: netplugin domain render; "
+            "ports of different users are for different VMs", "fail",
+        )  # fmt: skip

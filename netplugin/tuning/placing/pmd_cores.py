@@ -1,0 +1,281 @@
+"""Choose cores for PMD threads (pure): on the nodes of NICs and VMs, never on a core of a VM.
+
+OVS assigns a receive queue to a PMD thread on its port's NUMA node, and to one on another node only if
+that node has none (sched_numa_list_schedule in OVS's lib/dpif-netdev.c). A NIC's port is on the NIC's
+node, a vhost-user port on the node of its VM's memory. So each NIC node gets a thread, each VM node gets
+one, and the rest go to the NIC nodes. The host's plan follows the same rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from netplugin.api.errors import Conflict, FieldError, InvalidRequest, NetpluginError
+from netplugin.api.pmd_models import PmdChoice
+from netplugin.host.cpus import format_list
+from netplugin.host.ovs_rows import OvsInterface
+from netplugin.libvirt.pins import Placement
+from netplugin.tuning.checks.scene import Scene
+from netplugin.tuning.facts import Core, Cpus
+from netplugin.tuning.intent import Intent
+from netplugin.tuning.live import DomainLive
+from netplugin.tuning.placing.capacity import running
+from netplugin.tuning.planning.nics import chosen_nics
+from netplugin.tuning.planning.partition import cpus_of, grouped, l3_caches, together
+from netplugin.tuning.planning.refused import needed
+from netplugin.tuning.root import known
+
+STEP = "pmd-cores"
+
+
+@dataclass(frozen=True)
+class PmdHost:
+    """``nics`` and ``vms`` map a NUMA node to names; ``users`` maps a CPU to the VM that uses it.
+
+    ``ranks`` are sets of CPUs in order of preference, each with a description; other CPUs are not used.
+    """
+
+    cores: tuple[Core, ...]
+    nics: Mapping[int, tuple[str, ...]]
+    vms: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    users: Mapping[int, str] = field(default_factory=dict)
+    ranks: tuple[tuple[Cpus, str], ...] = ()
+    l3: tuple[Cpus, ...] = ()
+
+    def vms_on(self, cpus: Iterable[int]) -> tuple[str, ...]:
+        """VMs that use any CPU on the cores of these CPUs."""
+        whole = cpus_of(core for core in self.cores if core.cpus & frozenset(cpus)) | frozenset(
+            cpus
+        )
+        return tuple(sorted({self.users[cpu] for cpu in whole if cpu in self.users}))
+
+
+def host_of(
+    scene: Scene, placements: Mapping[str, Placement], interfaces: Collection[OvsInterface]
+) -> PmdHost:
+    """Collect the input from facts, placements and OVS ``interfaces``.
+
+    Raises: HostError if the core topology is unknown, BackendUnavailable if the CPUs of VMs are.
+    """
+    cores = needed(scene.facts.cpus.cores)
+    nodes = {core.node for core in cores}
+    nics = _by_node((i.numa_node, i.name) for i in interfaces if i.type == "dpdk")
+    if not nics:
+        planned = (
+            scene.plan.nics
+            if scene.plan
+            else chosen_nics(scene.facts, Intent.model_validate({"pmd_cores": 0}))
+        )
+        nics = _by_node((known(nic.node, None), nic.address) for nic in planned)
+    vms = [(i.numa_node, i.name) for i in interfaces if i.type.startswith("dpdkvhostuser")]
+    vms += [(node, vm) for vm, placement in placements.items() for node in placement.nodes]
+    users = {cpu: vm for vm, placement in placements.items() for cpu in _held(placement)}
+    kept = _kept(scene, cores)
+    for domain in running(scene.live, STEP):
+        users = dict.fromkeys(_used(domain, cpus_of(cores), kept), domain.name) | users
+    return PmdHost(
+        cores=cores,
+        nics={node: names for node, names in nics.items() if node in nodes},
+        vms={node: names for node, names in _by_node(vms).items() if node in nodes},
+        users=users,
+        ranks=tuple(_ranks(scene, cores, kept)),
+        l3=l3_caches(known(scene.facts.cpus.caches, ())),
+    )
+
+
+def choose_cores(count: int, siblings: bool, host: PmdHost) -> tuple[PmdChoice, ...]:
+    """Choose cores for ``count`` PMD threads: one per core, or one per CPU with ``siblings``.
+
+    Raises: Conflict if VMs use the cores needed, InvalidRequest if the nodes have too few cores or
+    ``count`` is too small for one thread on each NIC node.
+    """
+    free = _free(host, frozenset(host.users))
+    chosen = _chosen(count, siblings, host, free)
+    if chosen is None:
+        raise _too_few(count, siblings, host, free)
+    served = {core.numa_node for core in chosen}
+    if bare := sorted(set(host.nics) - served):
+        raise _nic_without_thread(count, siblings, host, bare)
+    if away := {node: names for node, names in host.vms.items() if node not in served}:
+        last = chosen[-1]
+        without = "; ".join(f"node {node} ({_some(names)})" for node, names in away.items())
+        more = f"none is left for the VMs of NUMA {without}: OVS polls their ports from here"
+        chosen[-1] = last.model_copy(update={"reason": f"{last.reason}; {more}"})
+    return tuple(chosen)
+
+
+def refuse_cores_of_vms(cpus: Collection[int], running: Collection[int], host: PmdHost) -> None:
+    """Refuse PMD threads on cores of VMs, except on CPUs that run one already. Raises: Conflict."""
+    taken = frozenset(cpus) - frozenset(running)
+    if vms := host.vms_on(taken):
+        raise Conflict(
+            f"CPUs {format_list(taken)} are on cores of the VMs {', '.join(vms[:5])}", step=STEP,
+            fix="name other CPUs, or let the agent choose: netplugin pmd set --count N",
+        )  # fmt: skip
+
+
+def _held(placement: Placement) -> Cpus:
+    return placement.cpus | frozenset(placement.emulator if placement.emulator_alone else ())
+
+
+def _used(domain: DomainLive, every: Cpus, kept: Cpus) -> Cpus:
+    """CPUs that a running domain uses. Not counted: vCPUs that may run on every CPU, and QEMU's other threads
+    if they may run on a housekeeping core (``kept``)."""
+    vcpus = (cpus for cpus in domain.vcpus if not cpus >= every)
+    others = (cpus for cpus in (domain.emulator, *domain.iothreads) if not cpus & kept)
+    return frozenset().union(*vcpus, *others)
+
+
+def _by_node(found: Iterable[tuple[int | None, str]]) -> dict[int, tuple[str, ...]]:
+    nodes: dict[int, tuple[str, ...]] = {}
+    for node, name in sorted(found, key=lambda each: (each[0] is None, each)):
+        if node is not None:
+            nodes[node] = (*nodes.get(node, ()), name)
+    return nodes
+
+
+def _kept(scene: Scene, cores: tuple[Core, ...]) -> Cpus:
+    """CPUs left for housekeeping: the lowest cores of each node, as many as the plan keeps, or one without
+    a plan."""
+    if len(cores) == 1:  # with a single core, only its first CPU is kept
+        return frozenset((cores[0].first,))
+    count = scene.plan.intent.housekeeping_cores if scene.plan else 1
+    by_node: dict[int, list[Core]] = {}
+    for core in sorted(cores, key=lambda core: core.first):
+        by_node.setdefault(core.node, []).append(core)
+    return cpus_of(core for mine in by_node.values() for core in mine[:count])
+
+
+def _ranks(scene: Scene, cores: tuple[Core, ...], kept: Cpus) -> Iterator[tuple[Cpus, str]]:
+    every = cpus_of(cores)
+    if scene.plan is not None:
+        partition = scene.plan.partition
+        yield partition.pmd, "a PMD core of the host's plan"
+        yield partition.housekeeping - kept, "the plan has it for no PMD thread and no VM"
+        yield partition.vm, "the plan has it for VMs, and none is there"
+        return
+    isolated = known(scene.facts.cpus.isolated, None) or frozenset()
+    yield (every & isolated) - kept, "isolated by the kernel"
+    yield (every & scene.polling) - kept, "it has a PMD thread now"
+    yield every - kept, "free; the lowest core of each node is left for everything else"
+
+
+def _free(host: PmdHost, held: Cpus) -> dict[int, list[tuple[Core, str]]]:
+    """Available cores of each node in order of preference, with their description.
+
+    Within a rank, cores that share an L3 cache come together.
+    """
+    held = cpus_of(core for core in host.cores if core.cpus & held)
+    found: dict[int, list[tuple[Core, str]]] = {core.node: [] for core in host.cores}
+    seen: Cpus = held
+    for cpus, what in host.ranks:
+        for node, mine in found.items():
+            cores = [
+                Core(core.node, core.package, core.cpus & cpus)
+                for core in sorted(host.cores, key=lambda core: core.first)
+                if core.node == node and core.cpus & cpus and not core.cpus & seen
+            ]
+            groups = grouped(cores, [core.cpus for core in cores], host.l3)
+            mine += [(core, what) for core in together(groups, len(cores))]
+        seen |= cpus
+    return found
+
+
+def _chosen(
+    count: int, siblings: bool, host: PmdHost, free: Mapping[int, list[tuple[Core, str]]]
+) -> list[PmdChoice] | None:
+    left = {node: list(cores) for node, cores in free.items()}
+    chosen: list[PmdChoice] = []
+    threads = 0
+    for node, why in _turns(host, left):
+        core, what = left[node].pop(0)
+        cpus = sorted(core.cpus)[: count - threads if siblings else 1]
+        chosen.append(
+            PmdChoice(cpus=format_list(cpus), numa_node=node, reason=f"{why}; {what}")
+        )  # fmt: skip
+        threads += len(cpus)
+        if threads == count:
+            return chosen
+    return None
+
+
+def _turns(host: PmdHost, left: Mapping[int, list[tuple[Core, str]]]) -> Iterator[tuple[int, str]]:
+    """Yield the node to take the next core from, and the reason, until no node has cores left."""
+    nics = dict(host.nics) or {min(left): ()}
+    others = [node for node in sorted(host.vms) if node not in nics]
+    for node in (*sorted(nics), *others):
+        if left[node]:
+            yield node, _why(node, host)
+    while any(left[node] for node in nics):
+        for node in sorted(nics):
+            if left[node]:
+                yield node, _why(node, host)
+    # OVS would not let these threads poll the NIC; they serve vhost-user ports.
+    while any(left[node] for node in others):
+        for node in others:
+            if left[node]:
+                yield node, _why(node, host)
+
+
+def _why(node: int, host: PmdHost) -> str:
+    if node in host.nics:
+        return f"NUMA node {node} has the NIC {_some(host.nics[node])}"
+    if node in host.vms:
+        return f"NUMA node {node} has VMs ({_some(host.vms[node])})"
+    return f"NUMA node {node} is the first, as no NIC says where it is"
+
+
+def _too_few(
+    count: int, siblings: bool, host: PmdHost, free: Mapping[int, list[tuple[Core, str]]]
+) -> NetpluginError:
+    nodes = sorted({*host.nics, *host.vms} or {min(free)})
+    have = "; ".join(f"NUMA node {node} has {len(free[node])}" for node in nodes)
+    each = "on both CPUs of a core" if siblings else "one on each core"
+    what = (
+        f"{count} PMD threads, {each}, on the nodes of NICs and VMs: {have} cores that can be had"
+    )
+    if _chosen(count, siblings, host, _free(host, frozenset())) is not None:
+        vms = sorted(set(host.users.values()))
+        return Conflict(
+            f"{what}, and the others that it takes are of the VMs {', '.join(vms[:5])}", step=STEP,
+            fix="ask for fewer, or move or stop a VM",
+        )  # fmt: skip
+    hint = "" if siblings else ", or for siblings, which puts a thread on both CPUs of a core"
+    return _invalid(what, f"ask for fewer{hint}")
+
+
+def _nic_without_thread(
+    count: int, siblings: bool, host: PmdHost, bare: Sequence[int]
+) -> NetpluginError:
+    """The error for a NIC node without a PMD thread: OVS would poll it cross-NUMA and only log that."""
+    node = bare[0]
+    what = f"no PMD thread on NUMA node {node}, which has the NIC {_some(host.nics[node])}"
+    if _free(host, frozenset(host.users))[node]:
+        each = max(len(core.cpus) for core in host.cores) if siblings else 1
+        return _invalid(
+            f"{count} PMD threads leave {what}", f"ask for at least {each * len(host.nics)}"
+        )
+    if _free(host, frozenset())[node]:
+        return Conflict(
+            f"{what}: its cores are of the VMs {_some(host.vms_on(_cpus_on(node, host)))}",
+            step=STEP, fix="move or stop a VM, or name the CPUs: netplugin pmd set --cpus",
+        )  # fmt: skip
+    return _invalid(
+        f"{what}: all of its cores are for everything else",
+        "plan fewer [host] housekeeping_cores, or name the CPUs: netplugin pmd set --cpus",
+    )
+
+
+def _cpus_on(node: int, host: PmdHost) -> Cpus:
+    return cpus_of(core for core in host.cores if core.node == node)
+
+
+def _invalid(what: str, fix: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"count: {what}", step=STEP, fix=fix, errors=[FieldError(field="count", message=what)]
+    )
+
+
+def _some(names: Collection[str]) -> str:
+    return ", ".join(list(names)[:3]) + (" and others" if len(names) > 3 else "")

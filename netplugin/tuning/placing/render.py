@@ -1,0 +1,166 @@
+"""Refuse domain XML that contradicts any placement; the error names the element (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from netplugin.api.errors import Conflict
+from netplugin.api.models import Binding, DomainPolicy
+from netplugin.host.cpus import format_list
+from netplugin.libvirt.domain import RENDER, complete, invalid, nodes_asked
+from netplugin.libvirt.interfaces import Element
+from netplugin.libvirt.needs import memory_kb, read_needs, size_kb, vcpus
+from netplugin.libvirt.pins import Placement, is_marked, parse_cpuset, pins, write
+from netplugin.tuning.facts import Cpus
+from netplugin.tuning.placing.capacity import Ground, Held
+from netplugin.tuning.placing.place import place
+
+
+def refuse_unplaceable(domain: Element, ground: Ground, realtime: bool) -> None:
+    """Checks before the placement is chosen. Raises: Conflict, InvalidRequest."""
+    vcpu = domain.find("vcpu")
+    count = vcpus(domain, RENDER)
+    if vcpu is not None and vcpu.get("current", str(count)) != str(count):
+        raise Conflict(
+            f"<vcpu current='{vcpu.get('current')}'> is not all {count} vCPUs, and a vCPU that comes later "
+            "has no place", step=RENDER, fix="remove current from <vcpu>, or give it the same number",
+        )  # fmt: skip
+    if vcpu is not None and vcpu.get("placement", "static") != "static":
+        raise Conflict(
+            "<vcpu placement='auto'> asks numad for a place, and the policy asks the host's plan",
+            step=RENDER, fix="remove placement from <vcpu>",
+        )  # fmt: skip
+    refuse_pmd(domain, ground)
+    if realtime:
+        _refuse_without_realtime(domain, ground)
+
+
+def refuse_pmd(domain: Element, ground: Ground) -> None:
+    """Refuse pins to PMD CPUs: a thread there makes the PMD thread drop packets. Raises: Conflict.
+
+    Pins in a marked domain are exempt: they may predate the plan, and the next placement replaces them.
+    """
+    if is_marked(domain):
+        return
+    for what, cpus in pinned(domain):
+        taken = cpus & ground.pmd
+        # A thread that may run on all CPUs is not pinned; the scheduler keeps it off isolated ones.
+        if taken and not cpus >= ground.pmd | ground.cpus | ground.housekeeping:
+            raise Conflict(
+                f"{what} is CPU {format_list(cpus)}, and CPU {format_list(taken)} is for PMD threads by the "
+                "host's plan", step=RENDER, fix="remove it, and let policy.pin choose",
+            )  # fmt: skip
+
+
+def refuse_own_pins(domain: Element, placement: Placement, iothreads: tuple[int, ...]) -> None:
+    """Refuse pins that netplugin did not write and that differ from the placement. Raises: Conflict."""
+    if is_marked(domain):
+        return
+    ours = {_key(pin): parse_cpuset(pin.get("cpuset", "")) for pin in pins(placement, iothreads)}
+    for what, cpus in pinned(domain):
+        if what == "<vcpu cpuset>":
+            agrees = cpus >= placement.cpus | set(placement.emulator)
+        else:
+            agrees = ours.get(what) == cpus
+        if not agrees:
+            raise Conflict(
+                f"{what} is CPU {format_list(cpus)}, and the policy pins it by the host's plan to CPU "
+                f"{format_list(ours.get(what, placement.cpus))}", step=RENDER,
+                fix="remove it from the domain, or render the domain without policy.pin and policy.realtime",
+            )  # fmt: skip
+
+
+def refuse_stale_mark(domain: Element) -> None:
+    """Refuse a domain with placement mark when the policy no longer places it. Raises: Conflict."""
+    if is_marked(domain):
+        raise Conflict(
+            "the domain was placed by netplugin, and its pins are still in it", step=RENDER,
+            fix="set policy.pin or policy.realtime again, or give the domain as it was before",
+        )  # fmt: skip
+
+
+def own_nodes(domain: Element) -> frozenset[int]:
+    """NUMA nodes that the operator's ``<numatune>`` binds memory to. Raises: Conflict, InvalidRequest."""
+    if is_marked(domain):
+        return frozenset()
+    nodes: set[int] = set()
+    for element in domain.iterfind("numatune/*"):
+        if element.get("placement") == "auto" or element.get("mode", "strict") != "strict":
+            raise Conflict(
+                f"<numatune><{element.tag}> has mode='{element.get('mode', 'strict')}' or placement='auto', "
+                "and a placed VM has its memory on the node of its CPUs", step=RENDER,
+                fix=f"remove <{element.tag}> from <numatune>",
+            )  # fmt: skip
+        nodes |= _cpuset(element.get("nodeset", ""), f"<{element.tag} nodeset>")
+    return frozenset(nodes)
+
+
+def pinned(domain: Element, step: str = RENDER) -> Iterator[tuple[str, Cpus]]:
+    """Yield each CPU pin of the domain as (element, CPUs). Raises: InvalidRequest."""
+    vcpu = domain.find("vcpu")
+    if vcpu is not None and vcpu.get("cpuset"):
+        yield "<vcpu cpuset>", _cpuset(vcpu.get("cpuset", ""), "<vcpu cpuset>", step)
+    for pin in domain.iterfind("cputune/*"):
+        if pin.tag in ("vcpupin", "emulatorpin", "iothreadpin"):
+            yield _key(pin), _cpuset(pin.get("cpuset", ""), f"{_key(pin)} cpuset", step)
+
+
+def _key(pin: Element) -> str:
+    number = pin.get("vcpu", pin.get("iothread"))
+    return f"<{pin.tag}>" if number is None else f"<{pin.tag}> {number}"
+
+
+def _cpuset(text: str, what: str, step: str = RENDER) -> Cpus:
+    try:
+        return parse_cpuset(text)
+    except ValueError:
+        raise invalid(f"{what} is {text[:40]!r}, not a list like 0-3,8", step) from None
+
+
+def _refuse_without_realtime(domain: Element, ground: Ground) -> None:
+    if not ground.realtime:
+        raise Conflict(
+            "policy.realtime needs a host that is planned for it: its CPUs isolated and its kernel told so",
+            step=RENDER, fix="set [host] realtime = true in netplugin.conf, and take the steps of netplugin "
+            "host plan",
+        )  # fmt: skip
+    current = domain.find("currentMemory")
+    if current is not None and domain.find("memory") is not None:
+        now, whole = size_kb(current, "<currentMemory>", RENDER), memory_kb(domain, RENDER)
+        if now < whole:
+            raise Conflict(
+                f"<currentMemory> is {now} KB of {whole}, which takes a memory balloon, and a real-time VM "
+                "has none", step=RENDER, fix="remove <currentMemory>",
+            )  # fmt: skip
+
+
+# -- Place a domain (pure): refuse conflicts, choose the placement, write it, add the NICs. -------
+
+
+def render_placed(
+    domain: Element,
+    bindings: Sequence[Binding],
+    policy: DomainPolicy,
+    ground: Ground,
+    others: Held,
+    before: Placement | None = None,
+) -> Placement:
+    """Modify the domain in place and return its placement; ``before`` is its previous one.
+
+    Raises: Conflict, InvalidRequest, Unsupported for the domain's content; CapacityExhausted.
+    """
+    refuse_unplaceable(domain, ground, policy.realtime)
+    needs = read_needs(domain, RENDER)
+    nodes = nodes_asked(bindings, policy) | own_nodes(domain)
+    near = {node for binding in bindings if (node := home(binding)) is not None}
+    placement = place(needs, ground, others, nodes, near, before)
+    refuse_own_pins(domain, placement, needs.iothreads)
+    write(domain, placement, needs.iothreads, policy.realtime)
+    complete(domain, bindings)
+    return placement
+
+
+def home(binding: Binding) -> int | None:
+    """The NUMA node of a port's device, as for a VF; else the node that the binding requires, or None."""
+    node = (binding.model_extra or {}).get("numa_node")
+    return node if isinstance(node, int) else binding.domain_requirements.numa_node

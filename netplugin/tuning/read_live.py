@@ -1,0 +1,174 @@
+"""Query libvirt for its version, QEMU's version, and the pinning of running domains."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from netplugin.api.errors import NetpluginError, OperationTimeout
+from netplugin.api.pmd_models import PmdState
+from netplugin.host.cpus import parse_list
+from netplugin.host.ovs_mirror import Mirror
+from netplugin.host.ovsdb import Ovsdb
+from netplugin.host.processes import run
+from netplugin.pmd.read import read
+from netplugin.tuning.facts import Cpus
+from netplugin.tuning.live import DomainLive, Live, OvsLive, OvsPortLive
+from netplugin.tuning.root import Fact, Unknown, known
+
+URI = "qemu:///system"
+_WAIT_S = 5.0
+#: Sockets of the monolithic libvirtd and of virtqemud.
+_SOCKETS = (Path("/run/libvirt/libvirt-sock-ro"), Path("/run/libvirt/virtqemud-sock-ro"))
+#: QEMU on Debian and on Red Hat.
+_EMULATORS = ("qemu-system-x86_64", "/usr/libexec/qemu-kvm")
+
+
+class _Domain(BaseModel):
+    name: str
+    vcpus: tuple[Cpus, ...]
+    emulator: Cpus
+    iothreads: tuple[Cpus, ...]
+    memory_nodes: tuple[str, ...]
+
+
+class _Answer(BaseModel):
+    """Output of ``ask_libvirt``; ``refused`` is the reason if it has no answer, ``fix`` the remedy."""
+
+    versions: dict[str, str] = {}
+    domains: tuple[_Domain, ...] = ()
+    refused: str | None = None
+    fix: str | None = None
+
+
+@dataclass(frozen=True)
+class LibvirtLive:
+    """``versions`` has ``libvirt`` and ``qemu``, where known."""
+
+    domains: Fact[tuple[DomainLive, ...]]
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_libvirt(uri: str = URI) -> LibvirtLive:
+    """Query libvirt; ``domains`` is an ``Unknown`` if it does not run or does not answer within seconds."""
+    answer = _ask(uri)
+    if isinstance(answer, Unknown):
+        return LibvirtLive(answer, _emulator_version())
+    try:
+        domains = tuple(_live(domain) for domain in answer.domains)
+    except ValueError as odd:
+        return LibvirtLive(Unknown(uri, f"numatune: {odd}"), answer.versions)
+    return LibvirtLive(domains, {**_emulator_version(), **answer.versions})
+
+
+def _ask(uri: str) -> Fact[_Answer]:
+    # -P: do not import a libvirt.py from the current directory.
+    fix = None
+    program = [sys.executable, "-P", "-m", "netplugin.tuning.ask_libvirt", uri]
+    try:
+        printed = run(program, step="libvirt", deadline=time.monotonic() + _WAIT_S)
+        answer = _Answer.model_validate_json(printed)
+        reason, fix = answer.refused, answer.fix
+    except OperationTimeout:
+        reason = f"did not answer within {_WAIT_S:g} s"
+    except (NetpluginError, ValueError) as broken:
+        reason = str(broken)
+    if reason is not None:
+        return Unknown(uri, reason, missing=not any(map(os.path.exists, _SOCKETS)), fix=fix)
+    return answer
+
+
+def _live(domain: _Domain) -> DomainLive:
+    nodes = frozenset(n for nodeset in domain.memory_nodes for n in parse_list(nodeset))
+    return DomainLive(domain.name, domain.vcpus, domain.emulator, nodes, domain.iothreads)
+
+
+def _emulator_version() -> dict[str, str]:
+    """Version of the installed QEMU, from ``QEMU emulator version 7.2.22 (Debian ...)``."""
+    for program in _EMULATORS:
+        try:
+            said = run([program, "--version"], step="qemu", deadline=time.monotonic() + _WAIT_S)
+        except NetpluginError:
+            continue
+        if found := re.search(r"version (\S+)", said):
+            return {"qemu": found[1]}
+    return {}
+
+
+# -- Query a running OVS for its settings, ports and PMD threads; read-only. ----------------------
+
+
+#: Directory of OVS's sockets on Debian and Red Hat.
+RUNDIR = Path("/run/openvswitch")
+#: Prefixes of the interface types that PMD threads poll.
+_POLLED = ("dpdk",)
+_NO_THREADS = PmdState(cpus="", cores=())
+
+
+def read_ovs(rundir: Path = RUNDIR) -> Fact[OvsLive]:
+    """Query OVS; an ``Unknown`` if it does not run or does not answer in time."""
+    socket = rundir / "db.sock"
+    try:
+        socket.stat()
+    except FileNotFoundError:
+        return Unknown(str(socket), "there is no such file", missing=True)
+    except OSError as refused:
+        return Unknown(str(socket), str(refused.strerror).lower())
+    if not os.access(socket, os.W_OK):  # connect(2) needs write permission
+        return Unknown(str(socket), "permission denied")
+    database = Ovsdb(f"unix:{socket}").start()
+    try:
+        database.require_online(_WAIT_S)
+        root = database.mirror.root
+        pmd = _pmd(database.mirror, rundir) if root.dpdk_initialized else _NO_THREADS
+        threads = known(pmd, _NO_THREADS)
+        return OvsLive(
+            version=root.ovs_version,
+            dpdk_version=root.dpdk_version,
+            dpdk_initialized=root.dpdk_initialized,
+            other_config=dict(root.other_config),
+            ports=_ports(database.mirror),
+            pmds=threads.cores,
+            unpolled=threads.unpolled,
+            silent=pmd if isinstance(pmd, Unknown) else None,
+        )
+    except NetpluginError as refused:
+        return Unknown(str(socket), refused.detail)
+    finally:
+        database.close()
+
+
+def _ports(mirror: Mirror) -> tuple[OvsPortLive, ...]:
+    return tuple(
+        OvsPortLive(i.name, port.name, i.type, i.mtu, port.bond_mode)
+        for port in mirror.ports_named(("",))
+        for i in port.interfaces
+        if i.type.startswith(_POLLED)
+    )
+
+
+def _pmd(mirror: Mirror, rundir: Path) -> Fact[PmdState]:
+    try:
+        return read(mirror, rundir, time.monotonic() + _WAIT_S).state
+    except NetpluginError as refused:
+        return Unknown("ovs-vswitchd", refused.detail)
+
+
+# -- Query the daemons of this host in parallel, so that a hanging one costs only its own timeout.
+
+
+def read_live(ovs_rundir: Path, libvirt_uri: str) -> Live:
+    """Query OVS and libvirt. Returns within a few seconds and raises nothing."""
+    with ThreadPoolExecutor(2) as asking:
+        ovs = asking.submit(read_ovs, ovs_rundir)
+        libvirt = asking.submit(read_libvirt, libvirt_uri)
+        domains = libvirt.result()
+        return Live(ovs.result(), domains.domains, domains.versions)

@@ -1,0 +1,226 @@
+"""Render a run and a comparison as human-readable text."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from netplugin.statistics import Change
+from netplugin.tuning.verifying.comparison import LEVEL, Comparison, Finding, Row
+from netplugin.tuning.verifying.result import PERCENTILES, Histogram, Latency, Run, Throughput
+
+
+def run_text(run: Run) -> str:
+    return "\n".join(_run(run)) + "\n"
+
+
+def _run(run: Run) -> Iterator[str]:
+    yield f"{run.label}, {run.started:%Y-%m-%d %H:%M:%S} UTC"
+    if run.latency:
+        yield ""
+        yield from _latency(run.latency)
+    if run.throughput:
+        yield ""
+        yield from _throughput(run.throughput)
+
+
+def _latency(latency: Latency) -> Iterator[str]:
+    s, rounds = latency.settings, len(latency.rounds)
+    yield (
+        f"Latency (cyclictest {latency.program}, priority {s.priority}, every {s.interval_us} us, "
+        f"{_times(rounds)} {s.round_s} s), microseconds"
+    )
+    head = ("CPU", "min", "average", *PERCENTILES, "max", "samples", f"over {s.width_us}")
+    rows = [_figures(str(cpu), each) for cpu, each in latency.by_cpu().items()]
+    if len(rows) > 1:
+        rows.append(_figures("all", latency.overall))
+    yield from table([head, *rows])
+
+
+def _figures(name: str, histogram: Histogram) -> tuple[str, ...]:
+    percentiles = [histogram.percentile(share) for share in PERCENTILES.values()]
+    return (
+        name, str(histogram.min_us), f"{histogram.average_us:.1f}",
+        *("-" if p is None else str(p) for p in percentiles),
+        str(histogram.max_us), str(histogram.samples), str(histogram.overflows),
+    )  # fmt: skip
+
+
+def _throughput(throughput: Throughput) -> Iterator[str]:
+    s, samples = throughput.settings, throughput.samples
+    memory = f"hugepages of node {s.hugepage_node}"
+    if s.hugepage_node is None:
+        memory = "ordinary pages, as too few hugepages are free"
+    yield (
+        f"Throughput ({throughput.program}, testpmd on CPU {s.host_cpu} and {s.guest_cpu}, "
+        f"{s.frame_size} bytes, {memory}), Mpps each way"
+    )
+    yield (
+        f"  median {_mpps(median(samples))}, from {_mpps(min(samples))} to {_mpps(max(samples))} "
+        f"({_times(len(samples))} {s.window_s} s)"
+    )
+
+
+def comparison_text(comparison: Comparison) -> str:
+    return "\n".join(_comparison(comparison)) + "\n"
+
+
+def _comparison(comparison: Comparison) -> Iterator[str]:
+    for name, run in (("before", comparison.before), ("after", comparison.after)):
+        yield f"{name}: {run.label}, {run.started:%Y-%m-%d %H:%M:%S} UTC"
+    yield ""
+    head = ("", "before", "after", "change of rounds", "p", "")
+    yield from table([head, *(_row(row) for row in comparison.rows)])
+    yield ""
+    yield from _differences(comparison)
+    yield ""
+    yield verdict(comparison)
+    tested = sum(row.p is not None for row in comparison.rows)
+    if tested:
+        yield (
+            f"{tested} figures tested (exact rank test of the rounds, p adjusted by Holm): at most "
+            f"{LEVEL:.0%} for any false claim among them, if runs vary as the rounds of one do."
+        )
+
+
+def verdict(comparison: Comparison) -> str:
+    """One sentence per kind of finding: ``Better: latency P99, throughput.``"""
+    parts = []
+    for finding in Finding:
+        names = [row.figure.name for row in comparison.of(finding)]
+        if names:
+            parts.append(f"{finding[0].upper()}{finding[1:]}: {', '.join(names)}.")
+    return " ".join(parts) or "Nothing was measured in either run."
+
+
+def _row(row: Row) -> tuple[str, ...]:
+    finding = f"{row.finding}: {row.why}" if row.why else row.finding.value
+    return (
+        f"{row.figure.name} ({'us' if row.figure.unit == 'us' else 'Mpps'})",
+        *(_value(value, row.figure.unit) for value in (row.before, row.after)),
+        change_text(row.change), "" if row.p is None else f"{row.p:.2g}", finding,
+    )  # fmt: skip
+
+
+def _differences(comparison: Comparison) -> Iterator[str]:
+    if not comparison.differences:
+        yield "The machine was set alike in both runs, as far as is known."
+        return
+    yield "What differs between the runs:"
+    for each in comparison.differences:
+        yield f"  {each.name}: {_or_not(each.before)} -> {_or_not(each.after)}"
+
+
+def _or_not(value: str | None) -> str:
+    return "not set" if value is None else value
+
+
+def change_text(change: Change | None) -> str:
+    """Format a change as ``x1.12 (1.08 to 1.15)``: the ratio and the confidence interval of the test."""
+    if change is None:
+        return ""
+    middle, low, high = (_ratio(value) for value in (change.ratio, change.low, change.high))
+    return f"x{middle} ({low} to {high})"
+
+
+def _ratio(less_one: float) -> str:
+    return f"{less_one + 1:.3g}" if math.isfinite(less_one) else "more than can be said"
+
+
+def _value(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    if unit == "pps":
+        return _mpps(value)
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
+
+
+def _mpps(pps: float) -> str:
+    return f"{pps / 1e6:.3f}"
+
+
+def _times(count: int) -> str:
+    return f"{count} times" if count > 1 else "once"
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Format rows in columns; the first and the last column are left-aligned."""
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[0] = row[0].ljust(widths[0])
+        cells[-1] = row[-1].ljust(widths[-1]) if not row[-1].isdigit() else cells[-1]
+        yield ("  " + "  ".join(cells)).rstrip()
+
+
+# -- Render a run and a comparison as JSON. -------------------------------------------------------
+
+
+def run_json(run: Run, path: Path) -> str:
+    """Render the figures of a run; ``file`` names the file with all samples."""
+    shown: dict[str, Any] = {
+        "label": run.label,
+        "started": run.started.isoformat(),
+        "file": str(path),
+    }
+    if run.latency:
+        shown["latency_us"] = {
+            "settings": run.latency.settings.model_dump(),
+            "overall": _percentiles(run.latency.overall),
+            "cpus": {str(cpu): _percentiles(each) for cpu, each in run.latency.by_cpu().items()},
+        }
+    if run.throughput:
+        samples = run.throughput.samples
+        shown["throughput_pps"] = {
+            "settings": run.throughput.settings.model_dump(),
+            "median": median(samples), "min": min(samples), "max": max(samples),
+            "samples": list(samples),
+        }  # fmt: skip
+    shown["conditions"] = dict(run.conditions)
+    return json.dumps(shown, indent=2) + "\n"
+
+
+def _percentiles(histogram: Histogram) -> Mapping[str, float | None]:
+    return {
+        "min": histogram.min_us,
+        "average": round(histogram.average_us, 2),
+        **{name: histogram.percentile(share) for name, share in PERCENTILES.items()},
+        "max": histogram.max_us,
+        "samples": histogram.samples,
+        "overflows": histogram.overflows,
+    }
+
+
+def comparison_json(comparison: Comparison) -> str:
+    """Render a comparison; a missing number is null, ``ratio`` is after divided by before."""
+    runs = {"before": comparison.before, "after": comparison.after}
+    figures = [
+        {
+            "name": row.figure.name, "unit": row.figure.unit,
+            "before": row.before, "after": row.after,
+            "samples_before": list(row.samples[0]), "samples_after": list(row.samples[1]),
+            "ratio": _one_and(row.change.ratio if row.change else None),
+            "ratio_low": _one_and(row.change.low if row.change else None),
+            "ratio_high": _one_and(row.change.high if row.change else None),
+            "p_adjusted": row.p, "finding": row.finding.value, "why": row.why or None,
+        }
+        for row in comparison.rows
+    ]  # fmt: skip
+    shown = {
+        **{n: {"label": r.label, "started": r.started.isoformat()} for n, r in runs.items()},
+        "verdict": verdict(comparison),
+        "level": LEVEL,
+        "figures": figures,
+        "differences": [
+            {"name": d.name, "before": d.before, "after": d.after} for d in comparison.differences
+        ],
+    }
+    return json.dumps(shown, indent=2, allow_nan=False) + "\n"
+
+
+def _one_and(less_one: float | None) -> float | None:
+    return None if less_one is None or not math.isfinite(less_one) else less_one + 1

@@ -1,0 +1,241 @@
+"""Who a caller is, what each call needs, and how much one caller may ask for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+
+from agents.api import roles
+from agents.api.access import Access, Rules, Token
+from agents.api.audit import MAX_BODY, AuditLog
+from agents.api.guard import Limits, LimitSettings
+from agents.api.peer import Peer
+from agents.api.roles import OPEN_PATHS, ROUTES, Role
+from netplugin import options
+from netplugin.api.errors import Forbidden, Overloaded
+from tests.unit.agent import SPEC, agent
+
+
+def test_every_route_has_a_role(tmp_path: Path) -> None:
+    with agent(tmp_path) as running:
+        found = {
+            (method, route.path)
+            for route in running.app.routes
+            if isinstance(route, APIRoute)
+            for method in route.methods
+        }
+    table = [(method, path) for method, path, _ in ROUTES]
+    assert len(table) == len(set(table))
+    needed = found - {("GET", path) for path in OPEN_PATHS} | {("GET", "/openapi.json")}
+    assert set(table) == needed, (
+        "agents/api/roles.py names each route of agents/api/http.py, and no other"
+    )
+
+
+def test_what_changes_something_needs_more_than_read() -> None:
+    harmless = {"/v1/vms/{vm_id}:check-domain"}
+    for method, path, role in ROUTES:
+        assert (role is Role.READ) == (method == "GET" or path in harmless), (method, path)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "role"),
+    [
+        ("GET", "/v1/ports/p1", Role.READ),
+        ("PUT", "/v1/ports/p1", Role.PLUG),
+        ("DELETE", "/v1/vfs/0000:03:00.1/quarantine", Role.OPERATE),
+        ("PUT", "/v1/pmd", Role.OPERATE),
+        ("PUT", "/v1/new-and-not-in-the-table", Role.OPERATE),
+        ("GET", "/v1/ports/p1/", Role.OPERATE),
+        ("PATCH", "/v1/ports/p1", Role.OPERATE),
+    ],
+)
+def test_the_role_of_a_call(method: str, path: str, role: Role) -> None:
+    assert roles.of_route(method, path) is role
+
+
+OPEN: Any = {**SPEC, "port_security": {"enabled": False}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/ports/p1", SPEC, None),
+        ("/v1/ports/p1", OPEN, "port_security.enabled=false"),
+        ("/v1/ports/p1", {**SPEC, "port_security": {"roles": ["router"]}}, "port_security.roles"),
+        ("/v1/ports/p1", {**SPEC, "vf": {"trusted": True}}, "vf.trusted=true"),
+        ("/v1/ports/p1", {**SPEC, "vf": {"spoofchk": False}}, "vf.spoofchk=false"),
+        ("/v1/ports/p1", {**SPEC, "vf": {"trunk": True}}, "vf.trunk=true"),
+        ("/v1/ports/p1", {**SPEC, "vf": {"trusted": False, "spoofchk": True}}, None),
+        ("/v1/ports:batch", {"put": [{"port_id": "a", "spec": SPEC}]}, None),
+        (
+            "/v1/ports:batch",
+            {"put": [{"port_id": "a", "spec": SPEC}, {"port_id": "b", "spec": OPEN}]},
+            "port_security.enabled=false",
+        ),
+        ("/v1/reconcile", {"dry_run": True}, None),
+        ("/v1/reconcile", {"remove_orphans": True}, "remove_orphans=true"),
+        ("/v1/networks/n1", {"port_security": {"enabled": False}}, None),
+    ],
+)
+def test_the_role_of_a_body(path: str, body: Any, field: str | None) -> None:
+    expected = None if field is None else (Role.OPERATE, field)
+    assert roles.of_body(path, json.dumps(body).encode()) == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[" * 100_000, b"\xff", b"[]", b"null", b"1", b'{"put": {"a": 1}}',
+     b'{"put": [1, null]}', b'{"vf": [], "port_security": 0}'],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/v1/ports/p1", "/v1/ports:batch", "/v1/reconcile"])
+def test_what_is_no_body_of_ours_is_for_the_application_to_refuse(path: str, body: bytes) -> None:
+    assert roles.of_body(path, body) is None
+
+
+def test_of_a_field_that_stands_twice_the_one_counts_that_the_application_takes() -> None:
+    twice = b'{"port_security": {"enabled": true}, "port_security": {"enabled": false}}'
+    assert roles.of_body("/v1/ports/p1", twice) is not None
+
+
+# -- rules ---------------------------------------------------------------------------------------
+
+
+def rules(**api: list[str]) -> Rules:
+    conf = options.load([])
+    for name, value in api.items():
+        conf.set_override(name, value, group="api")
+    return Rules.read(conf.api)
+
+
+def test_users_and_groups_of_the_socket() -> None:
+    made = rules(socket_roles=["read:*", "plug:@4711", "operate:1234"])
+    assert made.of_user(Peer("unix", 0)) is Role.OPERATE
+    assert made.of_user(Peer("unix", 1234)) is Role.OPERATE
+    assert made.of_user(Peer("unix", 1235, frozenset({5, 4711}))) is Role.PLUG
+    assert made.of_user(Peer("unix", 1235, frozenset({5}))) is Role.READ
+    assert rules(socket_roles=[]).of_user(Peer("unix", 1235)) is None
+    assert rules().of_user(Peer("unix", 1235)) is Role.PLUG
+
+
+def test_names_of_certificates() -> None:
+    made = rules(cert_roles=["plug:platform", "operate:spiffe://example.org/ops"])
+    assert made.of_certificate(["platform"]) is Role.PLUG
+    assert made.of_certificate(["x", "spiffe://example.org/ops", "platform"]) is Role.OPERATE
+    assert made.of_certificate(["stranger"]) is None
+    assert rules().of_certificate([]) is Role.OPERATE
+
+
+@pytest.mark.parametrize(
+    ("option", "entry"),
+    [
+        ("socket_roles", "plug"), ("socket_roles", "plug:"), ("socket_roles", "write:*"),
+        ("socket_roles", "plug:no-such-user-here"), ("socket_roles", "plug:@no-such-group-here"),
+        ("cert_roles", "platform"), ("cert_roles", "Plug:platform"),
+    ],
+)  # fmt: skip
+def test_a_wrong_rule_is_named(option: str, entry: str) -> None:
+    with pytest.raises(ValueError, match=option):
+        rules(**{option: [entry]})
+
+
+def test_with_both_a_caller_has_the_lesser_role() -> None:
+    tokens = (Token(b"t", "t", Role.OPERATE), Token(b"r", "r", Role.READ))
+    both = Access(tokens, True, rules(cert_roles=["plug:platform"]))
+    platform = Peer("192.0.2.1:5", names=("platform",))
+    assert both.identify(platform, b"Bearer t").role is Role.PLUG
+    assert both.identify(platform, b"Bearer r").role is Role.READ
+    with pytest.raises(Forbidden, match="cert_roles"):
+        both.identify(Peer("192.0.2.1:5", names=("stranger",)), b"Bearer t")
+
+
+# -- limits --------------------------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_caller_that_sends_too_much_is_refused_until_time_has_passed() -> None:
+    clock = Clock()
+    limits = Limits(LimitSettings(changes_per_second=2, calls_at_once=100), clock)
+
+    def change(caller: str) -> None:
+        with limits.call(caller, changes=True):
+            pass
+
+    for _ in range(4):
+        change("a")
+    with pytest.raises(Overloaded, match="2 changing calls a second"):
+        change("a")
+    change("b")
+    with limits.call("a", changes=False):
+        pass  # who only reads is not counted
+    clock.now += 0.5
+    change("a")
+    with pytest.raises(Overloaded):
+        change("a")
+
+
+def test_calls_at_once_are_counted_until_they_end() -> None:
+    limits = Limits(LimitSettings(changes_per_second=100, calls_at_once=2), Clock())
+    with limits.call("a", changes=False):
+        with limits.call("a", changes=True):
+            with pytest.raises(Overloaded), limits.call("a", changes=False):
+                pass
+            with limits.call("b", changes=False):
+                pass
+        with limits.call("a", changes=False):
+            pass
+
+
+# -- the audit log -------------------------------------------------------------------------------
+
+
+def entries(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write(log: AuditLog, **more: Any) -> None:
+    call = {"caller": "c", "role": "plug", "peer": "192.0.2.1:5", "method": "PUT",
+            "path": "/v1/ports/p1", "status": 200}  # fmt: skip
+    log.called(**{**call, **more})
+
+
+def test_a_file_that_is_moved_away_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    log = AuditLog(path)
+    write(log)
+    path.rename(tmp_path / "audit.log.1")
+    write(log, method="DELETE")
+    assert [e["method"] for e in entries(tmp_path / "audit.log.1")] == ["PUT"]
+    assert [e["method"] for e in entries(path)] == ["DELETE"]
+    assert path.stat().st_mode & 0o777 == 0o600
+    log.close()
+
+
+def test_an_entry_has_no_secret_and_no_large_body(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    log = AuditLog(path)
+    write(log, body=json.dumps(SPEC).encode())
+    write(log, body=b'"' + b"x" * MAX_BODY + b'"')
+    write(log, path="/v1/vms/v1:render-domain", body=b'{"xml": "<graphics passwd=\'s3cret\'/>"}')
+    write(log, taskuuid="t1", callback="https://user:s3cret@manager:8080/cb?token=s3cret")
+    write(log, path="/" + "x" * 10_000)
+    log.close()
+    text = path.read_text()
+    assert "s3cret" not in text
+    small, large, domain, task, _ = entries(path)
+    assert small["body"] == SPEC
+    assert large["body_bytes"] == MAX_BODY + 2 and "body" not in large
+    assert "body" not in domain
+    assert (task["event"], task["callback"]) == ("accepted", "https://manager:8080")
+    assert all(len(line) < 2 * MAX_BODY for line in text.splitlines())

@@ -1,0 +1,140 @@
+"""The mark of the store on the host: when it is written, when it says that the store is an older copy."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agents.store.marks import StoreMarks
+from agents.store.store import Record, Store
+from netplugin.api.models import PortSpec, PortState
+from netplugin.host.names import CarriedMark
+from tests.unit.agent import SPEC
+
+OTHER = "00000000-0000-4000-8000-000000000000/7"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "agent.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    made = Store(path)
+    yield made
+    made.close()
+
+
+def commit(store: Store, port_id: str) -> str:
+    store.save([Record(port_id, PortSpec.model_validate(SPEC), PortState.ACTIVE)])
+    return store.mark
+
+
+def test_the_mark_follows_the_commits_of_the_same_store(store: Store) -> None:
+    marks = StoreMarks(store)
+    carried = CarriedMark(marks.after)
+    assert carried.after("") == store.mark == f"{store.identity}/0"
+    first = commit(store, "p1")
+    assert carried.after("") == first and commit(store, "p2") != first
+    assert carried.after(first) == store.mark == f"{store.identity}/2"
+    marks.compare("b", carried.found(first), [])
+    assert marks.findings("b") == []
+
+
+def test_an_older_copy_says_so_until_somebody_has_compared(
+    store: Store, path: Path, tmp_path: Path
+) -> None:
+    commit(store, "p1")
+    shutil.copytree(path.parent, tmp_path / "copy")
+    commit(store, "p2")
+    newest = commit(store, "p3")
+    older = Store(tmp_path / "copy" / path.name)
+    marks = StoreMarks(older)
+    for number in range(4, 8):
+        commit(older, f"p{number}")  # soon it has as many commits as the newest
+    assert marks.after(newest) == newest, "it stays until it was compared"
+    marks.compare("b", newest, ["p1"])
+    [finding] = marks.findings("b")
+    assert "an older copy: it was at commit 1" in finding.found
+    assert "last changed by commit 3" in finding.found and finding.found.endswith(": p1")
+    assert marks.findings("other") == []
+    assert commit(older, "p8") == marks.after(newest) == f"{store.identity}/6", "no number twice"
+    marks.compare("b", newest, [])
+    assert len(StoreMarks(older).findings("b")) == 1, "it outlives the process"
+    marks.accept("b")
+    assert marks.findings("b") == []
+    older.close()
+
+
+@pytest.mark.parametrize("found", [OTHER, "no mark of ours"])
+def test_the_mark_of_another_store(store: Store, found: str) -> None:
+    marks = StoreMarks(store)
+    commit(store, "p1")
+    assert marks.after(found) == found
+    marks.compare("b", found, [])
+    [finding] = marks.findings("b")
+    assert finding.found == f"another store changed the host last: {found.removesuffix('/7')}"
+    assert marks.after(found) == store.mark
+
+
+def test_every_backend_is_told_of_what_was_there_before_the_first_wrote(store: Store) -> None:
+    marks = StoreMarks(store)
+    carried = CarriedMark(marks.after)
+    there = carried.after(OTHER)
+    assert there == OTHER, "nobody has compared"
+    marks.compare("first", carried.found(there), [])
+    for number in range(3):
+        commit(store, f"p{number}")
+        there = carried.after(there)
+        assert there == store.mark
+    marks.compare("second", carried.found(there), [])
+    assert [len(marks.findings(backend)) for backend in ("first", "second")] == [1, 1]
+    assert carried.found("a third store's") == "a third store's", "it wrote since"
+
+
+def test_an_older_copy_tells_every_backend(store: Store, path: Path, tmp_path: Path) -> None:
+    commit(store, "p1")
+    shutil.copytree(path.parent, tmp_path / "copy")
+    newest = [commit(store, f"p{number}") for number in range(2, 5)][-1]
+    older = Store(tmp_path / "copy" / path.name)
+    marks = StoreMarks(older)
+    for backend in ("first", "second"):
+        marks.compare(backend, newest, [])
+        [finding] = marks.findings(backend)
+        assert "an older copy: it was at commit 1" in finding.found
+    older.close()
+
+
+def test_what_was_accepted_stays_so_after_a_restart(store: Store, path: Path) -> None:
+    marks = StoreMarks(store)
+    marks.compare("b", OTHER, ["p1"])
+    store.close()
+    again = Store(path)
+    marks = StoreMarks(again)
+    marks.compare("b", OTHER, [])
+    [finding] = marks.findings("b")
+    assert finding.found.endswith(": p1"), "as it was first told"
+    marks.accept("b")
+    again.close()
+    last = Store(path)
+    marks = StoreMarks(last)
+    marks.compare("b", OTHER, [])
+    assert marks.findings("b") == [] and marks.after(OTHER) == last.mark
+    marks.compare("b", "00000000-0000-4000-8000-000000000000/8", [])
+    assert len(marks.findings("b")) == 1, "the other store wrote since"
+    last.close()
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, str(10**20), "٣", "-1", ""])
+def test_a_garbled_number_is_another_stores_and_stops_nothing(store: Store, number: str) -> None:
+    marks = StoreMarks(store)
+    found = f"{store.identity}/{number}"
+    assert marks.after(found) == found
+    marks.compare("b", found, [])
+    [finding] = marks.findings("b")
+    assert "another store" in finding.found and len(finding.found) < 200
+    assert commit(store, "p1") == marks.after(found) == f"{store.identity}/1"

@@ -1,0 +1,374 @@
+"""A VF with a virtio NIC beside it: both or none, whatever fails and wherever the agent dies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from lxml import etree
+
+from agents.ports import teams
+from agents.ports.teams import standby_id, standby_spec
+from agents.store.store import Record, Store
+from netplugin.api.errors import Conflict, HostError, Unsupported
+from netplugin.api.models import (
+    Batch,
+    BatchPut,
+    Binding,
+    DomainRequirements,
+    Features,
+    PortSpec,
+    PortState,
+    ReconcileRequest,
+    RenderRequest,
+)
+from netplugin.libvirt.interfaces import hostdev_interface
+from tests.unit.agent import DEADLINE_S, Agent, agent
+from tests.unit.fakes import FakeBackend, FakeHost, Write
+
+SPEC = PortSpec.model_validate(
+    {
+        "vm_id": "vm-1",
+        "mac": "52:54:00:12:34:56",
+        "backend": "card",
+        "network": {"type": "vlan", "physical_network": "physnet1", "vlan_id": 100},
+        "numa_node": 1,
+        "queues": 2,
+        "qos": {"egress_kbps": 100_000, "min_egress_kbps": 1000},
+        "vf": {"teaming": True, "trusted": True},
+    }
+)
+BESIDE = standby_id("p1")
+
+
+class Card(FakeBackend):
+    """A backend whose binding is that of a VF."""
+
+    features: ClassVar[Features] = Features(
+        networks=("vlan",), max_queues=2, virtual_functions=True, teaming=True
+    )
+
+    def binding(self, intent: Any) -> Binding:
+        return Binding(
+            vif_type="hostdev",
+            interface_xml=hostdev_interface(intent.spec, "0000:03:10.1"),
+            domain_requirements=DomainRequirements(vfio=True),
+        )
+
+
+@dataclass
+class Hosts:
+    card: FakeHost
+    soft: FakeHost
+
+    def ports(self) -> set[str]:
+        return {*self.card.ports, *self.soft.ports}
+
+
+@contextmanager
+def on(directory: Path, hosts: Hosts, teaming_backend: str = "soft") -> Iterator[Agent]:
+    backends = {"card": Card("card", hosts.card), "soft": FakeBackend("soft", hosts.soft)}
+    with agent(directory, backends=backends, teaming_backend=teaming_backend) as made:
+        yield made
+
+
+@pytest.fixture
+def hosts() -> Hosts:
+    return Hosts(FakeHost(), FakeHost())
+
+
+@pytest.fixture
+def running(tmp_path: Path, hosts: Hosts) -> Iterator[Agent]:
+    with on(tmp_path, hosts) as made:
+        yield made
+
+
+def put(running: Agent, spec: PortSpec = SPEC, port_id: str = "p1") -> Any:
+    return asyncio.run(running.service.put(port_id, spec))
+
+
+def delete(running: Agent, port_id: str = "p1") -> None:
+    asyncio.run(running.service.delete(port_id))
+
+
+def refusing(*ports: str, why: str = "it does not go") -> Any:
+    def refuse(change: Any) -> None:
+        if set(change.ports) & set(ports):
+            raise HostError(why, step="apply")
+
+    return refuse
+
+
+def test_the_standby_is_asked_for_what_a_virtio_nic_can_do() -> None:
+    spec = standby_spec(SPEC, "soft")
+    assert (spec.backend, spec.mac, spec.network) == ("soft", SPEC.mac, SPEC.network)
+    assert (spec.vm_id, spec.numa_node, spec.port_security) == ("vm-1", 1, SPEC.port_security)
+    assert spec.queues == SPEC.queues == 2
+    assert (spec.qos.egress_kbps, spec.qos.min_egress_kbps) == (100_000, None)
+    assert spec.vf == PortSpec.model_fields["vf"].default
+
+
+def test_both_come_and_are_told_as_one(running: Agent, hosts: Hosts) -> None:
+    port = put(running)
+    assert (set(hosts.soft.ports), set(hosts.card.ports)) == ({BESIDE}, {"p1"})
+    assert port.state is PortState.ACTIVE and port.standby_of is None
+    stays, goes = etree.fromstring(f"<a>{port.binding.interface_xml}</a>")
+    assert (stays.get("type"), goes.get("type")) == ("ethernet", "hostdev")
+    alias = stays.find("alias").get("name")
+    assert alias.startswith("ua-") and stays.find("teaming").attrib == {"type": "persistent"}
+    assert goes.find("teaming").attrib == {"type": "transient", "persistent": alias}
+    assert stays.find("mac").get("address") == goes.find("mac").get("address") == SPEC.mac
+    needs = port.binding.domain_requirements
+    assert needs.vfio and needs.numa_node == 1
+    assert port.binding.model_extra["standby_port_id"] == BESIDE
+    assert running.service.port(BESIDE).standby_of == "p1"
+
+
+def test_a_domain_gets_the_pair_once(running: Agent) -> None:
+    put(running)
+    xml = "<domain><devices><disk/></devices></domain>"
+    once = asyncio.run(running.service.domains.render("vm-1", RenderRequest(xml=xml))).xml
+    assert once.count("<interface ") == 2 and once.count("<teaming ") == 2
+    again = asyncio.run(running.service.domains.render("vm-1", RenderRequest(xml=once))).xml
+    assert again == once
+
+
+def test_both_go_and_the_vf_first(running: Agent, hosts: Hosts) -> None:
+    put(running)
+    order: list[str] = []
+    hosts.card.on_apply = hosts.soft.on_apply = lambda change: order.extend(change.ports)
+    delete(running)
+    assert order == ["p1", BESIDE] and hosts.ports() == set()
+    assert running.store.records() == []
+    delete(running)  # there is nothing to do
+
+
+def test_a_batch_has_teams_beside_single_ports(running: Agent, hosts: Hosts) -> None:
+    alone = SPEC.model_copy(update={"backend": "soft", "vf": PortSpec.model_fields["vf"].default})
+    puts = (BatchPut(port_id="p1", spec=SPEC), BatchPut(port_id="p2", spec=alone))
+    results = asyncio.run(running.service.batch(Batch(put=puts))).results
+    assert [(r.port_id, r.status) for r in results] == [("p1", 200), ("p2", 200)]
+    assert hosts.ports() == {"p1", "p2", BESIDE}
+    results = asyncio.run(running.service.batch(Batch(delete=("p1", "p2", "p3")))).results
+    assert [r.status for r in results] == [204, 204, 204]
+    assert hosts.ports() == set()
+
+
+@pytest.mark.parametrize("broken", ["card", "soft"])
+def test_if_one_cannot_be_had_there_is_none(running: Agent, hosts: Hosts, broken: str) -> None:
+    getattr(hosts, broken).on_apply = lambda change: (
+        refusing(*change.ports)(change) if change.spec else None
+    )
+    with pytest.raises(HostError, match="it does not go"):
+        put(running)
+    assert hosts.ports() == set() and running.store.records() == []
+
+
+def test_a_change_that_fails_on_the_vf_goes_back_on_both(running: Agent, hosts: Hosts) -> None:
+    put(running)
+    other = SPEC.model_copy(update={"network": SPEC.network.model_copy(update={"vlan_id": 200})})
+
+    def refuse_new(change: Any) -> None:
+        if isinstance(change, Write) and change.spec == other:
+            raise HostError("no such VLAN", step="apply")
+
+    hosts.card.on_apply = refuse_new
+    with pytest.raises(HostError, match="no such VLAN"):
+        put(running, other)
+    assert hosts.card.ports["p1"].network.vlan_id == 100
+    assert hosts.soft.ports[BESIDE].network.vlan_id == 100
+    hosts.card.on_apply = lambda change: None
+    assert put(running, other).spec.network.vlan_id == 200
+    assert hosts.soft.ports[BESIDE].network.vlan_id == 200
+
+
+def test_a_vf_that_is_in_use_keeps_its_standby(running: Agent, hosts: Hosts) -> None:
+    put(running)
+    hosts.card.on_apply = refusing("p1", why="a VM has it open")
+    with pytest.raises(HostError):
+        delete(running)
+    assert running.service.port("p1").state is PortState.REMOVING
+    asyncio.run(running.service.teams.settle())
+    assert hosts.ports() == {"p1", BESIDE}
+    hosts.card.on_apply = lambda change: None
+    delete(running)
+    assert hosts.ports() == set()
+
+
+def test_a_team_that_goes_and_is_asked_for_again_alone_leaves_no_standby(
+    running: Agent, hosts: Hosts
+) -> None:
+    put(running)
+    hosts.card.on_apply = refusing("p1", why="a VM has it open")
+    with pytest.raises(HostError):
+        delete(running)
+    hosts.card.on_apply = lambda change: None
+    alone = SPEC.model_copy(update={"vf": PortSpec.model_fields["vf"].default})
+    put(running, alone)
+    assert hosts.ports() == {"p1"} == {record.port_id for record in running.store.records()}
+
+
+def test_a_standby_that_fails_degrades_the_port(running: Agent) -> None:
+    put(running)
+    beside = running.store.get(BESIDE)
+    assert beside is not None
+    problem = HostError("its bridge has gone", step="verify").problem()
+    running.store.save([replace(beside, state=PortState.FAILED, error=problem)])
+    told = running.service.port("p1")
+    assert told.state is PortState.DEGRADED and told.error == problem
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda a: put(a, SPEC, BESIDE), "standby of port p1"),
+        (lambda a: delete(a, BESIDE), "standby of port p1"),
+        (lambda a: put(a, SPEC.model_copy(update={"vf": PortSpec.model_fields["vf"].default})),
+         "cannot change on a live port"),
+    ],
+)  # fmt: skip
+def test_half_a_team_cannot_be_had(running: Agent, hosts: Hosts, call: Any, words: str) -> None:
+    put(running)
+    before = (dict(hosts.card.ports), dict(hosts.soft.ports))
+    with pytest.raises(Conflict, match=words):
+        call(running)
+    assert (hosts.card.ports, hosts.soft.ports) == before
+
+
+def test_a_platforms_own_port_of_that_name_is_not_taken(running: Agent, hosts: Hosts) -> None:
+    mine = SPEC.model_copy(update={"backend": "soft", "vf": PortSpec.model_fields["vf"].default})
+    put(running, mine, BESIDE)
+    with pytest.raises(Conflict, match=f"port {BESIDE} is in use"):
+        put(running)
+    assert hosts.ports() == {BESIDE} and hosts.soft.ports[BESIDE] == mine
+
+
+def test_without_a_chosen_backend_it_is_refused(tmp_path: Path, hosts: Hosts) -> None:
+    with on(tmp_path, hosts, teaming_backend="") as running:
+        with pytest.raises(Unsupported) as refused:
+            put(running)
+        assert "teaming_backend" in str(refused.value.fix) and hosts.ports() == set()
+
+
+def test_calls_for_one_team_take_turns(running: Agent, hosts: Hosts) -> None:
+    async def all_at_once() -> None:
+        calls: list[Any] = []
+        for _ in range(10):
+            calls += [running.service.put("p1", SPEC), running.service.delete("p1")]
+        await asyncio.gather(*calls)
+
+    asyncio.run(all_at_once())
+    assert running.service.teams.unsettled() == []
+    assert hosts.ports() == {r.port_id for r in running.store.records()}
+    assert hosts.ports() in (set(), {"p1", BESIDE})
+
+
+_STATES = [None, PortState.PENDING, PortState.ACTIVE, PortState.REMOVING]
+
+
+@pytest.mark.parametrize("first", _STATES)
+@pytest.mark.parametrize(
+    ("second", "old"), [*((state, False) for state in _STATES), (PortState.ACTIVE, True)]
+)
+def test_whatever_a_crash_left_is_settled(
+    tmp_path: Path, hosts: Hosts, first: PortState | None, second: PortState | None, old: bool
+) -> None:
+    """Each half may be missing, half made, made, or going; the standby may be as it was before."""
+    beside = standby_spec(SPEC, "soft")
+    if old:
+        beside = beside.model_copy(
+            update={"network": SPEC.network.model_copy(update={"vlan_id": 7})}
+        )
+    left = [Record("p1", SPEC, first)] if first else []
+    left += [Record(BESIDE, beside, second, standby_of="p1")] if second else []
+    store = Store(tmp_path / "agent.db")
+    store.save(left)
+    store.close()
+    with on(tmp_path, hosts) as running:
+        # What the agent's looks do sooner or later: a port that was to go goes.
+        whole = ReconcileRequest(dry_run=False)
+        assert asyncio.run(running.service.reconcile(whole)).errors == []
+        asyncio.run(running.service.teams.settle())
+        assert running.service.teams.unsettled() == []
+        wanted = {"p1", BESIDE} if first not in (None, PortState.REMOVING) else set()
+        assert hosts.ports() == wanted == {r.port_id for r in running.store.records()}
+        if wanted:
+            assert hosts.soft.ports[BESIDE] == standby_spec(SPEC, "soft")
+
+
+def test_what_cannot_be_settled_now_is_settled_later(tmp_path: Path, hosts: Hosts) -> None:
+    with on(tmp_path, hosts) as running:
+        put(running)
+    store = Store(tmp_path / "agent.db")
+    store.save([], forget=["p1"])  # its agent died when the VF was gone and the standby was not
+    store.close()
+    hosts.card.ports.clear()
+    hosts.soft.on_apply = refusing(BESIDE)
+    with on(tmp_path, hosts) as running:
+        asyncio.run(running.service.teams.settle())
+        assert hosts.ports() == {BESIDE}
+        hosts.soft.on_apply = lambda change: None
+        # A standby that its lane still has at hand is left for the next comparison.
+        deadline = time.monotonic() + DEADLINE_S
+        while running.store.records() and time.monotonic() < deadline:
+            asyncio.run(running.service.teams.settle())
+        assert hosts.ports() == set() and running.store.records() == []
+
+
+def test_comparing_goes_on_after_an_error_that_nobody_expected(
+    tmp_path: Path, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teams, "_COMPARE_S", 0.01)
+    with on(tmp_path, hosts) as running:
+        put(running)
+        broken = True
+        is_at = running.service.teams._is_at_hand
+
+        def fails(port_id: str) -> bool:
+            if broken:
+                raise OSError(24, "Too many open files")
+            return is_at(port_id)
+
+        running.service.teams._is_at_hand = fails
+
+        async def compare() -> None:
+            nonlocal broken
+            supervisor = running.service._host.supervisor
+            async with asyncio.timeout(DEADLINE_S):
+                running.service.teams.start()
+                while not supervisor.reasons():
+                    await asyncio.sleep(0)
+                assert "teams" in running.service.unready()[0]
+                broken = False
+                # Somebody takes the standby away: it comes back only if the comparing goes on.
+                running.store.save([], forget=[BESIDE])
+                while running.store.get(BESIDE) is None:
+                    await asyncio.sleep(0.01)
+                # It counts as going on from the end of that turn, which the standby comes before.
+                while running.service.unready():
+                    await asyncio.sleep(0.01)
+            await running.service.teams.stop()
+
+        asyncio.run(compare())
+
+
+def test_a_file_of_version_3_is_taken_over(tmp_path: Path) -> None:
+    store = Store(tmp_path / "agent.db")
+    store.save([Record("p1", SPEC, PortState.ACTIVE)])
+    store.database.sql.executescript(
+        "ALTER TABLE ports DROP COLUMN standby_of; PRAGMA user_version=3"
+    )
+    store.close()
+    store = Store(tmp_path / "agent.db")
+    record = store.get("p1")
+    assert record is not None and record.standby_of is None
+    store.save([replace(record, standby_of="p0")])
+    store.close()
+    again = Store(tmp_path / "agent.db").get("p1")
+    assert again is not None and again.standby_of == "p0"

@@ -1,0 +1,818 @@
+"""The lane: calls in order and in batches, looks in between, and an answer for everyone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents import service as service_module
+from agents import worker as lane_module
+from agents.metrics import Metrics
+from agents.ports.operations import NEXT_TRY_S, Delete, Operation, Put
+from agents.ports.reconciler import Reconciler
+from agents.store.store import Store
+from agents.worker import Lane, Turn
+from netplugin.api.errors import (
+    BackendUnavailable,
+    HostError,
+    NetpluginError,
+    OperationTimeout,
+    Overloaded,
+)
+from netplugin.api.models import Batch, PortSpec, ReconcileReport
+from netplugin.host.locks import Locks
+from netplugin.host.supervisor import Supervisor
+from netplugin.host.usability import Wake
+from tests.unit.agent import SPEC, Agent, agent, served_agent
+from tests.unit.fakes import FakeBackend, FakeHost
+
+DEADLINE_S = 20.0
+MAKE_SPEC = PortSpec.model_validate(SPEC)
+
+
+def put(port_id: str = "p1", deadline_s: float = 30.0) -> Put:
+    return Put(port_id, MAKE_SPEC, time.monotonic() + deadline_s, Future())
+
+
+def delete(port_id: str = "p1", deadline_s: float = 30.0) -> Delete:
+    return Delete(port_id, time.monotonic() + deadline_s, Future())
+
+
+def in_time() -> float:
+    return time.monotonic() + DEADLINE_S
+
+
+class Scripted:
+    """Stands in for the reconciler: keeps what it is told to do, and does what a test says."""
+
+    def __init__(self) -> None:
+        self.backend = SimpleNamespace(name="scripted", watch=lambda wake: None)
+        self.batches: list[list[Operation]] = []
+        self.looks: list[Any] = []
+        self.events: list[str] = []
+        self.is_unsettled = False
+        #: Operations that are not done now.
+        self.busy: list[Operation] = []
+        self.resumed: list[list[str]] = []
+        self.on_serve: Callable[[], None] = lambda: None
+        self.on_check: Callable[[], None] = lambda: None
+        self.looked = threading.Semaphore(0)
+
+    def serve(self, batch: list[Operation]) -> list[Operation]:
+        self.batches.append(batch)
+        self.events.append("serve")
+        self.on_serve()
+        for op in batch:
+            if op.future.set_running_or_notify_cancel() and op not in self.busy:
+                op.future.set_result(op.port_id)  # type: ignore[arg-type]
+        return [op for op in batch if op in self.busy]
+
+    def resume(self, batch: list[Operation], *, last: bool = False) -> list[Operation]:
+        self.resumed.append([op.port_id for op in batch])
+        again = [op for op in batch if op in self.busy and not last]
+        for op in batch:
+            if op not in again:
+                op.future.set_result(op.port_id)  # type: ignore[arg-type]
+        return again
+
+    def check(self, ports: Any = None, **_: Any) -> ReconcileReport:
+        self.looks.append(ports)
+        self.events.append("look")
+        self.looked.release()
+        self.on_check()
+        return ReconcileReport(dry_run=False, ports=0, changes=[])
+
+    def unsettled(self) -> bool:
+        return self.is_unsettled
+
+    def order(self) -> list[str]:
+        return [op.port_id for batch in self.batches for op in batch]
+
+
+def make(reconciler: Any, **options: Any) -> Lane:
+    settings = {
+        "batch_size": 64,
+        "interval_s": 3600.0,
+        "max_waiting": 100,
+        "max_errands": 4,
+    } | options
+    return Lane(reconciler, Supervisor(), **settings)
+
+
+@pytest.fixture
+def scripted() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def held(scripted: Scripted) -> Iterator[tuple[Lane, threading.Event]]:
+    """A running lane that is busy with one operation until the event is set."""
+    lane, busy, go_on = (
+        make(scripted, batch_size=4, max_waiting=8),
+        threading.Event(),
+        threading.Event(),
+    )
+
+    def hold() -> None:
+        busy.set()
+        assert go_on.wait(DEADLINE_S)
+
+    scripted.on_serve = hold
+    lane.start()
+    lane.submit(put("first"))
+    assert busy.wait(DEADLINE_S)
+    yield lane, go_on
+    go_on.set()
+    lane.stop(in_time())
+
+
+def result(op: Operation) -> Any:
+    return op.future.result(DEADLINE_S)
+
+
+# -- the queue -----------------------------------------------------------------------------------
+
+
+def test_what_comes_meanwhile_shares_the_next_batch(
+    scripted: Scripted, held: tuple[Lane, threading.Event]
+) -> None:
+    lane, go_on = held
+    ops = [put(f"p{n}") for n in range(5)]
+    for op in ops:
+        lane.submit(op)
+    go_on.set()
+    assert [result(op) for op in ops] == [op.port_id for op in ops]
+    assert [len(batch) for batch in scripted.batches] == [1, 4, 1]  # as large as it may be
+
+
+def test_operations_of_one_port_keep_their_order(
+    scripted: Scripted, held: tuple[Lane, threading.Event]
+) -> None:
+    lane, go_on = held
+    ops: list[Operation] = [put("a"), delete("a"), put("b"), put("a"), delete("b")]
+    lane.submit(*ops)
+    go_on.set()
+    for op in ops:
+        result(op)
+    assert scripted.batches[1:] == [ops[:1], ops[1:3], ops[3:]]
+
+
+@given(st.lists(st.sampled_from("abcde"), max_size=30), st.integers(1, 6))
+def test_a_batch_has_a_port_once_and_nothing_overtakes(ports: list[str], size: int) -> None:
+    lane = make(Scripted(), batch_size=size)
+    ops = [put(port) for port in ports]
+    lane._waiting.extend(ops)
+    taken = []
+    while lane._waiting:
+        batch = lane._take_batch()
+        assert 0 < len(batch) <= size
+        assert len({op.port_id for op in batch}) == len(batch)
+        taken += batch
+    assert taken == ops
+
+
+def test_one_too_many_is_refused_and_with_it_none_is_taken(
+    scripted: Scripted, held: tuple[Lane, threading.Event]
+) -> None:
+    lane, go_on = held
+    waiting = [put(f"p{n}") for n in range(7)]
+    lane.submit(*waiting)
+    refused = [put("x"), put("y")]
+    with pytest.raises(Overloaded) as full:
+        lane.submit(*refused)
+    assert full.value.retryable and "7 operations" in full.value.detail
+    lane.submit(put("last"))  # one still fits
+    go_on.set()
+    for op in waiting:
+        result(op)
+    wait_until(lambda: len(scripted.order()) == 9)
+    assert not {"x", "y"} & set(scripted.order())
+
+
+def test_an_unexpected_failure_is_answered_and_the_lane_goes_on(scripted: Scripted) -> None:
+    lane = make(scripted)
+    scripted.on_serve = lambda: (_ for _ in ()).throw(RuntimeError("unexpected"))
+    lane.start()
+    broken = put("p1")
+    lane.submit(broken)
+    with pytest.raises(HostError) as error:
+        result(broken)
+    assert error.value.port_id == "p1" and "unexpected" in error.value.detail
+    scripted.on_serve = lambda: None
+    fine = put("p2")
+    lane.submit(fine)
+    assert result(fine) == "p2"
+    lane.stop(in_time())
+
+
+# -- what the host asks to try again -------------------------------------------------------------
+
+
+def test_what_is_to_be_tried_again_holds_up_no_other_port(scripted: Scripted, clock: Clock) -> None:
+    lane, first, behind, other = make(scripted), put("p1"), delete("p1"), put("p2")
+    settle(lane, clock)
+    scripted.busy = [first]
+    lane.submit(first)
+    assert turn(lane, clock)
+    lane.submit(behind, other)
+    assert turn(lane, clock) and not turn(lane, clock)
+    assert scripted.order() == ["p1", "p2"] and other.future.done()
+    pauses = []
+    for tries in range(1, 7):
+        pauses.append(lane._idle_s(clock.now))
+        clock.passes(pauses[-1])
+        assert turn(lane, clock) and scripted.resumed == [["p1"]] * tries
+    assert pauses == sorted(pauses) and pauses[0] < 0.1 and pauses[-1] == NEXT_TRY_S
+    assert lane.is_at("p1") and not first.future.done() and not behind.future.done()
+    scripted.busy = []
+    clock.passes(NEXT_TRY_S)
+    assert turn(lane, clock) and first.future.done() and not behind.future.done()
+    assert turn(lane, clock) and behind.future.done()
+    assert not lane.is_at("p1") and not turn(lane, clock)
+
+
+def test_what_waited_already_stays_behind_what_is_tried_again(
+    scripted: Scripted, clock: Clock
+) -> None:
+    lane = make(scripted, batch_size=1)
+    settle(lane, clock)
+    calls = [put("p1"), delete("p1"), put("p1"), put("p2")]
+    scripted.busy = calls[:1]
+    lane.submit(*calls)
+    while turn(lane, clock):
+        pass
+    assert scripted.order() == ["p1", "p2"]
+    scripted.busy = []
+    clock.passes(NEXT_TRY_S)
+    while turn(lane, clock):
+        pass
+    served = [op for batch in scripted.batches for op in batch]
+    assert served == [calls[0], calls[3], calls[1], calls[2]]
+    assert all(op.future.done() for op in calls)
+
+
+def test_new_calls_and_those_that_are_tried_again_take_turns(
+    scripted: Scripted, clock: Clock
+) -> None:
+    """Also where each try takes longer than the pause between two."""
+    lane = make(scripted, batch_size=1)
+    settle(lane, clock)
+    scripted.busy = [put(f"sick{number}") for number in range(6)]
+    lane.submit(*scripted.busy)
+    while turn(lane, clock):
+        pass
+    for number in range(3):
+        lane.submit(put(f"p{number}"))
+        for _ in range(2):
+            clock.passes(10 * NEXT_TRY_S)
+            assert turn(lane, clock)
+        assert scripted.order()[-1] == f"p{number}" and len(scripted.resumed) == number + 1
+    tried = scripted.resumed[0] + scripted.resumed[1]
+    assert set(tried) == {op.port_id for op in scripted.busy}, "none is left out"
+
+
+def test_a_stop_tries_once_more_and_answers(scripted: Scripted) -> None:
+    lane, first, behind = make(scripted), put("p1"), delete("p1")
+    scripted.busy = [first]
+    lane.start()
+    lane.submit(first, behind)
+    wait_until(lambda: bool(scripted.resumed))
+    assert lane.stop(in_time())
+    assert result(first) == "p1", "the last try"
+    with pytest.raises(BackendUnavailable):
+        result(behind)
+
+
+def test_a_try_that_fails_unexpectedly_is_answered_once(scripted: Scripted, clock: Clock) -> None:
+    lane, first, behind = make(scripted), put("p1"), delete("p1")
+    settle(lane, clock)
+    scripted.busy = [first]
+    lane.submit(first, behind)
+    assert turn(lane, clock)
+    scripted.resume = lambda batch, last=False: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    clock.passes(NEXT_TRY_S)
+    with pytest.raises(ZeroDivisionError):
+        turn(lane, clock)
+    assert isinstance(first.future.exception(), NetpluginError)
+    assert turn(lane, clock) and behind.future.done() and not lane.is_at("p1")
+
+
+# -- the size of a batch -------------------------------------------------------------------------
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(lane_module, "time", made)
+    return made
+
+
+def serve(lane: Lane, number: int) -> None:
+    lane._serve([put(f"p{n}") for n in range(number)])
+
+
+def test_a_batch_grows_while_it_is_quick_and_full(scripted: Scripted, clock: Clock) -> None:
+    lane = make(scripted, batch_size=32)
+    scripted.on_serve = lambda: clock.passes(0.1)
+    serve(lane, 31)
+    assert lane._size == 32, "it was not full: its time says nothing about a larger one"
+    sizes = []
+    for _ in range(5):
+        serve(lane, lane._size)
+        sizes.append(lane._size)
+    assert sizes == [64, 128, 256, 256, 256]
+    scripted.on_serve = lambda: clock.passes(0.5)
+    serve(lane, 256)
+    assert lane._size == 256, "neither quick nor slow"
+
+
+def test_a_batch_shrinks_while_it_is_slow(scripted: Scripted, clock: Clock) -> None:
+    lane = make(scripted, batch_size=32)
+    scripted.on_serve = lambda: clock.passes(2.0)
+    sizes = []
+    for _ in range(5):
+        serve(lane, 3)
+        sizes.append(lane._size)
+    assert sizes == [16, 8, 4, 4, 4]
+
+
+def test_a_larger_batch_that_the_operator_set_does_not_shrink_by_being_quick(
+    scripted: Scripted, clock: Clock
+) -> None:
+    lane = make(scripted, batch_size=1024)
+    serve(lane, 1024)
+    assert lane._size == 1024
+
+
+# -- deadlines and callers that are gone, with the real reconciler -------------------------------
+
+
+@pytest.fixture
+def host() -> FakeHost:
+    return FakeHost()
+
+
+@pytest.fixture
+def reconciler(tmp_path: Path, host: FakeHost) -> Iterator[Reconciler]:
+    store = Store(tmp_path / "agent.db")
+    backend: Any = FakeBackend("fake", host)
+    yield Reconciler(backend, store, Metrics(store))
+    store.close()
+
+
+def test_past_its_deadline_it_is_answered_without_touching_the_host(
+    reconciler: Reconciler, host: FakeHost
+) -> None:
+    host.on_observe = lambda _: pytest.fail("the host was read")
+    late: list[Operation] = [put("p1", deadline_s=-1.0), delete("p2", deadline_s=-1.0)]
+    make(reconciler)._serve(late)
+    for op in late:
+        with pytest.raises(OperationTimeout) as error:
+            result(op)
+        assert (error.value.port_id, error.value.step) == (op.port_id, "queue")
+    assert host.written == [] and reconciler._ports.store.records() == []
+
+
+def test_an_operation_whose_caller_is_gone_is_not_done(
+    reconciler: Reconciler, host: FakeHost
+) -> None:
+    gone, other = put("p1"), put("p2")
+    gone.future.cancel()
+    make(reconciler)._serve([gone, other])
+    assert result(other).port_id == "p2"
+    assert list(host.ports) == ["p2"]
+
+
+def test_a_caller_that_gave_up_on_a_late_operation_hurts_no_neighbour(
+    reconciler: Reconciler, host: FakeHost
+) -> None:
+    """It waited for its deadline and the grace, and cancelled: there is nobody left to answer."""
+    gone, other = put("p1", deadline_s=-1.0), put("p2")
+    gone.future.cancel()
+    make(reconciler)._serve([gone, other])
+    assert result(other).port_id == "p2"
+    assert list(host.ports) == ["p2"]
+
+
+def test_a_delete_goes_behind_a_put_that_still_waits(tmp_path: Path) -> None:
+    """A platform that gave up on its PUT and deletes must not find the port there later."""
+    busy, go_on = threading.Event(), threading.Event()
+
+    def hold(_: Any) -> None:
+        busy.set()
+        assert go_on.wait(DEADLINE_S)
+
+    async def scenario(running: Agent) -> None:
+        running.host.on_observe = hold
+        first = asyncio.create_task(running.service.put("first", MAKE_SPEC))
+        await asyncio.to_thread(busy.wait, DEADLINE_S)
+        plug = asyncio.create_task(running.service.put("p1", MAKE_SPEC))
+        await asyncio.sleep(0)
+        calls = [first, plug, asyncio.create_task(running.service.delete("p1"))]
+        batch = Batch.model_validate({"delete": ["first", "never-there"]})
+        answer = asyncio.create_task(running.service.batch(batch))
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(*calls)
+        assert [result.status for result in (await answer).results] == [204, 204]
+        assert running.service.ports() == [] and running.host.ports == {}
+        await running.service.delete("p1")  # nothing is under way any more: nothing to wait for
+
+    with agent(tmp_path) as running:
+        asyncio.run(asyncio.wait_for(scenario(running), DEADLINE_S))
+
+
+# -- looks ---------------------------------------------------------------------------------------
+
+
+def turn(lane: Lane, clock: Clock) -> bool:
+    """What the lane's thread would do next, if anything."""
+    if not lane._due(clock.now):
+        assert lane._idle_s(clock.now) > 0
+        return False
+    lane._next(clock.now)()
+    return True
+
+
+def settle(lane: Lane, clock: Clock) -> None:
+    """Past the first look."""
+    clock.passes(lane_module._FIRST_LOOK_S)
+    assert turn(lane, clock)
+    assert not turn(lane, clock)
+
+
+def test_the_first_look_comes_with_the_backends_word_or_without(
+    scripted: Scripted, clock: Clock
+) -> None:
+    told, untold = make(scripted), make(scripted)
+    told.wake(Wake("connected"))
+    assert turn(told, clock) and told.looked_once.is_set()
+    assert not turn(untold, clock) and not untold.looked_once.is_set()
+    settle(untold, clock)
+    assert untold.looked_once.is_set()
+    assert scripted.looks == [None, None]
+
+
+def test_a_look_at_everything_comes_every_interval(scripted: Scripted, clock: Clock) -> None:
+    lane = make(scripted, interval_s=60.0)
+    settle(lane, clock)
+    clock.passes(59.0)
+    assert not turn(lane, clock)
+    clock.passes(1.0)
+    assert turn(lane, clock) and not turn(lane, clock)
+    assert scripted.looks == [None, None]
+
+
+def test_ports_that_moved_are_looked_at_together(scripted: Scripted, clock: Clock) -> None:
+    lane = make(scripted)
+    settle(lane, clock)
+    lane.wake(Wake("row changed", frozenset({"a"})))
+    lane.wake(Wake("row changed", frozenset({"b", "a"})))
+    assert turn(lane, clock) and not turn(lane, clock)
+    assert scripted.looks[1:] == [frozenset({"a", "b"})]
+    lane.wake(Wake("row changed", frozenset({"a"})))
+    lane.wake(Wake("vswitchd is back"))  # all of them are among all
+    assert turn(lane, clock) and not turn(lane, clock)
+    assert scripted.looks[2:] == [None]
+
+
+def test_calls_errands_and_looks_take_turns(scripted: Scripted, clock: Clock) -> None:
+    lane = make(scripted)
+    settle(lane, clock)
+    for number in range(3):
+        lane.wake(Wake("row changed", frozenset({"a"})))
+        lane.errand(lambda: scripted.events.append("errand"), clock.now + 30)
+        lane.submit(put(f"p{number}"))
+        for _ in range(3):
+            assert turn(lane, clock)
+    assert not turn(lane, clock)
+    assert scripted.events[1:] == ["serve", "errand", "look"] * 3
+
+
+@given(st.lists(st.sampled_from(["call", "errand", "wake"]), min_size=1, max_size=40))
+def test_nothing_waits_for_more_than_one_turn_of_each_other(asked: list[str]) -> None:
+    """However much comes of the others: they may take one turn each before it."""
+    scripted, now = Scripted(), time.monotonic()
+    lane = make(scripted, batch_size=1, max_errands=100)
+    lane._retry_at = None
+    for number, what in enumerate(asked):
+        if what == "call":
+            lane.submit(put(f"p{number}"))
+        elif what == "errand":
+            lane.errand(lambda: None, now + 30)
+        else:
+            lane.wake(Wake("row changed", frozenset({"a"})))
+    waited = dict.fromkeys(Turn, 0)
+    while lane._due(now):
+        due = [kind for kind in Turn if lane._is_due(kind, now)]
+        lane._next(now)
+        for kind in due:
+            waited[kind] = 0 if kind is lane._last_turn else waited[kind] + 1
+            assert waited[kind] < len(Turn)
+
+
+def test_a_look_that_wakes_looks_leaves_most_of_the_time(scripted: Scripted, clock: Clock) -> None:
+    """What changes because it is looked at is looked at with pauses."""
+    lane = make(scripted)
+    settle(lane, clock)
+
+    def look() -> None:
+        clock.passes(0.1)
+        lane.wake(Wake("qdisc changed"))
+
+    scripted.on_check = look
+    lane.wake(Wake("qdisc changed"))
+    for _ in range(3):
+        assert turn(lane, clock), "the first is at once"
+        assert not turn(lane, clock)
+        assert lane._idle_s(clock.now) == pytest.approx(0.4)
+        clock.passes(lane._idle_s(clock.now))
+    scripted.on_check = lambda: clock.passes(60.0)
+    assert turn(lane, clock)
+    lane.wake(Wake("vswitchd is back"))
+    assert lane._idle_s(clock.now) == lane_module._LOOK_GAP_MOST_S
+
+
+# -- errands -----------------------------------------------------------------------------------------
+
+
+def test_one_errand_too_many_is_refused(held: tuple[Lane, threading.Event]) -> None:
+    lane, go_on = held
+    waiting = [lane.errand(lambda: 1, in_time()) for _ in range(4)]
+    with pytest.raises(Overloaded) as full:
+        lane.errand(lambda: 1, in_time())
+    assert full.value.retryable and "max_waiting_reads" in str(full.value.fix)
+    go_on.set()
+    assert [future.result(DEADLINE_S) for future in waiting] == [1] * 4
+
+
+def test_an_errand_is_not_done_late_nor_for_nobody(held: tuple[Lane, threading.Event]) -> None:
+    lane, go_on = held
+    done: list[str] = []
+    late = lane.errand(lambda: done.append("late"), time.monotonic() - 1)
+    gone = lane.errand(lambda: done.append("gone"), in_time())
+    last = lane.errand(lambda: done.append("last"), in_time())
+    assert gone.cancel()
+    go_on.set()
+    last.result(DEADLINE_S)
+    assert done == ["last"]
+    with pytest.raises(OperationTimeout):
+        late.result(DEADLINE_S)
+
+
+def test_what_is_not_settled_is_tried_again_less_and_less_often(
+    scripted: Scripted, clock: Clock
+) -> None:
+    lane = make(scripted)
+    scripted.is_unsettled = True
+    clock.passes(lane_module._FIRST_LOOK_S)
+    waits = []
+    assert turn(lane, clock)
+    for _ in range(9):
+        waits.append(lane._idle_s(clock.now))
+        clock.passes(waits[-1])
+        assert turn(lane, clock)
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    scripted.is_unsettled = False
+    clock.passes(30.0)
+    assert turn(lane, clock) and lane._retry_at is None
+    scripted.is_unsettled = True
+    serve(lane, 1)
+    assert lane._idle_s(clock.now) == 0.5, "once all was well, it begins anew"
+
+
+def test_a_host_that_is_back_is_tried_at_once(scripted: Scripted, clock: Clock) -> None:
+    lane = make(scripted)
+    scripted.is_unsettled = True
+    clock.passes(2.0)
+    for _ in range(6):
+        turn(lane, clock)
+        clock.passes(lane._idle_s(clock.now))
+    lane.wake(Wake("vswitchd is back"))
+    assert turn(lane, clock)
+    assert lane._idle_s(clock.now) == 0.5
+
+
+def test_calls_that_go_on_do_not_put_off_the_next_try(scripted: Scripted, clock: Clock) -> None:
+    """One port that hangs must not wait for the others to be quiet."""
+    lane = make(scripted)
+    settle(lane, clock)
+    scripted.is_unsettled = True
+    for _ in range(100):
+        lane.submit(put("p"))
+        while turn(lane, clock):
+            pass
+        clock.passes(0.4)
+    # 40 s in tries after 0.5, 1, 2, 4, 8, 16, 30 s
+    assert len(scripted.looks) - 1 >= 5
+
+
+def test_calls_that_never_end_hold_off_a_look_and_not_for_ever(
+    scripted: Scripted, clock: Clock
+) -> None:
+    lane = make(scripted, interval_s=60.0)
+    settle(lane, clock)
+    for _ in range(200):
+        lane.submit(put("p"))
+        assert turn(lane, clock)  # one is always waiting
+        lane.submit(put("q"))
+        clock.passes(1.0)
+    assert len(scripted.looks) - 1 == 3
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("failure", [HostError("no", step="observe"), RuntimeError("unexpected")])
+def test_a_look_that_fails_is_tried_again(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    monkeypatch.setattr(lane_module, "_FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr(lane_module, "_RETRY_FIRST_S", 0.001)
+
+    def fail() -> None:
+        raise failure
+
+    scripted.on_check = fail
+    lane = make(scripted)
+    lane.start()
+    for _ in range(3):
+        assert scripted.looked.acquire(timeout=DEADLINE_S)
+    assert not lane.looked_once.is_set()
+    scripted.on_check = lambda: None
+    assert lane.looked_once.wait(DEADLINE_S)
+    fine = put()
+    lane.submit(fine)
+    assert result(fine) == "p1"
+    lane.stop(in_time())
+
+
+# -- the end -------------------------------------------------------------------------------------
+
+
+def test_a_stop_ends_after_the_batch_at_hand_and_answers_the_rest(
+    scripted: Scripted, held: tuple[Lane, threading.Event]
+) -> None:
+    lane, go_on = held
+    waiting: list[Operation] = [put("p1"), delete("p1")]
+    lane.submit(*waiting)
+    stopping = threading.Thread(target=lane.stop, args=(in_time(),))
+    stopping.start()
+    wait_until(lambda: lane._stopped)
+    with pytest.raises(BackendUnavailable):
+        lane.submit(put("late"))
+    go_on.set()
+    stopping.join(DEADLINE_S)
+    for op in waiting:
+        with pytest.raises(BackendUnavailable) as error:
+            result(op)
+        assert error.value.port_id == "p1" and error.value.retryable
+    assert scripted.order() == ["first"]
+
+
+def test_a_stop_tells_whether_the_thread_has_ended(held: tuple[Lane, threading.Event]) -> None:
+    lane, go_on = held
+    assert not lane.stop(time.monotonic()), "it is at a batch"
+    go_on.set()
+    assert lane.stop(in_time())
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_locks_are_given_back_once_nothing_is_in_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """Another agent that waits for them would work beside what is in progress."""
+    monkeypatch.setattr(service_module, "_STOP_S", 0.0 if hangs else DEADLINE_S)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hang(*_: Any) -> None:
+        begun.set()
+        go_on.wait(DEADLINE_S)
+
+    name = f"test-{uuid.uuid4()}"
+    with agent(tmp_path) as running, closing(Locks()) as other:
+        assert running.service._host.locks.take(name) is None
+        if hangs:
+            running.host.on_observe = hang
+            running.host.wake(Wake("look"))
+            assert begun.wait(DEADLINE_S)
+        running.service.stop()
+        assert (other.take(name) is None, running.host.closed) == (not hangs, not hangs)
+        monkeypatch.setattr(service_module, "_STOP_S", DEADLINE_S)
+        go_on.set()
+
+
+def test_a_stop_answers_who_waits_for_a_look(held: tuple[Lane, threading.Event]) -> None:
+    lane, go_on = held
+    looks = [lane.reconcile(in_time(), dry_run=True, remove_orphans=False)]
+    stopping = threading.Thread(target=lane.stop, args=(in_time(),))
+    stopping.start()
+    wait_until(lambda: lane._stopped)
+    with pytest.raises(BackendUnavailable):
+        lane.reconcile(in_time(), dry_run=True, remove_orphans=False)
+    go_on.set()
+    stopping.join(DEADLINE_S)
+    for look in looks:
+        with pytest.raises(BackendUnavailable):
+            look.result(DEADLINE_S)
+
+
+def test_a_stop_is_not_held_up_by_callers_that_are_gone(held: tuple[Lane, threading.Event]) -> None:
+    """The server cancels what it does not want to wait for, and then stops the lanes."""
+    lane, go_on = held
+    gone, there = put("p1"), put("p2")
+    lane.submit(gone, there)
+    gone.future.cancel()
+    stopping = threading.Thread(target=lane.stop, args=(in_time(),))
+    stopping.start()
+    wait_until(lambda: lane._stopped)
+    go_on.set()
+    stopping.join(DEADLINE_S)
+    with pytest.raises(BackendUnavailable):
+        result(there)
+
+
+def test_a_look_is_made_for_who_asks_and_its_failure_is_theirs(scripted: Scripted) -> None:
+    lane = make(scripted)
+    lane.start()
+    assert (
+        lane.reconcile(in_time(), dry_run=True, remove_orphans=False).result(DEADLINE_S).ports == 0
+    )
+    refusal = HostError("no", step="observe")
+
+    def fail() -> None:
+        raise refusal
+
+    scripted.on_check = fail
+    with pytest.raises(HostError):
+        lane.reconcile(in_time(), dry_run=True, remove_orphans=False).result(DEADLINE_S)
+    lane.stop(in_time())
+
+
+def test_what_nobody_waits_for_any_more_is_not_looked_at(tmp_path: Path) -> None:
+    """The caller of a read closes its connection while others have their turns."""
+    busy, go_on = threading.Event(), threading.Event()
+
+    def hold(_: Any) -> None:
+        busy.set()
+        assert go_on.wait(DEADLINE_S)
+
+    with agent(tmp_path) as running, served_agent(running) as url:
+        lane = running.service._lanes["fake"]
+        running.host.on_observe = hold
+        calls = threading.Thread(
+            target=lambda: httpx.post(f"{url}/v1/reconcile", timeout=DEADLINE_S)
+        )
+        calls.start()
+        assert busy.wait(DEADLINE_S)
+        host, _, port = url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port))) as caller:
+            caller.sendall(
+                b"POST /v1/reconcile HTTP/1.1\r\nHost: 127.0.0.1\r\ncontent-length: 0\r\n\r\n"
+            )
+            wait_until(lambda: bool(lane._errands))
+        wait_until(lambda: lane._errands[0].future.cancelled())
+        go_on.set()
+        calls.join(DEADLINE_S)
+
+
+def test_a_thread_that_makes_no_progress_is_told(
+    scripted: Scripted, held: tuple[Lane, threading.Event]
+) -> None:
+    lane, go_on = held
+    first = lane.stuck_s()
+    wait_until(lambda: lane.stuck_s() > first)
+    go_on.set()
+    wait_until(lambda: lane.stuck_s() == 0.0)
+    assert make(scripted).stuck_s() == float("inf"), "there is no thread"

@@ -1,0 +1,1 @@
+"""The core: API values, host, libvirt, PMD threads."""

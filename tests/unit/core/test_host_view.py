@@ -1,0 +1,103 @@
+"""The host at the agent: ``/v1/host``, the findings of the machine, and what stops the agent at its start."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from agents import host as agents_host
+from agents import main
+from agents.host import HostView
+from netplugin.api.client import Client
+from netplugin.api.errors import OperationTimeout
+from netplugin.tuning.facts import Facts
+from netplugin.tuning.intent import Intent
+from netplugin.tuning.live import Live
+from tests.unit.agent import DEADLINE_S, agent, served_agent, view_of
+from tests.unit.tuning.machines import Tree, load
+from tests.unit.tuning.trees import tree
+
+SMALL = tree(load("small"))
+
+
+def test_what_the_host_is(tmp_path: Path) -> None:
+    view = view_of(SMALL, tmp_path)
+    with agent(tmp_path, view=view) as running, served_agent(running) as url, Client(url) as client:
+        state = client.host()
+    assert state.facts["cpus"]["online"] == "0-1"
+    assert state.facts["memory"]["pools"][0]["total"] == 0
+    assert state.live["ovs"] == {
+        "unknown": "there is no such file", "path": f"{tmp_path}/db.sock"
+    }  # fmt: skip
+    assert "unknown" in state.live["domains"]
+
+
+@pytest.mark.parametrize(
+    ("intent", "expected"),
+    [
+        (None, {"hugepages": "warn"}),
+        (Intent(pmd_cores=1), {"hugepages": "fail", "budget-pmd": "warn"}),
+        (Intent(pmd_cores=2), {"hugepages": "warn", "plan": "fail"}),
+    ],
+    ids=["nothing is asked for", "a plan", "a plan that cannot be made"],
+)
+def test_the_machine_is_checked_too(
+    tmp_path: Path, intent: Intent | None, expected: dict[str, str]
+) -> None:
+    view = view_of(SMALL, tmp_path, intent)
+    with agent(tmp_path, view=view) as running, served_agent(running) as url, Client(url) as client:
+        found = {finding.id: finding for finding in client.checks()}
+    assert {name: found[name].status for name in expected} == expected
+    if "plan" in expected:
+        assert found["plan"].found.startswith("pmd_cores: 2 whole cores")
+        assert found["plan"].fix
+
+
+def test_a_file_that_hangs_costs_its_deadline_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents_host, "_LOOK_S", 0.2)
+    answers = threading.Event()
+
+    class Hangs(HostView):
+        def facts(self) -> tuple[Facts, Live]:
+            assert answers.wait(DEADLINE_S)
+            return super().facts()
+
+    view = Hangs(None, tmp_path, "", view_of(SMALL, tmp_path)._root)
+    with agent(tmp_path, view=view) as running, served_agent(running) as url, Client(url) as client:
+        try:
+            with pytest.raises(OperationTimeout, match=r"could not be read within 0\.2 s"):
+                client.host()
+            [finding] = client.checks()
+            assert (finding.id, finding.status) == ("host-unseen", "fail")
+            assert client.backends()[0].usable, "all else goes on"
+        finally:
+            answers.set()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("pmd_cores = some", "pmd_cores"),
+        ("pmd_cores = 1\nlinks = -1", "[host] links: "),
+        ("pmd_cores = 1\nvfs = ens1f0", "[host] vfs: "),
+    ],
+)
+def test_a_wrong_option_stops_the_agent_before_it_touches_anything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, words: str
+) -> None:
+    file = tmp_path / "netplugin.conf"
+    file.write_text(f"[DEFAULT]\nstate_path = {tmp_path / 'state'}\n[host]\n{line}\n")
+    assert main.main(["--config-file", str(file)]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_machine_that_is_no_machine_is_findings(tmp_path: Path) -> None:
+    view = view_of(Tree(), tmp_path, Intent(pmd_cores=1))
+    with agent(tmp_path, view=view) as running, served_agent(running) as url, Client(url) as client:
+        assert {"plan", "unknown-fact"} <= {finding.id for finding in client.checks()}
+        assert "unknown" in client.host().facts["cpus"]["online"]

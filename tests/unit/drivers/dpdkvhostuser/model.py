@@ -1,0 +1,357 @@
+"""A model of OVS that carries out changes in memory: enough to plan against what was applied."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from drivers.dpdkvhostuser import commands as t
+from drivers.dpdkvhostuser import tunnels
+from drivers.dpdkvhostuser.model import (
+    OVERLAY,
+    SHARED_NAMES,
+    TO_OVERLAY,
+    TUNNELS,
+    Seen,
+    SeenTunnels,
+    vxlan_name,
+)
+from drivers.dpdkvhostuser.plan import network_of
+from drivers.ovs import commands as c
+from drivers.ovs import filters
+from drivers.ovs.model import Layout, SeenBridge, SeenOvs, forwards
+from drivers.ovs.ports import is_marked
+from netplugin.backend import Change, ObservedPort
+from netplugin.host.openflow import COOKIE_MARK, Flow
+from netplugin.host.ovs import OvsSettings
+from netplugin.host.ovs_rows import (
+    TUNNEL_MARK,
+    UPLINK_MARK,
+    OvsInterface,
+    OvsPort,
+    OvsQos,
+)
+from netplugin.host.ovs_underlay import Underlay
+
+LOCAL_IP = "10.9.0.1"
+SETTINGS = OvsSettings(
+    connection="unix:/nowhere",
+    rundir=Path("/nowhere"),
+    vhost_socket_dir=Path("/run/vhost"),
+    vhost_socket_group="qemu",
+    bridge_mappings={"net1": "br1", "net2": "br2", "net3": "br3"},
+    uplinks={"net2": ("0000:03:00.0",), "net3": ("0000:04:00.0", "0000:04:00.1")},
+    bonds={"net3": "lacp"},
+    uplink_mtu={"net2": 9000, "net3": 9000},
+    local_ip=LOCAL_IP,
+    service_ports=frozenset({"foreign-br1"}),
+)
+UNDERLAY = Underlay(LOCAL_IP, "br-underlay", True, True, (("br-underlay", 9100), ("dpdk0", 9100)))
+
+
+@dataclass
+class Bridge:
+    """``ours``: it has our mark, which names ``mark``; ``flows`` has everybody's."""
+
+    ours: bool = True
+    mark: str = ""
+    datapath_type: str = "netdev"
+    fail_mode: str | None = "secure"
+    ports: dict[str, OvsPort] = field(default_factory=dict)
+    flows: set[Flow] = field(default_factory=set)
+    matches_fragments: bool = False
+
+
+class Model:
+    """What OVS holds. Foreign things are ports without a mark and flows without our cookie."""
+
+    def __init__(self, settings: OvsSettings = SETTINGS, layout: Layout = tunnels.LAYOUT) -> None:
+        self.settings = settings
+        self.layout = layout
+        self.bridges: dict[str, Bridge] = {}
+        self.qos: dict[UUID, OvsQos] = {}
+        self.underlay: Underlay | None = UNDERLAY
+        self.nics: tuple[tuple[str, int], ...] = ()
+        self._next = 1
+
+    def copy(self) -> Model:
+        return copy.deepcopy(self)
+
+    def add_port(
+        self,
+        bridge: str,
+        name: str,
+        port: Mapping[str, Any] | None = None,
+        interfaces: Mapping[str, Mapping[str, Any]] | None = None,
+        qos: Mapping[str, Any] | None = None,
+    ) -> None:
+        assert all(name not in b.ports for b in self.bridges.values()), "a name is taken once"
+        empty = OvsPort(name, bridge, None, None, {})
+        row = self._set(empty, port or {}, interfaces or {name: {}})
+        if qos is not None:
+            row = replace(row, qos=self.add_qos(**qos))
+        self.bridges[bridge].ports[name] = row
+
+    def add_qos(
+        self, type: str, other_config: Mapping[str, str], external_ids: Mapping[str, str]
+    ) -> OvsQos:
+        uuid = UUID(int=self._number())
+        self.qos[uuid] = OvsQos(uuid, type, other_config, external_ids)
+        return self.qos[uuid]
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            self._apply(change)
+
+    def _apply(self, change: Change) -> None:
+        match change:
+            case c.CreateBridge():
+                self.bridges.setdefault(change.name, Bridge(mark=change.mark))
+            case c.SecureBridge():
+                self.bridges[change.name].fail_mode = "secure"
+            case c.RemoveBridge():
+                assert not any(p.owner for p in self.bridges[change.name].ports.values())
+                del self.bridges[change.name]
+            case c.AddPort(port=row):
+                columns, interfaces = row.port_columns(), row.interfaces()
+                self.add_port(row.bridge, row.name, columns, interfaces, row.qos_columns())
+            case t.AddTunnelPort(port=shared) | c.AddBeside(port=shared):
+                self.add_port(
+                    shared.bridge, shared.name, shared.port_columns(), shared.interfaces()
+                )
+            case c.AddUplink(uplink=uplink):
+                new = uplink.new_interfaces()
+                interfaces = {n: columns | new[n] for n, columns in uplink.interfaces().items()}
+                self.add_port(uplink.bridge, uplink.name, uplink.port_columns(), interfaces)
+            case (
+                c.SetPort(port=wish)
+                | c.SetBeside(port=wish)
+                | c.SetUplink(uplink=wish)
+                | t.SetTunnelPort(port=wish)
+            ):
+                ports = self.bridges[wish.bridge].ports
+                ports[wish.name] = self._set(
+                    ports[wish.name], wish.port_columns(), wish.interfaces()
+                )
+            case c.RemovePort() | c.RemoveUplink() | t.RemoveTunnelPort() | c.RemoveBeside():
+                gone = self.bridges[change.bridge].ports.pop(change.name)
+                if gone.qos and is_marked(gone.qos.external_ids, self.layout.backend):
+                    del self.qos[gone.qos.uuid]
+            case c.SetQos(port=row):
+                self._set_qos(row.bridge, row.name, row.qos_columns())
+            case c.DropQos():
+                del self.qos[change.row]
+            case _:
+                self._apply_flows(change)
+
+    def _apply_flows(self, change: Change) -> None:
+        match change:
+            case c.SetFilter():
+                own, other = (
+                    self._ofport(change.bridge, name) for name in (change.name, change.beside)
+                )
+                self.drop(change.bridge, filters.port_cookie(change.port_id))
+                self.bridges[change.bridge].flows |= change.flows(own, other)
+            case c.SetBridgeFlows():
+                self.drop(change.bridge, COOKIE_MARK)
+                assert change.fixed == self.layout.base.get(change.bridge)
+                self.bridges[change.bridge].matches_fragments = True
+                self.bridges[change.bridge].flows |= self._wanted_flows(change.bridge)
+            case t.SetNetwork():
+                ofports = [
+                    port.interface.ofport
+                    for name in (vxlan_name(change.overlay.spec.udp_port), TO_OVERLAY)
+                    if (port := self.bridges[TUNNELS].ports[name]).interface
+                ]
+                tunnel, patch = (ofport for ofport in ofports if ofport)
+                self.drop(TUNNELS, tunnels.network_cookie(change.overlay.network_id))
+                self.bridges[TUNNELS].flows |= tunnels.network_flows(
+                    change.overlay, LOCAL_IP, tunnel, patch
+                )
+            case c.DropFlows():
+                for cookie in change.cookies:
+                    self.drop(change.bridge, cookie)
+            case _:
+                raise AssertionError(f"a change the model does not know: {change}")
+
+    def observe(self, ports: Collection[str] | None = None) -> Seen:
+        """As the dpdkvhostuser backend does."""
+        common = self.common(ports)
+        named = self._named()
+        taken = {
+            name
+            for name, p in named.items()
+            if name.startswith(SHARED_NAMES) and TUNNEL_MARK not in p.external_ids
+        }
+        return Seen(
+            **{**vars(common), "taken_names": common.taken_names | taken},
+            tunnels=self._seen_tunnels(common.rows, named, whole=ports is None),
+        )
+
+    def common(self, ports: Collection[str] | None = None) -> SeenOvs:
+        """As the backends on OVS do."""
+        named = self._named()
+        rows, beside = (
+            {
+                owner[1]: p
+                for p in named.values()
+                if (owner := whose(p)) and (ports is None or owner[1] in ports)
+            }
+            for whose in (_owner, _beside)
+        )
+        known = {*self.settings.bridge_mappings.values(), *self.layout.marks}
+        known |= {str(row.bridge) for row in rows.values()}
+        return SeenOvs(
+            ports={i: ObservedPort() for i in rows},
+            rows=rows,
+            beside=beside,
+            flows={i: self._port_flows(i, row) for i, row in rows.items()},
+            bridges={
+                name: self._seen_bridge(name, b, rows, whole=ports is None)
+                for name, b in self.bridges.items()
+                if b.ours or name in known
+            },
+            qos=tuple(
+                q for q in self.qos.values() if q.owner and (ports is None or q.owner[1] in ports)
+            ),
+            taken_names=frozenset(
+                name
+                for name, p in named.items()
+                if name.startswith(self.layout.prefixes) and not p.serves
+            ),
+            vhost_sockets=len(rows),
+        )
+
+    def foreign(self) -> dict[str, Any]:
+        """All that is not ours, to compare before and after."""
+        return {
+            name: (
+                bridge.ours or (bridge.datapath_type, bridge.fail_mode),
+                {n: p for n, p in bridge.ports.items() if _is_strangers(p)},
+                {f for f in bridge.flows if f.cookie >> 48 != COOKIE_MARK >> 48},
+            )
+            for name, bridge in self.bridges.items()
+            if not bridge.ours or any(_is_strangers(p) for p in bridge.ports.values())
+        }
+
+    def drop(self, bridge: str, cookie: int) -> None:
+        self.bridges[bridge].flows = {f for f in self.bridges[bridge].flows if f.cookie != cookie}
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _named(self) -> dict[str, OvsPort]:
+        return {name: p for b in self.bridges.values() for name, p in b.ports.items()}
+
+    def _ofport(self, bridge: str, name: str | None) -> int | None:
+        port = self.bridges[bridge].ports.get(name or "")
+        return port.interface.ofport if port and port.interface else None
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next
+
+    def _port_flows(self, port_id: str, row: OvsPort) -> frozenset[Flow]:
+        flows = self.bridges[str(row.bridge)].flows
+        return frozenset(f for f in flows if f.cookie == filters.port_cookie(port_id))
+
+    def _seen_bridge(
+        self, name: str, bridge: Bridge, rows: Mapping[str, OvsPort], *, whole: bool
+    ) -> SeenBridge:
+        strangers = {n: p for n, p in bridge.ports.items() if not p.owner}
+        uplinks = {n: p for n, p in strangers.items() if UPLINK_MARK in p.external_ids}
+        owned = {
+            p.owner[1]: (p.interface and p.interface.mtu_request) or 0
+            for p in bridge.ports.values()
+            if p.owner
+        }
+        marked = {f.cookie for f in bridge.flows if f.cookie >> 48 == COOKIE_MARK >> 48}
+        strays = marked - {COOKIE_MARK} - {filters.port_cookie(i) for i in owned}
+        return SeenBridge(
+            name=name,
+            ours=bridge.ours,
+            datapath_type=bridge.datapath_type,
+            fail_mode=bridge.fail_mode,
+            mark=bridge.mark if bridge.ours else "",
+            neighbours=len([i for i in owned if i not in rows]),
+            uplinks=uplinks,
+            nics=self.nics,
+            has_strangers=any(_is_strangers(p) for p in strangers.values()),
+            wanted_flows=self._wanted_flows(name) if bridge.ours else frozenset(),
+            flows=frozenset(f for f in bridge.flows if f.cookie == COOKIE_MARK),
+            matches_fragments=bridge.matches_fragments if whole else None,
+            stray_cookies=frozenset(strays if whole and name not in self.layout.homes else ()),
+        )
+
+    def _seen_tunnels(
+        self, rows: Mapping[str, OvsPort], named: Mapping[str, OvsPort], *, whole: bool
+    ) -> SeenTunnels:
+        here = [row for row in rows.values() if row.bridge == OVERLAY]
+        read = {tunnels.network_cookie(n) for row in here for n in network_of(row.external_ids)}
+        flows: dict[int, set[Flow]] = {cookie: set() for cookie in read}
+        for flow in self.bridges[TUNNELS].flows if TUNNELS in self.bridges else ():
+            ours = flow.cookie >> 48 == COOKIE_MARK >> 48 and not flow.cookie & tunnels.LEARNED_BIT
+            if ours and flow.cookie != COOKIE_MARK and (whole or flow.cookie in read):
+                flows.setdefault(flow.cookie, set()).add(flow)
+        neighbours: dict[str, int] = {}
+        for port in self.bridges[OVERLAY].ports.values() if OVERLAY in self.bridges else ():
+            if port.owner and port.owner[1] not in rows:
+                neighbours |= network_of(port.external_ids)
+        return SeenTunnels(
+            ports={n: p for n, p in named.items() if TUNNEL_MARK in p.external_ids},
+            flows={cookie: frozenset(found) for cookie, found in flows.items()}
+            if TUNNELS in self.bridges
+            else {},
+            neighbours=neighbours,
+            underlay=self.underlay,
+        )
+
+    def _wanted_flows(self, name: str) -> frozenset[Flow]:
+        if name in self.layout.base:
+            return self.layout.base[name]
+        ports = [p for p in self.bridges[name].ports.values() if not p.owner]
+        trusted = [p for p in ports if forwards(p, self.settings.service_ports)]
+        return filters.bridge_flows(i.ofport or 0 for p in trusted for i in p.interfaces)
+
+    def _set(
+        self, row: OvsPort, port: Mapping[str, Any], interfaces: Mapping[str, Mapping[str, Any]]
+    ) -> OvsPort:
+        there = {interface.name: interface for interface in row.interfaces}
+        new = []
+        for name, columns in sorted(interfaces.items()):
+            old = there.get(name) or OvsInterface(
+                name=name, type="", options={}, external_ids={}, mtu_request=None, mtu=None,
+                ofport=self._number(), error=None, link_state=None,
+            )  # fmt: skip
+            new.append(replace(old, **_columns(columns, old.external_ids)))
+        return replace(row, interfaces=tuple(new), **_columns(port, row.external_ids))
+
+    def _set_qos(self, bridge: str, name: str, columns: Mapping[str, Any] | None) -> None:
+        ports = self.bridges[bridge].ports
+        row = ports[name].qos
+        ours = row is not None and is_marked(row.external_ids, self.layout.backend)
+        if row is not None and ours:
+            del self.qos[row.uuid]
+        new = self.add_qos(**columns) if columns else None
+        ports[name] = replace(ports[name], qos=new)
+
+
+def _owner(port: OvsPort) -> tuple[str, str] | None:
+    return port.owner
+
+
+def _beside(port: OvsPort) -> tuple[str, str] | None:
+    return None if port.owner else port.serves
+
+
+def _is_strangers(port: OvsPort) -> bool:
+    return not port.serves and not {UPLINK_MARK, TUNNEL_MARK} & port.external_ids.keys()
+
+
+def _columns(columns: Mapping[str, Any], ids: Mapping[str, str]) -> dict[str, Any]:
+    """As the database takes them: an optional column is a list, external_ids are merged."""
+    plain = {k: (v[0] if v else None) if isinstance(v, list) else v for k, v in columns.items()}
+    return plain | {"external_ids": {**ids, **plain.get("external_ids", {})}}

@@ -1,0 +1,266 @@
+"""The small parts of the backend: policers, offload, what is learned, and what is told of a host."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from drivers.dpdkvhostuser import tunnels
+from drivers.dpdkvhostuser.findings import fault, findings
+from drivers.dpdkvhostuser.model import Seen, SeenTunnels
+from drivers.dpdkvhostuser.tunnels import network_cookie, network_flows, with_learned
+from drivers.ovs import apply, usability
+from drivers.ovs.apply import Applier
+from drivers.ovs.commands import DropFlows, FlowEdit, PurgeDatapath
+from drivers.ovs.findings import HostWord
+from drivers.ovs.model import SeenBridge
+from drivers.ovs.policers import Policer, refused
+from netplugin.api.errors import HostError
+from netplugin.api.models import NetworkSpec
+from netplugin.backend import Overlay
+from netplugin.host.openflow import COOKIE_MARK, Flow, parse_flows
+from netplugin.host.ovs import OvsHost
+from netplugin.host.ovs_bonds import Bond, BondUse
+from netplugin.host.ovs_rows import OvsInterface, OvsPort, OvsRoot
+from netplugin.host.ovs_underlay import Underlay, problem
+from netplugin.host.vxlan import overhead
+
+# -- policers ----------------------------------------------------------------------------------------
+
+
+def test_rates_become_bytes_for_what_is_received_and_kbit_for_what_is_sent() -> None:
+    policer = Policer.of(100_000, 1500, tso=False)
+    assert policer == Policer(100_000, 80_000)
+    assert policer.qos_columns()["other_config"] == {"cir": "12500000", "cbs": "10000000"}
+    assert Policer.of(None, 1500, tso=False) is None
+
+
+def test_a_bucket_holds_some_frames_and_with_tso_a_segment() -> None:
+    slow = Policer.of(13, 9000, tso=False)
+    assert slow and slow.cbs >= 4 * 9000
+    segments = Policer.of(13, 1500, tso=True)
+    assert segments and segments.cbs >= 65535
+
+
+def test_a_policer_that_vswitchd_refused_is_seen() -> None:
+    policer = Policer(100_000, 80_000)
+    shown = "QoS: npv1 egress-policer\ncir: 12500000\ncbs: 10000000\n"
+    assert refused(shown, policer) is None
+    assert refused("QoS not configured on npv1\n", None) is None
+    assert "it has none" in str(refused("QoS not configured on npv1\n", policer))
+    assert refused(shown.replace("12500000", "1"), policer)
+    assert refused(shown, None)
+
+
+# -- userspace TSO -----------------------------------------------------------------------------------
+
+
+def _root(version: str | None, tso: str = "true") -> OvsRoot:
+    return OvsRoot(ovs_version=version, other_config={"userspace-tso-enable": tso})
+
+
+@pytest.mark.parametrize(
+    ("version", "tunnels_refused", "nic_must"),
+    [("3.1.0", True, True), ("3.3.1", True, False), ("3.4.2", True, False),
+     ("3.5.0", False, False), ("4.0.0", False, False), (None, True, True)],
+)  # fmt: skip
+def test_what_tso_breaks_in_which_version(
+    version: str | None, tunnels_refused: bool, nic_must: bool
+) -> None:
+    error = usability.refuse_tunnels(_root(version))
+    assert (error is not None) == tunnels_refused
+    if error:
+        assert error.code == "unsupported" and "other_config userspace-tso-enable" in str(error.fix)
+    assert usability.nic_must_segment(_root(version)) == nic_must
+
+
+def test_without_tso_nothing_is_refused() -> None:
+    for root in (_root("3.1.0", "false"), OvsRoot(ovs_version="3.1.0")):
+        assert usability.refuse_tunnels(root) is None and not usability.nic_must_segment(root)
+
+
+# -- old actions -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "kept"),
+    [("2.13.8", True), ("2.17.7", True), ("2.17.8", False), ("3.0.4", True), ("3.0.5", False),
+     ("3.1.0", True), ("3.1.3", False), ("3.2.0", False), ("4.0.0", False), (None, True)],
+)  # fmt: skip
+def test_which_ovs_keeps_old_actions(version: str | None, kept: bool) -> None:
+    assert apply.kept(OvsRoot(ovs_version=version)) == kept
+    seen = Seen(
+        {}, bridges={"br-phys1": SeenBridge("br-phys1", True, "netdev", "secure")},
+        keeps_old_actions=apply.version_with(OvsRoot(ovs_version=version)),
+    )  # fmt: skip
+    assert ("ovs-old-actions" in [f.id for f in findings(seen, None)]) == kept
+
+
+def test_a_port_that_comes_or_goes_costs_the_others_no_purge() -> None:
+    own = FlowEdit((COOKIE_MARK | 1,))
+    assert not apply.may_be_used(DropFlows(("p1",), "br-phys1", (1,)), own, {"p1"})
+    assert apply.may_be_used(DropFlows(("p1",), "br-phys1", (1,)), own, set())
+    assert apply.may_be_used(DropFlows((), "br-phys1", (1,)), own, {"p1"})
+    assert not apply.may_be_used(DropFlows(("p1",), "br-phys1", ()), FlowEdit(), set())
+
+
+def test_a_purge_that_failed_is_planned_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flows are as wanted by then: nothing else would be left to do."""
+    mirror = SimpleNamespace(
+        root=OvsRoot(ovs_version="3.1.0"), bridge=lambda name: name, port=lambda name: None
+    )
+    flows = SimpleNamespace(replace=lambda *arguments: None)
+    ovs: Any = SimpleNamespace(mirror=mirror, flows=flows, purge_failed=False)
+    works: list[bool] = []
+
+    def purge(ovs: OvsHost, deadline: float) -> None:
+        if not works:
+            raise HostError("vswitchd does not answer", step="vswitchd")
+
+    monkeypatch.setattr(apply, "purge", purge)
+    applier, deadline = Applier(ovs), time.monotonic() + 60
+    applied = applier.apply([DropFlows(("p1",), "br-phys1", (1,))], deadline)
+    assert applied.failed.keys() == {"p1"} and ovs.purge_failed
+    again = PurgeDatapath(("p1", "p2"))
+    assert applier.apply([again], deadline).failed.keys() == {"p1", "p2"} and ovs.purge_failed
+    works.append(True)
+    assert applier.apply([again], deadline).failed == {} and not ovs.purge_failed
+
+
+# Captured from OVS 3.1.0.
+DPCTL_SHOW = """\
+netdev@ovs-netdev:
+  lookups: hit:0 missed:0 lost:0
+  flows: 0
+  port 0: ovs-netdev (tap)
+  port 2: npu1 (dpdk: configured_rx_queues=1, lsc_interrupt_mode=false, mtu=1500, rx_csum_offload=false, \
+tx_tso_offload=false)
+  port 3: npu2 (dpdk: configured_rx_queues=1, mtu=1500, tx_tso_offload=true)
+  port 4: npv1 (dpdkvhostuserclient: configured_rx_queues=1, mtu=1500)
+"""
+
+
+def test_a_nic_that_cannot_segment_is_found_and_told() -> None:
+    cannot = usability.cannot_segment(DPCTL_SHOW)
+    assert cannot == {"npu1"}
+    row = _row("npv1", "br1")
+    seen = Seen({}, rows={"p": row}, bridges={"br1": _bridge(_row("npu1", "br1"))})
+    assert "cannot segment" in str(fault(row, seen, HostWord(_root("3.1.0"), frozenset(), cannot)))
+    assert fault(row, seen, HostWord(_root("3.3.0"))) is None
+
+
+# -- what was learned --------------------------------------------------------------------------------
+
+# Captured from OVS 3.1.0, `ovs-ofctl -O OpenFlow14 --no-stats --no-names dump-flows`.
+LEARNED = """\
+ cookie=0x6e70000000000003, table=10, hard_timeout=300, priority=100,tun_id=0x1389,\
+dl_dst=52:54:00:00:00:09 actions=load:0xa090002->NXM_NX_TUN_IPV4_DST[],output:2
+ cookie=0x6e70000000000003, table=10, hard_timeout=300, priority=100,tun_id=0x1389,\
+dl_dst=52:54:00:00:00:0b actions=load:0xa090003->NXM_NX_TUN_IPV4_DST[],output:2
+ cookie=0x6e70000000000003, table=10, hard_timeout=300, priority=100,tun_id=0x138a,\
+dl_dst=52:54:00:00:00:0a actions=load:0x2->NXM_NX_TUN_IPV6_DST[0..63],\
+load:0xfd00000000000000->NXM_NX_TUN_IPV6_DST[64..127],output:2
+"""
+
+
+def _overlay(*peers: str) -> Overlay:
+    return Overlay("blue", NetworkSpec(type="vxlan", vni=5001, peers=peers), 7)
+
+
+def test_what_leads_to_a_host_that_is_no_peer_is_stale() -> None:
+    first, second, six = parse_flows(LEARNED)
+    stale = tunnels.stale
+    assert stale([first, second], _overlay("10.9.0.2", "10.9.0.3"), "10.9.0.1", 2) == []
+    assert stale([first, second], _overlay("10.9.0.2"), "10.9.0.1", 2) == [second]
+    assert stale([first], _overlay("10.9.0.2"), "10.9.0.1", 3) == [first], "another tunnel port"
+    assert stale([six], _overlay("fd00::2"), "fd00::1", 2) == []
+    assert stale([six], _overlay("fd00::3"), "fd00::1", 2) == [six]
+    # As a flow is deleted: by its match, without what is none.
+    assert first.identity == (100, "dl_dst=52:54:00:00:00:09,table=10,tun_id=0x1389")
+
+
+def test_a_networks_flows_have_a_cookie_of_their_own_and_what_is_learned_another() -> None:
+    own, learned = with_learned(network_cookie("blue"))
+    assert own != learned and own >> 48 == learned >> 48 == COOKIE_MARK >> 48
+    assert not own & tunnels.LEARNED_BIT and own & ~COOKIE_MARK
+    flows = network_flows(_overlay("10.9.0.1", "10.9.0.3", "10.9.0.2"), "10.9.0.1", 2, 1)
+    assert {flow.cookie for flow in flows} == {own}
+    (flood,) = (flow for flow in flows if "table=20" in flow.match)
+    assert flood.actions == (
+        "set_field:10.9.0.2->tun_dst,output:2,set_field:10.9.0.3->tun_dst,output:2"
+    )
+    alone = network_flows(_overlay("10.9.0.1"), "10.9.0.1", 2, 1)
+    assert len(alone) == 2, "a host without peers sends nothing"
+    assert not [f for f in alone if "in_port=2" in f.match and "table=" not in f.match]
+    heard = {f.match for f in flows if f.actions == "resubmit(,5)"}
+    assert heard == {f"in_port=2,tun_id=0x1389,tun_src={peer}" for peer in ("10.9.0.2", "10.9.0.3")}
+    six = network_flows(_overlay("fd00::2", "fd00::1"), "fd00::1", 2, 1)
+    assert [f.match for f in six if f.actions == "resubmit(,5)"] == [
+        "in_port=2,tun_id=0x1389,tun_ipv6_src=fd00::2"
+    ]
+    assert all(isinstance(flow, Flow) for flow in alone)
+
+
+# -- the underlay ------------------------------------------------------------------------------------
+
+
+def test_what_vxlan_adds_is_said_once() -> None:
+    assert (overhead("10.0.0.1"), overhead("fd00::1")) == (50, 70)
+
+
+def test_a_bridge_whose_nics_are_all_broken_is_no_underlay() -> None:
+    underlay = Underlay("10.9.0.1", "br", True, True, (("br", 1600),), broken="dpdk0: no")
+    error = problem(underlay, 1450)
+    assert error and error.code == "backend_unavailable" and "dpdk0: no" in error.detail
+
+
+# -- what is told ------------------------------------------------------------------------------------
+
+
+def _row(name: str, bridge: str, queues: int = 1, mtu: int = 1500, **columns: object) -> OvsPort:
+    interface = OvsInterface(
+        name=name, type="dpdk", options={}, external_ids={"netplugin-queues": str(queues)},
+        mtu_request=mtu, mtu=mtu, ofport=1, error=None, link_state="up",
+    )  # fmt: skip
+    return OvsPort(name, bridge, 7, "access", {}, (replace(interface, **columns),))  # type: ignore[arg-type]
+
+
+def _bridge(*uplinks: OvsPort) -> SeenBridge:
+    return SeenBridge("br1", True, "netdev", "secure", uplinks={row.name: row for row in uplinks})
+
+
+def test_an_uplink_that_is_narrower_than_its_port_is_a_fault() -> None:
+    row = _row("npv1", "br1", mtu=9000)
+    wide, narrow = _bridge(_row("npu1", "br1", mtu=9000)), _bridge(_row("npu1", "br1", mtu=1500))
+    seen = Seen({}, rows={"p": row}, bridges={"br1": wide})
+    assert fault(row, seen, HostWord(OvsRoot())) is None
+    told = fault(row, replace(seen, bridges={"br1": narrow}), HostWord(OvsRoot()))
+    assert "npu1 has 1500" in str(told)
+
+
+def test_a_dead_bond_is_a_fault_of_what_it_carries() -> None:
+    dead = BondUse(Bond("npu1", "balance-tcp", "configured", (("a", False),)), "br1", 1, False)
+    row, other = _row("npv1", "br1"), _row("npv2", "br2")
+    seen = Seen({}, rows={"p": row, "q": other}, bonds=(dead,))
+    assert "does not answer LACP" in str(fault(row, seen, HostWord(OvsRoot())))
+    assert fault(other, seen, HostWord(OvsRoot())) is None
+
+
+def test_more_queues_than_pmd_threads_are_told() -> None:
+    seen = Seen({}, rows={"p": _row("npv1", "br1", queues=4)}, pmd_threads=2)
+    (told,) = findings(seen, None)
+    assert (told.id, told.status) == ("pmd-queues", "warn") and "4 queues" in told.found
+    assert findings(replace(seen, pmd_threads=4), None) == []
+
+
+def test_the_underlay_is_told_once_it_is_configured() -> None:
+    good = Underlay("10.9.0.1", "br", True, True, (("br", 1600),))
+    seen = Seen({}, tunnels=SeenTunnels(underlay=good))
+    assert [f.status for f in findings(seen, "10.9.0.1")] == ["ok"]
+    gone = replace(seen, tunnels=SeenTunnels(underlay=Underlay("10.9.0.1")))
+    (told,) = findings(gone, "10.9.0.1")
+    assert told.status == "fail" and told.fix

@@ -1,0 +1,113 @@
+"""Where the socket of a port is, for whom its directory is, and what of it is never touched."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from drivers.dpdkvhostuser.plan import make_plan
+from drivers.ovs import commands as c
+from drivers.ovs import sockets
+from drivers.ovs.sockets import Directory, SeenSockets
+from netplugin.api.errors import HostError
+from netplugin.backend import Claim, Intent
+from netplugin.host.names import SOCKETS, VHOST, device_name
+from tests.unit.drivers.dpdkvhostuser.model import SETTINGS, Model
+from tests.unit.drivers.dpdkvhostuser.scenes import converge, plain_spec
+
+OWN, SHARED = device_name(SOCKETS, "p"), device_name(VHOST, "p")
+INTENT = Intent("p", plain_spec())
+MOVED = replace(SETTINGS, vhost_socket_dir=Path("/run/elsewhere"))
+
+
+def test_a_port_keeps_its_path_whatever_the_options_become() -> None:
+    claim = sockets.claim_socket(SETTINGS, INTENT, None)
+    assert claim.key == f"/run/vhost/{OWN}/{SHARED}"
+    claimed = replace(INTENT, claims=(claim,))
+    assert sockets.claim_socket(MOVED, claimed, None) == claim
+    assert sockets.socket_path(MOVED, claimed, None) == claim.key
+
+
+def test_a_port_from_before_is_where_its_row_says_or_in_the_shared_directory() -> None:
+    assert sockets.socket_path(SETTINGS, INTENT, None) == f"/run/vhost/{SHARED}"
+    model = Model()
+    converge(model, [INTENT])
+    row = model.observe().rows["p"]
+    assert sockets.claim_socket(MOVED, INTENT, row).key == f"/run/vhost/{SHARED}"
+    assert make_plan(MOVED, [INTENT], model.observe()).changes == ()
+    assert row.interface is not None
+    strange = replace(row.interface, options={"vhost-server-path": "/etc/passwd"})
+    drifted = replace(row, interfaces=(strange,))
+    assert sockets.claim_socket(SETTINGS, INTENT, drifted).key == f"/run/vhost/{OWN}/{SHARED}"
+    assert sockets.look(SETTINGS, ["p"], {"p": drifted}).files == {}
+
+
+def test_no_port_is_made_whose_path_dpdk_would_cut() -> None:
+    """One that is there keeps what it has; ``vhost-server-path`` would not change anyway."""
+    claim = Claim(sockets.KIND, f"/{'d' * 93}/{SHARED}")
+    intent, model = replace(INTENT, claims=(claim,)), Model()
+    found = make_plan(SETTINGS, [intent], model.observe())
+    assert found.changes == () and found.refused["p"].step == "socket-directory"
+    assert "107 bytes" in found.refused["p"].detail
+    fits = replace(INTENT, claims=(Claim(sockets.KIND, f"/{'d' * 91}/{SHARED}"),))
+    assert converge(model, [fits]) == set()
+
+
+@pytest.mark.parametrize(
+    ("path", "user", "wish"),
+    [
+        (f"/run/vhost/{OWN}/{SHARED}", None, Directory(f"/run/vhost/{OWN}", 0, 7, 0o2770)),
+        (f"/run/vhost/{OWN}/{SHARED}", 40001, Directory(f"/run/vhost/{OWN}", 40001, 0, 0o700)),
+        (f"/run/vhost/{SHARED}", 40001, Directory("/run/vhost", 0, 7, 0o3771)),
+        (f"/tmp/{SHARED}", None, None),
+        (f"/run/vhost/nps00000000000/{SHARED}", None, None),
+    ],
+)
+def test_for_whom_a_directory_is(path: str, user: int | None, wish: Directory | None) -> None:
+    assert sockets.wanted_directory(SETTINGS, path, "p", user, 7) == wish
+
+
+def test_a_directory_comes_and_goes_with_its_port() -> None:
+    claim = sockets.claim_socket(SETTINGS, INTENT, None)
+    intent = replace(INTENT, claims=(claim,))
+    model = Model()
+
+    def seen(**there: SeenSockets) -> list[object]:
+        observed = replace(model.observe(["p"]), **there)
+        return [type(change) for change in make_plan(SETTINGS, [intent], observed).changes]
+
+    wish = sockets.wanted_directory(SETTINGS, claim.key, "p", None, 7)
+    assert wish is not None
+    assert c.MakeSocketDirectory in seen(sockets=SeenSockets({}, {}, {}, 7))
+    converge(model, [intent])
+    there = SeenSockets({}, {"p": (wish.path,)}, {wish.path: wish}, 7)
+    assert seen(sockets=there) == []
+    open_to_all = replace(wish, mode=0o777)
+    assert seen(sockets=replace(there, directories={wish.path: open_to_all})) == [
+        c.MakeSocketDirectory
+    ]
+    intent = Intent("p", None)
+    assert c.RemoveSocketDirectory in seen(sockets=there)
+
+
+def test_directories_on_the_file_system(tmp_path: Path) -> None:
+    me, group = os.getuid(), os.getgid()
+    settings = replace(SETTINGS, vhost_socket_dir=tmp_path / "vhost")
+    sockets.make_directory(settings.vhost_socket_dir, "root")
+    assert settings.vhost_socket_dir.stat().st_mode & 0o7777 == 0o711
+    path = Path(sockets.new_path(settings, "p"))
+    sockets.make(Directory(str(path.parent), me, group, 0o700))
+    path.touch()
+    seen = sockets.look(settings, ["p", "q"], {})
+    assert seen.own == {"p": (str(path.parent),)} and seen.files == {}
+    assert seen.directories[str(path.parent)] == Directory(str(path.parent), me, group, 0o700)
+    (path.parent / "link").symlink_to(tmp_path)
+    sockets.remove_own(str(path.parent))
+    sockets.remove_own(str(path.parent))
+    assert not path.parent.exists() and tmp_path.exists()
+    path.parent.symlink_to(tmp_path)
+    with pytest.raises(HostError):
+        sockets.make(Directory(str(path.parent), me, group, 0o700))

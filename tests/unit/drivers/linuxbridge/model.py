@@ -1,0 +1,401 @@
+"""A model of the kernel in memory, links, queueing, peers and nftables: the real driver runs on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from oslo_config import cfg
+
+from drivers.linuxbridge.apply import Kernel
+from drivers.linuxbridge.driver import LinuxBridge
+from drivers.linuxbridge.options import GROUP, OPTIONS
+from drivers.linuxbridge.segments import is_ours
+from netplugin.api.errors import Conflict, HostError
+from netplugin.host.cbpf import Program
+from netplugin.host.fdb import Fdb
+from netplugin.host.link_messages import (
+    Bond,
+    BondMember,
+    Bridge,
+    Ifb,
+    Link,
+    Vlan,
+    Vxlan,
+)
+from netplugin.host.links import Links, Made
+from netplugin.host.names import TAP
+from netplugin.host.nftables import Command, Nftables
+from netplugin.host.tc import Queueing, Tbf, Tc
+from netplugin.host.vxlan import VxlanFilter, VxlanKey, VxlanSources
+
+#: net1 stays on the host, net2 and net3 have an interface, net4 a bond.
+INTERFACES = {"net1": "", "net2": "eth2", "net3": "eth3", "net4": "bond0"}
+#: The interface that tunnels end at.
+UNDERLAY, LOCAL_IP = "eth8", "192.0.2.8"
+FIRST_RULE = {"match": {"op": "==", "left": {"meta": {"key": "iifname"}}, "right": "x"}}
+_KINDS = {Bridge: "bridge", Vlan: "vlan", Vxlan: "vxlan", Ifb: "ifb"}
+
+
+class ModelLinks(Links):
+    """The devices. ``filtered`` tells whether a tap may be put to use."""
+
+    def __init__(self, filtered: Callable[[Link], bool]) -> None:
+        super().__init__()
+        self.unplugged: Callable[[Link], None] = lambda link: None
+        self.links: dict[str, Link] = {}
+        self.ips: dict[str, tuple[str, ...]] = {}
+        self.bonds: dict[str, tuple[BondMember, ...]] = {}
+        self.deleted: Callable[[Link], None] = lambda link: None
+        self._filtered = filtered
+        self._next = 1
+
+    def add(self, link: Link) -> None:
+        if link.name in self.links:
+            raise Conflict(f"{link.name}: File exists", step="add")
+        self.links[link.name] = replace(link, index=self._next)
+        self._next += 1
+
+    def get(self, name: str) -> Link | None:
+        return self.links.get(name)
+
+    def find(self, matches: Callable[[str, str, str], bool]) -> list[Link]:
+        return [
+            link for link in self.links.values() if matches(link.name, link.alias or "", link.kind)
+        ]
+
+    def of_kind(self, kind: str) -> list[Link]:
+        return [link for link in self.links.values() if link.kind == kind]
+
+    def addresses(self) -> dict[str, tuple[str, ...]]:
+        return {name: each for name, each in self.ips.items() if name in self.links}
+
+    def bond_members(self, bond: Link) -> tuple[BondMember, ...]:
+        return self.bonds[bond.name]
+
+    def bridge_members(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for link in self.links.values():
+            if link.master is not None:
+                found.setdefault(link.master, {})[link.name] = link.mtu
+        return found
+
+    def create(self, name: str, made: Made, *, alias: str, address: str, mtu: int) -> None:
+        for other in self.links.values():
+            match made, other.data:
+                case Vlan(), Vlan():
+                    clash = made == other.data
+                case Vxlan(), Vxlan():
+                    clash = (made.vni, made.port) == (other.data.vni, other.data.port)
+                case _:
+                    clash = False
+            if clash:
+                raise Conflict(f"{name}: {other.name} has that", step="create")
+        if isinstance(made, Vlan) and self.links[made.parent].mtu < mtu:
+            raise HostError(f"{name}: Numerical result out of range", step="create")
+        kind = _KINDS[type(made)]
+        self.add(Link(0, name, kind, mtu, alias=alias, address=address, data=made))
+
+    def create_tap(self, name: str, alias: str, *, multi_queue: bool, mtu: int) -> None:
+        self.add(
+            Link(
+                0,
+                name,
+                "tun",
+                mtu,
+                alias=alias,
+                multi_queue=multi_queue,
+                vnet_hdr=True,
+                persistent=True,
+                qdisc="noop",
+            )
+        )
+
+    def set(
+        self,
+        name: str,
+        *,
+        mtu: int | None = None,
+        alias: str | None = None,
+        master: str | None = None,
+        up: bool | None = None,
+        bridge: Bridge | None = None,
+        learning: bool | None = None,
+    ) -> None:
+        link = self.links[name]
+        if name.startswith(TAP) and (master or up):
+            assert self._filtered(link), "a tap is open before its guard and its filter are there"
+        if master:
+            assert self.links[master].kind == "bridge"
+        if learning is not None:
+            assert link.master, "only what is on a bridge has ports' options"
+        fields = {"mtu": mtu, "alias": alias, "up": up, "data": bridge, "learning": learning}
+        link = replace(link, **{k: v for k, v in fields.items() if v is not None})
+        if master is not None and (master or None) != link.master:
+            self.unplugged(link)
+            link = replace(link, master=master or None, learning=True)
+        self.links[name] = link
+
+    def refuse_ipv6(self, name: str) -> None:
+        self.links[name] = replace(self.links[name], ipv6=False)
+
+    def delete(self, name: str) -> None:
+        link = self.links.pop(name, None)
+        if link is None:
+            return
+        self.deleted(link)
+        for other in list(self.links.values()):
+            if isinstance(other.data, Vlan) and other.data.parent == name:
+                self.delete(other.name)
+            elif other.master == name:
+                self.unplugged(other)
+                self.links[other.name] = replace(other, master=None, learning=True)
+
+
+class ModelFdb(Fdb):
+    """The peers of each VXLAN device, by its index; and the port that each MAC of a bridge is fixed at."""
+
+    def __init__(self, links: ModelLinks) -> None:
+        self.entries: dict[int, set[str]] = {}
+        self.macs: dict[tuple[str, str], int] = {}
+        self._links = links
+
+    def fixed(self, index: int) -> frozenset[str]:
+        return frozenset(mac for (_, mac), at in self.macs.items() if at == index)
+
+    def fixed_on(self, bridge: int) -> frozenset[str]:
+        name = self._named(bridge).name
+        return frozenset(mac for on, mac in self.macs if on == name)
+
+    def holder(self, index: int, mac: str) -> int | None:
+        return self.macs.get((str(self._named(index).master), mac))
+
+    def fix(self, index: int, mac: str) -> None:
+        self.macs[(str(self._named(index).master), mac)] = index
+
+    def release(self, index: int, mac: str) -> None:
+        self.macs.pop((str(self._named(index).master), mac), None)
+
+    def unplugged(self, link: Link) -> None:
+        self.macs = {key: at for key, at in self.macs.items() if at != link.index}
+
+    def _named(self, index: int) -> Link:
+        return next(link for link in self._links.links.values() if link.index == index)
+
+    def peers(self, index: int) -> frozenset[str]:
+        return frozenset(self.entries.get(index, ()))
+
+    def add_peer(self, index: int, address: str) -> None:
+        self.entries.setdefault(index, set()).add(address)
+
+    def remove_peer(self, index: int, address: str) -> None:
+        self.entries.get(index, set()).discard(address)
+
+
+class ModelTc(Tc):
+    """Buckets and redirects of each device, by its index."""
+
+    def __init__(self, links: ModelLinks) -> None:
+        self.found: dict[int, Queueing] = {}
+        self._links = links
+
+    def read(self, index: int, root_kind: str) -> Queueing:
+        found = self.found.get(index, Queueing())
+        return found if root_kind == "tbf" else replace(found, root=None)
+
+    def read_all(self) -> Mapping[int, Queueing]:
+        return dict(self.found)
+
+    def set_root(self, index: int, tbf: Tbf | None) -> None:
+        self.found[index] = replace(self.found.get(index, Queueing()), root=tbf)
+        self._says(index, "tbf" if tbf else "noqueue")
+
+    def delete_root(self, index: int) -> None:
+        self.set_root(index, None)
+
+    def set_redirect(self, index: int, to: int | None) -> None:
+        self.found[index] = replace(self.found.get(index, Queueing()), redirect=to)
+
+    def set_guard(self, index: int, program: Program | None) -> None:
+        self.found[index] = replace(self.found.get(index, Queueing()), guard=program)
+
+    def delete_redirect(self, index: int) -> None:
+        self.set_redirect(index, None)
+
+    def forget(self, link: Link) -> None:
+        """The device is gone: so is what it has, and what leads to it leads nowhere."""
+        self.found.pop(link.index, None)
+        for index, each in self.found.items():
+            if each.redirect == link.index:
+                self.found[index] = replace(each, redirect=0)
+
+    def _says(self, index: int, kind: str) -> None:
+        for name, link in self._links.links.items():
+            if link.index == index:
+                self._links.links[name] = replace(link, qdisc=kind)
+
+
+class ModelVxlan(VxlanFilter):
+    """Who may send into each network; None without the table."""
+
+    def __init__(self) -> None:
+        super().__init__(LOCAL_IP)
+        self.found: VxlanSources | None = None
+
+    def read(self, deadline: float) -> VxlanSources | None:
+        return self.found
+
+    def allow(
+        self, key: VxlanKey, peers: Iterable[str], gone: Iterable[str], deadline: float
+    ) -> None:
+        before = self.found or VxlanSources(sound=True)
+        left = before.peers - {(key, peer) for peer in gone} | {(key, peer) for peer in peers}
+        self.found = VxlanSources(True, before.networks | {key}, left)
+
+    def forget(self, key: VxlanKey, peers: Iterable[str], deadline: float) -> None:
+        assert self.found is not None and key in self.found.networks
+        left = self.found.peers - {(key, peer) for peer in peers}
+        self.found = replace(self.found, networks=self.found.networks - {key}, peers=left)
+
+    def remove(self, deadline: float) -> None:
+        assert self.found is not None
+        self.found = None
+
+
+class ModelNftables(Nftables):
+    """The one table, at the level of the JSON that ``nft`` reads and prints."""
+
+    def __init__(self) -> None:
+        super().__init__("bridge", "netplugin")
+        self.there = False
+        self.chains: dict[str, dict[str, Any]] = {}
+        self.rules: dict[str, list[dict[str, Any]]] = {}
+        self.maps: dict[str, dict[str, Any]] = {}
+
+    def filters(self, name: str) -> bool:
+        """Whether frames from this interface meet rules, by way of the base chain."""
+        target = self.maps.get("ports", {}).get(name)
+        return target == {"jump": {"target": name}} and bool(self.rules.get(name))
+
+    def _run(self, commands: Sequence[Command], deadline: float) -> list[tuple[str, Any]]:
+        before = (self.there, dict(self.chains), {k: list(v) for k, v in self.rules.items()})
+        maps = {k: dict(v) for k, v in self.maps.items()}
+        found: list[tuple[str, Any]] = []
+        try:
+            for command in commands:
+                ((verb, objects),) = command.items()
+                ((kind, value),) = objects.items()
+                found += getattr(self, f"_{verb}")(kind, value) or []
+        except KeyError as missing:
+            self.there, self.chains, self.rules = before
+            self.maps = maps
+            raise HostError(f"nft: No such file or directory: {missing}", step="nft") from missing
+        return found
+
+    def _list(self, what: Any, kind: Any, deadline: Any = None) -> Any:
+        if deadline is not None:
+            return super()._list(what, kind, deadline)
+        kind, value = what, kind
+        if kind == "tables":
+            return [("table", {"name": "netplugin"})] * self.there
+        if kind == "chains":
+            return [("chain", chain) for chain in self.chains.values()]
+        if kind == "maps":
+            return [
+                (
+                    "map",
+                    {"name": name, "table": "netplugin", "elem": list(map(list, elems.items()))},
+                )
+                for name, elems in self.maps.items()
+            ]
+        names = list(self.chains) if kind == "table" else [value["name"]]
+        return [("rule", {"chain": name, **rule}) for name in names for rule in self.rules[name]]
+
+    def _add(self, kind: str, value: dict[str, Any]) -> None:
+        if kind == "table":
+            self.there = True
+            return
+        if not self.there:
+            raise KeyError("table")
+        name = value.get("name", "")
+        if kind == "map":
+            self.maps.setdefault(name, {})
+        elif kind == "chain":
+            self.chains.setdefault(name, value)
+            self.rules.setdefault(name, [])
+        elif kind == "rule":
+            fields = {k: v for k, v in value.items() if k in ("expr", "comment")}
+            self.rules[value["chain"]].append(fields)
+        elif kind == "element":
+            for key, verdict in value["elem"]:
+                found = self.maps[name].setdefault(key, verdict)
+                if found != verdict:
+                    raise KeyError(f"{key} exists")
+
+    def _flush(self, kind: str, value: dict[str, Any]) -> None:
+        self.rules[value["name"]].clear()
+
+    def _delete(self, kind: str, value: dict[str, Any]) -> None:
+        if kind == "table":
+            if not self.there:
+                raise KeyError("table")
+            self.there, self.chains, self.rules, self.maps = False, {}, {}, {}
+        elif kind == "chain":
+            name = value["name"]
+            jumps = [v for m in self.maps.values() for v in m.values()]
+            if self.rules[name] or {"jump": {"target": name}} in jumps:
+                raise KeyError(f"{name} is busy")
+            del self.chains[name], self.rules[name]
+        elif kind == "element":
+            for key in value["elem"]:
+                del self.maps[value["name"]][key]
+
+
+class Model:
+    """A host with the driver on it."""
+
+    def __init__(self) -> None:
+        conf = cfg.ConfigOpts()
+        conf([], default_config_files=[], default_config_dirs=[])
+        conf.register_opts(OPTIONS, group=GROUP)
+        conf.set_override("physical_interfaces", INTERFACES, group=GROUP)
+        conf.set_override("local_ip", LOCAL_IP, group=GROUP)
+        self.nft = ModelNftables()
+        self.links = ModelLinks(self._shut)
+        self.fdb = ModelFdb(self.links)
+        self.tc = ModelTc(self.links)
+        self.vxlan = ModelVxlan()
+        self.links.deleted = self._forget
+        self.links.unplugged = self.fdb.unplugged
+        kernel = Kernel(self.links, self.fdb, self.tc, self.nft, self.vxlan)
+        self.driver = LinuxBridge(conf, None, kernel=kernel)
+        for name in ("eth2", "eth3", UNDERLAY, "eth9"):
+            self.links.add(Link(0, name, mtu=9100, up=True, carrier=True, ipv6=True))
+        self.links.ips[UNDERLAY] = (f"{LOCAL_IP}/24",)
+        bond = Bond("802.3ad", "layer2", "02:00:00:00:00:aa")
+        self.links.add(Link(0, "bond0", "bond", 9100, up=True, carrier=True, data=bond))
+        self.links.bonds["bond0"] = (BondMember("eth4", "up", True), BondMember("eth5", "up", True))
+        theirs = Link(0, "theirs", "bridge", up=True, address="02:00:00:00:00:09", data=Bridge())
+        self.links.add(theirs)
+
+    def _shut(self, tap: Link) -> bool:
+        guard = self.tc.found.get(tap.index, Queueing()).guard
+        return guard is not None and self.nft.filters(tap.name)
+
+    def _forget(self, link: Link) -> None:
+        self.fdb.unplugged(link)
+        self.tc.forget(link)
+        self.fdb.entries.pop(link.index, None)
+
+    def foreign(self) -> dict[str, Link]:
+        """What is not ours, without what we may change: the master of our networks' interfaces."""
+        found = {}
+        for name, link in self.links.links.items():
+            if not is_ours(link):
+                ours = name in INTERFACES.values()
+                found[name] = replace(link, master=None) if ours else link
+        return found
+
+    def ours(self) -> list[str]:
+        return [name for name, link in self.links.links.items() if is_ours(link)]

@@ -1,0 +1,291 @@
+"""Any wishes on any host: networks of each type, rates, filters, and drift of every kind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from agents.ports.converge import Converged, Stopwatch
+from agents.ports.converge import converge as converge_with
+from drivers.linuxbridge.guard import NOTHING
+from netplugin.api.models import NetworkSpec, PortSpec
+from netplugin.backend import Change, Intent, Overlay
+from netplugin.host.link_messages import Bridge, Link, Vlan, Vxlan
+from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name
+from netplugin.host.tc import Queueing, Tbf
+from netplugin.host.vxlan import VxlanKey, VxlanSources
+from tests.unit.drivers.linuxbridge.model import FIRST_RULE, INTERFACES, LOCAL_IP, UNDERLAY, Model
+
+IDS = [f"port-{n}" for n in range(6)]
+FLATS = [{"type": "flat", "physical_network": name} for name in INTERFACES]
+VLANS = [
+    {"type": "vlan", "physical_network": name, "vlan_id": tag}
+    for name in ("net1", "net2", "net4")
+    for tag in (7, 8)
+]
+VXLANS = [{"type": "vxlan", "network_id": name, "mtu": 1450} for name in ("blue", "red")]
+VNIS = {"blue": 5001, "red": 5002}
+PEERS = ["192.0.2.1", "192.0.2.2", "192.0.2.3", LOCAL_IP]
+ADDRESSES: list[list[dict[str, str]]] = [
+    [],
+    [{"ip": "10.0.0.5"}],
+    [{"ip": "10.0.0.0/28"}, {"ip": "2001:db8::5"}],
+    [{"ip": "10.0.0.7", "mac": "52:54:00:77:77:77"}],
+]
+TAP_DRIFT = (
+    "none gone mtu down free ipv6 queues kind flushed unlinked extra elsewhere rate norate "
+    "unturned turned unguarded otherguard learning released"
+).split()
+DEVICE_DRIFT = (
+    "none gone mtu down ipv6 newborn options rate norate free peers unguarded limitless"
+).split()
+TABLE_DRIFT = "none gone flushed hook stray unmapped".split()
+SOURCES_DRIFT = "none gone unsound stranger stray".split()
+INTERFACE_DRIFT = "none none none gone down addresses enslaved small dead".split()
+
+
+def make_spec(mtu: int = 1500, network: Any = "net1", queues: int = 1, **fields: Any) -> PortSpec:
+    """``network`` is the name of a flat one, or all of it."""
+    if isinstance(network, str):
+        network = {"type": "flat", "physical_network": network}
+    return PortSpec.model_validate(
+        {
+            "vm_id": "vm",
+            "mac": "52:54:00:00:00:01",
+            "backend": "linuxbridge",
+            "network": {"mtu": mtu, **network},
+            "queues": queues,
+            **fields,
+        }
+    )
+
+
+def make_overlay(network_id: str, peers: Sequence[str] = (), **fields: Any) -> Overlay:
+    spec = {"type": "vxlan", "vni": VNIS[network_id], "peers": peers, **fields}
+    return Overlay(network_id, NetworkSpec.model_validate(spec), 1)
+
+
+def make_intent(
+    port_id: str, spec: PortSpec | None, overlays: dict[str, Overlay] | None = None
+) -> Intent:
+    overlay_id = spec.overlay_id if spec else None
+    known = overlays or {name: make_overlay(name) for name in VNIS}
+    return Intent(port_id, spec, overlay=known[overlay_id] if overlay_id else None)
+
+
+qos = st.fixed_dictionaries(
+    {}, optional={name: st.sampled_from([100, 100_000]) for name in ("ingress_kbps", "egress_kbps")}
+)
+security = st.fixed_dictionaries(
+    {"enabled": st.booleans(), "allowed_addresses": st.sampled_from(ADDRESSES)},
+    optional={"roles": st.sampled_from([["router"], ["router", "dhcp_server"]])},
+)
+specs = st.builds(
+    make_spec,
+    mtu=st.sampled_from([1500, 1400, 9000]),
+    network=st.sampled_from([*FLATS, *VLANS, *VXLANS]),
+    queues=st.sampled_from([1, 4]),
+    port_security=security,
+    qos=qos,
+)
+
+
+@st.composite
+def wishes(draw: st.DrawFn) -> list[Intent]:
+    wanted = draw(st.dictionaries(st.sampled_from(IDS), st.one_of(st.none(), specs)))
+    peers = st.lists(st.sampled_from(PEERS), unique=True)
+    overlays = {name: make_overlay(name, draw(peers)) for name in VNIS}
+    return [make_intent(port_id, spec, overlays) for port_id, spec in wanted.items()]
+
+
+@st.composite
+def hosts(draw: st.DrawFn) -> Model:
+    """A host with ports of ours, with what is not ours, and with drift of every kind."""
+    model = Model()
+    converge(model, draw(wishes()))
+    for prefix, names in (
+        (TAP, IDS),
+        (SHAPER, IDS),
+        (BRIDGE, ["net1", "net2:7", "vxlan/blue"]),
+        (UPLINK, ["net2:7"]),
+        (VXLAN, ["vxlan/blue"]),
+    ):
+        if draw(st.integers(0, 4)) == 0:
+            take_name(model, device_name(prefix, draw(st.sampled_from(names))))
+    for name in list(model.links.links):
+        if name not in model.links.links:
+            continue  # it went with another one
+        if name.startswith(TAP):
+            drift_of_tap(model, name, draw(st.sampled_from(TAP_DRIFT)))
+        elif name.startswith((BRIDGE, UPLINK, VXLAN, SHAPER)):
+            drift_of_device(model, name, draw(st.sampled_from(DEVICE_DRIFT)))
+        elif name in ("eth2", "eth3", "bond0", UNDERLAY):
+            drift_of_interface(model, name, draw(st.sampled_from(INTERFACE_DRIFT)))
+    drift_of_table(model, draw(st.sampled_from(TABLE_DRIFT)))
+    drift_of_sources(model, draw(st.sampled_from(SOURCES_DRIFT)))
+    bridges = [n for n, link in model.links.links.items() if link.kind == "bridge"]
+    if draw(st.booleans()):
+        veth = Link(0, "veth0", "veth", up=True, master=draw(st.sampled_from(bridges)))
+        model.links.add(veth)
+    foreign = Vlan("eth2", 8)
+    if draw(st.integers(0, 4)) == 0 and foreign not in [d.data for d in model.links.links.values()]:
+        model.links.add(Link(0, "eth2.8", "vlan", up=True, data=foreign))
+    return model
+
+
+def take_name(model: Model, name: str) -> None:
+    if name not in model.links.links:
+        alias, address = "an operator's", "02:00:00:00:00:01"
+        model.links.add(Link(0, name, "bridge", alias=alias, address=address, data=Bridge()))
+
+
+def drift_of_tap(model: Model, name: str, what: str) -> None:
+    link, nft = model.links.links[name], model.nft
+    changed: dict[str, dict[str, Any]] = {
+        "mtu": {"mtu": 576},
+        "down": {"up": False},
+        "free": {"master": None},
+        "ipv6": {"ipv6": True},
+        "queues": {"multi_queue": not link.multi_queue},
+        "kind": {"kind": "dummy"},
+        "learning": {"learning": True},
+    }
+    if what == "gone":
+        model.links.delete(name)
+    elif what in changed:
+        if what == "free":
+            model.fdb.unplugged(link)
+        model.links.links[name] = replace(link, **changed[what])
+    elif what in ("rate", "norate"):
+        model.tc.set_root(link.index, Tbf.of(77, 1518) if what == "rate" else None)
+    elif what == "unguarded":
+        model.tc.set_guard(link.index, None)
+    elif what == "otherguard":
+        model.tc.set_guard(link.index, NOTHING)
+    elif what == "released":
+        model.fdb.unplugged(link)
+    elif what in ("turned", "unturned"):
+        model.tc.set_redirect(link.index, 999 if what == "turned" else None)
+    elif name not in nft.rules:
+        return
+    elif what == "flushed":
+        nft.rules[name].clear()
+    elif what == "unlinked":
+        del nft.maps["ports"][name]
+    elif what == "extra":
+        nft.rules[name].insert(0, {"expr": [FIRST_RULE, {"accept": None}]})
+    elif what == "elsewhere":
+        nft.maps["ports"][name] = {"accept": None}
+
+
+def drift_of_device(model: Model, name: str, what: str) -> None:
+    """Of a bridge, an uplink or a shaper."""
+    link = model.links.links[name]
+    if not (link.alias or "").startswith("netplugin-"):
+        return
+    changed: dict[str, dict[str, Any]] = {
+        "mtu": {"mtu": 576},
+        "down": {"up": False},
+        "ipv6": {"ipv6": True},
+        "newborn": {"alias": None},
+        "options": {"data": _other(link)},
+        "free": {"master": None},
+    }
+    if isinstance(link.data, Bridge):
+        changed["limitless"] = {"data": replace(link.data, fdb_max_learned=None)}
+    if what == "gone":
+        model.links.delete(name)
+    elif what in changed:
+        model.links.links[name] = replace(link, **changed[what])
+    elif what == "unguarded" and link.kind == "bridge":
+        model.tc.set_guard(link.index, None)
+    elif what in ("rate", "norate") and link.kind == "ifb":
+        model.tc.set_root(link.index, Tbf.of(77, 1518) if what == "rate" else None)
+    elif what == "peers" and link.kind == "vxlan":
+        model.fdb.entries[link.index] = {"192.0.2.2", "192.0.2.99"}
+
+
+def _other(link: Link) -> Any:
+    match link.data:
+        case Bridge():
+            return Bridge(stp_state=1)
+        case Vlan():
+            return replace(link.data, id=4000)
+        case Vxlan():
+            return replace(link.data, vni=4000, learning=False)
+    return link.data
+
+
+def drift_of_interface(model: Model, name: str, what: str) -> None:
+    link = model.links.links[name]
+    changed: dict[str, dict[str, Any]] = {
+        "down": {"up": False},
+        "enslaved": {"master": "theirs"},
+        "small": {"mtu": 1450},
+    }
+    if what == "gone":
+        model.links.delete(name)
+    elif what == "addresses":
+        model.links.ips[name] = ("192.0.2.1/24", *model.links.ips.get(name, ()))
+    elif what == "dead" and name in model.links.bonds:
+        members = model.links.bonds[name]
+        model.links.bonds[name] = tuple(replace(m, state="down") for m in members)
+    elif what in changed:
+        model.links.links[name] = replace(link, **changed[what])
+
+
+def drift_of_sources(model: Model, what: str) -> None:
+    found = model.vxlan.found
+    if found is None or what == "none":
+        return
+    stray = VxlanKey(4789, 4000)
+    model.vxlan.found = {
+        "gone": None,
+        "unsound": replace(found, sound=False),
+        "stranger": replace(
+            found, peers=found.peers | {(key, "192.0.2.99") for key in found.networks}
+        ),
+        "stray": VxlanSources(
+            True, found.networks | {stray}, found.peers | {(stray, "192.0.2.99")}
+        ),
+    }[what]
+
+
+def drift_of_table(model: Model, what: str) -> None:
+    nft = model.nft
+    if not nft.there:
+        return
+    if what == "gone":
+        nft._delete("table", {})
+    elif what == "flushed":
+        nft.rules["prerouting"].clear()
+    elif what == "hook":
+        nft.chains["input"] = {**nft.chains["input"], "prio": 300}
+    elif what == "stray":
+        name = "npt0123456789a"
+        nft._add("chain", {"name": name, "table": "netplugin"})
+        nft._add("element", {"name": "ports", "elem": [[name, {"jump": {"target": name}}]]})
+    elif what == "unmapped":
+        nft.maps["ports"].clear()
+
+
+def converge(model: Model, wanted: Sequence[Intent], *, whole: bool = True) -> Converged:
+    """The agent's own loop; nothing may fail but what the plan refuses."""
+    result = converge_with(model.driver, wanted, time.monotonic() + 60, Stopwatch(), whole=whole)
+    for error in result.failed.values():
+        assert error.code in ("conflict", "backend_unavailable"), str(error)
+    return result
+
+
+def planned(model: Model, wanted: Sequence[Intent], *, whole: bool = True) -> tuple[Change, ...]:
+    ids = None if whole else [intent.port_id for intent in wanted]
+    return model.driver.plan(wanted, model.driver.observe(ids, time.monotonic() + 60)).changes
+
+
+def queueing(model: Model, name: str) -> Queueing:
+    link = model.links.links.get(name)
+    return model.tc.found.get(link.index, Queueing()) if link else Queueing()

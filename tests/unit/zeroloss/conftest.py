@@ -1,0 +1,16 @@
+"""Fixtures of the acceptance library's tests."""
+
+from __future__ import annotations
+
+import pytest
+from netplugin_zeroloss.matrix import agent_bench
+
+from tests.unit.zeroloss.made_up_agent import MadeUpAgent
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> MadeUpAgent:
+    """What a bench takes for the agent of its description."""
+    made_up = MadeUpAgent()
+    monkeypatch.setattr(agent_bench, "client", lambda description: made_up)
+    return made_up

@@ -1,0 +1,116 @@
+"""An agent that is made up, and the bench of a hypervisor on it: what its tests are written with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+from netplugin_zeroloss.journal import Part
+from netplugin_zeroloss.matrix import cells
+from netplugin_zeroloss.matrix.agent_bench import AgentBench
+from netplugin_zeroloss.matrix.cells import Task
+from netplugin_zeroloss.matrix.description import Description, read
+
+from netplugin.api.client import Client, Readiness
+from netplugin.api.errors import HostError
+from netplugin.api.models import (
+    BackendInfo,
+    Binding,
+    DomainPolicy,
+    Features,
+    Port,
+    PortSpec,
+    PortState,
+    RenderedDomain,
+)
+from netplugin.api.pmd_models import PmdCore, PmdRequest, PmdState
+from tests.unit.zeroloss.matrix_runs import with_agent
+
+
+class MadeUpAgent(Client):
+    """Answers as an agent would; ``fails`` names a call that is refused the n-th time."""
+
+    def __init__(self) -> None:
+        self.url = "http://made-up"
+        self.ports: dict[str, Port] = {}
+        self.cpus = "1"
+        self.calls: list[str] = []
+        self.fails: tuple[str, int] | None = None
+        self.state = PortState.ACTIVE
+        self.readiness = Readiness(ready=True)
+        self.infos = [
+            BackendInfo(name=name, usable=True, features=Features(networks=("flat",), max_queues=4))
+            for name in ("dpdkvhostuser", "linuxbridge")
+        ]
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if self.fails == (name, self.calls.count(name)):
+            raise HostError(f"{name} is refused", step="test")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def ready(self) -> Readiness:
+        return self.readiness
+
+    def backends(self) -> list[BackendInfo]:
+        return self.infos
+
+    def list_ports(self, **_: Any) -> list[Port]:
+        return list(self.ports.values())
+
+    def put_port(self, port_id: str, spec: PortSpec) -> Port:
+        self._called("put")
+        device = f"tap-{port_id}" if spec.backend == "linuxbridge" else f"/run/{port_id}"
+        field = "device" if spec.backend == "linuxbridge" else "socket_path"
+        binding = Binding.model_validate(
+            {
+                "vif_type": "tap" if spec.backend == "linuxbridge" else "vhostuser",
+                "interface_xml": "<interface/>",
+                field: device,
+            }
+        )
+        port = Port(port_id=port_id, state=self.state, spec=spec, binding=binding)
+        self.ports[port_id] = port
+        return port
+
+    def get_port(self, port_id: str) -> Port:
+        self._called("get")
+        return self.ports[port_id].model_copy(update={"state": self.state})
+
+    def delete_port(self, port_id: str) -> None:
+        self._called("delete")
+        self.ports.pop(port_id, None)
+
+    def render_domain(
+        self, vm_id: str, xml: str, policy: DomainPolicy | None = None
+    ) -> RenderedDomain:
+        return RenderedDomain(xml=xml.replace("</domain>", f"<!-- {vm_id} --></domain>"))
+
+    def pmd(self) -> PmdState:
+        core = PmdCore(cpu=1, numa_node=0, isolated=False, busy_percent=None, queues=())
+        return PmdState(cpus=self.cpus, cores=(core,))
+
+    def set_pmd(self, request: PmdRequest) -> PmdState:
+        self._called("pmd")
+        self.cpus = request.cpus or f"count {request.count}"
+        return self.pmd()
+
+
+def cell_description(**sections: Any) -> Description:
+    whole = {
+        "matrix": {"backends": ["dpdkvhostuser"], "pmd_cores": ["2-3"], "queues": [2]},
+        "evidence": {"ovs_rundir": None},
+        "timeouts": {"active": 0.2, "forwarding": 0.2},
+        **sections,
+    }
+    return read(yaml.safe_dump(with_agent(**whole)), "run.yaml")
+
+
+def bench_on(description: Description, pmd_cpus: str | None = None) -> AgentBench:
+    return AgentBench(description, "id", pmd_cpus)
+
+
+def search_of(description: Description) -> Task:
+    return Task(cells.cells(description)[0], Part.SEARCH)

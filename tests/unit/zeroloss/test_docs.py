@@ -1,0 +1,55 @@
+"""The commands of docs/zeroloss.md, as they stand there, with what they print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from netplugin_zeroloss.cli.main import parser
+from netplugin_zeroloss.generators.exec import _Answer
+from netplugin_zeroloss.search.outcome import SearchVerdict
+
+from tests.docs.blocks import ROOT, SESSIONS, session
+from tests.functional.docs.shell import carry_out
+from tests.lab.processes import LabError
+
+PAGE = SESSIONS["zeroloss"].read_text(encoding="utf-8")
+
+
+def test_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the checkout; the page writes to /tmp, the test does not."""
+    steps = session("zeroloss")
+    assert len(steps) >= 4 and all(output for _, output in steps)
+    here = [
+        (type(block)(**{**vars(block), "text": block.text.replace("/tmp/", f"{tmp_path}/")}), out)
+        for block, out in steps
+    ]
+    monkeypatch.setattr("tests.functional.docs.shell.session", lambda name: here)
+    carry_out("zeroloss", tmp_path / "log", cwd=ROOT)
+    assert json.loads((tmp_path / "clean.json").read_text())["verdict"] == "ndr"
+
+
+def test_a_session_that_prints_something_else_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [(block, output), *_] = session("zeroloss")
+    assert output is not None
+    wrong = type(output)(**{**vars(output), "text": output.text.replace("4.1921", "4.2")})
+    command = type(block)(**{**vars(block), "text": block.text.replace("/tmp/", f"{tmp_path}/")})
+    monkeypatch.setattr("tests.functional.docs.shell.session", lambda name: [(command, wrong)])
+    with pytest.raises(LabError):
+        carry_out("zeroloss", tmp_path / "log", cwd=ROOT)
+
+
+def test_verdicts_commands_and_fields_are_all_there() -> None:
+    for verdict in SearchVerdict:
+        assert f"| `{verdict}` |" in PAGE
+    commands = parser()._subparsers
+    assert commands is not None
+    for action in commands._group_actions:
+        assert action.choices is not None
+        for name in action.choices:
+            assert f"| `{name}` |" in PAGE
+    for field in _Answer.model_fields:
+        assert f"`{field}`" in PAGE, field

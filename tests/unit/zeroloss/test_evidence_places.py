@@ -1,0 +1,224 @@
+"""What OVS and the kernel print (tests/data/ovs-3.1 was recorded), read into losses and readings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from netplugin_zeroloss.loss import host, links, ovs
+from netplugin_zeroloss.loss.choose import Description, NicCounters, make
+from netplugin_zeroloss.loss.contract import EvidenceError, Reading
+from netplugin_zeroloss.loss.ovs import (
+    OvsPortCounts,
+    lost_at,
+    parse_drops,
+    parse_pmd,
+    parse_ports,
+    parse_upcalls_lost,
+)
+
+from netplugin.api.models import Binding
+
+DATA = Path(__file__).resolve().parents[2] / "data" / "ovs-3.1"
+
+
+def _recorded(name: str) -> str:
+    return (DATA / f"{name}.txt").read_text()
+
+
+def _reading(when: str) -> Reading:
+    ports = parse_ports(_recorded(f"{when}-ports0")) | parse_ports(_recorded(f"{when}-ports1"))
+    del ports["LOCAL"]
+    texts = [_recorded(f"{when}-{name}") for name in ("coverage", "dpctl", "pmd", "rxq")]
+    return ovs.reading(ports, *texts)
+
+
+# -- OVS -----------------------------------------------------------------------------------------
+
+
+def test_ports_of_a_real_ovs() -> None:
+    """4,000 frames went in; the VNF slept for the second half, and a policer stood at its way back."""
+    ports = parse_ports(_recorded("after-ports0"))
+    assert sorted(ports) == ["LOCAL", "idle", "nic0", "vm0"]
+    assert ports["nic0"].rx["pkts"] == 4000
+    assert ports["vm0"].tx == {"pkts": 3024, "bytes": 2192704, "drop": 976}
+    assert ports["idle"].rx == {}, "what OVS does not know is no 0"
+    lost = {name: count for name, count in lost_at(ports["vm0"]).items() if count}
+    assert lost == {"ovs_tx_failure_drops": 976}, "counted once, though drop has it too"
+    police = parse_ports(_recorded("after-ports1"))["vm1"]
+    assert {n: c for n, c in lost_at(police).items() if c} == {"ovs_rx_qos_drops": 2590}
+
+
+def test_a_nics_drops_are_counted_once_each() -> None:
+    nic = OvsPortCounts(
+        rx={"pkts": 100, "drop": 60, "errs": 3},
+        tx={"pkts": 100, "drop": 9, "errs": 1},
+        custom={
+            "rx_missed_errors": 40, "ovs_rx_qos_drops": 12, "rx_mbuf_allocation_errors": 5,
+            "ovs_tx_failure_drops": 4, "ovs_tx_mtu_exceeded_drops": 2,
+        },
+    )  # fmt: skip
+    assert {n: c for n, c in lost_at(nic).items() if c} == {
+        "rx_missed_errors": 40, "ovs_rx_qos_drops": 12, "rx_dropped": 3, "rx_errors": 3,
+        "ovs_tx_failure_drops": 4, "ovs_tx_mtu_exceeded_drops": 2, "tx_dropped": 3, "tx_errors": 1,
+    }  # fmt: skip
+
+
+def test_pmd_threads_and_drops_of_the_datapath() -> None:
+    pmd = parse_pmd(_recorded("after-pmd"))
+    assert list(pmd) == [1], "the main thread is none"
+    assert (pmd[1].packets, pmd[1].idle_cycles, pmd[1].busy_cycles) == (4434, 88946845, 45143749)
+    drops = "drop_action_of_pipeline    0.0/sec     0.000/sec        0.0000/sec   total: 17\n"
+    assert parse_drops(_recorded("after-coverage") + drops) == {"drop_action_of_pipeline": 17}
+    assert parse_upcalls_lost(_recorded("after-dpctl")) == 0
+    assert parse_upcalls_lost("netdev@ovs-netdev:\n  lookups: hit:5 missed:2 lost:3\n") == 3
+
+
+def test_two_readings_of_a_real_ovs() -> None:
+    place = ovs.Ovs(Path("/nowhere"), ["br0", "br1"])
+    before, after = _reading("before"), _reading("after")
+    found = place.between(before, after, 1.0)
+    lost = {name: count for name, count in found.lost.items() if count}
+    assert lost == {"vm0.ovs_tx_failure_drops": 976, "vm1.ovs_rx_qos_drops": 2590}
+    assert 4000 - 434 == sum(lost.values()), "434 came back"
+    readings = found.readings
+    assert readings["pmd_cores"] == 1 and readings["vm0.rxq0.pmd"] == 1
+    assert readings["pmd_packets"] == readings["pmd1.packets"] == 4434
+    assert 0 < readings["pmd_busy_share"] == readings["pmd1.busy_share"] < 1
+    assert "pmd1.busy_cycles" not in readings
+    with pytest.raises(EvidenceError, match="went back"):
+        place.between(after, before, 1.0)
+
+
+def test_shares_of_several_pmd_threads() -> None:
+    place = ovs.Ovs(Path("/nowhere"), ["br0"])
+    nothing = {
+        f"pmd{n}.{what}": 0.0 for n in (2, 3) for what in ("packets", "busy_cycles", "idle_cycles")
+    }
+    later = nothing | {
+        "pmd2.packets": 100.0, "pmd2.busy_cycles": 300.0, "pmd2.idle_cycles": 100.0,
+        "pmd3.idle_cycles": 600.0, "vm0.rxq0.pmd": 2.0,
+    }  # fmt: skip
+    moved = place.between(Reading({}, nothing | {"vm0.rxq0.pmd": 3.0}), Reading({}, later), 1.0)
+    assert moved.readings == {
+        "pmd2.packets": 100, "pmd2.busy_share": 0.75, "pmd2.cycles_per_packet": 3,
+        "pmd3.packets": 0, "pmd3.busy_share": 0,
+        "pmd_packets": 100, "pmd_busy_share": 0.3, "pmd_cycles_per_packet": 3, "pmd_cores": 2,
+        "vm0.rxq0.pmd": 2,
+    }  # fmt: skip
+    # vswitchd was started anew with other threads: nothing can be said of the trial.
+    with pytest.raises(EvidenceError, match="not counted any more"):
+        place.between(Reading({}, later), Reading({}, {"pmd5.packets": 1.0}), 1.0)
+
+
+# -- host ----------------------------------------------------------------------------------------
+
+STAT = """cpu  500 0 300 9000 0 0 100 0 0 0
+cpu0 200 0 100 4000 0 0 {softirq0} 0 0 0
+cpu1 300 0 {system1} 5000 0 2 40 0 0 0
+intr 12345
+"""
+SOFTNET = "000186a0 {dropped:08x} 00000003 0 0 0 0 0 0 0 0 0 0\n" * 2
+
+
+def _proc(root: Path, vswitchd: int, **counts: int) -> Path:
+    (root / "net").mkdir(parents=True, exist_ok=True)
+    values = {"softirq0": 60, "system1": 200, "dropped": 7} | counts
+    (root / "stat").write_text(STAT.format(**values))
+    (root / "net/softnet_stat").write_text(SOFTNET.format(**values))
+    for pid, name, ticks in ((70, "ovs-vswitchd", vswitchd), (71, "a (b) c", 900)):
+        (root / str(pid)).mkdir(exist_ok=True)
+        line = f"{pid} ({name}) S 1 1 1 0 -1 4194560 0 0 0 0 {ticks} 25 0 0 20 0 1 0 5 0 0\n"
+        (root / str(pid) / "stat").write_text(line)
+    return root
+
+
+def test_cpus_that_a_trial_took(tmp_path: Path) -> None:
+    place = host.Host(_proc(tmp_path, 1000))
+    tick = place._tick_s
+    before = place.read()
+    _proc(tmp_path, 1150, softirq0=160, system1=300, dropped=9)
+    after = place.read()
+    before.counters["clock_s"], after.counters["clock_s"] = 50.0, 50.0 + 300 * tick  # type: ignore[index]
+    found = place.between(before, after, elapsed_s=200 * tick)
+    assert found.lost == {}, "a frame that a backlog had no room for is counted at its device"
+    assert found.readings["softirq_cpus"] == pytest.approx(0.5)
+    assert found.readings["softirq_busiest_share"] == pytest.approx(0.5)
+    assert found.readings["system_cpus"] == pytest.approx(0.5)
+    assert found.readings["user_cpus"] == 0
+    assert found.readings["vswitchd_cpus"] == pytest.approx(0.5), "it polls between trials too"
+    assert found.readings["softnet_dropped"] == 4
+    assert "qemu_cpus" not in found.readings, "there is none"
+
+
+def test_processes_come_and_go(tmp_path: Path) -> None:
+    place = host.Host(_proc(tmp_path, 1000), {"any": "a"})
+    before = place.read()
+    (tmp_path / "71/stat").unlink()
+    assert "any_cpus" not in place.between(before, place.read(), 1.0).readings
+    (tmp_path / "stat").write_text("cpu0 nonsense\n")
+    with pytest.raises(EvidenceError, match="host"):
+        place.read()
+
+
+# -- kernel devices ------------------------------------------------------------------------------
+
+
+class Message(dict):  # type: ignore[type-arg]
+    """A netlink message as pyroute2 has them."""
+
+    def get_attr(self, name: str) -> object:
+        return dict(self["attrs"]).get(name)
+
+
+def _link(index: int, name: str, master: int | None = None, **counts: int) -> Message:
+    attrs = [("IFLA_IFNAME", name), ("IFLA_STATS64", counts), ("IFLA_MASTER", master)]
+    return Message(index=index, attrs=attrs)
+
+
+def _qdisc(index: int, parent: int, drops: int) -> Message:
+    queue = Message(attrs=[("TCA_STATS_QUEUE", {"drops": drops})])
+    return Message(index=index, parent=parent, attrs=[("TCA_STATS2", queue)])
+
+
+LINKS = [
+    _link(1, "br0"),
+    _link(2, "tap0", 1, tx_dropped=5, rx_errors=1),
+    _link(3, "eth0", 1, rx_missed_errors=4),
+    _link(4, "other", rx_dropped=9),
+]
+
+
+def test_drops_of_devices_and_of_their_queues() -> None:
+    qdiscs = [
+        _qdisc(2, 0xFFFFFFFF, 11), _qdisc(2, 0x10001, 11), _qdisc(3, 0xFFFFFFF1, 2),
+        _qdisc(4, 0xFFFFFFFF, 99),
+    ]  # fmt: skip
+    lost = links.lost_at(["br0", "tap0", "eth0"], LINKS, qdiscs)
+    assert {name: count for name, count in lost.items() if count} == {
+        "tap0.tx_dropped": 5, "tap0.rx_errors": 1, "tap0.qdisc_drops": 11,
+        "eth0.rx_missed_errors": 4, "eth0.ingress_drops": 2,
+    }  # fmt: skip
+    with pytest.raises(EvidenceError, match="no device gone"):
+        links.lost_at(["br0", "gone"], LINKS, [])
+
+
+def test_a_bridge_means_its_members_too() -> None:
+    assert links._with_members({"br0"}, LINKS) == {"br0", "tap0", "eth0"}
+
+
+# -- which places --------------------------------------------------------------------------------
+
+
+def _binding(vif_type: str, **fields: str) -> Binding:
+    return Binding.model_validate({"vif_type": vif_type, "interface_xml": "<interface/>", **fields})
+
+
+def test_the_bindings_say_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_dump", lambda: (LINKS, []))
+    vhost = _binding("vhostuser", bridge="br-phys1", device="vm0", socket_path="/run/x")
+    tap = _binding("tap", bridge="br0", device="tap0")
+    nics = (NicCounters(device="eth0", lost=("rx_discards",)),)
+    assert [place.name for place in make(Description(), [vhost])] == ["host", "ovs"]
+    assert [place.name for place in make(Description(ovs_rundir=None), [vhost])] == ["host"]
+    assert [place.name for place in make(Description(nics=nics), [tap])] == ["host", "links", "nic"]

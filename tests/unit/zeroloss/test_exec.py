@@ -1,0 +1,245 @@
+"""The protocol of ``exec`` with small programs: good, silent, dying, lying and slow ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from netplugin_zeroloss.generators.exec import ExecGenerator
+from netplugin_zeroloss.judge.trial import Cause, judge
+from netplugin_zeroloss.search.outcome import SearchVerdict
+from netplugin_zeroloss.search.search import run_search
+from netplugin_zeroloss.search.trials import SearchPlan
+from netplugin_zeroloss.values import (
+    Direction,
+    GeneratorError,
+    Measurement,
+    TrialRequest,
+    UnusableInput,
+    strict_goal,
+)
+
+from tests.unit.zeroloss.helpers import asked
+
+#: Answers each line with what ``answer(question)`` returns; None is silence.
+PROGRAM = """
+import json, sys, time, os
+def say(text):
+    sys.stdout.write(text); sys.stdout.flush()
+{body}
+for line in sys.stdin:
+    question = json.loads(line)
+    with open({log!r}, "a") as log:
+        log.write(line)
+    if question["op"] == "bye":
+        break
+    reply = answer(question)
+    if reply is not None:
+        say(reply if isinstance(reply, str) else json.dumps(reply) + "\\n")
+"""
+
+HELLO = '{"ok": True, "name": "small", "virtual_time": True}'
+GOOD = f"""
+def answer(q):
+    if q["op"] == "hello":
+        return {HELLO}
+    n = int(q["rate_pps"] * q["duration_s"])
+    return {{"tx_packets": n, "rx_packets": n, "elapsed_s": q["duration_s"]}}
+"""
+#: A device that forwards 3.3 Mpps, and a generator that stops on loss.
+DEVICE = f"""
+def answer(q):
+    if q["op"] == "hello":
+        return {HELLO}
+    rate, t = q["rate_pps"], q["duration_s"]
+    lost = max(0, rate - 3.3e6)
+    aborted = bool(lost and q["abort_on_loss"])
+    if aborted:
+        t = min(t, 2000 / lost)
+    n = int(rate * t)
+    return {{"tx_packets": n, "rx_packets": n - int(lost * t), "elapsed_s": t, "aborted": aborted,
+            "tx_shortfall": 0, "rx_errors": 0, "evidence": {{"ring": int(lost * t)}}}}
+"""
+
+
+class Program:
+    """A program of the test, and the lines that it was sent."""
+
+    def __init__(self, folder: Path, body: str) -> None:
+        self.log = folder / "log"
+        path = folder / "program.py"
+        path.write_text(PROGRAM.format(body=body, log=str(self.log)))
+        self.command = shlex.join([sys.executable, str(path)])
+
+    def questions(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+
+def test_it_is_asked_as_the_protocol_says(tmp_path: Path) -> None:
+    program = Program(tmp_path, GOOD)
+    with ExecGenerator(program.command, 10) as generator:
+        assert (generator.info.name, generator.info.virtual_time) == ("small", True)
+        measured = generator.run(asked(1e6, 60.0))
+        generator.run(TrialRequest(2e6, 1.0, 128, 7, abort_on_loss=False))
+        generator.run(TrialRequest(2e6, 1.0, 354, 7, abort_on_loss=False, mix="imix"))
+    assert measured == Measurement(60_000_000, 60_000_000, 60.0)
+    assert program.questions() == [
+        {"op": "hello", "version": 1},
+        {"op": "trial", "rate_pps": 1e6, "duration_s": 60.0, "frame_size": 64, "flows": 1024,
+         "abort_on_loss": True},
+        {"op": "trial", "rate_pps": 2e6, "duration_s": 1.0, "frame_size": 128, "flows": 7,
+         "abort_on_loss": False},
+        {"op": "trial", "rate_pps": 2e6, "duration_s": 1.0, "frame_size": 354, "flows": 7,
+         "abort_on_loss": False, "mix": "imix"},
+        {"op": "bye"},
+    ]  # fmt: skip
+
+
+def test_all_that_it_may_say_is_heard(tmp_path: Path) -> None:
+    body = """
+def answer(q):
+    if q["op"] == "hello":
+        return {"ok": True, "name": "all", "max_pps": 5e6, "can_abort": False, "min_trial_s": 2,
+                "more": 1}
+    return {"tx_packets": 60.0, "rx_packets": 50, "elapsed_s": 3, "aborted": True,
+            "tx_shortfall": 1, "rx_errors": 2, "queue_drops": 3, "queue_full": 4,
+            "in_flight_packets": 5, "elapsed_uncertainty_s": 0.5, "settled": False,
+            "directions": [{"tx_packets": 30, "rx_packets": 20}, {"tx_packets": 30, "rx_packets": 30}],
+            "evidence": {"nic": 7}, "unknown": "x"}
+"""
+    with ExecGenerator(Program(tmp_path, body).command, 10) as generator:
+        info = generator.info
+        assert (info.max_pps, info.virtual_time, info.can_abort, info.min_trial_s) == (
+            5e6,
+            False,
+            False,
+            2,
+        )
+        assert generator.run(asked()) == Measurement(
+            60, 50, 3.0, True, 1, 2, 3, 4, 5, 0.5, False, (Direction(30, 20), Direction(30, 30)),
+            {"nic": 7.0},
+        )  # fmt: skip
+
+
+def test_a_search_through_it(tmp_path: Path) -> None:
+    with ExecGenerator(Program(tmp_path, DEVICE).command, 10) as generator:
+        found = run_search(SearchPlan((strict_goal(),), 14.88e6), generator).found
+    assert found.headline.verdict is SearchVerdict.NDR
+    assert found.headline.lower_pps <= 3.3e6 <= found.headline.upper_pps
+    assert len(found.trials) <= 6
+
+
+def test_a_lying_program_is_not_believed(tmp_path: Path) -> None:
+    """More received than sent, and wrapped: invalid trials, no error."""
+    body = f"""
+def answer(q):
+    if q["op"] == "hello":
+        return {HELLO}
+    n = int(q["rate_pps"] * q["duration_s"])
+    return {{"tx_packets": n, "rx_packets": n + 5 if n % 2 else -n, "elapsed_s": q["duration_s"]}}
+"""
+    with ExecGenerator(Program(tmp_path, body).command, 10) as generator:
+        found = judge(asked(), generator.run(asked()), 0.005)
+        assert found.cause is Cause.COUNTERS
+        outcome = run_search(SearchPlan((strict_goal(),), 14.88e6), generator).found.headline
+    assert outcome.verdict is SearchVerdict.GENERATOR_LIMITED and outcome.answer_pps is None
+
+
+HOPELESS = {
+    "silent": ("def answer(q): return None", "no answer within"),
+    "silent in a trial": (
+        f"def answer(q): return {HELLO} if q['op'] == 'hello' else None", "no answer within",
+    ),
+    "dying": ("def answer(q): print('no port', file=sys.stderr); sys.exit(3)", "status 3.*\n.*\nno port"),
+    "dying in a trial": (
+        f"def answer(q): return {HELLO} if q['op'] == 'hello' else sys.exit(4)", "status 4",
+    ),
+    "killed": ("def answer(q): os.kill(os.getpid(), 9)", "status -9"),
+    "closing its output": (
+        "def answer(q): os.close(1); time.sleep(60)", "closed its standard output",
+    ),
+    "no JSON": ("def answer(q): return 'hello yourself\\n'", "no JSON"),
+    "half a line": ("def answer(q): return '{\"ok\": true'", "no answer within"),
+    "no object": ("def answer(q): return [1]", "the answer: .*valid dictionary"),
+    "unwilling": ("def answer(q): return {'ok': False}", "ok: false"),
+    "with words": ("def answer(q): return {'ok': False, 'error': 'the port is taken'}", "the port is taken"),
+    "nothing in it": (f"def answer(q): return {HELLO} if q['op'] == 'hello' else {{}}", "tx_packets"),
+    "words for numbers": (
+        f"def answer(q): return {HELLO} if q['op'] == 'hello' else "
+        "{'tx_packets': 'many', 'rx_packets': 1, 'elapsed_s': 1}", "tx_packets",
+    ),
+    "not a number": (
+        f"def answer(q): return {HELLO} if q['op'] == 'hello' else "
+        "{'tx_packets': 1, 'rx_packets': 1, 'elapsed_s': float('nan')}", "elapsed_s",
+    ),
+    "endless": ("def answer(q):\n    while True: say('x' * 65536)", "longer than a line"),
+    "a negative limit": ("def answer(q): return {'ok': True, 'max_pps': -1}", "max_pps"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(HOPELESS))
+def test_a_program_that_is_no_use_is_an_error_in_time(tmp_path: Path, name: str) -> None:
+    body, message = HOPELESS[name]
+    begun = time.monotonic()
+    with pytest.raises(GeneratorError, match=message):
+        with ExecGenerator(Program(tmp_path, body).command, 1.0) as generator:
+            generator.run(asked(1e6, 0.1))
+    assert time.monotonic() - begun < 20
+
+
+def test_a_slow_program_has_the_time_of_its_trial(tmp_path: Path) -> None:
+    body = """
+def answer(q):
+    if q["op"] == "hello":
+        return {"ok": True}
+    time.sleep(q["duration_s"])
+    return {"tx_packets": 1, "rx_packets": 1, "elapsed_s": q["duration_s"]}
+"""
+    with ExecGenerator(Program(tmp_path, body).command, 1.0) as generator:
+        assert generator.run(asked(1, 1.5)).elapsed_s == 1.5
+
+
+def test_it_is_gone_after_close_with_what_it_started(tmp_path: Path) -> None:
+    """Even if it does not want to: the child would sleep for long."""
+    body = f"""
+import subprocess, signal
+child = subprocess.Popen(["sleep", "600"])
+open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def answer(q): return {HELLO}
+"""
+    generator = ExecGenerator(Program(tmp_path, body).command, 10)
+    generator.close()
+    generator.close()
+    child = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 10
+    while is_running(child):
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_there_is_no_shell(tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    with pytest.raises((GeneratorError, UnusableInput)):
+        ExecGenerator(f"true; touch {target}", 1.0)
+    with pytest.raises(GeneratorError):
+        ExecGenerator(f"echo $(touch {target})", 1.0)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("command", ["", "  ", "'open", "/no/such/program", "/etc/passwd"])
+def test_a_command_that_cannot_be_started_names_the_option(command: str) -> None:
+    with pytest.raises(UnusableInput, match="--exec-cmd"):
+        ExecGenerator(command, 1.0)

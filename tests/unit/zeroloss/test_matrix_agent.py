@@ -1,0 +1,199 @@
+"""The bench of a hypervisor against a made-up agent: what it asks for, gives back, and refuses."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from netplugin_zeroloss.generators import choose as generators
+from netplugin_zeroloss.journal import Cell, Part
+from netplugin_zeroloss.matrix import agent_bench, cells
+from netplugin_zeroloss.matrix.agent_bench import addressed
+from netplugin_zeroloss.matrix.bench import CellError
+from netplugin_zeroloss.matrix.cells import Task
+from netplugin_zeroloss.matrix.description import read
+from netplugin_zeroloss.values import TrialRequest, UnusableInput
+
+from drivers.dpdkvhostuser.driver import DpdkVhostUser
+from drivers.linuxbridge.driver import LinuxBridge
+from drivers.sriov.driver import Sriov
+from drivers.vdpa.driver import Vdpa
+from netplugin import options
+from netplugin.api.client import Readiness
+from netplugin.api.errors import HostError
+from netplugin.api.models import BackendInfo, PortState
+from tests.unit.drivers.sriov.model import Model, ModelPf
+from tests.unit.zeroloss.made_up_agent import MadeUpAgent, bench_on, cell_description, search_of
+from tests.unit.zeroloss.matrix_runs import ROOT
+
+_ASKED = TrialRequest(1e5, 0.4)
+
+
+def test_a_cell_is_set_up_through_the_agent_and_given_back(agent: MadeUpAgent) -> None:
+    run = cell_description()
+    task = search_of(run)
+    bench = bench_on(run)
+    facts = bench.check([task])
+    assert (facts["run_id"], facts["pmd_cpus"]) == ("id", "1") and agent.calls == []
+    with bench.stand(task) as stand:
+        assert agent.cpus == "2-3"
+        specs = [port.spec for port in agent.ports.values()]
+        assert [(s.backend, s.queues, s.mac[-2:]) for s in specs] == [
+            ("dpdkvhostuser", 2, "01"), ("dpdkvhostuser", 2, "02")
+        ]  # fmt: skip
+        assert [s.network.physical_network for s in specs] == ["left", "right"]
+        assert len({s.vm_id for s in specs}) == 1
+        assert stand.generator.run(_ASKED).evidence["unexplained"] == 0
+        assert [p["port_id"] for p in stand.setup["ports"]] == ["zeroloss-1", "zeroloss-2"]
+        assert stand.setup["pmd"]["cpus"] == "2-3" and stand.setup["vnf"]["name"] == "external"
+    assert agent.ports == {} and agent.cpus == "1"
+
+
+@pytest.mark.parametrize(
+    "fails", [("put", 1), ("put", 2), ("put", 3), ("pmd", 1), ("delete", 1), ("pmd", 2)]
+)
+def test_whatever_fails_the_rest_is_given_back(agent: MadeUpAgent, fails: tuple[str, int]) -> None:
+    run = cell_description()
+    bench = bench_on(run, "1")
+    agent.fails = fails
+    with pytest.raises(HostError), bench.stand(search_of(run)):
+        pass
+    left = {"delete": 1}.get(fails[0], 0)
+    assert len(agent.ports) == left and agent.cpus == ("2-3" if fails == ("pmd", 2) else "1")
+
+
+def test_an_interruption_gives_everything_back(agent: MadeUpAgent) -> None:
+    run = cell_description()
+    with pytest.raises(KeyboardInterrupt), bench_on(run, "1").stand(search_of(run)):
+        raise KeyboardInterrupt
+    assert agent.ports == {} and agent.cpus == "1"
+
+
+def test_ports_of_a_run_that_was_killed_are_taken_away_and_those_of_others_are_not(
+    agent: MadeUpAgent,
+) -> None:
+    run = cell_description()
+    bench = bench_on(run, "1")
+    task = search_of(run)
+    spec = bench._ports._spec(bench._ports.ends[0], task.cell)
+    agent.put_port("zeroloss-1", spec)
+    bench.check([task])
+    with bench.stand(task):
+        pass
+    assert agent.ports == {}
+    agent.put_port("zeroloss-1", spec.model_copy(update={"vm_id": "somebody"}))
+    with pytest.raises(CellError, match="of VM somebody"), bench.stand(task):
+        pass
+    assert list(agent.ports) == ["zeroloss-1"], "it is not ours to delete"
+    with pytest.raises(UnusableInput, match="port zeroloss-1 is there already"):
+        bench.check([task])
+
+
+def test_a_port_that_does_not_become_active_is_said(agent: MadeUpAgent) -> None:
+    run = cell_description()
+    agent.state = PortState.DEGRADED
+    with pytest.raises(CellError, match=r"zeroloss-1 is degraded and not active after 0\.2 s"):
+        with bench_on(run, "1").stand(search_of(run)):
+            pass
+    assert agent.ports == {}
+
+
+def test_a_trial_in_which_a_port_went_is_no_trial(agent: MadeUpAgent) -> None:
+    run = cell_description()
+    with bench_on(run, "1").stand(search_of(run)) as stand:
+        agent.state = PortState.FAILED
+        with pytest.raises(CellError, match="zeroloss-1 became failed in a trial"):
+            stand.generator.run(_ASKED)
+
+
+def test_a_backend_without_pmd_threads_leaves_the_cores_alone(agent: MadeUpAgent) -> None:
+    run = cell_description(matrix={"backends": ["linuxbridge"]})
+    bench = bench_on(run)
+    assert bench.check([search_of(run)])["pmd_cpus"] is None
+    with bench.stand(search_of(run)) as stand:
+        assert "pmd" not in stand.setup
+    assert "pmd" not in agent.calls
+
+
+def test_controls_need_no_port(agent: MadeUpAgent) -> None:
+    sim = {"type": "sim"}
+    ports = [
+        {"attachment": "netdev", "device": f"veth{n}", "mac": f"52:54:00:00:00:0{n}",
+         "peer_mac": f"52:54:00:00:01:0{n}"}
+        for n in (1, 2)
+    ]  # fmt: skip
+    run = cell_description(
+        controls={"loopback": {"generator": sim}, "vnf": {"generator": sim, "ports": ports}}
+    )
+    for part in (Part.LOOPBACK, Part.VNF):
+        with bench_on(run, "1").stand(Task(Cell("none"), part)) as stand:
+            assert ("vnf" in stand.setup) is (part is Part.VNF)
+    assert agent.calls == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"readiness": Readiness(ready=False, reasons=["no DPDK"])}, "not ready: no DPDK"),
+        ({"infos": []}, "it has no backend 'dpdkvhostuser'; it has none"),
+        (
+            {"infos": [BackendInfo(name="dpdkvhostuser", usable=False, reason="r", fix="f")]},
+            r"not usable there: r \(fix: f\)",
+        ),
+        (
+            {"infos": [BackendInfo(name="dpdkvhostuser", usable=True)]},
+            "has 1 queues at most, not 2\nbackend dpdkvhostuser has no flat networks",
+        ),
+    ],
+)
+def test_what_the_agent_has_not_is_said_before_anything_is_sent(
+    agent: MadeUpAgent, change: dict[str, Any], words: str
+) -> None:
+    run = cell_description()
+    for name, value in change.items():
+        setattr(agent, name, value)
+    with pytest.raises(UnusableInput, match=words):
+        bench_on(run).check([search_of(run)])
+    assert agent.calls == []
+
+
+@pytest.mark.parametrize(("driver", "problem"), [("ice", ""), ("igb", "2 queues at most, not 8")])
+def test_the_shipped_run_is_for_vfs_that_have_its_queues(
+    agent: MadeUpAgent, driver: str, problem: str
+) -> None:
+    run = read((ROOT / "tools/trex/matrix.yaml").read_text(), "matrix.yaml")
+    agent.infos = [
+        BackendInfo(name=each.name, usable=True, features=each.features)
+        for each in (DpdkVhostUser, LinuxBridge, Vdpa)
+    ]
+    sriov = Sriov(
+        options.load([]), None, kernel=Model(ModelPf("0000:03:00.0", "eth3", driver=driver))
+    )
+    agent.infos.append(BackendInfo(name="sriov", usable=True, features=sriov.offered()))
+    searched = cells.cells(run)
+    assert {"sriov", "vdpa"} < {cell.backend for cell in searched}
+    with pytest.raises(UnusableInput, match=problem) if problem else nullcontext():
+        agent_bench.check(agent, run, searched, "vm")
+
+
+def test_a_vnf_that_is_not_installed_is_said(agent: MadeUpAgent) -> None:
+    run = cell_description(vnf={"type": "testpmd", "binary": "/none/testpmd"})
+    with pytest.raises(UnusableInput, match="/none/testpmd is not installed"):
+        bench_on(run).check([search_of(run)])
+
+
+def test_frames_have_the_addresses_of_the_ends_unless_they_have_their_own() -> None:
+    run = cell_description()
+    assert run.ends is not None
+    given = {"frames": {"destination_mac": "52:54:00:00:00:77"}}
+    chosen = generators.Tcpreplay.model_validate(
+        {"type": "tcpreplay",
+         "paths": [{"send": "a", "receive": "b"}, {"send": "b", "receive": "a", **given}]}
+    )  # fmt: skip
+    found = addressed(chosen, run.ends)
+    assert isinstance(found, generators.Tcpreplay)
+    there, back = (path.frames for path in found.paths)
+    assert (there.source_mac, there.destination_mac) == (run.ends[0].peer_mac, run.ends[0].mac)
+    assert (back.source_mac, back.destination_mac) == (run.ends[1].peer_mac, "52:54:00:00:00:77")
+    assert addressed(generators.Sim(), run.ends) == generators.Sim()

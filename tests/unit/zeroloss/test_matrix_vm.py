@@ -1,0 +1,115 @@
+"""A VNF in a VM: its domain is rendered, started and ended with the cell, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from netplugin_zeroloss.matrix.bench import CellError
+from netplugin_zeroloss.matrix.description import Description
+from netplugin_zeroloss.matrix.vm import wait_for_ssh
+from netplugin_zeroloss.values import UnusableInput
+
+from netplugin.api.errors import HostError
+from tests.unit.zeroloss.made_up_agent import MadeUpAgent, bench_on, cell_description, search_of
+
+#: Keeps what it was told, and the names of the domains that run, in files.
+_VIRSH = """#!/bin/sh
+[ "$1 $2" = "-c test:///x" ] || exit 9
+shift 2
+echo "$1 $2" >> {0}/calls
+case "$1" in
+  list) cat {0}/running 2> /dev/null ;;
+  create) cat > {0}/xml; [ ! -e {0}/refuse ] || {{ echo "no memory" >&2; exit 1; }}
+          sed -n 's,.*<name>\\(.*\\)</name>.*,\\1,p' {0}/xml > {0}/running ;;
+  destroy) grep -qx "$2" {0}/running && rm {0}/running ;;
+esac
+true
+"""
+
+
+@pytest.fixture
+def virsh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program = tmp_path / "bin" / "virsh"
+    program.parent.mkdir()
+    program.write_text(_VIRSH.format(tmp_path))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    (tmp_path / "vm.xml").write_text(
+        "<domain type='kvm'><name>mine</name><uuid>1</uuid><memory>1</memory></domain>"
+    )
+    return tmp_path
+
+
+def _in_a_vm(folder: Path) -> Description:
+    return cell_description(vm={"domain": str(folder / "vm.xml"), "uri": "test:///x"})
+
+
+def test_the_vm_of_a_cell_is_rendered_started_and_ended(agent: MadeUpAgent, virsh: Path) -> None:
+    run = _in_a_vm(virsh)
+    bench = bench_on(run, "1")
+    bench.check([search_of(run)])
+    with bench.stand(search_of(run)) as stand:
+        assert (virsh / "running").read_text().split() == ["zeroloss-id"]
+        given = (virsh / "xml").read_text()
+        assert given == stand.setup["vm"] and "<!-- zeroloss-id -->" in given
+        assert "mine" not in given and "uuid" not in given and "<memory>" in given
+    assert not (virsh / "running").exists() and agent.ports == {}
+
+
+def test_a_vm_that_does_not_start_is_said_with_libvirts_words(
+    agent: MadeUpAgent, virsh: Path
+) -> None:
+    (virsh / "refuse").touch()
+    run = _in_a_vm(virsh)
+    with pytest.raises(HostError, match="no memory"), bench_on(run, "1").stand(search_of(run)):
+        pass
+    assert agent.ports == {}
+
+
+def test_the_vm_of_a_run_that_was_killed_is_ended(agent: MadeUpAgent, virsh: Path) -> None:
+    run = _in_a_vm(virsh)
+    (virsh / "running").write_text("other\nzeroloss-id\n")
+    bench_on(run, "1").recover()
+    assert (virsh / "calls").read_text().splitlines()[-1] == "destroy zeroloss-id"
+
+
+@pytest.mark.parametrize(
+    ("xml", "words"),
+    [("<network/>", "no libvirt domain"), ("<domain", "no XML"), (None, "No such")],
+)
+def test_a_template_that_is_no_domain(
+    agent: MadeUpAgent, virsh: Path, xml: str | None, words: str
+) -> None:
+    (virsh / "vm.xml").unlink()
+    if xml is not None:
+        (virsh / "vm.xml").write_text(xml)
+    with pytest.raises(UnusableInput, match=words):
+        bench_on(_in_a_vm(virsh), "1")
+
+
+def test_a_vnf_on_this_machine_is_not_in_the_vm(virsh: Path) -> None:
+    with pytest.raises(UnusableInput, match="the VNF must run in it"):
+        cell_description(vm={"domain": "vm.xml"}, vnf={"type": "testpmd"})
+
+
+def test_a_vm_is_there_when_its_ssh_server_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        answers = iter([b"", b"SSH-2.0-test\r\n"])
+
+        def serve() -> None:
+            for answer in answers:
+                there, _ = server.accept()
+                with there:
+                    there.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        wait_for_ssh("127.0.0.1", port, 60)
+        thread.join()
+    with pytest.raises(CellError, match="did not answer by SSH"):
+        wait_for_ssh("127.0.0.1", port, 0)

@@ -1,0 +1,275 @@
+"""The figures of a run and their table: a number only where there is one, marked with what it is."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from netplugin_zeroloss.journal import NO_BACKEND, Cell, Part, read_run
+from netplugin_zeroloss.report import words
+from netplugin_zeroloss.report.figures import Report, report_of
+from netplugin_zeroloss.report.machine import COLUMNS, csv_text, json_text
+from netplugin_zeroloss.report.page import FILES
+from netplugin_zeroloss.report.published import Beside, beside, zstack
+from netplugin_zeroloss.report.table import (
+    cpu_text,
+    escape,
+    figure_text,
+    grids,
+    interval_text,
+    markdown,
+)
+from netplugin_zeroloss.values import strict_goal
+
+from tests.unit.zeroloss.report_runs import device, mission, record, result, run_of
+
+ROOT = Path(__file__).resolve().parents[3]
+GOLDEN = ROOT / "tests" / "data" / "zeroloss-run"
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return report_of(mission(7))
+
+
+def text_of(report: Report, backend: str, cores: int | None) -> str:
+    [figure] = [f for f in report.figures if f.cell == Cell(backend, cores)]
+    return figure_text(figure)
+
+
+def test_each_verdict_has_its_mark_and_only_some_a_number(report: Report) -> None:
+    assert text_of(report, "dpdkvhostuser", 2) == "4.39"
+    assert text_of(report, "vdpa", 1) == ">= 2.99 (generator limit)"
+    assert text_of(report, "vdpa", 4) == "3.99 (VNF limit)"
+    floor = text_of(report, "vdpa", 2)
+    assert re.fullmatch(r"floor: 1\.\d frames in a million lost at any load, at link", floor)
+    assert text_of(report, "sriov", None).startswith("failed: the port could not be plugged")
+    [missing] = report.missing
+    assert (missing.cell.frame, figure_text(missing)) == ("imix", "not measured")
+    for figure in report.figures:
+        assert (figure.rate_pps is not None) == (figure.verdict in ("ndr", "vnf_limited"))
+        assert figure.at_least_pps is None or figure.verdict == "generator_limited"
+
+
+def test_a_failed_search_shows_no_number() -> None:
+    found = result(device("noisy"), max_trials=5)
+    assert found["verdict"] == "failed" and found["bounds_pps"][1] > 0
+    [figure] = report_of(run_of([record(Cell("linuxbridge"), found)])).figures
+    assert figure_text(figure).startswith("failed: ") and figure.rate_pps is None
+    assert "Mpps" not in figure_text(figure)
+
+
+def test_the_table_is_backends_by_cores(report: Report) -> None:
+    first, second = grids(report)
+    assert first.columns == (None, 1, 2, 4)
+    assert [name for name, _ in first.rows] == [
+        "linuxbridge",
+        "dpdkvhostuser",
+        "vdpa",
+        "sriov",
+    ]
+    assert [f is not None for f in first.rows[0][1]] == [True, False, False, False]
+    assert (second.frame, second.columns) == ("imix", (None,))
+
+
+def test_the_goal_stands_beside_each_number(report: Report) -> None:
+    lines = [line for line in markdown(report).splitlines() if line.startswith("| ")]
+    details = [line for line in lines if "no frame lost, 1 x 60 s, bounds within 0.500%" in line]
+    assert len(details) == sum(1 for figure in report.figures if figure.goal)
+    [other] = [
+        line for line in markdown(report).splitlines() if "csit-pdr" in line and "pmd=2" in line
+    ]
+    assert "(loss ratio <= 0.005 in 50% of the time, 21 x 1 s" in other and "Mpps" in other
+
+
+def test_scaling_is_relative_to_the_fewest_cores_with_a_rate(report: Report) -> None:
+    found = {f.cell.pmd_cores: f for f in report.figures if f.cell.backend == "dpdkvhostuser"}
+    assert found[1].efficiency is None
+    one, four = found[1].rate_pps, found[4].rate_pps
+    assert one and four and found[4].efficiency == pytest.approx(four / 4 / one)
+    [alone] = [f for f in report.figures if f.cell == Cell("vdpa", 4)]
+    assert alone.efficiency is None  # the others of its backend have no rate
+    [bridge] = [f for f in report.figures if f.cell.backend == "linuxbridge"]
+    assert bridge.efficiency is None and bridge.rate_per_core_pps is None
+
+
+def test_the_interval_is_that_of_the_repeats(report: Report) -> None:
+    [noisy] = [f for f in report.figures if f.cell == Cell("dpdkvhostuser", 1)]
+    assert noisy.interval is not None and noisy.interval.answers == 7
+    low, high = noisy.interval.low_pps, noisy.interval.high_pps
+    assert low < noisy.interval.median_pps < high
+    assert interval_text(noisy) == f"{words.mpps(low)} to {words.mpps(high)} (98 %, 7 results)"
+    [single] = report_of(run_of([record(Cell("sriov"), result(device()))])).figures
+    assert interval_text(single) == "one result"
+
+
+def test_cpu_of_the_host_is_told_apart(report: Report) -> None:
+    by_cell = {f.cell: f for f in report.figures}
+    bridge, ovs = by_cell[Cell("linuxbridge")], by_cell[Cell("dpdkvhostuser", 4)]
+    assert cpu_text(bridge) == "1.05 (0.93 softirq; 0.12 system)"
+    assert cpu_text(ovs) == "4.07 (4 PMD, 97 % busy; 0.02 softirq; 0.05 system)"
+    # Nothing was read: the cores that PMD threads hold are known all the same, the rest is not.
+    assert cpu_text(by_cell[Cell("vdpa", 4)]) == "4.00 (4 PMD)"
+    assert by_cell[Cell("vdpa", 4)].cpu is not None
+    assert by_cell[Cell("vdpa", 4)].cpu.softirq is None
+
+
+def test_controls_stand_beside_the_cells_they_bound(report: Report) -> None:
+    by_cell = {f.cell: f for f in report.figures}
+    control = by_cell[Cell("linuxbridge")].loopback
+    assert control is not None and control.rate_pps == 14.88e6
+    assert by_cell[Cell("linuxbridge")].vnf is None
+    broken = record(Cell(NO_BACKEND), None, part=Part.VNF, error="no VPP")
+    [figure] = report_of(run_of([record(Cell("sriov"), result(device())), broken])).figures
+    assert figure.vnf is not None and (figure.vnf.rate_pps, figure.vnf.reason) == (
+        None,
+        "no VPP",
+    )
+
+
+def test_a_later_record_takes_the_place_of_a_failed_one() -> None:
+    cell = Cell("linuxbridge")
+    run = run_of([record(cell, None, error="no agent"), record(cell, result(device()))])
+    [figure] = report_of(run).figures
+    assert figure.verdict == "ndr"
+
+
+def test_different_goals_are_both_named() -> None:
+    short = result(device(), goals=(strict_goal(final_trial_s=10),))
+    run = run_of([record(Cell("a"), result(device())), record(Cell("b"), short)])
+    report = report_of(run)
+    assert len(report.goals) == 2
+    assert all(goal in markdown(report) for goal in report.goals)
+
+
+# -- published figures -----------------------------------------------------------------------------
+
+
+def test_published_figures_are_never_the_runs_own() -> None:
+    run = mission()
+    assert beside(run, zstack(), False) is Beside.NOT_SHOWN
+    assert beside(run, zstack(), True) is Beside.OTHER
+    same = replace(run, description="name: lab\ncomparable_to: [zstack-4.4]\n")
+    assert beside(same, zstack(), False) is Beside.COMPARABLE
+    for text in ("", ": [", "comparable_to: 5", "- a", "comparable_to: [another]"):
+        assert beside(replace(run, description=text), zstack(), False) is Beside.NOT_SHOWN
+    plain = markdown(report_of(run))
+    shown = markdown(report_of(run, zstack(), Beside.OTHER))
+    assert "published" not in plain and "published, other hardware" in shown
+    assert "Mellanox ConnectX-6 Dx" in shown and "TRex 2.81" in shown
+
+
+def test_the_published_table_is_the_one_that_was_published() -> None:
+    table = zstack()
+    assert len(table.rates_pps) == 10
+    assert table.rate_pps(Cell("linuxbridge")) == 800_000
+    assert table.rate_pps(Cell("dpdkvhostuser", 8, flows=1, queues=8)) == 8_400_000
+    assert table.rate_pps(Cell("vdpa", 6)) == 8_300_000
+    assert table.rate_pps(Cell("sriov")) == 8_300_000
+    assert table.rate_pps(Cell("sriov", frame="imix")) is None
+    assert table.rate_pps(Cell("dpdkvhostuser", 3)) is None
+
+
+# -- for programs ----------------------------------------------------------------------------------
+
+
+def test_csv_has_a_row_for_each_cell(report: Report) -> None:
+    rows = list(csv.DictReader(io.StringIO(csv_text(report))))
+    assert len(rows) == len(report.figures)
+    assert list(rows[0]) == [name for name, _ in COLUMNS]
+    by_cell = {(row["backend"], row["pmd_cores"], row["frame"]): row for row in rows}
+    assert float(by_cell["dpdkvhostuser", "2", "64"]["zero_loss_pps"]) == pytest.approx(
+        4.39e6, 0.01
+    )
+    limited = by_cell["vdpa", "1", "64"]
+    assert limited["zero_loss_pps"] == "" and float(limited["at_least_pps"]) == 2992500
+    assert by_cell["vdpa", "2", "64"]["floor_place"] == "link"
+    assert by_cell["sriov", "", "imix"]["verdict"] == "missing"
+
+
+def test_csv_is_no_formula() -> None:
+    run = run_of([record(Cell("=cmd()"), None, error='+1,"2"\n@x')])
+    [row] = csv.DictReader(io.StringIO(csv_text(report_of(run))))
+    assert row["backend"] == "'=cmd()" and row["reason"] == '\'+1,"2"\n@x'
+
+
+def test_json_has_the_columns_and_what_csv_cannot_hold(report: Report) -> None:
+    whole = json.loads(json_text(report), parse_constant=pytest.fail)
+    assert whole["complete"] is False and len(whole["cells"]) == len(report.figures)
+    cell = whole["cells"][1]
+    assert cell["key"] == "dpdkvhostuser,pmd=1,frame=64,flows=1024,queues=1"
+    assert cell["verdicts"] == {"ndr": 7} and cell["others"][0]["name"] == "csit-pdr"
+    assert {name for name, _ in COLUMNS} <= set(cell)
+
+
+def test_markdown_cannot_be_broken_out_of() -> None:
+    nasty = "a|b\n| c <script>x</script> **bold** `code` [x](y) &amp;"
+    run = run_of([record(Cell(nasty), None, error=nasty)], name=nasty)
+    text = markdown(report_of(run))
+    assert "<script" not in text.replace("\\<", "")
+    heads = [line for line in text.splitlines() if line.startswith("| backend")]
+    for head in heads:
+        columns = len(re.findall(r"(?<!\\)\|", head))
+        position = text.splitlines().index(head)
+        row = text.splitlines()[position + 2]
+        assert len(re.findall(r"(?<!\\)\|", row)) == columns
+
+
+def test_escaped_text_is_still_readable() -> None:
+    plain = "loss ratio <= 0.005 & more > 1, at rx_ring_full"
+    assert escape(plain) == plain and escape("_a_ b_c") == "\\_a\\_ b_c"
+
+
+# -- numbers as words ------------------------------------------------------------------------------
+
+
+@given(st.floats(1.0, 1e9), st.integers(2, 6))
+def test_a_rate_is_never_rounded_up(rate: float, digits: int) -> None:
+    shown = float(words.mpps(rate, digits)) * 1e6
+    assert shown <= rate * (1 + 1e-9)
+    assert shown >= rate * (1 - 10.0 ** (1 - digits)) - 1e-6
+
+
+def test_as_many_digits_as_were_measured() -> None:
+    assert [words.digits_of(width) for width in (0.05, 0.01, 0.005, 0.001, 0.0005)] == [
+        2,
+        3,
+        3,
+        4,
+        4,
+    ]
+    assert words.mpps(4.19921e6) == "4.19" and words.mpps(41_990) == "0.0419"
+    assert words.mpps(12.34e6) == "12.3" and words.mpps(0) == "0"
+    assert words.ratio(1.66e-6) == "1.7 frames in a million" and words.ratio(0.031) == "3.1 %"
+    assert words.ratio(2e-9) == "2 frames in a billion"
+
+
+# -- golden ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["table.md", "table.csv", "table.json"])
+def test_a_run_that_was_kept_has_the_same_tables(name: str) -> None:
+    """Made by ``python -m tests.unit.zeroloss.report_runs``; a change has to be wanted."""
+    run = read_run(GOLDEN)
+    report = report_of(run, zstack(), Beside.OTHER)
+    made = {"table.md": markdown, "table.csv": csv_text, "table.json": json_text}[name](report)
+    assert made == (GOLDEN / name).read_text(encoding="utf-8")
+
+
+# -- documentation -----------------------------------------------------------------------------------
+
+
+def test_every_column_and_file_is_documented() -> None:
+    text = (ROOT / "docs" / "zeroloss.md").read_text(encoding="utf-8")
+    section = text[text.index("## Reading the report") : text.index("## Comparing two runs")]
+    for name, _ in COLUMNS:
+        assert f"`{name}`" in section, name
+    for name, _, _ in FILES:
+        assert f"`{name}`" in section, name

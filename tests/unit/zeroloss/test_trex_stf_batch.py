@@ -1,0 +1,146 @@
+"""Stateful batches of TRex, played by a stand-in: how they are started, stopped and read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from netplugin_zeroloss.generators.choose import TrexStf, make
+from netplugin_zeroloss.generators.contract import Generator
+from netplugin_zeroloss.generators.trex_stf import clock_s, expected_pps
+from netplugin_zeroloss.judge.trial import Cause, Verdict, judge
+from netplugin_zeroloss.values import GeneratorError, TrialRequest, UnusableInput
+
+from tests.unit.zeroloss.trex import DATA, TREE, Trex
+
+#: What was asked in the recordings.
+CLEAN = TrialRequest(20_000, 20)
+LOSSY = TrialRequest(60_000, 20)
+QUEUE = TrialRequest(2e6, 10)
+
+
+@pytest.fixture
+def trex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trex:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("netplugin_zeroloss.generators.trex_stf._LOOK_S", 0.1)
+    played = Trex(tmp_path / "calls", monkeypatch)
+    played.play("stf_clean")
+    return played
+
+
+@contextmanager
+def generator(**options: Any) -> Iterator[Generator]:
+    with make(TrexStf(trex_dir=TREE, **options)) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("recording", "asked", "verdict", "causes"),
+    [
+        ("stf_clean", CLEAN, Verdict.PASSED, (None,)),
+        ("stf_dut_drop", LOSSY, Verdict.LOSSY, (None,)),
+        ("stf_queue_drop", QUEUE, Verdict.INVALID, (Cause.QUEUE,)),
+        # Whether it had ended when it was seen to be late, or was stopped then.
+        ("stf_stretched_tail", TrialRequest(400e3, 20), Verdict.INVALID, (Cause.LATE, Cause.SHORT)),
+    ],
+)
+def test_real_output_is_judged_as_it_deserves(
+    trex: Trex,
+    recording: str,
+    asked: TrialRequest,
+    verdict: Verdict,
+    causes: tuple[Cause | None, ...],
+) -> None:
+    trex.play(recording)
+    with generator(pps_per_m=1e6) as tool:
+        judged = judge(asked, tool.run(asked), 0.005)
+    assert judged.verdict is verdict and judged.cause in causes, judged.reason
+
+
+def test_how_it_is_started(trex: Trex, tmp_path: Path) -> None:
+    configuration = tmp_path / "cfg.yaml"
+    configuration.touch()
+    with generator(pps_per_m=1e6, trex_cfg=configuration, arguments=("-c", "4")) as tool:
+        tool.run(CLEAN)
+    [started] = trex.calls()
+    assert started["arguments"] == [
+        "-f", "cap2/imix_64_fast.yaml", "-m", "0.020000000", "-d", "20.000",
+        "--cfg", str(configuration), "-c", "4",
+    ]  # fmt: skip
+    assert started["cwd"] == str(TREE)
+
+
+def test_a_unit_of_m_is_what_a_short_run_says(trex: Trex) -> None:
+    """Two: the first is printed to three digits only."""
+    with generator() as tool:
+        tool.run(CLEAN)
+        tool.run(CLEAN)
+    first, second, *trials = [call["arguments"] for call in trex.calls()]
+    assert (first[3], first[5]) == ("0.010000000", "3.000")
+    assert second[3] == "0.050000000", "so that a number of 100 or more is printed"
+    # This stand-in prints 20 kpps whatever it is asked: 400 kpps a unit.
+    assert [(trial[3], trial[5]) for trial in trials] == [("0.050000000", "20.000")] * 2
+
+
+def test_one_run_is_enough_if_it_prints_enough(trex: Trex) -> None:
+    trex.play("stf_clean", replace={"20.00 Kpps": "250.00 Kpps"})
+    with generator() as tool:
+        tool.run(TrialRequest(50_000, 20))
+    assert [call["arguments"][3] for call in trex.calls()] == ["0.010000000", "0.002000000"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "found"),
+    [("20.00 Kpps", (20e3, 20.0)), ("1.25 Mpps", (1.25e6, 1.25)), ("900.00  pps", (900.0, 900.0))],
+)
+def test_the_rate_that_is_printed(printed: str, found: tuple[float, float]) -> None:
+    assert expected_pps(f" Expected-PPS    :      {printed}  \n") == found
+
+
+@pytest.mark.parametrize("text", ["", " Expected-PPS    :       0.00  pps  \n"])
+def test_a_run_that_does_not_say_its_rate(text: str) -> None:
+    with pytest.raises(GeneratorError, match="did not say what it will send"):
+        expected_pps(text)
+
+
+def test_the_clock_that_is_printed() -> None:
+    text = (DATA / "trex-3.08" / "stf_clean.txt").read_text()
+    assert clock_s(text) == 21.2 and clock_s(text[:2000]) == 0
+
+
+def test_a_run_that_is_late_is_stopped_and_no_trial(trex: Trex) -> None:
+    """Its clock says 21.2 s when it was to take 10. It leaves no summary."""
+    trex.play("stf_clean", hangs=True)
+    asked = TrialRequest(80_000, 10)
+    with generator(pps_per_m=1e6) as tool:
+        found = tool.run(asked)
+    assert not found.aborted and found.tx_packets < asked.packets
+    judged = judge(asked, found, 0.005)
+    assert (judged.verdict, judged.cause) == (Verdict.INVALID, Cause.SHORT), judged.reason
+
+
+def test_a_run_that_dies(trex: Trex) -> None:
+    trex.play("stf_clean", dies="EAL: no hugepages")
+    with generator(pps_per_m=1e6) as tool, pytest.raises(GeneratorError, match="no hugepages"):
+        tool.run(CLEAN)
+    with generator() as tool, pytest.raises(GeneratorError, match="no hugepages"):
+        tool.run(CLEAN)
+
+
+def test_what_it_says_of_itself(trex: Trex) -> None:
+    with generator(max_pps=5e6) as tool:
+        about = tool.info
+    assert (about.can_abort, about.max_pps) == (False, 5e6) and about.min_trial_s >= 10
+    assert not trex.calls(), "nothing runs before the first trial"
+
+
+def test_what_cannot_be(trex: Trex, tmp_path: Path) -> None:
+    with pytest.raises(UnusableInput, match="--trex-dir"):
+        make(TrexStf(trex_dir=tmp_path))
+    with pytest.raises(UnusableInput, match=r"--trex-profile: .*cap2/none.yaml: no such file"):
+        make(TrexStf(trex_dir=TREE, profile="cap2/none.yaml"))
+    with pytest.raises(UnusableInput, match="--trex-cfg: /no/such: no such file"):
+        make(TrexStf(trex_dir=TREE, trex_cfg=Path("/no/such")))

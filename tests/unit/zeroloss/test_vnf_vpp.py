@@ -1,0 +1,324 @@
+"""VPP as a VNF: its configuration, what is asked of it, and what its counters say.
+
+The VPP here is a stand-in at the edge of its API: it keeps what it is told and answers as the real one.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from netplugin_zeroloss.loss.contract import EvidenceError
+from netplugin_zeroloss.vnf import vpp, vpp_api
+from netplugin_zeroloss.vnf.contract import Attachment, VnfCores, VnfError, VnfPort
+from netplugin_zeroloss.vnf.description import SshMachine, VppDescription
+from netplugin_zeroloss.vnf.machine import Ssh, quoted
+from netplugin_zeroloss.vnf.startup_conf import StartupConf, settings
+from netplugin_zeroloss.vnf.vpp import Vpp
+from netplugin_zeroloss.vnf.vpp_api import Api
+
+from netplugin.host.program import ProgramError
+
+TEMPLATE = Path(__file__).resolve().parents[3] / "tools/trex/startup.conf"
+NICS = ("0000:00:05.0", "0000:00:06.0")
+PORTS = tuple(
+    VnfPort(Attachment.VHOST_USER, f"/run/{n}", f"52:54:00:00:0a:0{n}", f"52:54:00:00:0b:0{n}", 8)
+    for n in range(2)
+)
+CORES = VnfCores(0, tuple(range(1, 8)))
+
+# -- startup.conf --------------------------------------------------------------------------------
+
+
+def test_the_template_is_what_vpp_is_given() -> None:
+    conf = StartupConf("/run/vpp", CORES, NICS, queues=8)
+    assert settings(TEMPLATE.read_text()) == settings(conf.text())
+
+
+def test_what_is_not_asked_is_not_in_startup_conf() -> None:
+    text = StartupConf("/run/x", VnfCores(), plugins=("af_packet",), hugepages=False).text()
+    assert "cpu" not in text and "dpdk" not in text
+    assert "plugin af_packet_plugin.so { enable }" in text and "page-size default" in text
+    jumbo = StartupConf("/run/x", VnfCores(3), NICS, mtu=9000, hugepages=False).text()
+    assert "no-multi-seg" not in jumbo and "no-hugetlb" in jumbo
+    assert "main-core 3" in jumbo and "corelist-workers" not in jumbo
+
+
+# -- what is asked of it -------------------------------------------------------------------------
+
+
+class Stand:
+    """A VPP with as many receive queues as it is given; keeps each message that it was sent."""
+
+    def __init__(self, queues: int = 8, interfaces: int = 2) -> None:
+        self.queues, self.interfaces = queues, interfaces
+        self.said: list[tuple[str, dict[str, Any]]] = []
+        self.link, self.closed = 3, 0
+
+    def call(self, message: str, **fields: Any) -> Any:
+        self.said.append((message, fields))
+        return SimpleNamespace(version="26.06", reply="", sw_if_index=7)
+
+    def dump(self, message: str, **fields: Any) -> list[Any]:
+        if message == "sw_interface_dump":
+            return [
+                SimpleNamespace(interface_name=f"port{n}", sw_if_index=n + 1, flags=self.link)
+                for n in range(self.interfaces)
+            ]
+        index = fields["sw_if_index"]
+        return [
+            SimpleNamespace(sw_if_index=index, queue_id=queue, worker_id=queue % 7)
+            for queue in range(self.queues)
+        ]
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def fields(self, message: str) -> list[dict[str, Any]]:
+        return [fields for said, fields in self.said if said == message]
+
+
+#: In place of ssh: what is to run in the VM runs here, and a tunnel is a link to the socket.
+SSH = """#!/bin/sh
+echo "$@" >> "$SSH_LOG"
+while [ $# -gt 1 ]; do
+  [ "$1" = -L ] && ln -s "${2#*:}" "${2%%:*}" && exec sleep 60
+  shift
+done
+exec sh -c "$1"
+"""
+#: In place of vpp: makes its API's socket and waits.
+VPP = f"""#!{sys.executable} -ES
+import re, socket, sys, time
+conf = open(sys.argv[2]).read()
+server = socket.socket(socket.AF_UNIX)
+server.bind(re.search("socket-name (.*api.sock)", conf)[1])
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def vm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Programs that stand in for ssh and vpp; what ssh was called with is in ``log``."""
+    for name, text in (("ssh", SSH), ("vpp", VPP)):
+        program = tmp_path / name
+        program.write_text(text)
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SSH_LOG", str(tmp_path / "log"))
+    yield tmp_path / "log"
+
+
+def _in_a_vm(**fields: Any) -> VppDescription:
+    machine = {"type": "ssh", "host": "10.0.0.9", "port": 2222, "key": "/k"}
+    return VppDescription.model_validate({"type": "vpp", "machine": machine, "nics": NICS} | fields)
+
+
+def test_vpp_in_a_vm_routes_each_port_to_its_partner(vm: Path) -> None:
+    stand = Stand()
+    with Vpp(_in_a_vm(), PORTS, CORES, lambda path: stand) as vnf:
+        info = vnf.start()
+        vnf.check()
+        assert (info.name, info.version, info.rx_queues) == ("vpp", "26.06", (8, 8))
+        conf = info.configuration["startup.conf"]
+        assert "dev 0000:00:06.0 { name port1 }" in conf and "corelist-workers 1-7" in conf
+    assert stand.closed == 1
+    neighbours = [each["neighbor"] for each in stand.fields("ip_neighbor_add_del")]
+    assert [n["mac_address"] for n in neighbours] == [port.peer_mac for port in PORTS]
+    assert all(n["flags"] == 1 for n in neighbours), "static: nothing is asked of ARP"
+    routes = [each["route"] for each in stand.fields("ip_route_add_del")]
+    for number, route in enumerate(routes):
+        (path,) = route["paths"]
+        partner = neighbours[number ^ 1]
+        assert route["prefix"] == "0.0.0.0/0" and route["table_id"] == number + 1
+        assert path["sw_if_index"] == partner["sw_if_index"]
+        assert path["nh"]["address"]["ip4"] == partner["ip_address"]
+    tables = [(f["sw_if_index"], f["vrf_id"]) for f in stand.fields("sw_interface_set_table")]
+    assert tables == [(1, 1), (2, 2)]
+    macs = [f["mac_address"] for f in stand.fields("sw_interface_set_mac_address")]
+    assert macs == [port.mac for port in PORTS]
+    called = vm.read_text()
+    assert "-p 2222 " in called and " root@10.0.0.9 " in called
+    assert "StrictHostKeyChecking=yes" in called and "BatchMode=yes" in called
+
+
+def test_fewer_queues_than_were_asked_are_noticed(vm: Path) -> None:
+    """VPP takes one queue, without a word, of a device that has not as many as it wants."""
+    with Vpp(_in_a_vm(), PORTS, CORES, lambda path: Stand(queues=1)) as vnf:
+        with pytest.raises(VnfError, match=r"polls 1 receive queues of 0000:00:05\.0, not the 8"):
+            vnf.start()
+    assert Vpp(_in_a_vm(rx_queues=2), PORTS, CORES)._queues == 2
+
+
+def test_a_nic_that_vpp_has_not(vm: Path) -> None:
+    with Vpp(_in_a_vm(), PORTS, CORES, lambda path: Stand(interfaces=1)) as vnf:
+        with pytest.raises(VnfError, match=r"no interface for 0000:00:06\.0: is it bound"):
+            vnf.start()
+
+
+def test_a_link_that_stays_or_goes_down(vm: Path) -> None:
+    stand = Stand()
+    stand.link = 1
+    with Vpp(_in_a_vm(start_s=1.5), PORTS, CORES, lambda path: stand) as vnf:
+        with pytest.raises(VnfError, match="not in time"):
+            vnf.start()
+    stand.link = 3
+    with Vpp(_in_a_vm(), PORTS, CORES, lambda path: stand) as vnf:
+        vnf.start()
+        stand.link = 1
+        with pytest.raises(VnfError, match="the link of /run/0 is down"):
+            vnf.check()
+
+
+def test_vpp_on_this_machine_makes_its_interfaces(
+    vm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand = Stand()
+    # Both would be interface 7: as many links and queues as it is asked for.
+    monkeypatch.setattr(stand, "dump", lambda message, **fields: _details(fields["sw_if_index"]))
+    monkeypatch.setattr(vpp, "Segment", lambda socket: Told("", DUMP))
+    ports = (
+        VnfPort(Attachment.VHOST_BACKEND, str(tmp_path / "v.sock"), "52:54:00:00:0a:00", "", 2),
+        VnfPort(Attachment.NETDEV, "lo", "52:54:00:00:0a:01", "", 2),
+    )
+    local = VppDescription(type="vpp", hugepages=False)
+    with Vpp(local, ports, VnfCores(), lambda path: stand) as vnf:
+        info = vnf.start()
+        assert vnf.place.name == "vnf"
+    (vhost,), (netdev,) = (
+        stand.fields(message) for message in ("create_vhost_user_if_v2", "af_packet_create_v3")
+    )
+    assert vhost["is_server"] and vhost["sock_filename"] == ports[0].device
+    assert netdev["host_if_name"] == "lo" and netdev["num_rx_queues"] == 2
+    conf = info.configuration["startup.conf"]
+    assert "vhost_plugin.so" in conf and "af_packet_plugin.so" in conf and "dpdk" not in conf
+    assert info.rx_queues == (2, 2)
+
+
+def _details(index: int) -> list[Any]:
+    return [SimpleNamespace(sw_if_index=index, flags=3, queue_id=n) for n in range(2)]
+
+
+def test_ports_that_vpp_cannot_have() -> None:
+    with pytest.raises(VnfError, match="Put it into a VM"):
+        Vpp(VppDescription(type="vpp"), PORTS, CORES)
+    with pytest.raises(VnfError, match="1 nics for 2 ports"):
+        Vpp(_in_a_vm(nics=NICS[:1]), PORTS, CORES)
+    with pytest.raises(VnfError, match="say in `nics`"):
+        Vpp(_in_a_vm(nics=()), PORTS, CORES)
+
+
+def test_without_its_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vpp_papi", None)
+    with pytest.raises(VnfError, match=r"pip install 'netplugin-zeroloss\[vpp\]'"):
+        Api(Path("/run/none"))
+
+
+# -- the VM --------------------------------------------------------------------------------------
+
+
+def test_what_the_vm_is_told_arrives_as_it_was_said(vm: Path, tmp_path: Path) -> None:
+    assert quoted(["a b", "$(c)", "d'e"]) == "'a b' '$(c)' 'd'\"'\"'e'"
+    machine = Ssh(SshMachine(type="ssh", host="10.0.0.9"), time.monotonic() + 10)
+    try:
+        directory = Path(machine.directory)
+        assert directory.is_dir()
+        odd = str(directory / "a b; touch $HOME")
+        machine.write(odd, "line 1\n'2'\n")
+        assert Path(odd).read_text() == "line 1\n'2'\n"
+        with pytest.raises(VnfError, match="No such file"):
+            machine.run(["cat", "/no/such/file"])
+        program = machine.program("it", ["sleep", "60"])
+        program.start()
+        program.check()
+        program.stop()
+    finally:
+        machine.close()
+    assert not directory.exists()
+
+
+def test_a_vm_that_still_boots(vm: Path) -> None:
+    """The first log-in is refused, the next is not; one that never answers is given up."""
+    ssh = vm.parent / "ssh"
+    works = ssh.read_text()
+    ssh.write_text(f"#!/bin/sh\nmv {vm.parent}/later {ssh}\necho refused >&2\nexit 255\n")
+    later = vm.parent / "later"
+    later.write_text(works)
+    later.chmod(0o755)
+    machine = Ssh(SshMachine(type="ssh", host="10.0.0.9"), time.monotonic() + 30)
+    machine.close()
+    ssh.write_text("#!/bin/sh\necho no route to host >&2\nexit 255\n")
+    with pytest.raises(VnfError, match="no route to host"):
+        Ssh(SshMachine(type="ssh", host="10.0.0.9"), time.monotonic())
+
+
+def test_a_tunnel_that_does_not_come(vm: Path) -> None:
+    machine = Ssh(SshMachine(type="ssh", host="10.0.0.9"), time.monotonic() + 10)
+    try:
+        with pytest.raises(ProgramError, match="the tunnel is there: not in time"):
+            machine.socket("/run/no/such.sock", time.monotonic() + 0.5)
+    finally:
+        machine.close()
+
+
+# -- counters ------------------------------------------------------------------------------------
+
+DUMP = """[1 @ 0]: 1000 packets, 64000 bytes /if/rx
+[1 @ 1]: 500 packets, 32000 bytes /if/rx
+[2 @ 1]: 1400 packets, 89600 bytes /if/tx
+[2 @ 1]: 90 packets /if/drops
+[1 @ 0]: 10 packets /if/rx-miss
+[0 @ 1]: 90 packets /err/port1-tx/no free tx slots
+"""
+#: Of a real one: a worker routed 2,000 frames in 69 calls.
+RUNTIME = (Path(__file__).resolve().parents[2] / "data/vpp-26.06/show-runtime.txt").read_text()
+#: As of a second worker.
+WORKER = "ip4-lookup      active     11      2000      0      1.43e2      181.82\n"
+
+
+def test_counters_of_interfaces_and_nodes() -> None:
+    counts = vpp_api.parse_dump(DUMP)
+    assert counts["/if/rx"] == {1: 1500}, "summed over the threads"
+    assert vpp_api.parse_runtime(RUNTIME) == (69, 2000)
+    assert vpp_api.parse_runtime(RUNTIME + WORKER) == (80, 4000)
+    found = vpp_api.reading(counts, [1, 2], RUNTIME)
+    assert {name: count for name, count in found.lost.items() if count} == {
+        "port0.rx-miss": 10, "port1.drops": 90,
+    }  # fmt: skip
+    assert found.counters["port0.rx_packets"] == 1500
+    assert found.counters["port1-tx/no free tx slots"] == 90, "why, and not once more"
+
+
+def test_rows_of_threads_are_summed() -> None:
+    assert vpp_api.summed([[0, 5, 7], [0, 1]]) == {0: 0, 1: 6, 2: 7}
+    assert vpp_api.summed([[(3, 192), (4, 256)], [(1, 64)]]) == {0: 4, 1: 4}
+    assert vpp_api.summed([3, 4]) == {0: 7}, "an error's, by thread alone"
+
+
+class Told(vpp_api.Counters):
+    def __init__(self, *texts: str) -> None:
+        self.texts = list(texts)
+
+    def read(self) -> vpp_api.Counts:
+        if not self.texts:
+            raise VnfError("it has ended")
+        return vpp_api.parse_dump(self.texts.pop(0))
+
+
+def test_the_place_of_vpp() -> None:
+    runtimes = ["", RUNTIME + WORKER, ""]
+    place = vpp_api.VppPlace(Told("", DUMP), [1, 2], lambda: runtimes.pop(0))
+    before, after = place.read(), place.read()
+    found = place.between(before, after, 1.0)
+    assert found.lost["port1.drops"] == 90 and found.lost["port0.drops"] == 0
+    assert found.readings["vectors_per_call"] == 50
+    assert found.readings["port1-tx/no free tx slots"] == 90
+    with pytest.raises(EvidenceError, match="it has ended"):
+        place.read()

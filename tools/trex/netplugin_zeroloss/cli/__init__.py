@@ -1,0 +1,1 @@
+"""The command ``zeroloss`` and its sub-commands."""

@@ -1,0 +1,58 @@
+"""The command ``zeroloss``: sub-commands, error messages and exit status.
+
+Exit status: 0 with a verdict, 1 without one (the search failed, a replay differs), 2 if the input or
+the generator is unusable, 130 when interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from netplugin_zeroloss.cli import runs, search
+from netplugin_zeroloss.values import GeneratorError, UnusableInput
+
+UNUSABLE = 2
+#: 128 + SIGINT, as shells report it.
+_INTERRUPTED = 130
+
+#: Each adds a sub-parser; its default ``command`` runs the sub-command and returns the exit status.
+_COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
+    search.add_search,
+    search.add_replay,
+    runs.add_matrix,
+    runs.add_report,
+    runs.add_compare,
+    runs.add_evaluate,
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    whole = argparse.ArgumentParser(
+        prog="zeroloss",
+        description="Measure the highest frame rate that a backend forwards without loss.",
+    )
+    commands = whole.add_subparsers(dest="name", required=True, metavar="COMMAND")
+    for add in _COMMANDS:
+        add(commands)
+    return whole
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    try:
+        status: int = options.command(options)
+        return status
+    except UnusableInput as error:
+        print(f"zeroloss {options.name}: {error}", file=sys.stderr)
+    except GeneratorError as error:
+        print(f"zeroloss {options.name}: the generator cannot be used: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(f"zeroloss {options.name}: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    return UNUSABLE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

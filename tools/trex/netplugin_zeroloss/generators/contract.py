@@ -1,0 +1,157 @@
+"""The contract of a generator: reports its capabilities and runs one trial at a time."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, TypeVar
+
+from netplugin_zeroloss.values import Measurement, TrialRequest, line_rate_pps
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorInfo:
+    """Capabilities of a generator."""
+
+    name: str
+    max_pps: float = math.inf
+    #: Simulated time: a trial takes no real time, and ``elapsed_s`` is virtual.
+    virtual_time: bool = False
+    can_abort: bool = True
+    #: Shorter trials are inaccurate.
+    min_trial_s: float = 0.0
+    #: Line rate of its ports in bit/s on the wire, all directions together.
+    line_bps: float = math.inf
+
+    def limit_pps(self, frame_size: float) -> float:
+        """Return the maximum frame rate in pps; ``frame_size`` includes the FCS and is the mean of a mix."""
+        if math.isinf(self.line_bps):
+            return self.max_pps
+        return min(self.max_pps, line_rate_pps(self.line_bps, frame_size))
+
+
+class Generator(ABC):
+    """Sends frames through the device under test and counts received frames.
+
+    ``run`` must stop sending, let the device drain, and then read the counters until two reads are
+    equal, so that frames in flight do not count as lost.
+    """
+
+    @property
+    @abstractmethod
+    def info(self) -> GeneratorInfo:
+        """Capabilities, known before the first trial."""
+
+    @abstractmethod
+    def run(self, request: TrialRequest) -> Measurement:
+        """Run one trial. Raises: GeneratorError."""
+
+    def recall(self, request: TrialRequest) -> None:  # noqa: B027 - only a simulation has state
+        """Account for a trial that was run before a restart; called in order, without running it again."""
+
+    def close(self) -> None:  # noqa: B027 - there may be nothing to release
+        """Stop sending and release all resources. Idempotent."""
+
+    def __enter__(self) -> Generator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+# -- Monitors a running trial: certain loss, bursts, and when the counters have settled. ----------
+# Times are seconds of any steady clock, counts are frames since the trial began.
+
+
+T = TypeVar("T")
+
+#: Default for the frames that rings and queues on the path can hold.
+IN_FLIGHT: Final = 2048
+#: Factor by which a false alarm raises the in-flight limit: an invalid trial is tried three times.
+_FALSE_ALARM: Final = 8
+#: Loss must persist this long, so that a delayed poll does not look like loss.
+_CERTAIN_S: Final = 0.05
+#: Seconds without a frame after which no more frames are expected.
+QUIET_S: Final = 0.25
+#: Seconds after which counters that still change are reported as unsettled.
+_DRAIN_S: Final = 10.0
+#: Seconds between two reads of complete counters.
+_MOMENT_S: Final = 0.02
+
+
+class InFlight:
+    """Limit of frames in flight; raised after a false alarm (a stopped trial without a missing frame)."""
+
+    def __init__(self, packets: int) -> None:
+        self.packets = packets
+
+    def was_more(self) -> None:
+        self.packets *= _FALSE_ALARM
+
+
+class LossWatch:
+    """Detects certain loss in one direction: more frames are missing than can be in flight.
+
+    A difference between two counters is not yet loss: frames are in flight, and a slightly overloaded
+    device fills its rings for seconds before it loses the first frame.
+    """
+
+    def __init__(self, in_flight: int) -> None:
+        self._in_flight = in_flight
+        self._since: float | None = None
+
+    def sees_loss(self, now: float, sent: int, received: int, between: float = 0.0) -> bool:
+        """Return whether loss is certain.
+
+        ``between``: frames that may have been sent after ``received`` was read.
+        """
+        if sent - received <= self._in_flight + between:
+            self._since = None
+            return False
+        if self._since is None:
+            self._since = now
+        return now - self._since >= _CERTAIN_S
+
+
+class PaceWatch:
+    """Measures the largest burst sent to catch up after a pause; a lower bound, from polled counters."""
+
+    def __init__(self, rate_pps: float) -> None:
+        self._rate = rate_pps
+        self._start: float | None = None
+        self._most_behind = 0.0
+        self.burst_packets = 0
+
+    def look(self, now: float, sent: int) -> None:
+        """Account for ``sent`` frames at time ``now``."""
+        if not sent:
+            return
+        if self._start is None:
+            self._start = now - sent / self._rate
+        behind = (now - self._start) * self._rate - sent
+        self._most_behind = max(self._most_behind, behind)
+        # The frames caught up since the largest lag; a constant lag is no burst.
+        self.burst_packets = max(self.burst_packets, round(self._most_behind - max(0.0, behind)))
+
+
+def at_rest(
+    read: Callable[[], T], complete: Callable[[T], bool], quiet_s: float = QUIET_S
+) -> tuple[T, bool]:
+    """Read until the counters settle; returns the last value and whether they settled."""
+    deadline = time.monotonic() + _DRAIN_S
+    last = read()
+    while True:
+        # Read complete counters twice too: more frames may arrive than were sent.
+        time.sleep(_MOMENT_S if complete(last) else quiet_s)
+        before, last = last, read()
+        if before == last or time.monotonic() > deadline:
+            return last, before == last

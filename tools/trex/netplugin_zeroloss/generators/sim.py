@@ -1,0 +1,210 @@
+"""The generator ``sim``: simulated devices, and simulated generator faults."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
+from netplugin_zeroloss.generators.devices import DEVICES, Device, DeviceSpec, Passage
+from netplugin_zeroloss.values import Direction, Measurement, TrialRequest, UnusableInput
+
+#: A generator fault: modifies the measurement of a trial.
+Fault = Callable[[Measurement, TrialRequest, random.Random], Measurement]
+
+#: Limit of the simulated generators that have one.
+_GENERATOR_LIMIT_PPS = 3e6
+
+
+@dataclass(frozen=True, slots=True)
+class SimFamily:
+    """A simulated device per direction, the generator, and the correct verdict."""
+
+    name: str
+    about: str
+    devices: tuple[DeviceSpec, ...]
+    verdict: str = "ndr"
+    #: Maximum rate of the generator.
+    sends_pps: float = math.inf
+    #: Send the excess later, as TRex does, instead of leaving it out.
+    stretches: bool = False
+    fault: Fault | None = None
+
+    def limit_pps(self, duration_s: float) -> float | None:
+        """Return the known answer: that of the worst direction, summed over all directions."""
+        limits = [device.limit_pps(duration_s) for device in self.devices]
+        known = [limit for limit in limits if limit is not None]
+        if self.verdict != "ndr" or len(known) < len(limits):
+            return None
+        return len(limits) * min(known)
+
+    def loss_probability(self, rate_pps: float, duration_s: float) -> float:
+        """Return the probability of loss at this load within ``duration_s``."""
+        share = rate_pps / len(self.devices)
+        return 1 - math.prod(1 - d.loss_probability(share, duration_s) for d in self.devices)
+
+
+class SimGenerator(Generator):
+    """Runs trials in virtual time: a minute of traffic takes about a millisecond."""
+
+    def __init__(self, family: SimFamily, rng: random.Random, can_abort: bool = True) -> None:
+        self._family = family
+        self._rng = rng
+        self._devices = [Device(spec, rng) for spec in family.devices]
+        self._info = GeneratorInfo(f"sim:{family.name}", virtual_time=True, can_abort=can_abort)
+
+    @property
+    def info(self) -> GeneratorInfo:
+        return self._info
+
+    def run(self, request: TrialRequest) -> Measurement:
+        rate = min(request.rate_pps, self._family.sends_pps)
+        duration = request.duration_s
+        if self._family.stretches:
+            duration *= request.rate_pps / rate
+        abort = request.abort_on_loss and self._info.can_abort
+        measured = _counted(self._through(rate / len(self._devices), duration, abort))
+        if not measured.aborted and not self._family.stretches and rate < request.rate_pps:
+            short = round(request.packets) - measured.tx_packets
+            measured = replace(measured, tx_shortfall=max(0, short))
+        if self._family.fault is not None:
+            measured = self._family.fault(measured, request, self._rng)
+        return measured
+
+    def recall(self, request: TrialRequest) -> None:
+        """Run the trial again, so that clock and random generator continue as without a restart."""
+        self.run(request)
+
+    def _through(self, rate: float, duration: float, abort: bool) -> list[Passage]:
+        """Run all directions; the first to stop stops the others."""
+        if len(self._devices) == 1 or not abort:
+            return [device.run(rate, duration, abort) for device in self._devices]
+        ahead = [device.run(rate, duration, True) for device in copy.deepcopy(self._devices)]
+        end = min(passage.elapsed_s for passage in ahead)
+        passages = [device.run(rate, end, False) for device in self._devices]
+        for passage in passages:
+            passage.aborted = end < duration
+        return passages
+
+
+def _counted(passages: list[Passage]) -> Measurement:
+    directions = tuple(Direction(p.sent, p.sent - p.lost) for p in passages)
+    evidence: dict[str, float] = {}
+    for passage in passages:
+        for place, count in passage.places.items():
+            evidence[place] = evidence.get(place, 0) + count
+    return Measurement(
+        tx_packets=sum(d.tx_packets for d in directions),
+        rx_packets=sum(d.rx_packets for d in directions),
+        elapsed_s=max(p.elapsed_s for p in passages),
+        aborted=any(p.aborted for p in passages),
+        directions=directions if len(directions) > 1 else (),
+        evidence=evidence,
+    )
+
+
+# -- faults of generators ------------------------------------------------------------------------
+
+
+def _own_receiver_drops(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
+    """Above its limit the receiver drops one frame in ten thousand and reports it."""
+    if asked.rate_pps <= _GENERATOR_LIMIT_PPS:
+        return m
+    missed = max(1, m.rx_packets // 10_000)
+    return replace(m, rx_packets=m.rx_packets - missed, rx_errors=missed)
+
+
+def _own_queue_drops(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
+    """Above its limit the transmit queue overflows: frames are counted as dropped, not as sent."""
+    if asked.rate_pps <= _GENERATOR_LIMIT_PPS:
+        return m
+    kept = _GENERATOR_LIMIT_PPS / asked.rate_pps
+    sent, received = int(m.tx_packets * kept), int(m.rx_packets * kept)
+    return replace(m, tx_packets=sent, rx_packets=received, queue_drops=m.tx_packets - sent)
+
+
+def _sometimes_short(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
+    """One trial in ten sends 1 % less than requested."""
+    if m.aborted or rng.random() > 0.1:
+        return m
+    less = m.tx_packets // 100
+    return replace(m, tx_packets=m.tx_packets - less, rx_packets=max(0, m.rx_packets - less))
+
+
+def _wrapping(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
+    """In one trial of ten a 32-bit counter has wrapped."""
+    return replace(m, rx_packets=m.rx_packets - 2**32) if rng.random() < 0.1 else m
+
+
+def _more_than_sent(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
+    """One trial in ten also counts frames in flight from the previous trial."""
+    return replace(m, rx_packets=m.tx_packets + 700) if rng.random() < 0.1 else m
+
+
+_CLEAN = DEVICES["clean"]
+_LIMITED = "generator_limited"
+_FLOORS = ("glitch", "glitch-window", "glitch-random", "frame-errors")
+
+FAMILIES: dict[str, SimFamily] = {
+    family.name: family
+    for family in (
+        *(
+            SimFamily(spec.name, spec.about, (spec,), "floor" if spec.name in _FLOORS else "ndr")
+            for spec in DEVICES.values()
+        ),
+        SimFamily(
+            "one-direction", "two directions, and one of them can do less",
+            (
+                replace(_CLEAN, name="there", capacity_pps=2.1e6),
+                replace(_CLEAN, name="back", capacity_pps=1.9e6),
+            ),
+        ),
+        SimFamily(
+            "short-generator", "it sends 3 Mpps at most", (_CLEAN,), _LIMITED,
+            sends_pps=_GENERATOR_LIMIT_PPS,
+        ),
+        SimFamily(
+            "late-generator", "it sends 3 Mpps at most, and all of it, later", (_CLEAN,), _LIMITED,
+            sends_pps=_GENERATOR_LIMIT_PPS, stretches=True,
+        ),
+        SimFamily(
+            "dropping-generator", "its receiver drops above 3 Mpps", (_CLEAN,), _LIMITED,
+            fault=_own_receiver_drops,
+        ),
+        SimFamily(
+            "queue-drops", "its transmit queue drops above 3 Mpps", (_CLEAN,), _LIMITED,
+            fault=_own_queue_drops,
+        ),
+        SimFamily(
+            "flaky-generator", "one trial in ten is short", (_CLEAN,), fault=_sometimes_short
+        ),
+        SimFamily(
+            "negative-counters", "one trial in ten has a wrapped counter", (_CLEAN,),
+            fault=_wrapping,
+        ),
+        SimFamily(
+            "more-than-sent", "one trial in ten counts too much", (_CLEAN,), fault=_more_than_sent
+        ),
+    )
+}  # fmt: skip
+
+
+def sim_generator(
+    name: str, seed: str, can_abort: bool = True, capacity_pps: float | None = None
+) -> SimGenerator:
+    """Create the simulated generator of this name with its own random stream. Raises: UnusableInput.
+
+    ``capacity_pps`` overrides the total capacity of all directions.
+    """
+    if name not in FAMILIES:
+        raise UnusableInput("--sim-device", f"no {name!r}; there are {', '.join(sorted(FAMILIES))}")
+    family = FAMILIES[name]
+    if capacity_pps is not None:
+        scale = capacity_pps / sum(device.capacity_pps for device in family.devices)
+        devices = (replace(d, capacity_pps=d.capacity_pps * scale) for d in family.devices)
+        family = replace(family, devices=tuple(devices))
+    # Seeding with a string is stable across machines and processes.
+    return SimGenerator(family, random.Random(f"{seed}/{name}"), can_abort)

@@ -1,0 +1,120 @@
+"""Starts ``t-rex-64`` as a server or for one batch, and ends it with its children."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from netplugin_zeroloss.generators import guard
+from netplugin_zeroloss.generators.guard import STOP_S
+from netplugin_zeroloss.values import GeneratorError, UnusableInput
+
+PROGRAM: Final = "t-rex-64"
+#: Seconds to set up hugepages, drivers and links.
+_START_S: Final = 120.0
+#: Seconds the guard may need beyond ``STOP_S``.
+_AFTER_STOP_S: Final = 5.0
+_GUARD: Final = Path(guard.__file__)
+_LOOK_S: Final = 0.2
+
+
+class TrexProgram:
+    """One run of ``t-rex-64``; it ends when this process is killed. The caller closes it."""
+
+    def __init__(self, trex_dir: Path, arguments: Sequence[str]) -> None:
+        """Raises: UnusableInput if ``t-rex-64`` is missing or this process is not root."""
+        if not (trex_dir / PROGRAM).is_file():
+            raise UnusableInput("--trex-dir", f"{trex_dir} is no tree of TRex: it has no {PROGRAM}")
+        if os.geteuid() != 0:
+            raise UnusableInput(PROGRAM, "TRex needs root: it takes ports from the kernel")
+        self._said: IO[bytes] = tempfile.TemporaryFile()
+        # t-rex-64 finds its files relative to the working directory.
+        self._guard = subprocess.Popen(
+            [sys.executable, "-P", str(_GUARD), f"./{PROGRAM}", *arguments], cwd=trex_dir,
+            stdin=subprocess.PIPE, stdout=self._said, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        self._ended = os.pidfd_open(self._guard.pid)
+
+    @property
+    def said(self) -> str:
+        """The output so far."""
+        self._said.seek(0)
+        return self._said.read().decode(errors="replace")
+
+    def wait(self, seconds: float) -> bool:
+        """Wait up to ``seconds`` for the end. Returns whether it has ended."""
+        select.select([self._ended], [], [], seconds)
+        return self._guard.poll() is not None
+
+    def stop(self) -> None:
+        """Send SIGINT; kill it if it does not end in time."""
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        if not self.wait(STOP_S + _AFTER_STOP_S):
+            self._guard.kill()
+        self._guard.wait()
+
+    def close(self) -> None:
+        """Stop the program and release its files. Idempotent."""
+        if self._said.closed:
+            return
+        self.stop()
+        os.close(self._ended)
+        self._said.close()
+
+
+class TrexServer:
+    """A TRex server for stateless clients, started here. The caller closes it."""
+
+    def __init__(self, trex_dir: Path, configuration: Path, sync_port: int) -> None:
+        """Start the server and wait until it listens. Raises: UnusableInput, GeneratorError."""
+        if not configuration.is_file():
+            raise UnusableInput("--trex-cfg", f"{configuration}: no such file")
+        if _listens(sync_port):
+            raise GeneratorError(
+                f"port {sync_port} is taken: does another TRex run? Leave out --trex-cfg to use it, or"
+                " give this one other ports (zmq_rpc_port, zmq_pub_port) and say them"
+                " (--trex-sync-port, --trex-async-port)"
+            )
+        self._program = TrexProgram(
+            trex_dir, ["-i", "--no-scapy-server", "--cfg", str(configuration.resolve())]
+        )
+        try:
+            deadline = time.monotonic() + _START_S
+            while not _listens(sync_port):
+                if self._program.wait(_LOOK_S):
+                    raise GeneratorError(f"{PROGRAM} ended:\n{last_words(self._program.said)}")
+                if time.monotonic() > deadline:
+                    raise GeneratorError(
+                        f"{PROGRAM} does not answer on port {sync_port} after {_START_S:g} s:\n"
+                        + last_words(self._program.said)
+                    )
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop the server. Idempotent."""
+        self._program.close()
+
+
+def last_words(text: str) -> str:
+    """Return the last lines of a program's output, for an error message."""
+    return "\n".join(text.strip().splitlines()[-8:])
+
+
+def _listens(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), 1.0):
+            return True
+    except OSError:
+        return False

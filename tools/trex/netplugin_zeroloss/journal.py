@@ -1,0 +1,354 @@
+"""Values of a run: cells, and the results of their parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from netplugin_zeroloss.search import result as results
+from netplugin_zeroloss.search.trials import SearchPlan
+from netplugin_zeroloss.values import Measurement, TrialRequest, UnusableInput
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """One combination of the axes. ``pmd_cores`` is None for a backend without PMD threads."""
+
+    backend: str
+    pmd_cores: int | None = None
+    #: Frame size in bytes with FCS (``64``), or the name of a mix (``imix``).
+    frame: str = "64"
+    flows: int = 1024
+    queues: int = 1
+
+    @property
+    def key(self) -> str:
+        """Unique and stable key: ``dpdkvhostuser,pmd=2,frame=64,flows=1024,queues=1``."""
+        pmd = "-" if self.pmd_cores is None else str(self.pmd_cores)
+        return (
+            f"{self.backend},pmd={pmd},frame={self.frame},flows={self.flows},queues={self.queues}"
+        )
+
+
+#: Backend name in the cell of a control.
+NO_BACKEND = "none"
+
+
+class Part(StrEnum):
+    """The measured part of a cell: the backend, or a control that measures a limit of the setup.
+
+    A control is measured once for all backends: see ``control_cell``.
+    """
+
+    SEARCH = "search"
+    #: The generator looped back to itself, without device and VNF.
+    LOOPBACK = "loopback"
+    #: The VNF directly connected to the generator, without the backend.
+    VNF = "vnf"
+
+
+def control_cell(cell: Cell, part: Part) -> Cell:
+    """Return the cell of the control in the journal: without backend and PMD cores.
+
+    Queues are a property of the VNF, so the loopback control has one.
+    """
+    queues = cell.queues if part is Part.VNF else 1
+    return Cell(NO_BACKEND, None, cell.frame, cell.flows, queues)
+
+
+@dataclass(frozen=True, slots=True)
+class CellRecord:
+    """Result of one part of a cell. ``result`` is the output of ``search --json``; otherwise ``error``."""
+
+    cell: Cell
+    part: Part
+    started: str
+    ended: str
+    result: Mapping[str, Any] | None = None
+    error: str | None = None
+    #: The setup: bindings, PMD cores with their CPUs, VNF with version and configuration.
+    setup: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        return str(self.result["verdict"]) if self.result else "failed"
+
+    @property
+    def zero_loss_pps(self) -> float | None:
+        """The NDR in pps, if there is one."""
+        rate = self.result["zero_loss_pps"] if self.result else None
+        return None if rate is None else float(rate)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run as recorded in its folder, complete or not."""
+
+    name: str
+    #: YAML text of the run description; machine and versions of the run.
+    description: str
+    environment: Mapping[str, Any]
+    #: All cells in order; finished parts in order of completion.
+    cells: tuple[Cell, ...]
+    records: tuple[CellRecord, ...]
+
+    def record(self, cell: Cell, part: Part = Part.SEARCH) -> CellRecord | None:
+        """Return the last record of a cell: a repeated cell replaces the failed one."""
+        found = [r for r in self.records if r.cell == cell and r.part is part]
+        return found[-1] if found else None
+
+    def control(self, cell: Cell, part: Part) -> CellRecord | None:
+        """Return the last ``LOOPBACK`` or ``VNF`` control for the frames, flows and queues of this cell."""
+        return self.record(control_cell(cell, part), part)
+
+
+# -- The journal of a run and its reader: one JSON object per line, append-only. ------------------
+# The first line describes the run, the others are events in order:
+#     {"entry": "run", "format": 1, "name", "started", "description", "environment", "cells": [..]}
+#     {"entry": "session", "started", "environment"}             the run was resumed
+#     {"entry": "begin", "cell", "part", "at", "plan", "setup"}  the device is set up, the search begins
+#     {"entry": "trial", "cell", "part", "repeat", "number", "at", "wall_s", "request", "measured"}
+#     {"entry": "end", "cell", "part", "started", "ended", "result", "error", "setup", "anew"}
+# ``cell`` has the fields of a cell, ``result`` the output of ``search --json``. A part that ended with an
+# error continues when the run is resumed; with ``anew`` it starts over and its trials are discarded. Only
+# the last line can be incomplete after a crash; it was not acknowledged and is dropped.
+
+
+FILE = "journal.jsonl"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PastTrial:
+    """One finished trial. ``wall_s``: real seconds since the previous trial or the setup."""
+
+    repeat: int
+    request: TrialRequest
+    measured: Measurement
+    wall_s: float
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A started and unfinished part of a cell, which a resumed run continues."""
+
+    started: str
+    plan: SearchPlan
+    trials: list[PastTrial] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Past:
+    """The content of a journal: the run as reports read it, and the unfinished parts."""
+
+    run: RunRecord
+    open: dict[tuple[Cell, Part], Attempt] = field(default_factory=dict)
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read a run from its folder; it may still be running. Raises: UnusableInput."""
+    past = read_past(folder)
+    if past is None:
+        raise UnusableInput(str(folder), "no run was begun in it")
+    return past.run
+
+
+def read_past(folder: Path) -> Past | None:
+    """Read the journal of a folder; None if there is none, or no complete line in it.
+
+    Raises: UnusableInput if it is not a journal of this format.
+    """
+    path = folder / FILE
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UnusableInput(str(path), f"it cannot be read: {error.strerror}") from error
+    past: Past | None = None
+    records: list[CellRecord] = []
+    sessions: list[dict[str, Any]] = []
+    for number, entry in _entries(path, text):
+        try:
+            if past is None:
+                past = _begun(path, entry)
+            else:
+                _take(past, entry, records, sessions)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UnusableInput(
+                f"{path}, line {number}", f"it is not of a run: {error!r}"
+            ) from error
+    if past is not None:
+        environment = {**past.run.environment, "sessions": sessions}
+        past.run = dataclasses.replace(past.run, environment=environment, records=tuple(records))
+    return past
+
+
+def _entries(path: Path, text: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield complete lines with their numbers, from 1."""
+    whole = text[: text.rfind(b"\n") + 1].splitlines()
+    for number, line in enumerate(whole, 1):
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            if number == len(whole):
+                return  # incomplete write: the machine crashed
+            raise UnusableInput(f"{path}, line {number}", "it is no JSON") from error
+        if not isinstance(entry, dict):
+            raise UnusableInput(f"{path}, line {number}", "it is no JSON object")
+        yield number, entry
+
+
+def _begun(path: Path, entry: Mapping[str, Any]) -> Past:
+    if entry["entry"] != "run":
+        raise ValueError(entry["entry"])
+    if entry["format"] != FORMAT:
+        raise UnusableInput(
+            str(path), f"its format is {entry['format']}, this program reads {FORMAT}"
+        )
+    cells = tuple(Cell(**cell) for cell in entry["cells"])
+    return Past(RunRecord(entry["name"], entry["description"], entry["environment"], cells, ()))
+
+
+def _take(
+    past: Past,
+    entry: Mapping[str, Any],
+    records: list[CellRecord],
+    sessions: list[dict[str, Any]],
+) -> None:
+    kind = entry["entry"]
+    if kind == "session":
+        sessions.append({"started": entry["started"], **entry["environment"]})
+        return
+    where = Cell(**entry["cell"]), Part(entry["part"])
+    if kind == "begin":
+        # A repeated setup keeps the plan of the first.
+        past.open.setdefault(where, Attempt(entry["at"], results.read_plan(entry["plan"])))
+    elif kind == "trial":
+        past.open[where].trials.append(
+            PastTrial(
+                entry["repeat"], results.read_request(entry["request"]),
+                results.read_measurement(entry["measured"]), entry["wall_s"],
+            )
+        )  # fmt: skip
+    elif kind == "end":
+        if entry["result"] is not None or entry["anew"]:
+            past.open.pop(where, None)
+        records.append(
+            CellRecord(
+                *where, entry["started"], entry["ended"], entry["result"], entry["error"],
+                entry["setup"],
+            )
+        )  # fmt: skip
+    else:
+        raise ValueError(kind)
+
+
+# -- Writer of the journal: every line is on disk (fsync) before the run continues. ---------------
+
+
+class JournalError(UnusableInput):
+    """The journal cannot be written; ends the run."""
+
+
+class Journal:
+    """Appends to the journal of a folder, which is locked (flock) until ``close``."""
+
+    def __init__(self, folder: Path) -> None:
+        """Create folder and file if needed, and drop an incomplete last line. Raises: UnusableInput."""
+        self._path = path = folder / FILE
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise UnusableInput(str(error.filename), f"{error.strerror}") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._file)
+            raise UnusableInput(str(folder), "another zeroloss is running in it") from None
+        _drop_torn_line(self._file)
+        _sync_directory(folder)
+
+    def close(self) -> None:
+        """Close the journal and release the lock."""
+        os.close(self._file)
+
+    def run(self, run: RunRecord) -> None:
+        """Write the first line."""
+        self._append(
+            "run", format=FORMAT, name=run.name, started=now(), description=run.description,
+            environment=run.environment, cells=[dataclasses.asdict(cell) for cell in run.cells],
+        )  # fmt: skip
+
+    def session(self, environment: Mapping[str, Any]) -> None:
+        self._append("session", started=now(), environment=environment)
+
+    def begin(self, cell: Cell, part: Part, plan: SearchPlan, setup: Mapping[str, Any]) -> None:
+        described = results.describe_plan(plan)
+        self._append("begin", **_where(cell, part), at=now(), plan=described, setup=setup)
+
+    def trial(self, cell: Cell, part: Part, number: int, trial: PastTrial) -> None:
+        self._append(
+            "trial", **_where(cell, part), repeat=trial.repeat, number=number, at=now(),
+            wall_s=trial.wall_s, request=dataclasses.asdict(trial.request),
+            measured=results.describe_measurement(trial.measured),
+        )  # fmt: skip
+
+    def end(self, record: CellRecord, anew: bool = False) -> None:
+        """Record the end of a part; ``anew``: a failed part starts over, without its trials."""
+        self._append(
+            "end", **_where(record.cell, record.part), started=record.started, ended=record.ended,
+            result=record.result, error=record.error, setup=record.setup, anew=anew,
+        )  # fmt: skip
+
+    def _append(self, entry: str, **fields: Any) -> None:
+        """Append one entry and sync it. Raises: JournalError; do not append after that."""
+        line = results.dumps({"entry": entry, **fields}, indent=None).encode()
+        try:
+            while line:
+                line = line[os.write(self._file, line) :]
+            os.fsync(self._file)
+        except OSError as error:
+            raise JournalError(
+                str(self._path), f"it cannot be written: {error.strerror}; then --resume"
+            ) from error
+
+
+def now() -> str:
+    """Return the current time in the format of the journal (UTC, milliseconds)."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _where(cell: Cell, part: Part) -> dict[str, Any]:
+    return {"cell": dataclasses.asdict(cell), "part": part.value}
+
+
+def _drop_torn_line(file: int) -> None:
+    size = os.fstat(file).st_size
+    text = os.pread(file, size, 0)
+    end = text.rfind(b"\n") + 1
+    last = text[text.rfind(b"\n", 0, max(end - 1, 0)) + 1 : end]
+    try:
+        json.loads(last or b"{}")
+    except ValueError:
+        end -= len(last)
+    if end < size:
+        os.ftruncate(file, end)
+
+
+def _sync_directory(folder: Path) -> None:
+    """Sync the directory entry, so that the file itself survives a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

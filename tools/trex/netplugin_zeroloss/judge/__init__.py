@@ -1,0 +1,1 @@
+"""Whether a trial tells anything, and what several answers say together."""

@@ -1,0 +1,194 @@
+"""Judges a trial: whether it is valid, and if so, whether the device lost frames.
+
+Validity is checked first. A generator that sends late, drops in its own transmit queue or does not read
+received frames causes the same difference of counters as a device that loses.
+
+RFC 2544 (section 26.1) and RFC 9004 do not define what happens with a trial that did not offer its
+load; here it is invalid. Reasons are sentences for people, ``Cause`` is for programs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from netplugin_zeroloss.values import Measurement, TrialRequest
+
+#: Tolerance of the offered load, as a fraction of the relative width of the goal.
+_TENTH: Final = 0.1
+#: Tolerance for floating-point error in times.
+_EPSILON: Final = 1e-9
+
+
+class Verdict(StrEnum):
+    """Verdict of a trial; ``invalid``: it says nothing about the device."""
+
+    PASSED = "passed"
+    LOSSY = "lossy"
+    INVALID = "invalid"
+
+
+class Cause(StrEnum):
+    """Cause of an invalid trial."""
+
+    COUNTERS = "counters"
+    UNSETTLED = "unsettled"
+    RECEIVER = "receiver"
+    QUEUE = "queue"
+    SHORT = "short"
+    LATE = "late"
+    FAST = "fast"
+    NOTHING_SENT = "nothing_sent"
+    CONTRADICTION = "contradiction"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict with its reason. ``loss_ratio`` is the ratio of the worst direction."""
+
+    verdict: Verdict
+    reason: str
+    cause: Cause | None = None
+    lost_packets: int = 0
+    loss_ratio: float = 0.0
+
+    @property
+    def valid(self) -> bool:
+        return self.verdict is not Verdict.INVALID
+
+    @property
+    def lossy(self) -> bool:
+        return self.verdict is Verdict.LOSSY
+
+
+def judge(
+    asked: TrialRequest, measured: Measurement, precision: float, max_loss_ratio: float = 0.0
+) -> Judgement:
+    """Judge one trial (pure). ``precision`` is the relative width of the goal."""
+    for cause, reason in _objections(asked, measured, precision):
+        return Judgement(Verdict.INVALID, reason, cause)
+    return _loss(measured, max_loss_ratio)
+
+
+def _objections(
+    asked: TrialRequest, measured: Measurement, precision: float
+) -> Iterator[tuple[Cause, str]]:
+    """Yield the reasons that make a trial invalid, most specific first."""
+    yield from _about_counters(measured)
+    yield from _about_the_generator(measured)
+    if not measured.aborted:
+        yield from _about_the_load(asked, measured, precision)
+    if measured.tx_packets == 0:
+        yield Cause.NOTHING_SENT, "the generator sent nothing"
+    missing = measured.tx_packets - measured.rx_packets
+    if 0 < missing <= measured.in_flight_packets:
+        yield (
+            Cause.UNSETTLED,
+            f"{missing} frames are missing and {measured.in_flight_packets} may still be in flight:"
+            " loss is not certain",
+        )
+    if measured.aborted and missing == 0:
+        yield Cause.CONTRADICTION, "the trial was stopped for loss, and no frame is missing"
+
+
+def _about_counters(measured: Measurement) -> Iterator[tuple[Cause, str]]:
+    times = (measured.elapsed_s, measured.elapsed_uncertainty_s)
+    if not all(math.isfinite(t) and t >= 0 for t in times):
+        yield Cause.COUNTERS, f"the elapsed time is {measured.elapsed_s} s"
+    pairs = [(d.tx_packets, d.rx_packets) for d in measured.directions]
+    total = (measured.tx_packets, measured.rx_packets)
+    extra = (
+        measured.tx_shortfall, measured.rx_errors, measured.queue_drops, measured.queue_full,
+        measured.in_flight_packets,
+    )  # fmt: skip
+    negative = [n for pair in [total, extra, *pairs] for n in pair if n < 0]
+    if negative:
+        yield Cause.COUNTERS, f"a counter is negative ({negative[0]}): it wrapped or was reset"
+    for name, (tx, rx) in zip(_names(len(pairs)), [total, *pairs], strict=True):
+        if rx > tx:
+            yield Cause.COUNTERS, f"{name}{rx} frames received and {tx} sent: more than was sent"
+    if pairs and tuple(map(sum, zip(*pairs, strict=True))) != total:
+        yield Cause.COUNTERS, "the directions do not add up to the totals"
+    if not measured.settled:
+        yield Cause.UNSETTLED, "the counters still moved when they were read last"
+
+
+def _names(directions: int) -> list[str]:
+    return ["", *(f"direction {number}: " for number in range(directions))]
+
+
+def _about_the_generator(measured: Measurement) -> Iterator[tuple[Cause, str]]:
+    if measured.rx_errors:
+        yield (
+            Cause.RECEIVER,
+            f"the generator's own receiver dropped {measured.rx_errors} frames",
+        )
+    if measured.queue_drops:
+        yield (
+            Cause.QUEUE,
+            f"the generator dropped {measured.queue_drops} frames in its own transmit queue",
+        )
+    if measured.queue_full:
+        yield (
+            Cause.QUEUE,
+            f"the generator was held up {measured.queue_full} times (its queue was full, or it had"
+            " no CPU): frames went out late, in bursts",
+        )
+
+
+def _about_the_load(
+    asked: TrialRequest, measured: Measurement, precision: float
+) -> Iterator[tuple[Cause, str]]:
+    """Check the offered load: all frames sent, and in the requested time."""
+    tolerance = precision * _TENTH
+    # Rate times duration may be off by one frame.
+    short = max(asked.packets - measured.tx_packets, measured.tx_shortfall)
+    if short > max(1.0, asked.packets * tolerance):
+        yield (
+            Cause.SHORT,
+            f"the generator sent {measured.tx_packets} of {asked.packets:.0f} frames,"
+            f" {short / asked.packets:.3%} less than asked",
+        )
+    doubt = measured.elapsed_uncertainty_s + _EPSILON * asked.duration_s
+    over = measured.elapsed_s - asked.duration_s
+    if over > asked.duration_s * tolerance + doubt:
+        yield (
+            Cause.LATE,
+            f"the trial took {measured.elapsed_s:.6g} s instead of {asked.duration_s:g} s:"
+            f" the load was {measured.achieved_pps:.6g} pps, not {asked.rate_pps:.6g}",
+        )
+    # A load above the request is also wrong. A full width is allowed: some generators finish their
+    # flows, and a device that passes at a higher load passes at this one.
+    if -over > asked.duration_s * precision + doubt:
+        yield (
+            Cause.FAST,
+            f"the trial took {measured.elapsed_s:.6g} s instead of {asked.duration_s:g} s:"
+            " the load was higher than asked",
+        )
+    if measured.tx_packets - asked.packets > max(1.0, asked.packets * precision):
+        yield (
+            Cause.FAST,
+            f"the generator sent {measured.tx_packets} of {asked.packets:.0f} frames:"
+            " more than asked",
+        )
+
+
+def _loss(measured: Measurement, max_loss_ratio: float) -> Judgement:
+    """Judge the loss of a valid trial. Every direction must meet the loss ratio by itself."""
+    pairs = [(d.tx_packets, d.rx_packets) for d in measured.directions] or [
+        (measured.tx_packets, measured.rx_packets)
+    ]
+    lost = sum(tx - rx for tx, rx in pairs)
+    ratios = [(tx - rx) / tx if tx else 0.0 for tx, rx in pairs]
+    worst = max(ratios)
+    if lost == 0:
+        return Judgement(Verdict.PASSED, f"all {measured.tx_packets} frames came back")
+    where = f" in direction {ratios.index(worst)}" if len(pairs) > 1 else ""
+    what = f"{lost} of {measured.tx_packets} frames were lost, a ratio of {worst:.3g}{where}"
+    if worst <= max_loss_ratio:
+        return Judgement(Verdict.PASSED, f"{what}; {max_loss_ratio:g} may be", None, lost, worst)
+    after = f", {measured.elapsed_s:.3g} s after the start" if measured.aborted else ""
+    return Judgement(Verdict.LOSSY, what + after, None, lost, worst)

@@ -1,0 +1,71 @@
+"""Selects the components whose counters are read for a cell: from the description and the port bindings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from netplugin.api.models import Binding, Value
+from netplugin_zeroloss.loss.contract import Place
+from netplugin_zeroloss.loss.host import Host
+from netplugin_zeroloss.loss.links import Links, Nic
+from netplugin_zeroloss.loss.ovs import Ovs
+
+_Device = Annotated[str, StringConstraints(pattern=r"^[^\s/]{1,15}$", strict=True)]
+
+
+class NicCounters(Value):
+    """A NIC with a kernel driver. ``lost`` names its driver counters that count lost frames."""
+
+    device: _Device
+    lost: tuple[str, ...] = ()
+
+
+class Description(Value):
+    """Components to read in addition to the VNF. Bridges and taps of the bindings are added automatically."""
+
+    #: Run directory of OVS with its sockets; null: OVS is not read.
+    ovs_rundir: Path | None = Path("/var/run/openvswitch")
+    #: OVS bridges on the path, in addition to those of the ports.
+    ovs_bridges: tuple[_Device, ...] = ()
+    #: Kernel devices on the path that are not members of a port's bridge.
+    devices: tuple[_Device, ...] = ()
+    nics: tuple[NicCounters, ...] = ()
+    #: Processes whose CPU time is measured: name in the report, and prefix of the process name.
+    #: Null: OVS, QEMU and vhost.
+    processes: Annotated[dict[str, str], Field(max_length=32)] | None = None
+
+
+def make(description: Description, bindings: Iterable[Binding]) -> tuple[Place, ...]:
+    """Return the components of a cell whose ports have these bindings, without the VNF.
+
+    Raises: EvidenceError if a device does not exist.
+    """
+    bridges = set(description.ovs_bridges)
+    vhost_ports: set[str] = set()
+    devices = set(description.devices)
+    for binding in bindings:
+        named = binding.model_extra or {}
+        if binding.vif_type == "vhostuser":
+            bridges |= {named["bridge"]} if "bridge" in named else set()
+            vhost_ports |= {named["device"]} if "device" in named else set()
+        elif binding.vif_type == "tap":
+            devices |= {named[field] for field in ("device", "bridge") if field in named}
+        elif binding.vif_type == "hostdev" and named.get("pf"):
+            devices.add(named["pf"])
+    places: list[Place] = [_host(description)]
+    if bridges and description.ovs_rundir is not None:
+        places.append(Ovs(description.ovs_rundir, sorted(bridges), sorted(vhost_ports)))
+    if devices:
+        places.append(Links(devices))
+    if description.nics:
+        places.append(Nic({nic.device: nic.lost for nic in description.nics}))
+    return tuple(places)
+
+
+def _host(description: Description) -> Host:
+    named = description.processes
+    return Host() if named is None else Host(processes=named)

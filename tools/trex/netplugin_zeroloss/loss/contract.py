@@ -1,0 +1,136 @@
+"""The contract of a component with drop counters: read before and after a trial, then compared."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
+
+from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
+from netplugin_zeroloss.values import GeneratorError, Measurement, TrialRequest
+
+_N = TypeVar("_N", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Counter values of a component at one moment."""
+
+    #: Lost frames by counter; monotonic.
+    lost: Mapping[str, int] = field(default_factory=dict)
+    #: Other counters; the name gives the unit: ``cpu_s``, ``cycles``, ``packets``.
+    counters: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Changes between two readings. Names are without the name of the component."""
+
+    lost: Mapping[str, int] = field(default_factory=dict)
+    #: Figures for reports: shares (0 to 1), CPU seconds, cycles per packet.
+    readings: Mapping[str, float] = field(default_factory=dict)
+
+
+class Place(ABC):
+    """A component on the path of the frames. It is read only between trials, so it cannot disturb one."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name such as ``ovs``, ``host`` or ``vnf``: the prefix of its counter names."""
+
+    @abstractmethod
+    def read(self) -> Reading:
+        """Read all counters. Raises: EvidenceError if the component cannot be read."""
+
+    def between(self, before: Reading, after: Reading, elapsed_s: float) -> Found:
+        """Return the differences of two readings. Override it where counters need arithmetic.
+
+        Raises: EvidenceError if a counter decreased or disappeared, so the component restarted during
+        the trial.
+        """
+        return Found(
+            _differences(self.name, before.lost, after.lost),
+            _differences(self.name, before.counters, after.counters),
+        )
+
+
+class EvidenceError(Exception):
+    """The counters of a component cannot be read or parsed."""
+
+
+def _differences(place: str, before: Mapping[str, _N], after: Mapping[str, _N]) -> dict[str, _N]:
+    for name in before.keys() - after.keys():
+        raise EvidenceError(f"{place}: {name} is not counted any more: it went during the trial")
+    found = {name: value - before.get(name, 0) for name, value in after.items()}
+    for name, value in found.items():
+        if value < 0:
+            raise EvidenceError(f"{place}: {name} went back by {-value:g} during the trial")
+    return found
+
+
+# -- A generator with loss attribution: reads all drop counters before and after each trial. ------
+# The sum is exact: sent = received + drops of the generator's own receiver + all counts in
+# ``Measurement.evidence`` that are not the generator's. The remainder is ``unexplained``. It is negative
+# if the counters exceed the missing frames: a frame was counted twice, or frames of other traffic were
+# counted.
+
+
+UNEXPLAINED: Final = "unexplained"
+#: Prefix of frames that the generator lost itself, before sending or after receiving.
+_GENERATOR: Final = "generator."
+#: OVS threads publish their coverage counters about once a second (lib/coverage.c).
+_SETTLE_S = 2.0
+_AGAIN_S = 0.1
+
+
+class Witnessed(Generator):
+    """Wraps a generator and the components on its path. Closes the generator."""
+
+    def __init__(
+        self, generator: Generator, places: Sequence[Place], settle_s: float = _SETTLE_S
+    ) -> None:
+        """``settle_s``: seconds to wait for late counters while they do not explain the loss."""
+        names = [place.name for place in places]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two places have one name: {names}")
+        self._generator, self._places, self._settle_s = generator, tuple(places), settle_s
+
+    @property
+    def info(self) -> GeneratorInfo:
+        return self._generator.info
+
+    def run(self, request: TrialRequest) -> Measurement:
+        """Run one trial. Raises: GeneratorError, also if a component cannot be read or restarted."""
+        try:
+            before = {place.name: place.read() for place in self._places}
+            measured = self._generator.run(request)
+            deadline = time.monotonic() + self._settle_s
+            while True:
+                witnessed = self._with(measured, before)
+                if witnessed.evidence[UNEXPLAINED] == 0 or time.monotonic() > deadline:
+                    return witnessed
+                time.sleep(_AGAIN_S)  # OVS has no notification of counters
+        except EvidenceError as error:
+            raise GeneratorError(str(error)) from error
+
+    def close(self) -> None:
+        self._generator.close()
+
+    def _with(self, measured: Measurement, before: Mapping[str, Reading]) -> Measurement:
+        evidence = dict(measured.evidence)
+        readings = dict(measured.readings)
+        for place in self._places:
+            found = place.between(before[place.name], place.read(), measured.elapsed_s)
+            evidence |= {f"{place.name}.{n}": count for n, count in found.lost.items() if count}
+            readings |= {f"{place.name}.{n}": value for n, value in found.readings.items()}
+        return replace(measured, evidence=closed(measured, evidence), readings=readings)
+
+
+def closed(measured: Measurement, located: Mapping[str, float]) -> dict[str, float]:
+    """Return the located loss with the unexplained remainder (pure)."""
+    missing = measured.tx_packets - measured.rx_packets - measured.rx_errors
+    found = sum(count for name, count in located.items() if not name.startswith(_GENERATOR))
+    return {**located, UNEXPLAINED: missing - found}

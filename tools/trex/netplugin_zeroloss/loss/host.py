@@ -1,0 +1,127 @@
+"""The component ``host``: CPU time of a trial in the kernel and in the processes of the data path."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from netplugin_zeroloss.loss.contract import EvidenceError, Found, Place, Reading
+
+#: Columns of a CPU line in /proc/stat (proc(5)), in clock ticks.
+_KINDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+#: Columns of a CPU line in /proc/net/softnet_stat (net/core/net-procfs.c).
+_DROPPED, _SQUEEZED = 1, 2
+#: Monotonic time of the reading.
+_CLOCK = "clock_s"
+#: CPU time that the traffic causes in the kernel.
+_CAUSED = ("softirq", "irq", "system")
+#: Processes of the data path: name in the report, and prefix of the process name.
+PROCESSES: Mapping[str, str] = {"vswitchd": "ovs-vswitchd", "qemu": "qemu", "vhost": "vhost-"}
+
+
+class Host(Place):
+    """CPU time of the whole machine: run no other work on it, and the generator on another machine.
+
+    ``softnet_dropped`` is a reading, not a loss: the kernel also counts such a frame at its device
+    (``enqueue_to_backlog`` in net/core/dev.c), where the component ``links`` reads it.
+    """
+
+    def __init__(
+        self, root: Path = Path("/proc"), processes: Mapping[str, str] = PROCESSES
+    ) -> None:
+        self._root, self._processes = root, dict(processes)
+        self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def name(self) -> str:
+        return "host"
+
+    def read(self) -> Reading:
+        try:
+            counters = parse_cpus((self._root / "stat").read_text(), self._tick_s)
+            softnet = self._root / "net/softnet_stat"
+            if softnet.exists():
+                counters |= parse_softnet(softnet.read_text())
+            counters[_CLOCK] = time.monotonic()
+            return Reading({}, counters | dict(self._process_times()))
+        except (OSError, ValueError, IndexError) as error:
+            raise EvidenceError(f"host: {self._root}: {error!r}") from error
+
+    def between(self, before: Reading, after: Reading, elapsed_s: float) -> Found:
+        # Processes that started or ended during the trial are left out.
+        stayed = before.counters.keys() & after.counters.keys()
+        gone = {n for n in before.counters if n.startswith("process.")} - stayed
+        counters = {n: value for n, value in before.counters.items() if n not in gone}
+        later = {n: after.counters[n] for n in counters if n in after.counters}
+        found = super().between(Reading({}, counters), Reading({}, later), elapsed_s)
+        return Found({}, figures(found.readings, elapsed_s))
+
+    def _process_times(self) -> Iterator[tuple[str, float]]:
+        for entry in self._root.iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                text = (entry / "stat").read_text()
+            except OSError:
+                continue  # it has ended since
+            name, seconds = parse_process(text, self._tick_s)
+            for group, begin in self._processes.items():
+                if name.startswith(begin):
+                    yield f"process.{group}.{entry.name}", seconds
+
+
+def parse_cpus(stat: str, tick_s: float) -> dict[str, float]:
+    """Parse ``/proc/stat``: seconds of each kind per CPU, as ``cpu0.softirq_s``."""
+    found: dict[str, float] = {}
+    for line in stat.splitlines():
+        name, *ticks = line.split()
+        if name.startswith("cpu") and name != "cpu":
+            for kind, count in zip(_KINDS, ticks, strict=False):
+                found[f"{name}.{kind}_s"] = int(count) * tick_s
+    return found
+
+
+def parse_softnet(softnet_stat: str) -> dict[str, float]:
+    """Return, summed over all CPUs, backlog drops and polls that ended with work left."""
+    rows = [[int(word, 16) for word in line.split()] for line in softnet_stat.splitlines()]
+    return {
+        "softnet_dropped": sum(row[_DROPPED] for row in rows),
+        "softnet_squeezed": sum(row[_SQUEEZED] for row in rows),
+    }
+
+
+def parse_process(stat: str, tick_s: float) -> tuple[str, float]:
+    """Parse ``/proc/PID/stat``: name (it may contain blanks), and seconds in user and kernel mode."""
+    name = stat[stat.index("(") + 1 : stat.rindex(")")]
+    rest = stat[stat.rindex(")") + 1 :].split()
+    return name, (int(rest[11]) + int(rest[12])) * tick_s
+
+
+def figures(grown: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
+    """Return the CPUs used by each kind of work (pure).
+
+    Kernel work caused by the traffic is divided by the seconds of traffic: there is none while the
+    generator starts and drains. Programs also poll then, so their time is divided by the seconds
+    between the readings. The busiest CPU is reported with the sum: softirq that fills one CPU is a
+    bottleneck, the same amount spread over ten is not.
+    """
+    found = {n: grown[n] for n in ("softnet_dropped", "softnet_squeezed") if n in grown}
+    between_s = grown.get(_CLOCK, elapsed_s)
+    if elapsed_s <= 0 or between_s <= 0:
+        return found
+    for kind in (*_CAUSED, "user", "steal"):
+        seconds = [
+            value
+            for name, value in grown.items()
+            if name.startswith("cpu") and name.endswith(f".{kind}_s")
+        ]
+        found[f"{kind}_cpus"] = sum(seconds) / (elapsed_s if kind in _CAUSED else between_s)
+        if kind == "softirq":
+            found["softirq_busiest_share"] = min(1.0, max(seconds, default=0.0) / elapsed_s)
+    groups = sorted({name.split(".")[1] for name in grown if name.startswith("process.")})
+    for group in groups:
+        seconds = [value for n, value in grown.items() if n.startswith(f"process.{group}.")]
+        found[f"{group}_cpus"] = sum(seconds) / between_s
+    return found

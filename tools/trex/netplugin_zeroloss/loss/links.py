@@ -1,0 +1,133 @@
+"""The component ``links``: frames that the kernel dropped at bridges, taps, uplinks and qdiscs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from netplugin_zeroloss.loss.contract import EvidenceError, Found, Place, Reading
+
+#: Disjoint counters (Documentation/networking/statistics.rst in Linux): the kinds of errors are
+#: included in rx_errors and tx_errors.
+_COUNTS = ("rx_dropped", "tx_dropped", "rx_errors", "tx_errors", "rx_missed_errors", "rx_nohandler")
+#: A qdisc includes the drops of its children, so only these attachment points are read.
+_ROOT, _INGRESS = 0xFFFFFFFF, 0xFFFFFFF1
+
+
+class Links(Place):
+    """Kernel devices by name; of a bridge also its members at construction time."""
+
+    def __init__(self, devices: Iterable[str]) -> None:
+        """Raises: EvidenceError if a device does not exist."""
+        self._names = tuple(sorted(_with_members(set(devices), _dump()[0])))
+
+    @property
+    def name(self) -> str:
+        return "links"
+
+    def read(self) -> Reading:
+        links, qdiscs = _dump()
+        return Reading(lost_at(self._names, links, qdiscs))
+
+
+def lost_at(names: Iterable[str], links: Iterable[Any], qdiscs: Iterable[Any]) -> dict[str, int]:
+    """Return lost frames from netlink messages (pure). Raises: EvidenceError if a device disappeared."""
+    lost: dict[str, int] = {}
+    names_of: dict[int, str] = {}
+    wanted = set(names)
+    for link in links:
+        name = link.get_attr("IFLA_IFNAME")
+        if name not in wanted:
+            continue
+        names_of[link["index"]] = name
+        counts: Mapping[str, int] = link.get_attr("IFLA_STATS64") or {}
+        for count in _COUNTS:
+            lost[f"{name}.{count}"] = int(counts.get(count, 0))
+    if missing := wanted - set(names_of.values()):
+        raise EvidenceError(f"links: there is no device {', '.join(sorted(missing))}")
+    for qdisc in qdiscs:
+        device = names_of.get(qdisc["index"])
+        if device is None or qdisc["parent"] not in (_ROOT, _INGRESS):
+            continue
+        what = "qdisc_drops" if qdisc["parent"] == _ROOT else "ingress_drops"
+        lost[f"{device}.{what}"] = _drops(qdisc)
+    return lost
+
+
+def _drops(qdisc: Any) -> int:
+    stats = qdisc.get_attr("TCA_STATS2")
+    queue = stats.get_attr("TCA_STATS_QUEUE") if stats is not None else None
+    return int(queue["drops"]) if queue else 0
+
+
+def _with_members(devices: set[str], links: Iterable[Any]) -> set[str]:
+    links = list(links)
+    masters = {link["index"] for link in links if link.get_attr("IFLA_IFNAME") in devices}
+    return devices | {
+        link.get_attr("IFLA_IFNAME") for link in links if link.get_attr("IFLA_MASTER") in masters
+    }
+
+
+def _dump() -> tuple[list[Any], list[Any]]:
+    from pyroute2 import IPRoute, NetlinkError  # slow to import
+
+    try:
+        with IPRoute() as kernel:
+            return list(kernel.get_links()), list(kernel.get_qdiscs())
+    except (OSError, NetlinkError) as error:
+        raise EvidenceError(f"links: the kernel does not tell: {error}") from error
+
+
+# -- The component ``nic``: driver counters of a NIC, as ``ethtool -S`` prints them. --------------
+
+
+#: Names of driver counters that may count lost frames; which of them overlap is vendor-specific.
+_TELLING = re.compile(r"drop|discard|miss|err|fail|no_?buf|out_of|overrun|full|pause|fifo")
+
+
+class Nic(Place):
+    """``devices``: kernel names, each with its counters that count lost frames (often none).
+
+    Names and meanings are driver-specific. Other matching counters are reported if they grew, but do
+    not count as lost frames.
+    """
+
+    def __init__(self, devices: Mapping[str, Iterable[str]]) -> None:
+        self._devices = {device: tuple(lost) for device, lost in devices.items()}
+
+    @property
+    def name(self) -> str:
+        return "nic"
+
+    def read(self) -> Reading:
+        lost: dict[str, int] = {}
+        counters: dict[str, float] = {}
+        for device, names in self._devices.items():
+            counts = _statistics(device)
+            for name in names:
+                if name not in counts:
+                    raise EvidenceError(
+                        f"nic: {device} has no counter {name} (ethtool -S {device})"
+                    )
+                lost[f"{device}.{name}"] = counts[name]
+            telling = {n: c for n, c in counts.items() if _TELLING.search(n) and n not in names}
+            counters |= {f"{device}.{name}": count for name, count in telling.items()}
+        return Reading(lost, counters)
+
+    def between(self, before: Reading, after: Reading, elapsed_s: float) -> Found:
+        found = super().between(before, after, elapsed_s)
+        return Found(found.lost, {n: value for n, value in found.readings.items() if value})
+
+
+def _statistics(device: str) -> dict[str, int]:
+    from pyroute2.ethtool.ioctl import IoctlEthtool  # slow to import
+
+    asking = IoctlEthtool()
+    try:
+        asking.change_ifname(device)
+        return {str(name): int(count) for name, count in asking.get_statistics()}
+    except Exception as error:  # pyroute2 has one type per errno
+        raise EvidenceError(f"nic: {device} tells no statistics: {error!r}") from error
+    finally:
+        asking.close()

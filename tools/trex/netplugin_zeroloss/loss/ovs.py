@@ -1,0 +1,235 @@
+"""Parsers for ovs-ofctl and ovs-appctl output on ports, PMD threads and drops (OVS 3.1 to 3.5)."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from netplugin.api.errors import NetpluginError
+from netplugin.host import vswitchd
+from netplugin.host.openflow import OpenFlow
+from netplugin.pmd.read import parse_threads
+from netplugin_zeroloss.loss.contract import EvidenceError, Found, Place, Reading
+
+_PORT = re.compile(r'^\s+port\s+"?([^":]+)"?:\s+rx\s+(.*)$')
+_COUNT = re.compile(r"([a-z0-9_]+)=(\d+)")
+_THREAD = re.compile(r"^pmd thread numa_id \d+ core_id (\d+):$")
+_PMD_COUNT = re.compile(r"^\s+(packets received|idle cycles|processing cycles): (\d+)")
+_COVERAGE = re.compile(r"^((?:datapath_drop|drop_action)_\w+)\s.*total: (\d+)$")
+_LOOKUPS = re.compile(r"^\s+lookups:.*\blost:(\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class OvsPortCounts:
+    """Counters of one port: received, sent, and specific to the port type."""
+
+    rx: Mapping[str, int] = field(default_factory=dict)
+    tx: Mapping[str, int] = field(default_factory=dict)
+    custom: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PmdCounts:
+    """Counters of one PMD thread since it started: received frames, and TSC cycles."""
+
+    packets: int
+    idle_cycles: int
+    busy_cycles: int
+
+
+def parse_ports(text: str) -> dict[str, OvsPortCounts]:
+    """Parse ``ovs-ofctl --names dump-ports`` (OpenFlow 1.4), by port name; skips unknown counts (``?``)."""
+    found: dict[str, OvsPortCounts] = {}
+    name = ""
+    custom: dict[str, int] = {}
+    for line in text.splitlines():
+        if port := _PORT.match(line):
+            name, custom = port[1], {}
+            found[name] = OvsPortCounts(
+                rx=_counts("pkts=" + port[2].split("pkts=", 1)[1]), custom=custom
+            )
+        elif name and line.strip().startswith("tx pkts="):
+            found[name] = OvsPortCounts(found[name].rx, _counts(line), custom)
+        elif name and "duration=" not in line:
+            custom.update(_counts(line))
+    return found
+
+
+def _counts(text: str) -> dict[str, int]:
+    return {key: int(value) for key, value in _COUNT.findall(text)}
+
+
+def lost_at(port: OvsPortCounts) -> dict[str, int]:
+    """Return the frames lost at a port, each counted once (pure).
+
+    ``drop`` of a DPDK port includes the named reasons (netdev_dpdk_get_stats in lib/netdev-dpdk.c); the
+    remainder is ``rx_dropped`` and ``tx_dropped``. A failed mbuf allocation is not a lost frame by
+    itself: the NIC counts the missed frame.
+    """
+    lost = {
+        name: port.custom.get(name, 0)
+        for name in (
+            "ovs_rx_qos_drops", "rx_missed_errors", "ovs_tx_failure_drops",
+            "ovs_tx_mtu_exceeded_drops", "ovs_tx_qos_drops", "ovs_tx_invalid_hwol_drops",
+        )
+    }  # fmt: skip
+    named_rx = lost["ovs_rx_qos_drops"] + lost["rx_missed_errors"]
+    named_rx += port.custom.get("rx_mbuf_allocation_errors", 0)
+    named_tx = sum(count for name, count in lost.items() if name.startswith("ovs_tx_"))
+    lost["rx_dropped"] = max(0, port.rx.get("drop", 0) - named_rx)
+    lost["tx_dropped"] = max(0, port.tx.get("drop", 0) - named_tx)
+    lost["rx_errors"] = port.rx.get("errs", 0)
+    lost["tx_errors"] = port.tx.get("errs", 0)
+    return lost
+
+
+def parse_pmd(stats_show: str) -> dict[int, PmdCounts]:
+    """Parse ``dpif-netdev/pmd-stats-show``, by CPU; skips the main thread."""
+    found: dict[int, PmdCounts] = {}
+    cpu: int | None = None
+    counts: dict[str, int] = {}
+    for line in stats_show.splitlines():
+        if not line.startswith(" "):
+            thread = _THREAD.match(line)
+            cpu, counts = (int(thread[1]) if thread else None), {}
+        elif cpu is not None and (count := _PMD_COUNT.match(line)):
+            counts[count[1]] = int(count[2])
+            if count[1] == "processing cycles":  # the last of them
+                found[cpu] = PmdCounts(
+                    counts["packets received"], counts["idle cycles"], counts["processing cycles"]
+                )
+    return found
+
+
+def parse_drops(coverage_show: str) -> dict[str, int]:
+    """Parse ``coverage/show``: drops of the datapath and the pipeline, by reason."""
+    found = (_COVERAGE.match(line) for line in coverage_show.splitlines())
+    return {line[1]: int(line[2]) for line in found if line}
+
+
+def parse_upcalls_lost(dpctl_show: str) -> int:
+    """Parse ``dpctl/show``: frames lost because an upcall failed."""
+    return sum(int(found[1]) for found in map(_LOOKUPS.match, dpctl_show.splitlines()) if found)
+
+
+# -- The component ``ovs``: drops of ports and of the datapath, and the load of the PMD threads. --
+
+
+#: Reported twice: as lost lookups and as a coverage counter (dp_netdev_pmd in lib/dpif-netdev.c).
+_UPCALL = "datapath_drop_upcall_error"
+#: Suffix of readings that are not counters: the CPU of the PMD thread that polls an rxq.
+_PLACEMENT = ".pmd"
+#: Only vhost-user ports have this counter.
+_RETRIES = "ovs_tx_retries"
+_LOCAL = "LOCAL"
+
+
+class Ovs(Place):
+    """Open vSwitch with the userspace datapath; ``bridges`` are those on the path of the frames."""
+
+    def __init__(
+        self,
+        rundir: Path,
+        bridges: Sequence[str],
+        vhost_ports: Sequence[str] | None = None,
+        timeout_s: float = 10.0,
+    ) -> None:
+        """``vhost_ports``: the vhost-user ports of the test; None: all.
+
+        Ports of other VMs receive copies of flooded frames, and their drops must not count.
+        """
+        self._rundir, self._bridges, self._timeout_s = rundir, tuple(bridges), timeout_s
+        self._vhost_ports = None if vhost_ports is None else frozenset(vhost_ports)
+        self._flows = OpenFlow(rundir)
+
+    @property
+    def name(self) -> str:
+        return "ovs"
+
+    def read(self) -> Reading:
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            ports = [self._flows.dump_ports(bridge, deadline) for bridge in self._bridges]
+            drops = self._ask("coverage/show", deadline)
+            lookups = self._ask("dpctl/show", deadline)
+            load = self._ask("dpif-netdev/pmd-stats-show", deadline)
+            queues = self._ask("dpif-netdev/pmd-rxq-show", deadline)
+        except NetpluginError as error:
+            raise EvidenceError(f"ovs: {error}") from error
+        counts = {n: c for text in ports for n, c in parse_ports(text).items() if self._means(n, c)}
+        return reading(counts, drops, lookups, load, queues)
+
+    def _means(self, name: str, port: OvsPortCounts) -> bool:
+        """Whether the drops of a port count. The local port gets copies, and drops them while down."""
+        if name == _LOCAL:
+            return False
+        is_vhost = _RETRIES in port.custom
+        return not is_vhost or self._vhost_ports is None or name in self._vhost_ports
+
+    def _ask(self, command: str, deadline: float) -> str:
+        return vswitchd.appctl(self._rundir, command, deadline=deadline)
+
+    def between(self, before: Reading, after: Reading, elapsed_s: float) -> Found:
+        found = super().between(_growing(before), _growing(after), elapsed_s)
+        placement = {n: value for n, value in after.counters.items() if n.endswith(_PLACEMENT)}
+        return Found(found.lost, {**_loads(found.readings), **placement})
+
+
+def reading(
+    ports: Mapping[str, OvsPortCounts], drops: str, lookups: str, load: str, queues: str
+) -> Reading:
+    """Build a reading from the output of the OVS commands (pure)."""
+    lost: dict[str, int] = {}
+    counters: dict[str, float] = {}
+    for name, counts in ports.items():
+        lost |= {f"{name}.{what}": count for what, count in lost_at(counts).items()}
+        if _RETRIES in counts.custom:
+            counters[f"{name}.tx_retries"] = counts.custom[_RETRIES]
+    lost |= parse_drops(drops) | {_UPCALL: parse_upcalls_lost(lookups)}
+    for cpu, pmd in parse_pmd(load).items():
+        counters[f"pmd{cpu}.packets"] = pmd.packets
+        counters[f"pmd{cpu}.busy_cycles"] = pmd.busy_cycles
+        counters[f"pmd{cpu}.idle_cycles"] = pmd.idle_cycles
+    for thread in parse_threads(queues).threads:
+        for queue in thread.queues:
+            if queue.enabled:
+                counters[f"{queue.port}.rxq{queue.queue}.pmd"] = thread.cpu
+    return Reading(lost, counters)
+
+
+def _growing(reading: Reading) -> Reading:
+    """Drop the readings that are not counters (rxq placement)."""
+    counters = {n: value for n, value in reading.counters.items() if not n.endswith(_PLACEMENT)}
+    return Reading(reading.lost, counters)
+
+
+def _loads(grown: Mapping[str, float]) -> dict[str, float]:
+    """Convert cycles to shares, per PMD thread and for all threads together (pure).
+
+    ``cycles_per_packet`` counts busy iterations only. A frame that crosses OVS twice, to the VNF and
+    back, counts twice.
+    """
+    found = {name: value for name, value in grown.items() if not name.startswith("pmd")}
+    threads = sorted(name.partition(".")[0] for name in grown if name.endswith(".busy_cycles"))
+    total = {"packets": 0.0, "busy_cycles": 0.0, "idle_cycles": 0.0}
+    for thread in threads:
+        own = {what: grown[f"{thread}.{what}"] for what in total}
+        found |= {f"{thread}.{what}": value for what, value in _load(own).items()}
+        total = {what: total[what] + own[what] for what in total}
+    if threads:
+        found |= {f"pmd_{what}": value for what, value in _load(total).items()}
+        found["pmd_cores"] = len(threads)
+    return found
+
+
+def _load(counts: Mapping[str, float]) -> dict[str, float]:
+    cycles = counts["busy_cycles"] + counts["idle_cycles"]
+    found = {"packets": counts["packets"]}
+    if cycles:
+        found["busy_share"] = counts["busy_cycles"] / cycles
+    if counts["packets"]:
+        found["cycles_per_packet"] = counts["busy_cycles"] / counts["packets"]
+    return found

@@ -1,0 +1,163 @@
+"""The contract of a bench: sets up the device under test for a task and tears it down."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from netplugin_zeroloss.generators import choose as generators
+from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
+from netplugin_zeroloss.journal import Part
+from netplugin_zeroloss.matrix.cells import Task
+from netplugin_zeroloss.matrix.description import Description
+from netplugin_zeroloss.values import Direction, GeneratorError, Measurement, TrialRequest
+
+
+class CellError(Exception):
+    """The setup of a cell failed or has changed. The run continues with the other cells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """A device ready for traffic, and a record of its setup."""
+
+    generator: Generator
+    setup: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Bench(ABC):
+    """Sets up one device at a time; not thread-safe."""
+
+    @abstractmethod
+    def check(self, tasks: Sequence[Task]) -> Mapping[str, Any]:
+        """Check that all tasks could be set up, without changing the host or sending traffic.
+
+        Returns: facts about the machine for the journal.
+        Raises: UnusableInput, GeneratorError.
+        """
+
+    @abstractmethod
+    def stand(self, task: Task) -> AbstractContextManager[Stand]:
+        """Set up the device for the duration of the block.
+
+        Raises: CellError, GeneratorError, VnfError, NetpluginError.
+        """
+
+    def recover(self) -> None:  # noqa: B027 - there may be nothing left
+        """Remove what this run left behind when it was killed. Raises: UnusableInput."""
+
+    def close(self) -> None:  # noqa: B027 - there may be nothing to close
+        """Release all resources."""
+
+
+class BareBench(Bench):
+    """A bench without setup: the generator includes its device, as a simulation does."""
+
+    def __init__(self, description: Description) -> None:
+        self._description = description
+
+    def check(self, tasks: Sequence[Task]) -> Mapping[str, Any]:
+        check_generators(generator_of(self._description, task) for task in tasks)
+        return {}
+
+    @contextmanager
+    def stand(self, task: Task) -> Iterator[Stand]:
+        with generators.make(generator_of(self._description, task)) as generator:
+            yield Stand(generator)
+
+
+def generator_of(description: Description, task: Task) -> generators.Description:
+    """Return the generator of a task. Each task of a simulation has its own seed, independent of order."""
+    controls = description.controls
+    chosen = description.generator_of(task.cell)
+    if task.part is Part.LOOPBACK and controls.loopback is not None:
+        chosen = controls.loopback.generator
+    elif task.part is Part.VNF and controls.vnf is not None:
+        chosen = controls.vnf.generator
+    if isinstance(chosen, generators.Sim):
+        seed = f"{description.seed}/{chosen.seed}/{task.cell.key}/{task.part}"
+        return chosen.model_copy(update={"seed": seed})
+    return chosen
+
+
+def check_generators(descriptions: Iterator[generators.Description]) -> None:
+    """Start and stop each distinct generator. Raises: UnusableInput, GeneratorError."""
+    checked: list[generators.Description] = []
+    for description in descriptions:
+        alike = description
+        if isinstance(alike, generators.Sim):
+            alike = alike.model_copy(update={"seed": ""})
+        if alike not in checked:
+            checked.append(alike)
+            generators.make(description).close()
+
+
+# -- A generator whose trials count only if the setup is unchanged when they end. -----------------
+
+
+#: Seconds and rate of the forwarding probe.
+_FIRST_S = 0.2
+_FIRST_PPS = 1000.0
+
+
+class Guarded(Generator):
+    """Runs checks after each trial. A failed check raises, ends the cell and discards the trial."""
+
+    def __init__(self, inner: Generator, checks: Sequence[Callable[[], None]]) -> None:
+        self._inner = inner
+        self._checks = tuple(checks)
+
+    @property
+    def info(self) -> GeneratorInfo:
+        return self._inner.info
+
+    def run(self, request: TrialRequest) -> Measurement:
+        measured = self._inner.run(request)
+        for check in self._checks:
+            check()
+        return measured
+
+    def recall(self, request: TrialRequest) -> None:
+        self._inner.recall(request)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def wait_until_forwarding(generator: Generator, like: TrialRequest, seconds: float) -> None:
+    """Send short probes until all frames are received in every direction.
+
+    The probes let the device learn addresses and set up flows. If some frames are still lost at the
+    deadline, the search locates the problem.
+    Raises: GeneratorError if no frame was received in a direction.
+    """
+    deadline = time.monotonic() + seconds
+    duration = max(_FIRST_S, generator.info.min_trial_s)
+    rate = min(_FIRST_PPS, like.rate_pps)
+    while True:
+        measured = generator.run(
+            TrialRequest(
+                rate, duration, like.frame_size, like.flows, False, "does it forward?", like.mix
+            )
+        )
+        ways = _directions(measured)
+        if all(way.rx_packets >= way.tx_packets > 0 for way in ways):
+            return
+        if time.monotonic() < deadline:
+            continue
+        dead = [number for number, way in enumerate(ways) if way.rx_packets <= 0]
+        if dead:
+            raise GeneratorError(
+                f"no frame came through within {seconds:g} s in direction {dead[0]}: of"
+                f" {ways[dead[0]].tx_packets} sent none came back; are the MAC addresses, networks"
+                " and links those of the description?"
+            )
+        return
+
+
+def _directions(measured: Measurement) -> tuple[Direction, ...]:
+    return measured.directions or (Direction(measured.tx_packets, measured.rx_packets),)

@@ -1,0 +1,283 @@
+"""Sections of a run description about the hypervisor: agent, ends, CPUs of the VNF, VM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from netplugin.api.models import DomainPolicy, Mac, Name, Network
+from netplugin.host.cpus import parse_list
+from netplugin_zeroloss.generators import choose as generators
+from netplugin_zeroloss.journal import Cell
+from netplugin_zeroloss.loss import choose as evidences
+from netplugin_zeroloss.matrix.axes import Axes, Match, Section, cpu_list, largest_frame
+from netplugin_zeroloss.matrix.yaml_model import parse
+from netplugin_zeroloss.values import UnusableInput
+from netplugin_zeroloss.vnf import description as vnfs
+from netplugin_zeroloss.vnf.contract import VnfCores
+
+
+class Cores(Section):
+    """CPUs of this machine for the VNF; ``main`` handles no packets. Empty: no pinning."""
+
+    main: Annotated[int, Field(ge=0)] | None = None
+    #: CPU list such as ``2-5,8``.
+    workers: str = ""
+
+    @field_validator("workers")
+    @classmethod
+    def _are_cpus(cls, value: str) -> str:
+        if value:
+            cpu_list(value)
+        return value
+
+    def vnf_cores(self) -> VnfCores:
+        return VnfCores(self.main, parse_list(self.workers))
+
+
+class Agent(Section):
+    """The agent that sets up each cell. Absent fields default to NETPLUGIN_URL and related variables."""
+
+    url: str | None = None
+    token_file: Path | None = None
+    #: PEM files: CA certificates, client certificate and its key.
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+
+class End(Section):
+    """One of the two ends: a port of the VNF, and the network on which its frames arrive and leave."""
+
+    network: Network
+    #: Network per backend, where it differs.
+    networks: dict[Name, Network] = Field(default_factory=dict)
+    port_id: Name
+    #: MAC address of the VNF's port.
+    mac: Mac
+    #: Destination of the VNF's frames; by default the generator's source address.
+    peer_mac: Mac
+
+    def network_of(self, backend: str) -> Network:
+        return self.networks.get(backend, self.network)
+
+
+class Vm(Section):
+    """A VM for the VNF, started for each cell from a domain without NICs; the agent adds them."""
+
+    #: Libvirt domain XML. Name and UUID are replaced.
+    domain: Path
+    uri: str = "qemu:///system"
+    policy: DomainPolicy = DomainPolicy()
+
+
+def ssh_of(vnf: vnfs.Description) -> vnfs.SshMachine | None:
+    """Return the SSH access to the VM of this VNF, if it runs in one."""
+    machine = vnf.machine if isinstance(vnf, vnfs.VppDescription) else None
+    return machine if isinstance(machine, vnfs.SshMachine) else None
+
+
+# -- The run description: the models of its YAML file, validated before any traffic. --------------
+
+
+#: Bytes of a frame beyond its MTU payload: addresses, type, FCS.
+_FRAME_BYTES = 18
+
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Ratio = Annotated[float, Field(gt=0, le=0.5, allow_inf_nan=False)]
+
+
+class Search(Section):
+    """Search parameters, as the options of the command ``search``."""
+
+    #: Seconds of the deciding trial, and of the first, short trials.
+    final_duration: Seconds = 60.0
+    initial_duration: Seconds = 0.4
+    precision: Ratio = 0.005
+    max_loss_ratio: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.0
+    #: Additional goals.
+    goals: tuple[Literal["csit-ndr", "csit-pdr"], ...] = ()
+    repeats: Annotated[int, Field(ge=1, le=1000)] = 1
+    #: Warm-up: loss within these seconds of traffic does not count; None: a sixth of
+    #: final_duration.
+    warm_up: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] | None = None
+    #: Frames that rings and queues on the path can hold.
+    buffer_packets: Annotated[int, Field(ge=0, le=10**9)] = 2048
+    max_trials: Annotated[int, Field(ge=1, le=100_000)] = 150
+    #: Line rate, all directions together: in bit/s, or, if set, in frames per second.
+    line_bits_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10e9
+    line_rate_pps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+
+class Override(Section):
+    """Overrides for the selected cells: another generator or VNF."""
+
+    cells: Match
+    generator: generators.Description | None = None
+    vnf: vnfs.Description | None = None
+
+
+class Loopback(Section):
+    """Control: the generator looped back to itself."""
+
+    generator: generators.Description
+
+
+class VnfControl(Section):
+    """Control: the VNF directly connected to the generator, on existing devices."""
+
+    generator: generators.Description
+    #: Only with an agent; without one the generator includes the VNF.
+    vnf: vnfs.Description | None = None
+    ports: Annotated[tuple[vnfs.Port, ...], Field(min_length=2, max_length=2)] | None = None
+
+
+class Controls(Section):
+    """Controls that measure the limits of generator and VNF. An absent control is not measured."""
+
+    loopback: Loopback | None = None
+    vnf: VnfControl | None = None
+    #: Seconds of the deciding trial of a control.
+    final_duration: Seconds = 10.0
+
+
+class Timeouts(Section):
+    """Timeouts in seconds."""
+
+    #: One request to the agent.
+    agent: Seconds = 60.0
+    #: Until a port is active and its VM side connected.
+    active: Seconds = 60.0
+    #: Until the VM accepts SSH connections.
+    boot: Seconds = 180.0
+    #: Until the first frames are forwarded.
+    forwarding: Seconds = 20.0
+
+
+class Description(Section):
+    """A run description."""
+
+    name: Name
+    #: Published tables measured on comparable hardware: shown with the results.
+    comparable_to: tuple[str, ...] = ()
+    #: Seed of all simulated randomness.
+    seed: int = 1
+    #: None: no setup; the generator includes its device, as a simulation does.
+    agent: Agent | None = None
+    ends: Annotated[tuple[End, ...], Field(min_length=2, max_length=2)] | None = None
+    vnf: vnfs.Description | None = None
+    vnf_cores: Cores = Cores()
+    #: None: the VNF uses the ports directly, or runs in an existing VM.
+    vm: Vm | None = None
+    #: Components whose counters are read before and after each trial, in addition to the VNF.
+    evidence: evidences.Description = evidences.Description()
+    generator: generators.Description
+    overrides: tuple[Override, ...] = ()
+    search: Search = Search()
+    matrix: Axes
+    exclude: tuple[Match, ...] = ()
+    controls: Controls = Controls()
+    timeouts: Timeouts = Timeouts()
+
+    @field_validator("ends", mode="before")
+    @classmethod
+    def _with_names(cls, value: Any) -> Any:
+        """Fill in default port ids and MAC addresses."""
+        if not isinstance(value, list):
+            return value
+        return [
+            {**_end_defaults(number), **end} if isinstance(end, dict) else end
+            for number, end in enumerate(value)
+        ]
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        with_agent = {"ends": self.ends, "vnf": self.vnf}
+        for name, value in with_agent.items():
+            if (value is None) != (self.agent is None):
+                raise ValueError(
+                    f"{name}: it is needed with an agent, and of no use without"
+                    " (`agent: {}` is the local one)"
+                )
+        if self.controls.vnf is not None and self.agent is not None and not self.controls.vnf.ports:
+            raise ValueError("controls.vnf.ports: say on which devices the VNF is to run")
+        for problem in (*self._about_ends(), *self._about_vm()):
+            raise ValueError(problem)
+        return self
+
+    def _about_vm(self) -> Iterator[str]:
+        chosen = [self.vnf, *(override.vnf for override in self.overrides)]
+        if self.vm is None:
+            return
+        if self.agent is None:
+            yield "vm: it needs an agent, which gives it its NICs"
+        for vnf in chosen:
+            if vnf is not None and not (ssh_of(vnf) or isinstance(vnf, vnfs.ExternalDescription)):
+                yield "vm: the VNF must run in it: machine: {type: ssh, ...}, or type: external"
+
+    def _about_ends(self) -> Iterator[str]:
+        one, other = self.ends or (None, None)
+        if one is None or other is None:
+            return
+        for name in ("port_id", "mac", "peer_mac"):
+            if getattr(one, name) == getattr(other, name):
+                yield f"ends: both have {name} {getattr(one, name)}"
+        largest = max(largest_frame(frame) for frame in self.matrix.frames)
+        for end in (one, other):
+            for network in (end.network, *end.networks.values()):
+                if largest > network.mtu + _FRAME_BYTES:
+                    yield f"ends: mtu {network.mtu} is too small for frames of {largest} bytes"
+
+    def generator_of(self, cell: Cell) -> generators.Description:
+        """Return the generator of a cell: that of the first matching override, or the default."""
+        fitting = (o.generator for o in self._overrides_of(cell) if o.generator is not None)
+        return next(fitting, self.generator)
+
+    def vnf_of(self, cell: Cell) -> vnfs.Description | None:
+        """Return the VNF of a cell: that of the first matching override, or the default."""
+        fitting = (o.vnf for o in self._overrides_of(cell) if o.vnf is not None)
+        return next(fitting, self.vnf)
+
+    def _overrides_of(self, cell: Cell) -> Iterator[Override]:
+        return (override for override in self.overrides if override.cells.fits(cell))
+
+
+def read(text: str, name: str) -> Description:
+    """Parse a run description. Raises: UnusableInput naming file, line and field."""
+    return parse(text, name, Description)
+
+
+def _end_defaults(number: int) -> dict[str, str]:
+    return {
+        "port_id": f"zeroloss-{number + 1}",
+        "mac": f"52:54:00:5a:00:{number + 1:02x}",
+        "peer_mac": f"52:54:00:5a:01:{number + 1:02x}",
+    }
+
+
+# -- Checks that a resumed run still has the same description. ------------------------------------
+
+
+def differences(before: Description, now: Description) -> list[str]:
+    """Return one line per changed field: ``search.precision: 0.005 before, 0.01 now``."""
+    return list(_differences("", before.model_dump(mode="json"), now.model_dump(mode="json")))
+
+
+def check_same(before: Description, now: Description, folder: str) -> None:
+    """Raises: UnusableInput if the description of a resumed run has changed."""
+    found = differences(before, now)
+    if found:
+        raise UnusableInput(folder, "its run has another description:\n" + "\n".join(found))
+
+
+def _differences(where: str, before: Any, now: Any) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in sorted({*before, *now}):
+            yield from _differences(
+                f"{where}.{name}" if where else name, before.get(name), now.get(name)
+            )
+    elif before != now:
+        yield f"{where}: {before} before, {now} now"

@@ -1,0 +1,133 @@
+"""The agent's resources of a run: two ports and the PMD cores; requests, checks and restores them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from netplugin.api.client import Client
+from netplugin.api.models import Port, PortSpec, PortState
+from netplugin.api.pmd_models import PmdRequest, PmdState
+from netplugin_zeroloss.journal import Cell
+from netplugin_zeroloss.matrix import cells
+from netplugin_zeroloss.matrix.bench import CellError
+from netplugin_zeroloss.matrix.description import Description, End
+
+#: Polling interval for a port, in seconds.
+_LOOK_S = 0.1
+
+
+class Ports:
+    """Manages the ports of a run. Never touches a port with the same id that belongs to another VM."""
+
+    def __init__(self, client: Client, description: Description, vm_id: str) -> None:
+        self._client = client
+        self._description = description
+        self.ends: tuple[End, ...] = description.ends or ()
+        self._vm_id = vm_id
+        #: Original PMD cores to restore, from the mask or else the running threads; None: not read
+        #: yet, empty: there were neither.
+        self.found_cpus: str | None = None
+
+    def look_at_pmd(self) -> None:
+        """Record the PMD cores: those of the mask, or else the running ones. Raises: NetpluginError."""
+        state = self._client.pmd()
+        self.found_cpus = state.cpus or ",".join(str(core.cpu) for core in state.cores)
+
+    def plug(self, parts: ExitStack, cell: Cell) -> list[Port]:
+        """Plug both ports, set the PMD cores of the cell, and wait until the ports are active.
+
+        Cleanup is registered in ``parts`` before each step.
+        Raises: CellError, NetpluginError.
+        """
+        self.remove_leftovers()
+        for end in self.ends:
+            parts.callback(self._client.delete_port, end.port_id)
+        for end in self.ends:
+            self._client.put_port(end.port_id, self._spec(end, cell))
+        request = cells.pmd_request(self._description, cell)
+        if request is not None:
+            parts.callback(self.put_back_pmd)
+            self._client.set_pmd(request)
+        return [self._wait(end, cell, _is_active, "active") for end in self.ends]
+
+    def connected(self, cell: Cell) -> list[Port]:
+        """Wait until both ports are connected to the VM, where the backend reports it.
+
+        Raises: CellError, NetpluginError.
+        """
+        return [self._wait(end, cell, _is_connected, "connected") for end in self.ends]
+
+    def pmd(self) -> PmdState:
+        """Return the PMD threads. Raises: NetpluginError."""
+        return self._client.pmd()
+
+    def check(self) -> None:
+        """Check that both ports are still active; otherwise the loss of the trial is not the backend's.
+
+        Raises: CellError, NetpluginError.
+        """
+        for end in self.ends:
+            port = self._client.get_port(end.port_id)
+            if not _is_active(port):
+                raise CellError(f"port {end.port_id} became {port.state} in a trial{_said(port)}")
+
+    def remove_leftovers(self) -> bool:
+        """Remove ports that this run left when it was killed; returns whether there were any.
+
+        Raises: CellError for a port of another VM; NetpluginError.
+        """
+        names = {end.port_id for end in self.ends}
+        found = [port for port in self._client.list_ports() if port.port_id in names]
+        for port in found:
+            if port.spec.vm_id != self._vm_id:
+                raise CellError(taken(port))
+            self._client.delete_port(port.port_id)
+        return bool(found)
+
+    def put_back_pmd(self) -> None:
+        """Restore the original PMD cores. Raises: NetpluginError."""
+        # Empty: there was neither a mask nor a PMD thread, and the RPC cannot remove a mask.
+        if self.found_cpus:
+            self._client.set_pmd(PmdRequest(cpus=self.found_cpus))
+
+    def _spec(self, end: End, cell: Cell) -> PortSpec:
+        return PortSpec(
+            vm_id=self._vm_id, mac=end.mac, backend=cell.backend, queues=cell.queues,
+            network=end.network_of(cell.backend),
+        )  # fmt: skip
+
+    def _wait(self, end: End, cell: Cell, ready: Callable[[Port], bool], what: str) -> Port:
+        seconds = self._description.timeouts.active
+        deadline = time.monotonic() + seconds
+        spec = self._spec(end, cell)
+        # PUT makes the agent read the host again; GET returns the last known state.
+        while not ready(port := self._client.put_port(end.port_id, spec)):
+            if time.monotonic() > deadline:
+                raise CellError(
+                    f"port {end.port_id} is {port.state} and not {what} after {seconds:g} s{_said(port)}"
+                )
+            time.sleep(_LOOK_S)
+        return port
+
+
+def taken(port: Port) -> str:
+    """Return the error text for a port of another VM."""
+    return (
+        f"port {port.port_id} is there already, of VM {port.spec.vm_id}: give the ends another"
+        " port_id, or delete it if nobody needs it"
+    )
+
+
+def _is_active(port: Port) -> bool:
+    return port.state is PortState.ACTIVE
+
+
+def _is_connected(port: Port) -> bool:
+    """Whether the VM side is connected; True if the backend does not report it."""
+    return _is_active(port) and (port.observed or {}).get("connected") is not False
+
+
+def _said(port: Port) -> str:
+    return f": {port.error.detail}" if port.error is not None else ""

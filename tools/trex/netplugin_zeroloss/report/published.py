@@ -1,0 +1,104 @@
+"""A published table to show with a run's figures, with its source and conditions.
+
+It is never a result of the run. Only the operator knows whether the hardware is comparable: the run
+description has a field for it, without which the figures are labelled as measured on other hardware.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.resources import files
+from typing import Final
+
+from netplugin_zeroloss.journal import Cell, RunRecord
+
+
+class Beside(StrEnum):
+    """Relation of published figures to a run."""
+
+    NOT_SHOWN = "no"
+    OTHER = "published, other hardware"
+    COMPARABLE = "published, comparable hardware"
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """Published zero-loss pps by backend and PMD cores (None: without PMD threads), with conditions."""
+
+    name: str
+    source: str
+    #: Test conditions as (name, value).
+    conditions: tuple[tuple[str, str], ...]
+    #: Frame size; cells of other sizes have no published figure.
+    frame: str
+    rates_pps: tuple[tuple[str, int | None, float], ...]
+
+    def rate_pps(self, cell: Cell) -> float | None:
+        """Return the published rate of a cell, for any flows and queues."""
+        if cell.frame != self.frame:
+            return None
+        for backend, cores, rate in self.rates_pps:
+            if (backend, cores) == (cell.backend, cell.pmd_cores):
+                return rate
+        return None
+
+
+_CONDITIONS: Final = (
+    (
+        "host",
+        "Intel Xeon Gold 5218 at 2.30 GHz, 2 NUMA nodes, 256 GB; generator and device alike",
+    ),
+    ("NIC", "Mellanox ConnectX-6 Dx with 10 GbE optics, which are the ceiling"),
+    ("VM", "8 vCPUs host-passthrough, 8 GB, 8 queues, CentOS 7.6"),
+    (
+        "VNF",
+        "VPP with main-core 0, corelist-workers 1-7, 8 receive and 8 transmit queues",
+    ),
+    (
+        "generator",
+        "TRex 2.81, t-rex-64 -f cap2/imix_64_fast.yaml (64-byte frames), -d 120",
+    ),
+    ("method", "the load was raised until loss first showed"),
+    ("caveats", "no CPU isolation or vNUMA tuning"),
+)
+
+
+def beside(run: RunRecord, table: PublishedTable, wanted: bool) -> Beside:
+    """Return how to label the table; comparable only if the run description says so.
+
+    It does with ``comparable_to: [zstack-4.4]``. Only this field is read, so that runs with an older
+    description format can still be reported.
+    """
+    import yaml  # not needed for the plain table
+
+    try:
+        described = yaml.safe_load(run.description)
+    except yaml.YAMLError:
+        described = None
+    named = described.get("comparable_to") if isinstance(described, dict) else None
+    if isinstance(named, list) and table.name in named:
+        return Beside.COMPARABLE
+    return Beside.OTHER if wanted else Beside.NOT_SHOWN
+
+
+def zstack() -> PublishedTable:
+    """Return the published comparison of the four network schemes of ZStack 4.4."""
+    text = (files(__package__) / "data" / "zstack-4.4.csv").read_text(encoding="utf-8")
+    rates = tuple(
+        (
+            row["scheme"],
+            int(row["pmd_cores"]) if row["pmd_cores"] else None,
+            round(1e6 * float(row["zero_loss_mpps"])),
+        )
+        for row in csv.DictReader(io.StringIO(text))
+    )
+    return PublishedTable(
+        "zstack-4.4",
+        "ZStack 4.4, comparison of its four network schemes",
+        _CONDITIONS,
+        "64",
+        rates,
+    )

@@ -1,0 +1,249 @@
+"""The table of a run: backends by PMD cores, each figure marked with its limits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from netplugin_zeroloss.journal import Cell
+from netplugin_zeroloss.report import words
+from netplugin_zeroloss.report.figures import MISSING, Figure, Report
+from netplugin_zeroloss.search.outcome import SearchVerdict
+
+#: Markdown special characters: markup, and the start of a tag or an entity.
+_SPECIAL = re.compile(r"[\\`*\[\]|]|(?<!\w)_|_(?!\w)|<(?=[A-Za-z/!?])|&(?=#?\w+;)")
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Cells with the same frame size, number of flows and number of queues."""
+
+    frame: str
+    flows: int
+    queues: int
+    #: PMD cores; None (backends without PMD threads) first.
+    columns: tuple[int | None, ...]
+    #: Backend and its figure per column; None if the run has no such cell.
+    rows: tuple[tuple[str, tuple[Figure | None, ...]], ...]
+
+    @property
+    def title(self) -> str:
+        return (
+            f"{frame(self.frame)}, {words.count(self.flows, 'flow')},"
+            f" {words.count(self.queues, 'queue')}"
+        )
+
+
+def grids(report: Report) -> list[Grid]:
+    """Return one grid per frame size, flows and queues, in the order of the run."""
+    keys = dict.fromkeys(_key(figure.cell) for figure in report.figures)
+    return [_grid(report, *key) for key in keys]
+
+
+def _key(cell: Cell) -> tuple[str, int, int]:
+    return cell.frame, cell.flows, cell.queues
+
+
+def _grid(report: Report, size: str, flows: int, queues: int) -> Grid:
+    mine = [f for f in report.figures if _key(f.cell) == (size, flows, queues)]
+    columns = sorted({f.cell.pmd_cores for f in mine}, key=lambda cores: cores or 0)
+    by_cell = {(f.cell.backend, f.cell.pmd_cores): f for f in mine}
+    backends = dict.fromkeys(f.cell.backend for f in mine)
+    return Grid(
+        size, flows, queues, tuple(columns),
+        tuple((b, tuple(by_cell.get((b, cores)) for cores in columns)) for b in backends),
+    )  # fmt: skip
+
+
+# -- words of a cell -----------------------------------------------------------------------------
+
+
+def frame(name: str) -> str:
+    """Format a frame size: ``64-byte frames``, ``imix``."""
+    return f"{name}-byte frames" if name.isdecimal() else name
+
+
+def column(cores: int | None) -> str:
+    if cores is None:
+        return "no PMD"
+    return words.count(cores, "PMD core")
+
+
+def figure_text(figure: Figure | None) -> str:
+    """Format a figure with its mark."""
+    if figure is None:
+        return words.NONE
+    text, mark = short_text(figure), mark_text(figure)
+    return f"{text} ({mark})" if mark and _has_number(figure) else mark or text
+
+
+def short_text(figure: Figure | None) -> str:
+    """Format the number of a figure, or the verdict if there is none."""
+    if figure is None:
+        return words.NONE
+    digits = words.digits_of(figure.goal.relative_width) if figure.goal else 3
+    if figure.rate_pps is not None:
+        return words.mpps(figure.rate_pps, digits)
+    if figure.at_least_pps is not None:
+        return f">= {words.mpps(figure.at_least_pps, digits)}"
+    if figure.verdict == MISSING:
+        return "not measured"
+    return figure.verdict.replace("_", " ")
+
+
+def mark_text(figure: Figure) -> str:
+    """Return the limit of a figure, or why it has no number; may be empty."""
+    if figure.verdict == SearchVerdict.VNF_LIMITED:
+        return "VNF limit"
+    if figure.verdict == SearchVerdict.GENERATOR_LIMITED:
+        return "generator limit"
+    if figure.verdict == SearchVerdict.FLOOR and figure.floor_ratio is not None:
+        where = f", at {figure.floor_place}" if figure.floor_place else ""
+        return f"floor: {words.ratio(figure.floor_ratio)} lost at any load{where}"
+    if figure.verdict == SearchVerdict.FAILED:
+        return f"failed: {figure.reason}"
+    return ""
+
+
+def _has_number(figure: Figure) -> bool:
+    return figure.rate_pps is not None or figure.at_least_pps is not None
+
+
+def interval_text(figure: Figure) -> str:
+    """Format the interval over repeats: ``4.02 to 4.31 (98 %, 7 results)``."""
+    if figure.interval is None or figure.goal is None:
+        return "one result" if figure.repeats == 1 and figure.rate_pps else words.NONE
+    digits = words.digits_of(figure.goal.relative_width)
+    found = figure.interval
+    return (
+        f"{words.mpps(found.low_pps, digits)} to {words.mpps(found.high_pps, digits)}"
+        f" ({words.percent(found.confidence)}, {found.answers} results)"
+    )
+
+
+def cpu_text(figure: Figure) -> str:
+    """Format CPU use: ``2.36 (2 PMD, 71 % busy; 0.31 softirq; 0.05 system)``, in CPUs of the host."""
+    cpu = figure.cpu
+    if cpu is None or cpu.host is None:
+        return words.NONE
+    parts = []
+    if cpu.pmd is not None:
+        busy = "" if cpu.pmd_busy is None else f", {words.percent(cpu.pmd_busy)} busy"
+        parts.append(f"{cpu.pmd:g} PMD{busy}")
+    for name, value in (("softirq", cpu.softirq), ("system", cpu.system)):
+        if value is not None:
+            parts.append(f"{value:.2f} {name}")
+    return f"{cpu.host:.2f} ({'; '.join(parts)})"
+
+
+def efficiency_text(figure: Figure) -> str:
+    return words.NONE if figure.efficiency is None else words.percent(figure.efficiency)
+
+
+def published_text(figure: Figure) -> str:
+    return words.NONE if figure.published_pps is None else words.mpps(figure.published_pps)
+
+
+def status_text(report: Report) -> str:
+    """Return whether the run is complete, as a sentence."""
+    missing = len(report.missing)
+    if not missing:
+        return f"Complete: {words.count(len(report.figures), 'cell')}."
+    return (
+        f"Incomplete: {missing} of {words.count(len(report.figures), 'cell')}"
+        f" {'was' if missing == 1 else 'were'} not measured."
+    )
+
+
+#: Columns of the detail table: name, and text of a cell.
+DETAILS: tuple[tuple[str, Callable[[Figure], str]], ...] = (
+    ("zero-loss Mpps", figure_text),
+    ("goal", lambda f: f.goal.words if f.goal else words.NONE),
+    ("interval over repeats", interval_text),
+    ("CPUs of the host", cpu_text),
+    ("scaling", efficiency_text),
+)
+
+
+# -- Markdown ------------------------------------------------------------------------------------
+
+
+def markdown(report: Report) -> str:
+    """Return the Markdown report: the grids, each followed by its details."""
+    return "\n".join(_markdown(report))
+
+
+def _markdown(report: Report) -> Iterator[str]:
+    yield f"# {escape(report.run)}\n"
+    simulated = " Simulated: no frame was sent." if report.simulated else ""
+    yield f"{status_text(report)}{simulated} Rates are Mpps of both directions together.\n"
+    for grid in grids(report):
+        yield from _markdown_grid(report, grid)
+    if report.missing:
+        yield "## Not measured\n"
+        yield from (f"- `{escape(figure.cell.key)}`" for figure in report.missing)
+        yield ""
+    if report.published is not None:
+        yield f"## {report.beside.value.capitalize()}\n"
+        yield f"Source: {report.published.source}.\n"
+        yield from (f"- {what}: {value}" for what, value in report.published.conditions)
+        yield ""
+
+
+def _markdown_grid(report: Report, grid: Grid) -> Iterator[str]:
+    yield f"## {escape(grid.title)}\n"
+    yield _row(["backend", *map(column, grid.columns)])
+    yield _row(["---"] * (1 + len(grid.columns)))
+    for backend, figures in grid.rows:
+        yield _row([backend, *map(_grid_text, figures)])
+    yield ""
+    last = [(report.beside.value, published_text)] if report.published else []
+    details = [*DETAILS, *last]
+    yield _row(["backend", "PMD cores", *(name for name, _ in details)])
+    yield _row(["---"] * (2 + len(details)))
+    for _, figures in grid.rows:
+        for f in figures:
+            if f is not None:
+                cores = words.NONE if f.cell.pmd_cores is None else str(f.cell.pmd_cores)
+                yield _row([f.cell.backend, cores, *(text(f) for _, text in details)])
+    yield ""
+    yield from _markdown_others(grid)
+
+
+def _grid_text(figure: Figure | None) -> str:
+    """Format a grid cell; reasons for a missing number are in the detail table."""
+    number = figure is not None and _has_number(figure)
+    return figure_text(figure) if number else short_text(figure)
+
+
+def _markdown_others(grid: Grid) -> Iterator[str]:
+    """Yield the results of the additional goals."""
+    lines = [
+        f"- `{escape(f.cell.key)}`, {escape(goal.name)} ({escape(goal.words)}): "
+        + (escape(goal_text(goal.rate_pps, goal.relative_width, goal.verdict)))
+        for _, figures in grid.rows
+        for f in figures
+        if f is not None
+        for goal in f.others
+    ]
+    if lines:
+        yield "Other goals, from the same searches:\n"
+        yield from lines
+        yield ""
+
+
+def goal_text(rate_pps: float | None, relative_width: float, verdict: str) -> str:
+    """Format a rate with its unit, or the verdict if there is none."""
+    if rate_pps is None:
+        return f"no rate: {verdict}"
+    return f"{words.mpps(rate_pps, words.digits_of(relative_width))} Mpps"
+
+
+def _row(texts: list[str]) -> str:
+    return f"| {' | '.join(map(escape, texts))} |"
+
+
+def escape(text: str) -> str:
+    """Escape text for Markdown, including tables and HTML."""
+    return _SPECIAL.sub(r"\\\g<0>", " ".join(text.split()))

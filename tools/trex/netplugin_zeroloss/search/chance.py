@@ -1,0 +1,237 @@
+"""Bayesian model of the loss rate of a device as a function of the load (pure).
+
+A device with random loss (its CPUs are preempted for tens of microseconds at a time) has no sharp
+limit: the probability of loss within a minute rises with the load, and one trial says little. The model
+combines all trials with Bayes' rule on a grid, without libraries.
+
+Loss events at load r occur at a rate h(r). A trial stopped at its first loss event gives the time of
+that event. Two families of h are considered:
+
+- *falling*: h falls with the load; ``limit`` is the load with ``TARGET`` events within the goal's
+  duration, and b is the slope there. Two shapes are tried, because a stall of length s loses where
+  r * s exceeds the ring: a power of the load (stalls with a heavy tail), or exponential in 1/r (a light
+  tail).
+- *floor*: h does not depend on the load, or only as the number of frames does (a link with bit errors).
+  Then no load is low enough, and no rate can be reported.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import product
+
+from netplugin_zeroloss.search.context import ROUNDING, Ground
+from netplugin_zeroloss.search.floor import CONTROLS_LOST, CONTROLS_PASSED, FloorTest
+from netplugin_zeroloss.search.outcome import Outcome
+from netplugin_zeroloss.search.trials import Asking, Trial
+
+#: Loss events within the goal's duration at the searched load: P(loss) is 1 - exp(-TARGET).
+TARGET = 1.0
+#: Slopes (b = d ln h / d ln r) with their prior weights. Production hosts have 4 to 12; the steep
+#: ones represent a sharp limit.
+_SLOPES = {2: .6, 3: .8, 4.5: 1.0, 6.5: 1.0, 9: 1.0, 13: .8, 20: .5, 40: .3, 100: .3, 300: .3}  # fmt: skip
+#: Grid of the limit: from 1 % of the first lossy load to slightly above it.
+_LIMITS = [math.exp(-4.6 + 4.65 * i / 119) for i in range(120)]
+#: Loss events within the goal's duration at the first lossy load, for load-independent loss.
+_FLOORS = [math.exp(-2 + 0.2 * i) for i in range(41)]
+_FLOOR_PRIOR = 0.2
+#: Upper limit of the exponent: the device then loses immediately.
+_LARGEST = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Estimate of the limit: geometric mean, spread, and the probability that there is no limit."""
+
+    limit_pps: float
+    #: Standard deviation of ln(limit).
+    spread: float
+    slope: float
+    #: Probability of load-independent loss.
+    floor: float
+
+
+class HazardModel:
+    """Posterior for one device; ``time_s``: duration for which the goal allows no loss."""
+
+    def __init__(self, reference_pps: float, time_s: float) -> None:
+        self._reference = reference_pps
+        self._base = math.log(TARGET / time_s)
+        self._cells = [
+            (x * reference_pps, b, power)
+            for x, b, power in product(_LIMITS, _SLOPES, (True, False))
+        ]
+        self._log = [math.log(_SLOPES[b]) for _, b, _ in self._cells]
+        whole = _log_sum(self._log)
+        self._log = [a - whole for a in self._log]
+        self._floors = [(math.log(x / time_s), b) for x, b in product(_FLOORS, (0, 1))]
+        self._floor_log = [-math.log(len(self._floors))] * len(self._floors)
+
+    def saw(self, rate_pps: float, time_s: float, lost: bool, stopped: bool = True) -> None:
+        """Update with a trial of ``time_s`` seconds; ``stopped``: it ended at its first loss."""
+        relative = math.log(rate_pps / self._reference)
+        for i, (limit, slope, power) in enumerate(self._cells):
+            rise = slope * (math.log(rate_pps / limit) if power else 1 - limit / rate_pps)
+            self._log[i] += _likelihood(self._base + min(rise, _LARGEST), time_s, lost, stopped)
+        for i, (level, b) in enumerate(self._floors):
+            self._floor_log[i] += _likelihood(level + b * relative, time_s, lost, stopped)
+
+    def estimate(self) -> Estimate:
+        falling, floor = _log_sum(self._log), _log_sum(self._floor_log)
+        odds = falling - floor + math.log(1 / _FLOOR_PRIOR - 1)
+        weights = [math.exp(a - falling) for a in self._log]
+        mean = sum(w * math.log(c[0]) for w, c in zip(weights, self._cells, strict=True))
+        variance = sum(
+            w * (math.log(c[0]) - mean) ** 2 for w, c in zip(weights, self._cells, strict=True)
+        )
+        slope = sum(w * math.log(c[1]) for w, c in zip(weights, self._cells, strict=True))
+        return Estimate(
+            math.exp(mean), math.sqrt(max(0.0, variance)), math.exp(slope),
+            1 / (1 + math.exp(max(-700.0, min(700.0, odds)))),
+        )  # fmt: skip
+
+
+def _likelihood(log_hazard: float, time_s: float, lost: bool, stopped: bool) -> float:
+    """Return the log-likelihood of no event, of the first event at ``time_s``, or of at least one."""
+    events = math.exp(log_hazard) * time_s
+    if not lost:
+        return -events
+    if stopped:
+        return log_hazard - events
+    return math.log(-math.expm1(-max(events, 1e-300)))
+
+
+def _log_sum(logs: list[float]) -> float:
+    top = max(logs)
+    return top + math.log(sum(math.exp(a - top) for a in logs))
+
+
+# -- Search for devices with random loss: model the loss rate against the load, then converge from above.
+# Such a device loses at every load sooner or later, so a single trial says little. The model in hazard.py
+# combines all trials and proposes the next load. Trials above the answer end at their first loss and cost
+# little, so the search approaches from above. A load is the answer when it passed for the goal's
+# duration, the load one width above lost, and the model rates the pass as plausible.
+
+
+#: Probability of load-independent loss above which control trials run at once, and above which they
+#: run before an answer is accepted.
+_FLOOR_LIKELY = 0.5
+_FLOOR_POSSIBLE = 0.2
+#: A trial lowers the load at most to this fraction, and by at least the minimum step: trials that
+#: lose early are short and informative. The second value applies after many lossy trials.
+_LARGEST_STEP = (0.85, 0.75)
+_STEPS_BEFORE_LARGER = 7
+_SMALLEST_STEP = 0.06
+#: The next load is this many standard deviations above the estimated limit.
+_FROM_ABOVE = 0.6
+#: A pass is accepted up to this factor of the estimated limit; the second value applies to a sharp
+#: limit, because the grid of the model is coarse.
+_BELIEVED = (1.02, 1.05)
+#: From this slope the limit is sharp, and the search bisects.
+_SHARP = 30.0
+#: Loss that does not recur within this multiple of the traffic up to it is attributed to warm-up.
+_QUIET = 5.0
+
+
+class ChanceSearch:
+    """Continues a search whose full-length trials lost frames late."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._log = ground.log
+        self._goal = ground.goal
+        self._width = ground.width
+        self._floor = FloorTest(ground)
+
+    def run(self) -> Asking[Outcome | None]:
+        """Search for the goal's load.
+
+        Returns: None if all loss occurred at the beginning, so the device was still warming up.
+        """
+        model = self._learn()
+        while True:
+            lower = self._log.lower(self._goal)
+            upper = min(self._log.upper(), self._log.ceiling)
+            seen = model.estimate()
+            closed = lower is not None and self._ground.is_close(lower, upper)
+            if seen.floor > (_FLOOR_POSSIBLE if closed else _FLOOR_LIKELY):
+                passed, lost = self._floor.counts()
+                if lost >= CONTROLS_LOST:
+                    return None if self._is_early() else self._floor.outcome()
+                if passed < CONTROLS_PASSED:
+                    trial = yield from self._floor.trial()
+                    if not trial.valid:
+                        return self._ground.generator_limited(lower or 0.0)
+                    self._teach(model, trial)
+                    continue
+            if closed and lower is not None and _believed(lower, seen):
+                return None if self._lost_only_at_first() else self._bracketed(lower)
+            rate = self._next(seen, lower, upper)
+            if rate < self._ground.least():
+                return (yield from self._floor.search(rate))
+            trial = yield from self._ground.ask(
+                rate, self._goal.final_trial_s, "how often does it lose?"
+            )
+            self._teach(model, trial)
+
+    def _bracketed(self, lower: float) -> Outcome:
+        upper = self._log.upper()
+        if not self._ground.is_close(lower, upper):
+            return self._ground.generator_limited(lower)
+        return self._ground.ndr(
+            lower, upper, "bracketed; loss below capacity is a matter of chance"
+        )
+
+    def _is_early(self) -> bool:
+        """Whether apparent load-independent loss may be warm-up instead. True at most once per search."""
+        early = self._log.traffic_s < 2 * self._goal.final_trial_s
+        return early and not self._log.cold_before
+
+    def _lost_only_at_first(self) -> bool:
+        """Whether the traffic since the last loss is much longer than all before. True at most once."""
+        last = [t for t in self._log.counted() if t.lossy][-1]
+        until = last.traffic_before_s + last.traffic_s
+        return self._log.traffic_s - until > _QUIET * until and not self._log.cold_before
+
+    def _next(self, seen: Estimate, lower: float | None, upper: float) -> float:
+        if lower is None:
+            lossy = sum(1 for t in self._log.counted() if t.lossy)
+            largest = _LARGEST_STEP[lossy > _STEPS_BEFORE_LARGER]
+            rate = seen.limit_pps * math.exp(_FROM_ABOVE * seen.spread)
+            return min(max(rate, largest * upper), upper / (1 + _SMALLEST_STEP))
+        if not _believed(lower, seen) or self._ground.is_close(lower, upper):
+            return lower  # The model rates the pass as luck: repeat it.
+        if upper <= lower * (1 + self._width) ** 2 or seen.slope >= _SHARP:
+            return math.sqrt(lower * upper)
+        # Far below the estimate, go to the estimate. Near it, raise the load by one width:
+        # bisecting would favour loads that passed by luck.
+        near = lower * (1 + self._width)
+        return max(near, min(seen.limit_pps, upper / (1 + self._width)))
+
+    def _learn(self) -> HazardModel:
+        """Build the model from the full-length trials, without those above capacity."""
+        full = [
+            t
+            for t in self._log.counted()
+            if t.request.duration_s >= self._goal.final_trial_s * (1 - ROUNDING)
+        ]
+        late = [
+            t
+            for t in full
+            if t.passed or t.lost_within_s > self._ground.resolution(t.rate, self._width)
+        ]
+        trials = late or full
+        model = HazardModel(max(t.rate for t in trials), self._goal.sum_s)
+        for trial in trials:
+            self._teach(model, trial)
+        return model
+
+    def _teach(self, model: HazardModel, trial: Trial) -> None:
+        if trial.valid:
+            model.saw(trial.rate, trial.traffic_s, trial.lossy, trial.measured.aborted)
+
+
+def _believed(lower: float, seen: Estimate) -> bool:
+    """Whether the model rates a pass at ``lower`` as plausible."""
+    return lower <= seen.limit_pps * _BELIEVED[seen.slope >= _SHARP]

@@ -1,0 +1,94 @@
+"""Shared context of a strict search: trials, their duration, closeness of bounds, and outcomes."""
+
+from __future__ import annotations
+
+from netplugin_zeroloss.search.outcome import Outcome, SearchVerdict
+from netplugin_zeroloss.search.trials import Asking, SearchPlan, Trial, TrialLog
+
+#: Lowest searched load as a fraction of the forwarding rate.
+_LEAST = 1 / 64
+#: The same as a fraction of the highest load, while no forwarding rate is known.
+_LEAST_OF_ALL = 1e-5
+#: From this fraction of a control's rate the result may be limited by the control.
+_AT_CEILING = 0.95
+#: Tolerance for floating-point error in comparisons of rates.
+ROUNDING = 1e-9
+
+
+class Ground:
+    """One strict goal, the trial log shared with other goals, and what is known of the device."""
+
+    def __init__(self, plan: SearchPlan, log: TrialLog) -> None:
+        self.plan = plan
+        self.log = log
+        self.goal = plan.headline
+        self.width = self.goal.relative_width
+        self.top = plan.top_pps
+        #: Rate the overloaded device forwards, in pps (0: unknown).
+        self.forwarding_pps = 0.0
+
+    def ask(self, rate: float, duration_s: float, why: str, *, abort: bool = True) -> Asking[Trial]:
+        """Request a trial; repeats an invalid one. Raises: BudgetExhausted."""
+        # Two decimals: generators take decimal numbers.
+        return (
+            yield from self.log.ask(round(rate, 2), duration_s, why, goal=self.goal, abort=abort)
+        )
+
+    def short(self, rate: float, why: str, gap: float | None = None) -> Asking[Trial]:
+        """Request the shortest trial that can tell ``rate`` from one lower by ``gap`` (default: width)."""
+        duration = self.resolution(rate, gap or self.width)
+        return (yield from self.ask(rate, duration, why))
+
+    def resolution(self, rate: float, gap: float) -> float:
+        """Return the seconds a trial needs to show loss at ``rate`` if that is ``gap`` above capacity.
+
+        The excess must fill the rings first. Beyond a quarter of the full duration the full trial is
+        used.
+        """
+        fill = self.plan.buffer_packets / (gap * rate)
+        needed = max(self.goal.initial_trial_s, self.plan.min_trial_s, fill)
+        return needed if needed <= self.goal.final_trial_s / 4 else self.goal.final_trial_s
+
+    def least(self) -> float:
+        """Return the lowest searched load in pps."""
+        if self.forwarding_pps > 0:
+            return self.forwarding_pps * _LEAST
+        return self.top * _LEAST_OF_ALL
+
+    def is_close(self, lo: float, hi: float) -> bool:
+        """Whether two bounds are within the width of the goal."""
+        # Rates are rounded to 0.01 pps, so each may be off by half of that.
+        return hi <= lo * (1 + self.width) * (1 + ROUNDING) + 0.02
+
+    # -- outcomes --------------------------------------------------------------------------------
+
+    def ndr(self, lower: float, upper: float, reason: str) -> Outcome:
+        """Return the outcome of bracketed bounds; limited near the rate of generator or VNF alone."""
+        for who, verdict, ceiling in (
+            ("generator", SearchVerdict.GENERATOR_LIMITED, self.plan.generator_ceiling_pps),
+            ("VNF", SearchVerdict.VNF_LIMITED, self.plan.vnf_ceiling_pps),
+        ):
+            if ceiling is not None and lower >= _AT_CEILING * ceiling:
+                why = f"within 5 % of what the {who} does by itself ({ceiling:.6g} pps)"
+                return Outcome(self.goal, verdict, why, lower, upper)
+        return Outcome(self.goal, SearchVerdict.NDR, reason, lower, upper)
+
+    def generator_limited(self, lower: float) -> Outcome:
+        """Return the outcome for a generator that cannot send more; ``lower`` passed, the rest is unknown."""
+        trial = self.log.ceiling_trial
+        if trial is None:
+            reason = (
+                f"the generator does no more than {self.top:.6g} pps, and nothing was lost there"
+            )
+        else:
+            reason = f"asked {trial.rate:.6g} pps: {trial.judgement.reason}"
+        return Outcome(
+            self.goal, SearchVerdict.GENERATOR_LIMITED, reason, lower, self.plan.line_rate_pps
+        )
+
+    def failed(self, reason: str) -> Outcome:
+        """Return an outcome without a verdict, with the known bounds."""
+        return Outcome(
+            self.goal, SearchVerdict.FAILED, reason, self.log.lower(self.goal) or 0.0,
+            min(self.log.upper(), self.plan.line_rate_pps),
+        )  # fmt: skip

@@ -1,0 +1,232 @@
+"""JSON result of a search: verdict, rate, bounds, and everything needed to check or replay it.
+
+With repeats it describes the median run; ``repeats`` has the spread of the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from netplugin_zeroloss.judge.repeats import spread
+from netplugin_zeroloss.search.outcome import Outcome, SearchVerdict
+from netplugin_zeroloss.search.search import Run
+from netplugin_zeroloss.search.trials import SearchPlan, Trial
+from netplugin_zeroloss.values import Direction, Goal, Measurement, TrialRequest, UnusableInput
+
+FORMAT = 1
+
+
+def result_of(
+    plan: SearchPlan, runs: Sequence[Run], environment: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the JSON result of one or more runs of the same search."""
+    middle = _middle(runs)
+    outcome = runs[middle].found.headline
+    trials = [trial for run in runs for trial in run.found.trials]
+    rates = [r.found.headline.answer_pps for r in runs]
+    return {
+        "format": FORMAT,
+        "verdict": outcome.verdict.value,
+        "reason": outcome.reason,
+        "zero_loss_pps": outcome.answer_pps,
+        "bounds_pps": [outcome.lower_pps, outcome.upper_pps],
+        "trials": len(trials),
+        "invalid_trials": sum(1 for trial in trials if not trial.valid),
+        "traffic_s": sum(trial.traffic_s for trial in trials),
+        "wall_s": sum(run.wall_s for run in runs),
+        "goal": describe_goal(outcome.goal),
+        "goals": [_describe(o) for o in runs[middle].found.outcomes],
+        "repeats": _repeats(runs, [rate for rate in rates if rate is not None], middle),
+        "plan": describe_plan(plan),
+        "trial_log": [
+            describe_trial(trial, repeat)
+            for repeat, run in enumerate(runs)
+            for trial in run.found.trials
+        ],
+        "evidence": _evidence(outcome, runs[middle].found.trials),
+        "environment": dict(environment),
+    }
+
+
+def _middle(runs: Sequence[Run]) -> int:
+    """Return the index of the run with the most frequent verdict and the (lower) median rate."""
+    verdicts = Counter(run.found.headline.verdict for run in runs)
+    # On a tie the worse verdict wins: half of the runs is not enough for a rate.
+    order = list(SearchVerdict)
+    verdict = max(verdicts, key=lambda v: (verdicts[v], order.index(v)))
+    chosen = [n for n, run in enumerate(runs) if run.found.headline.verdict is verdict]
+    chosen.sort(key=lambda n: runs[n].found.headline.lower_pps)
+    return chosen[(len(chosen) - 1) // 2]
+
+
+def _repeats(runs: Sequence[Run], rates: Sequence[float], middle: int) -> dict[str, Any]:
+    found = spread(rates)
+    return {
+        "count": len(runs),
+        "shown": middle,
+        "verdicts": dict(Counter(run.found.headline.verdict.value for run in runs)),
+        "answers_pps": [run.found.headline.answer_pps for run in runs],
+        "spread": dataclasses.asdict(found) if found else None,
+    }
+
+
+def describe_goal(goal: Goal) -> dict[str, Any]:
+    return dataclasses.asdict(goal) | {"in_words": goal.in_words()}
+
+
+def _describe(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "goal": describe_goal(outcome.goal),
+        "verdict": outcome.verdict.value,
+        "reason": outcome.reason,
+        "rate_pps": outcome.answer_pps,
+        "bounds_pps": [outcome.lower_pps, outcome.upper_pps],
+    }
+
+
+def describe_plan(plan: SearchPlan) -> dict[str, Any]:
+    return dataclasses.asdict(plan) | {"generator_max_pps": _finite(plan.generator_max_pps)}
+
+
+def describe_measurement(measured: Measurement) -> dict[str, Any]:
+    plain = replace(measured, evidence=dict(measured.evidence), readings=dict(measured.readings))
+    return dataclasses.asdict(plain)
+
+
+def describe_trial(trial: Trial, repeat: int) -> dict[str, Any]:
+    return {
+        "repeat": repeat,
+        "number": trial.number,
+        **dataclasses.asdict(trial.request),
+        "verdict": trial.judgement.verdict.value,
+        "cause": trial.judgement.cause,
+        "reason": trial.judgement.reason,
+        "lost_packets": trial.judgement.lost_packets,
+        "loss_ratio": trial.judgement.loss_ratio,
+        "measured": describe_measurement(trial.measured),
+    }
+
+
+def _evidence(outcome: Outcome, trials: Sequence[Trial]) -> dict[str, Any]:
+    """Return the trials at the bounds, and the located loss at the upper one."""
+    lower = [t for t in trials if t.passed and t.rate == outcome.lower_pps]
+    upper = [t for t in trials if t.lossy and t.rate == outcome.upper_pps]
+    return {
+        "lower_trials": [t.number for t in lower],
+        "upper_trials": [t.number for t in upper],
+        "lost_at_upper": sum(t.judgement.lost_packets for t in upper),
+        "places_at_upper": _places(upper),
+        "floor": dataclasses.asdict(outcome.floor) if outcome.floor else None,
+        "invalid_causes": dict(
+            Counter(t.judgement.cause.value for t in trials if t.judgement.cause)
+        ),
+    }
+
+
+def _places(trials: Sequence[Trial]) -> dict[str, float]:
+    places: Counter[str] = Counter()
+    for trial in trials:
+        places.update({k: v for k, v in trial.measured.evidence.items() if v})
+    return dict(places)
+
+
+def environment(generator: str, command: Sequence[str], started: str) -> dict[str, Any]:
+    """Return machine and software versions for the result."""
+    try:
+        release = version("netplugin")
+    except PackageNotFoundError:  # not installed: run from a checkout
+        release = "unknown"
+    return {
+        "generator": generator,
+        "command": list(command),
+        "started": started,
+        "netplugin": release,
+        "python": platform.python_version(),
+        "host": platform.node(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+    }
+
+
+def dumps(result: Mapping[str, Any], indent: int | None = 1) -> str:
+    """Serialize to strict JSON without NaN and infinity; on one line if ``indent`` is None."""
+    return json.dumps(_readable(result), indent=indent, allow_nan=False) + "\n"
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, float):
+        return _finite(value)
+    if isinstance(value, Mapping):
+        return {key: _readable(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_readable(v) for v in value]
+    return value
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+# -- and back, to replay it ----------------------------------------------------------------------
+
+
+def load(
+    text: str, name: str
+) -> tuple[SearchPlan, list[list[tuple[TrialRequest, Measurement]]], dict[str, Any]]:
+    """Parse a result: plan, trials of each repeat, and the JSON object. Raises: UnusableInput."""
+    try:
+        result = json.loads(text)
+        if result["format"] != FORMAT:
+            raise UnusableInput(
+                name, f"its format is {result['format']}, this program reads {FORMAT}"
+            )
+        repeats: list[list[tuple[TrialRequest, Measurement]]] = [
+            [] for _ in range(result["repeats"]["count"])
+        ]
+        for entry in result["trial_log"]:
+            repeats[entry["repeat"]].append(
+                (read_request(entry), read_measurement(entry["measured"]))
+            )
+        return read_plan(result["plan"]), repeats, result
+    except UnusableInput:
+        raise
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise UnusableInput(name, f"it is no result of a search ({error!r})") from error
+
+
+def read_plan(entry: Mapping[str, Any]) -> SearchPlan:
+    """Parse the output of ``describe_plan``. Raises: KeyError, TypeError, UnusableInput."""
+    plan = dict(entry)
+    plan["goals"] = tuple(Goal(**goal) for goal in plan["goals"])
+    if plan["generator_max_pps"] is None:
+        plan["generator_max_pps"] = math.inf
+    return SearchPlan(**plan)
+
+
+def read_request(entry: Mapping[str, Any]) -> TrialRequest:
+    """Parse the request in a trial log entry, which has more fields. Raises: KeyError."""
+    names = [f.name for f in dataclasses.fields(TrialRequest)]
+    return TrialRequest(**{name: entry[name] for name in names})
+
+
+def read_measurement(entry: Mapping[str, Any]) -> Measurement:
+    """Parse the output of ``describe_measurement``. Raises: KeyError, TypeError."""
+    values: dict[str, Any] = {k: math.nan if v is None else v for k, v in entry.items()}
+    values["directions"] = tuple(Direction(**pair) for pair in entry["directions"])
+    return Measurement(**values)
+
+
+def goals_of(result: Mapping[str, Any]) -> Iterator[tuple[str, float | None, str]]:
+    """Yield name, rate and description of each goal."""
+    for entry in result["goals"]:
+        yield entry["goal"]["name"], entry["rate_pps"], entry["goal"]["in_words"]

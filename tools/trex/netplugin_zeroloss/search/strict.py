@@ -1,0 +1,256 @@
+"""Search for the highest load without a single lost frame.
+
+It follows MLRsearch (draft-ietf-bmwg-mlrsearch): short trials narrow the range, full-length trials
+decide, and every trial is used for all conclusions. It adds:
+
+- A trial stops at the first certain loss, so only passing trials take their full duration. A device
+  with a sharp limit needs one.
+- Immediate loss means that the load exceeds the capacity: short trials find the next load. Late loss is
+  random, and the search continues in chance.py.
+- Before a rate is reported for such a device, floor.py tests whether the loss falls with the load at
+  all.
+"""
+
+from __future__ import annotations
+
+import math
+
+from netplugin_zeroloss.search.chance import ChanceSearch
+from netplugin_zeroloss.search.context import ROUNDING, Ground
+from netplugin_zeroloss.search.floor import FloorTest
+from netplugin_zeroloss.search.outcome import Outcome
+from netplugin_zeroloss.search.trials import Asking, SearchPlan, Trial, TrialLog
+
+#: Maximum share of frames left in rings in the measured forwarding rate.
+_RINGS_PART = 0.05
+#: A probe this fraction of the needed duration is long enough.
+_ENOUGH = 0.8
+#: Maximum number of times the probe is lengthened.
+_LENGTHENED = 3
+#: After this many loads with immediate loss, the loss is not taken for lack of capacity.
+_AT_ONCE_AT_MOST = 4
+#: Tolerance factor for immediate loss: rings may be twice as large as assumed.
+_AT_ONCE = 2.0
+#: Slowly filling rings overflow again within this multiple of the first time.
+_SAME_TIME = 1.2
+#: Seconds of successive warm-ups for a device that loses at every load.
+_WARM_UPS_S = (10.0, 30.0)
+
+
+class StrictSearch:
+    """A search for one strict goal in the trial log shared with other goals."""
+
+    def __init__(self, plan: SearchPlan, log: TrialLog) -> None:
+        self._ground = Ground(plan, log)
+        self._top = plan.top_pps
+        self._width = self._ground.width
+        #: Uncounted loss occurred: a load must then pass one more trial.
+        self._suspicious = False
+
+    @property
+    def forwarding_pps(self) -> float:
+        """Rate forwarded by the overloaded device, in pps (0: unknown)."""
+        return self._ground.forwarding_pps
+
+    def run(self) -> Asking[Outcome]:
+        """Search for the goal. Raises: BudgetExhausted."""
+        for seconds in (*_WARM_UPS_S, None):
+            found = yield from self._attempt()
+            if found is not None:
+                return found
+            if seconds is not None:
+                yield from self._warm_up(seconds)
+        return (yield from FloorTest(self._ground).search(self._ground.least()))
+
+    # -- short trials ----------------------------------------------------------------------------
+
+    def _attempt(self) -> Asking[Outcome | None]:
+        """Run the search once; None if the device loses at every load."""
+        probe = yield from self._probe()
+        if probe is None:
+            return self._ground.generator_limited(0.0)
+        lo: float | None = None
+        hi = math.inf
+        if probe.lossy:
+            hi = probe.rate
+            self._ground.forwarding_pps = _forwarded(probe)
+            if self._ground.forwarding_pps > 0:
+                # Half a width above and below the forwarding rate: for a device with a sharp limit
+                # these are the bounds.
+                above = min(self._ground.forwarding_pps * (1 + self._width / 2), hi)
+                trial = yield from self._ground.short(above, "just above the forwarding rate")
+                lo, hi = (above, hi) if trial.passed else (None, above)
+                if lo is None and self._ground.plan.can_abort:
+                    # Untested: the full-length trial comes next, and stops early if the load is too
+                    # high.
+                    lo = above / (1 + self._width)
+        else:
+            lo = probe.rate
+        return (yield from self._decide(lo, hi))
+
+    def _decide(self, first: float | None, hi: float) -> Asking[Outcome | None]:
+        """Run full-length trials at the highest load left by short trials, until the bounds are close."""
+        step, marginal, at_once = self._width, False, 0
+        lo: float | None = first
+        while True:
+            if lo is None:
+                step *= 2
+            bracket = yield from self._narrow(lo, hi, step)
+            if bracket is None:
+                return None
+            rate, hi = bracket
+            trial = yield from self._full(rate, "full length")
+            lo = rate = trial.rate
+            if not trial.valid:
+                hi = min(hi, self._ground.log.ceiling)
+                lo = self._best_short(rate)
+                if lo is None and hi < self._ground.least():
+                    return self._ground.generator_limited(0.0)
+            elif trial.passed:
+                closed = yield from self._close(rate, hi)
+                if closed is not None:
+                    return closed
+                failed = min(self._ground.log.upper(), self._ground.log.ceiling)
+                lo, hi = max(rate, self._best_short(failed) or rate), math.inf
+            elif at_once < _AT_ONCE_AT_MOST and (yield from self._is_capacity(trial)):
+                lo, hi, at_once = None, rate, at_once + 1
+            elif at_once == _AT_ONCE_AT_MOST and not self._ground.log.is_warm(trial):
+                return None
+            elif self._ground.log.is_warm(trial):
+                if marginal or not (yield from self._is_marginal(trial, hi)):
+                    return (yield from ChanceSearch(self._ground).run())
+                marginal = self._suspicious = True
+                lo, hi = rate / (1 + self._width), rate
+            else:
+                # The device may have been cold: repeat the same load.
+                self._suspicious = True
+
+    def _probe(self) -> Asking[Trial | None]:
+        """Measure the forwarding rate at the maximum load; None if the generator fails at every load."""
+        rate, duration, lengthened = self._top, self._ground.goal.initial_trial_s, 0
+        for _ in range(12):
+            trial = yield from self._ground.ask(rate, duration, "probe", abort=False)
+            if trial.valid:
+                needed = self._probe_needs(max(_forwarded(trial), 1.0))
+                if trial.passed or lengthened == _LENGTHENED or duration >= _ENOUGH * needed:
+                    return trial
+                # Too many of the sent frames are still in the rings to measure the forwarding rate.
+                duration, lengthened = needed, lengthened + 1
+                continue
+            achieved = trial.measured.achieved_pps
+            # Try the achieved load next, if it is known.
+            rate = achieved * (1 - self._width / 2) if 0 < achieved < 0.98 * rate else rate * 0.8
+            if not rate > 0:
+                break
+        return None
+
+    def _probe_needs(self, forwarded: float) -> float:
+        """Return the seconds until the frames in the rings are negligible."""
+        exact = self._ground.plan.buffer_packets / (forwarded * self._width / 3)
+        rough = self._ground.plan.buffer_packets / (forwarded * _RINGS_PART)
+        full = self._ground.goal.final_trial_s
+        return min(max(min(exact, full / 4), rough, self._ground.goal.initial_trial_s), full)
+
+    def _narrow(
+        self, lo: float | None, hi: float, step: float
+    ) -> Asking[tuple[float, float] | None]:
+        """Narrow the range with short trials to a passing load and a failing one within the width.
+
+        ``hi`` is infinite if nothing failed. Steps double until both sides are known. None: no load
+        passes.
+        """
+        while True:
+            hi = min(hi, self._ground.log.ceiling)
+            if lo is not None and (
+                lo >= self._top * (1 - ROUNDING) or self._ground.is_close(lo, hi)
+            ):
+                return lo, hi
+            if lo is None:
+                bound = min(hi, self._top)
+                rate, gap = bound / (1 + step), step
+                if rate < self._ground.least():
+                    return None
+                step *= 2
+            elif math.isinf(hi):
+                rate, gap = min(lo * (1 + step), self._top), step
+                step *= 2
+            else:
+                rate, gap = math.sqrt(lo * hi), hi / lo - 1
+            trial = yield from self._ground.short(rate, "narrowing", gap)
+            if trial.passed:
+                lo = rate
+            else:
+                hi = rate
+
+    def _close(self, lo: float, hi: float) -> Asking[Outcome | None]:
+        """After ``lo`` passed, confirm that the load above fails; repeats it if the device was cold then.
+
+        None if it did not fail: the search continues above.
+        """
+        if lo >= self._top * (1 - ROUNDING):
+            if not self._ground.is_close(self._top, self._ground.plan.line_rate_pps):
+                return self._ground.generator_limited(lo)
+            return self._ground.ndr(lo, lo, "nothing was lost at the line rate")
+        if not self._ground.is_close(lo, self._ground.log.upper()):
+            rate = min(lo * (1 + self._width), hi, self._top)
+            if rate < self._ground.log.ceiling:
+                yield from self._ground.short(rate, "the rate above, again", self._width)
+        if self._ground.is_close(lo, self._ground.log.upper()):
+            return self._ground.ndr(lo, self._ground.log.upper(), "bracketed")
+        if self._ground.is_close(lo, self._ground.log.ceiling):
+            return self._ground.generator_limited(lo)
+        return None
+
+    def _is_capacity(self, trial: Trial) -> Asking[bool]:
+        """Whether loss came immediately, as it does above capacity."""
+        at_once = self._ground.resolution(trial.rate, self._width)
+        if trial.measured.aborted or trial.request.duration_s <= at_once:
+            return trial.lost_within_s <= _AT_ONCE * at_once
+        # Without abort the time of the loss is unknown.
+        short = yield from self._ground.ask(trial.rate, at_once, "does it lose at once?")
+        return short.lossy
+
+    def _is_marginal(self, trial: Trial, hi: float) -> Asking[bool]:
+        """Whether a late loss is explained by a load barely above capacity, which fills rings slowly.
+
+        Then a load just above lost immediately, and this one loses again after the same time.
+        """
+        if hi > trial.rate * (1 + self._width) ** 2 or not trial.measured.aborted:
+            return False
+        first = trial.lost_within_s
+        seconds = min(first * _SAME_TIME, self._ground.goal.final_trial_s)
+        again = yield from self._ground.ask(trial.rate, seconds, "at the same time again?")
+        return again.lossy and again.lost_within_s >= first / _SAME_TIME
+
+    def _warm_up(self, seconds: float) -> Asking[None]:
+        """Send traffic that is not judged, and discard the earlier trials."""
+        rate = max(self._ground.forwarding_pps / 2, self._ground.least())
+        left = seconds
+        while left > 0:
+            part = min(left, self._ground.goal.final_trial_s)
+            yield from self._ground.ask(rate, part, "warming up", abort=False)
+            left -= part
+        self._ground.log.forget()
+
+    def _full(self, rate: float, why: str) -> Asking[Trial]:
+        """Run trials until the goal is met at this load, or one does not pass."""
+        rate = round(rate, 2)
+        needed = self._ground.goal.trials_needed + self._suspicious
+        while self._ground.log.passes(rate, self._ground.goal) < needed:
+            trial = yield from self._ground.ask(rate, self._ground.goal.final_trial_s, why)
+            if not trial.passed:
+                return trial
+        return self._last_at(rate)
+
+    def _last_at(self, rate: float) -> Trial:
+        return [t for t in self._ground.log.counted() if t.rate == rate and t.passed][-1]
+
+    def _best_short(self, below: float) -> float | None:
+        """Return the highest load below this one that passed a trial of any duration."""
+        rates = [t.rate for t in self._ground.log.counted() if t.passed and t.rate < below]
+        return max(rates, default=None)
+
+
+def _forwarded(trial: Trial) -> float:
+    """Return the forwarded pps, assuming that every direction loses as much as the worst."""
+    return trial.rate * (1 - trial.judgement.loss_ratio)

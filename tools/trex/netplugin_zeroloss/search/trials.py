@@ -1,0 +1,236 @@
+"""The trial log of a search: its trials, the bounds that follow from them, and their cost.
+
+It is the complete state of a search. It never reads a clock, so a replayed log leads to the same
+requests and the same answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
+
+from netplugin_zeroloss.judge.trial import Cause, Judgement, judge
+from netplugin_zeroloss.values import Goal, Measurement, TrialRequest, UnusableInput
+
+T = TypeVar("T")
+#: A generator function that yields trial requests, receives measurements, and returns a ``T``.
+Asking: TypeAlias = Generator[TrialRequest, Measurement, T]
+
+#: Relative difference below which two rates are equal.
+_SAME = 1e-9
+#: Causes that may be timing errors rather than a too high load.
+_OF_TIME = (Cause.SHORT, Cause.LATE, Cause.FAST)
+#: A generator this fraction below the load will not reach it in a longer trial.
+_FAR_BEHIND = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPlan:
+    """Parameters of a search. The first goal is the headline."""
+
+    goals: tuple[Goal, ...]
+    line_rate_pps: float
+    #: Maximum rate of the generator, if below the line rate.
+    generator_max_pps: float = math.inf
+    #: Whether the generator can end a trial early.
+    can_abort: bool = True
+    #: Minimum duration of an accurate trial.
+    min_trial_s: float = 0.0
+    frame_size: int = 64
+    flows: int = 1024
+    #: Name of a mix of frame sizes, or empty.
+    mix: str = ""
+    #: Warm-up: loss within this many seconds of traffic does not count.
+    warm_up_s: float = 10.0
+    #: Frames that all rings on the path can hold; they hide overload from a short trial.
+    buffer_packets: int = 2048
+    #: Maximum attempts for a valid trial; after that the load is beyond the generator.
+    attempts: int = 3
+    #: Maximum number of trials per goal.
+    max_trials: int = 150
+    #: Maximum traffic per goal, in multiples of its ``sum_s``.
+    max_sums: float = 40.0
+    #: Rate of the VNF without the backend, from a control; None: unknown.
+    vnf_ceiling_pps: float | None = None
+    #: Rate of the generator looped back to itself; None: unknown.
+    generator_ceiling_pps: float | None = None
+
+    def __post_init__(self) -> None:
+        """Validate the rates and goals. Raises: UnusableInput."""
+        for name, value in (
+            ("line rate", self.line_rate_pps), ("generator's rate", self.generator_max_pps)
+        ):  # fmt: skip
+            if not value >= 0.01:
+                raise UnusableInput(name, f"must be at least 0.01 pps, not {value:g}")
+        if not math.isfinite(self.line_rate_pps):
+            raise UnusableInput("line rate", "must be finite")
+        if not self.goals:
+            raise UnusableInput("goals", "there must be one")
+
+    @property
+    def headline(self) -> Goal:
+        return self.goals[0]
+
+    @property
+    def top_pps(self) -> float:
+        """The maximum load, rounded down to 0.01 pps like all loads."""
+        return math.floor(100 * min(self.line_rate_pps, self.generator_max_pps)) / 100
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One trial: request, measurement, judgement. ``traffic_before_s``: traffic before it, in seconds."""
+
+    number: int
+    request: TrialRequest
+    measured: Measurement
+    judgement: Judgement
+    traffic_before_s: float
+
+    @property
+    def rate(self) -> float:
+        return self.request.rate_pps
+
+    @property
+    def valid(self) -> bool:
+        return self.judgement.valid
+
+    @property
+    def lossy(self) -> bool:
+        return self.judgement.lossy
+
+    @property
+    def passed(self) -> bool:
+        return self.valid and not self.lossy
+
+    @property
+    def traffic_s(self) -> float:
+        elapsed = self.measured.elapsed_s
+        return elapsed if math.isfinite(elapsed) and elapsed > 0 else 0.0
+
+    @property
+    def lost_within_s(self) -> float:
+        """Seconds until loss was certain; without early abort the full duration."""
+        return self.traffic_s
+
+
+class BudgetExhausted(Exception):
+    """The goal has used up its trials or its traffic."""
+
+
+class TrialLog:
+    """Requests, judges and records trials, and derives the bounds."""
+
+    def __init__(self, plan: SearchPlan) -> None:
+        self.plan = plan
+        self.trials: list[Trial] = []
+        self.traffic_s = 0.0
+        #: Lowest load that the generator could not send, and the trial that showed it.
+        self.ceiling = math.inf
+        self.ceiling_trial: Trial | None = None
+        #: Trials before this index were run before the device was warm.
+        self.cold_before = 0
+        self._goal_trials = 0
+        self._goal_traffic_s = 0.0
+
+    def begin(self) -> None:
+        """Start the budget of the next goal."""
+        self._goal_trials = len(self.trials)
+        self._goal_traffic_s = self.traffic_s
+
+    def ask(
+        self, rate: float, duration_s: float, purpose: str, *, goal: Goal, abort: bool = True
+    ) -> Asking[Trial]:
+        """Request a valid trial; after ``attempts`` invalid ones returns the last and lowers ``ceiling``.
+
+        Raises: BudgetExhausted.
+        """
+        plan = self.plan
+        duration_s = min(max(duration_s, plan.min_trial_s), goal.final_trial_s)
+        for attempt in range(plan.attempts):
+            again = f", attempt {attempt + 1}" if attempt else ""
+            request = TrialRequest(
+                rate, duration_s, plan.frame_size, plan.flows,
+                abort and plan.can_abort and goal.max_loss_ratio == 0, purpose + again,
+                plan.mix,
+            )  # fmt: skip
+            trial = yield from self._run(request, goal)
+            if trial.valid:
+                return trial
+            if trial.judgement.cause in _OF_TIME:
+                # A few milliseconds at start or stop weigh less in a longer trial.
+                duration_s = min(4 * duration_s, goal.final_trial_s)
+            if attempt and _far_behind(trial):
+                break
+        if rate < self.ceiling:
+            self.ceiling, self.ceiling_trial = rate, trial
+        return trial
+
+    def _run(self, request: TrialRequest, goal: Goal) -> Asking[Trial]:
+        plan = self.plan
+        if len(self.trials) - self._goal_trials >= plan.max_trials:
+            raise BudgetExhausted(f"{plan.max_trials} trials were not enough")
+        if self.traffic_s - self._goal_traffic_s >= plan.max_sums * goal.sum_s:
+            raise BudgetExhausted(f"{plan.max_sums * goal.sum_s:g} s of traffic were not enough")
+        measured = yield request
+        judgement = judge(request, measured, goal.relative_width, goal.max_loss_ratio)
+        trial = Trial(len(self.trials) + 1, request, measured, judgement, self.traffic_s)
+        self.trials.append(trial)
+        self.traffic_s += trial.traffic_s
+        return trial
+
+    # -- what follows from the trials ------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Discard all trials so far, because the device was not warm."""
+        self.cold_before = len(self.trials)
+
+    def counted(self) -> Iterator[Trial]:
+        """Yield the valid trials that count.
+
+        Loss during warm-up does not count; a pass does.
+        """
+        for trial in self.trials[self.cold_before :]:
+            if trial.valid and (trial.passed or self.is_warm(trial)):
+                yield trial
+
+    def is_warm(self, trial: Trial) -> bool:
+        return trial.traffic_before_s + trial.lost_within_s >= self.plan.warm_up_s
+
+    def upper(self) -> float:
+        """Return the lowest lossy load (strict goal); infinite if there is none."""
+        return min((t.rate for t in self.counted() if t.lossy), default=math.inf)
+
+    def passes(self, rate: float, goal: Goal) -> int:
+        """Return the number of full-length trials that passed at this load."""
+        return sum(
+            1
+            for t in self.counted()
+            if t.passed
+            and same(t.rate, rate)
+            and t.request.duration_s >= goal.final_trial_s * (1 - _SAME)
+        )
+
+    def lower(self, goal: Goal) -> float | None:
+        """Return the highest load below ``upper`` that meets the (strict) goal.
+
+        A pass above a lossy load is luck and does not count.
+        """
+        upper = self.upper()
+        rates = {t.rate for t in self.counted() if t.passed and t.rate < upper * (1 - _SAME)}
+        return max((r for r in rates if self.passes(r, goal) >= goal.trials_needed), default=None)
+
+
+def same(a: float, b: float) -> bool:
+    return abs(a - b) <= _SAME * max(a, b)
+
+
+def _far_behind(trial: Trial) -> bool:
+    return trial.measured.achieved_pps < trial.rate * (1 - _FAR_BEHIND)
+
+
+def numbered(trial: Trial, number: int) -> Trial:
+    """Return the trial renumbered for a longer log."""
+    return replace(trial, number=number)

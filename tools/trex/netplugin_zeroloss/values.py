@@ -1,0 +1,220 @@
+"""Exceptions that end a measurement without a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+
+class UnusableInput(Exception):
+    """An option or a file is unusable; no traffic was sent."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+        self.what = what
+        self.why = why
+
+
+class GeneratorError(Exception):
+    """The generator died, missed its deadline, or sent an invalid answer."""
+
+
+class ReplayError(Exception):
+    """The recorded trials do not belong to the replayed search."""
+
+
+# -- Value types of a search: trial request, measurement and goal. --------------------------------
+
+
+#: Overhead of a frame on the wire: preamble, start delimiter and inter-frame gap (IEEE 802.3).
+_WIRE_OVERHEAD_BYTES: Final = 20
+
+
+def line_rate_pps(bits_per_second: float, frame_size: float) -> float:
+    """Return the line rate in pps; ``frame_size`` includes the FCS: 14.88 Mpps for 64 at 10 Gbit/s."""
+    return bits_per_second / (8 * (frame_size + _WIRE_OVERHEAD_BYTES))
+
+
+#: Mixes of frame sizes: bytes with FCS, and frames per round. ``imix`` is IMIX_v4_1 of FD.io CSIT.
+MIXES: Final[Mapping[str, tuple[tuple[int, int], ...]]] = {"imix": ((64, 28), (570, 16), (1518, 4))}
+
+
+def mean_size(mix: str) -> float:
+    """Return the mean frame size of a mix in bytes, with FCS."""
+    parts = MIXES[mix]
+    return sum(size * count for size, count in parts) / sum(count for _, count in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRequest:
+    """Request for one trial. ``rate_pps`` is the load of both directions together."""
+
+    rate_pps: float
+    duration_s: float
+    frame_size: int = 64
+    flows: int = 1024
+    #: Stop at the first certain loss.
+    abort_on_loss: bool = True
+    #: Purpose of the trial for the log; the generator ignores it.
+    purpose: str = ""
+    #: Name of a mix in ``MIXES``; ``frame_size`` is its rounded mean. Empty: one size.
+    mix: str = ""
+
+    @property
+    def packets(self) -> float:
+        """Number of frames of the complete trial."""
+        return self.rate_pps * self.duration_s
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """Frames sent in one direction and received at the other end."""
+
+    tx_packets: int
+    rx_packets: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Counters of a trial, read after the generator stopped, the device drained and two reads were equal."""
+
+    tx_packets: int
+    rx_packets: int
+    #: Seconds from the first to the last frame, without start and drain.
+    elapsed_s: float
+    aborted: bool = False
+    #: Frames the generator reports as not sent.
+    tx_shortfall: int = 0
+    #: Frames dropped by the generator's own receiver.
+    rx_errors: int = 0
+    #: Frames the generator dropped in its own transmit queue.
+    queue_drops: int = 0
+    #: Number of times the generator was delayed (transmit queue full, or no CPU), so that frames
+    #: went out late and in bursts.
+    queue_full: int = 0
+    #: Frames possibly in flight when the counters were read; 0 after a drain.
+    in_flight_packets: int = 0
+    #: Uncertainty of ``elapsed_s`` in seconds, for generators with a coarse clock.
+    elapsed_uncertainty_s: float = 0.0
+    #: Whether the last two reads of the counters were equal.
+    settled: bool = True
+    directions: tuple[Direction, ...] = ()
+    #: Located loss: lost frames by component. The rest of the loss is unexplained.
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    #: Other readings by component: CPU seconds, shares, cycles.
+    readings: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def achieved_pps(self) -> float:
+        return self.tx_packets / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A search goal in the terms of MLRsearch: what makes a load a lower bound.
+
+    A load is a lower bound if trials of ``final_trial_s`` were run for ``sum_s`` in total, and at most
+    the share ``exceed_ratio`` of that time was in trials with a loss ratio above ``max_loss_ratio``.
+    """
+
+    name: str
+    max_loss_ratio: float = 0.0
+    exceed_ratio: float = 0.0
+    initial_trial_s: float = 0.4
+    final_trial_s: float = 60.0
+    sum_s: float = 60.0
+    #: Maximum distance of the bounds: upper <= lower * (1 + relative_width).
+    relative_width: float = 0.005
+
+    def __post_init__(self) -> None:
+        """Validate the parameters. Raises: UnusableInput."""
+        _within(self.name, "loss ratio", self.max_loss_ratio, 0, 0.5, or_equal=True)
+        _within(self.name, "exceed ratio", self.exceed_ratio, 0, 0.999, or_equal=True)
+        _within(self.name, "final trial duration", self.final_trial_s, 0, 86_400)
+        _within(self.name, "initial trial duration", self.initial_trial_s, 0, self.final_trial_s)
+        _within(self.name, "relative width (precision)", self.relative_width, 0, 0.5)
+        if not self.final_trial_s <= self.sum_s <= 1000 * self.final_trial_s:
+            raise UnusableInput(
+                f"goal {self.name}", "the sum of durations must be 1 to 1000 final trials"
+            )
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether a single lost frame decides, so that a trial may stop there."""
+        return self.max_loss_ratio == 0 and self.exceed_ratio == 0
+
+    @property
+    def trials_needed(self) -> int:
+        return math.ceil(self.sum_s / self.final_trial_s - 1e-9)
+
+    def in_words(self) -> str:
+        """Describe the goal in one line, to be shown with every rate."""
+        loss = f"loss ratio <= {self.max_loss_ratio:g}" if self.max_loss_ratio else "no frame lost"
+        some = f" in {1 - self.exceed_ratio:.0%} of the time" if self.exceed_ratio else ""
+        return (
+            f"{loss}{some}, {self.trials_needed} x {self.final_trial_s:g} s,"
+            f" bounds within {self.relative_width:.3%}"
+        )
+
+
+def _within(
+    goal: str, what: str, value: float, low: float, high: float, *, or_equal: bool = False
+) -> None:
+    above = value >= low if or_equal else value > low
+    if not (math.isfinite(value) and above and value <= high):
+        sign = "at least" if or_equal else "above"
+        raise UnusableInput(
+            f"goal {goal}", f"{what} must be {sign} {low:g} and at most {high:g}, not {value:g}"
+        )
+
+
+def strict_goal(
+    final_trial_s: float = 60.0, precision: float = 0.005, initial_trial_s: float = 0.4
+) -> Goal:
+    """Return the headline goal: no lost frame in one full-length trial (RFC 2544, section 26.1)."""
+    return Goal(
+        "zero-loss", 0.0, 0.0, min(initial_trial_s, final_trial_s), final_trial_s, final_trial_s,
+        precision,
+    )  # fmt: skip
+
+
+def csit_ndr(precision: float = 0.005) -> Goal:
+    """Return the goal of FD.io CSIT's NDR: half of its 1 s trials may lose frames. It is not zero loss."""
+    return Goal("csit-ndr", 0.0, 0.5, 1.0, 1.0, 21.0, precision)
+
+
+def csit_pdr(precision: float = 0.005) -> Goal:
+    """Return the goal of FD.io CSIT's PDR: as its NDR, with a loss ratio of 0.5 %."""
+    return Goal("csit-pdr", 0.005, 0.5, 1.0, 1.0, 21.0, precision)
+
+
+# -- Search goals from user options: the headline goal and the additional goals. ------------------
+
+
+#: Additional goals by their name in options and run descriptions; called with the relative width.
+OTHER_GOALS: Final[Mapping[str, Callable[[float], Goal]]] = {
+    "csit-ndr": csit_ndr,
+    "csit-pdr": csit_pdr,
+}
+#: Default warm-up as a fraction of the full trial.
+_WARM_UP_PART: Final = 1 / 6
+
+
+def headline(
+    final_s: float, initial_s: float, precision: float, max_loss_ratio: float = 0.0
+) -> Goal:
+    """Return the headline goal: one full-length trial without (more) loss. Raises: UnusableInput.
+
+    Short trials are at most as long as the full one.
+    """
+    return Goal(
+        "zero-loss" if max_loss_ratio == 0 else "loss-ratio",
+        max_loss_ratio, 0.0, min(initial_s, final_s), final_s, final_s, precision,
+    )  # fmt: skip
+
+
+def warm_up_s(given: float | None, final_s: float) -> float:
+    """Return the warm-up in seconds of traffic: ``given``, or the default part of the full trial."""
+    return final_s * _WARM_UP_PART if given is None else given

@@ -1,0 +1,95 @@
+"""Creates a VNF from its description, and maps port bindings to VNF ports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from netplugin.api.models import Binding, PortSpec
+from netplugin_zeroloss.loss.contract import Place, Reading
+from netplugin_zeroloss.vnf.contract import Attachment, Vnf, VnfCores, VnfError, VnfInfo, VnfPort
+from netplugin_zeroloss.vnf.description import (
+    Description,
+    ExternalDescription,
+    Port,
+    TapsDescription,
+    TestpmdDescription,
+    VppDescription,
+)
+from netplugin_zeroloss.vnf.taps import Taps
+from netplugin_zeroloss.vnf.testpmd import Testpmd
+from netplugin_zeroloss.vnf.vpp import Vpp
+
+__all__ = ["Description", "Port", "make", "vnf_port"]
+
+#: By ``vif_type`` of the binding: the kind of attachment, and the field that names the device.
+_SIDES = {
+    "vhostuser": (Attachment.VHOST_USER, "socket_path"),
+    "tap": (Attachment.TAP, "device"),
+    "hostdev": (Attachment.VFIO, "pci_address"),
+}
+
+
+def make(description: Description, ports: Sequence[VnfPort], cores: VnfCores) -> Vnf:
+    """Create a VNF without starting it. Raises: VnfError if it does not support the ports."""
+    if len(ports) < 2 or len(ports) % 2:
+        raise VnfError(f"a VNF forwards between pairs of ports; there are {len(ports)}")
+    match description:
+        case TestpmdDescription():
+            return Testpmd(description, tuple(ports), cores)
+        case TapsDescription():
+            return Taps(tuple(ports), cores)
+        case VppDescription():
+            return Vpp(description, tuple(ports), cores)
+        case ExternalDescription():
+            return External(description, tuple(ports))
+
+
+def vnf_port(binding: Binding, spec: PortSpec, peer_mac: str) -> VnfPort:
+    """Return the VNF port for a port of the agent; ``peer_mac`` is the destination of its frames.
+
+    Raises: VnfError for a binding that no VNF supports.
+    """
+    if binding.vif_type not in _SIDES:
+        raise VnfError(f"no VNF can take a port whose binding is {binding.vif_type!r}")
+    attachment, field = _SIDES[binding.vif_type]
+    device = (binding.model_extra or {}).get(field)
+    if not device:
+        raise VnfError(f"the binding of a {binding.vif_type} port has no {field}")
+    # The VM's tx ring is OVS's rx ring and vice versa.
+    ring = min(spec.rx_queue_size, spec.tx_queue_size)
+    return VnfPort(
+        attachment, str(device), spec.mac, peer_mac, spec.queues, ring, spec.network.mtu
+    )  # fmt: skip
+
+
+# -- The VNF ``external``, run by the operator: not checked, and without counters. ----------------
+
+
+class External(Vnf):
+    """Starts, checks and stops nothing."""
+
+    def __init__(self, description: ExternalDescription, ports: tuple[VnfPort, ...]) -> None:
+        self._description = description
+        self._ports = ports
+
+    def start(self) -> VnfInfo:
+        queues = tuple(port.queues for port in self._ports)
+        return VnfInfo(self._description.name, self._description.version, queues, {})
+
+    def check(self) -> None:
+        """Do nothing: there is no way to check it."""
+
+    @property
+    def place(self) -> Place:
+        return _Silent()
+
+
+class _Silent(Place):
+    """Has no counters: loss in the VNF stays unexplained."""
+
+    @property
+    def name(self) -> str:
+        return "vnf"
+
+    def read(self) -> Reading:
+        return Reading()

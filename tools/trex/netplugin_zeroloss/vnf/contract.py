@@ -1,0 +1,187 @@
+"""The contract of a VNF: attaches to the VM side of ports, forwards between them, and counts frames."""
+
+from __future__ import annotations
+
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from netplugin.host.program import Program, ProgramError, Telemetry
+from netplugin_zeroloss.loss.contract import EvidenceError, Found, Place, Reading
+
+
+class Attachment(StrEnum):
+    """Kind of the VM side of a port, from the agent's binding."""
+
+    #: vhost-user socket on which the VNF listens, as QEMU does for ``dpdkvhostuserclient``.
+    VHOST_USER = "vhostuser"
+    #: Persistent tap device, opened by name.
+    TAP = "tap"
+    #: A VF bound to vfio-pci.
+    VFIO = "vfio"
+    #: Kernel device through AF_PACKET, for a control without a backend.
+    NETDEV = "netdev"
+    #: vhost-user socket on which the VNF is the backend (device) side, as OVS is for a VM; OVS uses
+    #: DPDK's ``net_virtio_user``.
+    VHOST_BACKEND = "vhostbackend"
+
+
+@dataclass(frozen=True, slots=True)
+class VnfPort:
+    """A port of the VNF. ``device`` is a socket path, a device name or a PCI address."""
+
+    attachment: Attachment
+    device: str
+    #: MAC address of the port, and of the far end, the destination of its frames.
+    mac: str
+    peer_mac: str
+    queues: int = 1
+    #: Ring size in descriptors.
+    ring: int = 1024
+    mtu: int = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class VnfCores:
+    """CPUs of the VNF on its machine; ``main`` handles no packets. Empty: no pinning."""
+
+    main: int | None = None
+    workers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VnfInfo:
+    """Name, version and actual configuration of a VNF, for the report."""
+
+    name: str
+    version: str
+    #: Actual receive queues per port.
+    rx_queues: tuple[int, ...]
+    #: Configuration: file name to text.
+    configuration: Mapping[str, str]
+
+
+class Vnf(ABC):
+    """Forwards frames between paired ports (0-1, 2-3, ...)."""
+
+    @abstractmethod
+    def start(self) -> VnfInfo:
+        """Start the VNF and wait until it forwards.
+
+        Raises: VnfError if something is missing or silently differs from the request: fewer receive
+        queues, an absent CPU.
+        """
+
+    @abstractmethod
+    def check(self) -> None:
+        """Check that the VNF still runs as started. Raises: VnfError."""
+
+    @property
+    @abstractmethod
+    def place(self) -> Place:
+        """The counters of the VNF."""
+
+    def close(self) -> None:  # noqa: B027 - there may be nothing to release
+        """Stop and release all resources. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class VnfError(ProgramError):
+    """The VNF cannot be started, has ended, or does not run as requested."""
+
+
+# -- Loss of a VNF from its port counters: frames received on one port and not sent on its partner.
+
+
+@dataclass(frozen=True, slots=True)
+class PortCounts:
+    """Frames since the start of the VNF. ``missed`` and ``errors`` reached the port but were not received."""
+
+    received: int
+    sent: int
+    missed: int = 0
+    errors: int = 0
+
+
+class Forwarded(Place):
+    """The component ``vnf`` of a program that only forwards between paired ports."""
+
+    def __init__(self, counts: Callable[[], Sequence[PortCounts]]) -> None:
+        """``counts`` returns the counters per port; it raises VnfError if the VNF does not answer."""
+        self._counts = counts
+
+    @property
+    def name(self) -> str:
+        return "vnf"
+
+    def read(self) -> Reading:
+        try:
+            ports = self._counts()
+        except ProgramError as error:
+            raise EvidenceError(f"vnf: {error}") from error
+        lost: dict[str, int] = {}
+        counters: dict[str, float] = {}
+        for number, port in enumerate(ports):
+            lost[f"port{number}.rx_missed"] = port.missed
+            lost[f"port{number}.rx_errors"] = port.errors
+            counters[f"port{number}.rx_packets"] = port.received
+            counters[f"port{number}.tx_packets"] = port.sent
+        return Reading(lost, counters)
+
+    def between(self, before: Reading, after: Reading, elapsed_s: float) -> Found:
+        found = super().between(before, after, elapsed_s)
+        lost = dict(found.lost)
+        for number in range(len(after.counters) // 2):
+            partner = number ^ 1
+            came = found.readings[f"port{number}.rx_packets"]
+            went = found.readings[f"port{partner}.tx_packets"]
+            if went > came:
+                raise EvidenceError(
+                    f"vnf: port {partner} sent {went - came:g} frames that port {number} did not"
+                    " receive in the trial: there were frames on their way when it began"
+                )
+            lost[f"port{partner}.not_sent"] = round(came - went)
+        return Found(lost, found.readings)
+
+
+# -- Base of VNFs that are one local program with its own directory and telemetry socket. ---------
+
+
+class OwnProgram(Vnf):
+    """``start`` sets the attributes; ``close`` releases those that are set."""
+
+    _directory: Path | None = None
+    _program: Program | None = None
+    _telemetry: Telemetry | None = None
+
+    @property
+    def place(self) -> Place:
+        return Forwarded(self._counts)
+
+    @abstractmethod
+    def _counts(self) -> Sequence[PortCounts]:
+        """Return the counters per port. Raises: VnfError."""
+
+    def close(self) -> None:
+        if self._telemetry is not None:
+            self._telemetry.close()
+        if self._program is not None:
+            self._program.stop()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None

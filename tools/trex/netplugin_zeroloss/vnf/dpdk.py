@@ -1,0 +1,130 @@
+"""DPDK device arguments of VNF ports, for testpmd and VPP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from netplugin.host import cpus
+from netplugin.host.program import free_socket
+from netplugin_zeroloss.vnf.contract import Attachment, VnfCores, VnfError, VnfPort
+
+VHOST_NET = Path("/dev/vhost-net")
+_NET = Path("/sys/class/net")
+_PCI = Path("/sys/bus/pci/devices")
+#: Maximum MTU of DPDK's AF_PACKET driver (its frames are half a page).
+_AF_PACKET_MTU = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A DPDK device: numbered virtual device or PCI address, with its arguments."""
+
+    name: str
+    arguments: str = ""
+    virtual: bool = True
+
+    @property
+    def text(self) -> str:
+        """The value for ``--vdev``."""
+        return f"{self.name},{self.arguments}" if self.arguments else self.name
+
+
+def device_of(port: VnfPort, number: int, vhost_net: bool) -> Device:
+    """Return the DPDK device of a port (pure). ``vhost_net``: /dev/vhost-net is available for taps.
+
+    Raises: VnfError if DPDK does not support the port.
+    """
+    if "," in port.device:
+        raise VnfError(f"{port.device}: DPDK takes no name with a comma")
+    virtio = f"queues={port.queues},queue_size={port.ring},mac={port.mac}"
+    match port.attachment:
+        case Attachment.VHOST_USER:
+            return Device(f"net_virtio_user{number}", f"path={port.device},server=1,{virtio}")
+        case Attachment.TAP if vhost_net:
+            path = f"path={VHOST_NET},iface={port.device}"
+            return Device(f"net_virtio_user{number}", f"{path},{virtio}")
+        case Attachment.TAP:
+            return Device(f"net_tap{number}", f"iface={port.device},mac={port.mac}")
+        case Attachment.NETDEV:
+            if port.mtu > _AF_PACKET_MTU:
+                raise VnfError(f"{port.device}: DPDK's AF_PACKET driver takes no MTU of {port.mtu}")
+            ring = f"framesz=2048,framecnt={max(512, 8 * port.ring)},blocksz=16384"
+            queues = f"qpairs={port.queues},qdisc_bypass=1"
+            return Device(f"net_af_packet{number}", f"iface={port.device},{queues},{ring}")
+        case Attachment.VHOST_BACKEND:
+            return Device(f"net_vhost{number}", f"iface={port.device},queues={port.queues}")
+        case Attachment.VFIO:
+            return Device(port.device, virtual=False)
+
+
+def devices_of(ports: Sequence[VnfPort]) -> tuple[Device, ...]:
+    """Check the ports on this machine and return their DPDK devices. Raises: VnfError with a fix."""
+    vhost_net = VHOST_NET.exists()
+    for port in ports:
+        _check(port, vhost_net)
+    return tuple(device_of(port, number, vhost_net) for number, port in enumerate(ports))
+
+
+def _check(port: VnfPort, vhost_net: bool) -> None:
+    match port.attachment:
+        case Attachment.VHOST_USER | Attachment.VHOST_BACKEND:
+            free_socket(port.device)
+        case Attachment.VFIO:
+            driver = _PCI / port.device / "driver"
+            if not driver.exists() or driver.resolve().name != "vfio-pci":
+                raise VnfError(
+                    f"{port.device} is not bound to vfio-pci: dpdk-devbind.py -b vfio-pci"
+                )
+        case Attachment.TAP | Attachment.NETDEV:
+            if not (_NET / port.device).exists():
+                raise VnfError(f"{port.device}: there is no such device in this network namespace")
+            if port.attachment is Attachment.TAP and not vhost_net and not _many(port.device):
+                raise VnfError(
+                    f"{port.device} is a tap of one queue, which DPDK opens through vhost_net alone:"
+                    " modprobe vhost_net, plug the port with 2 queues, or use the VNF 'taps'"
+                )
+
+
+def _many(tap: str) -> bool:
+    """Whether a tap has several queues (IFF_MULTI_QUEUE in linux/if_tun.h)."""
+    try:
+        return bool(int((_NET / tap / "tun_flags").read_text(), 16) & 0x0100)
+    except (OSError, ValueError) as error:
+        raise VnfError(f"{tap} is no tap") from error
+
+
+def check_cores(cores: VnfCores) -> None:
+    """Check that the CPUs are online and not used twice. Raises: VnfError."""
+    named = [*cores.workers, *(() if cores.main is None else (cores.main,))]
+    missing = sorted(set(named) - set(cpus.online()))
+    if missing:
+        raise VnfError(f"CPU {cpus.format_list(missing)} of the VNF is not on line")
+    if len(set(cores.workers)) < len(cores.workers):
+        raise VnfError(f"a CPU stands twice among the VNF's workers: {cores.workers}")
+
+
+class KeptAddresses:
+    """Saves and restores the MAC addresses of taps, which DPDK replaces with those of the VM.
+
+    A bridge treats a frame for a port's own address as local, so it would not reach the VM.
+    """
+
+    def __init__(self, ports: Sequence[VnfPort]) -> None:
+        taps = [port.device for port in ports if port.attachment is Attachment.TAP]
+        self._before = {tap: (_NET / tap / "address").read_text().strip() for tap in taps}
+
+    def put_back(self) -> None:
+        """Restore the addresses. Raises: VnfError."""
+        if not self._before:
+            return
+        from pyroute2 import IPRoute, NetlinkError  # slow to import, and only taps need it
+
+        with IPRoute() as kernel:
+            for tap, address in self._before.items():
+                try:
+                    index = kernel.link_lookup(ifname=tap)[0]
+                    kernel.link("set", index=index, address=address)
+                except (IndexError, NetlinkError) as error:
+                    raise VnfError(f"{tap}: its MAC address cannot be set back: {error}") from error

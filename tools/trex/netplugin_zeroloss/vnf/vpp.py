@@ -1,0 +1,279 @@
+"""API messages that configure VPP to route between pairs of ports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any, Protocol
+
+from netplugin.host.program import Program, ProgramError
+from netplugin_zeroloss.loss.contract import Place
+from netplugin_zeroloss.vnf.contract import Attachment, Vnf, VnfCores, VnfError, VnfInfo, VnfPort
+from netplugin_zeroloss.vnf.description import LocalMachine, VppDescription
+from netplugin_zeroloss.vnf.dpdk import check_cores, devices_of
+from netplugin_zeroloss.vnf.machine import Machine, machine_of
+from netplugin_zeroloss.vnf.startup_conf import INTERFACE, StartupConf
+from netplugin_zeroloss.vnf.vpp_api import Api, Counters, Segment, VppPlace
+from netplugin_zeroloss.vnf.vpp_api import Program as StatsProgram
+
+#: Interface addresses (RFC 5737). Each port has a /30: VPP the first host, the far end the second.
+_ADDRESSES = IPv4Address("192.0.2.0")
+_ADMIN_UP = 1  # IF_STATUS_API_FLAG_ADMIN_UP in vnet/interface_types.api
+_STATIC = 1  # IP_API_NEIGHBOR_FLAG_STATIC in vnet/ip-neighbor/ip_neighbor.api
+_LABELS = 16  # of fib_path in vnet/fib/fib_types.api
+
+
+def routing(
+    ports: Sequence[VnfPort], interfaces: Sequence[int]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the messages with their fields (pure); ``interfaces``: VPP's interface index per port.
+
+    Each port has its own table with one route to the far end of its partner. The addresses of the test
+    frames need not be known, and no ARP is needed.
+    """
+    for number, (index, port) in enumerate(zip(interfaces, ports, strict=True)):
+        table = {"table_id": number + 1, "name": f"port{number}"}
+        yield "ip_table_add_del", {"is_add": True, "table": table}
+        yield "sw_interface_set_table", {"sw_if_index": index, "vrf_id": number + 1}
+        yield "sw_interface_set_mtu", {"sw_if_index": index, "mtu": [port.mtu, 0, 0, 0]}
+        yield "sw_interface_set_flags", {"sw_if_index": index, "flags": _ADMIN_UP}
+        prefix = f"{_ADDRESSES + 4 * number + 1}/30"
+        address = {"sw_if_index": index, "is_add": True, "prefix": prefix}
+        yield "sw_interface_add_del_address", address
+        neighbour = {
+            "sw_if_index": index, "flags": _STATIC, "mac_address": port.peer_mac,
+            "ip_address": _far(number),
+        }  # fmt: skip
+        yield "ip_neighbor_add_del", {"is_add": True, "neighbor": neighbour}
+    for number in range(len(ports)):
+        partner = number ^ 1
+        path = {
+            "sw_if_index": interfaces[partner], "weight": 1,
+            "nh": {"address": {"ip4": _far(partner)}},
+            # A fixed-length array, even if empty.
+            "label_stack": [{}] * _LABELS,
+        }  # fmt: skip
+        route = {"table_id": number + 1, "prefix": "0.0.0.0/0", "n_paths": 1, "paths": [path]}
+        yield "ip_route_add_del", {"is_add": True, "route": route}
+
+
+def _far(number: int) -> str:
+    return str(_ADDRESSES + 4 * number + 2)
+
+
+# -- The VNF ``vpp``: routes all frames of a port to a static neighbour behind its partner port. --
+
+
+_LINK_UP = 2  # IF_STATUS_API_FLAG_LINK_UP in vnet/interface_types.api
+#: Plug-ins for ports that VPP drives without DPDK on this machine.
+_PLUGINS = {Attachment.VHOST_BACKEND: "vhost", Attachment.NETDEV: "af_packet"}
+
+
+class Client(Protocol):
+    """Interface to VPP's API: ``Api``, or a fake in tests."""
+
+    def call(self, message: str, **fields: Any) -> Any: ...
+    def dump(self, message: str, **fields: Any) -> list[Any]: ...
+    def close(self) -> None: ...
+
+
+class Vpp(Vnf):
+    """VPP on this machine or in a VM.
+
+    Each port has a table with one route to its partner's far end, so the addresses of the test frames
+    need not be known.
+    """
+
+    def __init__(
+        self,
+        description: VppDescription,
+        ports: tuple[VnfPort, ...],
+        cores: VnfCores,
+        connect: Callable[[Path], Client] = Api,
+    ) -> None:
+        """Raises: VnfError for ports that VPP does not support on that machine."""
+        self._description, self._ports, self._cores = description, ports, cores
+        self._connect = connect
+        self._local = isinstance(description.machine, LocalMachine)
+        _check_ports(description, ports)
+        self._queues = description.rx_queues or max(port.queues for port in ports)
+        self._machine: Machine | None = None
+        self._program: Program | None = None
+        self._api: Client | None = None
+        self._counters: Counters | None = None
+        self._interfaces: list[int] = []
+
+    def start(self) -> VnfInfo:
+        try:
+            return self._start()
+        except ProgramError as error:
+            raise VnfError(f"{error}{self._log()}") from error
+
+    def _start(self) -> VnfInfo:
+        deadline = time.monotonic() + self._description.start_s
+        if self._local:
+            check_cores(self._cores)
+            devices_of(self._ports)
+        self._machine = machine = machine_of(self._description.machine, deadline)
+        conf = self._conf(machine.directory)
+        path = f"{machine.directory}/startup.conf"
+        machine.write(path, conf.text())
+        self._program = program = machine.program("vpp", [self._description.binary, "-c", path])
+        program.start()
+        program.wait_for(lambda: _is_socket(machine, conf.api_socket), deadline, "its API is there")
+        self._api = api = self._connect(machine.socket(conf.api_socket, deadline))
+        version = str(api.call("show_version").version)
+        self._interfaces = [self._interface(number) for number in range(len(self._ports))]
+        for message, fields in routing(self._ports, self._interfaces):
+            api.call(message, **fields)
+        for number in range(len(self._ports)):
+            program.wait_for(
+                partial(self._link_up, number), deadline,
+                f"the link of {self._ports[number].device} is up",
+            )  # fmt: skip
+        queues = self._rx_queues()
+        self._counters = (
+            Segment(conf.stats_socket) if self._local else StatsProgram(machine, conf.stats_socket)
+        )
+        return VnfInfo("vpp", version, queues, {"startup.conf": conf.text()})
+
+    def check(self) -> None:
+        if self._program is None:
+            raise VnfError("vpp has not been started")
+        self._program.check()
+        for number, port in enumerate(self._ports):
+            if not self._link_up(number):
+                raise VnfError(f"vpp: the link of {port.device} is down")
+        self._rx_queues()
+
+    @property
+    def place(self) -> Place:
+        if self._counters is None or self._api is None:
+            raise VnfError("vpp has not been started")
+        return VppPlace(self._counters, self._interfaces, self._runtime)
+
+    def close(self) -> None:
+        if self._counters is not None:
+            self._counters.close()
+            self._counters = None
+        if self._api is not None:
+            self._api.close()
+            self._api = None
+        if self._program is not None:
+            self._program.stop()
+        if self._machine is not None:
+            self._machine.close()
+            self._machine = None
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _conf(self, directory: str) -> StartupConf:
+        nics = self._description.nics or tuple(
+            port.device for port in self._ports if port.attachment is Attachment.VFIO
+        )
+        plugins = {_PLUGINS[p.attachment] for p in self._ports if p.attachment in _PLUGINS}
+        return StartupConf(
+            directory, self._cores, nics, self._queues, max(port.ring for port in self._ports),
+            () if self._description.nics else sorted(plugins), self._description.plugin_path,
+            self._description.hugepages, max(port.mtu for port in self._ports),
+        )  # fmt: skip
+
+    def _interface(self, number: int) -> int:
+        """Return VPP's interface index: creates the interface, or finds it by its name in startup.conf."""
+        port, api = self._ports[number], self._asked
+        if not self._description.nics and port.attachment is Attachment.VHOST_BACKEND:
+            made = api.call(
+                "create_vhost_user_if_v2", is_server=True, sock_filename=port.device,
+                use_custom_mac=True, mac_address=port.mac,
+            )  # fmt: skip
+            return int(made.sw_if_index)
+        if not self._description.nics and port.attachment is Attachment.NETDEV:
+            made = api.call(
+                "af_packet_create_v3", mode=1, host_if_name=port.device, use_random_hw_addr=False,
+                hw_addr=port.mac, num_rx_queues=self._queues, num_tx_queues=1,
+            )  # fmt: skip
+            return int(made.sw_if_index)
+        name = INTERFACE.format(number=number)
+        for details in api.dump("sw_interface_dump"):
+            if details.interface_name == name:
+                index = int(details.sw_if_index)
+                api.call("sw_interface_set_mac_address", sw_if_index=index, mac_address=port.mac)
+                return index
+        raise VnfError(
+            f"vpp has no interface for {self._nic(number)}: is it bound to vfio-pci or"
+            " uio_pci_generic there?"
+        )
+
+    def _link_up(self, number: int) -> bool:
+        index = self._interfaces[number]
+        found = self._asked.dump("sw_interface_dump", sw_if_index=index)
+        return any(int(each.flags) & _LINK_UP for each in found if each.sw_if_index == index)
+
+    def _rx_queues(self) -> tuple[int, ...]:
+        """Return the receive queues per port.
+
+        VPP silently uses one if the device has fewer than configured.
+        Raises: VnfError if the number differs from the request.
+        """
+        found = []
+        for number, index in enumerate(self._interfaces):
+            placed = self._asked.dump("sw_interface_rx_placement_dump", sw_if_index=index)
+            queues = len({int(each.queue_id) for each in placed if each.sw_if_index == index})
+            if queues != self._queues:
+                raise VnfError(
+                    f"vpp polls {queues} receive queues of {self._nic(number)}, not the"
+                    f" {self._queues} that were asked: give the VM's NIC as many, or ask for"
+                    f" rx_queues: {queues}"
+                )
+            found.append(queues)
+        return tuple(found)
+
+    def _nic(self, number: int) -> str:
+        nics = self._description.nics
+        return nics[number] if nics else self._ports[number].device
+
+    def _runtime(self) -> str:
+        return str(self._asked.call("cli_inband", cmd="show runtime").reply)
+
+    @property
+    def _asked(self) -> Client:
+        if self._api is None:
+            raise VnfError("vpp has not been started")
+        return self._api
+
+    def _log(self) -> str:
+        """Return the end of VPP's log, which contains configuration errors."""
+        if self._machine is None:
+            return ""
+        try:
+            lines = self._machine.run(["tail", "-n", "8", f"{self._machine.directory}/vpp.log"])
+        except ProgramError:
+            return ""
+        return "".join(f"\n  {line}" for line in lines.splitlines())
+
+
+def _check_ports(description: VppDescription, ports: Sequence[VnfPort]) -> None:
+    """Check that VPP supports the ports on its machine. Raises: VnfError."""
+    if description.nics:
+        if len(description.nics) != len(ports):
+            raise VnfError(f"vpp: {len(description.nics)} nics for {len(ports)} ports")
+        return
+    if not isinstance(description.machine, LocalMachine):
+        raise VnfError("vpp in a VM: say in `nics` which PCI addresses its ports have there")
+    for port in ports:
+        if port.attachment in (Attachment.VHOST_USER, Attachment.TAP):
+            raise VnfError(
+                f"vpp cannot take {port.device} on this machine: it is the switch's side of"
+                " vhost-user, as OVS is. Put it into a VM (machine: ssh), or use testpmd"
+            )
+
+
+def _is_socket(machine: Machine, path: str) -> bool:
+    try:
+        machine.run(["test", "-S", path])
+    except ProgramError:
+        return False
+    return True
