@@ -44,8 +44,8 @@ from netplugin.libvirt.pins import Placement
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.placing.capacity import (
-    Ground,
     Held,
+    HostCapacity,
     ground_of,
     held,
     pinned_by_others,
@@ -53,7 +53,7 @@ from netplugin.tuning.placing.capacity import (
 )
 from netplugin.tuning.placing.checks import check
 from netplugin.tuning.placing.checks.case import STEP as CHECK
-from netplugin.tuning.placing.checks.case import Case, Nic
+from netplugin.tuning.placing.checks.case import Case, DomainNic
 from netplugin.tuning.placing.render import pinned, refuse_pmd, refuse_stale_mark, render_placed
 
 _SET: Final = "set [host] pmd_cores in netplugin.conf"
@@ -120,7 +120,7 @@ class Domains:
         placements = await self._in_thread(self._store.placements.all)
         mine = placements.pop(vm_id, None)
         others = held(placements.values(), live)
-        wanted = tuple(Nic(port.port_id, port.binding) for port in ports if port.binding)
+        wanted = tuple(DomainNic(port.port_id, port.binding) for port in ports if port.binding)
         other_vfs: tuple[VfInfo, ...] = ()
         if _other_functions(domain, wanted):
             try:
@@ -201,7 +201,7 @@ def _not_active(port: Port) -> Finding:
     )  # fmt: skip
 
 
-def _other_functions(domain: Element, wanted: tuple[Nic, ...]) -> set[str]:
+def _other_functions(domain: Element, wanted: tuple[DomainNic, ...]) -> set[str]:
     """The PCI functions in the domain that do not belong to the VM's ports."""
     parts = (part for nic in wanted for part in fragments(nic.binding.interface_xml))
     return {function(nic) for nic in nics(domain)} - {function(part) for part in parts} - {""}
@@ -264,7 +264,7 @@ def _beside_polling(
         return place(others, before)
 
 
-def _ground(scene: Scene) -> Ground | None:
+def _ground(scene: Scene) -> HostCapacity | None:
     return ground_of(scene.plan, scene.facts) if scene.plan else None
 
 

@@ -14,9 +14,9 @@ from netplugin.tuning.as_json import as_json
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Facts
-from netplugin.tuning.intent import GROUP, Intent, intent_of
+from netplugin.tuning.intent import GROUP, HostIntent, intent_of
 from netplugin.tuning.live import Live
-from netplugin.tuning.planning.plan import Plan, make_plan
+from netplugin.tuning.planning.plan import TuningPlan, make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.read_live import read_live
 from netplugin.tuning.root import Root
@@ -30,7 +30,11 @@ class HostView:
     """Reads the host on every call, without a cache. Use it from the event loop only through ``within``."""
 
     def __init__(
-        self, intent: Intent | None, ovs_rundir: Path, libvirt_uri: str, root: Root | None = None
+        self,
+        intent: HostIntent | None,
+        ovs_rundir: Path,
+        libvirt_uri: str,
+        root: Root | None = None,
     ) -> None:
         self._intent = intent
         self._rundir = ovs_rundir
@@ -91,7 +95,7 @@ class HostView:
             plan = None
         return Scene(facts, live, plan)
 
-    def _plan(self, facts: Facts, live: Live) -> Plan | None:
+    def _plan(self, facts: Facts, live: Live) -> TuningPlan | None:
         """Raises: HostError, InvalidRequest, as ``make_plan``."""
         return make_plan(facts, self._intent, live) if self._intent else None
 

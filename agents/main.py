@@ -25,7 +25,7 @@ from agents.api.audit import AuditLog
 from agents.api.callbacks import TaskSettings
 from agents.api.connections import ConnectionLimits
 from agents.api.credentials import Credentials
-from agents.api.guard import Gate, Limits, LimitSettings
+from agents.api.guard import Limits, LimitSettings, RequestGuard
 from agents.api.listen import Listen
 from agents.api.server import Server
 from agents.api.tasks import TaskRunner
@@ -105,7 +105,7 @@ def _run(
     service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, view, marks)
     tasks = TaskRunner(task_settings, store.tasks, audit.carried_out, host.supervisor)
     app = http.build(service, tasks, metrics)
-    gate = Gate(app, tasks, lambda: credentials.access, audit, limits)
+    gate = RequestGuard(app, tasks, lambda: credentials.access, audit, limits)
     metrics.watch_credentials(lambda: credentials.stale)
     server = Server(
         uvicorn.Config(

@@ -16,7 +16,7 @@ from agents.store.store import Store
 from netplugin.api.errors import NetpluginError
 from netplugin.api.models import PortState, VfCounters
 from netplugin.api.pmd_models import PmdCore
-from netplugin.pmd.read import Reading
+from netplugin.pmd.read import PmdReading
 
 _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -93,7 +93,7 @@ class Metrics:
         """Add the metrics of unexpected errors (see ``Supervisor.failures``)."""
         self._registry.register(_Failures(failures))
 
-    def watch_pmd(self, read: Callable[[], Reading | None]) -> None:
+    def watch_pmd(self, read: Callable[[], PmdReading | None]) -> None:
         """Add the metrics of PMD threads; ``read`` is called at each scrape (see ``PmdFigures``)."""
         self._registry.register(PmdFigures(read))
 
@@ -138,7 +138,7 @@ _QUEUE = ["port", "queue", "cpu"]
 class PmdFigures(Collector):
     """Collects the metrics without affecting the rest of the scrape; without OVS, only ``up`` 0."""
 
-    def __init__(self, read: Callable[[], Reading | None]) -> None:
+    def __init__(self, read: Callable[[], PmdReading | None]) -> None:
         """``read`` takes about a second at most; it returns None if no backend uses OVS."""
         self._read = read
 
@@ -163,7 +163,7 @@ class PmdFigures(Collector):
         return [up, *figures]
 
 
-def _threads(reading: Reading) -> Iterator[Metric]:
+def _threads(reading: PmdReading) -> Iterator[Metric]:
     since = "since it started or its statistics were cleared"
     busy = GaugeMetricFamily(
         "netplugin_pmd_busy_ratio",
@@ -207,7 +207,7 @@ def _threads(reading: Reading) -> Iterator[Metric]:
     yield from (busy, cost, overhead, isolated, packets, upcalls, cycles)
 
 
-def _queues(reading: Reading) -> Iterator[Metric]:
+def _queues(reading: PmdReading) -> Iterator[Metric]:
     usage = GaugeMetricFamily(
         "netplugin_pmd_rxq_usage_ratio",
         "Cycles of its PMD thread that a receive queue took, of the last minute.", labels=_QUEUE,

@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping
 
 from agents.ports.admit import unknown_overlay
-from agents.ports.drift import Spread
+from agents.ports.drift import NetworkOutcome
 from agents.store.store import Store
-from agents.worker import Lane, answer
+from agents.worker import BackendWorker, answer
 from netplugin.api.errors import Conflict, FieldError, InvalidRequest, NetpluginError, NotFound
 from netplugin.api.models import NetworkInfo, NetworkSpec, PortSpec
 from netplugin.backend import Overlay
@@ -21,7 +21,7 @@ LOG = logging.getLogger(__name__)
 class Networks:
     """The networks of this host: kept in the store and applied by the lanes of all backends."""
 
-    def __init__(self, store: Store, lanes: Mapping[str, Lane], timeout_s: float) -> None:
+    def __init__(self, store: Store, lanes: Mapping[str, BackendWorker], timeout_s: float) -> None:
         self._store = store
         self._lanes = lanes
         self._timeout_s = timeout_s
@@ -123,28 +123,28 @@ class Networks:
             held |= lane.reconciler.backend.held_vlans()
         return held
 
-    async def _converge(self, network_id: str) -> Spread:
+    async def _converge(self, network_id: str) -> NetworkOutcome:
         """Apply the network on all backends that have ports on it."""
         backends = {record.spec.backend for record in self._store.ports_on(network_id)}
-        whole = Spread()
+        whole = NetworkOutcome()
         for name in sorted(backends & set(self._lanes)):
             try:
                 part = await self._converge_on(self._lanes[name], network_id)
             except NetpluginError as error:
-                part = Spread(False, (error,))
+                part = NetworkOutcome(False, (error,))
             # The first failure is raised if a backend could not apply the change.
             failures = (
                 (*whole.failures, *part.failures)
                 if part.reached
                 else (*part.failures, *whole.failures)
             )
-            whole = Spread(whole.reached and part.reached, failures)
+            whole = NetworkOutcome(whole.reached and part.reached, failures)
         return whole
 
-    async def _converge_on(self, lane: Lane, network_id: str) -> Spread:
+    async def _converge_on(self, lane: BackendWorker, network_id: str) -> NetworkOutcome:
         deadline = time.monotonic() + self._timeout_s
 
-        def work() -> Spread:
+        def work() -> NetworkOutcome:
             return lane.reconciler.converge_network(network_id, deadline)
 
         return await answer(lane.errand(work, deadline), deadline)

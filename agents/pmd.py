@@ -12,7 +12,7 @@ from netplugin.host import cpus
 from netplugin.host.shared import Host
 from netplugin.pmd.change import named, set_pmd
 from netplugin.pmd.propose import propose
-from netplugin.pmd.read import Reading, between, look
+from netplugin.pmd.read import PmdReading, between, look
 from netplugin.pmd.settings import MASK, masked
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.placing.pmd_cores import choose_cores, host_of, refuse_cores_of_vms
@@ -49,7 +49,7 @@ class Pmd:
         """Propose an assignment from the load of the last minute, or of the next ``interval_s`` seconds."""
         return await asyncio.to_thread(propose, await self.show(interval_s))
 
-    def scraped(self) -> Reading | None:
+    def scraped(self) -> PmdReading | None:
         """Read the state for metrics with a short timeout; None if no backend uses OVS.
 
         It blocks: do not call it from the event loop.

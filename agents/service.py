@@ -25,7 +25,7 @@ from agents.ports.reconciler import Reconciler
 from agents.ports.teams import Teams
 from agents.store.marks import StoreMarks, store_findings
 from agents.store.store import Record, Store
-from agents.worker import Lane, answer
+from agents.worker import BackendWorker, answer
 from netplugin.api.errors import (
     BackendUnavailable,
     Conflict,
@@ -85,7 +85,7 @@ class Service:
         self._timeout_s = float(conf.agent.operation_timeout)
         quarantines = Quarantines()
         self._lanes = {
-            name: Lane(
+            name: BackendWorker(
                 Reconciler(backend, store, metrics, marks, quarantines),
                 host.supervisor,
                 batch_size=conf.agent.batch_size,
@@ -417,7 +417,7 @@ class Service:
         self._lane(backend, port_id)
         return Delete(port_id, time.monotonic() + self._timeout_s, Future())
 
-    def _lane(self, backend: str, port_id: str) -> Lane:
+    def _lane(self, backend: str, port_id: str) -> BackendWorker:
         lane = self._lanes.get(backend)
         if lane is not None:
             return lane
@@ -467,7 +467,7 @@ class Service:
         future: Future[Any] = operation.future
         return await answer(future, operation.deadline, operation.port_id)
 
-    async def _errand(self, lane: Lane, work: Callable[[], T]) -> T:
+    async def _errand(self, lane: BackendWorker, work: Callable[[], T]) -> T:
         deadline = time.monotonic() + self._timeout_s
         return await answer(lane.errand(work, deadline), deadline)
 

@@ -79,7 +79,7 @@ class _Deferred:
     behind: list[Operation] = field(default_factory=list)
 
 
-class Lane:
+class BackendWorker:
     """Runs the operations of a backend in order, with reconciles in between. Call ``start`` before use."""
 
     def __init__(

@@ -66,7 +66,7 @@ def _normal(ranks: Sequence[int], chosen: int, mine: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RelativeChange:
     """Relative change from ``before`` to ``after``: -0.05 is 5 % less."""
 
     ratio: float
@@ -76,7 +76,7 @@ class Change:
     confidence: float
 
 
-def change(before: Sequence[float], after: Sequence[float], wanted: float = 0.95) -> Change:
+def change(before: Sequence[float], after: Sequence[float], wanted: float = 0.95) -> RelativeChange:
     """Return the Hodges-Lehmann estimate of the ratio, with the interval of the rank test.
 
     The interval ends are ordered pairwise ratios; how many are cut at each end follows from the rank
@@ -89,7 +89,7 @@ def change(before: Sequence[float], after: Sequence[float], wanted: float = 0.95
             break
         out, confidence = steps, covered
     middle = (ratios[(len(ratios) - 1) // 2] + ratios[len(ratios) // 2]) / 2
-    return Change(middle - 1, ratios[out] - 1, ratios[-1 - out] - 1, confidence)
+    return RelativeChange(middle - 1, ratios[out] - 1, ratios[-1 - out] - 1, confidence)
 
 
 def _over(before: float, after: float) -> float:

@@ -53,7 +53,7 @@ class _Call:
     callback: str | None = None
 
 
-class Gate:
+class RequestGuard:
     """An ASGI application that wraps the agent's application.
 
     ``access`` returns the current credentials, because tokens and certificates are reloaded at

@@ -41,7 +41,7 @@ CHECK_S = 120.0
 
 
 @dataclass(frozen=True)
-class Spread:
+class NetworkOutcome:
     """The result of a network change.
 
     ``reached`` is false if the change could not be applied to any port that worked before.
@@ -246,7 +246,7 @@ class Drift:
         record = self._ports.store.get(port_id)
         return record is not None and record.spec.backend == self._ports.backend.name
 
-    def converge_network(self, network_id: str, deadline: float) -> Spread:
+    def converge_network(self, network_id: str, deadline: float) -> NetworkOutcome:
         """Apply a network to the ports of this backend.
 
         Raises: what ``Backend.observe`` raises, BackendUnavailable.
@@ -257,13 +257,13 @@ class Drift:
             if r.spec.backend == self._ports.backend.name
         }
         if not records:
-            return Spread()
+            return NetworkOutcome()
         working = {i for i, r in records.items() if r.state in _WORKING}
         self._ports.backend.hold().require()
         result = self._ports.converge(records.values(), deadline, Stopwatch(), "network")
         self._record_checked(records, result)
         reached = not working or bool(working - set(result.failed))
-        return Spread(reached, tuple(result.failed.values()))
+        return NetworkOutcome(reached, tuple(result.failed.values()))
 
     def findings(self) -> list[Finding]:
         """The findings about this backend's part of the host.

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from agents.metrics import Metrics
 from agents.ports.backend_ports import BackendPorts
-from agents.ports.drift import Drift, Spread
+from agents.ports.drift import Drift, NetworkOutcome
 from agents.ports.operations import Operation
 from agents.ports.plug import Plug
 from agents.ports.quarantines import Quarantines
@@ -90,7 +90,7 @@ class Reconciler:
             ports, dry_run=dry_run, remove_orphans=remove_orphans, batch_size=batch_size
         )
 
-    def converge_network(self, network_id: str, deadline: float) -> Spread:
+    def converge_network(self, network_id: str, deadline: float) -> NetworkOutcome:
         """Apply a network to the ports of this backend.
 
         Raises: what ``Backend.observe`` raises, BackendUnavailable.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from drivers.dpdkvhostuser.findings import findings
-from drivers.dpdkvhostuser.model import BACKEND, OVERLAY, Seen
+from drivers.dpdkvhostuser.model import BACKEND, OVERLAY, VhostUserObservation
 from drivers.dpdkvhostuser.observe import Observer
 from drivers.dpdkvhostuser.options import GROUP, OPTIONS
 from drivers.dpdkvhostuser.plan import make_plan
@@ -23,7 +23,7 @@ from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import vhostuser_interface
 
 
-class DpdkVhostUser(Backend[Seen]):
+class DpdkVhostUser(Backend[VhostUserObservation]):
     """See ``netplugin.backend.Backend``."""
 
     name: ClassVar[str] = BACKEND
@@ -105,21 +105,21 @@ class DpdkVhostUser(Backend[Seen]):
         )
 
     def claims(
-        self, intent: Intent, observed: Seen, taken: Mapping[Claim, str]
+        self, intent: Intent, observed: VhostUserObservation, taken: Mapping[Claim, str]
     ) -> tuple[Claim, ...]:
         row = observed.rows.get(intent.port_id)
         return (sockets.claim_socket(self._settings, intent, row),)
 
-    def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
+    def plan(self, intents: Sequence[Intent], observed: VhostUserObservation) -> Plan:
         return make_plan(self._settings, intents, observed)
 
-    def findings(self, observed: Seen) -> Sequence[Finding]:
+    def findings(self, observed: VhostUserObservation) -> Sequence[Finding]:
         of_sockets = sockets.findings(self._settings, observed.rows, observed.sockets)
         return [*findings(observed, self._settings.local_ip), *of_sockets]
 
     # -- reading and changing the host ------------------------------------------------------------
 
-    def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
+    def observe(self, ports: Collection[str] | None, deadline: float) -> VhostUserObservation:
         return self._observer.observe(ports, deadline)
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from drivers.dpdkvhostuser.model import OVERLAY, Seen, vxlan_name
+from drivers.dpdkvhostuser.model import OVERLAY, VhostUserObservation, vxlan_name
 from drivers.dpdkvhostuser.plan import network_of
 from drivers.ovs import findings as ovs_findings
 from drivers.ovs import usability
-from drivers.ovs.findings import HostWord, of_bridges
+from drivers.ovs.findings import VswitchdFacts, of_bridges
 from drivers.ovs.ports import QUEUES_MARK
 from netplugin.api.models import Finding
 from netplugin.host import ovs_bonds
@@ -17,7 +17,7 @@ from netplugin.host.ovs_rows import NETWORK_MARK, OvsPort
 from netplugin.host.ovs_underlay import problem
 
 
-def findings(seen: Seen, local_ip: str | None) -> list[Finding]:
+def findings(seen: VhostUserObservation, local_ip: str | None) -> list[Finding]:
     """Return the findings; ``seen`` must cover the whole host. Pure."""
     found = ovs_bonds.findings(seen.bonds)
     found += of_bridges(seen)
@@ -27,7 +27,7 @@ def findings(seen: Seen, local_ip: str | None) -> list[Finding]:
     return found
 
 
-def _queues(seen: Seen) -> list[Finding]:
+def _queues(seen: VhostUserObservation) -> list[Finding]:
     """Report ports with more queues than there are PMD threads: their queues then share threads."""
     asked = {
         row.name: int(row.interface.external_ids.get(QUEUES_MARK, "1"))
@@ -50,7 +50,7 @@ def _queues(seen: Seen) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _underlay(seen: Seen) -> Finding:
+def _underlay(seen: VhostUserObservation) -> Finding:
     underlay = seen.tunnels.underlay
     mtus = [
         (row.interface and row.interface.mtu_request) or 0
@@ -84,7 +84,7 @@ def details(row: OvsPort) -> Mapping[str, Any]:
     return found
 
 
-def fault(row: OvsPort, seen: Seen, word: HostWord) -> str | None:
+def fault(row: OvsPort, seen: VhostUserObservation, word: VswitchdFacts) -> str | None:
     """Return why the port does not work; None if OVS reports no fault."""
     bridge = seen.bridges.get(str(row.bridge))
     return (
@@ -95,7 +95,7 @@ def fault(row: OvsPort, seen: Seen, word: HostWord) -> str | None:
     )
 
 
-def _of_tunnels(row: OvsPort, seen: Seen, word: HostWord) -> str | None:
+def _of_tunnels(row: OvsPort, seen: VhostUserObservation, word: VswitchdFacts) -> str | None:
     for udp_port in network_of(row.external_ids).values():
         tunnel = seen.tunnels.ports.get(vxlan_name(udp_port))
         broken = (
@@ -108,7 +108,7 @@ def _of_tunnels(row: OvsPort, seen: Seen, word: HostWord) -> str | None:
     return f"{error.detail}. Fix: {error.fix}" if error else None
 
 
-def _of_bonds(row: OvsPort, seen: Seen) -> str | None:
+def _of_bonds(row: OvsPort, seen: VhostUserObservation) -> str | None:
     """Return the fault of a bond that the port depends on.
 
     ``seen.bonds`` is empty unless the whole host was observed: a new bond may negotiate for a while."""

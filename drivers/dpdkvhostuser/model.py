@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from drivers.ovs.model import SeenOvs
+from drivers.ovs.model import OvsObservation
 from drivers.ovs.ports import VhostPort, rows_differ
 from netplugin.backend import Intent
 from netplugin.host.names import VXLAN
@@ -17,7 +17,7 @@ from netplugin.host.ovs_underlay import Underlay
 
 
 @dataclass(frozen=True)
-class SeenTunnels:
+class ObservedTunnels:
     """The observed state that the host's VXLAN networks share."""
 
     #: Ports with our tunnel mark: the two patch ports, and one VXLAN port per UDP port.
@@ -38,10 +38,10 @@ class SeenTunnels:
 
 
 @dataclass(frozen=True)
-class Seen(SeenOvs):
+class VhostUserObservation(OvsObservation):
     """The observed state of the ports in scope, and of their bridges, flows and networks."""
 
-    tunnels: SeenTunnels = SeenTunnels()
+    tunnels: ObservedTunnels = ObservedTunnels()
     #: Read only when the whole host is observed.
     bonds: tuple[BondUse, ...] = ()
     pmd_threads: int = 0

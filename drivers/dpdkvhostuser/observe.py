@@ -7,15 +7,21 @@ from dataclasses import replace
 
 from drivers.dpdkvhostuser import tunnels
 from drivers.dpdkvhostuser.findings import details, fault
-from drivers.dpdkvhostuser.model import OVERLAY, SHARED_NAMES, TUNNELS, Seen, SeenTunnels
+from drivers.dpdkvhostuser.model import (
+    OVERLAY,
+    SHARED_NAMES,
+    TUNNELS,
+    ObservedTunnels,
+    VhostUserObservation,
+)
 from drivers.dpdkvhostuser.plan import network_of
-from drivers.ovs.findings import HostWord
-from drivers.ovs.observe import Also, Reader, Scope
+from drivers.ovs.findings import VswitchdFacts
+from drivers.ovs.observe import Also, OvsReader, Scope
 from netplugin.backend import ObservedPort
 from netplugin.host import cpus
 from netplugin.host.openflow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
-from netplugin.host.ovs_bonds import Bond, BondUse, parse_bonds
+from netplugin.host.ovs_bonds import BondUse, OvsBond, parse_bonds
 from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import PORT_MARK, TUNNEL_MARK, OvsBridge, OvsPort, OvsRoot
 from netplugin.host.ovs_underlay import Underlay, UnderlayReader
@@ -26,7 +32,7 @@ class Observer:
 
     def __init__(self, ovs: OvsHost) -> None:
         self._ovs = ovs
-        self._reader = Reader(ovs, tunnels.LAYOUT)
+        self._reader = OvsReader(ovs, tunnels.LAYOUT)
         local_ip = ovs.settings.local_ip
         self._underlay = UnderlayReader(local_ip) if local_ip else None
 
@@ -38,7 +44,7 @@ class Observer:
         if self._underlay is not None:
             self._underlay.close()
 
-    def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
+    def observe(self, ports: Collection[str] | None, deadline: float) -> VhostUserObservation:
         scope = self._reader.scope(ports, deadline)
         bridges = self._reader.bridges(scope)
         also = Also({TUNNELS: self._network_cookies(scope)}, {TUNNELS: tunnels.LEARNED_BIT})
@@ -46,13 +52,13 @@ class Observer:
         underlay = self._underlay.read(self._mirror) if self._underlay else None
         shared = self._mirror.ports_named(SHARED_NAMES)
         taken = {p.name for p in shared if TUNNEL_MARK not in p.external_ids}
-        seen = Seen(
+        seen = VhostUserObservation(
             **{**vars(common), "taken_names": common.taken_names | taken},
             tunnels=self._tunnels(bridges, flows, scope, shared, underlay),
             bonds=self._bonds(bridges, underlay, scope) if scope.whole else (),
             pmd_threads=_pmd_threads(self._mirror.root),
         )
-        word = HostWord(
+        word = VswitchdFacts(
             root=self._mirror.root,
             starved=self._reader.starved(scope),
             cannot_segment=self._reader.cannot_segment(seen, scope),
@@ -72,7 +78,7 @@ class Observer:
         scope: Scope,
         shared: Sequence[OvsPort],
         underlay: Underlay | None,
-    ) -> SeenTunnels:
+    ) -> ObservedTunnels:
         by_cookie: dict[int, set[Flow]] = {c: set() for c in self._network_cookies(scope)}
         if TUNNELS not in flows:
             by_cookie = {}
@@ -84,7 +90,7 @@ class Observer:
         for ids in self._mirror.ids_on(overlay) if overlay else ():
             if ids.get(PORT_MARK) not in scope.rows:
                 neighbours |= network_of(ids)
-        return SeenTunnels(
+        return ObservedTunnels(
             ports={p.name: p for p in shared if TUNNEL_MARK in p.external_ids},
             flows={cookie: frozenset(found) for cookie, found in by_cookie.items()},
             neighbours=neighbours,
@@ -117,7 +123,7 @@ class Observer:
             if bond.name in where
         )
 
-    def _bond_use(self, bond: Bond, bridge: OvsBridge, tunnels_by: str | None) -> BondUse:
+    def _bond_use(self, bond: OvsBond, bridge: OvsBridge, tunnels_by: str | None) -> BondUse:
         senders = {
             (port.interface.external_ids.get("attached-mac"), port.tag)
             for port in self._mirror.owned_on(bridge)

@@ -13,8 +13,8 @@ from drivers.dpdkvhostuser.model import (
     TO_OVERLAY,
     TO_TUNNELS,
     TUNNELS,
-    Seen,
     TunnelPort,
+    VhostUserObservation,
     vhost_port,
     vxlan_name,
 )
@@ -23,7 +23,7 @@ from drivers.ovs.commands import DropFlows
 from drivers.ovs.mapping import bridge_of, left_out, unmapped
 from drivers.ovs.plan import (
     MAX_VHOST_SOCKETS,
-    Wanted,
+    DesiredOvsPort,
     bridge_changes,
     bridge_refusal,
     name_taken,
@@ -42,7 +42,10 @@ from netplugin.host.ovs_underlay import problem
 
 
 def network_changes(
-    settings: OvsSettings, wanted: Mapping[str, Overlay], planned: set[str], seen: Seen
+    settings: OvsSettings,
+    wanted: Mapping[str, Overlay],
+    planned: set[str],
+    seen: VhostUserObservation,
 ) -> tuple[list[Change], list[Change]]:
     """Return the changes to make before the port changes (tunnels) and after them (network flows).
 
@@ -77,7 +80,10 @@ def network_of(external_ids: Mapping[str, str]) -> dict[str, int]:
 
 
 def _ports(
-    settings: OvsSettings, wanted: Mapping[str, Overlay], in_use: Mapping[str, int], seen: Seen
+    settings: OvsSettings,
+    wanted: Mapping[str, Overlay],
+    in_use: Mapping[str, int],
+    seen: VhostUserObservation,
 ) -> list[Change]:
     wishes: dict[str, TunnelPort] = {}
     if in_use and settings.local_ip:
@@ -107,7 +113,7 @@ def _ports(
     return changes
 
 
-def _flows_differ(overlay: Overlay, local_ip: str, seen: Seen) -> bool:
+def _flows_differ(overlay: Overlay, local_ip: str, seen: VhostUserObservation) -> bool:
     """Whether a network's flows differ from the desired ones, or were not read (its first port)."""
     tunnel = _ofport(seen.tunnels.ports.get(vxlan_name(overlay.spec.udp_port)))
     patch = _ofport(seen.tunnels.ports.get(TO_OVERLAY))
@@ -127,7 +133,9 @@ def _ofport(row: OvsPort | None) -> int | None:
     return (row.interface and row.interface.works_at) or 0
 
 
-def _forgotten(planned: set[str], in_use: Mapping[str, int], seen: Seen) -> list[Change]:
+def _forgotten(
+    planned: set[str], in_use: Mapping[str, int], seen: VhostUserObservation
+) -> list[Change]:
     """Drop the flows of networks without ports: the last port leaves, or someone else removed it."""
     kept = {tunnels.network_cookie(network_id) for network_id in in_use} | {COOKIE_MARK}
     users: dict[int, list[str]] = {}
@@ -146,9 +154,9 @@ def _forgotten(planned: set[str], in_use: Mapping[str, int], seen: Seen) -> list
 # -- Plan the changes from the observed to the desired state of OVS. Pure. ------------------------
 
 
-def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> Plan:
+def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VhostUserObservation) -> Plan:
     """See ``netplugin.backend.Backend.plan``."""
-    wanted: dict[str, Wanted] = {}
+    wanted: dict[str, DesiredOvsPort] = {}
     overlays: dict[str, Overlay] = {}
     refused: dict[str, NetpluginError] = {}
     kept: dict[str, NetpluginError] = {}
@@ -167,7 +175,7 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
             refused[intent.port_id] = missing or unmapped(intent.spec)
             continue
         socket = socket_path(settings, intent, row)
-        entry = Wanted(vhost_port(intent, bridge, socket, seen.tso), intent.spec)
+        entry = DesiredOvsPort(vhost_port(intent, bridge, socket, seen.tso), intent.spec)
         error = _refusal(settings, entry, intent.overlay, seen, room)
         if error:
             refused[intent.port_id] = error
@@ -190,14 +198,14 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> P
 
 
 def _bridge_of(
-    settings: OvsSettings, intent: Intent, row: OvsPort | None, seen: Seen
+    settings: OvsSettings, intent: Intent, row: OvsPort | None, seen: VhostUserObservation
 ) -> str | None:
     assert intent.spec is not None
     return OVERLAY if intent.overlay else bridge_of(settings, intent.spec, row, seen.bridges)
 
 
 def _left_out(
-    settings: OvsSettings, intent: Intent, bridge: str | None, seen: Seen
+    settings: OvsSettings, intent: Intent, bridge: str | None, seen: VhostUserObservation
 ) -> NetpluginError | None:
     """Return the error if the configuration does not allow a new port on this network here."""
     assert intent.spec is not None
@@ -207,7 +215,11 @@ def _left_out(
 
 
 def _refusal(
-    settings: OvsSettings, wanted: Wanted, overlay: Overlay | None, seen: Seen, room: int
+    settings: OvsSettings,
+    wanted: DesiredOvsPort,
+    overlay: Overlay | None,
+    seen: VhostUserObservation,
+    room: int,
 ) -> NetpluginError | None:
     refused = port_refusal(wanted, seen, room)
     if refused:
@@ -218,7 +230,7 @@ def _refusal(
 
 
 def _overlay_refusal(
-    settings: OvsSettings, port: VhostPort, overlay: Overlay, seen: Seen
+    settings: OvsSettings, port: VhostPort, overlay: Overlay, seen: VhostUserObservation
 ) -> NetpluginError | None:
     if settings.local_ip is None:
         return problem(None)

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from drivers.linuxbridge import commands as c
 from drivers.linuxbridge import filters
-from drivers.linuxbridge.segments import Device, is_ours
+from drivers.linuxbridge.segments import SegmentDevice, is_ours
 from netplugin.api.errors import NetpluginError, OperationTimeout
 from netplugin.backend import Applied, Change
 from netplugin.host.fdb import Fdb
@@ -23,7 +23,7 @@ from netplugin.host.vxlan import VxlanFilter
 
 
 @dataclass(frozen=True)
-class Kernel:
+class BridgeKernel:
     links: Links = field(default_factory=Links)
     fdb: Fdb = field(default_factory=Fdb)
     tc: Tc = field(default_factory=Tc)
@@ -39,7 +39,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Writer:
-    kernel: Kernel
+    kernel: BridgeKernel
     deadline: float
     #: The mark of the store to write with the rules; empty: leave the existing mark.
     store_mark: str = ""
@@ -98,7 +98,7 @@ class Writer:
             case _:
                 self._rate(change)
 
-    def _create(self, device: Device) -> None:
+    def _create(self, device: SegmentDevice) -> None:
         links = self.kernel.links
         links.create(
             device.name, device.made, alias=device.alias, address=device.address, mtu=device.mtu
@@ -106,7 +106,7 @@ class Writer:
         if isinstance(device.made, Bridge | Ifb):
             links.set(device.name, up=True)
 
-    def _set(self, device: Device) -> None:
+    def _set(self, device: SegmentDevice) -> None:
         if self._ours(device.name) is None:
             return
         links, made = self.kernel.links, device.made

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from drivers.linuxbridge.guard import port_guard
-from drivers.linuxbridge.segments import Device, Segment, stamp_of, tap_mark
+from drivers.linuxbridge.segments import Segment, SegmentDevice, stamp_of, tap_mark
 from netplugin.api.models import PortSpec
 from netplugin.backend import Change
-from netplugin.host.cbpf import Program
+from netplugin.host.cbpf import BpfProgram
 from netplugin.host.link_messages import Bridge, Ifb, Link, Vlan, Vxlan
 from netplugin.host.names import TAP, device_name
 from netplugin.host.tc import Tbf
@@ -19,7 +19,7 @@ _FRAME_HEADER = 18
 
 
 @dataclass(frozen=True)
-class SeenMacs:
+class ObservedMacs:
     """Static MACs that a bridge has on a tap, and on its other ports (``netplugin.host.fdb``).
 
     ``elsewhere`` is read only if ``here`` is empty.
@@ -39,7 +39,7 @@ class Tap:
     mtu: int
     multi_queue: bool
     #: The classic BPF program that filters frames entering from the VM.
-    guard: Program
+    guard: BpfProgram
     #: The only MAC that the VM may use; empty if it may use others: the bridge then learns.
     mac: str = ""
     #: Rate limits of what the VM receives (ingress) and sends (egress).
@@ -77,7 +77,7 @@ class Tap:
         """Whether the tap must be recreated: the kernel cannot change its kind or multi-queue mode."""
         return link.kind != "tun" or link.multi_queue != self.multi_queue
 
-    def differs(self, link: Link, macs: SeenMacs) -> bool:
+    def differs(self, link: Link, macs: ObservedMacs) -> bool:
         """Whether anything that can be changed on a live tap differs from the desired state.
 
         ``vnet_hdr`` is ignored: the process that opens the tap sets it.
@@ -102,7 +102,7 @@ def _only_mac(spec: PortSpec) -> str:
 class CreateDevice(Change):
     """Create a bridge, an uplink or a shaper. It is down, and no member of a bridge."""
 
-    device: Device
+    device: SegmentDevice
 
     def describe(self) -> str:
         match self.device.made:
@@ -119,7 +119,7 @@ class CreateDevice(Change):
 
 @dataclass(frozen=True)
 class SetDevice(Change):
-    device: Device
+    device: SegmentDevice
 
     def describe(self) -> str:
         return f"set {self.device.name}: MTU {self.device.mtu}, up, options, no IPv6, mark"
@@ -204,7 +204,7 @@ class SetGuard(Change):
     """Attach a BPF program to the ingress of a tap, or of a bridge to keep its frames from the host."""
 
     device: str
-    program: Program
+    program: BpfProgram
 
     def describe(self) -> str:
         return f"guard what enters {self.device} ({self.program.length} instructions)"

@@ -10,14 +10,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from drivers.linuxbridge.apply import Kernel, Writer, touched
+from drivers.linuxbridge.apply import BridgeKernel, Writer, touched
 from drivers.linuxbridge.findings import host_findings
-from drivers.linuxbridge.model import Seen, Wanted
-from drivers.linuxbridge.observe import VHOST_NET, Reader
+from drivers.linuxbridge.model import BridgeObservation, DesiredPort
+from drivers.linuxbridge.observe import VHOST_NET, BridgeReader
 from drivers.linuxbridge.options import GROUP, OPTIONS, Settings
 from drivers.linuxbridge.plan import make_plan
 from drivers.linuxbridge.uplink_path import no_local_ip
-from drivers.linuxbridge.watch import Watch
+from drivers.linuxbridge.watch import BridgeWatch
 from netplugin.api.errors import BackendUnavailable
 from netplugin.api.models import Binding, Features, Finding, PortSpec
 from netplugin.backend import Applied, Backend, Change, Intent, Plan, unknown_network
@@ -36,7 +36,7 @@ _LOCK = "linuxbridge"
 _MODULES = {"bridge": "bridge", "vlan": "8021q", "vxlan": "vxlan", "ifb": "ifb"}
 
 
-class LinuxBridge(Backend[Seen]):
+class LinuxBridge(Backend[BridgeObservation]):
     """See ``netplugin.backend.Backend``."""
 
     name: ClassVar[str] = "linuxbridge"
@@ -55,17 +55,17 @@ class LinuxBridge(Backend[Seen]):
         {"vm_id", "mac", "backend", "queues", "rx_queue_size", "tx_queue_size", "numa_node"}
     )
 
-    def __init__(self, conf: Any, host: Host | None, *, kernel: Kernel | None = None) -> None:
+    def __init__(self, conf: Any, host: Host | None, *, kernel: BridgeKernel | None = None) -> None:
         """``kernel``: a model, for tests; None for the real one."""
         conf.register_opts(OPTIONS, group=GROUP)
         self._settings = Settings.read(conf)
         self._supervisor = supervisor_of(host)
-        self._kernel = kernel or Kernel(vxlan=VxlanFilter(self._settings.local_ip))
+        self._kernel = kernel or BridgeKernel(vxlan=VxlanFilter(self._settings.local_ip))
         self._locks = locks_of(host)
         self._carried = CarriedMark(host.mark if host is not None else unmarked)
         #: The mark found with the rules at the last read of the whole host; None before that.
         self._mark_there: str | None = None
-        self._watch: Watch | None = None
+        self._watch: BridgeWatch | None = None
         self._makeable: frozenset[str] = frozenset()
 
     # -- without changing the host ----------------------------------------------------------------
@@ -135,7 +135,7 @@ class LinuxBridge(Backend[Seen]):
         )
 
     def binding(self, intent: Intent) -> Binding:
-        wanted = Wanted.of(intent)
+        wanted = DesiredPort.of(intent)
         tap = wanted.tap
         return Binding.model_validate(
             {
@@ -146,10 +146,10 @@ class LinuxBridge(Backend[Seen]):
             }
         )
 
-    def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
+    def plan(self, intents: Sequence[Intent], observed: BridgeObservation) -> Plan:
         return make_plan(self._settings, intents, observed)
 
-    def findings(self, observed: Seen) -> Sequence[Finding]:
+    def findings(self, observed: BridgeObservation) -> Sequence[Finding]:
         return host_findings(self._settings, observed)
 
     def facts(self) -> Mapping[str, str | int | bool]:
@@ -157,8 +157,8 @@ class LinuxBridge(Backend[Seen]):
 
     # -- reading and changing the host ------------------------------------------------------------
 
-    def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
-        seen = Reader(self._settings, self._kernel, ports).read(deadline)
+    def observe(self, ports: Collection[str] | None, deadline: float) -> BridgeObservation:
+        seen = BridgeReader(self._settings, self._kernel, ports).read(deadline)
         if ports is None:
             self._mark_there = seen.store_mark
             seen = replace(seen, store_mark=self._carried.found(seen.store_mark))
@@ -178,7 +178,7 @@ class LinuxBridge(Backend[Seen]):
     def watch(self, wake: Callable[[Wake], None]) -> None:
         interfaces = frozenset(filter(None, self._settings.physical_interfaces.values()))
         try:
-            self._watch = Watch(wake, interfaces, self._supervisor)
+            self._watch = BridgeWatch(wake, interfaces, self._supervisor)
         except OSError as refused:
             LOG.warning(
                 "linuxbridge: no news from the kernel, drift is found by looking: %s", refused

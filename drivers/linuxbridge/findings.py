@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from drivers.linuxbridge.model import Seen, SeenBond
+from drivers.linuxbridge.model import BridgeObservation, ObservedBond
 from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.segments import Segment, stamp_of
 from drivers.linuxbridge.uplink_path import hop_of, in_the_way, small, uplink_problem
@@ -30,7 +30,7 @@ _HASHING = ("balance-xor", "802.3ad")
 _SPREADS_TUNNELS = ("layer3+4", "encap3+4")
 
 
-def bond_details(bond: SeenBond) -> dict[str, Any]:
+def bond_details(bond: ObservedBond) -> dict[str, Any]:
     return {
         "name": bond.name,
         "mode": bond.bond.mode,
@@ -40,7 +40,7 @@ def bond_details(bond: SeenBond) -> dict[str, Any]:
     }
 
 
-def bond_findings(bond: SeenBond, *, tunnels: bool) -> Iterator[Finding]:
+def bond_findings(bond: ObservedBond, *, tunnels: bool) -> Iterator[Finding]:
     """Return the findings about one bond. ``tunnels``: VXLAN traffic uses the bond."""
     down = [member for member in bond.members if not member.up]
     if down:
@@ -58,7 +58,7 @@ def bond_findings(bond: SeenBond, *, tunnels: bool) -> Iterator[Finding]:
     yield from _hash(bond, tunnels)
 
 
-def _hash(bond: SeenBond, tunnels: bool) -> Iterator[Finding]:
+def _hash(bond: ObservedBond, tunnels: bool) -> Iterator[Finding]:
     mode, policy = bond.bond.mode, bond.bond.hash_policy
     if mode == "active-backup":
         active = ", ".join(member.name for member in bond.members if member.active) or "none"
@@ -80,7 +80,7 @@ def _hash(bond: SeenBond, tunnels: bool) -> Iterator[Finding]:
 # -- The observed state and faults of each port, and findings about the host. ---------------------
 
 
-def observed_port(settings: Settings, seen: Seen, port_id: str) -> ObservedPort:
+def observed_port(settings: Settings, seen: BridgeObservation, port_id: str) -> ObservedPort:
     """Return the observed state of one port; the fault says why its frames cannot pass."""
     link = seen.taps.get(port_id)
     name = device_name(TAP, port_id)
@@ -119,7 +119,9 @@ def _kbps(rate: Tbf | None) -> int | None:
     return rate.kbps if rate else None
 
 
-def _uplink_details(settings: Settings, segment: Segment, mtu: int, seen: Seen) -> dict[str, Any]:
+def _uplink_details(
+    settings: Settings, segment: Segment, mtu: int, seen: BridgeObservation
+) -> dict[str, Any]:
     hop = hop_of(settings, segment, mtu, seen)
     details: dict[str, Any] = {}
     made = seen.uplinks.get(segment.device)
@@ -138,11 +140,11 @@ def _uplink_details(settings: Settings, segment: Segment, mtu: int, seen: Seen) 
     return {"uplink": details} if details else {}
 
 
-def host_findings(settings: Settings, seen: Seen) -> list[Finding]:
+def host_findings(settings: Settings, seen: BridgeObservation) -> list[Finding]:
     """Return the findings about the host; ``seen`` must cover the whole host."""
     found = [*_vhost_net(seen), *_limitless(seen), *_flushing(seen), *_mtus(settings, seen)]
     tunnels = seen.underlay.bond if seen.underlay else None
-    bonds: dict[str, SeenBond] = {
+    bonds: dict[str, ObservedBond] = {
         i.bond.name: i.bond for i in seen.interfaces.values() if i.bond is not None
     }
     if tunnels is not None:
@@ -152,7 +154,7 @@ def host_findings(settings: Settings, seen: Seen) -> list[Finding]:
     return found
 
 
-def _vhost_net(seen: Seen) -> Iterator[Finding]:
+def _vhost_net(seen: BridgeObservation) -> Iterator[Finding]:
     if not seen.vhost_net:
         yield Finding(
             id="vhost-net", status="warn",
@@ -161,7 +163,7 @@ def _vhost_net(seen: Seen) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _limitless(seen: Seen) -> Iterator[Finding]:
+def _limitless(seen: BridgeObservation) -> Iterator[Finding]:
     options = [bridge.link.data for bridge in seen.bridges.values()]
     if any(isinstance(each, Bridge) and each.fdb_max_learned is None for each in options):
         yield Finding(
@@ -173,7 +175,7 @@ def _limitless(seen: Seen) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _flushing(seen: Seen) -> Iterator[Finding]:
+def _flushing(seen: BridgeObservation) -> Iterator[Finding]:
     if seen.flushing:
         yield Finding(
             id="firewall-flush", status="warn",
@@ -185,7 +187,7 @@ def _flushing(seen: Seen) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _mtus(settings: Settings, seen: Seen) -> Iterator[Finding]:
+def _mtus(settings: Settings, seen: BridgeObservation) -> Iterator[Finding]:
     """Report interfaces of the operator whose MTU is too small for their segments."""
     for _, bridge in sorted(seen.bridges.items()):
         segment = bridge.segment

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from netplugin.api.models import PortSpec
-from netplugin.host.cbpf import Assembler, Program
+from netplugin.host.cbpf import Assembler, BpfProgram
 from netplugin.host.names import link_local
 
 # include/uapi/linux/pkt_cls.h: TC_ACT_UNSPEC continues with the next filter, possibly a redirect.
@@ -90,7 +90,7 @@ class _Own:
         return cls(tuple(sorted(four)), tuple(sorted(six)))
 
 
-def port_guard(spec: PortSpec) -> Program:
+def port_guard(spec: PortSpec) -> BpfProgram:
     """Return the program of one port."""
     security = spec.port_security
     own = _Own.of(spec)
@@ -117,7 +117,7 @@ def port_guard(spec: PortSpec) -> Program:
     return code.program()
 
 
-def _nothing() -> Program:
+def _nothing() -> BpfProgram:
     code = Assembler()
     code.end(_SHOT)
     return code.program()

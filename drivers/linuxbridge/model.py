@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from drivers.linuxbridge.commands import SeenMacs, Tap
+from drivers.linuxbridge.commands import ObservedMacs, Tap
 from drivers.linuxbridge.segments import Segment, bridge_mark
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent, Observation, Overlay
-from netplugin.host.link_messages import Bond, BondMember, Link
+from netplugin.host.link_messages import BondMember, Link, LinuxBond
 from netplugin.host.nftables import Table
 from netplugin.host.tc import Queueing
 from netplugin.host.vxlan import VxlanSources
 
 
 @dataclass(frozen=True)
-class SeenBridge:
+class ObservedBridge:
     """One bridge of ours, with its members by name and their MTU in bytes."""
 
     link: Link
@@ -37,31 +37,31 @@ class SeenBridge:
 
 
 @dataclass(frozen=True)
-class SeenBond:
+class ObservedBond:
     """A bond made by the operator."""
 
     name: str
-    bond: Bond
+    bond: LinuxBond
     members: tuple[BondMember, ...] = ()
 
 
 @dataclass(frozen=True)
-class SeenInterface:
+class ObservedInterface:
     """An interface of the operator; we change only its master. ``bond``: the bond it is or is stacked on."""
 
     link: Link
     addresses: tuple[str, ...] = ()
-    bond: SeenBond | None = None
+    bond: ObservedBond | None = None
 
 
 @dataclass(frozen=True)
-class Seen(Observation):
+class BridgeObservation(Observation):
     """The observed state of the ports in scope, of all segments, and of the filters."""
 
     #: Links with a port's mark, by port ID.
     taps: Mapping[str, Link] = field(default_factory=dict)
     #: Our devices by name: bridges, uplinks that we made, and shapers (ifb) for what ports send.
-    bridges: Mapping[str, SeenBridge] = field(default_factory=dict)
+    bridges: Mapping[str, ObservedBridge] = field(default_factory=dict)
     uplinks: Mapping[str, Link] = field(default_factory=dict)
     shapers: Mapping[str, Link] = field(default_factory=dict)
     #: By device: the taps and shapers in scope, and the bridges of these taps.
@@ -69,15 +69,15 @@ class Seen(Observation):
     #: By VXLAN device of ours, only for segments that have ports in scope.
     peers: Mapping[str, frozenset[str]] = field(default_factory=dict)
     #: By tap, for taps that are on a bridge.
-    macs: Mapping[str, SeenMacs] = field(default_factory=dict)
+    macs: Mapping[str, ObservedMacs] = field(default_factory=dict)
     #: The allowed senders of VXLAN networks; None if there is no table or no such network in scope.
     sources: VxlanSources | None = None
     #: VLAN and VXLAN devices that are not ours, by name.
     others: Mapping[str, Link] = field(default_factory=dict)
     #: The interfaces of ``physical_interfaces``, and those that segments use as uplinks.
-    interfaces: Mapping[str, SeenInterface] = field(default_factory=dict)
+    interfaces: Mapping[str, ObservedInterface] = field(default_factory=dict)
     #: The interface with the address ``local_ip``; None also if that is not set.
-    underlay: SeenInterface | None = None
+    underlay: ObservedInterface | None = None
     #: Names with our prefixes that links without our mark have.
     taken_names: frozenset[str] = frozenset()
     #: Our nftables table, with the port chains in scope.
@@ -93,7 +93,7 @@ class Seen(Observation):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DesiredPort:
     tap: Tap
     spec: PortSpec
     segment: Segment

@@ -8,13 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drivers.linuxbridge import filters
-from drivers.linuxbridge.apply import Kernel
-from drivers.linuxbridge.commands import SeenMacs
+from drivers.linuxbridge.apply import BridgeKernel
+from drivers.linuxbridge.commands import ObservedMacs
 from drivers.linuxbridge.findings import flushing_file, observed_port
-from drivers.linuxbridge.model import Seen, SeenBond, SeenBridge, SeenInterface
+from drivers.linuxbridge.model import (
+    BridgeObservation,
+    ObservedBond,
+    ObservedBridge,
+    ObservedInterface,
+)
 from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.segments import is_ours, port_of
-from netplugin.host.link_messages import Bond, Link, Vlan
+from netplugin.host.link_messages import Link, LinuxBond, Vlan
 from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name
 from netplugin.host.nftables import Table
 from netplugin.host.tc import Queueing
@@ -25,7 +30,7 @@ _STACKED = 4  # the search depth for a bond below stacked VLAN devices
 
 
 @dataclass(frozen=True)
-class Reader:
+class BridgeReader:
     """One observation, of these ports or (None) of everything that is ours.
 
     For some ports, it reads their own devices and all segments: the kernel lists devices of one kind,
@@ -34,10 +39,10 @@ class Reader:
     """
 
     settings: Settings
-    kernel: Kernel
+    kernel: BridgeKernel
     ports: Collection[str] | None
 
-    def read(self, deadline: float) -> Seen:
+    def read(self, deadline: float) -> BridgeObservation:
         start = time.monotonic()
         seen = self._devices()
         links_read = time.monotonic()
@@ -67,7 +72,7 @@ class Reader:
         there = {*seen.taps, *filtered, *shaped}
         return replace(seen, ports={i: observed_port(self.settings, seen, i) for i in there})
 
-    def _devices(self) -> Seen:
+    def _devices(self) -> BridgeObservation:
         found = {link.name: link for link in self._links()}
         ours = {name: link for name, link in found.items() if is_ours(link)}
         taps = {
@@ -79,13 +84,13 @@ class Reader:
         uplinks = _named(ours, UPLINK, VXLAN)
         members = self.kernel.links.bridge_members()
         bridges = {
-            name: SeenBridge(link, members.get(name, {}))
+            name: ObservedBridge(link, members.get(name, {}))
             for name, link in _named(ours, BRIDGE).items()
         }
         used = {tap.master for tap in taps.values()}
         guarded = [b.link for n, b in bridges.items() if self.ports is None or n in used]
         interfaces, underlay = self._interfaces(_left_by(bridges, uplinks))
-        return Seen(
+        return BridgeObservation(
             ports={},
             taps=taps,
             bridges=bridges,
@@ -122,7 +127,7 @@ class Reader:
     def _peers(
         self,
         used: Collection[str | None],
-        bridges: Mapping[str, SeenBridge],
+        bridges: Mapping[str, ObservedBridge],
         uplinks: Mapping[str, Link],
     ) -> dict[str, frozenset[str]]:
         segments = [b.segment for name, b in bridges.items() if name in used]
@@ -133,7 +138,9 @@ class Reader:
             if link.kind == "vxlan" and (self.ports is None or name in names)
         }
 
-    def _macs(self, taps: Iterable[Link], bridges: Mapping[str, SeenBridge]) -> dict[str, SeenMacs]:
+    def _macs(
+        self, taps: Iterable[Link], bridges: Mapping[str, ObservedBridge]
+    ) -> dict[str, ObservedMacs]:
         fdb = self.kernel.fdb
         members = {tap.name: tap for tap in taps if tap.master in bridges}
         here = {name: fdb.fixed(tap.index) for name, tap in members.items()}
@@ -142,7 +149,7 @@ class Reader:
             if not here[name] and tap.master and tap.master not in on:
                 on[tap.master] = fdb.fixed_on(bridges[tap.master].link.index)
         return {
-            name: SeenMacs(macs, frozenset() if macs else on[members[name].master])
+            name: ObservedMacs(macs, frozenset() if macs else on[members[name].master])
             for name, macs in here.items()
         }
 
@@ -153,32 +160,32 @@ class Reader:
             return {link.name: found.get(link.index, Queueing()) for link in devices}
         return {link.name: tc.read(link.index, link.qdisc) for link in devices}
 
-    def _is_on_vxlan(self, seen: Seen, tap: Link) -> bool:
+    def _is_on_vxlan(self, seen: BridgeObservation, tap: Link) -> bool:
         bridge = seen.bridges.get(tap.master or "")
         return bridge is not None and bridge.segment is not None and bool(bridge.segment.network_id)
 
     def _interfaces(
         self, used: Collection[str]
-    ) -> tuple[dict[str, SeenInterface], SeenInterface | None]:
+    ) -> tuple[dict[str, ObservedInterface], ObservedInterface | None]:
         """Return the interfaces of the physical networks (and ``used``), and the one with ``local_ip``."""
         names = {*filter(None, self.settings.physical_interfaces.values()), *used}
         own = self.settings.local_ip
         addresses = self.kernel.links.addresses() if names or own else {}
         holders = [n for n, each in sorted(addresses.items()) if own in _without_length(each)]
-        found: dict[str, SeenInterface] = {}
+        found: dict[str, ObservedInterface] = {}
         for name in sorted({*names, *holders}):
             link = self.kernel.links.get(name)
             if link is not None:
-                found[name] = SeenInterface(link, addresses.get(name, ()), self._bond(link))
+                found[name] = ObservedInterface(link, addresses.get(name, ()), self._bond(link))
         underlay = next((found[n] for n in holders if n in found), None)
         return {n: interface for n, interface in found.items() if n in names}, underlay
 
-    def _bond(self, link: Link) -> SeenBond | None:
+    def _bond(self, link: Link) -> ObservedBond | None:
         """Return the bond that an interface is, or is stacked on."""
         links = self.kernel.links
         for _ in range(_STACKED):
-            if isinstance(link.data, Bond):
-                return SeenBond(link.name, link.data, links.bond_members(link))
+            if isinstance(link.data, LinuxBond):
+                return ObservedBond(link.name, link.data, links.bond_members(link))
             under = links.get(link.data.parent) if isinstance(link.data, Vlan) else None
             if under is None:
                 return None
@@ -190,7 +197,7 @@ def _named(links: Mapping[str, Link], *prefixes: str) -> dict[str, Link]:
     return {name: link for name, link in links.items() if name.startswith(prefixes)}
 
 
-def _left_by(bridges: Mapping[str, SeenBridge], uplinks: Mapping[str, Link]) -> set[str]:
+def _left_by(bridges: Mapping[str, ObservedBridge], uplinks: Mapping[str, Link]) -> set[str]:
     """Return the operator's interfaces that segments use as uplinks."""
     whole = {bridge.uplink for bridge in bridges.values()} - uplinks.keys() - {""}
     return whole | {link.data.parent for link in uplinks.values() if isinstance(link.data, Vlan)}

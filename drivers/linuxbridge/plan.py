@@ -13,6 +13,7 @@ from drivers.linuxbridge.commands import (
     CreateDevice,
     CreateTap,
     ForgetPeers,
+    ObservedMacs,
     RemoveDevice,
     RemoveFilter,
     RemovePeer,
@@ -20,7 +21,6 @@ from drivers.linuxbridge.commands import (
     RemoveTap,
     RemoveUplink,
     RemoveVxlanTable,
-    SeenMacs,
     SetBase,
     SetDevice,
     SetFilter,
@@ -28,9 +28,9 @@ from drivers.linuxbridge.commands import (
     SetTap,
 )
 from drivers.linuxbridge.guard import NOTHING
-from drivers.linuxbridge.model import Seen, SeenBridge, Wanted
+from drivers.linuxbridge.model import BridgeObservation, DesiredPort, ObservedBridge
 from drivers.linuxbridge.options import Settings
-from drivers.linuxbridge.segments import UPLINK_MARK, Device, Segment, bridge_of
+from drivers.linuxbridge.segments import UPLINK_MARK, Segment, SegmentDevice, bridge_of
 from drivers.linuxbridge.shaping import set_rates, unneeded_shapers
 from drivers.linuxbridge.uplink_path import (
     in_the_way,
@@ -50,7 +50,7 @@ from netplugin.host.vxlan import VxlanKey, VxlanSources
 
 
 @dataclass(frozen=True)
-class Uplink:
+class DesiredUplink:
     """The desired uplink of a bridge: an interface name, with ``device`` if the agent makes it.
 
     ``fit`` false: keep the current uplink, because the desired one is not available.
@@ -58,7 +58,7 @@ class Uplink:
 
     name: str = ""
     fit: bool = True
-    device: Device | None = None
+    device: SegmentDevice | None = None
     #: None: unknown, so the existing peers stay.
     peers: frozenset[str] | None = None
 
@@ -68,8 +68,8 @@ class SegmentsPlan:
     """The changes to segments: ``gone`` and then ``made``, both before the changes to ports."""
 
     settings: Settings
-    seen: Seen
-    wanted: Mapping[str, Wanted]
+    seen: BridgeObservation
+    wanted: Mapping[str, DesiredPort]
     leaving: Sequence[str]
     gone: list[Change] = field(default_factory=list)
     made: list[Change] = field(default_factory=list)
@@ -77,7 +77,7 @@ class SegmentsPlan:
     _networks: set[VxlanKey] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        used: dict[str, list[Wanted]] = {}
+        used: dict[str, list[DesiredPort]] = {}
         for _, one in sorted(self.wanted.items()):
             used.setdefault(one.segment.bridge, []).append(one)
         staying = {name: self._staying(bridge) for name, bridge in self.seen.bridges.items()}
@@ -99,8 +99,8 @@ class SegmentsPlan:
 
     def _keep(
         self,
-        seen: SeenBridge | None,
-        users: Sequence[Wanted],
+        seen: ObservedBridge | None,
+        users: Sequence[DesiredPort],
         staying: Mapping[str, int],
     ) -> None:
         segment = users[0].segment if users else seen.segment if seen else None
@@ -129,15 +129,17 @@ class SegmentsPlan:
                 self.made.append(AddUplink(ids, bridge.name, uplink.name))
 
     def _uplink(
-        self, segment: Segment, overlay: Overlay | None, mtu: int, seen: SeenBridge | None
-    ) -> Uplink:
+        self, segment: Segment, overlay: Overlay | None, mtu: int, seen: ObservedBridge | None
+    ) -> DesiredUplink:
         """Return the uplink to use: the desired one if it is available, otherwise the current one."""
         right = self._right_uplink(segment, overlay, mtu)
         if right is not None and self._fit(segment, overlay, mtu):
             return right
-        return Uplink(seen.uplink if seen else "", fit=False)
+        return DesiredUplink(seen.uplink if seen else "", fit=False)
 
-    def _right_uplink(self, segment: Segment, overlay: Overlay | None, mtu: int) -> Uplink | None:
+    def _right_uplink(
+        self, segment: Segment, overlay: Overlay | None, mtu: int
+    ) -> DesiredUplink | None:
         """Return the desired uplink; None if the network is not configured or not known here."""
         mark = UPLINK_MARK + segment.key
         if segment.network_id:
@@ -145,18 +147,18 @@ class SegmentsPlan:
                 return None
             spec, own = overlay.spec, self.settings.local_ip
             made = Vxlan(spec.vni, own, spec.udp_port)
-            device = Device(segment.device, mark, made, spec.mtu)
+            device = SegmentDevice(segment.device, mark, made, spec.mtu)
             # ``plan`` reports peers that the tunnel cannot have; the existing peers stay.
             fit = wrong_family(self.settings, overlay) is None
             peers = frozenset(spec.peers) - {own} if fit else None
-            return Uplink(device.name, device=device, peers=peers)
+            return DesiredUplink(device.name, device=device, peers=peers)
         interface = way_out(self.settings, segment, self.seen)
         if not interface:
-            return None if interface is None else Uplink()
+            return None if interface is None else DesiredUplink()
         if segment.vlan_id is None:
-            return Uplink(interface)
-        device = Device(segment.device, mark, Vlan(interface, segment.vlan_id), mtu)
-        return Uplink(device.name, device=device)
+            return DesiredUplink(interface)
+        device = SegmentDevice(segment.device, mark, Vlan(interface, segment.vlan_id), mtu)
+        return DesiredUplink(device.name, device=device)
 
     def _fit(self, segment: Segment, overlay: Overlay | None, mtu: int) -> bool:
         problems = (
@@ -166,7 +168,7 @@ class SegmentsPlan:
         return problems == (None, None) and segment.device not in self.seen.taken_names
 
     def _take_off(
-        self, ids: tuple[str, ...], segment: Segment, seen: SeenBridge, uplink: Uplink
+        self, ids: tuple[str, ...], segment: Segment, seen: ObservedBridge, uplink: DesiredUplink
     ) -> None:
         """Remove the current uplink if it is wrong."""
         if uplink.name == seen.uplink:
@@ -177,7 +179,7 @@ class SegmentsPlan:
             self.made.append(RemoveUplink(ids, seen.link.name, seen.uplink))
 
     def _make(
-        self, ids: tuple[str, ...], bridge: str, device: Device, peers: frozenset[str] | None
+        self, ids: tuple[str, ...], bridge: str, device: SegmentDevice, peers: frozenset[str] | None
     ) -> None:
         """Create the uplink device. It joins its bridge before it is up, so the host never answers on it."""
         link = self.seen.uplinks.get(device.name)
@@ -217,7 +219,7 @@ class SegmentsPlan:
             for key in sorted(sources.networks - self._networks)
         ]
 
-    def _staying(self, seen: SeenBridge) -> dict[str, int]:
+    def _staying(self, seen: ObservedBridge) -> dict[str, int]:
         """Return the members that neither this plan nor the uplink accounts for: they keep the bridge."""
         known = self.settings.physical_interfaces.items()
         # A bridge without a mark (lost, or not written yet) is still recognized by its name.
@@ -239,15 +241,15 @@ def _key(device: Vxlan) -> VxlanKey:
 # -- Plan the changes from the observed to the desired state of the kernel. Pure. -----------------
 
 
-def make_plan(settings: Settings, intents: Sequence[Intent], seen: Seen) -> Plan:
+def make_plan(settings: Settings, intents: Sequence[Intent], seen: BridgeObservation) -> Plan:
     """See ``netplugin.backend.Backend.plan``."""
-    wanted: dict[str, Wanted] = {}
+    wanted: dict[str, DesiredPort] = {}
     refused: dict[str, NetpluginError] = {}
     kept: dict[str, NetpluginError] = {}
     for intent in sorted(intents, key=lambda i: i.port_id):
         if intent.spec is None:
             continue
-        one = Wanted.of(intent)
+        one = DesiredPort.of(intent)
         error = _refusal(settings, one, seen)
         if error:
             refused[intent.port_id] = error
@@ -264,7 +266,9 @@ def make_plan(settings: Settings, intents: Sequence[Intent], seen: Seen) -> Plan
     return Plan(changes, refused, kept)
 
 
-def _refusal(settings: Settings, wanted: Wanted, seen: Seen) -> NetpluginError | None:
+def _refusal(
+    settings: Settings, wanted: DesiredPort, seen: BridgeObservation
+) -> NetpluginError | None:
     tap, segment, overlay = wanted.tap, wanted.segment, wanted.overlay
     names = (tap.name, tap.bridge, segment.device)
     for name in (*names, *([device_name(SHAPER, tap.port_id)] if tap.egress else [])):
@@ -285,7 +289,7 @@ def _refusal(settings: Settings, wanted: Wanted, seen: Seen) -> NetpluginError |
 
 
 def _new_peers_of_the_wrong_family(
-    settings: Settings, wanted: Wanted, seen: Seen
+    settings: Settings, wanted: DesiredPort, seen: BridgeObservation
 ) -> NetpluginError | None:
     """Refuse new peers of the wrong family. If the peers are unchanged, ``local_ip`` was changed."""
     has, overlay = seen.peers.get(wanted.segment.device), wanted.overlay
@@ -294,7 +298,9 @@ def _new_peers_of_the_wrong_family(
     return wrong_family(settings, overlay)
 
 
-def _unconfigured(settings: Settings, wanted: Wanted, seen: Seen) -> NetpluginError | None:
+def _unconfigured(
+    settings: Settings, wanted: DesiredPort, seen: BridgeObservation
+) -> NetpluginError | None:
     """Return the error if the configuration or the network's definition does not allow a new port."""
     network, network_id = wanted.segment.physical_network, wanted.segment.network_id
     if network_id and wanted.overlay is None:
@@ -318,8 +324,8 @@ def _unconfigured(settings: Settings, wanted: Wanted, seen: Seen) -> NetpluginEr
 class _Ports:
     """Plan the taps with their filters and rates; each method plans one part."""
 
-    seen: Seen
-    wanted: Mapping[str, Wanted]
+    seen: BridgeObservation
+    wanted: Mapping[str, DesiredPort]
     leaving: tuple[str, ...]
 
     def changes(self) -> list[Change]:
@@ -342,7 +348,7 @@ class _Ports:
             if found.guard != tap.guard:
                 guards.append(SetGuard((port_id,), tap.name, tap.guard))
             rates += set_rates(tap, link, self.seen)
-            if link is None or tap.differs(link, self.seen.macs.get(tap.name, SeenMacs())):
+            if link is None or tap.differs(link, self.seen.macs.get(tap.name, ObservedMacs())):
                 plugged.append(SetTap((port_id,), tap))
         rates += unneeded_shapers(self.wanted, self.leaving, self.seen)
         return [*gone, *made, *guards, *self.filters(), *rates, *plugged]

@@ -84,7 +84,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Device:
+class SegmentDevice:
     """The desired state of one device of ours other than a tap."""
 
     name: str
@@ -109,15 +109,15 @@ class Device:
         return found != (self.mtu, True, False, self.alias, True)
 
 
-def bridge_of(segment: Segment, uplink: str, mtu: int) -> Device:
+def bridge_of(segment: Segment, uplink: str, mtu: int) -> SegmentDevice:
     """Return the desired bridge. Its mark names the uplink that we attached and may detach."""
     mark = BRIDGE_MARK + segment.key + (_WITH_UPLINK + uplink) * bool(uplink)
-    return Device(segment.bridge, mark, Bridge(), mtu)
+    return SegmentDevice(segment.bridge, mark, Bridge(), mtu)
 
 
-def shaper_of(port_id: str, mtu: int) -> Device:
+def shaper_of(port_id: str, mtu: int) -> SegmentDevice:
     """Return the desired shaper: the ifb whose queue limits what the port's VM sends."""
-    return Device(device_name(SHAPER, port_id), SHAPER_MARK + port_id, Ifb(), mtu)
+    return SegmentDevice(device_name(SHAPER, port_id), SHAPER_MARK + port_id, Ifb(), mtu)
 
 
 def bridge_mark(alias: str | None) -> tuple[Segment, str] | None:

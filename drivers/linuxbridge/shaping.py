@@ -20,7 +20,7 @@ from drivers.linuxbridge.commands import (
     SetRedirect,
     Tap,
 )
-from drivers.linuxbridge.model import Seen
+from drivers.linuxbridge.model import BridgeObservation
 from drivers.linuxbridge.segments import port_of, shaper_of
 from netplugin.backend import Change
 from netplugin.host.link_messages import Link
@@ -28,7 +28,7 @@ from netplugin.host.names import SHAPER, device_name
 from netplugin.host.tc import Queueing
 
 
-def set_rates(tap: Tap, link: Link | None, seen: Seen) -> list[Change]:
+def set_rates(tap: Tap, link: Link | None, seen: BridgeObservation) -> list[Change]:
     """Plan the rate limits of a tap; ``link`` is None if the tap is yet to be created."""
     found = seen.queueing.get(tap.name, Queueing()) if link else Queueing()
     ports = (tap.port_id,)
@@ -40,7 +40,7 @@ def set_rates(tap: Tap, link: Link | None, seen: Seen) -> list[Change]:
     return changes + (_shape(tap, found, seen) if tap.egress else _unshape(tap, found, seen))
 
 
-def _shape(tap: Tap, found: Queueing, seen: Seen) -> list[Change]:
+def _shape(tap: Tap, found: Queueing, seen: BridgeObservation) -> list[Change]:
     ports = (tap.port_id,)
     device = shaper_of(tap.port_id, tap.mtu)
     link = seen.shapers.get(device.name)
@@ -60,7 +60,7 @@ def _shape(tap: Tap, found: Queueing, seen: Seen) -> list[Change]:
     return changes
 
 
-def _unshape(tap: Tap, found: Queueing, seen: Seen) -> list[Change]:
+def _unshape(tap: Tap, found: Queueing, seen: BridgeObservation) -> list[Change]:
     ports, name = (tap.port_id,), device_name(SHAPER, tap.port_id)
     changes: list[Change] = []
     if found.redirect is not None:
@@ -70,7 +70,9 @@ def _unshape(tap: Tap, found: Queueing, seen: Seen) -> list[Change]:
     return changes
 
 
-def unneeded_shapers(wanted: Iterable[str], leaving: Iterable[str], seen: Seen) -> list[Change]:
+def unneeded_shapers(
+    wanted: Iterable[str], leaving: Iterable[str], seen: BridgeObservation
+) -> list[Change]:
     """Remove shapers of ports that are being removed, and shapers that were created but never marked."""
     names = {device_name(SHAPER, port_id): (port_id,) for port_id in leaving}
     kept = {device_name(SHAPER, port_id) for port_id in wanted}

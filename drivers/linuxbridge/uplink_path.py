@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-from drivers.linuxbridge.model import Seen, SeenInterface
+from drivers.linuxbridge.model import BridgeObservation, ObservedInterface
 from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.segments import Segment
 from netplugin.api.errors import BackendUnavailable, Conflict, NetpluginError
@@ -16,16 +16,16 @@ from netplugin.host.vxlan import overhead
 
 
 @dataclass(frozen=True)
-class Hop:
+class UplinkPath:
     """The operator's interface that a segment's frames leave by, and the MTU in bytes they need there."""
 
     name: str
-    interface: SeenInterface | None
+    interface: ObservedInterface | None
     mtu: int
     step: str
 
 
-def way_out(settings: Settings, segment: Segment, seen: Seen) -> str | None:
+def way_out(settings: Settings, segment: Segment, seen: BridgeObservation) -> str | None:
     """Return the uplink interface of a segment; empty if it has none, None if it is not configured.
 
     While the segment has ports, this is the interface it uses, even if the configuration has changed.
@@ -34,7 +34,7 @@ def way_out(settings: Settings, segment: Segment, seen: Seen) -> str | None:
     return configured if configured is None else _in_use(segment, seen) or configured
 
 
-def _in_use(segment: Segment, seen: Seen) -> str:
+def _in_use(segment: Segment, seen: BridgeObservation) -> str:
     bridge, made = seen.bridges.get(segment.bridge), seen.uplinks.get(segment.device)
     if bridge is None or not any(name.startswith(TAP) for name in bridge.members):
         return ""
@@ -44,7 +44,9 @@ def _in_use(segment: Segment, seen: Seen) -> str:
     return made.data.parent if made and on_it and isinstance(made.data, Vlan) else ""
 
 
-def interface_conflict(settings: Settings, segment: Segment, seen: Seen) -> Conflict | None:
+def interface_conflict(
+    settings: Settings, segment: Segment, seen: BridgeObservation
+) -> Conflict | None:
     """Return the error if a segment uses another interface than the configured one."""
     has = way_out(settings, segment, seen)
     configured = settings.physical_interfaces.get(segment.physical_network)
@@ -59,19 +61,21 @@ def interface_conflict(settings: Settings, segment: Segment, seen: Seen) -> Conf
     )  # fmt: skip
 
 
-def hop_of(settings: Settings, segment: Segment, mtu: int, seen: Seen) -> Hop | None:
+def hop_of(
+    settings: Settings, segment: Segment, mtu: int, seen: BridgeObservation
+) -> UplinkPath | None:
     """Return the uplink path for frames of this MTU in bytes; None if the segment ends on this host."""
     if not segment.network_id:
         name = way_out(settings, segment, seen)
-        return Hop(name, seen.interfaces.get(name), mtu, "uplink") if name else None
+        return UplinkPath(name, seen.interfaces.get(name), mtu, "uplink") if name else None
     if not settings.local_ip:
         return None
     name = seen.underlay.link.name if seen.underlay else ""
-    return Hop(name, seen.underlay, mtu + overhead(settings.local_ip), "local_ip")
+    return UplinkPath(name, seen.underlay, mtu + overhead(settings.local_ip), "local_ip")
 
 
 def uplink_problem(
-    settings: Settings, segment: Segment, mtu: int, seen: Seen
+    settings: Settings, segment: Segment, mtu: int, seen: BridgeObservation
 ) -> NetpluginError | None:
     """Return why frames of this MTU cannot use the segment's uplink; None if they can or it has none."""
     if segment.network_id and not settings.local_ip:
@@ -93,7 +97,7 @@ def no_local_ip() -> BackendUnavailable:
     )  # fmt: skip
 
 
-def _missing(settings: Settings, segment: Segment, hop: Hop) -> NetpluginError:
+def _missing(settings: Settings, segment: Segment, hop: UplinkPath) -> NetpluginError:
     if segment.network_id:
         return BackendUnavailable(
             f"[linuxbridge] local_ip {settings.local_ip} is on no interface of this host",
@@ -106,7 +110,7 @@ def _missing(settings: Settings, segment: Segment, hop: Hop) -> NetpluginError:
     )  # fmt: skip
 
 
-def _not_free(interface: SeenInterface, segment: Segment) -> NetpluginError | None:
+def _not_free(interface: ObservedInterface, segment: Segment) -> NetpluginError | None:
     """A flat network takes over the whole interface: the bridge receives all of its frames."""
     link, name = interface.link, interface.link.name
     if link.master not in (None, segment.bridge):
@@ -123,7 +127,9 @@ def _not_free(interface: SeenInterface, segment: Segment) -> NetpluginError | No
     return None
 
 
-def _unfit(hop: Hop, interface: SeenInterface, segment: Segment) -> NetpluginError | None:
+def _unfit(
+    hop: UplinkPath, interface: ObservedInterface, segment: Segment
+) -> NetpluginError | None:
     """Return what is wrong with an interface that the operator has to correct."""
     name, bond = hop.name, interface.bond
     if not interface.link.up:
@@ -144,7 +150,7 @@ def _unfit(hop: Hop, interface: SeenInterface, segment: Segment) -> NetpluginErr
     return None
 
 
-def small(hop: Hop) -> str | None:
+def small(hop: UplinkPath) -> str | None:
     """Describe how a hop's MTU is too small; None if it is not."""
     if hop.interface is None or hop.interface.link.mtu >= hop.mtu:
         return None
@@ -152,7 +158,7 @@ def small(hop: Hop) -> str | None:
 
 
 def in_the_way(
-    settings: Settings, segment: Segment, overlay: Overlay | None, seen: Seen
+    settings: Settings, segment: Segment, overlay: Overlay | None, seen: BridgeObservation
 ) -> NetpluginError | None:
     """Return the error if an unmanaged device has the VLAN or VNI: the kernel allows one device each."""
     for name, link in sorted(seen.others.items()):

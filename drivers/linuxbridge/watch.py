@@ -21,7 +21,7 @@ from drivers.linuxbridge.segments import (
     port_of,
 )
 from netplugin.host import vxlan
-from netplugin.host.kernel_events import News, queued
+from netplugin.host.kernel_events import KernelEventListener, queued
 from netplugin.host.link_messages import LinkEvent, link_event
 from netplugin.host.links import Links
 from netplugin.host.names import BRIDGE, SHAPER, TAP
@@ -38,7 +38,7 @@ _TABLES = {(7, filters.TABLE), (1, vxlan.TABLE)}  # NFPROTO_BRIDGE, NFPROTO_INET
 _TABLE_NAME = 1  # the first attribute of every message about something in a table
 
 
-class Watch(News):
+class BridgeWatch(KernelEventListener):
     """Listener for link, tc and nftables events. Own changes are given as links; rule changes within
     ``quiet`` count as own."""
 

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from drivers.ovs import filters
 from drivers.ovs.model import base_flows
-from drivers.ovs.ports import MERGED_OF_UPLINKS, BesidePort, Rows, Uplink, VhostPort, is_marked
+from drivers.ovs.ports import MERGED_OF_UPLINKS, OvsUplink, RelayVfPort, Rows, VhostPort, is_marked
 from drivers.ovs.sockets import Directory
 from netplugin.api.models import PortSpec
 from netplugin.backend import Change
@@ -71,7 +71,7 @@ def add_rows(
         name: {**columns, **more.get(name, {})} for name, columns in rows.interfaces().items()
     }
     return partial(
-        write.AddPort, bridge=rows.bridge, name=rows.name, port=rows.port_columns(),
+        write.AddPortCommand, bridge=rows.bridge, name=rows.name, port=rows.port_columns(),
         interfaces=interfaces, qos=qos,
     )  # fmt: skip
 
@@ -81,7 +81,7 @@ def set_rows(
 ) -> CommandFactory:
     """Update an existing port to its rows. Interfaces that it does not have yet also get ``new``."""
     return partial(
-        write.SetPort, name=rows.name, port=rows.port_columns(), interfaces=rows.interfaces(),
+        write.SetPortCommand, name=rows.name, port=rows.port_columns(), interfaces=rows.interfaces(),
         merged=merged, new=new or {},
     )  # fmt: skip
 
@@ -175,7 +175,7 @@ class DropFlows(FlowChange):
 
 @dataclass(frozen=True)
 class AddUplink(RowChange):
-    uplink: Uplink
+    uplink: OvsUplink
 
     def command(self) -> CommandFactory:
         return add_rows(self.uplink, new=self.uplink.new_interfaces())
@@ -192,7 +192,7 @@ class AddUplink(RowChange):
 
 @dataclass(frozen=True)
 class SetUplink(RowChange):
-    uplink: Uplink
+    uplink: OvsUplink
 
     def command(self) -> CommandFactory:
         return set_rows(self.uplink, MERGED_OF_UPLINKS, self.uplink.new_interfaces())
@@ -218,7 +218,7 @@ class RemoveUplink(RowChange):
 
 @dataclass(frozen=True)
 class AddBeside(RowChange):
-    port: BesidePort
+    port: RelayVfPort
 
     def command(self) -> CommandFactory:
         return add_rows(self.port)
@@ -232,7 +232,7 @@ class AddBeside(RowChange):
 
 @dataclass(frozen=True)
 class SetBeside(RowChange):
-    port: BesidePort
+    port: RelayVfPort
 
     def command(self) -> CommandFactory:
         return set_rows(self.port)
@@ -309,7 +309,7 @@ class SetQos(RowChange):
     def command(self) -> CommandFactory:
         ours = partial(is_marked, backend=self.port.backend)
         return partial(
-            write.SetQos, name=self.port.name, qos=self.port.qos_columns(), ours=ours
+            write.SetQosCommand, name=self.port.name, qos=self.port.qos_columns(), ours=ours
         )  # fmt: skip
 
     def describe(self) -> str:

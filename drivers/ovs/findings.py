@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from drivers.ovs import apply
-from drivers.ovs.model import SeenBridge, SeenOvs
+from drivers.ovs.model import ObservedOvsBridge, OvsObservation
 from drivers.ovs.ports import QUEUES_MARK
 from netplugin.api.models import Finding
 from netplugin.host.ovs_rows import OvsInterface, OvsPort, OvsRoot
 from netplugin.host.ovs_underlay import too_narrow
 
 
-def of_bridges(seen: SeenOvs) -> list[Finding]:
+def of_bridges(seen: OvsObservation) -> list[Finding]:
     """All findings; ``seen`` must cover the whole host."""
     bridges = [seen.bridges[name] for name in sorted(seen.bridges)]
     found = [_service(port) for bridge in bridges for port in _sorted(bridge.services)]
@@ -61,7 +61,7 @@ def _unmanaged(ports: list[OvsPort]) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _fragments(bridge: SeenBridge) -> Finding:
+def _fragments(bridge: ObservedOvsBridge) -> Finding:
     return Finding(
         id=f"fragments-{bridge.name}", status="warn",
         found=f"{bridge.name} is not netplugin's, and its flows do not see the ports of fragments: a VM "
@@ -75,7 +75,7 @@ def _fragments(bridge: SeenBridge) -> Finding:
 
 
 @dataclass(frozen=True)
-class HostWord:
+class VswitchdFacts:
     """Facts from ovs-vswitchd about the ports in scope that the database does not hold."""
 
     root: OvsRoot
@@ -131,7 +131,7 @@ def of_interface(interface: OvsInterface) -> str | None:
     return None
 
 
-def of_segments(interface: OvsInterface, word: HostWord) -> str | None:
+def of_segments(interface: OvsInterface, word: VswitchdFacts) -> str | None:
     """The fault of a NIC that drops large segments; None if there is none."""
     if interface.name not in word.cannot_segment:
         return None
@@ -141,7 +141,7 @@ def of_segments(interface: OvsInterface, word: HostWord) -> str | None:
     )
 
 
-def of_uplinks(row: OvsPort, bridge: SeenBridge, word: HostWord) -> str | None:
+def of_uplinks(row: OvsPort, bridge: ObservedOvsBridge, word: VswitchdFacts) -> str | None:
     """The fault of the uplinks of the port's bridge; None if there is none."""
     mtu = (row.interface and row.interface.mtu_request) or 0
     for _, uplink in sorted(bridge.uplinks.items()):

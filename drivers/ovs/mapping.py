@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from drivers.ovs.model import SeenBridge, SeenOvs
-from drivers.ovs.ports import Uplink, VhostPort
+from drivers.ovs.model import ObservedOvsBridge, OvsObservation
+from drivers.ovs.ports import OvsUplink, VhostPort
 from netplugin.api.errors import BackendUnavailable, Conflict, NetpluginError
 from netplugin.api.models import PortSpec
 from netplugin.host.ovs import OvsSettings
@@ -18,7 +18,10 @@ from netplugin.host.ovs_rows import OvsPort
 
 
 def bridge_of(
-    settings: OvsSettings, spec: PortSpec, row: OvsPort | None, bridges: Mapping[str, SeenBridge]
+    settings: OvsSettings,
+    spec: PortSpec,
+    row: OvsPort | None,
+    bridges: Mapping[str, ObservedOvsBridge],
 ) -> str | None:
     """The bridge of a port; None if the port has no row and its network no bridge."""
     network = str(spec.network.physical_network)
@@ -33,7 +36,7 @@ def bridge_of(
 
 
 def left_out(
-    settings: OvsSettings, spec: PortSpec, bridge: str | None, seen: SeenOvs
+    settings: OvsSettings, spec: PortSpec, bridge: str | None, seen: OvsObservation
 ) -> NetpluginError | None:
     """Why the configuration would not put the port on this bridge as it is; None if it would."""
     network = str(spec.network.physical_network)
@@ -63,7 +66,7 @@ def unmapped(spec: PortSpec) -> BackendUnavailable:
 
 
 def mapping_conflict(
-    settings: OvsSettings, spec: PortSpec, port: VhostPort, seen: SeenOvs
+    settings: OvsSettings, spec: PortSpec, port: VhostPort, seen: OvsObservation
 ) -> NetpluginError | None:
     """Why a port cannot be added to its bridge; None if it can.
 
@@ -76,7 +79,7 @@ def mapping_conflict(
     bridge = seen.bridges.get(port.bridge)
     if bridge and (conflict := _of_another(bridge, network)):
         return conflict
-    uplink = Uplink.of(settings, port.bridge, network)
+    uplink = OvsUplink.of(settings, port.bridge, network)
     names = uplink.interfaces().keys() if uplink else set()
     for other in seen.bridges.values():
         taken = {i.name for each in other.uplinks.values() for i in each.interfaces}
@@ -90,7 +93,7 @@ def mapping_conflict(
     return None
 
 
-def uplinks_stay(settings: OvsSettings, bridge: SeenBridge, seen: SeenOvs) -> bool:
+def uplinks_stay(settings: OvsSettings, bridge: ObservedOvsBridge, seen: OvsObservation) -> bool:
     """Whether live ports keep the uplinks of their bridge, none of which ``[ovs] uplinks`` lists.
 
     Removing these uplinks would disconnect running VMs, and the option may be a mistake.
@@ -98,7 +101,7 @@ def uplinks_stay(settings: OvsSettings, bridge: SeenBridge, seen: SeenOvs) -> bo
     return _other_uplinks(settings, bridge, seen) is not None
 
 
-def _of_another(bridge: SeenBridge, network: str) -> NetpluginError | None:
+def _of_another(bridge: ObservedOvsBridge, network: str) -> NetpluginError | None:
     """Why a bridge of ours cannot serve this network: it was created for another. None if it can."""
     if bridge.mark in ("", network):
         return None
@@ -111,9 +114,9 @@ def _of_another(bridge: SeenBridge, network: str) -> NetpluginError | None:
 
 
 def _other_uplinks(
-    settings: OvsSettings, bridge: SeenBridge, seen: SeenOvs
+    settings: OvsSettings, bridge: ObservedOvsBridge, seen: OvsObservation
 ) -> NetpluginError | None:
-    uplink = Uplink.of(settings, bridge.name, bridge.mark)
+    uplink = OvsUplink.of(settings, bridge.name, bridge.mark)
     names = uplink.interfaces().keys() if uplink else set()
     found = [i for row in bridge.uplinks.values() for i in row.interfaces]
     if not found or any(interface.name in names for interface in found):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from drivers.ovs import filters
-from drivers.ovs.sockets import NOTHING, SeenSockets
+from drivers.ovs.sockets import NOTHING, ObservedSockets
 from netplugin.backend import Observation
 from netplugin.host.names import VHOST
 from netplugin.host.openflow import Flow
@@ -22,7 +22,7 @@ from netplugin.host.ovs_rows import (
 
 
 @dataclass(frozen=True)
-class SeenBridge:
+class ObservedOvsBridge:
     """The observed state of one bridge of ``bridge_mappings`` or of ours."""
 
     name: str
@@ -31,7 +31,7 @@ class SeenBridge:
     fail_mode: str | None
     #: The value of our bridge mark: a physical network, or a mark of one backend.
     mark: str = ""
-    #: The number of VMs' ports on it that are not in scope (not in ``SeenOvs.rows``).
+    #: The number of VMs' ports on it that are not in scope (not in ``OvsObservation.rows``).
     neighbours: int = 0
     #: Ports with our uplink mark.
     uplinks: Mapping[str, OvsPort] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class SeenBridge:
 
 
 @dataclass(frozen=True)
-class SeenOvs(Observation):
+class OvsObservation(Observation):
     """The observed state of the ports in scope, their bridges and flows."""
 
     rows: Mapping[str, OvsPort] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class SeenOvs(Observation):
     beside: Mapping[str, OvsPort] = field(default_factory=dict)
     #: The flows of ports that have rows.
     flows: Mapping[str, frozenset[Flow]] = field(default_factory=dict)
-    bridges: Mapping[str, SeenBridge] = field(default_factory=dict)
+    bridges: Mapping[str, ObservedOvsBridge] = field(default_factory=dict)
     #: QoS rows with our mark, including those of deleted ports.
     qos: tuple[OvsQos, ...] = ()
     #: Names of our ports that another port uses.
@@ -75,7 +75,7 @@ class SeenOvs(Observation):
     keeps_old_actions: str = ""
     #: Whether a purge of datapath flows has failed and is still due.
     purge_failed: bool = False
-    sockets: SeenSockets = NOTHING
+    sockets: ObservedSockets = NOTHING
 
     def is_used(self, bridge: str, planned: Collection[str]) -> bool:
         """Whether the bridge has ports without planned changes: ports out of scope, kept orphans."""

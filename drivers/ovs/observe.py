@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from drivers.ovs import apply, filters, sockets, usability
-from drivers.ovs.model import Layout, SeenBridge, SeenOvs, base_flows
+from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, base_flows
 from netplugin.api.errors import OperationTimeout
 from netplugin.host.names import device_name
 from netplugin.host.openflow import COOKIE_MARK, Flow
@@ -59,7 +59,7 @@ class Also:
 NOTHING_ELSE = Also({}, {})
 
 
-class Reader:
+class OvsReader:
     """Reads the state of OVS. Not thread-safe."""
 
     def __init__(self, ovs: OvsHost, layout: Layout) -> None:
@@ -104,7 +104,7 @@ class Reader:
 
     def seen(
         self, scope: Scope, bridges: Mapping[str, OvsBridge], also: Also = NOTHING_ELSE
-    ) -> tuple[SeenOvs, dict[str, list[Flow]]]:
+    ) -> tuple[OvsObservation, dict[str, list[Flow]]]:
         """The observed state without ``ports``, and all flows that were read, by bridge."""
         start = time.monotonic()
         flows = self._flows(bridges, scope, also)
@@ -116,7 +116,7 @@ class Reader:
             if scope.ports is None
             else [row for port_id in scope.ports for row in mirror.qos_of(backend, port_id)]
         )
-        found = SeenOvs(
+        found = OvsObservation(
             ports={},
             rows=rows,
             beside=scope.beside,
@@ -148,7 +148,7 @@ class Reader:
         polled = {q.port for thread in parse_threads(shown).threads for q in thread.queues}
         return frozenset(suspects - polled)
 
-    def cannot_segment(self, seen: SeenOvs, scope: Scope) -> frozenset[str]:
+    def cannot_segment(self, seen: OvsObservation, scope: Scope) -> frozenset[str]:
         """Uplink NICs of ports in scope that would drop large segments of VMs."""
         nics = seen.beside or any(bridge.uplinks for bridge in seen.bridges.values())
         if not (nics and scope.rows and usability.nic_must_segment(self._mirror.root)):
@@ -163,7 +163,7 @@ class Reader:
 
     def _bridge(
         self, bridge: OvsBridge, flows: Mapping[str, list[Flow]], scope: Scope
-    ) -> SeenBridge:
+    ) -> ObservedOvsBridge:
         mirror, name, layout = self._mirror, bridge.name, self._layout
         strangers = mirror.strangers_on(bridge)
         uplinks = {p.name: p for p in strangers if UPLINK_MARK in p.external_ids}
@@ -176,7 +176,7 @@ class Reader:
         ours = layout.is_ours(bridge)
         services, fixed = self._settings.service_ports, layout.base.get(name)
         named = [p for p in strangers if p.name in services and p.name not in uplinks]
-        return SeenBridge(
+        return ObservedOvsBridge(
             name=name,
             ours=ours,
             datapath_type=bridge.datapath_type,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from drivers.ovs import commands as c
 from drivers.ovs import filters
 from drivers.ovs.mapping import mapping_conflict, uplinks_stay
-from drivers.ovs.model import Layout, SeenBridge, SeenOvs
-from drivers.ovs.ports import BesidePort, Uplink, VhostPort
+from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation
+from drivers.ovs.ports import OvsUplink, RelayVfPort, VhostPort
 from drivers.ovs.sockets import wanted_directory
 from netplugin.api.errors import CapacityExhausted, Conflict, NetpluginError, Unsupported
 from netplugin.api.models import PortSpec
@@ -25,7 +25,7 @@ def bridge_changes(
     layout: Layout,
     wanted: Mapping[str, VhostPort],
     leaving: set[str],
-    seen: SeenOvs,
+    seen: OvsObservation,
 ) -> tuple[list[Change], list[Change]]:
     """The changes of bridges to apply before those of the ports, and those to apply after."""
     before: list[Change] = []
@@ -64,7 +64,7 @@ def bridge_changes(
             continue  # the mapping has changed: ports on this bridge keep their uplink
         if bridge is not None and uplinks_stay(settings, bridge, seen):
             continue
-        wish = Uplink.of(settings, name, network) if network else None
+        wish = OvsUplink.of(settings, name, network) if network else None
         uplinks = _uplink_changes(wish, ids, bridge)
         before += uplinks
         if uplinks and bridge is not None:
@@ -75,7 +75,7 @@ def bridge_changes(
 
 
 def _uplink_changes(
-    wish: Uplink | None, ids: tuple[str, ...], bridge: SeenBridge | None
+    wish: OvsUplink | None, ids: tuple[str, ...], bridge: ObservedOvsBridge | None
 ) -> list[Change]:
     """A device becomes a bond, or a bond changes, in the transaction that releases the NIC."""
     found = bridge.uplinks if bridge else {}
@@ -101,12 +101,12 @@ MAX_VHOST_SOCKETS = 1024
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DesiredOvsPort:
     """A desired port: its rows, the spec for its flows, and its relay VF port."""
 
     port: VhostPort
     spec: PortSpec
-    beside: BesidePort | None = None
+    beside: RelayVfPort | None = None
     #: Whether OVS must reopen the relay VF although its row is correct.
     reopen: bool = False
 
@@ -114,7 +114,7 @@ class Wanted:
 # -- refusals ----------------------------------------------------------------------------------------
 
 
-def port_refusal(wanted: Wanted, seen: SeenOvs, room: int) -> NetpluginError | None:
+def port_refusal(wanted: DesiredOvsPort, seen: OvsObservation, room: int) -> NetpluginError | None:
     """Why the port cannot be created; None if it can. ``room`` is the number of free vhost sockets."""
     port = wanted.port
     names = (port.name, *((wanted.beside.name,) if wanted.beside else ()))
@@ -138,7 +138,9 @@ def port_refusal(wanted: Wanted, seen: SeenOvs, room: int) -> NetpluginError | N
     return None
 
 
-def bridge_refusal(settings: OvsSettings, wanted: Wanted, seen: SeenOvs) -> NetpluginError | None:
+def bridge_refusal(
+    settings: OvsSettings, wanted: DesiredOvsPort, seen: OvsObservation
+) -> NetpluginError | None:
     """Why the port cannot be on its bridge as the bridge is now; None if it can."""
     port, spec, bridge = wanted.port, wanted.spec, seen.bridges.get(wanted.port.bridge)
     refused = _of_bridge(port, spec, bridge) if bridge else None
@@ -151,7 +153,7 @@ def bridge_refusal(settings: OvsSettings, wanted: Wanted, seen: SeenOvs) -> Netp
 
 
 def _of_uplinks(
-    settings: OvsSettings, wanted: Wanted, bridge: SeenBridge | None
+    settings: OvsSettings, wanted: DesiredOvsPort, bridge: ObservedOvsBridge | None
 ) -> NetpluginError | None:
     """Why the MTU of the uplinks is too small. A port never changes it: that stops the NIC for all users."""
     network, mtu = str(wanted.spec.network.physical_network), wanted.port.mtu
@@ -173,7 +175,7 @@ def _of_uplinks(
     )  # fmt: skip
 
 
-def _of_bridge(port: VhostPort, spec: PortSpec, bridge: SeenBridge) -> NetpluginError | None:
+def _of_bridge(port: VhostPort, spec: PortSpec, bridge: ObservedOvsBridge) -> NetpluginError | None:
     if bridge.datapath_type != "netdev":
         return Conflict(
             f"bridge {bridge.name} exists with datapath_type {bridge.datapath_type or 'system'!r}, "
@@ -190,7 +192,7 @@ def _of_bridge(port: VhostPort, spec: PortSpec, bridge: SeenBridge) -> Netplugin
     return None
 
 
-def needs_room(port: VhostPort, seen: SeenOvs) -> bool:
+def needs_room(port: VhostPort, seen: OvsObservation) -> bool:
     """Whether the MTU of the path must be checked now; for an existing port it is reported as a fault."""
     row = seen.rows.get(port.port_id)
     return row is None or row.interface is None or (row.interface.mtu_request or 0) < port.mtu
@@ -208,7 +210,10 @@ def name_taken(name: str) -> Conflict:
 
 
 def port_changes(
-    settings: OvsSettings, wanted: Mapping[str, Wanted], leaving: set[str], seen: SeenOvs
+    settings: OvsSettings,
+    wanted: Mapping[str, DesiredOvsPort],
+    leaving: set[str],
+    seen: OvsObservation,
 ) -> list[Change]:
     """The changes of VMs' ports. If something must be removed first, only that is planned."""
     changes: list[Change] = []
@@ -242,7 +247,7 @@ def port_changes(
     return changes + _unused_qos(seen)
 
 
-def _directory(settings: OvsSettings, wanted: Wanted, seen: SeenOvs) -> list[Change]:
+def _directory(settings: OvsSettings, wanted: DesiredOvsPort, seen: OvsObservation) -> list[Change]:
     port, gid = wanted.port, seen.sockets.gid
     if gid is None:
         return []  # the backend reports itself unusable without the group
@@ -253,7 +258,7 @@ def _directory(settings: OvsSettings, wanted: Wanted, seen: SeenOvs) -> list[Cha
     return [c.MakeSocketDirectory((port.port_id,), wish)]
 
 
-def _is_another(wish: BesidePort | None, row: OvsPort) -> bool:
+def _is_another(wish: RelayVfPort | None, row: OvsPort) -> bool:
     return wish is None or wish.must_be_remade(row)
 
 
@@ -262,7 +267,7 @@ def _remove_beside(port_id: str, row: OvsPort) -> Change:
     return c.RemoveBeside((port_id,), str(row.bridge), row.name, device)
 
 
-def _unused_qos(seen: SeenOvs) -> list[Change]:
+def _unused_qos(seen: OvsObservation) -> list[Change]:
     """Remove QoS rows that were detached from their port, or whose port was deleted."""
     used = {row.qos.uuid for row in seen.rows.values() if row.qos}
     return [
@@ -272,7 +277,7 @@ def _unused_qos(seen: SeenOvs) -> list[Change]:
     ]
 
 
-def _removal(port_id: str, seen: SeenOvs) -> list[Change]:
+def _removal(port_id: str, seen: OvsObservation) -> list[Change]:
     changes: list[Change] = []
     row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
     if row is not None:
@@ -292,7 +297,7 @@ def _drop_flows(port_id: str, bridge: str) -> Change:
     return c.DropFlows((port_id,), bridge, (filters.port_cookie(port_id),))
 
 
-def has_its_flows(wanted: Wanted, seen: SeenOvs) -> bool:
+def has_its_flows(wanted: DesiredOvsPort, seen: OvsObservation) -> bool:
     """Whether the observed flows of the port are exactly the desired ones."""
     port_id = wanted.port.port_id
     row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
@@ -300,7 +305,7 @@ def has_its_flows(wanted: Wanted, seen: SeenOvs) -> bool:
     return bool(flows) and flows == seen.flows.get(port_id)
 
 
-def _set_filter(wanted: Wanted, seen: SeenOvs) -> c.SetFilter:
+def _set_filter(wanted: DesiredOvsPort, seen: OvsObservation) -> c.SetFilter:
     port, bridge = wanted.port, seen.bridges.get(wanted.port.bridge)
     return c.SetFilter(
         (port.port_id,), port.bridge, port.name, port.port_id, wanted.spec,
@@ -310,7 +315,7 @@ def _set_filter(wanted: Wanted, seen: SeenOvs) -> c.SetFilter:
 
 
 def _filter(
-    wanted: Wanted, row: OvsPort | None, beside: OvsPort | None, seen: SeenOvs
+    wanted: DesiredOvsPort, row: OvsPort | None, beside: OvsPort | None, seen: OvsObservation
 ) -> list[Change]:
     change = _set_filter(wanted, seen)
     if row is None or (wanted.beside and beside is None):

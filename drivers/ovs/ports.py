@@ -160,7 +160,7 @@ class VhostPort:
 
 
 @dataclass(frozen=True)
-class BesidePort:
+class RelayVfPort:
     """The relay VF of a VM's port: a DPDK port on the same bridge that takes all of its frames."""
 
     backend: str
@@ -204,7 +204,7 @@ BOND_COLUMNS: Mapping[str, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Uplink:
+class OvsUplink:
     """The DPDK port that connects a bridge to its physical network: a device or a bond.
 
     Other ``options`` of its interfaces, such as ``n_rxq``, belong to the operator. So does the MTU
@@ -220,14 +220,14 @@ class Uplink:
     mtu: int
 
     @staticmethod
-    def of(settings: OvsSettings, bridge: str, network: str) -> Uplink | None:
+    def of(settings: OvsSettings, bridge: str, network: str) -> OvsUplink | None:
         """The uplink of a network; None if the network has no devices."""
         devices = settings.uplinks.get(network, ())
         if not devices:
             return None
         several = len(devices) > 1
         identity = f"bond {network}" if several else devices[0]
-        return Uplink(
+        return OvsUplink(
             name=device_name(UPLINK, identity),
             bridge=bridge,
             physical_network=network,

@@ -124,7 +124,7 @@ def wanted_directory(
 
 
 @dataclass(frozen=True)
-class SeenSockets:
+class ObservedSockets:
     """The observed sockets and directories of the ports in scope."""
 
     #: Socket files by port.
@@ -137,10 +137,12 @@ class SeenSockets:
     gid: int | None
 
 
-NOTHING = SeenSockets({}, {}, {}, None)
+NOTHING = ObservedSockets({}, {}, {}, None)
 
 
-def look(settings: OvsSettings, ports: Collection[str], rows: Mapping[str, OvsPort]) -> SeenSockets:
+def look(
+    settings: OvsSettings, ports: Collection[str], rows: Mapping[str, OvsPort]
+) -> ObservedSockets:
     """Look for the sockets of these ports in all directories that they may be in."""
     files: dict[str, tuple[str, ...]] = {}
     own: dict[str, tuple[str, ...]] = {}
@@ -162,7 +164,7 @@ def look(settings: OvsSettings, ports: Collection[str], rows: Mapping[str, OvsPo
                 own[port_id] = (*own.get(port_id, ()), directory)
             elif os.path.lexists(path):
                 files[port_id] = (*files.get(port_id, ()), path)
-    return SeenSockets(files, own, directories, _gid(settings.vhost_socket_group))
+    return ObservedSockets(files, own, directories, _gid(settings.vhost_socket_group))
 
 
 def _directory(path: str) -> Directory | None:
@@ -275,7 +277,7 @@ def remove_own(path: str) -> None:
 
 
 def findings(
-    settings: OvsSettings, rows: Mapping[str, OvsPort], seen: SeenSockets
+    settings: OvsSettings, rows: Mapping[str, OvsPort], seen: ObservedSockets
 ) -> list[Finding]:
     """Findings on the sockets of all ports of a backend (pure)."""
     said = {port_id: path_of(row) for port_id, row in rows.items()}
@@ -331,6 +333,6 @@ def _too_long(base: Path) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _is_of_group(seen: SeenSockets, directory: Path) -> bool:
+def _is_of_group(seen: ObservedSockets, directory: Path) -> bool:
     found = seen.directories.get(str(directory))
     return found is not None and bool(found.mode & 0o020)

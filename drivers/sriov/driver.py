@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from drivers.sriov.plan import Seen, check_spec, make_plan, observed_ports
-from drivers.vf.kernel import Kernel
+from drivers.sriov.plan import SriovObservation, check_spec, make_plan, observed_ports
+from drivers.vf.kernel import VfKernel
 from drivers.vf.ledger import books, claim_vf, out_of_order
 from drivers.vf.memory import remembered
 from drivers.vf.options import read_devices
@@ -44,7 +44,7 @@ from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import hostdev_interface
 
 
-class Sriov(Backend[Seen]):
+class Sriov(Backend[SriovObservation]):
     """See ``netplugin.backend.Backend``."""
 
     name: ClassVar[str] = "sriov"
@@ -61,9 +61,9 @@ class Sriov(Backend[Seen]):
         {"vm_id", "mac", "backend", "queues", "rx_queue_size", "tx_queue_size", "numa_node"}
     )
 
-    def __init__(self, conf: Any, host: Host | None, *, kernel: Kernel | None = None) -> None:
+    def __init__(self, conf: Any, host: Host | None, *, kernel: VfKernel | None = None) -> None:
         """``kernel``: a model of the host, for tests; None for the real one."""
-        self._kernel = kernel or Kernel(read_devices(conf))
+        self._kernel = kernel or VfKernel(read_devices(conf))
         self._pool = Pool(self.name, self._kernel, supervisor_of(host), locks_of(host))
 
     # -- without changing the host ----------------------------------------------------------------
@@ -87,33 +87,35 @@ class Sriov(Backend[Seen]):
         check_spec(spec)
 
     def claims(
-        self, intent: Intent, observed: Seen, taken: Mapping[Claim, str]
+        self, intent: Intent, observed: SriovObservation, taken: Mapping[Claim, str]
     ) -> tuple[Claim, ...]:
         return (claim_vf(observed.inventory, intent, taken),)
 
-    def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
+    def plan(self, intents: Sequence[Intent], observed: SriovObservation) -> Plan:
         return make_plan(intents, observed.inventory)
 
     def observed_ports(
-        self, intents: Sequence[Intent], observed: Seen
+        self, intents: Sequence[Intent], observed: SriovObservation
     ) -> Mapping[str, ObservedPort]:
         return observed_ports(intents, observed.inventory)
 
     def vfs(
-        self, observed: Seen, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
+        self, observed: SriovObservation, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
     ) -> Sequence[VfInfo]:
         return books(observed.inventory, taken, unfit)
 
-    def out_of_order(self, observed: Seen) -> Collection[str]:
+    def out_of_order(self, observed: SriovObservation) -> Collection[str]:
         return out_of_order(observed.inventory)
 
     def counters(self, claims: Sequence[Claim]) -> Mapping[Claim, VfCounters]:
         return self._kernel.counters(claims)
 
-    def findings(self, observed: Seen) -> Sequence[Finding]:
+    def findings(self, observed: SriovObservation) -> Sequence[Finding]:
         return pool_findings(observed.inventory)
 
-    def port_findings(self, intents: Sequence[Intent], observed: Seen) -> Sequence[Finding]:
+    def port_findings(
+        self, intents: Sequence[Intent], observed: SriovObservation
+    ) -> Sequence[Finding]:
         return tag_findings(intents, observed.inventory)
 
     def binding(self, intent: Intent) -> Binding:
@@ -133,21 +135,21 @@ class Sriov(Backend[Seen]):
 
     # -- reading and changing the host ------------------------------------------------------------
 
-    def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
+    def observe(self, ports: Collection[str] | None, deadline: float) -> SriovObservation:
         start = time.monotonic()
         inventory = self._pool.look()
-        return Seen({}, inventory, timings_ms={"vfs": (time.monotonic() - start) * 1e3})
+        return SriovObservation({}, inventory, timings_ms={"vfs": (time.monotonic() - start) * 1e3})
 
     def read_back(
         self,
-        seen: Seen,
+        seen: SriovObservation,
         changes: Sequence[Change],
         ports: Collection[str] | None,
         deadline: float,
-    ) -> Seen:
+    ) -> SriovObservation:
         start = time.monotonic()
         inventory = self._pool.look_again(seen.inventory, changed_vfs(changes))
-        return Seen({}, inventory, timings_ms={"vfs": (time.monotonic() - start) * 1e3})
+        return SriovObservation({}, inventory, timings_ms={"vfs": (time.monotonic() - start) * 1e3})
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         start = time.monotonic()

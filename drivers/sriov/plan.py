@@ -17,7 +17,7 @@ _KBPS = 1000  # the kernel takes whole Mbit/s
 
 
 @dataclass(frozen=True)
-class Seen(Observation):
+class SriovObservation(Observation):
     """The whole pool of VFs, independent of the observed ports."""
 
     inventory: Inventory = field(default_factory=Inventory)

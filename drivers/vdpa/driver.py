@@ -22,11 +22,11 @@ from drivers.vdpa.model import (
     wanted,
 )
 from drivers.vdpa.options import GROUP, OPTIONS
-from drivers.vdpa.plan import DetachVf, Seen, make_plan, observed_ports
+from drivers.vdpa.plan import DetachVf, VdpaObservation, make_plan, observed_ports
 from drivers.vdpa.switch import Switch
 from drivers.vf.commands import KIND, VfChange
 from drivers.vf.inventory import Inventory
-from drivers.vf.kernel import Kernel
+from drivers.vf.kernel import VfKernel
 from drivers.vf.ledger import books, claim_vf, out_of_order
 from drivers.vf.memory import remembered
 from drivers.vf.options import read_devices
@@ -60,7 +60,7 @@ from netplugin.libvirt.interfaces import vhostuser_interface
 _ELSEWHERE = (VfChange, DetachVf)
 
 
-class Vdpa(Backend[Seen]):
+class Vdpa(Backend[VdpaObservation]):
     """See ``netplugin.backend.Backend``."""
 
     name: ClassVar[str] = BACKEND
@@ -79,14 +79,14 @@ class Vdpa(Backend[Seen]):
         conf: Any,
         host: Host | None,
         *,
-        kernel: Kernel | None = None,
+        kernel: VfKernel | None = None,
         switch: Switch | None = None,
     ) -> None:
         """``kernel`` and ``switch``: models of the host, for tests; None for the real ones."""
         conf.register_opts(OPTIONS, group=GROUP)
         self._option: str = conf[GROUP].mode
         self._guest_hugepages: bool = conf[GROUP].guest_hugepages
-        kernel = kernel or Kernel(read_devices(conf))
+        kernel = kernel or VfKernel(read_devices(conf))
         self._pool = Pool(BACKEND, kernel, supervisor_of(host), locks_of(host))
         if switch is None:
             assert host is not None
@@ -122,7 +122,7 @@ class Vdpa(Backend[Seen]):
         check_vlan_qos(spec)
 
     def claims(
-        self, intent: Intent, observed: Seen, taken: Mapping[Claim, str]
+        self, intent: Intent, observed: VdpaObservation, taken: Mapping[Claim, str]
     ) -> tuple[Claim, ...]:
         assert intent.spec is not None
         row, beside = (m.get(intent.port_id) for m in (observed.ovs.rows, observed.ovs.beside))
@@ -139,26 +139,26 @@ class Vdpa(Backend[Seen]):
         )  # fmt: skip
         return (claim, sockets.claim_socket(self._switch.settings, intent, row))
 
-    def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
+    def plan(self, intents: Sequence[Intent], observed: VdpaObservation) -> Plan:
         return make_plan(self._switch.settings, intents, observed)
 
     def observed_ports(
-        self, intents: Sequence[Intent], observed: Seen
+        self, intents: Sequence[Intent], observed: VdpaObservation
     ) -> Mapping[str, ObservedPort]:
         return observed_ports(intents, observed)
 
     def vfs(
-        self, observed: Seen, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
+        self, observed: VdpaObservation, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
     ) -> Sequence[VfInfo]:
         return books(observed.inventory, taken, unfit)
 
-    def out_of_order(self, observed: Seen) -> Collection[str]:
+    def out_of_order(self, observed: VdpaObservation) -> Collection[str]:
         return out_of_order(observed.inventory)
 
     def counters(self, claims: Sequence[Claim]) -> Mapping[Claim, VfCounters]:
         return self._pool.kernel.counters(claims)
 
-    def findings(self, observed: Seen) -> Sequence[Finding]:
+    def findings(self, observed: VdpaObservation) -> Sequence[Finding]:
         ovs = observed.ovs
         of_sockets = sockets.findings(self._switch.settings, ovs.rows, ovs.sockets)
         return [*findings(observed, self._mode), *of_sockets]
@@ -197,22 +197,22 @@ class Vdpa(Backend[Seen]):
 
     # -- reading and changing the host ------------------------------------------------------------
 
-    def observe(self, ports: Collection[str] | None, deadline: float) -> Seen:
+    def observe(self, ports: Collection[str] | None, deadline: float) -> VdpaObservation:
         return self._seen(ports, deadline, self._pool.look)
 
     def read_back(
         self,
-        seen: Seen,
+        seen: VdpaObservation,
         changes: Sequence[Change],
         ports: Collection[str] | None,
         deadline: float,
-    ) -> Seen:
+    ) -> VdpaObservation:
         touched = [*changed_vfs(changes), *_opened_or_closed(changes)]
         return self._seen(ports, deadline, lambda: self._pool.look_again(seen.inventory, touched))
 
     def _seen(
         self, ports: Collection[str] | None, deadline: float, look: Callable[[], Inventory]
-    ) -> Seen:
+    ) -> VdpaObservation:
         """Read OVS first, so that the VFs that its rows have opened show as open in the inventory."""
         ovs, word, devices = self._switch.look(ports, deadline)
         start = time.monotonic()
@@ -220,7 +220,7 @@ class Vdpa(Backend[Seen]):
         timings = {**ovs.timings_ms, "vfs": (time.monotonic() - start) * 1e3}
         marked = dict.fromkeys(ovs.beside, ObservedPort())
         marked |= {i: ObservedPort(stamp=row.stamp) for i, row in ovs.rows.items()}
-        return Seen(
+        return VdpaObservation(
             marked, ovs, inventory, word, devices, timings_ms=timings, store_mark=ovs.store_mark
         )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from drivers.ovs.findings import of_bridges
-from drivers.ovs.model import SeenOvs
+from drivers.ovs.model import OvsObservation
 from drivers.vdpa.model import BRIDGE, Mode
 from drivers.vdpa.multicast import multicast_findings
-from drivers.vdpa.plan import Seen
+from drivers.vdpa.plan import VdpaObservation
 from drivers.vf.usability import pool_findings
 from netplugin.api.models import Finding
 from netplugin.host.ovs_rows import OvsRoot
@@ -30,7 +30,7 @@ def no_pci(root: OvsRoot) -> Usability | None:
     )  # fmt: skip
 
 
-def findings(seen: Seen, mode: Mode) -> list[Finding]:
+def findings(seen: VdpaObservation, mode: Mode) -> list[Finding]:
     """Return the findings; ``seen`` must cover the whole host. Pure."""
     found = [*pool_findings(seen.inventory, mode.use), *of_bridges(_own(seen.ovs))]
     if mode is Mode.NATIVE:
@@ -38,7 +38,7 @@ def findings(seen: Seen, mode: Mode) -> list[Finding]:
     return [*found, _probing(seen.word.root), *multicast_findings(seen.inventory)]
 
 
-def _own(seen: SeenOvs) -> SeenOvs:
+def _own(seen: OvsObservation) -> OvsObservation:
     """Keep only the backend's own bridge: another backend reports on the bridges of networks."""
     own = {name: bridge for name, bridge in seen.bridges.items() if name == BRIDGE}
     return replace(seen, bridges=own)

@@ -12,9 +12,9 @@ from enum import StrEnum
 from typing import Any
 
 from drivers.ovs.mapping import bridge_of, unmapped
-from drivers.ovs.model import Layout, SeenBridge
-from drivers.ovs.plan import Wanted
-from drivers.ovs.ports import BesidePort, VhostPort
+from drivers.ovs.model import Layout, ObservedOvsBridge
+from drivers.ovs.plan import DesiredOvsPort
+from drivers.ovs.ports import RelayVfPort, VhostPort
 from drivers.ovs.sockets import socket_path
 from drivers.vf.ledger import Use
 from drivers.vf.memory import remembered
@@ -102,10 +102,10 @@ def wanted(
     settings: OvsSettings,
     intent: Intent,
     row: OvsPort | None,
-    bridges: Mapping[str, SeenBridge],
+    bridges: Mapping[str, ObservedOvsBridge],
     *,
     tso: bool,
-) -> Wanted:
+) -> DesiredOvsPort:
     """Return the rows of a port that has a VF. ``tso``: its VM may send segments of up to 64 KiB.
 
     ``row``: its existing row, on one of ``bridges``.
@@ -118,12 +118,12 @@ def wanted(
         return _native(settings, intent, row, bridges, claim.key, tso)
     socket = socket_path(settings, intent, row)
     port = VhostPort.of(BACKEND, intent, BRIDGE, 0, socket=socket, tso=tso)
-    return Wanted(port, intent.spec, _relayed_to(intent, claim.key))
+    return DesiredOvsPort(port, intent.spec, _relayed_to(intent, claim.key))
 
 
-def _relayed_to(intent: Intent, address: str) -> BesidePort:
+def _relayed_to(intent: Intent, address: str) -> RelayVfPort:
     assert intent.spec is not None
-    return BesidePort(
+    return RelayVfPort(
         backend=BACKEND,
         port_id=intent.port_id,
         name=device_name(RELAY, intent.port_id),
@@ -138,10 +138,10 @@ def _native(
     settings: OvsSettings,
     intent: Intent,
     row: OvsPort | None,
-    bridges: Mapping[str, SeenBridge],
+    bridges: Mapping[str, ObservedOvsBridge],
     address: str,
     tso: bool,
-) -> Wanted:
+) -> DesiredOvsPort:
     """Build a native port. Options follow the patch "netdev-dpdk: Introduce dpdkvdpa" and vendor guides."""
     claim = claim_of(intent)
     assert intent.spec is not None and claim is not None
@@ -158,7 +158,7 @@ def _native(
         "vdpa-max-queues": str(intent.spec.queues),
         "vdpa-sw": "true",
     }
-    return Wanted(replace(port, type=NATIVE_TYPE, options=options), intent.spec)
+    return DesiredOvsPort(replace(port, type=NATIVE_TYPE, options=options), intent.spec)
 
 
 def vf_on_host(row: OvsPort | None, beside: OvsPort | None) -> str | None:

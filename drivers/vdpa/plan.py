@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from drivers.ovs import findings
-from drivers.ovs.findings import HostWord
+from drivers.ovs.findings import VswitchdFacts
 from drivers.ovs.mapping import left_out
-from drivers.ovs.model import SeenOvs
+from drivers.ovs.model import OvsObservation
 from drivers.ovs.plan import (
     MAX_VHOST_SOCKETS,
-    Wanted,
+    DesiredOvsPort,
     bridge_changes,
     bridge_refusal,
     has_its_flows,
@@ -54,20 +54,20 @@ class DetachVf(Change):
 
 
 @dataclass(frozen=True)
-class Seen(Observation):
+class VdpaObservation(Observation):
     """OVS for the ports in scope, and the whole pool of VFs. ``ports`` has the ports with rows."""
 
-    ovs: SeenOvs = field(default_factory=lambda: SeenOvs({}))
+    ovs: OvsObservation = field(default_factory=lambda: OvsObservation({}))
     inventory: Inventory = field(default_factory=Inventory)
-    word: HostWord = field(default_factory=lambda: HostWord(OvsRoot()))
+    word: VswitchdFacts = field(default_factory=lambda: VswitchdFacts(OvsRoot()))
     #: Devices that any interface of OVS names, with the interface.
     devices: Mapping[str, str] = field(default_factory=dict)
 
 
-def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: Seen) -> Plan:
+def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VdpaObservation) -> Plan:
     """See ``netplugin.backend.Backend.plan``."""
     vfs: list[Change] = []
-    wishes: dict[str, Wanted] = {}
+    wishes: dict[str, DesiredOvsPort] = {}
     kept: dict[str, NetpluginError] = {}
     refused: dict[str, NetpluginError] = {}
     room = MAX_VHOST_SOCKETS - seen.ovs.vhost_sockets
@@ -121,7 +121,9 @@ def _driver_back(intent: Intent, inventory: Inventory) -> list[Change]:
     return [bind_vf(intent.port_id, pf, vf, before.driver, before.driver_override)]
 
 
-def _want(wish: Wanted | None, ovs: SeenOvs, intent: Intent, pf: Pf, vf: Vf) -> VfAttributes:
+def _want(
+    wish: DesiredOvsPort | None, ovs: OvsObservation, intent: Intent, pf: Pf, vf: Vf
+) -> VfAttributes:
     """Return the VF's desired attributes. In native mode only the MAC; the representor has the rest.
 
     A trusted VF may receive other frames than its own, and the relay's flows keep them from the VM. If
@@ -137,13 +139,13 @@ def _want(wish: Wanted | None, ovs: SeenOvs, intent: Intent, pf: Pf, vf: Vf) -> 
     return replace(want, trusted=is_ready or vf.attributes.trusted)
 
 
-def _is_live(wish: Wanted, ovs: SeenOvs) -> bool:
+def _is_live(wish: DesiredOvsPort, ovs: OvsObservation) -> bool:
     """Whether OVS may have the VF open, or has flows that lead from it to the VM."""
     port_id = wish.port.port_id
     return port_id in ovs.beside or bool(ovs.flows.get(port_id))
 
 
-def _trust(intent: Intent, wish: Wanted | None, seen: Seen) -> list[Change]:
+def _trust(intent: Intent, wish: DesiredOvsPort | None, seen: VdpaObservation) -> list[Change]:
     """Trust the VF of a working relay. If the NIC refuses, the relay keeps working without trust."""
     claim = claim_of(intent)
     vf = locate(seen.inventory, claim) if claim else None
@@ -159,7 +161,7 @@ def _trust(intent: Intent, wish: Wanted | None, seen: Seen) -> list[Change]:
     return [set_vf(intent.port_id, pf, vf, ("trust",), want, optional=True)]
 
 
-def _lost_multicast(intent: Intent, seen: Seen) -> str | None:
+def _lost_multicast(intent: Intent, seen: VdpaObservation) -> str | None:
     """Return what multicast the VM of a relay may lose, see ``lost_by``."""
     claim = claim_of(intent)
     vf = locate(seen.inventory, claim) if claim else None
@@ -168,7 +170,9 @@ def _lost_multicast(intent: Intent, seen: Seen) -> str | None:
     return lost_by(seen.inventory.pf_of(vf), vf, intent.spec.network.vlan_id)
 
 
-def _wish(settings: OvsSettings, intent: Intent, seen: Seen, room: int) -> Wanted:
+def _wish(
+    settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: int
+) -> DesiredOvsPort:
     """Return the desired rows. Raises: the error that prevents them."""
     if claim_of(intent) is None:
         raise no_vf()
@@ -181,7 +185,7 @@ def _wish(settings: OvsSettings, intent: Intent, seen: Seen, room: int) -> Wante
     return wish
 
 
-def _must_reopen(intent: Intent, seen: Seen) -> bool:
+def _must_reopen(intent: Intent, seen: VdpaObservation) -> bool:
     """Whether OVS has a port for a VF but not the VF itself open: the VF was away and came back."""
     claim, beside = claim_of(intent), seen.ovs.beside.get(intent.port_id)
     vf = locate(seen.inventory, claim) if claim else None
@@ -197,7 +201,7 @@ def _must_reopen(intent: Intent, seen: Seen) -> bool:
 # -- observed state ----------------------------------------------------------------------------------
 
 
-def observed_ports(intents: Sequence[Intent], seen: Seen) -> Mapping[str, ObservedPort]:
+def observed_ports(intents: Sequence[Intent], seen: VdpaObservation) -> Mapping[str, ObservedPort]:
     """Return the observed state of each port, from its VF and its rows."""
     found: dict[str, ObservedPort] = {}
     for intent in intents:
@@ -226,7 +230,9 @@ def observed_ports(intents: Sequence[Intent], seen: Seen) -> Mapping[str, Observ
     return found
 
 
-def _fault(mode: Mode, row: OvsPort | None, beside: OvsPort | None, seen: Seen) -> str | None:
+def _fault(
+    mode: Mode, row: OvsPort | None, beside: OvsPort | None, seen: VdpaObservation
+) -> str | None:
     """Return why the rows do not work; None if OVS reports no fault."""
     lost = lacks_native(seen.word.root) if mode is Mode.NATIVE else None
     if lost:
@@ -242,7 +248,7 @@ def _fault(mode: Mode, row: OvsPort | None, beside: OvsPort | None, seen: Seen) 
     return _of_relay(beside, seen) if beside else None
 
 
-def _of_relay(beside: OvsPort, seen: Seen) -> str | None:
+def _of_relay(beside: OvsPort, seen: VdpaObservation) -> str | None:
     interface = beside.interface
     if interface is None:
         return f"{beside.name} has no interface"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from drivers.ovs import sockets
 from drivers.ovs.apply import Applier
-from drivers.ovs.findings import HostWord
-from drivers.ovs.model import SeenOvs
-from drivers.ovs.observe import Reader
+from drivers.ovs.findings import VswitchdFacts
+from drivers.ovs.model import OvsObservation
+from drivers.ovs.observe import OvsReader
 from drivers.ovs.ports import VHOST_TYPE
 from drivers.ovs.usability import dpdk_usable
 from drivers.vdpa.model import BACKEND, DEVICE_OPTIONS, LAYOUT, NATIVE_TYPE
@@ -24,7 +24,7 @@ class Switch:
 
     def __init__(self, ovs: OvsHost) -> None:
         self._ovs = ovs
-        self._reader = Reader(ovs, LAYOUT)
+        self._reader = OvsReader(ovs, LAYOUT)
         self._applier = Applier(ovs)
         sockets.make_directory(self.settings.vhost_socket_dir, self.settings.vhost_socket_group)
 
@@ -49,7 +49,7 @@ class Switch:
 
     def look(
         self, ports: Collection[str] | None, deadline: float
-    ) -> tuple[SeenOvs, HostWord, Mapping[str, str]]:
+    ) -> tuple[OvsObservation, VswitchdFacts, Mapping[str, str]]:
         """Return the observed state of these ports (None: all), facts that are not in the database, and
         the devices that interfaces name.
 
@@ -61,7 +61,7 @@ class Switch:
             row.interface and row.interface.type == NATIVE_TYPE for row in scope.rows.values()
         )
         seen, _ = self._reader.seen(scope, self._reader.bridges(scope, native))
-        word = HostWord(
+        word = VswitchdFacts(
             self.root, self._reader.starved(scope), self._reader.cannot_segment(seen, scope)
         )
         return seen, word, self._ovs.mirror.devices(*DEVICE_OPTIONS)

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from drivers.vf.options import ALL_VFS, By, Device, VfNumbers
+from drivers.vf.options import ALL_VFS, By, PoolDevice, VfNumbers
 from netplugin.host.usability import Usability
 from netplugin.host.vfs import (
     GROUPS,
@@ -139,7 +139,7 @@ class Inventory:
 
     pfs: Mapping[str, Pf] = field(default_factory=dict)
     vfs: Mapping[str, Vf] = field(default_factory=dict)
-    missing: tuple[Device, ...] = ()
+    missing: tuple[PoolDevice, ...] = ()
     #: PFs that are listed for more than one network, with the networks.
     ambiguous: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -158,7 +158,7 @@ class Inventory:
 
 def read_inventory(
     sys: Path,
-    devices: Sequence[Device],
+    devices: Sequence[PoolDevice],
     links: Mapping[str, NicLink],
     saved: Collection[str] = (),
 ) -> Inventory:
@@ -193,11 +193,11 @@ def read_again(
 
 
 def find_pfs(
-    sys: Path, devices: Sequence[Device]
-) -> tuple[dict[str, tuple[Device, ...]], tuple[Device, ...]]:
+    sys: Path, devices: Sequence[PoolDevice]
+) -> tuple[dict[str, tuple[PoolDevice, ...]], tuple[PoolDevice, ...]]:
     """Return the PFs by address with the entries that match them, and the entries that match none."""
-    found: dict[str, tuple[Device, ...]] = {}
-    missing: list[Device] = []
+    found: dict[str, tuple[PoolDevice, ...]] = {}
+    missing: list[PoolDevice] = []
     for device in devices:
         addresses = _addresses(sys, device)
         if not addresses:
@@ -207,12 +207,12 @@ def find_pfs(
     return found, tuple(missing)
 
 
-def networks_of(entries: Sequence[Device]) -> tuple[str, ...]:
+def networks_of(entries: Sequence[PoolDevice]) -> tuple[str, ...]:
     """Return the networks of the entries that name one PF. More than one is a configuration error."""
     return tuple(dict.fromkeys(entry.network for entry in entries))
 
 
-def _addresses(sys: Path, device: Device) -> list[str]:
+def _addresses(sys: Path, device: PoolDevice) -> list[str]:
     match device.by:
         case By.ADDRESS:
             candidates = [device.name]

@@ -18,7 +18,7 @@ from drivers.vf.inventory import (
     read_inventory,
 )
 from drivers.vf.memory import Memory
-from drivers.vf.options import Device
+from drivers.vf.options import PoolDevice
 from drivers.vf.usability import usability
 from netplugin.api.errors import NetpluginError
 from netplugin.api.models import VfCounters
@@ -47,12 +47,12 @@ COUNT_NOTHING = frozenset({"igb", "bnxt_en", "qede", "cxgb4"})
 LIBVIRT_STATE = Path("/run/libvirt/hostdevmgr")
 
 
-class Kernel:
+class VfKernel:
     """The host's VFs. Tests substitute a model."""
 
     def __init__(
         self,
-        devices: Sequence[Device],
+        devices: Sequence[PoolDevice],
         sys: Path = SYS,
         vfs: Vfs | None = None,
         libvirt_state: Path = LIBVIRT_STATE,

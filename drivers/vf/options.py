@@ -64,7 +64,7 @@ ALL_VFS = VfNumbers()
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class PoolDevice:
     """One entry of ``[sriov] devices``."""
 
     network: str
@@ -73,18 +73,18 @@ class Device:
     numbers: VfNumbers = ALL_VFS
 
 
-def read_devices(conf: Any) -> tuple[Device, ...]:
+def read_devices(conf: Any) -> tuple[PoolDevice, ...]:
     """Read the option. Raises: ValueError naming the entry that cannot be parsed."""
     conf.register_opts([DEVICES], group=GROUP)
     return parse_devices(conf[GROUP].devices)
 
 
-def parse_devices(entries: Sequence[str]) -> tuple[Device, ...]:
+def parse_devices(entries: Sequence[str]) -> tuple[PoolDevice, ...]:
     """Parse the entries. Raises: ValueError naming the entry that cannot be parsed."""
     return tuple(dict.fromkeys(_parse(entry) for entry in entries))
 
 
-def _parse(entry: str) -> Device:
+def _parse(entry: str) -> PoolDevice:
     network, _, device = entry.strip().partition(":")
     if not _NETWORK.match(network):
         raise ValueError(f"[sriov] devices: {entry!r} does not begin with a physical network")
@@ -92,11 +92,11 @@ def _parse(entry: str) -> Device:
     numbers = _parse_numbers(entry, text) if sign else ALL_VFS
     lower = device.lower()
     if _PCI.match(lower):
-        return Device(network, lower, By.ADDRESS, numbers)
+        return PoolDevice(network, lower, By.ADDRESS, numbers)
     if _KIND.match(lower):
-        return Device(network, lower, By.KIND, numbers)
+        return PoolDevice(network, lower, By.KIND, numbers)
     if _INTERFACE.match(device):
-        return Device(network, device, By.INTERFACE, numbers)
+        return PoolDevice(network, device, By.INTERFACE, numbers)
     raise ValueError(
         f"[sriov] devices: {device!r} in {entry!r} is neither an interface name, nor a PCI address "
         "such as 0000:03:00.0, nor vendor:device such as 8086:10c9"

@@ -15,10 +15,10 @@ from dataclasses import replace
 from drivers.vf.apply import Done, Patience, apply_changes, touched
 from drivers.vf.commands import SetVf, VfChange
 from drivers.vf.inventory import Inventory, Setting
-from drivers.vf.kernel import Kernel
+from drivers.vf.kernel import VfKernel
 from netplugin.api.errors import NetpluginError, OperationTimeout, TryAgain
 from netplugin.backend import Change, Claim
-from netplugin.host.kernel_events import News, queued
+from netplugin.host.kernel_events import KernelEventListener, queued
 from netplugin.host.locks import Locks, NoLocks
 from netplugin.host.netlink import attributes, messages, text
 from netplugin.host.supervisor import Supervisor
@@ -33,7 +33,7 @@ _PCI = Wake("PCI devices came, went or changed their driver")
 _LOST = Wake("news of NICs was lost")
 
 
-class Watch(News):
+class VfWatch(KernelEventListener):
     """Listener for link and PCI events. Own changes are given as PCI addresses and interface names."""
 
     def __init__(
@@ -91,14 +91,14 @@ class Pool:
     """The VFs of one backend. Not thread-safe, except ``hold``."""
 
     def __init__(
-        self, name: str, kernel: Kernel, supervisor: Supervisor, locks: Locks | None = None
+        self, name: str, kernel: VfKernel, supervisor: Supervisor, locks: Locks | None = None
     ) -> None:
         """``name`` is the backend's. Without ``locks``, this is the only agent."""
         self.kernel = kernel
         self._locks = locks or NoLocks()
         self._name = name
         self._supervisor = supervisor
-        self._watch: Watch | None = None
+        self._watch: VfWatch | None = None
         self._interfaces: frozenset[str] = frozenset()
         #: By VF, the optional settings that its NIC does not support (restored values, trust, a zero MAC).
         self._unsupported: dict[str, frozenset[Setting]] = {}
@@ -167,7 +167,7 @@ class Pool:
     def watch(self, wake: Callable[[Wake], None]) -> None:
         """Call ``wake`` when another process changes a VF or its NIC."""
         try:
-            self._watch = Watch(wake, lambda: self._interfaces, self._supervisor)
+            self._watch = VfWatch(wake, lambda: self._interfaces, self._supervisor)
         except OSError as refused:
             LOG.warning("%s: no news of NICs, drift is found by looking: %s", self._name, refused)
 

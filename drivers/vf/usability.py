@@ -10,7 +10,7 @@ from drivers.vf.abilities import TAGS
 from drivers.vf.inventory import Inventory, find_pfs, networks_of
 from drivers.vf.ledger import EMBEDDED, Use, pf_problem
 from drivers.vf.memory import KEPT_BY_DPDK, Lost, locate
-from drivers.vf.options import Device
+from drivers.vf.options import PoolDevice
 from drivers.vf.plan import claim_of
 from netplugin.api.models import Finding
 from netplugin.backend import Intent
@@ -18,7 +18,7 @@ from netplugin.host.usability import Usability
 from netplugin.host.vfs import VFIO, read_link, read_text
 
 
-def usability(sys: Path, devices: Sequence[Device], *, for_dpdk: bool = False) -> Usability:
+def usability(sys: Path, devices: Sequence[PoolDevice], *, for_dpdk: bool = False) -> Usability:
     """Check that there are VFs, an IOMMU, and vfio-pci.
 
     ``for_dpdk``: DPDK uses the VFs of some NICs through their kernel driver (see ``KEPT_BY_DPDK``), and

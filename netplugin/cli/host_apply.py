@@ -24,30 +24,30 @@ from netplugin.cli.host_tuning import (
 from netplugin.tuning.applying.accessor import WritableRoot
 from netplugin.tuning.applying.apply import (
     BAD,
-    Outcome,
     Result,
+    StepOutcome,
     apply,
     preview,
     preview_undo,
     shown,
     undo,
 )
-from netplugin.tuning.applying.journal import DEFAULT, Journal, look
-from netplugin.tuning.applying.machine import Machine
+from netplugin.tuning.applying.journal import DEFAULT, ApplyJournal, look
+from netplugin.tuning.applying.machine import TunedMachine
 from netplugin.tuning.applying.ovs_config import RunningOvs
 from netplugin.tuning.as_json import as_json
-from netplugin.tuning.planning.plan import Plan, make_plan
+from netplugin.tuning.planning.plan import TuningPlan, make_plan
 from netplugin.tuning.planning.refused import needed
 from netplugin.tuning.root import Root
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _WORDS = {
-    Outcome.WOULD_SET: "would be set",
-    Outcome.NEEDS_OVS_RESTART: "left to do, with a restart of OVS",
-    Outcome.NEEDS_REBOOT: "left to do, with a reboot",
-    Outcome.WOULD_RESTORE: "would be put back",
-    Outcome.RESTORED: "as before",
-    Outcome.CHANGED_SINCE: "left as it is",
+    StepOutcome.WOULD_SET: "would be set",
+    StepOutcome.NEEDS_OVS_RESTART: "left to do, with a restart of OVS",
+    StepOutcome.NEEDS_REBOOT: "left to do, with a reboot",
+    StepOutcome.WOULD_RESTORE: "would be put back",
+    StepOutcome.RESTORED: "as before",
+    StepOutcome.CHANGED_SINCE: "left as it is",
 }
 
 
@@ -102,11 +102,11 @@ class HostApply(Command):
         if not parsed_args.undo and not parsed_args.yes:
             return preview(_plan(parsed_args))
         ovs = opened.enter_context(closing(RunningOvs(ovs_rundir(parsed_args))))
-        machine = Machine(WritableRoot(parsed_args.root), ovs, self._ports)
+        machine = TunedMachine(WritableRoot(parsed_args.root), ovs, self._ports)
         boot = needed(Root(parsed_args.root).text(_BOOT))
         if not parsed_args.yes:
             return preview_undo(look(parsed_args.journal, boot), machine, parsed_args.force)
-        journal = opened.enter_context(Journal(parsed_args.journal, boot))
+        journal = opened.enter_context(ApplyJournal(parsed_args.journal, boot))
         if parsed_args.undo:
             return undo(machine, journal, parsed_args.force)
         return apply(_plan(parsed_args), machine, journal)
@@ -142,7 +142,7 @@ class HostApply(Command):
             return {}
 
 
-def _plan(parsed_args: Namespace) -> Plan:
+def _plan(parsed_args: Namespace) -> TuningPlan:
     intent = required(intent_of(parsed_args))
     facts, live = read_machine(parsed_args)
     return make_plan(facts, intent, live)

@@ -23,11 +23,11 @@ from netplugin.tuning.as_json import as_json, plan_json
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Facts
-from netplugin.tuning.intent import Intent, given
+from netplugin.tuning.intent import HostIntent, given
 from netplugin.tuning.live import Live
 from netplugin.tuning.output.playbook import playbook
 from netplugin.tuning.output.text import plan_text
-from netplugin.tuning.planning.plan import Plan, make_plan
+from netplugin.tuning.planning.plan import TuningPlan, make_plan
 from netplugin.tuning.planning.refused import needed
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.read_live import RUNDIR, URI, read_live
@@ -89,7 +89,7 @@ class HostPlan(Command):
         self.app.stdout.write(_printed(plan, facts, parsed_args.format, parsed_args.explain))
 
 
-def required(intent: Intent | None) -> Intent:
+def required(intent: HostIntent | None) -> HostIntent:
     """Raises: InvalidRequest if there is no intent."""
     if intent is None:
         raise InvalidRequest(
@@ -100,7 +100,7 @@ def required(intent: Intent | None) -> Intent:
     return intent
 
 
-def _printed(plan: Plan, facts: Facts, form: str, explain: bool) -> str:
+def _printed(plan: TuningPlan, facts: Facts, form: str, explain: bool) -> str:
     if form == "json":
         return plan_json(plan)
     if form == "ansible":
@@ -165,7 +165,7 @@ def _configured(parsed_args: Namespace) -> _Configured:
 
 def add_intent(parser: ArgumentParser) -> None:
     """Add an option for each field of the intent; the configuration supplies those that are not given."""
-    for name, field in Intent.model_fields.items():
+    for name, field in HostIntent.model_fields.items():
         option = "--" + _OPTIONS.get(name, name).replace("_", "-")
         words: dict[str, Any] = {"dest": name, "help": field.description}
         if field.annotation is bool:
@@ -182,17 +182,17 @@ _SEVERAL = ("nics", "mtus", "vfs")
 _OPTIONS = {"nics": "nic", "mtus": "mtu"}
 
 
-def intent_of(parsed_args: Namespace) -> Intent | None:
+def intent_of(parsed_args: Namespace) -> HostIntent | None:
     """The intent from options and configuration; None without pmd_cores.
 
     Raises: InvalidRequest naming the field.
     """
-    said = {name: getattr(parsed_args, name) for name in Intent.model_fields}
+    said = {name: getattr(parsed_args, name) for name in HostIntent.model_fields}
     given = _configured(parsed_args).intent
     given |= {name: value for name, value in said.items() if value is not None}
     if "pmd_cores" not in given:
         return None
     try:
-        return Intent.model_validate(given)
+        return HostIntent.model_validate(given)
     except ValidationError as wrong:
         raise invalid_request(wrong) from None

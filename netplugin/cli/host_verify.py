@@ -17,7 +17,7 @@ from netplugin.api.errors import InvalidRequest
 from netplugin.cli.host_tuning import add_intent, add_root, intent_of, read_machine
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.verifying import plot, result
-from netplugin.tuning.verifying.comparison import Finding, compare
+from netplugin.tuning.verifying.comparison import FigureVerdict, compare
 from netplugin.tuning.verifying.measure import measure, require
 from netplugin.tuning.verifying.options import Options, asked_of
 from netplugin.tuning.verifying.show import comparison_json, comparison_text, run_json, run_text
@@ -90,7 +90,7 @@ class HostVerifyCompare(Command):
             plot.draw(found, parsed_args.plot)
         shown = comparison_json if parsed_args.format == "json" else comparison_text
         self.app.stdout.write(shown(found))
-        return 1 if found.of(Finding.WORSE) else 0
+        return 1 if found.of(FigureVerdict.WORSE) else 0
 
 
 _METAVARS = {"label": "WORD", "only": "PART", "cpus": "LIST", "loop_cpus": "A,B"}

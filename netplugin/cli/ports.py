@@ -186,7 +186,7 @@ def _row(port: Port) -> show.Row:
     spec = values["spec"]
     return (
         port.port_id, port.spec.vm_id, port.spec.backend, port.spec.mac,
-        show.Network(spec["network"]), port.state.value, show.Error(values["error"]),
+        show.NetworkColumn(spec["network"]), port.state.value, show.Error(values["error"]),
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ class Structure(FormattableColumn[Any]):
         return "\n".join(_lines(self._value, ""))
 
 
-class Network(FormattableColumn[dict[str, Any]]):
+class NetworkColumn(FormattableColumn[dict[str, Any]]):
     """A network as ``vlan physnet1 100``."""
 
     def human_readable(self) -> str:

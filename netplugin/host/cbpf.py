@@ -28,7 +28,7 @@ _MOST = 4096  # BPF_MAXINSNS
 
 
 @dataclass(frozen=True)
-class Program:
+class BpfProgram:
     """The instructions in the kernel's format (``struct sock_filter``)."""
 
     code: bytes
@@ -135,7 +135,7 @@ class Assembler:
         assert name not in self._labels, name
         self._labels[name] = len(self._code)
 
-    def program(self) -> Program:
+    def program(self) -> BpfProgram:
         code = bytearray()
         for at, (operation, met, unmet, operand) in enumerate(self._code):
             if isinstance(operand, str):
@@ -143,7 +143,7 @@ class Assembler:
                 assert operand >= 0, "classic BPF has no way back"
             code += _INSTRUCTION.pack(operation, met, unmet, operand)
         assert len(self._code) <= _MOST
-        return Program(bytes(code))
+        return BpfProgram(bytes(code))
 
     def _test(self, operation: int, value: int, label: str, *, met: bool = True) -> None:
         self._code.append((_JMP | operation, int(not met), int(met), value))

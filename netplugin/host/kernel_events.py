@@ -14,7 +14,7 @@ from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 
 
-class News(ABC):
+class KernelEventListener(ABC):
     """Reads event sockets of the kernel until ``close``.
 
     Our own changes cause events too, and the kernel queues them before the call returns. Make a

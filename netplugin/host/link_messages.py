@@ -99,7 +99,7 @@ class Ifb:
 
 
 @dataclass(frozen=True)
-class Bond:
+class LinuxBond:
     """A kernel bond. ``partner`` is the MAC of the LACP partner; empty if there is none."""
 
     mode: str
@@ -131,7 +131,7 @@ class Link:
     #: Of a bridge port: whether the bridge learns MACs on it.
     learning: bool = True
     #: The attributes of its kind.
-    data: Bridge | Vlan | Vxlan | Ifb | Bond | None = None
+    data: Bridge | Vlan | Vxlan | Ifb | LinuxBond | None = None
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ def _learns(info: Mapping[int, bytes]) -> bool:
 
 def _data(
     kind: str, data: Mapping[int, bytes], link: Mapping[int, bytes]
-) -> Bridge | Vlan | Vxlan | Ifb | Bond | None:
+) -> Bridge | Vlan | Vxlan | Ifb | LinuxBond | None:
     match kind:
         case "bridge":
             return Bridge(
@@ -311,9 +311,9 @@ def _vxlan(data: Mapping[int, bytes]) -> Vxlan:
     )
 
 
-def _bond(data: Mapping[int, bytes]) -> Bond:
+def _bond(data: Mapping[int, bytes]) -> LinuxBond:
     partner = dict(attributes(data.get(_BOND_AD_INFO, b""))).get(_AD_PARTNER_MAC, b"")
-    return Bond(
+    return LinuxBond(
         _one_of(_BOND_MODES, number(data.get(_BOND_MODE))),
         _one_of(_HASH_POLICIES, number(data.get(_BOND_HASH_POLICY))),
         _mac(partner) if any(partner) else "",

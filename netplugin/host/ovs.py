@@ -16,7 +16,7 @@ from netplugin.api.errors import BackendUnavailable, NetpluginError
 from netplugin.host import ovs_commands
 from netplugin.host.names import Mark, unmarked
 from netplugin.host.openflow import OpenFlow
-from netplugin.host.ovs_mirror import Drift, Mirror
+from netplugin.host.ovs_mirror import Mirror, MirrorDrift
 from netplugin.host.ovsdb import CommandFactory, Ovsdb
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Usability, Wake
@@ -195,7 +195,7 @@ class OvsHost:
 
     # -- callbacks, on the threads of the connections --------------------------------------------
 
-    def _drifted(self, drift: Drift) -> None:
+    def _drifted(self, drift: MirrorDrift) -> None:
         if drift.port_id is None:
             self._tell(Wake("a bridge was changed in the OVS database"))
         else:

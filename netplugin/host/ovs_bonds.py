@@ -10,7 +10,7 @@ from netplugin.api.models import Finding
 
 
 @dataclass(frozen=True)
-class Bond:
+class OvsBond:
     """One bond. ``lacp`` is ``off``, ``configured`` or ``negotiated``."""
 
     name: str
@@ -28,7 +28,7 @@ class Bond:
 class BondUse:
     """The traffic of a bond: number of senders (MAC and VLAN), and whether it carries tunnels."""
 
-    bond: Bond
+    bond: OvsBond
     bridge: str
     senders: int
     tunnels: bool
@@ -38,12 +38,12 @@ _TITLE = re.compile(r"^---- (\S+) ----$")
 _MEMBER = re.compile(r"^(?:member|slave) (\S+): (enabled|disabled)$")
 
 
-def parse_bonds(text: str) -> tuple[Bond, ...]:
+def parse_bonds(text: str) -> tuple[OvsBond, ...]:
     """Parse the output of ``bond/show`` (OVS 2.17 to 4.0; before 2.16 a member was called slave)."""
-    bonds: list[Bond] = []
+    bonds: list[OvsBond] = []
     for line in text.splitlines():
         if title := _TITLE.match(line):
-            bonds.append(Bond(title[1], "", "off", ()))
+            bonds.append(OvsBond(title[1], "", "off", ()))
         elif not bonds:
             continue
         elif member := _MEMBER.match(line):
@@ -56,7 +56,7 @@ def parse_bonds(text: str) -> tuple[Bond, ...]:
     return tuple(bonds)
 
 
-def fault(bond: Bond) -> str | None:
+def fault(bond: OvsBond) -> str | None:
     """Why the bond carries no traffic; None if at least one link does."""
     if bond.lacp == "configured":
         return f"bond {bond.name}: the switch does not answer LACP, so no link of it is used"
@@ -74,7 +74,7 @@ def findings(uses: Iterable[BondUse]) -> list[Finding]:
     return found
 
 
-def _links(bond: Bond) -> list[Finding]:
+def _links(bond: OvsBond) -> list[Finding]:
     if bond.lacp == "configured":
         return [
             Finding(

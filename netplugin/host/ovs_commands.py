@@ -70,7 +70,7 @@ class DeleteBridge(BaseCommand):  # type: ignore[misc]
             bridge.delete()
 
 
-class AddPort(BaseCommand):  # type: ignore[misc]
+class AddPortCommand(BaseCommand):  # type: ignore[misc]
     """Create a port on a bridge, with its interfaces (several for a bond) and all attributes.
 
     ``interfaces`` maps the name of each interface to its columns. ``qos`` has the columns of a QoS
@@ -102,7 +102,7 @@ class AddPort(BaseCommand):  # type: ignore[misc]
         self.api.lookup("Bridge", self.bridge).addvalue("ports", port)
 
 
-class SetPort(BaseCommand):  # type: ignore[misc]
+class SetPortCommand(BaseCommand):  # type: ignore[misc]
     """Set columns of a port and its interfaces; keep other keys of the maps in ``merged``.
 
     Interfaces that are not named are removed from the port. An interface that the port did not have
@@ -137,7 +137,7 @@ class SetPort(BaseCommand):  # type: ignore[misc]
             there[name].delete()
 
 
-class SetQos(BaseCommand):  # type: ignore[misc]
+class SetQosCommand(BaseCommand):  # type: ignore[misc]
     """Set the port's QoS row to these columns (our row in place), or (None) remove it.
 
     A row that ``ours`` does not accept is detached from the port and kept.

@@ -53,7 +53,7 @@ _WATCHED = (
 
 
 @dataclass(frozen=True)
-class Drift:
+class MirrorDrift:
     """A marked port of a backend has changed; without a port, one of our bridges or uplinks has."""
 
     backend: str | None = None
@@ -72,7 +72,7 @@ class _PortRow:
 class Mirror:
     """Rows as immutable values. Only the IDL's thread writes; any thread may read."""
 
-    def __init__(self, drifted: Callable[[Drift], None], found: Mark = unmarked) -> None:
+    def __init__(self, drifted: Callable[[MirrorDrift], None], found: Mark = unmarked) -> None:
         """``drifted`` is called when a marked port or bridge changes after its creation.
 
         ``found`` maps the store mark in the database to the one to compare with (see
@@ -265,7 +265,7 @@ class Mirror:
         if drifted:
             self._drifted(drifted)
 
-    def _put(self, table: str, row: Any) -> Drift | None:
+    def _put(self, table: str, row: Any) -> MirrorDrift | None:
         if table == "Open_vSwitch":
             self._root = _root(row, self._found(row.external_ids.get(STORE_MARK, "")))
             return None
@@ -277,7 +277,7 @@ class Mirror:
             return self._put_qos(row)
         return self._put_interface(row)
 
-    def _put_bridge(self, row: Any) -> Drift | None:
+    def _put_bridge(self, row: Any) -> MirrorDrift | None:
         old = self._bridges.get(row.uuid)
         new = OvsBridge(
             name=row.name,
@@ -292,10 +292,10 @@ class Mirror:
             self._port_bridge[uuid] = new.name
         self._bridges[row.uuid] = new
         if old and BRIDGE_MARK in old.external_ids and old.fail_mode != new.fail_mode:
-            return Drift()
+            return MirrorDrift()
         return None
 
-    def _put_port(self, row: Any) -> Drift | None:
+    def _put_port(self, row: Any) -> MirrorDrift | None:
         old = self._ports.get(row.uuid)
         port = OvsPort(
             name=row.name,
@@ -322,25 +322,25 @@ class Mirror:
             self._strangers.add(row.uuid)
         return _drift(old.port, port) if old and old != new else None
 
-    def _put_qos(self, row: Any) -> Drift | None:
+    def _put_qos(self, row: Any) -> MirrorDrift | None:
         old = self._qos.get(row.uuid)
         new = OvsQos(row.uuid, row.type, row.other_config, row.external_ids)
         self._forget_qos(row.uuid)
         self._qos[row.uuid] = new
         if new.owner:
             self._qos_owned[new.owner].add(row.uuid)
-        return Drift(*old.owner) if old and old.owner and old != new else None
+        return MirrorDrift(*old.owner) if old and old.owner and old != new else None
 
-    def _forget_qos(self, uuid: UUID) -> Drift | None:
+    def _forget_qos(self, uuid: UUID) -> MirrorDrift | None:
         qos = self._qos.pop(uuid, None)
         if qos is None or qos.owner is None:
             return None
         self._qos_owned[qos.owner].discard(uuid)
         if not self._qos_owned[qos.owner]:
             del self._qos_owned[qos.owner]
-        return Drift(*qos.owner)
+        return MirrorDrift(*qos.owner)
 
-    def _put_interface(self, row: Any) -> Drift | None:
+    def _put_interface(self, row: Any) -> MirrorDrift | None:
         old = self._interfaces.get(row.uuid)
         new = OvsInterface(
             name=row.name,
@@ -366,7 +366,7 @@ class Mirror:
             return _drift(self._ports[port].port) if port in self._ports else None
         return None
 
-    def _delete(self, table: str, uuid: UUID) -> Drift | None:
+    def _delete(self, table: str, uuid: UUID) -> MirrorDrift | None:
         if table == "Bridge":
             gone = self._bridges.pop(uuid, None)
             for port in gone.ports if gone else ():
@@ -380,7 +380,7 @@ class Mirror:
             return self._delete_port(uuid)
         return None
 
-    def _delete_port(self, uuid: UUID) -> Drift | None:
+    def _delete_port(self, uuid: UUID) -> MirrorDrift | None:
         row = self._ports.pop(uuid, None)
         self._strangers.discard(uuid)
         self._port_bridge.pop(uuid, None)
@@ -399,13 +399,13 @@ class Mirror:
         return self._owned if port.owner else self._besides
 
 
-def _drift(*ports: OvsPort) -> Drift | None:
+def _drift(*ports: OvsPort) -> MirrorDrift | None:
     """The drift that a changed port causes: of one port, or of many if it is an uplink or tunnel."""
     for port in ports:
         if port.serves:
-            return Drift(*port.serves)
+            return MirrorDrift(*port.serves)
     shared = any({UPLINK_MARK, TUNNEL_MARK} & port.external_ids.keys() for port in ports)
-    return Drift() if shared else None
+    return MirrorDrift() if shared else None
 
 
 def _queues(status: Mapping[str, str]) -> int | None:

@@ -25,7 +25,7 @@ from ovsdbapp.schema.open_vswitch import impl_idl
 
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
 from netplugin.host.names import CarriedMark, Mark, unmarked
-from netplugin.host.ovs_mirror import COLUMNS, Drift, Mirror
+from netplugin.host.ovs_mirror import COLUMNS, Mirror, MirrorDrift
 from netplugin.host.ovs_rows import HOLDER_MARK, STORE_MARK
 from netplugin.host.processes import remaining
 
@@ -262,7 +262,7 @@ class Ovsdb:
     def __init__(
         self,
         remote: str,
-        drifted: Callable[[Drift], None] = lambda drift: None,
+        drifted: Callable[[MirrorDrift], None] = lambda drift: None,
         changed: Callable[[], None] = lambda: None,
         holder: str | None = None,
         mark: Mark = unmarked,

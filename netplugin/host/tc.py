@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from netplugin.api.errors import BackendUnavailable
 from netplugin.host import netlink
-from netplugin.host.cbpf import Program
+from netplugin.host.cbpf import BpfProgram
 from netplugin.host.links import words
 from netplugin.host.netlink import attribute, attributes, number, text
 
@@ -97,7 +97,7 @@ class Queueing:
 
     root: Tbf | None = None
     redirect: int | None = None
-    guard: Program | None = None
+    guard: BpfProgram | None = None
 
 
 class Tc:
@@ -169,7 +169,7 @@ class Tc:
             with _gone("remove-redirect", index):
                 netlink.ask(DELQDISC, TCMSG.pack(0, index, _INGRESS_HANDLE, _INGRESS, 0))
 
-    def set_guard(self, index: int, program: Program) -> None:
+    def set_guard(self, index: int, program: BpfProgram) -> None:
         """Install a program that filters ingress traffic before any redirect.
 
         An existing program is replaced atomically (``cls_bpf_change`` in net/sched/cls_bpf.c).
@@ -247,23 +247,23 @@ def _redirect(filters: Iterable[bytes]) -> int | None:
     return targets[0] if len(targets) == 1 else None
 
 
-def _guard(filters: Iterable[bytes]) -> Program | None:
+def _guard(filters: Iterable[bytes]) -> BpfProgram | None:
     """The only direct-action program at our priority; None for anything else."""
     ours = [p for p in filters if TCMSG.unpack_from(p)[4] == _info(_GUARD)]
     programs = [program for p in ours if (program := _program(p)) is not None]
     return programs[0] if len(programs) == 1 else None
 
 
-def _program(payload: bytes) -> Program | None:
+def _program(payload: bytes) -> BpfProgram | None:
     found = dict(attributes(payload, TCMSG.size))
     options = dict(attributes(found.get(_OPTIONS, b"")))
     direct = number(options.get(_BPF_FLAGS)) & _BPF_DIRECT_ACTION
     if text(found.get(_KIND)) != "bpf" or not direct or _BPF_OPS not in options:
         return None
-    return Program(options[_BPF_OPS])
+    return BpfProgram(options[_BPF_OPS])
 
 
-def _direct_action(program: Program) -> list[bytes]:
+def _direct_action(program: BpfProgram) -> list[bytes]:
     return [
         attribute(_BPF_OPS_LEN, struct.pack("=H", program.length)),
         attribute(_BPF_OPS, program.code),

@@ -20,7 +20,7 @@ _MOST_VCPUS: Final = 4096
 
 
 @dataclass(frozen=True)
-class Cell:
+class GuestCell:
     """A guest NUMA cell. A domain without ``<numa>`` counts as one cell."""
 
     number: int
@@ -32,7 +32,7 @@ class Cell:
 class Needs:
     """``page_kb`` is the hugepage size that the domain requests, or None for any size."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[GuestCell, ...]
     page_kb: int | None
     iothreads: tuple[int, ...]
 
@@ -93,7 +93,7 @@ def iothreads(domain: Element) -> tuple[int, ...]:
     return tuple(sorted((*given, *more)))
 
 
-def cells_of(domain: Element, step: str) -> Iterator[Cell]:
+def cells_of(domain: Element, step: str) -> Iterator[GuestCell]:
     """NUMA cells defined in ``<cpu><numa>``. Raises: InvalidRequest."""
     for place, cell in enumerate(domain.iterfind("cpu/numa/cell")):
         id = _number(cell.get("id", str(place)), "a NUMA cell's id", step)
@@ -101,13 +101,13 @@ def cells_of(domain: Element, step: str) -> Iterator[Cell]:
             mine = tuple(sorted(parse_cpuset(cell.get("cpus", ""))))
         except ValueError as wrong:
             raise invalid(f"cpus of NUMA cell {id}: {wrong}", step) from None
-        yield Cell(id, mine, size_kb(cell, f"memory of NUMA cell {id}", step, "memory"))
+        yield GuestCell(id, mine, size_kb(cell, f"memory of NUMA cell {id}", step, "memory"))
 
 
-def _cells(domain: Element, count: int, step: str) -> tuple[Cell, ...]:
+def _cells(domain: Element, count: int, step: str) -> tuple[GuestCell, ...]:
     cells = tuple(cells_of(domain, step))
     if not cells:
-        return (Cell(0, tuple(range(count)), memory_kb(domain, step)),)
+        return (GuestCell(0, tuple(range(count)), memory_kb(domain, step)),)
     if any(not cell.vcpus for cell in cells):
         raise Unsupported(
             "placing a domain with a NUMA cell (<cpu><numa>) that has no CPUs", step=step,

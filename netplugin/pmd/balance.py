@@ -18,7 +18,7 @@ Placement: TypeAlias = Mapping[Key, int]
 
 
 @dataclass(frozen=True)
-class Problem:
+class LoadProblem:
     """Loads in percent of a CPU. ``homes`` has the permitted CPUs of each load (never empty)."""
 
     cpus: tuple[int, ...]
@@ -44,7 +44,7 @@ class Problem:
         return sorted(self.loads, key=lambda key: (-self.loads[key], key))
 
 
-def balanced(problem: Problem, now: Placement) -> dict[Key, int]:
+def balanced(problem: LoadProblem, now: Placement) -> dict[Key, int]:
     """A placement whose largest sum and number of misplaced loads are no larger than now.
 
     It is a fixed point: balancing the result changes nothing.
@@ -57,11 +57,11 @@ def balanced(problem: Problem, now: Placement) -> dict[Key, int]:
         placement = better
 
 
-def _worth(problem: Problem, placement: Placement) -> tuple[int, int]:
+def _worth(problem: LoadProblem, placement: Placement) -> tuple[int, int]:
     return problem.away(placement), problem.largest(placement)
 
 
-def _step(problem: Problem, now: dict[Key, int]) -> dict[Key, int]:
+def _step(problem: LoadProblem, now: dict[Key, int]) -> dict[Key, int]:
     most = problem.largest(now)
     starts = (now, _brought_home(problem, now), _anew(problem))
     found = [_improved(problem, start) for start in starts]
@@ -74,16 +74,16 @@ def _moved(now: Placement, then: Placement) -> int:
     return sum(then[key] != cpu for key, cpu in now.items())
 
 
-def _anew(problem: Problem) -> dict[Key, int]:
+def _anew(problem: LoadProblem) -> dict[Key, int]:
     return _filled(problem, {}, problem.by_size)
 
 
-def _brought_home(problem: Problem, now: Placement) -> dict[Key, int]:
+def _brought_home(problem: LoadProblem, now: Placement) -> dict[Key, int]:
     home = {key: cpu for key, cpu in now.items() if cpu in problem.homes[key]}
     return _filled(problem, home, [key for key in problem.by_size if key not in home])
 
 
-def _filled(problem: Problem, begun: Placement, rest: list[Key]) -> dict[Key, int]:
+def _filled(problem: LoadProblem, begun: Placement, rest: list[Key]) -> dict[Key, int]:
     """Put each of the rest on the permitted CPU with the lowest sum."""
     placement, sums = dict(begun), problem.sums(begun)
     for key in rest:
@@ -93,7 +93,7 @@ def _filled(problem: Problem, begun: Placement, rest: list[Key]) -> dict[Key, in
     return placement
 
 
-def _improved(problem: Problem, start: Placement) -> dict[Key, int]:
+def _improved(problem: LoadProblem, start: Placement) -> dict[Key, int]:
     """Apply the best move or swap off the fullest CPU, until none helps."""
     placement, sums = dict(start), problem.sums(start)
     if not sums:
@@ -110,7 +110,7 @@ def _improved(problem: Problem, start: Placement) -> dict[Key, int]:
             placement[key] = cpu
 
 
-def _order(problem: Problem, fuller: int, change: Placement) -> tuple[object, ...]:
+def _order(problem: LoadProblem, fuller: int, change: Placement) -> tuple[object, ...]:
     """Sort key: the largest effect first, then the least load moved."""
     return fuller, sum(problem.loads[key] for key in change), sorted(change.items())
 
@@ -119,7 +119,7 @@ _Change: TypeAlias = tuple[int, dict[Key, int]]
 
 
 def _moves(
-    problem: Problem, placement: Placement, sums: Mapping[int, int], full: int
+    problem: LoadProblem, placement: Placement, sums: Mapping[int, int], full: int
 ) -> list[_Change]:
     """Moves of one load to another CPU, each with the larger of the two resulting sums."""
     found = []
@@ -133,7 +133,7 @@ def _moves(
 
 
 def _swaps(
-    problem: Problem, placement: Placement, sums: Mapping[int, int], full: int
+    problem: LoadProblem, placement: Placement, sums: Mapping[int, int], full: int
 ) -> list[_Change]:
     """Swaps of a load for a smaller one, each with the larger of the two resulting sums."""
     found = []

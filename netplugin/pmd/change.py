@@ -30,7 +30,7 @@ Affinities = Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
-class Change:
+class PmdChange:
     """Keys of ``other_config`` and affinities of interfaces to write; None: remove the key.
 
     ``cores`` are the CPUs that are to have PMD threads, if they change. ``places`` are the CPUs on
@@ -49,7 +49,7 @@ def change(
     affinities: Affinities,
     online: tuple[int, ...],
     chosen: tuple[int, ...] = (),
-) -> Change:
+) -> PmdChange:
     """Compute the change of a request.
 
     ``affinities`` are of all interfaces of OVS, ``chosen`` are the CPUs selected for ``count``.
@@ -82,7 +82,7 @@ def change(
     if not request.proposed and (places or cores is not None):
         _refuse_unpolled(request, state, there, after)
     texts = {port: affinity_text(pins) for port, pins in after.items() if pins != before[port]}
-    return Change(other_config, texts, cores, places)
+    return PmdChange(other_config, texts, cores, places)
 
 
 def named(request: PmdRequest, online: tuple[int, ...]) -> tuple[int, ...]:
@@ -230,7 +230,7 @@ def set_pmd(ovs: OvsHost, request: PmdRequest, chosen: tuple[PmdChoice, ...] = (
     count = tuple(cpu for core in chosen for cpu in cpus.parse_list(core.cpus))
     wanted = change(request, state, affinities, cpus.online(), tuple(sorted(count)))
     known = ovs.mirror.root.other_config
-    before = Change(
+    before = PmdChange(
         {key: known.get(key) for key in wanted.other_config},
         {name: affinities[name] for name in wanted.affinity},
     )
@@ -247,7 +247,7 @@ def set_pmd(ovs: OvsHost, request: PmdRequest, chosen: tuple[PmdChoice, ...] = (
     return found.model_copy(update={"chosen": chosen})
 
 
-def _write(ovs: OvsHost, wanted: Change, before: Change) -> None:
+def _write(ovs: OvsHost, wanted: PmdChange, before: PmdChange) -> None:
     """Write only differences: waiting for a transaction without changes would time out."""
     commands: list[CommandFactory] = [
         partial(SetOtherConfig, key=key, value=value)
@@ -263,7 +263,7 @@ def _write(ovs: OvsHost, wanted: Change, before: Change) -> None:
         ovs.write(commands, time.monotonic() + ovs.settings.timeout_s)
 
 
-def _verify(wanted: Change, before: PmdState, found: PmdState) -> None:
+def _verify(wanted: PmdChange, before: PmdState, found: PmdState) -> None:
     """Compare vswitchd's state with the change. Raises: HostError if it differs."""
     running = {core.cpu for core in found.cores}
     # Without a port that needs polling, OVS has no PMD threads to compare.

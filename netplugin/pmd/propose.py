@@ -22,7 +22,7 @@ from netplugin.api.pmd_models import (
     RxQueue,
 )
 from netplugin.pmd import schedule
-from netplugin.pmd.balance import Key, Placement, Problem, balanced
+from netplugin.pmd.balance import Key, LoadProblem, Placement, balanced
 from netplugin.pmd.settings import ASSIGN, GROUP, ISOLATE
 
 #: The least improvement, in percent of a CPU, that justifies moves. OVS rounds usage to whole
@@ -64,7 +64,7 @@ def is_measured(state: PmdState) -> bool:
     return all(queue.usage_percent is not None for queue in queues if queue.enabled)
 
 
-def _problem(state: PmdState) -> tuple[Problem, dict[Key, int]]:
+def _problem(state: PmdState) -> tuple[LoadProblem, dict[Key, int]]:
     """The queues with load, and their CPUs."""
     cpus = tuple(core.cpu for core in state.cores)
     everywhere = frozenset(cpus)
@@ -81,10 +81,10 @@ def _problem(state: PmdState) -> tuple[Problem, dict[Key, int]]:
                 loads[key], now[key] = queue.usage_percent, core.cpu
                 node = queue.port_numa_node
                 homes[key] = everywhere if node is None else nodes.get(node, everywhere)
-    return Problem(cpus, loads, homes), now
+    return LoadProblem(cpus, loads, homes), now
 
 
-def _loads(state: PmdState, problem: Problem, placement: Placement) -> PmdLoads:
+def _loads(state: PmdState, problem: LoadProblem, placement: Placement) -> PmdLoads:
     """The loads of all threads, isolated or not."""
     node = {core.cpu: core.numa_node for core in state.cores}
     home = {
@@ -134,7 +134,7 @@ def _affinity(state: PmdState, then: Placement) -> dict[str, dict[str, int | Non
 
 
 def _auto_load_balance(
-    state: PmdState, problem: Problem, now: Mapping[Key, int], proposed: PmdLoads, needed: bool
+    state: PmdState, problem: LoadProblem, now: Mapping[Key, int], proposed: PmdLoads, needed: bool
 ) -> AutoLoadBalanceView:
     settings = state.settings.auto_load_balance
     own = schedule.scheduled(state)

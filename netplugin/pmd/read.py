@@ -48,14 +48,14 @@ class Thread:
 
 
 @dataclass(frozen=True)
-class Threads:
+class PmdThreads:
     """All PMD threads. ``seconds`` is the period that the usage covers."""
 
     threads: tuple[Thread, ...] = ()
     seconds: int | None = None
 
 
-def parse_threads(text: str) -> Threads:
+def parse_threads(text: str) -> PmdThreads:
     threads: list[Thread] = []
     seconds: int | None = None
     for line in text.splitlines():
@@ -65,7 +65,7 @@ def parse_threads(text: str) -> Threads:
             threads.append(Thread(cpu=int(thread[2]), numa_node=int(thread[1])))
         elif threads:
             threads[-1] = _with(threads[-1], line)
-    return Threads(tuple(threads), seconds)
+    return PmdThreads(tuple(threads), seconds)
 
 
 def _with(thread: Thread, line: str) -> Thread:
@@ -107,7 +107,7 @@ _CERTAIN = 0.05
 
 
 @dataclass(frozen=True)
-class Counters:
+class PmdCounters:
     """Counters of one thread since it started or was cleared; cycles are TSC cycles.
 
     ``busy_cycles`` are those of polls that returned packets. OVS 4.0 prints them as a rounded
@@ -121,11 +121,11 @@ class Counters:
     upcalls: int = 0
     lost_upcalls: int = 0
 
-    def since(self, before: Counters) -> Counters | None:
+    def since(self, before: PmdCounters) -> PmdCounters | None:
         """The difference to ``before``; None if the thread was restarted or cleared in between."""
         if self.packets < before.packets or self.cycles < before.cycles:
             return None
-        return Counters(
+        return PmdCounters(
             self.packets - before.packets,
             self.cycles - before.cycles,
             max(0, self.busy_cycles - before.busy_cycles),
@@ -163,12 +163,14 @@ class _Section:
             if match := pattern.match(line):
                 self.found[name] = float(match[1]) if "." in match[1] else int(match[1])
 
-    def counters(self) -> Counters:
+    def counters(self) -> PmdCounters:
         found = {name: int(value) for name, value in self.found.items()}
         counts = {name: found.get(name, 0) for name in ("packets", "upcalls", "lost_upcalls")}
         if "cycles" not in found:
             busy = found.get("busy_cycles", 0)
-            return Counters(cycles=busy + found.get("idle_cycles", 0), busy_cycles=busy, **counts)
+            return PmdCounters(
+                cycles=busy + found.get("idle_cycles", 0), busy_cycles=busy, **counts
+            )
         # OVS prints a share with one decimal and whole cycles per packet. Use the more accurate
         # one.
         cycles, packets = found["cycles"], counts["packets"]
@@ -177,10 +179,10 @@ class _Section:
         if "packet_cycles" in found:
             choices.append((packets // 2, packets * found["packet_cycles"]))
         error, busy = min(choices)
-        return Counters(cycles=cycles, busy_cycles=busy, busy_error=error, **counts)
+        return PmdCounters(cycles=cycles, busy_cycles=busy, busy_error=error, **counts)
 
 
-def parse_counters(text: str) -> dict[int, Counters]:
+def parse_counters(text: str) -> dict[int, PmdCounters]:
     """Counters by CPU, without the main thread. A thread without any counter is left out."""
     sections: dict[int, _Section] = {}
     current: _Section | None = None
@@ -205,20 +207,20 @@ _NO_DATAPATH = "please specify an existing datapath"
 
 
 @dataclass(frozen=True)
-class Reading:
+class PmdReading:
     """One reading. ``counters`` are by CPU, and grow until a thread ends or is cleared."""
 
     state: PmdState
-    counters: Mapping[int, Counters]
+    counters: Mapping[int, PmdCounters]
 
 
-def look(ovs: OvsHost, *, wait_s: float = READ_S, usage_s: float | None = None) -> Reading:
+def look(ovs: OvsHost, *, wait_s: float = READ_S, usage_s: float | None = None) -> PmdReading:
     """Read the agent's OVS; see ``read``. Raises: BackendUnavailable, HostError, OperationTimeout."""
     ovs.answers().require()
     return read(ovs.mirror, ovs.settings.rundir, time.monotonic() + wait_s, usage_s)
 
 
-def read(mirror: Mirror, rundir: Path, deadline: float, usage_s: float | None = None) -> Reading:
+def read(mirror: Mirror, rundir: Path, deadline: float, usage_s: float | None = None) -> PmdReading:
     """Read the OVS of this database and run directory.
 
     The usage of queues covers the last ``usage_s`` seconds (rounded up to steps of 5), or the last
@@ -238,13 +240,13 @@ def read(mirror: Mirror, rundir: Path, deadline: float, usage_s: float | None = 
     counters = parse_counters(counted)
     other_config = mirror.root.other_config
     state = state_of(other_config, parse_threads(queues), counters, mirror.interfaces())
-    return Reading(state, counters)
+    return PmdReading(state, counters)
 
 
 def state_of(
     other_config: Mapping[str, str],
-    shown: Threads,
-    counters: Mapping[int, Counters],
+    shown: PmdThreads,
+    counters: Mapping[int, PmdCounters],
     interfaces: Mapping[str, OvsInterface],
 ) -> PmdState:
     """Build the state from its sources (pure)."""
@@ -258,7 +260,7 @@ def state_of(
     )
 
 
-def between(before: Reading, after: Reading, interval_s: float) -> PmdState:
+def between(before: PmdReading, after: PmdReading, interval_s: float) -> PmdState:
     """The state with the counters between two readings (pure); null for new threads."""
     cores = []
     for core in after.state.cores:
@@ -274,7 +276,7 @@ def between(before: Reading, after: Reading, interval_s: float) -> PmdState:
 
 
 def _core(
-    thread: Thread, counters: Counters | None, interfaces: Mapping[str, OvsInterface]
+    thread: Thread, counters: PmdCounters | None, interfaces: Mapping[str, OvsInterface]
 ) -> PmdCore:
     queues = (_queue(queue, thread, interfaces.get(queue.port)) for queue in thread.queues)
     core = PmdCore(
@@ -288,7 +290,7 @@ def _core(
     return _counted(core, counters)
 
 
-def _counted(core: PmdCore, counted: Counters | None) -> PmdCore:
+def _counted(core: PmdCore, counted: PmdCounters | None) -> PmdCore:
     names = (
         "busy_percent", "packets", "cycles_per_packet", "processing_cycles_per_packet", "upcalls",
         "lost_upcalls",
@@ -312,7 +314,9 @@ def _queue(queue: PolledQueue, thread: Thread, interface: OvsInterface | None) -
     )
 
 
-def _unpolled(shown: Threads, interfaces: Mapping[str, OvsInterface]) -> tuple[UnpolledQueue, ...]:
+def _unpolled(
+    shown: PmdThreads, interfaces: Mapping[str, OvsInterface]
+) -> tuple[UnpolledQueue, ...]:
     """Queues that no thread polls, because all threads are isolated and the queue is not pinned.
 
     vswitchd reports this only in its log ("This rx queue will not be polled").

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from netplugin.host.cpus import format_list
 from netplugin.tuning.command_line import CommandLine
-from netplugin.tuning.planning.plan import Plan
+from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.planning.sources import PAGES, PARTITION
 from netplugin.tuning.root import Unknown
 
@@ -41,7 +41,7 @@ def as_json(value: Any) -> Any:
 # -- A plan as JSON: all its values and those derived from them. ----------------------------------
 
 
-def plan_json(plan: Plan) -> str:
+def plan_json(plan: TuningPlan) -> str:
     """Render the plan. ``partition`` adds the CPUs of each role, each step adds ``done``.
     ``sources`` are the sources of partition and pages; each step has its own.
     """

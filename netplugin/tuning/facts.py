@@ -164,7 +164,7 @@ class Irq:
 
 
 @dataclass(frozen=True)
-class Irqbalance:
+class IrqbalanceFacts:
     """Settings of irqbalance in ``path``; ``banned`` is None if not set.
 
     irqbalance also avoids the CPUs that the kernel was booted with as isolated (irqbalance(1)).
@@ -182,7 +182,7 @@ class InterruptFacts:
     irqs: Fact[tuple[Irq, ...]]
     workqueues: Fact[Cpus | None]
     writeback: Fact[Cpus | None]
-    irqbalance: Fact[Irqbalance | None]
+    irqbalance: Fact[IrqbalanceFacts | None]
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class IommuFacts:
 
 
 @dataclass(frozen=True)
-class Nic:
+class HostNic:
     """A PCI network device that is not a VF. ``node`` is None if the firmware does not report it."""
 
     address: str
@@ -207,7 +207,7 @@ class Nic:
 
 
 @dataclass(frozen=True)
-class Interface:
+class HostInterface:
     """``speed_mbps`` is in Mbit/s, None without link; ``master`` is its bond or bridge."""
 
     name: str
@@ -230,8 +230,8 @@ class KernelBond:
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    nics: Fact[tuple[Nic, ...]]
-    interfaces: Fact[tuple[Interface, ...]]
+    nics: Fact[tuple[HostNic, ...]]
+    interfaces: Fact[tuple[HostInterface, ...]]
     bonds: tuple[KernelBond, ...]
 
 

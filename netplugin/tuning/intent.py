@@ -18,7 +18,7 @@ PAGE_2M: Final = 2048
 PAGE_1G: Final = 1048576
 
 
-class Intent(BaseModel):
+class HostIntent(BaseModel):
     """Input of a plan. Cores are physical cores with all their SMT siblings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -81,7 +81,7 @@ class Intent(BaseModel):
     realtime: bool = Field(False, description="prefer low latency to throughput and power saving")
 
 
-# -- Configuration group ``[host]``: the fields of ``Intent`` as oslo.config options. -------------
+# -- Configuration group ``[host]``: the fields of ``HostIntent`` as oslo.config options. -------------
 
 
 GROUP = "host"
@@ -94,7 +94,7 @@ _LIBVIRT_URI = cfg.StrOpt(
 
 
 def _option(name: str, field: FieldInfo) -> Any:
-    """Make an option of a field of ``Intent``. It does not validate; ``Intent`` does, naming the field."""
+    """The option for a field of ``HostIntent``, which validates it and names the field."""
     words: dict[str, Any] = {
         "help": f"{str(field.description)[:1].upper()}{str(field.description)[1:]}."
     }
@@ -108,22 +108,22 @@ def _option(name: str, field: FieldInfo) -> Any:
     return cfg.IntOpt(name, default=default, **words)
 
 
-OPTIONS = [_LIBVIRT_URI, *(_option(name, field) for name, field in Intent.model_fields.items())]
+OPTIONS = [_LIBVIRT_URI, *(_option(name, field) for name, field in HostIntent.model_fields.items())]
 
 
 def given(conf: Any) -> dict[str, Any]:
     """Intent fields set in ``[host]``; the caller may override them."""
-    values = {name: getattr(conf[GROUP], name) for name in Intent.model_fields}
+    values = {name: getattr(conf[GROUP], name) for name in HostIntent.model_fields}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def intent_of(conf: Any) -> Intent | None:
+def intent_of(conf: Any) -> HostIntent | None:
     """The intent of ``[host]``, or None if ``pmd_cores`` is not set. Raises: ValueError naming the option."""
     values = given(conf)
     if "pmd_cores" not in values:
         return None
     try:
-        return Intent.model_validate(values)
+        return HostIntent.model_validate(values)
     except ValidationError as wrong:
         first = wrong.errors()[0]
         raise ValueError(f"[{GROUP}] {first['loc'][0]}: {first['msg']}") from None

@@ -33,7 +33,7 @@ from netplugin import docgen
 from netplugin.api.models import PortState, TaskState, VfCounters
 from netplugin.api.pmd_models import PmdCore, PmdState, RxQueue
 from netplugin.cli.main import Netplugin
-from netplugin.pmd.read import Counters, Reading
+from netplugin.pmd.read import PmdCounters, PmdReading
 from tests.docs.blocks import (
     PAGES,
     ROOT,
@@ -48,12 +48,12 @@ from tests.docs.example_backend import list_opts
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 BASH = [block for block in BLOCKS if block.language == "bash"]
 #: A PMD thread that has every figure.
-PMD_READING = Reading(
+PMD_READING = PmdReading(
     PmdState(cpus="1", cores=(
         PmdCore(cpu=1, numa_node=0, isolated=False, busy_percent=1, overhead_percent=1, packets=1,
                 cycles_per_packet=1, processing_cycles_per_packet=1,
                 queues=(RxQueue(port="p", queue=0, enabled=True, usage_percent=1),)),
-    )), {1: Counters(1, 1, 1)},
+    )), {1: PmdCounters(1, 1, 1)},
 )  # fmt: skip
 #: Groups of the setup.cfg that docs/writing-a-backend.md shows.
 PACKAGING = {"metadata", "options", "options.entry_points"}

@@ -13,7 +13,7 @@ from pathlib import Path
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
 from netplugin_zeroloss.generators.frames import Frames, frames_of
 from netplugin_zeroloss.generators.wire import MARKER_BYTES, Wire
-from netplugin_zeroloss.loss.contract import Place, Witnessed
+from netplugin_zeroloss.loss.contract import AttributedGenerator, DropCounters
 from netplugin_zeroloss.values import Measurement, TrialRequest
 from netplugin_zeroloss.vnf.contract import Vnf, VnfCores
 from netplugin_zeroloss.vnf.description import TestpmdDescription
@@ -105,9 +105,9 @@ def wires() -> Iterator[None]:
         yield
 
 
-def trial(vnf: Vnf, stream: Stream, *places: Place) -> Measurement:
+def trial(vnf: Vnf, stream: Stream, *places: DropCounters) -> Measurement:
     """One trial, with these places and the VNF's own."""
-    with Witnessed(stream, [*places, vnf.place], SETTLE_S) as witnessed:
+    with AttributedGenerator(stream, [*places, vnf.place], SETTLE_S) as witnessed:
         measured = witnessed.run(TrialRequest(stream.frames, 1.0))
     assert measured.tx_packets == stream.frames
     return measured

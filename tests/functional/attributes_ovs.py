@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drivers.dpdkvhostuser.model import OVERLAY, TO_OVERLAY, TO_TUNNELS, TUNNELS, vxlan_name
-from drivers.ovs.ports import Uplink
+from drivers.ovs.ports import OvsUplink
 from netplugin.host.names import VHOST, device_name
 from netplugin.host.ovs import OvsSettings
 from tests.functional.hosts_ovs import Host, mac
@@ -75,7 +75,7 @@ def _policed(host: Host) -> str:
 
 
 def _bond(host: Host) -> str:
-    return Uplink.of(OvsSettings.read(host.conf), BRIDGE, "physnet1").name  # type: ignore[union-attr]
+    return OvsUplink.of(OvsSettings.read(host.conf), BRIDGE, "physnet1").name  # type: ignore[union-attr]
 
 
 def _bond_columns(host: Host) -> list[str]:

@@ -15,7 +15,7 @@ import yaml
 from netplugin_zeroloss.journal import CellRecord, Part, read_run
 from netplugin_zeroloss.judge.trial import judge
 from netplugin_zeroloss.search.result import dumps, load, result_of
-from netplugin_zeroloss.search.search import Run, replay
+from netplugin_zeroloss.search.search import SearchRun, replay
 
 from tests.functional.conftest import BASE
 from tests.lab.agent import PrivateAgent
@@ -94,7 +94,7 @@ def check_trials(record: CellRecord) -> None:
         assert (judged.verdict, judged.reason) == (entry["verdict"], entry["reason"])
     invalid = [entry for entry in result["trial_log"] if entry["verdict"] == "invalid"]
     assert len(invalid) == result["invalid_trials"] and all(entry["cause"] for entry in invalid)
-    again = result_of(plan, [Run(replay(plan, trials), 0.0) for trials in repeats], {})
+    again = result_of(plan, [SearchRun(replay(plan, trials), 0.0) for trials in repeats], {})
     assert (again["verdict"], again["zero_loss_pps"]) == (record.verdict, record.zero_loss_pps)
 
 

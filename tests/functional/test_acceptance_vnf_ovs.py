@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 from netplugin_zeroloss.loss.contract import UNEXPLAINED
-from netplugin_zeroloss.loss.host import Host
-from netplugin_zeroloss.loss.ovs import Ovs, parse_ports
+from netplugin_zeroloss.loss.host import HostCounters
+from netplugin_zeroloss.loss.ovs import OvsCounters, parse_ports
 from netplugin_zeroloss.vnf import choose
 from netplugin_zeroloss.vnf.contract import Attachment, Vnf, VnfPort
 
@@ -64,14 +64,14 @@ def chain() -> Iterator[tuple[PrivateOvs, Vnf]]:
         yield ovs, vnf
 
 
-def _ovs(ovs: PrivateOvs) -> Ovs:
-    return Ovs(ovs.rundir, [f"br{n}" for n in range(PORTS)])
+def _ovs(ovs: PrivateOvs) -> OvsCounters:
+    return OvsCounters(ovs.rundir, [f"br{n}" for n in range(PORTS)])
 
 
 def test_nothing_is_lost_and_nothing_unexplained(chain: tuple[PrivateOvs, Vnf]) -> None:
     ovs, vnf = chain
     vnf.check()
-    measured = trial(vnf, Stream(), _ovs(ovs), Host())
+    measured = trial(vnf, Stream(), _ovs(ovs), HostCounters())
     assert lost(measured) == {UNEXPLAINED: 0}
     readings = measured.readings
     assert readings["vnf.port0.rx_packets"] == readings["vnf.port1.tx_packets"] == FEW

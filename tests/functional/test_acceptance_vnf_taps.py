@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from netplugin_zeroloss.loss.contract import UNEXPLAINED
-from netplugin_zeroloss.loss.host import Host
-from netplugin_zeroloss.loss.links import Links, Nic
+from netplugin_zeroloss.loss.host import HostCounters
+from netplugin_zeroloss.loss.links import DriverCounters, LinkCounters
 from netplugin_zeroloss.vnf import choose
 from netplugin_zeroloss.vnf.contract import Attachment, VnfCores, VnfPort
 from netplugin_zeroloss.vnf.description import TapsDescription
@@ -69,8 +69,8 @@ def test_the_forwarder_on_taps(bridges: list[VnfPort]) -> None:
     with choose.make(TapsDescription(type="taps"), bridges, VnfCores()) as vnf:
         assert vnf.start().rx_queues == (1, 1)
         _wait_forwarding()
-        links = Links(["lb0", "lb1"])
-        measured = trial(vnf, Stream(), links, Host(), Nic({"dut0": ()}))
+        links = LinkCounters(["lb0", "lb1"])
+        measured = trial(vnf, Stream(), links, HostCounters(), DriverCounters({"dut0": ()}))
         assert lost(measured) == {UNEXPLAINED: 0}
         assert measured.readings["host.softirq_cpus"] >= 0
         # Its ring is the tap's queue: what does not fit while it sleeps is lost there.
@@ -90,7 +90,7 @@ def test_testpmd_on_taps(bridges: list[VnfPort]) -> None:
         # DPDK gives a tap its own MAC address; the bridge would keep frames to it for itself.
         now = [Path(f"/sys/class/net/tap{n}/address").read_text() for n in range(PORTS)]
         assert now == addresses
-        measured = trial(vnf, Stream(), Links(["lb0", "lb1"]))
+        measured = trial(vnf, Stream(), LinkCounters(["lb0", "lb1"]))
         assert lost(measured) == {UNEXPLAINED: 0}
 
 

@@ -19,7 +19,7 @@ from netplugin.host.cpus import format_list, parse_list
 from netplugin.tuning import read_live
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.live import DomainLive, Live, OvsLive
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
@@ -149,7 +149,7 @@ def test_masks_of_the_planner_are_those_of_real_pmd_threads(machine: Machine) ->
     """On a machine of 2 CPUs: housekeeping and VMs on CPU 0, the PMD thread on CPU 1."""
     ovs = machine.ovs
     plan = make_plan(
-        read_facts(Root()), Intent(pmd_cores=1, hugepage_kb=2048), Live(ovs=_told(ovs))
+        read_facts(Root()), HostIntent(pmd_cores=1, hugepage_kb=2048), Live(ovs=_told(ovs))
     )
     masks = {
         step.target.key: step.wanted
@@ -180,7 +180,7 @@ def test_a_mask_that_pins_the_threads_of_vswitchd_is_to_go(machine: Machine) -> 
     ovs.set_other_config({"dpdk-lcore-mask": "0x1"})
     try:
         live = Live(ovs=_told(ovs))
-        plan = make_plan(read_facts(Root()), Intent(pmd_cores=1, hugepage_kb=2048), live)
+        plan = make_plan(read_facts(Root()), HostIntent(pmd_cores=1, hugepage_kb=2048), live)
         [lcores] = [s for s in plan.steps if s.target == OtherConfig("dpdk-lcore-mask")]
         assert (lcores.now, lcores.wanted, lcores.effect) == ("0x1", None, Effect.OVS_RESTART)
         assert "lcore-mask" in {f.id for f in check(Scene(read_facts(Root()), live))}

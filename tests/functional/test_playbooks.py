@@ -14,10 +14,10 @@ import pytest
 from netplugin.host.cpus import parse_list, to_kernel
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.guest.playbook import guest_playbook
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.live import Live
 from netplugin.tuning.output.playbook import playbook
-from netplugin.tuning.planning.plan import Plan, make_plan
+from netplugin.tuning.planning.plan import TuningPlan, make_plan
 from netplugin.tuning.planning.refused import needed
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.read.interrupts import IRQBALANCE
@@ -68,7 +68,7 @@ def this_machine(ovs: PrivateOvs) -> tuple[Facts, Live]:
     return read_facts(Root()), Live(ovs=read_ovs(ovs.rundir))
 
 
-def written(plan: Plan, facts: Facts, path: Path) -> Path:
+def written(plan: TuningPlan, facts: Facts, path: Path) -> Path:
     path.write_text(playbook(plan, needed(facts.cpus.online)))
     return path
 
@@ -77,7 +77,7 @@ def test_the_strictest_profile_of_the_linter_has_nothing_to_say(
     ovs: PrivateOvs, tmp_path: Path
 ) -> None:
     facts, live = this_machine(ovs)
-    here = make_plan(facts, Intent(pmd_cores=1, realtime=True), live)
+    here = make_plan(facts, HostIntent(pmd_cores=1, realtime=True), live)
     playbooks = [written(here, facts, tmp_path / "here.yml")]
     for name in LINTED:
         facts = facts_of(PLANS[name][0])
@@ -92,14 +92,14 @@ def test_check_mode_says_what_it_would_change_and_changes_nothing(
     ovs: PrivateOvs, tmp_path: Path, private_etc: None
 ) -> None:
     facts, live = this_machine(ovs)
-    plan = make_plan(facts, Intent(pmd_cores=1, realtime=True), live)
+    plan = make_plan(facts, HostIntent(pmd_cores=1, realtime=True), live)
     played = play(
         tmp_path, written(plan, facts, tmp_path / "tune.yml"), check=True, env=ovs.env
     )  # fmt: skip
     assert {"Set hugepages and masks, now and at boot", "Set sysctls"} <= played.changes
     assert not any(path.exists() for path in WRITTEN)
     assert this_machine(ovs)[1] == live
-    after = make_plan(this_machine(ovs)[0], Intent(pmd_cores=1, realtime=True), live)
+    after = make_plan(this_machine(ovs)[0], HostIntent(pmd_cores=1, realtime=True), live)
     assert after.steps == plan.steps
 
 
@@ -171,7 +171,7 @@ def test_for_real_it_does_what_it_says_and_nothing_the_second_time(
 ) -> None:
     interval = Path("/proc/sys/vm/stat_interval")
     before = interval.read_text()
-    intent = Intent(pmd_cores=1, realtime=True)
+    intent = HostIntent(pmd_cores=1, realtime=True)
     ovs.set_other_config({"pmd-cpu-mask": "0x1"})
     try:
         facts, live = this_machine(ovs)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from netplugin.tuning.applying.accessor import WritableRoot
 from netplugin.tuning.applying.apply import Result, apply, undo
-from netplugin.tuning.applying.journal import Journal
-from netplugin.tuning.applying.machine import Machine
+from netplugin.tuning.applying.journal import ApplyJournal
+from netplugin.tuning.applying.machine import TunedMachine
 from netplugin.tuning.applying.ovs_config import RunningOvs
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.root import Root
@@ -23,12 +23,12 @@ class Host:
     def __init__(self, journal: Path, ports: Mapping[str, str] | None = None) -> None:
         self.journal = journal
         ovs = RunningOvs(Path("/nowhere"))  # which a plan without PMD cores does not ask for
-        self._machine = Machine(WritableRoot(), ovs, lambda: ports or {})
+        self._machine = TunedMachine(WritableRoot(), ovs, lambda: ports or {})
 
     def apply(self, nic: str, number: int) -> Result | None:
         """None if there was nothing to do; what else the plan has is left to do later."""
         plan = make_plan(
-            read_facts(Root()), Intent(pmd_cores=0, vm_cores=0, vfs=(f"{nic}={number}",))
+            read_facts(Root()), HostIntent(pmd_cores=0, vm_cores=0, vfs=(f"{nic}={number}",))
         )
         with self._held() as journal:
             found = [r for r in apply(plan, self._machine, journal) if r.group is Group.VFS]
@@ -38,5 +38,5 @@ class Host:
         with self._held() as journal:
             return list(undo(self._machine, journal, force=False))
 
-    def _held(self) -> Journal:
-        return Journal(self.journal, str(Root().text("/proc/sys/kernel/random/boot_id")))
+    def _held(self) -> ApplyJournal:
+        return ApplyJournal(self.journal, str(Root().text("/proc/sys/kernel/random/boot_id")))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from netplugin.tuning.applying.apply import Outcome
+from netplugin.tuning.applying.apply import StepOutcome
 from tests.lab.namespaces import namespace
 from tests.lab.processes import run, wait_for
 from tests.nested import nics
@@ -41,14 +41,14 @@ def vf(index: int) -> str:
 
 def test_virtual_functions_come_and_go(host: Host) -> None:
     result = host.apply(nics.interface(PF.pci), 4)
-    assert result and (result.outcome, result.old, result.new) == (Outcome.SET, "0", "4")
+    assert result and (result.outcome, result.old, result.new) == (StepOutcome.SET, "0", "4")
     assert NUMVFS.read_text() == "4\n"
     last = vf(3)
     assert host.apply(PF.pci, 4) is None and nics.device(last).exists()
     host.apply(PF.pci, 2)
     assert NUMVFS.read_text() == "2\n" and not nics.device(last).exists()
     [undone] = host.undo()
-    assert (undone.outcome, undone.old, undone.new) == (Outcome.RESTORED, "2", "0")
+    assert (undone.outcome, undone.old, undone.new) == (StepOutcome.RESTORED, "2", "0")
     assert NUMVFS.read_text() == "0\n" and host.journal.read_bytes() == b""
 
 
@@ -65,7 +65,7 @@ def refused(host: Host, *words: str) -> None:
     """Neither another number nor an undo, as long as one is in use."""
     result, [undone] = host.apply(PF.pci, 3), host.undo()
     for each in (result, undone):
-        assert each and each.outcome is Outcome.FAILED and each.fix
+        assert each and each.outcome is StepOutcome.FAILED and each.fix
         assert all(word in str(each.reason) for word in words), each
     assert NUMVFS.read_text() == "2\n"
 
@@ -96,4 +96,4 @@ def test_they_stay_as_long_as_one_is_in_use(host: Host) -> None:
     (device / "driver" / "unbind").write_text(address)
 
     [undone] = host.undo()
-    assert undone.outcome is Outcome.RESTORED and NUMVFS.read_text() == "0\n"
+    assert undone.outcome is StepOutcome.RESTORED and NUMVFS.read_text() == "0\n"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agents.store.store import Store
-from agents.worker import Lane
+from agents.worker import BackendWorker
 from drivers.vdpa.driver import Vdpa
 from drivers.vdpa.model import BRIDGE
 from netplugin.api.models import PortState
@@ -88,7 +88,7 @@ def test_the_wire_and_the_vm_through_a_vf_and_back(
 ) -> None:
     before = whole_state(pf, functions())
     # It looks by itself only when it is told: by OVS, by vswitchd, by the kernel.
-    lane = Lane(
+    lane = BackendWorker(
         process.reconciler,
         Supervisor(),
         batch_size=8,

@@ -17,7 +17,7 @@ from agents.api import http
 from agents.api.access import Access, Token
 from agents.api.audit import AuditLog
 from agents.api.callbacks import TaskSettings
-from agents.api.guard import Gate, Limits, LimitSettings
+from agents.api.guard import Limits, LimitSettings, RequestGuard
 from agents.api.tasks import TaskRunner
 from agents.host import HostView
 from agents.metrics import Metrics
@@ -26,7 +26,7 @@ from agents.store.store import Store
 from netplugin import options
 from netplugin.backend import Backend
 from netplugin.host.shared import Host
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from tests.unit.fakes import FakeBackend, FakeHost
 from tests.unit.tuning.machines import MemoryRoot, Tree, load
 from tests.unit.tuning.trees import tree
@@ -91,7 +91,7 @@ def agent(
         store.close()
 
 
-def view_of(machine: Tree, directory: Path, intent: Intent | None = None) -> HostView:
+def view_of(machine: Tree, directory: Path, intent: HostIntent | None = None) -> HostView:
     """A machine in memory, where no OVS and no libvirt run."""
     return HostView(intent, directory, "", MemoryRoot(machine))
 
@@ -128,10 +128,12 @@ def served_agent(running: Agent, tokens: tuple[bytes, ...] = (), **listen: Any) 
         yield url
 
 
-def gated(app: Any, tasks: Any, tokens: tuple[bytes, ...] = ()) -> Gate:
+def gated(app: Any, tasks: Any, tokens: tuple[bytes, ...] = ()) -> RequestGuard:
     """With generous limits, and its audit log in the agent's."""
     access = Access(tuple(Token(token, token.decode()) for token in tokens))
-    return Gate(app, tasks, lambda: access, AuditLog(None), Limits(LimitSettings(10_000, 10_000)))
+    return RequestGuard(
+        app, tasks, lambda: access, AuditLog(None), Limits(LimitSettings(10_000, 10_000))
+    )
 
 
 class _Server(uvicorn.Server):

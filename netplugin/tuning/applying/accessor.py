@@ -18,12 +18,12 @@ T = TypeVar("T", contravariant=True)
 Raw: TypeAlias = str | None
 
 
-class Kept(Exception):
+class WriteIgnored(Exception):
     """The write was ignored or the target has gone, which is not a failure; the message says why."""
 
 
-class Place(Protocol[T]):
-    """Reads and writes targets of one kind. All methods raise: NetpluginError, ``Kept``."""
+class SettingAccessor(Protocol[T]):
+    """Reads and writes targets of one kind. All methods raise: NetpluginError, ``WriteIgnored``."""
 
     def read(self, target: T) -> Raw: ...
 

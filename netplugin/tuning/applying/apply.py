@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from netplugin.api.errors import HostError, NetpluginError
-from netplugin.tuning.applying.accessor import Kept, Raw
-from netplugin.tuning.applying.journal import Change, Event, History, Journal
-from netplugin.tuning.applying.machine import Machine
-from netplugin.tuning.planning.plan import Plan
+from netplugin.tuning.applying.accessor import Raw, WriteIgnored
+from netplugin.tuning.applying.journal import AppliedChange, ApplyJournal, Event, History
+from netplugin.tuning.applying.machine import TunedMachine
+from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.root import Fact, Unknown
 from netplugin.tuning.steps import Effect, Group, Step, Target, TunedProfile
 
 
-class Outcome(StrEnum):
+class StepOutcome(StrEnum):
     WOULD_SET = "would-set"
     SET = "set"
     KEPT = "kept"
@@ -29,7 +29,7 @@ class Outcome(StrEnum):
 
 
 #: Outcomes that make the exit status 1.
-BAD = frozenset((Outcome.FAILED, Outcome.CHANGED_SINCE))
+BAD = frozenset((StepOutcome.FAILED, StepOutcome.CHANGED_SINCE))
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Result:
     target: Target
     old: Fact[str | None]
     new: str | None
-    outcome: Outcome
+    outcome: StepOutcome
     code: str | None = None
     reason: str | None = None
     fix: str | None = None
@@ -58,18 +58,18 @@ def shown(value: Fact[str | None]) -> str:
 
 
 _LATER = {
-    Effect.OVS_RESTART: Outcome.NEEDS_OVS_RESTART,
-    Effect.REBOOT: Outcome.NEEDS_REBOOT,
+    Effect.OVS_RESTART: StepOutcome.NEEDS_OVS_RESTART,
+    Effect.REBOOT: StepOutcome.NEEDS_REBOOT,
 }
 
 
-def preview(plan: Plan) -> Iterator[Result]:
+def preview(plan: TuningPlan) -> Iterator[Result]:
     """Return what ``apply`` would do (pure)."""
-    yield from _all(plan, Effect.LIVE, Outcome.WOULD_SET)
+    yield from _all(plan, Effect.LIVE, StepOutcome.WOULD_SET)
     yield from _later(plan)
 
 
-def apply(plan: Plan, machine: Machine, journal: Journal) -> Iterator[Result]:
+def apply(plan: TuningPlan, machine: TunedMachine, journal: ApplyJournal) -> Iterator[Result]:
     """Apply the live steps lazily, one per result; a failed step does not stop the others.
 
     Raises: HostError if the journal cannot be read.
@@ -82,15 +82,17 @@ def apply(plan: Plan, machine: Machine, journal: Journal) -> Iterator[Result]:
         result = _take(step, machine, journal)
         if result is not None:
             yield result
-            if result.outcome is not Outcome.SET:
+            if result.outcome is not StepOutcome.SET:
                 refused.add(step.target)
-            profile_set |= result.outcome is Outcome.SET and isinstance(step.target, TunedProfile)
+            profile_set |= result.outcome is StepOutcome.SET and isinstance(
+                step.target, TunedProfile
+            )
     if profile_set:
         yield from _again([step for step in live if step.target not in refused], machine, journal)
     yield from _later(plan)
 
 
-def _again(steps: list[Step], machine: Machine, journal: Journal) -> Iterator[Result]:
+def _again(steps: list[Step], machine: TunedMachine, journal: ApplyJournal) -> Iterator[Result]:
     """Apply the steps again that a tuned profile has overridden.
 
     The profile is set after the other steps, so that the journal has their original values: a profile does
@@ -102,13 +104,13 @@ def _again(steps: list[Step], machine: Machine, journal: Journal) -> Iterator[Re
             yield result
 
 
-def _take(step: Step, machine: Machine, journal: Journal) -> Result | None:
+def _take(step: Step, machine: TunedMachine, journal: ApplyJournal) -> Result | None:
     """Apply one step; None if the value is already as planned."""
-    result = Result(step.group, step.target, step.now, step.wanted, Outcome.FAILED)
+    result = Result(step.group, step.target, step.now, step.wanted, StepOutcome.FAILED)
     try:
         before = machine.read(step.target)
         result = replace(result, old=machine.value(step.target, before))
-    except (NetpluginError, Kept) as refused:
+    except (NetpluginError, WriteIgnored) as refused:
         return _because(result, refused)
     if result.old == step.wanted:
         return None
@@ -116,30 +118,35 @@ def _take(step: Step, machine: Machine, journal: Journal) -> Result | None:
     try:
         machine.write(step.target, step.wanted)
         _require(machine, step.target, step.wanted)
-    except (NetpluginError, Kept) as refused:
+    except (NetpluginError, WriteIgnored) as refused:
         return _taken_back(_because(result, refused), before, machine, journal)
     journal.mark(Event.WRITTEN, step.group, step.target)
-    return replace(result, outcome=Outcome.SET)
+    return replace(result, outcome=StepOutcome.SET)
 
 
-def _taken_back(result: Result, before: Raw, machine: Machine, journal: Journal) -> Result:
+def _taken_back(
+    result: Result, before: Raw, machine: TunedMachine, journal: ApplyJournal
+) -> Result:
     """Restore the value after a failed write; if that fails too, it stays in the journal for ``--undo``."""
     try:
         if machine.read(result.target) != before:
             machine.restore(result.target, before)
             _require(machine, result.target, machine.value(result.target, before))
-    except Kept:
+    except WriteIgnored:
         pass  # the target no longer exists, so there is nothing to restore
     except NetpluginError as stuck:
         reason = f"{result.reason}; and it could not be put back: {stuck.detail}"
         return replace(
-            result, outcome=Outcome.FAILED, reason=reason, fix="netplugin host apply --undo --yes"
+            result,
+            outcome=StepOutcome.FAILED,
+            reason=reason,
+            fix="netplugin host apply --undo --yes",
         )
     journal.withdraw()
     return result
 
 
-def _require(machine: Machine, target: Target, wanted: str | None) -> None:
+def _require(machine: TunedMachine, target: Target, wanted: str | None) -> None:
     found = machine.value(target, machine.read(target))
     if found != wanted:
         raise HostError(
@@ -147,18 +154,18 @@ def _require(machine: Machine, target: Target, wanted: str | None) -> None:
         )
 
 
-def _because(result: Result, refused: NetpluginError | Kept) -> Result:
-    if isinstance(refused, Kept):
-        return replace(result, outcome=Outcome.KEPT, reason=str(refused))
+def _because(result: Result, refused: NetpluginError | WriteIgnored) -> Result:
+    if isinstance(refused, WriteIgnored):
+        return replace(result, outcome=StepOutcome.KEPT, reason=str(refused))
     return replace(result, code=refused.code, reason=refused.detail, fix=refused.fix)
 
 
-def _later(plan: Plan) -> Iterator[Result]:
+def _later(plan: TuningPlan) -> Iterator[Result]:
     for effect, outcome in _LATER.items():
         yield from _all(plan, effect, outcome)
 
 
-def _all(plan: Plan, effect: Effect, outcome: Outcome) -> Iterator[Result]:
+def _all(plan: TuningPlan, effect: Effect, outcome: StepOutcome) -> Iterator[Result]:
     for step in plan.left(effect):
         yield Result(step.group, step.target, step.now, step.wanted, outcome)
 
@@ -170,14 +177,14 @@ _SINCE = "somebody else set it since"
 _FORCE = "look who did; --force puts it back all the same"
 
 
-def preview_undo(history: History, machine: Machine, force: bool) -> Iterator[Result]:
+def preview_undo(history: History, machine: TunedMachine, force: bool) -> Iterator[Result]:
     """Return what ``undo`` would do; reads the host and writes nothing."""
     for change in reversed(history.changes):
         yield _undone(change, machine, None, force)
     yield from _gone(history)
 
 
-def undo(machine: Machine, journal: Journal, force: bool) -> Iterator[Result]:
+def undo(machine: TunedMachine, journal: ApplyJournal, force: bool) -> Iterator[Result]:
     """Restore values lazily, one per result, the last change first.
 
     ``force``: also values that something else has changed since.
@@ -186,7 +193,7 @@ def undo(machine: Machine, journal: Journal, force: bool) -> Iterator[Result]:
     history = journal.history()
     for change in reversed(history.changes):
         result = _undone(change, machine, journal, force)
-        if result.outcome in (Outcome.RESTORED, Outcome.GONE):
+        if result.outcome in (StepOutcome.RESTORED, StepOutcome.GONE):
             journal.mark(Event.UNDONE, change.group, change.target)
         yield result
     yield from _gone(history)
@@ -194,30 +201,36 @@ def undo(machine: Machine, journal: Journal, force: bool) -> Iterator[Result]:
         journal.clear()
 
 
-def _undone(change: Change, machine: Machine, journal: Journal | None, force: bool) -> Result:
+def _undone(
+    change: AppliedChange, machine: TunedMachine, journal: ApplyJournal | None, force: bool
+) -> Result:
     """Undo one change; without a journal only return what would be done."""
     before = machine.value(change.target, change.before)
     result = Result(
-        change.group, change.target, Unknown(str(change.target), "not read"), before, Outcome.FAILED
+        change.group,
+        change.target,
+        Unknown(str(change.target), "not read"),
+        before,
+        StepOutcome.FAILED,
     )
     try:
         now = machine.read(change.target)
         result = replace(result, old=machine.value(change.target, now))
         if _is_back(change, now, machine):
-            return replace(result, outcome=Outcome.RESTORED)
+            return replace(result, outcome=StepOutcome.RESTORED)
         if not (force or change.open or result.old in change.ours):
-            return replace(result, outcome=Outcome.CHANGED_SINCE, reason=_SINCE, fix=_FORCE)
+            return replace(result, outcome=StepOutcome.CHANGED_SINCE, reason=_SINCE, fix=_FORCE)
         if journal is None:
-            return replace(result, outcome=Outcome.WOULD_RESTORE)
+            return replace(result, outcome=StepOutcome.WOULD_RESTORE)
         _restore(change, machine, journal)
-    except Kept as gone:
-        return replace(result, outcome=Outcome.GONE, reason=str(gone))
+    except WriteIgnored as gone:
+        return replace(result, outcome=StepOutcome.GONE, reason=str(gone))
     except NetpluginError as refused:
         return replace(result, code=refused.code, reason=refused.detail, fix=refused.fix)
-    return replace(result, outcome=Outcome.RESTORED)
+    return replace(result, outcome=StepOutcome.RESTORED)
 
 
-def _restore(change: Change, machine: Machine, journal: Journal) -> None:
+def _restore(change: AppliedChange, machine: TunedMachine, journal: ApplyJournal) -> None:
     journal.mark(Event.UNDOING, change.group, change.target)
     machine.restore(change.target, change.before)
     found = machine.read(change.target)
@@ -226,7 +239,7 @@ def _restore(change: Change, machine: Machine, journal: Journal) -> None:
         raise HostError(f"{change.target} is {value} afterwards", step="read-back")
 
 
-def _is_back(change: Change, now: Raw, machine: Machine) -> bool:
+def _is_back(change: AppliedChange, now: Raw, machine: TunedMachine) -> bool:
     """True if the value is restored: the same raw text, or an equivalent one if no write is open."""
     if now == change.before or change.open:
         return now == change.before
@@ -236,4 +249,4 @@ def _is_back(change: Change, now: Raw, machine: Machine) -> bool:
 def _gone(history: History) -> Iterator[Result]:
     for group, target in history.gone:
         nothing = Unknown(str(target), "not read")
-        yield Result(group, target, nothing, None, Outcome.GONE, reason="a boot has undone it")
+        yield Result(group, target, nothing, None, StepOutcome.GONE, reason="a boot has undone it")

@@ -49,7 +49,7 @@ class Event(StrEnum):
     UNDONE = "undone"
 
 
-class Line(BaseModel):
+class JournalLine(BaseModel):
     """``before`` is a raw value, ``wanted`` a plan value; only ``writing`` lines have them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -73,7 +73,7 @@ class Line(BaseModel):
 
 
 @dataclass(frozen=True)
-class Change:
+class AppliedChange:
     """All writes to one target. ``before`` is the value before the first; ``ours`` are all values written.
 
     ``open``: a write started and its end is not in the journal, so the value may be partly written.
@@ -90,7 +90,7 @@ class Change:
 class History:
     """``changes`` in the order of their first write; ``gone`` are changes that a reboot has undone."""
 
-    changes: tuple[Change, ...] = ()
+    changes: tuple[AppliedChange, ...] = ()
     gone: tuple[tuple[Group, Target], ...] = ()
 
 
@@ -102,12 +102,12 @@ def line(event: Event, boot: str, group: Group, target: Target, **more: Raw) -> 
 
 def history(lines: Iterable[str], boot: str) -> History:
     """Return what is left to undo; ``boot`` is the kernel's current boot id. Raises: ValueError."""
-    changes: dict[Target, Change] = {}
+    changes: dict[Target, AppliedChange] = {}
     gone: dict[Target, Group] = {}
     profile_set = False
     for text in lines:
         try:
-            entry = Line.model_validate_json(text)
+            entry = JournalLine.model_validate_json(text)
         except ValidationError as wrong:
             raise ValueError(f"{text[:60]!r} is no line of a journal") from wrong
         target = entry.of
@@ -125,7 +125,7 @@ def history(lines: Iterable[str], boot: str) -> History:
     return History(tuple(found), tuple((g, t) for t, g in gone.items()))
 
 
-def _as_profile_leaves_it(change: Change) -> Change:
+def _as_profile_leaves_it(change: AppliedChange) -> AppliedChange:
     """Accept a missing irqbalance list as our own value: a tuned profile that ends removes the list, whoever
     wrote it (``_restore_banned_cpus`` in tuned's tuned/plugins/plugin_irqbalance.py)."""
     if not isinstance(change.target, BannedCpus):
@@ -133,12 +133,12 @@ def _as_profile_leaves_it(change: Change) -> Change:
     return replace(change, ours=change.ours | {None})
 
 
-def _take(changes: dict[Target, Change], entry: Line, target: Target) -> None:
+def _take(changes: dict[Target, AppliedChange], entry: JournalLine, target: Target) -> None:
     there = changes.get(target)
     if entry.event is Event.WRITING:
         before = there.before if there else entry.before
         ours = (there.ours if there else frozenset()) | {entry.wanted}
-        changes[target] = Change(entry.group, target, before, ours, open=True)
+        changes[target] = AppliedChange(entry.group, target, before, ours, open=True)
     elif there is None:
         raise ValueError(f"{entry.event} of {target}, which nothing was written to")
     elif entry.event is Event.UNDONE:
@@ -155,7 +155,7 @@ def _take(changes: dict[Target, Change], entry: Line, target: Target) -> None:
 DEFAULT = Path("/var/lib/netplugin/tuning.journal")
 
 
-class Journal:
+class ApplyJournal:
     """Context manager; one process at a time holds the journal.
 
     Methods that write raise HostError on a disk error; the caller must then change nothing more.

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from netplugin.api.errors import HostError
 from netplugin.host.cpus import format_list, from_kernel, parse_list, to_kernel
-from netplugin.tuning.applying.accessor import Kept, Raw, Run, WritableRoot
+from netplugin.tuning.applying.accessor import Raw, Run, WritableRoot, WriteIgnored
 from netplugin.tuning.facts import KernelThread
 from netplugin.tuning.read.kernel import kernel_threads, sysctl_path
 from netplugin.tuning.read.memory import chosen
@@ -61,7 +61,7 @@ class KernelFiles:
         text = self._root.text(path)
         if isinstance(text, Unknown):
             if text.missing and _passing(target):
-                raise Kept("it is not there any more")
+                raise WriteIgnored("it is not there any more")
             raise HostError(f"{path}: {text.reason}", step="read")
         return chosen(text) if "[" in text else text
 
@@ -91,9 +91,9 @@ class KernelFiles:
             self._root.write(path, raw or "")
         except OSError as refused:
             if _passing(target) and refused.errno == errno.ENOENT:
-                raise Kept("it is not there any more") from refused
+                raise WriteIgnored("it is not there any more") from refused
             if _passing(target) and refused.errno in _MANAGED:
-                raise Kept("the kernel itself places this interrupt") from refused
+                raise WriteIgnored("the kernel itself places this interrupt") from refused
             raise refusal(path, refused) from refused
 
 
@@ -167,7 +167,7 @@ def set_scheduler(pid: int, policy: int, priority: int) -> None:
     os.sched_setscheduler(pid, policy, os.sched_param(priority))
 
 
-class Threads:
+class KernelThreads:
     """Raw value: policy and priority of each thread, ``ksoftirqd/0=0:0,ksoftirqd/1=1:2``."""
 
     def __init__(self, root: WritableRoot, set_scheduler: SetScheduler) -> None:

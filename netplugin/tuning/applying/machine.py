@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from netplugin.tuning.applying.accessor import Place, Raw, Run, WritableRoot, run_program
+from netplugin.tuning.applying.accessor import Raw, Run, SettingAccessor, WritableRoot, run_program
 from netplugin.tuning.applying.kernel import (
     KernelFiles,
+    KernelThreads,
     SetScheduler,
     Swaps,
-    Threads,
     set_scheduler,
 )
-from netplugin.tuning.applying.ovs_config import Ovs, OvsConfig
-from netplugin.tuning.applying.services import Irqbalance, TunedProfiles, TunedVariables
+from netplugin.tuning.applying.ovs_config import OvsConfig, OvsOtherConfig
+from netplugin.tuning.applying.services import IrqbalanceFile, TunedProfiles, TunedVariables
 from netplugin.tuning.applying.vfs import Ports, VfCounts
 from netplugin.tuning.steps import (
     BannedCpus,
@@ -32,11 +32,11 @@ from netplugin.tuning.steps import (
 
 
 @dataclass(frozen=True)
-class Machine:
+class TunedMachine:
     """Access to a host: files below ``root``, OVS, programs, the scheduler, and the agent's VF allocation."""
 
     root: WritableRoot
-    ovs: Ovs
+    ovs: OvsOtherConfig
     ports: Ports
     run: Run = run_program
     set_scheduler: SetScheduler = set_scheduler
@@ -54,16 +54,16 @@ class Machine:
     def restore(self, target: Target, raw: Raw) -> None:
         self._place(target).restore(target, raw)
 
-    def _place(self, target: Target) -> Place[Any]:
-        places: Mapping[type, Place[Any]] = {
+    def _place(self, target: Target) -> SettingAccessor[Any]:
+        places: Mapping[type, SettingAccessor[Any]] = {
             File: KernelFiles(self.root),
             Sysctl: KernelFiles(self.root),
             OtherConfig: OvsConfig(self.ovs),
             TunedVariable: TunedVariables(self.root),
             TunedProfile: TunedProfiles(self.root, self.run),
-            ThreadPriority: Threads(self.root, self.set_scheduler),
+            ThreadPriority: KernelThreads(self.root, self.set_scheduler),
             Swap: Swaps(self.root, self.run),
-            BannedCpus: Irqbalance(self.root, self.run),
+            BannedCpus: IrqbalanceFile(self.root, self.run),
             VfCount: VfCounts(self.root, self.ports),
         }
         return places[type(target)]

@@ -23,7 +23,7 @@ _WAIT_S = 10.0
 _NO_DATAPATH = "please specify an existing datapath"
 
 
-class Ovs(Protocol):
+class OvsOtherConfig(Protocol):
     """A running OVS. All methods raise: BackendUnavailable, HostError, OperationTimeout."""
 
     def other_config(self) -> Mapping[str, str]: ...
@@ -84,7 +84,7 @@ class RunningOvs:
 class OvsConfig:
     """Raw value: the text of the key."""
 
-    def __init__(self, ovs: Ovs) -> None:
+    def __init__(self, ovs: OvsOtherConfig) -> None:
         self._ovs = ovs
 
     def read(self, target: OtherConfig) -> Raw:

@@ -56,7 +56,7 @@ _LEAST = (1, 8)
 _RESTART_S, _VERSION_S = 60.0, 10.0
 
 
-class Irqbalance:
+class IrqbalanceFile:
     """Raw value: the last line that sets the list, empty if none does, None if there is no file."""
 
     def __init__(self, root: WritableRoot, run: Run) -> None:

@@ -9,7 +9,7 @@ from netplugin.api.models import Finding
 from netplugin.host.cpus import format_list
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Cpus, Irq
-from netplugin.tuning.planning.plan import Plan
+from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.read.cpus import CPU
 from netplugin.tuning.root import known
 
@@ -132,7 +132,7 @@ def budget(scene: Scene) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _cores(plan: Plan) -> Iterator[Finding]:
+def _cores(plan: TuningPlan) -> Iterator[Finding]:
     wanted = CORES_PER_10G * math.ceil(plan.intent.links * plan.intent.link_gbps / 10)
     vm = sum(len(share.vm) for share in plan.partition.nodes)
     for what, have in (("PMD", plan.intent.pmd_cores), ("VM", vm)):
@@ -145,7 +145,7 @@ def _cores(plan: Plan) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _places(scene: Scene, plan: Plan) -> Iterator[Finding]:
+def _places(scene: Scene, plan: TuningPlan) -> Iterator[Finding]:
     if not any(known(nic.node, None) is not None for nic in plan.nics):
         if len(plan.partition.nodes) > 1:
             yield Finding(
@@ -171,7 +171,7 @@ def _places(scene: Scene, plan: Plan) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _unserved(plan: Plan) -> Iterator[Finding]:
+def _unserved(plan: TuningPlan) -> Iterator[Finding]:
     """NICs without a PMD thread on their node. For NICs that are named or bound to a DPDK driver, planning
     fails instead."""
     nodes = {share.node for share in plan.partition.nodes} - set(plan.partition.pmd_nodes)

@@ -8,7 +8,7 @@ from typing import TypeVar
 from netplugin.host.cpus import from_mask
 from netplugin.tuning.facts import Cpus, Facts
 from netplugin.tuning.live import Live
-from netplugin.tuning.planning.plan import Plan
+from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.root import known
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ class Scene:
 
     facts: Facts
     live: Live = field(default_factory=Live)
-    plan: Plan | None = None
+    plan: TuningPlan | None = None
 
     def cpus_of(self, group: str) -> Cpus:
         """The plan's CPUs that processes in this cgroup need."""

@@ -22,7 +22,7 @@ from netplugin.tuning.output.playbook_tasks import (
     thread_tasks,
     vf_tasks,
 )
-from netplugin.tuning.planning.plan import Plan
+from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.read.cpus import CPU, NODE
 from netplugin.tuning.read.kernel import SYSTEMD, variables_path
 from netplugin.tuning.read.memory import HUGEPAGES_UNIT
@@ -52,7 +52,7 @@ _FILES, _IRQS, _SYSCTLS = "Write kernel files", "Move interrupts", "Load sysctls
 _IRQBALANCE = "Restart irqbalance"
 
 
-def playbook(plan: Plan, online: frozenset[int]) -> str:
+def playbook(plan: TuningPlan, online: frozenset[int]) -> str:
     """Return YAML. The playbook refuses a host whose online CPUs differ from the plan's."""
     # Tasks that may fail come before those that change: after a failure, notified handlers do not run.
     tasks = [
@@ -348,7 +348,7 @@ def _vfs(steps: tuple[Step, ...]) -> Iterator[Task]:
     )
 
 
-def _rest(plan: Plan) -> Iterator[Task]:
+def _rest(plan: TuningPlan) -> Iterator[Task]:
     waits = [
         text
         for effect, text in (

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from netplugin.tuning.facts import Core
 from netplugin.tuning.planning.partition import NodeShare, Partition
-from netplugin.tuning.planning.plan import Plan
+from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.planning.sources import PAGES, PARTITION
 from netplugin.tuning.root import known
 from netplugin.tuning.steps import Effect, Step
@@ -56,12 +56,12 @@ _HEADS = {
 }
 
 
-def plan_text(plan: Plan, explain: bool = False) -> str:
+def plan_text(plan: TuningPlan, explain: bool = False) -> str:
     """Render the plan; ``explain`` adds the source of each line."""
     return "\n".join(_lines(plan, explain)) + "\n"
 
 
-def _lines(plan: Plan, explain: bool) -> Iterator[str]:
+def _lines(plan: TuningPlan, explain: bool) -> Iterator[str]:
     for nic in plan.nics:
         node = known(nic.node, None)
         names = " ".join((nic.address, *nic.interfaces))

@@ -11,7 +11,7 @@ from netplugin.tuning.facts import Cpus, Facts
 from netplugin.tuning.live import DomainLive, Live
 from netplugin.tuning.planning.nics import nodes_of
 from netplugin.tuning.planning.partition import l3_caches, ranks
-from netplugin.tuning.planning.plan import Plan
+from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.root import Unknown, known
 
 
@@ -34,7 +34,7 @@ class NodeGround:
 
 
 @dataclass(frozen=True)
-class Ground:
+class HostCapacity:
     """Capacity of all nodes with CPUs. ``page_kb`` is the plan's hugepage size, KB."""
 
     nodes: tuple[NodeGround, ...]
@@ -71,7 +71,7 @@ class Held:
     memory_kb: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
 
-def ground_of(plan: Plan, facts: Facts) -> Ground:
+def ground_of(plan: TuningPlan, facts: Facts) -> HostCapacity:
     """Derive the capacity from plan and facts. Memory: the existing hugepages minus the plan's OVS share."""
     partition = plan.partition
     near = nodes_of(plan.nics, tuple(share.node for share in partition.nodes))
@@ -99,7 +99,7 @@ def ground_of(plan: Plan, facts: Facts) -> Ground:
         for share in partition.nodes
     )  # fmt: skip
     sizes = [pages.size_kb for pages in plan.pages]
-    return Ground(
+    return HostCapacity(
         nodes, sizes[0] if sizes else 0, partition.pmd, partition.housekeeping, plan.intent.realtime
     )
 

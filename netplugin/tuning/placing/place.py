@@ -8,14 +8,16 @@ from typing import TypeAlias
 
 from netplugin.api.errors import CapacityExhausted, Conflict, NetpluginError
 from netplugin.libvirt.domain import RENDER
-from netplugin.libvirt.needs import Cell, Needs
+from netplugin.libvirt.needs import GuestCell, Needs
 from netplugin.libvirt.pins import PlacedCell, Placement
 from netplugin.tuning.facts import Cpus
-from netplugin.tuning.placing.capacity import Ground, Held, NodeGround
+from netplugin.tuning.placing.capacity import Held, HostCapacity, NodeGround
 from netplugin.tuning.planning.partition import grouped, together
 
 
-def require_possible(needs: Needs, ground: Ground, nodes: Collection[int], page_kb: int) -> None:
+def require_possible(
+    needs: Needs, ground: HostCapacity, nodes: Collection[int], page_kb: int
+) -> None:
     """Raises: Conflict if the VM would not fit on an empty host either: the domain or plan must change."""
     have = {node.node: node for node in ground.with_cores}
     if not have:
@@ -68,7 +70,7 @@ def _wrong_number(needs: Needs, have: Collection[int], nodes: Collection[int]) -
 
 
 def exhausted(
-    needs: Needs, ground: Ground, others: Held, nodes: Collection[int], page_kb: int
+    needs: Needs, ground: HostCapacity, others: Held, nodes: Collection[int], page_kb: int
 ) -> CapacityExhausted:
     free = "; ".join(
         f"node {node.node} has {sum(map(len, free_cores(node, others)))} of {len(node.cpus)} CPUs and "
@@ -88,7 +90,7 @@ def exhausted(
     )  # fmt: skip
 
 
-def _of(cell: Cell, needs: Needs) -> str:
+def _of(cell: GuestCell, needs: Needs) -> str:
     return "the VM has" if len(needs.cells) == 1 else f"its NUMA cell {cell.number} has"
 
 
@@ -107,14 +109,14 @@ class Wish:
     """What to place. ``nodes`` are NUMA nodes that the VM must use, ``near`` nodes that it should prefer;
     ``homes`` maps a cell number to the node where that cell must stay."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[GuestCell, ...]
     page_kb: int
     nodes: frozenset[int] = frozenset()
     near: frozenset[int] = frozenset()
     homes: Mapping[int, int] = field(default_factory=dict)
 
 
-def arrange(wish: Wish, ground: Ground, others: Held) -> tuple[PlacedCell, ...] | None:
+def arrange(wish: Wish, ground: HostCapacity, others: Held) -> tuple[PlacedCell, ...] | None:
     """Return the first arrangement that fits, trying the best nodes first, or None if there is no room."""
     if len(wish.cells) > len(ground.with_cores):
         return None
@@ -137,7 +139,7 @@ def whole_pages(kb: int, page_kb: int) -> int:
 
 
 def _arrange(
-    wish: Wish, left: Sequence[Cell], used: frozenset[int], ground: Ground, others: Held
+    wish: Wish, left: Sequence[GuestCell], used: frozenset[int], ground: HostCapacity, others: Held
 ) -> tuple[PlacedCell, ...] | None:
     """Backtracking search: each cell gets its own node, and the cells together must cover ``wish.nodes``."""
     if not left:
@@ -156,7 +158,7 @@ def _arrange(
 
 
 def _fitting(
-    wish: Wish, cell: Cell, ground: Ground, others: Held
+    wish: Wish, cell: GuestCell, ground: HostCapacity, others: Held
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Nodes with room for a cell, and the CPUs there. Order: nodes in ``wish.nodes``, then in ``near``, then
     by distance from the NICs, then by the fewest CPUs left."""
@@ -204,7 +206,7 @@ def _cpus(count: int, cores: Sequence[_Core], l3: Sequence[Cpus]) -> tuple[int, 
 
 def place(
     needs: Needs,
-    ground: Ground,
+    ground: HostCapacity,
     others: Held,
     nodes: Collection[int] = (),
     near: Collection[int] = (),
@@ -228,7 +230,7 @@ def place(
     return _placement(chosen, ground, page_kb)
 
 
-def _only(ground: Ground, before: Placement) -> Ground:
+def _only(ground: HostCapacity, before: Placement) -> HostCapacity:
     """The part of the host capacity that the VM's current placement uses."""
     cpus = before.cpus
     nodes = (
@@ -238,7 +240,7 @@ def _only(ground: Ground, before: Placement) -> Ground:
     return replace(ground, nodes=tuple(node for node in nodes if node.cores))
 
 
-def _placement(cells: tuple[PlacedCell, ...], ground: Ground, page_kb: int) -> Placement:
+def _placement(cells: tuple[PlacedCell, ...], ground: HostCapacity, page_kb: int) -> Placement:
     emulator = frozenset(
         cpu
         for node in ground.nodes
@@ -254,7 +256,7 @@ def _placement(cells: tuple[PlacedCell, ...], ground: Ground, page_kb: int) -> P
     )
 
 
-def _threads(cells: Sequence[PlacedCell], ground: Ground) -> int:
+def _threads(cells: Sequence[PlacedCell], ground: HostCapacity) -> int:
     """Threads per core to show to the guest; 1 unless it holds for all cores, as libvirt has one value."""
     homes = {cpu: core for node in ground.nodes for core in node.cores for cpu in core}
     widths = {len(homes[cpu]) for cell in cells for cpu in cell.cpus}

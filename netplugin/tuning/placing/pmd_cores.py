@@ -18,7 +18,7 @@ from netplugin.host.ovs_rows import OvsInterface
 from netplugin.libvirt.pins import Placement
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Core, Cpus
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.live import DomainLive
 from netplugin.tuning.placing.capacity import running
 from netplugin.tuning.planning.nics import chosen_nics
@@ -65,7 +65,7 @@ def host_of(
         planned = (
             scene.plan.nics
             if scene.plan
-            else chosen_nics(scene.facts, Intent.model_validate({"pmd_cores": 0}))
+            else chosen_nics(scene.facts, HostIntent.model_validate({"pmd_cores": 0}))
         )
         nics = _by_node((known(nic.node, None), nic.address) for nic in planned)
     vms = [(i.numa_node, i.name) for i in interfaces if i.type.startswith("dpdkvhostuser")]

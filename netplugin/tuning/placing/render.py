@@ -12,11 +12,11 @@ from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.needs import memory_kb, read_needs, size_kb, vcpus
 from netplugin.libvirt.pins import Placement, is_marked, parse_cpuset, pins, write
 from netplugin.tuning.facts import Cpus
-from netplugin.tuning.placing.capacity import Ground, Held
+from netplugin.tuning.placing.capacity import Held, HostCapacity
 from netplugin.tuning.placing.place import place
 
 
-def refuse_unplaceable(domain: Element, ground: Ground, realtime: bool) -> None:
+def refuse_unplaceable(domain: Element, ground: HostCapacity, realtime: bool) -> None:
     """Checks before the placement is chosen. Raises: Conflict, InvalidRequest."""
     vcpu = domain.find("vcpu")
     count = vcpus(domain, RENDER)
@@ -35,7 +35,7 @@ def refuse_unplaceable(domain: Element, ground: Ground, realtime: bool) -> None:
         _refuse_without_realtime(domain, ground)
 
 
-def refuse_pmd(domain: Element, ground: Ground) -> None:
+def refuse_pmd(domain: Element, ground: HostCapacity) -> None:
     """Refuse pins to PMD CPUs: a thread there makes the PMD thread drop packets. Raises: Conflict.
 
     Pins in a marked domain are exempt: they may predate the plan, and the next placement replaces them.
@@ -117,7 +117,7 @@ def _cpuset(text: str, what: str, step: str = RENDER) -> Cpus:
         raise invalid(f"{what} is {text[:40]!r}, not a list like 0-3,8", step) from None
 
 
-def _refuse_without_realtime(domain: Element, ground: Ground) -> None:
+def _refuse_without_realtime(domain: Element, ground: HostCapacity) -> None:
     if not ground.realtime:
         raise Conflict(
             "policy.realtime needs a host that is planned for it: its CPUs isolated and its kernel told so",
@@ -141,7 +141,7 @@ def render_placed(
     domain: Element,
     bindings: Sequence[Binding],
     policy: DomainPolicy,
-    ground: Ground,
+    ground: HostCapacity,
     others: Held,
     before: Placement | None = None,
 ) -> Placement:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from netplugin.tuning.facts import Facts, Nic
-from netplugin.tuning.intent import PAGE_1G, PAGE_2M, Intent
+from netplugin.tuning.facts import Facts, HostNic
+from netplugin.tuning.intent import PAGE_1G, PAGE_2M, HostIntent
 from netplugin.tuning.live import Live
 from netplugin.tuning.planning.partition import Partition
 from netplugin.tuning.planning.refused import impossible, needed
@@ -95,7 +95,7 @@ def port_mbufs(rxqs: int, txqs: int) -> int:
     return (rxqs + txqs) * _DESCRIPTORS + min(_MOST_LCORES, rxqs) * _BURST + LEAST_MBUFS
 
 
-def page_size(facts: Facts, intent: Intent) -> int:
+def page_size(facts: Facts, intent: HostIntent) -> int:
     """Choose the hugepage size, KB. Raises: HostError, InvalidRequest."""
     sizes = needed(facts.memory.sizes_kb)
     if intent.hugepage_kb is not None:
@@ -114,7 +114,7 @@ def page_size(facts: Facts, intent: Intent) -> int:
 
 
 def plan_pages(
-    facts: Facts, partition: Partition, intent: Intent, nics: tuple[Nic, ...], live: Live
+    facts: Facts, partition: Partition, intent: HostIntent, nics: tuple[HostNic, ...], live: Live
 ) -> tuple[NodePages, ...]:
     """Plan the pages of each node with memory. Raises: HostError, InvalidRequest."""
     size = page_size(facts, intent)
@@ -147,8 +147,8 @@ def _weights(partition: Partition, room: Mapping[int, int]) -> dict[int, int]:
 
 def _pools(
     partition: Partition,
-    intent: Intent,
-    nics: tuple[Nic, ...],
+    intent: HostIntent,
+    nics: tuple[HostNic, ...],
     live: Live,
     weights: Mapping[int, int],
 ) -> Callable[[int], _Pools]:
@@ -198,7 +198,7 @@ def _room_kb(facts: Facts, size_kb: int) -> dict[int, int]:
 
 
 def _vm_mb(
-    intent: Intent,
+    intent: HostIntent,
     weights: Mapping[int, int],
     room: Mapping[int, int],
     pools: Callable[[int], _Pools],

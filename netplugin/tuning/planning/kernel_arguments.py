@@ -9,7 +9,7 @@ from typing import NamedTuple
 from netplugin.host.cpus import format_list
 from netplugin.tuning.command_line import CommandLine
 from netplugin.tuning.facts import Facts
-from netplugin.tuning.intent import PAGE_1G, Intent
+from netplugin.tuning.intent import PAGE_1G, HostIntent
 from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.hugepages import NodePages
 from netplugin.tuning.planning.partition import Partition
@@ -31,7 +31,7 @@ class Argument(NamedTuple):
 
 
 def kernel_arguments(
-    facts: Facts, partition: Partition, pages: tuple[NodePages, ...], intent: Intent
+    facts: Facts, partition: Partition, pages: tuple[NodePages, ...], intent: HostIntent
 ) -> Iterator[Step]:
     now = facts.kernel.arguments
     for name, wanted, why, source in _wanted(facts, partition, pages, intent):
@@ -69,7 +69,7 @@ def counts_by_node(facts: Facts, pages: tuple[NodePages, ...]) -> bool:
 
 
 def _wanted(
-    facts: Facts, partition: Partition, pages: tuple[NodePages, ...], intent: Intent
+    facts: Facts, partition: Partition, pages: tuple[NodePages, ...], intent: HostIntent
 ) -> Iterator[Argument]:
     yield from _hugepages(facts, pages)
     yield from _iommu(facts)

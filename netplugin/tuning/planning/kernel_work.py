@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from netplugin.host.cpus import format_list, to_kernel
 from netplugin.tuning.facts import Cpus, Facts
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.partition import Partition
 from netplugin.tuning.read.cpus import CPU
@@ -130,7 +130,7 @@ def _governors(facts: Facts, partition: Partition) -> Iterator[Step]:
 # -- Plan tuned's variables and profile, if tuned is installed (pure). ----------------------------
 
 
-def tuned_steps(facts: Facts, partition: Partition, intent: Intent) -> Iterator[Step]:
+def tuned_steps(facts: Facts, partition: Partition, intent: HostIntent) -> Iterator[Step]:
     """Set the same CPUs as in ``isolcpus``; otherwise tuned would revert these settings."""
     tuned = facts.kernel.tuned
     if tuned is None or isinstance(tuned, Unknown) or not partition.isolated:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from netplugin.tuning.facts import Facts
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.partition import Partition
 from netplugin.tuning.read.kernel import HALT_POLL
@@ -28,7 +28,7 @@ PRIORITIES = (
 _HALT_POLL_NS = "200000"
 
 
-def latency(facts: Facts, partition: Partition, intent: Intent) -> Iterator[Step]:
+def latency(facts: Facts, partition: Partition, intent: HostIntent) -> Iterator[Step]:
     """Real-time steps; none unless the intent is real time."""
     if not (intent.realtime and partition.isolated):
         return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from netplugin.tuning.facts import Facts, Interface, Nic
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.facts import Facts, HostInterface, HostNic
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.refused import impossible, needed
 from netplugin.tuning.root import Unknown, known
@@ -15,7 +15,7 @@ from netplugin.tuning.steps import Effect, Group, Step, VfCount
 DPDK_DRIVERS = frozenset(("vfio-pci", "igb_uio", "uio_pci_generic"))
 
 
-def chosen_nics(facts: Facts, intent: Intent) -> tuple[Nic, ...]:
+def chosen_nics(facts: Facts, intent: HostIntent) -> tuple[HostNic, ...]:
     """NICs of the intent; else those bound to DPDK drivers; else the fastest, or all if no speed is known.
 
     Raises: InvalidRequest for a NIC that does not exist.
@@ -31,25 +31,25 @@ def chosen_nics(facts: Facts, intent: Intent) -> tuple[Nic, ...]:
     return tuple(nic for nic in nics if speed(nic, interfaces) == best)
 
 
-def are_sure(nics: tuple[Nic, ...], intent: Intent) -> bool:
+def are_sure(nics: tuple[HostNic, ...], intent: HostIntent) -> bool:
     """True if the NICs are configured or bound to DPDK; else the choice depends on which links are up."""
     return bool(intent.nics) or any(nic.driver in DPDK_DRIVERS for nic in nics)
 
 
-def speed(nic: Nic, interfaces: Mapping[str, Interface]) -> int:
+def speed(nic: HostNic, interfaces: Mapping[str, HostInterface]) -> int:
     """Speed in Mbit/s; 0 without link."""
     return max(
         (interfaces[n].speed_mbps or 0 for n in nic.interfaces if n in interfaces), default=0
     )
 
 
-def nodes_of(nics: tuple[Nic, ...], nodes: tuple[int, ...]) -> tuple[int, ...]:
+def nodes_of(nics: tuple[HostNic, ...], nodes: tuple[int, ...]) -> tuple[int, ...]:
     """NUMA nodes of these NICs that have CPUs; the first node if the firmware reports none."""
     found = {known(nic.node, None) for nic in nics} & set(nodes)
     return tuple(sorted(node for node in found if node is not None)) or nodes[:1]
 
 
-def named(nics: tuple[Nic, ...], name: str, field: str) -> Nic:
+def named(nics: tuple[HostNic, ...], name: str, field: str) -> HostNic:
     """The NIC with this PCI address or interface name. Raises: InvalidRequest naming ``field``."""
     for nic in nics:
         if name in (nic.address, *nic.interfaces):
@@ -61,7 +61,7 @@ def named(nics: tuple[Nic, ...], name: str, field: str) -> Nic:
 # -- Plan the number of VFs of each NIC in the intent (pure). -------------------------------------
 
 
-def vf_steps(facts: Facts, intent: Intent) -> Iterator[Step]:
+def vf_steps(facts: Facts, intent: HostIntent) -> Iterator[Step]:
     """One step per named NIC; other NICs keep their VFs.
 
     Raises: InvalidRequest for a NIC that does not exist, supports no or fewer VFs, or is named twice;

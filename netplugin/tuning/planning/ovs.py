@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from netplugin.host.cpus import from_mask, to_mask
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.live import Live
 from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.hugepages import NodePages, is_per_port
@@ -18,7 +18,7 @@ _TSO, _PER_PORT = "userspace-tso-enable", "per-port-memory"
 
 
 def ovs_settings(
-    live: Live, partition: Partition, pages: tuple[NodePages, ...], intent: Intent
+    live: Live, partition: Partition, pages: tuple[NodePages, ...], intent: HostIntent
 ) -> Iterator[Step]:
     """Steps for ``other_config``; none for a host without PMD cores."""
     if not intent.pmd_cores:

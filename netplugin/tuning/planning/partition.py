@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from netplugin.tuning.facts import Cache, Core, Cpus
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning.refused import impossible
 
 
@@ -97,7 +97,7 @@ def divide(
     l3: tuple[Cpus, ...],
     order: tuple[int, ...],
     nic_nodes: tuple[int, ...],
-    intent: Intent,
+    intent: HostIntent,
     *,
     sure: bool,
 ) -> Partition:
@@ -163,12 +163,12 @@ class _Free:
         return taken
 
 
-def _busy(cores: Iterable[Core], intent: Intent) -> Cpus:
+def _busy(cores: Iterable[Core], intent: HostIntent) -> Cpus:
     return frozenset(core.first for core in cores) if intent.idle_siblings else cpus_of(cores)
 
 
 def _pmd(
-    free: dict[int, _Free], nodes: tuple[int, ...], intent: Intent, sure: bool
+    free: dict[int, _Free], nodes: tuple[int, ...], intent: HostIntent, sure: bool
 ) -> dict[int, tuple[Core, ...]]:
     """Spread PMD cores evenly over the NIC nodes; with ``sure``, at least one on each, because OVS polls a
     NIC on a node without PMD thread from another node and only logs that (sched_numa_list_schedule)."""
@@ -205,13 +205,13 @@ def _pmd(
     return {node: free[node].take(count) for node, count in counts.items()}
 
 
-def _beside(node: int, served: tuple[int, ...], intent: Intent) -> int:
+def _beside(node: int, served: tuple[int, ...], intent: HostIntent) -> int:
     """PMD cores for vhost-user ports on a node without PMD cores for a NIC."""
     return intent.vm_pmd_cores if intent.pmd_cores and node not in served else 0
 
 
 def _vms(
-    free: dict[int, _Free], order: tuple[int, ...], served: tuple[int, ...], intent: Intent
+    free: dict[int, _Free], order: tuple[int, ...], served: tuple[int, ...], intent: HostIntent
 ) -> dict[int, int]:
     """Number of VM cores of each node; fills the nodes nearest to the NICs first."""
     room = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from netplugin.tuning.facts import Facts, Nic
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.facts import Facts, HostNic
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.live import Live
 from netplugin.tuning.planning.hugepages import NodePages, plan_pages
 from netplugin.tuning.planning.kernel_arguments import kernel_arguments, page_steps
@@ -20,11 +20,11 @@ from netplugin.tuning.steps import Effect, Step
 
 
 @dataclass(frozen=True)
-class Plan:
+class TuningPlan:
     """``steps`` are all settings of the plan, including those already in place."""
 
-    intent: Intent
-    nics: tuple[Nic, ...]
+    intent: HostIntent
+    nics: tuple[HostNic, ...]
     partition: Partition
     pages: tuple[NodePages, ...]
     steps: tuple[Step, ...]
@@ -34,7 +34,7 @@ class Plan:
         return tuple(step for step in self.steps if not step.done and step.effect is effect)
 
 
-def make_plan(facts: Facts, intent: Intent, live: Live | None = None) -> Plan:
+def make_plan(facts: Facts, intent: HostIntent, live: Live | None = None) -> TuningPlan:
     """Make the plan. Raises: InvalidRequest naming the field that requests too much, HostError for a missing
     fact."""
     live = live or Live()
@@ -54,4 +54,4 @@ def make_plan(facts: Facts, intent: Intent, live: Live | None = None) -> Plan:
         *vf_steps(facts, intent),
         *kernel_arguments(facts, partition, pages, intent),
     )
-    return Plan(intent, nics, partition, pages, steps)
+    return TuningPlan(intent, nics, partition, pages, steps)

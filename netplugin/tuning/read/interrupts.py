@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from netplugin.host.cpus import from_kernel
-from netplugin.tuning.facts import Cpus, InterruptFacts, Irq, Irqbalance
+from netplugin.tuning.facts import Cpus, InterruptFacts, Irq, IrqbalanceFacts
 from netplugin.tuning.read.cpus import cpu_list
 from netplugin.tuning.root import Fact, Root, Unknown
 
@@ -35,7 +35,7 @@ def read_interrupts(root: Root) -> InterruptFacts:
     )
 
 
-def _irqbalance(root: Root) -> Fact[Irqbalance | None]:
+def _irqbalance(root: Root) -> Fact[IrqbalanceFacts | None]:
     for path in IRQBALANCE:
         text = root.text(path)
         if isinstance(text, Unknown):
@@ -43,7 +43,7 @@ def _irqbalance(root: Root) -> Fact[Irqbalance | None]:
                 continue
             return text
         banned = root.parsed(path, banned_cpus)
-        return banned if isinstance(banned, Unknown) else Irqbalance(path, banned)
+        return banned if isinstance(banned, Unknown) else IrqbalanceFacts(path, banned)
     return None
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import TypeVar
 
-from netplugin.tuning.facts import Interface, IommuFacts, KernelBond, NetworkFacts, Nic
+from netplugin.tuning.facts import HostInterface, HostNic, IommuFacts, KernelBond, NetworkFacts
 from netplugin.tuning.root import Fact, Root, Unknown, known
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def read_iommu(root: Root) -> IommuFacts:
     return IommuFacts(len(groups), tuple(sorted(t for t in types if isinstance(t, str))))
 
 
-def _nics(root: Root) -> Fact[tuple[Nic, ...]]:
+def _nics(root: Root) -> Fact[tuple[HostNic, ...]]:
     addresses = root.names(PCI)
     if isinstance(addresses, Unknown):
         return () if addresses.missing else addresses
@@ -60,7 +60,7 @@ def _all(found: Iterable[Fact[T]]) -> Fact[tuple[T, ...]]:
     return refused[0] if refused else tuple(f for f in facts if not isinstance(f, Unknown))
 
 
-def _nic(root: Root, address: str) -> Fact[Nic]:
+def _nic(root: Root, address: str) -> Fact[HostNic]:
     """A NIC; a missing Unknown if the device is not a NIC or is a VF."""
     at = f"{PCI}/{address}"
     kind = root.text(f"{at}/class")
@@ -75,7 +75,7 @@ def _nic(root: Root, address: str) -> Fact[Nic]:
     interfaces = _interfaces_of(root, at)
     if isinstance(interfaces, Unknown):
         return interfaces
-    return Nic(
+    return HostNic(
         address=address,
         node=root.optional(f"{at}/numa_node", _node),
         driver=uevent.get("DRIVER"),
@@ -97,7 +97,7 @@ def _interfaces_of(root: Root, at: str) -> Fact[tuple[str, ...]]:
     return named if isinstance(named, Unknown) else tuple(n for names in named for n in names)
 
 
-def _interface(root: Root, name: str) -> Fact[Interface]:
+def _interface(root: Root, name: str) -> Fact[HostInterface]:
     at = f"{_NET}/{name}"
     there = root.names(at)
     queues = root.names(f"{at}/queues")
@@ -107,7 +107,7 @@ def _interface(root: Root, name: str) -> Fact[Interface]:
         if isinstance(fact, Unknown) and not (fact is queues and fact.missing):
             return fact
     queues, speed = known(queues, ()), known(speed, None) or -1
-    return Interface(
+    return HostInterface(
         name=name,
         mtu=root.parsed(f"{at}/mtu", int),
         speed_mbps=speed if speed > 0 else None,

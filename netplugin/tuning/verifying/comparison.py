@@ -12,13 +12,13 @@ from enum import StrEnum
 from statistics import median
 
 from netplugin.host.cpus import parse_list
-from netplugin.statistics import Change, can_reach, change, holm, p_lower
-from netplugin.tuning.verifying.result import PERCENTILES, Histogram, Run
+from netplugin.statistics import RelativeChange, can_reach, change, holm, p_lower
+from netplugin.tuning.verifying.result import PERCENTILES, Histogram, Measurement
 
 LEVEL = 0.05
 
 
-class Finding(StrEnum):
+class FigureVerdict(StrEnum):
     BETTER = "better"
     WORSE = "worse"
     SAME = "no difference found"
@@ -26,7 +26,7 @@ class Finding(StrEnum):
 
 
 @dataclass(frozen=True)
-class Figure:
+class MeasuredFigure:
     """A measured figure. ``samples`` returns one value per round, or none if it was not measured.
 
     ``settings`` are those that must be equal for two runs to be comparable.
@@ -35,22 +35,22 @@ class Figure:
     name: str
     unit: str
     more_is_better: bool
-    settings: Callable[[Run], Mapping[str, int]]
-    samples: Callable[[Run], Sequence[float]]
-    whole: Callable[[Run], float | None]
+    settings: Callable[[Measurement], Mapping[str, int]]
+    samples: Callable[[Measurement], Sequence[float]]
+    whole: Callable[[Measurement], float | None]
 
 
 @dataclass(frozen=True)
-class Row:
+class FigureRow:
     """``before`` and ``after`` are values of the whole runs; ``p`` is adjusted, None if not tested."""
 
-    figure: Figure
+    figure: MeasuredFigure
     before: float | None
     after: float | None
     samples: tuple[Sequence[float], Sequence[float]]
-    finding: Finding = Finding.SAME
+    finding: FigureVerdict = FigureVerdict.SAME
     why: str = ""
-    change: Change | None = None
+    change: RelativeChange | None = None
     p: float | None = None
 
 
@@ -64,17 +64,17 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    before: Run
-    after: Run
-    rows: tuple[Row, ...]
+class MeasurementComparison:
+    before: Measurement
+    after: Measurement
+    rows: tuple[FigureRow, ...]
     differences: tuple[Difference, ...]
 
-    def of(self, finding: Finding) -> tuple[Row, ...]:
+    def of(self, finding: FigureVerdict) -> tuple[FigureRow, ...]:
         return tuple(row for row in self.rows if row.finding is finding)
 
 
-def compare(before: Run, after: Run) -> Comparison:
+def compare(before: Measurement, after: Measurement) -> MeasurementComparison:
     rows = [row for figure in FIGURES if (row := _row(figure, before, after))]
     testable = [row for row in rows if not row.why]
     sizes = [(len(old), len(new)) for old, new in (row.samples for row in testable)]
@@ -82,17 +82,17 @@ def compare(before: Run, after: Run) -> Comparison:
     tested = [row for row in testable if able[row.figure.name]]
     adjusted = holm([min(1.0, 2 * min(_tails(row))) for row in tested])
     judged = {row.figure.name: _judged(row, p) for row, p in zip(tested, adjusted, strict=True)}
-    return Comparison(
+    return MeasurementComparison(
         before, after,
         tuple(judged.get(r.figure.name) or _untold(r, r.why or "too few rounds") for r in rows),
         tuple(_differences(before.conditions, after.conditions)),
     )  # fmt: skip
 
 
-def _row(figure: Figure, before: Run, after: Run) -> Row | None:
+def _row(figure: MeasuredFigure, before: Measurement, after: Measurement) -> FigureRow | None:
     """Make a row; None if neither run has the figure. ``why`` is set if it cannot be tested."""
     values = figure.whole(before), figure.whole(after)
-    row = Row(figure, *values, (figure.samples(before), figure.samples(after)))
+    row = FigureRow(figure, *values, (figure.samples(before), figure.samples(after)))
     if values == (None, None):
         return None
     if None in values:
@@ -102,11 +102,11 @@ def _row(figure: Figure, before: Run, after: Run) -> Row | None:
     return row if all(row.samples) else _untold(row, "too few samples in a round")
 
 
-def _untold(row: Row, why: str) -> Row:
-    return replace(row, finding=Finding.UNTOLD, why=why)
+def _untold(row: FigureRow, why: str) -> FigureRow:
+    return replace(row, finding=FigureVerdict.UNTOLD, why=why)
 
 
-def _apart(figure: Figure, before: Run, after: Run) -> str:
+def _apart(figure: MeasuredFigure, before: Measurement, after: Measurement) -> str:
     """The setting that makes the runs incomparable, as text; empty if there is none."""
     one, other = (figure.settings(run) for run in (before, after))
     for name in one:
@@ -115,18 +115,18 @@ def _apart(figure: Figure, before: Run, after: Run) -> str:
     return ""
 
 
-def _tails(row: Row) -> tuple[float, float]:
+def _tails(row: FigureRow) -> tuple[float, float]:
     """One-sided p-values for ``after`` being as low, and as high, by chance."""
     old, new = row.samples
     return p_lower(old, new), p_lower(new, old)
 
 
-def _judged(row: Row, p: float) -> Row:
-    finding = Finding.SAME
+def _judged(row: FigureRow, p: float) -> FigureRow:
+    finding = FigureVerdict.SAME
     if p <= LEVEL:
         low, high = _tails(row)
         better = (high < low) is row.figure.more_is_better
-        finding = Finding.BETTER if better else Finding.WORSE
+        finding = FigureVerdict.BETTER if better else FigureVerdict.WORSE
     return replace(row, finding=finding, change=change(*row.samples), p=p)
 
 
@@ -143,7 +143,7 @@ def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[Di
 _Of = Callable[[Histogram], float | None]
 
 
-def _of_latency(run: Run) -> Mapping[str, int]:
+def _of_latency(run: Measurement) -> Mapping[str, int]:
     if run.latency is None:
         return {}
     s = run.latency.settings
@@ -153,32 +153,32 @@ def _of_latency(run: Run) -> Mapping[str, int]:
     }  # fmt: skip
 
 
-def _of_throughput(run: Run) -> Mapping[str, int]:
+def _of_throughput(run: Measurement) -> Mapping[str, int]:
     return {"frame size": run.throughput.settings.frame_size} if run.throughput else {}
 
 
-def _latency(name: str, of: _Of) -> Figure:
-    def samples(run: Run) -> Sequence[float]:
+def _latency(name: str, of: _Of) -> MeasuredFigure:
+    def samples(run: Measurement) -> Sequence[float]:
         found = [of(each.overall) for each in run.latency.rounds] if run.latency else []
         values = [value for value in found if value is not None]
         # If one round lacks the value, drop all: that round may be the worst.
         return values if len(values) == len(found) else []
 
-    def whole(run: Run) -> float | None:
+    def whole(run: Measurement) -> float | None:
         return of(run.latency.overall) if run.latency else None
 
-    return Figure(f"latency {name}", "us", False, _of_latency, samples, whole)
+    return MeasuredFigure(f"latency {name}", "us", False, _of_latency, samples, whole)
 
 
 def _percentile(share: float) -> _Of:
     return lambda histogram: histogram.percentile(share)
 
 
-FIGURES: tuple[Figure, ...] = (
+FIGURES: tuple[MeasuredFigure, ...] = (
     _latency("average", lambda histogram: histogram.average_us),
     *(_latency(name, _percentile(share)) for name, share in PERCENTILES.items()),
     _latency("maximum", lambda histogram: histogram.max_us),
-    Figure(
+    MeasuredFigure(
         "throughput", "pps", True, _of_throughput,
         lambda run: run.throughput.samples if run.throughput else (),
         lambda run: median(run.throughput.samples) if run.throughput else None,

@@ -11,11 +11,11 @@ from netplugin.tuning.facts import Facts
 from netplugin.tuning.live import Live
 from netplugin.tuning.verifying import cyclictest, loop
 from netplugin.tuning.verifying.conditions import conditions
-from netplugin.tuning.verifying.options import Asked
+from netplugin.tuning.verifying.options import MeasurementOptions
 from netplugin.tuning.verifying.result import (
     Latency,
     LatencySettings,
-    Run,
+    Measurement,
     Throughput,
     ThroughputSettings,
 )
@@ -23,7 +23,7 @@ from netplugin.tuning.verifying.result import (
 Say = Callable[[str], None]
 
 
-def require(asked: Asked) -> None:
+def require(asked: MeasurementOptions) -> None:
     """Check the tools before measuring. Raises: BackendUnavailable, HostError."""
     if asked.latency:
         cyclictest.require()
@@ -31,7 +31,7 @@ def require(asked: Asked) -> None:
         loop.require()
 
 
-def measure(asked: Asked, facts: Facts, live: Live, say: Say) -> Run:
+def measure(asked: MeasurementOptions, facts: Facts, live: Live, say: Say) -> Measurement:
     """Measure; ``say`` is called with progress messages. Raises: HostError, OperationTimeout."""
     started = datetime.now(UTC).replace(microsecond=0)
     cpus = set(parse_list(asked.latency.cpus)) if asked.latency else set()
@@ -40,7 +40,7 @@ def measure(asked: Asked, facts: Facts, live: Live, say: Say) -> Run:
     # The short measurement comes first: if it fails, hours of cyclictest are not lost.
     throughput = _throughput(asked.throughput, asked.rounds, say) if asked.throughput else None
     latency = _latency(asked.latency, asked.rounds, say) if asked.latency else None
-    return Run(
+    return Measurement(
         label=asked.label,
         started=started,
         conditions=conditions(facts, live, frozenset(cpus)),

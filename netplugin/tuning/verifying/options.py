@@ -12,7 +12,7 @@ from netplugin.api.errors import FieldError, InvalidRequest
 from netplugin.host.cpus import format_list, parse_list
 from netplugin.tuning.facts import Core, Cpus, Facts
 from netplugin.tuning.live import Live
-from netplugin.tuning.planning.plan import Plan
+from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.planning.refused import needed
 from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.verifying.loop import hugepage_node
@@ -62,7 +62,7 @@ class Options(BaseModel):
 
 
 @dataclass(frozen=True)
-class Asked:
+class MeasurementOptions:
     """What to measure; a measurement that is None is skipped. ``rounds`` are runs of each program."""
 
     label: str
@@ -71,7 +71,9 @@ class Asked:
     throughput: ThroughputSettings | None
 
 
-def asked_of(options: Options, facts: Facts, live: Live, plan: Plan | None) -> Asked:
+def asked_of(
+    options: Options, facts: Facts, live: Live, plan: TuningPlan | None
+) -> MeasurementOptions:
     """Derive the settings. Raises: InvalidRequest naming the option, HostError for a missing fact."""
     measured = measured_cpus(options.cpus, facts, live, plan)
     latency = throughput = None
@@ -87,13 +89,13 @@ def asked_of(options: Options, facts: Facts, live: Live, plan: Plan | None) -> A
             host_cpu=host, guest_cpu=guest, hugepage_node=hugepage_node(facts, nodes),
             window_s=options.window, frame_size=options.frame_size,
         )  # fmt: skip
-    return Asked(options.label, options.rounds, latency, throughput)
+    return MeasurementOptions(options.label, options.rounds, latency, throughput)
 
 
 # -- Choose the CPUs of a run (pure): those named, or those isolated or planned for VMs. ----------
 
 
-def measured_cpus(asked: str | None, facts: Facts, live: Live, plan: Plan | None) -> Cpus:
+def measured_cpus(asked: str | None, facts: Facts, live: Live, plan: TuningPlan | None) -> Cpus:
     """CPUs to measure: those in ``asked``, else the isolated ones, else the plan's CPUs for vCPUs, else none.
 
     CPUs of OVS's PMD threads and of pinned vCPUs are used only if they are named, because the measurement

@@ -11,8 +11,8 @@ from statistics import median
 from typing import Any, Final
 
 from netplugin.api.errors import BackendUnavailable, HostError, InvalidRequest
-from netplugin.tuning.verifying.comparison import Comparison
-from netplugin.tuning.verifying.result import Latency, Run, Throughput
+from netplugin.tuning.verifying.comparison import MeasurementComparison
+from netplugin.tuning.verifying.result import Latency, Measurement, Throughput
 
 STEP = "plot"
 _INK: Final = "#1f2328"
@@ -34,7 +34,7 @@ def require(path: Path) -> None:
         )  # fmt: skip
 
 
-def draw(comparison: Comparison, path: Path) -> None:
+def draw(comparison: MeasurementComparison, path: Path) -> None:
     """Draw the plot to a PNG or SVG file. Raises: HostError if it cannot be written."""
     import matplotlib
 
@@ -50,7 +50,7 @@ def draw(comparison: Comparison, path: Path) -> None:
             raise HostError(f"{path} cannot be written: {wrong.strerror}", step=STEP) from wrong
 
 
-def _picture(comparison: Comparison) -> Any:
+def _picture(comparison: MeasurementComparison) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -71,7 +71,7 @@ def _picture(comparison: Comparison) -> Any:
     return picture
 
 
-def _named(runs: tuple[Run, Run]) -> list[tuple[str, str, Run]]:
+def _named(runs: tuple[Measurement, Measurement]) -> list[tuple[str, str, Measurement]]:
     """Label, colour and run; equal labels get the start time appended."""
     labels = [run.label for run in runs]
     if labels[0] == labels[1]:
@@ -79,7 +79,7 @@ def _named(runs: tuple[Run, Run]) -> list[tuple[str, str, Run]]:
     return list(zip(labels, _COLOURS, runs, strict=True))
 
 
-def _draw_latency(axes: Any, runs: list[tuple[str, str, Run]]) -> None:
+def _draw_latency(axes: Any, runs: list[tuple[str, str, Measurement]]) -> None:
     """Draw the share of samples above each latency, to show the tail."""
     for label, colour, run in runs:
         if run.latency:
@@ -116,7 +116,7 @@ def _one_in(share: float) -> str:
     return "all" if share >= 1 else f"1 in {round(1 / share):,}"
 
 
-def _draw_throughput(axes: Any, runs: list[tuple[str, str, Run]]) -> None:
+def _draw_throughput(axes: Any, runs: list[tuple[str, str, Measurement]]) -> None:
     measured: list[tuple[str, str, Throughput]] = [
         (label, colour, run.throughput) for label, colour, run in runs if run.throughput
     ]

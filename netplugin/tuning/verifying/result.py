@@ -83,11 +83,11 @@ def _ceil(number: float) -> int:
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
-class Kept(BaseModel):
+class StoredMeasurement(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class LatencySettings(Kept):
+class LatencySettings(StoredMeasurement):
     """``cpus`` is a list like ``2-5``; ``width_us`` is the histogram's width."""
 
     cpus: str
@@ -97,7 +97,7 @@ class LatencySettings(Kept):
     width_us: int
 
 
-class LatencyRound(Kept):
+class LatencyRound(StoredMeasurement):
     """One run of cyclictest: the histogram of each CPU."""
 
     cpus: Mapping[int, Histogram]
@@ -107,7 +107,7 @@ class LatencyRound(Kept):
         return merged(self.cpus.values())
 
 
-class Latency(Kept):
+class Latency(StoredMeasurement):
     """``program`` is cyclictest's version."""
 
     program: str
@@ -123,7 +123,7 @@ class Latency(Kept):
         return {cpu: merged(r.cpus[cpu] for r in self.rounds if cpu in r.cpus) for cpu in cpus}
 
 
-class ThroughputSettings(Kept):
+class ThroughputSettings(StoredMeasurement):
     """CPUs of both sides; ``hugepage_node`` is the node of the hugepages, None for ordinary pages."""
 
     host_cpu: int
@@ -133,7 +133,7 @@ class ThroughputSettings(Kept):
     frame_size: int
 
 
-class Throughput(Kept):
+class Throughput(StoredMeasurement):
     """``samples`` are frames per second each way, one per run of the two testpmd."""
 
     program: str
@@ -141,7 +141,7 @@ class Throughput(Kept):
     samples: Annotated[tuple[float, ...], Field(min_length=1)]
 
 
-class Run(Kept):
+class Measurement(StoredMeasurement):
     """One measurement. ``conditions`` are host settings by name, as text."""
 
     format: Literal[1] = 1
@@ -173,7 +173,7 @@ def prepare(folder: Path) -> None:
         ) from wrong  # fmt: skip
 
 
-def write(folder: Path, run: Run) -> Path:
+def write(folder: Path, run: Measurement) -> Path:
     """Write a run to a new file atomically. Raises: HostError."""
     path = folder / f"{run.started:%Y%m%dT%H%M%S}-{run.label}.json"
     fresh = folder / f".{os.getpid()}.new"
@@ -208,10 +208,10 @@ def find(folder: Path, name: str) -> Path:
     return of_label[-1]
 
 
-def read(path: Path) -> Run:
+def read(path: Path) -> Measurement:
     """Read a run. Raises: InvalidRequest."""
     try:
-        return Run.model_validate_json(path.read_text())
+        return Measurement.model_validate_json(path.read_text())
     except OSError as wrong:
         why = wrong.strerror or str(wrong)
     except ValidationError as wrong:

@@ -9,16 +9,27 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from netplugin.statistics import Change
-from netplugin.tuning.verifying.comparison import LEVEL, Comparison, Finding, Row
-from netplugin.tuning.verifying.result import PERCENTILES, Histogram, Latency, Run, Throughput
+from netplugin.statistics import RelativeChange
+from netplugin.tuning.verifying.comparison import (
+    LEVEL,
+    FigureRow,
+    FigureVerdict,
+    MeasurementComparison,
+)
+from netplugin.tuning.verifying.result import (
+    PERCENTILES,
+    Histogram,
+    Latency,
+    Measurement,
+    Throughput,
+)
 
 
-def run_text(run: Run) -> str:
+def run_text(run: Measurement) -> str:
     return "\n".join(_run(run)) + "\n"
 
 
-def _run(run: Run) -> Iterator[str]:
+def _run(run: Measurement) -> Iterator[str]:
     yield f"{run.label}, {run.started:%Y-%m-%d %H:%M:%S} UTC"
     if run.latency:
         yield ""
@@ -65,11 +76,11 @@ def _throughput(throughput: Throughput) -> Iterator[str]:
     )
 
 
-def comparison_text(comparison: Comparison) -> str:
+def comparison_text(comparison: MeasurementComparison) -> str:
     return "\n".join(_comparison(comparison)) + "\n"
 
 
-def _comparison(comparison: Comparison) -> Iterator[str]:
+def _comparison(comparison: MeasurementComparison) -> Iterator[str]:
     for name, run in (("before", comparison.before), ("after", comparison.after)):
         yield f"{name}: {run.label}, {run.started:%Y-%m-%d %H:%M:%S} UTC"
     yield ""
@@ -87,17 +98,17 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def verdict(comparison: Comparison) -> str:
+def verdict(comparison: MeasurementComparison) -> str:
     """One sentence per kind of finding: ``Better: latency P99, throughput.``"""
     parts = []
-    for finding in Finding:
+    for finding in FigureVerdict:
         names = [row.figure.name for row in comparison.of(finding)]
         if names:
             parts.append(f"{finding[0].upper()}{finding[1:]}: {', '.join(names)}.")
     return " ".join(parts) or "Nothing was measured in either run."
 
 
-def _row(row: Row) -> tuple[str, ...]:
+def _row(row: FigureRow) -> tuple[str, ...]:
     finding = f"{row.finding}: {row.why}" if row.why else row.finding.value
     return (
         f"{row.figure.name} ({'us' if row.figure.unit == 'us' else 'Mpps'})",
@@ -106,7 +117,7 @@ def _row(row: Row) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _differences(comparison: Comparison) -> Iterator[str]:
+def _differences(comparison: MeasurementComparison) -> Iterator[str]:
     if not comparison.differences:
         yield "The machine was set alike in both runs, as far as is known."
         return
@@ -119,7 +130,7 @@ def _or_not(value: str | None) -> str:
     return "not set" if value is None else value
 
 
-def change_text(change: Change | None) -> str:
+def change_text(change: RelativeChange | None) -> str:
     """Format a change as ``x1.12 (1.08 to 1.15)``: the ratio and the confidence interval of the test."""
     if change is None:
         return ""
@@ -160,7 +171,7 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 # -- Render a run and a comparison as JSON. -------------------------------------------------------
 
 
-def run_json(run: Run, path: Path) -> str:
+def run_json(run: Measurement, path: Path) -> str:
     """Render the figures of a run; ``file`` names the file with all samples."""
     shown: dict[str, Any] = {
         "label": run.label,
@@ -195,7 +206,7 @@ def _percentiles(histogram: Histogram) -> Mapping[str, float | None]:
     }
 
 
-def comparison_json(comparison: Comparison) -> str:
+def comparison_json(comparison: MeasurementComparison) -> str:
     """Render a comparison; a missing number is null, ``ratio`` is after divided by before."""
     runs = {"before": comparison.before, "after": comparison.after}
     figures = [

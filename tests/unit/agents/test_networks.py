@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agents.networks import Networks
-from agents.ports.drift import Spread
+from agents.ports.drift import NetworkOutcome
 from agents.store.store import Record, Store
 from netplugin.api.client import Client
 from netplugin.api.errors import (
@@ -191,8 +191,8 @@ def test_it_goes_back_to_what_a_call_made_whose_caller_has_gone(
         assert go_on.wait(DEADLINE_S)
         return save(*args)
 
-    async def refuse(*_: Any) -> Spread:
-        return Spread(False, (HostError("the host refuses", step="apply"),))
+    async def refuse(*_: Any) -> NetworkOutcome:
+        return NetworkOutcome(False, (HostError("the host refuses", step="apply"),))
 
     async def both() -> None:
         monkeypatch.setattr(running.store, "save_network", slow)

@@ -15,18 +15,18 @@ from agents.metrics import Metrics
 from agents.store.store import Store
 from netplugin.api.errors import OperationTimeout
 from netplugin.api.pmd_models import UnpolledQueue
-from netplugin.pmd.read import Counters, Reading
+from netplugin.pmd.read import PmdCounters, PmdReading
 from tests.unit.agent import DEADLINE_S, agent
 from tests.unit.core.pmd_states import core, queue, state
 
-READING = Reading(
+READING = PmdReading(
     state(
         core(2, queue("nic", 0, 60, port_numa_node=1), queue("vm", 3, None), busy_percent=62.5,
              cycles_per_packet=500.0, processing_cycles_per_packet=200.5, overhead_percent=2),
         core(3, busy_percent=None, isolated=True),
         unpolled=(UnpolledQueue(port="x", queue=0),),
     ),
-    {2: Counters(1000, 5000, 3000, 0, 7, 1)},
+    {2: PmdCounters(1000, 5000, 3000, 0, 7, 1)},
 )  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     made.close()
 
 
-def scrape(store: Store, read: Callable[[], Reading | None]) -> list[str]:
+def scrape(store: Store, read: Callable[[], PmdReading | None]) -> list[str]:
     metrics = Metrics(store)
     metrics.watch_pmd(read)
     text = metrics.render().decode()
@@ -66,10 +66,10 @@ def test_the_figures(store: Store) -> None:
 
 
 def test_without_ovs_there_is_up_0_alone(store: Store) -> None:
-    def away() -> Reading:
+    def away() -> PmdReading:
         raise OperationTimeout("ovs-appctl did not end within 1.0 s", step="vswitchd")
 
-    def mistaken() -> Reading:
+    def mistaken() -> PmdReading:
         raise KeyError("a mistake of ours")
 
     assert scrape(store, away) == scrape(store, mistaken) == ["netplugin_pmd_up 0.0"]
@@ -80,7 +80,7 @@ def test_a_scrape_that_waits_for_ovs_holds_up_nothing_else(tmp_path: Path) -> No
     """The answer to /healthz comes while the scrape waits, and is what ends the waiting."""
     answered = threading.Event()
 
-    def waits() -> Reading | None:
+    def waits() -> PmdReading | None:
         assert answered.wait(DEADLINE_S)
         return READING
 

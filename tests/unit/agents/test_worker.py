@@ -25,7 +25,7 @@ from agents.metrics import Metrics
 from agents.ports.operations import NEXT_TRY_S, Delete, Operation, Put
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
-from agents.worker import Lane, Turn
+from agents.worker import BackendWorker, Turn
 from netplugin.api.errors import (
     BackendUnavailable,
     HostError,
@@ -103,14 +103,14 @@ class Scripted:
         return [op.port_id for batch in self.batches for op in batch]
 
 
-def make(reconciler: Any, **options: Any) -> Lane:
+def make(reconciler: Any, **options: Any) -> BackendWorker:
     settings = {
         "batch_size": 64,
         "interval_s": 3600.0,
         "max_waiting": 100,
         "max_errands": 4,
     } | options
-    return Lane(reconciler, Supervisor(), **settings)
+    return BackendWorker(reconciler, Supervisor(), **settings)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def scripted() -> Scripted:
 
 
 @pytest.fixture
-def held(scripted: Scripted) -> Iterator[tuple[Lane, threading.Event]]:
+def held(scripted: Scripted) -> Iterator[tuple[BackendWorker, threading.Event]]:
     """A running lane that is busy with one operation until the event is set."""
     lane, busy, go_on = (
         make(scripted, batch_size=4, max_waiting=8),
@@ -148,7 +148,7 @@ def result(op: Operation) -> Any:
 
 
 def test_what_comes_meanwhile_shares_the_next_batch(
-    scripted: Scripted, held: tuple[Lane, threading.Event]
+    scripted: Scripted, held: tuple[BackendWorker, threading.Event]
 ) -> None:
     lane, go_on = held
     ops = [put(f"p{n}") for n in range(5)]
@@ -160,7 +160,7 @@ def test_what_comes_meanwhile_shares_the_next_batch(
 
 
 def test_operations_of_one_port_keep_their_order(
-    scripted: Scripted, held: tuple[Lane, threading.Event]
+    scripted: Scripted, held: tuple[BackendWorker, threading.Event]
 ) -> None:
     lane, go_on = held
     ops: list[Operation] = [put("a"), delete("a"), put("b"), put("a"), delete("b")]
@@ -186,7 +186,7 @@ def test_a_batch_has_a_port_once_and_nothing_overtakes(ports: list[str], size: i
 
 
 def test_one_too_many_is_refused_and_with_it_none_is_taken(
-    scripted: Scripted, held: tuple[Lane, threading.Event]
+    scripted: Scripted, held: tuple[BackendWorker, threading.Event]
 ) -> None:
     lane, go_on = held
     waiting = [put(f"p{n}") for n in range(7)]
@@ -334,7 +334,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def serve(lane: Lane, number: int) -> None:
+def serve(lane: BackendWorker, number: int) -> None:
     lane._serve([put(f"p{n}") for n in range(number)])
 
 
@@ -452,7 +452,7 @@ def test_a_delete_goes_behind_a_put_that_still_waits(tmp_path: Path) -> None:
 # -- looks ---------------------------------------------------------------------------------------
 
 
-def turn(lane: Lane, clock: Clock) -> bool:
+def turn(lane: BackendWorker, clock: Clock) -> bool:
     """What the lane's thread would do next, if anything."""
     if not lane._due(clock.now):
         assert lane._idle_s(clock.now) > 0
@@ -461,7 +461,7 @@ def turn(lane: Lane, clock: Clock) -> bool:
     return True
 
 
-def settle(lane: Lane, clock: Clock) -> None:
+def settle(lane: BackendWorker, clock: Clock) -> None:
     """Past the first look."""
     clock.passes(lane_module._FIRST_LOOK_S)
     assert turn(lane, clock)
@@ -563,7 +563,7 @@ def test_a_look_that_wakes_looks_leaves_most_of_the_time(scripted: Scripted, clo
 # -- errands -----------------------------------------------------------------------------------------
 
 
-def test_one_errand_too_many_is_refused(held: tuple[Lane, threading.Event]) -> None:
+def test_one_errand_too_many_is_refused(held: tuple[BackendWorker, threading.Event]) -> None:
     lane, go_on = held
     waiting = [lane.errand(lambda: 1, in_time()) for _ in range(4)]
     with pytest.raises(Overloaded) as full:
@@ -573,7 +573,9 @@ def test_one_errand_too_many_is_refused(held: tuple[Lane, threading.Event]) -> N
     assert [future.result(DEADLINE_S) for future in waiting] == [1] * 4
 
 
-def test_an_errand_is_not_done_late_nor_for_nobody(held: tuple[Lane, threading.Event]) -> None:
+def test_an_errand_is_not_done_late_nor_for_nobody(
+    held: tuple[BackendWorker, threading.Event],
+) -> None:
     lane, go_on = held
     done: list[str] = []
     late = lane.errand(lambda: done.append("late"), time.monotonic() - 1)
@@ -682,7 +684,7 @@ def test_a_look_that_fails_is_tried_again(
 
 
 def test_a_stop_ends_after_the_batch_at_hand_and_answers_the_rest(
-    scripted: Scripted, held: tuple[Lane, threading.Event]
+    scripted: Scripted, held: tuple[BackendWorker, threading.Event]
 ) -> None:
     lane, go_on = held
     waiting: list[Operation] = [put("p1"), delete("p1")]
@@ -701,7 +703,9 @@ def test_a_stop_ends_after_the_batch_at_hand_and_answers_the_rest(
     assert scripted.order() == ["first"]
 
 
-def test_a_stop_tells_whether_the_thread_has_ended(held: tuple[Lane, threading.Event]) -> None:
+def test_a_stop_tells_whether_the_thread_has_ended(
+    held: tuple[BackendWorker, threading.Event],
+) -> None:
     lane, go_on = held
     assert not lane.stop(time.monotonic()), "it is at a batch"
     go_on.set()
@@ -733,7 +737,7 @@ def test_locks_are_given_back_once_nothing_is_in_progress(
         go_on.set()
 
 
-def test_a_stop_answers_who_waits_for_a_look(held: tuple[Lane, threading.Event]) -> None:
+def test_a_stop_answers_who_waits_for_a_look(held: tuple[BackendWorker, threading.Event]) -> None:
     lane, go_on = held
     looks = [lane.reconcile(in_time(), dry_run=True, remove_orphans=False)]
     stopping = threading.Thread(target=lane.stop, args=(in_time(),))
@@ -748,7 +752,9 @@ def test_a_stop_answers_who_waits_for_a_look(held: tuple[Lane, threading.Event])
             look.result(DEADLINE_S)
 
 
-def test_a_stop_is_not_held_up_by_callers_that_are_gone(held: tuple[Lane, threading.Event]) -> None:
+def test_a_stop_is_not_held_up_by_callers_that_are_gone(
+    held: tuple[BackendWorker, threading.Event],
+) -> None:
     """The server cancels what it does not want to wait for, and then stops the lanes."""
     lane, go_on = held
     gone, there = put("p1"), put("p2")
@@ -808,7 +814,7 @@ def test_what_nobody_waits_for_any_more_is_not_looked_at(tmp_path: Path) -> None
 
 
 def test_a_thread_that_makes_no_progress_is_told(
-    scripted: Scripted, held: tuple[Lane, threading.Event]
+    scripted: Scripted, held: tuple[BackendWorker, threading.Event]
 ) -> None:
     lane, go_on = held
     first = lane.stuck_s()

@@ -22,7 +22,7 @@ from netplugin.cli.main import main
 from netplugin.host.shared import Host
 from netplugin.host.usability import Usability
 from netplugin.pmd.propose import propose
-from netplugin.pmd.read import Counters, Reading
+from netplugin.pmd.read import PmdCounters, PmdReading
 from tests.unit.agent import SPEC, Agent, agent, served_agent
 from tests.unit.core.pmd_states import core, queue
 from tests.unit.fakes import FakeBackend, FakeHost
@@ -264,13 +264,13 @@ def pmd_asked(running: Agent, monkeypatch: pytest.MonkeyPatch) -> list[PmdReques
     return asked
 
 
-PMD = Reading(
+PMD = PmdReading(
     PmdState(cpus="2-3", unpolled=(UnpolledQueue(port="vm7", queue=1),), cores=(
         core(2, queue("dpdk0", 1, 60, pinned_to=5, port_numa_node=1), queue("vm1", 0, 35),
              isolated=True, packets=4000, cycles_per_packet=250.5, processing_cycles_per_packet=200.0,
              upcalls=7, lost_upcalls=1, overhead_percent=3),
         core(3),
-    )), {2: Counters(4000, 1000, 500)},
+    )), {2: PmdCounters(4000, 1000, 500)},
 )  # fmt: skip
 
 

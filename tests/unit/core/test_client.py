@@ -22,7 +22,7 @@ from netplugin.api.pmd_models import PmdCore, PmdRequest, PmdState, RxQueue
 from netplugin.host.shared import Host
 from netplugin.host.usability import Usability
 from netplugin.pmd.propose import propose
-from netplugin.pmd.read import Reading
+from netplugin.pmd.read import PmdReading
 from tests.unit.agent import SPEC, Agent, agent, served, served_agent
 
 TOKEN = b"s3cret-token"
@@ -110,7 +110,7 @@ def test_pmd(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
 
     there = SimpleNamespace(usable=lambda: Usability(True))
     monkeypatch.setattr(Host, "ovs_of_others", property(lambda self: there))
-    monkeypatch.setattr(agents.pmd, "look", lambda ovs, usage_s=None: Reading(state, {}))
+    monkeypatch.setattr(agents.pmd, "look", lambda ovs, usage_s=None: PmdReading(state, {}))
     monkeypatch.setattr(agents.pmd, "set_pmd", set_pmd)
     monkeypatch.setattr(agents.pmd.Pmd, "_choose", lambda self, request, scene: ())
     assert client.pmd() == state

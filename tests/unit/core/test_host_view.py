@@ -13,7 +13,7 @@ from agents.host import HostView
 from netplugin.api.client import Client
 from netplugin.api.errors import OperationTimeout
 from netplugin.tuning.facts import Facts
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.live import Live
 from tests.unit.agent import DEADLINE_S, agent, served_agent, view_of
 from tests.unit.tuning.machines import Tree, load
@@ -38,13 +38,13 @@ def test_what_the_host_is(tmp_path: Path) -> None:
     ("intent", "expected"),
     [
         (None, {"hugepages": "warn"}),
-        (Intent(pmd_cores=1), {"hugepages": "fail", "budget-pmd": "warn"}),
-        (Intent(pmd_cores=2), {"hugepages": "warn", "plan": "fail"}),
+        (HostIntent(pmd_cores=1), {"hugepages": "fail", "budget-pmd": "warn"}),
+        (HostIntent(pmd_cores=2), {"hugepages": "warn", "plan": "fail"}),
     ],
     ids=["nothing is asked for", "a plan", "a plan that cannot be made"],
 )
 def test_the_machine_is_checked_too(
-    tmp_path: Path, intent: Intent | None, expected: dict[str, str]
+    tmp_path: Path, intent: HostIntent | None, expected: dict[str, str]
 ) -> None:
     view = view_of(SMALL, tmp_path, intent)
     with agent(tmp_path, view=view) as running, served_agent(running) as url, Client(url) as client:
@@ -97,7 +97,7 @@ def test_a_wrong_option_stops_the_agent_before_it_touches_anything(
 
 
 def test_a_machine_that_is_no_machine_is_findings(tmp_path: Path) -> None:
-    view = view_of(Tree(), tmp_path, Intent(pmd_cores=1))
+    view = view_of(Tree(), tmp_path, HostIntent(pmd_cores=1))
     with agent(tmp_path, view=view) as running, served_agent(running) as url, Client(url) as client:
         assert {"plan", "unknown-fact"} <= {finding.id for finding in client.checks()}
         assert "unknown" in client.host().facts["cpus"]["online"]

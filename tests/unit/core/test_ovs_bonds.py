@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from netplugin.host.ovs_bonds import Bond, BondUse, fault, findings, parse_bonds
+from netplugin.host.ovs_bonds import BondUse, OvsBond, fault, findings, parse_bonds
 
 # Captured from OVS 3.1.0.
 SHOWN = """\
@@ -51,7 +51,7 @@ def _use(
     mode: str, lacp: str = "off", down: int = 0, senders: int = 9, tunnels: bool = False
 ) -> BondUse:
     members = tuple((f"u{n}", n >= down) for n in range(2))
-    return BondUse(Bond("bond0", mode, lacp, members), "br1", senders, tunnels)
+    return BondUse(OvsBond("bond0", mode, lacp, members), "br1", senders, tunnels)
 
 
 def _told(use: BondUse) -> dict[str, str]:
@@ -60,7 +60,7 @@ def _told(use: BondUse) -> dict[str, str]:
 
 def test_bonds_are_read() -> None:
     one, two = parse_bonds(SHOWN)
-    assert one == Bond("bond0", "active-backup", "off", (("u0", False), ("u1", True)))
+    assert one == OvsBond("bond0", "active-backup", "off", (("u0", False), ("u1", True)))
     assert (two.mode, two.lacp, two.down) == ("balance-tcp", "configured", ("u2", "u3"))
     assert parse_bonds("") == ()
 

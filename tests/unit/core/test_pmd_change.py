@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.pmd_models import PmdRequest, PmdState
-from netplugin.pmd.change import Change, change
+from netplugin.pmd.change import PmdChange, change
 from tests.unit.core.pmd_states import SHARED, core, queue, state
 
 ONLINE = tuple(range(8))
@@ -30,7 +30,7 @@ def now(*, shared: bool = False, **more: Any) -> PmdState:
 
 def asked(
     request: dict[str, Any], pins: dict[str, str | None] | None = None, **more: Any
-) -> Change:
+) -> PmdChange:
     """``count`` comes to the CPUs 6 and 7."""
     known = {**NONE, **(pins or {})}
     return change(PmdRequest.model_validate(request), now(**more), known, ONLINE, (6, 7))
@@ -47,15 +47,15 @@ def refused(request: dict[str, Any], field: str, pins: dict[str, str | None] | N
 
 
 def test_cores_are_a_mask() -> None:
-    assert asked({"cpus": "2-5"}) == Change({"pmd-cpu-mask": "0x3c"}, cores=(2, 3, 4, 5))
-    assert asked({"count": 2}) == Change({"pmd-cpu-mask": "0xc0"}, cores=(6, 7))
+    assert asked({"cpus": "2-5"}) == PmdChange({"pmd-cpu-mask": "0x3c"}, cores=(2, 3, 4, 5))
+    assert asked({"count": 2}) == PmdChange({"pmd-cpu-mask": "0xc0"}, cores=(6, 7))
 
 
 def test_pinnings_are_added_to_those_there_are() -> None:
     found = asked({"affinity": {"nic": {"1": 3}}}, {"nic": "0:3,5:3"})
-    assert found == Change({}, {"nic": "0:3,1:3,5:3"}, None, {("nic", 1): 3})
+    assert found == PmdChange({}, {"nic": "0:3,1:3,5:3"}, None, {("nic", 1): 3})
     found = asked({"affinity": {"nic": {"0": None}}}, {"nic": "0:3,5:3"})
-    assert found == Change({}, {"nic": "5:3"}), "a queue that is not there now keeps its own"
+    assert found == PmdChange({}, {"nic": "5:3"}), "a queue that is not there now keeps its own"
     assert asked({"affinity": {"nic": {"0": 3}}}, {"nic": "0:3"}).affinity == {}
 
 
@@ -64,11 +64,11 @@ def test_pinnings_are_taken_away_before_others_are_set() -> None:
     assert asked({"clear_affinity": ["nic"]}, pins).affinity == {"nic": None}
     assert asked({"clear_all_affinity": True}, pins).affinity == {"nic": None, "vm": None}
     found = asked({"clear_affinity": ["nic"], "affinity": {"nic": {"1": 3}}}, pins)
-    assert found == Change({}, {"nic": "1:3"}, None, {("nic", 1): 3})
+    assert found == PmdChange({}, {"nic": "1:3"}, None, {("nic", 1): 3})
 
 
 def test_balancing_changes_what_is_given() -> None:
-    assert asked({"auto_load_balance": {"enabled": True}}) == Change({"pmd-auto-lb": "true"})
+    assert asked({"auto_load_balance": {"enabled": True}}) == PmdChange({"pmd-auto-lb": "true"})
     given = {
         "enabled": False, "load_threshold": 70, "improvement_threshold": 0, "interval_minutes": 2,
     }  # fmt: skip
@@ -89,7 +89,7 @@ def test_the_proposal_is_set_with_what_it_needs() -> None:
 
 def test_nothing_better_changes_nothing() -> None:
     even = state(core(2, queue("nic", 0, 60)), core(3, queue("vm", 0, 60)))
-    assert change(PmdRequest(proposed=True), even, NONE, ONLINE) == Change()
+    assert change(PmdRequest(proposed=True), even, NONE, ONLINE) == PmdChange()
     unmeasured = state(core(2, queue("nic", 0, None)))
     with pytest.raises(Conflict, match="not measured"):
         change(PmdRequest(proposed=True), unmeasured, NONE, ONLINE)

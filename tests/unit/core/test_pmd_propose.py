@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from netplugin.api.pmd_models import AutoLoadBalance, PmdSettings, PmdState, UnpolledQueue
 from netplugin.pmd import schedule
-from netplugin.pmd.balance import Problem, balanced
+from netplugin.pmd.balance import LoadProblem, balanced
 from netplugin.pmd.propose import WORTH, propose
 from tests.unit.core.pmd_states import SHARED, after, core, queue, state, states
 
@@ -101,7 +101,7 @@ def test_the_fullest_is_within_a_third_of_the_best(
 ) -> None:
     """Against all placements there are."""
     keys = [("p", number) for number in range(len(sizes))]
-    problem = Problem(
+    problem = LoadProblem(
         tuple(range(cpus)), dict(zip(keys, sizes, strict=True)),
         dict.fromkeys(keys, frozenset(range(cpus))),
     )  # fmt: skip

@@ -10,7 +10,14 @@ import pytest
 
 from netplugin.api.pmd_models import PmdState
 from netplugin.host.ovs_rows import OvsInterface
-from netplugin.pmd.read import Counters, Reading, between, parse_counters, parse_threads, state_of
+from netplugin.pmd.read import (
+    PmdCounters,
+    PmdReading,
+    between,
+    parse_counters,
+    parse_threads,
+    state_of,
+)
 from netplugin.pmd.settings import affinity_text, read_affinity, read_settings
 
 DATA = Path(__file__).parents[2] / "data" / "pmd"
@@ -116,14 +123,14 @@ def test_a_device_that_does_not_work_has_no_queues() -> None:
 # -- two looks -----------------------------------------------------------------------------------
 
 
-def reading(counters: Mapping[int, Counters]) -> Reading:
+def reading(counters: Mapping[int, PmdCounters]) -> PmdReading:
     shown = parse_threads((NEW / "rxq-show.txt").read_text())
-    return Reading(state_of({}, shown, counters, {}), counters)
+    return PmdReading(state_of({}, shown, counters, {}), counters)
 
 
 def test_a_window_has_what_was_counted_in_it() -> None:
-    before = reading({2: Counters(100, 1000, 500, 0, 7, 1), 18: Counters(5, 5, 5)})
-    after = reading({2: Counters(140, 3000, 1000, 0, 9, 1), 18: Counters(4, 9, 9)})
+    before = reading({2: PmdCounters(100, 1000, 500, 0, 7, 1), 18: PmdCounters(5, 5, 5)})
+    after = reading({2: PmdCounters(140, 3000, 1000, 0, 9, 1), 18: PmdCounters(4, 9, 9)})
     first, second = between(before, after, 2.5).cores
     assert (first.packets, first.busy_percent, first.upcalls, first.lost_upcalls) == (
         40,
@@ -140,8 +147,8 @@ def test_a_window_has_what_was_counted_in_it() -> None:
 
 def test_a_window_too_short_for_rounded_shares_has_the_queues_own() -> None:
     """OVS 4.0 after a long time: the shares are of far more cycles than the window has."""
-    before = reading({2: Counters(100, 10**12, 10**11, 10**9)})
-    after = reading({2: Counters(300, 10**12 + 10**6, 10**11, 10**9)})
+    before = reading({2: PmdCounters(100, 10**12, 10**11, 10**9)})
+    after = reading({2: PmdCounters(300, 10**12 + 10**6, 10**11, 10**9)})
     core = between(before, after, 1.0).cores[0]
     assert core.busy_percent == 31 + 0 + 3
     assert (core.packets, core.cycles_per_packet) == (200, 5000.0), "these are exact"

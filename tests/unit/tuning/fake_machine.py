@@ -11,12 +11,12 @@ from typing import Any
 
 from netplugin.api.errors import HostError
 from netplugin.host.cpus import from_mask
-from netplugin.tuning.applying.apply import Outcome, Result, apply, undo
-from netplugin.tuning.applying.journal import Journal
-from netplugin.tuning.applying.machine import Machine
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.applying.apply import Result, StepOutcome, apply, undo
+from netplugin.tuning.applying.journal import ApplyJournal
+from netplugin.tuning.applying.machine import TunedMachine
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.live import Live, OvsLive
-from netplugin.tuning.planning.plan import Plan, make_plan
+from netplugin.tuning.planning.plan import TuningPlan, make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.steps import Target
 from tests.unit.tuning.fake_kernel import (
@@ -33,7 +33,7 @@ from tests.unit.tuning.machines import Machine as Description
 from tests.unit.tuning.machines import Tree, load
 from tests.unit.tuning.trees import tree
 
-LATERS = frozenset((Outcome.NEEDS_OVS_RESTART, Outcome.NEEDS_REBOOT))
+LATERS = frozenset((StepOutcome.NEEDS_OVS_RESTART, StepOutcome.NEEDS_REBOOT))
 
 
 class Killed(BaseException):
@@ -88,7 +88,7 @@ class FakeMachine:
         self.ovs = FakeOvs()
         self.ports: dict[str, str] = {}
         self.restarts = 0
-        self.machine = Machine(
+        self.machine = TunedMachine(
             self.kernel, self.ovs, lambda: self.ports, self.run, self.set_scheduler
         )
 
@@ -98,7 +98,7 @@ class FakeMachine:
     def state(self) -> Any:
         return deepcopy((self.kernel.tree.files, self.kernel.tree.links, self.ovs.config))
 
-    def plan(self, **intent: Any) -> Plan:
+    def plan(self, **intent: Any) -> TuningPlan:
         config = None if self.ovs.down else OvsLive("3.1.0", "DPDK 22.11.7", True, self.ovs.config)
         wanted = {
             "pmd_cores": 1,
@@ -107,14 +107,14 @@ class FakeMachine:
             "vfs": (f"{IFACE}=4",),
         } | intent
         live = Live(ovs=config) if config else Live()
-        return make_plan(read_facts(self.kernel), Intent(**wanted), live)
+        return make_plan(read_facts(self.kernel), HostIntent(**wanted), live)
 
     def apply(self, journal: Path, **intent: Any) -> list[Result]:
-        with Journal(journal, self.boot) as held:
+        with ApplyJournal(journal, self.boot) as held:
             return list(apply(self.plan(**intent), self.machine, held))
 
     def undo(self, journal: Path, force: bool = False) -> list[Result]:
-        with Journal(journal, self.boot) as held:
+        with ApplyJournal(journal, self.boot) as held:
             return list(undo(self.machine, held, force))
 
     @property
@@ -194,6 +194,6 @@ def of(results: list[Result], target: Target) -> Result:
     return found
 
 
-def outcomes(results: list[Result]) -> set[Outcome]:
+def outcomes(results: list[Result]) -> set[StepOutcome]:
     """Without what is left to do later."""
     return {result.outcome for result in results} - LATERS

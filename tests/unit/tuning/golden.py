@@ -6,25 +6,25 @@ from functools import cache
 from typing import Any
 
 from netplugin.tuning.facts import Facts
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.live import Live, OvsLive
 from netplugin.tuning.output.playbook import playbook
 from netplugin.tuning.output.text import plan_text
-from netplugin.tuning.planning.plan import Plan, make_plan
+from netplugin.tuning.planning.plan import TuningPlan, make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.steps import KernelArgument, Step, Target
 from tests.unit.tuning.machines import DATA, MemoryRoot, load
 from tests.unit.tuning.trees import tree
 
 _VMS = {"vm_memory_mb": 64 * 1024}
-PLANS: dict[str, tuple[str, Intent]] = {
+PLANS: dict[str, tuple[str, HostIntent]] = {
     **{
-        f"published-pmd-{cores}": ("published", Intent(pmd_cores=cores, **_VMS))
+        f"published-pmd-{cores}": ("published", HostIntent(pmd_cores=cores, **_VMS))
         for cores in (2, 4, 6, 8)
     },
     "published-realtime": (
         "published",
-        Intent(
+        HostIntent(
             pmd_cores=2,
             vm_cores=8,
             realtime=True,
@@ -36,20 +36,20 @@ PLANS: dict[str, tuple[str, Intent]] = {
     ),
     "amd-4-nodes": (
         "amd-4-nodes",
-        Intent(pmd_cores=3, vm_cores=6, links=2, link_gbps=25, mtus=(9000,), **_VMS),
+        HostIntent(pmd_cores=3, vm_cores=6, links=2, link_gbps=25, mtus=(9000,), **_VMS),
     ),
-    "small": ("small", Intent(pmd_cores=1)),
+    "small": ("small", HostIntent(pmd_cores=1)),
     "intel-snc": (
         "intel-snc",
-        Intent(
+        HostIntent(
             pmd_cores=4, vm_cores=24, link_gbps=100, vm_memory_mb=128 * 1024, vm_size_mb=16 * 1024
         ),
     ),
-    "amd-nps4": ("amd-nps4", Intent(pmd_cores=4, vm_cores=12, link_gbps=100, **_VMS)),
-    "arm": ("arm", Intent(pmd_cores=8, link_gbps=100, realtime=True, **_VMS)),
+    "amd-nps4": ("amd-nps4", HostIntent(pmd_cores=4, vm_cores=12, link_gbps=100, **_VMS)),
+    "arm": ("arm", HostIntent(pmd_cores=8, link_gbps=100, realtime=True, **_VMS)),
     "edge": (
         "edge",
-        Intent(pmd_cores=1, realtime=True, link_gbps=25, vm_memory_mb=16 * 1024, mtus=(9000,)),
+        HostIntent(pmd_cores=1, realtime=True, link_gbps=25, vm_memory_mb=16 * 1024, mtus=(9000,)),
     ),
 }
 #: Machines whose OVS is set otherwise than Debian's.
@@ -66,7 +66,7 @@ def facts_of(machine: str) -> Facts:
     return read_facts(MemoryRoot(tree(load(machine))))
 
 
-def plan_of(name: str) -> Plan:
+def plan_of(name: str) -> TuningPlan:
     machine, intent = PLANS[name]
     return make_plan(facts_of(machine), intent, ovs(**_SET.get(name, {})))
 
@@ -81,17 +81,17 @@ def ovs(**other_config: str) -> Live:
 OVS = ovs()
 
 
-def step(plan: Plan, target: Target) -> Step:
+def step(plan: TuningPlan, target: Target) -> Step:
     [found] = [step for step in plan.steps if step.target == target]
     return found
 
 
-def arguments(plan: Plan) -> dict[str, str | None]:
+def arguments(plan: TuningPlan) -> dict[str, str | None]:
     return {s.target.name: s.wanted for s in plan.steps if isinstance(s.target, KernelArgument)}
 
 
-def planned(machine: str, live: Live | None = None, **intent: Any) -> Plan:
-    return make_plan(facts_of(machine), Intent(**intent), live)
+def planned(machine: str, live: Live | None = None, **intent: Any) -> TuningPlan:
+    return make_plan(facts_of(machine), HostIntent(**intent), live)
 
 
 def texts() -> dict[str, str]:

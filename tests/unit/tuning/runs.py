@@ -11,7 +11,7 @@ from netplugin.tuning.verifying.result import (
     Latency,
     LatencyRound,
     LatencySettings,
-    Run,
+    Measurement,
     Throughput,
     ThroughputSettings,
 )
@@ -46,6 +46,6 @@ def latency(highest: Sequence[int], **settings: Any) -> Latency:
     )  # fmt: skip
 
 
-def run(label: str = "run", **fields: Any) -> Run:
+def run(label: str = "run", **fields: Any) -> Measurement:
     begin = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    return Run(**({"label": label, "started": begin, "conditions": {}} | fields))
+    return Measurement(**({"label": label, "started": begin, "conditions": {}} | fields))

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from netplugin.host.cpus import format_list
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from tests.unit.tuning.machines import Machine
 
 _MTUS = st.sampled_from([78, 1400, 1500, 1800, 2030, 2031, 9000, 9702])
@@ -75,9 +75,9 @@ def _nic(number: int, nic: tuple[int, int, str], nodes: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def intents() -> st.SearchStrategy[Intent]:
+def intents() -> st.SearchStrategy[HostIntent]:
     return st.builds(
-        Intent,
+        HostIntent,
         pmd_cores=st.sampled_from([0, 1, 1, 2, 3]),
         vm_cores=st.sampled_from([None, 0, 1, 2, 6]),
         emulator_cores=st.sampled_from([0, 1, 2]),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from netplugin.tuning.applying.apply import BAD, Outcome, apply, preview, preview_undo
-from netplugin.tuning.applying.journal import Journal, look
+from netplugin.tuning.applying.apply import BAD, StepOutcome, apply, preview, preview_undo
+from netplugin.tuning.applying.journal import ApplyJournal, look
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import (
     BannedCpus,
@@ -39,12 +39,12 @@ from tests.unit.tuning.fake_machine import LATERS, FakeMachine, of, outcomes
 def test_everything_that_can_be_set_now_is_set(host: FakeMachine, journal: Path) -> None:
     wanted = host.plan()
     results = host.apply(journal)
-    assert outcomes(results) == {Outcome.SET}
-    assert {r.target for r in results if r.outcome is Outcome.SET} == {
+    assert outcomes(results) == {StepOutcome.SET}
+    assert {r.target for r in results if r.outcome is StepOutcome.SET} == {
         step.target for step in wanted.left(Effect.LIVE)
     }
     assert host.plan().left(Effect.LIVE) == ()
-    kinds = {type(r.target) for r in results if r.outcome is Outcome.SET}
+    kinds = {type(r.target) for r in results if r.outcome is StepOutcome.SET}
     assert kinds == {
         File, Sysctl, OtherConfig, TunedVariable, TunedProfile, ThreadPriority, Swap, VfCount, BannedCpus,
     }  # fmt: skip
@@ -69,10 +69,10 @@ def test_a_second_apply_changes_nothing(host: FakeMachine, journal: Path) -> Non
 
 def test_undo_brings_every_value_back_as_it_was_written(host: FakeMachine, journal: Path) -> None:
     before = host.state()
-    applied = [r.target for r in host.apply(journal) if r.outcome is Outcome.SET]
+    applied = [r.target for r in host.apply(journal) if r.outcome is StepOutcome.SET]
     assert host.state() != before
     undone = host.undo(journal)
-    assert outcomes(undone) == {Outcome.RESTORED}
+    assert outcomes(undone) == {StepOutcome.RESTORED}
     assert [r.target for r in undone] == applied[::-1]
     assert host.state() == before
     assert journal.read_bytes() == b""
@@ -92,14 +92,14 @@ def test_undo_goes_back_to_before_the_first_apply(host: FakeMachine, journal: Pa
 def test_nothing_is_done_unless_told_to(host: FakeMachine, journal: Path) -> None:
     before, plan = host.state(), host.plan()
     shown = list(preview(plan))
-    assert outcomes(shown) == {Outcome.WOULD_SET}
+    assert outcomes(shown) == {StepOutcome.WOULD_SET}
     assert [r.target for r in shown] == [
         step.target for effect in Effect for step in plan.left(effect)
     ]
     host.apply(journal)
     after, written = host.state(), journal.read_bytes()
     undone = list(preview_undo(look(journal, host.boot), host.machine, force=False))
-    assert outcomes(undone) == {Outcome.WOULD_RESTORE}
+    assert outcomes(undone) == {StepOutcome.WOULD_RESTORE}
     assert host.state() == after != before and journal.read_bytes() == written
     assert look(journal.with_name("none"), host.boot).changes == ()
 
@@ -115,7 +115,7 @@ def test_what_is_refused_is_left_and_the_others_go_on(
     host.kernel.refusing = dict.fromkeys(refused, number)
     before = host.state()
     results = host.apply(journal)
-    failed = {str(r.target): r for r in results if r.outcome is Outcome.FAILED}
+    failed = {str(r.target): r for r in results if r.outcome is StepOutcome.FAILED}
     variable = "isolated_cores of tuned's realtime-virtual-host"
     assert set(failed) == {*refused[:4], variable}
     for result in failed.values():
@@ -132,7 +132,7 @@ def test_what_is_refused_is_left_and_the_others_go_on(
 def test_fewer_hugepages_than_asked_for_are_given_back(host: FakeMachine, journal: Path) -> None:
     host.kernel.pages = 37
     result = of(host.apply(journal), File(PAGES))
-    assert result.outcome is Outcome.FAILED and result.outcome in BAD
+    assert result.outcome is StepOutcome.FAILED and result.outcome in BAD
     assert "has 37 pages to give and not 280" in str(result.reason) and "boot" in str(result.fix)
     assert host.kernel.tree.files[PAGES] == "0\n"
     assert PAGES not in journal.read_text()
@@ -147,7 +147,9 @@ def test_a_write_is_not_believed(
         host.kernel, "_write", lambda path, data: real(path, b"1\n" if data == b"2\n" else data)
     )
     result = of(host.apply(journal), File(KSM))
-    assert result.outcome is Outcome.FAILED and result.reason == f"{KSM} is 1 afterwards and not 2"
+    assert (
+        result.outcome is StepOutcome.FAILED and result.reason == f"{KSM} is 1 afterwards and not 2"
+    )
     assert host.kernel.tree.files[KSM] == "1\n", "and it is as it was"
     assert KSM not in journal.read_text()
 
@@ -159,22 +161,22 @@ def test_an_interrupt_that_the_kernel_places_is_no_failure(
     host.kernel.refusing = {MANAGED: number}
     results = host.apply(journal)
     result = of(results, File(MANAGED, lasting=False))
-    assert result.outcome is Outcome.KEPT and "kernel" in str(result.reason)
+    assert result.outcome is StepOutcome.KEPT and "kernel" in str(result.reason)
     assert not BAD & outcomes(results)
     written = journal.read_bytes()
-    assert outcomes(host.apply(journal)) == {Outcome.KEPT}
+    assert outcomes(host.apply(journal)) == {StepOutcome.KEPT}
     assert journal.read_bytes() == written and MANAGED.encode() not in written
 
 
 def test_an_interrupt_that_has_gone_is_no_failure(host: FakeMachine, journal: Path) -> None:
     before, plan = host.state(), host.plan()
     host.kernel.change({path: None for path in host.kernel.tree.files if "/irq/25/" in path})
-    with Journal(journal, host.boot) as held:
+    with ApplyJournal(journal, host.boot) as held:
         results = list(apply(plan, host.machine, held))
-    assert of(results, File(LATER, lasting=False)).outcome is Outcome.KEPT
+    assert of(results, File(LATER, lasting=False)).outcome is StepOutcome.KEPT
     host.kernel.change({path: None for path in host.kernel.tree.files if "/irq/24/" in path})
     undone = host.undo(journal)
-    assert of(undone, File(MOVED, lasting=False)).outcome is Outcome.GONE
+    assert of(undone, File(MOVED, lasting=False)).outcome is StepOutcome.GONE
     assert not BAD & outcomes(undone) and journal.read_bytes() == b""
     kept = {path: text for path, text in before[0].items() if not path.startswith(
         ("/proc/irq/24/", "/proc/irq/25/"))}  # fmt: skip
@@ -186,7 +188,7 @@ def test_pmd_threads_that_run_elsewhere_are_a_failure(
 ) -> None:
     monkeypatch.setattr(host.ovs, "pmd_cpus", lambda: frozenset({0}))
     result = of(host.apply(journal), OtherConfig("pmd-cpu-mask"))
-    assert result.outcome is Outcome.FAILED
+    assert result.outcome is StepOutcome.FAILED
     assert result.reason == "vswitchd runs PMD threads on 0, not on 1"
     assert host.ovs.config["pmd-cpu-mask"] == "03", "its own text is back"
 
@@ -195,9 +197,9 @@ def test_an_ovs_that_does_not_answer(host: FakeMachine, journal: Path) -> None:
     host.ovs.down = True
     results = host.apply(journal)
     result = of(results, OtherConfig("pmd-cpu-mask"))
-    assert result.outcome is Outcome.FAILED and result.reason == "no connection"
+    assert result.outcome is StepOutcome.FAILED and result.reason == "no connection"
     assert isinstance(result.old, Unknown)
-    assert of(results, File(PAGES)).outcome is Outcome.SET
+    assert of(results, File(PAGES)).outcome is StepOutcome.SET
 
 
 def test_what_cannot_even_be_put_back_waits_for_undo(
@@ -214,9 +216,9 @@ def test_what_cannot_even_be_put_back_waits_for_undo(
 
     monkeypatch.setattr(host.kernel, "_write", once)
     result = of(host.apply(journal), File(PAGES))
-    assert result.outcome is Outcome.FAILED and "could not be put back" in str(result.reason)
+    assert result.outcome is StepOutcome.FAILED and "could not be put back" in str(result.reason)
     assert "--undo" in str(result.fix)
-    assert of(host.undo(journal), File(PAGES)).outcome is Outcome.FAILED
+    assert of(host.undo(journal), File(PAGES)).outcome is StepOutcome.FAILED
     assert host.state() != before and journal.read_bytes() != b""
     monkeypatch.undo()
     host.kernel.refusing = {}

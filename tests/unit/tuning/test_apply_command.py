@@ -16,8 +16,8 @@ from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, 
 from netplugin.cli import host_apply
 from netplugin.cli.host_apply import HostApply
 from netplugin.cli.main import Netplugin, main
-from netplugin.tuning.applying.apply import BAD, Outcome, Result
-from netplugin.tuning.applying.journal import Journal
+from netplugin.tuning.applying.apply import BAD, Result, StepOutcome
+from netplugin.tuning.applying.journal import ApplyJournal
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import File, Group, Swap
 from tests.unit.tuning.fake_kernel import IFACE
@@ -97,7 +97,7 @@ def test_an_undo_is_shown_from_the_journal_alone(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     irq = File("/proc/irq/24/smp_affinity_list", lasting=False)
-    with Journal(tmp_path / "journal", "first") as journal:
+    with ApplyJournal(tmp_path / "journal", "first") as journal:
         journal.writing(Group.INTERRUPTS, irq, "0", "0-1")
         journal.writing(Group.MEMORY, Swap(), "/dev/dm-9 -2", None)
     (folder / "proc/meminfo").unlink(missing_ok=True)
@@ -110,18 +110,18 @@ def test_an_undo_is_shown_from_the_journal_alone(
     ]
 
 
-@pytest.mark.parametrize("outcome", Outcome)
+@pytest.mark.parametrize("outcome", StepOutcome)
 def test_the_exit_status(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    outcome: Outcome,
+    outcome: StepOutcome,
 ) -> None:
     def results(plan: object) -> Iterator[Result]:
         yield Result(
             Group.OVS, Swap(), Unknown("x", "why not"), None, outcome, None, "a reason", "a fix"
         )
-        yield Result(Group.OVS, Swap(), "b", "c", Outcome.SET)
+        yield Result(Group.OVS, Swap(), "b", "c", StepOutcome.SET)
 
     monkeypatch.setattr(host_apply, "preview", results)
     assert run(f"host apply --root {folder} --pmd-cores 1") == (1 if outcome in BAD else 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from netplugin.api.errors import HostError
-from netplugin.tuning.applying.apply import Outcome
+from netplugin.tuning.applying.apply import StepOutcome
 from netplugin.tuning.steps import BannedCpus, Swap, ThreadPriority
 from tests.unit.tuning.fake_kernel import SWAPS
 from tests.unit.tuning.fake_machine import FakeMachine, of
@@ -71,7 +71,7 @@ def test_only_the_swap_that_has_gone_comes_back(swapping: FakeMachine) -> None:
 def test_swap_that_memory_has_no_room_for_is_a_failure(host: FakeMachine, journal: Path) -> None:
     told(host, stuck="/dev/dm-1")
     result = of(host.apply(journal), Swap())
-    assert result.outcome is Outcome.FAILED
+    assert result.outcome is StepOutcome.FAILED
     assert result.reason == "swapoff: Cannot allocate memory"
 
 

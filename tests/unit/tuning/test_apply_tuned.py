@@ -12,7 +12,7 @@ import pytest
 
 from netplugin.api.errors import BackendUnavailable, HostError
 from netplugin.tuning.applying.accessor import WritableRoot, run_program
-from netplugin.tuning.applying.apply import Outcome
+from netplugin.tuning.applying.apply import StepOutcome
 from netplugin.tuning.applying.services import TunedProfiles
 from netplugin.tuning.facts import Tuned
 from netplugin.tuning.read.kernel import read_kernel, variables_path
@@ -49,12 +49,12 @@ def test_what_a_profile_of_tuned_sets_otherwise_is_set_again_and_all_goes_back(
 
     host.machine = replace(host.machine, run=with_settings)
     results = host.apply(journal)
-    assert outcomes(results) == {Outcome.SET}
+    assert outcomes(results) == {StepOutcome.SET}
     assert [(r.old, r.new) for r in results if r.target == File(KSM)] == [("1", "2")], (
         "the plan and the profile agree"
     )
     assert host.plan().left(Effect.LIVE) == ()
-    assert outcomes(host.undo(journal)) == {Outcome.RESTORED}
+    assert outcomes(host.undo(journal)) == {StepOutcome.RESTORED}
     assert host.state() == before and journal.read_bytes() == b""
 
 
@@ -77,8 +77,8 @@ def test_the_list_of_irqbalance_that_tuned_took_out_comes_back(
 
     wanted = of_target(host, BannedCpus(path))
     host.machine = replace(host.machine, run=with_lists)
-    assert outcomes(host.apply(journal)) == {Outcome.SET}
-    assert outcomes(host.undo(journal)) == {Outcome.RESTORED}
+    assert outcomes(host.apply(journal)) == {StepOutcome.SET}
+    assert outcomes(host.undo(journal)) == {StepOutcome.RESTORED}
     assert host.kernel.tree.files[path] == f"# irqbalance\n{before}"
     assert journal.read_bytes() == b""
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from netplugin.api.errors import Conflict, HostError
-from netplugin.tuning.applying.apply import BAD, Outcome, apply
-from netplugin.tuning.applying.journal import Journal
+from netplugin.tuning.applying.apply import BAD, StepOutcome, apply
+from netplugin.tuning.applying.journal import ApplyJournal
 from netplugin.tuning.steps import (
     BannedCpus,
     File,
@@ -42,11 +42,11 @@ def test_what_somebody_else_set_since_is_left_unless_forced(
     host.ovs.config["pmd-cpu-mask"] = "0x1"
     theirs: set[Target] = {File(PAGES), File(KSM), TunedProfile(), OtherConfig("pmd-cpu-mask")}
     undone = host.undo(journal)
-    assert {r.target for r in undone if r.outcome is Outcome.CHANGED_SINCE} == theirs
+    assert {r.target for r in undone if r.outcome is StepOutcome.CHANGED_SINCE} == theirs
     assert {r.target for r in undone if r.outcome in BAD} == theirs
     assert host.kernel.tree.files[PAGES] == "300\n" and host.ovs.config["pmd-cpu-mask"] == "0x1"
     assert {r.target for r in host.undo(journal)} == theirs
-    assert outcomes(host.undo(journal, force=True)) == {Outcome.RESTORED}
+    assert outcomes(host.undo(journal, force=True)) == {StepOutcome.RESTORED}
     assert host.state() == before and journal.read_bytes() == b""
 
 
@@ -54,7 +54,7 @@ def test_what_somebody_else_brought_back_is_done(host: FakeMachine, journal: Pat
     before = host.state()
     host.apply(journal)
     host.kernel.change({PAGES: "0\n"})
-    assert outcomes(host.undo(journal)) == {Outcome.RESTORED}
+    assert outcomes(host.undo(journal)) == {StepOutcome.RESTORED}
     assert host.state() == before
 
 
@@ -79,8 +79,8 @@ def test_a_boot_undoes_what_is_the_kernel_s(host: FakeMachine, journal: Path) ->
         {"/proc/sys/kernel/random/boot_id": "second\n", MOVED: "0\n", PAGES: "280\n"}
     )
     undone = host.undo(journal)
-    gone = {r.target for r in undone if r.outcome is Outcome.GONE}
-    back = {type(r.target) for r in undone if r.outcome is Outcome.RESTORED}
+    gone = {r.target for r in undone if r.outcome is StepOutcome.GONE}
+    back = {type(r.target) for r in undone if r.outcome is StepOutcome.RESTORED}
     assert {File(MOVED, lasting=False), File(PAGES), VfCount(NIC)} <= gone
     assert back == {OtherConfig, TunedVariable, TunedProfile, BannedCpus}
     assert host.kernel.tree.files[MOVED] == "0\n" and host.kernel.tree.files[PAGES] == "280\n"
@@ -99,9 +99,9 @@ def test_after_a_boot_an_interrupt_has_a_first_value_anew(host: FakeMachine, jou
 
 
 def test_only_one_at_a_time(host: FakeMachine, journal: Path) -> None:
-    with Journal(journal, host.boot), pytest.raises(Conflict, match="another apply"):
+    with ApplyJournal(journal, host.boot), pytest.raises(Conflict, match="another apply"):
         host.apply(journal)
-    assert outcomes(host.apply(journal)) == {Outcome.SET}
+    assert outcomes(host.apply(journal)) == {StepOutcome.SET}
 
 
 def test_a_journal_is_for_root_alone(host: FakeMachine, journal: Path) -> None:
@@ -142,10 +142,10 @@ def test_nothing_is_done_that_the_journal_has_no_room_for(
         lines += 1
         return real(descriptor, data if lines < 6 else data[:20])
 
-    with Journal(journal, host.boot) as held:
+    with ApplyJournal(journal, host.boot) as held:
         monkeypatch.setattr(os, "write", full)
         results = apply(plan, host.machine, held)
-        assert [next(results).outcome for _ in range(2)] == [Outcome.SET] * 2
+        assert [next(results).outcome for _ in range(2)] == [StepOutcome.SET] * 2
         with pytest.raises(HostError, match="cannot be used: No space left"):
             next(results)
     monkeypatch.undo()

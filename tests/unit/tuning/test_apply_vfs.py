@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from netplugin.api.errors import HostError, InvalidRequest
-from netplugin.tuning.applying.apply import Outcome, Result
+from netplugin.tuning.applying.apply import Result, StepOutcome
 from netplugin.tuning.applying.vfs import vf_uses
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.steps import Effect, Group, Step, VfCount
@@ -59,7 +59,7 @@ def test_no_step_without_the_fact_it_stands_on() -> None:
 def test_a_check_against_the_plan_tells_of_them() -> None:
     host = FakeMachine(vfs=2)
     facts = read_facts(host.kernel)
-    plan = make_plan(facts, Intent(pmd_cores=0, vfs=(f"{NIC}=4",)))
+    plan = make_plan(facts, HostIntent(pmd_cores=0, vfs=(f"{NIC}=4",)))
     [finding] = [f for f in check(Scene(facts, plan=plan)) if f.id == "plan-vfs"]
     assert finding.status == "warn" and finding.found == f"virtual functions of {NIC} is 2"
 
@@ -81,7 +81,7 @@ def count(host: FakeMachine) -> str:
 def test_another_number_while_none_is_in_use(journal: Path, number: int) -> None:
     host = FakeMachine(vfs=4)
     result = only_vfs(host, journal, number)
-    assert (result.outcome, result.old) == (Outcome.SET, "4") and count(host) == str(number)
+    assert (result.outcome, result.old) == (StepOutcome.SET, "4") and count(host) == str(number)
     host.undo(journal)
     assert count(host) == "4"
 
@@ -116,7 +116,7 @@ def test_one_in_use_keeps_them_all(
     bound(host, driver, flags, master)
     for number in (0, 2, 6):
         result = only_vfs(host, journal, number)
-        assert result.outcome is Outcome.FAILED and words in str(result.reason)
+        assert result.outcome is StepOutcome.FAILED and words in str(result.reason)
         assert "0000:05:00.2" in str(result.reason) and result.fix
         assert count(host) == "4"
     assert not [r for r in host.apply(journal, vfs=(f"{NIC}=4",)) if r.group is Group.VFS]
@@ -124,19 +124,19 @@ def test_one_in_use_keeps_them_all(
 
 def test_one_of_a_port_keeps_them_all_and_an_undo_waits_for_it(journal: Path) -> None:
     host = FakeMachine()
-    assert only_vfs(host, journal, 4).outcome is Outcome.SET
+    assert only_vfs(host, journal, 4).outcome is StepOutcome.SET
     host.ports = {"0000:05:00.2": "nic1", "0000:05:00.3": "nic2", "0000:99:00.1": "other"}
     result = only_vfs(host, journal, 2)
-    assert (result.outcome, result.code) == (Outcome.FAILED, "conflict")
+    assert (result.outcome, result.code) == (StepOutcome.FAILED, "conflict")
     assert result.reason == (
         f"VF 0000:05:00.2 of {NIC} is in use: port nic1 has it; so are 0000:05:00.3"
     )
     assert result.fix == "free VF 0000:05:00.2: delete port nic1; then try again"
-    undone = [r for r in host.undo(journal) if r.outcome is not Outcome.RESTORED]
-    assert [(r.target, r.outcome) for r in undone] == [(VfCount(NIC), Outcome.FAILED)]
+    undone = [r for r in host.undo(journal) if r.outcome is not StepOutcome.RESTORED]
+    assert [(r.target, r.outcome) for r in undone] == [(VfCount(NIC), StepOutcome.FAILED)]
     assert count(host) == "4"
     host.ports = {}
-    assert [r.outcome for r in host.undo(journal)] == [Outcome.RESTORED]
+    assert [r.outcome for r in host.undo(journal)] == [StepOutcome.RESTORED]
     assert count(host) == "0" and journal.read_bytes() == b""
 
 

@@ -13,7 +13,7 @@ from netplugin.host.cpus import to_mask
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Facts
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.live import Live, OvsLive, OvsPortLive
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
@@ -24,7 +24,7 @@ from tests.unit.tuning.trees import tree
 
 def scene(machine: str | Machine, live: Live = OVS, **intent: Any) -> Scene:
     facts = facts_of(machine) if isinstance(machine, str) else facts_from(machine)
-    plan = make_plan(facts, Intent(**intent), live) if intent else None
+    plan = make_plan(facts, HostIntent(**intent), live) if intent else None
     return Scene(facts, live, plan)
 
 

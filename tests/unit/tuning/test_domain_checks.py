@@ -11,7 +11,7 @@ from netplugin.api.pmd_models import PmdCore
 from netplugin.host.cpus import parse_list
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.live import DomainLive, Live, OvsLive
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.root import Unknown
@@ -88,7 +88,7 @@ def test_which_cores_are_those_of_pmd_threads(ovs: OvsLive, count: int) -> None:
 
 @pytest.mark.parametrize("ovs", [OVS, Unknown("db.sock", "there is no such file", missing=True)])
 def test_the_cores_of_the_plan_count_too(ovs: OvsLive | Unknown) -> None:
-    plan = make_plan(FACTS, Intent(pmd_cores=2))
+    plan = make_plan(FACTS, HostIntent(pmd_cores=2))
     live = Live(ovs=ovs, domains=(domain(str(min(plan.partition.polling - {1, 33}))),))
     assert [f.status for f in check(Scene(FACTS, live, plan)) if f.id == "domain-pmd"] == ["fail"]
     assert not [f for f in check(Scene(FACTS, live)) if f.id == "domain-pmd"]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from netplugin.cli.main import main
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from tests.unit.tuning.machines import load
 from tests.unit.tuning.trees import tree
 
@@ -152,7 +152,7 @@ def test_a_configuration_that_is_wrong_is_a_sentence(
 def test_every_field_of_an_intent_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("help host plan") == 0
     shown = capsys.readouterr().out
-    for name, field in Intent.model_fields.items():
+    for name, field in HostIntent.model_fields.items():
         option = "--" + {"nics": "nic", "mtus": "mtu"}.get(name, name).replace("_", "-")
         assert option in shown
         assert field.description and field.description.split()[0] in shown

@@ -15,10 +15,10 @@ from netplugin.tuning.as_json import as_json
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Facts
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.output.text import plan_text
 from netplugin.tuning.planning.nics import are_sure
-from netplugin.tuning.planning.plan import Plan, make_plan
+from netplugin.tuning.planning.plan import TuningPlan, make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.read.kernel import sysctl_path
 from netplugin.tuning.root import known
@@ -36,7 +36,7 @@ class Case:
     machine: Machine
     made: Tree
     facts: Facts
-    intent: Intent
+    intent: HostIntent
 
 
 @st.composite
@@ -46,7 +46,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(machine, made, read_facts(MemoryRoot(made)), draw(intents()))
 
 
-def planned(case: Case) -> Plan:
+def planned(case: Case) -> TuningPlan:
     """Cases without a plan count as none."""
     try:
         return make_plan(case.facts, case.intent)
@@ -63,7 +63,7 @@ def test_a_plan_or_an_error_that_names_a_field(case: Case) -> None:
         make_plan(case.facts, case.intent)
     except InvalidRequest as refused:
         [wrong] = refused.errors
-        assert wrong.field in Intent.model_fields and refused.fix
+        assert wrong.field in HostIntent.model_fields and refused.fix
         event(f"refused for {wrong.field}")
     else:
         event("a plan")

@@ -11,7 +11,7 @@ from netplugin.api.errors import HostError, InvalidRequest
 from netplugin.host.cpus import format_list, from_mask
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.live import Live, OvsLive, OvsPortLive
 from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.hugepages import buffer_bytes, pools_mb, port_mbufs
@@ -95,15 +95,15 @@ def test_whether_there_is_a_plan_does_not_depend_on_cables() -> None:
     """While no link is up all NICs count as the fastest: they are on nodes 1 and 2."""
     down = [nic | {"speed": -1} for nic in load("amd-4-nodes").nics]
     facts = facts_from(replace(load("amd-4-nodes"), nics=down))
-    plan = make_plan(facts, Intent(pmd_cores=1))
+    plan = make_plan(facts, HostIntent(pmd_cores=1))
     assert {known(nic.node, None) for nic in plan.nics} == {1, 2}
     assert all(share.pmd for share in plan.partition.nodes if share.vm)
-    bare = make_plan(facts, Intent(pmd_cores=1, vm_cores=1))
+    bare = make_plan(facts, HostIntent(pmd_cores=1, vm_cores=1))
     [away] = [f for f in check(Scene(facts, OVS, bare)) if f.id == "nic-node"]
     assert away.status == "warn" and "0000:a1:00.0 on NUMA node 2" in away.found and away.fix
     bound = [nic | {"driver": "vfio-pci"} for nic in down]
     with pytest.raises(InvalidRequest, match="there are NICs on the NUMA nodes 1, 2"):
-        make_plan(facts_from(replace(load("amd-4-nodes"), nics=bound)), Intent(pmd_cores=1))
+        make_plan(facts_from(replace(load("amd-4-nodes"), nics=bound)), HostIntent(pmd_cores=1))
 
 
 def test_each_node_with_vms_has_a_pmd_core_for_their_ports() -> None:
@@ -127,7 +127,7 @@ def test_vm_cores_are_on_the_neighbour_node_before_the_other_socket() -> None:
     # By the package alone, where the firmware has one distance for all other nodes.
     flat = [[10 if a == b else 20 for b in range(4)] for a in range(4)]
     machine = replace(load("intel-snc"), distances=flat)
-    plan = make_plan(facts_from(machine), Intent(pmd_cores=4, vm_cores=20))
+    plan = make_plan(facts_from(machine), HostIntent(pmd_cores=4, vm_cores=20))
     assert plan.partition.vm_nodes == (2, 3)
 
 
@@ -244,7 +244,7 @@ def test_pages_that_are_there_stay_now_and_at_boot() -> None:
             for node, pages in zip(there.nodes, (40, 1), strict=True)
         ]
         facts = facts_from(replace(there, release=release, nodes=nodes))
-        plan = make_plan(facts, Intent(pmd_cores=2, vm_memory_mb=4096), OVS)
+        plan = make_plan(facts, HostIntent(pmd_cores=2, vm_memory_mb=4096), OVS)
         assert [(p.pages, p.beyond) for p in plan.pages] == [(4, 36), (5, 0)]
         live = [
             s.wanted
@@ -296,7 +296,7 @@ def test_what_cannot_be_planned(machine: str, field: str, intent: dict[str, Any]
     else:
         facts = facts_of(machine)
     with pytest.raises(InvalidRequest) as refused:
-        make_plan(facts, Intent(**intent))
+        make_plan(facts, HostIntent(**intent))
     assert [wrong.field for wrong in refused.value.errors] == [field]
     assert refused.value.fix and refused.value.step == "plan"
 
@@ -308,7 +308,7 @@ def test_no_plan_without_the_facts_it_stands_on(path: str) -> None:
     made = tree(load("small"))
     made.files[path] = "garbage"
     with pytest.raises(HostError, match=path):
-        make_plan(read_facts(MemoryRoot(made)), Intent(pmd_cores=1))
+        make_plan(read_facts(MemoryRoot(made)), HostIntent(pmd_cores=1))
 
 
 def test_pages_that_are_there_beyond_the_plan_stay() -> None:

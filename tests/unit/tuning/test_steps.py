@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from netplugin.tuning.as_json import plan_json
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.live import Live, OvsLive
 from netplugin.tuning.output.playbook import playbook
 from netplugin.tuning.output.text import plan_text
@@ -110,7 +110,9 @@ def test_amd_has_its_own_arguments() -> None:
     assert "intel_iommu" not in found and "intel_pstate" not in found
     for release, has in (("6.0.12", False), ("6.1.0", True)):
         newer = replace(load("amd-4-nodes"), release=release)
-        plan = make_plan(read_facts(MemoryRoot(tree(newer))), Intent(pmd_cores=1, realtime=True))
+        plan = make_plan(
+            read_facts(MemoryRoot(tree(newer))), HostIntent(pmd_cores=1, realtime=True)
+        )
         assert ("amd_pstate" in arguments(plan)) is has, release
 
 
@@ -137,9 +139,9 @@ def test_a_halted_vcpu_polls_where_it_has_its_core_to_itself(
     now: int, idle_siblings: bool, wanted: str
 ) -> None:
     facts = read_facts(MemoryRoot(tree(replace(load("published"), halt_poll_ns=now))))
-    plan = make_plan(facts, Intent(pmd_cores=1, realtime=True, idle_siblings=idle_siblings))
+    plan = make_plan(facts, HostIntent(pmd_cores=1, realtime=True, idle_siblings=idle_siblings))
     assert step(plan, File(HALT_POLL)).wanted == wanted
-    usual = make_plan(facts, Intent(pmd_cores=1))
+    usual = make_plan(facts, HostIntent(pmd_cores=1))
     assert File(HALT_POLL) not in {s.target for s in usual.steps}
 
 
@@ -155,13 +157,13 @@ def test_irqbalance_leaves_isolated_cpus_alone() -> None:
     assert (banned.now, banned.wanted, banned.effect) == (None, "1,3-7", Effect.LIVE)
     told = {"/etc/default/irqbalance": 'IRQBALANCE_BANNED_CPULIST="1,3-5,6,7"\n'}
     facts = read_facts(MemoryRoot(tree(replace(load("edge"), irqbalance=told))))
-    assert step(make_plan(facts, Intent(pmd_cores=1)), target).done
+    assert step(make_plan(facts, HostIntent(pmd_cores=1)), target).done
     # The older mask goes before the list.
     told = {
         "/etc/default/irqbalance": "IRQBALANCE_BANNED_CPUS=2\nIRQBALANCE_BANNED_CPULIST=1,3-7\n"
     }
     facts = read_facts(MemoryRoot(tree(replace(load("edge"), irqbalance=told))))
-    assert step(make_plan(facts, Intent(pmd_cores=1)), target).now == "1"
+    assert step(make_plan(facts, HostIntent(pmd_cores=1)), target).now == "1"
     assert not [s for s in planned("small", pmd_cores=1).steps if isinstance(s.target, BannedCpus)]
 
 
@@ -175,7 +177,7 @@ def test_services_start_on_housekeeping() -> None:
     for last, now in (("", "1-4"), ("CPUAffinity=\nCPUAffinity=0\n", "0")):
         more = files | {"/etc/systemd/system.conf.d/90-b.conf": f"[Manager]\n{last}"}
         facts = read_facts(MemoryRoot(tree(replace(load("edge"), system_conf=more))))
-        assert step(make_plan(facts, Intent(pmd_cores=1)), ServiceCpus()).now == now
+        assert step(make_plan(facts, HostIntent(pmd_cores=1)), ServiceCpus()).now == now
 
 
 def test_every_step_has_a_source() -> None:
@@ -203,7 +205,7 @@ def test_arguments_that_a_kernel_must_know(
 ) -> None:
     """Before 5.16 the command line cannot count hugepages by node, and a unit does at boot."""
     facts = read_facts(MemoryRoot(tree(replace(load("published"), release=release))))
-    plan = make_plan(facts, Intent(pmd_cores=15, emulator_cores=0, vm_cores=14))
+    plan = make_plan(facts, HostIntent(pmd_cores=15, emulator_cores=0, vm_cores=14))
     assert arguments(plan).get("hugepages") == hugepages
     at_boot = [s.wanted for s in plan.steps if isinstance(s.target, BootPages)]
     assert at_boot == ([] if hugepages else ["0:2,1:2"])
@@ -213,7 +215,7 @@ def test_arguments_that_a_kernel_must_know(
 def test_a_number_of_pages_goes_where_it_would_count_pages_of_another_size() -> None:
     """8192 pages of 2 MB would be 8192 of 1 GB with the new default size."""
     machine = replace(load("published"), release="5.15.0", cmdline="ro hugepages=8192")
-    intent = Intent(pmd_cores=15, emulator_cores=0, vm_cores=14)
+    intent = HostIntent(pmd_cores=15, emulator_cores=0, vm_cores=14)
     plan = make_plan(read_facts(MemoryRoot(tree(machine))), intent)
     assert arguments(plan)["default_hugepagesz"] == "1G"
     gone = step(plan, KernelArgument("hugepages"))
@@ -252,7 +254,7 @@ def test_a_list_of_cpus_on_the_command_line_counts_however_it_is_written() -> No
     made = tree(
         replace(load("small"), cmdline="isolcpus=managed_irq,domain,1,1 nohz_full=1-1 rcu_nocbs=1")
     )
-    plan = make_plan(read_facts(MemoryRoot(made)), Intent(pmd_cores=1))
+    plan = make_plan(read_facts(MemoryRoot(made)), HostIntent(pmd_cores=1))
     for name in ("isolcpus", "nohz_full", "rcu_nocbs"):
         assert step(plan, KernelArgument(name)).done, name
 

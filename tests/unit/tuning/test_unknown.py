@@ -15,7 +15,7 @@ from netplugin.tuning.as_json import as_json, plan_json
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Facts
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.output.playbook import playbook
 from netplugin.tuning.output.text import plan_text
 from netplugin.tuning.planning.plan import make_plan
@@ -76,7 +76,7 @@ def everything(facts: Facts) -> None:
     json.dumps(as_json(facts))
     plan = None
     with contextlib.suppress(NetpluginError):
-        plan = make_plan(facts, Intent(pmd_cores=1, realtime=True))
+        plan = make_plan(facts, HostIntent(pmd_cores=1, realtime=True))
         plan_json(plan)
         plan_text(plan)
         playbook(plan, frozenset())

@@ -13,20 +13,25 @@ import pytest
 
 from netplugin.api.errors import BackendUnavailable, HostError, InvalidRequest, NotFound
 from netplugin.tuning.verifying import plot, result
-from netplugin.tuning.verifying.comparison import Comparison, Finding, Row, compare
+from netplugin.tuning.verifying.comparison import (
+    FigureRow,
+    FigureVerdict,
+    MeasurementComparison,
+    compare,
+)
 from netplugin.tuning.verifying.result import Histogram, LatencyRound
 from netplugin.tuning.verifying.show import comparison_json, comparison_text, run_json, run_text
 from tests.unit.tuning.runs import FAST, SLOW, latency, run, throughput
 
 
-def rows(found: Comparison) -> dict[str, Row]:
+def rows(found: MeasurementComparison) -> dict[str, FigureRow]:
     return {row.figure.name: row for row in found.rows}
 
 
 def test_a_difference_that_the_samples_show() -> None:
     found = compare(run(throughput=throughput(SLOW)), run(throughput=throughput(FAST)))
     [row] = found.rows
-    assert row.finding is Finding.BETTER
+    assert row.finding is FigureVerdict.BETTER
     assert (row.before, row.after) == (4.685e6, 5.205e6)
     assert row.p == pytest.approx(2 / 924)
     assert row.change and row.change.low > 0.09 and row.change.high < 0.14
@@ -37,21 +42,21 @@ def test_a_difference_that_the_samples_show() -> None:
 
 def test_the_other_way_it_is_worse() -> None:
     found = compare(run(throughput=throughput(FAST)), run(throughput=throughput(SLOW)))
-    assert found.rows[0].finding is Finding.WORSE
+    assert found.rows[0].finding is FigureVerdict.WORSE
 
 
 def test_less_latency_is_better() -> None:
     before = run(latency=latency([1475, 900, 1100, 1300, 3000, 1200]))
     after = run(latency=latency([12, 30, 20, 25, 17, 19]))
     told = rows(compare(before, after))
-    assert told["latency maximum"].finding is Finding.BETTER
-    assert told["latency average"].finding is Finding.BETTER
-    assert told["latency P99"].finding is Finding.SAME  # the same in all rounds
+    assert told["latency maximum"].finding is FigureVerdict.BETTER
+    assert told["latency average"].finding is FigureVerdict.BETTER
+    assert told["latency P99"].finding is FigureVerdict.SAME  # the same in all rounds
     assert told["latency P99"].p == 1
     assert told["latency P99.9"].before == 14
     assert told["latency maximum"].before == 3000
     worse = rows(compare(after, before))
-    assert worse["latency maximum"].finding is Finding.WORSE
+    assert worse["latency maximum"].finding is FigureVerdict.WORSE
 
 
 def test_without_a_difference_none_is_claimed() -> None:
@@ -67,13 +72,13 @@ def test_without_a_difference_none_is_claimed() -> None:
             for _ in range(2)
         ]
         found = compare(*pair)
-        claims += bool(found.of(Finding.BETTER) or found.of(Finding.WORSE))
+        claims += bool(found.of(FigureVerdict.BETTER) or found.of(FigureVerdict.WORSE))
     assert claims <= 20
 
 
 def test_too_few_rounds_claim_nothing() -> None:
     found = compare(run(throughput=throughput(SLOW[:3])), run(throughput=throughput(FAST[:3])))
-    assert found.rows[0].finding is Finding.UNTOLD
+    assert found.rows[0].finding is FigureVerdict.UNTOLD
     assert found.rows[0].p is None
     assert "cannot be told: too few rounds" in comparison_text(found)
 
@@ -81,7 +86,7 @@ def test_too_few_rounds_claim_nothing() -> None:
 def test_one_sample_that_is_out_of_line_is_no_difference() -> None:
     mixed = (*FAST[:4], 4.0e6, 4.1e6)
     found = compare(run(throughput=throughput(SLOW)), run(throughput=throughput(mixed)))
-    assert found.rows[0].finding is Finding.SAME
+    assert found.rows[0].finding is FigureVerdict.SAME
 
 
 @pytest.mark.parametrize(
@@ -95,7 +100,7 @@ def test_one_sample_that_is_out_of_line_is_no_difference() -> None:
 def test_figures_of_different_things_are_not_compared(before: Any, after: Any, why: str) -> None:
     kind = type(before).__name__.lower()
     found = compare(run(**{kind: before}), run(**{kind: after}))
-    assert {row.finding for row in found.rows} == {Finding.UNTOLD}
+    assert {row.finding for row in found.rows} == {FigureVerdict.UNTOLD}
     assert why in comparison_text(found)
 
 
@@ -116,7 +121,7 @@ def test_other_cpus_of_the_same_number_are() -> None:
 
 def test_what_only_one_run_has_is_not_compared() -> None:
     found = compare(run(throughput=throughput(SLOW)), run(latency=latency([9] * 6)))
-    assert {row.finding for row in found.rows} == {Finding.UNTOLD}
+    assert {row.finding for row in found.rows} == {FigureVerdict.UNTOLD}
     assert "Cannot be told: latency average" in comparison_text(found)
 
 
@@ -229,4 +234,4 @@ def test_a_picture_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_findings_are_chosen_by_rows() -> None:
     found = compare(run(throughput=throughput(SLOW)), run(throughput=throughput(FAST)))
-    assert replace(found, rows=()).of(Finding.BETTER) == ()
+    assert replace(found, rows=()).of(FigureVerdict.BETTER) == ()

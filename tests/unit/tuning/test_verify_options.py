@@ -18,7 +18,7 @@ from netplugin.tuning.live import DomainLive, Live, OvsLive
 from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.verifying import result
 from netplugin.tuning.verifying.conditions import conditions
-from netplugin.tuning.verifying.options import Asked, Options, asked_of
+from netplugin.tuning.verifying.options import MeasurementOptions, Options, asked_of
 from tests.unit.tuning.golden import facts_of, plan_of, planned
 from tests.unit.tuning.runs import FAST, SLOW, run, throughput
 
@@ -34,11 +34,13 @@ def polling(*cpus: int) -> Live:
     return Live(ovs=OvsLive("3.1.0", "DPDK 22.11", True, {"pmd-cpu-mask": "0x6"}, pmds=pmds))
 
 
-def asked(facts: Facts, live: Live | None = None, plan: Any = None, **options: Any) -> Asked:
+def asked(
+    facts: Facts, live: Live | None = None, plan: Any = None, **options: Any
+) -> MeasurementOptions:
     return asked_of(Options(**options), facts, live or Live(), plan)
 
 
-def pair(found: Asked) -> tuple[int, int]:
+def pair(found: MeasurementOptions) -> tuple[int, int]:
     assert found.throughput
     return found.throughput.host_cpu, found.throughput.guest_cpu
 

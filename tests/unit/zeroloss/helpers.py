@@ -7,7 +7,7 @@ from typing import Any
 
 from netplugin_zeroloss.generators.devices import DeviceSpec
 from netplugin_zeroloss.generators.sim import SimFamily, SimGenerator, sim_generator
-from netplugin_zeroloss.search.search import Found, run_search
+from netplugin_zeroloss.search.search import SearchResult, run_search
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import Measurement, TrialRequest, strict_goal
 
@@ -18,7 +18,7 @@ def plan(precision: float = 0.005, line: float = LINE_PPS, **options: Any) -> Se
     return SearchPlan((strict_goal(precision=precision),), line, **options)
 
 
-def search_family(name: str, seed: object, **options: Any) -> Found:
+def search_family(name: str, seed: object, **options: Any) -> SearchResult:
     return run_search(plan(**options), sim_generator(name, str(seed))).found
 
 
@@ -28,7 +28,7 @@ def hard_cap(capacity: float, ring: float = 1024, can_abort: bool = True) -> Sim
     return SimGenerator(SimFamily("cap", "a sharp limit", (spec,)), random.Random(0), can_abort)
 
 
-def traffic(found: Found) -> float:
+def traffic(found: SearchResult) -> float:
     return sum(trial.traffic_s for trial in found.trials)
 
 

@@ -8,8 +8,8 @@ import yaml
 from netplugin_zeroloss.journal import Part
 from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.agent_bench import AgentBench
-from netplugin_zeroloss.matrix.cells import Task
-from netplugin_zeroloss.matrix.description import Description, read
+from netplugin_zeroloss.matrix.cells import CellTask
+from netplugin_zeroloss.matrix.description import RunDescription, read
 
 from netplugin.api.client import Client, Readiness
 from netplugin.api.errors import HostError
@@ -98,7 +98,7 @@ class MadeUpAgent(Client):
         return self.pmd()
 
 
-def cell_description(**sections: Any) -> Description:
+def cell_description(**sections: Any) -> RunDescription:
     whole = {
         "matrix": {"backends": ["dpdkvhostuser"], "pmd_cores": ["2-3"], "queues": [2]},
         "evidence": {"ovs_rundir": None},
@@ -108,9 +108,9 @@ def cell_description(**sections: Any) -> Description:
     return read(yaml.safe_dump(with_agent(**whole)), "run.yaml")
 
 
-def bench_on(description: Description, pmd_cpus: str | None = None) -> AgentBench:
+def bench_on(description: RunDescription, pmd_cpus: str | None = None) -> AgentBench:
     return AgentBench(description, "id", pmd_cpus)
 
 
-def search_of(description: Description) -> Task:
-    return Task(cells.cells(description)[0], Part.SEARCH)
+def search_of(description: RunDescription) -> CellTask:
+    return CellTask(cells.cells(description)[0], Part.SEARCH)

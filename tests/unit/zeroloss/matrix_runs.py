@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 from netplugin_zeroloss.journal import RunRecord
-from netplugin_zeroloss.matrix.cells import Task
-from netplugin_zeroloss.matrix.description import Description, read
+from netplugin_zeroloss.matrix.cells import CellTask
+from netplugin_zeroloss.matrix.description import RunDescription, read
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = ROOT / "tools/trex/zeroloss.py"
@@ -27,7 +27,7 @@ def described(**sections: Any) -> dict[str, Any]:
     }
 
 
-def description(**sections: Any) -> Description:
+def description(**sections: Any) -> RunDescription:
     return read(yaml.safe_dump(described(**sections)), "run.yaml")
 
 
@@ -69,7 +69,7 @@ def findings(run: RunRecord) -> list[tuple[Any, ...]]:
     """What was found in each part, without the times at which it was: equal for equal runs."""
     return [
         (
-            Task(record.cell, record.part), record.error,
+            CellTask(record.cell, record.part), record.error,
             None if record.result is None else [
                 (t["repeat"], t["number"], t["rate_pps"], t["duration_s"], t["verdict"], t["measured"])
                 for t in record.result["trial_log"]

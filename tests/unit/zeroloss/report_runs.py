@@ -26,7 +26,7 @@ from netplugin_zeroloss.journal import (
 from netplugin_zeroloss.judge.repeats import spread
 from netplugin_zeroloss.report.figures import report_of
 from netplugin_zeroloss.report.machine import csv_text, json_text
-from netplugin_zeroloss.report.published import Beside, zstack
+from netplugin_zeroloss.report.published import PublishedRelation, zstack
 from netplugin_zeroloss.report.table import markdown
 from netplugin_zeroloss.search.result import result_of
 from netplugin_zeroloss.search.search import run_search
@@ -260,7 +260,7 @@ def _keep(folder: Path) -> None:
     records = [r for r in whole.records if r.cell.backend not in ("linuxbridge", "none")]
     few = [r for r in records if r.cell.pmd_cores != 1]
     run = read_run(write_run(replace(whole, cells=whole.cells[1:], records=tuple(few)), folder))
-    report = report_of(run, zstack(), Beside.OTHER)
+    report = report_of(run, zstack(), PublishedRelation.OTHER)
     for name, make in (("md", markdown), ("csv", csv_text), ("json", json_text)):
         (folder / f"table.{name}").write_text(make(report), encoding="utf-8")
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from netplugin_zeroloss.cli.main import main
 from netplugin_zeroloss.journal import Cell, RunRecord
-from netplugin_zeroloss.report.compare import Comparison, Finding, Limits, compare
+from netplugin_zeroloss.report.compare import CellVerdict, Comparison, ComparisonLimits, compare
 from netplugin_zeroloss.report.comparison_text import json_text, text
 from netplugin_zeroloss.report.figures import answers_of
 from netplugin_zeroloss.values import strict_goal
@@ -40,7 +40,7 @@ def one(found: dict[str, Any] | None, error: str | None = None, **fields: Any) -
     return run_of([record(OVS, found, error=error)], **fields)
 
 
-def judged(before: dict[str, Any] | None, after: dict[str, Any] | None) -> tuple[Finding, int]:
+def judged(before: dict[str, Any] | None, after: dict[str, Any] | None) -> tuple[CellVerdict, int]:
     found = compare(one(before, "an error"), one(after, "an error"))
     [cell] = found.cells
     return cell.finding, found.status
@@ -56,14 +56,14 @@ rates = st.lists(st.floats(1e4, 1e8), min_size=1, max_size=12)
 def test_equal_runs_never_regress(values: list[float], late: bool, rng: random.Random) -> None:
     other = rng.sample(values, len(values))
     found = compare(one(answering(values, late=late)), one(answering(other, late=late)))
-    assert (found.cells[0].finding, found.status) == (Finding.SAME, 0)
+    assert (found.cells[0].finding, found.status) == (CellVerdict.SAME, 0)
 
 
 def test_a_run_with_everything_in_it_is_no_worse_than_itself() -> None:
     run = mission(4)
     found = compare(run, run)
     # One cell was never measured, so nothing can be said of it: never 0 by omission.
-    assert {cell.finding for cell in found.cells} == {Finding.SAME, Finding.NO_BASELINE}
+    assert {cell.finding for cell in found.cells} == {CellVerdict.SAME, CellVerdict.NO_BASELINE}
     assert found.status == 0
 
 
@@ -81,7 +81,7 @@ def test_all_answers_5_percent_lower_is_a_regression(late: bool) -> None:
         one(answering(before, late=late)), one(answering([0.95 * r for r in before], late=late))
     )
     [cell] = found.cells
-    assert (cell.finding, found.status, cell.tested) == (Finding.REGRESSION, 1, (7, 7))
+    assert (cell.finding, found.status, cell.tested) == (CellVerdict.REGRESSION, 1, (7, 7))
     assert cell.p == pytest.approx(1 / math.comb(14, 7))
     assert cell.change is not None and cell.change.ratio == pytest.approx(-0.05, abs=1e-3)
     assert cell.change.low < -0.05 < cell.change.high < -0.04
@@ -90,25 +90,28 @@ def test_all_answers_5_percent_lower_is_a_regression(late: bool) -> None:
 def test_a_drop_within_the_tolerance_is_none() -> None:
     before, after = answering([4.2e6] * 7), answering([4.17e6] * 7)
     assert compare(one(before), one(after)).status == 0
-    assert compare(one(before), one(after), Limits(tolerance=0.006)).status == 1
+    assert compare(one(before), one(after), ComparisonLimits(tolerance=0.006)).status == 1
     # Bounds 0.5 % apart: answers that close are the same answer, whatever is asked for.
     near = answering([4.195e6] * 7)
-    assert compare(one(before), one(near), Limits(tolerance=0.0)).status == 0
+    assert compare(one(before), one(near), ComparisonLimits(tolerance=0.0)).status == 0
 
 
 def test_a_single_result_of_a_sharp_device_is_compared_by_its_bounds() -> None:
     before = result(device())
-    assert judged(before, result(device("clean", 4.2e6 * 0.97))) == (Finding.REGRESSION, 1)
-    assert judged(before, result(device("clean", 4.2e6 * 0.99))) == (Finding.SAME, 0)
-    assert judged(before, result(device("clean", 4.2e6 * 1.03))) == (Finding.FASTER, 0)
+    assert judged(before, result(device("clean", 4.2e6 * 0.97))) == (CellVerdict.REGRESSION, 1)
+    assert judged(before, result(device("clean", 4.2e6 * 0.99))) == (CellVerdict.SAME, 0)
+    assert judged(before, result(device("clean", 4.2e6 * 1.03))) == (CellVerdict.FASTER, 0)
 
 
 def test_a_single_result_of_a_noisy_device_needs_to_be_far_apart() -> None:
     before = result(device("noisy"))
     assert not answers_of(record(OVS, before)).sharp
-    assert judged(before, result(device("noisy", slower=0.1), seed=7)) == (Finding.SAME, 0)
-    assert judged(before, result(device("noisy", slower=0.35), seed=7)) == (Finding.UNTOLD, 2)
-    assert judged(before, result(device("noisy", slower=0.6), seed=7)) == (Finding.REGRESSION, 1)
+    assert judged(before, result(device("noisy", slower=0.1), seed=7)) == (CellVerdict.SAME, 0)
+    assert judged(before, result(device("noisy", slower=0.35), seed=7)) == (CellVerdict.UNTOLD, 2)
+    assert judged(before, result(device("noisy", slower=0.6), seed=7)) == (
+        CellVerdict.REGRESSION,
+        1,
+    )
 
 
 def test_how_sharp_a_limit_is() -> None:
@@ -133,29 +136,29 @@ def limited() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("before", "after", "finding", "status"),
     [
-        (lambda: result(device()), lambda: result(device("glitch")), Finding.REGRESSION, 1),
-        (lambda: result(device()), lambda: None, Finding.REGRESSION, 1),
-        (lambda: result(device("glitch")), lambda: None, Finding.REGRESSION, 1),
-        (lambda: result(device("glitch")), lambda: result(device("glitch")), Finding.SAME, 0),
-        (lambda: result(device("glitch")), lambda: result(device()), Finding.FASTER, 0),
-        (lambda: None, lambda: result(device()), Finding.NO_BASELINE, 2),
+        (lambda: result(device()), lambda: result(device("glitch")), CellVerdict.REGRESSION, 1),
+        (lambda: result(device()), lambda: None, CellVerdict.REGRESSION, 1),
+        (lambda: result(device("glitch")), lambda: None, CellVerdict.REGRESSION, 1),
+        (lambda: result(device("glitch")), lambda: result(device("glitch")), CellVerdict.SAME, 0),
+        (lambda: result(device("glitch")), lambda: result(device()), CellVerdict.FASTER, 0),
+        (lambda: None, lambda: result(device()), CellVerdict.NO_BASELINE, 2),
         # The generator of the new run ended below what the old one found.
-        (lambda: result(device()), limited, Finding.UNTOLD, 2),
-        (lambda: result(device("clean", 2e6)), limited, Finding.FASTER, 0),
-        (limited, limited, Finding.SAME, 0),
-        (limited, lambda: result(device()), Finding.SAME, 0),
-        (limited, lambda: result(device("clean", 2e6)), Finding.REGRESSION, 1),
-        (limited, lambda: result(device("glitch")), Finding.REGRESSION, 1),
+        (lambda: result(device()), limited, CellVerdict.UNTOLD, 2),
+        (lambda: result(device("clean", 2e6)), limited, CellVerdict.FASTER, 0),
+        (limited, limited, CellVerdict.SAME, 0),
+        (limited, lambda: result(device()), CellVerdict.SAME, 0),
+        (limited, lambda: result(device("clean", 2e6)), CellVerdict.REGRESSION, 1),
+        (limited, lambda: result(device("glitch")), CellVerdict.REGRESSION, 1),
         (
             lambda: result(device(), vnf_ceiling_pps=4.25e6), lambda: result(device("clean", 3e6)),
-            Finding.REGRESSION, 1,
+            CellVerdict.REGRESSION, 1,
         ),
     ],
 )  # fmt: skip
 def test_verdicts(
     before: Callable[[], dict[str, Any] | None],
     after: Callable[[], dict[str, Any] | None],
-    finding: Finding,
+    finding: CellVerdict,
     status: int,
 ) -> None:
     assert judged(before(), after()) == (finding, status)

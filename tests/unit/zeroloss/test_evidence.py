@@ -9,11 +9,11 @@ from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
 from netplugin_zeroloss.generators.sim import sim_generator
 from netplugin_zeroloss.loss.contract import (
     UNEXPLAINED,
+    AttributedGenerator,
+    CounterChanges,
+    CounterReading,
+    DropCounters,
     EvidenceError,
-    Found,
-    Place,
-    Reading,
-    Witnessed,
     closed,
 )
 from netplugin_zeroloss.search import result
@@ -24,17 +24,17 @@ from netplugin_zeroloss.values import GeneratorError, Measurement, TrialRequest,
 ASKED = TrialRequest(1000, 1.0)
 
 
-class Counted(Place):
+class Counted(DropCounters):
     """A place with the counts of each reading given beforehand; the last one stays."""
 
-    def __init__(self, name: str, *readings: Reading) -> None:
+    def __init__(self, name: str, *readings: CounterReading) -> None:
         self._name, self._readings = name, list(readings)
 
     @property
     def name(self) -> str:
         return self._name
 
-    def read(self) -> Reading:
+    def read(self) -> CounterReading:
         return self._readings.pop(0) if len(self._readings) > 1 else self._readings[0]
 
 
@@ -55,12 +55,12 @@ class Told(Generator):
         self.closed += 1
 
 
-def _lost(**counts: int) -> Reading:
-    return Reading(counts)
+def _lost(**counts: int) -> CounterReading:
+    return CounterReading(counts)
 
 
-def _witness(measured: Measurement, *places: Place, settle_s: float = 0.0) -> Measurement:
-    with Witnessed(Told(measured), places, settle_s) as witnessed:
+def _witness(measured: Measurement, *places: DropCounters, settle_s: float = 0.0) -> Measurement:
+    with AttributedGenerator(Told(measured), places, settle_s) as witnessed:
         return witnessed.run(ASKED)
 
 
@@ -95,10 +95,14 @@ def test_a_count_that_comes_late_is_waited_for() -> None:
     [
         (_lost(a=5), _lost(a=4), "a went back by 1"),
         (_lost(a=5), _lost(b=5), "a is not counted any more"),
-        (Reading({}, {"cpu_s": 2.5}), Reading({}, {"cpu_s": 2.0}), "cpu_s went back by 0.5"),
+        (
+            CounterReading({}, {"cpu_s": 2.5}),
+            CounterReading({}, {"cpu_s": 2.0}),
+            "cpu_s went back by 0.5",
+        ),
     ],
 )
-def test_counts_that_went_back(before: Reading, after: Reading, word: str) -> None:
+def test_counts_that_went_back(before: CounterReading, after: CounterReading, word: str) -> None:
     place = Counted("ovs", before, after)
     with pytest.raises(EvidenceError, match=word):
         place.between(before, after, 1.0)
@@ -108,25 +112,25 @@ def test_counts_that_went_back(before: Reading, after: Reading, word: str) -> No
 
 
 def test_a_counter_that_appears_began_at_nothing() -> None:
-    assert Counted("ovs", _lost()).between(_lost(), _lost(a=3), 1.0) == Found({"a": 3})
+    assert Counted("ovs", _lost()).between(_lost(), _lost(a=3), 1.0) == CounterChanges({"a": 3})
 
 
 def test_readings_stand_beside_those_of_the_generator() -> None:
-    place = Counted("host", Reading({}, {"cpu_s": 1.0}), Reading({}, {"cpu_s": 3.0}))
+    place = Counted("host", CounterReading({}, {"cpu_s": 1.0}), CounterReading({}, {"cpu_s": 3.0}))
     measured = _witness(Measurement(10, 10, 1.0, readings={"generator.burst": 4.0}), place)
     assert measured.readings == {"generator.burst": 4.0, "host.cpu_s": 2.0}
 
 
 def test_it_is_the_generator_to_all_others() -> None:
     told = Told(Measurement(1, 1, 1.0))
-    with Witnessed(told, []) as witnessed:
+    with AttributedGenerator(told, []) as witnessed:
         assert witnessed.info.max_pps == 7.0
     assert told.closed == 1
     with pytest.raises(ValueError, match="one name"):
-        Witnessed(told, [Counted("ovs", _lost()), Counted("ovs", _lost())])
+        AttributedGenerator(told, [Counted("ovs", _lost()), Counted("ovs", _lost())])
 
 
-class Half(Place):
+class Half(DropCounters):
     """Claims half of what a simulated device loses; the other half nobody explains."""
 
     def __init__(self, generator: Generator) -> None:
@@ -136,7 +140,7 @@ class Half(Place):
     def name(self) -> str:
         return "ring"
 
-    def read(self) -> Reading:
+    def read(self) -> CounterReading:
         return _lost(full=self.lost)
 
 
@@ -164,7 +168,7 @@ class Watched(Generator):
 def test_a_search_with_evidence_is_replayed_from_its_file() -> None:
     watched = Watched(sim_generator("clean", "1"))
     plan = SearchPlan((strict_goal(),), 14_880_952.0)
-    found = run_search(plan, Witnessed(watched, [watched.place], 0.0))
+    found = run_search(plan, AttributedGenerator(watched, [watched.place], 0.0))
     told = result.result_of(plan, [found], {})
     places = told["evidence"]["places_at_upper"]
     assert places["ring.full"] > 0

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from netplugin_zeroloss.loss import host, links, ovs
-from netplugin_zeroloss.loss.choose import Description, NicCounters, make
-from netplugin_zeroloss.loss.contract import EvidenceError, Reading
+from netplugin_zeroloss.loss.choose import LossDescription, NicCounters, make
+from netplugin_zeroloss.loss.contract import CounterReading, EvidenceError
 from netplugin_zeroloss.loss.ovs import (
     OvsPortCounts,
     lost_at,
@@ -26,7 +26,7 @@ def _recorded(name: str) -> str:
     return (DATA / f"{name}.txt").read_text()
 
 
-def _reading(when: str) -> Reading:
+def _reading(when: str) -> CounterReading:
     ports = parse_ports(_recorded(f"{when}-ports0")) | parse_ports(_recorded(f"{when}-ports1"))
     del ports["LOCAL"]
     texts = [_recorded(f"{when}-{name}") for name in ("coverage", "dpctl", "pmd", "rxq")]
@@ -75,7 +75,7 @@ def test_pmd_threads_and_drops_of_the_datapath() -> None:
 
 
 def test_two_readings_of_a_real_ovs() -> None:
-    place = ovs.Ovs(Path("/nowhere"), ["br0", "br1"])
+    place = ovs.OvsCounters(Path("/nowhere"), ["br0", "br1"])
     before, after = _reading("before"), _reading("after")
     found = place.between(before, after, 1.0)
     lost = {name: count for name, count in found.lost.items() if count}
@@ -91,7 +91,7 @@ def test_two_readings_of_a_real_ovs() -> None:
 
 
 def test_shares_of_several_pmd_threads() -> None:
-    place = ovs.Ovs(Path("/nowhere"), ["br0"])
+    place = ovs.OvsCounters(Path("/nowhere"), ["br0"])
     nothing = {
         f"pmd{n}.{what}": 0.0 for n in (2, 3) for what in ("packets", "busy_cycles", "idle_cycles")
     }
@@ -99,7 +99,9 @@ def test_shares_of_several_pmd_threads() -> None:
         "pmd2.packets": 100.0, "pmd2.busy_cycles": 300.0, "pmd2.idle_cycles": 100.0,
         "pmd3.idle_cycles": 600.0, "vm0.rxq0.pmd": 2.0,
     }  # fmt: skip
-    moved = place.between(Reading({}, nothing | {"vm0.rxq0.pmd": 3.0}), Reading({}, later), 1.0)
+    moved = place.between(
+        CounterReading({}, nothing | {"vm0.rxq0.pmd": 3.0}), CounterReading({}, later), 1.0
+    )
     assert moved.readings == {
         "pmd2.packets": 100, "pmd2.busy_share": 0.75, "pmd2.cycles_per_packet": 3,
         "pmd3.packets": 0, "pmd3.busy_share": 0,
@@ -108,7 +110,7 @@ def test_shares_of_several_pmd_threads() -> None:
     }  # fmt: skip
     # vswitchd was started anew with other threads: nothing can be said of the trial.
     with pytest.raises(EvidenceError, match="not counted any more"):
-        place.between(Reading({}, later), Reading({}, {"pmd5.packets": 1.0}), 1.0)
+        place.between(CounterReading({}, later), CounterReading({}, {"pmd5.packets": 1.0}), 1.0)
 
 
 # -- host ----------------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ def _proc(root: Path, vswitchd: int, **counts: int) -> Path:
 
 
 def test_cpus_that_a_trial_took(tmp_path: Path) -> None:
-    place = host.Host(_proc(tmp_path, 1000))
+    place = host.HostCounters(_proc(tmp_path, 1000))
     tick = place._tick_s
     before = place.read()
     _proc(tmp_path, 1150, softirq0=160, system1=300, dropped=9)
@@ -152,7 +154,7 @@ def test_cpus_that_a_trial_took(tmp_path: Path) -> None:
 
 
 def test_processes_come_and_go(tmp_path: Path) -> None:
-    place = host.Host(_proc(tmp_path, 1000), {"any": "a"})
+    place = host.HostCounters(_proc(tmp_path, 1000), {"any": "a"})
     before = place.read()
     (tmp_path / "71/stat").unlink()
     assert "any_cpus" not in place.between(before, place.read(), 1.0).readings
@@ -219,6 +221,10 @@ def test_the_bindings_say_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     vhost = _binding("vhostuser", bridge="br-phys1", device="vm0", socket_path="/run/x")
     tap = _binding("tap", bridge="br0", device="tap0")
     nics = (NicCounters(device="eth0", lost=("rx_discards",)),)
-    assert [place.name for place in make(Description(), [vhost])] == ["host", "ovs"]
-    assert [place.name for place in make(Description(ovs_rundir=None), [vhost])] == ["host"]
-    assert [place.name for place in make(Description(nics=nics), [tap])] == ["host", "links", "nic"]
+    assert [place.name for place in make(LossDescription(), [vhost])] == ["host", "ovs"]
+    assert [place.name for place in make(LossDescription(ovs_rundir=None), [vhost])] == ["host"]
+    assert [place.name for place in make(LossDescription(nics=nics), [tap])] == [
+        "host",
+        "links",
+        "nic",
+    ]

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from netplugin_zeroloss.generators.sim import FAMILIES
 from netplugin_zeroloss.search.outcome import SearchVerdict
-from netplugin_zeroloss.search.search import Found
+from netplugin_zeroloss.search.search import SearchResult
 
 from tests.unit.zeroloss.helpers import search_family, traffic
 
@@ -21,19 +21,19 @@ LIMITED = sorted(name for name, family in FAMILIES.items() if family.verdict == 
 NOISY = ("noisy", "rare-stalls", "heavy-stalls")
 
 
-def runs(name: str, count: int, seed: int = 1) -> list[Found]:
+def runs(name: str, count: int, seed: int = 1) -> list[SearchResult]:
     return [search_family(name, f"{seed}/{run}") for run in range(count)]
 
 
-def verdicts(found: list[Found]) -> Counter[SearchVerdict]:
+def verdicts(found: list[SearchResult]) -> Counter[SearchVerdict]:
     return Counter(one.headline.verdict for one in found)
 
 
-def answers(found: list[Found]) -> list[float]:
+def answers(found: list[SearchResult]) -> list[float]:
     return [one.headline.answer_pps for one in found if one.headline.answer_pps is not None]
 
 
-def p60(name: str, found: list[Found]) -> float:
+def p60(name: str, found: list[SearchResult]) -> float:
     family = FAMILIES[name]
     return statistics.fmean(family.loss_probability(answer, 60) for answer in answers(found))
 

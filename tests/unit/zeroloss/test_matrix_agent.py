@@ -11,7 +11,7 @@ from netplugin_zeroloss.journal import Cell, Part
 from netplugin_zeroloss.matrix import agent_bench, cells
 from netplugin_zeroloss.matrix.agent_bench import addressed
 from netplugin_zeroloss.matrix.bench import CellError
-from netplugin_zeroloss.matrix.cells import Task
+from netplugin_zeroloss.matrix.cells import CellTask
 from netplugin_zeroloss.matrix.description import read
 from netplugin_zeroloss.values import TrialRequest, UnusableInput
 
@@ -127,7 +127,7 @@ def test_controls_need_no_port(agent: MadeUpAgent) -> None:
         controls={"loopback": {"generator": sim}, "vnf": {"generator": sim, "ports": ports}}
     )
     for part in (Part.LOOPBACK, Part.VNF):
-        with bench_on(run, "1").stand(Task(Cell("none"), part)) as stand:
+        with bench_on(run, "1").stand(CellTask(Cell("none"), part)) as stand:
             assert ("vnf" in stand.setup) is (part is Part.VNF)
     assert agent.calls == []
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from netplugin_zeroloss.journal import FILE, Cell, Part, read_run
-from netplugin_zeroloss.matrix.cells import Estimate, Task, in_words
+from netplugin_zeroloss.matrix.cells import CellTask, TimeEstimate, in_words
 
 from tests.lab.processes import wait_for
 from tests.unit.zeroloss.matrix_runs import (
@@ -190,10 +190,12 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(tmp_path: Path) -> 
 # -- how long it takes ---------------------------------------------------------------------------
 
 
-def _estimate(**took: float) -> Estimate:
+def _estimate(**took: float) -> TimeEstimate:
     run = description(matrix={"backends": ["a", "b"]}, search={"repeats": 2, "goals": ["csit-ndr"]})
-    tasks = tuple(Task(Cell(name, 1), Part.SEARCH) for name in ("a", "b"))
-    return Estimate(run, tasks, {Task(Cell(name, 1), Part.SEARCH): s for name, s in took.items()})
+    tasks = tuple(CellTask(Cell(name, 1), Part.SEARCH) for name in ("a", "b"))
+    return TimeEstimate(
+        run, tasks, {CellTask(Cell(name, 1), Part.SEARCH): s for name, s in took.items()}
+    )
 
 
 def test_before_anything_is_done_the_goals_say_how_long_it_takes() -> None:

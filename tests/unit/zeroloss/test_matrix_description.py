@@ -11,7 +11,7 @@ from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.generators.contract import GeneratorInfo
 from netplugin_zeroloss.journal import Cell, CellRecord, Part, control_cell
 from netplugin_zeroloss.matrix import cells
-from netplugin_zeroloss.matrix.cells import Ceilings, Task
+from netplugin_zeroloss.matrix.cells import Ceilings, CellTask
 from netplugin_zeroloss.matrix.description import check_same, read
 from netplugin_zeroloss.matrix.yaml_model import read_text
 from netplugin_zeroloss.values import UnusableInput, line_rate_pps, mean_size
@@ -149,7 +149,7 @@ def test_controls_come_once_and_before_the_cells_they_are_for() -> None:
     for place, task in enumerate(tasks):
         if task.part is Part.SEARCH:
             for part in (Part.LOOPBACK, Part.VNF):
-                assert Task(control_cell(task.cell, part), part) in tasks[:place]
+                assert CellTask(control_cell(task.cell, part), part) in tasks[:place]
     assert len(cells.tasks(description(matrix=_WIDE))) == 24
 
 
@@ -159,7 +159,7 @@ def test_the_plan_of_a_cell_and_of_its_control() -> None:
         controls={"final_duration": 5},
     )  # fmt: skip
     cell = Cell("dpdkvhostuser", 1, "imix", 7, 2)
-    plan = cells.plan(run, Task(cell, Part.SEARCH), _INFO, Ceilings(3e6, 2e6))
+    plan = cells.plan(run, CellTask(cell, Part.SEARCH), _INFO, Ceilings(3e6, 2e6))
     assert [goal.name for goal in plan.goals] == ["zero-loss", "csit-pdr"]
     assert (plan.headline.final_trial_s, plan.headline.relative_width) == (30, 0.01)
     assert plan.line_rate_pps == line_rate_pps(10e9, mean_size("imix"))
@@ -168,7 +168,7 @@ def test_the_plan_of_a_cell_and_of_its_control() -> None:
     assert (plan.buffer_packets, plan.warm_up_s) == (9, 5)
     assert (plan.generator_ceiling_pps, plan.vnf_ceiling_pps) == (3e6, 2e6)
     control = cells.plan(
-        run, Task(control_cell(cell, Part.VNF), Part.VNF), _INFO, Ceilings()
+        run, CellTask(control_cell(cell, Part.VNF), Part.VNF), _INFO, Ceilings()
     )  # fmt: skip
     assert [goal.name for goal in control.goals] == ["zero-loss"]
     assert control.headline.final_trial_s == 5

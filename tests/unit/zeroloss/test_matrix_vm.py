@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from netplugin_zeroloss.matrix.bench import CellError
-from netplugin_zeroloss.matrix.description import Description
+from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.matrix.vm import wait_for_ssh
 from netplugin_zeroloss.values import UnusableInput
 
@@ -44,7 +44,7 @@ def virsh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _in_a_vm(folder: Path) -> Description:
+def _in_a_vm(folder: Path) -> RunDescription:
     return cell_description(vm={"domain": str(folder / "vm.xml"), "uri": "test:///x"})
 
 

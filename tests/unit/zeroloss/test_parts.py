@@ -10,7 +10,7 @@ import statistics
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from netplugin_zeroloss.generators.devices import DEVICES, Device, DeviceSpec, Glitches
+from netplugin_zeroloss.generators.devices import DEVICES, DeviceSpec, Glitches, SimulatedDevice
 from netplugin_zeroloss.generators.sim import FAMILIES, sim_generator
 from netplugin_zeroloss.judge.repeats import spread
 from netplugin_zeroloss.search.chance import TARGET, HazardModel
@@ -21,8 +21,8 @@ from tests.unit.zeroloss.helpers import asked
 # -- simulated devices ---------------------------------------------------------------------------
 
 
-def device(seed: int = 0, **what: object) -> Device:
-    return Device(DeviceSpec("d", "of a test", **what), random.Random(seed))  # type: ignore[arg-type]
+def device(seed: int = 0, **what: object) -> SimulatedDevice:
+    return SimulatedDevice(DeviceSpec("d", "of a test", **what), random.Random(seed))  # type: ignore[arg-type]
 
 
 @given(rate=st.floats(1e4, 14e6), duration=st.floats(0.01, 60), ring=st.floats(0, 5000))
@@ -51,7 +51,7 @@ def test_it_stops_at_the_next_look_after_the_first_loss() -> None:
 def test_the_known_probability_of_loss_is_that_of_the_simulation(name: str, rate: float) -> None:
     count = 400
     lost = sum(
-        Device(DEVICES[name], random.Random(run)).run(rate, 60.0, abort=True).aborted
+        SimulatedDevice(DEVICES[name], random.Random(run)).run(rate, 60.0, abort=True).aborted
         for run in range(count)
     )
     known = DEVICES[name].loss_probability(rate, 60.0)

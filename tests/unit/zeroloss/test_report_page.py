@@ -19,7 +19,7 @@ from netplugin_zeroloss.report.compare import compare
 from netplugin_zeroloss.report.figures import Report, located, not_located, report_of, unexplained
 from netplugin_zeroloss.report.page import page
 from netplugin_zeroloss.report.plot import HEIGHT, WIDTH, error_mpps, label, lines_of, trial_plot
-from netplugin_zeroloss.report.published import Beside, zstack
+from netplugin_zeroloss.report.published import PublishedRelation, zstack
 from netplugin_zeroloss.report.sentences import answer, not_known
 from netplugin_zeroloss.report.table import grids
 
@@ -75,7 +75,7 @@ def run() -> RunRecord:
 
 @pytest.fixture(scope="module")
 def report(run: RunRecord) -> Report:
-    return report_of(run, zstack(), Beside.OTHER)
+    return report_of(run, zstack(), PublishedRelation.OTHER)
 
 
 @pytest.fixture(scope="module")

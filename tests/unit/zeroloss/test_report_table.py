@@ -17,7 +17,7 @@ from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.figures import Report, report_of
 from netplugin_zeroloss.report.machine import COLUMNS, csv_text, json_text
 from netplugin_zeroloss.report.page import FILES
-from netplugin_zeroloss.report.published import Beside, beside, zstack
+from netplugin_zeroloss.report.published import PublishedRelation, beside, zstack
 from netplugin_zeroloss.report.table import (
     cpu_text,
     escape,
@@ -154,14 +154,16 @@ def test_different_goals_are_both_named() -> None:
 
 def test_published_figures_are_never_the_runs_own() -> None:
     run = mission()
-    assert beside(run, zstack(), False) is Beside.NOT_SHOWN
-    assert beside(run, zstack(), True) is Beside.OTHER
+    assert beside(run, zstack(), False) is PublishedRelation.NOT_SHOWN
+    assert beside(run, zstack(), True) is PublishedRelation.OTHER
     same = replace(run, description="name: lab\ncomparable_to: [zstack-4.4]\n")
-    assert beside(same, zstack(), False) is Beside.COMPARABLE
+    assert beside(same, zstack(), False) is PublishedRelation.COMPARABLE
     for text in ("", ": [", "comparable_to: 5", "- a", "comparable_to: [another]"):
-        assert beside(replace(run, description=text), zstack(), False) is Beside.NOT_SHOWN
+        assert (
+            beside(replace(run, description=text), zstack(), False) is PublishedRelation.NOT_SHOWN
+        )
     plain = markdown(report_of(run))
-    shown = markdown(report_of(run, zstack(), Beside.OTHER))
+    shown = markdown(report_of(run, zstack(), PublishedRelation.OTHER))
     assert "published" not in plain and "published, other hardware" in shown
     assert "Mellanox ConnectX-6 Dx" in shown and "TRex 2.81" in shown
 
@@ -258,7 +260,7 @@ def test_as_many_digits_as_were_measured() -> None:
 def test_a_run_that_was_kept_has_the_same_tables(name: str) -> None:
     """Made by ``python -m tests.unit.zeroloss.report_runs``; a change has to be wanted."""
     run = read_run(GOLDEN)
-    report = report_of(run, zstack(), Beside.OTHER)
+    report = report_of(run, zstack(), PublishedRelation.OTHER)
     made = {"table.md": markdown, "table.csv": csv_text, "table.json": json_text}[name](report)
     assert made == (GOLDEN / name).read_text(encoding="utf-8")
 

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from netplugin_zeroloss.generators.sim import FAMILIES, sim_generator
 from netplugin_zeroloss.search.outcome import SearchVerdict
-from netplugin_zeroloss.search.search import Found, replay, run_search, search
+from netplugin_zeroloss.search.search import SearchResult, replay, run_search, search
 from netplugin_zeroloss.search.trials import SearchPlan, TrialLog
 from netplugin_zeroloss.values import (
     Goal,
@@ -31,7 +31,9 @@ from tests.unit.zeroloss.helpers import hard_cap, plan, search_family, traffic
 MOST_TRIALS = 100
 
 
-def assert_brackets(found: Found, capacity: float, ring: float, line: float, width: float) -> None:
+def assert_brackets(
+    found: SearchResult, capacity: float, ring: float, line: float, width: float
+) -> None:
     """A trial of 60 s passes up to what the ring takes beyond the capacity."""
     outcome = found.headline
     assert outcome.verdict is SearchVerdict.NDR, outcome.reason
@@ -87,7 +89,7 @@ def test_a_replay_gives_the_same_answer(name: str) -> None:
 
 def meddled(
     the_plan: SearchPlan, seed: int, often: float
-) -> tuple[Found, list[tuple[TrialRequest, Measurement]]]:
+) -> tuple[SearchResult, list[tuple[TrialRequest, Measurement]]]:
     """A search on a sound device in which some trials come back invalid, with loss in them."""
     rng, generator = random.Random(seed), hard_cap(4.2e6)
     asking = search(the_plan)

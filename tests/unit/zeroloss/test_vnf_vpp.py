@@ -183,7 +183,7 @@ def test_vpp_on_this_machine_makes_its_interfaces(
     stand = Stand()
     # Both would be interface 7: as many links and queues as it is asked for.
     monkeypatch.setattr(stand, "dump", lambda message, **fields: _details(fields["sw_if_index"]))
-    monkeypatch.setattr(vpp, "Segment", lambda socket: Told("", DUMP))
+    monkeypatch.setattr(vpp, "StatsSegment", lambda socket: Told("", DUMP))
     ports = (
         VnfPort(Attachment.VHOST_BACKEND, str(tmp_path / "v.sock"), "52:54:00:00:0a:00", "", 2),
         VnfPort(Attachment.NETDEV, "lo", "52:54:00:00:0a:01", "", 2),
@@ -302,7 +302,7 @@ def test_rows_of_threads_are_summed() -> None:
     assert vpp_api.summed([3, 4]) == {0: 7}, "an error's, by thread alone"
 
 
-class Told(vpp_api.Counters):
+class Told(vpp_api.VppCounters):
     def __init__(self, *texts: str) -> None:
         self.texts = list(texts)
 

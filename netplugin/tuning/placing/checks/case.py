@@ -8,17 +8,17 @@ from typing import Final
 
 from netplugin.api.models import Binding, Finding, VfInfo
 from netplugin.libvirt.interfaces import Element
-from netplugin.libvirt.needs import Cell, cells_of, memory_kb, vcpus
+from netplugin.libvirt.needs import GuestCell, cells_of, memory_kb, vcpus
 from netplugin.libvirt.pins import Placement
 from netplugin.tuning.facts import Cpus
-from netplugin.tuning.placing.capacity import Ground
+from netplugin.tuning.placing.capacity import HostCapacity
 from netplugin.tuning.placing.render import pinned
 
 STEP: Final = "check-domain"
 
 
 @dataclass(frozen=True)
-class Nic:
+class DomainNic:
     """A port of the VM and the binding that the domain should contain."""
 
     port_id: str
@@ -32,8 +32,8 @@ class Case:
     that belong to no port of this VM."""
 
     domain: Element
-    nics: tuple[Nic, ...]
-    ground: Ground | None
+    nics: tuple[DomainNic, ...]
+    ground: HostCapacity | None
     mine: Placement | None = None
     others: Cpus = frozenset()
     other_vfs: tuple[VfInfo, ...] = ()
@@ -43,10 +43,10 @@ class Case:
         return vcpus(self.domain, STEP)
 
     @cached_property
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self) -> tuple[GuestCell, ...]:
         """The guest's NUMA cells, or one cell with all vCPUs if the domain defines none."""
         return tuple(cells_of(self.domain, STEP)) or (
-            Cell(0, tuple(range(self.vcpus)), memory_kb(self.domain, STEP)),
+            GuestCell(0, tuple(range(self.vcpus)), memory_kb(self.domain, STEP)),
         )
 
     @cached_property

@@ -10,7 +10,7 @@ from netplugin.api.models import Finding
 from netplugin.host.cpus import format_list
 from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.pins import is_kvm
-from netplugin.tuning.placing.capacity import Ground
+from netplugin.tuning.placing.capacity import HostCapacity
 from netplugin.tuning.placing.checks.case import Case, graded
 
 _PIN: Final = "render the domain with policy.pin: netplugin domain render --pin"
@@ -38,7 +38,7 @@ def _pinned(case: Case) -> Finding:
     )  # fmt: skip
 
 
-def _places(case: Case, ground: Ground) -> Iterator[Finding]:
+def _places(case: Case, ground: HostCapacity) -> Iterator[Finding]:
     used = case.used
     # A thread that may run on all CPUs is not pinned; the scheduler keeps it off isolated CPUs.
     if not used or used >= ground.pmd | ground.cpus | ground.housekeeping:
@@ -63,7 +63,7 @@ def _places(case: Case, ground: Ground) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _one_node(case: Case, ground: Ground) -> Iterator[Finding]:
+def _one_node(case: Case, ground: HostCapacity) -> Iterator[Finding]:
     for cell in case.cells:
         mine = (cpu for vcpu in cell.vcpus for cpu in case.pins.get(vcpu, ()))
         nodes = sorted({node for cpu in mine if (node := ground.node_of(cpu)) is not None})
@@ -76,7 +76,7 @@ def _one_node(case: Case, ground: Ground) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _emulator(case: Case, ground: Ground) -> Finding:
+def _emulator(case: Case, ground: HostCapacity) -> Finding:
     has = case.emulator
     wrong = None
     if has is None:

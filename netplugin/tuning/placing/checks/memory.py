@@ -8,7 +8,7 @@ from netplugin.api.models import Finding
 from netplugin.host.cpus import format_list
 from netplugin.libvirt.needs import page_sizes
 from netplugin.libvirt.pins import is_marked, parse_cpuset
-from netplugin.tuning.placing.capacity import Ground
+from netplugin.tuning.placing.capacity import HostCapacity
 from netplugin.tuning.placing.checks.case import STEP, Case, graded
 from netplugin.tuning.placing.render import home
 
@@ -68,7 +68,7 @@ def _memory_nodes(case: Case) -> dict[int, frozenset[int]]:
     return {number: nodes for number, nodes in found.items() if nodes}
 
 
-def _room(case: Case, ground: Ground) -> Iterator[Finding]:
+def _room(case: Case, ground: HostCapacity) -> Iterator[Finding]:
     """Compare each cell's memory with the total of its nodes; the use by other VMs is not considered."""
     if case.domain.find("memoryBacking/hugepages") is None:
         return
@@ -88,7 +88,7 @@ def _room(case: Case, ground: Ground) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _nodes(case: Case, ground: Ground) -> Iterator[Finding]:
+def _nodes(case: Case, ground: HostCapacity) -> Iterator[Finding]:
     """Check the NUMA locality of memory and NICs; a host with one node needs no check."""
     if len(ground.nodes) < 2:
         return

@@ -11,7 +11,7 @@ from netplugin.api.models import Finding, VfInfo
 from netplugin.libvirt.domain import address, function, number, wrong_user
 from netplugin.libvirt.domain import nics as nics_of
 from netplugin.libvirt.interfaces import Element, fragments
-from netplugin.tuning.placing.checks.case import Case, Nic, graded
+from netplugin.tuning.placing.checks.case import Case, DomainNic, graded
 
 #: Receive ring size in frames: QEMU's maximum for virtio-net.
 _RING: Final = 1024
@@ -34,7 +34,7 @@ def nics(case: Case) -> Iterator[Finding]:
             yield _other_vf(interface, vf)
 
 
-def _nic(nic: Nic, wanted: Element, there: list[Element]) -> Finding:
+def _nic(nic: DomainNic, wanted: Element, there: list[Element]) -> Finding:
     name = address(wanted)
     expected = f"the NIC of port {nic.port_id}, {name} on {_end(wanted)}"
     same = [each for each in there if address(each) == name]

@@ -16,14 +16,14 @@ from drivers.dpdkvhostuser.model import (
     SHARED_NAMES,
     TO_OVERLAY,
     TUNNELS,
-    Seen,
-    SeenTunnels,
+    ObservedTunnels,
+    VhostUserObservation,
     vxlan_name,
 )
 from drivers.dpdkvhostuser.plan import network_of
 from drivers.ovs import commands as c
 from drivers.ovs import filters
-from drivers.ovs.model import Layout, SeenBridge, SeenOvs, forwards
+from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, forwards
 from drivers.ovs.ports import is_marked
 from netplugin.backend import Change, ObservedPort
 from netplugin.host.openflow import COOKIE_MARK, Flow
@@ -178,7 +178,7 @@ class Model:
             case _:
                 raise AssertionError(f"a change the model does not know: {change}")
 
-    def observe(self, ports: Collection[str] | None = None) -> Seen:
+    def observe(self, ports: Collection[str] | None = None) -> VhostUserObservation:
         """As the dpdkvhostuser backend does."""
         common = self.common(ports)
         named = self._named()
@@ -187,12 +187,12 @@ class Model:
             for name, p in named.items()
             if name.startswith(SHARED_NAMES) and TUNNEL_MARK not in p.external_ids
         }
-        return Seen(
+        return VhostUserObservation(
             **{**vars(common), "taken_names": common.taken_names | taken},
             tunnels=self._seen_tunnels(common.rows, named, whole=ports is None),
         )
 
-    def common(self, ports: Collection[str] | None = None) -> SeenOvs:
+    def common(self, ports: Collection[str] | None = None) -> OvsObservation:
         """As the backends on OVS do."""
         named = self._named()
         rows, beside = (
@@ -205,7 +205,7 @@ class Model:
         )
         known = {*self.settings.bridge_mappings.values(), *self.layout.marks}
         known |= {str(row.bridge) for row in rows.values()}
-        return SeenOvs(
+        return OvsObservation(
             ports={i: ObservedPort() for i in rows},
             rows=rows,
             beside=beside,
@@ -260,7 +260,7 @@ class Model:
 
     def _seen_bridge(
         self, name: str, bridge: Bridge, rows: Mapping[str, OvsPort], *, whole: bool
-    ) -> SeenBridge:
+    ) -> ObservedOvsBridge:
         strangers = {n: p for n, p in bridge.ports.items() if not p.owner}
         uplinks = {n: p for n, p in strangers.items() if UPLINK_MARK in p.external_ids}
         owned = {
@@ -270,7 +270,7 @@ class Model:
         }
         marked = {f.cookie for f in bridge.flows if f.cookie >> 48 == COOKIE_MARK >> 48}
         strays = marked - {COOKIE_MARK} - {filters.port_cookie(i) for i in owned}
-        return SeenBridge(
+        return ObservedOvsBridge(
             name=name,
             ours=bridge.ours,
             datapath_type=bridge.datapath_type,
@@ -288,7 +288,7 @@ class Model:
 
     def _seen_tunnels(
         self, rows: Mapping[str, OvsPort], named: Mapping[str, OvsPort], *, whole: bool
-    ) -> SeenTunnels:
+    ) -> ObservedTunnels:
         here = [row for row in rows.values() if row.bridge == OVERLAY]
         read = {tunnels.network_cookie(n) for row in here for n in network_of(row.external_ids)}
         flows: dict[int, set[Flow]] = {cookie: set() for cookie in read}
@@ -300,7 +300,7 @@ class Model:
         for port in self.bridges[OVERLAY].ports.values() if OVERLAY in self.bridges else ():
             if port.owner and port.owner[1] not in rows:
                 neighbours |= network_of(port.external_ids)
-        return SeenTunnels(
+        return ObservedTunnels(
             ports={n: p for n, p in named.items() if TUNNEL_MARK in p.external_ids},
             flows={cookie: frozenset(found) for cookie, found in flows.items()}
             if TUNNELS in self.bridges

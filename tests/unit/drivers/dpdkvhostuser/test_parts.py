@@ -11,20 +11,20 @@ import pytest
 
 from drivers.dpdkvhostuser import tunnels
 from drivers.dpdkvhostuser.findings import fault, findings
-from drivers.dpdkvhostuser.model import Seen, SeenTunnels
+from drivers.dpdkvhostuser.model import ObservedTunnels, VhostUserObservation
 from drivers.dpdkvhostuser.tunnels import network_cookie, network_flows, with_learned
 from drivers.ovs import apply, usability
 from drivers.ovs.apply import Applier
 from drivers.ovs.commands import DropFlows, FlowEdit, PurgeDatapath
-from drivers.ovs.findings import HostWord
-from drivers.ovs.model import SeenBridge
+from drivers.ovs.findings import VswitchdFacts
+from drivers.ovs.model import ObservedOvsBridge
 from drivers.ovs.policers import Policer, refused
 from netplugin.api.errors import HostError
 from netplugin.api.models import NetworkSpec
 from netplugin.backend import Overlay
 from netplugin.host.openflow import COOKIE_MARK, Flow, parse_flows
 from netplugin.host.ovs import OvsHost
-from netplugin.host.ovs_bonds import Bond, BondUse
+from netplugin.host.ovs_bonds import BondUse, OvsBond
 from netplugin.host.ovs_rows import OvsInterface, OvsPort, OvsRoot
 from netplugin.host.ovs_underlay import Underlay, problem
 from netplugin.host.vxlan import overhead
@@ -93,8 +93,8 @@ def test_without_tso_nothing_is_refused() -> None:
 )  # fmt: skip
 def test_which_ovs_keeps_old_actions(version: str | None, kept: bool) -> None:
     assert apply.kept(OvsRoot(ovs_version=version)) == kept
-    seen = Seen(
-        {}, bridges={"br-phys1": SeenBridge("br-phys1", True, "netdev", "secure")},
+    seen = VhostUserObservation(
+        {}, bridges={"br-phys1": ObservedOvsBridge("br-phys1", True, "netdev", "secure")},
         keeps_old_actions=apply.version_with(OvsRoot(ovs_version=version)),
     )  # fmt: skip
     assert ("ovs-old-actions" in [f.id for f in findings(seen, None)]) == kept
@@ -148,9 +148,11 @@ def test_a_nic_that_cannot_segment_is_found_and_told() -> None:
     cannot = usability.cannot_segment(DPCTL_SHOW)
     assert cannot == {"npu1"}
     row = _row("npv1", "br1")
-    seen = Seen({}, rows={"p": row}, bridges={"br1": _bridge(_row("npu1", "br1"))})
-    assert "cannot segment" in str(fault(row, seen, HostWord(_root("3.1.0"), frozenset(), cannot)))
-    assert fault(row, seen, HostWord(_root("3.3.0"))) is None
+    seen = VhostUserObservation({}, rows={"p": row}, bridges={"br1": _bridge(_row("npu1", "br1"))})
+    assert "cannot segment" in str(
+        fault(row, seen, VswitchdFacts(_root("3.1.0"), frozenset(), cannot))
+    )
+    assert fault(row, seen, VswitchdFacts(_root("3.3.0"))) is None
 
 
 # -- what was learned --------------------------------------------------------------------------------
@@ -229,29 +231,31 @@ def _row(name: str, bridge: str, queues: int = 1, mtu: int = 1500, **columns: ob
     return OvsPort(name, bridge, 7, "access", {}, (replace(interface, **columns),))  # type: ignore[arg-type]
 
 
-def _bridge(*uplinks: OvsPort) -> SeenBridge:
-    return SeenBridge("br1", True, "netdev", "secure", uplinks={row.name: row for row in uplinks})
+def _bridge(*uplinks: OvsPort) -> ObservedOvsBridge:
+    return ObservedOvsBridge(
+        "br1", True, "netdev", "secure", uplinks={row.name: row for row in uplinks}
+    )
 
 
 def test_an_uplink_that_is_narrower_than_its_port_is_a_fault() -> None:
     row = _row("npv1", "br1", mtu=9000)
     wide, narrow = _bridge(_row("npu1", "br1", mtu=9000)), _bridge(_row("npu1", "br1", mtu=1500))
-    seen = Seen({}, rows={"p": row}, bridges={"br1": wide})
-    assert fault(row, seen, HostWord(OvsRoot())) is None
-    told = fault(row, replace(seen, bridges={"br1": narrow}), HostWord(OvsRoot()))
+    seen = VhostUserObservation({}, rows={"p": row}, bridges={"br1": wide})
+    assert fault(row, seen, VswitchdFacts(OvsRoot())) is None
+    told = fault(row, replace(seen, bridges={"br1": narrow}), VswitchdFacts(OvsRoot()))
     assert "npu1 has 1500" in str(told)
 
 
 def test_a_dead_bond_is_a_fault_of_what_it_carries() -> None:
-    dead = BondUse(Bond("npu1", "balance-tcp", "configured", (("a", False),)), "br1", 1, False)
+    dead = BondUse(OvsBond("npu1", "balance-tcp", "configured", (("a", False),)), "br1", 1, False)
     row, other = _row("npv1", "br1"), _row("npv2", "br2")
-    seen = Seen({}, rows={"p": row, "q": other}, bonds=(dead,))
-    assert "does not answer LACP" in str(fault(row, seen, HostWord(OvsRoot())))
-    assert fault(other, seen, HostWord(OvsRoot())) is None
+    seen = VhostUserObservation({}, rows={"p": row, "q": other}, bonds=(dead,))
+    assert "does not answer LACP" in str(fault(row, seen, VswitchdFacts(OvsRoot())))
+    assert fault(other, seen, VswitchdFacts(OvsRoot())) is None
 
 
 def test_more_queues_than_pmd_threads_are_told() -> None:
-    seen = Seen({}, rows={"p": _row("npv1", "br1", queues=4)}, pmd_threads=2)
+    seen = VhostUserObservation({}, rows={"p": _row("npv1", "br1", queues=4)}, pmd_threads=2)
     (told,) = findings(seen, None)
     assert (told.id, told.status) == ("pmd-queues", "warn") and "4 queues" in told.found
     assert findings(replace(seen, pmd_threads=4), None) == []
@@ -259,8 +263,8 @@ def test_more_queues_than_pmd_threads_are_told() -> None:
 
 def test_the_underlay_is_told_once_it_is_configured() -> None:
     good = Underlay("10.9.0.1", "br", True, True, (("br", 1600),))
-    seen = Seen({}, tunnels=SeenTunnels(underlay=good))
+    seen = VhostUserObservation({}, tunnels=ObservedTunnels(underlay=good))
     assert [f.status for f in findings(seen, "10.9.0.1")] == ["ok"]
-    gone = replace(seen, tunnels=SeenTunnels(underlay=Underlay("10.9.0.1")))
+    gone = replace(seen, tunnels=ObservedTunnels(underlay=Underlay("10.9.0.1")))
     (told,) = findings(gone, "10.9.0.1")
     assert told.status == "fail" and told.fix

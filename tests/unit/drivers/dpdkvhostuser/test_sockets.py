@@ -11,7 +11,7 @@ import pytest
 from drivers.dpdkvhostuser.plan import make_plan
 from drivers.ovs import commands as c
 from drivers.ovs import sockets
-from drivers.ovs.sockets import Directory, SeenSockets
+from drivers.ovs.sockets import Directory, ObservedSockets
 from netplugin.api.errors import HostError
 from netplugin.backend import Claim, Intent
 from netplugin.host.names import SOCKETS, VHOST, device_name
@@ -75,15 +75,15 @@ def test_a_directory_comes_and_goes_with_its_port() -> None:
     intent = replace(INTENT, claims=(claim,))
     model = Model()
 
-    def seen(**there: SeenSockets) -> list[object]:
+    def seen(**there: ObservedSockets) -> list[object]:
         observed = replace(model.observe(["p"]), **there)
         return [type(change) for change in make_plan(SETTINGS, [intent], observed).changes]
 
     wish = sockets.wanted_directory(SETTINGS, claim.key, "p", None, 7)
     assert wish is not None
-    assert c.MakeSocketDirectory in seen(sockets=SeenSockets({}, {}, {}, 7))
+    assert c.MakeSocketDirectory in seen(sockets=ObservedSockets({}, {}, {}, 7))
     converge(model, [intent])
-    there = SeenSockets({}, {"p": (wish.path,)}, {wish.path: wish}, 7)
+    there = ObservedSockets({}, {"p": (wish.path,)}, {wish.path: wish}, 7)
     assert seen(sockets=there) == []
     open_to_all = replace(wish, mode=0o777)
     assert seen(sockets=replace(there, directories={wish.path: open_to_all})) == [

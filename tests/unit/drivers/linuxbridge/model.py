@@ -8,19 +8,19 @@ from typing import Any
 
 from oslo_config import cfg
 
-from drivers.linuxbridge.apply import Kernel
+from drivers.linuxbridge.apply import BridgeKernel
 from drivers.linuxbridge.driver import LinuxBridge
 from drivers.linuxbridge.options import GROUP, OPTIONS
 from drivers.linuxbridge.segments import is_ours
 from netplugin.api.errors import Conflict, HostError
-from netplugin.host.cbpf import Program
+from netplugin.host.cbpf import BpfProgram
 from netplugin.host.fdb import Fdb
 from netplugin.host.link_messages import (
-    Bond,
     BondMember,
     Bridge,
     Ifb,
     Link,
+    LinuxBond,
     Vlan,
     Vxlan,
 )
@@ -217,7 +217,7 @@ class ModelTc(Tc):
     def set_redirect(self, index: int, to: int | None) -> None:
         self.found[index] = replace(self.found.get(index, Queueing()), redirect=to)
 
-    def set_guard(self, index: int, program: Program | None) -> None:
+    def set_guard(self, index: int, program: BpfProgram | None) -> None:
         self.found[index] = replace(self.found.get(index, Queueing()), guard=program)
 
     def delete_redirect(self, index: int) -> None:
@@ -368,12 +368,12 @@ class Model:
         self.vxlan = ModelVxlan()
         self.links.deleted = self._forget
         self.links.unplugged = self.fdb.unplugged
-        kernel = Kernel(self.links, self.fdb, self.tc, self.nft, self.vxlan)
+        kernel = BridgeKernel(self.links, self.fdb, self.tc, self.nft, self.vxlan)
         self.driver = LinuxBridge(conf, None, kernel=kernel)
         for name in ("eth2", "eth3", UNDERLAY, "eth9"):
             self.links.add(Link(0, name, mtu=9100, up=True, carrier=True, ipv6=True))
         self.links.ips[UNDERLAY] = (f"{LOCAL_IP}/24",)
-        bond = Bond("802.3ad", "layer2", "02:00:00:00:00:aa")
+        bond = LinuxBond("802.3ad", "layer2", "02:00:00:00:00:aa")
         self.links.add(Link(0, "bond0", "bond", 9100, up=True, carrier=True, data=bond))
         self.links.bonds["bond0"] = (BondMember("eth4", "up", True), BondMember("eth5", "up", True))
         theirs = Link(0, "theirs", "bridge", up=True, address="02:00:00:00:00:09", data=Bridge())

@@ -14,7 +14,7 @@ from drivers.linuxbridge.findings import flushing_file
 from drivers.linuxbridge.segments import Segment
 from netplugin.api.models import Finding
 from netplugin.backend import Change, Intent
-from netplugin.host.link_messages import Bond, BondMember, Bridge, Link, Vlan, Vxlan
+from netplugin.host.link_messages import BondMember, Bridge, Link, LinuxBond, Vlan, Vxlan
 from netplugin.host.names import BRIDGE, TAP, birth_address, device_name
 from netplugin.host.vxlan import VxlanKey
 from tests.unit.drivers.linuxbridge.model import LOCAL_IP, UNDERLAY, Model
@@ -293,7 +293,7 @@ def findings(model: Model) -> dict[str, Finding]:
 
 def set_bond(model: Model, mode: str, policy: str, *states: str, partner: str = "") -> None:
     model.links.links["bond0"] = replace(
-        model.links.links["bond0"], data=Bond(mode, policy, partner)
+        model.links.links["bond0"], data=LinuxBond(mode, policy, partner)
     )
     model.links.bonds["bond0"] = tuple(
         BondMember(f"eth{n}", state, n == 4) for n, state in enumerate(states, 4)

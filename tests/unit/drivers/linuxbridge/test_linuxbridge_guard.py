@@ -23,7 +23,7 @@ from scapy.layers.inet6 import (
 from scapy.layers.l2 import ARP, Ether
 
 from drivers.linuxbridge.guard import NOTHING, port_guard
-from netplugin.host.cbpf import Program
+from netplugin.host.cbpf import BpfProgram
 from tests.unit.drivers.linuxbridge.strategies import make_spec
 
 MAC, OTHER = "52:54:00:00:00:01", "52:54:00:77:77:77"
@@ -31,7 +31,7 @@ PASS, DROP = 0xFFFFFFFF, 2
 _TAGGED = 0xFFFFF000 + 48
 
 
-def run(program: Program, frame: bytes, *, tagged: bool = False) -> int:
+def run(program: BpfProgram, frame: bytes, *, tagged: bool = False) -> int:
     """What the program ends with. A load beyond the end of the frame, which ends it too, is an error.
 
     As Documentation/networking/filter.rst describes the machine.
@@ -90,7 +90,7 @@ def run(program: Program, frame: bytes, *, tagged: bool = False) -> int:
                 raise AssertionError(hex(operation))
 
 
-def guard(**security: Any) -> Program:
+def guard(**security: Any) -> BpfProgram:
     return port_guard(make_spec(port_security=security))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from drivers.vf.abilities import max_queues
 from drivers.vf.inventory import Inventory, Pf, Vf, libvirt_file
-from drivers.vf.kernel import Kernel
+from drivers.vf.kernel import VfKernel
 from drivers.vf.options import ALL_VFS, VfNumbers, parse_devices
 from netplugin.api.errors import HostError, Unsupported
 from netplugin.host.usability import Usability
@@ -186,7 +186,7 @@ class ModelVfs(Vfs):
         raise HostError(f"{address}: No such file or directory", step="bind-vf")
 
 
-class Model(Kernel):
+class Model(VfKernel):
     """See the knobs: what is not supported, which VFs are ill; ``tick`` is called at each boundary."""
 
     def __init__(self, *pfs: ModelPf, tick: Callable[[], None] = _nothing) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from drivers.vdpa.driver import Vdpa
 from drivers.vdpa.model import NATIVE_TYPE, Mode, mode_of
-from drivers.vdpa.plan import Seen
+from drivers.vdpa.plan import VdpaObservation
 from drivers.vf.inventory import Inventory, read_inventory
-from drivers.vf.kernel import Kernel
+from drivers.vf.kernel import VfKernel
 from drivers.vf.options import parse_devices
 from netplugin import options
 from netplugin.api.errors import CapacityExhausted, Conflict
@@ -34,7 +34,7 @@ def on(tree: Path, *, native: bool) -> tuple[Vdpa, Inventory]:
     inventory = read_inventory(build(tree, PLAIN, SWITCHDEV), devices, links)
     switch = ModelSwitch(Model())
     switch.told = NATIVE_ROOT if native else RELAY_ROOT
-    return Vdpa(options.load([]), None, kernel=Kernel(devices, tree), switch=switch), inventory
+    return Vdpa(options.load([]), None, kernel=VfKernel(devices, tree), switch=switch), inventory
 
 
 def test_the_representor_is_that_of_the_vf_whatever_gaps_there_are(tmp_path: Path) -> None:
@@ -43,13 +43,13 @@ def test_the_representor_is_that_of_the_vf_whatever_gaps_there_are(tmp_path: Pat
     asked: list[str] = []
     for number in range(3):
         intent = Intent(f"p{number}", vdpa_spec(number + 1))
-        claims = driver.claims(intent, Seen({}, inventory=inventory), taken)
+        claims = driver.claims(intent, VdpaObservation({}, inventory=inventory), taken)
         taken |= dict.fromkeys(claims, intent.port_id)
         intent = replace(intent, claims=claims)
         assert mode_of(intent) is Mode.NATIVE
         [port] = [
             change.port
-            for change in driver.plan([intent], Seen({}, inventory=inventory)).changes
+            for change in driver.plan([intent], VdpaObservation({}, inventory=inventory)).changes
             if type(change).__name__ == "AddPort"
         ]
         assert port.type == NATIVE_TYPE
@@ -57,7 +57,7 @@ def test_the_representor_is_that_of_the_vf_whatever_gaps_there_are(tmp_path: Pat
         asked.append(port.options["dpdk-devargs"])
     assert asked == [f"0000:81:00.0,representor=[{number}]" for number in (0, 2, 5)]
     with pytest.raises(CapacityExhausted):
-        driver.claims(Intent("p3", vdpa_spec(4)), Seen({}, inventory=inventory), taken)
+        driver.claims(Intent("p3", vdpa_spec(4)), VdpaObservation({}, inventory=inventory), taken)
 
 
 @pytest.mark.parametrize(("native", "network"), [(True, "net2"), (False, "net1")])
@@ -65,13 +65,13 @@ def test_a_nic_is_for_one_mode_or_the_other(tmp_path: Path, native: bool, networ
     driver, inventory = on(tmp_path, native=native)
     spec = vdpa_spec(1, network={"physical_network": network})
     with pytest.raises(Conflict, match="switchdev"):
-        driver.claims(Intent("p", spec), Seen({}, inventory=inventory), {})
+        driver.claims(Intent("p", spec), VdpaObservation({}, inventory=inventory), {})
 
 
 def test_the_books_say_for_whom_the_vfs_of_a_switch_are(tmp_path: Path) -> None:
     driver, inventory = on(tmp_path, native=True)
-    told = driver.vfs(Seen({}, inventory=inventory), {}, {})
+    told = driver.vfs(VdpaObservation({}, inventory=inventory), {}, {})
     assert {info.state for info in told} == {"available"}
     assert {info.pf for info in told if "native mode" in (info.reason or "")} == {"eth1"}
-    ids = [f.id for f in driver.findings(Seen({}, inventory=inventory))]
+    ids = [f.id for f in driver.findings(VdpaObservation({}, inventory=inventory))]
     assert ids == ["vf-nic-0000:03:00.0"], "the NIC that native mode cannot use"

@@ -11,8 +11,8 @@ from agents.metrics import Metrics
 from agents.ports.operations import Operation
 from agents.ports.reconciler import Reconciler
 from drivers.ovs.commands import FlowChange
-from drivers.ovs.findings import HostWord
-from drivers.ovs.model import SeenOvs
+from drivers.ovs.findings import VswitchdFacts
+from drivers.ovs.model import OvsObservation
 from drivers.ovs.ports import VHOST_TYPE
 from drivers.vdpa.driver import Vdpa
 from drivers.vdpa.model import BRIDGE, DEVICE_OPTIONS, LAYOUT, NATIVE_TYPE
@@ -74,9 +74,9 @@ class ModelSwitch(Switch):
 
     def look(
         self, ports: Collection[str] | None, deadline: float
-    ) -> tuple[SeenOvs, HostWord, Mapping[str, str]]:
+    ) -> tuple[OvsObservation, VswitchdFacts, Mapping[str, str]]:
         self.kernel.tick()
-        return self.ovs.common(ports), HostWord(self.told), self.devices()
+        return self.ovs.common(ports), VswitchdFacts(self.told), self.devices()
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         """Rows are one transaction; flows come after, and a crash may come between any two."""

@@ -13,7 +13,7 @@ import pytest
 from agents.metrics import Metrics, PortCounters, VfFigures
 from agents.store.store import Store
 from drivers.vf.inventory import read_inventory
-from drivers.vf.kernel import Kernel
+from drivers.vf.kernel import VfKernel
 from drivers.vf.memory import new_claim
 from drivers.vf.options import parse_devices
 from netplugin.api.errors import HostError
@@ -71,7 +71,7 @@ def claims(tmp_path: Path) -> dict[str, Claim]:
 
 def test_the_vfs_of_claims_are_counted(tmp_path: Path, claims: dict[str, Claim]) -> None:
     vfs = Counting(tmp_path)
-    kernel = Kernel(parse_devices(["net1:8086:10c9"]), tmp_path, vfs)
+    kernel = VfKernel(parse_devices(["net1:8086:10c9"]), tmp_path, vfs)
     other = Claim("vlan", "7")
     assert kernel.counters([*claims.values(), other]) == {claims["a"]: COUNTED}
     assert vfs.asked == [2], "each NIC once, and not igb, which counts nothing"
@@ -85,9 +85,9 @@ def test_the_vfs_of_claims_are_counted(tmp_path: Path, claims: dict[str, Claim])
 def test_the_most_queues_are_those_of_the_best_nic(
     tmp_path: Path, claims: dict[str, Claim]
 ) -> None:
-    assert Kernel(parse_devices(["net1:8086:10c9"]), tmp_path).max_queues() == 16
-    assert Kernel(parse_devices([f"net1:{IGB.address}"]), tmp_path).max_queues() == 2
-    assert Kernel(parse_devices(["net1:none"]), tmp_path).max_queues() == 1
+    assert VfKernel(parse_devices(["net1:8086:10c9"]), tmp_path).max_queues() == 16
+    assert VfKernel(parse_devices([f"net1:{IGB.address}"]), tmp_path).max_queues() == 2
+    assert VfKernel(parse_devices(["net1:none"]), tmp_path).max_queues() == 1
 
 
 def test_a_scrape_has_them_and_survives_their_nic(tmp_path: Path) -> None:

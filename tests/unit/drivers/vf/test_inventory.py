@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from drivers.vf.inventory import Inventory, read_again, read_inventory
-from drivers.vf.kernel import Kernel
+from drivers.vf.kernel import VfKernel
 from drivers.vf.ledger import books, unusable
-from drivers.vf.options import By, Device, VfNumbers, parse_devices
+from drivers.vf.options import By, PoolDevice, VfNumbers, parse_devices
 from drivers.vf.usability import pool_findings, usability
 from netplugin.host.vfs import NicLink, VfAttributes, Vfs
 from tests.unit.drivers.vf.trees import Nic, build
@@ -115,7 +115,7 @@ def test_one_nic_is_read_again_and_the_others_stay_as_they_were_seen(tmp_path: P
             asked.append(-1)
             return told
 
-    kernel = Kernel(devices, tmp_path, Kernels(tmp_path))
+    kernel = VfKernel(devices, tmp_path, Kernels(tmp_path))
     again = kernel.look_again(seen, ["0000:03:00.0"])
     assert asked == [2]
     assert again.vfs["0000:03:10.1"].attributes == changed
@@ -235,19 +235,19 @@ def test_what_libvirt_has_to_write_back(tmp_path: Path) -> None:
             return links(FIRST)
 
     sys = tmp_path / "sys"
-    kernel = Kernel(parse_devices(["net1:eth0"]), sys, Kernels(sys), libvirt_state=state)
+    kernel = VfKernel(parse_devices(["net1:eth0"]), sys, Kernels(sys), libvirt_state=state)
     assert [vf.number for vf in kernel.look().vfs.values() if vf.saved_by_libvirt] == [3]
 
 
 @pytest.mark.parametrize(
     ("entry", "device"),
     [
-        ("physnet1:eth1", Device("physnet1", "eth1", By.INTERFACE)),
+        ("physnet1:eth1", PoolDevice("physnet1", "eth1", By.INTERFACE)),
         ("physnet1:0000:03:00.A", None),
-        ("physnet1:0000:3B:00.1", Device("physnet1", "0000:3b:00.1", By.ADDRESS)),
-        ("physnet1:8086:10C9", Device("physnet1", "8086:10c9", By.KIND)),
-        ("net1:eth1#8-63", Device("net1", "eth1", By.INTERFACE, VfNumbers(((8, 63),)))),
-        ("net1:8086:10c9#0-3+7+^2", Device("net1", "8086:10c9", By.KIND,
+        ("physnet1:0000:3B:00.1", PoolDevice("physnet1", "0000:3b:00.1", By.ADDRESS)),
+        ("physnet1:8086:10C9", PoolDevice("physnet1", "8086:10c9", By.KIND)),
+        ("net1:eth1#8-63", PoolDevice("net1", "eth1", By.INTERFACE, VfNumbers(((8, 63),)))),
+        ("net1:8086:10c9#0-3+7+^2", PoolDevice("net1", "8086:10c9", By.KIND,
                                            VfNumbers(((0, 3), (7, 7)), ((2, 2),)))),
         ("physnet1:eth1#", None),
         ("physnet1:eth1#8-", None),
@@ -257,7 +257,7 @@ def test_what_libvirt_has_to_write_back(tmp_path: Path) -> None:
         ("physnet1:a/b", None),
     ],
 )  # fmt: skip
-def test_the_list(entry: str, device: Device | None) -> None:
+def test_the_list(entry: str, device: PoolDevice | None) -> None:
     if device is not None:
         assert parse_devices([entry, entry]) == (device,)
         return
@@ -270,7 +270,7 @@ def test_the_list(entry: str, device: Device | None) -> None:
 
 def test_usable(tmp_path: Path) -> None:
     build(tmp_path, FIRST)
-    assert Kernel(parse_devices(["net1:eth0"]), tmp_path).usability().usable
+    assert VfKernel(parse_devices(["net1:eth0"]), tmp_path).usability().usable
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from netplugin.api.errors import InvalidRequest
 from netplugin.api.models import Binding, DomainPolicy, DomainRequirements, PortSpec
 from netplugin.libvirt.domain import parse_domain
 from netplugin.libvirt.interfaces import Element, tap_interface, vhostuser_interface
-from netplugin.tuning.placing.capacity import Ground, ground_of
+from netplugin.tuning.placing.capacity import HostCapacity, ground_of
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
 from tests.unit.tuning.machines import MemoryRoot
@@ -88,7 +88,7 @@ class Vm:
 
 
 @st.composite
-def grounds(draw: st.DrawFn) -> Ground:
+def grounds(draw: st.DrawFn) -> HostCapacity:
     """Plans of machines; how many pages there are is another matter, and chance's."""
     facts = read_facts(MemoryRoot(tree(draw(machines()))))
     intent = draw(intents()).model_copy(update={"vm_cores": None, "vm_memory_mb": 0})
@@ -101,7 +101,7 @@ def grounds(draw: st.DrawFn) -> Ground:
     return with_memory(ground, draw(st.sampled_from([512, 6144, 1 << 20, 1 << 20])))
 
 
-def with_memory(ground: Ground, megabytes: int) -> Ground:
+def with_memory(ground: HostCapacity, megabytes: int) -> HostCapacity:
     """The same host with so much for VMs on each node, in pages of both sizes."""
     memory = {2048: megabytes << 10, 1048576: megabytes << 10}
     return replace(ground, nodes=tuple(replace(n, memory_kb=memory) for n in ground.nodes))
@@ -127,7 +127,7 @@ def vms(draw: st.DrawFn, number: int = 1, **fixed: Any) -> Vm:
     return Vm(number, **asked)
 
 
-def several(ground: Ground) -> st.SearchStrategy[list[Vm]]:
+def several(ground: HostCapacity) -> st.SearchStrategy[list[Vm]]:
     """Some VMs for a host; in real time only where the host is planned for it."""
     fixed = {} if ground.realtime else {"realtime": False}
     return st.integers(1, 6).flatmap(

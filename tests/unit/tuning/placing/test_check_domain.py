@@ -13,9 +13,9 @@ from netplugin.api.models import Binding, Finding, PortSpec, VfInfo
 from netplugin.libvirt.domain import complete, parse_domain, written
 from netplugin.libvirt.interfaces import hostdev_interface
 from netplugin.libvirt.pins import Placement
-from netplugin.tuning.placing.capacity import Ground, Held
+from netplugin.tuning.placing.capacity import Held, HostCapacity
 from netplugin.tuning.placing.checks import check
-from netplugin.tuning.placing.checks.case import Case, Nic
+from netplugin.tuning.placing.checks.case import Case, DomainNic
 from netplugin.tuning.placing.render import render_placed
 from tests.unit.tuning.placing.grounds import TWO_NODES
 from tests.unit.tuning.placing.strategies import Vm, with_memory
@@ -31,13 +31,13 @@ def good() -> tuple[str, Placement]:
 
 def found(
     xml: str,
-    ground: Ground | None = TWO_NODES,
+    ground: HostCapacity | None = TWO_NODES,
     mine: Placement | None = None,
     others: frozenset[int] = frozenset(),
     vm: Vm = VM,
 ) -> dict[str, Finding]:
     """What is not as it should be, by its id; of several of an id the worst."""
-    nics = tuple(Nic("p1", binding) for binding in vm.bindings)
+    nics = tuple(DomainNic("p1", binding) for binding in vm.bindings)
     case = Case(parse_domain(xml, "check-domain"), nics, ground, mine, others)
     wrong = [finding for finding in check(case) if finding.status != "ok"]
     assert all(finding.fix and finding.found and finding.expected for finding in wrong)
@@ -112,7 +112,7 @@ def test_qemu_runs_as_the_user_of_its_ports(label: str, word: str | None) -> Non
     needs = VM.bindings[0].domain_requirements.model_copy(update={"qemu_user": 64101})
     binding = VM.bindings[0].model_copy(update={"domain_requirements": needs})
     domain = parse_domain(xml.replace("</domain>", f"{label}</domain>"), "check-domain")
-    case = Case(domain, (Nic("p1", binding),), TWO_NODES, place)
+    case = Case(domain, (DomainNic("p1", binding),), TWO_NODES, place)
     wrong = [finding for finding in check(case) if finding.status != "ok"]
     assert [(f.id, f.status) for f in wrong] == ([("qemu-user", "fail")] if word else [])
     assert not word or (word in wrong[0].found and "+64101:+<group>" in wrong[0].expected)
@@ -164,21 +164,21 @@ def test_cpus_and_siblings_of_other_vms() -> None:
     assert wrong.keys() == {"siblings"}
 
 
-def vf_nic(at: str = "0000:03:10.1", **vf: str) -> Nic:
+def vf_nic(at: str = "0000:03:10.1", **vf: str) -> DomainNic:
     vlan = {"type": "vlan", "physical_network": "net1", "vlan_id": 100}
     asked = {"vm_id": "vm", "mac": "52:54:00:00:00:09", "backend": "sriov", "network": vlan}
     xml = hostdev_interface(PortSpec.model_validate({**asked, "vf": vf}), at)
-    return Nic("p2", Binding(vif_type="hostdev", interface_xml=xml))
+    return DomainNic("p2", Binding(vif_type="hostdev", interface_xml=xml))
 
 
 def test_a_vf_of_which_libvirt_sets_nothing_is_known_by_its_alias() -> None:
     xml, place = good()
 
-    def wrong(asked_for: Nic, has: Nic | None, alias: str = "ua-") -> dict[str, str]:
+    def wrong(asked_for: DomainNic, has: DomainNic | None, alias: str = "ua-") -> dict[str, str]:
         domain = parse_domain(xml, "t")
         complete(domain, [has.binding] if has else [])
         domain = parse_domain(written(domain).replace('"ua-', f'"{alias}'), "t")
-        nics = tuple(Nic("p1", binding) for binding in VM.bindings)
+        nics = tuple(DomainNic("p1", binding) for binding in VM.bindings)
         case = Case(domain, (*nics, asked_for), TWO_NODES, place)
         return {f.id: f"{f.status} {f.found}" for f in check(case) if f.status != "ok"}
 
@@ -202,7 +202,7 @@ def test_a_vf_of_no_port_of_the_vm_is_found(kind: str, port_id: str | None, word
     xml, place = good()
     domain = parse_domain(xml, "t")
     complete(domain, [vf_nic(vlan_proto=kind).binding])
-    nics = tuple(Nic("p1", binding) for binding in VM.bindings)
+    nics = tuple(DomainNic("p1", binding) for binding in VM.bindings)
     vf = VfInfo(pci_address="0000:03:10.1", state="claimed", port_id=port_id)
     case = Case(domain, nics, TWO_NODES, place, other_vfs=(vf,))
     [found] = [f for f in check(case) if f.status != "ok"]
@@ -217,7 +217,7 @@ def test_a_nic_of_another_node() -> None:
     [binding] = VM.bindings
     needs = binding.domain_requirements.model_copy(update={"numa_node": 1})
     away = binding.model_copy(update={"domain_requirements": needs})
-    case = Case(parse_domain(xml, "t"), (Nic("p1", away),), TWO_NODES, place)
+    case = Case(parse_domain(xml, "t"), (DomainNic("p1", away),), TWO_NODES, place)
     assert [f.id for f in check(case) if f.status != "ok"] == ["nic-node"]
 
 
@@ -242,14 +242,14 @@ def test_every_finding_is_in_the_documentation() -> None:
         for i in re.findall(r"`([a-z-]+)`", row.split("|")[1] if "|" in row else "")
     }
     xml, place = good()
-    nics = tuple(Nic("p1", binding) for binding in VM.bindings)
+    nics = tuple(DomainNic("p1", binding) for binding in VM.bindings)
     [needs] = [nic.binding.domain_requirements for nic in nics]
     near = nics[0].binding.model_copy(
         update={
             "domain_requirements": needs.model_copy(update={"numa_node": 0, "qemu_user": 64101})
         }
     )
-    whole = check(Case(parse_domain(xml, "t"), (Nic("p1", near),), TWO_NODES, place))
+    whole = check(Case(parse_domain(xml, "t"), (DomainNic("p1", near),), TWO_NODES, place))
     # There is no `ok` of these.
     elsewhere = {"port", "plan", "libvirt", "nic-missing", "nic-mac", "nic-vf"}
     assert {finding.id for finding in whole} | elsewhere == documented

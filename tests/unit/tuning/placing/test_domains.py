@@ -40,7 +40,7 @@ from netplugin.host.shared import Host
 from netplugin.host.usability import Usability
 from netplugin.libvirt.domain import parse_domain
 from netplugin.libvirt.pins import Placement, parse_cpuset
-from netplugin.tuning.intent import Intent
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.live import Live, OvsLive
 from netplugin.tuning.placing.render import render_placed
 from netplugin.tuning.root import Unknown
@@ -54,7 +54,7 @@ PAGES = {
     for node in range(2)
 }
 #: 2 nodes: 10 whole cores for VMs on the NIC's, 14 on the other.
-INTENT = Intent(pmd_cores=4)
+INTENT = HostIntent(pmd_cores=4)
 
 
 @cache
@@ -110,7 +110,7 @@ def test_places_outlive_the_agent(tmp_path: Path) -> None:
     with agent(tmp_path, view=view_of(machine(), tmp_path, INTENT)) as first:
         plug(first, 1)
         once = render(first, Vm(1))
-    more = Intent(pmd_cores=5)
+    more = HostIntent(pmd_cores=5)
     with agent(tmp_path, view=view_of(machine(), tmp_path, more)) as second:
         assert set(second.store.placements.all()) == {"vm-1"}
         assert {f.id for f in findings(second, Vm(1), once)} >= {"vcpu-cpus"}
@@ -134,7 +134,7 @@ def test_an_older_store_has_no_places_and_takes_some(tmp_path: Path) -> None:
 
 def test_many_at_once_get_different_cpus(tmp_path: Path) -> None:
     """As many VMs of a core as there are cores, and one more is told so."""
-    view = view_of(machine(), tmp_path, Intent(pmd_cores=4, vm_cores=5))
+    view = view_of(machine(), tmp_path, HostIntent(pmd_cores=4, vm_cores=5))
     vms = [Vm(number) for number in range(1, 7)]
     with agent(tmp_path, view=view) as running:
         for vm in vms:
@@ -209,7 +209,7 @@ def test_a_real_time_vm_never_shares_a_cpu_with_a_pmd_thread(
     mask = {"pmd-cpu-mask": hex((1 << 64) - 1)}
     ovs = OvsLive("3.1.0", "DPDK 22.11", True, mask)
     monkeypatch.setattr(agents.host, "read_live", lambda *args: Live(ovs=ovs))
-    intent = Intent(pmd_cores=4, realtime=True)
+    intent = HostIntent(pmd_cores=4, realtime=True)
     with agent(tmp_path, view=view_of(machine(), tmp_path, intent)) as running:
         plug(running, 1)
         with pytest.raises(CapacityExhausted, match="real-time vCPU") as refused:
@@ -264,7 +264,7 @@ def test_without_the_plan_that_is_asked_for_no_core_is_chosen_for_pmd_threads(
     tmp_path: Path, asked: list[tuple[PmdChoice, ...]]
 ) -> None:
     """The cores that would be chosen may be those that VMs are to have. CPUs can still be named."""
-    with agent(tmp_path, view=view_of(machine(), tmp_path, Intent(pmd_cores=99))) as running:
+    with agent(tmp_path, view=view_of(machine(), tmp_path, HostIntent(pmd_cores=99))) as running:
         with pytest.raises(Conflict, match=r"\[host\] pmd_cores: 99 whole cores") as refused:
             asyncio.run(running.service.pmd.set(PmdRequest(count=4)))
         assert refused.value.fix and asked == []
@@ -334,7 +334,7 @@ def test_pins_onto_pmd_cores_are_refused_without_placing_too(running: Agent) -> 
 
 
 def test_a_host_without_a_plan_says_what_to_set(tmp_path: Path) -> None:
-    for intent, word in ((None, "[host] pmd_cores"), (Intent(pmd_cores=99), "at most")):
+    for intent, word in ((None, "[host] pmd_cores"), (HostIntent(pmd_cores=99), "at most")):
         with agent(tmp_path, view=view_of(machine(), tmp_path, intent)) as running:
             plug(running, 1)
             with pytest.raises(Conflict) as refused:

@@ -9,7 +9,7 @@ from netplugin.api.errors import NetpluginError
 from netplugin.libvirt.domain import parse_domain, written
 from netplugin.tuning.placing.capacity import Held
 from netplugin.tuning.placing.checks import check
-from netplugin.tuning.placing.checks.case import Case, Nic
+from netplugin.tuning.placing.checks.case import Case, DomainNic
 from netplugin.tuning.placing.render import render_placed
 from tests.unit.tuning.placing.grounds import TWO_NODES
 from tests.unit.tuning.placing.strategies import Vm
@@ -38,7 +38,7 @@ def test_any_value_in_any_place(placed: bool, place: int, value: str, remove: bo
     else:
         element.text = value
     again = parse_domain(written(domain), "t")
-    nics = tuple(Nic("p1", binding) for binding in VM.bindings)
+    nics = tuple(DomainNic("p1", binding) for binding in VM.bindings)
     for work in (
         lambda: check(Case(again, nics, TWO_NODES)),
         lambda: render_placed(again, VM.bindings, VM.policy, TWO_NODES, Held()),

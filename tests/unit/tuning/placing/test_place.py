@@ -17,14 +17,17 @@ from netplugin.libvirt.domain import parse_domain
 from netplugin.libvirt.needs import read_needs
 from netplugin.libvirt.pins import Placement
 from netplugin.tuning.live import DomainLive
-from netplugin.tuning.placing.capacity import Ground, Held, NodeGround, held, pinned_by_others
+from netplugin.tuning.placing.capacity import Held, HostCapacity, NodeGround, held, pinned_by_others
 from netplugin.tuning.placing.render import render_placed
 from tests.unit.tuning.placing.grounds import SMALL, TWO_NODES
 from tests.unit.tuning.placing.strategies import Vm, with_memory
 
 
 def place(
-    vm: Vm, ground: Ground = TWO_NODES, others: Held | None = None, before: Placement | None = None
+    vm: Vm,
+    ground: HostCapacity = TWO_NODES,
+    others: Held | None = None,
+    before: Placement | None = None,
 ) -> Placement:
     return render_placed(vm.domain, vm.bindings, vm.policy, ground, others or Held(), before)
 

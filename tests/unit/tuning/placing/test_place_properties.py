@@ -14,9 +14,9 @@ from netplugin.api.errors import CapacityExhausted, Conflict, NetpluginError
 from netplugin.api.models import Finding
 from netplugin.libvirt.domain import parse_domain, written
 from netplugin.libvirt.pins import Placement
-from netplugin.tuning.placing.capacity import Ground, Held, held
+from netplugin.tuning.placing.capacity import Held, HostCapacity, held
 from netplugin.tuning.placing.checks import check
-from netplugin.tuning.placing.checks.case import Case, Nic
+from netplugin.tuning.placing.checks.case import Case, DomainNic
 from netplugin.tuning.placing.place import free_cores, free_kb
 from netplugin.tuning.placing.render import render_placed
 from tests.unit.tuning.placing.strategies import Vm, grounds, several
@@ -27,13 +27,13 @@ SOME = settings(max_examples=settings().max_examples // 2)
 
 
 @st.composite
-def hosts(draw: st.DrawFn) -> tuple[Ground, list[Vm]]:
+def hosts(draw: st.DrawFn) -> tuple[HostCapacity, list[Vm]]:
     ground = draw(grounds())
     return ground, draw(several(ground))
 
 
 def placed(
-    ground: Ground, vms: Iterable[Vm]
+    ground: HostCapacity, vms: Iterable[Vm]
 ) -> tuple[dict[Vm, Placement], dict[Vm, str], dict[Vm, NetpluginError]]:
     """One after the other: their places, their domains, and why the others have none."""
     places: dict[Vm, Placement] = {}
@@ -54,7 +54,7 @@ def placed(
 
 @SOME
 @given(hosts())
-def test_places_are_apart_on_the_plan_s_cpus_and_whole(host: tuple[Ground, list[Vm]]) -> None:
+def test_places_are_apart_on_the_plan_s_cpus_and_whole(host: tuple[HostCapacity, list[Vm]]) -> None:
     ground, vms = host
     places, _, _ = placed(ground, vms)
     cores = [core for node in ground.nodes for core in node.cores]
@@ -82,7 +82,7 @@ def test_places_are_apart_on_the_plan_s_cpus_and_whole(host: tuple[Ground, list[
 
 @SOME
 @given(hosts())
-def test_a_vm_is_refused_only_where_there_is_no_room(host: tuple[Ground, list[Vm]]) -> None:
+def test_a_vm_is_refused_only_where_there_is_no_room(host: tuple[HostCapacity, list[Vm]]) -> None:
     ground, vms = host
     before: list[Placement] = []
     for vm in (vm for vm in vms if len(vm.cells) < 2):
@@ -110,7 +110,7 @@ def test_a_vm_is_refused_only_where_there_is_no_room(host: tuple[Ground, list[Vm
 
 @SOME
 @given(hosts(), st.randoms())
-def test_a_vm_keeps_its_place(host: tuple[Ground, list[Vm]], chance: Random) -> None:
+def test_a_vm_keeps_its_place(host: tuple[HostCapacity, list[Vm]], chance: Random) -> None:
     """Whoever else comes and goes, and however often it is rendered, from its old XML or the new."""
     ground, vms = host
     places, domains, _ = placed(ground, vms)
@@ -126,7 +126,9 @@ def test_a_vm_keeps_its_place(host: tuple[Ground, list[Vm]], chance: Random) -> 
 
 @SOME
 @given(hosts())
-def test_what_was_rendered_is_a_domain_and_has_nothing_wrong(host: tuple[Ground, list[Vm]]) -> None:
+def test_what_was_rendered_is_a_domain_and_has_nothing_wrong(
+    host: tuple[HostCapacity, list[Vm]],
+) -> None:
     ground, vms = host
     places, domains, _ = placed(ground, vms)
     for vm, xml in domains.items():
@@ -139,7 +141,7 @@ def test_what_was_rendered_is_a_domain_and_has_nothing_wrong(host: tuple[Ground,
 @SOME
 @given(hosts(), st.integers(1, 9))
 def test_another_size_is_another_place_that_holds_as_well(
-    host: tuple[Ground, list[Vm]], vcpus: int
+    host: tuple[HostCapacity, list[Vm]], vcpus: int
 ) -> None:
     ground, vms = host
     places, _, _ = placed(ground, vms)
@@ -158,9 +160,9 @@ def test_another_size_is_another_place_that_holds_as_well(
 
 
 def findings(
-    vm: Vm, xml: str, ground: Ground | None, others: Held, mine: Placement | None
+    vm: Vm, xml: str, ground: HostCapacity | None, others: Held, mine: Placement | None
 ) -> tuple[Finding, ...]:
-    nics = tuple(Nic("p1", binding) for binding in vm.bindings)
+    nics = tuple(DomainNic("p1", binding) for binding in vm.bindings)
     domain = parse_domain(xml, "check-domain")
     return check(Case(domain, nics, ground, mine, others.cpus))
 

@@ -11,7 +11,7 @@ from netplugin.api.errors import Conflict
 from netplugin.api.models import DomainPolicy
 from netplugin.libvirt.domain import parse_domain, written
 from netplugin.libvirt.pins import is_marked, is_marked_realtime
-from netplugin.tuning.placing.capacity import Ground, Held
+from netplugin.tuning.placing.capacity import Held, HostCapacity
 from netplugin.tuning.placing.render import refuse_stale_mark, render_placed
 from tests.unit.tuning.placing.grounds import SMALL, TWO_NODES
 from tests.unit.tuning.placing.strategies import Vm
@@ -22,7 +22,7 @@ REALTIME_ONLY = (
 )  # fmt: skip
 
 
-def rendered(vm: Vm, ground: Ground = TWO_NODES) -> etree._Element:
+def rendered(vm: Vm, ground: HostCapacity = TWO_NODES) -> etree._Element:
     domain = vm.domain
     render_placed(domain, vm.bindings, vm.policy, ground, Held())
     return domain

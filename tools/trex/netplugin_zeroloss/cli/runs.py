@@ -55,7 +55,7 @@ def _matrix(options: argparse.Namespace) -> int:
         raise UnusableInput(
             "matrix", f"{error.name} is missing: pip install 'netplugin-zeroloss'"
         ) from error
-    asked = session.Asked(
+    asked = session.RunOptions(
         Path(options.description), Path(options.folder) if options.folder else None,
         options.resume, options.quiet, tuple(sys.argv),
     )  # fmt: skip
@@ -131,14 +131,14 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _report(options: argparse.Namespace) -> int:
     from netplugin_zeroloss.journal import read_run
     from netplugin_zeroloss.report.figures import report_of
-    from netplugin_zeroloss.report.published import Beside, beside, zstack
+    from netplugin_zeroloss.report.published import PublishedRelation, beside, zstack
     from netplugin_zeroloss.report.table import status_text
 
     run = read_run(options.run)
     published = zstack()
     _needs("jinja2", "matplotlib", "yaml")
     shown = beside(run, published, options.published)
-    report = report_of(run, None if shown is Beside.NOT_SHOWN else published, shown)
+    report = report_of(run, None if shown is PublishedRelation.NOT_SHOWN else published, shown)
     from netplugin_zeroloss.report.page import FILES, write
 
     paths = write(run, report, options.output or options.run / "report")
@@ -189,10 +189,10 @@ def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _compare(options: argparse.Namespace) -> int:
     from netplugin_zeroloss.journal import read_run
-    from netplugin_zeroloss.report.compare import Limits, compare
+    from netplugin_zeroloss.report.compare import ComparisonLimits, compare
     from netplugin_zeroloss.report.comparison_text import json_text, text
 
-    limits = Limits(options.tolerance, options.noisy_tolerance, options.level)
+    limits = ComparisonLimits(options.tolerance, options.noisy_tolerance, options.level)
     found = compare(read_run(options.old), read_run(options.new), limits)
     if options.json == "-":
         sys.stdout.write(json_text(found))

@@ -16,7 +16,7 @@ from netplugin_zeroloss.generators.choose import make
 from netplugin_zeroloss.generators.contract import GeneratorInfo
 from netplugin_zeroloss.judge.trial import judge
 from netplugin_zeroloss.search import result as results
-from netplugin_zeroloss.search.search import Run, replay, run_search
+from netplugin_zeroloss.search.search import SearchRun, replay, run_search
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import (
     MIXES,
@@ -248,7 +248,7 @@ def _replay(options: argparse.Namespace) -> int:
         raise UnusableInput(options.file, str(error)) from error
     plan, repeats, result = results.load(text, options.file)
     try:
-        runs = [Run(replay(plan, trials), 0.0) for trials in repeats]
+        runs = [SearchRun(replay(plan, trials), 0.0) for trials in repeats]
     except ReplayError as error:
         print(f"it does not lead to the same trials: {error}", file=sys.stderr)
         return 1

@@ -17,7 +17,7 @@ _MLR_LEAST = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AlgorithmResult:
     """Result of one search on one device."""
 
     verdict: str
@@ -26,7 +26,7 @@ class Finding:
     traffic_s: float
 
 
-Algorithm = Callable[[SearchPlan, Generator], Finding]
+Algorithm = Callable[[SearchPlan, Generator], AlgorithmResult]
 
 
 class _Meter:
@@ -47,15 +47,15 @@ class _Meter:
         self.traffic_s += measured.elapsed_s
         return measured
 
-    def found(self, answer: float | None) -> Finding:
+    def found(self, answer: float | None) -> AlgorithmResult:
         verdict = "ndr" if answer else "failed"
-        return Finding(verdict, answer or None, self.trials, self.traffic_s)
+        return AlgorithmResult(verdict, answer or None, self.trials, self.traffic_s)
 
 
-def zeroloss(plan: SearchPlan, generator: Generator) -> Finding:
+def zeroloss(plan: SearchPlan, generator: Generator) -> AlgorithmResult:
     """Run the search of this library."""
     found = run_search(plan, generator).found
-    return Finding(
+    return AlgorithmResult(
         found.headline.verdict.value,
         found.headline.answer_pps,
         len(found.trials),
@@ -63,7 +63,7 @@ def zeroloss(plan: SearchPlan, generator: Generator) -> Finding:
     )
 
 
-def _binary(plan: SearchPlan, generator: Generator, abort: bool) -> Finding:
+def _binary(plan: SearchPlan, generator: Generator, abort: bool) -> AlgorithmResult:
     """Bisect between a load that passed and one that lost, to a width relative to the line rate.
 
     Follows RFC 2544 as simple tools do: any frame sent and not received counts as loss; no trial is
@@ -84,17 +84,17 @@ def _binary(plan: SearchPlan, generator: Generator, abort: bool) -> Finding:
         rate = (low + high) / 2
 
 
-def binary(plan: SearchPlan, generator: Generator) -> Finding:
+def binary(plan: SearchPlan, generator: Generator) -> AlgorithmResult:
     """Binary search; every trial runs for its full duration."""
     return _binary(plan, generator, abort=False)
 
 
-def binary_abort(plan: SearchPlan, generator: Generator) -> Finding:
+def binary_abort(plan: SearchPlan, generator: Generator) -> AlgorithmResult:
     """Binary search; a trial stops at the first loss."""
     return _binary(plan, generator, abort=True)
 
 
-def _mlrsearch(plan: SearchPlan, generator: Generator, abort: bool) -> Finding:
+def _mlrsearch(plan: SearchPlan, generator: Generator, abort: bool) -> AlgorithmResult:
     """Run MLRsearch (PyPI) with the RFC 2544 goal: one full-length trial without loss."""
     package = _import_mlrsearch()
     meter = _Meter(plan, generator)
@@ -136,12 +136,12 @@ def _mlrsearch(plan: SearchPlan, generator: Generator, abort: bool) -> Finding:
     return meter.found(float(lower) if lower is not None else None)
 
 
-def mlrsearch(plan: SearchPlan, generator: Generator) -> Finding:
+def mlrsearch(plan: SearchPlan, generator: Generator) -> AlgorithmResult:
     """MLRsearch, unmodified."""
     return _mlrsearch(plan, generator, abort=False)
 
 
-def mlrsearch_abort(plan: SearchPlan, generator: Generator) -> Finding:
+def mlrsearch_abort(plan: SearchPlan, generator: Generator) -> AlgorithmResult:
     """MLRsearch with trials that stop at the first loss."""
     return _mlrsearch(plan, generator, abort=True)
 

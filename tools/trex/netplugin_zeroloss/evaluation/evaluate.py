@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
-from netplugin_zeroloss.evaluation.algorithms import ALGORITHMS, Finding
+from netplugin_zeroloss.evaluation.algorithms import ALGORITHMS, AlgorithmResult
 from netplugin_zeroloss.generators.sim import FAMILIES, sim_generator
 from netplugin_zeroloss.judge.repeats import relative_std
 from netplugin_zeroloss.search.trials import SearchPlan
@@ -28,7 +28,7 @@ _CHUNK = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AlgorithmRow:
     """Results of one algorithm on one device family. Means are over the runs."""
 
     device: str
@@ -68,7 +68,7 @@ def evaluate(
     seed: int,
     jobs: int,
     progress: Progress = lambda done, of: None,
-) -> list[Row]:
+) -> list[AlgorithmRow]:
     """Return one row per device and algorithm, in the given order."""
     tasks = [
         _Task(plan, device, algorithm, seed, range(first, min(first + _CHUNK, runs)))
@@ -76,7 +76,7 @@ def evaluate(
         for algorithm in algorithms
         for first in range(0, runs, _CHUNK)
     ]
-    found: dict[tuple[str, str], list[Finding]] = {}
+    found: dict[tuple[str, str], list[AlgorithmResult]] = {}
     done = 0
     for task, findings in _carry_out(tasks, jobs):
         # Chunks end in any order; ``_row`` sorts before it sums floats.
@@ -90,7 +90,7 @@ def evaluate(
     ]
 
 
-def _carry_out(tasks: Sequence[_Task], jobs: int) -> Iterator[tuple[_Task, list[Finding]]]:
+def _carry_out(tasks: Sequence[_Task], jobs: int) -> Iterator[tuple[_Task, list[AlgorithmResult]]]:
     if jobs == 1:
         for task in tasks:
             yield task, _search(task)
@@ -101,7 +101,7 @@ def _carry_out(tasks: Sequence[_Task], jobs: int) -> Iterator[tuple[_Task, list[
             yield futures[future], future.result()
 
 
-def _search(task: _Task) -> list[Finding]:
+def _search(task: _Task) -> list[AlgorithmResult]:
     """Run the searches of one task, in a worker process."""
     algorithm = ALGORITHMS[task.algorithm]
     return [
@@ -109,7 +109,9 @@ def _search(task: _Task) -> list[Finding]:
     ]
 
 
-def _row(plan: SearchPlan, device: str, algorithm: str, found: Sequence[Finding]) -> Row:
+def _row(
+    plan: SearchPlan, device: str, algorithm: str, found: Sequence[AlgorithmResult]
+) -> AlgorithmRow:
     family = FAMILIES[device]
     soak_s = plan.headline.final_trial_s
     known = family.limit_pps(soak_s)
@@ -117,7 +119,7 @@ def _row(plan: SearchPlan, device: str, algorithm: str, found: Sequence[Finding]
     answers = sorted(f.answer_pps for f in found if f.answer_pps is not None)
     median = statistics.median(answers) if answers else None
     traffic = sorted(f.traffic_s for f in found)
-    return Row(
+    return AlgorithmRow(
         device,
         algorithm,
         len(found),
@@ -137,7 +139,7 @@ def _row(plan: SearchPlan, device: str, algorithm: str, found: Sequence[Finding]
 # -- how it is shown -----------------------------------------------------------------------------
 
 
-def as_table(rows: Sequence[Row]) -> str:
+def as_table(rows: Sequence[AlgorithmRow]) -> str:
     """Format the rows as a Markdown table, one device family after the other."""
     head = (
         "device", "search", "verdicts (right one)", "trials", "traffic s", "error", "spread", "P(soak)"
@@ -160,14 +162,14 @@ def as_table(rows: Sequence[Row]) -> str:
     )
 
 
-def as_json(rows: Sequence[Row]) -> str:
+def as_json(rows: Sequence[AlgorithmRow]) -> str:
     return json.dumps([dataclasses.asdict(row) for row in rows], indent=1) + "\n"
 
 
-def as_csv(rows: Sequence[Row]) -> str:
+def as_csv(rows: Sequence[AlgorithmRow]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
-    names = [field.name for field in dataclasses.fields(Row)]
+    names = [field.name for field in dataclasses.fields(AlgorithmRow)]
     writer.writerow(names)
     for row in rows:
         values = {name: getattr(row, name) for name in names}

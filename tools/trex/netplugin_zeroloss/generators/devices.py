@@ -122,7 +122,7 @@ class Passage:
     places: dict[str, int] = field(default_factory=dict)
 
 
-class Device:
+class SimulatedDevice:
     """A simulated device: its clock and its random generator."""
 
     def __init__(self, spec: DeviceSpec, rng: random.Random) -> None:

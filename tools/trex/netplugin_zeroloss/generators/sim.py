@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
-from netplugin_zeroloss.generators.devices import DEVICES, Device, DeviceSpec, Passage
+from netplugin_zeroloss.generators.devices import DEVICES, DeviceSpec, Passage, SimulatedDevice
 from netplugin_zeroloss.values import Direction, Measurement, TrialRequest, UnusableInput
 
 #: A generator fault: modifies the measurement of a trial.
@@ -53,7 +53,7 @@ class SimGenerator(Generator):
     def __init__(self, family: SimFamily, rng: random.Random, can_abort: bool = True) -> None:
         self._family = family
         self._rng = rng
-        self._devices = [Device(spec, rng) for spec in family.devices]
+        self._devices = [SimulatedDevice(spec, rng) for spec in family.devices]
         self._info = GeneratorInfo(f"sim:{family.name}", virtual_time=True, can_abort=can_abort)
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class ResultSpread:
     """Spread of the answers of repeated searches, in pps."""
 
     answers: int
@@ -21,7 +21,7 @@ class Spread:
     relative_std: float | None
 
 
-def spread(answers: Sequence[float], wanted: float = 0.95) -> Spread | None:
+def spread(answers: Sequence[float], wanted: float = 0.95) -> ResultSpread | None:
     """Return the narrowest order-statistic interval for the median; None without answers.
 
     Each answer is above the true median with probability 1/2 for any distribution, so the number above
@@ -37,7 +37,7 @@ def spread(answers: Sequence[float], wanted: float = 0.95) -> Spread | None:
         out += 1
         confidence = _covers(count, out)
     mean = statistics.fmean(ordered)
-    return Spread(
+    return ResultSpread(
         count, statistics.median(ordered), (ordered[out], ordered[-1 - out]), confidence,
         relative_std(ordered) if mean else None,
     )  # fmt: skip

@@ -9,10 +9,10 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from netplugin.api.models import Binding, Value
-from netplugin_zeroloss.loss.contract import Place
-from netplugin_zeroloss.loss.host import Host
-from netplugin_zeroloss.loss.links import Links, Nic
-from netplugin_zeroloss.loss.ovs import Ovs
+from netplugin_zeroloss.loss.contract import DropCounters
+from netplugin_zeroloss.loss.host import HostCounters
+from netplugin_zeroloss.loss.links import DriverCounters, LinkCounters
+from netplugin_zeroloss.loss.ovs import OvsCounters
 
 _Device = Annotated[str, StringConstraints(pattern=r"^[^\s/]{1,15}$", strict=True)]
 
@@ -24,7 +24,7 @@ class NicCounters(Value):
     lost: tuple[str, ...] = ()
 
 
-class Description(Value):
+class LossDescription(Value):
     """Components to read in addition to the VNF. Bridges and taps of the bindings are added automatically."""
 
     #: Run directory of OVS with its sockets; null: OVS is not read.
@@ -39,7 +39,7 @@ class Description(Value):
     processes: Annotated[dict[str, str], Field(max_length=32)] | None = None
 
 
-def make(description: Description, bindings: Iterable[Binding]) -> tuple[Place, ...]:
+def make(description: LossDescription, bindings: Iterable[Binding]) -> tuple[DropCounters, ...]:
     """Return the components of a cell whose ports have these bindings, without the VNF.
 
     Raises: EvidenceError if a device does not exist.
@@ -56,16 +56,16 @@ def make(description: Description, bindings: Iterable[Binding]) -> tuple[Place, 
             devices |= {named[field] for field in ("device", "bridge") if field in named}
         elif binding.vif_type == "hostdev" and named.get("pf"):
             devices.add(named["pf"])
-    places: list[Place] = [_host(description)]
+    places: list[DropCounters] = [_host(description)]
     if bridges and description.ovs_rundir is not None:
-        places.append(Ovs(description.ovs_rundir, sorted(bridges), sorted(vhost_ports)))
+        places.append(OvsCounters(description.ovs_rundir, sorted(bridges), sorted(vhost_ports)))
     if devices:
-        places.append(Links(devices))
+        places.append(LinkCounters(devices))
     if description.nics:
-        places.append(Nic({nic.device: nic.lost for nic in description.nics}))
+        places.append(DriverCounters({nic.device: nic.lost for nic in description.nics}))
     return tuple(places)
 
 
-def _host(description: Description) -> Host:
+def _host(description: LossDescription) -> HostCounters:
     named = description.processes
-    return Host() if named is None else Host(processes=named)
+    return HostCounters() if named is None else HostCounters(processes=named)

@@ -15,7 +15,7 @@ _N = TypeVar("_N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CounterReading:
     """Counter values of a component at one moment."""
 
     #: Lost frames by counter; monotonic.
@@ -25,7 +25,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CounterChanges:
     """Changes between two readings. Names are without the name of the component."""
 
     lost: Mapping[str, int] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Found:
     readings: Mapping[str, float] = field(default_factory=dict)
 
 
-class Place(ABC):
+class DropCounters(ABC):
     """A component on the path of the frames. It is read only between trials, so it cannot disturb one."""
 
     @property
@@ -42,16 +42,18 @@ class Place(ABC):
         """Name such as ``ovs``, ``host`` or ``vnf``: the prefix of its counter names."""
 
     @abstractmethod
-    def read(self) -> Reading:
+    def read(self) -> CounterReading:
         """Read all counters. Raises: EvidenceError if the component cannot be read."""
 
-    def between(self, before: Reading, after: Reading, elapsed_s: float) -> Found:
+    def between(
+        self, before: CounterReading, after: CounterReading, elapsed_s: float
+    ) -> CounterChanges:
         """Return the differences of two readings. Override it where counters need arithmetic.
 
         Raises: EvidenceError if a counter decreased or disappeared, so the component restarted during
         the trial.
         """
-        return Found(
+        return CounterChanges(
             _differences(self.name, before.lost, after.lost),
             _differences(self.name, before.counters, after.counters),
         )
@@ -86,11 +88,11 @@ _SETTLE_S = 2.0
 _AGAIN_S = 0.1
 
 
-class Witnessed(Generator):
+class AttributedGenerator(Generator):
     """Wraps a generator and the components on its path. Closes the generator."""
 
     def __init__(
-        self, generator: Generator, places: Sequence[Place], settle_s: float = _SETTLE_S
+        self, generator: Generator, places: Sequence[DropCounters], settle_s: float = _SETTLE_S
     ) -> None:
         """``settle_s``: seconds to wait for late counters while they do not explain the loss."""
         names = [place.name for place in places]
@@ -119,7 +121,7 @@ class Witnessed(Generator):
     def close(self) -> None:
         self._generator.close()
 
-    def _with(self, measured: Measurement, before: Mapping[str, Reading]) -> Measurement:
+    def _with(self, measured: Measurement, before: Mapping[str, CounterReading]) -> Measurement:
         evidence = dict(measured.evidence)
         readings = dict(measured.readings)
         for place in self._places:

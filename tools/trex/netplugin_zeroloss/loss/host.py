@@ -7,7 +7,12 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from netplugin_zeroloss.loss.contract import EvidenceError, Found, Place, Reading
+from netplugin_zeroloss.loss.contract import (
+    CounterChanges,
+    CounterReading,
+    DropCounters,
+    EvidenceError,
+)
 
 #: Columns of a CPU line in /proc/stat (proc(5)), in clock ticks.
 _KINDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
@@ -21,7 +26,7 @@ _CAUSED = ("softirq", "irq", "system")
 PROCESSES: Mapping[str, str] = {"vswitchd": "ovs-vswitchd", "qemu": "qemu", "vhost": "vhost-"}
 
 
-class Host(Place):
+class HostCounters(DropCounters):
     """CPU time of the whole machine: run no other work on it, and the generator on another machine.
 
     ``softnet_dropped`` is a reading, not a loss: the kernel also counts such a frame at its device
@@ -38,25 +43,27 @@ class Host(Place):
     def name(self) -> str:
         return "host"
 
-    def read(self) -> Reading:
+    def read(self) -> CounterReading:
         try:
             counters = parse_cpus((self._root / "stat").read_text(), self._tick_s)
             softnet = self._root / "net/softnet_stat"
             if softnet.exists():
                 counters |= parse_softnet(softnet.read_text())
             counters[_CLOCK] = time.monotonic()
-            return Reading({}, counters | dict(self._process_times()))
+            return CounterReading({}, counters | dict(self._process_times()))
         except (OSError, ValueError, IndexError) as error:
             raise EvidenceError(f"host: {self._root}: {error!r}") from error
 
-    def between(self, before: Reading, after: Reading, elapsed_s: float) -> Found:
+    def between(
+        self, before: CounterReading, after: CounterReading, elapsed_s: float
+    ) -> CounterChanges:
         # Processes that started or ended during the trial are left out.
         stayed = before.counters.keys() & after.counters.keys()
         gone = {n for n in before.counters if n.startswith("process.")} - stayed
         counters = {n: value for n, value in before.counters.items() if n not in gone}
         later = {n: after.counters[n] for n in counters if n in after.counters}
-        found = super().between(Reading({}, counters), Reading({}, later), elapsed_s)
-        return Found({}, figures(found.readings, elapsed_s))
+        found = super().between(CounterReading({}, counters), CounterReading({}, later), elapsed_s)
+        return CounterChanges({}, figures(found.readings, elapsed_s))
 
     def _process_times(self) -> Iterator[tuple[str, float]]:
         for entry in self._root.iterdir():

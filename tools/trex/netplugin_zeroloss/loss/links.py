@@ -6,7 +6,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from netplugin_zeroloss.loss.contract import EvidenceError, Found, Place, Reading
+from netplugin_zeroloss.loss.contract import (
+    CounterChanges,
+    CounterReading,
+    DropCounters,
+    EvidenceError,
+)
 
 #: Disjoint counters (Documentation/networking/statistics.rst in Linux): the kinds of errors are
 #: included in rx_errors and tx_errors.
@@ -15,7 +20,7 @@ _COUNTS = ("rx_dropped", "tx_dropped", "rx_errors", "tx_errors", "rx_missed_erro
 _ROOT, _INGRESS = 0xFFFFFFFF, 0xFFFFFFF1
 
 
-class Links(Place):
+class LinkCounters(DropCounters):
     """Kernel devices by name; of a bridge also its members at construction time."""
 
     def __init__(self, devices: Iterable[str]) -> None:
@@ -26,9 +31,9 @@ class Links(Place):
     def name(self) -> str:
         return "links"
 
-    def read(self) -> Reading:
+    def read(self) -> CounterReading:
         links, qdiscs = _dump()
-        return Reading(lost_at(self._names, links, qdiscs))
+        return CounterReading(lost_at(self._names, links, qdiscs))
 
 
 def lost_at(names: Iterable[str], links: Iterable[Any], qdiscs: Iterable[Any]) -> dict[str, int]:
@@ -86,7 +91,7 @@ def _dump() -> tuple[list[Any], list[Any]]:
 _TELLING = re.compile(r"drop|discard|miss|err|fail|no_?buf|out_of|overrun|full|pause|fifo")
 
 
-class Nic(Place):
+class DriverCounters(DropCounters):
     """``devices``: kernel names, each with its counters that count lost frames (often none).
 
     Names and meanings are driver-specific. Other matching counters are reported if they grew, but do
@@ -100,7 +105,7 @@ class Nic(Place):
     def name(self) -> str:
         return "nic"
 
-    def read(self) -> Reading:
+    def read(self) -> CounterReading:
         lost: dict[str, int] = {}
         counters: dict[str, float] = {}
         for device, names in self._devices.items():
@@ -113,11 +118,15 @@ class Nic(Place):
                 lost[f"{device}.{name}"] = counts[name]
             telling = {n: c for n, c in counts.items() if _TELLING.search(n) and n not in names}
             counters |= {f"{device}.{name}": count for name, count in telling.items()}
-        return Reading(lost, counters)
+        return CounterReading(lost, counters)
 
-    def between(self, before: Reading, after: Reading, elapsed_s: float) -> Found:
+    def between(
+        self, before: CounterReading, after: CounterReading, elapsed_s: float
+    ) -> CounterChanges:
         found = super().between(before, after, elapsed_s)
-        return Found(found.lost, {n: value for n, value in found.readings.items() if value})
+        return CounterChanges(
+            found.lost, {n: value for n, value in found.readings.items() if value}
+        )
 
 
 def _statistics(device: str) -> dict[str, int]:

@@ -12,7 +12,12 @@ from netplugin.api.errors import NetpluginError
 from netplugin.host import vswitchd
 from netplugin.host.openflow import OpenFlow
 from netplugin.pmd.read import parse_threads
-from netplugin_zeroloss.loss.contract import EvidenceError, Found, Place, Reading
+from netplugin_zeroloss.loss.contract import (
+    CounterChanges,
+    CounterReading,
+    DropCounters,
+    EvidenceError,
+)
 
 _PORT = re.compile(r'^\s+port\s+"?([^":]+)"?:\s+rx\s+(.*)$')
 _COUNT = re.compile(r"([a-z0-9_]+)=(\d+)")
@@ -127,7 +132,7 @@ _RETRIES = "ovs_tx_retries"
 _LOCAL = "LOCAL"
 
 
-class Ovs(Place):
+class OvsCounters(DropCounters):
     """Open vSwitch with the userspace datapath; ``bridges`` are those on the path of the frames."""
 
     def __init__(
@@ -149,7 +154,7 @@ class Ovs(Place):
     def name(self) -> str:
         return "ovs"
 
-    def read(self) -> Reading:
+    def read(self) -> CounterReading:
         deadline = time.monotonic() + self._timeout_s
         try:
             ports = [self._flows.dump_ports(bridge, deadline) for bridge in self._bridges]
@@ -172,15 +177,17 @@ class Ovs(Place):
     def _ask(self, command: str, deadline: float) -> str:
         return vswitchd.appctl(self._rundir, command, deadline=deadline)
 
-    def between(self, before: Reading, after: Reading, elapsed_s: float) -> Found:
+    def between(
+        self, before: CounterReading, after: CounterReading, elapsed_s: float
+    ) -> CounterChanges:
         found = super().between(_growing(before), _growing(after), elapsed_s)
         placement = {n: value for n, value in after.counters.items() if n.endswith(_PLACEMENT)}
-        return Found(found.lost, {**_loads(found.readings), **placement})
+        return CounterChanges(found.lost, {**_loads(found.readings), **placement})
 
 
 def reading(
     ports: Mapping[str, OvsPortCounts], drops: str, lookups: str, load: str, queues: str
-) -> Reading:
+) -> CounterReading:
     """Build a reading from the output of the OVS commands (pure)."""
     lost: dict[str, int] = {}
     counters: dict[str, float] = {}
@@ -197,13 +204,13 @@ def reading(
         for queue in thread.queues:
             if queue.enabled:
                 counters[f"{queue.port}.rxq{queue.queue}.pmd"] = thread.cpu
-    return Reading(lost, counters)
+    return CounterReading(lost, counters)
 
 
-def _growing(reading: Reading) -> Reading:
+def _growing(reading: CounterReading) -> CounterReading:
     """Drop the readings that are not counters (rxq placement)."""
     counters = {n: value for n, value in reading.counters.items() if not n.endswith(_PLACEMENT)}
-    return Reading(reading.lost, counters)
+    return CounterReading(reading.lost, counters)
 
 
 def _loads(grown: Mapping[str, float]) -> dict[str, float]:

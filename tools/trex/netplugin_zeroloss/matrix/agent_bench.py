@@ -16,7 +16,7 @@ from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.journal import Cell, Part
 from netplugin_zeroloss.loss import choose as evidence
-from netplugin_zeroloss.loss.contract import Witnessed
+from netplugin_zeroloss.loss.contract import AttributedGenerator
 from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.bench import (
     Bench,
@@ -27,8 +27,8 @@ from netplugin_zeroloss.matrix.bench import (
     generator_of,
     wait_until_forwarding,
 )
-from netplugin_zeroloss.matrix.cells import Ceilings, Task
-from netplugin_zeroloss.matrix.description import Description, End, ssh_of
+from netplugin_zeroloss.matrix.cells import Ceilings, CellTask
+from netplugin_zeroloss.matrix.description import End, RunDescription, ssh_of
 from netplugin_zeroloss.matrix.ports import Ports, taken
 from netplugin_zeroloss.matrix.vm import DomainRunner, wait_for_ssh
 from netplugin_zeroloss.values import TrialRequest, UnusableInput
@@ -37,7 +37,7 @@ from netplugin_zeroloss.vnf.contract import Vnf, VnfPort
 from netplugin_zeroloss.vnf.description import LocalMachine, TestpmdDescription, VppDescription
 
 
-def client(description: Description) -> Client:
+def client(description: RunDescription) -> Client:
     """Create the agent's client from the description, with the environment as default.
 
     Raises: UnusableInput.
@@ -56,7 +56,7 @@ def client(description: Description) -> Client:
 
 
 def check(
-    agent: Client, description: Description, searched: Sequence[Cell], vm_id: str
+    agent: Client, description: RunDescription, searched: Sequence[Cell], vm_id: str
 ) -> Mapping[str, Any]:
     """Check agent, backends and ports; returns facts for the journal.
 
@@ -83,7 +83,7 @@ def check(
 
 
 def _about_backends(
-    description: Description, searched: Sequence[Cell], backends: Mapping[str, BackendInfo]
+    description: RunDescription, searched: Sequence[Cell], backends: Mapping[str, BackendInfo]
 ) -> Iterator[str]:
     for name in dict.fromkeys(cell.backend for cell in searched):
         info = backends.get(name)
@@ -105,7 +105,7 @@ def _about_backends(
                 yield f"backend {name} has no {kind} networks (end {end.port_id})"
 
 
-def check_vnfs(description: Description, tasks: Sequence[Task]) -> None:
+def check_vnfs(description: RunDescription, tasks: Sequence[CellTask]) -> None:
     """Check that the VNF programs that run on this host are installed. Raises: UnusableInput."""
     control = description.controls.vnf
     chosen = [description.vnf_of(task.cell) for task in tasks if task.part is Part.SEARCH]
@@ -128,7 +128,7 @@ class AgentBench(Bench):
     The VM id contains the run id, so a resumed run finds and removes the leftovers of a killed one.
     """
 
-    def __init__(self, description: Description, run_id: str, pmd_cpus: str | None) -> None:
+    def __init__(self, description: RunDescription, run_id: str, pmd_cpus: str | None) -> None:
         """``pmd_cpus``: PMD cores at the start of the run; None for a new run.
 
         Raises: UnusableInput.
@@ -146,7 +146,7 @@ class AgentBench(Bench):
     def close(self) -> None:
         self._client.close()
 
-    def check(self, tasks: Sequence[Task]) -> Mapping[str, Any]:
+    def check(self, tasks: Sequence[CellTask]) -> Mapping[str, Any]:
         searched = [task.cell for task in tasks if task.part is Part.SEARCH]
         try:
             if self._ports.found_cpus is None and any(cell.pmd_cores for cell in searched):
@@ -172,7 +172,7 @@ class AgentBench(Bench):
     # -- setting up ------------------------------------------------------------------------------
 
     @contextmanager
-    def stand(self, task: Task) -> Iterator[Stand]:
+    def stand(self, task: CellTask) -> Iterator[Stand]:
         with ExitStack() as parts:
             setup: dict[str, Any] = {"agent": self._client.url}
             checks: list[Callable[[], None]] = []
@@ -200,7 +200,7 @@ class AgentBench(Bench):
             setup["generator"] = chosen.model_dump(mode="json")
             generator = parts.enter_context(generators.make(chosen))
             self._wait_until_forwarding(generator, task)
-            yield Stand(Guarded(Witnessed(generator, places), checks), setup)
+            yield Stand(Guarded(AttributedGenerator(generator, places), checks), setup)
 
     def _start_vm(self, parts: ExitStack, cell: Cell, setup: dict[str, Any]) -> None:
         described, domain = self._description.vm, self._domain
@@ -216,7 +216,7 @@ class AgentBench(Bench):
             wait_for_ssh(machine.host, machine.port, self._description.timeouts.boot)
 
     def _start_vnf(
-        self, parts: ExitStack, task: Task, ports: Sequence[VnfPort], setup: dict[str, Any]
+        self, parts: ExitStack, task: CellTask, ports: Sequence[VnfPort], setup: dict[str, Any]
     ) -> Vnf:
         control = self._description.controls.vnf
         chosen = self._description.vnf_of(task.cell)
@@ -238,11 +238,11 @@ class AgentBench(Bench):
         if cell.pmd_cores is not None:
             setup["pmd"] = self._ports.pmd().model_dump(mode="json")
 
-    def _generator_of(self, task: Task) -> generators.Description:
+    def _generator_of(self, task: CellTask) -> generators.Description:
         """Return the generator of a task, with the MAC addresses of the ends filled in."""
         return addressed(generator_of(self._description, task), self._ports.ends)
 
-    def _wait_until_forwarding(self, generator: Generator, task: Task) -> None:
+    def _wait_until_forwarding(self, generator: Generator, task: CellTask) -> None:
         plan = cells.plan(self._description, task, generator.info, Ceilings())
         like = TrialRequest(plan.top_pps / 2, 1.0, plan.frame_size, plan.flows, mix=plan.mix)
         wait_until_forwarding(generator, like, self._description.timeouts.forwarding)

@@ -12,8 +12,8 @@ from typing import Any
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
 from netplugin_zeroloss.journal import Part
-from netplugin_zeroloss.matrix.cells import Task
-from netplugin_zeroloss.matrix.description import Description
+from netplugin_zeroloss.matrix.cells import CellTask
+from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.values import Direction, GeneratorError, Measurement, TrialRequest
 
 
@@ -33,7 +33,7 @@ class Bench(ABC):
     """Sets up one device at a time; not thread-safe."""
 
     @abstractmethod
-    def check(self, tasks: Sequence[Task]) -> Mapping[str, Any]:
+    def check(self, tasks: Sequence[CellTask]) -> Mapping[str, Any]:
         """Check that all tasks could be set up, without changing the host or sending traffic.
 
         Returns: facts about the machine for the journal.
@@ -41,7 +41,7 @@ class Bench(ABC):
         """
 
     @abstractmethod
-    def stand(self, task: Task) -> AbstractContextManager[Stand]:
+    def stand(self, task: CellTask) -> AbstractContextManager[Stand]:
         """Set up the device for the duration of the block.
 
         Raises: CellError, GeneratorError, VnfError, NetpluginError.
@@ -57,20 +57,20 @@ class Bench(ABC):
 class BareBench(Bench):
     """A bench without setup: the generator includes its device, as a simulation does."""
 
-    def __init__(self, description: Description) -> None:
+    def __init__(self, description: RunDescription) -> None:
         self._description = description
 
-    def check(self, tasks: Sequence[Task]) -> Mapping[str, Any]:
+    def check(self, tasks: Sequence[CellTask]) -> Mapping[str, Any]:
         check_generators(generator_of(self._description, task) for task in tasks)
         return {}
 
     @contextmanager
-    def stand(self, task: Task) -> Iterator[Stand]:
+    def stand(self, task: CellTask) -> Iterator[Stand]:
         with generators.make(generator_of(self._description, task)) as generator:
             yield Stand(generator)
 
 
-def generator_of(description: Description, task: Task) -> generators.Description:
+def generator_of(description: RunDescription, task: CellTask) -> generators.Description:
     """Return the generator of a task. Each task of a simulation has its own seed, independent of order."""
     controls = description.controls
     chosen = description.generator_of(task.cell)

@@ -24,10 +24,10 @@ from netplugin_zeroloss.journal import (
 from netplugin_zeroloss.loss.contract import EvidenceError
 from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.bench import Bench, CellError, Stand
-from netplugin_zeroloss.matrix.cells import Task
-from netplugin_zeroloss.matrix.description import Description
+from netplugin_zeroloss.matrix.cells import CellTask
+from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.search import result as results
-from netplugin_zeroloss.search.search import Run, after, carry_out, search
+from netplugin_zeroloss.search.search import SearchRun, after, carry_out, search
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import (
     GeneratorError,
@@ -46,7 +46,7 @@ _WARM_UP_PART = 0.5
 
 def search_part(
     plan: SearchPlan, generator: Generator, past: Sequence[PastTrial], repeats: int, note: Note
-) -> list[Run]:
+) -> list[SearchRun]:
     """Run all repeats; trials in ``past`` are not run again. ``note`` is called after each new trial.
 
     Raises: GeneratorError; ReplayError if ``past`` belongs to another search.
@@ -63,7 +63,7 @@ def search_part(
 
 def _search(
     plan: SearchPlan, generator: Generator, past: Sequence[PastTrial], repeat: int, note: Note
-) -> Run:
+) -> SearchRun:
     trials = list(past)
     last = time.monotonic()
 
@@ -76,7 +76,7 @@ def _search(
 
     asking = after(search(plan), [(trial.request, trial.measured) for trial in past])
     found = carry_out(asking, generator, watch)
-    return Run(found, sum(trial.wall_s for trial in trials))
+    return SearchRun(found, sum(trial.wall_s for trial in trials))
 
 
 def _warm_up(plan: SearchPlan, generator: Generator, past: Sequence[PastTrial]) -> None:
@@ -109,10 +109,10 @@ _OF_A_CELL = (
 class View(Protocol):
     """Observer of a run."""
 
-    def begins(self, task: Task) -> None:
+    def begins(self, task: CellTask) -> None:
         """Called before a task is set up."""
 
-    def trial(self, task: Task, plan: SearchPlan, number: int, trial: PastTrial) -> None:
+    def trial(self, task: CellTask, plan: SearchPlan, number: int, trial: PastTrial) -> None:
         """Called after each trial."""
 
     def ends(self, record: CellRecord, seconds: float) -> None:
@@ -126,7 +126,7 @@ class View(Protocol):
 class Carrier:
     """Runs the tasks. ``command``: command line, recorded in results."""
 
-    description: Description
+    description: RunDescription
     bench: Bench
     journal: Journal
     view: View
@@ -141,7 +141,9 @@ class Carrier:
         run = past.run
         return RunRecord(run.name, run.description, run.environment, run.cells, tuple(records))
 
-    def _part(self, task: Task, attempt: Attempt | None, records: list[CellRecord]) -> CellRecord:
+    def _part(
+        self, task: CellTask, attempt: Attempt | None, records: list[CellRecord]
+    ) -> CellRecord:
         self.view.begins(task)
         begun = time.monotonic()
         started = attempt.started if attempt is not None else now()
@@ -165,7 +167,7 @@ class Carrier:
 
     def _search(
         self,
-        task: Task,
+        task: CellTask,
         stand: Stand,
         attempt: Attempt | None,
         started: str,
@@ -191,14 +193,14 @@ class Carrier:
         return CellRecord(task.cell, task.part, started, now(), result, setup=setup)
 
 
-def is_done(task: Task, records: Iterable[CellRecord]) -> bool:
+def is_done(task: CellTask, records: Iterable[CellRecord]) -> bool:
     """Whether a task has a result. A task that ended with an error is resumed."""
     return any(
         r.cell == task.cell and r.part is task.part and r.result is not None for r in records
     )
 
 
-def _ceilings(task: Task, records: list[CellRecord]) -> cells.Ceilings:
+def _ceilings(task: CellTask, records: list[CellRecord]) -> cells.Ceilings:
     """Return the ceilings from the controls of this cell; a control has none."""
     if task.part is not Part.SEARCH:
         return cells.Ceilings()

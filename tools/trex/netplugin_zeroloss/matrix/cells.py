@@ -10,14 +10,14 @@ from netplugin.api.pmd_models import PmdRequest
 from netplugin_zeroloss.generators.contract import GeneratorInfo
 from netplugin_zeroloss.journal import Cell, CellRecord, Part, control_cell
 from netplugin_zeroloss.matrix.axes import frame_bytes, pmd_count
-from netplugin_zeroloss.matrix.description import Description
+from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.search.outcome import SearchVerdict
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import MIXES, OTHER_GOALS, headline, line_rate_pps, warm_up_s
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class CellTask:
     """One part of one cell: a search with its own setup."""
 
     cell: Cell
@@ -43,7 +43,7 @@ class Ceilings:
     vnf_pps: float | None = None
 
 
-def cells(description: Description) -> tuple[Cell, ...]:
+def cells(description: RunDescription) -> tuple[Cell, ...]:
     """Return the cells in table order; one per backend without PMD threads for all ``pmd_cores``."""
     axes = description.matrix
     found = []
@@ -56,22 +56,22 @@ def cells(description: Description) -> tuple[Cell, ...]:
     return tuple(found)
 
 
-def tasks(description: Description) -> tuple[Task, ...]:
+def tasks(description: RunDescription) -> tuple[CellTask, ...]:
     """Return all tasks; each control comes before the first cell it applies to."""
     controls = {
         Part.LOOPBACK: description.controls.loopback,
         Part.VNF: description.controls.vnf,
     }
     parts = [part for part, control in controls.items() if control is not None]
-    found: dict[Task, None] = {}
+    found: dict[CellTask, None] = {}
     for cell in cells(description):
         for part in parts:
-            found.setdefault(Task(control_cell(cell, part), part))
-        found.setdefault(Task(cell, Part.SEARCH))
+            found.setdefault(CellTask(control_cell(cell, part), part))
+        found.setdefault(CellTask(cell, Part.SEARCH))
     return tuple(found)
 
 
-def pmd_request(description: Description, cell: Cell) -> PmdRequest | None:
+def pmd_request(description: RunDescription, cell: Cell) -> PmdRequest | None:
     """Return the PMD cores to request for a cell: named CPUs, or a count."""
     for entry in description.matrix.pmd_cores:
         if cell.pmd_cores is not None and pmd_count(entry) == cell.pmd_cores:
@@ -80,7 +80,7 @@ def pmd_request(description: Description, cell: Cell) -> PmdRequest | None:
 
 
 def plan(
-    description: Description, task: Task, info: GeneratorInfo, ceilings: Ceilings
+    description: RunDescription, task: CellTask, info: GeneratorInfo, ceilings: Ceilings
 ) -> SearchPlan:
     """Return the search plan of a task. A control has the headline goal only."""
     search = description.search
@@ -110,7 +110,7 @@ def plan(
     )
 
 
-def repeats(description: Description, task: Task) -> int:
+def repeats(description: RunDescription, task: CellTask) -> int:
     """Return the number of searches of a task."""
     return description.search.repeats if task.part is Part.SEARCH else 1
 
@@ -148,17 +148,17 @@ _SET_UP_S = 10.0
 
 
 @dataclass(slots=True)
-class Estimate:
+class TimeEstimate:
     """Remaining time in seconds. A task that exceeds its estimate is expected to need one more trial."""
 
-    description: Description
-    tasks: tuple[Task, ...]
+    description: RunDescription
+    tasks: tuple[CellTask, ...]
     #: Seconds of the finished tasks.
-    took_s: dict[Task, float] = field(default_factory=dict)
+    took_s: dict[CellTask, float] = field(default_factory=dict)
     #: The generator runs in virtual time.
     virtual_time: bool = False
 
-    def expected_s(self, task: Task) -> float:
+    def expected_s(self, task: CellTask) -> float:
         """Return the expected seconds of a task: the mean of similar tasks, the same backend first."""
         alike = [t for t in self.took_s if t.part is task.part]
         nearest = [t for t in alike if t.cell.backend == task.cell.backend] or alike
@@ -171,7 +171,7 @@ class Estimate:
         once = _FINAL_TRIALS * final + goals * _OTHER_GOAL_S
         return _SET_UP_S + repeats(self.description, task) * once
 
-    def left_s(self, current: Task | None = None, in_current_s: float = 0.0) -> float:
+    def left_s(self, current: CellTask | None = None, in_current_s: float = 0.0) -> float:
         """Return the remaining seconds; ``in_current_s``: seconds spent on the current task."""
         waiting = [t for t in self.tasks if t not in self.took_s and t != current]
         left = sum(map(self.expected_s, waiting))
@@ -180,7 +180,7 @@ class Estimate:
             left += max(self.expected_s(current) - in_current_s, one_more)
         return left
 
-    def done_share(self, current: Task | None = None, in_current_s: float = 0.0) -> float:
+    def done_share(self, current: CellTask | None = None, in_current_s: float = 0.0) -> float:
         """Return the completed share of the time, 0 to 1."""
         spent = sum(self.took_s.values()) + in_current_s
         whole = spent + self.left_s(current, in_current_s)
@@ -188,7 +188,7 @@ class Estimate:
             return spent / whole
         return len(self.took_s) / len(self.tasks) if self.tasks else 1.0
 
-    def _final_s(self, task: Task) -> float:
+    def _final_s(self, task: CellTask) -> float:
         final = self.description.search.final_duration
         if task.part is Part.SEARCH:
             return final

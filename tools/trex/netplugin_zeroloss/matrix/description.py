@@ -132,7 +132,9 @@ class VnfControl(Section):
     generator: generators.Description
     #: Only with an agent; without one the generator includes the VNF.
     vnf: vnfs.Description | None = None
-    ports: Annotated[tuple[vnfs.Port, ...], Field(min_length=2, max_length=2)] | None = None
+    ports: Annotated[tuple[vnfs.PortDescription, ...], Field(min_length=2, max_length=2)] | None = (
+        None
+    )
 
 
 class Controls(Section):
@@ -157,7 +159,7 @@ class Timeouts(Section):
     forwarding: Seconds = 20.0
 
 
-class Description(Section):
+class RunDescription(Section):
     """A run description."""
 
     name: Name
@@ -173,7 +175,7 @@ class Description(Section):
     #: None: the VNF uses the ports directly, or runs in an existing VM.
     vm: Vm | None = None
     #: Components whose counters are read before and after each trial, in addition to the VNF.
-    evidence: evidences.Description = evidences.Description()
+    evidence: evidences.LossDescription = evidences.LossDescription()
     generator: generators.Description
     overrides: tuple[Override, ...] = ()
     search: Search = Search()
@@ -245,9 +247,9 @@ class Description(Section):
         return (override for override in self.overrides if override.cells.fits(cell))
 
 
-def read(text: str, name: str) -> Description:
+def read(text: str, name: str) -> RunDescription:
     """Parse a run description. Raises: UnusableInput naming file, line and field."""
-    return parse(text, name, Description)
+    return parse(text, name, RunDescription)
 
 
 def _end_defaults(number: int) -> dict[str, str]:
@@ -261,12 +263,12 @@ def _end_defaults(number: int) -> dict[str, str]:
 # -- Checks that a resumed run still has the same description. ------------------------------------
 
 
-def differences(before: Description, now: Description) -> list[str]:
+def differences(before: RunDescription, now: RunDescription) -> list[str]:
     """Return one line per changed field: ``search.precision: 0.005 before, 0.01 now``."""
     return list(_differences("", before.model_dump(mode="json"), now.model_dump(mode="json")))
 
 
-def check_same(before: Description, now: Description, folder: str) -> None:
+def check_same(before: RunDescription, now: RunDescription, folder: str) -> None:
     """Raises: UnusableInput if the description of a resumed run has changed."""
     found = differences(before, now)
     if found:

@@ -12,7 +12,7 @@ from netplugin.api.pmd_models import PmdRequest, PmdState
 from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.bench import CellError
-from netplugin_zeroloss.matrix.description import Description, End
+from netplugin_zeroloss.matrix.description import End, RunDescription
 
 #: Polling interval for a port, in seconds.
 _LOOK_S = 0.1
@@ -21,7 +21,7 @@ _LOOK_S = 0.1
 class Ports:
     """Manages the ports of a run. Never touches a port with the same id that belongs to another VM."""
 
-    def __init__(self, client: Client, description: Description, vm_id: str) -> None:
+    def __init__(self, client: Client, description: RunDescription, vm_id: str) -> None:
         self._client = client
         self._description = description
         self.ends: tuple[End, ...] = description.ends or ()

@@ -17,7 +17,7 @@ from rich.text import Text
 from netplugin_zeroloss.journal import CellRecord, PastTrial
 from netplugin_zeroloss.judge.trial import judge
 from netplugin_zeroloss.matrix.carry_out import View
-from netplugin_zeroloss.matrix.cells import Estimate, Task, in_words
+from netplugin_zeroloss.matrix.cells import CellTask, TimeEstimate, in_words
 from netplugin_zeroloss.report.words import mpps
 from netplugin_zeroloss.search.trials import SearchPlan
 
@@ -25,18 +25,18 @@ from netplugin_zeroloss.search.trials import SearchPlan
 class Lines(View):
     """Prints a line per event, with the remaining time."""
 
-    def __init__(self, estimate: Estimate, output: TextIO) -> None:
+    def __init__(self, estimate: TimeEstimate, output: TextIO) -> None:
         self._estimate = estimate
         self._output = output
-        self._task: Task | None = None
+        self._task: CellTask | None = None
         self._since = 0.0
 
-    def begins(self, task: Task) -> None:
+    def begins(self, task: CellTask) -> None:
         self._task, self._since = task, time.monotonic()
         number = self._estimate.tasks.index(task) + 1
         self.say(f"[{number}/{len(self._estimate.tasks)}] {task}")
 
-    def trial(self, task: Task, plan: SearchPlan, number: int, trial: PastTrial) -> None:
+    def trial(self, task: CellTask, plan: SearchPlan, number: int, trial: PastTrial) -> None:
         self.say(f"  {trial_line(plan, number, trial)}")
 
     def ends(self, record: CellRecord, seconds: float) -> None:
@@ -70,7 +70,7 @@ class Silent(Lines):
 
 
 @contextmanager
-def view(estimate: Estimate, quiet: bool, output: TextIO = sys.stderr) -> Iterator[View]:
+def view(estimate: TimeEstimate, quiet: bool, output: TextIO = sys.stderr) -> Iterator[View]:
     """Yield the view for this output, for the duration of the block."""
     if quiet:
         yield Silent(estimate, output)
@@ -112,7 +112,7 @@ _REFRESHES_PER_S = 2
 
 
 @contextmanager
-def bar(estimate: Estimate, output: TextIO) -> Iterator[Lines]:
+def bar(estimate: TimeEstimate, output: TextIO) -> Iterator[Lines]:
     """Show the bar within the block; restores the terminal on exit."""
     console = Console(file=output)
     shown = _Bar(estimate, console, output)
@@ -123,16 +123,16 @@ def bar(estimate: Estimate, output: TextIO) -> Iterator[Lines]:
 class _Bar(Lines):
     """The live display; lines about whole cells scroll above it."""
 
-    def __init__(self, estimate: Estimate, console: Console, output: TextIO) -> None:
+    def __init__(self, estimate: TimeEstimate, console: Console, output: TextIO) -> None:
         super().__init__(estimate, output)
         self._console = console
         self._last = ""
 
-    def begins(self, task: Task) -> None:
+    def begins(self, task: CellTask) -> None:
         super().begins(task)
         self._last = "is being set up"
 
-    def trial(self, task: Task, plan: SearchPlan, number: int, trial: PastTrial) -> None:
+    def trial(self, task: CellTask, plan: SearchPlan, number: int, trial: PastTrial) -> None:
         self._last = trial_line(plan, number, trial)
 
     def say(self, text: str) -> None:

@@ -13,8 +13,8 @@ from netplugin_zeroloss.journal import Journal, Past, RunRecord, now, read_past
 from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.bench import BareBench, Bench
 from netplugin_zeroloss.matrix.carry_out import Carrier, is_done
-from netplugin_zeroloss.matrix.cells import Estimate, Task, in_words
-from netplugin_zeroloss.matrix.description import Description, check_same, read
+from netplugin_zeroloss.matrix.cells import CellTask, TimeEstimate, in_words
+from netplugin_zeroloss.matrix.description import RunDescription, check_same, read
 from netplugin_zeroloss.matrix.progress import view
 from netplugin_zeroloss.matrix.yaml_model import read_text
 from netplugin_zeroloss.report.figures import report_of
@@ -25,7 +25,7 @@ from netplugin_zeroloss.values import UnusableInput
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RunOptions:
     """Parsed command line."""
 
     description: Path
@@ -39,28 +39,28 @@ class Asked:
 class _Session:
     """The description and state of a run, read and validated."""
 
-    description: Description
+    description: RunDescription
     text: str
     folder: Path
     past: Past | None
 
     @property
-    def tasks(self) -> tuple[Task, ...]:
+    def tasks(self) -> tuple[CellTask, ...]:
         return cells.tasks(self.description)
 
     @property
-    def left(self) -> tuple[Task, ...]:
+    def left(self) -> tuple[CellTask, ...]:
         """The remaining tasks."""
         done = self.past.run.records if self.past is not None else ()
         return tuple(task for task in self.tasks if not is_done(task, done))
 
 
-def folder_of(asked: Asked) -> Path:
+def folder_of(asked: RunOptions) -> Path:
     """Return the folder of the run. Raises: UnusableInput if the description cannot be read."""
     return asked.folder or Path(_read(asked.description)[0].name)
 
 
-def carry_out(asked: Asked, output: TextIO) -> int:
+def carry_out(asked: RunOptions, output: TextIO) -> int:
     """Run the remaining tasks and write the table. Returns the exit status.
 
     Raises: UnusableInput, GeneratorError before any traffic; KeyboardInterrupt.
@@ -92,7 +92,7 @@ def carry_out(asked: Asked, output: TextIO) -> int:
     return 1 if _failed(run) else 0
 
 
-def dry_run(asked: Asked) -> str:
+def dry_run(asked: RunOptions) -> str:
     """Run all checks and return the remaining tasks. Raises: UnusableInput, GeneratorError."""
     session = _open(asked)
     with closing(_bench(session)) as bench:
@@ -103,7 +103,7 @@ def dry_run(asked: Asked) -> str:
     return "".join(lines) + f"{len(lines)} of {len(session.tasks)} to do{about}\n"
 
 
-def _open(asked: Asked) -> _Session:
+def _open(asked: RunOptions) -> _Session:
     """Read and validate the description and the folder, without changes. Raises: UnusableInput."""
     description, text = _read(asked.description)
     if not cells.cells(description):
@@ -112,12 +112,12 @@ def _open(asked: Asked) -> _Session:
     return _Session(description, text, folder, _checked_past(folder, description, asked.resume))
 
 
-def _read(path: Path) -> tuple[Description, str]:
+def _read(path: Path) -> tuple[RunDescription, str]:
     text = read_text(path)
     return read(text, str(path)), text
 
 
-def _checked_past(folder: Path, description: Description, resume: bool) -> Past | None:
+def _checked_past(folder: Path, description: RunDescription, resume: bool) -> Past | None:
     """Return the past of a resumed run, or None for a new run.
 
     Raises: UnusableInput if the folder fits neither.
@@ -164,15 +164,15 @@ def _bench(session: _Session) -> Bench:
     )
 
 
-def _estimate(session: _Session, past: Past | None) -> Estimate:
+def _estimate(session: _Session, past: Past | None) -> TimeEstimate:
     """Create the estimate from the journal, which records the real time of trials."""
     took = {
-        Task(record.cell, record.part): float(record.result["wall_s"])
+        CellTask(record.cell, record.part): float(record.result["wall_s"])
         for record in (past.run.records if past is not None else ())
         if record.result is not None
     }
     virtual = session.description.generator.type == "sim"
-    return Estimate(session.description, session.tasks, took, virtual)
+    return TimeEstimate(session.description, session.tasks, took, virtual)
 
 
 def _failed(run: RunRecord) -> bool:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from netplugin import statistics
-from netplugin.statistics import Change
+from netplugin.statistics import RelativeChange
 from netplugin_zeroloss.journal import Cell, CellRecord, RunRecord
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.figures import Answers, answers_of
@@ -116,7 +116,7 @@ def _cells(keys: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ComparisonLimits:
     """Thresholds of a regression. Ratios: 0.01 is 1 %."""
 
     #: Smallest decrease that is a regression.
@@ -127,7 +127,7 @@ class Limits:
     level: float = 0.05
 
 
-class Finding(StrEnum):
+class CellVerdict(StrEnum):
     """Result of the comparison of one cell."""
 
     SAME = "no regression"
@@ -144,11 +144,11 @@ class CellComparison:
     """One cell in both runs. ``p``: adjusted for the number of tested cells; None without a test."""
 
     cell: Cell
-    finding: Finding
+    finding: CellVerdict
     why: str
     before: Answers | None = None
     after: Answers | None = None
-    change: Change | None = None
+    change: RelativeChange | None = None
     p: float | None = None
     #: Number of answers of both runs; None without a test.
     tested: tuple[int, int] | None = None
@@ -160,7 +160,7 @@ class Comparison:
 
     before: str
     after: str
-    limits: Limits
+    limits: ComparisonLimits
     cells: tuple[CellComparison, ...]
     refusals: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
@@ -172,15 +172,17 @@ class Comparison:
         findings = {cell.finding for cell in self.cells}
         if self.refusals:
             return 2
-        if Finding.REGRESSION in findings:
+        if CellVerdict.REGRESSION in findings:
             return 1
-        told = findings - {Finding.NO_BASELINE}
-        return 2 if Finding.UNTOLD in told or not told else 0
+        told = findings - {CellVerdict.NO_BASELINE}
+        return 2 if CellVerdict.UNTOLD in told or not told else 0
 
 
-def compare(before: RunRecord, after: RunRecord, limits: Limits | None = None) -> Comparison:
+def compare(
+    before: RunRecord, after: RunRecord, limits: ComparisonLimits | None = None
+) -> Comparison:
     """Compare the new run ``after`` with the old run ``before``."""
-    limits = limits or Limits()
+    limits = limits or ComparisonLimits()
     cells = tuple(dict.fromkeys([*before.cells, *after.cells]))
     rows = [_row(before, after, cell) for cell in cells]
     tested = _tested(rows, limits)
@@ -202,25 +204,25 @@ def _row(before: RunRecord, after: RunRecord, cell: Cell) -> CellComparison:
     """Return both sides of a cell, decided where verdicts alone suffice."""
     old, new = before.record(cell), after.record(cell)
     row = CellComparison(
-        cell, Finding.SAME, "",
+        cell, CellVerdict.SAME, "",
         answers_of(old) if old else None, answers_of(new) if new else None,
     )  # fmt: skip
     if row.before is None:
-        return replace(row, finding=Finding.NO_BASELINE, why="the old run has not measured it")
+        return replace(row, finding=CellVerdict.NO_BASELINE, why="the old run has not measured it")
     if row.after is None:
-        return replace(row, finding=Finding.UNTOLD, why="the new run has not measured it")
+        return replace(row, finding=CellVerdict.UNTOLD, why="the new run has not measured it")
     if row.after.worth < row.before.worth:
         why = f"{row.before.verdict} became {row.after.verdict}: {row.after.reason}"
-        return replace(row, finding=Finding.REGRESSION, why=why)
+        return replace(row, finding=CellVerdict.REGRESSION, why=why)
     if not row.before.worth:
-        return replace(row, finding=Finding.NO_BASELINE, why="the old run had no verdict")
+        return replace(row, finding=CellVerdict.NO_BASELINE, why="the old run had no verdict")
     if not row.before.has_bounds:
-        found = Finding.FASTER if row.after.has_bounds else Finding.SAME
+        found = CellVerdict.FASTER if row.after.has_bounds else CellVerdict.SAME
         return replace(row, finding=found, why=f"{row.before.verdict}, now {row.after.verdict}")
     return row
 
 
-def _tested(rows: Sequence[CellComparison], limits: Limits) -> list[float | None]:
+def _tested(rows: Sequence[CellComparison], limits: ComparisonLimits) -> list[float | None]:
     """Return the adjusted p of each row; None if it cannot be tested."""
     sizes = [_sizes(row) for row in rows]
     usable = [n for n, size in enumerate(sizes) if size is not None]
@@ -236,7 +238,7 @@ def _tested(rows: Sequence[CellComparison], limits: Limits) -> list[float | None
     return [adjusted.get(number) for number in range(len(rows))]
 
 
-def _tolerance(row: CellComparison, limits: Limits) -> float:
+def _tolerance(row: CellComparison, limits: ComparisonLimits) -> float:
     """Return the tolerance, at least the width of the goal: closer answers are equal."""
     widths = [side.width for side in (row.before, row.after) if side is not None]
     return max([limits.tolerance, *widths])
@@ -252,7 +254,7 @@ def _sizes(row: CellComparison) -> tuple[int, int] | None:
     return len(row.before.rates), len(row.after.rates)
 
 
-def _judged(row: CellComparison, p: float | None, limits: Limits) -> CellComparison:
+def _judged(row: CellComparison, p: float | None, limits: ComparisonLimits) -> CellComparison:
     if row.why or row.before is None or row.after is None:
         return row
     if p is None:
@@ -264,9 +266,9 @@ def _judged(row: CellComparison, p: float | None, limits: Limits) -> CellCompari
     more = f"p = {p:.2g}{_more_floors(old, new)}"
     if p <= limits.level:
         why = f"lower by more than {words.percent(tolerance, 1)}: {more}"
-        return replace(row, finding=Finding.REGRESSION, why=why)
+        return replace(row, finding=CellVerdict.REGRESSION, why=why)
     if found.low > tolerance:
-        return replace(row, finding=Finding.FASTER, why=f"the whole interval is above; {more}")
+        return replace(row, finding=CellVerdict.FASTER, why=f"the whole interval is above; {more}")
     return replace(row, why=f"not shown to be lower: {more}")
 
 
@@ -278,7 +280,9 @@ def _more_floors(old: Sequence[float], new: Sequence[float]) -> str:
     return f"; {counts[1]} of {len(new)} repeats found a floor, before {counts[0]} of {len(old)}"
 
 
-def _by_bounds(row: CellComparison, old: Answers, new: Answers, limits: Limits) -> CellComparison:
+def _by_bounds(
+    row: CellComparison, old: Answers, new: Answers, limits: ComparisonLimits
+) -> CellComparison:
     """Decide without a test: the bounds over all repeats must be disjoint by a tolerance."""
     row = replace(row, change=_between(old, new))
     least = _tolerance(row, limits)
@@ -287,23 +291,23 @@ def _by_bounds(row: CellComparison, old: Answers, new: Answers, limits: Limits) 
     how = "bounds only" if sharp else "bounds only, and loss is a matter of chance"
     if new.upper < old.lower * (1 - most):
         why = f"{how}: apart by more than {words.percent(most, 1)}"
-        return replace(row, finding=Finding.REGRESSION, why=why)
+        return replace(row, finding=CellVerdict.REGRESSION, why=why)
     if new.verdict == SearchVerdict.GENERATOR_LIMITED and new.lower < old.lower * (1 - least):
         why = "the generator ended below what the old run found"
-        return replace(row, finding=Finding.UNTOLD, why=why)
+        return replace(row, finding=CellVerdict.UNTOLD, why=why)
     if not sharp and new.upper < old.lower * (1 - max(least, most / 2)):
-        return replace(row, finding=Finding.UNTOLD, why=f"{how}: too few repeats to tell")
+        return replace(row, finding=CellVerdict.UNTOLD, why=f"{how}: too few repeats to tell")
     if old.verdict == SearchVerdict.GENERATOR_LIMITED:
         return replace(row, why="it does what the old run's generator could show")
     if new.lower > old.upper * (1 + most):
-        return replace(row, finding=Finding.FASTER, why=how)
+        return replace(row, finding=CellVerdict.FASTER, why=how)
     apart = most if sharp else max(least, most / 2)
     return replace(row, why=f"{how}: not apart by more than {words.percent(apart, 1)}")
 
 
-def _between(old: Answers, new: Answers) -> Change | None:
+def _between(old: Answers, new: Answers) -> RelativeChange | None:
     """Return the change derived from the bounds, without a confidence."""
     if old.rate is None or new.rate is None or not old.lower:
         return None
     low, high = new.lower / old.upper - 1, new.upper / old.lower - 1
-    return Change(new.rate / old.rate - 1, low, high, 0.0)
+    return RelativeChange(new.rate / old.rate - 1, low, high, 0.0)

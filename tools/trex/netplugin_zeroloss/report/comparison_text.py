@@ -7,16 +7,16 @@ import math
 from collections.abc import Iterator
 from typing import Any, Final
 
-from netplugin.statistics import Change
+from netplugin.statistics import RelativeChange
 from netplugin_zeroloss.report import words
-from netplugin_zeroloss.report.compare import CellComparison, Comparison, Finding
+from netplugin_zeroloss.report.compare import CellComparison, CellVerdict, Comparison
 from netplugin_zeroloss.report.figures import Answers
 
 FORMAT: Final = 1
 _VERDICTS: Final = ("no regression", "regression", "unusable")
 #: Worst first.
 _ORDER: Final = (
-    Finding.REGRESSION, Finding.UNTOLD, Finding.FASTER, Finding.SAME, Finding.NO_BASELINE
+    CellVerdict.REGRESSION, CellVerdict.UNTOLD, CellVerdict.FASTER, CellVerdict.SAME, CellVerdict.NO_BASELINE
 )  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def _rate(answers: Answers | None) -> str:
     return answers.verdict
 
 
-def change_text(change: Change) -> str:
+def change_text(change: RelativeChange) -> str:
     """Format a change: ``-4.8 % (-5.5 % to -4.1 %, 95 % confidence)``."""
     low, high = (f"{100 * value:+.1f} %" for value in (change.low, change.high))
     sure = f", {words.percent(change.confidence)} confidence" if change.confidence else ", bounds"

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from netplugin_zeroloss.journal import Cell, CellRecord, Part, RunRecord
 from netplugin_zeroloss.loss.contract import UNEXPLAINED
-from netplugin_zeroloss.report.published import Beside, PublishedTable
+from netplugin_zeroloss.report.published import PublishedRelation, PublishedTable
 from netplugin_zeroloss.search.outcome import SearchVerdict
 
 #: Rank of a verdict: a lower rank than before is a regression.
@@ -227,7 +227,7 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class ReportFigure:
     """Figures of one cell. ``rate_pps`` is set for an NDR, ``at_least_pps`` for a lower limit (``>=``)."""
 
     cell: Cell
@@ -271,12 +271,12 @@ class Report:
     """The figures of all cells of a run, in the order of its description."""
 
     run: str
-    figures: tuple[Figure, ...]
+    figures: tuple[ReportFigure, ...]
     published: PublishedTable | None = None
-    beside: Beside = Beside.NOT_SHOWN
+    beside: PublishedRelation = PublishedRelation.NOT_SHOWN
 
     @property
-    def missing(self) -> tuple[Figure, ...]:
+    def missing(self) -> tuple[ReportFigure, ...]:
         return tuple(figure for figure in self.figures if figure.verdict == MISSING)
 
     @property
@@ -293,11 +293,11 @@ class Report:
 def report_of(
     run: RunRecord,
     published: PublishedTable | None = None,
-    beside: Beside = Beside.NOT_SHOWN,
+    beside: PublishedRelation = PublishedRelation.NOT_SHOWN,
 ) -> Report:
     """Return the figures of a run, with published figures as ``beside`` says."""
     figures = [_figure(run, cell) for cell in run.cells]
-    if published is not None and beside is not Beside.NOT_SHOWN:
+    if published is not None and beside is not PublishedRelation.NOT_SHOWN:
         figures = [replace(f, published_pps=published.rate_pps(f.cell)) for f in figures]
     return Report(
         run.name,
@@ -307,13 +307,13 @@ def report_of(
     )
 
 
-def _figure(run: RunRecord, cell: Cell) -> Figure:
+def _figure(run: RunRecord, cell: Cell) -> ReportFigure:
     record = run.record(cell)
     if record is None:
-        return Figure(cell, MISSING, "the run has not come to it")
+        return ReportFigure(cell, MISSING, "the run has not come to it")
     if record.result is None:
         reason = record.error or "it ended without a result"
-        return Figure(cell, SearchVerdict.FAILED, reason, started=record.started)
+        return ReportFigure(cell, SearchVerdict.FAILED, reason, started=record.started)
     return replace(
         _measured(cell, record, record.result),
         loopback=_control(run, cell, Part.LOOPBACK),
@@ -321,12 +321,12 @@ def _figure(run: RunRecord, cell: Cell) -> Figure:
     )
 
 
-def _measured(cell: Cell, record: CellRecord, result: Mapping[str, Any]) -> Figure:
+def _measured(cell: Cell, record: CellRecord, result: Mapping[str, Any]) -> ReportFigure:
     goals = [_goal(entry) for entry in result["goals"]]
     lower, upper = result["bounds_pps"]
     limited = record.verdict == SearchVerdict.GENERATOR_LIMITED
     floor = result["evidence"]["floor"]
-    return Figure(
+    return ReportFigure(
         cell,
         record.verdict,
         result["reason"],
@@ -380,7 +380,7 @@ def _control(run: RunRecord, cell: Cell, part: Part) -> Control | None:
     return Control(record.verdict, lower or None, record.result["reason"])
 
 
-def _with_efficiency(figure: Figure, figures: Sequence[Figure]) -> Figure:
+def _with_efficiency(figure: ReportFigure, figures: Sequence[ReportFigure]) -> ReportFigure:
     """Set the scaling efficiency relative to the cell with the fewest PMD cores: 1 is linear."""
     mine = figure.rate_per_core_pps
     if mine is None:

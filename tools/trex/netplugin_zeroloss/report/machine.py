@@ -13,14 +13,14 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from netplugin_zeroloss.report.figures import Figure, Report
+from netplugin_zeroloss.report.figures import Report, ReportFigure
 
 FORMAT: Final = 1
 
 _Value = str | float | int | None
 
 #: Column name and value.
-COLUMNS: Final[tuple[tuple[str, Callable[[Figure], _Value]], ...]] = (
+COLUMNS: Final[tuple[tuple[str, Callable[[ReportFigure], _Value]], ...]] = (
     ("backend", lambda f: f.cell.backend),
     ("pmd_cores", lambda f: f.cell.pmd_cores),
     ("frame", lambda f: f.cell.frame),

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from netplugin_zeroloss.journal import RunRecord
 from netplugin_zeroloss.report import machine, plot, sentences, table, words
-from netplugin_zeroloss.report.figures import Figure, Report, located, not_located
+from netplugin_zeroloss.report.figures import Report, ReportFigure, located, not_located
 from netplugin_zeroloss.report.plot import HEIGHT, WIDTH, TrialPlot, inline_svg, trial_plot
 from netplugin_zeroloss.values import UnusableInput
 
@@ -38,7 +38,7 @@ class CellView:
     """One cell with the data behind its figure. ``anchor`` is its id on the page."""
 
     anchor: str
-    figure: Figure
+    figure: ReportFigure
     result: Mapping[str, Any] | None = None
     setup: Mapping[str, Any] = field(default_factory=dict)
     started: str = ""
@@ -93,7 +93,7 @@ def _described(report: Report) -> str:
     return f"Zero-loss rate against PMD cores. {' '.join(found)}"
 
 
-def _cell(run: RunRecord, figure: Figure, number: int) -> CellView:
+def _cell(run: RunRecord, figure: ReportFigure, number: int) -> CellView:
     anchor = f"cell-{number}"
     record = run.record(figure.cell)
     if record is None:

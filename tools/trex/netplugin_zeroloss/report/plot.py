@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from netplugin_zeroloss.report import words
-from netplugin_zeroloss.report.figures import Figure, Report
-from netplugin_zeroloss.report.published import Beside
+from netplugin_zeroloss.report.figures import Report, ReportFigure
+from netplugin_zeroloss.report.published import PublishedRelation
 from netplugin_zeroloss.report.table import Grid, grids, short_text
 from netplugin_zeroloss.search.outcome import SearchVerdict
 
@@ -22,16 +22,16 @@ _MARKERS: Final = ("o", "s", "D", "^", "v", "P")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PlotLine:
     """One backend in one panel."""
 
     backend: str
     colour: str
     marker: str
-    figures: tuple[Figure, ...]
+    figures: tuple[ReportFigure, ...]
 
     @property
-    def rated(self) -> list[Figure]:
+    def rated(self) -> list[ReportFigure]:
         return [f for f in self.figures if f.rate_pps is not None]
 
     @property
@@ -40,10 +40,10 @@ class Line:
         return all(f.cell.pmd_cores is None for f in self.figures)
 
 
-def lines_of(grid: Grid, backends: Sequence[str]) -> list[Line]:
+def lines_of(grid: Grid, backends: Sequence[str]) -> list[PlotLine]:
     """Return the lines of a panel; colour and marker of a backend are the same in every panel."""
     return [
-        Line(
+        PlotLine(
             backend,
             _COLOURS[backends.index(backend) % len(_COLOURS)],
             _MARKERS[backends.index(backend) % len(_MARKERS)],
@@ -53,12 +53,12 @@ def lines_of(grid: Grid, backends: Sequence[str]) -> list[Line]:
     ]
 
 
-def has_rate(lines: Sequence[Line]) -> bool:
+def has_rate(lines: Sequence[PlotLine]) -> bool:
     figures = [figure for line in lines for figure in line.figures]
     return any(f.rate_pps is not None or f.at_least_pps is not None for f in figures)
 
 
-def highest_mpps(lines: Sequence[Line], beside: Beside) -> float:
+def highest_mpps(lines: Sequence[PlotLine], beside: PublishedRelation) -> float:
     """Return the highest measured rate (ideal scaling may exceed the plot)."""
     values = [
         value / 1e6
@@ -68,14 +68,14 @@ def highest_mpps(lines: Sequence[Line], beside: Beside) -> float:
             f.rate_pps,
             f.at_least_pps,
             f.interval.high_pps if f.interval else None,
-            f.published_pps if beside is not Beside.NOT_SHOWN else None,
+            f.published_pps if beside is not PublishedRelation.NOT_SHOWN else None,
         )
         if value
     ]
     return max(values, default=1.0)
 
 
-def error_mpps(figure: Figure) -> tuple[float, float]:
+def error_mpps(figure: ReportFigure) -> tuple[float, float]:
     """Return the error bars: the interval over repeats, or else the bounds."""
     rate = figure.rate_pps or 0.0
     low, high = figure.bounds_pps or (rate, rate)
@@ -84,12 +84,12 @@ def error_mpps(figure: Figure) -> tuple[float, float]:
     return max(0.0, rate - low) / 1e6, max(0.0, high - rate) / 1e6
 
 
-def label(line: Line) -> str:
+def label(line: PlotLine) -> str:
     """Return the legend text: the backend, its missing points and its VNF limits."""
     return "\n".join([line.backend, *_remarks(line)])
 
 
-def _remarks(line: Line) -> Iterator[str]:
+def _remarks(line: PlotLine) -> Iterator[str]:
     for figure in line.figures:
         vnf = figure.verdict == SearchVerdict.VNF_LIMITED
         if vnf or (figure.rate_pps is None and figure.at_least_pps is None):
@@ -176,7 +176,9 @@ def _draw(report: Report) -> Any:
     return picture
 
 
-def _panel(axes: Any, title: str, grid: Grid, lines: Sequence[Line], beside: Beside) -> None:
+def _panel(
+    axes: Any, title: str, grid: Grid, lines: Sequence[PlotLine], beside: PublishedRelation
+) -> None:
     cores = [column for column in grid.columns if column is not None]
     left, right = 0, max(cores, default=1) * 1.06
     for line in lines:
@@ -184,7 +186,7 @@ def _panel(axes: Any, title: str, grid: Grid, lines: Sequence[Line], beside: Bes
             _draw_flat(axes, line, left, right)
         else:
             _draw_scaling(axes, line, max(cores))
-    if beside is not Beside.NOT_SHOWN:
+    if beside is not PublishedRelation.NOT_SHOWN:
         _draw_published(axes, lines, right)
     axes.set_facecolor("none")
     axes.set_title(plain(title), loc="left", fontsize=11, fontweight="bold")
@@ -198,7 +200,7 @@ def _panel(axes: Any, title: str, grid: Grid, lines: Sequence[Line], beside: Bes
     _legend(axes, lines, beside)
 
 
-def _draw_flat(axes: Any, line: Line, left: float, right: float) -> None:
+def _draw_flat(axes: Any, line: PlotLine, left: float, right: float) -> None:
     for figure in line.rated:
         rate = (figure.rate_pps or 0) / 1e6
         axes.plot([left, right], [rate, rate], color=line.colour, linewidth=2)
@@ -213,7 +215,7 @@ def _draw_flat(axes: Any, line: Line, left: float, right: float) -> None:
         )
 
 
-def _draw_scaling(axes: Any, line: Line, most: int) -> None:
+def _draw_scaling(axes: Any, line: PlotLine, most: int) -> None:
     points = [(f.cell.pmd_cores or 0, (f.rate_pps or 0) / 1e6, *error_mpps(f)) for f in line.rated]
     points.sort()
     if points:
@@ -236,7 +238,7 @@ def _draw_scaling(axes: Any, line: Line, most: int) -> None:
             )  # fmt: skip
 
 
-def _draw_published(axes: Any, lines: Sequence[Line], right: float) -> None:
+def _draw_published(axes: Any, lines: Sequence[PlotLine], right: float) -> None:
     """Draw published figures with hollow markers."""
     for line in lines:
         for figure in line.figures:
@@ -249,7 +251,7 @@ def _draw_published(axes: Any, lines: Sequence[Line], right: float) -> None:
                 )  # fmt: skip
 
 
-def _legend(axes: Any, lines: Sequence[Line], beside: Beside) -> None:
+def _legend(axes: Any, lines: Sequence[PlotLine], beside: PublishedRelation) -> None:
     from matplotlib.lines import Line2D
 
     entries = []

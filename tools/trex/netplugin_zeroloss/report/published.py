@@ -16,7 +16,7 @@ from typing import Final
 from netplugin_zeroloss.journal import Cell, RunRecord
 
 
-class Beside(StrEnum):
+class PublishedRelation(StrEnum):
     """Relation of published figures to a run."""
 
     NOT_SHOWN = "no"
@@ -66,7 +66,7 @@ _CONDITIONS: Final = (
 )
 
 
-def beside(run: RunRecord, table: PublishedTable, wanted: bool) -> Beside:
+def beside(run: RunRecord, table: PublishedTable, wanted: bool) -> PublishedRelation:
     """Return how to label the table; comparable only if the run description says so.
 
     It does with ``comparable_to: [zstack-4.4]``. Only this field is read, so that runs with an older
@@ -80,8 +80,8 @@ def beside(run: RunRecord, table: PublishedTable, wanted: bool) -> Beside:
         described = None
     named = described.get("comparable_to") if isinstance(described, dict) else None
     if isinstance(named, list) and table.name in named:
-        return Beside.COMPARABLE
-    return Beside.OTHER if wanted else Beside.NOT_SHOWN
+        return PublishedRelation.COMPARABLE
+    return PublishedRelation.OTHER if wanted else PublishedRelation.NOT_SHOWN
 
 
 def zstack() -> PublishedTable:

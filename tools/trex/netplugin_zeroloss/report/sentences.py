@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from netplugin_zeroloss.journal import RunRecord
 from netplugin_zeroloss.report import words
-from netplugin_zeroloss.report.figures import MISSING, Figure, Report, unexplained
+from netplugin_zeroloss.report.figures import MISSING, Report, ReportFigure, unexplained
 from netplugin_zeroloss.report.table import Grid, short_text
 from netplugin_zeroloss.search.outcome import SearchVerdict
 
@@ -31,17 +31,17 @@ def _of_grid(grid: Grid) -> Iterator[str]:
                 yield f"{name}{_with(figure)} {_without_rate(figure)}."
 
 
-def _best(figures: Sequence[Figure]) -> Figure | None:
+def _best(figures: Sequence[ReportFigure]) -> ReportFigure | None:
     rated = [f for f in figures if f.rate_pps is not None]
     return max(rated, key=lambda f: f.rate_pps or 0.0, default=None)
 
 
-def _rate(figures: Sequence[Figure]) -> float:
+def _rate(figures: Sequence[ReportFigure]) -> float:
     best = _best(figures)
     return best.rate_pps or 0.0 if best else 0.0
 
 
-def _of_backend(name: str, figures: Sequence[Figure]) -> str:
+def _of_backend(name: str, figures: Sequence[ReportFigure]) -> str:
     best = _best(figures)
     assert best is not None
     text = f"{name}{_with(best)} forwards {short_text(best)} Mpps without loss"
@@ -56,12 +56,12 @@ def _of_backend(name: str, figures: Sequence[Figure]) -> str:
     return text + "."
 
 
-def _with(figure: Figure) -> str:
+def _with(figure: ReportFigure) -> str:
     cores = figure.cell.pmd_cores
     return "" if cores is None else f" with {words.count(cores, 'PMD core')}"
 
 
-def _without_rate(figure: Figure) -> str:
+def _without_rate(figure: ReportFigure) -> str:
     if figure.verdict == MISSING:
         return "was not measured"
     if figure.verdict == SearchVerdict.GENERATOR_LIMITED:
@@ -128,5 +128,5 @@ def _not_known(run: RunRecord, report: Report) -> Iterator[str]:
             )
 
 
-def _cells(figures: Sequence[Figure]) -> str:
+def _cells(figures: Sequence[ReportFigure]) -> str:
     return figures[0].cell.key if len(figures) == 1 else words.count(len(figures), "cell")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.report import words
-from netplugin_zeroloss.report.figures import MISSING, Figure, Report
+from netplugin_zeroloss.report.figures import MISSING, Report, ReportFigure
 from netplugin_zeroloss.search.outcome import SearchVerdict
 
 #: Markdown special characters: markup, and the start of a tag or an entity.
@@ -25,7 +25,7 @@ class Grid:
     #: PMD cores; None (backends without PMD threads) first.
     columns: tuple[int | None, ...]
     #: Backend and its figure per column; None if the run has no such cell.
-    rows: tuple[tuple[str, tuple[Figure | None, ...]], ...]
+    rows: tuple[tuple[str, tuple[ReportFigure | None, ...]], ...]
 
     @property
     def title(self) -> str:
@@ -70,7 +70,7 @@ def column(cores: int | None) -> str:
     return words.count(cores, "PMD core")
 
 
-def figure_text(figure: Figure | None) -> str:
+def figure_text(figure: ReportFigure | None) -> str:
     """Format a figure with its mark."""
     if figure is None:
         return words.NONE
@@ -78,7 +78,7 @@ def figure_text(figure: Figure | None) -> str:
     return f"{text} ({mark})" if mark and _has_number(figure) else mark or text
 
 
-def short_text(figure: Figure | None) -> str:
+def short_text(figure: ReportFigure | None) -> str:
     """Format the number of a figure, or the verdict if there is none."""
     if figure is None:
         return words.NONE
@@ -92,7 +92,7 @@ def short_text(figure: Figure | None) -> str:
     return figure.verdict.replace("_", " ")
 
 
-def mark_text(figure: Figure) -> str:
+def mark_text(figure: ReportFigure) -> str:
     """Return the limit of a figure, or why it has no number; may be empty."""
     if figure.verdict == SearchVerdict.VNF_LIMITED:
         return "VNF limit"
@@ -106,11 +106,11 @@ def mark_text(figure: Figure) -> str:
     return ""
 
 
-def _has_number(figure: Figure) -> bool:
+def _has_number(figure: ReportFigure) -> bool:
     return figure.rate_pps is not None or figure.at_least_pps is not None
 
 
-def interval_text(figure: Figure) -> str:
+def interval_text(figure: ReportFigure) -> str:
     """Format the interval over repeats: ``4.02 to 4.31 (98 %, 7 results)``."""
     if figure.interval is None or figure.goal is None:
         return "one result" if figure.repeats == 1 and figure.rate_pps else words.NONE
@@ -122,7 +122,7 @@ def interval_text(figure: Figure) -> str:
     )
 
 
-def cpu_text(figure: Figure) -> str:
+def cpu_text(figure: ReportFigure) -> str:
     """Format CPU use: ``2.36 (2 PMD, 71 % busy; 0.31 softirq; 0.05 system)``, in CPUs of the host."""
     cpu = figure.cpu
     if cpu is None or cpu.host is None:
@@ -137,11 +137,11 @@ def cpu_text(figure: Figure) -> str:
     return f"{cpu.host:.2f} ({'; '.join(parts)})"
 
 
-def efficiency_text(figure: Figure) -> str:
+def efficiency_text(figure: ReportFigure) -> str:
     return words.NONE if figure.efficiency is None else words.percent(figure.efficiency)
 
 
-def published_text(figure: Figure) -> str:
+def published_text(figure: ReportFigure) -> str:
     return words.NONE if figure.published_pps is None else words.mpps(figure.published_pps)
 
 
@@ -157,7 +157,7 @@ def status_text(report: Report) -> str:
 
 
 #: Columns of the detail table: name, and text of a cell.
-DETAILS: tuple[tuple[str, Callable[[Figure], str]], ...] = (
+DETAILS: tuple[tuple[str, Callable[[ReportFigure], str]], ...] = (
     ("zero-loss Mpps", figure_text),
     ("goal", lambda f: f.goal.words if f.goal else words.NONE),
     ("interval over repeats", interval_text),
@@ -211,7 +211,7 @@ def _markdown_grid(report: Report, grid: Grid) -> Iterator[str]:
     yield from _markdown_others(grid)
 
 
-def _grid_text(figure: Figure | None) -> str:
+def _grid_text(figure: ReportFigure | None) -> str:
     """Format a grid cell; reasons for a missing number are in the detail table."""
     number = figure is not None and _has_number(figure)
     return figure_text(figure) if number else short_text(figure)

@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass
 from itertools import product
 
-from netplugin_zeroloss.search.context import ROUNDING, Ground
+from netplugin_zeroloss.search.context import ROUNDING, SearchContext
 from netplugin_zeroloss.search.floor import CONTROLS_LOST, CONTROLS_PASSED, FloorTest
 from netplugin_zeroloss.search.outcome import Outcome
 from netplugin_zeroloss.search.trials import Asking, Trial
@@ -41,7 +41,7 @@ _LARGEST = 40.0
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class LossEstimate:
     """Estimate of the limit: geometric mean, spread, and the probability that there is no limit."""
 
     limit_pps: float
@@ -77,7 +77,7 @@ class HazardModel:
         for i, (level, b) in enumerate(self._floors):
             self._floor_log[i] += _likelihood(level + b * relative, time_s, lost, stopped)
 
-    def estimate(self) -> Estimate:
+    def estimate(self) -> LossEstimate:
         falling, floor = _log_sum(self._log), _log_sum(self._floor_log)
         odds = falling - floor + math.log(1 / _FLOOR_PRIOR - 1)
         weights = [math.exp(a - falling) for a in self._log]
@@ -86,7 +86,7 @@ class HazardModel:
             w * (math.log(c[0]) - mean) ** 2 for w, c in zip(weights, self._cells, strict=True)
         )
         slope = sum(w * math.log(c[1]) for w, c in zip(weights, self._cells, strict=True))
-        return Estimate(
+        return LossEstimate(
             math.exp(mean), math.sqrt(max(0.0, variance)), math.exp(slope),
             1 / (1 + math.exp(max(-700.0, min(700.0, odds)))),
         )  # fmt: skip
@@ -137,7 +137,7 @@ _QUIET = 5.0
 class ChanceSearch:
     """Continues a search whose full-length trials lost frames late."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: SearchContext) -> None:
         self._ground = ground
         self._log = ground.log
         self._goal = ground.goal
@@ -194,7 +194,7 @@ class ChanceSearch:
         until = last.traffic_before_s + last.traffic_s
         return self._log.traffic_s - until > _QUIET * until and not self._log.cold_before
 
-    def _next(self, seen: Estimate, lower: float | None, upper: float) -> float:
+    def _next(self, seen: LossEstimate, lower: float | None, upper: float) -> float:
         if lower is None:
             lossy = sum(1 for t in self._log.counted() if t.lossy)
             largest = _LARGEST_STEP[lossy > _STEPS_BEFORE_LARGER]
@@ -232,6 +232,6 @@ class ChanceSearch:
             model.saw(trial.rate, trial.traffic_s, trial.lossy, trial.measured.aborted)
 
 
-def _believed(lower: float, seen: Estimate) -> bool:
+def _believed(lower: float, seen: LossEstimate) -> bool:
     """Whether the model rates a pass at ``lower`` as plausible."""
     return lower <= seen.limit_pps * _BELIEVED[seen.slope >= _SHARP]

@@ -15,7 +15,7 @@ _AT_CEILING = 0.95
 ROUNDING = 1e-9
 
 
-class Ground:
+class SearchContext:
     """One strict goal, the trial log shared with other goals, and what is known of the device."""
 
     def __init__(self, plan: SearchPlan, log: TrialLog) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from netplugin_zeroloss.search.context import ROUNDING, Ground
+from netplugin_zeroloss.search.context import ROUNDING, SearchContext
 from netplugin_zeroloss.search.outcome import Floor, Outcome, SearchVerdict
 from netplugin_zeroloss.search.trials import Asking, Trial
 
@@ -16,7 +16,7 @@ CONTROLS_PASSED = 3
 class FloorTest:
     """Runs full-length control trials far below capacity and evaluates them."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: SearchContext) -> None:
         self._ground = ground
 
     def counts(self) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from netplugin_zeroloss.judge.repeats import spread
 from netplugin_zeroloss.search.outcome import Outcome, SearchVerdict
-from netplugin_zeroloss.search.search import Run
+from netplugin_zeroloss.search.search import SearchRun
 from netplugin_zeroloss.search.trials import SearchPlan, Trial
 from netplugin_zeroloss.values import Direction, Goal, Measurement, TrialRequest, UnusableInput
 
@@ -26,7 +26,7 @@ FORMAT = 1
 
 
 def result_of(
-    plan: SearchPlan, runs: Sequence[Run], environment: Mapping[str, Any]
+    plan: SearchPlan, runs: Sequence[SearchRun], environment: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the JSON result of one or more runs of the same search."""
     middle = _middle(runs)
@@ -57,7 +57,7 @@ def result_of(
     }
 
 
-def _middle(runs: Sequence[Run]) -> int:
+def _middle(runs: Sequence[SearchRun]) -> int:
     """Return the index of the run with the most frequent verdict and the (lower) median rate."""
     verdicts = Counter(run.found.headline.verdict for run in runs)
     # On a tie the worse verdict wins: half of the runs is not enough for a rate.
@@ -68,7 +68,7 @@ def _middle(runs: Sequence[Run]) -> int:
     return chosen[(len(chosen) - 1) // 2]
 
 
-def _repeats(runs: Sequence[Run], rates: Sequence[float], middle: int) -> dict[str, Any]:
+def _repeats(runs: Sequence[SearchRun], rates: Sequence[float], middle: int) -> dict[str, Any]:
     found = spread(rates)
     return {
         "count": len(runs),

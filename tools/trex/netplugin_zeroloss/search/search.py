@@ -16,7 +16,7 @@ from netplugin_zeroloss.values import Goal, Measurement, ReplayError, TrialReque
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """Outcomes of all goals, the headline first, and all trials."""
 
     outcomes: tuple[Outcome, ...]
@@ -27,7 +27,7 @@ class Found:
         return self.outcomes[0]
 
 
-def search(plan: SearchPlan) -> Asking[Found]:
+def search(plan: SearchPlan) -> Asking[SearchResult]:
     """Search for all goals: yields trial requests, receives measurements, returns the outcomes."""
     log = TrialLog(plan)
     outcomes = []
@@ -44,7 +44,7 @@ def search(plan: SearchPlan) -> Asking[Found]:
         except BudgetExhausted as error:
             outcome = _unfinished(plan, log, goal, str(error))
         outcomes.append(outcome)
-    return Found(tuple(outcomes), tuple(log.trials))
+    return SearchResult(tuple(outcomes), tuple(log.trials))
 
 
 def _unfinished(plan: SearchPlan, log: TrialLog, goal: Goal, why: str) -> Outcome:
@@ -55,7 +55,7 @@ def _unfinished(plan: SearchPlan, log: TrialLog, goal: Goal, why: str) -> Outcom
     )  # fmt: skip
 
 
-def replay(plan: SearchPlan, journal: Iterable[tuple[TrialRequest, Measurement]]) -> Found:
+def replay(plan: SearchPlan, journal: Iterable[tuple[TrialRequest, Measurement]]) -> SearchResult:
     """Repeat a search with recorded measurements.
 
     Raises: ReplayError if the search requests other trials, or more than were recorded.
@@ -64,7 +64,7 @@ def replay(plan: SearchPlan, journal: Iterable[tuple[TrialRequest, Measurement]]
     try:
         request = next(asking)
     except StopIteration as end:
-        found: Found = end.value
+        found: SearchResult = end.value
         return found
     raise ReplayError(f"the journal ends before {request.rate_pps:.2f} pps was measured")
 
@@ -98,10 +98,10 @@ Watcher = Callable[[TrialRequest, Measurement], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SearchRun:
     """A finished search and its real time in seconds."""
 
-    found: Found
+    found: SearchResult
     wall_s: float
 
 
@@ -119,8 +119,8 @@ def carry_out(asking: Asking[T], generator: Generator, watch: Watcher | None = N
         return result
 
 
-def run_search(plan: SearchPlan, generator: Generator, watch: Watcher | None = None) -> Run:
+def run_search(plan: SearchPlan, generator: Generator, watch: Watcher | None = None) -> SearchRun:
     """Search for all goals of a plan. Raises: GeneratorError."""
     begun = time.monotonic()
     found = carry_out(search(plan), generator, watch)
-    return Run(found, time.monotonic() - begun)
+    return SearchRun(found, time.monotonic() - begun)

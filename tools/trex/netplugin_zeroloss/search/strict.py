@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 
 from netplugin_zeroloss.search.chance import ChanceSearch
-from netplugin_zeroloss.search.context import ROUNDING, Ground
+from netplugin_zeroloss.search.context import ROUNDING, SearchContext
 from netplugin_zeroloss.search.floor import FloorTest
 from netplugin_zeroloss.search.outcome import Outcome
 from netplugin_zeroloss.search.trials import Asking, SearchPlan, Trial, TrialLog
@@ -41,7 +41,7 @@ class StrictSearch:
     """A search for one strict goal in the trial log shared with other goals."""
 
     def __init__(self, plan: SearchPlan, log: TrialLog) -> None:
-        self._ground = Ground(plan, log)
+        self._ground = SearchContext(plan, log)
         self._top = plan.top_pps
         self._width = self._ground.width
         #: Uncounted loss occurred: a load must then pass one more trial.

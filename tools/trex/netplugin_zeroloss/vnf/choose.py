@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from netplugin.api.models import Binding, PortSpec
-from netplugin_zeroloss.loss.contract import Place, Reading
+from netplugin_zeroloss.loss.contract import CounterReading, DropCounters
 from netplugin_zeroloss.vnf.contract import Attachment, Vnf, VnfCores, VnfError, VnfInfo, VnfPort
 from netplugin_zeroloss.vnf.description import (
     Description,
     ExternalDescription,
-    Port,
+    PortDescription,
     TapsDescription,
     TestpmdDescription,
     VppDescription,
@@ -19,7 +19,7 @@ from netplugin_zeroloss.vnf.taps import Taps
 from netplugin_zeroloss.vnf.testpmd import Testpmd
 from netplugin_zeroloss.vnf.vpp import Vpp
 
-__all__ = ["Description", "Port", "make", "vnf_port"]
+__all__ = ["Description", "PortDescription", "make", "vnf_port"]
 
 #: By ``vif_type`` of the binding: the kind of attachment, and the field that names the device.
 _SIDES = {
@@ -80,16 +80,16 @@ class External(Vnf):
         """Do nothing: there is no way to check it."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> DropCounters:
         return _Silent()
 
 
-class _Silent(Place):
+class _Silent(DropCounters):
     """Has no counters: loss in the VNF stays unexplained."""
 
     @property
     def name(self) -> str:
         return "vnf"
 
-    def read(self) -> Reading:
-        return Reading()
+    def read(self) -> CounterReading:
+        return CounterReading()

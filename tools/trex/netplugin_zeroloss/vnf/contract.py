@@ -12,7 +12,12 @@ from types import TracebackType
 from typing import Self
 
 from netplugin.host.program import Program, ProgramError, Telemetry
-from netplugin_zeroloss.loss.contract import EvidenceError, Found, Place, Reading
+from netplugin_zeroloss.loss.contract import (
+    CounterChanges,
+    CounterReading,
+    DropCounters,
+    EvidenceError,
+)
 
 
 class Attachment(StrEnum):
@@ -83,7 +88,7 @@ class Vnf(ABC):
 
     @property
     @abstractmethod
-    def place(self) -> Place:
+    def place(self) -> DropCounters:
         """The counters of the VNF."""
 
     def close(self) -> None:  # noqa: B027 - there may be nothing to release
@@ -118,7 +123,7 @@ class PortCounts:
     errors: int = 0
 
 
-class Forwarded(Place):
+class Forwarded(DropCounters):
     """The component ``vnf`` of a program that only forwards between paired ports."""
 
     def __init__(self, counts: Callable[[], Sequence[PortCounts]]) -> None:
@@ -129,7 +134,7 @@ class Forwarded(Place):
     def name(self) -> str:
         return "vnf"
 
-    def read(self) -> Reading:
+    def read(self) -> CounterReading:
         try:
             ports = self._counts()
         except ProgramError as error:
@@ -141,9 +146,11 @@ class Forwarded(Place):
             lost[f"port{number}.rx_errors"] = port.errors
             counters[f"port{number}.rx_packets"] = port.received
             counters[f"port{number}.tx_packets"] = port.sent
-        return Reading(lost, counters)
+        return CounterReading(lost, counters)
 
-    def between(self, before: Reading, after: Reading, elapsed_s: float) -> Found:
+    def between(
+        self, before: CounterReading, after: CounterReading, elapsed_s: float
+    ) -> CounterChanges:
         found = super().between(before, after, elapsed_s)
         lost = dict(found.lost)
         for number in range(len(after.counters) // 2):
@@ -156,7 +163,7 @@ class Forwarded(Place):
                     " receive in the trial: there were frames on their way when it began"
                 )
             lost[f"port{partner}.not_sent"] = round(came - went)
-        return Found(lost, found.readings)
+        return CounterChanges(lost, found.readings)
 
 
 # -- Base of VNFs that are one local program with its own directory and telemetry socket. ---------
@@ -170,7 +177,7 @@ class OwnProgram(Vnf):
     _telemetry: Telemetry | None = None
 
     @property
-    def place(self) -> Place:
+    def place(self) -> DropCounters:
         return Forwarded(self._counts)
 
     @abstractmethod

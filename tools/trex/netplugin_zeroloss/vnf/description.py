@@ -87,7 +87,7 @@ Description = Annotated[
 ]
 
 
-class Port(Value):
+class PortDescription(Value):
     """An existing port, for a control without the backend."""
 
     attachment: Attachment

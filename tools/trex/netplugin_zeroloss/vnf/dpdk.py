@@ -18,7 +18,7 @@ _AF_PACKET_MTU = 1500
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DpdkDevice:
     """A DPDK device: numbered virtual device or PCI address, with its arguments."""
 
     name: str
@@ -31,7 +31,7 @@ class Device:
         return f"{self.name},{self.arguments}" if self.arguments else self.name
 
 
-def device_of(port: VnfPort, number: int, vhost_net: bool) -> Device:
+def device_of(port: VnfPort, number: int, vhost_net: bool) -> DpdkDevice:
     """Return the DPDK device of a port (pure). ``vhost_net``: /dev/vhost-net is available for taps.
 
     Raises: VnfError if DPDK does not support the port.
@@ -41,25 +41,25 @@ def device_of(port: VnfPort, number: int, vhost_net: bool) -> Device:
     virtio = f"queues={port.queues},queue_size={port.ring},mac={port.mac}"
     match port.attachment:
         case Attachment.VHOST_USER:
-            return Device(f"net_virtio_user{number}", f"path={port.device},server=1,{virtio}")
+            return DpdkDevice(f"net_virtio_user{number}", f"path={port.device},server=1,{virtio}")
         case Attachment.TAP if vhost_net:
             path = f"path={VHOST_NET},iface={port.device}"
-            return Device(f"net_virtio_user{number}", f"{path},{virtio}")
+            return DpdkDevice(f"net_virtio_user{number}", f"{path},{virtio}")
         case Attachment.TAP:
-            return Device(f"net_tap{number}", f"iface={port.device},mac={port.mac}")
+            return DpdkDevice(f"net_tap{number}", f"iface={port.device},mac={port.mac}")
         case Attachment.NETDEV:
             if port.mtu > _AF_PACKET_MTU:
                 raise VnfError(f"{port.device}: DPDK's AF_PACKET driver takes no MTU of {port.mtu}")
             ring = f"framesz=2048,framecnt={max(512, 8 * port.ring)},blocksz=16384"
             queues = f"qpairs={port.queues},qdisc_bypass=1"
-            return Device(f"net_af_packet{number}", f"iface={port.device},{queues},{ring}")
+            return DpdkDevice(f"net_af_packet{number}", f"iface={port.device},{queues},{ring}")
         case Attachment.VHOST_BACKEND:
-            return Device(f"net_vhost{number}", f"iface={port.device},queues={port.queues}")
+            return DpdkDevice(f"net_vhost{number}", f"iface={port.device},queues={port.queues}")
         case Attachment.VFIO:
-            return Device(port.device, virtual=False)
+            return DpdkDevice(port.device, virtual=False)
 
 
-def devices_of(ports: Sequence[VnfPort]) -> tuple[Device, ...]:
+def devices_of(ports: Sequence[VnfPort]) -> tuple[DpdkDevice, ...]:
     """Check the ports on this machine and return their DPDK devices. Raises: VnfError with a fix."""
     vhost_net = VHOST_NET.exists()
     for port in ports:

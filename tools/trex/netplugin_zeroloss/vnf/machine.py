@@ -20,7 +20,7 @@ _COMMAND_S = 20.0
 _AGAIN_S = 1.0
 
 
-class Machine(ABC):
+class VnfMachine(ABC):
     """A machine that runs commands given as argument lists. The caller closes it."""
 
     #: New directory on the machine for sockets and files of this VNF.
@@ -47,7 +47,7 @@ class Machine(ABC):
         """Remove everything created on the machine. Idempotent."""
 
 
-class Local(Machine):
+class Local(VnfMachine):
     """This machine."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Local(Machine):
         shutil.rmtree(self._path, ignore_errors=True)
 
 
-class Ssh(Machine):
+class Ssh(VnfMachine):
     """A VM reached with the OpenSSH client. Its programs end with the connection (SIGHUP from the tty)."""
 
     def __init__(self, description: SshMachine, deadline: float) -> None:
@@ -141,7 +141,7 @@ class Ssh(Machine):
         return words
 
 
-def machine_of(description: LocalMachine | SshMachine, deadline: float) -> Machine:
+def machine_of(description: LocalMachine | SshMachine, deadline: float) -> VnfMachine:
     """Return the machine of a description. Raises: VnfError if unreachable at the deadline."""
     return Ssh(description, deadline) if isinstance(description, SshMachine) else Local()
 

@@ -19,7 +19,7 @@ from netplugin_zeroloss.vnf.contract import (
     VnfPort,
 )
 from netplugin_zeroloss.vnf.description import TestpmdDescription
-from netplugin_zeroloss.vnf.dpdk import Device, KeptAddresses, check_cores, devices_of
+from netplugin_zeroloss.vnf.dpdk import DpdkDevice, KeptAddresses, check_cores, devices_of
 
 _PREFIX = "vnf"
 #: Log text of testpmd when it polls its queues.
@@ -96,7 +96,7 @@ def arguments(
     description: TestpmdDescription,
     ports: Sequence[VnfPort],
     cores: VnfCores,
-    devices: Sequence[Device],
+    devices: Sequence[DpdkDevice],
 ) -> list[str]:
     """Return the command line (pure, except for the allowed CPUs if none are given)."""
     queues = {port.queues for port in ports}
@@ -132,7 +132,7 @@ def _is_up(telemetry: Telemetry, number: int) -> bool:
     return bool(telemetry.ask("/ethdev/link_status", number)["status"] == "UP")
 
 
-def _devices(devices: Sequence[Device]) -> list[str]:
+def _devices(devices: Sequence[DpdkDevice]) -> list[str]:
     """Return ``--vdev`` for virtual devices, and an allow list for PCI devices."""
     allowed = [word for d in devices if not d.virtual for word in ("-a", d.name)]
     return [*(f"--vdev={d.text}" for d in devices if d.virtual), *(allowed or ["--no-pci"])]

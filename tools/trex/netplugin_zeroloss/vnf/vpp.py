@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from netplugin.host.program import Program, ProgramError
-from netplugin_zeroloss.loss.contract import Place
+from netplugin_zeroloss.loss.contract import DropCounters
 from netplugin_zeroloss.vnf.contract import Attachment, Vnf, VnfCores, VnfError, VnfInfo, VnfPort
 from netplugin_zeroloss.vnf.description import LocalMachine, VppDescription
 from netplugin_zeroloss.vnf.dpdk import check_cores, devices_of
-from netplugin_zeroloss.vnf.machine import Machine, machine_of
+from netplugin_zeroloss.vnf.machine import VnfMachine, machine_of
 from netplugin_zeroloss.vnf.startup_conf import INTERFACE, StartupConf
-from netplugin_zeroloss.vnf.vpp_api import Api, Counters, Segment, VppPlace
-from netplugin_zeroloss.vnf.vpp_api import Program as StatsProgram
+from netplugin_zeroloss.vnf.vpp_api import Api, StatsProgram, StatsSegment, VppCounters, VppPlace
 
 #: Interface addresses (RFC 5737). Each port has a /30: VPP the first host, the far end the second.
 _ADDRESSES = IPv4Address("192.0.2.0")
@@ -72,7 +71,7 @@ _LINK_UP = 2  # IF_STATUS_API_FLAG_LINK_UP in vnet/interface_types.api
 _PLUGINS = {Attachment.VHOST_BACKEND: "vhost", Attachment.NETDEV: "af_packet"}
 
 
-class Client(Protocol):
+class VppClient(Protocol):
     """Interface to VPP's API: ``Api``, or a fake in tests."""
 
     def call(self, message: str, **fields: Any) -> Any: ...
@@ -92,7 +91,7 @@ class Vpp(Vnf):
         description: VppDescription,
         ports: tuple[VnfPort, ...],
         cores: VnfCores,
-        connect: Callable[[Path], Client] = Api,
+        connect: Callable[[Path], VppClient] = Api,
     ) -> None:
         """Raises: VnfError for ports that VPP does not support on that machine."""
         self._description, self._ports, self._cores = description, ports, cores
@@ -100,10 +99,10 @@ class Vpp(Vnf):
         self._local = isinstance(description.machine, LocalMachine)
         _check_ports(description, ports)
         self._queues = description.rx_queues or max(port.queues for port in ports)
-        self._machine: Machine | None = None
+        self._machine: VnfMachine | None = None
         self._program: Program | None = None
-        self._api: Client | None = None
-        self._counters: Counters | None = None
+        self._api: VppClient | None = None
+        self._counters: VppCounters | None = None
         self._interfaces: list[int] = []
 
     def start(self) -> VnfInfo:
@@ -136,7 +135,9 @@ class Vpp(Vnf):
             )  # fmt: skip
         queues = self._rx_queues()
         self._counters = (
-            Segment(conf.stats_socket) if self._local else StatsProgram(machine, conf.stats_socket)
+            StatsSegment(conf.stats_socket)
+            if self._local
+            else StatsProgram(machine, conf.stats_socket)
         )
         return VnfInfo("vpp", version, queues, {"startup.conf": conf.text()})
 
@@ -150,7 +151,7 @@ class Vpp(Vnf):
         self._rx_queues()
 
     @property
-    def place(self) -> Place:
+    def place(self) -> DropCounters:
         if self._counters is None or self._api is None:
             raise VnfError("vpp has not been started")
         return VppPlace(self._counters, self._interfaces, self._runtime)
@@ -239,7 +240,7 @@ class Vpp(Vnf):
         return str(self._asked.call("cli_inband", cmd="show runtime").reply)
 
     @property
-    def _asked(self) -> Client:
+    def _asked(self) -> VppClient:
         if self._api is None:
             raise VnfError("vpp has not been started")
         return self._api
@@ -271,7 +272,7 @@ def _check_ports(description: VppDescription, ports: Sequence[VnfPort]) -> None:
             )
 
 
-def _is_socket(machine: Machine, path: str) -> bool:
+def _is_socket(machine: VnfMachine, path: str) -> bool:
     try:
         machine.run(["test", "-S", path])
     except ProgramError:

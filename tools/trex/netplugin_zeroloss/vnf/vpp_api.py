@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from netplugin.host.program import ProgramError
-from netplugin_zeroloss.loss.contract import EvidenceError, Found, Place, Reading
+from netplugin_zeroloss.loss.contract import (
+    CounterChanges,
+    CounterReading,
+    DropCounters,
+    EvidenceError,
+)
 from netplugin_zeroloss.vnf.contract import VnfError
-from netplugin_zeroloss.vnf.machine import Machine
+from netplugin_zeroloss.vnf.machine import VnfMachine
 
 _ANSWER_S = 10
 
@@ -87,7 +92,7 @@ _ROUTES = "ip4-lookup"
 Counts = Mapping[str, Mapping[int, int]]
 
 
-class Counters(ABC):
+class VppCounters(ABC):
     """Source of the counters."""
 
     @abstractmethod
@@ -98,7 +103,7 @@ class Counters(ABC):
         """Release all resources."""
 
 
-class Segment(Counters):
+class StatsSegment(VppCounters):
     """The stats segment: memory that VPP shares with local processes."""
 
     def __init__(self, socket: str) -> None:
@@ -122,10 +127,10 @@ class Segment(Counters):
         self._stats.disconnect()
 
 
-class Program(Counters):
+class StatsProgram(VppCounters):
     """Runs ``vpp_get_stats`` in the VM, because shared memory is not accessible over SSH."""
 
-    def __init__(self, machine: Machine, socket: str) -> None:
+    def __init__(self, machine: VnfMachine, socket: str) -> None:
         self._machine, self._socket = machine, socket
 
     def read(self) -> Counts:
@@ -164,11 +169,11 @@ def parse_runtime(text: str, node: str = _ROUTES) -> tuple[int, int]:
     return sum(int(row[2]) for row in rows), sum(int(row[3]) for row in rows)
 
 
-class VppPlace(Place):
+class VppPlace(DropCounters):
     """The component ``vnf``: drops by interface. Errors by node are readings: they count the same frames."""
 
     def __init__(
-        self, counters: Counters, interfaces: Sequence[int], runtime: Callable[[], str]
+        self, counters: VppCounters, interfaces: Sequence[int], runtime: Callable[[], str]
     ) -> None:
         """``interfaces``: VPP's interface index per port; ``runtime``: returns ``show runtime``."""
         self._counters, self._interfaces, self._runtime = counters, tuple(interfaces), runtime
@@ -177,23 +182,25 @@ class VppPlace(Place):
     def name(self) -> str:
         return "vnf"
 
-    def read(self) -> Reading:
+    def read(self) -> CounterReading:
         try:
             counts, runtime = self._counters.read(), self._runtime()
         except ProgramError as error:
             raise EvidenceError(f"vnf: {error}") from error
         return reading(counts, self._interfaces, runtime)
 
-    def between(self, before: Reading, after: Reading, elapsed_s: float) -> Found:
+    def between(
+        self, before: CounterReading, after: CounterReading, elapsed_s: float
+    ) -> CounterChanges:
         found = super().between(before, after, elapsed_s)
         readings = {n: value for n, value in found.readings.items() if value or "." in n}
         calls, vectors = readings.pop("calls", 0.0), readings.pop("vectors", 0.0)
         if calls:
             readings["vectors_per_call"] = vectors / calls
-        return Found(found.lost, readings)
+        return CounterChanges(found.lost, readings)
 
 
-def reading(counts: Counts, interfaces: Sequence[int], runtime: str) -> Reading:
+def reading(counts: Counts, interfaces: Sequence[int], runtime: str) -> CounterReading:
     """Build a reading from VPP's counters (pure)."""
     lost: dict[str, int] = {}
     counters: dict[str, float] = {}
@@ -206,4 +213,4 @@ def reading(counts: Counts, interfaces: Sequence[int], runtime: str) -> Reading:
         if name.startswith(_ERRORS):
             counters[name.removeprefix(_ERRORS)] = sum(by_thread.values())
     counters["calls"], counters["vectors"] = parse_runtime(runtime)
-    return Reading(lost, counters)
+    return CounterReading(lost, counters)
