@@ -141,9 +141,6 @@ class Plan:
     #: error. Everything else (filter, rates) is still updated; the port is ``degraded``.
     kept: Mapping[str, NetpluginError] = field(default_factory=dict)
 
-    def touches(self, port_id: str) -> bool:
-        return any(port_id in change.ports for change in self.changes)
-
 
 @dataclass(frozen=True)
 class Applied:
