@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ _VIRTFN = "virtfn"
 # phys_port_name of the ports of a NIC's embedded switch (``__devlink_port_phys_port_name_get`` in
 # net/devlink/port.c): representors of VFs, of subfunctions, and of PFs as seen from a DPU.
 _REPRESENTOR = re.compile(r"(?:c\d+)?pf(\d+)(?:vf(\d+)|sf\d+)?\Z")
-_UPLINK = re.compile(r"p(\d+)\Z")
 # PCI_CLASS_BRIDGE_PCI of include/linux/pci_ids.h. Bridges do not prevent vfio from owning a group
 # (``driver_managed_dma`` of drivers/pci/pcie/portdrv.c).
 _BRIDGE = "0x0604"
@@ -56,8 +54,6 @@ class Pf:
     #: Its network interface; None if there is none in this network namespace.
     link: NicLink | None = None
     switchdev: bool = False
-    #: In switchdev mode, the representor interface of each VF, by VF number.
-    representors: Mapping[int, str] = field(default_factory=dict)
     #: Whether this agent holds the PF's lock. If not, another agent allocates and resets its VFs.
     held: Usability = _HELD
     #: The VFs that may be allocated.
@@ -149,11 +145,6 @@ class Inventory:
     def hides(self, vf: Vf) -> bool:
         """Whether the VF's PF has an interface but does not report the VF."""
         return vf.attributes is None and self.pf_of(vf).link is not None
-
-    @cached_property
-    def by_place(self) -> Mapping[tuple[str, int], Vf]:
-        """VFs by the PCI address of their PF and their number on it."""
-        return {(vf.pf, vf.number): vf for vf in self.vfs.values()}
 
 
 def read_inventory(
@@ -264,7 +255,6 @@ def _read_pf(sys: Path, address: str, network: str, links: Mapping[str, NicLink]
         wanted_vfs=_number(read_text(f"{device}/sriov_numvfs")),
         link=links.get(name) if name else None,
         switchdev=bool(switch),
-        representors=_representors(sys, name, switch) if name and switch else {},
     )
 
 
@@ -283,18 +273,6 @@ def interface_index(sys: Path, device: Path | str) -> int | None:
 
 def _port_name(sys: Path, interface: str) -> str:
     return read_text(sys / "class/net" / interface / "phys_port_name")
-
-
-def _representors(sys: Path, uplink: str, switch: str) -> dict[int, str]:
-    own = _UPLINK.match(_port_name(sys, uplink))
-    found: dict[int, str] = {}
-    for name in _entries(sys / "class/net"):
-        match = _REPRESENTOR.match(_port_name(sys, name))
-        if match is None or match[2] is None or (own and match[1] != own[1]):
-            continue
-        if read_text(sys / "class/net" / name / "phys_switch_id") == switch:
-            found[int(match[2])] = name
-    return found
 
 
 def _read_vfs(sys: Path, pf: Pf, saved: Collection[str]) -> Iterator[Vf]:

@@ -21,7 +21,7 @@ from netplugin.api.models import VfCounters
 from netplugin.backend import Claim
 from netplugin.host.netlink import attribute
 from netplugin.host.vfs import Vfs, parse_counters
-from tests.unit.drivers.vf.trees import Nic, build
+from tests.unit.drivers.vf.trees import Nic, build, by_place
 
 ICE = Nic(driver="ice", vf_driver="iavf", interface="ice0")
 IGB = replace(Nic(), address="0000:81:00.0", vf_bus="81", interface="igb0", mac="52:54:00:00:aa:02")
@@ -63,7 +63,7 @@ def claims(tmp_path: Path) -> dict[str, Claim]:
     inventory = read_inventory(tmp_path, parse_devices(["net1:8086:10c9"]), links)
     places = {"a": (ICE, 1), "b": (ICE, 5), "c": (IGB, 1)}
     return {
-        name: new_claim(inventory, inventory.by_place[nic.address, number], "52:54:00:00:00:01",
+        name: new_claim(inventory, by_place(inventory)[nic.address, number], "52:54:00:00:00:01",
                         adopted=False)
         for name, (nic, number) in places.items()
     }  # fmt: skip

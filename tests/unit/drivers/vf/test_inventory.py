@@ -14,7 +14,7 @@ from drivers.vf.ledger import books, unusable
 from drivers.vf.options import By, PoolDevice, VfNumbers, parse_devices
 from drivers.vf.usability import pool_findings, usability
 from netplugin.host.vfs import NicLink, VfAttributes, Vfs
-from tests.unit.drivers.vf.trees import Nic, build
+from tests.unit.drivers.vf.trees import Nic, build, by_place
 
 FIRST = Nic()
 SECOND = Nic(
@@ -50,7 +50,7 @@ def test_numbers_may_have_gaps(tmp_path: Path) -> None:
     build(tmp_path, SECOND)
     found = read(tmp_path, ["net2:eth1"], SECOND)
     assert sorted(vf.number for vf in found.vfs.values()) == [0, 2, 5]
-    assert found.by_place["0000:81:00.0", 5].address == "0000:81:10.5"
+    assert by_place(found)["0000:81:00.0", 5].address == "0000:81:10.5"
 
 
 def test_a_kind_stands_for_every_nic_of_it(tmp_path: Path) -> None:
@@ -91,7 +91,6 @@ def test_switchdev_and_its_representors(tmp_path: Path) -> None:
         False, True,
     )  # fmt: skip
     assert found.pfs["0000:81:00.0"].name == "eth1"
-    assert found.pfs["0000:81:00.0"].representors == nic.representors
     assert ["switchdev" in f.found for f in pool_findings(found)] == [True]
 
 
@@ -155,7 +154,7 @@ def test_how_the_host_uses_a_vf(tmp_path: Path) -> None:
     interface = tmp_path / "bus/pci/devices/0000:03:10.4/net/eth0v4"
     (interface / "addr_assign_type").write_text("1\n")
     (interface / "address").write_text("02:00:00:00:00:04\n")
-    found = read(tmp_path, ["net1:eth0"], FIRST).by_place
+    found = by_place(read(tmp_path, ["net1:eth0"], FIRST))
     used = {number: vf.host_use for (_, number), vf in found.items() if vf.host_use}
     assert {number: (use.how, use.end) for number, use in used.items()} == {
         1: ("its interface eth0v1 is up", "set eth0v1 down"),
@@ -182,7 +181,7 @@ def test_devices_that_share_an_iommu_group(tmp_path: Path) -> None:
         (devices / address / "class").write_text(f"{kind}\n")
     for vf, other in ((1, "0000:00:1f.3"), (2, "0000:00:1c.0"), (3, "0000:03:10.4")):
         (devices / f"0000:03:10.{vf}/iommu_group/devices/{other}").touch()
-    found = read(tmp_path, ["net1:eth0"], FIRST).by_place
+    found = by_place(read(tmp_path, ["net1:eth0"], FIRST))
     assert {number: vf.group_mates for (_, number), vf in found.items() if vf.group_mates} == {
         1: ("0000:00:1f.3",), 3: ("0000:03:10.4",),
     }  # fmt: skip
@@ -197,7 +196,7 @@ def test_the_representors_of_subfunctions_are_no_pf(tmp_path: Path) -> None:
     build(tmp_path, nic)
     found = read(tmp_path, ["net2:0000:81:00.0", "net2:en3f0pf0sf4", "net2:eth1_0"], nic)
     [pf] = found.pfs.values()
-    assert (pf.name, pf.representors) == ("eth1", {0: "eth1_0"})
+    assert pf.name == "eth1"
     assert [device.name for device in found.missing] == ["en3f0pf0sf4", "eth1_0"]
 
 

@@ -26,7 +26,7 @@ from netplugin.api.errors import (
 from netplugin.api.models import PortSpec
 from netplugin.backend import NOBODY, Claim, Intent
 from netplugin.host.vfs import HostInterface, NicLink, VfAttributes
-from tests.unit.drivers.vf.trees import Nic, build
+from tests.unit.drivers.vf.trees import Nic, build, by_place
 
 
 def make_pf(number: int = 3, network: str = "net1", node: int = 0, **link: Any) -> Pf:
@@ -240,7 +240,7 @@ def test_a_claim_remembers_how_the_vf_was_through_the_store() -> None:
 
 def claimed(root: Path, nic: Nic, number: int = 2) -> Claim:
     inventory = read_inventory(root, parse_devices(["net1:8086:10c9"]), {nic.interface: nic.link()})
-    vf = inventory.by_place[nic.address, number]
+    vf = by_place(inventory)[nic.address, number]
     return new_claim(inventory, vf, "52:54:00:12:34:56", adopted=False)
 
 

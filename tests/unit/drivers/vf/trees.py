@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from drivers.vf.inventory import Inventory, Vf
 from netplugin.host.vfs import NicLink, VfAttributes
 
 
@@ -53,6 +54,11 @@ def build(root: Path, *nics: Nic, vfio: bool = True, groups: int = 10) -> Path:
     for nic in nics:
         groups = _add_nic(root, nic, groups)
     return root
+
+
+def by_place(inventory: Inventory) -> dict[tuple[str, int], Vf]:
+    """VFs by the PCI address of their PF and their number on it."""
+    return {(vf.pf, vf.number): vf for vf in inventory.vfs.values()}
 
 
 def _add_nic(root: Path, nic: Nic, group: int) -> int:

@@ -159,11 +159,9 @@ class _Progress:
         self._goal = plan.headline
         self._prefix = f"{repeat + 1}/{repeats} " if repeats > 1 else ""
         self._number = 0
-        self._traffic_s = 0.0
 
     def __call__(self, request: TrialRequest, measured: Measurement) -> None:
         self._number += 1
-        self._traffic_s += max(0.0, measured.elapsed_s)
         verdict = judge(request, measured, self._goal.relative_width, self._goal.max_loss_ratio)
         print(
             f"{self._prefix}trial {self._number:3d}  {pps(request.rate_pps):>12}"

@@ -202,7 +202,6 @@ class _Trial:
         self._asked = duration
         self._now = 0.0
         self._queue = 0.0
-        self._capacity: float | None = None
         self._lost: dict[str, float] = {}
         self._total = 0.0
 
