@@ -23,10 +23,8 @@ from netplugin.api.models import (
     Finding,
     NetworkSpec,
     PortSpec,
-    Qos,
     VfCounters,
     VfInfo,
-    VfOptions,
 )
 from netplugin.host.usability import Usability, Wake
 
@@ -167,9 +165,6 @@ class Backend(ABC, Generic[ObservationT]):
 
     name: ClassVar[str]
     features: ClassVar[Features]
-    #: Fields of PortSpec that cannot change on a live port: a PUT that changes one is a
-    #: ``conflict``.
-    fixed_fields: ClassVar[frozenset[str]] = frozenset({"vm_id", "mac", "backend"})
 
     def hold(self) -> Usability:
         """Lock what only one agent may manage at a time (an OVSDB, a network namespace, NICs).
@@ -190,25 +185,27 @@ class Backend(ABC, Generic[ObservationT]):
     def validate(self, spec: PortSpec) -> None:
         """Refuse what the backend cannot do, before anything is stored.
 
-        The base class checks ``features``. A backend calls it and adds its own checks.
+        The base class checks ``features`` and the ``FieldRule`` of each field. A backend calls it
+        and adds its own checks.
 
         Raises: Unsupported, InvalidRequest, BackendUnavailable.
         """
         refusals = {
             f"network.type {spec.network.type}": spec.network.type not in self.features.networks,
             f"queues above {self.features.max_queues}": spec.queues > self.features.max_queues,
-            "qos": spec.qos != Qos() and not self.features.qos,
             "qos.min_egress_kbps": spec.qos.min_egress_kbps is not None
             and not self.features.min_rate,
             "vf.teaming": spec.vf.teaming
             and self.features.virtual_functions
             and not self.features.teaming,
-            "qemu_user (it is for vhost-user sockets)": spec.qemu_user is not None
-            and not (self.features.needs_shared_memory or spec.vf.teaming),
-            "vf (it is for the backends sriov and vdpa)": spec.vf != VfOptions()
-            and not self.features.virtual_functions,
         }
         asked = [what for what, refused in refusals.items() if refused]
+        rules = type(spec).rules()
+        asked += [
+            f"{name} ({rules[name].purpose})" if rules[name].purpose else name
+            for name in sorted(spec.differing())
+            if not rules[name].supported(spec, self.features)
+        ]
         if asked:
             raise Unsupported(
                 f"backend {self.name} has no {', no '.join(asked)}", step="validate",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from agents.ports.backend_ports import BackendPorts, for_each, logged
@@ -55,7 +55,7 @@ class Admission:
             self._validate(op.spec, before)
             self._require_network(op.spec)
             if before is not None:
-                _refuse_fixed(self._ports.backend.fixed_fields, before.spec, op.spec)
+                _refuse_fixed(before.spec, op.spec)
         except Exception as error:
             op.future.set_exception(logged(error, "validate").for_port(op.port_id))
             return False
@@ -70,7 +70,7 @@ class Admission:
         try:
             self._ports.backend.validate(spec)
         except NetpluginError as refused:
-            if before is None or not changed_fields(before.spec, spec) <= {"port_security"}:
+            if before is None or not spec.differing(before.spec) <= {"port_security"}:
                 raise
             try:
                 self._ports.backend.validate(before.spec)
@@ -210,12 +210,9 @@ class Admission:
         return claimed
 
 
-def changed_fields(before: PortSpec, after: PortSpec) -> set[str]:
-    return {f for f in PortSpec.model_fields if getattr(before, f) != getattr(after, f)}
-
-
-def _refuse_fixed(fixed: Collection[str], before: PortSpec, after: PortSpec) -> None:
-    changed = sorted(changed_fields(before, after) & set(fixed))
+def _refuse_fixed(before: PortSpec, after: PortSpec) -> None:
+    rules = type(after).rules()
+    changed = sorted(name for name in after.differing(before) if not rules[name].live)
     if changed:
         raise Conflict(
             f"{', '.join(changed)} cannot change on a live port", step="validate",

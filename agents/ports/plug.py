@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from agents.ports.admit import Admission, changed_fields
+from agents.ports.admit import Admission
 from agents.ports.backend_ports import BackendPorts, faults_of, for_each
 from agents.ports.converge import Converged, Stopwatch
 from agents.ports.operations import NEXT_TRY_S, UNDO_S, Begun, Delete, Operation, Put
@@ -241,6 +241,4 @@ def _stays(before: Record | None, spec: PortSpec) -> bool:
         return False
     if before.state is PortState.PENDING and before.previous is None:
         return False
-    return before.state is not PortState.ACTIVE or changed_fields(before.spec, spec) <= {
-        "port_security"
-    }
+    return before.state is not PortState.ACTIVE or spec.differing(before.spec) <= {"port_security"}

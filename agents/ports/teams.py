@@ -41,16 +41,9 @@ def standby_id(port_id: str) -> str:
 
 def standby_spec(spec: PortSpec, backend: str) -> PortSpec:
     """The spec of the standby: that of the VF without the settings that only a VF supports."""
-    return PortSpec(
-        vm_id=spec.vm_id,
-        mac=spec.mac,
-        backend=backend,
-        network=spec.network,
-        queues=spec.queues,
-        numa_node=spec.numa_node,
-        qos=spec.qos.model_copy(update={"min_egress_kbps": None}),
-        port_security=spec.port_security,
-    )
+    same = {name: getattr(spec, name) for name, rule in PortSpec.rules().items() if rule.standby}
+    same["qos"] = spec.qos.model_copy(update={"min_egress_kbps": None})
+    return PortSpec(backend=backend, **same)
 
 
 class Teams:

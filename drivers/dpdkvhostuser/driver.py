@@ -12,7 +12,7 @@ from drivers.dpdkvhostuser.options import GROUP, OPTIONS
 from drivers.dpdkvhostuser.plan import make_plan
 from drivers.ovs import sockets, usability
 from drivers.ovs.apply import Applier
-from drivers.ovs.ports import VHOST_FIXED_FIELDS, VHOST_TYPE
+from drivers.ovs.ports import VHOST_TYPE
 from drivers.ovs.usability import dpdk_usable
 from netplugin.api.models import Binding, DomainRequirements, Features, Finding, PortSpec
 from netplugin.backend import Applied, Backend, Change, Claim, Intent, Plan, unknown_network
@@ -35,7 +35,6 @@ class DpdkVhostUser(Backend[VhostUserObservation]):
         max_queues=128,
         needs_shared_memory=True,
     )
-    fixed_fields: ClassVar[frozenset[str]] = VHOST_FIXED_FIELDS
 
     def __init__(self, conf: Any, host: Host) -> None:
         conf.register_opts(OPTIONS, group=GROUP)

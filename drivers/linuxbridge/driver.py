@@ -50,10 +50,6 @@ class LinuxBridge(Backend[BridgeObservation]):
         max_queues=128,
         needs_shared_memory=False,
     )
-    # A tap is created with one queue or several; the other fields belong to the domain.
-    fixed_fields: ClassVar[frozenset[str]] = frozenset(
-        {"vm_id", "mac", "backend", "queues", "rx_queue_size", "tx_queue_size", "numa_node"}
-    )
 
     def __init__(self, conf: Any, host: Host | None, *, kernel: BridgeKernel | None = None) -> None:
         """``kernel``: a model, for tests; None for the real one."""

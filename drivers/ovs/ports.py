@@ -23,20 +23,6 @@ from netplugin.host.ovs_rows import (
 
 #: The interface type for which QEMU creates the socket and OVS connects to it.
 VHOST_TYPE = "dpdkvhostuserclient"
-#: Fields that cannot change on a vhost-user port (``Backend.fixed_fields``): the guest holds the
-#: rings and their number, which are part of the domain, and QEMU's user owns the socket.
-VHOST_FIXED_FIELDS = frozenset(
-    {
-        "vm_id",
-        "mac",
-        "backend",
-        "queues",
-        "rx_queue_size",
-        "tx_queue_size",
-        "numa_node",
-        "qemu_user",
-    }
-)
 #: The number of queues configured for the VM; the guest decides how many it uses.
 QUEUES_MARK = "netplugin-queues"
 

@@ -57,9 +57,6 @@ class Sriov(Backend[SriovObservation]):
         virtual_functions=True,
         teaming=True,
     )
-    fixed_fields: ClassVar[frozenset[str]] = frozenset(
-        {"vm_id", "mac", "backend", "queues", "rx_queue_size", "tx_queue_size", "numa_node"}
-    )
 
     def __init__(self, conf: Any, host: Host | None, *, kernel: VfKernel | None = None) -> None:
         """``kernel``: a model of the host, for tests; None for the real one."""

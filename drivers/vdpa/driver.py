@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from drivers.ovs import sockets
 from drivers.ovs.commands import AddBeside, RemoveBeside
-from drivers.ovs.ports import VHOST_FIXED_FIELDS
 from drivers.vdpa.findings import findings, no_pci
 from drivers.vdpa.model import (
     BACKEND,
@@ -72,7 +71,6 @@ class Vdpa(Backend[VdpaObservation]):
         needs_shared_memory=True,
         virtual_functions=True,
     )
-    fixed_fields: ClassVar[frozenset[str]] = VHOST_FIXED_FIELDS
 
     def __init__(
         self,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -278,23 +280,94 @@ class PortSecurity(Value):
     allowed_addresses: Annotated[tuple[AllowedAddress, ...], Field(max_length=64), at_most(64)] = ()
 
 
-class PortSpec(Value):
-    """The requested configuration of a port: the NIC of a VM, its network and its backend."""
+def _always(spec: PortSpec, features: Features) -> bool:
+    return True
 
-    vm_id: Name
-    mac: Mac
-    backend: Name
-    network: Network
-    queues: Annotated[int, Field(ge=1, le=128, strict=True)] = 1
-    rx_queue_size: RingSize = 1024
-    tx_queue_size: RingSize = 1024
-    numa_node: Annotated[int, Field(ge=0, le=1023, strict=True)] | None = None
+
+def _never(spec: PortSpec, features: Features) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class FieldRule:
+    """How the agent treats a field of PortSpec. The defaults are the safe choice for a new field.
+
+    ``live``: a PUT may change it on a live port; otherwise the change is a ``conflict``.
+    ``standby``: the standby NIC of a team (``vf.teaming``) gets the same value.
+    ``supported``: whether a backend with these features honours a value other than the default;
+    otherwise the value is ``unsupported``, with ``purpose`` in the error.
+    """
+
+    live: bool = False
+    standby: bool = False
+    supported: Callable[[PortSpec, Features], bool] = _never
+    purpose: str = ""
+
+
+class PortSpec(Value):
+    """The requested configuration of a port: the NIC of a VM, its network and its backend.
+
+    The guest holds the rings, and their number and size are part of the domain: they cannot change
+    on a live port.
+    """
+
+    vm_id: Annotated[Name, FieldRule(standby=True)]
+    mac: Annotated[Mac, FieldRule(standby=True)]
+    backend: Annotated[Name, FieldRule()]
+    network: Annotated[Network, FieldRule(live=True, standby=True)]
+    queues: Annotated[
+        int, Field(ge=1, le=128, strict=True), FieldRule(standby=True, supported=_always)
+    ] = 1
+    rx_queue_size: Annotated[RingSize, FieldRule(supported=_always)] = 1024
+    tx_queue_size: Annotated[RingSize, FieldRule(supported=_always)] = 1024
+    numa_node: Annotated[
+        Annotated[int, Field(ge=0, le=1023, strict=True)] | None,
+        FieldRule(standby=True, supported=_always),
+    ] = None
     #: Numeric user ID of the VM's QEMU process, if it runs as a user of its own: only this user can
     #: open the vhost-user socket. For backends with vhost-user sockets.
-    qemu_user: Annotated[int, Field(ge=1, lt=2**32 - 1, strict=True)] | None = None
-    vf: VfOptions = VfOptions()
-    qos: Qos = Qos()
-    port_security: PortSecurity = PortSecurity()
+    qemu_user: Annotated[
+        Annotated[int, Field(ge=1, lt=2**32 - 1, strict=True)] | None,
+        FieldRule(
+            standby=True,
+            supported=lambda spec, features: features.needs_shared_memory or spec.vf.teaming,
+            purpose="it is for vhost-user sockets",
+        ),
+    ] = None
+    vf: Annotated[
+        VfOptions,
+        FieldRule(
+            live=True,
+            supported=lambda spec, features: features.virtual_functions,
+            purpose="it is for the backends sriov and vdpa",
+        ),
+    ] = VfOptions()
+    qos: Annotated[
+        Qos,
+        FieldRule(live=True, standby=True, supported=lambda spec, features: features.qos),
+    ] = Qos()
+    port_security: Annotated[
+        PortSecurity, FieldRule(live=True, standby=True, supported=_always)
+    ] = PortSecurity()
+
+    @classmethod
+    def rules(cls) -> dict[str, FieldRule]:
+        """The rule of each field; a field without one has the defaults of FieldRule."""
+        return {
+            name: next((m for m in field.metadata if isinstance(m, FieldRule)), FieldRule())
+            for name, field in cls.model_fields.items()
+        }
+
+    def differing(self, other: PortSpec | None = None) -> set[str]:
+        """The fields whose values differ from those of ``other``, or from the defaults."""
+        fields = type(self).model_fields
+        if other is not None:
+            return {name for name in fields if getattr(self, name) != getattr(other, name)}
+        return {
+            name
+            for name, field in fields.items()
+            if not field.is_required() and getattr(self, name) != field.get_default()
+        }
 
     @property
     def overlay_id(self) -> str | None:

@@ -15,6 +15,7 @@ from netplugin.backend import Change, Claim, Intent
 from tests.unit.agent import SPEC, Agent, agent, served_agent
 from tests.unit.fakes import FakeBackend, FakeHost, Seen, Write
 
+RATE = {"egress_kbps": 1000}
 SECURITY = {"allowed_addresses": [{"ip": "10.0.0.5"}]}
 BLUE = {"network": {"type": "vxlan", "network_id": "blue"}}
 
@@ -41,8 +42,8 @@ def test_a_filter_stays_whatever_the_host_says_of_the_port(client: Client, runni
     told = client.put_port("p1", spec(port_security=SECURITY))
     assert told.state is PortState.DEGRADED and told.error is not None
     assert running.host.ports["p1"] == spec(port_security=SECURITY) == told.spec
-    loose = client.put_port("p1", spec(queues=2, port_security=SECURITY))
-    assert (loose.state, loose.spec.queues) == (PortState.DEGRADED, 2), "it did not work before"
+    slow = client.put_port("p1", spec(qos=RATE, port_security=SECURITY))
+    assert (slow.state, slow.spec.qos.egress_kbps) == (PortState.DEGRADED, 1000), "as before"
     running.host.faults.clear()
     assert client.put_port("p1", spec(port_security=SECURITY)).state is PortState.ACTIVE
 
@@ -52,11 +53,11 @@ def test_the_change_that_broke_a_port_goes_back(client: Client, running: Agent) 
 
     def breaks(change: Change) -> None:
         if isinstance(change, Write) and change.spec is not None:
-            running.host.faults = {"p1": "no buffers"} if change.spec.queues > 1 else {}
+            running.host.faults = {"p1": "no buffers"} if change.spec.qos.egress_kbps else {}
 
     running.host.on_apply = breaks
     with pytest.raises(HostError, match="no buffers"):
-        client.put_port("p1", spec(queues=2, port_security=SECURITY))
+        client.put_port("p1", spec(qos=RATE, port_security=SECURITY))
     told = client.get_port("p1")
     assert (told.state, told.spec) == (PortState.ACTIVE, spec()) and running.host.faults == {}
 

@@ -43,9 +43,16 @@ from tests.unit.fakes import FakeBackend, FakeHost, Seen
 LONG = settings.get_current_profile_name() == "long"
 
 
-def make_spec(vlan_id: int = 100, queues: int = 1, **fields: Any) -> PortSpec:
+def make_spec(vlan_id: int = 100, claims: int = 1, **fields: Any) -> PortSpec:
+    """``claims``: how many claims the port needs, which can change while it is live."""
     network = {"type": "vlan", "physical_network": "physnet1", "vlan_id": vlan_id}
-    return PortSpec.model_validate({**SPEC, "network": network, "queues": queues, **fields})
+    return PortSpec.model_validate(
+        {**SPEC, "network": network, "qos": {"ingress_kbps": claims}, **fields}
+    )
+
+
+def needed(spec: PortSpec) -> int:
+    return spec.qos.ingress_kbps or 1
 
 
 class Crash(BaseException):
@@ -124,8 +131,8 @@ class Backend(FakeBackend):
         had = self.there.vfs.get(intent.port_id, ())
         pool = [Claim("vf", str(n)) for n in range(self.pool)]
         usable = [c for c in (*had, *pool) if used.get(c, intent.port_id) == intent.port_id]
-        mine = list(dict.fromkeys([*intent.claims, *usable]))[: intent.spec.queues]
-        if len(mine) < intent.spec.queues:
+        mine = list(dict.fromkeys([*intent.claims, *usable]))[: needed(intent.spec)]
+        if len(mine) < needed(intent.spec):
             raise CapacityExhausted("no VF is free", step="claim")
         return tuple(mine)
 
@@ -246,7 +253,7 @@ class World:
             assert (record.state, record.previous, record.error) == (PortState.ACTIVE, None, None)
             if type(self.backend) is Backend:
                 assert self.host.vfs[record.port_id] == record.claims
-                assert len(record.claims) == record.spec.queues, "it has more than it needs"
+                assert len(record.claims) == needed(record.spec), "it has more than it needs"
         self.assert_claims_are_unique()
         assert set(self.reconciler.observed) == set(self.host.ports)
         assert self.reconciler.check(dry_run=True).changes == []
@@ -271,7 +278,7 @@ def may_be(op: Operation, before: PortSpec | None) -> set[PortSpec | None]:
 # -- every boundary of every kind of call --------------------------------------------------------
 
 OLD, NEW = make_spec(100), make_spec(200)
-WIDE = make_spec(100, queues=3)
+WIDE = make_spec(100, claims=3)
 
 
 @dataclass(frozen=True)
@@ -590,7 +597,7 @@ def test_a_port_that_is_asked_for_again_before_it_is_gone(world: World) -> None:
 
 
 def test_claims_that_run_out_fail_their_port_alone(world: World) -> None:
-    ops = [world.put(f"p{n}", make_spec(queues=2)) for n in range(5)]
+    ops = [world.put(f"p{n}", make_spec(claims=2)) for n in range(5)]
     world.serve(ops)
     assert [answer(op) for op in ops] == ["ok", "ok", "ok", "error", "error"]
     refused = ops[4].future.exception()
@@ -752,7 +759,7 @@ def test_a_dry_run_decides_nothing(world: World) -> None:
 # -- any order of anything -----------------------------------------------------------------------
 
 _PORTS = st.sampled_from(["a", "b", "c", "d"])
-_SPECS = st.sampled_from([OLD, NEW, WIDE, make_spec(300, queues=2)])
+_SPECS = st.sampled_from([OLD, NEW, WIDE, make_spec(300, claims=2)])
 _ASKED = st.dictionaries(_PORTS, st.none() | _SPECS, min_size=1, max_size=3)
 _CRASH = st.none() | st.integers(0, 30)
 

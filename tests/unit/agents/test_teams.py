@@ -110,6 +110,8 @@ def test_the_standby_is_asked_for_what_a_virtio_nic_can_do() -> None:
     assert (spec.backend, spec.mac, spec.network) == ("soft", SPEC.mac, SPEC.network)
     assert (spec.vm_id, spec.numa_node, spec.port_security) == ("vm-1", 1, SPEC.port_security)
     assert spec.queues == SPEC.queues == 2
+    mine = SPEC.model_copy(update={"qemu_user": 1001})
+    assert standby_spec(mine, "soft").qemu_user == 1001, "only this user can open its socket"
     assert (spec.qos.egress_kbps, spec.qos.min_egress_kbps) == (100_000, None)
     assert spec.vf == PortSpec.model_fields["vf"].default
 

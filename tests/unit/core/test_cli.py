@@ -127,7 +127,7 @@ def test_spec_from_a_file_and_from_standard_input(
     assert (spec["queues"], spec["network"]["mtu"], spec["network"]["vlan_id"]) == (4, 9000, 7)
     addresses = [entry["ip"] for entry in spec["port_security"]["allowed_addresses"]]
     assert addresses == ["10.0.0.5", "2001:db8::/64"]
-    assert not run.json(f"port put p2 --spec {path} --no-port-security")["spec"]["port_security"][
+    assert not run.json(f"port put p3 --spec {path} --no-port-security")["spec"]["port_security"][
         "enabled"
     ]
 

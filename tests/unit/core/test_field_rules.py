@@ -9,6 +9,7 @@ from netplugin.api.errors import Unsupported
 from netplugin.api.models import Features, FieldRule, PortSpec
 from netplugin.backend import Backend
 from tests.unit.agent import SPEC
+from tests.unit.fakes import FakeBackend
 
 EVERYTHING = Features(
     networks=("flat", "vlan", "vxlan"), qos=True, min_rate=True, port_security=("mac", "ip"),
@@ -24,8 +25,9 @@ class Wider(PortSpec):
 
 
 def validate(spec: PortSpec, features: Features) -> None:
-    backend = type("Some", (Backend,), {"name": "some", "features": features})
-    Backend.validate(object.__new__(backend), spec)
+    backend = FakeBackend()
+    backend.features = features  # type: ignore[misc]
+    Backend.validate(backend, spec)
 
 
 def wider(**fields: object) -> Wider:
