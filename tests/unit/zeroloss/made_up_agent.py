@@ -34,6 +34,8 @@ class MadeUpAgent(Client):
         self.url = "http://made-up"
         self.ports: dict[str, Port] = {}
         self.cpus = "1"
+        #: Those of the PMD threads; a mask takes no effect on them.
+        self.running: tuple[int, ...] = (1,)
         self.calls: list[str] = []
         self.fails: tuple[str, int] | None = None
         self.state = PortState.ACTIVE
@@ -89,8 +91,11 @@ class MadeUpAgent(Client):
         return RenderedDomain(xml=xml.replace("</domain>", f"<!-- {vm_id} --></domain>"))
 
     def pmd(self) -> PmdState:
-        core = PmdCore(cpu=1, numa_node=0, isolated=False, busy_percent=None, queues=())
-        return PmdState(cpus=self.cpus, cores=(core,))
+        cores = (
+            PmdCore(cpu=cpu, numa_node=0, isolated=False, busy_percent=None, queues=())
+            for cpu in self.running
+        )
+        return PmdState(cpus=self.cpus, cores=tuple(cores))
 
     def set_pmd(self, request: PmdRequest) -> PmdState:
         self._called("pmd")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.journal import Cell, Part
-from netplugin_zeroloss.matrix import agent_bench, cells
+from netplugin_zeroloss.matrix import agent_bench, cells, session
 from netplugin_zeroloss.matrix.agent_bench import addressed
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.cells import CellTask
 from netplugin_zeroloss.matrix.description import read
+from netplugin_zeroloss.matrix.progress import view
 from netplugin_zeroloss.values import TrialRequest, UnusableInput
 
 from drivers.dpdkvhostuser.driver import DpdkVhostUser
@@ -25,7 +28,7 @@ from netplugin.api.errors import HostError
 from netplugin.api.models import BackendInfo, PortState
 from tests.unit.drivers.sriov.model import Model, ModelPf
 from tests.unit.zeroloss.made_up_agent import MadeUpAgent, bench_on, cell_description, search_of
-from tests.unit.zeroloss.matrix_runs import ROOT
+from tests.unit.zeroloss.matrix_runs import ROOT, with_agent, write
 
 _ASKED = TrialRequest(1e5, 0.4)
 
@@ -114,6 +117,78 @@ def test_a_backend_without_pmd_threads_leaves_the_cores_alone(agent: MadeUpAgent
     with bench.stand(search_of(run)) as stand:
         assert "pmd" not in stand.setup
     assert "pmd" not in agent.calls
+
+
+def _without_a_mask(agent: MadeUpAgent, running: tuple[int, ...]) -> None:
+    agent.cpus, agent.running = "", running
+
+
+@pytest.mark.parametrize(
+    ("running", "left", "words"),
+    [((1, 4), "1,4", "ran PMD threads on CPUs 1,4"), ((), "2-3", "ran no PMD thread")],
+)
+def test_a_mask_that_cannot_be_removed_is_said(
+    agent: MadeUpAgent, running: tuple[int, ...], left: str, words: str
+) -> None:
+    run = cell_description()
+    _without_a_mask(agent, running)
+    bench = bench_on(run)
+    assert bench.check([search_of(run)])["pmd_mask"] is False
+    with bench.stand(search_of(run)):
+        assert agent.cpus == "2-3" and bench.not_restored() == []
+    assert agent.cpus == left
+    [said] = bench.not_restored()
+    assert f"stays set to CPUs {left}" in said and words in said
+    assert "ovs-vsctl remove Open_vSwitch . other_config pmd-cpu-mask" in said
+
+
+def test_where_there_was_no_mask_none_is_made_by_a_cell_that_was_refused(
+    agent: MadeUpAgent,
+) -> None:
+    run = cell_description()
+    _without_a_mask(agent, (1,))
+    bench = bench_on(run)
+    bench.check([search_of(run)])
+    agent.fails = ("pmd", 1)
+    with pytest.raises(HostError), bench.stand(search_of(run)):
+        pass
+    assert agent.cpus == "" and bench.not_restored() == []
+
+
+def test_a_mask_that_is_restored_is_not_spoken_of(agent: MadeUpAgent) -> None:
+    run = cell_description()
+    bench = bench_on(run)
+    assert bench.check([search_of(run)])["pmd_mask"] is True
+    with bench.stand(search_of(run)):
+        pass
+    assert agent.cpus == "1" and bench.not_restored() == []
+
+
+def _carry_out(
+    monkeypatch: pytest.MonkeyPatch, path: Path, folder: Path, resume: bool = False
+) -> str:
+    """Run it as the command does; returns what it warns of."""
+    shown = io.StringIO()
+    monkeypatch.setattr(session, "view", lambda estimate, quiet: view(estimate, quiet, shown))
+    session.carry_out(session.RunOptions(path, folder, resume, quiet=True), io.StringIO())
+    return shown.getvalue()
+
+
+def test_the_run_says_at_its_end_that_a_mask_stays_also_after_a_resume(
+    agent: MadeUpAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sections = with_agent(
+        matrix={"backends": ["dpdkvhostuser"], "pmd_cores": ["2-3"]}, evidence={"ovs_rundir": None}
+    )
+    path = write(tmp_path, sections)
+    _without_a_mask(agent, (1,))
+    agent.fails = ("put", 1)
+    assert _carry_out(monkeypatch, path, tmp_path / "run") == ""
+    # The first session found no mask. What the second finds is that of a cell that was killed.
+    agent.fails, agent.cpus = None, "2-3"
+    said = _carry_out(monkeypatch, path, tmp_path / "run", resume=True)
+    assert said.startswith("warning: pmd-cpu-mask stays set to CPUs 1: ") and said.count("\n") == 1
+    assert agent.cpus == "1"
 
 
 def test_controls_need_no_port(agent: MadeUpAgent) -> None:

@@ -128,8 +128,16 @@ class AgentBench(Bench):
     The VM id contains the run id, so a resumed run finds and removes the leftovers of a killed one.
     """
 
-    def __init__(self, description: RunDescription, run_id: str, pmd_cpus: str | None) -> None:
+    def __init__(
+        self,
+        description: RunDescription,
+        run_id: str,
+        pmd_cpus: str | None,
+        pmd_mask: bool | None = None,
+    ) -> None:
         """``pmd_cpus``: PMD cores at the start of the run; None for a new run.
+
+        ``pmd_mask``: whether they were those of a mask; None: unknown.
 
         Raises: UnusableInput.
         """
@@ -142,6 +150,7 @@ class AgentBench(Bench):
         self._client = client(description)
         self._ports = Ports(self._client, description, vm_id)
         self._ports.found_cpus = pmd_cpus
+        self._ports.found_mask = pmd_mask
 
     def close(self) -> None:
         self._client.close()
@@ -158,7 +167,12 @@ class AgentBench(Bench):
         check_vnfs(self._description, tasks)
         if self._domain is not None:
             self._domain.check()
-        return {"run_id": self._run_id, "pmd_cpus": self._ports.found_cpus, **found}
+        return {
+            "run_id": self._run_id,
+            "pmd_cpus": self._ports.found_cpus,
+            "pmd_mask": self._ports.found_mask,
+            **found,
+        }
 
     def recover(self) -> None:
         try:
@@ -168,6 +182,9 @@ class AgentBench(Bench):
                 self._ports.put_back_pmd()
         except (CellError, NetpluginError) as error:
             raise UnusableInput("agent", str(error)) from error
+
+    def not_restored(self) -> Sequence[str]:
+        return self._ports.not_restored()
 
     # -- setting up ------------------------------------------------------------------------------
 

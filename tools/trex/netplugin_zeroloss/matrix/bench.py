@@ -50,6 +50,10 @@ class Bench(ABC):
     def recover(self) -> None:  # noqa: B027 - there may be nothing left
         """Remove what this run left behind when it was killed. Raises: UnusableInput."""
 
+    def not_restored(self) -> Sequence[str]:
+        """Return what this run changed on the host and could not restore: one line each, with a fix."""
+        return ()
+
     def close(self) -> None:  # noqa: B027 - there may be nothing to close
         """Release all resources."""
 

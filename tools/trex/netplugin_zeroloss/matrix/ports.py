@@ -29,10 +29,15 @@ class Ports:
         #: Original PMD cores to restore, from the mask or else the running threads; None: not read
         #: yet, empty: there were neither.
         self.found_cpus: str | None = None
+        #: Whether ``found_cpus`` are those of a mask; None: unknown.
+        self.found_mask: bool | None = None
+        #: CPUs of a mask that stays although OVS had none; None: there is no such mask.
+        self._left_mask: str | None = None
 
     def look_at_pmd(self) -> None:
         """Record the PMD cores: those of the mask, or else the running ones. Raises: NetpluginError."""
         state = self._client.pmd()
+        self.found_mask = bool(state.cpus)
         self.found_cpus = state.cpus or ",".join(str(core.cpu) for core in state.cores)
 
     def plug(self, parts: ExitStack, cell: Cell) -> list[Port]:
@@ -87,10 +92,32 @@ class Ports:
         return bool(found)
 
     def put_back_pmd(self) -> None:
-        """Restore the original PMD cores. Raises: NetpluginError."""
-        # Empty: there was neither a mask nor a PMD thread, and the RPC cannot remove a mask.
+        """Restore the original PMD cores, as far as the agent can; see ``not_restored``.
+
+        Raises: NetpluginError.
+        """
+        had_none = self.found_mask is False
+        if had_none:
+            self._left_mask = self._client.pmd().cpus or None
+            # If the agent refused the request of the cell, there is still no mask to change.
+            if self._left_mask is None:
+                return
         if self.found_cpus:
-            self._client.set_pmd(PmdRequest(cpus=self.found_cpus))
+            restored = self._client.set_pmd(PmdRequest(cpus=self.found_cpus))
+            self._left_mask = restored.cpus if had_none else None
+
+    def not_restored(self) -> list[str]:
+        """Return what stays changed on the host, with cause and fix: PUT /v1/pmd cannot remove a mask."""
+        if self._left_mask is None:
+            return []
+        ran = (
+            f"ran PMD threads on CPUs {self.found_cpus}" if self.found_cpus else "ran no PMD thread"
+        )
+        return [
+            f"pmd-cpu-mask stays set to CPUs {self._left_mask}: before the run OVS had no mask and {ran},"
+            " and the agent cannot remove a mask; to remove it, run"
+            " ovs-vsctl remove Open_vSwitch . other_config pmd-cpu-mask"
+        ]
 
     def _spec(self, end: End, cell: Cell) -> PortSpec:
         return PortSpec(

@@ -87,7 +87,11 @@ def carry_out(asked: RunOptions, output: TextIO) -> int:
                 bench.recover()
             with view(_estimate(session, past), asked.quiet) as shown:
                 carrier = Carrier(session.description, bench, journal, shown, asked.command)
-                run = carrier.carry_out(past)
+                try:
+                    run = carrier.carry_out(past)
+                finally:
+                    for text in bench.not_restored():
+                        shown.warns(text)
     output.write(markdown(report_of(run)))
     return 1 if _failed(run) else 0
 
@@ -161,6 +165,7 @@ def _bench(session: _Session) -> Bench:
         session.description,
         run_id=str(found.get("run_id") or uuid.uuid4()),
         pmd_cpus=found.get("pmd_cpus"),
+        pmd_mask=found.get("pmd_mask"),
     )
 
 
