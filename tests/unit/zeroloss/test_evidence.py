@@ -43,6 +43,7 @@ class Told(Generator):
 
     def __init__(self, measured: Measurement) -> None:
         self.measured, self.closed = measured, 0
+        self.recalled: list[TrialRequest] = []
 
     @property
     def info(self) -> GeneratorInfo:
@@ -50,6 +51,9 @@ class Told(Generator):
 
     def run(self, request: TrialRequest) -> Measurement:
         return self.measured
+
+    def recall(self, request: TrialRequest) -> None:
+        self.recalled.append(request)
 
     def close(self) -> None:
         self.closed += 1
@@ -125,7 +129,8 @@ def test_it_is_the_generator_to_all_others() -> None:
     told = Told(Measurement(1, 1, 1.0))
     with AttributedGenerator(told, []) as witnessed:
         assert witnessed.info.max_pps == 7.0
-    assert told.closed == 1
+        witnessed.recall(ASKED)
+    assert (told.closed, told.recalled) == (1, [ASKED])
     with pytest.raises(ValueError, match="one name"):
         AttributedGenerator(told, [Counted("ovs", _lost()), Counted("ovs", _lost())])
 

@@ -191,6 +191,18 @@ def test_the_run_says_at_its_end_that_a_mask_stays_also_after_a_resume(
     assert agent.cpus == "1"
 
 
+def test_a_simulation_recalls_trials_also_on_a_hypervisor(agent: MadeUpAgent) -> None:
+    run = cell_description(generator={"type": "sim", "device": "noisy"})
+    requests = [TrialRequest(2.6e6, 60.0, abort_on_loss=False)] * 3
+    with bench_on(run, "1").stand(search_of(run)) as stand:
+        whole = [stand.generator.run(request) for request in requests]
+    with bench_on(run, "1").stand(search_of(run)) as stand:
+        for request in requests[:-1]:
+            stand.generator.recall(request)
+        resumed = stand.generator.run(requests[-1])
+    assert resumed.rx_packets == whole[-1].rx_packets != whole[0].rx_packets
+
+
 def test_controls_need_no_port(agent: MadeUpAgent) -> None:
     sim = {"type": "sim"}
     ports = [

@@ -118,6 +118,10 @@ class AttributedGenerator(Generator):
         except EvidenceError as error:
             raise GeneratorError(str(error)) from error
 
+    def recall(self, request: TrialRequest) -> None:
+        """Pass the trial on; counters are compared within a trial only and need no recall."""
+        self._generator.recall(request)
+
     def close(self) -> None:
         self._generator.close()
 
