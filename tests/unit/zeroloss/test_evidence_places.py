@@ -209,6 +209,45 @@ def test_a_bridge_means_its_members_too() -> None:
     assert links._with_members({"br0"}, LINKS) == {"br0", "tap0", "eth0"}
 
 
+# -- driver counters of a NIC ---------------------------------------------------------------------
+
+
+def _driver(monkeypatch: pytest.MonkeyPatch, *counts: dict[str, int]) -> links.DriverCounters:
+    """A NIC with these counters in one reading after the other."""
+    following = iter(counts)
+    monkeypatch.setattr(links, "_statistics", lambda device: next(following))
+    return links.DriverCounters({"eth0": ("rx_discards",)})
+
+
+def test_a_gauge_of_a_driver_that_falls_is_not_usable_and_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nic = _driver(
+        monkeypatch,
+        {
+            "rx_discards": 5,
+            "tx_fifo": 9,
+            "rx_full": 3,
+            "q7_drops": 4,
+            "rx_miss": 1,
+            "rx_packets": 8,
+        },
+        {"rx_discards": 7, "tx_fifo": 2, "rx_full": 3, "rx_miss": 5, "new_err": 6, "rx_packets": 2},
+    )
+    found = nic.between(nic.read(), nic.read(), 1.0)
+    assert found.lost == {"eth0.rx_discards": 2}
+    assert found.readings == {
+        "eth0.rx_miss": 4, "eth0.new_err": 6,
+        "eth0.tx_fifo.unusable": 7, "eth0.q7_drops.unusable": 4,
+    }  # fmt: skip
+
+
+def test_a_counter_of_lost_frames_that_falls_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    nic = _driver(monkeypatch, {"rx_discards": 5}, {"rx_discards": 4})
+    with pytest.raises(EvidenceError, match=r"eth0.rx_discards went back by 1"):
+        nic.between(nic.read(), nic.read(), 1.0)
+
+
 # -- which places --------------------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from netplugin_zeroloss.loss.contract import (
@@ -95,7 +95,8 @@ class DriverCounters(DropCounters):
     """``devices``: kernel names, each with its counters that count lost frames (often none).
 
     Names and meanings are driver-specific. Other matching counters are reported if they grew, but do
-    not count as lost frames.
+    not count as lost frames. Some of them are gauges, or are cleared with a queue: one that falls or
+    disappears is unusable for this trial and is reported as ``NAME.unusable``, with the decrease.
     """
 
     def __init__(self, devices: Mapping[str, Iterable[str]]) -> None:
@@ -123,10 +124,21 @@ class DriverCounters(DropCounters):
     def between(
         self, before: CounterReading, after: CounterReading, elapsed_s: float
     ) -> CounterChanges:
-        found = super().between(before, after, elapsed_s)
-        return CounterChanges(
-            found.lost, {n: value for n, value in found.readings.items() if value}
-        )
+        fell = {
+            name: value - after.counters.get(name, 0.0)
+            for name, value in before.counters.items()
+            if name not in after.counters or after.counters[name] < value
+        }
+        # The lost frames stay with the strict rule: without them the loss cannot be located.
+        found = super().between(_without(before, fell), _without(after, fell), elapsed_s)
+        readings = {name: value for name, value in found.readings.items() if value}
+        unusable = {f"{name}.unusable": value for name, value in fell.items()}
+        return CounterChanges(found.lost, readings | unusable)
+
+
+def _without(reading: CounterReading, names: Container[str]) -> CounterReading:
+    counters = {name: value for name, value in reading.counters.items() if name not in names}
+    return CounterReading(reading.lost, counters)
 
 
 def _statistics(device: str) -> dict[str, int]:
