@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from netplugin_zeroloss.journal import FILE, Cell, Part, read_run
+from netplugin_zeroloss.matrix import session
 from netplugin_zeroloss.matrix.cells import CellTask, TimeEstimate, in_words
 
 from tests.lab.processes import wait_for
@@ -202,7 +203,7 @@ def test_before_anything_is_done_the_goals_say_how_long_it_takes() -> None:
     fresh = _estimate()
     assert fresh.left_s() == 2 * (10 + 2 * (1.5 * 60 + 25))
     assert fresh.done_share() == 0
-    fresh.virtual_time = True
+    fresh.virtual = frozenset(fresh.tasks)
     assert fresh.left_s() == 0 and fresh.done_share() == 0
 
 
@@ -214,6 +215,32 @@ def test_what_is_done_says_how_long_the_rest_takes() -> None:
     assert _estimate(a=400.0).left_s(other, 100) == 300
     assert _estimate(a=400.0).done_share(other, 100) == pytest.approx(5 / 8)
     assert _estimate(a=1.0, b=1.0).left_s() == 0
+
+
+def test_a_simulation_says_nothing_about_the_time_of_a_real_generator() -> None:
+    mixed = _estimate()
+    simulated, real = mixed.tasks
+    mixed.virtual = frozenset({simulated})
+    assert mixed.left_s() == mixed.expected_s(real) == 10 + 2 * (1.5 * 60 + 25)
+    assert mixed.left_s(simulated) == mixed.expected_s(real), "its trials take no time"
+    mixed.took_s[simulated] = 0.1
+    assert mixed.left_s() == 10 + 2 * (1.5 * 60 + 25)
+
+
+def test_each_task_has_the_time_of_its_own_generator(tmp_path: Path) -> None:
+    sim, real = {"type": "sim"}, _program(tmp_path, _SLOW, tmp_path / "bye")
+    for default, other in ((real, sim), (sim, real)):
+        sections = described(
+            generator=default,
+            matrix={"backends": ["a", "b"]},
+            overrides=[{"cells": {"backend": "b"}, "generator": other}],
+        )
+        path = write(tmp_path, sections)
+        said = session.dry_run(session.RunOptions(path, tmp_path / "run"))
+        assert said.splitlines()[-1] == "2 of 2 to do, about 2 min"
+    controlled = described(generator=sim, controls={"loopback": {"generator": real}})
+    said = session.dry_run(session.RunOptions(write(tmp_path, controlled), tmp_path / "run"))
+    assert said.splitlines()[-1] == "2 of 2 to do, about 25 s"
 
 
 @pytest.mark.parametrize(

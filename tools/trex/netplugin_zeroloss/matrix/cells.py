@@ -155,16 +155,23 @@ class TimeEstimate:
     tasks: tuple[CellTask, ...]
     #: Seconds of the finished tasks.
     took_s: dict[CellTask, float] = field(default_factory=dict)
-    #: The generator runs in virtual time.
-    virtual_time: bool = False
+    #: Tasks whose generator runs in virtual time.
+    virtual: frozenset[CellTask] = frozenset()
 
     def expected_s(self, task: CellTask) -> float:
-        """Return the expected seconds of a task: the mean of similar tasks, the same backend first."""
-        alike = [t for t in self.took_s if t.part is task.part]
+        """Return the expected seconds of a task: the mean of similar tasks, the same backend first.
+
+        Tasks in virtual time and in real time say nothing about each other.
+        """
+        alike = [
+            t
+            for t in self.took_s
+            if t.part is task.part and (t in self.virtual) == (task in self.virtual)
+        ]
         nearest = [t for t in alike if t.cell.backend == task.cell.backend] or alike
         if nearest:
             return statistics.fmean(self.took_s[t] for t in nearest)
-        if self.virtual_time:
+        if task in self.virtual:
             return 0.0
         final = self._final_s(task)
         goals = len(self.description.search.goals) if task.part is Part.SEARCH else 0
@@ -176,7 +183,7 @@ class TimeEstimate:
         waiting = [t for t in self.tasks if t not in self.took_s and t != current]
         left = sum(map(self.expected_s, waiting))
         if current is not None and current not in self.took_s:
-            one_more = 0.0 if self.virtual_time else self._final_s(current)
+            one_more = 0.0 if current in self.virtual else self._final_s(current)
             left += max(self.expected_s(current) - in_current_s, one_more)
         return left
 

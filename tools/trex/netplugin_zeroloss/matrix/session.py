@@ -11,7 +11,7 @@ from typing import TextIO
 
 from netplugin_zeroloss.journal import Journal, Past, RunRecord, now, read_past
 from netplugin_zeroloss.matrix import cells
-from netplugin_zeroloss.matrix.bench import BareBench, Bench
+from netplugin_zeroloss.matrix.bench import BareBench, Bench, generator_of
 from netplugin_zeroloss.matrix.carry_out import Carrier, is_done
 from netplugin_zeroloss.matrix.cells import CellTask, TimeEstimate, in_words
 from netplugin_zeroloss.matrix.description import RunDescription, check_same, read
@@ -176,7 +176,9 @@ def _estimate(session: _Session, past: Past | None) -> TimeEstimate:
         for record in (past.run.records if past is not None else ())
         if record.result is not None
     }
-    virtual = session.description.generator.type == "sim"
+    virtual = frozenset(
+        task for task in session.tasks if generator_of(session.description, task).type == "sim"
+    )
     return TimeEstimate(session.description, session.tasks, took, virtual)
 
 
