@@ -77,9 +77,6 @@ def view(estimate: TimeEstimate, quiet: bool, output: TextIO = sys.stderr) -> It
     elif not output.isatty():
         yield Lines(estimate, output)
     else:
-        # Imported here: rich is slow to import and needed on a terminal only.
-        pass
-
         with bar(estimate, output) as shown:
             yield shown
 

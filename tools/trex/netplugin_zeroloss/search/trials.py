@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from netplugin_zeroloss.judge.trial import Cause, Judgement, judge
@@ -229,8 +229,3 @@ def same(a: float, b: float) -> bool:
 
 def _far_behind(trial: Trial) -> bool:
     return trial.measured.achieved_pps < trial.rate * (1 - _FAR_BEHIND)
-
-
-def numbered(trial: Trial, number: int) -> Trial:
-    """Return the trial renumbered for a longer log."""
-    return replace(trial, number=number)

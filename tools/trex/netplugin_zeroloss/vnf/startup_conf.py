@@ -91,9 +91,3 @@ def _section(name: str, *lines: str) -> str:
     if not lines:
         return ""
     return f"{name} {{\n" + "".join(f"  {line}\n" for line in lines) + "}\n"
-
-
-def settings(text: str) -> list[str]:
-    """Return the lines without comments, blank lines and indentation."""
-    stripped = (line.partition("#")[0].strip() for line in text.splitlines())
-    return [line for line in stripped if line]
