@@ -18,13 +18,14 @@ from netplugin.host.names import Mark, unmarked
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs_mirror import Mirror, MirrorDrift
 from netplugin.host.ovsdb import CommandFactory, Ovsdb
+from netplugin.host.processes import remaining
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Usability, Wake
 from netplugin.host.vswitchd import VswitchdWatch, appctl
 
 LOG = logging.getLogger(__name__)
 _QUIET_S = 5.0
-_SETTLE_S = 0.5
+_SETTLE_S = 0.5  # between the starts of two attempts
 _UPLINK_MTU = 1500  # the MTU of a port without mtu_request
 
 
@@ -230,6 +231,7 @@ class OvsHost:
     def _settle(self, generation: int) -> None:
         """After a restart of vswitchd, wait until it has created its bridges again, then announce it."""
         while generation == self._generation:
+            next_attempt = time.monotonic() + _SETTLE_S
             try:
                 if not self.db.locked and self._has_bridges():
                     if generation == self._generation:
@@ -245,6 +247,8 @@ class OvsHost:
                         return
             except NetpluginError as failed:
                 LOG.debug("vswitchd is not settled yet: %s", failed)
+            # An attempt may fail at once, for example while an earlier transaction is unanswered.
+            self._closed.wait(remaining(next_attempt))
 
     def _has_bridges(self) -> bool:
         """Whether vswitchd has created its bridges, without a write to the database.
@@ -257,10 +261,7 @@ class OvsHost:
         self.db.require_online(_SETTLE_S)
         deadline = time.monotonic() + _QUIET_S
         made = appctl(self.settings.rundir, "ofproto/list", deadline=deadline)
-        if not made.strip() and self.mirror.bridges():
-            self._closed.wait(_SETTLE_S)
-            return False
-        return True
+        return bool(made.strip()) or not self.mirror.bridges()
 
     def _announce(self, reason: str) -> None:
         """Wake all subscribers, if the database and vswitchd are both available."""
