@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ DATABASE, LOCK, BACKUPS = "agent.db", "agent.lock", "backups"
 #: Prefix of the name of a database that was found damaged and moved aside.
 DAMAGED = "agent.db.damaged-"
 _KEEP = 5  # backups
+_BACKUP = re.compile(r"agent-([0-9]{6,})\.db")
 # Files that SQLite keeps next to a database in WAL mode (https://sqlite.org/walformat.html).
 _BESIDE = ("-wal", "-shm")
 
@@ -103,7 +105,7 @@ def keep_backup(source: sqlite3.Connection, state_path: Path) -> Path | None:
         with contextlib.closing(_read(known[-1])) as last:
             if _commit(last) == _commit(source):
                 return None
-    number = int(known[-1].stem.rpartition("-")[2]) + 1 if known else 1
+    number = _number(known[-1]) + 1 if known else 1
     target = directory / f"agent-{number:06d}.db"
     copy(source, target)
     for old in backups(state_path)[:-_KEEP]:
@@ -112,8 +114,14 @@ def keep_backup(source: sqlite3.Connection, state_path: Path) -> Path | None:
 
 
 def backups(state_path: Path) -> list[Path]:
-    """The backups made by the agent, oldest first."""
-    return sorted((state_path / BACKUPS).glob("agent-[0-9]*.db"))
+    """The backups made by the agent, oldest first. Other files, such as renamed backups, are left out."""
+    return sorted(filter(_number, (state_path / BACKUPS).glob("agent-*.db")), key=_number)
+
+
+def _number(path: Path) -> int:
+    """The number in the name of a backup, which counts from 1; 0 if the agent gave no such name."""
+    found = _BACKUP.fullmatch(path.name)
+    return int(found[1]) if found else 0
 
 
 def restore(state_path: Path, source: Path) -> Path | None:

@@ -204,16 +204,41 @@ def test_the_number_of_a_network_that_cannot_be_read_is_no_other_networks(
     other.close()
 
 
-def test_the_last_few_copies_are_kept(path: Path) -> None:
-    for number in range(8):
+def start_agents(path: Path, *numbers: int) -> None:
+    """Each start copies what the one before has saved."""
+    for number in numbers:
         made = Store(path)
         made.save([record(f"p{number}")])
         made.close()
+
+
+def test_the_last_few_copies_are_kept(path: Path) -> None:
+    start_agents(path, *range(8))
     kept = store_file.backups(path.parent)
     assert len(kept) == 5
     assert [store_file.check(copy) for copy in kept] == [[]] * 5
     shutil.copy(kept[-1], path.with_name("copy.db"))
     assert [r.port_id for r in reopened(path.with_name("copy.db"))] == [f"p{n}" for n in range(7)]
+
+
+@pytest.mark.parametrize("name", ["agent-2024-old.db", "agent-9.db", "agent-x.db"])
+def test_a_file_that_is_no_copy_of_the_agent_is_left_alone(path: Path, name: str) -> None:
+    start_agents(path, 0, 1)
+    other = path.parent / store_file.BACKUPS / name
+    other.write_text("of the operator")
+    start_agents(path, *range(2, 9))
+    names = [copy.name for copy in store_file.backups(path.parent)]
+    assert names == [f"agent-{n:06d}.db" for n in range(4, 9)]
+    assert other.read_text() == "of the operator"
+
+
+def test_the_copies_are_in_the_order_of_their_numbers(path: Path) -> None:
+    start_agents(path, 0, 1)
+    [first] = store_file.backups(path.parent)
+    first.rename(first.with_name("agent-999998.db"))
+    start_agents(path, *range(2, 5))
+    names = [copy.name for copy in store_file.backups(path.parent)]
+    assert names == [f"agent-{n}.db" for n in range(999998, 1000002)]
 
 
 # -- all or nothing ------------------------------------------------------------------------------
