@@ -32,6 +32,32 @@ def test_a_thread_goes_on_after_an_error(caplog: pytest.LogCaptureFixture) -> No
     assert [record.exc_info is not None for record in caplog.records] == [True, True]
 
 
+class Unhurried(threading.Event):
+    """Keeps the pauses instead of waiting for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.pauses.append(timeout)
+        return False
+
+
+def test_a_thread_that_ran_for_long_begins_the_back_off_again() -> None:
+    now, stopped = 0.0, Unhurried()
+    runs_s = [0.0, 0.0, 29.0, 86400.0, 86400.0, 0.0, 30.0]
+
+    def work() -> None:
+        nonlocal now
+        if runs_s:
+            now += runs_s.pop(0)
+            raise OSError(24, "Too many open files")
+
+    Supervisor(lambda: now).thread("watch", work, stopped).join(DEADLINE_S)
+    assert stopped.pauses == [0.1, 0.2, 0.4, 0.1, 0.1, 0.2, 0.1]
+
+
 def test_one_that_does_not_go_on_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BACKOFF_FIRST_S", 3600.0)
     supervisor, stopped, called = Supervisor(), threading.Event(), threading.Semaphore(0)
