@@ -88,7 +88,7 @@ class Mirror:
         self._qos: dict[UUID, OvsQos] = {}
         self._qos_owned: dict[tuple[str, str], set[UUID]] = defaultdict(set)
         self._interface_port: dict[UUID, UUID] = {}
-        self._port_bridge: dict[UUID, str] = {}
+        self._port_bridge: dict[UUID, UUID] = {}
         self._port_by_name: dict[str, UUID] = {}
         self._owned: dict[tuple[str, str], UUID] = {}
         self._besides: dict[tuple[str, str], UUID] = {}
@@ -225,12 +225,13 @@ class Mirror:
 
     def _whole(self, uuid: UUID) -> OvsPort:
         row = self._ports[uuid]
+        bridge = self._port_bridge.get(uuid)
         found = [self._interfaces[i] for i in row.interfaces if i in self._interfaces]
         if len(found) > 1:
             found.sort(key=lambda interface: interface.name)
         return OvsPort(
             name=row.port.name,
-            bridge=self._port_bridge.get(uuid),
+            bridge=self._bridges[bridge].name if bridge else None,
             tag=row.port.tag,
             vlan_mode=row.port.vlan_mode,
             external_ids=row.port.external_ids,
@@ -286,14 +287,23 @@ class Mirror:
             external_ids=row.external_ids,
             ports=frozenset(port.uuid for port in row.ports),
         )
-        for uuid in (old.ports - new.ports) if old else ():
-            self._port_bridge.pop(uuid, None)
-        for uuid in new.ports - (old.ports if old else frozenset()):
-            self._port_bridge[uuid] = new.name
         self._bridges[row.uuid] = new
+        for uuid in (old.ports - new.ports) if old else ():
+            self._leave_bridge(uuid, row.uuid)
+        for uuid in new.ports - (old.ports if old else frozenset()):
+            self._port_bridge[uuid] = row.uuid
         if old and BRIDGE_MARK in old.external_ids and old.fail_mode != new.fail_mode:
             return MirrorDrift()
         return None
+
+    def _leave_bridge(self, port: UUID, bridge: UUID) -> None:
+        """Forget the bridge of a port, unless another bridge has it already.
+
+        The rows of one transaction come in any order, so the new bridge of a port may come before
+        the old one.
+        """
+        if self._port_bridge.get(port) == bridge:
+            del self._port_bridge[port]
 
     def _put_port(self, row: Any) -> MirrorDrift | None:
         old = self._ports.get(row.uuid)
@@ -308,8 +318,8 @@ class Mirror:
         )
         qos = _optional(row.qos)
         new = _PortRow(port, frozenset(i.uuid for i in row.interfaces), qos.uuid if qos else None)
-        if old and old.port.serves and old.port.serves != port.serves:
-            self._kept_in(old.port).pop(old.port.serves, None)
+        if old and old.port.serves != port.serves:
+            self._drop_mark(row.uuid, old.port)
         self._ports[row.uuid] = new
         for interface in new.interfaces:
             self._interface_port[interface] = row.uuid
@@ -370,7 +380,7 @@ class Mirror:
         if table == "Bridge":
             gone = self._bridges.pop(uuid, None)
             for port in gone.ports if gone else ():
-                self._port_bridge.pop(port, None)
+                self._leave_bridge(port, uuid)
         elif table == "Interface":
             self._interfaces.pop(uuid, None)
             self._interface_port.pop(uuid, None)
@@ -390,9 +400,13 @@ class Mirror:
         # A row of the same name may already be in its place, inserted in the same transaction.
         if self._port_by_name.get(port.name) == uuid:
             del self._port_by_name[port.name]
+        self._drop_mark(uuid, port)
+        return _drift(port)
+
+    def _drop_mark(self, uuid: UUID, port: OvsPort) -> None:
+        """Remove a port from the index of its mark, unless another row has the mark already."""
         if port.serves and self._kept_in(port).get(port.serves) == uuid:
             del self._kept_in(port)[port.serves]
-        return _drift(port)
 
     def _kept_in(self, port: OvsPort) -> dict[tuple[str, str], UUID]:
         """The index (port or relay VF port) that a marked port belongs to."""
@@ -412,15 +426,15 @@ def _queues(status: Mapping[str, str]) -> int | None:
     """The queue pairs of a vhost-user port. Newer vswitchds report how many are polled (``n_rxq``)."""
     rings = status.get("num_of_vrings", "")
     polled = status.get("n_rxq", "")
-    if polled.isdigit():
+    if polled.isdecimal():
         return int(polled)
-    return int(rings) // 2 if rings.isdigit() else None
+    return int(rings) // 2 if rings.isdecimal() else None
 
 
 def _numa_node(status: Mapping[str, str]) -> int | None:
     """The NUMA node of a NIC (``numa_id``, -1 if the firmware has none) or of a VM's memory (``numa``)."""
     node = status.get("numa_id", status.get("numa", ""))
-    return int(node) if node.isdigit() else None
+    return int(node) if node.isdecimal() else None
 
 
 def _optional(column: Any) -> Any:
