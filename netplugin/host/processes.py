@@ -18,8 +18,9 @@ def remaining(deadline: float) -> float:
 def run(args: Sequence[str], *, step: str, deadline: float, stdin: str | None = None) -> str:
     """Run the program and return its stdout.
 
-    Raises: BackendUnavailable if it is not installed, HostError with its stderr if it fails,
-    OperationTimeout at the deadline (the program is killed).
+    Raises: BackendUnavailable if it is not installed, HostError with its stderr if it fails or with
+    the error of the kernel if it cannot be started, OperationTimeout at the deadline (the program is
+    killed).
     """
     try:
         done = subprocess.run(
@@ -37,6 +38,12 @@ def run(args: Sequence[str], *, step: str, deadline: float, stdin: str | None = 
         ) from missing
     except PermissionError as refused:
         raise HostError(f"{args[0]} may not be run", step=step, fix="run this as root") from refused
+    except OSError as failed:  # EAGAIN, ENOMEM, EMFILE, ENOEXEC
+        raise HostError(
+            f"{args[0]} could not be started: {failed.strerror or failed}", step=step,
+            fix="look at the free memory and at the limits of processes and open files; "
+            f"or install {args[0]} for this machine again",
+        ) from failed  # fmt: skip
     except subprocess.TimeoutExpired as late:
         raise OperationTimeout(
             f"{args[0]} did not end within {late.timeout:.1f} s", step=step
