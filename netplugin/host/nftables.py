@@ -164,12 +164,21 @@ class Nftables:
         """Run nft and return the objects of its answer, each with its kind."""
         text = json.dumps({"nftables": list(commands)})
         answer = run(["nft", "-j", "-f", "-"], step=STEP, deadline=deadline, stdin=text)
-        if not answer.strip():
-            return []
-        try:
-            return [next(iter(o.items())) for o in json.loads(answer)["nftables"]]
-        except (ValueError, KeyError) as broken:
-            raise HostError(f"nft answered what is no JSON: {broken}", step=STEP) from broken
+        return parse_answer(answer, STEP) if answer.strip() else []
+
+
+def parse_answer(answer: str, step: str) -> list[tuple[str, Any]]:
+    """Parse the output of ``nft -j``: its objects, each with its kind.
+
+    Raises: HostError if it is not in the format of libnftables-json(5).
+    """
+    try:
+        return [next(iter(o.items())) for o in json.loads(answer)["nftables"]]
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as broken:
+        raise HostError(
+            f"the answer of nft is not in the format of libnftables-json(5): {answer[:200]!r}",
+            step=step, fix="look whether another version of nft is installed",
+        ) from broken  # fmt: skip
 
 
 def _chain(found: Mapping[str, Any], rules: Sequence[Rule]) -> Chain:

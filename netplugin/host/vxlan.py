@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import ipaddress
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from netplugin.api.errors import HostError
+from netplugin.host.nftables import parse_answer
 from netplugin.host.processes import run
 
 # RFC 7348, section 5: the VM's layer-3 packet is preceded by its Ethernet header (without a tag),
@@ -93,7 +93,7 @@ class VxlanFilter:
             if os.strerror(errno.ENOENT) in error.detail:
                 return None
             raise
-        found = [next(iter(o.items())) for o in json.loads(text)["nftables"]]
+        found = parse_answer(text, _STEP)
         sets = {value["name"]: value.get("elem", []) for kind, value in found if kind == "set"}
         hooks = [value for kind, value in found if kind == "chain" and value["name"] == _CHAIN]
         rules = [value.get("comment") for kind, value in found if kind == "rule"]
