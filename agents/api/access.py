@@ -127,7 +127,8 @@ def _entries(option: str, entries: Sequence[str]) -> list[tuple[Role, str]]:
 
 
 def _id(name: str, look_up: Any) -> int:
-    return int(name) if name.isdigit() else int(look_up(name))
+    # isdigit() alone accepts digits that int() does not, such as a superscript two.
+    return int(name) if name.isascii() and name.isdigit() else int(look_up(name))
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def _queues(seen: VhostUserObservation) -> list[Finding]:
     asked = {
         row.name: int(row.interface.external_ids.get(QUEUES_MARK, "1"))
         for row in seen.rows.values()
-        if row.interface and row.interface.external_ids.get(QUEUES_MARK, "1").isdigit()
+        if row.interface and row.interface.external_ids.get(QUEUES_MARK, "1").isdecimal()
     }
     many = sorted(name for name, queues in asked.items() if queues > seen.pmd_threads)
     if not many:

@@ -76,7 +76,7 @@ def network_changes(
 def network_of(external_ids: Mapping[str, str]) -> dict[str, int]:
     """Return the network that a port's marks name, with its UDP port: one entry or none."""
     network_id, udp_port = external_ids.get(NETWORK_MARK), external_ids.get(UDP_MARK, "")
-    return {network_id: int(udp_port)} if network_id and udp_port.isdigit() else {}
+    return {network_id: int(udp_port)} if network_id and udp_port.isdecimal() else {}
 
 
 def _ports(

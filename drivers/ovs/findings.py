@@ -97,7 +97,7 @@ def details(row: OvsPort) -> dict[str, Any]:
         "mtu": interface.mtu if interface else None,
         "link_state": interface.link_state if interface else None,
         "connected": interface.connected if interface else False,
-        "queues_asked": int(asked) if asked.isdigit() else None,
+        "queues_asked": int(asked) if asked.isdecimal() else None,
         "queues_found": interface.queues if interface else None,
     }
 

@@ -135,6 +135,7 @@ def test_names_of_certificates() -> None:
     [
         ("socket_roles", "plug"), ("socket_roles", "plug:"), ("socket_roles", "write:*"),
         ("socket_roles", "plug:no-such-user-here"), ("socket_roles", "plug:@no-such-group-here"),
+        ("socket_roles", "plug:\N{SUPERSCRIPT TWO}"), ("socket_roles", "plug:@\N{SUPERSCRIPT TWO}"),
         ("cert_roles", "platform"), ("cert_roles", "Plug:platform"),
     ],
 )  # fmt: skip
