@@ -65,10 +65,16 @@ def _json(model: BaseModel) -> Response:
 
 
 def _documented(*kinds: type[NetpluginError]) -> dict[int | str, dict[str, Any]]:
-    """The documented error responses of a route; one status may have several codes."""
-    kinds = (*kinds, errors.InvalidRequest, errors.Unauthorized)
+    """The documented error responses of a route: its own, and those of the guard and of validation."""
+    return _responses(
+        *kinds, errors.InvalidRequest, errors.Unauthorized, errors.Forbidden, errors.Overloaded
+    )
+
+
+def _responses(*kinds: type[NetpluginError]) -> dict[int | str, dict[str, Any]]:
+    """The documentation of these errors; one status may have several codes."""
     titles: dict[int, list[str]] = {}
-    for kind in kinds:
+    for kind in dict.fromkeys(kinds):
         titles.setdefault(kind.status, []).append(kind.code)
     schema = {"$ref": "#/components/schemas/Problem"}
     return {
@@ -185,7 +191,7 @@ def _add_networks(app: FastAPI, service: Service) -> None:
     @app.delete(
         "/v1/networks/{network_id}",
         status_code=204,
-        responses=_documented(errors.Conflict),
+        responses=_documented(errors.Conflict, errors.HostError),
         operation_id="delete_network",
     )
     async def delete_network(network_id: NameParameter) -> None:
@@ -204,9 +210,7 @@ def _add_host(app: FastAPI, service: Service) -> None:
         """Return facts about the host and its daemons."""
         return await service.host()
 
-    @app.get(
-        "/v1/host/checks", responses=_documented(errors.Overloaded), operation_id="host_checks"
-    )
+    @app.get("/v1/host/checks", responses=_documented(), operation_id="host_checks")
     async def host_checks(caller: Request) -> list[Finding]:
         """Check the host and return the findings."""
         return await _while_here(caller, service.checks())
@@ -293,7 +297,8 @@ def _add_health(app: FastAPI, service: Service, metrics: Metrics) -> None:
         text = await asyncio.to_thread(metrics.render)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.get("/healthz", operation_id="healthz", include_in_schema=True)
+    # The guard requires no credential for these two, but refuses calls of browsers.
+    @app.get("/healthz", operation_id="healthz", responses=_responses(errors.Forbidden))
     async def healthz() -> dict[str, str]:
         """Return 200 while the agent is running."""
         return {"status": "alive"}
@@ -301,7 +306,10 @@ def _add_health(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @app.get(
         "/readyz",
         operation_id="readyz",
-        responses={503: {"description": "not ready; the body has the reasons"}},
+        responses={
+            **_responses(errors.Forbidden),
+            503: {"description": "not ready; the body has the reasons"},
+        },
     )
     async def readyz(response: Response) -> dict[str, Any]:
         """Return 200 if the agent is ready, else 503 with the reasons."""

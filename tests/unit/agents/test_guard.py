@@ -11,6 +11,8 @@ import httpx
 import pytest
 
 from agents.api import guard
+from agents.api.guard import Limits, LimitSettings
+from agents.api.roles import OPEN_PATHS
 from tests.unit.agent import SPEC, Agent, agent, gated, served
 
 TOKENS = (b"first-token", b"second-token")
@@ -177,6 +179,22 @@ def test_a_body_that_is_too_large_over_a_real_connection(
 def running(tmp_path: Path) -> Iterator[Agent]:
     with agent(tmp_path) as made:
         yield made
+
+
+def test_what_it_refuses_is_in_the_openapi_document(running: Agent) -> None:
+    setting, full = Setting(TOKENS), Setting(TOKENS)
+    full._gate._limits = Limits(LimitSettings(changes_per_second=1, calls_at_once=0))
+    token = {"Authorization": "Bearer first-token"}
+    for path, operations in running.app.openapi()["paths"].items():
+        for method, operation in operations.items():
+            answers = (
+                setting.call(method, path),
+                setting.call(method, path, headers={**token, "Origin": "http://127.0.0.1"}),
+                full.call(method, path, headers=token),
+            )
+            refused = {str(answer.status_code) for answer in answers if not answer.is_success}
+            assert refused == ({"403"} if path in OPEN_PATHS else {"401", "403", "503"})
+            assert refused <= operation["responses"].keys(), f"{method} {path}"
 
 
 # -- asynchronous calls --------------------------------------------------------------------------
