@@ -11,7 +11,7 @@ import re
 import shlex
 import subprocess
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
@@ -314,8 +314,15 @@ def test_the_metrics_are_all_there(tmp_path: Path) -> None:
     metrics = Metrics(store)
     metrics.served("b", "put", {"total": 1.0}, None)
     metrics.changed("b", "c", "plug")
-    metrics.watch_failures(lambda: {"loop": 1})
-    metrics.watch_vfs(lambda: [PortCounters("nic1", "0000:03:10.1", VfCounters())])
+    watched: dict[str, Callable[[], Any]] = {
+        "watch_failures": lambda: {"loop": 1},
+        "watch_pmd": lambda: None,  # docs/pmd.md has these
+        "watch_vfs": lambda: [PortCounters("nic1", "0000:03:10.1", VfCounters())],
+        "watch_credentials": lambda: False,
+    }
+    assert {name for name in vars(Metrics) if name.startswith("watch_")} == watched.keys()
+    for name, read in watched.items():
+        getattr(metrics, name)(read)
     text = metrics.render().decode()
     store.close()
     made = set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE))
