@@ -72,7 +72,7 @@ def preview(plan: TuningPlan) -> Iterator[Result]:
 def apply(plan: TuningPlan, machine: TunedMachine, journal: ApplyJournal) -> Iterator[Result]:
     """Apply the live steps lazily, one per result; a failed step does not stop the others.
 
-    Raises: HostError if the journal cannot be read.
+    Raises: HostError if the journal cannot be read or written; nothing is changed after that.
     """
     journal.history()
     live = [step for step in plan.steps if step.effect is Effect.LIVE]
@@ -188,7 +188,7 @@ def undo(machine: TunedMachine, journal: ApplyJournal, force: bool) -> Iterator[
     """Restore values lazily, one per result, the last change first.
 
     ``force``: also values that something else has changed since.
-    Raises: HostError if the journal cannot be read.
+    Raises: HostError if the journal cannot be read or written; nothing is changed after that.
     """
     history = journal.history()
     for change in reversed(history.changes):
@@ -220,18 +220,26 @@ def _undone(
             return replace(result, outcome=StepOutcome.RESTORED)
         if not (force or change.open or result.old in change.ours):
             return replace(result, outcome=StepOutcome.CHANGED_SINCE, reason=_SINCE, fix=_FORCE)
-        if journal is None:
-            return replace(result, outcome=StepOutcome.WOULD_RESTORE)
-        _restore(change, machine, journal)
-    except WriteIgnored as gone:
-        return replace(result, outcome=StepOutcome.GONE, reason=str(gone))
-    except NetpluginError as refused:
-        return replace(result, code=refused.code, reason=refused.detail, fix=refused.fix)
+    except (NetpluginError, WriteIgnored) as refused:
+        return _not_restored(result, refused)
+    if journal is None:
+        return replace(result, outcome=StepOutcome.WOULD_RESTORE)
+    # Not in a try: an error of the journal is not one of this change, and must end the undo.
+    journal.mark(Event.UNDOING, change.group, change.target)
+    try:
+        _restore(change, machine)
+    except (NetpluginError, WriteIgnored) as refused:
+        return _not_restored(result, refused)
     return replace(result, outcome=StepOutcome.RESTORED)
 
 
-def _restore(change: AppliedChange, machine: TunedMachine, journal: ApplyJournal) -> None:
-    journal.mark(Event.UNDOING, change.group, change.target)
+def _not_restored(result: Result, refused: NetpluginError | WriteIgnored) -> Result:
+    if isinstance(refused, WriteIgnored):
+        return replace(result, outcome=StepOutcome.GONE, reason=str(refused))
+    return replace(result, code=refused.code, reason=refused.detail, fix=refused.fix)
+
+
+def _restore(change: AppliedChange, machine: TunedMachine) -> None:
     machine.restore(change.target, change.before)
     found = machine.read(change.target)
     if machine.value(change.target, found) != machine.value(change.target, change.before):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -231,6 +232,9 @@ class ApplyJournal:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._descriptor)
         except OSError as refused:
+            # A later line would join the partial one. If this fails too, the next open removes it.
+            with contextlib.suppress(HostError):
+                self._cut(self._last)
             raise _unusable(self.path, refused) from refused
 
     def _cut(self, length: int) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from netplugin.api.errors import Conflict, HostError
-from netplugin.tuning.applying.apply import BAD, StepOutcome, apply
-from netplugin.tuning.applying.journal import ApplyJournal
+from netplugin.tuning.applying.apply import BAD, StepOutcome, apply, undo
+from netplugin.tuning.applying.journal import ApplyJournal, Event
 from netplugin.tuning.steps import (
     BannedCpus,
     File,
+    Group,
     OtherConfig,
     Target,
     TunedProfile,
@@ -151,6 +152,41 @@ def test_nothing_is_done_that_the_journal_has_no_room_for(
     monkeypatch.undo()
     assert len(outcomes(host.undo(journal))) == 1
     assert host.state() == before
+
+
+@pytest.mark.parametrize("room", range(4), ids="line {}".format)
+def test_undo_ends_where_the_journal_has_no_room(
+    host: FakeMachine, journal: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """Two lines of each kind: before a value is restored, and after."""
+    before = host.state()
+    host.apply(journal)
+    whole, after = journal.read_bytes(), host.state()
+    real, lines = os.write, 0
+
+    def full(descriptor: int, data: bytes) -> int:
+        nonlocal lines
+        lines += 1
+        return real(descriptor, data[:20] if lines == room + 1 else data)
+
+    with ApplyJournal(journal, host.boot) as held:
+        monkeypatch.setattr(os, "write", full)
+        results = undo(host.machine, held, force=False)
+        assert [next(results).outcome for _ in range(room // 2)] == [StepOutcome.RESTORED] * (
+            room // 2
+        )
+        with pytest.raises(HostError, match="cannot be used: No space left"):
+            list(results)
+        assert lines == room + 1, "nothing more is written"
+        assert (host.state() == after) == (room == 0), "room for no line: nothing is changed"
+        written = journal.read_bytes()
+        assert written.startswith(whole) and written.endswith(b"\n"), "whole lines only"
+        assert written.count(b"\n") == whole.count(b"\n") + room
+        monkeypatch.undo()
+        held.mark(Event.UNDOING, Group.HUGEPAGES, File(PAGES))
+        assert held.history().changes, "a later line stands alone"
+    assert outcomes(host.undo(journal)) == {StepOutcome.RESTORED}
+    assert host.state() == before and journal.read_bytes() == b""
 
 
 def test_a_journal_that_cannot_be_written(host: FakeMachine, tmp_path: Path) -> None:
