@@ -40,7 +40,7 @@ _TABLE_NAME = 1  # the first attribute of every message about something in a tab
 
 class BridgeWatch(KernelEventListener):
     """Listener for link, tc and nftables events. Own changes are given as links; rule changes within
-    ``quiet`` count as own."""
+    ``quiet`` count as own. Events that the kernel dropped count as changes by others."""
 
     def __init__(
         self, wake: Callable[[Wake], None], interfaces: frozenset[str], supervisor: Supervisor
@@ -66,7 +66,9 @@ class BridgeWatch(KernelEventListener):
             elif event is not None and self._is_new(event) and event.name not in (own or ()):
                 yield from self._of_link(event)
         for kind, payload in _messages(self._rules):
-            if own is None and (not kind or _is_ours(kind, payload)):
+            if not kind:  # also after a change of our own: those of others may be among the lost
+                yield Wake("news of nftables was lost")
+            elif own is None and _is_ours(kind, payload):
                 yield Wake(f"nftables tables named {filters.TABLE} were changed")
 
     def _is_new(self, event: LinkEvent) -> bool:

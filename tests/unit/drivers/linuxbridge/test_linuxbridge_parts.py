@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from drivers.linuxbridge.segments import (
     is_ours,
     shaper_of,
 )
+from drivers.linuxbridge.watch import BridgeWatch
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
 from netplugin.host.link_messages import DELLINK, NEWLINK, Ifb, Link, link_event
@@ -26,6 +28,7 @@ from netplugin.host.names import birth_address
 from netplugin.host.netlink import attribute, attributes, messages
 from netplugin.host.nftables import Rule
 from netplugin.host.tc import Tbf
+from netplugin.host.usability import Wake
 from tests.unit.drivers.linuxbridge.model import Model
 
 
@@ -179,6 +182,50 @@ def test_news_of_a_link(kind: int, gone: bool) -> None:
     assert event.alias == "netplugin-port=p" and event.master == 0
     assert link_event(kind, b"\x07" + payload[1:]) is None, "a bridge's word of its member"
     assert link_event(99, payload) is None
+
+
+class _Source:
+    """A socket with these datagrams; None: the kernel dropped some, as the socket was full."""
+
+    def __init__(self, *queue: bytes | None) -> None:
+        self._queue = list(queue)
+
+    def recv(self, size: int, flags: int) -> bytes:
+        if not self._queue:
+            raise BlockingIOError
+        data = self._queue.pop(0)
+        if data is None:
+            raise OSError(errno.ENOBUFS, "No buffer space available")
+        return data
+
+
+def _news(
+    own: frozenset[str] | None, links: tuple[bytes | None, ...], rules: tuple[bytes | None, ...]
+) -> list[Wake]:
+    watch: Any = BridgeWatch.__new__(BridgeWatch)  # without sockets and thread
+    watch._links, watch._rules = _Source(*links), _Source(*rules)
+    return list(watch.of(own))
+
+
+#: Something in our table was changed (NFT_MSG_NEWRULE with NFPROTO_BRIDGE).
+RULE = struct.pack("=BBH", 7, 0, 0) + attribute(1, filters.TABLE.encode() + b"\0")
+RULE = struct.pack("=IHHII", 16 + len(RULE), 10 << 8 | 6, 0, 0, 0) + RULE
+
+
+@pytest.mark.parametrize("own", [None, frozenset(), frozenset({"npt1"})])
+def test_lost_news_wake_a_look_at_everything_also_amid_our_own_changes(
+    own: frozenset[str] | None,
+) -> None:
+    (lost,) = _news(own, (None,), ())
+    assert lost == Wake("news of links was lost") and lost.ports is None
+    (*_, lost) = _news(own, (), (RULE, None))
+    assert lost == Wake("news of nftables was lost") and lost.ports is None
+
+
+def test_our_own_rules_are_no_news() -> None:
+    (changed,) = _news(None, (), (RULE,))
+    assert changed.ports is None and filters.TABLE in changed.reason
+    assert _news(frozenset(), (), (RULE,)) == []
 
 
 def test_broken_netlink_ends_the_reading() -> None:
