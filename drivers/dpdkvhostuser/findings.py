@@ -28,26 +28,40 @@ def findings(seen: VhostUserObservation, local_ip: str | None) -> list[Finding]:
 
 
 def _queues(seen: VhostUserObservation) -> list[Finding]:
-    """Report ports with more queues than there are PMD threads: their queues then share threads."""
+    """Report ports with more queues than PMD threads that may poll them: their queues then share threads."""
     asked = {
-        row.name: int(row.interface.external_ids.get(QUEUES_MARK, "1"))
+        row.name: (int(row.interface.external_ids.get(QUEUES_MARK, "1")), row.interface.numa_node)
         for row in seen.rows.values()
         if row.interface and row.interface.external_ids.get(QUEUES_MARK, "1").isdecimal()
     }
-    many = sorted(name for name, queues in asked.items() if queues > seen.pmd_threads)
+    near = {name: _threads_near(node, seen.pmd_threads) for name, (_, node) in asked.items()}
+    many = sorted(name for name, (queues, _) in asked.items() if queues > near[name])
     if not many:
         return []
     some = ", ".join(many[:5]) + (" and others" if len(many) > 5 else "")
-    most = max(asked[name] for name in many)
+    most, fewest = max(asked[name][0] for name in many), min(near[name] for name in many)
+    each = " for each NUMA node of NICs and VMs" if len(seen.pmd_threads) > 1 else ""
     return [
         Finding(
             id="pmd-queues", status="warn",
-            found=f"{len(many)} ports have up to {most} queues, and there are {seen.pmd_threads} PMD "
-            f"threads: {some}",
-            expected=f"{most} PMD threads, so that each queue of a port may have its own",
-            fix=f"netplugin pmd set --count {most}, or fewer queues",
+            found=f"{len(many)} ports have up to {most} queues, and as few as {fewest} PMD threads on their "
+            f"NUMA node: {some}",
+            expected=f"{most} PMD threads on the node, so that each queue of a port may have its own",
+            fix=f"netplugin pmd set --count {most}{each}, or fewer queues",
         )
     ]  # fmt: skip
+
+
+def _threads_near(node: int | None, threads: Mapping[int, int]) -> int:
+    """Return the number of PMD threads that may poll a port of this NUMA node.
+
+    OVS assigns all queues of a port to threads on its node, and to those of other nodes only if it has
+    none (sched_numa_list_schedule in lib/dpif-netdev.c). The node of a port without a VM is not known
+    yet (None): it will have at most as many threads as the node with the most.
+    """
+    if node is None:
+        return max(threads.values(), default=0)
+    return threads.get(node, sum(threads.values()))
 
 
 def _underlay(seen: VhostUserObservation) -> Finding:

@@ -42,9 +42,10 @@ class VhostUserObservation(OvsObservation):
     """The observed state of the ports in scope, and of their bridges, flows and networks."""
 
     tunnels: ObservedTunnels = ObservedTunnels()
-    #: Read only when the whole host is observed.
+    #: Read only when the whole host is observed, as are PMD threads.
     bonds: tuple[BondUse, ...] = ()
-    pmd_threads: int = 0
+    #: The number of PMD threads on each NUMA node that has some.
+    pmd_threads: Mapping[int, int] = field(default_factory=dict)
 
 
 # -- The OVS rows that the dpdkvhostuser backend desires, derived from the intent only. -----------

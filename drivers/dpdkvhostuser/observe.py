@@ -23,8 +23,9 @@ from netplugin.host.openflow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_bonds import BondUse, OvsBond, parse_bonds
 from netplugin.host.ovs_mirror import Mirror
-from netplugin.host.ovs_rows import PORT_MARK, TUNNEL_MARK, OvsBridge, OvsPort, OvsRoot
+from netplugin.host.ovs_rows import PORT_MARK, TUNNEL_MARK, OvsBridge, OvsPort
 from netplugin.host.ovs_underlay import Underlay, UnderlayReader
+from netplugin.pmd.settings import MASK, threads_by_node
 
 
 class Observer:
@@ -56,7 +57,7 @@ class Observer:
             **{**vars(common), "taken_names": common.taken_names | taken},
             tunnels=self._tunnels(bridges, flows, scope, shared, underlay),
             bonds=self._bonds(bridges, underlay, scope) if scope.whole else (),
-            pmd_threads=_pmd_threads(self._mirror.root),
+            pmd_threads=self._pmd_threads() if scope.whole else {},
         )
         word = VswitchdFacts(
             root=self._mirror.root,
@@ -102,6 +103,11 @@ class Observer:
         ids = (row.external_ids for row in scope.rows.values() if row.bridge == OVERLAY)
         return sorted({tunnels.network_cookie(n) for marks in ids for n in network_of(marks)})
 
+    # -- PMD threads -----------------------------------------------------------------------------
+
+    def _pmd_threads(self) -> dict[int, int]:
+        return threads_by_node(self._mirror.root.other_config.get(MASK), cpus.by_node())
+
     # -- bonds -----------------------------------------------------------------------------------
 
     def _bonds(
@@ -130,11 +136,3 @@ class Observer:
             if port.interface
         }
         return BondUse(bond, bridge.name, len(senders), bridge.name == tunnels_by)
-
-
-def _pmd_threads(root: OvsRoot) -> int:
-    """Return the number of PMD threads in ``pmd-cpu-mask``; 1 if it is not set or cannot be parsed."""
-    try:
-        return len(cpus.from_mask(root.other_config.get("pmd-cpu-mask", ""))) or 1
-    except ValueError:
-        return 1  # OVS ignores a mask that it cannot parse

@@ -49,6 +49,16 @@ def online(root: Path = Path("/sys")) -> tuple[int, ...]:
     return parse_list((root / "devices/system/cpu/online").read_text())
 
 
+def by_node(root: Path = Path("/sys")) -> dict[int, frozenset[int]]:
+    """The online CPUs of each NUMA node that has some, from sysfs; one node on a kernel without NUMA."""
+    nodes = root / "devices/system/node"
+    try:
+        numbers = parse_list((nodes / "has_cpu").read_text())
+        return {n: frozenset(parse_list((nodes / f"node{n}/cpulist").read_text())) for n in numbers}
+    except FileNotFoundError:
+        return {0: frozenset(online(root))}
+
+
 # -- CPU masks in the kernel's format: groups of 32 bits, ``1,00000003``. -------------------------
 
 

@@ -6,7 +6,7 @@ Defaults and ranges: dpif_netdev_set_config in lib/dpif-netdev.c, and ovs-vswitc
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from netplugin.api.pmd_models import AutoLoadBalance, PmdSettings
 from netplugin.host.cpus import from_mask
@@ -60,6 +60,19 @@ def masked(mask: str | None) -> tuple[int, ...]:
         return from_mask(mask or "")
     except ValueError:
         return ()
+
+
+def threads_by_node(mask: str | None, nodes: Mapping[int, Collection[int]]) -> dict[int, int]:
+    """The number of PMD threads on each node that has some. ``nodes``: online CPUs by NUMA node.
+
+    Without a mask, vswitchd runs one thread on each node; with one, it skips CPUs that are not online
+    (reconfigure_pmd_threads in lib/dpif-netdev.c).
+    """
+    cpus = frozenset(masked(mask))
+    if not cpus:
+        return dict.fromkeys(nodes, 1)
+    counts = {node: len(cpus.intersection(here)) for node, here in nodes.items()}
+    return {node: count for node, count in counts.items() if count}
 
 
 def read_affinity(text: str | None) -> dict[int, int]:

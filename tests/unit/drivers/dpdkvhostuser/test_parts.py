@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,12 +23,14 @@ from drivers.ovs.policers import Policer, refused
 from netplugin.api.errors import HostError
 from netplugin.api.models import NetworkSpec
 from netplugin.backend import Overlay
+from netplugin.host import cpus
 from netplugin.host.openflow import COOKIE_MARK, Flow, parse_flows
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_bonds import BondUse, OvsBond
 from netplugin.host.ovs_rows import OvsInterface, OvsPort, OvsRoot
 from netplugin.host.ovs_underlay import Underlay, problem
 from netplugin.host.vxlan import overhead
+from netplugin.pmd.settings import threads_by_node
 
 # -- policers ----------------------------------------------------------------------------------------
 
@@ -255,10 +258,49 @@ def test_a_dead_bond_is_a_fault_of_what_it_carries() -> None:
 
 
 def test_more_queues_than_pmd_threads_are_told() -> None:
-    seen = VhostUserObservation({}, rows={"p": _row("npv1", "br1", queues=4)}, pmd_threads=2)
+    seen = VhostUserObservation({}, rows={"p": _row("npv1", "br1", queues=4)}, pmd_threads={0: 2})
     (told,) = findings(seen, None)
     assert (told.id, told.status) == ("pmd-queues", "warn") and "4 queues" in told.found
-    assert findings(replace(seen, pmd_threads=4), None) == []
+    assert findings(replace(seen, pmd_threads={0: 4}), None) == []
+
+
+@pytest.mark.parametrize(
+    ("node", "threads", "near"),
+    [
+        (1, {0: 1, 1: 1}, 1), (0, {0: 3, 1: 1}, 3), (1, {0: 3, 1: 1}, 1),
+        (1, {0: 3}, 3), (2, {0: 2, 1: 1}, 3),  # none on its node: those of all others
+        (None, {0: 1, 1: 1}, 1), (None, {0: 1, 1: 3}, 3),  # no VM yet: on one node, whichever it is
+    ],
+)  # fmt: skip
+def test_a_queue_is_polled_on_the_node_of_its_port(
+    node: int | None, threads: dict[int, int], near: int
+) -> None:
+    for queues in (near, near + 1):
+        row = _row("npv1", "br1", queues=queues, numa_node=node)
+        told = findings(VhostUserObservation({}, rows={"p": row}, pmd_threads=threads), None)
+        assert [f.id for f in told] == ["pmd-queues"] * (queues - near)
+        assert all(f"as few as {near} PMD threads" in f.found for f in told)
+
+
+def test_without_a_mask_vswitchd_runs_a_thread_on_each_node(tmp_path: Path) -> None:
+    nodes = tmp_path / "devices/system/node"
+    for number, text in enumerate(("0-1,4\n", "2-3\n", "\n")):  # the third has memory only
+        (nodes / f"node{number}").mkdir(parents=True)
+        (nodes / f"node{number}/cpulist").write_text(text)
+    (nodes / "has_cpu").write_text("0-1\n")
+    found = cpus.by_node(tmp_path)
+    assert found == {0: {0, 1, 4}, 1: {2, 3}}
+    for mask in (None, "", "words"):
+        assert threads_by_node(mask, found) == {0: 1, 1: 1}
+    assert threads_by_node("0x16", found) == {0: 2, 1: 1}
+    assert threads_by_node("0x13", found) == {0: 3}
+    assert threads_by_node("0x21", found) == {0: 1}, "CPU 5 is not on line"
+
+
+def test_a_kernel_without_numa_has_one_node(tmp_path: Path) -> None:
+    (tmp_path / "devices/system/cpu").mkdir(parents=True)
+    (tmp_path / "devices/system/cpu/online").write_text("0-3\n")
+    assert cpus.by_node(tmp_path) == {0: {0, 1, 2, 3}}
 
 
 def test_the_underlay_is_told_once_it_is_configured() -> None:
