@@ -148,7 +148,7 @@ def choose(
     out = [v for v in pool if v.address not in taken]
     free = mine or [v for v in out if not unusable(inventory, v, for_dpdk=for_dpdk)]
     if not free:
-        raise _exhausted(inventory, pool, out, where, network, use)
+        raise _exhausted(inventory, pool, out, where, network, use, for_dpdk)
     mtu = spec.network.mtu
     problems = {p: pf_problem(inventory.pfs[p], mtu, use) for p in {v.pf for v in free}}
     fit = [v for v in free if problems[v.pf] is None]
@@ -219,6 +219,7 @@ def _exhausted(
     where: str,
     network: str | None,
     use: Use,
+    for_dpdk: bool,
 ) -> NetpluginError:
     """Return the error for an exhausted pool, with its usage (``out``: the VFs without a port)."""
     hidden = next((v for v in out if v.attributes is None), None)
@@ -226,7 +227,8 @@ def _exhausted(
         return pf_problem(inventory.pf_of(hidden), 0, use) or _unreported(inventory, hidden)
     has = f"there are {len(pool)} VFs {where}, {len(pool) - len(out)} of them taken"
     if out:
-        has += f", and {out[0].address} cannot be used: {unusable(inventory, out[0])}"
+        reason = unusable(inventory, out[0], for_dpdk=for_dpdk)
+        has += f", and {out[0].address} cannot be used: {reason}"
     pf = next((p for p in inventory.pfs.values() if p.network == network), None)
     more = f", or echo N > /sys/bus/pci/devices/{pf.address}/sriov_numvfs" if pf else ""
     return CapacityExhausted(

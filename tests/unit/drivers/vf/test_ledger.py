@@ -179,6 +179,18 @@ def test_a_vf_in_use_by_another_is_left_alone(fields: dict[str, Any]) -> None:
     assert {info.state for info in books(inventory, {}, {})} == {"unusable"}
 
 
+@pytest.mark.parametrize("fields", [{"iommu_group": None}, {"group_mates": ("0000:00:1f.3",)}])
+def test_the_reason_of_an_empty_pool_is_that_of_who_uses_it(fields: dict[str, Any]) -> None:
+    """DPDK needs no IOMMU group for a VF that keeps its kernel driver, but vfio does."""
+    used = (HostInterface("vf0", up=True, enslaved=False),)
+    inventory = pool(make_pf(3), vfs=2, driver="mlx5_core", interfaces=used, **fields)
+    for for_dpdk in (False, True):
+        with pytest.raises(CapacityExhausted, match=r"0000:03:10\.0 cannot be used: ") as refused:
+            choose(inventory, spec(), {}, for_dpdk=for_dpdk)
+        assert ("IOMMU group" in refused.value.detail) == (not for_dpdk)
+        assert ("vf0" in refused.value.detail) == for_dpdk
+
+
 def test_a_named_vf_is_that_one_or_none() -> None:
     inventory = pool(make_pf(3), make_pf(4, "net2"))
     named = spec(vf={"pci_address": "0000:03:10.4"})
