@@ -140,9 +140,7 @@ def _forgotten(
     kept = {tunnels.network_cookie(network_id) for network_id in in_use} | {COOKIE_MARK}
     users: dict[int, list[str]] = {}
     for port_id in sorted(planned & seen.rows.keys()):
-        for network_id in (
-            network_of(seen.rows[port_id].external_ids) if port_id in seen.rows else ()
-        ):
+        for network_id in network_of(seen.rows[port_id].external_ids):
             users.setdefault(tunnels.network_cookie(network_id), []).append(port_id)
     gone = (users.keys() | seen.tunnels.flows.keys()) - kept
     return [
