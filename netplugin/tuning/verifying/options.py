@@ -153,16 +153,25 @@ def busy_cpus(live: Live) -> Cpus:
 
 def _pair(cores: Sequence[Core], cpus: Cpus, measured: Cpus) -> tuple[int, int] | None:
     """The first CPUs of two cores, as siblings slow each other down; siblings only if one core is usable."""
-    usable = [(core.node, _first(core.cpus & cpus, measured)) for core in cores if core.cpus & cpus]
-    # Measured CPUs first, then by number.
-    usable.sort(key=lambda each: (each[1] not in measured, each[1]))
-    for node in dict.fromkeys(node for node, _ in usable):
-        here = [cpu for of, cpu in usable if of == node]
-        if len(here) > 1:
-            first, second = sorted(here[:2])
-            return first, second
+    # Measured CPUs first. Then the first core of a node last, as it does the housekeeping.
+    firsts = {
+        node: min(c.first for c in cores if c.node == node) for node in {c.node for c in cores}
+    }
+    nodes: dict[int, list[tuple[bool, bool, int]]] = {}
+    for core in cores:
+        if core.cpus & cpus:
+            cpu = _first(core.cpus & cpus, measured)
+            rank = (cpu not in measured, core.first == firsts[core.node], cpu)
+            nodes.setdefault(core.node, []).append(rank)
+    pairs = [sorted(ranks)[:2] for ranks in nodes.values() if len(ranks) > 1]
+    if pairs:
+        # The sums are numbers of CPUs that are not measured, and of those that do the housekeeping.
+        best = min(pairs, key=lambda two: [sum(column) for column in zip(*two, strict=True)])
+        first, second = sorted(cpu for *_, cpu in best)
+        return first, second
+    usable = sorted(rank for ranks in nodes.values() for rank in ranks)
     if len(usable) > 1:  # a core on each of two nodes
-        return usable[0][1], usable[1][1]
+        return usable[0][-1], usable[1][-1]
     siblings = sorted(cpus & frozenset(cpu for core in cores for cpu in core.cpus))
     return (siblings[0], siblings[1]) if len(siblings) > 1 else None
 

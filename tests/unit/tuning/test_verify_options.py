@@ -74,6 +74,17 @@ def test_the_loop_stays_on_one_node() -> None:
     assert pair(asked(facts, only="throughput", loop_cpus="7,9")) == (7, 9)
 
 
+def test_the_loop_takes_the_housekeeping_core_of_a_node_last() -> None:
+    facts = facts_of("published")
+    assert pair(asked(facts, only="throughput")) == (1, 2)
+    assert pair(asked(facts, only="throughput", cpus="5")) == (1, 5)
+    assert pair(asked(facts, only="throughput", cpus="0")) == (0, 1)  # if it is named
+    # On node 0 only core 0, with its sibling 32, and core 1 are free.
+    live = polling(*range(2, 16), *range(34, 48))
+    assert pair(asked(facts, live, only="throughput")) == (17, 18)
+    assert pair(asked(facts, polling(*range(2, 32), *range(34, 64)), only="throughput")) == (0, 1)
+
+
 def test_without_two_measured_cpus_the_loop_takes_another() -> None:
     assert pair(asked(facts_of("small"), cpus="1")) == (0, 1)
     assert pair(asked(facts_of("small"), only="throughput")) == (0, 1)
