@@ -1,4 +1,4 @@
-"""Steps for virtual functions on a real NIC: they come, stay while one is used, and go again."""
+"""Steps for VFs of QEMU's emulated 82576: they come, stay while one is used, and go again."""
 
 from __future__ import annotations
 

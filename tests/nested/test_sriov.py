@@ -1,4 +1,4 @@
-"""The sriov backend on real virtual functions: an emulated Intel 82576 behind an emulated IOMMU."""
+"""The sriov backend on VFs of QEMU's emulated Intel 82576, behind an emulated IOMMU."""
 
 from __future__ import annotations
 

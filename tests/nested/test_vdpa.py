@@ -1,4 +1,4 @@
-"""The vdpa backend on real virtual functions: OVS-DPDK relays between a VF and a vhost-user port."""
+"""The vdpa backend on VFs of QEMU's emulated 82576: OVS-DPDK relays between a VF and a vhost-user port."""
 
 from __future__ import annotations
 
