@@ -1,4 +1,4 @@
-"""The way of one plug on OVS-DPDK: the files it crosses up to the OVSDB transaction, and the forms of the port.
+"""The way of one plug on OVS-DPDK: the files it crosses before the OVSDB transaction, and the port's forms.
 
     python -m tests.lab.sandbox --hugepages 200 -- python -m tests.bench.plug_trace
 
