@@ -6,7 +6,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cliff.lister import Lister
 from cliff.show import ShowOne
 
 from netplugin.api.client import Client
@@ -17,8 +16,10 @@ from netplugin.cli.show import FindingLister
 Columns = tuple[Sequence[str], show.Row]
 
 
-class BackendList(Lister):
+class BackendList(show.TableLister):
     """List the backends with their usability and features."""
+
+    empty = "no backend: name some in [agent] enabled_backends of the agent's configuration"
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
         with Client.from_environment() as client:

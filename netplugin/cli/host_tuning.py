@@ -63,6 +63,8 @@ class HostCheck(FindingLister):
     def find(self, parsed_args: Namespace) -> Iterable[Finding]:
         facts, live = read_machine(parsed_args)
         intent = intent_of(parsed_args)
+        if intent is None:
+            self.note(f"no plan was given, so the machine is not compared with one; {_GIVE_A_PLAN}")
         plan = make_plan(facts, intent, live) if intent else None
         return check(Scene(facts, live, plan))
 
@@ -89,13 +91,17 @@ class HostPlan(Command):
         self.app.stdout.write(_printed(plan, facts, parsed_args.format, parsed_args.explain))
 
 
+_GIVE_A_PLAN = (
+    "give --pmd-cores N (0 for a host without OVS-DPDK), or [host] pmd_cores in a file that "
+    "--config-file names"
+)
+
+
 def required(intent: HostIntent | None) -> HostIntent:
     """Raises: InvalidRequest if there is no intent."""
     if intent is None:
         raise InvalidRequest(
-            "pmd_cores: there is no plan without it", step="plan",
-            fix="give --pmd-cores N (0 for a host without OVS-DPDK), or [host] pmd_cores in a file that "
-            "--config-file names",
+            "pmd_cores: there is no plan without it", step="plan", fix=_GIVE_A_PLAN,
         )  # fmt: skip
     return intent
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cliff.command import Command
-from cliff.lister import Lister
 from cliff.show import ShowOne
 from pydantic import ValidationError
 
@@ -20,8 +19,13 @@ from netplugin.cli import show
 _COLUMNS = ("port_id", "vm_id", "backend", "mac", "network", "state", "error")
 
 
-class PortList(Lister):
+class PortList(show.TableLister):
     """List the ports of this host."""
+
+    empty = (
+        "no port found: `netplugin port put` creates one; without --vm-id, --state and --backend "
+        "all ports of this host are listed"
+    )
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -196,8 +200,10 @@ def _row(port: Port) -> show.Row:
 _NETWORK_COLUMNS = ("network_id", "vni", "udp_port", "mtu", "peers", "local_vlan", "ports")
 
 
-class NetworkList(Lister):
+class NetworkList(show.TableLister):
     """List the VXLAN networks of this host."""
+
+    empty = "no VXLAN network: `netplugin network put` creates one"
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
         with Client.from_environment() as client:
@@ -272,8 +278,13 @@ def _network_row(network: NetworkInfo) -> show.Row:
 # -- The commands ``netplugin vf list|release``. --------------------------------------------------
 
 
-class VfList(Lister):
+class VfList(show.TableLister):
     """List the virtual functions with their states and ports."""
+
+    empty = (
+        "no virtual function: create some on a NIC, and name the NIC in [sriov] devices of the "
+        "agent's configuration"
+    )
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
         with Client.from_environment() as client:

@@ -6,7 +6,8 @@ import io
 import json
 import logging
 import shlex
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from netplugin.api.errors import HostError
 from netplugin.api.models import PortSpec
 from netplugin.api.pmd_models import AutoLoadBalanceRequest, PmdRequest, PmdState, UnpolledQueue
 from netplugin.cli.main import main
+from netplugin.cli.show import cut_to_fit
 from netplugin.host.shared import Host
 from netplugin.host.usability import Usability
 from netplugin.pmd.propose import propose
@@ -30,6 +32,8 @@ from tests.unit.fakes import FakeBackend, FakeHost
 FLAGS = (
     "--vm-id vm-1 --mac 52:54:00:12:34:56 --backend fake --physical-network physnet1 --vlan-id 100"
 )
+
+Terminal = Callable[[int], None]
 
 
 @pytest.fixture(autouse=True)
@@ -378,3 +382,116 @@ def test_domain_render(
     assert run(f"domain render vm-2 --xml {path}") == 1
     assert "no ports" in run.err
     assert run("domain render vm-1 --xml /nonexistent") == 1
+
+
+# -- Lists on a terminal. ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Terminal:
+    """Makes standard output a terminal of the given width."""
+
+    def make(width: int) -> None:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", str(width))
+
+    return make
+
+
+def _longest(text: str) -> int:
+    return max(map(len, text.splitlines()))
+
+
+def test_findings_that_do_not_fit_the_terminal_are_blocks(
+    run: Run, running: Agent, terminal: Terminal
+) -> None:
+    words = "reserve hugepages-2M on node 0 " * 5
+    running.host.usability = Usability(False, "no hugepages", words.strip())
+    assert run("backend check") == 1
+    table = run.out
+    assert table.startswith("+---") and _longest(table) > 200
+    complete = {}
+    for form in ("json", "yaml", "csv", "value"):
+        assert run(f"backend check -f {form}") == 1
+        complete[form] = run.out
+    terminal(60)
+    assert run("backend check") == 1
+    assert run.err == ""
+    first, found, expected, fix, *more = run.out.splitlines()
+    assert first == "fail  fake-unusable"
+    assert found == "    found     no hugepages"
+    assert expected == "    expected  backend fake is usable"
+    assert fix.startswith("    fix       reserve hugepages-2M on node 0")
+    assert all(line.startswith(" " * 14) and line[14] != " " for line in more)
+    assert " ".join([fix[14:], *(line[14:] for line in more)]) == words.strip()
+    assert _longest(run.out) <= 60
+    for form, text in complete.items():
+        assert run(f"backend check -f {form}") == 1
+        assert (run.out, run.err) == (text, "")
+    assert run("backend check -c status -c found") == 1
+    assert "| fail   | no hugepages |" in run.out
+    terminal(_longest(table))
+    assert run("backend check") == 1
+    assert run.out == table
+
+
+def test_a_table_that_does_not_fit_the_terminal_is_cut_or_becomes_blocks(
+    run: Run, running: Agent, terminal: Terminal
+) -> None:
+    vm_id = "v" * 60
+    assert run(f"port put p1 {FLAGS} --vm-id {vm_id}") == 0
+    assert run("port list") == 0
+    whole = run.out
+    terminal(110)
+    assert run("port list") == 0
+    assert _longest(run.out) == 110
+    assert f"| {'v' * 26}... | fake    | 52:54:00:12:34:56 | vlan physnet1 100 |" in run.out
+    assert run.err == "netplugin: values that end in ... are cut; -f json has the whole\n"
+    assert run.json("port list")[0]["vm_id"] == vm_id
+    terminal(80)
+    assert run("port list") == 0
+    assert run.err == ""
+    assert run.out.splitlines()[:3] == ["p1", f"    vm_id    {vm_id}", "    backend  fake"]
+    assert "error" not in run.out  # there is none
+    assert run("port list --max-width 100") == 0  # cliff's own layout, for who asks for it
+    assert run.out.startswith("+---")
+    terminal(_longest(whole))
+    assert run("port list") == 0
+    assert (run.out, run.err) == (whole, "")
+
+
+@pytest.mark.parametrize("width", range(1, 130))
+def test_a_fitted_table_is_no_wider_than_the_terminal(width: int) -> None:
+    names = ("id", "mac", "text")
+    rows = [["i" * 36, "52:54:00:12:34:56", "two\n" + "long " * 9], ["i", "", ""]]
+    fitted = cut_to_fit(names, rows, width)
+    if fitted is None:
+        assert width < 36 + 17 + 20 + 10
+        return
+    assert [row[:2] for row in fitted] == [row[:2] for row in rows]
+    assert 36 + 17 + max(4, _longest(fitted[0][2])) + 10 <= width
+    assert (fitted == rows) == (width >= 36 + 17 + 45 + 10)
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("port list", "`netplugin port put`"),
+        ("port list --vm-id vm-2", "without --vm-id"),
+        ("network list", "`netplugin network put`"),
+        ("vf list", "[sriov] devices"),
+        ("backend check", "no findings"),
+    ],
+)
+def test_an_empty_list_is_told_to_people(
+    run: Run, running: Agent, terminal: Terminal, command: str, told: str
+) -> None:
+    assert run.json(command) == []
+    assert run(command) == 0
+    assert run.out == "\n"  # as cliff prints it
+    told_without_terminal = run.err
+    terminal(80)
+    assert run(command) == 0
+    assert run.out == ""
+    assert run.err == told_without_terminal
+    assert told in run.err and run.err.startswith("netplugin: no ") and run.err.count("\n") == 1

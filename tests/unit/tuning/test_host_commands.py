@@ -62,6 +62,22 @@ def test_the_exit_status_of_check(
     assert ("fail" in {finding["status"] for finding in findings}) == bool(status)
 
 
+def test_check_without_a_plan_says_so(
+    small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(f"host check --root {small}") == 0
+    shown = capsys.readouterr()
+    assert "| status |" in shown.out
+    assert "no plan was given" in shown.err and "--pmd-cores" in shown.err
+    assert shown.err.count("\n") == 1
+    run(f"host check --root {small} --pmd-cores 1")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("netplugin.cli.host_tuning.check", lambda scene: ())
+    assert run(f"host check --root {small}") == 0
+    nothing, plan = capsys.readouterr().err.splitlines()
+    assert "no findings" in nothing and "no plan was given" in plan
+
+
 def test_a_plan_in_each_form(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed: dict[str, str] = {}
     for form in ("text", "json", "ansible"):
