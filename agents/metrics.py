@@ -37,8 +37,8 @@ class _Ports(Collector):
         for record in self._store.records():
             unseen = self.loaded is not None and record.spec.backend not in self.loaded
             # Same state as in the API: no backend manages the port.
-            told = PortState.FAILED if unseen else record.state
-            key = (record.spec.backend, told.value)
+            reported = PortState.FAILED if unseen else record.state
+            key = (record.spec.backend, reported.value)
             counts[key] = counts.get(key, 0) + 1
         for (backend, state), count in sorted(counts.items()):
             family.add_metric([backend, state], count)

@@ -21,9 +21,9 @@ LOG = logging.getLogger(__name__)
 class Networks:
     """The networks of this host: kept in the store and applied by the lanes of all backends."""
 
-    def __init__(self, store: Store, lanes: Mapping[str, BackendWorker], timeout_s: float) -> None:
+    def __init__(self, store: Store, workers: Mapping[str, BackendWorker], timeout_s: float) -> None:
         self._store = store
-        self._lanes = lanes
+        self._workers = workers
         self._timeout_s = timeout_s
         self._in_thread = store.database.in_thread
         # One change at a time, because a failed change restores the previous state.
@@ -119,17 +119,17 @@ class Networks:
     def _held(self) -> dict[int, str]:
         """The local VLANs in use on the host. Raises: BackendUnavailable if a backend cannot read them."""
         held: dict[int, str] = {}
-        for lane in self._lanes.values():
-            held |= lane.reconciler.backend.held_vlans()
+        for worker in self._workers.values():
+            held |= worker.reconciler.backend.held_vlans()
         return held
 
     async def _converge(self, network_id: str) -> NetworkOutcome:
         """Apply the network on all backends that have ports on it."""
         backends = {record.spec.backend for record in self._store.ports_on(network_id)}
         whole = NetworkOutcome()
-        for name in sorted(backends & set(self._lanes)):
+        for name in sorted(backends & set(self._workers)):
             try:
-                part = await self._converge_on(self._lanes[name], network_id)
+                part = await self._converge_on(self._workers[name], network_id)
             except NetpluginError as error:
                 part = NetworkOutcome(False, (error,))
             # The first failure is raised if a backend could not apply the change.
@@ -141,13 +141,13 @@ class Networks:
             whole = NetworkOutcome(whole.reached and part.reached, failures)
         return whole
 
-    async def _converge_on(self, lane: BackendWorker, network_id: str) -> NetworkOutcome:
+    async def _converge_on(self, worker: BackendWorker, network_id: str) -> NetworkOutcome:
         deadline = time.monotonic() + self._timeout_s
 
         def work() -> NetworkOutcome:
-            return lane.reconciler.converge_network(network_id, deadline)
+            return worker.reconciler.converge_network(network_id, deadline)
 
-        return await answer(lane.errand(work, deadline), deadline)
+        return await answer(worker.job(work, deadline), deadline)
 
     async def _go_back(self, network_id: str, before: Overlay | None) -> None:
         """Restore the state before a failed change."""

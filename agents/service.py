@@ -84,14 +84,14 @@ class Service:
         self._broken = broken
         self._timeout_s = float(conf.agent.operation_timeout)
         quarantines = Quarantines()
-        self._lanes = {
+        self._workers = {
             name: BackendWorker(
                 Reconciler(backend, store, metrics, marks, quarantines),
                 host.supervisor,
                 batch_size=conf.agent.batch_size,
                 interval_s=float(conf.agent.reconcile_interval),
                 max_waiting=conf.api.max_waiting,
-                max_errands=conf.api.max_waiting_reads,
+                max_jobs=conf.api.max_waiting_reads,
             )
             for name, backend in backends.items()
         }
@@ -101,7 +101,7 @@ class Service:
         metrics.watch_vfs(self._vf_counters)
         metrics.count_as_failed_but(backends)
         metrics.watch_failures(host.supervisor.failures)
-        self.networks = Networks(store, self._lanes, self._timeout_s)
+        self.networks = Networks(store, self._workers, self._timeout_s)
         self.teams = Teams(
             store,
             conf.agent.teaming_backend,
@@ -112,26 +112,26 @@ class Service:
         )
 
     def start(self) -> None:
-        for lane in self._lanes.values():
-            lane.start()
+        for worker in self._workers.values():
+            worker.start()
 
     def wait_looked(self, wait_s: float) -> None:
         """Wait until every backend has reconciled the host once, or until the timeout."""
         deadline = time.monotonic() + wait_s
-        for lane in self._lanes.values():
-            lane.looked_once.wait(max(0.0, deadline - time.monotonic()))
+        for worker in self._workers.values():
+            worker.looked_once.wait(max(0.0, deadline - time.monotonic()))
 
     def refuse_waiting(self) -> None:
         """Refuse queued calls; calls in progress continue."""
-        for lane in self._lanes.values():
-            lane.refuse()
+        for worker in self._workers.values():
+            worker.refuse()
 
     def stuck(self) -> list[str]:
         """The backends whose thread makes no progress, with the duration."""
         return [
-            f"{name}: at the same work for {lane.stuck_s():.0f} s"
-            for name, lane in self._lanes.items()
-            if lane.stuck_s() > _STUCK_S
+            f"{name}: at the same work for {worker.stuck_s():.0f} s"
+            for name, worker in self._workers.items()
+            if worker.stuck_s() > _STUCK_S
         ]
 
     def stop(self) -> None:
@@ -142,7 +142,7 @@ class Service:
         """
         self.refuse_waiting()
         until = time.monotonic() + _STOP_S
-        ended = [lane.stop(until) for lane in self._lanes.values()]
+        ended = [worker.stop(until) for worker in self._workers.values()]
         self._view.close()
         if not all(ended):
             return
@@ -197,12 +197,12 @@ class Service:
         return self.describe(record)
 
     def describe(self, record: Record) -> Port:
-        return self.teams.told(self._describe(record), self._describe)
+        return self.teams.reported(self._describe(record), self._describe)
 
     def _describe(self, record: Record) -> Port:
         backend = self._backends.get(record.spec.backend)
-        lane = self._lanes.get(record.spec.backend)
-        seen = lane.reconciler.observed.get(record.port_id) if lane else None
+        worker = self._workers.get(record.spec.backend)
+        seen = worker.reconciler.observed.get(record.port_id) if worker else None
         binding = None
         if backend is not None and record.state is not PortState.REMOVING:
             overlay = self._store.network(record.spec.overlay_id)
@@ -244,7 +244,7 @@ class Service:
     def backends(self) -> list[BackendInfo]:
         infos = [BackendInfo(name=n, usable=False, reason=why) for n, why in self._broken.items()]
         for name, backend in self._backends.items():
-            state = self._lanes[name].reconciler.usable()
+            state = self._workers[name].reconciler.usable()
             infos.append(
                 BackendInfo(
                     name=name,
@@ -262,10 +262,10 @@ class Service:
         report = ReconcileReport(dry_run=request.dry_run, ports=0, changes=[])
         deadline = time.monotonic() + self._timeout_s
         futures = {
-            name: lane.reconcile(
+            name: worker.reconcile(
                 deadline, dry_run=request.dry_run, remove_orphans=request.remove_orphans
             )
-            for name, lane in self._lanes.items()
+            for name, worker in self._workers.items()
         }
         for name, future in futures.items():
             try:
@@ -285,12 +285,12 @@ class Service:
 
         Raises: Overloaded; what ``Backend.observe`` raises.
         """
-        lanes = [lane for lane in self._lanes.values() if lane.reconciler.has_vfs]
-        for lane in lanes:
+        workers = [worker for worker in self._workers.values() if worker.reconciler.has_vfs]
+        for worker in workers:
             try:
-                return await self._errand(lane, lane.reconciler.vfs)
+                return await self._job(worker, worker.reconciler.vfs)
             except NetpluginError as error:
-                if lane is lanes[-1] or isinstance(error, Overloaded):
+                if worker is workers[-1] or isinstance(error, Overloaded):
                     raise  # a backend that also needs OVS may fail while another succeeds
         return []
 
@@ -311,11 +311,11 @@ class Service:
         claim = Claim("vf", pci_address)
         await self._in_thread(self._store.release, [claim])
         record = self._store.get(self._store.claims().get(claim, NOBODY))
-        lane = self._lanes.get(record.spec.backend) if record else None
-        if record is None or lane is None or record.state is not PortState.REMOVING:
+        worker = self._workers.get(record.spec.backend) if record else None
+        if record is None or worker is None or record.state is not PortState.REMOVING:
             return
         held = next(c for c in record.claims if c == claim)
-        await self._errand(lane, partial(lane.reconciler.abandon, record.port_id, held))
+        await self._job(worker, partial(worker.reconciler.abandon, record.port_id, held))
 
     async def checks(self) -> list[Finding]:
         """The findings about the machine, the store, and the host as seen by each usable backend.
@@ -328,9 +328,9 @@ class Service:
         except NetpluginError as error:
             findings.append(_unseen("host", error, "the host can be looked at"))
         findings += await self._in_thread(store_findings, self._store)  # it reads files
-        for name, lane in self._lanes.items():
+        for name, worker in self._workers.items():
             try:
-                findings += await self._errand(lane, lane.reconciler.findings)
+                findings += await self._job(worker, worker.reconciler.findings)
             except Overloaded:
                 raise
             except NetpluginError as error:
@@ -363,15 +363,15 @@ class Service:
         reasons = [f"{b.name}: {b.reason}" for b in self.backends() if not b.usable]
         reasons += [
             f"{name}: the host has not been looked at yet"
-            for name, lane in self._lanes.items()
-            if not lane.looked_once.is_set()
+            for name, worker in self._workers.items()
+            if not worker.looked_once.is_set()
         ]
         reasons += self._host.supervisor.reasons()
         reasons += self.stuck()
         reasons += [
             f"{name}: {sentence}"
-            for name, lane in self._lanes.items()
-            for sentence in sentences(lane.reconciler.kept())
+            for name, worker in self._workers.items()
+            for sentence in sentences(worker.reconciler.kept())
         ]
         if self._store.database.failure:  # of the last write; reads do not detect it
             reasons.append(f"the store cannot be written: {self._store.database.failure}")
@@ -395,10 +395,10 @@ class Service:
             await self._submit(operation)
 
     def _is_at_hand(self, port_id: str) -> bool:
-        return any(lane.is_at(port_id) for lane in self._lanes.values())
+        return any(worker.is_at(port_id) for worker in self._workers.values())
 
     def _put(self, port_id: str, spec: PortSpec, standby_of: str | None = None) -> Put:
-        self._lane(spec.backend, port_id)
+        self._worker(spec.backend, port_id)
         self.teams.refuse_half(port_id, standby_of)
         holder = self._backend_with(port_id)
         if holder not in (None, spec.backend):
@@ -414,36 +414,36 @@ class Service:
         backend = self._backend_with(port_id) or self._keeper_of(port_id)
         if backend is None:
             return None
-        self._lane(backend, port_id)
+        self._worker(backend, port_id)
         return Delete(port_id, time.monotonic() + self._timeout_s, Future())
 
-    def _lane(self, backend: str, port_id: str) -> BackendWorker:
-        lane = self._lanes.get(backend)
-        if lane is not None:
-            return lane
+    def _worker(self, backend: str, port_id: str) -> BackendWorker:
+        worker = self._workers.get(backend)
+        if worker is not None:
+            return worker
         record = self._store.get(port_id)
         if backend in self._broken or (record is not None and record.spec.backend == backend):
             raise self._unseen(backend, port_id)
-        raise unknown_backend(backend, self._lanes)
+        raise unknown_backend(backend, self._workers)
 
     def _backend_of(self, operation: Operation) -> str:
         if isinstance(operation, Put):
             return operation.spec.backend
         # The port may be gone since: then any lane answers.
         port_id = operation.port_id
-        return self._backend_with(port_id) or self._keeper_of(port_id) or next(iter(self._lanes))
+        return self._backend_with(port_id) or self._keeper_of(port_id) or next(iter(self._workers))
 
     def _keeper_of(self, port_id: str) -> str | None:
         """The backend that may have kept an orphan of this name on the host."""
-        lanes = self._lanes.items()
-        return next((n for n, lane in lanes if lane.reconciler.may_keep(port_id)), None)
+        workers = self._workers.items()
+        return next((n for n, worker in workers if worker.reconciler.may_keep(port_id)), None)
 
     def _backend_with(self, port_id: str) -> str | None:
         """The backend that has the port, or has an operation on it in its queue."""
         record = self._store.get(port_id)
         if record is None:
-            for name, lane in self._lanes.items():
-                if lane.is_at(port_id):
+            for name, worker in self._workers.items():
+                if worker.is_at(port_id):
                     return name
             record = self._store.get(port_id)  # it may have been stored since
         return record.spec.backend if record else None
@@ -454,7 +454,7 @@ class Service:
             by_backend.setdefault(self._backend_of(operation), []).append(operation)
         for backend, mine in by_backend.items():
             try:
-                self._lanes[backend].submit(*mine)
+                self._workers[backend].submit(*mine)
             except NetpluginError as error:
                 for operation in mine:
                     operation.future.set_exception(error.for_port(operation.port_id))
@@ -467,9 +467,9 @@ class Service:
         future: Future[Any] = operation.future
         return await answer(future, operation.deadline, operation.port_id)
 
-    async def _errand(self, lane: BackendWorker, work: Callable[[], T]) -> T:
+    async def _job(self, worker: BackendWorker, work: Callable[[], T]) -> T:
         deadline = time.monotonic() + self._timeout_s
-        return await answer(lane.errand(work, deadline), deadline)
+        return await answer(worker.job(work, deadline), deadline)
 
     async def _batch_result(self, port_id: str, call: _Call) -> BatchResult:
         try:

@@ -90,19 +90,19 @@ class BackendWorker:
         batch_size: int,
         interval_s: float,
         max_waiting: int,
-        max_errands: int,
+        max_jobs: int,
     ) -> None:
         self.reconciler = reconciler
         self._size = batch_size
         self._interval_s = interval_s
         self._max_waiting = max_waiting
-        self._max_errands = max_errands
+        self._max_jobs = max_jobs
         self._wake = threading.Condition()
         self._waiting: deque[Operation] = deque()
         self._open: Counter[str] = Counter()  # number of operations per port, queued or in progress
         self._deferred: dict[str, _Deferred] = {}  # by port
         self._resumed = False  # whether the last batch consisted of retries
-        self._errands: deque[_Errand] = deque()
+        self._jobs: deque[_Errand] = deque()
         self._last_turn = Turn.LOOK
         self._look_at: set[str] = set()
         self._look_at_all = False
@@ -128,18 +128,18 @@ class BackendWorker:
         """Accept no more work and refuse queued work; work in progress continues."""
         with self._wake:
             self._stopped = True
-            waiting, errands = list(self._waiting), list(self._errands)
+            waiting, jobs = list(self._waiting), list(self._jobs)
             for deferred in self._deferred.values():
                 waiting += deferred.behind
                 deferred.behind.clear()
             self._waiting.clear()
-            self._errands.clear()
+            self._jobs.clear()
             self._wake.notify()
         self._ended.set()
         for op in waiting:
             _refuse(op.future, op.port_id)
-        for errand in errands:
-            _refuse(errand.future)
+        for job in jobs:
+            _refuse(job.future)
 
     def stop(self, until: float) -> bool:
         """``refuse``, and wait for the batch in progress until the deadline (``time.monotonic``).
@@ -187,14 +187,14 @@ class BackendWorker:
         self, deadline: float, *, dry_run: bool, remove_orphans: bool
     ) -> Future[ReconcileReport]:
         """Queue a reconcile of the whole host as a background job."""
-        return self.errand(
+        return self.job(
             lambda: self.reconciler.check(
                 dry_run=dry_run, remove_orphans=remove_orphans, batch_size=self._size
             ),
             deadline,
         )
 
-    def errand(self, work: Callable[[], T], deadline: float) -> Future[T]:
+    def job(self, work: Callable[[], T], deadline: float) -> Future[T]:
         """Queue a background job.
 
         It is skipped if it cannot start before ``deadline`` (monotonic), or if its future was
@@ -207,12 +207,12 @@ class BackendWorker:
         with self._wake:
             if self._stopped:
                 raise BackendUnavailable("the agent stops", step="queue")
-            if len(self._errands) >= self._max_errands:
+            if len(self._jobs) >= self._max_jobs:
                 raise Overloaded(
-                    f"{len(self._errands)} requests wait to read the host", step="queue",
+                    f"{len(self._jobs)} requests wait to read the host", step="queue",
                     fix="try again later, or raise [api] max_waiting_reads",
                 )  # fmt: skip
-            self._errands.append(_Errand(future, work, deadline))
+            self._jobs.append(_Errand(future, work, deadline))
             self._wake.notify()
         return future
 
@@ -257,7 +257,7 @@ class BackendWorker:
         if turn is Turn.CALLS:
             return bool(self._waiting or self._due_again(now))
         if turn is Turn.ERRAND:
-            return bool(self._errands)
+            return bool(self._jobs)
         return now >= self._next_look_at()
 
     def _due_again(self, now: float) -> list[_Deferred]:
@@ -275,8 +275,8 @@ class BackendWorker:
 
     def _next_look_at(self) -> float:
         by_itself = self._look_at_all_at()
-        told = self._look_at or self._look_at_all
-        return min(by_itself, self._no_look_before) if told else by_itself
+        reported = self._look_at or self._look_at_all
+        return min(by_itself, self._no_look_before) if reported else by_itself
 
     def _look_at_all_at(self) -> float:
         return min(self._next_look, self._next_look if self._retry_at is None else self._retry_at)
@@ -297,8 +297,8 @@ class BackendWorker:
             batch = self._take_batch()
             return lambda: self._serve(batch)
         if turn is Turn.ERRAND:
-            errand = self._errands.popleft()
-            return lambda: self._run_errand(errand)
+            job = self._jobs.popleft()
+            return lambda: self._run_job(job)
         if self._look_at and not self._look_at_all and now < self._look_at_all_at():
             ports, self._look_at = frozenset(self._look_at), set()
             return lambda: self._look(ports)
@@ -308,20 +308,20 @@ class BackendWorker:
         self._retry_at = None
         return lambda: self._look(None)
 
-    def _run_errand(self, errand: _Errand) -> None:
-        if not errand.future.set_running_or_notify_cancel():
+    def _run_job(self, job: _Errand) -> None:
+        if not job.future.set_running_or_notify_cancel():
             return  # the caller has disconnected
-        if time.monotonic() >= errand.deadline:
-            errand.future.set_exception(
+        if time.monotonic() >= job.deadline:
+            job.future.set_exception(
                 OperationTimeout("the request's turn did not come in time", step="queue")
             )
             return
         try:
-            errand.future.set_result(errand.work())
+            job.future.set_result(job.work())
         except Exception as error:
             if not isinstance(error, NetpluginError):
                 self._supervisor.failed(self._name, error)
-            errand.future.set_exception(as_host_error(error, "agent"))
+            job.future.set_exception(as_host_error(error, "agent"))
 
     def _take_batch(self) -> list[Operation]:
         """The first queued operations in order; a second operation on a port waits for the next batch."""

@@ -107,8 +107,8 @@ class _Demo:
             port = self._host.plug(nic)
             self._steps.say_wrapped(f"PUT /v1/ports/{nic.port_id} {json.dumps(nic.spec())}")
             times = port["timings_ms"]
-            told = [f"{part} {times[part]:.0f} ms" for part in TOLD if part in times]
-            self._steps.say(f"  200, {port['state']} ({', '.join(told)})")
+            reported = [f"{part} {times[part]:.0f} ms" for part in TOLD if part in times]
+            self._steps.say(f"  200, {port['state']} ({', '.join(reported)})")
         self._steps.say("the interface for libvirt, of the last one:")
         self._steps.say("  " + port["binding"]["interface_xml"].replace("\n", "\n  "))
 

@@ -145,7 +145,7 @@ class Admission:
         records = {port_id: self._record_of(op) for port_id, op in puts.items()}
         seen: Observation | None = None
         try:
-            moment = self._ports.store.moment()
+            commit_sequence = self._ports.store.commit_sequence()
             if records and self._ports.takes:
                 with watch.part("observe"):
                     seen = self._ports.backend.observe(
@@ -156,7 +156,7 @@ class Admission:
                 if seen is None:
                     self._save_changed(records)
                 else:
-                    with self._ports.store.claiming(moment) as taken:
+                    with self._ports.store.claiming(commit_sequence) as taken:
                         records = self._claim(records, puts, seen, taken)
                         self._save_changed(records)
         except Exception as error:

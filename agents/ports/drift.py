@@ -78,7 +78,7 @@ class Drift:
         self._ports.save_unsaved()
         self._ports.backend.hold().require()
         # Before this check adds a report, which no operator has compared yet.
-        accepts = remove_orphans and not dry_run and self._marks.told(self._ports.backend.name)
+        accepts = remove_orphans and not dry_run and self._marks.reported(self._ports.backend.name)
         if ports is None and self._ports.store.database.failure:
             self._ports.store.database.try_to_write()  # there may be no other write for a long time
         records = {
@@ -89,7 +89,7 @@ class Drift:
         if ports is not None and not records:
             return ReconcileReport(dry_run=dry_run, ports=0, changes=[])
         watch = Stopwatch()
-        moment = self._ports.store.moment()
+        commit_sequence = self._ports.store.commit_sequence()
         with watch.part("observe"):
             seen = self._ports.backend.observe(
                 None if ports is None else list(records), time.monotonic() + LOOK_S
@@ -98,7 +98,7 @@ class Drift:
             self._end_quarantines(seen)
             if ports is None:
                 self._compare_store(records, seen)
-                records |= self._adopt_claims(records, seen, moment)
+                records |= self._adopt_claims(records, seen, commit_sequence)
         intents = [self._ports.intent(r) for r in records.values()]
         kept: Mapping[str, str] = {}
         if ports is None:
@@ -151,14 +151,14 @@ class Drift:
         self._marks.compare(self._ports.backend.name, seen.store_mark, lacking)
 
     def _adopt_claims(
-        self, records: Mapping[str, Record], seen: Observation, moment: int
+        self, records: Mapping[str, Record], seen: Observation, commit_sequence: int
     ) -> dict[str, Record]:
         """Once: add the claims of ports that an earlier version created without them."""
         adopted: dict[str, Record] = {}
         if self._adopted or not self._ports.takes:
             return adopted
         self._adopted = True
-        with self._ports.store.claiming(moment) as taken:
+        with self._ports.store.claiming(commit_sequence) as taken:
             for port_id, record in records.items():
                 if record.state is PortState.REMOVING or port_id not in seen.ports:
                     continue

@@ -206,7 +206,7 @@ class Teams:
 
     # -- reporting -------------------------------------------------------------------------------
 
-    def told(self, port: Port, describe: Callable[[Record], Port]) -> Port:
+    def reported(self, port: Port, describe: Callable[[Record], Port]) -> Port:
         """The port with the standby's NIC first in the binding, and degraded if the standby is not active."""
         if not port.spec.vf.teaming or port.binding is None:
             return port

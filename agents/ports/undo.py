@@ -102,14 +102,14 @@ class Undo:
         """Save the reverted records; reverted changes get the claims of their previous spec."""
         back = dict(records)
         changes = [i for i, r in records.items() if r.state is not PortState.REMOVING]
-        moment = self._ports.store.moment()
+        commit_sequence = self._ports.store.commit_sequence()
         seen: Observation | None = None
         if changes and self._ports.takes:
             try:
                 seen = self._ports.backend.observe(changes, deadline)
             except Exception as error:
                 LOG.warning("claims stay as the change left them: %s", logged(error, "undo"))
-        with self._ports.store.claiming(moment) as taken:
+        with self._ports.store.claiming(commit_sequence) as taken:
             for port_id in changes:
                 if seen is None:
                     break

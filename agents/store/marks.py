@@ -50,21 +50,21 @@ class StoreMarks:
             return
         identity, number = _split(found)
         if identity == self._store.identity:
-            told = (
+            reported = (
                 f"the store is an older copy: it was at commit {self._store.opened_at}, and the host was "
                 f"last changed by commit {number}"
             )
         else:
-            told = f"another store changed the host last: {identity}"
+            reported = f"another store changed the host last: {identity}"
         ports = sorted(plugged_again)
         if ports:
             more = " and others" if len(ports) > _NAMED else ""
-            told += f". It lists {len(ports)} ports that were not on the host, which are plugged again: "
-            told += ", ".join(ports[:_NAMED]) + more
-        LOG.warning("%s: %s", backend, told)
+            reported += f". It lists {len(ports)} ports that were not on the host, which are plugged again: "
+            reported += ", ".join(ports[:_NAMED]) + more
+        LOG.warning("%s: %s", backend, reported)
         try:
             of_ours = identity == self._store.identity
-            self._store.note_older(backend, told, found[:_LENGTH], number if of_ours else 0)
+            self._store.note_older(backend, reported, found[:_LENGTH], number if of_ours else 0)
         except HostError as refused:
             LOG.error("this is not remembered: %s", refused)
 
@@ -72,25 +72,25 @@ class StoreMarks:
         """Delete the report, because an operator has compared the host with the platform. Raises:
         HostError.
         """
-        if self.told(backend):
+        if self.reported(backend):
             self._store.forget_older(backend)
 
     def findings(self, backend: str) -> list[Finding]:
-        told = self._store.older.get(backend)
-        if told is None:
+        reported = self._store.older.get(backend)
+        if reported is None:
             return []
         return [
             Finding(
                 id=f"store-older-{backend}",
                 status="warn",
-                found=told,
+                found=reported,
                 expected="the store that changed the host last",
                 fix="PUT every port that the platform has and DELETE those that it no longer has; "
                 "then: netplugin reconcile --remove-orphans",
             )
         ]
 
-    def told(self, backend: str) -> bool:
+    def reported(self, backend: str) -> bool:
         """Whether there is a report that an operator has to compare."""
         return backend in self._store.older
 

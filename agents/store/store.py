@@ -160,7 +160,7 @@ class Store:
         """The last noted mark of a newer copy, or of another store, by backend."""
         return self._compared
 
-    def note_older(self, backend: str, told: str, mark: str, commit: int) -> None:
+    def note_older(self, backend: str, reported: str, mark: str, commit: int) -> None:
         """Save the report and its mark, and continue counting from that commit.
 
         So no two commits have the same number.
@@ -169,9 +169,9 @@ class Store:
         """
         with self._lock:
             self._commit = max(self._commit, commit)
-            self._older = {**self._older, backend: told}
+            self._older = {**self._older, backend: reported}
             self._compared = {**self._compared, backend: mark}
-            rows = {_COMMIT: str(self._commit), _OLDER + backend: told, _COMPARED + backend: mark}
+            rows = {_COMMIT: str(self._commit), _OLDER + backend: reported, _COMPARED + backend: mark}
             with self.database.transaction():
                 self._sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows.items())
 
@@ -180,7 +180,7 @@ class Store:
         with self._lock:
             with self.database.transaction():
                 self._sql.execute("DELETE FROM meta WHERE key = ?", (_OLDER + backend,))
-            self._older = {b: told for b, told in self._older.items() if b != backend}
+            self._older = {b: reported for b, reported in self._older.items() if b != backend}
 
     def stamp(self, port_id: str) -> str:
         """The stamp of a port on the host: the identity of this store and the commit of its record.
@@ -226,7 +226,7 @@ class Store:
         held = {c: i for c, i in aside.items() if c not in had} | had
         return {c: NOBODY for c in self._unfit if c not in held} | held
 
-    def moment(self) -> int:
+    def commit_sequence(self) -> int:
         """The current commit sequence: get it before observing the host, and pass it to ``claiming``."""
         return self._commits
 

@@ -118,7 +118,7 @@ class Observer:
         beside = self._mirror.bridge(tunnels_by) if tunnels_by else None
         where: dict[str, OvsBridge] = {}
         for bridge in (*bridges.values(), *((beside,) if beside else ())):
-            ports = self._mirror.strangers_on(bridge)
+            ports = self._mirror.unmanaged_on(bridge)
             where |= {port.name: bridge for port in ports if len(port.interfaces) > 1}
         if not where:
             return ()

@@ -68,7 +68,7 @@ def network_changes(
         if settings.local_ip and _flows_differ(overlay, settings.local_ip, seen)
     ]
     bridge = seen.bridges.get(TUNNELS)
-    if bridge and (in_use or bridge.has_strangers):  # otherwise the whole bridge is deleted
+    if bridge and (in_use or bridge.has_unmanaged):  # otherwise the whole bridge is deleted
         after += _forgotten(planned, in_use, seen)
     return before, after
 
@@ -108,7 +108,7 @@ def _ports(
         return []  # keep existing tunnels until [ovs] local_ip is set
     for name, row in sorted(seen.tunnels.ports.items()):
         bridge = seen.bridges.get(str(row.bridge))
-        if name not in wishes and (in_use or bridge is None or bridge.has_strangers):
+        if name not in wishes and (in_use or bridge is None or bridge.has_unmanaged):
             changes.append(c.RemoveTunnelPort((), str(row.bridge), name))
     return changes
 

@@ -19,7 +19,7 @@ from typing import Self
 
 from netplugin.api.models import Network
 from netplugin.host.link_messages import Bridge, Ifb, Link, Vlan, Vxlan
-from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, birth_address, device_name
+from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, provisional_mac, device_name
 
 PORT_MARK = "netplugin-port="
 BRIDGE_MARK = "netplugin-bridge="
@@ -94,7 +94,7 @@ class SegmentDevice:
 
     @property
     def address(self) -> str:
-        return birth_address(self.name)
+        return provisional_mac(self.name)
 
     def must_be_remade(self, link: Link) -> bool:
         """Whether the device must be recreated: only a bridge's options can be changed live."""
@@ -135,7 +135,7 @@ def is_ours(link: Link) -> bool:
     alias = link.alias or ""
     if link.alias is None:
         kind = _KINDS.get(link.name[:3])
-        return kind == link.kind and link.address == birth_address(link.name)
+        return kind == link.kind and link.address == provisional_mac(link.name)
     if alias.startswith(BRIDGE_MARK):
         mark = bridge_mark(alias)
         return mark is not None and link.name == mark[0].bridge

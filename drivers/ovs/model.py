@@ -38,7 +38,7 @@ class ObservedOvsBridge:
     #: DPDK NICs that are not ours, each with its current MTU.
     nics: tuple[tuple[str, int], ...] = ()
     #: Whether it has ports that are neither ours nor its internal port.
-    has_strangers: bool = False
+    has_unmanaged: bool = False
     #: Ports without our mark on a bridge of ours: ``services`` are in ``[ovs] service_ports``
     #: (possibly the internal port), so their frames are admitted; frames of ``unmanaged`` ports are
     #: dropped.
@@ -140,6 +140,6 @@ def base_flows(
     """
     if fixed is not None:
         return fixed
-    ports = [port for port in mirror.strangers_on(bridge) if forwards(port, services)]
+    ports = [port for port in mirror.unmanaged_on(bridge) if forwards(port, services)]
     ofports = (interface.works_at for port in ports for interface in port.interfaces)
     return filters.bridge_flows(ofport for ofport in ofports if ofport)

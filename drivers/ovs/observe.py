@@ -165,17 +165,17 @@ class OvsReader:
         self, bridge: OvsBridge, flows: Mapping[str, list[Flow]], scope: Scope
     ) -> ObservedOvsBridge:
         mirror, name, layout = self._mirror, bridge.name, self._layout
-        strangers = mirror.strangers_on(bridge)
-        uplinks = {p.name: p for p in strangers if UPLINK_MARK in p.external_ids}
+        unmanaged = mirror.unmanaged_on(bridge)
+        uplinks = {p.name: p for p in unmanaged if UPLINK_MARK in p.external_ids}
         others = [
-            p for p in strangers
+            p for p in unmanaged
             if p.name != name and p.name not in uplinks and not _is_shared(p, scope)
         ]  # fmt: skip
         read = flows.get(name)
         here = {port_id for port_id, row in scope.rows.items() if row.bridge == name}
         ours = layout.is_ours(bridge)
         services, fixed = self._settings.service_ports, layout.base.get(name)
-        named = [p for p in strangers if p.name in services and p.name not in uplinks]
+        named = [p for p in unmanaged if p.name in services and p.name not in uplinks]
         return ObservedOvsBridge(
             name=name,
             ours=ours,
@@ -192,7 +192,7 @@ class OvsReader:
                     if i.type == "dpdk" and i.mtu
                 )
             ),
-            has_strangers=bool(others),
+            has_unmanaged=bool(others),
             services=tuple(named) if ours and fixed is None else (),
             unmanaged=tuple(p for p in others if fixed is not None or p not in named)
             if ours

@@ -47,7 +47,7 @@ def bridge_changes(
             after.append(c.SetBridgeFlows(ids, name, fixed))
         elif not bridge.ours:
             continue
-        elif not used and not bridge.has_strangers:
+        elif not used and not bridge.has_unmanaged:
             after.append(c.RemoveBridge(tuple(sorted(leaving)), name))
             continue
         else:

@@ -210,14 +210,14 @@ def observed_ports(intents: Sequence[Intent], seen: VdpaObservation) -> Mapping[
             continue
         vf = observed_vf(intent, seen.inventory, mode.use) or ObservedPort()
         row, beside = (m.get(intent.port_id) for m in (seen.ovs.rows, seen.ovs.beside))
-        told = {
+        reported = {
             "mode": mode.value,
             "pci_address": vf.details.get("pci_address"),
             "vf": dict(vf.details),
             **(findings.details(row) if row else {}),
         }
         if beside is not None and beside.interface is not None:
-            told["relay"] = {
+            reported["relay"] = {
                 "device": beside.name,
                 "ofport": beside.interface.ofport,
                 "mtu": beside.interface.mtu,
@@ -226,7 +226,7 @@ def observed_ports(intents: Sequence[Intent], seen: VdpaObservation) -> Mapping[
         fault = vf.fault or _fault(mode, row, beside, seen)
         passes = vf.passes and fault == vf.fault
         impaired = vf.impaired or _lost_multicast(intent, seen)
-        found[intent.port_id] = ObservedPort(fault, told, impaired=impaired, passes=passes)
+        found[intent.port_id] = ObservedPort(fault, reported, impaired=impaired, passes=passes)
     return found
 
 

@@ -241,8 +241,8 @@ def _is_of(vf: Vf, spec: PortSpec) -> bool:
 
     This is the case after the store was lost. The running VM then keeps its VF.
     """
-    told = vf.attributes
-    return is_vfio(vf.driver) and told is not None and told.mac == spec.mac
+    reported = vf.attributes
+    return is_vfio(vf.driver) and reported is not None and reported.mac == spec.mac
 
 
 def _carrier(pf: Pf) -> bool:

@@ -120,18 +120,18 @@ class Memory:
     @classmethod
     def of(cls, claim: Claim) -> Memory | None:
         """Read the memory of a claim; None if it is empty."""
-        told = claim.memory
-        if "original" not in told:
+        reported = claim.memory
+        if "original" not in reported:
             return None
-        original = told["original"]
+        original = reported["original"]
         attributes = VfAttributes(**original["attributes"])
         return cls(
-            pf_address=told["pf_address"],
-            pf_name=told["pf_name"],
-            pf_mac=told["pf_mac"],
-            number=told["number"],
-            numa_node=told["numa_node"],
-            mac=told["mac"],
+            pf_address=reported["pf_address"],
+            pf_name=reported["pf_name"],
+            pf_mac=reported["pf_mac"],
+            number=reported["number"],
+            numa_node=reported["numa_node"],
+            mac=reported["mac"],
             original=Original(attributes, original["driver"], original["driver_override"]),
         )
 
@@ -186,13 +186,13 @@ def attributes_before(memory: Memory, pf: Pf, vf: Vf) -> VfAttributes:
             mac = now.mac
         else:
             mac = no_mac(pf, vf)
-    told = original.attributes
+    reported = original.attributes
     return replace(
-        told,
+        reported,
         mac=mac,
-        rss_query=now.rss_query if told.rss_query is None else told.rss_query,
-        node_guid=told.node_guid or now.node_guid,
-        port_guid=told.port_guid or now.port_guid,
+        rss_query=now.rss_query if reported.rss_query is None else reported.rss_query,
+        node_guid=reported.node_guid or now.node_guid,
+        port_guid=reported.port_guid or now.port_guid,
     )
 
 

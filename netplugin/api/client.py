@@ -244,7 +244,7 @@ class Client:
         """The readiness of the agent; "not ready" is a result, not an error."""
         answer = self._send("GET", "/readyz")
         if answer.status_code not in (200, 503):
-            raise _told(answer)
+            raise _reported(answer)
         return self._parsed(TypeAdapter(Readiness), answer)
 
     # -- internals -------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Client:
         try:
             return adapter.validate_json(answer.content)
         except ValidationError as wrong:
-            raise _stranger(answer) from wrong
+            raise _unmanaged_port(answer) from wrong
 
     def _call(
         self,
@@ -279,7 +279,7 @@ class Client:
     ) -> httpx.Response:
         answer = self._send(method, path, body, parameters, more_s)
         if not answer.is_success:
-            raise _told(answer)
+            raise _reported(answer)
         return answer
 
     def _send(
@@ -444,15 +444,15 @@ def _trust(verify: bool | str | Path | ssl.SSLContext) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=verify)
 
 
-def _told(answer: httpx.Response) -> NetpluginError:
+def _reported(answer: httpx.Response) -> NetpluginError:
     """Convert an error response to an exception."""
     try:
         return from_problem(Problem.model_validate_json(answer.content))
     except ValidationError:
-        return _stranger(answer)
+        return _unmanaged_port(answer)
 
 
-def _stranger(answer: httpx.Response) -> HostError:
+def _unmanaged_port(answer: httpx.Response) -> HostError:
     said = " ".join(answer.text.split())[:200]
     return HostError(
         f"{answer.request.method} {answer.request.url} was answered with status "

@@ -136,7 +136,7 @@ class Links:
         """Create a device with our alias, down, on no bridge, with the host's IPv6 disabled.
 
         The MAC is part of the creating request, the alias needs a second one. If the agent dies
-        between the two, the MAC identifies the device as ours (``names.birth_address``).
+        between the two, the MAC identifies the device as ours (``names.provisional_mac``).
 
         Raises: Conflict if a device of this name exists; HostError, OperationTimeout.
         """

@@ -50,7 +50,7 @@ def fits_socket(path: str | Path) -> bool:
     return len(os.fsencode(path)) <= MAX_SOCKET_PATH
 
 
-def birth_address(name: str) -> str:
+def provisional_mac(name: str) -> str:
     """The provisional MAC that a device of ours is created with.
 
     ``rtnl_create_link`` (net/core/rtnetlink.c) ignores IFLA_IFALIAS, so the alias that marks a

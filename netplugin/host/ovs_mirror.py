@@ -92,7 +92,7 @@ class Mirror:
         self._port_by_name: dict[str, UUID] = {}
         self._owned: dict[tuple[str, str], UUID] = {}
         self._besides: dict[tuple[str, str], UUID] = {}
-        self._strangers: set[UUID] = set()  # ports without our mark
+        self._unmanaged: set[UUID] = set()  # ports without our mark
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -143,26 +143,26 @@ class Mirror:
                 if owner == backend
             }
 
-    def strangers_on(self, bridge: OvsBridge) -> list[OvsPort]:
+    def unmanaged_on(self, bridge: OvsBridge) -> list[OvsPort]:
         """Ports of the bridge without our port mark: its internal port, uplinks, ports of others."""
         with self._changed:
-            return [self._whole(uuid) for uuid in bridge.ports & self._strangers]
+            return [self._whole(uuid) for uuid in bridge.ports & self._unmanaged]
 
     def owned_on(self, bridge: OvsBridge) -> list[OvsPort]:
         """Ports of the bridge that carry a port id, of any backend."""
         with self._changed:
             return [
-                self._whole(uuid) for uuid in bridge.ports - self._strangers if uuid in self._ports
+                self._whole(uuid) for uuid in bridge.ports - self._unmanaged if uuid in self._ports
             ]
 
     def count_owned_on(self, bridge: OvsBridge) -> int:
         with self._changed:
-            return len(bridge.ports - self._strangers)
+            return len(bridge.ports - self._unmanaged)
 
     def ids_on(self, bridge: OvsBridge) -> list[Mapping[str, str]]:
         """The ``external_ids`` of those ports of the bridge that carry a port id."""
         with self._changed:
-            here = bridge.ports - self._strangers
+            here = bridge.ports - self._unmanaged
             return [self._ports[uuid].port.external_ids for uuid in here if uuid in self._ports]
 
     def networks(self, backend: str) -> dict[int, str]:
@@ -249,7 +249,7 @@ class Mirror:
             for store in (
                 self._bridges, self._ports, self._interfaces, self._qos, self._qos_owned,
                 self._interface_port, self._port_bridge, self._port_by_name, self._owned,
-                self._besides, self._strangers,
+                self._besides, self._unmanaged,
             ):  # fmt: skip
                 store.clear()
             for name in ("Open_vSwitch", "QoS", "Interface", "Port", "Bridge"):
@@ -327,9 +327,9 @@ class Mirror:
         if port.serves:
             self._kept_in(port)[port.serves] = row.uuid
         if port.owner:
-            self._strangers.discard(row.uuid)
+            self._unmanaged.discard(row.uuid)
         else:
-            self._strangers.add(row.uuid)
+            self._unmanaged.add(row.uuid)
         return _drift(old.port, port) if old and old != new else None
 
     def _put_qos(self, row: Any) -> MirrorDrift | None:
@@ -392,7 +392,7 @@ class Mirror:
 
     def _delete_port(self, uuid: UUID) -> MirrorDrift | None:
         row = self._ports.pop(uuid, None)
-        self._strangers.discard(uuid)
+        self._unmanaged.discard(uuid)
         self._port_bridge.pop(uuid, None)
         if row is None:
             return None

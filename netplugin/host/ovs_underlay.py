@@ -111,7 +111,7 @@ class UnderlayReader:
             return Underlay(self._local_ip, name, up)
         nics = [
             interface
-            for port in mirror.strangers_on(bridge)
+            for port in mirror.unmanaged_on(bridge)
             for interface in port.interfaces
             if interface.type not in ("internal", "patch")
         ]

@@ -153,7 +153,7 @@ class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
         self._mirror = mirror
         #: Called with (online, locked) when either changes.
         self._tell = tell
-        self._told = (False, False)
+        self._reported = (False, False)
         self._mirrored_seqno: int | None = None
         self._holder = holder
         if holder is not None:
@@ -179,10 +179,10 @@ class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
         # The server answers in order and the lock is requested before the rows, so it is known
         # here.
         now = (online, online and self.has_lock)
-        if now != self._told:
-            if now[1] and not self._told[1]:
+        if now != self._reported:
+            if now[1] and not self._reported[1]:
                 self._write_holder()
-            self._told = now
+            self._reported = now
             self._tell(*now)
         return changed
 

@@ -61,7 +61,7 @@ class Program:
             raise ProgramError(f"{self.name} has not been started")
         status = self._process.poll()
         if status is not None:
-            raise ProgramError(f"{self.name} has ended with status {status}{self.last_words()}")
+            raise ProgramError(f"{self.name} has ended with status {status}{self.log_tail()}")
 
     def wait_for(self, condition: Callable[[], T | None], deadline: float, what: str) -> T:
         """Poll until the condition is true and return its value. Raises: ProgramError on exit or deadline."""
@@ -70,7 +70,7 @@ class Program:
             if value := condition():
                 return value
             if time.monotonic() > deadline:
-                raise ProgramError(f"{self.name}: {what}: not in time{self.last_words()}")
+                raise ProgramError(f"{self.name}: {what}: not in time{self.log_tail()}")
             self._wait_end(_LOOK_S)
 
     def stop(self) -> None:
@@ -86,7 +86,7 @@ class Program:
         self._process.wait()
         self._process = None
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """Return the last lines of the log, to append to an error message."""
         with suppress(OSError), self.log.open(errors="replace") as log:
             lines = deque((line.rstrip() for line in log if line.strip()), maxlen=_LAST_LINES)

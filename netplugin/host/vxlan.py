@@ -74,13 +74,13 @@ class VxlanFilter:
         six = ":" in local_ip
         self._peers = "peers6" if six else "peers4"
         self._peer_key = f"{_NETWORK_KEY} . {'ip6' if six else 'ip'} saddr"
-        stranger = f"{_NETWORK_KEY} @{_NETWORKS} {self._peer_key} != @{self._peers}"
+        unmanaged = f"{_NETWORK_KEY} @{_NETWORKS} {self._peer_key} != @{self._peers}"
         fragments = (
             f"ip6 daddr {local_ip} frag nexthdr {{ 0, 43, 44, 51, 60 }}",
             f"ip6 daddr {local_ip} exthdr frag exists udp dport @{_PORTS}",
         )
         #: Each rule by its comment, which identifies it: nft prints rules in a normalized form.
-        self._rules = {_known_by(rule): rule for rule in (*fragments[: 2 * six], stranger)}
+        self._rules = {_known_by(rule): rule for rule in (*fragments[: 2 * six], unmanaged)}
 
     def read(self, deadline: float) -> VxlanSources | None:
         """Read the table; None if it does not exist.

@@ -89,12 +89,12 @@ def _unpolled(state: PmdState) -> Iterator[Finding]:
 def _uneven(proposal: PmdProposal) -> Finding:
     view = proposal.auto_load_balance
     fix = "netplugin pmd set --proposed"
-    told = next((a.text for a in proposal.advice if a.id == "auto-load-balance"), None)
+    reported = next((a.text for a in proposal.advice if a.id == "auto-load-balance"), None)
     return Finding(
         id="pmd-balance", status="warn",
         found=f"the fullest PMD thread has a load of {proposal.now.largest_percent} %",
         expected=f"{proposal.proposed.largest_percent} %, with {proposal.moves} queues elsewhere "
-        "(netplugin pmd show --propose)", fix=told if told and view.preferred else fix,
+        "(netplugin pmd show --propose)", fix=reported if reported and view.preferred else fix,
     )  # fmt: skip
 
 

@@ -71,8 +71,8 @@ def contend(store: Store, inventory: Inventory) -> dict[str, float]:
         spec = make_spec(number + 1)
         together.wait()
         start = time.perf_counter()
-        moment = store.moment()
-        with store.claiming(moment) as taken:
+        commit_sequence = store.commit_sequence()
+        with store.claiming(commit_sequence) as taken:
             got_it = time.perf_counter()
             claim = claim_vf(inventory, Intent(f"p{number}", spec), taken)
             chose.append((time.perf_counter() - got_it) * 1e3)

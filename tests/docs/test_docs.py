@@ -259,8 +259,8 @@ def test_the_queues_of_vfs_are_those_of_the_code() -> None:
         next(line for line in lines if line.startswith(start)).strip("|").split("|")[1:]
         for start in ("| | `igb`", "| `queues`")
     )
-    told = {quoted(name)[0]: cell for name, cell in zip(head, row, strict=True)}
-    assert {name: int(cell.split()[0].rstrip(";")) for name, cell in told.items()} == QUEUES
+    reported = {quoted(name)[0]: cell for name, cell in zip(head, row, strict=True)}
+    assert {name: int(cell.split()[0].rstrip(";")) for name, cell in reported.items()} == QUEUES
     sources = table("docs/nics.md", "driver", "the bound is", "in")
     assert [quoted(source[0])[0] for source in sources] == list(QUEUES)
 

@@ -168,7 +168,7 @@ class Stranger:
 
 
 @contextmanager
-def stranger(number: int, family: int = 4) -> Iterator[Stranger]:
+def unmanaged(number: int, family: int = 4) -> Iterator[Stranger]:
     name = f"np-s{number}"
     address, prefix = (f"10.9.0.{number}", 24) if family == 4 else (f"fd09::{number}", 64)
     nodad = [] if family == 4 else ["nodad"]
@@ -194,13 +194,13 @@ def let_in_by_peers_alone(one: Host, other: Host, family: int = 4) -> None:
     for each in (one, other):
         each.network("blue", 5001, *both, mtu=1430)
         each.network("red", 5002, *both, f"{'10.9.0.' if family == 4 else 'fd09::'}9", mtu=1430)
-    lied, told, known = (
+    lied, reported, known = (
         isolation_frames.plain(mac(n), "ff:ff:ff:ff:ff:ff") for n in (3, 4, 2)
     )  # fmt: skip
     with (
         one.vm("a", spec_on("blue", 1), "10.0.0.1") as a,
         other.vm("b", spec_on("blue", 2), "10.0.0.2") as b,
-        stranger(9, family) as third,
+        unmanaged(9, family) as third,
         hearing(a.name, NIC) as ear,
         mouth(b.name, NIC) as out,
     ):
@@ -221,7 +221,7 @@ def let_in_by_peers_alone(one: Host, other: Host, family: int = 4) -> None:
         one.network("blue", 5001, *both, third.address, mtu=1430)
 
         def comes() -> bool:
-            third.sends(one.address, 5001, marked(told, 3))
+            third.sends(one.address, 5001, marked(reported, 3))
             return heard(3)
 
         wait_for(comes, 60, "once it is a peer its frames come")

@@ -318,8 +318,8 @@ def _read(connection: socket.socket) -> bytes:
 
 
 def test_the_agent_is_who_its_certificate_says(with_token: SecureAgent, pki: Pki) -> None:
-    stranger = ssl.create_default_context(cafile=str(pki.other_ca))
-    assert with_token.call("GET", "/healthz", context=stranger)[0] == 0
+    unmanaged = ssl.create_default_context(cafile=str(pki.other_ca))
+    assert with_token.call("GET", "/healthz", context=unmanaged)[0] == 0
 
 
 def test_clients_that_say_nothing_hold_up_nobody(with_token: SecureAgent) -> None:
@@ -382,10 +382,10 @@ def test_with_mutual_tls_a_client_needs_a_certificate(pki: Pki) -> None:
     with SecureAgent(ADDRESS, mine, {"client_ca": str(pki.ca), **pki.tls()}) as agent:
         assert agent.get("/v1/ports") == (200, [])
         assert agent.call("DELETE", "/v1/ports/p1")[0] == 204
-        for stranger in (pki.client(), pki.client("stranger", "other")):
+        for unmanaged in (pki.client(), pki.client("stranger", "other")):
             for path in ("/v1/ports", "/healthz"):
                 # TLS 1.3: the client takes the handshake for done and then finds itself cut off
-                assert agent.call("GET", path, context=stranger)[0] == 0
+                assert agent.call("GET", path, context=unmanaged)[0] == 0
         assert agent.get("/v1/ports") == (200, [])
 
 

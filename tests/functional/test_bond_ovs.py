@@ -107,8 +107,8 @@ def test_a_link_that_dies_is_told_and_traffic_goes_on() -> None:
         cut = first if _member(one, 1) in active else second
         cut.kill()
         wait_for(lambda: "bond-link-down" in _findings(one), 30, "the dead link is told")
-        told = _findings(one)["bond-link-down"]
-        assert told["status"] == "warn" and "traffic goes on over" in told["found"]
+        reported = _findings(one)["bond-link-down"]
+        assert reported["status"] == "warn" and "traffic goes on over" in reported["found"]
         wait_for(lambda: a.pings(GATEWAY), 30, "the VM reaches the switch over the other link")
         assert one.agent.get("/v1/ports/a")[1]["state"] == "active"
         cut.start()
@@ -137,8 +137,8 @@ def test_lacp_with_a_switch_that_does_it_and_one_that_does_not() -> None:
         one.plug("a", make_spec(1, vlan_id=100))
         assert _uplink(one)[1:] == ("balance-tcp", "active", 2)
         wait_for(lambda: "bond-lacp" in _findings(one), 60, "nobody answers LACP: it is told")
-        told = _findings(one)["bond-lacp"]
-        assert told["status"] == "fail" and "does not answer LACP" in told["found"]
+        reported = _findings(one)["bond-lacp"]
+        assert reported["status"] == "fail" and "does not answer LACP" in reported["found"]
         one.agent.call("POST", "/v1/reconcile", {})
         assert one.agent.get("/v1/ports/a")[1]["state"] == "degraded"
         with (

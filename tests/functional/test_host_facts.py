@@ -90,10 +90,10 @@ def _add_ports(ovs: PrivateOvs) -> None:
     ovs.vsctl("add-port", "br-facts", "d0", "--", "set", "Interface", "d0", *device)
 
 
-def _told(ovs: PrivateOvs) -> OvsLive:
-    told = read_ovs(ovs.rundir)
-    assert not isinstance(told, Unknown), told
-    return told
+def _reported(ovs: PrivateOvs) -> OvsLive:
+    reported = read_ovs(ovs.rundir)
+    assert not isinstance(reported, Unknown), reported
+    return reported
 
 
 def _domain() -> DomainLive:
@@ -128,17 +128,17 @@ def _kernel_arguments() -> list[str]:
 
 
 def test_what_a_real_vswitchd_says(machine: Machine) -> None:
-    told = _told(machine.ovs)
-    assert told.version == machine.ovs.get("Open_vSwitch", ".", "ovs_version")
-    assert told.dpdk_version == machine.ovs.get("Open_vSwitch", ".", "dpdk_version")
-    assert told.dpdk_initialized and told.other_config == machine.ovs.other_config
-    assert {(p.name, p.port, p.type, p.bond_mode) for p in told.ports} == {
+    reported = _reported(machine.ovs)
+    assert reported.version == machine.ovs.get("Open_vSwitch", ".", "ovs_version")
+    assert reported.dpdk_version == machine.ovs.get("Open_vSwitch", ".", "dpdk_version")
+    assert reported.dpdk_initialized and reported.other_config == machine.ovs.other_config
+    assert {(p.name, p.port, p.type, p.bond_mode) for p in reported.ports} == {
         ("v1", "bond-facts", "dpdkvhostuserclient", "balance-slb"),
         ("v2", "bond-facts", "dpdkvhostuserclient", "balance-slb"),
         ("d0", "d0", "dpdk", None),
     }
-    assert {p.name: p.mtu for p in told.ports}["d0"] == 1500
-    [pmd] = told.pmds
+    assert {p.name: p.mtu for p in reported.ports}["d0"] == 1500
+    [pmd] = reported.pmds
     assert (pmd.cpu, pmd.numa_node) == (0, 0)
     assert sorted((q.port, q.queue) for q in pmd.queues) == [
         ("d0", 0), ("d0", 1), ("v1", 0), ("v2", 0)
@@ -149,7 +149,7 @@ def test_masks_of_the_planner_are_those_of_real_pmd_threads(machine: Machine) ->
     """On a machine of 2 CPUs: housekeeping and VMs on CPU 0, the PMD thread on CPU 1."""
     ovs = machine.ovs
     plan = make_plan(
-        read_facts(Root()), HostIntent(pmd_cores=1, hugepage_kb=2048), Live(ovs=_told(ovs))
+        read_facts(Root()), HostIntent(pmd_cores=1, hugepage_kb=2048), Live(ovs=_reported(ovs))
     )
     masks = {
         step.target.key: step.wanted
@@ -163,7 +163,7 @@ def test_masks_of_the_planner_are_those_of_real_pmd_threads(machine: Machine) ->
     try:
         ovs.set_other_config({"pmd-cpu-mask": str(masks["pmd-cpu-mask"])})
         wait_for(
-            lambda: {pmd.cpu for pmd in _told(ovs).pmds} == plan.partition.polling,
+            lambda: {pmd.cpu for pmd in _reported(ovs).pmds} == plan.partition.polling,
             DEADLINE_S, "PMD threads are where the plan has them",
         )  # fmt: skip
         log = ovs.appctl("dpif-netdev/pmd-rxq-show")
@@ -179,7 +179,7 @@ def test_a_mask_that_pins_the_threads_of_vswitchd_is_to_go(machine: Machine) -> 
     ovs = machine.ovs
     ovs.set_other_config({"dpdk-lcore-mask": "0x1"})
     try:
-        live = Live(ovs=_told(ovs))
+        live = Live(ovs=_reported(ovs))
         plan = make_plan(read_facts(Root()), HostIntent(pmd_cores=1, hugepage_kb=2048), live)
         [lcores] = [s for s in plan.steps if s.target == OtherConfig("dpdk-lcore-mask")]
         assert (lcores.now, lcores.wanted, lcores.effect) == ("0x1", None, Effect.OVS_RESTART)
@@ -194,23 +194,23 @@ def test_a_vswitchd_that_hangs_is_a_finding(
     monkeypatch.setattr(read_live, "_WAIT_S", IMPATIENT_S)
     machine.ovs.pause_vswitchd()
     try:
-        told = _told(machine.ovs)
-        assert told.other_config == machine.ovs.other_config, "the database has it all the same"
-        assert told.pmds == () and told.silent and "did not end within" in told.silent.reason
-        assert Live(ovs=told).unanswered() == (told.silent,)
+        reported = _reported(machine.ovs)
+        assert reported.other_config == machine.ovs.other_config, "the database has it all the same"
+        assert reported.pmds == () and reported.silent and "did not end within" in reported.silent.reason
+        assert Live(ovs=reported).unanswered() == (reported.silent,)
     finally:
         machine.ovs.resume_vswitchd()
         monkeypatch.undo()
-    wait_for(lambda: not _told(machine.ovs).silent, DEADLINE_S, "vswitchd answers again")
+    wait_for(lambda: not _reported(machine.ovs).silent, DEADLINE_S, "vswitchd answers again")
 
 
 # -- libvirt ---------------------------------------------------------------------------------------
 
 
 def test_what_a_real_libvirt_says(machine: Machine) -> None:
-    told = read_libvirt()
+    reported = read_libvirt()
     everywhere = frozenset(parse_list(Path("/sys/devices/system/cpu/online").read_text()))
-    assert told.domains == (
+    assert reported.domains == (
         DomainLive(
             NAME,
             vcpus=(frozenset((0,)), everywhere),
@@ -219,8 +219,8 @@ def test_what_a_real_libvirt_says(machine: Machine) -> None:
             iothreads=(frozenset((1,)),),
         ),
     )
-    assert told.versions["libvirt"] == run(["virsh", "--version"]).strip()
-    assert told.versions["qemu"] in run(["qemu-system-x86_64", "--version"])
+    assert reported.versions["libvirt"] == run(["virsh", "--version"]).strip()
+    assert reported.versions["qemu"] in run(["qemu-system-x86_64", "--version"])
 
 
 def test_the_emulators_affinity_is_that_of_its_thread(machine: Machine) -> None:
@@ -284,8 +284,8 @@ def test_check_finds_what_is_missing_here(machine: Machine) -> None:
     status, findings = _command(machine, "check", "--pmd-cores", "1", *SMALL_PAGES)
     found = _by_id(findings)
     assert status == 1
-    told = {f"NUMA node 0 has {n} pages of 2048 KB" for n in (before, PAGES.read_text().strip())}
-    assert found["hugepages"]["found"] in told
+    reported = {f"NUMA node 0 has {n} pages of 2048 KB" for n in (before, PAGES.read_text().strip())}
+    assert found["hugepages"]["found"] in reported
     # OVS wants more than a sandbox borrows for its tests.
     assert found["hugepages"]["status"] == "fail"
     assert found["pmd-isolated"]["found"] == "PMD threads on CPUs 0, isolated are none"

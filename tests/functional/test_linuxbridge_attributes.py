@@ -84,13 +84,13 @@ def test_it_is_as_asked_and_nothing_is_written_again(
     hypervisor.plug(PORT, spec)
     value = attribute.read(hypervisor)
     assert value and value != nothing
-    with news(hypervisor.name) as told:
-        told.wait(1000)  # a bridge port comes to forward a moment later
+    with news(hypervisor.name) as reported:
+        reported.wait(1000)  # a bridge port comes to forward a moment later
         made = hypervisor.changes_made()
         hypervisor.plug(PORT, spec)
         hypervisor.repair()
         assert hypervisor.changes() == [] and hypervisor.changes_made() == made
-        assert told.wait(1) == 0, "the kernel says that something was written"
+        assert reported.wait(1) == 0, "the kernel says that something was written"
     assert attribute.read(hypervisor) == value
 
 
@@ -124,21 +124,21 @@ def test_what_is_not_ours_stays_as_it_is(hypervisor: Machine, attribute: Attribu
     for command in THEIRS:
         hypervisor.sh(*command.split(maxsplit=2 if command.startswith("nft") else -1))
     try:
-        before = strangers(hypervisor)
+        before = unmanaged(hypervisor)
         hypervisor.plug(PORT, spec_of(attribute.spec_fields))
-        assert strangers(hypervisor) == before
+        assert unmanaged(hypervisor) == before
         attribute.break_it(hypervisor)
         hypervisor.repair()
-        assert strangers(hypervisor) == before
+        assert unmanaged(hypervisor) == before
         hypervisor.unplug(PORT)
-        assert strangers(hypervisor) == before
+        assert unmanaged(hypervisor) == before
     finally:
         for device in ("theirs-br", "theirs0", "theirs-vx", "theirs-ifb"):
             hypervisor.sh("ip", "link", "delete", device)
         hypervisor.sh("nft", "delete table bridge theirs")
 
 
-def strangers(host: Machine) -> object:
+def unmanaged(host: Machine) -> object:
     """All that is theirs, as the system's tools tell it."""
     volatile = ("hello_timer", "gc_timer", "tcn_timer", "topology_change_timer")
     links = [e for e in host.json("ip", "-j", "-d", "link") if e["ifname"].startswith("theirs")]
@@ -161,17 +161,17 @@ def test_an_agent_that_is_killed_midway_finishes_when_it_is_back(
     value = attribute.read(hypervisor)
     hypervisor.unplug(PORT)
     for count in (1, 4, 9):
-        with news(hypervisor.name) as told:
+        with news(hypervisor.name) as reported:
             asked = hypervisor.begin(PORT, spec)
-            told.wait(count, asked.is_alive)
+            reported.wait(count, asked.is_alive)
             hypervisor.kill()
             asked.join()
         hypervisor.start()
         assert hypervisor.port(PORT)["state"] == "active", "its intent was committed before"
         assert attribute.read(hypervisor) == value and hypervisor.changes() == []
-        with news(hypervisor.name) as told:
+        with news(hypervisor.name) as reported:
             gone = hypervisor.begin(PORT, None)
-            told.wait(count, gone.is_alive)
+            reported.wait(count, gone.is_alive)
             hypervisor.kill()
             gone.join()
         hypervisor.start()

@@ -26,7 +26,7 @@ from netplugin.api.errors import BackendUnavailable, InvalidRequest, Unsupported
 from netplugin.api.models import Network, PortSpec
 from netplugin.backend import Change, Intent
 from netplugin.host.links import kind_unavailable
-from netplugin.host.names import BRIDGE, TAP, birth_address, device_name
+from netplugin.host.names import BRIDGE, TAP, provisional_mac, device_name
 from netplugin.host.shared import Host
 from netplugin.host.usability import Wake
 from tests.lab.processes import run, wait_for
@@ -415,7 +415,7 @@ def test_an_agent_that_dies_midway_leaves_nothing_that_the_next_cannot_finish(
 
 def test_a_newborn_bridge_is_adopted_or_removed(driver: LinuxBridge) -> None:
     name = device_name(BRIDGE, "net1")
-    address = birth_address(name)
+    address = provisional_mac(name)
     for wanted in ({"p": make_spec()}, {"p": None}):
         run(["ip", "link", "add", name, "address", address, "type", "bridge"])
         plug(driver, wanted, whole=True)

@@ -438,8 +438,8 @@ def packet(source: str, target: str, vni: int, inner: Packet, name: bytes = b"")
 @contextmanager
 def senders(family: int = 4) -> Iterator[tuple[Sender, Sender]]:
     """A peer, and who is none."""
-    with bare_machine(2, family=family) as peer, bare_machine(3, family=family) as stranger:
-        yield Sender(*peer), Sender(*stranger)
+    with bare_machine(2, family=family) as peer, bare_machine(3, family=family) as unmanaged:
+        yield Sender(*peer), Sender(*unmanaged)
 
 
 @contextmanager
@@ -484,24 +484,24 @@ def fragments(whole: Packet, family: int) -> list[Packet]:
 def test_only_peers_send_into_a_vxlan_network(one: Host, family: int) -> None:
     with ExitStack() as stack:
         each = one if family == 4 else stack.enter_context(host(4, family=6))
-        peer, stranger = stack.enter_context(senders(family))
+        peer, unmanaged = stack.enter_context(senders(family))
         _, heard = stack.enter_context(blue(each, peer))
         heard()
         name = new_name()
-        whole = packet(stranger.address, each.address, VNI, marker(OTHER), name)
+        whole = packet(unmanaged.address, each.address, VNI, marker(OTHER), name)
         whole[UDP].chksum = 0 if family == 4 else None
-        stranger.send(whole)
+        unmanaged.send(whole)
         for piece in fragments(whole.__class__(bytes(whole)), family):
-            stranger.send(piece)
+            unmanaged.send(piece)
         assert not [frame for frame in heard() if name in frame]
         learned = each.sh("bridge", "fdb", "show", "dev", BLUE.device)
-        assert stranger.address not in learned and f"{C} dst {peer.address}" in learned
+        assert unmanaged.address not in learned and f"{C} dst {peer.address}" in learned
         # Who becomes one is heard at once, and who is none any more is not.
-        each.network("blue", VNI, [stranger.address], mtu=1400)
-        peer.address, stranger.address = stranger.address, peer.address
-        peer.name, stranger.name = stranger.name, peer.name
+        each.network("blue", VNI, [unmanaged.address], mtu=1400)
+        peer.address, unmanaged.address = unmanaged.address, peer.address
+        peer.name, unmanaged.name = unmanaged.name, peer.name
         heard()
-        stranger.send(packet(stranger.address, each.address, VNI, marker(OTHER), name))
+        unmanaged.send(packet(unmanaged.address, each.address, VNI, marker(OTHER), name))
         assert not [frame for frame in heard() if name in frame]
 
 
@@ -511,11 +511,11 @@ def test_networks_of_the_operator_are_none_of_our_business(one: Host) -> None:
     one.sh("ip", "link", "add", "theirs", "up", "type", "vxlan", "id", str(THEIR_VNI),
            "dstport", str(UDP_PORT), "local", one.address)  # fmt: skip
     try:
-        with senders() as (peer, stranger):
+        with senders() as (peer, unmanaged):
             with blue(one, peer) as (_, heard), opened(ear := RawWire(one.name, "theirs")):
                 name = new_name()
-                theirs = packet(stranger.address, one.address, THEIR_VNI, marker(OTHER), name)
-                until_heard(lambda: stranger.send(theirs), ear, name)
+                theirs = packet(unmanaged.address, one.address, THEIR_VNI, marker(OTHER), name)
+                until_heard(lambda: unmanaged.send(theirs), ear, name)
                 heard()
             rules = one.sh("nft", "list", "ruleset")
             assert "table inet theirs" in rules and "table inet netplugin" not in rules
@@ -538,19 +538,19 @@ def test_a_vm_does_not_send_into_a_network_through_the_host(one: Host) -> None:
 
 
 def test_rules_for_peers_that_are_flushed_come_back(one: Host) -> None:
-    with senders() as (peer, stranger), blue(one, peer) as (_, heard):
+    with senders() as (peer, unmanaged), blue(one, peer) as (_, heard):
         for command in (
             "flush ruleset",
             "flush chain inet netplugin input",
-            f"add element inet netplugin peers4 {{ {UDP_PORT} . {VNI} . {stranger.address} }}",
+            f"add element inet netplugin peers4 {{ {UDP_PORT} . {VNI} . {unmanaged.address} }}",
             f"delete element inet netplugin networks {{ {UDP_PORT} . {VNI} }}",
         ):
             one.sh("nft", command)
             wait_for(lambda: one.changes() == [])
             rules = one.sh("nft", "list table inet netplugin")
-            assert peer.address in rules and stranger.address not in rules, command
+            assert peer.address in rules and unmanaged.address not in rules, command
             name = new_name()
-            stranger.send(packet(stranger.address, one.address, VNI, marker(OTHER), name))
+            unmanaged.send(packet(unmanaged.address, one.address, VNI, marker(OTHER), name))
             assert not [frame for frame in heard() if name in frame], command
 
 

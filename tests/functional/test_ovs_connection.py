@@ -99,8 +99,8 @@ def reasons(agent: PrivateAgent) -> str:
 
 def names(agent: PrivateAgent, other: PrivateAgent) -> bool:
     """Whether an agent says that it waits for the other one."""
-    told = reasons(agent)
-    return "has the lock 'netplugin'" in told and f"process {other.daemon.pid}, store" in told
+    reported = reasons(agent)
+    return "has the lock 'netplugin'" in reported and f"process {other.daemon.pid}, store" in reported
 
 
 def test_a_second_agent_waits_for_the_lock_and_goes_on_with_it(ovs: PrivateOvs) -> None:
@@ -163,9 +163,9 @@ def test_an_older_store_is_told_by_what_was_deleted_since(
     shutil.copytree(tmp_path / "copy", state)
     agent.start()
     found = {finding["id"]: finding for finding in agent.get("/v1/host/checks")[1]}
-    told = found["store-older-dpdkvhostuser"]["found"]
-    assert f"the host was last changed by commit {mark.partition('/')[2]}. " in told
-    assert told.endswith(": p1") and agent.get("/v1/ports/p1")[1]["state"] == "active"
+    reported = found["store-older-dpdkvhostuser"]["found"]
+    assert f"the host was last changed by commit {mark.partition('/')[2]}. " in reported
+    assert reported.endswith(": p1") and agent.get("/v1/ports/p1")[1]["state"] == "active"
 
 
 def test_the_mark_that_was_there_stays_known_to_who_writes_another(ovs: PrivateOvs) -> None:

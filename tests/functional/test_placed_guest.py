@@ -165,12 +165,12 @@ def test_no_vm_gets_the_cpus_of_another(host: Hypervisor) -> None:
 def test_what_libvirt_runs_on_a_cpu_is_not_given_to_another(host: Hypervisor) -> None:
     """A VM that somebody pinned by hand, and the agent knows nothing of."""
     nic = NICS[BRIDGE_BACKEND]
-    stranger = Guest("stranger")
+    unmanaged = Guest("stranger")
     pin = "<cputune><vcpupin vcpu='0' cpuset='1'/></cputune><os>"
     xml = domain_xml("stranger", memory_mb=64).replace("<os>", pin)
     connection = host.libvirt.connect()
     with plugged(host, nic):
-        stranger.prepare()
+        unmanaged.prepare()
         connection.createXML(xml, libvirt.VIR_DOMAIN_START_PAUSED)
         try:
             assert render(host, nic, pin=True)[0] == 507

@@ -344,8 +344,8 @@ def test_the_heartbeat_is_told_to_systemd(tmp_path: Path) -> None:
                 {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "600000"},
             )  # fmt: skip
             agent.start()
-            told = [notify.recv(100) for _ in range(4)]
-        assert b"READY=1" in told and told.count(b"WATCHDOG=1") == 3
+            reported = [notify.recv(100) for _ in range(4)]
+        assert b"READY=1" in reported and reported.count(b"WATCHDOG=1") == 3
         while (last := notify.recv(100)) == b"WATCHDOG=1":
             pass
         assert last == b"STOPPING=1"

@@ -71,7 +71,7 @@ def opened(chromium: Chromium, page: str) -> Chromium:
     return chromium
 
 
-def told(browser: Chromium, expression: str) -> Any:
+def reported(browser: Chromium, expression: str) -> Any:
     return json.loads(browser.evaluate(expression))
 
 
@@ -104,7 +104,7 @@ def test_it_fits_its_window(opened: Chromium, width: int, height: int) -> None:
     opened.size(width, height)
     opened.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     assert opened.evaluate("document.documentElement.scrollWidth") == width
-    assert told(opened, OUTSIDE) == []
+    assert reported(opened, OUTSIDE) == []
     picture = "document.querySelector('main > figure svg').getBoundingClientRect()"
     assert width * 0.5 <= opened.evaluate(f"{picture}.width") <= width
     assert opened.evaluate(f"{picture}.height") > 150
@@ -117,7 +117,7 @@ def test_its_text_can_be_read(opened: Chromium, dark: bool) -> None:
     opened.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     ground = opened.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(18, 22, 28)" if dark else "rgb(255, 255, 255)")
-    assert told(opened, CONTRAST) == []
+    assert reported(opened, CONTRAST) == []
 
 
 def test_it_can_be_read_without_scripts_and_printed(opened: Chromium, page: str) -> None:
@@ -146,7 +146,7 @@ def test_hostile_text_does_nothing(chromium: Chromium, tmp_path: Path) -> None:
     assert chromium.evaluate("document.scripts.length") == 1
     assert "<script>alert(1)" in chromium.evaluate("document.body.innerText")
     chromium.size(*SIZES[1])
-    assert told(chromium, OUTSIDE) == []
+    assert reported(chromium, OUTSIDE) == []
 
 
 def test_a_page_that_misbehaves_is_noticed(chromium: Chromium, tmp_path: Path) -> None:
@@ -158,5 +158,5 @@ def test_a_page_that_misbehaves_is_noticed(chromium: Chromium, tmp_path: Path) -
     )
     chromium.open(page.as_uri())
     assert len(chromium.requested) == 2 and len(chromium.complaints) >= 2
-    assert told(chromium, CONTRAST)[0][1] == "pale"
-    assert told(chromium, OUTSIDE)[0].startswith("P.")
+    assert reported(chromium, CONTRAST)[0][1] == "pale"
+    assert reported(chromium, OUTSIDE)[0].startswith("P.")

@@ -196,8 +196,8 @@ def test_what_is_delivered(ovs: PrivateOvs, agent: PrivateAgent, receiver: Recei
         ("where", "/v1/nowhere", {}, 404, "not_found"),
     ):
         assert send(agent, uuid, receiver.url, "PUT", path, spec) == (200, None)
-        told, body = delivered(receiver)
-        assert (told, body["success"], body["status"]) == (uuid, False, status), body
+        reported, body = delivered(receiver)
+        assert (reported, body["success"], body["status"]) == (uuid, False, status), body
         assert set(body) == {"success", "error", "status", "result"}
         assert body["result"]["code"] == code and body["error"] == body["result"]["detail"]
         assert task(agent, uuid)["result"] == body
@@ -265,9 +265,9 @@ def test_answered_then_killed_it_is_carried_out_and_delivered(
         ovs.resume_vswitchd()
     agent.start()
     receiver.start()
-    told = dict(delivered(receiver) for _ in range(4))
-    assert set(told) == {"t0", "t1", "t2", "t3"}
-    assert all(body["success"] for body in told.values()), told
+    reported = dict(delivered(receiver) for _ in range(4))
+    assert set(reported) == {"t0", "t1", "t2", "t3"}
+    assert all(body["success"] for body in reported.values()), reported
     assert sorted(ports(ovs)) == sorted(device_name(VHOST, f"p{n}") for n in (1, 2, 3))
     assert planned(agent) == []
 

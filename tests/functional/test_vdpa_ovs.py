@@ -234,8 +234,8 @@ def test_native_without_the_type_is_unavailable_and_never_another_backend(ovs: P
         status, problem = agent.call("PUT", "/v1/ports/p1", spec_of())
         assert (status, problem["code"]) == (503, "backend_unavailable"), problem
         assert NATIVE_TYPE in problem["detail"] and "vendor" in problem["fix"]
-        [told] = [b for b in agent.get("/v1/backends")[1] if b["name"] == "vdpa"]
-        assert told["facts"]["mode"] == "native" and not told["usable"]
+        [reported] = [b for b in agent.get("/v1/backends")[1] if b["name"] == "vdpa"]
+        assert reported["facts"]["mode"] == "native" and not reported["usable"]
         assert agent.get("/v1/ports")[1] == []
     assert ovs.vsctl("list-br") == ""
 
@@ -273,8 +273,8 @@ def test_native_by_the_rows_written_alone(ovs: PrivateOvs, short_path: Path) -> 
         assert nic.vfs[0].attributes.mac == wish.mac and nic.vfs[0].attributes.vlan == 0
         again = driven.backend.read_back(seen, plan.changes, ["p1"], time.monotonic() + 60)
         assert driven.backend.plan([intent], again).changes == ()
-        told = driven.backend.observed_ports([intent], again)["p1"]
-        assert _UNKNOWN_TYPE in str(told.fault), "what vswitchd says of it is told"
+        reported = driven.backend.observed_ports([intent], again)["p1"]
+        assert _UNKNOWN_TYPE in str(reported.fault), "what vswitchd says of it is told"
         leave = driven.backend.plan([Intent("p1", None, intent.claims)], again)
         assert not driven.backend.apply(leave.changes, time.monotonic() + 30).failed
         assert ovs.vsctl("list-br") == ""

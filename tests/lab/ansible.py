@@ -38,11 +38,11 @@ def play(
     here += ["--extra-vars", "ansible_python_interpreter=/usr/bin/python3"]
     mode = ["--check"] if check else []
     environment = {**_environment(directory), **(env or {})}
-    told = run([program, *here, *mode, playbook], DEADLINE_S, env=environment, cwd=directory)
+    reported = run([program, *here, *mode, playbook], DEADLINE_S, env=environment, cwd=directory)
     # A head for each task, and below it a line for each of its results.
-    _, *parts = re.split(r"^(?:TASK|RUNNING HANDLER) \[(.*)\] \**$", told, flags=re.MULTILINE)
+    _, *parts = re.split(r"^(?:TASK|RUNNING HANDLER) \[(.*)\] \**$", reported, flags=re.MULTILINE)
     results = dict(zip(parts[::2], parts[1::2], strict=True))
-    [changed] = re.findall(r"^localhost .* changed=(\d+) ", told, re.MULTILINE)
+    [changed] = re.findall(r"^localhost .* changed=(\d+) ", reported, re.MULTILINE)
     return Played(
         tasks=tuple(results),
         changes=frozenset(n for n, text in results.items() if "\nchanged: [localhost]" in text),

@@ -158,7 +158,7 @@ class Chromium:
         program = shutil.which(_PROGRAM)
         if program is None:
             raise LabError(f"{_PROGRAM} is not installed (a Debian package of this name)")
-        told, self._to = _high_pipe()
+        reported, self._to = _high_pipe()
         self._from, answers = _high_pipe()
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         home = {
@@ -172,7 +172,7 @@ class Chromium:
                 [program, *_OPTIONS, f"--user-data-dir={folder / 'profile'}"],
                 {**os.environ, **home},
                 file_actions=[
-                    (os.POSIX_SPAWN_DUP2, told, _TOLD),
+                    (os.POSIX_SPAWN_DUP2, reported, _TOLD),
                     (os.POSIX_SPAWN_DUP2, answers, _ANSWERS),
                     (os.POSIX_SPAWN_DUP2, log, 1),
                     (os.POSIX_SPAWN_DUP2, log, 2),
@@ -181,7 +181,7 @@ class Chromium:
                 setpgroup=0,
             )
         finally:
-            for file in (told, answers, log):
+            for file in (reported, answers, log):
                 os.close(file)
 
     def close(self) -> None:

@@ -29,8 +29,8 @@ class News:
             if not ready and not going_on():
                 break
             for source in ready:
-                told = messages(source.recv(1 << 20))
-                found += sum(_counts(kind, payload) for kind, _, payload in told)
+                reported = messages(source.recv(1 << 20))
+                found += sum(_counts(kind, payload) for kind, _, payload in reported)
         return found
 
 

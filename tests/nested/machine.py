@@ -287,8 +287,8 @@ def qemu_args(needs: Needs, parts: Parts, share: Path, ends: Ends) -> list[str]:
 
 
 def _shared(tag: str, directory: Path, *options: str) -> list[str]:
-    told = [f"path={directory}", f"mount_tag={tag}", "security_model=none", "multidevs=remap"]
-    return ["-virtfs", ",".join(["local", *told, *options])]
+    reported = [f"path={directory}", f"mount_tag={tag}", "security_model=none", "multidevs=remap"]
+    return ["-virtfs", ",".join(["local", *reported, *options])]
 
 
 def _nic(number: int, nic: Nic) -> list[str]:

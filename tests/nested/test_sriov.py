@@ -122,11 +122,11 @@ def test_a_vf_with_its_mac_and_vlan_on_the_wire_and_back(
     binding = port["binding"]
     address = binding["pci_address"]
     assert (binding["vif_type"], binding["vf_index"], binding["pf"]) == ("hostdev", 0, pf)
-    told = vf_info(pf)[0]
-    assert told["address"] == spec["mac"]
-    assert (told["vlan_list"][0]["vlan"], told["vlan_list"][0]["qos"]) == (100, 3)
-    assert (told["spoofchk"], told["trust"]) == (True, False)
-    assert told["rate"]["max_tx"] == 200
+    reported = vf_info(pf)[0]
+    assert reported["address"] == spec["mac"]
+    assert (reported["vlan_list"][0]["vlan"], reported["vlan_list"][0]["qos"]) == (100, 3)
+    assert (reported["spoofchk"], reported["trust"]) == (True, False)
+    assert reported["rate"]["max_tx"] == 200
     assert driver(address) == "vfio-pci"
     with vm(address, tmp_path / "vm.log", queues=2) as testpmd:
         assert spec["mac"].upper() in testpmd.log.read_text()
@@ -203,9 +203,9 @@ def test_a_vf_is_trusted_or_has_port_security_and_never_both(pf: str, agent: Pri
 def test_an_operator_is_told_of_vfs_that_no_vlan_holds(pf: str, agent: PrivateAgent) -> None:
     put(agent, "nic1", make_spec(1))
     put(agent, "nic2", make_spec(2, vlan_id=None))
-    [told] = [f for f in agent.get("/v1/host/checks")[1] if f["id"].startswith("vf-flat")]
-    assert told["id"] == f"vf-flat-{PF.pci}" and told["status"] == "warn"
-    assert "(nic2)" in told["found"] and "igb_set_vf_vlan_msg" in told["found"]
+    [reported] = [f for f in agent.get("/v1/host/checks")[1] if f["id"].startswith("vf-flat")]
+    assert reported["id"] == f"vf-flat-{PF.pci}" and reported["status"] == "warn"
+    assert "(nic2)" in reported["found"] and "igb_set_vf_vlan_msg" in reported["found"]
 
 
 def test_a_vf_that_the_host_uses_is_not_given_out(pf: str, agent: PrivateAgent) -> None:
@@ -278,8 +278,8 @@ def test_a_nic_that_is_reset_under_a_running_port(
         DEADLINE_S,
         "it is active again",
     )
-    told = vf_info(pf)[0]
-    assert (told["address"], told["vlan_list"][0]["vlan"]) == (make_spec()["mac"], 100)
+    reported = vf_info(pf)[0]
+    assert (reported["address"], reported["vlan_list"][0]["vlan"]) == (make_spec()["mac"], 100)
     assert "quarantined" not in {vf["state"] for vf in agent.get("/v1/vfs")[1]}
     with vm(address, tmp_path / "again.log") as testpmd:
         wait_for(lambda: ping("10.9.0.5"), DEADLINE_S, "the VM answers again", testpmd.tail)
@@ -404,8 +404,8 @@ def test_libvirt_starts_a_domain_with_it_and_leaves_it_to_us(pf: str, agent: Pri
         put(agent, "nic1", make_spec(vf={"vlan_qos": 3}))
         domain.destroy()
         assert driver(address) == "vfio-pci", "nobody gave it back to the host's driver"
-        told = vf_info(pf)[0]
-        assert told["address"] == make_spec()["mac"] and told["vlan_list"][0]["vlan"] == 100
+        reported = vf_info(pf)[0]
+        assert reported["address"] == make_spec()["mac"] and reported["vlan_list"][0]["vlan"] == 100
         delete(agent, "nic1")
     assert whole_state(pf, functions()) == before
 

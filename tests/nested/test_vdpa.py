@@ -88,23 +88,23 @@ def test_the_wire_and_the_vm_through_a_vf_and_back(
 ) -> None:
     before = whole_state(pf, functions())
     # It looks by itself only when it is told: by OVS, by vswitchd, by the kernel.
-    lane = BackendWorker(
+    worker = BackendWorker(
         process.reconciler,
         Supervisor(),
         batch_size=8,
         interval_s=3600,
         max_waiting=8,
-        max_errands=8,
+        max_jobs=8,
     )
-    lane.start()
+    worker.start()
     try:
-        binding = process.put("nic1", make_spec(), lane.submit).model_dump()
+        binding = process.put("nic1", make_spec(), worker.submit).model_dump()
         assert (binding["vif_type"], binding["mode"]) == ("vhostuser", "relay")
         address = binding["pci_address"]
         assert address == functions()[1], "the configuration leaves the first out"
         assert driver(address) == "vfio-pci" and is_open(address)
-        told = vf_info(pf)[binding["vf_index"]]
-        assert (told["address"], told["vlan_list"][0]["vlan"]) == (MAC, 100)
+        reported = vf_info(pf)[binding["vf_index"]]
+        assert (reported["address"], reported["vlan_list"][0]["vlan"]) == (MAC, 100)
         with Vm("vm", binding["socket_path"], MAC, "10.9.0.5") as guest:
             ovs.wait_connected(binding["device"], DEADLINE_S)
             wait_for(lambda: ping("10.9.0.5"), DEADLINE_S, "the VM answers")
@@ -124,17 +124,17 @@ def test_the_wire_and_the_vm_through_a_vf_and_back(
             assert ping("10.9.0.5", 5) and not ping("10.8.0.5"), "on VLAN 100 alone"
             used = ways(ovs)
             assert len(used) == 2 and min(used.values()) >= 5, used
-        process.delete("nic1", lane.submit)
+        process.delete("nic1", worker.submit)
         assert whole_state(pf, functions()) == before
         assert ovs.vsctl("list-br") == ""
-        assert process.put("nic2", make_spec(), lane.submit).model_dump()["pci_address"] == address
-        process.delete("nic1", lane.submit)  # a late one, for what is another port's now
+        assert process.put("nic2", make_spec(), worker.submit).model_dump()["pci_address"] == address
+        process.delete("nic1", worker.submit)  # a late one, for what is another port's now
         assert driver(address) == "vfio-pci" and is_open(address) and len(ways(ovs)) == 2
         deadline = time.monotonic() + WAIT_S
-        assert lane.errand(process.planned, deadline).result(WAIT_S) == []
-        process.delete("nic2", lane.submit)
+        assert worker.job(process.planned, deadline).result(WAIT_S) == []
+        process.delete("nic2", worker.submit)
     finally:
-        lane.stop(time.monotonic() + 60)
+        worker.stop(time.monotonic() + 60)
     assert whole_state(pf, functions()) == before
 
 

@@ -57,8 +57,8 @@ def driver(address: str) -> str | None:
 
 def vf_info(pf: str) -> dict[int, dict[str, Any]]:
     """What ``ip`` tells of the VFs, by number."""
-    [told] = json.loads(run(["ip", "-j", "-d", "link", "show", "dev", pf]))
-    return {vf["vf"]: vf for vf in told.get("vfinfo_list", [])}
+    [reported] = json.loads(run(["ip", "-j", "-d", "link", "show", "dev", pf]))
+    return {vf["vf"]: vf for vf in reported.get("vfinfo_list", [])}
 
 
 def vf_macs(pf: str) -> dict[int, str]:
@@ -69,11 +69,11 @@ def vf_macs(pf: str) -> dict[int, str]:
 def whole_state(pf: str, addresses: Sequence[str]) -> Any:
     """All that must be as before when a port is gone; a MAC that a VF's driver chose may be another."""
     files = {a: (driver(a), (nics.device(a) / "driver_override").read_text()) for a in addresses}
-    told = vf_info(pf)
+    reported = vf_info(pf)
     for number, address in enumerate(addresses):
         if any(interface.own_mac for interface in read_interfaces(nics.device(address))):
-            told[number]["address"] = "its driver's choice"
-    return told, files
+            reported[number]["address"] = "its driver's choice"
+    return reported, files
 
 
 def functions() -> list[str]:

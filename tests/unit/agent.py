@@ -83,8 +83,8 @@ def agent(
     tasks = TaskRunner(TaskSettings(tuple(callback_allow), 60.0, 5.0), store.tasks)
     service.start()
     try:
-        for lane in service._lanes.values():
-            assert lane.looked_once.wait(DEADLINE_S)
+        for worker in service._workers.values():
+            assert worker.looked_once.wait(DEADLINE_S)
         yield Agent(host, store, service, tasks, http.build(service, tasks, metrics))
     finally:
         service.stop()

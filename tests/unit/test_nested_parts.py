@@ -87,14 +87,14 @@ def test_qemu_is_told_what_the_guest_needs() -> None:
     parts = Parts(Emulator(Path("/q")), kernel)
     ends = Ends(*(cast(socket.socket, SimpleNamespace(fileno=lambda n=n: n)) for n in (7, 8, 9)))
     args = machine.qemu_args(Needs(4, 2048, 100), parts, Path("/share"), ends)
-    told = " ".join(args)
-    assert "-smp 4 -m 2048" in told
+    reported = " ".join(args)
+    assert "-smp 4 -m 2048" in reported
     assert "hugepages=100" in args[-1]
-    assert "local,path=/,mount_tag=root,security_model=none,multidevs=remap,readonly=on" in told
-    assert "path=/share,mount_tag=share" in told
+    assert "local,path=/,mount_tag=root,security_model=none,multidevs=remap,readonly=on" in reported
+    assert "path=/share,mount_tag=share" in reported
     for word in ("id=channel,fd=7", "id=pulse,fd=8", "id=monitor,fd=9"):
-        assert f"socket,{word}" in told
-    assert told.count("-device igb,") == 2
+        assert f"socket,{word}" in reported
+    assert reported.count("-device igb,") == 2
 
 
 @pytest.mark.parametrize(
@@ -138,11 +138,11 @@ def test_the_inner_pytest_has_the_options_of_the_outer_one_and_the_tests_by_name
         rootpath=Path("/c"),
     )
     command = plugin.inner_command(cast(pytest.Config, config), ["tests/functional/x.py::y[1]"])
-    told = command[command.index("pytest") + 1 :]
-    assert told[:4] == ["-m", "nested", "-x", "--junit-xml=out.xml"]
-    assert told.index("--junit-xml=") > 3, "the outer one alone writes it"
-    assert "tests/functional" not in told
-    assert told[-1] == "/c/tests/functional/x.py::y[1]"
+    reported = command[command.index("pytest") + 1 :]
+    assert reported[:4] == ["-m", "nested", "-x", "--junit-xml=out.xml"]
+    assert reported.index("--junit-xml=") > 3, "the outer one alone writes it"
+    assert "tests/functional" not in reported
+    assert reported[-1] == "/c/tests/functional/x.py::y[1]"
 
 
 def test_the_inner_environment_reaches_the_checkout_and_the_systems_programs() -> None:
@@ -205,7 +205,7 @@ def test_only_a_guest_that_did_not_boot_or_stalled_is_tried_again(
     failures: list[LabError], tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside = plugin.Outside(cast(pytest.Config, None))
-    left, tried, told = list(failures), [], []
+    left, tried, reported = list(failures), [], []
 
     def in_guest(_session: object, _parts: object, run: plugin.Run, number: int) -> str:
         tried.append(run)
@@ -215,11 +215,11 @@ def test_only_a_guest_that_did_not_boot_or_stalled_is_tried_again(
         return "ended"
 
     monkeypatch.setattr(outside, "_in_guest", in_guest)
-    monkeypatch.setattr(outside, "_report_missing", lambda *args: told.append(args[-1]))
+    monkeypatch.setattr(outside, "_report_missing", lambda *args: reported.append(args[-1]))
     outside.run_group(cast(Any, None), cast(Any, None), Needs(), [item("a")])
     assert len(tried) == tries
     assert [run.replaced for run in tried[:-1]] == list(map(str, failures[: tries - 1]))
-    assert told == [str(failures[-1]) if len(failures) == tries else "ended"]
+    assert reported == [str(failures[-1]) if len(failures) == tries else "ended"]
 
 
 @contextmanager

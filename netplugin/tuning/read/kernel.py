@@ -54,9 +54,9 @@ def variables_path(profile: str) -> str:
 
 def _realtime(root: Root) -> Fact[bool]:
     """True with PREEMPT_RT; kernels without /sys/kernel/realtime show it in /proc/version."""
-    told = root.optional("/sys/kernel/realtime", lambda text: bool(int(text)))
-    if told is not None:
-        return told
+    reported = root.optional("/sys/kernel/realtime", lambda text: bool(int(text)))
+    if reported is not None:
+        return reported
     return root.parsed("/proc/version", lambda text: bool(re.search(r"PREEMPT[_ ]RT", text)))
 
 

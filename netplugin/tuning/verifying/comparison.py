@@ -84,7 +84,7 @@ def compare(before: Measurement, after: Measurement) -> MeasurementComparison:
     judged = {row.figure.name: _judged(row, p) for row, p in zip(tested, adjusted, strict=True)}
     return MeasurementComparison(
         before, after,
-        tuple(judged.get(r.figure.name) or _untold(r, r.why or "too few rounds") for r in rows),
+        tuple(judged.get(r.figure.name) or _unreported(r, r.why or "too few rounds") for r in rows),
         tuple(_differences(before.conditions, after.conditions)),
     )  # fmt: skip
 
@@ -96,13 +96,13 @@ def _row(figure: MeasuredFigure, before: Measurement, after: Measurement) -> Fig
     if values == (None, None):
         return None
     if None in values:
-        return _untold(row, "not measured in both")
+        return _unreported(row, "not measured in both")
     if apart := _apart(figure, before, after):
-        return _untold(row, apart)
-    return row if all(row.samples) else _untold(row, "too few samples in a round")
+        return _unreported(row, apart)
+    return row if all(row.samples) else _unreported(row, "too few samples in a round")
 
 
-def _untold(row: FigureRow, why: str) -> FigureRow:
+def _unreported(row: FigureRow, why: str) -> FigureRow:
     return replace(row, finding=FigureVerdict.UNTOLD, why=why)
 
 

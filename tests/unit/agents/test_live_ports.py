@@ -39,9 +39,9 @@ def client(running: Agent) -> Iterator[Client]:
 def test_a_filter_stays_whatever_the_host_says_of_the_port(client: Client, running: Agent) -> None:
     client.put_port("p1", spec())
     running.host.faults["p1"] = "the cable is out"
-    told = client.put_port("p1", spec(port_security=SECURITY))
-    assert told.state is PortState.DEGRADED and told.error is not None
-    assert running.host.ports["p1"] == spec(port_security=SECURITY) == told.spec
+    reported = client.put_port("p1", spec(port_security=SECURITY))
+    assert reported.state is PortState.DEGRADED and reported.error is not None
+    assert running.host.ports["p1"] == spec(port_security=SECURITY) == reported.spec
     slow = client.put_port("p1", spec(qos=RATE, port_security=SECURITY))
     assert (slow.state, slow.spec.qos.egress_kbps) == (PortState.DEGRADED, 1000), "as before"
     running.host.faults.clear()
@@ -58,8 +58,8 @@ def test_the_change_that_broke_a_port_goes_back(client: Client, running: Agent) 
     running.host.on_apply = breaks
     with pytest.raises(HostError, match="no buffers"):
         client.put_port("p1", spec(qos=RATE, port_security=SECURITY))
-    told = client.get_port("p1")
-    assert (told.state, told.spec) == (PortState.ACTIVE, spec()) and running.host.faults == {}
+    reported = client.get_port("p1")
+    assert (reported.state, reported.spec) == (PortState.ACTIVE, spec()) and running.host.faults == {}
 
 
 def test_a_filter_changes_on_a_network_that_is_not_configured_any_more(tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_a_network_changes_for_all_but_the_port_that_fails(client: Client, runni
 
     running.host.on_apply = refuses
     del running.host.ports["bad"]
-    told = client.put_network("blue", after)
-    assert [(e.port_id, e.detail) for e in told.errors] == [("bad", "not this one")]
+    reported = client.put_network("blue", after)
+    assert [(e.port_id, e.detail) for e in reported.errors] == [("bad", "not this one")]
     assert running.host.networks["blue"].spec == after == client.get_network("blue").spec
     assert client.get_port("bad").state is PortState.FAILED
     assert client.get_network("blue").errors == ()
@@ -156,9 +156,9 @@ def test_ports_of_a_backend_that_could_not_be_loaded(tmp_path: Path) -> None:
             client.put_port("p1", spec())
     with agent(tmp_path, backends={}, broken={"fake": "could not be loaded: no libfake"}) as made:
         with served_agent(made) as url, Client(url) as client:
-            told = client.get_port("p1")
-            assert told.state is PortState.FAILED and told.error is not None
-            assert told.error.code == "backend_unavailable" and "libfake" in told.error.detail
+            reported = client.get_port("p1")
+            assert reported.state is PortState.FAILED and reported.error is not None
+            assert reported.error.code == "backend_unavailable" and "libfake" in reported.error.detail
             with pytest.raises(NetpluginError, match="libfake") as refused:
                 client.delete_port("p1")
             assert refused.value.code == "backend_unavailable"

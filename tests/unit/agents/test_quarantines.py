@@ -48,8 +48,8 @@ def test_backends_share_the_terms(tmp_path: Path) -> None:
     host = FakeHost()
     backends = {name: FakeBackend(name, host) for name in ("one", "other")}
     with agent(tmp_path, backends=backends) as running:
-        lanes = running.service._lanes.values()
-        one, other = (lane.reconciler.quarantines for lane in lanes)
+        workers = running.service._workers.values()
+        one, other = (worker.reconciler.quarantines for worker in workers)
         assert one.ended([VF], *FINE, 0.0) == {} and one.ended([VF], *FINE, FIRST_S)
         assert other.ended([VF], *FINE, FIRST_S) == {}
         assert other.ended([VF], *FINE, 2 * FIRST_S) == {}, "the second term is twice as long"

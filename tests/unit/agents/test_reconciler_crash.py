@@ -239,14 +239,14 @@ class World:
         assert {port_id for _, port_id in rows} <= ids
         assert {Claim("vf", key): port_id for key, port_id in rows} == self.store.claims()
 
-    def assert_settled(self, strangers: Collection[str] = ()) -> None:
+    def assert_settled(self, unmanaged: Collection[str] = ()) -> None:
         """The host has what the store has; nothing is under way, too much, or left to do.
 
-        ``strangers`` are ports that somebody may have made there: without a record they stay.
+        ``unmanaged`` are ports that somebody may have made there: without a record they stay.
         """
         records = self.store.records()
         kept = self.reconciler.kept()
-        assert set(kept) <= set(strangers)
+        assert set(kept) <= set(unmanaged)
         mine = {i: spec for i, spec in self.host.ports.items() if i not in kept}
         assert {r.port_id: r.spec for r in records} == mine
         for record in records:
@@ -269,10 +269,10 @@ def may_be(op: Operation, before: PortSpec | None) -> set[PortSpec | None]:
     """What the port may be in the end, by what its caller was told."""
     if isinstance(op, Delete):
         return {before, None} if answer(op) == "none" else {None}  # a failed one is gone later
-    told: dict[str, set[PortSpec | None]] = {
+    reported: dict[str, set[PortSpec | None]] = {
         "ok": {op.spec}, "error": {before}, "none": {before, op.spec},
     }  # fmt: skip
-    return told[answer(op)]
+    return reported[answer(op)]
 
 
 # -- every boundary of every kind of call --------------------------------------------------------
@@ -772,7 +772,7 @@ class Machine(RuleBasedStateMachine):
         self._directory = tempfile.TemporaryDirectory()
         self.world = World(Path(self._directory.name))
         self.allowed: dict[str, set[PortSpec | None]] = {}
-        self.strangers: set[str] = set()
+        self.unmanaged: set[str] = set()
         self.down = False
 
     @rule(asked=_ASKED, refused=st.sets(_PORTS), crash_at=_CRASH)
@@ -797,11 +797,11 @@ class Machine(RuleBasedStateMachine):
         if not self.down:
             heal(world)
         for op in ops:
-            self._told(op, op.port_id in known, op.port_id in adopted)
+            self._reported(op, op.port_id in known, op.port_id in adopted)
         if not through:
             world.restart()
 
-    def _told(self, op: Operation, known: bool, adopted: bool) -> None:
+    def _reported(self, op: Operation, known: bool, adopted: bool) -> None:
         before = self.allowed.get(op.port_id, {None})
         if isinstance(op, Delete):
             accepted = answer(op) != "none"
@@ -831,7 +831,7 @@ class Machine(RuleBasedStateMachine):
             self.world.host.vfs.pop(port_id, None)
         else:
             ports[port_id] = to
-            self.strangers.add(port_id)
+            self.unmanaged.add(port_id)
 
     @precondition(lambda self: not self.down)
     @rule()
@@ -869,7 +869,7 @@ class Machine(RuleBasedStateMachine):
             assert port_id in kept or None in allowed
 
     def _verify(self) -> None:
-        self.world.assert_settled(self.strangers)
+        self.world.assert_settled(self.unmanaged)
         found = self.world.specs()
         assert set(found) <= set(self.allowed)
         for port_id, allowed in self.allowed.items():

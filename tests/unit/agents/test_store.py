@@ -400,18 +400,18 @@ def test_what_is_in_quarantine_is_nobodys_and_stays_so(store: Store, path: Path)
 
 def test_what_changed_hands_since_it_was_looked_at_is_not_to_be_taken(store: Store) -> None:
     store.save([record("p1", vf(1)), record("p2", vf(2))])
-    looked_at = store.moment()
+    looked_at = store.commit_sequence()
     store.save([record("p3", vf(3))])
     store.save([replace(record("p2", vf(2)), state=PortState.ACTIVE)], forget=["p1", "p3"])
     with store.claiming(looked_at) as taken:
         assert taken == {vf(1): NOBODY, vf(2): "p2", vf(3): NOBODY}
-    with store.claiming(store.moment()) as taken:
+    with store.claiming(store.commit_sequence()) as taken:
         assert taken == {vf(2): "p2"}
 
 
 def test_who_chooses_and_saves_within_claiming_is_never_refused(store: Store, path: Path) -> None:
     def take(number: int) -> bool:
-        looked_at = store.moment()
+        looked_at = store.commit_sequence()
         with store.claiming(looked_at) as taken:
             free = [vf(n) for n in range(8) if vf(n) not in taken]
             if not free:

@@ -329,8 +329,8 @@ def test_a_failure_is_delivered_as_one(
         made = runner(journal, receiver)
         await made.start(Application(status, body))
         await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
-        _, _, told = await receiver.next()
-        assert (told["success"], told["error"], told["status"]) == (False, error, status)
+        _, _, reported = await receiver.next()
+        assert (reported["success"], reported["error"], reported["status"]) == (False, error, status)
         await made.stop()
 
     run(scenario)
@@ -346,8 +346,8 @@ def test_a_mistake_of_ours_is_delivered_too(journal: ToldJournal, receiver: Rece
         made = runner(journal, receiver)
         await made.start(broken)
         await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")
-        _, _, told = await receiver.next()
-        assert (told["success"], told["status"]) == (False, 500)
+        _, _, reported = await receiver.next()
+        assert (reported["success"], reported["status"]) == (False, 500)
         await made.stop()
 
     run(scenario)
@@ -429,8 +429,8 @@ def test_delivered_when_the_platform_is_up_again(journal: ToldJournal, receiver:
         receiver.statuses = [503, 500, 302, 404]  # up, but not yet itself; no redirect is followed
         receiver.start()
         for _ in range(5):
-            path, _, told = await receiver.next()
-            assert (path, told["success"]) == ("/cb", True)
+            path, _, reported = await receiver.next()
+            assert (path, reported["success"]) == ("/cb", True)
         done = await journal.until_state(TaskState.DELIVERED)
         assert done.attempts >= 7
         await made.stop()
@@ -794,10 +794,10 @@ def test_through_the_agent_and_across_its_restart(tmp_path: Path, receiver: Rece
     with agent(tmp_path, callback_allow=[receiver.url]) as running:
         with served_agent(running) as url:
             httpx.get(f"{url}/healthz", trust_env=False)  # the first call starts the tasks
-            path, taskuuid, told = receiver.calls.get(timeout=DEADLINE_S)
-            assert (path, taskuuid, told["success"]) == ("/cb/ports", "t1", True)
-            assert told["result"]["port_id"] == "p1"
-            assert told["result"]["state"] == "active"
+            path, taskuuid, reported = receiver.calls.get(timeout=DEADLINE_S)
+            assert (path, taskuuid, reported["success"]) == ("/cb/ports", "t1", True)
+            assert reported["result"]["port_id"] == "p1"
+            assert reported["result"]["state"] == "active"
         written = host.written + running.host.written
         assert {change.ports for change in written} == {("p1",)}
         assert receiver.calls.empty()

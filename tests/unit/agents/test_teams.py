@@ -222,8 +222,8 @@ def test_a_standby_that_fails_degrades_the_port(running: Agent) -> None:
     assert beside is not None
     problem = HostError("its bridge has gone", step="verify").problem()
     running.store.save([replace(beside, state=PortState.FAILED, error=problem)])
-    told = running.service.port("p1")
-    assert told.state is PortState.DEGRADED and told.error == problem
+    reported = running.service.port("p1")
+    assert reported.state is PortState.DEGRADED and reported.error == problem
 
 
 @pytest.mark.parametrize(

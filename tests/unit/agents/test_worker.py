@@ -121,7 +121,7 @@ def scripted() -> Scripted:
 @pytest.fixture
 def held(scripted: Scripted) -> Iterator[tuple[BackendWorker, threading.Event]]:
     """A running lane that is busy with one operation until the event is set."""
-    lane, busy, go_on = (
+    worker, busy, go_on = (
         make(scripted, batch_size=4, max_waiting=8),
         threading.Event(),
         threading.Event(),
@@ -132,12 +132,12 @@ def held(scripted: Scripted) -> Iterator[tuple[BackendWorker, threading.Event]]:
         assert go_on.wait(DEADLINE_S)
 
     scripted.on_serve = hold
-    lane.start()
-    lane.submit(put("first"))
+    worker.start()
+    worker.submit(put("first"))
     assert busy.wait(DEADLINE_S)
-    yield lane, go_on
+    yield worker, go_on
     go_on.set()
-    lane.stop(in_time())
+    worker.stop(in_time())
 
 
 def result(op: Operation) -> Any:
@@ -150,10 +150,10 @@ def result(op: Operation) -> Any:
 def test_what_comes_meanwhile_shares_the_next_batch(
     scripted: Scripted, held: tuple[BackendWorker, threading.Event]
 ) -> None:
-    lane, go_on = held
+    worker, go_on = held
     ops = [put(f"p{n}") for n in range(5)]
     for op in ops:
-        lane.submit(op)
+        worker.submit(op)
     go_on.set()
     assert [result(op) for op in ops] == [op.port_id for op in ops]
     assert [len(batch) for batch in scripted.batches] == [1, 4, 1]  # as large as it may be
@@ -162,9 +162,9 @@ def test_what_comes_meanwhile_shares_the_next_batch(
 def test_operations_of_one_port_keep_their_order(
     scripted: Scripted, held: tuple[BackendWorker, threading.Event]
 ) -> None:
-    lane, go_on = held
+    worker, go_on = held
     ops: list[Operation] = [put("a"), delete("a"), put("b"), put("a"), delete("b")]
-    lane.submit(*ops)
+    worker.submit(*ops)
     go_on.set()
     for op in ops:
         result(op)
@@ -173,12 +173,12 @@ def test_operations_of_one_port_keep_their_order(
 
 @given(st.lists(st.sampled_from("abcde"), max_size=30), st.integers(1, 6))
 def test_a_batch_has_a_port_once_and_nothing_overtakes(ports: list[str], size: int) -> None:
-    lane = make(Scripted(), batch_size=size)
+    worker = make(Scripted(), batch_size=size)
     ops = [put(port) for port in ports]
-    lane._waiting.extend(ops)
+    worker._waiting.extend(ops)
     taken = []
-    while lane._waiting:
-        batch = lane._take_batch()
+    while worker._waiting:
+        batch = worker._take_batch()
         assert 0 < len(batch) <= size
         assert len({op.port_id for op in batch}) == len(batch)
         taken += batch
@@ -188,14 +188,14 @@ def test_a_batch_has_a_port_once_and_nothing_overtakes(ports: list[str], size: i
 def test_one_too_many_is_refused_and_with_it_none_is_taken(
     scripted: Scripted, held: tuple[BackendWorker, threading.Event]
 ) -> None:
-    lane, go_on = held
+    worker, go_on = held
     waiting = [put(f"p{n}") for n in range(7)]
-    lane.submit(*waiting)
+    worker.submit(*waiting)
     refused = [put("x"), put("y")]
     with pytest.raises(Overloaded) as full:
-        lane.submit(*refused)
+        worker.submit(*refused)
     assert full.value.retryable and "7 operations" in full.value.detail
-    lane.submit(put("last"))  # one still fits
+    worker.submit(put("last"))  # one still fits
     go_on.set()
     for op in waiting:
         result(op)
@@ -204,61 +204,61 @@ def test_one_too_many_is_refused_and_with_it_none_is_taken(
 
 
 def test_an_unexpected_failure_is_answered_and_the_lane_goes_on(scripted: Scripted) -> None:
-    lane = make(scripted)
+    worker = make(scripted)
     scripted.on_serve = lambda: (_ for _ in ()).throw(RuntimeError("unexpected"))
-    lane.start()
+    worker.start()
     broken = put("p1")
-    lane.submit(broken)
+    worker.submit(broken)
     with pytest.raises(HostError) as error:
         result(broken)
     assert error.value.port_id == "p1" and "unexpected" in error.value.detail
     scripted.on_serve = lambda: None
     fine = put("p2")
-    lane.submit(fine)
+    worker.submit(fine)
     assert result(fine) == "p2"
-    lane.stop(in_time())
+    worker.stop(in_time())
 
 
 # -- what the host asks to try again -------------------------------------------------------------
 
 
 def test_what_is_to_be_tried_again_holds_up_no_other_port(scripted: Scripted, clock: Clock) -> None:
-    lane, first, behind, other = make(scripted), put("p1"), delete("p1"), put("p2")
-    settle(lane, clock)
+    worker, first, behind, other = make(scripted), put("p1"), delete("p1"), put("p2")
+    settle(worker, clock)
     scripted.busy = [first]
-    lane.submit(first)
-    assert turn(lane, clock)
-    lane.submit(behind, other)
-    assert turn(lane, clock) and not turn(lane, clock)
+    worker.submit(first)
+    assert turn(worker, clock)
+    worker.submit(behind, other)
+    assert turn(worker, clock) and not turn(worker, clock)
     assert scripted.order() == ["p1", "p2"] and other.future.done()
     pauses = []
     for tries in range(1, 7):
-        pauses.append(lane._idle_s(clock.now))
+        pauses.append(worker._idle_s(clock.now))
         clock.passes(pauses[-1])
-        assert turn(lane, clock) and scripted.resumed == [["p1"]] * tries
+        assert turn(worker, clock) and scripted.resumed == [["p1"]] * tries
     assert pauses == sorted(pauses) and pauses[0] < 0.1 and pauses[-1] == NEXT_TRY_S
-    assert lane.is_at("p1") and not first.future.done() and not behind.future.done()
+    assert worker.is_at("p1") and not first.future.done() and not behind.future.done()
     scripted.busy = []
     clock.passes(NEXT_TRY_S)
-    assert turn(lane, clock) and first.future.done() and not behind.future.done()
-    assert turn(lane, clock) and behind.future.done()
-    assert not lane.is_at("p1") and not turn(lane, clock)
+    assert turn(worker, clock) and first.future.done() and not behind.future.done()
+    assert turn(worker, clock) and behind.future.done()
+    assert not worker.is_at("p1") and not turn(worker, clock)
 
 
 def test_what_waited_already_stays_behind_what_is_tried_again(
     scripted: Scripted, clock: Clock
 ) -> None:
-    lane = make(scripted, batch_size=1)
-    settle(lane, clock)
+    worker = make(scripted, batch_size=1)
+    settle(worker, clock)
     calls = [put("p1"), delete("p1"), put("p1"), put("p2")]
     scripted.busy = calls[:1]
-    lane.submit(*calls)
-    while turn(lane, clock):
+    worker.submit(*calls)
+    while turn(worker, clock):
         pass
     assert scripted.order() == ["p1", "p2"]
     scripted.busy = []
     clock.passes(NEXT_TRY_S)
-    while turn(lane, clock):
+    while turn(worker, clock):
         pass
     served = [op for batch in scripted.batches for op in batch]
     assert served == [calls[0], calls[3], calls[1], calls[2]]
@@ -269,46 +269,46 @@ def test_new_calls_and_those_that_are_tried_again_take_turns(
     scripted: Scripted, clock: Clock
 ) -> None:
     """Also where each try takes longer than the pause between two."""
-    lane = make(scripted, batch_size=1)
-    settle(lane, clock)
+    worker = make(scripted, batch_size=1)
+    settle(worker, clock)
     scripted.busy = [put(f"sick{number}") for number in range(6)]
-    lane.submit(*scripted.busy)
-    while turn(lane, clock):
+    worker.submit(*scripted.busy)
+    while turn(worker, clock):
         pass
     for number in range(3):
-        lane.submit(put(f"p{number}"))
+        worker.submit(put(f"p{number}"))
         for _ in range(2):
             clock.passes(10 * NEXT_TRY_S)
-            assert turn(lane, clock)
+            assert turn(worker, clock)
         assert scripted.order()[-1] == f"p{number}" and len(scripted.resumed) == number + 1
     tried = scripted.resumed[0] + scripted.resumed[1]
     assert set(tried) == {op.port_id for op in scripted.busy}, "none is left out"
 
 
 def test_a_stop_tries_once_more_and_answers(scripted: Scripted) -> None:
-    lane, first, behind = make(scripted), put("p1"), delete("p1")
+    worker, first, behind = make(scripted), put("p1"), delete("p1")
     scripted.busy = [first]
-    lane.start()
-    lane.submit(first, behind)
+    worker.start()
+    worker.submit(first, behind)
     wait_until(lambda: bool(scripted.resumed))
-    assert lane.stop(in_time())
+    assert worker.stop(in_time())
     assert result(first) == "p1", "the last try"
     with pytest.raises(BackendUnavailable):
         result(behind)
 
 
 def test_a_try_that_fails_unexpectedly_is_answered_once(scripted: Scripted, clock: Clock) -> None:
-    lane, first, behind = make(scripted), put("p1"), delete("p1")
-    settle(lane, clock)
+    worker, first, behind = make(scripted), put("p1"), delete("p1")
+    settle(worker, clock)
     scripted.busy = [first]
-    lane.submit(first, behind)
-    assert turn(lane, clock)
+    worker.submit(first, behind)
+    assert turn(worker, clock)
     scripted.resume = lambda batch, last=False: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     clock.passes(NEXT_TRY_S)
     with pytest.raises(ZeroDivisionError):
-        turn(lane, clock)
+        turn(worker, clock)
     assert isinstance(first.future.exception(), NetpluginError)
-    assert turn(lane, clock) and behind.future.done() and not lane.is_at("p1")
+    assert turn(worker, clock) and behind.future.done() and not worker.is_at("p1")
 
 
 # -- the size of a batch -------------------------------------------------------------------------
@@ -334,41 +334,41 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def serve(lane: BackendWorker, number: int) -> None:
-    lane._serve([put(f"p{n}") for n in range(number)])
+def serve(worker: BackendWorker, number: int) -> None:
+    worker._serve([put(f"p{n}") for n in range(number)])
 
 
 def test_a_batch_grows_while_it_is_quick_and_full(scripted: Scripted, clock: Clock) -> None:
-    lane = make(scripted, batch_size=32)
+    worker = make(scripted, batch_size=32)
     scripted.on_serve = lambda: clock.passes(0.1)
-    serve(lane, 31)
-    assert lane._size == 32, "it was not full: its time says nothing about a larger one"
+    serve(worker, 31)
+    assert worker._size == 32, "it was not full: its time says nothing about a larger one"
     sizes = []
     for _ in range(5):
-        serve(lane, lane._size)
-        sizes.append(lane._size)
+        serve(worker, worker._size)
+        sizes.append(worker._size)
     assert sizes == [64, 128, 256, 256, 256]
     scripted.on_serve = lambda: clock.passes(0.5)
-    serve(lane, 256)
-    assert lane._size == 256, "neither quick nor slow"
+    serve(worker, 256)
+    assert worker._size == 256, "neither quick nor slow"
 
 
 def test_a_batch_shrinks_while_it_is_slow(scripted: Scripted, clock: Clock) -> None:
-    lane = make(scripted, batch_size=32)
+    worker = make(scripted, batch_size=32)
     scripted.on_serve = lambda: clock.passes(2.0)
     sizes = []
     for _ in range(5):
-        serve(lane, 3)
-        sizes.append(lane._size)
+        serve(worker, 3)
+        sizes.append(worker._size)
     assert sizes == [16, 8, 4, 4, 4]
 
 
 def test_a_larger_batch_that_the_operator_set_does_not_shrink_by_being_quick(
     scripted: Scripted, clock: Clock
 ) -> None:
-    lane = make(scripted, batch_size=1024)
-    serve(lane, 1024)
-    assert lane._size == 1024
+    worker = make(scripted, batch_size=1024)
+    serve(worker, 1024)
+    assert worker._size == 1024
 
 
 # -- deadlines and callers that are gone, with the real reconciler -------------------------------
@@ -452,28 +452,28 @@ def test_a_delete_goes_behind_a_put_that_still_waits(tmp_path: Path) -> None:
 # -- looks ---------------------------------------------------------------------------------------
 
 
-def turn(lane: BackendWorker, clock: Clock) -> bool:
+def turn(worker: BackendWorker, clock: Clock) -> bool:
     """What the lane's thread would do next, if anything."""
-    if not lane._due(clock.now):
-        assert lane._idle_s(clock.now) > 0
+    if not worker._due(clock.now):
+        assert worker._idle_s(clock.now) > 0
         return False
-    lane._next(clock.now)()
+    worker._next(clock.now)()
     return True
 
 
-def settle(lane: BackendWorker, clock: Clock) -> None:
+def settle(worker: BackendWorker, clock: Clock) -> None:
     """Past the first look."""
     clock.passes(lane_module._FIRST_LOOK_S)
-    assert turn(lane, clock)
-    assert not turn(lane, clock)
+    assert turn(worker, clock)
+    assert not turn(worker, clock)
 
 
 def test_the_first_look_comes_with_the_backends_word_or_without(
     scripted: Scripted, clock: Clock
 ) -> None:
-    told, untold = make(scripted), make(scripted)
-    told.wake(Wake("connected"))
-    assert turn(told, clock) and told.looked_once.is_set()
+    reported, untold = make(scripted), make(scripted)
+    reported.wake(Wake("connected"))
+    assert turn(reported, clock) and reported.looked_once.is_set()
     assert not turn(untold, clock) and not untold.looked_once.is_set()
     settle(untold, clock)
     assert untold.looked_once.is_set()
@@ -481,38 +481,38 @@ def test_the_first_look_comes_with_the_backends_word_or_without(
 
 
 def test_a_look_at_everything_comes_every_interval(scripted: Scripted, clock: Clock) -> None:
-    lane = make(scripted, interval_s=60.0)
-    settle(lane, clock)
+    worker = make(scripted, interval_s=60.0)
+    settle(worker, clock)
     clock.passes(59.0)
-    assert not turn(lane, clock)
+    assert not turn(worker, clock)
     clock.passes(1.0)
-    assert turn(lane, clock) and not turn(lane, clock)
+    assert turn(worker, clock) and not turn(worker, clock)
     assert scripted.looks == [None, None]
 
 
 def test_ports_that_moved_are_looked_at_together(scripted: Scripted, clock: Clock) -> None:
-    lane = make(scripted)
-    settle(lane, clock)
-    lane.wake(Wake("row changed", frozenset({"a"})))
-    lane.wake(Wake("row changed", frozenset({"b", "a"})))
-    assert turn(lane, clock) and not turn(lane, clock)
+    worker = make(scripted)
+    settle(worker, clock)
+    worker.wake(Wake("row changed", frozenset({"a"})))
+    worker.wake(Wake("row changed", frozenset({"b", "a"})))
+    assert turn(worker, clock) and not turn(worker, clock)
     assert scripted.looks[1:] == [frozenset({"a", "b"})]
-    lane.wake(Wake("row changed", frozenset({"a"})))
-    lane.wake(Wake("vswitchd is back"))  # all of them are among all
-    assert turn(lane, clock) and not turn(lane, clock)
+    worker.wake(Wake("row changed", frozenset({"a"})))
+    worker.wake(Wake("vswitchd is back"))  # all of them are among all
+    assert turn(worker, clock) and not turn(worker, clock)
     assert scripted.looks[2:] == [None]
 
 
 def test_calls_errands_and_looks_take_turns(scripted: Scripted, clock: Clock) -> None:
-    lane = make(scripted)
-    settle(lane, clock)
+    worker = make(scripted)
+    settle(worker, clock)
     for number in range(3):
-        lane.wake(Wake("row changed", frozenset({"a"})))
-        lane.errand(lambda: scripted.events.append("errand"), clock.now + 30)
-        lane.submit(put(f"p{number}"))
+        worker.wake(Wake("row changed", frozenset({"a"})))
+        worker.job(lambda: scripted.events.append("errand"), clock.now + 30)
+        worker.submit(put(f"p{number}"))
         for _ in range(3):
-            assert turn(lane, clock)
-    assert not turn(lane, clock)
+            assert turn(worker, clock)
+    assert not turn(worker, clock)
     assert scripted.events[1:] == ["serve", "errand", "look"] * 3
 
 
@@ -520,54 +520,54 @@ def test_calls_errands_and_looks_take_turns(scripted: Scripted, clock: Clock) ->
 def test_nothing_waits_for_more_than_one_turn_of_each_other(asked: list[str]) -> None:
     """However much comes of the others: they may take one turn each before it."""
     scripted, now = Scripted(), time.monotonic()
-    lane = make(scripted, batch_size=1, max_errands=100)
-    lane._retry_at = None
+    worker = make(scripted, batch_size=1, max_jobs=100)
+    worker._retry_at = None
     for number, what in enumerate(asked):
         if what == "call":
-            lane.submit(put(f"p{number}"))
+            worker.submit(put(f"p{number}"))
         elif what == "errand":
-            lane.errand(lambda: None, now + 30)
+            worker.job(lambda: None, now + 30)
         else:
-            lane.wake(Wake("row changed", frozenset({"a"})))
+            worker.wake(Wake("row changed", frozenset({"a"})))
     waited = dict.fromkeys(Turn, 0)
-    while lane._due(now):
-        due = [kind for kind in Turn if lane._is_due(kind, now)]
-        lane._next(now)
+    while worker._due(now):
+        due = [kind for kind in Turn if worker._is_due(kind, now)]
+        worker._next(now)
         for kind in due:
-            waited[kind] = 0 if kind is lane._last_turn else waited[kind] + 1
+            waited[kind] = 0 if kind is worker._last_turn else waited[kind] + 1
             assert waited[kind] < len(Turn)
 
 
 def test_a_look_that_wakes_looks_leaves_most_of_the_time(scripted: Scripted, clock: Clock) -> None:
     """What changes because it is looked at is looked at with pauses."""
-    lane = make(scripted)
-    settle(lane, clock)
+    worker = make(scripted)
+    settle(worker, clock)
 
     def look() -> None:
         clock.passes(0.1)
-        lane.wake(Wake("qdisc changed"))
+        worker.wake(Wake("qdisc changed"))
 
     scripted.on_check = look
-    lane.wake(Wake("qdisc changed"))
+    worker.wake(Wake("qdisc changed"))
     for _ in range(3):
-        assert turn(lane, clock), "the first is at once"
-        assert not turn(lane, clock)
-        assert lane._idle_s(clock.now) == pytest.approx(0.4)
-        clock.passes(lane._idle_s(clock.now))
+        assert turn(worker, clock), "the first is at once"
+        assert not turn(worker, clock)
+        assert worker._idle_s(clock.now) == pytest.approx(0.4)
+        clock.passes(worker._idle_s(clock.now))
     scripted.on_check = lambda: clock.passes(60.0)
-    assert turn(lane, clock)
-    lane.wake(Wake("vswitchd is back"))
-    assert lane._idle_s(clock.now) == lane_module._LOOK_GAP_MOST_S
+    assert turn(worker, clock)
+    worker.wake(Wake("vswitchd is back"))
+    assert worker._idle_s(clock.now) == lane_module._LOOK_GAP_MOST_S
 
 
 # -- errands -----------------------------------------------------------------------------------------
 
 
 def test_one_errand_too_many_is_refused(held: tuple[BackendWorker, threading.Event]) -> None:
-    lane, go_on = held
-    waiting = [lane.errand(lambda: 1, in_time()) for _ in range(4)]
+    worker, go_on = held
+    waiting = [worker.job(lambda: 1, in_time()) for _ in range(4)]
     with pytest.raises(Overloaded) as full:
-        lane.errand(lambda: 1, in_time())
+        worker.job(lambda: 1, in_time())
     assert full.value.retryable and "max_waiting_reads" in str(full.value.fix)
     go_on.set()
     assert [future.result(DEADLINE_S) for future in waiting] == [1] * 4
@@ -576,11 +576,11 @@ def test_one_errand_too_many_is_refused(held: tuple[BackendWorker, threading.Eve
 def test_an_errand_is_not_done_late_nor_for_nobody(
     held: tuple[BackendWorker, threading.Event],
 ) -> None:
-    lane, go_on = held
+    worker, go_on = held
     done: list[str] = []
-    late = lane.errand(lambda: done.append("late"), time.monotonic() - 1)
-    gone = lane.errand(lambda: done.append("gone"), in_time())
-    last = lane.errand(lambda: done.append("last"), in_time())
+    late = worker.job(lambda: done.append("late"), time.monotonic() - 1)
+    gone = worker.job(lambda: done.append("gone"), in_time())
+    last = worker.job(lambda: done.append("last"), in_time())
     assert gone.cancel()
     go_on.set()
     last.result(DEADLINE_S)
@@ -592,44 +592,44 @@ def test_an_errand_is_not_done_late_nor_for_nobody(
 def test_what_is_not_settled_is_tried_again_less_and_less_often(
     scripted: Scripted, clock: Clock
 ) -> None:
-    lane = make(scripted)
+    worker = make(scripted)
     scripted.is_unsettled = True
     clock.passes(lane_module._FIRST_LOOK_S)
     waits = []
-    assert turn(lane, clock)
+    assert turn(worker, clock)
     for _ in range(9):
-        waits.append(lane._idle_s(clock.now))
+        waits.append(worker._idle_s(clock.now))
         clock.passes(waits[-1])
-        assert turn(lane, clock)
+        assert turn(worker, clock)
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     scripted.is_unsettled = False
     clock.passes(30.0)
-    assert turn(lane, clock) and lane._retry_at is None
+    assert turn(worker, clock) and worker._retry_at is None
     scripted.is_unsettled = True
-    serve(lane, 1)
-    assert lane._idle_s(clock.now) == 0.5, "once all was well, it begins anew"
+    serve(worker, 1)
+    assert worker._idle_s(clock.now) == 0.5, "once all was well, it begins anew"
 
 
 def test_a_host_that_is_back_is_tried_at_once(scripted: Scripted, clock: Clock) -> None:
-    lane = make(scripted)
+    worker = make(scripted)
     scripted.is_unsettled = True
     clock.passes(2.0)
     for _ in range(6):
-        turn(lane, clock)
-        clock.passes(lane._idle_s(clock.now))
-    lane.wake(Wake("vswitchd is back"))
-    assert turn(lane, clock)
-    assert lane._idle_s(clock.now) == 0.5
+        turn(worker, clock)
+        clock.passes(worker._idle_s(clock.now))
+    worker.wake(Wake("vswitchd is back"))
+    assert turn(worker, clock)
+    assert worker._idle_s(clock.now) == 0.5
 
 
 def test_calls_that_go_on_do_not_put_off_the_next_try(scripted: Scripted, clock: Clock) -> None:
     """One port that hangs must not wait for the others to be quiet."""
-    lane = make(scripted)
-    settle(lane, clock)
+    worker = make(scripted)
+    settle(worker, clock)
     scripted.is_unsettled = True
     for _ in range(100):
-        lane.submit(put("p"))
-        while turn(lane, clock):
+        worker.submit(put("p"))
+        while turn(worker, clock):
             pass
         clock.passes(0.4)
     # 40 s in tries after 0.5, 1, 2, 4, 8, 16, 30 s
@@ -639,12 +639,12 @@ def test_calls_that_go_on_do_not_put_off_the_next_try(scripted: Scripted, clock:
 def test_calls_that_never_end_hold_off_a_look_and_not_for_ever(
     scripted: Scripted, clock: Clock
 ) -> None:
-    lane = make(scripted, interval_s=60.0)
-    settle(lane, clock)
+    worker = make(scripted, interval_s=60.0)
+    settle(worker, clock)
     for _ in range(200):
-        lane.submit(put("p"))
-        assert turn(lane, clock)  # one is always waiting
-        lane.submit(put("q"))
+        worker.submit(put("p"))
+        assert turn(worker, clock)  # one is always waiting
+        worker.submit(put("q"))
         clock.passes(1.0)
     assert len(scripted.looks) - 1 == 3
 
@@ -667,17 +667,17 @@ def test_a_look_that_fails_is_tried_again(
         raise failure
 
     scripted.on_check = fail
-    lane = make(scripted)
-    lane.start()
+    worker = make(scripted)
+    worker.start()
     for _ in range(3):
         assert scripted.looked.acquire(timeout=DEADLINE_S)
-    assert not lane.looked_once.is_set()
+    assert not worker.looked_once.is_set()
     scripted.on_check = lambda: None
-    assert lane.looked_once.wait(DEADLINE_S)
+    assert worker.looked_once.wait(DEADLINE_S)
     fine = put()
-    lane.submit(fine)
+    worker.submit(fine)
     assert result(fine) == "p1"
-    lane.stop(in_time())
+    worker.stop(in_time())
 
 
 # -- the end -------------------------------------------------------------------------------------
@@ -686,14 +686,14 @@ def test_a_look_that_fails_is_tried_again(
 def test_a_stop_ends_after_the_batch_at_hand_and_answers_the_rest(
     scripted: Scripted, held: tuple[BackendWorker, threading.Event]
 ) -> None:
-    lane, go_on = held
+    worker, go_on = held
     waiting: list[Operation] = [put("p1"), delete("p1")]
-    lane.submit(*waiting)
-    stopping = threading.Thread(target=lane.stop, args=(in_time(),))
+    worker.submit(*waiting)
+    stopping = threading.Thread(target=worker.stop, args=(in_time(),))
     stopping.start()
-    wait_until(lambda: lane._stopped)
+    wait_until(lambda: worker._stopped)
     with pytest.raises(BackendUnavailable):
-        lane.submit(put("late"))
+        worker.submit(put("late"))
     go_on.set()
     stopping.join(DEADLINE_S)
     for op in waiting:
@@ -706,10 +706,10 @@ def test_a_stop_ends_after_the_batch_at_hand_and_answers_the_rest(
 def test_a_stop_tells_whether_the_thread_has_ended(
     held: tuple[BackendWorker, threading.Event],
 ) -> None:
-    lane, go_on = held
-    assert not lane.stop(time.monotonic()), "it is at a batch"
+    worker, go_on = held
+    assert not worker.stop(time.monotonic()), "it is at a batch"
     go_on.set()
-    assert lane.stop(in_time())
+    assert worker.stop(in_time())
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -738,13 +738,13 @@ def test_locks_are_given_back_once_nothing_is_in_progress(
 
 
 def test_a_stop_answers_who_waits_for_a_look(held: tuple[BackendWorker, threading.Event]) -> None:
-    lane, go_on = held
-    looks = [lane.reconcile(in_time(), dry_run=True, remove_orphans=False)]
-    stopping = threading.Thread(target=lane.stop, args=(in_time(),))
+    worker, go_on = held
+    looks = [worker.reconcile(in_time(), dry_run=True, remove_orphans=False)]
+    stopping = threading.Thread(target=worker.stop, args=(in_time(),))
     stopping.start()
-    wait_until(lambda: lane._stopped)
+    wait_until(lambda: worker._stopped)
     with pytest.raises(BackendUnavailable):
-        lane.reconcile(in_time(), dry_run=True, remove_orphans=False)
+        worker.reconcile(in_time(), dry_run=True, remove_orphans=False)
     go_on.set()
     stopping.join(DEADLINE_S)
     for look in looks:
@@ -756,13 +756,13 @@ def test_a_stop_is_not_held_up_by_callers_that_are_gone(
     held: tuple[BackendWorker, threading.Event],
 ) -> None:
     """The server cancels what it does not want to wait for, and then stops the lanes."""
-    lane, go_on = held
+    worker, go_on = held
     gone, there = put("p1"), put("p2")
-    lane.submit(gone, there)
+    worker.submit(gone, there)
     gone.future.cancel()
-    stopping = threading.Thread(target=lane.stop, args=(in_time(),))
+    stopping = threading.Thread(target=worker.stop, args=(in_time(),))
     stopping.start()
-    wait_until(lambda: lane._stopped)
+    wait_until(lambda: worker._stopped)
     go_on.set()
     stopping.join(DEADLINE_S)
     with pytest.raises(BackendUnavailable):
@@ -770,10 +770,10 @@ def test_a_stop_is_not_held_up_by_callers_that_are_gone(
 
 
 def test_a_look_is_made_for_who_asks_and_its_failure_is_theirs(scripted: Scripted) -> None:
-    lane = make(scripted)
-    lane.start()
+    worker = make(scripted)
+    worker.start()
     assert (
-        lane.reconcile(in_time(), dry_run=True, remove_orphans=False).result(DEADLINE_S).ports == 0
+        worker.reconcile(in_time(), dry_run=True, remove_orphans=False).result(DEADLINE_S).ports == 0
     )
     refusal = HostError("no", step="observe")
 
@@ -782,8 +782,8 @@ def test_a_look_is_made_for_who_asks_and_its_failure_is_theirs(scripted: Scripte
 
     scripted.on_check = fail
     with pytest.raises(HostError):
-        lane.reconcile(in_time(), dry_run=True, remove_orphans=False).result(DEADLINE_S)
-    lane.stop(in_time())
+        worker.reconcile(in_time(), dry_run=True, remove_orphans=False).result(DEADLINE_S)
+    worker.stop(in_time())
 
 
 def test_what_nobody_waits_for_any_more_is_not_looked_at(tmp_path: Path) -> None:
@@ -795,7 +795,7 @@ def test_what_nobody_waits_for_any_more_is_not_looked_at(tmp_path: Path) -> None
         assert go_on.wait(DEADLINE_S)
 
     with agent(tmp_path) as running, served_agent(running) as url:
-        lane = running.service._lanes["fake"]
+        worker = running.service._workers["fake"]
         running.host.on_observe = hold
         calls = threading.Thread(
             target=lambda: httpx.post(f"{url}/v1/reconcile", timeout=DEADLINE_S)
@@ -807,8 +807,8 @@ def test_what_nobody_waits_for_any_more_is_not_looked_at(tmp_path: Path) -> None
             caller.sendall(
                 b"POST /v1/reconcile HTTP/1.1\r\nHost: 127.0.0.1\r\ncontent-length: 0\r\n\r\n"
             )
-            wait_until(lambda: bool(lane._errands))
-        wait_until(lambda: lane._errands[0].future.cancelled())
+            wait_until(lambda: bool(worker._jobs))
+        wait_until(lambda: worker._jobs[0].future.cancelled())
         go_on.set()
         calls.join(DEADLINE_S)
 
@@ -816,9 +816,9 @@ def test_what_nobody_waits_for_any_more_is_not_looked_at(tmp_path: Path) -> None
 def test_a_thread_that_makes_no_progress_is_told(
     scripted: Scripted, held: tuple[BackendWorker, threading.Event]
 ) -> None:
-    lane, go_on = held
-    first = lane.stuck_s()
-    wait_until(lambda: lane.stuck_s() > first)
+    worker, go_on = held
+    first = worker.stuck_s()
+    wait_until(lambda: worker.stuck_s() > first)
     go_on.set()
-    wait_until(lambda: lane.stuck_s() == 0.0)
+    wait_until(lambda: worker.stuck_s() == 0.0)
     assert make(scripted).stuck_s() == float("inf"), "there is no thread"

@@ -174,7 +174,7 @@ def test_what_the_backends_found(run: Run, running: Agent) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "reported"),
     [
         ("{", "not JSON"),
         ("[]", "not a JSON object"),
@@ -185,12 +185,12 @@ def test_what_the_backends_found(run: Run, running: Agent) -> None:
     ],
 )
 def test_a_wrong_spec_is_told_in_one_line(
-    run: Run, running: Agent, tmp_path: Path, spec: str, told: str
+    run: Run, running: Agent, tmp_path: Path, spec: str, reported: str
 ) -> None:
     path = tmp_path / "spec.json"
     path.write_text(spec)
     assert run(f"port put p1 --spec {path} --no-port-security --mtu 1500") == 1
-    assert told in run.err
+    assert reported in run.err
     assert run.err.startswith("netplugin: invalid_request at ")
     assert run.err.count("\n") == 1
     assert running.host.written == []
@@ -331,13 +331,13 @@ def test_pmd_set(run: Run, pmd_asked: list[PmdRequest]) -> None:
         assert run(f"pmd set {line}") == 0, run.err
         assert pmd_asked[-1] == request
     before = len(pmd_asked)
-    for line, told in {
+    for line, reported in {
         "--cpus 'a b'": "cpus", "": "nothing to set", "--proposed --count 1": "proposed",
         "--siblings": "siblings goes with count",
         "--affinity p:1=9999": "affinity.p.1", "--auto-lb-load 101": "load_threshold",
     }.items():  # fmt: skip
         assert run(f"pmd set {line}") == 1
-        assert told in run.err
+        assert reported in run.err
     for pin in ("p", "p:1", "p=1", ":1=2", "p:x=1", "p:1=x"):
         assert run(f"pmd set --affinity {pin}") == 2
     assert len(pmd_asked) == before
@@ -474,7 +474,7 @@ def test_a_fitted_table_is_no_wider_than_the_terminal(width: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "reported"),
     [
         ("port list", "`netplugin port put`"),
         ("port list --vm-id vm-2", "without --vm-id"),
@@ -484,7 +484,7 @@ def test_a_fitted_table_is_no_wider_than_the_terminal(width: int) -> None:
     ],
 )
 def test_an_empty_list_is_told_to_people(
-    run: Run, running: Agent, terminal: Terminal, command: str, told: str
+    run: Run, running: Agent, terminal: Terminal, command: str, reported: str
 ) -> None:
     assert run.json(command) == []
     assert run(command) == 0
@@ -494,4 +494,4 @@ def test_an_empty_list_is_told_to_people(
     assert run(command) == 0
     assert run.out == ""
     assert run.err == told_without_terminal
-    assert told in run.err and run.err.startswith("netplugin: no ") and run.err.count("\n") == 1
+    assert reported in run.err and run.err.startswith("netplugin: no ") and run.err.count("\n") == 1

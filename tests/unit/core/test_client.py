@@ -144,8 +144,8 @@ def test_every_error_comes_back_as_its_type(
         client.put_port("p1", SPEC_MODEL)
     error = caught.value
     assert type(error) is kind
-    told = (error.detail, error.step, error.fix, error.port_id)
-    assert told == ("it said no", "some-step", "do this", "p1")
+    reported = (error.detail, error.step, error.fix, error.port_id)
+    assert reported == ("it said no", "some-step", "do this", "p1")
 
 
 def test_a_mistake_of_the_agent_is_a_problem_document_too(
@@ -194,11 +194,11 @@ def test_token(running: Agent, tmp_path: Path) -> None:
         with Client.from_environment(environment) as client:
             assert client.list_ports() == []
         for token in (None, "wrong"):
-            with Client(url, token=token) as stranger:
+            with Client(url, token=token) as unmanaged:
                 with pytest.raises(errors.Unauthorized) as caught:
-                    stranger.list_ports()
+                    unmanaged.list_ports()
                 assert caught.value.fix
-                assert stranger.ready().ready
+                assert unmanaged.ready().ready
 
 
 def test_nobody_there() -> None:

@@ -28,9 +28,9 @@ def test_write_check_and_a_change_by_hand(
     changed.write_text(changed.read_text() + "by hand\n")
     capsys.readouterr()
     assert docgen.main(["--check", "--root", str(tmp_path)]) == 1
-    told = capsys.readouterr().err
-    assert "docs/reference-errors.md" in told
-    assert "etc/netplugin.conf" not in told
+    reported = capsys.readouterr().err
+    assert "docs/reference-errors.md" in reported
+    assert "etc/netplugin.conf" not in reported
 
 
 def test_the_configuration_has_every_option_commented_out() -> None:

@@ -54,7 +54,7 @@ def _use(
     return BondUse(OvsBond("bond0", mode, lacp, members), "br1", senders, tunnels)
 
 
-def _told(use: BondUse) -> dict[str, str]:
+def _reported(use: BondUse) -> dict[str, str]:
     return {finding.id: finding.status for finding in findings([use])}
 
 
@@ -71,27 +71,27 @@ def test_before_2_16_a_member_was_a_slave() -> None:
 
 
 def test_a_link_that_is_down_is_a_warning_while_others_carry_on() -> None:
-    assert _told(_use("active-backup")) == {"bond-hash": "ok"}
-    assert _told(_use("active-backup", down=1)) == {"bond-link-down": "warn", "bond-hash": "ok"}
-    (told, _) = findings([_use("active-backup", down=1)])
-    assert "u0 is down; traffic goes on over u1" in told.found
+    assert _reported(_use("active-backup")) == {"bond-hash": "ok"}
+    assert _reported(_use("active-backup", down=1)) == {"bond-link-down": "warn", "bond-hash": "ok"}
+    (reported, _) = findings([_use("active-backup", down=1)])
+    assert "u0 is down; traffic goes on over u1" in reported.found
     dead = _use("active-backup", down=2)
-    assert _told(dead)["bond-link-down"] == "fail" and "all its links" in str(fault(dead.bond))
+    assert _reported(dead)["bond-link-down"] == "fail" and "all its links" in str(fault(dead.bond))
 
 
 def test_lacp_that_nobody_answers_is_a_failure() -> None:
     silent = _use("balance-tcp", lacp="configured", down=2)
-    assert _told(silent) == {"bond-lacp": "fail", "bond-hash": "ok"}
+    assert _reported(silent) == {"bond-lacp": "fail", "bond-hash": "ok"}
     assert "does not answer LACP" in str(fault(silent.bond))
     assert fault(_use("balance-tcp", lacp="negotiated").bond) is None
 
 
 def test_a_hash_that_cannot_spread_is_a_warning() -> None:
-    assert _told(_use("balance-slb")) == {"bond-hash": "ok"}
-    assert _told(_use("balance-slb", senders=1)) == {"bond-hash": "warn"}
-    assert _told(_use("balance-slb", tunnels=True)) == {"bond-hash": "warn"}
-    (told,) = findings([_use("balance-slb", tunnels=True)])
-    assert "one source MAC" in told.found and "lacp" in str(told.fix)
-    assert _told(_use("balance-tcp", lacp="negotiated", tunnels=True)) == {"bond-hash": "ok"}
-    (told,) = findings([_use("active-backup")])
-    assert "one of its 2 links carries all" in told.found
+    assert _reported(_use("balance-slb")) == {"bond-hash": "ok"}
+    assert _reported(_use("balance-slb", senders=1)) == {"bond-hash": "warn"}
+    assert _reported(_use("balance-slb", tunnels=True)) == {"bond-hash": "warn"}
+    (reported,) = findings([_use("balance-slb", tunnels=True)])
+    assert "one source MAC" in reported.found and "lacp" in str(reported.fix)
+    assert _reported(_use("balance-tcp", lacp="negotiated", tunnels=True)) == {"bond-hash": "ok"}
+    (reported,) = findings([_use("active-backup")])
+    assert "one of its 2 links carries all" in reported.found

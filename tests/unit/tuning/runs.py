@@ -22,16 +22,16 @@ FAST = (5.21e6, 5.19e6, 5.25e6, 5.20e6, 5.17e6, 5.22e6)
 
 
 def throughput(samples: Sequence[float], **settings: Any) -> Throughput:
-    told = {"host_cpu": 1, "guest_cpu": 2, "hugepage_node": 0, "window_s": 2, "frame_size": 64}
+    reported = {"host_cpu": 1, "guest_cpu": 2, "hugepage_node": 0, "window_s": 2, "frame_size": 64}
     return Throughput(
-        program="DPDK 22.11", settings=ThroughputSettings.model_validate({**told, **settings}),
+        program="DPDK 22.11", settings=ThroughputSettings.model_validate({**reported, **settings}),
         samples=tuple(samples),
     )  # fmt: skip
 
 
 def latency(highest: Sequence[int], **settings: Any) -> Latency:
     """A round for each; 1,000 samples of 5 to 14 us, and the highest."""
-    told = {"cpus": "2", "round_s": 10, "interval_us": 200, "priority": 95, "width_us": 2000}
+    reported = {"cpus": "2", "round_s": 10, "interval_us": 200, "priority": 95, "width_us": 2000}
     rounds = []
     for top in highest:
         counts = dict.fromkeys(range(5, 15), 100) | ({top: 1} if top < 2000 else {})
@@ -41,7 +41,7 @@ def latency(highest: Sequence[int], **settings: Any) -> Latency:
         )  # fmt: skip
         rounds.append(LatencyRound(cpus={2: each}))
     return Latency(
-        program="2.40", settings=LatencySettings.model_validate({**told, **settings}),
+        program="2.40", settings=LatencySettings.model_validate({**reported, **settings}),
         rounds=tuple(rounds),
     )  # fmt: skip
 

@@ -32,7 +32,7 @@ def swapping(host: FakeMachine) -> FakeMachine:
     return host
 
 
-def told(host: FakeMachine, stuck: str = "") -> list[list[str]]:
+def reported(host: FakeMachine, stuck: str = "") -> list[list[str]]:
     """The programs that are run from now on; swapoff of ``stuck`` fails."""
     calls: list[list[str]] = []
 
@@ -47,7 +47,7 @@ def told(host: FakeMachine, stuck: str = "") -> list[list[str]]:
 
 
 def test_swap_goes_and_comes_back_in_the_order_of_its_priorities(swapping: FakeMachine) -> None:
-    calls = told(swapping)
+    calls = reported(swapping)
     before = swapping.machine.read(Swap())
     swapping.machine.write(Swap(), None)
     assert calls == [["swapoff", "/swap file"], ["swapoff", "/dev/dm-1"], ["swapoff", "/dev/dm-2"]]
@@ -60,7 +60,7 @@ def test_swap_goes_and_comes_back_in_the_order_of_its_priorities(swapping: FakeM
 
 
 def test_only_the_swap_that_has_gone_comes_back(swapping: FakeMachine) -> None:
-    calls = told(swapping)
+    calls = reported(swapping)
     before = swapping.machine.read(Swap())
     text = swapping.kernel.tree.files[SWAPS]
     swapping.kernel.change({SWAPS: "".join(r for r in text.splitlines(True) if "dm-1" not in r)})
@@ -69,7 +69,7 @@ def test_only_the_swap_that_has_gone_comes_back(swapping: FakeMachine) -> None:
 
 
 def test_swap_that_memory_has_no_room_for_is_a_failure(host: FakeMachine, journal: Path) -> None:
-    told(host, stuck="/dev/dm-1")
+    reported(host, stuck="/dev/dm-1")
     result = of(host.apply(journal), Swap())
     assert result.outcome is StepOutcome.FAILED
     assert result.reason == "swapoff: Cannot allocate memory"
@@ -102,7 +102,7 @@ RESTART = ["systemctl", "try-restart", "irqbalance.service"]
 
 
 def test_irqbalance_is_told_and_started_again_if_it_runs(host: FakeMachine) -> None:
-    calls, files = told(host), host.kernel.tree.files
+    calls, files = reported(host), host.kernel.tree.files
     text = files[IRQBALANCE.path]
     before = host.machine.read(IRQBALANCE)
     host.machine.write(IRQBALANCE, "1,3-7")
@@ -143,7 +143,7 @@ def test_an_irqbalance_that_does_not_know_the_list_is_told_so(host: FakeMachine)
 
 
 def test_an_older_mask_of_irqbalance_is_told_and_not_changed(host: FakeMachine) -> None:
-    told(host)
+    reported(host)
     host.kernel.change({IRQBALANCE.path: "IRQBALANCE_BANNED_CPUS=2\n"})
     with pytest.raises(HostError, match="IRQBALANCE_BANNED_CPUS, which goes before"):
         host.machine.write(IRQBALANCE, "1,3-7")

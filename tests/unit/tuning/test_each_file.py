@@ -60,8 +60,8 @@ def test_one_that_is_refused_is_told_if_it_matters(machine: str, path: str) -> N
     everything(facts)
     if facts == facts_of(machine):
         return  # nothing of it is read
-    told = facts.unknown()
-    assert {unknown.reason for unknown in told} == {"permission denied"}, told
+    reported = facts.unknown()
+    assert {unknown.reason for unknown in reported} == {"permission denied"}, reported
     findings = [f for f in check(Scene(facts)) if f.id == "unknown-fact"]
     assert findings and "permission denied" in findings[0].found
 

@@ -126,7 +126,7 @@ def test_a_kernel_without_numa_has_one_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "told", "realtime"),
+    ("version", "reported", "realtime"),
     [
         ("Linux version 6.1.0-rt #1 SMP PREEMPT_RT Debian", None, True),
         ("Linux version 3.10.0 #1 SMP PREEMPT RT Tue", None, True),
@@ -134,10 +134,10 @@ def test_a_kernel_without_numa_has_one_node() -> None:
         ("Linux version 6.1.0 #1 SMP", "1", True),
     ],
 )
-def test_preempt_rt(version: str, told: str | None, realtime: bool) -> None:
+def test_preempt_rt(version: str, reported: str | None, realtime: bool) -> None:
     made = tree(replace(load("small"), version=version))
-    if told:
-        made.files["/sys/kernel/realtime"] = told
+    if reported:
+        made.files["/sys/kernel/realtime"] = reported
     assert read_facts(MemoryRoot(made)).kernel.realtime is realtime
 
 

@@ -60,11 +60,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_domains_and_versions(module: Path) -> None:
     module.write_text(FAKE)
-    told = read_libvirt("qemu:///fake")
-    assert told.versions == {"libvirt": "9.1.2", "qemu": "7.2.22"}
-    assert isinstance(told.domains, tuple) and [d.name for d in told.domains] == ["vm1", "vm2"]
-    assert told.domains[0] == VM1
-    assert told.domains[1].memory_nodes == frozenset()
+    reported = read_libvirt("qemu:///fake")
+    assert reported.versions == {"libvirt": "9.1.2", "qemu": "7.2.22"}
+    assert isinstance(reported.domains, tuple) and [d.name for d in reported.domains] == ["vm1", "vm2"]
+    assert reported.domains[0] == VM1
+    assert reported.domains[1].memory_nodes == frozenset()
     assert VM1.pinned == {1}
 
 

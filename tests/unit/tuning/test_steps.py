@@ -155,14 +155,14 @@ def test_irqbalance_leaves_isolated_cpus_alone() -> None:
     target = BannedCpus("/etc/default/irqbalance")
     banned = step(planned("edge", pmd_cores=1), target)
     assert (banned.now, banned.wanted, banned.effect) == (None, "1,3-7", Effect.LIVE)
-    told = {"/etc/default/irqbalance": 'IRQBALANCE_BANNED_CPULIST="1,3-5,6,7"\n'}
-    facts = read_facts(MemoryRoot(tree(replace(load("edge"), irqbalance=told))))
+    reported = {"/etc/default/irqbalance": 'IRQBALANCE_BANNED_CPULIST="1,3-5,6,7"\n'}
+    facts = read_facts(MemoryRoot(tree(replace(load("edge"), irqbalance=reported))))
     assert step(make_plan(facts, HostIntent(pmd_cores=1)), target).done
     # The older mask goes before the list.
-    told = {
+    reported = {
         "/etc/default/irqbalance": "IRQBALANCE_BANNED_CPUS=2\nIRQBALANCE_BANNED_CPULIST=1,3-7\n"
     }
-    facts = read_facts(MemoryRoot(tree(replace(load("edge"), irqbalance=told))))
+    facts = read_facts(MemoryRoot(tree(replace(load("edge"), irqbalance=reported))))
     assert step(make_plan(facts, HostIntent(pmd_cores=1)), target).now == "1"
     assert not [s for s in planned("small", pmd_cores=1).steps if isinstance(s.target, BannedCpus)]
 

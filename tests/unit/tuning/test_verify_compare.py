@@ -48,13 +48,13 @@ def test_the_other_way_it_is_worse() -> None:
 def test_less_latency_is_better() -> None:
     before = run(latency=latency([1475, 900, 1100, 1300, 3000, 1200]))
     after = run(latency=latency([12, 30, 20, 25, 17, 19]))
-    told = rows(compare(before, after))
-    assert told["latency maximum"].finding is FigureVerdict.BETTER
-    assert told["latency average"].finding is FigureVerdict.BETTER
-    assert told["latency P99"].finding is FigureVerdict.SAME  # the same in all rounds
-    assert told["latency P99"].p == 1
-    assert told["latency P99.9"].before == 14
-    assert told["latency maximum"].before == 3000
+    reported = rows(compare(before, after))
+    assert reported["latency maximum"].finding is FigureVerdict.BETTER
+    assert reported["latency average"].finding is FigureVerdict.BETTER
+    assert reported["latency P99"].finding is FigureVerdict.SAME  # the same in all rounds
+    assert reported["latency P99"].p == 1
+    assert reported["latency P99.9"].before == 14
+    assert reported["latency maximum"].before == 3000
     worse = rows(compare(after, before))
     assert worse["latency maximum"].finding is FigureVerdict.WORSE
 
@@ -109,9 +109,9 @@ def test_a_round_that_cannot_say_does_not_drop_out() -> None:
     short = latency([9] * 8)
     rounds = (*short.rounds[:7], LatencyRound(cpus={2: few}))
     short = short.model_copy(update={"rounds": rounds})
-    told = rows(compare(run(latency=short), run(latency=latency([9] * 8))))
-    assert told["latency P99"].why == "too few samples in a round"
-    assert told["latency maximum"].p == 1
+    reported = rows(compare(run(latency=short), run(latency=latency([9] * 8))))
+    assert reported["latency P99"].why == "too few samples in a round"
+    assert reported["latency maximum"].p == 1
 
 
 def test_other_cpus_of_the_same_number_are() -> None:

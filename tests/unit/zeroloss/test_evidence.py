@@ -84,8 +84,8 @@ def test_more_found_than_missing_is_not_hidden() -> None:
 
 def test_the_generators_own_losses_are_not_the_devices() -> None:
     own = {"generator.rx": 40.0, "generator.queue": 8.0, "switch": 10.0}
-    told = Measurement(1000, 900, 1.0, rx_errors=40, queue_drops=8, evidence=own)
-    assert closed(told, told.evidence) == {**own, UNEXPLAINED: 50}
+    reported = Measurement(1000, 900, 1.0, rx_errors=40, queue_drops=8, evidence=own)
+    assert closed(reported, reported.evidence) == {**own, UNEXPLAINED: 50}
 
 
 def test_a_count_that_comes_late_is_waited_for() -> None:
@@ -126,13 +126,13 @@ def test_readings_stand_beside_those_of_the_generator() -> None:
 
 
 def test_it_is_the_generator_to_all_others() -> None:
-    told = Told(Measurement(1, 1, 1.0))
-    with AttributedGenerator(told, []) as witnessed:
+    reported = Told(Measurement(1, 1, 1.0))
+    with AttributedGenerator(reported, []) as witnessed:
         assert witnessed.info.max_pps == 7.0
         witnessed.recall(ASKED)
-    assert (told.closed, told.recalled) == (1, [ASKED])
+    assert (reported.closed, reported.recalled) == (1, [ASKED])
     with pytest.raises(ValueError, match="one name"):
-        AttributedGenerator(told, [Counted("ovs", _lost()), Counted("ovs", _lost())])
+        AttributedGenerator(reported, [Counted("ovs", _lost()), Counted("ovs", _lost())])
 
 
 class Half(DropCounters):
@@ -174,11 +174,11 @@ def test_a_search_with_evidence_is_replayed_from_its_file() -> None:
     watched = Watched(sim_generator("clean", "1"))
     plan = SearchPlan((strict_goal(),), 14_880_952.0)
     found = run_search(plan, AttributedGenerator(watched, [watched.place], 0.0))
-    told = result.result_of(plan, [found], {})
-    places = told["evidence"]["places_at_upper"]
+    reported = result.result_of(plan, [found], {})
+    places = reported["evidence"]["places_at_upper"]
     assert places["ring.full"] > 0
-    assert places["ring.full"] + places[UNEXPLAINED] == told["evidence"]["lost_at_upper"]
-    text = result.dumps(told)
+    assert places["ring.full"] + places[UNEXPLAINED] == reported["evidence"]["lost_at_upper"]
+    text = result.dumps(reported)
     again, repeats, _ = result.load(text, "file")
     replayed = [type(found)(replay(again, trials), found.wall_s) for trials in repeats]
     assert result.dumps(result.result_of(again, replayed, {})) == text

@@ -227,7 +227,7 @@ def test_directories_of_vnfs_are_their_own() -> None:
 
 
 @contextmanager
-def _told(path: Path, answers: dict[str, Any]) -> Iterator[Telemetry]:
+def _reported(path: Path, answers: dict[str, Any]) -> Iterator[Telemetry]:
     """DPDK's end of a telemetry socket, for one client: a stand-in."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.bind(str(path))
@@ -253,7 +253,7 @@ def _told(path: Path, answers: dict[str, Any]) -> Iterator[Telemetry]:
 
 def test_telemetry(tmp_path: Path) -> None:
     stats = {"ipackets": 3024, "opackets": 0, "imissed": 0, "ierrors": 0}
-    with _told(tmp_path / "t", {"/ethdev/stats,1": stats}) as telemetry:
+    with _reported(tmp_path / "t", {"/ethdev/stats,1": stats}) as telemetry:
         assert telemetry.there
         assert telemetry.ask("/ethdev/stats", 1) == stats
         assert telemetry.version == "DPDK 22.11.11"

@@ -261,8 +261,8 @@ class Model:
     def _seen_bridge(
         self, name: str, bridge: Bridge, rows: Mapping[str, OvsPort], *, whole: bool
     ) -> ObservedOvsBridge:
-        strangers = {n: p for n, p in bridge.ports.items() if not p.owner}
-        uplinks = {n: p for n, p in strangers.items() if UPLINK_MARK in p.external_ids}
+        unmanaged = {n: p for n, p in bridge.ports.items() if not p.owner}
+        uplinks = {n: p for n, p in unmanaged.items() if UPLINK_MARK in p.external_ids}
         owned = {
             p.owner[1]: (p.interface and p.interface.mtu_request) or 0
             for p in bridge.ports.values()
@@ -279,7 +279,7 @@ class Model:
             neighbours=len([i for i in owned if i not in rows]),
             uplinks=uplinks,
             nics=self.nics,
-            has_strangers=any(_is_strangers(p) for p in strangers.values()),
+            has_unmanaged=any(_is_strangers(p) for p in unmanaged.values()),
             wanted_flows=self._wanted_flows(name) if bridge.ours else frozenset(),
             flows=frozenset(f for f in bridge.flows if f.cookie == COOKIE_MARK),
             matches_fragments=bridge.matches_fragments if whole else None,

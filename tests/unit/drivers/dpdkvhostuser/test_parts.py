@@ -245,8 +245,8 @@ def test_an_uplink_that_is_narrower_than_its_port_is_a_fault() -> None:
     wide, narrow = _bridge(_row("npu1", "br1", mtu=9000)), _bridge(_row("npu1", "br1", mtu=1500))
     seen = VhostUserObservation({}, rows={"p": row}, bridges={"br1": wide})
     assert fault(row, seen, VswitchdFacts(OvsRoot())) is None
-    told = fault(row, replace(seen, bridges={"br1": narrow}), VswitchdFacts(OvsRoot()))
-    assert "npu1 has 1500" in str(told)
+    reported = fault(row, replace(seen, bridges={"br1": narrow}), VswitchdFacts(OvsRoot()))
+    assert "npu1 has 1500" in str(reported)
 
 
 def test_a_dead_bond_is_a_fault_of_what_it_carries() -> None:
@@ -259,8 +259,8 @@ def test_a_dead_bond_is_a_fault_of_what_it_carries() -> None:
 
 def test_more_queues_than_pmd_threads_are_told() -> None:
     seen = VhostUserObservation({}, rows={"p": _row("npv1", "br1", queues=4)}, pmd_threads={0: 2})
-    (told,) = findings(seen, None)
-    assert (told.id, told.status) == ("pmd-queues", "warn") and "4 queues" in told.found
+    (reported,) = findings(seen, None)
+    assert (reported.id, reported.status) == ("pmd-queues", "warn") and "4 queues" in reported.found
     assert findings(replace(seen, pmd_threads={0: 4}), None) == []
 
 
@@ -277,9 +277,9 @@ def test_a_queue_is_polled_on_the_node_of_its_port(
 ) -> None:
     for queues in (near, near + 1):
         row = _row("npv1", "br1", queues=queues, numa_node=node)
-        told = findings(VhostUserObservation({}, rows={"p": row}, pmd_threads=threads), None)
-        assert [f.id for f in told] == ["pmd-queues"] * (queues - near)
-        assert all(f"as few as {near} PMD threads" in f.found for f in told)
+        reported = findings(VhostUserObservation({}, rows={"p": row}, pmd_threads=threads), None)
+        assert [f.id for f in reported] == ["pmd-queues"] * (queues - near)
+        assert all(f"as few as {near} PMD threads" in f.found for f in reported)
 
 
 def test_without_a_mask_vswitchd_runs_a_thread_on_each_node(tmp_path: Path) -> None:
@@ -308,5 +308,5 @@ def test_the_underlay_is_told_once_it_is_configured() -> None:
     seen = VhostUserObservation({}, tunnels=ObservedTunnels(underlay=good))
     assert [f.status for f in findings(seen, "10.9.0.1")] == ["ok"]
     gone = replace(seen, tunnels=ObservedTunnels(underlay=Underlay("10.9.0.1")))
-    (told,) = findings(gone, "10.9.0.1")
-    assert told.status == "fail" and told.fix
+    (reported,) = findings(gone, "10.9.0.1")
+    assert reported.status == "fail" and reported.fix

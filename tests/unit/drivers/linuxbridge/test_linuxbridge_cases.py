@@ -15,7 +15,7 @@ from drivers.linuxbridge.segments import Segment
 from netplugin.api.models import Finding
 from netplugin.backend import Change, Intent
 from netplugin.host.link_messages import BondMember, Bridge, Link, LinuxBond, Vlan, Vxlan
-from netplugin.host.names import BRIDGE, TAP, birth_address, device_name
+from netplugin.host.names import BRIDGE, TAP, provisional_mac, device_name
 from netplugin.host.vxlan import VxlanKey
 from tests.unit.drivers.linuxbridge.model import LOCAL_IP, UNDERLAY, Model
 from tests.unit.drivers.linuxbridge.strategies import (
@@ -132,7 +132,7 @@ def test_a_port_in_place_is_faulty_when_its_interface_goes(network: Any) -> None
 def test_a_bridge_is_known_by_its_address_before_it_has_its_mark() -> None:
     model = Model()
     name = device_name(BRIDGE, "net1")
-    model.links.add(Link(0, name, "bridge", address=birth_address(name), data=Bridge()))
+    model.links.add(Link(0, name, "bridge", address=provisional_mac(name), data=Bridge()))
     result = converge(model, [Intent("p", make_spec())])
     assert result.failed == {}
     assert model.links.links[name].alias == "netplugin-bridge=net1"
@@ -308,8 +308,8 @@ def test_a_bond_with_a_link_down_is_told_and_works() -> None:
     assert result.failed == {} and result.observed["p"].fault is None
     members = result.observed["p"].details["uplink"]["bond"]["members"]
     assert [member["link"] for member in members.values()] == ["up", "down"]
-    told = findings(model)["bond-link-down"]
-    assert told.status == "warn" and "eth5 is down" in told.found
+    reported = findings(model)["bond-link-down"]
+    assert reported.status == "warn" and "eth5 is down" in reported.found
     set_bond(model, "balance-xor", "layer2", "down", "down")
     assert "no link left" in str(converge(model, wanted).observed["p"].fault)
     assert findings(model)["bond-link-down"].status == "fail"
@@ -318,8 +318,8 @@ def test_a_bond_with_a_link_down_is_told_and_works() -> None:
 def test_a_bond_of_which_one_link_carries_all_by_choice() -> None:
     model = Model()
     set_bond(model, "active-backup", "layer2", "up", "up")
-    told = findings(model)["bond-hash"]
-    assert told.status == "ok" and "one link (eth4) carries all" in told.found
+    reported = findings(model)["bond-hash"]
+    assert reported.status == "ok" and "one link (eth4) carries all" in reported.found
 
 
 @pytest.mark.parametrize(
@@ -342,10 +342,10 @@ def test_whether_a_bond_spreads_tunnels(policy: str, spreads: bool) -> None:
     vlan = Link(0, "bond0.5", "vlan", mtu=9000, up=True, data=Vlan("bond0", 5))
     model.links.add(vlan)
     model.links.ips["bond0.5"] = (f"{LOCAL_IP}/24",)
-    told = findings(model)
-    assert ("bond-hash" not in told) == spreads
+    reported = findings(model)
+    assert ("bond-hash" not in reported) == spreads
     if not spreads:
-        told_hash = told["bond-hash"]
+        told_hash = reported["bond-hash"]
         assert told_hash.status == "warn" and "one link carries all" in told_hash.found
         assert "xmit_hash_policy layer3+4" in str(told_hash.fix)
 
@@ -366,8 +366,8 @@ def test_a_hop_that_became_too_small_is_told() -> None:
     drift_of_interface(model, "eth2", "small")
     result = converge(model, wanted)
     assert "MTU 1450" in str(result.observed["p"].fault) and result.changes == ()
-    told = findings(model)["mtu"]
-    assert told.status == "fail" and told.fix == "ip link set eth2 mtu 2000"
+    reported = findings(model)["mtu"]
+    assert reported.status == "fail" and reported.fix == "ip link set eth2 mtu 2000"
 
 
 def test_a_kernel_without_a_limit_for_what_bridges_learn_is_told() -> None:
@@ -379,8 +379,8 @@ def test_a_kernel_without_a_limit_for_what_bridges_learn_is_told() -> None:
     link = model.links.links[name]
     model.links.links[name] = replace(link, data=Bridge(fdb_max_learned=None))
     assert planned(model, wanted) == (), "nothing can be done about it"
-    told = findings(model)["mac-table"]
-    assert told.status == "warn" and "6.8" in told.expected
+    reported = findings(model)["mac-table"]
+    assert reported.status == "warn" and "6.8" in reported.expected
 
 
 def test_a_firewall_that_flushes_the_rules_of_others_is_told(tmp_path: Path) -> None:
@@ -392,8 +392,8 @@ def test_a_firewall_that_flushes_the_rules_of_others_is_told(tmp_path: Path) -> 
     (wants / "nftables.service").touch()
     assert flushing_file(tmp_path) == str(file)
     seen = replace(Model().driver.observe(None, 1e9), vhost_net=True, flushing=str(file))
-    (told,) = Model().driver.findings(seen)
-    assert (told.id, told.status) == ("firewall-flush", "warn") and str(file) in str(told.fix)
+    (reported,) = Model().driver.findings(seen)
+    assert (reported.id, reported.status) == ("firewall-flush", "warn") and str(file) in str(reported.fix)
     file.write_text("# flush ruleset\ndelete table inet filter\n")
     assert flushing_file(tmp_path) == ""
 
@@ -423,8 +423,8 @@ def test_rules_for_vxlan_go_with_the_last_network() -> None:
 def test_a_missing_vhost_net_is_told() -> None:
     model = Model()
     seen = replace(model.driver.observe(None, 1e9), vhost_net=False, flushing="")
-    (told,) = model.driver.findings(seen)
-    assert (told.id, told.status, told.fix) == ("vhost-net", "warn", "modprobe vhost_net")
+    (reported,) = model.driver.findings(seen)
+    assert (reported.id, reported.status, reported.fix) == ("vhost-net", "warn", "modprobe vhost_net")
 
 
 @pytest.mark.parametrize("network", ["net2", VLAN, BLUE], ids=["flat", "vlan", "vxlan"])

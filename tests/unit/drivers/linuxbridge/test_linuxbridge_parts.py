@@ -24,7 +24,7 @@ from drivers.linuxbridge.watch import BridgeWatch
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
 from netplugin.host.link_messages import DELLINK, NEWLINK, Ifb, Link, link_event
-from netplugin.host.names import birth_address
+from netplugin.host.names import provisional_mac
 from netplugin.host.netlink import attribute, attributes, messages
 from netplugin.host.nftables import Rule
 from netplugin.host.tc import Tbf
@@ -128,7 +128,7 @@ def test_what_is_no_mark_says_nothing() -> None:
 
 def test_the_address_of_a_device_is_a_mark_until_it_has_one() -> None:
     name = Segment("net1").bridge
-    born = Link(1, name, "bridge", address=birth_address(name))
+    born = Link(1, name, "bridge", address=provisional_mac(name))
     assert is_ours(born)
     for wrong in (
         {"address": "02:00:00:00:00:01"},
@@ -138,7 +138,7 @@ def test_the_address_of_a_device_is_a_mark_until_it_has_one() -> None:
         {"alias": "netplugin-bridge=net2"},
     ):
         assert not is_ours(replace(born, **wrong))
-    assert int(birth_address(name)[:2], 16) & 3 == 2, "unicast and locally administered"
+    assert int(provisional_mac(name)[:2], 16) & 3 == 2, "unicast and locally administered"
     shaper = shaper_of("p", 1500)
     assert is_ours(Link(1, shaper.name, "ifb", alias=shaper.alias, data=Ifb()))
     assert not is_ours(Link(1, shaper.name, "ifb", alias=shaper.alias + "x", data=Ifb()))

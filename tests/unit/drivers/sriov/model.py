@@ -256,9 +256,9 @@ class Model(VfKernel):
         return {pf.address: self._pf(index, pf) for index, pf in there if not pf.away}
 
     def link(self, index: int, pf: ModelPf) -> NicLink:
-        told = {"mtu": 1500, "up": True, "carrier": True, **pf.link}
+        reported = {"mtu": 1500, "up": True, "carrier": True, **pf.link}
         vfs = {n: vf.attributes for n, vf in pf.vfs.items() if n not in pf.unreported}
-        return NicLink(index, pf.name, pf.address, permanent_mac=pf.mac, vfs=vfs, **told)
+        return NicLink(index, pf.name, pf.address, permanent_mac=pf.mac, vfs=vfs, **reported)
 
     def _pf(self, index: int, pf: ModelPf) -> Pf:
         return Pf(

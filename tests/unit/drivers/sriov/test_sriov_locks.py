@@ -74,8 +74,8 @@ def test_vfs_of_a_nic_of_another_agent_are_not_given_out(world: LockedWorld, oth
     refused = world.plug("d", make_spec(4, vf={"pci_address": named}))
     assert isinstance(refused, BackendUnavailable) and refused.step == "lock", refused
     assert f"has NIC {first}" in refused.detail
-    told = {vf.pci_address: vf for vf in world.reconciler.vfs()}
-    assert told[named].state == "unusable" and told[named].reason == refused.detail
+    reported = {vf.pci_address: vf for vf in world.reconciler.vfs()}
+    assert reported[named].state == "unusable" and reported[named].reason == refused.detail
     [finding] = [f for f in world.reconciler.findings() if f.id == f"vf-nic-{first}"]
     assert (finding.found, finding.fix) == (refused.detail, refused.fix)
     assert world.reconciler.usable().usable, "one of two is enough"

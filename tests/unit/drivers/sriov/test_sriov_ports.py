@@ -252,10 +252,10 @@ def test_the_interface_has_the_vlan_or_libvirt_would_take_it_off(world: World) -
     assert dict(address.attrib) == {
         "type": "pci", "domain": "0x0000", "bus": "0x03", "slot": "0x10", "function": "0x0",
     }  # fmt: skip
-    told = json.loads(binding.model_dump_json())
-    assert told["domain_requirements"]["vfio"] is True
-    assert told["domain_requirements"]["numa_node"] == 0
-    assert (told["vif_type"], told["pci_address"], told["pf"], told["vf_index"], told["numa_node"]) == (
+    reported = json.loads(binding.model_dump_json())
+    assert reported["domain_requirements"]["vfio"] is True
+    assert reported["domain_requirements"]["numa_node"] == 0
+    assert (reported["vif_type"], reported["pci_address"], reported["pf"], reported["vf_index"], reported["numa_node"]) == (
         "hostdev", "0000:03:10.0", "eth3", 0, 0,
     )  # fmt: skip
 
@@ -577,9 +577,9 @@ def test_a_nic_with_ports_of_flat_networks_is_told_with_what_its_driver_does(wor
     assert world.plug("a", make_spec(1, vlan_id=100, numa_node=0)) is None
     assert "vf-flat-0000:03:00.0" not in {f.id for f in world.reconciler.findings()}
     assert world.plug("b", make_spec(2, vlan_id=None, numa_node=0)) is None
-    [told] = [f for f in world.reconciler.findings() if f.id.startswith("vf-flat")]
-    assert (told.id, told.status) == ("vf-flat-0000:03:00.0", "warn")
-    assert "eth3 has ports of flat networks (b)" in told.found
+    [reported] = [f for f in world.reconciler.findings() if f.id.startswith("vf-flat")]
+    assert (reported.id, reported.status) == ("vf-flat-0000:03:00.0", "warn")
+    assert "eth3 has ports of flat networks (b)" in reported.found
     assert world.unplug("b") is None
     assert not [f for f in world.reconciler.findings() if f.id.startswith("vf-flat")]
 
@@ -593,8 +593,8 @@ def test_what_is_known_of_a_driver_is_said(world: World, driver: str, words: str
     record = world.store.get("a")
     assert record is not None
     intent = Intent("a", record.spec, record.claims)
-    [told] = tag_findings([intent], replace(inventory, pfs=known))
-    assert words in told.found and driver in told.found and told.fix and "relay" in told.fix
+    [reported] = tag_findings([intent], replace(inventory, pfs=known))
+    assert words in reported.found and driver in reported.found and reported.fix and "relay" in reported.fix
 
 
 def test_a_nic_that_is_down_is_said_and_not_repaired(world: World) -> None:

@@ -217,8 +217,8 @@ def test_what_is_released_while_its_nic_is_away_is_forgotten(world: World) -> No
     world.model.pfs[NIC].away = False
     # Its settings are still those of the VM: they are not taken for those of the host.
     assert world.plug("b", named(2)) is None and world.unplug("b") is None
-    told = world.model.vf(FIRST).attributes
-    assert (told.mac, told.vlan, told.trusted) == (NO_MAC, 0, False)
+    reported = world.model.vf(FIRST).attributes
+    assert (reported.mac, reported.vlan, reported.trusted) == (NO_MAC, 0, False)
 
 
 @pytest.mark.parametrize("hidden", [{"unreported": {0, 1}}, {"link": {"up": False}}])
@@ -775,8 +775,8 @@ def test_claims_of_earlier_versions_know_nothing_of_some_settings(world: World) 
     world.store.save([replace(record, claims=(Claim(claim.kind, claim.key, memory),))])
     vf.attributes = replace(vf.attributes, rss_query=True, node_guid=guid, port_guid=guid)
     assert world.unplug("a") is None
-    told = vf.attributes
-    assert (told.rss_query, told.node_guid, told.port_guid) == (True, guid, guid)
+    reported = vf.attributes
+    assert (reported.rss_query, reported.node_guid, reported.port_guid) == (True, guid, guid)
     assert not {"rss_query", "node_guid", "port_guid"} & {group for _, group in world.model.written}
 
 

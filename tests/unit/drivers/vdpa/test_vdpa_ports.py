@@ -48,7 +48,7 @@ def native(tmp_path: Path) -> Iterator[VdpaWorld]:
     nic = ModelPf("0000:81:00.0", "eth8", total=3, vf_driver="mlx5_core", switchdev=True)
     made = VdpaWorld(tmp_path, nic)
     made.model.unsupported = {"vlan", "spoofchk", "trust", "rate", "link_state"}
-    made.switch.told = NATIVE_ROOT
+    made.switch.reported = NATIVE_ROOT
     yield made
     made.store.close()
 
@@ -56,8 +56,8 @@ def native(tmp_path: Path) -> Iterator[VdpaWorld]:
 def binding_of(world: VdpaWorld, port_id: str = "a") -> dict[str, Any]:
     record = world.store.get(port_id)
     assert record is not None
-    told = world.driver.binding(Intent(port_id, record.spec, record.claims))
-    found = json.loads(told.model_dump_json())
+    reported = world.driver.binding(Intent(port_id, record.spec, record.claims))
+    found = json.loads(reported.model_dump_json())
     assert isinstance(found, dict)
     return found
 
@@ -95,15 +95,15 @@ def test_a_vf_is_relayed_and_given_back(world: VdpaWorld) -> None:
 
 def test_the_vm_sees_an_ordinary_vhost_user_nic(world: VdpaWorld) -> None:
     assert world.plug("a", vdpa_spec(queues=2, numa_node=0)) is None
-    told = binding_of(world)
-    xml = etree.fromstring(told["interface_xml"])
+    reported = binding_of(world)
+    xml = etree.fromstring(reported["interface_xml"])
     assert (xml.get("type"), xml.find("source").get("mode")) == ("vhostuser", "server")
-    assert xml.find("source").get("path") == told["socket_path"] == f"/run/vhost/{NPS}/{NPV}"
-    assert told["domain_requirements"] == {
+    assert xml.find("source").get("path") == reported["socket_path"] == f"/run/vhost/{NPS}/{NPV}"
+    assert reported["domain_requirements"] == {
         "shared_memory": True, "hugepages": True, "numa_node": 0, "vfio": False,
         "qemu_user": None,
     }  # fmt: skip
-    assert (told["vif_type"], told["mode"], told["bridge"], told["pci_address"], told["pf"]) == (
+    assert (reported["vif_type"], reported["mode"], reported["bridge"], reported["pci_address"], reported["pf"]) == (
         "vhostuser", "relay", BRIDGE, "0000:03:10.0", "eth3",
     )  # fmt: skip
 
@@ -264,8 +264,8 @@ def test_a_vf_that_may_ignore_its_vlan_is_trusted_on_a_flat_network_or_if_wanted
     assert world.vf_of("a").attributes.trusted is trusted
     assert world.reconciler.check(dry_run=True).changes == []
     found = world.driver.findings(world.driver.observe(None, 0.0))
-    [told] = [f for f in found if f.id == "vf-multicast-0000:03:00.0"]
-    assert "other VLANs" in told.found and "vf.trusted" in str(told.fix)
+    [reported] = [f for f in found if f.id == "vf-multicast-0000:03:00.0"]
+    assert "other VLANs" in reported.found and "vf.trusted" in str(reported.fix)
     world.store.close()
 
 
@@ -300,8 +300,8 @@ def test_an_operator_is_told_of_nics_whose_vfs_may_get_no_multicast(
     nic.vfs[0].attributes = replace(nic.vfs[0].attributes, trusted=trusted)
     world = VdpaWorld(tmp_path, nic)
     found = world.driver.findings(world.driver.observe(None, 0.0))
-    [told] = [f for f in found if f.id == "vf-multicast-0000:03:00.0"]
-    assert told.status == "warn" and driver in told.found and "IPv6" in told.found
+    [reported] = [f for f in found if f.id == "vf-multicast-0000:03:00.0"]
+    assert reported.status == "warn" and driver in reported.found and "IPv6" in reported.found
     assert world.plug("a", vdpa_spec()) is None
     assert not world.vf_of("a").attributes.trusted
     world.store.close()
@@ -509,13 +509,13 @@ def test_a_lost_store_finds_the_vf_and_the_mode_by_the_rows(
         assert world.plug(f"p{number}", vdpa_spec(number, numa_node=1)) is None
         assert world.address_of(f"p{number}") != address
     assert isinstance(world.plug("p4", vdpa_spec(4, numa_node=1)), CapacityExhausted)
-    world.switch.told = NATIVE_ROOT
+    world.switch.reported = NATIVE_ROOT
     assert world.plug("a", spec) is None
     assert world.address_of("a") == address and binding_of(world)["mode"] == "relay"
     vf = world.model.vf(address)
     assert (vf.driver, vf.override) == ("mlx5_core", None), "OVS runs with it"
     world.assert_relayed()
-    world.switch.told = RELAY_ROOT
+    world.switch.reported = RELAY_ROOT
     assert world.check()
     world.assert_settled()
     assert world.unplug("a") is None
@@ -578,10 +578,10 @@ def test_what_native_cannot_do_is_refused(
 def test_native_needs_a_nic_in_switchdev_mode_and_relay_one_that_is_not(
     world: VdpaWorld, native: VdpaWorld
 ) -> None:
-    world.switch.told = NATIVE_ROOT
+    world.switch.reported = NATIVE_ROOT
     refused = world.plug("a", vdpa_spec())
     assert isinstance(refused, Conflict) and "not in switchdev" in refused.detail
-    native.switch.told = RELAY_ROOT
+    native.switch.reported = RELAY_ROOT
     refused = native.plug("a", vdpa_spec())
     assert isinstance(refused, Conflict) and "is in switchdev" in refused.detail
 
@@ -589,7 +589,7 @@ def test_native_needs_a_nic_in_switchdev_mode_and_relay_one_that_is_not(
 @pytest.mark.parametrize("option", ["auto", "relay", "native"])
 @pytest.mark.parametrize("root", [RELAY_ROOT, NATIVE_ROOT])
 def test_which_mode_a_new_port_gets(world: VdpaWorld, option: str, root: Any) -> None:
-    world.mode, world.switch.told = option, root
+    world.mode, world.switch.reported = option, root
     world.restart()
     has_type = NATIVE_TYPE in root.iface_types
     expected = "native" if option == "native" or (option == "auto" and has_type) else "relay"
@@ -605,20 +605,20 @@ def test_which_mode_a_new_port_gets(world: VdpaWorld, option: str, root: Any) ->
 
 def test_a_port_keeps_its_mode_whatever_ovs_becomes(native: VdpaWorld) -> None:
     assert native.plug("a", vdpa_spec()) is None
-    native.switch.told = RELAY_ROOT
+    native.switch.reported = RELAY_ROOT
     assert native.check()
     assert native.state("a") is PortState.DEGRADED
     assert NATIVE_TYPE in problem_of(native) and "stays so" in problem_of(native)
     assert native.switch.ovs.common().beside == {} and binding_of(native)["mode"] == "native"
     assert native.reconciler.check(dry_run=True).changes == []
-    native.switch.told = NATIVE_ROOT
+    native.switch.reported = NATIVE_ROOT
     assert native.check()
     assert native.state("a") is PortState.ACTIVE
 
 
 def test_a_relay_stays_one_on_an_ovs_that_could_do_native(world: VdpaWorld) -> None:
     assert world.plug("a", vdpa_spec()) is None
-    world.switch.told = NATIVE_ROOT
+    world.switch.reported = NATIVE_ROOT
     assert world.check()
     assert world.plug("a", vdpa_spec(1, 300)) is None
     assert binding_of(world)["mode"] == "relay"
@@ -636,13 +636,13 @@ def test_devices_that_vswitchd_takes_by_itself(
     world: VdpaWorld, version: str, extra: str, status: str
 ) -> None:
     config = {"dpdk-extra": extra}
-    world.switch.told = replace(RELAY_ROOT, ovs_version=version, other_config=config)
+    world.switch.reported = replace(RELAY_ROOT, ovs_version=version, other_config=config)
     found = world.driver.findings(world.driver.observe(None, 0.0))
     assert [f.status for f in found if f.id == "dpdk-probing"] == [status]
 
 
 def test_an_ovs_without_pci_is_unusable(world: VdpaWorld) -> None:
-    world.switch.told = replace(RELAY_ROOT, other_config={"dpdk-extra": "--no-pci --in-memory"})
+    world.switch.reported = replace(RELAY_ROOT, other_config={"dpdk-extra": "--no-pci --in-memory"})
     state = world.driver.probe()
     assert not state.usable and state.step == "dpdk-extra" and "restart" in str(state.fix)
 

@@ -33,7 +33,7 @@ def on(tree: Path, *, native: bool) -> tuple[Vdpa, Inventory]:
     links = {nic.interface: nic.link(index) for index, nic in enumerate((PLAIN, SWITCHDEV), 2)}
     inventory = read_inventory(build(tree, PLAIN, SWITCHDEV), devices, links)
     switch = ModelSwitch(Model())
-    switch.told = NATIVE_ROOT if native else RELAY_ROOT
+    switch.reported = NATIVE_ROOT if native else RELAY_ROOT
     return Vdpa(options.load([]), None, kernel=VfKernel(devices, tree), switch=switch), inventory
 
 
@@ -70,8 +70,8 @@ def test_a_nic_is_for_one_mode_or_the_other(tmp_path: Path, native: bool, networ
 
 def test_the_books_say_for_whom_the_vfs_of_a_switch_are(tmp_path: Path) -> None:
     driver, inventory = on(tmp_path, native=True)
-    told = driver.vfs(VdpaObservation({}, inventory=inventory), {}, {})
-    assert {info.state for info in told} == {"available"}
-    assert {info.pf for info in told if "native mode" in (info.reason or "")} == {"eth1"}
+    reported = driver.vfs(VdpaObservation({}, inventory=inventory), {}, {})
+    assert {info.state for info in reported} == {"available"}
+    assert {info.pf for info in reported if "native mode" in (info.reason or "")} == {"eth1"}
     ids = [f.id for f in driver.findings(VdpaObservation({}, inventory=inventory))]
     assert ids == ["vf-nic-0000:03:00.0"], "the NIC that native mode cannot use"

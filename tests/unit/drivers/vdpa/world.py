@@ -49,7 +49,7 @@ class ModelSwitch(Switch):
     def __init__(self, kernel: Model, settings: OvsSettings = SETTINGS) -> None:
         self.kernel = kernel
         self.ovs = OvsModel(settings, LAYOUT)
-        self.told = RELAY_ROOT
+        self.reported = RELAY_ROOT
         self.opened: set[str] = set()
         #: VFs that DPDK does not let go of with their port, and those that it was told to.
         self.sticky: set[str] = set()
@@ -61,7 +61,7 @@ class ModelSwitch(Switch):
 
     @property
     def root(self) -> OvsRoot:
-        return self.told
+        return self.reported
 
     def row(self, port_id: str) -> OvsPort | None:
         return self.ovs.common([port_id]).rows.get(port_id)
@@ -76,7 +76,7 @@ class ModelSwitch(Switch):
         self, ports: Collection[str] | None, deadline: float
     ) -> tuple[OvsObservation, VswitchdFacts, Mapping[str, str]]:
         self.kernel.tick()
-        return self.ovs.common(ports), VswitchdFacts(self.told), self.devices()
+        return self.ovs.common(ports), VswitchdFacts(self.reported), self.devices()
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         """Rows are one transaction; flows come after, and a crash may come between any two."""

@@ -97,9 +97,9 @@ def test_switchdev_and_its_representors(tmp_path: Path) -> None:
 def test_one_nic_is_read_again_and_the_others_stay_as_they_were_seen(tmp_path: Path) -> None:
     """The look after a change: its NIC anew, with one request to the kernel and no list of links."""
     build(tmp_path, FIRST, SECOND)
-    told = links(FIRST, SECOND)
+    reported = links(FIRST, SECOND)
     devices = parse_devices(["net1:eth0", "net2:eth1"])
-    seen = read_inventory(tmp_path, devices, told)
+    seen = read_inventory(tmp_path, devices, reported)
     for address in ("0000:03:10.1", "0000:81:10.2"):
         (tmp_path / "bus/pci/devices" / address / "driver").unlink()
     asked: list[int] = []
@@ -112,7 +112,7 @@ def test_one_nic_is_read_again_and_the_others_stay_as_they_were_seen(tmp_path: P
 
         def links(self) -> dict[str, NicLink]:
             asked.append(-1)
-            return told
+            return reported
 
     kernel = VfKernel(devices, tmp_path, Kernels(tmp_path))
     again = kernel.look_again(seen, ["0000:03:00.0"])

@@ -30,13 +30,13 @@ from tests.unit.drivers.vf.trees import Nic, build, by_place
 
 
 def make_pf(number: int = 3, network: str = "net1", node: int = 0, **link: Any) -> Pf:
-    told = {
+    reported = {
         "mtu": 1500,
         "up": True,
         "carrier": True,
         "permanent_mac": f"52:54:00:00:00:{number:02x}",
     }
-    nic = NicLink(number, f"eth{number}", f"0000:{number:02x}:00.0", **{**told, **link})  # type: ignore[arg-type]
+    nic = NicLink(number, f"eth{number}", f"0000:{number:02x}:00.0", **{**reported, **link})  # type: ignore[arg-type]
     return Pf(nic.parent, network, "igb", node, 8, 8, nic)
 
 

@@ -179,9 +179,9 @@ def test_what_is_written_is_what_is_read(group: str, monkeypatch: pytest.MonkeyP
     assert struct.unpack_from("=BxHiII", body)[2] == 7
     defaults = dict(netlink.attributes(vf_info(3, plain())[4:]))
     defaults |= dict(netlink.attributes(dict(netlink.attributes(found[22]))[1]))
-    told = parse_vfs(attribute(1, *(attribute(kind, value) for kind, value in defaults.items())))[3]
+    reported = parse_vfs(attribute(1, *(attribute(kind, value) for kind, value in defaults.items())))[3]
     for name in GROUPS[group]:
-        assert getattr(told, name) == getattr(want, name)
+        assert getattr(reported, name) == getattr(want, name)
 
 
 def test_a_stacked_vlan_is_written_with_its_protocol(monkeypatch: pytest.MonkeyPatch) -> None:

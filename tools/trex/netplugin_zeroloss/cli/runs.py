@@ -79,14 +79,14 @@ def _matrix(options: argparse.Namespace) -> int:
 @contextmanager
 def _ends_cleanly() -> Iterator[None]:
     """Raise KeyboardInterrupt on the first signal; later ones do not interrupt the cleanup."""
-    told = False
+    reported = False
 
     def end(number: int, frame: FrameType | None) -> None:
-        nonlocal told
-        if told:
+        nonlocal reported
+        if reported:
             print("\nEverything is being given back; a moment.", file=sys.stderr)
             return
-        told = True
+        reported = True
         raise KeyboardInterrupt
 
     before = {

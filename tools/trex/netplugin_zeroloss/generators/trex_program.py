@@ -92,11 +92,11 @@ class TrexServer:
             deadline = time.monotonic() + _START_S
             while not _listens(sync_port):
                 if self._program.wait(_LOOK_S):
-                    raise GeneratorError(f"{PROGRAM} ended:\n{last_words(self._program.said)}")
+                    raise GeneratorError(f"{PROGRAM} ended:\n{log_tail(self._program.said)}")
                 if time.monotonic() > deadline:
                     raise GeneratorError(
                         f"{PROGRAM} does not answer on port {sync_port} after {_START_S:g} s:\n"
-                        + last_words(self._program.said)
+                        + log_tail(self._program.said)
                     )
         except BaseException:
             self.close()
@@ -107,7 +107,7 @@ class TrexServer:
         self._program.close()
 
 
-def last_words(text: str) -> str:
+def log_tail(text: str) -> str:
     """Return the last lines of a program's output, for an error message."""
     return "\n".join(text.strip().splitlines()[-8:])
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
-from netplugin_zeroloss.generators.trex_program import PROGRAM, TrexProgram, last_words
+from netplugin_zeroloss.generators.trex_program import PROGRAM, TrexProgram, log_tail
 from netplugin_zeroloss.values import (
     Direction,
     GeneratorError,
@@ -287,7 +287,7 @@ def expected_pps(text: str) -> tuple[float, float]:
     """
     found = re.search(r"Expected-PPS\s*:\s*([\d.]+)\s+([KMG]?)pps", text)
     if found is None or float(found[1]) == 0:
-        raise GeneratorError(f"{PROGRAM} did not say what it will send:\n{last_words(text)}")
+        raise GeneratorError(f"{PROGRAM} did not say what it will send:\n{log_tail(text)}")
     return float(found[1]) * _UNITS[found[2]], float(found[1])
 
 

@@ -48,9 +48,9 @@ def client(description: RunDescription) -> Client:
         "NETPLUGIN_URL": agent.url, "NETPLUGIN_TOKEN_FILE": agent.token_file,
         "NETPLUGIN_CA": agent.ca, "NETPLUGIN_CERT": agent.cert, "NETPLUGIN_KEY": agent.key,
     }  # fmt: skip
-    told = {name: str(value) for name, value in given.items() if value is not None}
+    reported = {name: str(value) for name, value in given.items() if value is not None}
     try:
-        return Client.from_environment({**os.environ, **told}, description.timeouts.agent)
+        return Client.from_environment({**os.environ, **reported}, description.timeouts.agent)
     except NetpluginError as error:
         raise UnusableInput("agent", str(error)) from error
 

@@ -174,8 +174,8 @@ class Comparison:
             return 2
         if CellVerdict.REGRESSION in findings:
             return 1
-        told = findings - {CellVerdict.NO_BASELINE}
-        return 2 if CellVerdict.UNTOLD in told or not told else 0
+        reported = findings - {CellVerdict.NO_BASELINE}
+        return 2 if CellVerdict.UNTOLD in reported or not reported else 0
 
 
 def compare(
