@@ -90,9 +90,7 @@ class Domains:
         domain = parse_domain(request.xml, RENDER)
         if request.policy.pin or request.policy.realtime:
             scene = await self._view.within(self._planned)
-            await self._in_thread(
-                self._render_placed, vm_id, domain, bindings, request.policy, scene
-            )
+            await self._in_thread(self._render_placed, vm_id, domain, bindings, request.policy, scene)
             return RenderedDomain(xml=written(domain))
         await self._refuse_bad_pins(domain)
         complete(domain, bindings)
@@ -167,8 +165,9 @@ class Domains:
         if scene.plan is None:
             raise Conflict(
                 "policy.pin and policy.realtime place a VM by the host's plan, and it has none",
-                step=RENDER, fix=_SET,
-            )  # fmt: skip
+                step=RENDER,
+                fix=_SET,
+            )
         return scene
 
     async def _refuse_bad_pins(self, domain: Element) -> None:
@@ -187,18 +186,22 @@ class Domains:
 def _active(port: Port) -> Binding:
     if port.state is not PortState.ACTIVE or port.binding is None:
         raise Conflict(
-            f"port {port.port_id} is {port.state.value}, not active", step=RENDER,
-            port_id=port.port_id, fix=f"GET /v1/ports/{port.port_id} and see its error",
-        )  # fmt: skip
+            f"port {port.port_id} is {port.state.value}, not active",
+            step=RENDER,
+            port_id=port.port_id,
+            fix=f"GET /v1/ports/{port.port_id} and see its error",
+        )
     return port.binding
 
 
 def _not_active(port: Port) -> Finding:
     return Finding(
-        id="port", status="fail", found=f"port {port.port_id} is {port.state.value}",
+        id="port",
+        status="fail",
+        found=f"port {port.port_id} is {port.state.value}",
         expected="all ports of the VM are active",
         fix=f"GET /v1/ports/{port.port_id} and see its error",
-    )  # fmt: skip
+    )
 
 
 def _other_functions(domain: Element, wanted: tuple[DomainNic, ...]) -> set[str]:
@@ -215,16 +218,22 @@ def _of_others(vfs: list[VfInfo], ports: list[Port]) -> tuple[VfInfo, ...]:
 
 def _unread(error: NetpluginError) -> Finding:
     return Finding(
-        id="nic-vf", status="warn", found=error.detail,
-        expected="the VFs can be read, to tell whether the domain has one of another VM", fix=error.fix,
-    )  # fmt: skip
+        id="nic-vf",
+        status="warn",
+        found=error.detail,
+        expected="the VFs can be read, to tell whether the domain has one of another VM",
+        fix=error.fix,
+    )
 
 
 def _unseen(silent: BackendUnavailable | HostError) -> Finding:
     return Finding(
-        id="libvirt", status="warn", found=silent.detail,
-        expected="libvirt says which CPUs other VMs have", fix=silent.fix,
-    )  # fmt: skip
+        id="libvirt",
+        status="warn",
+        found=silent.detail,
+        expected="libvirt says which CPUs other VMs have",
+        fix=silent.fix,
+    )
 
 
 def _no_plan(status: Literal["warn", "fail"], found: str, fix: str | None) -> Finding:
@@ -241,10 +250,11 @@ def _none_for_realtime(full: CapacityExhausted, polling: Cpus) -> CapacityExhaus
         return full
     return CapacityExhausted(
         f"{full.detail}; CPUs {format_list(polling)} of those for VMs are of PMD threads, which a "
-        "real-time vCPU would keep from running", step=RENDER,
+        "real-time vCPU would keep from running",
+        step=RENDER,
         fix="give PMD threads the cores that the plan has for them: netplugin pmd set --count N, or "
         f"--cpus with the plan's mask; or {full.fix}",
-    )  # fmt: skip
+    )
 
 
 def _beside_polling(

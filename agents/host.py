@@ -59,9 +59,10 @@ class HostView:
             return await asyncio.wait_for(begun, _LOOK_S)
         except TimeoutError:
             raise OperationTimeout(
-                f"the host could not be read within {_LOOK_S:g} s", step="host",
+                f"the host could not be read within {_LOOK_S:g} s",
+                step="host",
                 fix="see which file of /sys or /proc hangs: netplugin host facts",
-            ) from None  # fmt: skip
+            ) from None
 
     def close(self) -> None:
         """Stop the thread without waiting for a read in progress."""
@@ -106,8 +107,11 @@ class HostView:
             plan = self._plan(facts, live)
         except NetpluginError as impossible:
             no_plan = Finding(
-                id="plan", status="fail", found=impossible.detail,
-                expected="a plan for what [host] asks for", fix=impossible.fix,
-            )  # fmt: skip
+                id="plan",
+                status="fail",
+                found=impossible.detail,
+                expected="a plan for what [host] asks for",
+                fix=impossible.fix,
+            )
             return (no_plan, *check(Scene(facts, live)))
         return check(Scene(facts, live, plan))

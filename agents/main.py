@@ -54,9 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="netplugin-agent", description=__doc__)
     parser.add_argument(
-        "--config-file", action="append", type=Path, default=[], metavar="FILE",
+        "--config-file",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="FILE",
         help="an oslo.config file; may be given several times, later ones win",
-    )  # fmt: skip
+    )
     arguments = parser.parse_args(argv)
     try:
         conf = options.load(arguments.config_file)
@@ -78,9 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             state_path = Path(conf.state_path)
             state_path.mkdir(mode=0o700, parents=True, exist_ok=True)
             held.enter_context(store_file.locked(state_path))
-            store = Store(
-                state_path / store_file.DATABASE, conf.tasks.max_tasks, conf.tasks.max_bytes
-            )
+            store = Store(state_path / store_file.DATABASE, conf.tasks.max_tasks, conf.tasks.max_bytes)
         except (store_file.InUse, ValueError, OSError, NetpluginError, sqlite3.Error) as wrong:
             print(f"netplugin-agent: {wrong}", file=sys.stderr)
             return 1

@@ -72,18 +72,24 @@ class Metrics:
         self._ports = _Ports(store)
         self._registry.register(self._ports)
         self._operations = Counter(
-            "netplugin_operations", "Port operations by outcome: ok, or an error's code.",
-            ["backend", "operation", "outcome"], registry=self._registry,
-        )  # fmt: skip
+            "netplugin_operations",
+            "Port operations by outcome: ok, or an error's code.",
+            ["backend", "operation", "outcome"],
+            registry=self._registry,
+        )
         self._seconds = Histogram(
-            "netplugin_operation_seconds", "Port operations: the time of each part, and in all.",
-            ["backend", "operation", "part"], buckets=_SECONDS, registry=self._registry,
-        )  # fmt: skip
+            "netplugin_operation_seconds",
+            "Port operations: the time of each part, and in all.",
+            ["backend", "operation", "part"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
         self._changes = Counter(
             "netplugin_changes",
             "Changes made to the host, by why: plug, undo, drift, network, orphan.",
-            ["backend", "change", "why"], registry=self._registry,
-        )  # fmt: skip
+            ["backend", "change", "why"],
+            registry=self._registry,
+        )
 
     def count_as_failed_but(self, loaded: Collection[str]) -> None:
         """Report ports of all other backends as failed."""
@@ -177,8 +183,9 @@ def _threads(reading: PmdReading) -> Iterator[Metric]:
     )
     overhead = GaugeMetricFamily(
         "netplugin_pmd_overhead_ratio",
-        "Cycles of a PMD thread that are no queue's own, of the last minute.", labels=_THREAD,
-    )  # fmt: skip
+        "Cycles of a PMD thread that are no queue's own, of the last minute.",
+        labels=_THREAD,
+    )
     isolated = GaugeMetricFamily(
         "netplugin_pmd_isolated", "Whether a PMD thread polls pinned queues alone.", labels=_THREAD
     )
@@ -186,9 +193,10 @@ def _threads(reading: PmdReading) -> Iterator[Metric]:
         "netplugin_pmd_packets", "Packets that a PMD thread received.", labels=_THREAD
     )
     upcalls = CounterMetricFamily(
-        "netplugin_pmd_upcalls", "Packets that had no flow in the datapath, and those lost for it.",
+        "netplugin_pmd_upcalls",
+        "Packets that had no flow in the datapath, and those lost for it.",
         labels=[*_THREAD, "outcome"],
-    )  # fmt: skip
+    )
     cycles = CounterMetricFamily(
         "netplugin_pmd_cycles", "Cycles that a PMD thread used, sleep left out.", labels=_THREAD
     )
@@ -210,15 +218,14 @@ def _threads(reading: PmdReading) -> Iterator[Metric]:
 def _queues(reading: PmdReading) -> Iterator[Metric]:
     usage = GaugeMetricFamily(
         "netplugin_pmd_rxq_usage_ratio",
-        "Cycles of its PMD thread that a receive queue took, of the last minute.", labels=_QUEUE,
-    )  # fmt: skip
+        "Cycles of its PMD thread that a receive queue took, of the last minute.",
+        labels=_QUEUE,
+    )
     away = GaugeMetricFamily(
         "netplugin_pmd_numa_mismatches",
         "Receive queues polled from another NUMA node than that of their port.",
     )
-    unpolled = GaugeMetricFamily(
-        "netplugin_pmd_unpolled_queues", "Receive queues that no PMD thread polls."
-    )
+    unpolled = GaugeMetricFamily("netplugin_pmd_unpolled_queues", "Receive queues that no PMD thread polls.")
     for core in reading.state.cores:
         for queue in core.queues:
             labels = [queue.port, str(queue.queue), str(core.cpu)]
@@ -233,9 +240,7 @@ def _labels(core: PmdCore) -> list[str]:
     return [str(core.cpu), str(core.numa_node)]
 
 
-def _add(
-    family: GaugeMetricFamily, labels: list[str], value: float | None, divisor: int = 1
-) -> None:
+def _add(family: GaugeMetricFamily, labels: list[str], value: float | None, divisor: int = 1) -> None:
     if value is not None:
         family.add_metric(labels, value / divisor)
 

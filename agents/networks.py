@@ -78,9 +78,11 @@ class Networks:
         if "mtu" in spec.network.model_fields_set and spec.network.mtu != mtu:
             message = f"is {spec.network.mtu}, and network {spec.overlay_id} has {mtu}"
             raise InvalidRequest(
-                f"network.mtu: {message}", step="validate", fix="leave it out",
+                f"network.mtu: {message}",
+                step="validate",
+                fix="leave it out",
                 errors=[FieldError(field="network.mtu", message=message)],
-            )  # fmt: skip
+            )
         return spec.model_copy(update={"network": spec.network.model_copy(update={"mtu": mtu})})
 
     # -- internals -------------------------------------------------------------------------------
@@ -112,9 +114,10 @@ class Networks:
         if changed and self._store.ports_on(before.network_id):
             raise Conflict(
                 f"{', '.join(changed)} of network {before.network_id} cannot change under its ports",
-                step="validate", fix="delete its ports before, or make another network",
+                step="validate",
+                fix="delete its ports before, or make another network",
                 errors=[FieldError(field=name, message="cannot change live") for name in changed],
-            )  # fmt: skip
+            )
 
     def _held(self) -> dict[int, str]:
         """The local VLANs in use on the host. Raises: BackendUnavailable if a backend cannot read them."""
@@ -134,9 +137,7 @@ class Networks:
                 part = NetworkOutcome(False, (error,))
             # The first failure is raised if a backend could not apply the change.
             failures = (
-                (*whole.failures, *part.failures)
-                if part.reached
-                else (*part.failures, *whole.failures)
+                (*whole.failures, *part.failures) if part.reached else (*part.failures, *whole.failures)
             )
             whole = NetworkOutcome(whole.reached and part.reached, failures)
         return whole

@@ -229,15 +229,19 @@ class Service:
         """Why the ports of a backend that is not loaded cannot be managed."""
         if backend in self._broken:
             return BackendUnavailable(
-                f"backend {backend} {self._broken[backend]}", step="load", port_id=port_id,
+                f"backend {backend} {self._broken[backend]}",
+                step="load",
+                port_id=port_id,
                 fix="see the agent's log, install or correct the backend, restart the agent",
-            )  # fmt: skip
+            )
         return BackendUnavailable(
             f"backend {backend} is not in [agent] enabled_backends, and has ports here: nothing "
-            "looks at them, repairs or removes them", step="load", port_id=port_id,
+            "looks at them, repairs or removes them",
+            step="load",
+            port_id=port_id,
             fix=f"add {backend} to [agent] enabled_backends and restart the agent; then delete its "
             "ports before you take it out again",
-        )  # fmt: skip
+        )
 
     # -- other API calls -------------------------------------------------------------------------
 
@@ -262,9 +266,7 @@ class Service:
         report = ReconcileReport(dry_run=request.dry_run, ports=0, changes=[])
         deadline = time.monotonic() + self._timeout_s
         futures = {
-            name: worker.reconcile(
-                deadline, dry_run=request.dry_run, remove_orphans=request.remove_orphans
-            )
+            name: worker.reconcile(deadline, dry_run=request.dry_run, remove_orphans=request.remove_orphans)
             for name, worker in self._workers.items()
         }
         for name, future in futures.items():
@@ -347,11 +349,13 @@ class Service:
             error = self._unseen(name)
             findings.append(
                 Finding(
-                    id=f"{name}-ports-failed", status="fail",
+                    id=f"{name}-ports-failed",
+                    status="fail",
                     found=f"{counts[name]} ports: {error.detail}",
-                    expected="every backend that has ports is loaded", fix=error.fix,
+                    expected="every backend that has ports is loaded",
+                    fix=error.fix,
                 )
-            )  # fmt: skip
+            )
         return findings
 
     async def host(self) -> HostState:
@@ -383,9 +387,7 @@ class Service:
 
     # -- internals -------------------------------------------------------------------------------
 
-    async def _put_alone(
-        self, port_id: str, spec: PortSpec, standby_of: str | None = None
-    ) -> Record:
+    async def _put_alone(self, port_id: str, spec: PortSpec, standby_of: str | None = None) -> Record:
         record: Record = await self._submit(self._put(port_id, spec, standby_of))
         return record
 
@@ -404,8 +406,10 @@ class Service:
         if holder not in (None, spec.backend):
             raise Conflict(
                 f"the port is on backend {holder}; a backend is never changed silently",
-                step="validate", port_id=port_id, fix="delete the port and ask for it again",
-            )  # fmt: skip
+                step="validate",
+                port_id=port_id,
+                fix="delete the port and ask for it again",
+            )
         spec = self.networks.resolve(spec)
         return Put(port_id, spec, time.monotonic() + self._timeout_s, Future(), standby_of)
 
@@ -480,9 +484,7 @@ class Service:
             else:
                 done = await call if call else None
         except NetpluginError as error:
-            return BatchResult(
-                port_id=port_id, status=error.status, error=error.for_port(port_id).problem()
-            )
+            return BatchResult(port_id=port_id, status=error.status, error=error.for_port(port_id).problem())
         except Exception as error:
             LOG.exception("unexpected", extra={"port_id": port_id})
             unexpected = HostError(repr(error), step="agent", port_id=port_id)
@@ -493,16 +495,17 @@ class Service:
 
 
 def _unseen(name: str, error: NetpluginError, expected: str) -> Finding:
-    return Finding(
-        id=f"{name}-unseen", status="fail", found=error.detail, expected=expected, fix=error.fix
-    )
+    return Finding(id=f"{name}-unseen", status="fail", found=error.detail, expected=expected, fix=error.fix)
 
 
 def _unusable(info: BackendInfo) -> Finding:
     return Finding(
-        id=f"{info.name}-unusable", status="fail", found=str(info.reason),
-        expected=f"backend {info.name} is usable", fix=info.fix,
-    )  # fmt: skip
+        id=f"{info.name}-unusable",
+        status="fail",
+        found=str(info.reason),
+        expected=f"backend {info.name} is usable",
+        fix=info.fix,
+    )
 
 
 def _or_error(make: Any, *args: Any) -> Any:

@@ -170,9 +170,10 @@ class BackendWorker:
             waiting = len(self._waiting) + sum(len(d.behind) for d in self._deferred.values())
             if waiting + len(operations) > self._max_waiting:
                 raise Overloaded(
-                    f"{waiting} operations are waiting", step="queue",
+                    f"{waiting} operations are waiting",
+                    step="queue",
                     fix="try again later, or raise [api] max_waiting",
-                )  # fmt: skip
+                )
             for op in operations:
                 deferred = self._deferred.get(op.port_id)
                 (deferred.behind if deferred else self._waiting).append(op)
@@ -183,9 +184,7 @@ class BackendWorker:
         """Whether an operation on this port is queued or in progress."""
         return port_id in self._open
 
-    def reconcile(
-        self, deadline: float, *, dry_run: bool, remove_orphans: bool
-    ) -> Future[ReconcileReport]:
+    def reconcile(self, deadline: float, *, dry_run: bool, remove_orphans: bool) -> Future[ReconcileReport]:
         """Queue a reconcile of the whole host as a background job."""
         return self.job(
             lambda: self.reconciler.check(
@@ -209,9 +208,10 @@ class BackendWorker:
                 raise BackendUnavailable("the agent stops", step="queue")
             if len(self._jobs) >= self._max_jobs:
                 raise Overloaded(
-                    f"{len(self._jobs)} requests wait to read the host", step="queue",
+                    f"{len(self._jobs)} requests wait to read the host",
+                    step="queue",
                     fix="try again later, or raise [api] max_waiting_reads",
-                )  # fmt: skip
+                )
             self._jobs.append(_Errand(future, work, deadline))
             self._wake.notify()
         return future
@@ -360,9 +360,7 @@ class BackendWorker:
         if self.reconciler.unsettled():
             self._retry_later()
 
-    def _attempt(
-        self, batch: list[Operation], work: Callable[[], list[Operation]]
-    ) -> list[Operation]:
+    def _attempt(self, batch: list[Operation], work: Callable[[], list[Operation]]) -> list[Operation]:
         """Run a batch. Returns the operations to retry; the others are answered."""
         again: list[Operation] = []
         try:
@@ -431,8 +429,9 @@ async def answer(future: Future[T], deadline: float, port_id: str | None = None)
     except TimeoutError:
         raise OperationTimeout(
             "the host did not answer in time; the agent goes on to put it right",
-            step="wait", port_id=port_id,
-        ) from None  # fmt: skip
+            step="wait",
+            port_id=port_id,
+        ) from None
 
 
 def _refuse(future: Future[Any], port_id: str | None = None) -> None:

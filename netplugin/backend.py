@@ -193,11 +193,8 @@ class Backend(ABC, Generic[ObservationT]):
         refusals = {
             f"network.type {spec.network.type}": spec.network.type not in self.features.networks,
             f"queues above {self.features.max_queues}": spec.queues > self.features.max_queues,
-            "qos.min_egress_kbps": spec.qos.min_egress_kbps is not None
-            and not self.features.min_rate,
-            "vf.teaming": spec.vf.teaming
-            and self.features.virtual_functions
-            and not self.features.teaming,
+            "qos.min_egress_kbps": spec.qos.min_egress_kbps is not None and not self.features.min_rate,
+            "vf.teaming": spec.vf.teaming and self.features.virtual_functions and not self.features.teaming,
         }
         asked = [what for what, refused in refusals.items() if refused]
         rules = type(spec).rules()
@@ -208,9 +205,10 @@ class Backend(ABC, Generic[ObservationT]):
         ]
         if asked:
             raise Unsupported(
-                f"backend {self.name} has no {', no '.join(asked)}", step="validate",
+                f"backend {self.name} has no {', no '.join(asked)}",
+                step="validate",
                 fix="see the backend's features: GET /v1/backends",
-            )  # fmt: skip
+            )
         _refuse_useless_rates(spec)
 
     @abstractmethod
@@ -238,9 +236,7 @@ class Backend(ABC, Generic[ObservationT]):
         """
         return self.observe(ports, deadline)
 
-    def claims(
-        self, intent: Intent, observed: ObservationT, taken: Mapping[Claim, str]
-    ) -> tuple[Claim, ...]:
+    def claims(self, intent: Intent, observed: ObservationT, taken: Mapping[Claim, str]) -> tuple[Claim, ...]:
         """Choose the limited resources that the intent needs (pure).
 
         ``taken`` maps claims to their owners. The agent stores the claims in the same transaction
@@ -274,9 +270,7 @@ class Backend(ABC, Generic[ObservationT]):
     def binding(self, intent: Intent) -> Binding:
         """The interface XML and the requirements on the domain (pure)."""
 
-    def observed_ports(
-        self, intents: Sequence[Intent], observed: ObservationT
-    ) -> Mapping[str, ObservedPort]:
+    def observed_ports(self, intents: Sequence[Intent], observed: ObservationT) -> Mapping[str, ObservedPort]:
         """The state of these ports on the host (pure).
 
         For ports whose objects on the host cannot carry a mark and are identified by their claims.
@@ -362,15 +356,17 @@ def _refuse_useless_rates(spec: PortSpec) -> None:
         if rate is not None and rate < least:
             message = f"{rate} kbit/s is not one frame of MTU {spec.network.mtu} a second, which is {least}"
             raise InvalidRequest(
-                f"qos.{name}: {message}", step="validate",
+                f"qos.{name}: {message}",
+                step="validate",
                 errors=[FieldError(field=f"qos.{name}", message=message)],
-            )  # fmt: skip
+            )
 
 
 def unknown_network(name: str | None, option: str, known: Collection[str]) -> InvalidRequest:
     """The error for a physical network that is not configured in ``option``."""
     message = f"{name!r} is not in {option} (known: {', '.join(sorted(known)) or 'none'})"
     return InvalidRequest(
-        f"network.physical_network: {message}", step="validate",
+        f"network.physical_network: {message}",
+        step="validate",
         errors=[FieldError(field="network.physical_network", message=message)],
-    )  # fmt: skip
+    )

@@ -34,8 +34,7 @@ _WHAT_TO_DO = {
     "overloaded": "Wait for `Retry-After` seconds and retry.",
     "capacity_exhausted": "Delete ports that are not needed, or add more of the resource that "
     "`detail` names.",
-    "host_error": "Read `detail` and the log of the daemon that refused; correct the cause and "
-    "retry.",
+    "host_error": "Read `detail` and the log of the daemon that refused; correct the cause and retry.",
     "timeout": "`GET` the port to see its state, and retry.",
 }
 
@@ -80,11 +79,14 @@ def options_reference() -> str:
 def errors_reference() -> str:
     rows = (
         (
-            f"`{e.code}`", str(e.status), "yes" if e.retryable else "no", e.meaning,
+            f"`{e.code}`",
+            str(e.status),
+            "yes" if e.retryable else "no",
+            e.meaning,
             _WHAT_TO_DO[e.code],
         )
         for e in ALL
-    )  # fmt: skip
+    )
     columns = ("Code", "HTTP status", "Retryable", "Meaning", "What to do")
     return f"{_ERRORS_HEAD}\n{_table(columns, rows)}"
 
@@ -98,11 +100,13 @@ FILES: dict[str, Callable[[], str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=_COMMAND, description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if a file is out of date")
     parser.add_argument(
-        "--check", action="store_true", help="write nothing, fail if a file is out of date"
+        "--root",
+        type=Path,
+        default=Path(__file__).resolve().parents[1],
+        help="the source tree; default: the one of this module",
     )
-    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1],
-                        help="the source tree; default: the one of this module")  # fmt: skip
     arguments = parser.parse_args(argv)
     stale = [name for name, make in FILES.items() if not _same(arguments.root / name, make())]
     if arguments.check:

@@ -102,8 +102,7 @@ API = [
         "calls_at_once",
         default=2048,
         min=1,
-        help="Maximum number of concurrent calls per credential. Calls above it fail with "
-        "`overloaded`.",
+        help="Maximum number of concurrent calls per credential. Calls above it fail with `overloaded`.",
     ),
     cfg.IntOpt(
         "max_waiting",
@@ -122,8 +121,7 @@ API = [
         "header_timeout",
         default=10,
         min=1,
-        help="Seconds for the TLS handshake of a new connection, and again for the headers of each "
-        "request.",
+        help="Seconds for the TLS handshake of a new connection, and again for the headers of each request.",
     ),
     cfg.IntOpt(
         "body_timeout",
@@ -185,8 +183,7 @@ TASKS = [
     ),
     cfg.StrOpt(
         "callback_ca",
-        help="File with CA certificates (PEM) for https callback URLs; unset: the system's CA "
-        "certificates.",
+        help="File with CA certificates (PEM) for https callback URLs; unset: the system's CA certificates.",
     ),
     cfg.BoolOpt(
         "callback_insecure_http",
@@ -270,8 +267,7 @@ OVS = [
     cfg.StrOpt(
         "vhost_socket_group",
         default="libvirt-qemu",
-        help="Group that QEMU runs in. It may create sockets in the directories of ports without "
-        "qemu_user.",
+        help="Group that QEMU runs in. It may create sockets in the directories of ports without qemu_user.",
     ),
     cfg.Opt(
         "bridge_mappings",
@@ -367,6 +363,7 @@ def load(files: list[Path], argv: list[str] | None = None) -> Any:
     """
     conf = cfg.ConfigOpts()
     register(conf)
-    conf(argv or [], project="netplugin", default_config_files=[str(f) for f in files],
-         default_config_dirs=[])  # fmt: skip
+    conf(
+        argv or [], project="netplugin", default_config_files=[str(f) for f in files], default_config_dirs=[]
+    )
     return conf

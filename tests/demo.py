@@ -42,9 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.demo", description=__doc__)
-    parser.add_argument(
-        "--backend", action="append", choices=BACKENDS, help="only this one; may be repeated"
-    )
+    parser.add_argument("--backend", action="append", choices=BACKENDS, help="only this one; may be repeated")
     return parser.parse_args(argv)
 
 

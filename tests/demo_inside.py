@@ -114,9 +114,7 @@ class _Demo:
 
     def _boot(self, nics: Sequence[Nic]) -> list[Guest]:
         for nic in nics:
-            self._steps.say(
-                f"POST /v1/vms/{nic.vm_id}:render-domain, and libvirt starts the answer"
-            )
+            self._steps.say(f"POST /v1/vms/{nic.vm_id}:render-domain, and libvirt starts the answer")
         guests = self._host.boot(nics)
         for guest, nic in zip(guests, nics, strict=True):
             kernel = guest.check("uname -r").strip()

@@ -36,9 +36,7 @@ def search(steps: Steps, host: Hypervisor, backends: Sequence[str], cpus: int) -
             steps.say(f"the agent has them as networks {' and '.join(NETWORKS)}")
         with steps.step("zeroloss: how many frames a second, without losing one"):
             description = host.directory / "matrix.yaml"
-            description.write_text(
-                yaml.safe_dump(described(host, backends, wired), sort_keys=False)
-            )
+            description.write_text(yaml.safe_dump(described(host, backends, wired), sort_keys=False))
             folder = host.directory / "search"
             table = _run(steps, [str(description), "--folder", str(folder)])
         steps.say("")
@@ -52,11 +50,13 @@ def described(host: Hypervisor, backends: Sequence[str], wired: Wires) -> dict[s
     return {
         **wired.described("demo", host.agent.url, host.ovs.rundir),
         "search": {
-            "final_duration": FINAL_S, "precision": PRECISION, "max_trials": 10,
+            "final_duration": FINAL_S,
+            "precision": PRECISION,
+            "max_trials": 10,
             "line_rate_pps": 100_000,
         },
         "matrix": {"backends": list(backends), "pmd_cores": [1], "flows": [16]},
-    }  # fmt: skip
+    }
 
 
 def _run(steps: Steps, arguments: Sequence[str]) -> str:

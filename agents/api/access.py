@@ -97,9 +97,7 @@ class Rules:
         return Rules(certificates, tuple(users), tuple(groups))
 
     def of_certificate(self, names: Sequence[str]) -> Role | None:
-        return max(
-            (role for role, name in self.certificates if name in (ANY, *names)), default=None
-        )
+        return max((role for role, name in self.certificates if name in (ANY, *names)), default=None)
 
     def of_user(self, peer: Peer) -> Role | None:
         """The role of a local user.
@@ -165,9 +163,10 @@ class Access:
         matches = [t for t in self.tokens if hmac.compare_digest(sent.strip(), t.secret)]
         if scheme.lower() != b"bearer" or not matches:
             raise Unauthorized(
-                "a bearer token is needed and this call has none that is known", step="authenticate",
+                "a bearer token is needed and this call has none that is known",
+                step="authenticate",
                 fix="send the header Authorization: Bearer <a token of [api] token_file>",
-            )  # fmt: skip
+            )
         return Caller(matches[0].name, matches[0].role)
 
 
@@ -175,16 +174,15 @@ def require(caller: Caller, needed: Role, what: str) -> None:
     """Raises: Forbidden naming the role that ``what`` requires."""
     if caller.role < needed:
         raise Forbidden(
-            f"{what} needs the role {needed}; {caller.name} has {caller.role}", step="authorize",
+            f"{what} needs the role {needed}; {caller.name} has {caller.role}",
+            step="authorize",
             fix=f"call with a credential of the role {needed}",
-        )  # fmt: skip
+        )
 
 
 def _with_role(name: str, role: Role | None, option: str) -> Caller:
     if role is None:
-        raise Forbidden(
-            f"{name} has no role", step="authorize", fix=f"give it one in [api] {option}"
-        )
+        raise Forbidden(f"{name} has no role", step="authorize", fix=f"give it one in [api] {option}")
     return Caller(name, role)
 
 

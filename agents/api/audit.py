@@ -36,16 +36,30 @@ class AuditLog:
             self._file = self._opened(path)
 
     def called(
-        self, *, caller: str, role: str, peer: str, method: str, path: str, status: int,
-        code: str | None = None, body: bytes = b"", taskuuid: str | None = None,
-        callback: str | None = None, duration_ms: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        caller: str,
+        role: str,
+        peer: str,
+        method: str,
+        path: str,
+        status: int,
+        code: str | None = None,
+        body: bytes = b"",
+        taskuuid: str | None = None,
+        callback: str | None = None,
+        duration_ms: float | None = None,
+    ) -> None:
         """Log a call; status 200 with a ``taskuuid`` means that it was journalled for later."""
         entry: dict[str, Any] = {
             "event": "accepted" if taskuuid and status == 200 else "call",
-            "caller": caller, "role": role, "from": peer, "method": method,
-            "path": path[:_MAX_PATH], "status": status,
-        }  # fmt: skip
+            "caller": caller,
+            "role": role,
+            "from": peer,
+            "method": method,
+            "path": path[:_MAX_PATH],
+            "status": status,
+        }
         if code is not None:
             entry["code"] = code
         if taskuuid:
@@ -62,9 +76,14 @@ class AuditLog:
         The ``accepted`` entry with the same taskuuid has the caller.
         """
         self._write(
-            {"event": "carried_out", "taskuuid": taskuuid, "method": method,
-             "path": target[:_MAX_PATH], "status": status}
-        )  # fmt: skip
+            {
+                "event": "carried_out",
+                "taskuuid": taskuuid,
+                "method": method,
+                "path": target[:_MAX_PATH],
+                "status": status,
+            }
+        )
 
     def close(self) -> None:
         with self._lock:
@@ -120,8 +139,10 @@ def _host_of(url: str) -> str:
     """Scheme, host and port; the rest of a callback URL may be secret."""
     try:
         parts = urlsplit(url)
-        return f"{parts.scheme}://{parts.hostname}:{parts.port}" if parts.port else (
-            f"{parts.scheme}://{parts.hostname}"
-        )  # fmt: skip
+        return (
+            f"{parts.scheme}://{parts.hostname}:{parts.port}"
+            if parts.port
+            else (f"{parts.scheme}://{parts.hostname}")
+        )
     except ValueError:
         return "?"

@@ -52,10 +52,7 @@ def check(body: bytes, *, is_batch: bool) -> None:
             BatchPut.model_validate(entry)
         except ValidationError as wrong:
             found = wrong.errors(include_url=False, include_context=False, include_input=False)
-            errors += [
-                _error(("put", str(index), *map(str, error["loc"])), error["msg"])
-                for error in found
-            ]
+            errors += [_error(("put", str(index), *map(str, error["loc"])), error["msg"]) for error in found]
         if len(errors) >= _MOST_ERRORS:
             break
     if errors:

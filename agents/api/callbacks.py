@@ -167,9 +167,7 @@ class Callbacks:
     results are in the journal; memory holds only their uuid and URL.
     """
 
-    def __init__(
-        self, settings: TaskSettings, journal: TaskJournal, supervisor: Supervisor
-    ) -> None:
+    def __init__(self, settings: TaskSettings, journal: TaskJournal, supervisor: Supervisor) -> None:
         self._settings = settings
         self._journal = journal
         self._supervisor = supervisor
@@ -181,9 +179,7 @@ class Callbacks:
 
     async def run(self) -> None:
         """Deliver until cancelled."""
-        turns = [
-            self._supervisor.every("callbacks", 0, self._deliver_next) for _ in range(_IN_FLIGHT)
-        ]
+        turns = [self._supervisor.every("callbacks", 0, self._deliver_next) for _ in range(_IN_FLIGHT)]
         try:
             await asyncio.gather(*turns)
         finally:
@@ -226,9 +222,7 @@ class Callbacks:
         finally:
             if outcome not in (_Outcome.OVER, _Outcome.TAKEN):
                 later = min(_BACKOFF_MOST_S, wait_s * 2)
-                asyncio.get_running_loop().call_later(
-                    wait_s, self.add, target, taskuuid, url, later
-                )
+                asyncio.get_running_loop().call_later(wait_s, self.add, target, taskuuid, url, later)
             if receiver.waiting[target]:
                 receiver.free.append(target)
             else:
@@ -244,9 +238,7 @@ class Callbacks:
             receiver.rest_s = 0.0
         elif outcome is _Outcome.UNANSWERED and receiver.rest is None:
             receiver.rest_s = min(_BACKOFF_MOST_S, receiver.rest_s * 2 or _BACKOFF_FIRST_S)
-            receiver.rest = asyncio.get_running_loop().call_later(
-                receiver.rest_s, self._rested, receiver
-            )
+            receiver.rest = asyncio.get_running_loop().call_later(receiver.rest_s, self._rested, receiver)
 
     def _rested(self, receiver: _Receiver) -> None:
         self._end_rest(receiver)
@@ -290,9 +282,7 @@ class Callbacks:
             headers = self._headers(task.taskuuid, body)
             async with (
                 asyncio.timeout(self._settings.callback_timeout_s),
-                self._client.stream(
-                    "POST", task.callback_url, content=body, headers=headers
-                ) as answer,
+                self._client.stream("POST", task.callback_url, content=body, headers=headers) as answer,
             ):
                 status, taken = answer.status_code, bool(answer.is_success)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as failed:

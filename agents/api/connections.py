@@ -17,8 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 LOG = logging.getLogger(__name__)
 _FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\n"
-    b"content-length: 0\r\n\r\n"
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 )
 
 
@@ -203,9 +202,13 @@ class Handshake(_Limited, asyncio.Protocol):
     async def _begin_tls(self) -> None:
         try:
             tls: Any = await self.loop.start_tls(
-                self.transport, self, self._context, server_side=True,
-                ssl_handshake_timeout=self._limits.header_s, ssl_shutdown_timeout=_TLS_END_S,
-            )  # fmt: skip
+                self.transport,
+                self,
+                self._context,
+                server_side=True,
+                ssl_handshake_timeout=self._limits.header_s,
+                ssl_shutdown_timeout=_TLS_END_S,
+            )
         except OSError as failed:  # includes ssl.SSLError
             LOG.debug("no TLS handshake: %s", failed)
             return

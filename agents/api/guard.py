@@ -61,9 +61,13 @@ class RequestGuard:
     """
 
     def __init__(
-        self, app: Any, tasks: TaskRunner, access: Callable[[], Access], audit: AuditLog,
+        self,
+        app: Any,
+        tasks: TaskRunner,
+        access: Callable[[], Access],
+        audit: AuditLog,
         limits: Limits,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._app = app
         self._tasks = tasks
         self._access = access
@@ -118,16 +122,15 @@ class RequestGuard:
                 return
             await self._app(_as_json(scope), _replay(body, receive), self._audited(call, send))
 
-    async def _journal(
-        self, call: _Call, scope: Any, headers: dict[bytes, bytes], body: bytes
-    ) -> None:
+    async def _journal(self, call: _Call, scope: Any, headers: dict[bytes, bytes], body: bytes) -> None:
         taskuuid = headers[b"taskuuid"].decode("latin-1")
         if not _NAME.match(taskuuid):
             message = f"must match {NAME_PATTERN}"
             raise InvalidRequest(
-                f"taskuuid: {message}", step="journal",
+                f"taskuuid: {message}",
+                step="journal",
                 errors=[FieldError(field="taskuuid", message=message)],
-            )  # fmt: skip
+            )
         query = scope["query_string"].decode("latin-1")
         # Quote the path again, so that a ? in it does not start the query when the call is
         # executed.
@@ -150,10 +153,16 @@ class RequestGuard:
         self._audit.called(
             caller=call.caller.name if call.caller else "unknown",
             role=str(call.caller.role) if call.caller else "none",
-            peer=call.peer.address, method=call.method, path=call.path, status=status, code=code,
-            body=call.body, taskuuid=call.taskuuid, callback=call.callback,
+            peer=call.peer.address,
+            method=call.method,
+            path=call.path,
+            status=status,
+            code=code,
+            body=call.body,
+            taskuuid=call.taskuuid,
+            callback=call.callback,
             duration_ms=(time.monotonic() - call.started) * 1e3,
-        )  # fmt: skip
+        )
 
 
 def _refuse_browsers(headers: dict[bytes, bytes], peer: Peer, access: Access) -> None:
@@ -169,9 +178,10 @@ def _refuse_browsers(headers: dict[bytes, bytes], peer: Peer, access: Access) ->
     open_to_all = not access.has_credential and not peer.is_local_socket
     if open_to_all and host and not _is_loopback(host):
         raise Forbidden(
-            "the Host header names no loopback address", step="authenticate",
+            "the Host header names no loopback address",
+            step="authenticate",
             fix="call the agent by its address, as in http://127.0.0.1:7071",
-        )  # fmt: skip
+        )
 
 
 async def _of_body(path: str, body: bytes) -> tuple[Role, str] | None:
@@ -230,9 +240,7 @@ def _replay(body: bytes, receive: Any) -> Any:
 
 
 async def _empty(send: Any) -> None:
-    await send(
-        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]}
-    )
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
     await send({"type": "http.response.body", "body": b""})
 
 
@@ -265,9 +273,7 @@ class _Use:
 class Limits:
     """The limits of all callers; used only on the event loop."""
 
-    def __init__(
-        self, settings: LimitSettings, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, settings: LimitSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
         self._clock = clock
         self._uses: dict[str, _Use] = {}
@@ -277,9 +283,7 @@ class Limits:
         """Count a call while the context is open. Raises: Overloaded."""
         use = self._use(caller)
         if use.calls >= self._settings.calls_at_once:
-            raise _too_much(
-                caller, f"{self._settings.calls_at_once} calls at once", "calls_at_once"
-            )
+            raise _too_much(caller, f"{self._settings.calls_at_once} calls at once", "calls_at_once")
         if changes:
             rate = self._settings.changes_per_second
             if use.left < 1:
@@ -298,9 +302,7 @@ class Limits:
         if use is None:
             if len(self._uses) >= _MOST_CALLERS:
                 # Callers without calls and with a full bucket need no entry.
-                self._uses = {
-                    name: u for name, u in self._uses.items() if u.calls or now - u.at < 2
-                }
+                self._uses = {name: u for name, u in self._uses.items() if u.calls or now - u.at < 2}
             use = self._uses[caller] = _Use(most, now)
         use.left = min(most, use.left + (now - use.at) * self._settings.changes_per_second)
         use.at = now
@@ -309,6 +311,7 @@ class Limits:
 
 def _too_much(caller: str, what: str, option: str) -> Overloaded:
     return Overloaded(
-        f"{caller} sends more than {what}", step="limit",
+        f"{caller} sends more than {what}",
+        step="limit",
         fix=f"send it again later; the operator may raise [api] {option}",
-    )  # fmt: skip
+    )

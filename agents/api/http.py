@@ -54,9 +54,7 @@ def problem_response(error: NetpluginError) -> JSONResponse:
         headers["Retry-After"] = "1"
     if isinstance(error, errors.Unauthorized):
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(
-        error.problem().model_dump(), error.status, headers=headers, media_type=PROBLEM
-    )
+    return JSONResponse(error.problem().model_dump(), error.status, headers=headers, media_type=PROBLEM)
 
 
 def _json(model: BaseModel) -> Response:
@@ -66,9 +64,7 @@ def _json(model: BaseModel) -> Response:
 
 def _documented(*kinds: type[NetpluginError]) -> dict[int | str, dict[str, Any]]:
     """The documented error responses of a route: its own, and those of the guard and of validation."""
-    return _responses(
-        *kinds, errors.InvalidRequest, errors.Unauthorized, errors.Forbidden, errors.Overloaded
-    )
+    return _responses(*kinds, errors.InvalidRequest, errors.Unauthorized, errors.Forbidden, errors.Overloaded)
 
 
 def _responses(*kinds: type[NetpluginError]) -> dict[int | str, dict[str, Any]]:
@@ -132,9 +128,7 @@ def _add_ports(app: FastAPI, service: Service) -> None:
         """Return a port."""
         return service.port(port_id)
 
-    @app.delete(
-        "/v1/ports/{port_id}", status_code=204, responses=_PORT_ERRORS, operation_id="delete_port"
-    )
+    @app.delete("/v1/ports/{port_id}", status_code=204, responses=_PORT_ERRORS, operation_id="delete_port")
     async def delete_port(port_id: NameParameter) -> None:
         """Delete a port; no error if it does not exist."""
         await service.delete(port_id)
@@ -246,9 +240,7 @@ def _add_host(app: FastAPI, service: Service) -> None:
         return await service.pmd.proposal(measured.interval)
 
     @app.post("/v1/reconcile", responses=_PORT_ERRORS, operation_id="reconcile")
-    async def reconcile(
-        caller: Request, request: ReconcileRequest | None = None
-    ) -> ReconcileReport:
+    async def reconcile(caller: Request, request: ReconcileRequest | None = None) -> ReconcileReport:
         """Reconcile the host with the stored intents, or return the plan (``dry_run``)."""
         return await _while_here(caller, service.reconcile(request or ReconcileRequest()))
 
@@ -276,9 +268,7 @@ async def _gone(caller: Request) -> None:
 
 
 def _add_tasks(app: FastAPI, tasks: TaskRunner) -> None:
-    @app.get(
-        "/v1/tasks/{taskuuid}", responses=_documented(errors.NotFound), operation_id="get_task"
-    )
+    @app.get("/v1/tasks/{taskuuid}", responses=_documented(errors.NotFound), operation_id="get_task")
     async def get_task(taskuuid: NameParameter) -> Task:
         """Return an asynchronous call and its result."""
         return await tasks.get(taskuuid)
@@ -333,9 +323,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
         )
     wrong: NetpluginError = NotFound(f"{request.method} {request.url.path}", step="route")
     problem = wrong.problem().model_copy(update={"status": error.status_code})
-    return JSONResponse(
-        problem.model_dump(), error.status_code, headers=error.headers, media_type=PROBLEM
-    )
+    return JSONResponse(problem.model_dump(), error.status_code, headers=error.headers, media_type=PROBLEM)
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:

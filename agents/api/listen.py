@@ -35,15 +35,11 @@ class LocalSocket:
             return None
         path = Path(api.socket)
         if not path.is_absolute() or len(os.fsencode(path)) > _LONGEST_PATH:
-            raise ValueError(
-                f"[api] socket {path} must be an absolute path of {_LONGEST_PATH} bytes at most"
-            )
+            raise ValueError(f"[api] socket {path} must be an absolute path of {_LONGEST_PATH} bytes at most")
         try:
             gid = grp.getgrnam(api.socket_group).gr_gid if api.socket_group else None
         except KeyError:
-            raise ValueError(
-                f"[api] socket_group {api.socket_group}: there is no such group"
-            ) from None
+            raise ValueError(f"[api] socket_group {api.socket_group}: there is no such group") from None
         return LocalSocket(path, gid)
 
     def bind(self) -> socket.socket:
@@ -142,14 +138,16 @@ class Listen:
         if not listen.is_loopback():
             _require(listen, bool(tls), "is not a loopback address and needs tls_cert and tls_key")
             _require(
-                listen, listen.access.has_credential,
+                listen,
+                listen.access.has_credential,
                 "is not a loopback address and needs a credential: client_ca (mutual TLS) or token_file",
-            )  # fmt: skip
+            )
         _require(
-            listen, listen.access.has_credential or api.insecure_loopback,
+            listen,
+            listen.access.has_credential or api.insecure_loopback,
             "needs a credential, as any user of this host could call: client_ca, token_file, or for "
             "a lab insecure_loopback; local callers can use [api] socket instead",
-        )  # fmt: skip
+        )
         return listen
 
     def tokens(self) -> tuple[Token, ...]:
@@ -180,9 +178,7 @@ class Listen:
             try:
                 context.load_verify_locations(self.client_ca)
             except OSError as wrong:
-                raise ValueError(
-                    f"[api] client_ca {self.client_ca} cannot be used: {wrong}"
-                ) from None
+                raise ValueError(f"[api] client_ca {self.client_ca} cannot be used: {wrong}") from None
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 

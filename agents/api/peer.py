@@ -66,12 +66,8 @@ def _groups(connection: Any) -> tuple[int, ...]:
 
 def _names(certificate: Any) -> tuple[str, ...]:
     """Common and alternative names of a certificate in the format of ``ssl.getpeercert``."""
-    common = [
-        value
-        for part in certificate.get("subject", ())
-        for key, value in part
-        if key == "commonName"
+    common = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    others = [
+        value for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI", "email")
     ]
-    others = [value for kind, value in certificate.get("subjectAltName", ())
-              if kind in ("DNS", "URI", "email")]  # fmt: skip
     return tuple(dict.fromkeys([*common, *others]))

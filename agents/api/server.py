@@ -69,8 +69,10 @@ class Server(uvicorn.Server):
             if not listen.access.has_credential:
                 LOG.warning(
                     "[api] insecure_loopback: every user of this host may call the agent on %s port "
-                    "%d without a credential; this is for labs", listen.host, listen.port,
-                )  # fmt: skip
+                    "%d without a credential; this is for labs",
+                    listen.host,
+                    listen.port,
+                )
         if listen.socket is not None:
             local = listen.socket.bind()
             self.servers.append(await loop.create_server(self._protocol, sock=local))

@@ -88,9 +88,7 @@ class TaskRunner:
             raise NotFound(f"there is no task {taskuuid}", step="lookup")
         return task.public()
 
-    async def accept(
-        self, taskuuid: str, callback_url: str, method: str, target: str, body: bytes
-    ) -> None:
+    async def accept(self, taskuuid: str, callback_url: str, method: str, target: str, body: bytes) -> None:
         """Journal the call once, even if it is sent repeatedly; then it may be answered.
 
         Raises: InvalidRequest without a callback URL, Forbidden for a URL that is not allowed,
@@ -99,19 +97,19 @@ class TaskRunner:
         if not callback_url:
             message = "is required with taskuuid"
             raise InvalidRequest(
-                f"callbackurl: {message}", step="journal",
+                f"callbackurl: {message}",
+                step="journal",
                 errors=[FieldError(field="callbackurl", message=message)],
-            )  # fmt: skip
+            )
         if not callback_allowed(callback_url, self._settings.callback_allow):
             raise Forbidden(
-                "callbackurl is not below an allowed prefix", step="journal",
+                "callbackurl is not below an allowed prefix",
+                step="journal",
                 fix="add its scheme, host, port and path to [tasks] callback_allow",
-            )  # fmt: skip
+            )
         call = json.dumps([method, target, callback_url]).encode() + b"\n" + body
         fingerprint = hashlib.sha256(call).hexdigest()
-        task = JournalledTask(
-            taskuuid, fingerprint, method, target, body, callback_url, TaskState.ACCEPTED
-        )
+        task = JournalledTask(taskuuid, fingerprint, method, target, body, callback_url, TaskState.ACCEPTED)
         found, is_new = await self._in_thread(self._journal.write, task)
         if found.fingerprint != fingerprint:
             raise Conflict(f"taskuuid {taskuuid} was used for another call", step="journal")
@@ -193,12 +191,19 @@ async def call_app(app: Any, method: str, target: str, body: bytes) -> tuple[int
     """Call an ASGI application in this process. Returns the status and the body."""
     path, _, query = target.partition("?")  # the path is quoted: this ? starts the query
     scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method,
-        "scheme": "http", "path": unquote(path), "raw_path": path.encode(),
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": unquote(path),
+        "raw_path": path.encode(),
         "query_string": query.encode(),
-        "root_path": "", "headers": [(b"content-type", b"application/json")],
-        "client": None, "server": None,
-    }  # fmt: skip
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json")],
+        "client": None,
+        "server": None,
+    }
     status = 500
     parts: list[bytes] = []
     sent = False

@@ -39,9 +39,7 @@ class Admission:
             return False  # the caller has disconnected, perhaps after its timeout
         if now < op.deadline:
             return True
-        late = OperationTimeout(
-            "the operation's turn did not come in time", step="queue", port_id=op.port_id
-        )
+        late = OperationTimeout("the operation's turn did not come in time", step="queue", port_id=op.port_id)
         op.future.set_exception(late)
         return False
 
@@ -121,13 +119,9 @@ class Admission:
         except Exception as error:
             failed = for_each([op.port_id for op in operations], error, "converge")
         gone = {op.port_id for op in operations} - set(failed)
-        self._ports.observed = {
-            i: seen for i, seen in self._ports.observed.items() if i not in gone
-        }
+        self._ports.observed = {i: seen for i, seen in self._ports.observed.items() if i not in gone}
         if self._ports.orphans is not None:
-            self._ports.orphans = {
-                i: why for i, why in self._ports.orphans.items() if i not in gone
-            }
+            self._ports.orphans = {i: why for i, why in self._ports.orphans.items() if i not in gone}
         for op in operations:
             if op.port_id in failed:
                 op.future.set_exception(failed[op.port_id])
@@ -148,9 +142,7 @@ class Admission:
             commit_sequence = self._ports.store.commit_sequence()
             if records and self._ports.takes:
                 with watch.part("observe"):
-                    seen = self._ports.backend.observe(
-                        [*records, *with_them], time.monotonic() + LOOK_S
-                    )
+                    seen = self._ports.backend.observe([*records, *with_them], time.monotonic() + LOOK_S)
                 watch.add(seen.timings_ms)
             with watch.part("store"):
                 if seen is None:
@@ -176,19 +168,23 @@ class Admission:
         before = self._ports.store.get(op.port_id)
         if before is None:
             return Record(
-                op.port_id, op.spec, PortState.PENDING,
-                claims=self._ports.store.claims_before(op.port_id), standby_of=op.standby_of,
-            )  # fmt: skip
+                op.port_id,
+                op.spec,
+                PortState.PENDING,
+                claims=self._ports.store.claims_before(op.port_id),
+                standby_of=op.standby_of,
+            )
         if before.state is PortState.REMOVING:
             return Record(
-                op.port_id, op.spec, PortState.PENDING, claims=before.claims,
+                op.port_id,
+                op.spec,
+                PortState.PENDING,
+                claims=before.claims,
                 standby_of=op.standby_of,
-            )  # fmt: skip
+            )
         if before.spec == op.spec:
             return before
-        back_to = before.previous or (
-            before.spec if before.state is not PortState.PENDING else None
-        )
+        back_to = before.previous or (before.spec if before.state is not PortState.PENDING else None)
         return replace(before, spec=op.spec, state=PortState.PENDING, previous=back_to, error=None)
 
     def _claim(
@@ -215,18 +211,21 @@ def _refuse_fixed(before: PortSpec, after: PortSpec) -> None:
     changed = sorted(name for name in after.differing(before) if not rules[name].live)
     if changed:
         raise Conflict(
-            f"{', '.join(changed)} cannot change on a live port", step="validate",
+            f"{', '.join(changed)} cannot change on a live port",
+            step="validate",
             fix="delete the port and ask for it again",
-        )  # fmt: skip
+        )
 
 
 def unknown_overlay(network_id: str) -> InvalidRequest:
     """The error for a port on a VXLAN network that was not created."""
     message = f"there is no network {network_id!r} on this host"
     return InvalidRequest(
-        f"network.network_id: {message}", step="validate", fix=f"PUT /v1/networks/{network_id}",
+        f"network.network_id: {message}",
+        step="validate",
+        fix=f"PUT /v1/networks/{network_id}",
         errors=[FieldError(field="network.network_id", message=message)],
-    )  # fmt: skip
+    )
 
 
 def unknown_backend(name: str, known: Iterable[str]) -> InvalidRequest:

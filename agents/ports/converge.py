@@ -124,8 +124,9 @@ def _leftovers(
     return {
         i.port_id: HostError(
             f"the host does not keep what was written; still to do: {'; '.join(left[i.port_id])}",
-            step="verify", port_id=i.port_id,
+            step="verify",
+            port_id=i.port_id,
         )
         for i in intents
         if i.port_id in left and i.port_id not in failed
-    }  # fmt: skip
+    }

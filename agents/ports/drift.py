@@ -136,9 +136,13 @@ class Drift:
         if accepts:
             self._marks.accept(self._ports.backend.name)
         LOG.info(
-            "%s: looked at %d ports in %.0f ms, %d changes, %d failures", self._ports.backend.name,
-            len(records), (time.monotonic() - started) * 1e3, len(result.changes), len(errors),
-        )  # fmt: skip
+            "%s: looked at %d ports in %.0f ms, %d changes, %d failures",
+            self._ports.backend.name,
+            len(records),
+            (time.monotonic() - started) * 1e3,
+            len(result.changes),
+            len(errors),
+        )
         return report
 
     def _compare_store(self, records: Mapping[str, Record], seen: Observation) -> None:
@@ -272,10 +276,7 @@ class Drift:
         """
         self._ports.backend.hold().require()
         seen = self._ports.backend.observe(None, time.monotonic() + LOOK_S)
-        intents = [
-            self._ports.intent(r)
-            for r in self._ports.store.records(backend=self._ports.backend.name)
-        ]
+        intents = [self._ports.intent(r) for r in self._ports.store.records(backend=self._ports.backend.name)]
         orphans = Orphans.among(self._ports.store, self._ports.backend.name, seen.ports).kept
         return [
             *_of_ports(self._ports.backend.name, self._ports.store),
@@ -291,9 +292,7 @@ class Drift:
         Raises: what ``Backend.observe`` raises.
         """
         seen = self._ports.backend.observe(None, time.monotonic() + LOOK_S)
-        return list(
-            self._ports.backend.vfs(seen, self._ports.store.claims(), self._ports.store.unfit())
-        )
+        return list(self._ports.backend.vfs(seen, self._ports.store.claims(), self._ports.store.unfit()))
 
     def _end_quarantines(self, seen: Observation) -> None:
         """End quarantines that are over (see ``Quarantines``)."""
@@ -313,17 +312,15 @@ class Drift:
         port is then removed without help; what ``Backend.observe`` raises.
         """
         seen = self._ports.backend.observe(None, time.monotonic() + LOOK_S)
-        waits = self._ports.backend.plan([Intent(port_id, None, (claim,))], seen).refused.get(
-            port_id
-        )
-        states = {
-            vf.pci_address: vf.state for vf in self._ports.backend.vfs(seen, {claim: port_id}, {})
-        }
+        waits = self._ports.backend.plan([Intent(port_id, None, (claim,))], seen).refused.get(port_id)
+        states = {vf.pci_address: vf.state for vf in self._ports.backend.vfs(seen, {claim: port_id}, {})}
         if not isinstance(waits, OperationTimeout) or states.get(claim.key) != "stale":
             raise Conflict(
                 f"{claim.kind} {claim.key} is there: port {port_id} goes when it is free",
-                step="release", port_id=port_id, fix=waits.fix if waits else None,
-            )  # fmt: skip
+                step="release",
+                port_id=port_id,
+                fix=waits.fix if waits else None,
+            )
         LOG.warning("forgotten, with %s as it is", claim.key, extra={"port_id": port_id})
         self._ports.store.save([], forget=[port_id])
 
@@ -342,11 +339,13 @@ def _of_ports(backend: str, store: Store) -> list[Finding]:
         why = records[0].error.detail if records[0].error else ""
         findings.append(
             Finding(
-                id=f"{backend}-ports-{state}", status="fail",
+                id=f"{backend}-ports-{state}",
+                status="fail",
                 found=f"{len(ids)} ports are {state} ({some}), {code} at {step}: {why}",
-                expected="every port is active", fix=fix,
+                expected="every port is active",
+                fix=fix,
             )
-        )  # fmt: skip
+        )
     return findings
 
 

@@ -76,8 +76,7 @@ def findings(backend: str, kept: Mapping[str, str]) -> list[Finding]:
             status="warn",
             found=sentence,
             expected="a record of every port with our mark",
-            fix="PUT the ports again; remove what is then left with: "
-            "netplugin reconcile --remove-orphans",
+            fix="PUT the ports again; remove what is then left with: netplugin reconcile --remove-orphans",
         )
         for sentence in sentences(kept)
     ]

@@ -49,9 +49,7 @@ class Plug:
         live = [op for op in operations if self._admission.in_time(op, started)]
         usable = self._ports.usable()  # once per batch, because it reads files
         puts = {
-            op.port_id: op
-            for op in live
-            if isinstance(op, Put) and self._admission.acceptable(op, usable)
+            op.port_id: op for op in live if isinstance(op, Put) and self._admission.acceptable(op, usable)
         }
         before = {port_id: self._ports.store.get(port_id) for port_id in puts}
         deletes = self._admission.accept_deletes([op for op in live if isinstance(op, Delete)])
@@ -69,9 +67,15 @@ class Plug:
         gone = {op.port_id: op for op in operations if op.port_id not in wanted}
         self._answer(gone, {})  # deleted by ``abandon`` meanwhile
         return self._carry_out(
-            waiting, wanted, {i: call.before for i, call in begun.items()}, None, Stopwatch(),
-            time.monotonic(), begun=begun, last=last,
-        )  # fmt: skip
+            waiting,
+            wanted,
+            {i: call.before for i, call in begun.items()},
+            None,
+            Stopwatch(),
+            time.monotonic(),
+            begun=begun,
+            last=last,
+        )
 
     def _carry_out(
         self,
@@ -103,9 +107,7 @@ class Plug:
         except Exception as error:
             result = Converged(for_each(wanted, error, "converge"), {}, ())
         again = [
-            op
-            for op in waiting.values()
-            if not last and _has_time(op) and _asks_again(op.port_id, result)
+            op for op in waiting.values() if not last and _has_time(op) and _asks_again(op.port_id, result)
         ]
         still_begun: dict[str, Begun] = {}
         for op in again:
@@ -117,9 +119,7 @@ class Plug:
         failures = {i: e for i, e in result.failed.items() if i in wanted}
         faults = faults_of({i: r for i, r in records.items() if i not in failures}, result)
         for port_id in faults.keys() & records.keys():
-            if not _is_only_impaired(port_id, result) and not _stays(
-                before[port_id], records[port_id].spec
-            ):
+            if not _is_only_impaired(port_id, result) and not _stays(before[port_id], records[port_id].spec):
                 fault = faults.pop(port_id)
                 failures[port_id] = _lasting(fault) if begun else fault
         for port_id, op in waiting.items():
@@ -132,9 +132,7 @@ class Plug:
         for port_id, op in waiting.items():
             kind = type(op).__name__.lower()
             timings = dict(wanted[port_id].timings_ms or {})
-            self._ports.metrics.served(
-                self._ports.backend.name, kind, timings, failures.get(port_id)
-            )
+            self._ports.metrics.served(self._ports.backend.name, kind, timings, failures.get(port_id))
         failed = {i: wanted[i] for i in records if i in failures}
         if seen is None and begun is None:
             failed = self._undo.restore(failed, before)
@@ -186,9 +184,7 @@ class Plug:
             return for_each([*gone, *(record.port_id for record in saved)], error, "store")
         return {}
 
-    def _answer(
-        self, waiting: Mapping[str, Operation], failures: Mapping[str, NetpluginError]
-    ) -> None:
+    def _answer(self, waiting: Mapping[str, Operation], failures: Mapping[str, NetpluginError]) -> None:
         for port_id, op in waiting.items():
             error = failures.get(port_id)
             if error is not None:
@@ -220,9 +216,7 @@ def _asks_again(port_id: str, result: Converged) -> bool:
 
 def _lasting(fault: NetpluginError) -> OperationTimeout:
     """The error of a call that was retried for a fault that did not clear."""
-    return OperationTimeout(
-        f"{fault.detail}: it did not end in time", step=fault.step, port_id=fault.port_id
-    )
+    return OperationTimeout(f"{fault.detail}: it did not end in time", step=fault.step, port_id=fault.port_id)
 
 
 def _has_time(op: Operation) -> bool:

@@ -43,8 +43,7 @@ class Quarantines:
         """
         with self._lock:
             self._until = {
-                claim: self._until.get(claim, now + self._terms.setdefault(claim, FIRST_S))
-                for claim in unfit
+                claim: self._until.get(claim, now + self._terms.setdefault(claim, FIRST_S)) for claim in unfit
             }
             found: dict[Claim, str] = {}
             for claim in unfit:

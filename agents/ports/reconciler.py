@@ -86,9 +86,7 @@ class Reconciler:
 
         Raises: what ``Backend.observe`` raises.
         """
-        return self._drift.check(
-            ports, dry_run=dry_run, remove_orphans=remove_orphans, batch_size=batch_size
-        )
+        return self._drift.check(ports, dry_run=dry_run, remove_orphans=remove_orphans, batch_size=batch_size)
 
     def converge_network(self, network_id: str, deadline: float) -> NetworkOutcome:
         """Apply a network to the ports of this backend.

@@ -119,9 +119,10 @@ class Teams:
     def _chosen_backend(self) -> str:
         if not self._backend:
             raise Unsupported(
-                "vf.teaming: no backend is chosen for the virtio NIC beside the VF", step="validate",
+                "vf.teaming: no backend is chosen for the virtio NIC beside the VF",
+                step="validate",
                 fix="set [agent] teaming_backend, or ask without vf.teaming",
-            )  # fmt: skip
+            )
         return self._backend
 
     def refuse_half(self, port_id: str, standby_of: str | None) -> None:
@@ -133,9 +134,11 @@ class Teams:
         if record is not None and record.standby_of != standby_of:
             whose = f"the standby of port {record.standby_of}" if record.standby_of else "in use"
             raise Conflict(
-                f"port {port_id} is {whose}", step="validate", port_id=port_id,
+                f"port {port_id} is {whose}",
+                step="validate",
+                port_id=port_id,
                 fix=f"ask for port {record.standby_of}" if record.standby_of else "delete it before",
-            )  # fmt: skip
+            )
 
     def _refuse_change(self, port_id: str, spec: PortSpec) -> None:
         record = self._store.get(port_id)
@@ -143,9 +146,11 @@ class Teams:
             return
         if record.spec.vf.teaming != spec.vf.teaming:
             raise Conflict(
-                "vf.teaming cannot change on a live port", step="validate", port_id=port_id,
+                "vf.teaming cannot change on a live port",
+                step="validate",
+                port_id=port_id,
                 fix="delete the port and ask for it again",
-            )  # fmt: skip
+            )
 
     # -- repair ----------------------------------------------------------------------------------
 
@@ -214,9 +219,7 @@ class Teams:
         standby = describe(record) if record is not None else None
         if standby is None or standby.binding is None:
             return port  # a call is between its two steps
-        changed: dict[str, object] = {
-            "binding": _joined(standby.port_id, standby.binding, port.binding)
-        }
+        changed: dict[str, object] = {"binding": _joined(standby.port_id, standby.binding, port.binding)}
         if port.state is PortState.ACTIVE and standby.state is not PortState.ACTIVE:
             changed |= {"state": PortState.DEGRADED, "error": standby.error}
         return port.model_copy(update=changed)
@@ -227,9 +230,7 @@ def _joined(name: str, persistent: Binding, transient: Binding) -> Binding:
     nodes = [need.numa_node for need in needs if need.numa_node is not None]
     return transient.model_copy(
         update={
-            "interface_xml": team_interfaces(
-                persistent.interface_xml, transient.interface_xml, name
-            ),
+            "interface_xml": team_interfaces(persistent.interface_xml, transient.interface_xml, name),
             "domain_requirements": DomainRequirements(
                 shared_memory=any(need.shared_memory for need in needs),
                 hugepages=any(need.hugepages for need in needs),

@@ -114,9 +114,7 @@ class Undo:
                 if seen is None:
                     break
                 try:
-                    claims = self._ports.backend.claims(
-                        self._ports.intent(back[port_id]), seen, taken
-                    )
+                    claims = self._ports.backend.claims(self._ports.intent(back[port_id]), seen, taken)
                 except NetpluginError as error:
                     LOG.warning("claims stay as the change left them: %s", error)
                     continue

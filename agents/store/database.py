@@ -220,9 +220,10 @@ class Database:
                 if isinstance(failed, sqlite3.OperationalError):  # of the disk or file, not of us
                     self.failure = str(failed)
                     raise HostError(
-                        f"the store cannot be written: {failed}", step="store",
+                        f"the store cannot be written: {failed}",
+                        step="store",
                         fix="look at the disk of [DEFAULT] state_path: is it full, or read-only?",
-                    ) from failed  # fmt: skip
+                    ) from failed
                 raise
             self.failure = ""
 

@@ -119,8 +119,7 @@ def store_findings(store: Store) -> list[Finding]:
         Finding(
             id=f"store-row-{aside.table}-{aside.key}",
             status="warn",
-            found=f"the row {aside.key} of {aside.table} could not be read and is set aside: "
-            f"{aside.reason}",
+            found=f"the row {aside.key} of {aside.table} could not be read and is set aside: {aside.reason}",
             expected="a store whose rows can all be read",
             fix="ask for the same thing again (PUT), or restore a copy: netplugin store restore",
         )

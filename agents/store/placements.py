@@ -24,9 +24,7 @@ class Placements:
 
     def all(self) -> dict[str, Placement]:
         with self._database.lock:
-            rows = self._database.sql.execute(
-                "SELECT vm_id, placement FROM placements ORDER BY vm_id"
-            )
+            rows = self._database.sql.execute("SELECT vm_id, placement FROM placements ORDER BY vm_id")
             return {vm_id: read_placement(text) for vm_id, text in rows}
 
     def save(self, vm_id: str, placement: Placement) -> None:

@@ -55,8 +55,7 @@ class SetAside:
         self._database = database
         rows = database.sql.execute("SELECT kind, key, content, reason FROM set_aside")
         self._found = {
-            (table, key): Aside(table, key, reason, _content(content))
-            for table, key, content, reason in rows
+            (table, key): Aside(table, key, reason, _content(content)) for table, key, content, reason in rows
         }
 
     def all(self) -> list[Aside]:
@@ -103,9 +102,7 @@ class SetAside:
     def forget(self, table: str, key: str) -> None:
         """Delete an entry that was replaced or is gone; within a transaction, followed by ``forgotten``."""
         if (table, key) in self._found:
-            self._database.sql.execute(
-                "DELETE FROM set_aside WHERE kind = ? AND key = ?", (table, key)
-            )
+            self._database.sql.execute("DELETE FROM set_aside WHERE kind = ? AND key = ?", (table, key))
 
     def forgotten(self, table: str, keys: Collection[str]) -> None:
         """Update the memory after the transaction of ``forget`` was committed."""

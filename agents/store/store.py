@@ -51,9 +51,7 @@ class Store:
     replaces the tables, which are immutable.
     """
 
-    def __init__(
-        self, path: Path, max_tasks: int = 100_000, max_task_bytes: int = 256 << 20
-    ) -> None:
+    def __init__(self, path: Path, max_tasks: int = 100_000, max_task_bytes: int = 256 << 20) -> None:
         """Open or create the file. Raises: sqlite3.Error, OSError, ValueError for a newer version."""
         self.database = Database(path)
         self.tasks = TaskJournal(self.database, max_tasks, max_task_bytes)
@@ -114,9 +112,7 @@ class Store:
                     self._write(record, self._numbers.get(record.port_id, commit))
                     self.set_aside.forget("ports", record.port_id)
                 # Delete the placement of a VM with its last port.
-                self._sql.execute(
-                    "DELETE FROM placements WHERE vm_id NOT IN (SELECT vm_id FROM ports)"
-                )
+                self._sql.execute("DELETE FROM placements WHERE vm_id NOT IN (SELECT vm_id FROM ports)")
             before = {i: self._ports.get(i) for i in (*forget, *(r.port_id for r in records))}
             self._commit = commit
             new = {record.port_id: record for record in records}
@@ -276,9 +272,11 @@ class Store:
             network_id = record.spec.overlay_id
             if network_id is not None and network_id not in self._networks:
                 raise Conflict(
-                    f"network {network_id} was deleted meanwhile", step="store",
-                    port_id=record.port_id, fix=f"PUT /v1/networks/{network_id} again",
-                )  # fmt: skip
+                    f"network {network_id} was deleted meanwhile",
+                    step="store",
+                    port_id=record.port_id,
+                    fix=f"PUT /v1/networks/{network_id} again",
+                )
 
     def _write(self, record: Record, number: int) -> None:
         before = self._ports.get(record.port_id)
@@ -322,9 +320,7 @@ class Store:
             self._numbers[port_id] = int(row["number"])
             return record
 
-        return self.set_aside.sift(
-            "ports", parse, lambda row: {"claims": rows.get(row["port_id"], [])}
-        )
+        return self.set_aside.sift("ports", parse, lambda row: {"claims": rows.get(row["port_id"], [])})
 
     # -- networks --------------------------------------------------------------------------------
 
@@ -356,9 +352,10 @@ class Store:
             for other in self._networks.values():
                 if other.network_id != network_id and other.spec.vni == spec.vni:
                     raise Conflict(
-                        f"VNI {spec.vni} is network {other.network_id}'s", step="store",
+                        f"VNI {spec.vni} is network {other.network_id}'s",
+                        step="store",
                         fix="give each network a VNI of its own, or delete the other one",
-                    )  # fmt: skip
+                    )
             before = self._networks.get(network_id)
             vlan = before.local_vlan if before else self._free_vlan(network_id, held or {})
             network = Overlay(network_id, spec, vlan)
@@ -380,9 +377,10 @@ class Store:
             if ports:
                 some = ", ".join(ports[:5]) + (" and others" if len(ports) > 5 else "")
                 raise Conflict(
-                    f"network {network_id} has {len(ports)} ports here: {some}", step="store",
+                    f"network {network_id} has {len(ports)} ports here: {some}",
+                    step="store",
                     fix="delete its ports before",
-                )  # fmt: skip
+                )
             with self.database.transaction():
                 self._sql.execute("DELETE FROM networks WHERE network_id = ?", (network_id,))
             self._networks = _without(self._networks, [network_id])
@@ -397,8 +395,9 @@ class Store:
         if vlan is None:
             raise CapacityExhausted(
                 f"all {len(_LOCAL_VLANS)} local VLANs of this host are taken by networks",
-                step="store", fix="delete networks that this host no longer needs",
-            )  # fmt: skip
+                step="store",
+                fix="delete networks that this host no longer needs",
+            )
         return vlan
 
     def _stored_by_backend(self, prefix: str) -> dict[str, str]:

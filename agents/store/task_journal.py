@@ -34,17 +34,13 @@ class JournalledTask:
     result: dict[str, Any] | None = None
 
     def public(self) -> Task:
-        return Task(
-            taskuuid=self.taskuuid, state=self.state, attempts=self.attempts, result=self.result
-        )
+        return Task(taskuuid=self.taskuuid, state=self.state, attempts=self.attempts, result=self.result)
 
 
 class TaskJournal:
     """Limited in size: new tasks replace the oldest finished ones."""
 
-    def __init__(
-        self, database: Database, max_tasks: int = 100_000, max_bytes: int = 256 << 20
-    ) -> None:
+    def __init__(self, database: Database, max_tasks: int = 100_000, max_bytes: int = 256 << 20) -> None:
         self.database = database
         self._max_tasks, self._max_bytes = max_tasks, max_bytes
         with database.lock:
@@ -69,10 +65,18 @@ class TaskJournal:
             self.database.sql.execute(
                 "INSERT OR IGNORE INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    task.taskuuid, task.fingerprint, task.method, task.target, task.body,
-                    task.callback_url, task.state.value, task.attempts, self.now(), None,
+                    task.taskuuid,
+                    task.fingerprint,
+                    task.method,
+                    task.target,
+                    task.body,
+                    task.callback_url,
+                    task.state.value,
+                    task.attempts,
+                    self.now(),
+                    None,
                 ),
-            )  # fmt: skip
+            )
         found = self.get(task.taskuuid)
         assert found is not None
         return found, True
@@ -115,22 +119,17 @@ class TaskJournal:
         """Delete delivered and expired tasks that are older than ``before`` (see ``now``)."""
         with self.database.transaction():
             self._stamp()
-            self.database.sql.execute(
-                f"DELETE FROM tasks WHERE created_at < ? AND {_FINISHED}", (before,)
-            )
+            self.database.sql.execute(f"DELETE FROM tasks WHERE created_at < ? AND {_FINISHED}", (before,))
 
     def _stamp(self) -> None:
-        self.database.sql.execute(
-            "INSERT OR REPLACE INTO meta VALUES (?, ?)", (_CLOCK, self._clock.state())
-        )
+        self.database.sql.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_CLOCK, self._clock.state()))
 
     def _make_room(self, size: int) -> None:
         """Delete finished tasks until there is room for a body of ``size`` bytes."""
         sql = self.database.sql
         while True:
             rows, stored = sql.execute(
-                "SELECT count(*), coalesce(sum(length(body) + length(coalesce(result, ''))), 0) "
-                "FROM tasks"
+                "SELECT count(*), coalesce(sum(length(body) + length(coalesce(result, ''))), 0) FROM tasks"
             ).fetchone()
             if rows < self._max_tasks and stored + size <= self._max_bytes:
                 return
@@ -140,9 +139,10 @@ class TaskJournal:
             ).rowcount
             if not gone:
                 raise Overloaded(
-                    f"{rows} asynchronous calls of {stored} bytes are not finished", step="journal",
+                    f"{rows} asynchronous calls of {stored} bytes are not finished",
+                    step="journal",
                     fix="try again later, or raise [tasks] max_tasks or max_bytes",
-                )  # fmt: skip
+                )
 
     def _read(self, where: str, parameters: tuple[str, ...]) -> Iterator[JournalledTask]:
         with self.database.lock:

@@ -43,13 +43,14 @@ def _queues(seen: VhostUserObservation) -> list[Finding]:
     each = " for each NUMA node of NICs and VMs" if len(seen.pmd_threads) > 1 else ""
     return [
         Finding(
-            id="pmd-queues", status="warn",
+            id="pmd-queues",
+            status="warn",
             found=f"{len(many)} ports have up to {most} queues, and as few as {fewest} PMD threads on their "
             f"NUMA node: {some}",
             expected=f"{most} PMD threads on the node, so that each queue of a port may have its own",
             fix=f"netplugin pmd set --count {most}{each}, or fewer queues",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _threads_near(node: int | None, threads: Mapping[int, int]) -> int:
@@ -112,9 +113,7 @@ def fault(row: OvsPort, seen: VhostUserObservation, word: VswitchdFacts) -> str 
 def _of_tunnels(row: OvsPort, seen: VhostUserObservation, word: VswitchdFacts) -> str | None:
     for udp_port in network_of(row.external_ids).values():
         tunnel = seen.tunnels.ports.get(vxlan_name(udp_port))
-        broken = (
-            ovs_findings.of_interface(tunnel.interface) if tunnel and tunnel.interface else None
-        )
+        broken = ovs_findings.of_interface(tunnel.interface) if tunnel and tunnel.interface else None
         if broken:
             return f"{broken} (has somebody else tunnels on UDP port {udp_port}?)"
     mtu = (row.interface and row.interface.mtu_request) or None

@@ -65,8 +65,7 @@ class Observer:
             cannot_segment=self._reader.cannot_segment(seen, scope),
         )
         observed = {
-            i: ObservedPort(fault(row, seen, word), details(row), row.stamp)
-            for i, row in scope.rows.items()
+            i: ObservedPort(fault(row, seen, word), details(row), row.stamp) for i, row in scope.rows.items()
         }
         return replace(seen, ports=observed)
 
@@ -124,9 +123,7 @@ class Observer:
             return ()
         shown = parse_bonds(self._reader.appctl(scope, "bond/show"))
         return tuple(
-            self._bond_use(bond, where[bond.name], tunnels_by)
-            for bond in shown
-            if bond.name in where
+            self._bond_use(bond, where[bond.name], tunnels_by) for bond in shown if bond.name in where
         )
 
     def _bond_use(self, bond: OvsBond, bridge: OvsBridge, tunnels_by: str | None) -> BondUse:

@@ -51,9 +51,7 @@ def network_changes(
 
     ``wanted``: the overlays of the desired ports. ``planned``: all ports that this plan changes.
     """
-    in_use = {o.network_id: o.spec.udp_port for o in wanted.values()} | dict(
-        seen.tunnels.neighbours
-    )
+    in_use = {o.network_id: o.spec.udp_port for o in wanted.values()} | dict(seen.tunnels.neighbours)
     for port_id, row in seen.rows.items():
         if row.bridge == OVERLAY and port_id not in planned:
             in_use |= network_of(row.external_ids)
@@ -121,9 +119,7 @@ def _flows_differ(overlay: Overlay, local_ip: str, seen: VhostUserObservation) -
     if found is None or tunnel is None or patch is None:
         # vswitchd failed to create a port (ofport 0): reported as a fault, and no flow can use it.
         return tunnel != 0 and patch != 0
-    return 0 not in (tunnel, patch) and found != tunnels.network_flows(
-        overlay, local_ip, tunnel, patch
-    )
+    return 0 not in (tunnel, patch) and found != tunnels.network_flows(overlay, local_ip, tunnel, patch)
 
 
 def _ofport(row: OvsPort | None) -> int | None:
@@ -133,9 +129,7 @@ def _ofport(row: OvsPort | None) -> int | None:
     return (row.interface and row.interface.works_at) or 0
 
 
-def _forgotten(
-    planned: set[str], in_use: Mapping[str, int], seen: VhostUserObservation
-) -> list[Change]:
+def _forgotten(planned: set[str], in_use: Mapping[str, int], seen: VhostUserObservation) -> list[Change]:
     """Drop the flows of networks without ports: the last port leaves, or someone else removed it."""
     kept = {tunnels.network_cookie(network_id) for network_id in in_use} | {COOKIE_MARK}
     users: dict[int, list[str]] = {}
@@ -236,9 +230,10 @@ def _overlay_refusal(
         bridge = seen.bridges.get(name)
         if bridge and not bridge.ours:
             return Conflict(
-                f"a bridge named {name} exists in OVS and is not ours", step="plan",
+                f"a bridge named {name} exists in OVS and is not ours",
+                step="plan",
                 fix=f"remove it: ovs-vsctl del-br {name}",
-            )  # fmt: skip
+            )
     for name in (TO_TUNNELS, TO_OVERLAY, vxlan_name(overlay.spec.udp_port)):
         if name in seen.taken_names:
             return name_taken(name)
@@ -247,7 +242,8 @@ def _overlay_refusal(
     if others:
         message = f"{others[0]} is not IPv{version}, as this host's [ovs] local_ip is"
         return InvalidRequest(
-            f"peers of network {overlay.network_id}: {message}", step="plan",
+            f"peers of network {overlay.network_id}: {message}",
+            step="plan",
             errors=[FieldError(field="peers", message=message)],
-        )  # fmt: skip
+        )
     return problem(seen.tunnels.underlay, port.mtu) if needs_room(port, seen) else None

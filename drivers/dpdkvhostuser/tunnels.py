@@ -68,7 +68,9 @@ def network_flows(overlay: Overlay, local_ip: str, tunnel: int, patch: int) -> f
     others, family = peers(overlay, local_ip), "tun_ipv6" if _is_ipv6(local_ip) else "tun"
     flows = {
         Flow.make(
-            cookie, _PRIORITY, f"in_port={tunnel},tun_id={vni},{family}_src={peer}",
+            cookie,
+            _PRIORITY,
+            f"in_port={tunnel},tun_id={vni},{family}_src={peer}",
             f"resubmit(,{_FROM_PEER})",
         )
         for peer in others
@@ -76,17 +78,20 @@ def network_flows(overlay: Overlay, local_ip: str, tunnel: int, patch: int) -> f
         # A frame with a group address as its source is invalid (IEEE 802.3, 3.2.3) and would be
         # learned. An inner VLAN tag is not allowed (RFC 7348, section 6.1).
         Flow.make(
-            cookie, _PRIORITY,
+            cookie,
+            _PRIORITY,
             f"table={_FROM_PEER},in_port={tunnel},tun_id={vni},vlan_tci=0x0000/0x1000,"
             "dl_src=00:00:00:00:00:00/01:00:00:00:00:00",
             f"{_learn(overlay, local_ip)},push_vlan:0x8100,"
             f"set_field:{overlay.local_vlan | 0x1000}->vlan_vid,output:{patch}",
         ),
         Flow.make(
-            cookie, _PRIORITY, f"in_port={patch},dl_vlan={overlay.local_vlan}",
+            cookie,
+            _PRIORITY,
+            f"in_port={patch},dl_vlan={overlay.local_vlan}",
             f"pop_vlan,set_field:{vni}->tun_id,resubmit(,{_LEARNED})",
         ),
-    }  # fmt: skip
+    }
     if others:
         to = ",".join(f"set_field:{peer}->{family}_dst,output:{tunnel}" for peer in others)
         flows.add(Flow.make(cookie, _PRIORITY, f"table={_FLOOD},tun_id={vni}", to))

@@ -100,9 +100,7 @@ class Writer:
 
     def _create(self, device: SegmentDevice) -> None:
         links = self.kernel.links
-        links.create(
-            device.name, device.made, alias=device.alias, address=device.address, mtu=device.mtu
-        )
+        links.create(device.name, device.made, alias=device.alias, address=device.address, mtu=device.mtu)
         if isinstance(device.made, Bridge | Ifb):
             links.set(device.name, up=True)
 

@@ -68,19 +68,21 @@ class LinuxBridge(Backend[BridgeObservation]):
 
     def hold(self) -> Usability:
         return self._locks.hold(
-            _LOCK, "the Linux bridges of this network namespace",
+            _LOCK,
+            "the Linux bridges of this network namespace",
             "run this agent in a network namespace of its own; or take linuxbridge out of its [agent] "
             "enabled_backends",
-        )  # fmt: skip
+        )
 
     def probe(self) -> Usability:
         shared = self._settings.shared_interfaces()
         if shared:
             return Usability(
-                False, f"{', '.join(shared)} stands behind several physical networks, and can be on "
-                "one bridge only", "name each interface once in [linuxbridge] physical_interfaces",
+                False,
+                f"{', '.join(shared)} stands behind several physical networks, and can be on one bridge only",
+                "name each interface once in [linuxbridge] physical_interfaces",
                 "uplink",
-            )  # fmt: skip
+            )
         if shutil.which("nft") is None:
             return Usability(False, "nft is not installed", "install nftables", "nftables")
         if "bridge" in self._makeable:
@@ -103,9 +105,7 @@ class LinuxBridge(Backend[BridgeObservation]):
             if not self._settings.local_ip:
                 raise no_local_ip()
         elif network.physical_network not in known:
-            raise unknown_network(
-                network.physical_network, "[linuxbridge] physical_interfaces", known
-            )
+            raise unknown_network(network.physical_network, "[linuxbridge] physical_interfaces", known)
         kinds = [network.type] if self._needs_device(spec) else []
         for kind in (*kinds, *(["ifb"] if spec.qos.egress_kbps else [])):
             if error := self._unmakeable(kind):
@@ -176,9 +176,7 @@ class LinuxBridge(Backend[BridgeObservation]):
         try:
             self._watch = BridgeWatch(wake, interfaces, self._supervisor)
         except OSError as refused:
-            LOG.warning(
-                "linuxbridge: no news from the kernel, drift is found by looking: %s", refused
-            )
+            LOG.warning("linuxbridge: no news from the kernel, drift is found by looking: %s", refused)
         super().watch(wake)
 
     def close(self) -> None:

@@ -64,9 +64,7 @@ BASE: Mapping[str, Chain] = MappingProxyType(
         # drop the copy that goes up to the bridge device.
         "input": _hook("input", Rule.make(_FROM_A_TAP, {"drop": None})),
         # An access port in both directions: the wire may carry other networks in tagged frames.
-        "postrouting": _hook(
-            "postrouting", *(Rule.make(_TO_A_TAP, tag, {"drop": None}) for tag in _TAGS)
-        ),
+        "postrouting": _hook("postrouting", *(Rule.make(_TO_A_TAP, tag, {"drop": None}) for tag in _TAGS)),
     }
 )
 
@@ -161,9 +159,7 @@ def _address(mac: str, ip: str) -> Iterator[Rule]:
     for target in (ip, own):
         yield _neighbour(mac, "::", "nd-neighbor-solicit", target)
     for kind in ("nd-router-solicit", "nd-neighbor-solicit", "mld2-listener-report"):
-        yield Rule.make(
-            sender, _field("ip6", "saddr", own), _field("icmpv6", "type", kind), _ACCEPT
-        )
+        yield Rule.make(sender, _field("ip6", "saddr", own), _field("icmpv6", "type", kind), _ACCEPT)
     # RFC 8415, section 7.2: the ports of a DHCPv6 client's request.
     yield Rule.make(
         sender,

@@ -46,15 +46,20 @@ def bond_findings(bond: ObservedBond, *, tunnels: bool) -> Iterator[Finding]:
     if down:
         states = ", ".join(f"{member.name} is {member.state}" for member in down)
         yield Finding(
-            id="bond-link-down", status="warn" if len(down) < len(bond.members) else "fail",
-            found=f"{bond.name}: {states}", expected=f"all {len(bond.members)} links are up",
+            id="bond-link-down",
+            status="warn" if len(down) < len(bond.members) else "fail",
+            found=f"{bond.name}: {states}",
+            expected=f"all {len(bond.members)} links are up",
             fix=f"look at cables and switch: cat /proc/net/bonding/{bond.name}",
-        )  # fmt: skip
+        )
     if bond.bond.mode == "802.3ad" and not bond.bond.partner:
         yield Finding(
-            id="bond-lacp", status="warn", found=f"{bond.name}: nobody speaks LACP at the other end",
-            expected="the switch has its ports in one LACP group", fix="configure the switch",
-        )  # fmt: skip
+            id="bond-lacp",
+            status="warn",
+            found=f"{bond.name}: nobody speaks LACP at the other end",
+            expected="the switch has its ports in one LACP group",
+            fix="configure the switch",
+        )
     yield from _hash(bond, tunnels)
 
 
@@ -63,18 +68,20 @@ def _hash(bond: ObservedBond, tunnels: bool) -> Iterator[Finding]:
     if mode == "active-backup":
         active = ", ".join(member.name for member in bond.members if member.active) or "none"
         yield Finding(
-            id="bond-hash", status="ok",
+            id="bond-hash",
+            status="ok",
             found=f"{bond.name} is active-backup: one link ({active}) carries all, by choice",
             expected="another link takes over when it fails",
-        )  # fmt: skip
+        )
     elif tunnels and mode in _HASHING and policy not in _SPREADS_TUNNELS:
         yield Finding(
-            id="bond-hash", status="warn",
+            id="bond-hash",
+            status="warn",
             found=f"{bond.name} has xmit_hash_policy {policy}: one link carries all VXLAN traffic "
             "between two hosts, as their addresses are always the same",
             expected="xmit_hash_policy layer3+4: the UDP ports of a tunnel differ by flow",
             fix=f"ip link set {bond.name} type bond xmit_hash_policy layer3+4",
-        )  # fmt: skip
+        )
 
 
 # -- The observed state and faults of each port, and findings about the host. ---------------------
@@ -103,9 +110,7 @@ def observed_port(settings: Settings, seen: BridgeObservation, port_id: str) -> 
     if segment is None:
         return ObservedPort(None, details, stamp)
     details |= _uplink_details(settings, segment, link.mtu, seen)
-    problem = uplink_problem(settings, segment, link.mtu, seen) or in_the_way(
-        settings, segment, None, seen
-    )
+    problem = uplink_problem(settings, segment, link.mtu, seen) or in_the_way(settings, segment, None, seen)
     if problem is not None:
         return ObservedPort(f"{problem.detail} ({problem.fix})", details, stamp)
     made = seen.uplinks.get(segment.device)
@@ -132,9 +137,11 @@ def _uplink_details(
     if hop is not None and hop.interface is not None:
         link, bond = hop.interface.link, hop.interface.bond
         details["interface"] = {
-            "name": link.name, "mtu": link.mtu, "link_state": "up" if link.up else "down",
+            "name": link.name,
+            "mtu": link.mtu,
+            "link_state": "up" if link.up else "down",
             "carrier": link.carrier,
-        }  # fmt: skip
+        }
         if bond is not None:
             details["bond"] = bond_details(bond)
     return {"uplink": details} if details else {}
@@ -157,34 +164,38 @@ def host_findings(settings: Settings, seen: BridgeObservation) -> list[Finding]:
 def _vhost_net(seen: BridgeObservation) -> Iterator[Finding]:
     if not seen.vhost_net:
         yield Finding(
-            id="vhost-net", status="warn",
+            id="vhost-net",
+            status="warn",
             found="/dev/vhost-net is missing: QEMU itself copies each frame of a tap",
-            expected="vhost_net carries the frames of taps in the kernel", fix="modprobe vhost_net",
-        )  # fmt: skip
+            expected="vhost_net carries the frames of taps in the kernel",
+            fix="modprobe vhost_net",
+        )
 
 
 def _limitless(seen: BridgeObservation) -> Iterator[Finding]:
     options = [bridge.link.data for bridge in seen.bridges.values()]
     if any(isinstance(each, Bridge) and each.fdb_max_learned is None for each in options):
         yield Finding(
-            id="mac-table", status="warn",
+            id="mac-table",
+            status="warn",
             found="the kernel has no limit for the MACs that a bridge learns: a port without port "
             "security, or the wire, can fill the host's memory with them",
             expected="a kernel with that limit (fdb_max_learned), which came with Linux 6.8",
             fix="install such a kernel, or leave port_security enabled on all ports",
-        )  # fmt: skip
+        )
 
 
 def _flushing(seen: BridgeObservation) -> Iterator[Finding]:
     if seen.flushing:
         yield Finding(
-            id="firewall-flush", status="warn",
+            id="firewall-flush",
+            status="warn",
             found=f"nftables.service is enabled, and {seen.flushing} flushes the rules of others: "
             "until the agent puts its own back, VXLAN networks hear others than their peers, and a VM "
             "may use each of its addresses with each of its MACs",
             expected="a firewall that replaces its own tables",
             fix=f"in {seen.flushing}, delete the tables that it makes instead of `flush ruleset`",
-        )  # fmt: skip
+        )
 
 
 def _mtus(settings: Settings, seen: BridgeObservation) -> Iterator[Finding]:
@@ -194,10 +205,12 @@ def _mtus(settings: Settings, seen: BridgeObservation) -> Iterator[Finding]:
         hop = hop_of(settings, segment, bridge.link.mtu, seen) if segment else None
         if hop is not None and (wrong := small(hop)):
             yield Finding(
-                id="mtu", status="fail", found=f"{hop.name}, the way out of {segment}, has {wrong}",
+                id="mtu",
+                status="fail",
+                found=f"{hop.name}, the way out of {segment}, has {wrong}",
                 expected=f"{hop.name} has MTU {hop.mtu} at least",
                 fix=f"ip link set {hop.name} mtu {hop.mtu}",
-            )  # fmt: skip
+            )
 
 
 # -- Detect a host firewall service that flushes all nftables rules, and so the agent's, when it starts.

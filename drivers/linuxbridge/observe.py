@@ -47,9 +47,7 @@ class BridgeReader:
         seen = self._devices()
         links_read = time.monotonic()
         names = {device_name(TAP, i) for i in self.ports or ()}
-        table = self.kernel.nft.read(
-            None if self.ports is None else [*filters.BASE, *names], deadline
-        )
+        table = self.kernel.nft.read(None if self.ports is None else [*filters.BASE, *names], deadline)
         on_vxlan = any(self._is_on_vxlan(seen, tap) for tap in seen.taps.values())
         ask_sources = self.ports is None or on_vxlan
         sources = self.kernel.vxlan.read(deadline) if ask_sources else None
@@ -59,9 +57,7 @@ class BridgeReader:
             seen,
             table=table,
             sources=sources,
-            stray_chains=_strays(table, {*seen.taps, *filtered})
-            if self.ports is None
-            else frozenset(),
+            stray_chains=_strays(table, {*seen.taps, *filtered}) if self.ports is None else frozenset(),
             store_mark=filters.store_mark(table.chains) if table and self.ports is None else "",
             timings_ms={
                 "netlink": (links_read - start) * 1e3,
@@ -84,8 +80,7 @@ class BridgeReader:
         uplinks = _named(ours, UPLINK, VXLAN)
         members = self.kernel.links.bridge_members()
         bridges = {
-            name: ObservedBridge(link, members.get(name, {}))
-            for name, link in _named(ours, BRIDGE).items()
+            name: ObservedBridge(link, members.get(name, {})) for name, link in _named(ours, BRIDGE).items()
         }
         used = {tap.master for tap in taps.values()}
         guarded = [b.link for n, b in bridges.items() if self.ports is None or n in used]
@@ -120,9 +115,7 @@ class BridgeReader:
             )
         names = [device_name(prefix, i) for i in self.ports for prefix in (TAP, SHAPER)]
         found = [link for name in names if (link := links.get(name)) is not None]
-        return found + [
-            link for kind in ("bridge", "vlan", "vxlan") for link in links.of_kind(kind)
-        ]
+        return found + [link for kind in ("bridge", "vlan", "vxlan") for link in links.of_kind(kind)]
 
     def _peers(
         self,
@@ -138,9 +131,7 @@ class BridgeReader:
             if link.kind == "vxlan" and (self.ports is None or name in names)
         }
 
-    def _macs(
-        self, taps: Iterable[Link], bridges: Mapping[str, ObservedBridge]
-    ) -> dict[str, ObservedMacs]:
+    def _macs(self, taps: Iterable[Link], bridges: Mapping[str, ObservedBridge]) -> dict[str, ObservedMacs]:
         fdb = self.kernel.fdb
         members = {tap.name: tap for tap in taps if tap.master in bridges}
         here = {name: fdb.fixed(tap.index) for name, tap in members.items()}

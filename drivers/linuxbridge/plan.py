@@ -137,9 +137,7 @@ class SegmentsPlan:
             return right
         return DesiredUplink(seen.uplink if seen else "", fit=False)
 
-    def _right_uplink(
-        self, segment: Segment, overlay: Overlay | None, mtu: int
-    ) -> DesiredUplink | None:
+    def _right_uplink(self, segment: Segment, overlay: Overlay | None, mtu: int) -> DesiredUplink | None:
         """Return the desired uplink; None if the network is not configured or not known here."""
         mark = UPLINK_MARK + segment.key
         if segment.network_id:
@@ -215,8 +213,7 @@ class SegmentsPlan:
         if not self._networks:
             return [RemoveVxlanTable(())]
         return [
-            ForgetPeers((), key, sources.peers_of(key))
-            for key in sorted(sources.networks - self._networks)
+            ForgetPeers((), key, sources.peers_of(key)) for key in sorted(sources.networks - self._networks)
         ]
 
     def _staying(self, seen: ObservedBridge) -> dict[str, int]:
@@ -266,26 +263,23 @@ def make_plan(settings: Settings, intents: Sequence[Intent], seen: BridgeObserva
     return Plan(changes, refused, kept)
 
 
-def _refusal(
-    settings: Settings, wanted: DesiredPort, seen: BridgeObservation
-) -> NetpluginError | None:
+def _refusal(settings: Settings, wanted: DesiredPort, seen: BridgeObservation) -> NetpluginError | None:
     tap, segment, overlay = wanted.tap, wanted.segment, wanted.overlay
     names = (tap.name, tap.bridge, segment.device)
     for name in (*names, *([device_name(SHAPER, tap.port_id)] if tap.egress else [])):
         if name in seen.taken_names:
             return Conflict(
-                f"a device named {name} exists and is not ours", step="plan",
+                f"a device named {name} exists and is not ours",
+                step="plan",
                 fix=f"rename or remove it: ip link delete {name}",
-            )  # fmt: skip
+            )
     link = seen.taps.get(tap.port_id)
     if link is not None and (link.master, link.mtu) == (tap.bridge, tap.mtu):
         # A port that is in place stays; problems of its uplink are reported as a fault.
         return _new_peers_of_the_wrong_family(settings, wanted, seen)
     if error := _unconfigured(settings, wanted, seen):
         return error
-    return uplink_problem(settings, segment, tap.mtu, seen) or in_the_way(
-        settings, segment, overlay, seen
-    )
+    return uplink_problem(settings, segment, tap.mtu, seen) or in_the_way(settings, segment, overlay, seen)
 
 
 def _new_peers_of_the_wrong_family(
@@ -298,26 +292,24 @@ def _new_peers_of_the_wrong_family(
     return wrong_family(settings, overlay)
 
 
-def _unconfigured(
-    settings: Settings, wanted: DesiredPort, seen: BridgeObservation
-) -> NetpluginError | None:
+def _unconfigured(settings: Settings, wanted: DesiredPort, seen: BridgeObservation) -> NetpluginError | None:
     """Return the error if the configuration or the network's definition does not allow a new port."""
     network, network_id = wanted.segment.physical_network, wanted.segment.network_id
     if network_id and wanted.overlay is None:
         return BackendUnavailable(
-            f"network {network_id} is not known on this host", step="plan",
+            f"network {network_id} is not known on this host",
+            step="plan",
             fix=f"PUT /v1/networks/{network_id}",
-        )  # fmt: skip
+        )
     if network and network not in settings.physical_interfaces:
         return BackendUnavailable(
-            f"{network} is not in [linuxbridge] physical_interfaces any more", step="plan",
+            f"{network} is not in [linuxbridge] physical_interfaces any more",
+            step="plan",
             fix=f"add {network} to it again",
-        )  # fmt: skip
+        )
     if network_id and not settings.local_ip:
         return no_local_ip()
-    return wrong_family(settings, wanted.overlay) or interface_conflict(
-        settings, wanted.segment, seen
-    )
+    return wrong_family(settings, wanted.overlay) or interface_conflict(settings, wanted.segment, seen)
 
 
 @dataclass(frozen=True)

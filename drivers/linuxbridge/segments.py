@@ -19,7 +19,7 @@ from typing import Self
 
 from netplugin.api.models import Network
 from netplugin.host.link_messages import Bridge, Ifb, Link, Vlan, Vxlan
-from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, provisional_mac, device_name
+from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name, provisional_mac
 
 PORT_MARK = "netplugin-port="
 BRIDGE_MARK = "netplugin-bridge="

@@ -44,9 +44,7 @@ def _in_use(segment: Segment, seen: BridgeObservation) -> str:
     return made.data.parent if made and on_it and isinstance(made.data, Vlan) else ""
 
 
-def interface_conflict(
-    settings: Settings, segment: Segment, seen: BridgeObservation
-) -> Conflict | None:
+def interface_conflict(settings: Settings, segment: Segment, seen: BridgeObservation) -> Conflict | None:
     """Return the error if a segment uses another interface than the configured one."""
     has = way_out(settings, segment, seen)
     configured = settings.physical_interfaces.get(segment.physical_network)
@@ -55,15 +53,14 @@ def interface_conflict(
     free = f"ip link delete {segment.device}" if segment.device else f"ip link set {has} nomaster"
     return Conflict(
         f"{segment} leaves by {has}, as its ports were made, and [linuxbridge] physical_interfaces has "
-        f"{configured or 'no interface'} for {segment.physical_network} now", step="plan",
+        f"{configured or 'no interface'} for {segment.physical_network} now",
+        step="plan",
         fix=f"name {has} there again and restart the agent; or move all ports of {segment} at once: "
         f"{free}, and then netplugin reconcile",
-    )  # fmt: skip
+    )
 
 
-def hop_of(
-    settings: Settings, segment: Segment, mtu: int, seen: BridgeObservation
-) -> UplinkPath | None:
+def hop_of(settings: Settings, segment: Segment, mtu: int, seen: BridgeObservation) -> UplinkPath | None:
     """Return the uplink path for frames of this MTU in bytes; None if the segment ends on this host."""
     if not segment.network_id:
         name = way_out(settings, segment, seen)
@@ -92,9 +89,10 @@ def uplink_problem(
 
 def no_local_ip() -> BackendUnavailable:
     return BackendUnavailable(
-        "this host has no address for VXLAN tunnels", step="local_ip",
+        "this host has no address for VXLAN tunnels",
+        step="local_ip",
         fix="set [linuxbridge] local_ip and restart the agent",
-    )  # fmt: skip
+    )
 
 
 def _missing(settings: Settings, segment: Segment, hop: UplinkPath) -> NetpluginError:
@@ -103,11 +101,12 @@ def _missing(settings: Settings, segment: Segment, hop: UplinkPath) -> Netplugin
             f"[linuxbridge] local_ip {settings.local_ip} is on no interface of this host",
             step=hop.step,
             fix=f"ip addr add {settings.local_ip}/<prefix length> dev <interface>, or correct it",
-        )  # fmt: skip
+        )
     return BackendUnavailable(
-        f"interface {hop.name} of {segment} is not there", step=hop.step,
+        f"interface {hop.name} of {segment} is not there",
+        step=hop.step,
         fix=f"bring {hop.name} back, or correct [linuxbridge] physical_interfaces",
-    )  # fmt: skip
+    )
 
 
 def _not_free(interface: ObservedInterface, segment: Segment) -> NetpluginError | None:
@@ -115,21 +114,21 @@ def _not_free(interface: ObservedInterface, segment: Segment) -> NetpluginError 
     link, name = interface.link, interface.link.name
     if link.master not in (None, segment.bridge):
         return Conflict(
-            f"interface {name} of {segment} is on {link.master} already", step="uplink",
+            f"interface {name} of {segment} is on {link.master} already",
+            step="uplink",
             fix=f"ip link set {name} nomaster, or name another interface for {segment}",
-        )  # fmt: skip
+        )
     if link.master is None and interface.addresses:
         return Conflict(
             f"interface {name} of {segment} has addresses "
-            f"({', '.join(interface.addresses)}) that would stop working on a bridge", step="uplink",
+            f"({', '.join(interface.addresses)}) that would stop working on a bridge",
+            step="uplink",
             fix=f"ip addr flush dev {name}, or name another interface for {segment}",
-        )  # fmt: skip
+        )
     return None
 
 
-def _unfit(
-    hop: UplinkPath, interface: ObservedInterface, segment: Segment
-) -> NetpluginError | None:
+def _unfit(hop: UplinkPath, interface: ObservedInterface, segment: Segment) -> NetpluginError | None:
     """Return what is wrong with an interface that the operator has to correct."""
     name, bond = hop.name, interface.bond
     if not interface.link.up:
@@ -138,15 +137,17 @@ def _unfit(
         )
     if wrong := small(hop):
         return Conflict(
-            f"interface {name} of {segment} has {wrong}", step=hop.step,
+            f"interface {name} of {segment} has {wrong}",
+            step=hop.step,
             fix=f"ip link set {name} mtu {hop.mtu}, or give the network a smaller MTU",
-        )  # fmt: skip
+        )
     if bond is not None and bond.members and not any(member.up for member in bond.members):
         states = ", ".join(f"{member.name} {member.state}" for member in bond.members)
         return BackendUnavailable(
-            f"bond {bond.name} of {segment} has no link left ({states})", step=hop.step,
+            f"bond {bond.name} of {segment} has no link left ({states})",
+            step=hop.step,
             fix=f"look at cables and switch: cat /proc/net/bonding/{bond.name}",
-        )  # fmt: skip
+        )
     return None
 
 
@@ -172,9 +173,10 @@ def in_the_way(
             case _:
                 continue
         return Conflict(
-            f"{name} is there for {segment} already, and is not ours", step="plan",
+            f"{name} is there for {segment} already, and is not ours",
+            step="plan",
             fix=f"ip link delete {name}",
-        )  # fmt: skip
+        )
     return None
 
 
@@ -188,6 +190,7 @@ def wrong_family(settings: Settings, overlay: Overlay | None) -> NetpluginError 
         return None
     return Conflict(
         f"network {overlay.network_id} has peers that are not IPv{own} ({', '.join(bad[:3])}), and "
-        f"[linuxbridge] local_ip is {settings.local_ip}", step="plan",
+        f"[linuxbridge] local_ip is {settings.local_ip}",
+        step="plan",
         fix=f"PUT /v1/networks/{overlay.network_id} with the IPv{own} addresses of its peers",
-    )  # fmt: skip
+    )

@@ -178,9 +178,7 @@ class Applier:
             for i in (port.interfaces if port else ())
         )
 
-    def _require_policers(
-        self, changes: Sequence[Change], deadline: float, failed: _Failed
-    ) -> None:
+    def _require_policers(self, changes: Sequence[Change], deadline: float, failed: _Failed) -> None:
         """Check that vswitchd has applied the changed policers, which the database does not show."""
         for change in changes:
             if not isinstance(change, c.SetQos | c.AddPort) or change.port.port_id in failed:

@@ -62,18 +62,18 @@ class FlowChange(Change, ABC):
 _Columns = Mapping[str, Mapping[str, Any]]
 
 
-def add_rows(
-    rows: Rows, qos: Mapping[str, Any] | None = None, new: _Columns | None = None
-) -> CommandFactory:
+def add_rows(rows: Rows, qos: Mapping[str, Any] | None = None, new: _Columns | None = None) -> CommandFactory:
     """Create a port with its rows, ``new`` columns of its interfaces, and its QoS row ``qos``."""
     more = new or {}
-    interfaces = {
-        name: {**columns, **more.get(name, {})} for name, columns in rows.interfaces().items()
-    }
+    interfaces = {name: {**columns, **more.get(name, {})} for name, columns in rows.interfaces().items()}
     return partial(
-        write.AddPortCommand, bridge=rows.bridge, name=rows.name, port=rows.port_columns(),
-        interfaces=interfaces, qos=qos,
-    )  # fmt: skip
+        write.AddPortCommand,
+        bridge=rows.bridge,
+        name=rows.name,
+        port=rows.port_columns(),
+        interfaces=interfaces,
+        qos=qos,
+    )
 
 
 def set_rows(
@@ -81,9 +81,13 @@ def set_rows(
 ) -> CommandFactory:
     """Update an existing port to its rows. Interfaces that it does not have yet also get ``new``."""
     return partial(
-        write.SetPortCommand, name=rows.name, port=rows.port_columns(), interfaces=rows.interfaces(),
-        merged=merged, new=new or {},
-    )  # fmt: skip
+        write.SetPortCommand,
+        name=rows.name,
+        port=rows.port_columns(),
+        interfaces=rows.interfaces(),
+        merged=merged,
+        new=new or {},
+    )
 
 
 def ofport(ovs: OvsHost, name: str) -> int | None:
@@ -105,9 +109,12 @@ class CreateBridge(RowChange):
 
     def command(self) -> CommandFactory:
         return partial(
-            write.AddBridge, name=self.name, datapath_type="netdev", fail_mode="secure",
+            write.AddBridge,
+            name=self.name,
+            datapath_type="netdev",
+            fail_mode="secure",
             external_ids={BRIDGE_MARK: self.mark},
-        )  # fmt: skip
+        )
 
     def describe(self) -> str:
         return f"create bridge {self.name} for {self.mark}"
@@ -308,9 +315,7 @@ class SetQos(RowChange):
 
     def command(self) -> CommandFactory:
         ours = partial(is_marked, backend=self.port.backend)
-        return partial(
-            write.SetQosCommand, name=self.port.name, qos=self.port.qos_columns(), ours=ours
-        )  # fmt: skip
+        return partial(write.SetQosCommand, name=self.port.name, qos=self.port.qos_columns(), ours=ours)
 
     def describe(self) -> str:
         rate = f"{self.port.receives.kbps} kbit/s" if self.port.receives else "any rate"

@@ -90,12 +90,9 @@ def port_flows(port_id: str, ofport: int, spec: PortSpec) -> frozenset[Flow]:
     if not security.enabled:
         open_port = Flow.make(cookie, _PORT, f"{port},{_UNTAGGED}")
         return frozenset({open_port, Flow.make(cookie, _REFUSED, f"{port},{_LINK_LOCAL}", "drop")})
-    flows = {
-        Flow.make(cookie, _REFUSED, f"{match},{port}", "drop") for match in _refused(security.roles)
-    }
+    flows = {Flow.make(cookie, _REFUSED, f"{match},{port}", "drop") for match in _refused(security.roles)}
     flows |= {
-        Flow.make(cookie, priority, f"{match},{port},{_UNTAGGED}")
-        for priority, match in _allowed(spec)
+        Flow.make(cookie, priority, f"{match},{port},{_UNTAGGED}") for priority, match in _allowed(spec)
     }
     if not security.allowed_addresses:
         # The ARP payload has a MAC as well; a forged one would poison the caches of neighbours.

@@ -34,14 +34,18 @@ def _service(port: OvsPort) -> Finding:
     expected = "a service port is an access port of the one network that it serves"
     if port.tag is not None and port.vlan_mode in (None, "access"):
         return Finding(
-            id=f"service-port-{port.name}", status="ok", expected=expected,
+            id=f"service-port-{port.name}",
+            status="ok",
+            expected=expected,
             found=f"{where}: VLAN {port.tag}",
-        )  # fmt: skip
+        )
     return Finding(
-        id=f"service-port-{port.name}", status="warn", expected=expected,
+        id=f"service-port-{port.name}",
+        status="warn",
+        expected=expected,
         found=f"{where}, and is a trunk: it sends to every network of the bridge and hears them",
         fix=f"ovs-vsctl set Port {port.name} tag=<its VLAN> vlan_mode=access",
-    )  # fmt: skip
+    )
 
 
 def _unmanaged(ports: list[OvsPort]) -> list[Finding]:
@@ -51,24 +55,26 @@ def _unmanaged(ports: list[OvsPort]) -> list[Finding]:
     more = f" and {len(ports) - 5} others" if len(ports) > 5 else ""
     return [
         Finding(
-            id="unmanaged-ports", status="warn",
+            id="unmanaged-ports",
+            status="warn",
             found=f"not made by netplugin, or without its mark any more: {names}{more}",
             expected="all ports of netplugin's bridges are netplugin's or in [ovs] service_ports; the "
             "bridge takes no frame from any other",
             fix="remove the port (ovs-vsctl del-port), or name it in [ovs] service_ports and restart "
             "the agent",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _fragments(bridge: ObservedOvsBridge) -> Finding:
     return Finding(
-        id=f"fragments-{bridge.name}", status="warn",
+        id=f"fragments-{bridge.name}",
+        status="warn",
         found=f"{bridge.name} is not netplugin's, and its flows do not see the ports of fragments: a VM "
         "may send answers of a DHCP server, or router advertisements, in fragments",
         expected="the filters of VMs see the ports of first fragments",
         fix=f"ovs-ofctl set-frags {bridge.name} nx-match, after each start of vswitchd",
-    )  # fmt: skip
+    )
 
 
 # -- Faults of a port and its bridge as reported by OVS, the same for all backends. ---------------

@@ -53,16 +53,17 @@ def left_out(
         step="plan",
         fix=f"map {network} to {bridge} again and restart the agent; or, with its VM stopped, DELETE "
         "the port and PUT it again",
-    )  # fmt: skip
+    )
 
 
 def unmapped(spec: PortSpec) -> BackendUnavailable:
     """The error for a port whose network was removed from the configuration."""
     network = spec.network.physical_network
     return BackendUnavailable(
-        f"{network} is not in [ovs] bridge_mappings any more", step="plan",
+        f"{network} is not in [ovs] bridge_mappings any more",
+        step="plan",
         fix=f"add {network} to it again and restart the agent; or delete the port",
-    )  # fmt: skip
+    )
 
 
 def mapping_conflict(
@@ -86,10 +87,11 @@ def mapping_conflict(
         if other.name != port.bridge and not names.isdisjoint(taken):
             return Conflict(
                 f"the uplink of {network} is on bridge {other.name}, where [ovs] bridge_mappings had "
-                "the network before, and live ports use it", step="plan",
+                "the network before, and live ports use it",
+                step="plan",
                 fix=f"map {network} to {other.name} again and restart the agent; or delete the ports "
                 "that are there",
-            )  # fmt: skip
+            )
     return None
 
 
@@ -106,11 +108,11 @@ def _of_another(bridge: ObservedOvsBridge, network: str) -> NetpluginError | Non
     if bridge.mark in ("", network):
         return None
     return Conflict(
-        f"bridge {bridge.name} was made for {bridge.mark}, and [ovs] bridge_mappings has it for "
-        f"{network}", step="plan",
+        f"bridge {bridge.name} was made for {bridge.mark}, and [ovs] bridge_mappings has it for {network}",
+        step="plan",
         fix=f"map {network} to another bridge; if it is the same network under another name: "
         f"ovs-vsctl set bridge {bridge.name} external_ids:netplugin-bridge={network}",
-    )  # fmt: skip
+    )
 
 
 def _other_uplinks(
@@ -127,7 +129,8 @@ def _other_uplinks(
     now = ", ".join(uplink.devices) if uplink else "no device"
     return Conflict(
         f"the uplink of bridge {bridge.name} is {devices}, and [ovs] uplinks has {now} for "
-        f"{bridge.mark}: live ports keep it", step="plan",
+        f"{bridge.mark}: live ports keep it",
+        step="plan",
         fix=f"give {bridge.mark} {devices} in [ovs] uplinks again and restart the agent; or, with the "
         "VMs stopped, DELETE the ports of the bridge and PUT them again",
-    )  # fmt: skip
+    )

@@ -161,16 +161,13 @@ class OvsReader:
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def _bridge(
-        self, bridge: OvsBridge, flows: Mapping[str, list[Flow]], scope: Scope
-    ) -> ObservedOvsBridge:
+    def _bridge(self, bridge: OvsBridge, flows: Mapping[str, list[Flow]], scope: Scope) -> ObservedOvsBridge:
         mirror, name, layout = self._mirror, bridge.name, self._layout
         unmanaged = mirror.unmanaged_on(bridge)
         uplinks = {p.name: p for p in unmanaged if UPLINK_MARK in p.external_ids}
         others = [
-            p for p in unmanaged
-            if p.name != name and p.name not in uplinks and not _is_shared(p, scope)
-        ]  # fmt: skip
+            p for p in unmanaged if p.name != name and p.name not in uplinks and not _is_shared(p, scope)
+        ]
         read = flows.get(name)
         here = {port_id for port_id, row in scope.rows.items() if row.bridge == name}
         ours = layout.is_ours(bridge)
@@ -185,18 +182,11 @@ class OvsReader:
             neighbours=mirror.count_owned_on(bridge) - len(here),
             uplinks=uplinks,
             nics=tuple(
-                sorted(
-                    (i.name, i.mtu)
-                    for p in others
-                    for i in p.interfaces
-                    if i.type == "dpdk" and i.mtu
-                )
+                sorted((i.name, i.mtu) for p in others for i in p.interfaces if i.type == "dpdk" and i.mtu)
             ),
             has_unmanaged=bool(others),
             services=tuple(named) if ours and fixed is None else (),
-            unmanaged=tuple(p for p in others if fixed is not None or p not in named)
-            if ours
-            else (),
+            unmanaged=tuple(p for p in others if fixed is not None or p not in named) if ours else (),
             wanted_flows=base_flows(mirror, bridge, fixed, services) if ours else frozenset(),
             flows=None if read is None else frozenset(f for f in read if f.cookie == COOKIE_MARK),
             matches_fragments=self._ovs.flows.matches_fragments(name, scope.until())
@@ -224,9 +214,7 @@ class OvsReader:
 
     # -- ovs-ofctl -------------------------------------------------------------------------------
 
-    def _flows(
-        self, bridges: Mapping[str, OvsBridge], scope: Scope, also: Also
-    ) -> dict[str, list[Flow]]:
+    def _flows(self, bridges: Mapping[str, OvsBridge], scope: Scope, also: Also) -> dict[str, list[Flow]]:
         """Our flows by bridge, read only from the bridges of ports in scope.
 
         If only some ports are in scope, a bridge that does not answer in time is left out. ``plan``

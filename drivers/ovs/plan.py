@@ -129,12 +129,13 @@ def port_refusal(wanted: DesiredOvsPort, seen: OvsObservation, room: int) -> Net
             step="socket-directory",
             fix="shorten [ovs] vhost_socket_dir and restart the agent; then DELETE the port and PUT it "
             "again, since a port keeps its path",
-        )  # fmt: skip
+        )
     if room <= 0:
         return CapacityExhausted(
-            f"all {MAX_VHOST_SOCKETS} vhost sockets of this vswitchd are taken", step="plan",
+            f"all {MAX_VHOST_SOCKETS} vhost sockets of this vswitchd are taken",
+            step="plan",
             fix="remove ports that are no longer needed",
-        )  # fmt: skip
+        )
     return None
 
 
@@ -147,9 +148,7 @@ def bridge_refusal(
     refused = refused or mapping_conflict(settings, spec, port, seen)
     if refused or not needs_room(port, seen):
         return refused
-    return _of_uplinks(settings, wanted, bridge) or (
-        too_narrow(bridge.nics, port.mtu) if bridge else None
-    )
+    return _of_uplinks(settings, wanted, bridge) or (too_narrow(bridge.nics, port.mtu) if bridge else None)
 
 
 def _of_uplinks(
@@ -164,31 +163,31 @@ def _of_uplinks(
     least, name = min(there, default=(settings.mtu_of_uplinks(network), ""))
     if not settings.uplinks.get(network) or least >= mtu:
         return None
-    live = (
-        f"ovs-vsctl set Interface {name} mtu_request={mtu} (which stops the NIC for a moment) and "
-    )
+    live = f"ovs-vsctl set Interface {name} mtu_request={mtu} (which stops the NIC for a moment) and "
     return Unsupported(
         f"network.mtu {mtu} is above the MTU {least} of the uplinks of {network} ([ovs] uplink_mtu)",
         step="mtu",
         fix=f"{live if name else ''}set [ovs] uplink_mtu = {network}:{mtu} and restart the agent; or "
         "ask for a smaller network.mtu",
-    )  # fmt: skip
+    )
 
 
 def _of_bridge(port: VhostPort, spec: PortSpec, bridge: ObservedOvsBridge) -> NetpluginError | None:
     if bridge.datapath_type != "netdev":
         return Conflict(
             f"bridge {bridge.name} exists with datapath_type {bridge.datapath_type or 'system'!r}, "
-            "which cannot have DPDK ports", step="plan",
+            "which cannot have DPDK ports",
+            step="plan",
             fix="map the network to another bridge in [ovs] bridge_mappings",
-        )  # fmt: skip
+        )
     if not bridge.ours and spec.port_security.enabled and bridge.fail_mode != "secure":
         return Unsupported(
             f"bridge {bridge.name} is not ours and not fail_mode=secure: a restart of vswitchd "
-            "would leave the port without its filter", step="plan",
+            "would leave the port without its filter",
+            step="plan",
             fix=f"ovs-vsctl set-fail-mode {bridge.name} secure, with flows of your own for your "
             "own ports; or ask for the port with port_security.enabled false",
-        )  # fmt: skip
+        )
     return None
 
 
@@ -201,9 +200,10 @@ def needs_room(port: VhostPort, seen: OvsObservation) -> bool:
 def name_taken(name: str) -> Conflict:
     """The error for a port name that a port of others uses."""
     return Conflict(
-        f"a port named {name} exists in OVS and is not ours", step="plan",
+        f"a port named {name} exists in OVS and is not ours",
+        step="plan",
         fix=f"remove it: ovs-vsctl del-port {name}",
-    )  # fmt: skip
+    )
 
 
 # -- changes -----------------------------------------------------------------------------------------
@@ -308,10 +308,14 @@ def has_its_flows(wanted: DesiredOvsPort, seen: OvsObservation) -> bool:
 def _set_filter(wanted: DesiredOvsPort, seen: OvsObservation) -> c.SetFilter:
     port, bridge = wanted.port, seen.bridges.get(wanted.port.bridge)
     return c.SetFilter(
-        (port.port_id,), port.bridge, port.name, port.port_id, wanted.spec,
+        (port.port_id,),
+        port.bridge,
+        port.name,
+        port.port_id,
+        wanted.spec,
         wanted.beside.name if wanted.beside else None,
         foreign=bridge is not None and not bridge.ours,
-    )  # fmt: skip
+    )
 
 
 def _filter(

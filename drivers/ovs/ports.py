@@ -64,9 +64,7 @@ class VhostPort:
     stamp: str = ""
 
     @staticmethod
-    def of(
-        backend: str, intent: Intent, bridge: str, tag: int, *, socket: str, tso: bool
-    ) -> VhostPort:
+    def of(backend: str, intent: Intent, bridge: str, tag: int, *, socket: str, tso: bool) -> VhostPort:
         """The rows for an intent. ``tso``: the VM may send segments of 64 KiB."""
         spec, overlay = intent.spec, intent.overlay
         assert spec is not None and (overlay is None) == (spec.overlay_id is None)
@@ -271,9 +269,7 @@ def rows_differ(row: OvsPort, wish: Rows, merged: Collection[str] = ("external_i
     return (
         found.keys() != interfaces.keys()
         or _columns_differ(row, wish.port_columns(), merged)
-        or any(
-            _columns_differ(found[name], columns, merged) for name, columns in interfaces.items()
-        )
+        or any(_columns_differ(found[name], columns, merged) for name, columns in interfaces.items())
     )
 
 

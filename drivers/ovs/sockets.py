@@ -140,9 +140,7 @@ class ObservedSockets:
 NOTHING = ObservedSockets({}, {}, {}, None)
 
 
-def look(
-    settings: OvsSettings, ports: Collection[str], rows: Mapping[str, OvsPort]
-) -> ObservedSockets:
+def look(settings: OvsSettings, ports: Collection[str], rows: Mapping[str, OvsPort]) -> ObservedSockets:
     """Look for the sockets of these ports in all directories that they may be in."""
     files: dict[str, tuple[str, ...]] = {}
     own: dict[str, tuple[str, ...]] = {}
@@ -223,9 +221,12 @@ def usable(directory: Path, group: str) -> Usability:
     writable, shared = mode & 0o022, (mode, found.st_gid) == (_SHARED, gid)
     if (writable and not shared) or not mode & 0o001:
         return Usability(
-            False, f"{directory} is not for root to write to and for QEMU to pass "
-            f"(mode {mode:o}, group {found.st_gid})", fix, _STEP,
-        )  # fmt: skip
+            False,
+            f"{directory} is not for root to write to and for QEMU to pass "
+            f"(mode {mode:o}, group {found.st_gid})",
+            fix,
+            _STEP,
+        )
     return Usability(True)
 
 
@@ -242,8 +243,9 @@ def make(wish: Directory) -> None:
             if found.st_uid not in (0, wish.uid):
                 raise HostError(
                     f"{path} is user {found.st_uid}'s, and not root's or user {wish.uid}'s",
-                    step=_STEP, fix=f"look who made it, and remove it: rm -r {path}",
-                )  # fmt: skip
+                    step=_STEP,
+                    fix=f"look who made it, and remove it: rm -r {path}",
+                )
             os.fchown(opened, wish.uid, wish.gid)
             os.fchmod(opened, wish.mode)
         finally:
@@ -276,9 +278,7 @@ def remove_own(path: str) -> None:
 # -- findings ----------------------------------------------------------------------------------------
 
 
-def findings(
-    settings: OvsSettings, rows: Mapping[str, OvsPort], seen: ObservedSockets
-) -> list[Finding]:
+def findings(settings: OvsSettings, rows: Mapping[str, OvsPort], seen: ObservedSockets) -> list[Finding]:
     """Findings on the sockets of all ports of a backend (pure)."""
     said = {port_id: path_of(row) for port_id, row in rows.items()}
     paths = {port_id: Path(path) for port_id, path in said.items() if path}
@@ -289,13 +289,14 @@ def findings(
         some = ", ".join(old[:5]) + (" and others" if len(old) > 5 else "")
         found.append(
             Finding(
-                id="vhost-socket-dir", status="warn",
+                id="vhost-socket-dir",
+                status="warn",
                 found=f"{len(old)} ports have their sockets elsewhere, as they were made: {some}",
                 expected=f"every port has a directory of its own below [ovs] vhost_socket_dir, {base}",
                 fix="none is needed: the VMs have the sockets by their paths. A port gets a new path "
                 "when it is deleted and asked for again, with its VM stopped",
             )
-        )  # fmt: skip
+        )
     alike = {
         (row.interface and row.interface.external_ids.get("vm-uuid")) or port_id
         for port_id, row in rows.items()
@@ -304,14 +305,15 @@ def findings(
     if len(alike) > 1:
         found.append(
             Finding(
-                id="qemu-user", status="warn",
+                id="qemu-user",
+                status="warn",
                 found=f"the sockets of {len(alike)} VMs are for group {settings.vhost_socket_group}: a "
                 "QEMU that is broken into can replace its neighbours' sockets, unless sVirt holds it",
                 expected="each VM's QEMU runs as a user of its own (qemu_user)",
                 fix="run each QEMU as a user of its own and name that in its ports; or see that "
                 "libvirt confines it (SELinux, AppArmor)",
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -324,13 +326,14 @@ def _too_long(base: Path) -> list[Finding]:
     most = MAX_SOCKET_PATH - (len(os.fsencode(socket)) - has)
     return [
         Finding(
-            id="vhost-socket-path", status="fail",
+            id="vhost-socket-path",
+            status="fail",
             found=f"[ovs] vhost_socket_dir {base} has {has} bytes: no new port can come",
             expected=f"{most} bytes at most, so that the path of a port's socket has no more than the "
             f"{MAX_SOCKET_PATH} of a UNIX socket",
             fix="shorten it and restart the agent; ports that are there keep their paths",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _is_of_group(seen: ObservedSockets, directory: Path) -> bool:

@@ -23,16 +23,19 @@ def dpdk_usable(ovs: OvsHost, *types: str) -> Usability:
     built_with = root.dpdk_version not in (None, "none")
     if built_with and not root.dpdk_initialized:
         return Usability(
-            False, "OVS runs without DPDK (dpdk_initialized is false)",
-            "ovs-vsctl set Open_vSwitch . other_config:dpdk-init=true, restart ovs-vswitchd and "
-            "read its log", "dpdk-init",
-        )  # fmt: skip
+            False,
+            "OVS runs without DPDK (dpdk_initialized is false)",
+            "ovs-vsctl set Open_vSwitch . other_config:dpdk-init=true, restart ovs-vswitchd and read its log",
+            "dpdk-init",
+        )
     for kind in types:
         if kind not in root.iface_types:
             return Usability(
-                False, f"this OVS has no interface type {kind}: it is built without DPDK",
-                "install an OVS with DPDK (Debian: openvswitch-switch-dpdk)", "iface-types",
-            )  # fmt: skip
+                False,
+                f"this OVS has no interface type {kind}: it is built without DPDK",
+                "install an OVS with DPDK (Debian: openvswitch-switch-dpdk)",
+                "iface-types",
+            )
     return sockets.usable(ovs.settings.vhost_socket_dir, ovs.settings.vhost_socket_group)
 
 
@@ -59,10 +62,11 @@ def refuse_tunnels(root: OvsRoot) -> NetpluginError | None:
         return None
     return Unsupported(
         f"{_OPTION} is on, and OVS {root.ovs_version} drops the large segments of VMs on VXLAN "
-        "networks (it cannot segment what goes into a tunnel before 3.5)", step="userspace-tso",
+        "networks (it cannot segment what goes into a tunnel before 3.5)",
+        step="userspace-tso",
         fix=f"ovs-vsctl remove Open_vSwitch . other_config {_OPTION} and restart ovs-vswitchd; or "
         "use OVS 3.5",
-    )  # fmt: skip
+    )
 
 
 def nic_must_segment(root: OvsRoot) -> bool:

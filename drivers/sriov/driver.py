@@ -110,9 +110,7 @@ class Sriov(Backend[SriovObservation]):
     def findings(self, observed: SriovObservation) -> Sequence[Finding]:
         return pool_findings(observed.inventory)
 
-    def port_findings(
-        self, intents: Sequence[Intent], observed: SriovObservation
-    ) -> Sequence[Finding]:
+    def port_findings(self, intents: Sequence[Intent], observed: SriovObservation) -> Sequence[Finding]:
         return tag_findings(intents, observed.inventory)
 
     def binding(self, intent: Intent) -> Binding:
@@ -122,9 +120,7 @@ class Sriov(Backend[SriovObservation]):
             {
                 "vif_type": "hostdev",
                 "interface_xml": hostdev_interface(intent.spec, claim.key),
-                "domain_requirements": DomainRequirements(
-                    vfio=True, numa_node=intent.spec.numa_node
-                ),
+                "domain_requirements": DomainRequirements(vfio=True, numa_node=intent.spec.numa_node),
                 "pci_address": claim.key,
                 **place(remembered(claim)),
             }

@@ -28,9 +28,7 @@ def check_spec(spec: PortSpec) -> None:
     security, vf = spec.port_security, spec.vf
     check_vlan_qos(spec)
     if security.enabled and vf.spoofchk is False:
-        raise _contradicts(
-            "vf.spoofchk", "port_security.enabled rests on it: turn both off, or none"
-        )
+        raise _contradicts("vf.spoofchk", "port_security.enabled rests on it: turn both off, or none")
     if security.enabled and vf.trusted:
         message = (
             "a trusted VM sets its own MAC (which spoofchk then lets pass), and may be promiscuous: "
@@ -51,9 +49,7 @@ def _check_tags(spec: PortSpec) -> None:
     if vf.allowed_vlans and not vf.trunk:
         raise _contradicts("vf.allowed_vlans", "they are those of a trunk: ask for vf.trunk too")
     if vf.vlan_proto == "802.1ad" and kind != "vlan":
-        raise _contradicts(
-            "vf.vlan_proto", "it is the kind of a VLAN's tag: ask for a vlan network"
-        )
+        raise _contradicts("vf.vlan_proto", "it is the kind of a VLAN's tag: ask for a vlan network")
 
 
 def _contradicts(field: str, message: str) -> InvalidRequest:
@@ -100,7 +96,7 @@ def _impossible(spec: PortSpec) -> list[tuple[bool, str, str]]:
             "the rings of a VF are its driver's in the VM to size",
             "ask without rx_queue_size and tx_queue_size",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def wanted(spec: PortSpec) -> VfAttributes:

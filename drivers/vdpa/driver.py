@@ -132,9 +132,14 @@ class Vdpa(Backend[VdpaObservation]):
         # VFs of ports are covered by their claims, which also record the VM.
         used = {c: name for c, name in used.items() if c not in taken}
         claim = claim_vf(
-            observed.inventory, intent, {**used, **taken}, mode.use,
-            had=had, for_dpdk=True, notes=mode.notes,
-        )  # fmt: skip
+            observed.inventory,
+            intent,
+            {**used, **taken},
+            mode.use,
+            had=had,
+            for_dpdk=True,
+            notes=mode.notes,
+        )
         return (claim, sockets.claim_socket(self._switch.settings, intent, row))
 
     def plan(self, intents: Sequence[Intent], observed: VdpaObservation) -> Plan:

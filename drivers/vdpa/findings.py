@@ -24,10 +24,11 @@ def no_pci(root: OvsRoot) -> Usability | None:
     if "--no-pci" not in _words(root):
         return None
     return Usability(
-        False, "OVS runs with dpdk-extra --no-pci, and so without any NIC",
+        False,
+        "OVS runs with dpdk-extra --no-pci, and so without any NIC",
         f'ovs-vsctl set Open_vSwitch . other_config:dpdk-extra="{_NO_DEVICE}", restart ovs-vswitchd',
         "dpdk-extra",
-    )  # fmt: skip
+    )
 
 
 def findings(seen: VdpaObservation, mode: Mode) -> list[Finding]:
@@ -57,12 +58,14 @@ def _probing(root: OvsRoot) -> Finding:
             expected=expected,
         )
     return Finding(
-        id="dpdk-probing", status="warn", expected=expected,
+        id="dpdk-probing",
+        status="warn",
+        expected=expected,
         found="dpdk-extra lists no device: at its start vswitchd takes every one that is bound to "
         "vfio-pci and not in use, and with them the VFs of VMs that are not started yet",
         fix=f'ovs-vsctl set Open_vSwitch . other_config:dpdk-extra="{_NO_DEVICE}" (which is no '
         "device), and restart ovs-vswitchd",
-    )  # fmt: skip
+    )
 
 
 def _words(root: OvsRoot) -> list[str]:

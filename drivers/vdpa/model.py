@@ -76,10 +76,11 @@ def lacks_native(root: OvsRoot) -> Usability | None:
     if NATIVE_TYPE in root.iface_types:
         return None
     return Usability(
-        False, f"this OVS has no interface type {NATIVE_TYPE}, which native mode needs",
+        False,
+        f"this OVS has no interface type {NATIVE_TYPE}, which native mode needs",
         "install the NIC vendor's OVS that has it; or, for new ports, set [vdpa] mode = relay",
         "iface-types",
-    )  # fmt: skip
+    )
 
 
 # -- The OVS rows that a port of the vdpa backend desires, in either mode, derived from the intent.
@@ -90,9 +91,7 @@ BACKEND = "vdpa"
 #: relays on one bridge are isolated from each other. A bridge per relay would cost a tap and a set of
 #: datapath tables each.
 BRIDGE = "np-relay"
-LAYOUT = Layout(
-    BACKEND, {BRIDGE: "vdpa:relay"}, base={BRIDGE: frozenset()}, prefixes=(VHOST, RELAY)
-)
+LAYOUT = Layout(BACKEND, {BRIDGE: "vdpa:relay"}, base={BRIDGE: frozenset()}, prefixes=(VHOST, RELAY))
 #: The options that name the VF of a row.
 _ACCELERATOR = "vdpa-accelerator-devargs"
 DEVICE_OPTIONS = ("dpdk-devargs", _ACCELERATOR)

@@ -88,14 +88,15 @@ def multicast_findings(inventory: Inventory) -> list[Finding]:
             why = "gives them to trusted VFs alone and has no switch for that here"
         found.append(
             Finding(
-                id=f"vf-multicast-{pf.address}", status="warn",
+                id=f"vf-multicast-{pf.address}",
+                status="warn",
                 found=f"a relay on {pf.name} may lose the multicast frames that its VM should get, "
                 f"and with them IPv6 and VRRP: {pf.driver or 'its driver'} {why}",
                 expected="a VF in OVS gets all multicast frames of its network",
                 fix=f"try IPv6 through a port of the backend vdpa on {pf.name}; if it does not work, "
                 f"{instead}use the backends sriov or dpdkvhostuser there, or another NIC",
             )
-        )  # fmt: skip
+        )
     return found
 
 

@@ -121,9 +121,7 @@ def _driver_back(intent: Intent, inventory: Inventory) -> list[Change]:
     return [bind_vf(intent.port_id, pf, vf, before.driver, before.driver_override)]
 
 
-def _want(
-    wish: DesiredOvsPort | None, ovs: OvsObservation, intent: Intent, pf: Pf, vf: Vf
-) -> VfAttributes:
+def _want(wish: DesiredOvsPort | None, ovs: OvsObservation, intent: Intent, pf: Pf, vf: Vf) -> VfAttributes:
     """Return the VF's desired attributes. In native mode only the MAC; the representor has the rest.
 
     A trusted VF may receive other frames than its own, and the relay's flows keep them from the VM. If
@@ -170,9 +168,7 @@ def _lost_multicast(intent: Intent, seen: VdpaObservation) -> str | None:
     return lost_by(seen.inventory.pf_of(vf), vf, intent.spec.network.vlan_id)
 
 
-def _wish(
-    settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: int
-) -> DesiredOvsPort:
+def _wish(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: int) -> DesiredOvsPort:
     """Return the desired rows. Raises: the error that prevents them."""
     if claim_of(intent) is None:
         raise no_vf()
@@ -230,9 +226,7 @@ def observed_ports(intents: Sequence[Intent], seen: VdpaObservation) -> Mapping[
     return found
 
 
-def _fault(
-    mode: Mode, row: OvsPort | None, beside: OvsPort | None, seen: VdpaObservation
-) -> str | None:
+def _fault(mode: Mode, row: OvsPort | None, beside: OvsPort | None, seen: VdpaObservation) -> str | None:
     """Return why the rows do not work; None if OVS reports no fault."""
     lost = lacks_native(seen.word.root) if mode is Mode.NATIVE else None
     if lost:
@@ -253,9 +247,7 @@ def _of_relay(beside: OvsPort, seen: VdpaObservation) -> str | None:
     if interface is None:
         return f"{beside.name} has no interface"
     narrow = (
-        too_narrow([(interface.name, interface.mtu)], interface.mtu_request or 0)
-        if interface.mtu
-        else None
+        too_narrow([(interface.name, interface.mtu)], interface.mtu_request or 0) if interface.mtu else None
     )
     return (
         findings.of_interface(interface)

@@ -61,9 +61,7 @@ class Switch:
             row.interface and row.interface.type == NATIVE_TYPE for row in scope.rows.values()
         )
         seen, _ = self._reader.seen(scope, self._reader.bridges(scope, native))
-        word = VswitchdFacts(
-            self.root, self._reader.starved(scope), self._reader.cannot_segment(seen, scope)
-        )
+        word = VswitchdFacts(self.root, self._reader.starved(scope), self._reader.cannot_segment(seen, scope))
         return seen, word, self._ovs.mirror.devices(*DEVICE_OPTIONS)
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:

@@ -82,9 +82,11 @@ def refusal(pf: Pf, spec: PortSpec, *, queues: bool) -> Unsupported | None:
     most = max_queues(pf.driver, pf.wanted_vfs)
     if queues and spec.queues > most:
         return _refuse(
-            pf, "queues", f"{spec.queues} are requested, and a VF has {most} at most",
+            pf,
+            "queues",
+            f"{spec.queues} are requested, and a VF has {most} at most",
             f"ask for {most} or fewer",
-        )  # fmt: skip
+        )
     if spec.vf.vlan_qos and pf.driver in _DROP_PRIORITY:
         return _refuse(pf, "vf.vlan_qos", "its driver drops it", "ask without vf.vlan_qos")
     if spec.vf.vlan_proto == "802.1ad" and pf.driver not in _STACK:
@@ -93,9 +95,11 @@ def refusal(pf: Pf, spec: PortSpec, *, queues: bool) -> Unsupported | None:
         return _refuse(pf, "vf.vlan_proto", why, "ask for 802.1Q, or use a NIC of ice")
     if spec.vf.trunk and pf.driver not in TAGS:
         return _refuse(
-            pf, "vf.trunk", "what the NIC does with a VM's tags is not known",
+            pf,
+            "vf.trunk",
+            "what the NIC does with a VM's tags is not known",
             "ask for a VLAN, or use a NIC of " + ", ".join(sorted(TAGS)),
-        )  # fmt: skip
+        )
     return None
 
 

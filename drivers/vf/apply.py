@@ -31,9 +31,7 @@ class Done:
     unsupported: dict[SetVf, str] = field(default_factory=dict)
 
 
-def apply_changes(
-    carry_out: Callable[[VfChange], None], changes: Sequence[Change], deadline: float
-) -> Done:
+def apply_changes(carry_out: Callable[[VfChange], None], changes: Sequence[Change], deadline: float) -> Done:
     """Apply the VF changes among ``changes`` once each, in order, until ``deadline`` (monotonic, seconds)."""
     done, stopped = Done(), set[str]()
     for change in changes:

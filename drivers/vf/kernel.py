@@ -186,9 +186,7 @@ class VfKernel:
             detail = f"{refused.detail} (its NIC has no carrier)"
             # The carrier may never come back, and every port sets its own rates: do not wait for it.
             return unsupported(detail, group) if change.optional else VfBusy(detail, step="set-vf")
-        return (
-            unsupported(refused.detail, group) if is_beyond(group, change.attributes) else refused
-        )
+        return unsupported(refused.detail, group) if is_beyond(group, change.attributes) else refused
 
     def _bind(self, change: BindVf) -> None:
         vfs = self._vfs

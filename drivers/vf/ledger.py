@@ -75,9 +75,14 @@ def claim_vf(
             _require_fit(inventory, claim, intent.spec)
             return claim
     vf = choose(
-        inventory, intent.spec, holders_of(taken), use,
-        had=had, for_dpdk=for_dpdk, of_the_vm=_of_vm(taken, intent.spec.vm_id),
-    )  # fmt: skip
+        inventory,
+        intent.spec,
+        holders_of(taken),
+        use,
+        had=had,
+        for_dpdk=for_dpdk,
+        of_the_vm=_of_vm(taken, intent.spec.vm_id),
+    )
     if vf.attributes is None:
         raise _unreported(inventory, vf)
     adopted = vf.address == had or _is_of(vf, intent.spec)
@@ -103,9 +108,10 @@ def _require_fit(inventory: Inventory, claim: Claim, spec: PortSpec) -> None:
     if asked not in (None, claim.key) or elsewhere:
         wish = asked or f"one on {spec.network.physical_network}"
         raise Conflict(
-            f"the port has VF {claim.key} and asks for {wish}", step=_STEP,
+            f"the port has VF {claim.key} and asks for {wish}",
+            step=_STEP,
             fix="delete the port, wait until it is gone, and ask for it again",
-        )  # fmt: skip
+        )
     if pf is not None and (lacking := refusal(pf, spec, queues=False)):
         raise lacking
 
@@ -178,18 +184,19 @@ def _named(
     if vf is None or inventory.pf_of(vf).network != network:
         message = f"{address} is no VF of {network} on this host"
         raise InvalidRequest(
-            f"vf.pci_address: {message}", step=_STEP, fix="see GET /v1/vfs",
+            f"vf.pci_address: {message}",
+            step=_STEP,
+            fix="see GET /v1/vfs",
             errors=[FieldError(field="vf.pci_address", message=message)],
-        )  # fmt: skip
-    if address in taken:
-        raise Conflict(
-            f"VF {address} is {_holder(taken[address])}", step=_STEP, fix="see GET /v1/vfs"
         )
+    if address in taken:
+        raise Conflict(f"VF {address} is {_holder(taken[address])}", step=_STEP, fix="see GET /v1/vfs")
     if not _is_on(vf, spec.numa_node):
         raise Conflict(
             f"VF {address} is on NUMA node {vf.numa_node}, and node {spec.numa_node} is asked for",
-            step=_STEP, fix="ask for the VF or for the node",
-        )  # fmt: skip
+            step=_STEP,
+            fix="ask for the VF or for the node",
+        )
     if lacking := refusal(inventory.pf_of(vf), spec, queues=not for_dpdk):
         raise lacking
     is_its_own = address == had or _is_of(vf, spec)
@@ -290,9 +297,10 @@ def not_reported(pf: Pf) -> str:
 def _unreported(inventory: Inventory, vf: Vf) -> BackendUnavailable:
     pf = inventory.pf_of(vf)
     return BackendUnavailable(
-        f"VF {vf.address} cannot be used now: {not_reported(pf)}", step=_STEP,
+        f"VF {vf.address} cannot be used now: {not_reported(pf)}",
+        step=_STEP,
         fix=f"ask again when ip link show {pf.name} lists it",
-    )  # fmt: skip
+    )
 
 
 def pf_problem(pf: Pf, mtu: int, use: Use = EMBEDDED) -> NetpluginError | None:
@@ -301,19 +309,22 @@ def pf_problem(pf: Pf, mtu: int, use: Use = EMBEDDED) -> NetpluginError | None:
         return problem
     if pf.link is None:
         return BackendUnavailable(
-            f"NIC {pf.address} of {pf.network} has no network interface here", step="pf",
+            f"NIC {pf.address} of {pf.network} has no network interface here",
+            step="pf",
             fix="load its driver, and leave its interface in the agent's network namespace",
-        )  # fmt: skip
+        )
     if use is Use.REPRESENTED and not pf.switchdev:
         return Conflict(
             f"{pf.name} of {pf.network} is not in switchdev mode: its VFs have no representors",
-            step="pf", fix=f"devlink dev eswitch set pci/{pf.address} mode switchdev",
-        )  # fmt: skip
+            step="pf",
+            fix=f"devlink dev eswitch set pci/{pf.address} mode switchdev",
+        )
     if use is Use.EMBEDDED and pf.switchdev:
         return Conflict(
             f"{pf.name} of {pf.network} is in switchdev mode: its VFs reach their representors only",
-            step="pf", fix=f"devlink dev eswitch set pci/{pf.address} mode legacy",
-        )  # fmt: skip
+            step="pf",
+            fix=f"devlink dev eswitch set pci/{pf.address} mode legacy",
+        )
     if not pf.link.up:
         return BackendUnavailable(
             f"{pf.name} of {pf.network} is down", step="pf", fix=f"ip link set {pf.name} up"
@@ -370,26 +381,34 @@ class _Books:
         elif without := _no_vfio(vf):
             reason = f"{without}: for the backend vdpa alone"
         return VfInfo(
-            pci_address=vf.address, pf=pf.name, vf_index=vf.number, numa_node=vf.numa_node,
-            physical_network=pf.network, driver=vf.driver, state=state, port_id=holder or None,
-            reason=reason, max_queues=max_queues(pf.driver, pf.wanted_vfs),
+            pci_address=vf.address,
+            pf=pf.name,
+            vf_index=vf.number,
+            numa_node=vf.numa_node,
+            physical_network=pf.network,
+            driver=vf.driver,
+            state=state,
+            port_id=holder or None,
+            reason=reason,
+            max_queues=max_queues(pf.driver, pf.wanted_vfs),
             left_out=vf.number not in pf.numbers,
-        )  # fmt: skip
+        )
 
     def missing(self, address: str) -> VfInfo:
         """Describe a VF that is claimed but does not exist."""
         holder, claim = self.holders[address]
         lost, memory = locate(self.inventory, claim), Memory.of(claim)
         return VfInfo(
-            pci_address=address, pf=memory.pf_name if memory else None,
-            vf_index=memory.number if memory else None, state="stale", port_id=holder,
+            pci_address=address,
+            pf=memory.pf_name if memory else None,
+            vf_index=memory.number if memory else None,
+            state="stale",
+            port_id=holder,
             reason=lost.reason if isinstance(lost, Lost) else None,
-        )  # fmt: skip
+        )
 
 
-def books(
-    inventory: Inventory, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
-) -> list[VfInfo]:
+def books(inventory: Inventory, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]) -> list[VfInfo]:
     """List every VF with its state: available, claimed (by a port), allocated (open in its VM),
     quarantined, stale (claimed but missing), or unusable, with the reason."""
     holders = {c.key: (p, c) for c, p in taken.items() if c.kind == KIND and p != NOBODY}

@@ -27,9 +27,7 @@ def to_vm(port_id: str, pf: Pf, vf: Vf, want: VfAttributes, *, bind: bool) -> li
     have = vf.attributes
     assert have is not None
     # Attributes that no port sets stay as the operator set them.
-    want = replace(
-        want, rss_query=have.rss_query, node_guid=have.node_guid, port_guid=have.port_guid
-    )
+    want = replace(want, rss_query=have.rss_query, node_guid=have.node_guid, port_guid=have.port_guid)
     if pf.link is None or not pf.link.carrier:
         # Drivers compare a rate with the link speed and refuse it without a link (igb_ndo_set_vf_bw,
         # ixgbe_ndo_set_vf_bw, i40e_set_bw_limit, bnxt_set_vf_bw). The rates are set once there is one.
@@ -99,9 +97,7 @@ def set_vf(
     unless_used: bool = False,
 ) -> SetVf:
     """Build the change that writes these attribute groups through the PF, see ``SetVf``."""
-    return SetVf(
-        (port_id,), vf.address, _index(pf), vf.number, pf.name, groups, want, optional, unless_used
-    )
+    return SetVf((port_id,), vf.address, _index(pf), vf.number, pf.name, groups, want, optional, unless_used)
 
 
 def _index(pf: Pf) -> int:
@@ -131,8 +127,9 @@ def check_vlan_qos(spec: PortSpec) -> None:
     if spec.network.type == "flat" and spec.vf.vlan_qos != 0:
         raise Unsupported(
             f"backend {spec.backend}: a flat network has no VLAN tag that could carry vf.vlan_qos",
-            step="validate", fix="ask without vf.vlan_qos, or for a VLAN",
-        )  # fmt: skip
+            step="validate",
+            fix="ask without vf.vlan_qos, or for a VLAN",
+        )
 
 
 def vf_changes(
@@ -189,9 +186,7 @@ def vf_changes(
     return changes
 
 
-def _waits(
-    reason: str, fix: str, kind: type[OperationTimeout] = OperationTimeout
-) -> OperationTimeout:
+def _waits(reason: str, fix: str, kind: type[OperationTimeout] = OperationTimeout) -> OperationTimeout:
     """Build the error for a VF that cannot be released until its NIC reports it again."""
     return kind(
         f"{reason}. The port stays removing, and nobody gets its VF, until that has ended",
@@ -203,19 +198,20 @@ def _waits(
 def in_use(address: str, group: str | None) -> Conflict:
     """Build the error for a VF that cannot be released because it is in use."""
     return Conflict(
-        f"VF {address} is in use: something has /dev/vfio/{group} open. The port goes when that "
-        "is closed", step="plan",
+        f"VF {address} is in use: something has /dev/vfio/{group} open. The port goes when that is closed",
+        step="plan",
         fix=f"detach it from the VM or stop the VM (fuser /dev/vfio/{group})",
-    )  # fmt: skip
+    )
 
 
 def _libvirt_is_not_done(pf: Pf, vf: Vf) -> Conflict:
     """Build the error for a VF whose saved settings libvirt has yet to restore."""
     file = f"/run/libvirt/hostdevmgr/{libvirt_file(pf.name, vf.number)}"
     return Conflict(
-        f"libvirt has MAC and VLAN of VF {vf.address} to write back ({file}). The port goes when it "
-        "has", step="plan", fix="start libvirt; if the file is of no VM any more, remove it",
-    )  # fmt: skip
+        f"libvirt has MAC and VLAN of VF {vf.address} to write back ({file}). The port goes when it has",
+        step="plan",
+        fix="start libvirt; if the file is of no VM any more, remove it",
+    )
 
 
 def no_vf() -> Conflict:

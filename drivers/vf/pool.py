@@ -112,9 +112,7 @@ class Pool:
         return found[0]
 
     def _hold(self, address: str) -> Usability:
-        return self._locks.hold(
-            f"pf/{address}", f"NIC {address}", "take the NIC out of [sriov] devices here"
-        )
+        return self._locks.hold(f"pf/{address}", f"NIC {address}", "take the NIC out of [sriov] devices here")
 
     def look(self) -> Inventory:
         """Read the whole inventory. One dump covers all ports, and a VF carries no mark of its port.

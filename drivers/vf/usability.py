@@ -25,9 +25,7 @@ def usability(sys: Path, devices: Sequence[PoolDevice], *, for_dpdk: bool = Fals
     needs neither IOMMU nor vfio-pci for those.
     """
     if not devices:
-        return Usability(
-            False, "no NIC is configured", "set [sriov] devices, like physnet1:eth1", "devices"
-        )
+        return Usability(False, "no NIC is configured", "set [sriov] devices, like physnet1:eth1", "devices")
     found, missing = find_pfs(sys, devices)
     for address, entries in sorted(found.items()):
         if len(several := networks_of(entries)) > 1:
@@ -48,10 +46,11 @@ def usability(sys: Path, devices: Sequence[PoolDevice], *, for_dpdk: bool = Fals
 def _vfio(sys: Path) -> Usability:
     if not _has_entries(sys / "kernel/iommu_groups"):
         return Usability(
-            False, "there is no IOMMU, or the kernel does not use it",
+            False,
+            "there is no IOMMU, or the kernel does not use it",
             "turn on VT-d or AMD-Vi in the firmware; with VT-d, boot with intel_iommu=on",
             "iommu",
-        )  # fmt: skip
+        )
     if not (sys / "bus/pci/drivers" / VFIO).exists():
         reason = f"the driver {VFIO} is not loaded"
         fix = f"modprobe {VFIO}, and name it in /etc/modules-load.d"
@@ -71,29 +70,36 @@ def pool_findings(inventory: Inventory, use: Use = EMBEDDED) -> list[Finding]:
     """Return a finding for each NIC that has a problem, while other NICs may work."""
     found = [
         Finding(
-            id=f"vf-no-nic-{device.name}", status="warn",
+            id=f"vf-no-nic-{device.name}",
+            status="warn",
             found=f"no NIC with SR-IOV for {device.name} ({device.by.value})",
-            expected=f"a NIC of {device.network}", fix="correct [sriov] devices",
+            expected=f"a NIC of {device.network}",
+            fix="correct [sriov] devices",
         )
         for device in inventory.missing
-    ]  # fmt: skip
+    ]
     for pf in inventory.pfs.values():
         problem = pf_problem(pf, 0, use)
         if problem is not None:
             found.append(
                 Finding(
-                    id=f"vf-nic-{pf.address}", status="warn", found=problem.detail,
-                    expected="a NIC that frames can take", fix=problem.fix,
+                    id=f"vf-nic-{pf.address}",
+                    status="warn",
+                    found=problem.detail,
+                    expected="a NIC that frames can take",
+                    fix=problem.fix,
                 )
-            )  # fmt: skip
+            )
         if not any(vf.pf == pf.address for vf in inventory.vfs.values()):
             found.append(
                 Finding(
-                    id=f"vf-none-{pf.address}", status="warn", found=f"{pf.name} has no VFs",
+                    id=f"vf-none-{pf.address}",
+                    status="warn",
+                    found=f"{pf.name} has no VFs",
                     expected=f"up to {pf.total_vfs}",
                     fix=f"echo N > /sys/bus/pci/devices/{pf.address}/sriov_numvfs",
                 )
-            )  # fmt: skip
+            )
     return found
 
 
@@ -125,10 +131,11 @@ def _finding(inventory: Inventory, address: str, ports: Sequence[str]) -> Findin
     pf = inventory.pfs[address]
     says = TAGS.get(pf.driver or "", _UNKNOWN)
     return Finding(
-        id=f"vf-flat-{address}", status="warn",
+        id=f"vf-flat-{address}",
+        status="warn",
         found=f"{pf.name} has ports of flat networks ({', '.join(sorted(ports))}), and its driver "
         f"{pf.driver or 'unknown'} {says}",
         expected="VMs on VFs are in one VLAN that the NIC holds them to",
         fix="ask for these ports with a VLAN, or with the backend vdpa in relay mode, which takes "
         "no tags from a VM; a switch port that takes untagged frames alone keeps them off the wire",
-    )  # fmt: skip
+    )

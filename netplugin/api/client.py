@@ -104,9 +104,7 @@ class Client:
         )
 
     @classmethod
-    def from_environment(
-        cls, environment: Mapping[str, str] = os.environ, timeout_s: float = 60
-    ) -> Self:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ, timeout_s: float = 60) -> Self:
         """A client configured by NETPLUGIN_URL and the other NETPLUGIN_* variables.
 
         Raises: InvalidRequest naming the variable that is wrong.
@@ -167,9 +165,7 @@ class Client:
         """
         return self._model(BatchResults, "POST", "/v1/ports:batch", batch)
 
-    def render_domain(
-        self, vm_id: str, xml: str, policy: DomainPolicy | None = None
-    ) -> RenderedDomain:
+    def render_domain(self, vm_id: str, xml: str, policy: DomainPolicy | None = None) -> RenderedDomain:
         path = f"/v1/vms/{_checked_name('vm_id', vm_id)}:render-domain"
         try:
             request = RenderRequest(xml=xml, policy=policy or DomainPolicy())
@@ -252,9 +248,7 @@ class Client:
     def _model(self, kind: type[_M], method: str, path: str, body: BaseModel | None = None) -> _M:
         return self._parsed(TypeAdapter(kind), self._call(method, path, body))
 
-    def _models(
-        self, kind: type[_M], path: str, parameters: Mapping[str, str] | None = None
-    ) -> list[_M]:
+    def _models(self, kind: type[_M], path: str, parameters: Mapping[str, str] | None = None) -> list[_M]:
         adapter: TypeAdapter[list[_M]] = TypeAdapter(list[kind])  # type: ignore[valid-type]
         return self._parsed(adapter, self._call("GET", path, parameters=parameters))
 
@@ -308,8 +302,9 @@ class Client:
         if isinstance(failed, httpx.ReadTimeout | httpx.WriteTimeout):
             return OperationTimeout(
                 f"the agent at {self.url} did not answer within {self._http.timeout.read:g} s",
-                step="request", fix="see the agent's log; GET the port to see what became of it",
-            )  # fmt: skip
+                step="request",
+                fix="see the agent's log; GET the port to see what became of it",
+            )
         fix = "is the agent running (systemctl status netplugin-agent)? is NETPLUGIN_URL its URL?"
         if self.url.startswith(_UNIX) and "Permission denied" in str(failed):
             fix = "call as root, or as a member of the group of [api] socket_group"
@@ -365,9 +360,10 @@ def _checked(field: str, kind: TypeAdapter[str], text: str) -> str:
     except ValidationError as wrong:
         message = wrong.errors()[0]["msg"]
         raise InvalidRequest(
-            f"{field}: {message}", step="validate",
+            f"{field}: {message}",
+            step="validate",
             errors=[FieldError(field=field, message=message)],
-        ) from None  # fmt: skip
+        ) from None
 
 
 def _invalid(detail: str, fix: str) -> InvalidRequest:
@@ -414,9 +410,7 @@ def _read_token(path: Path) -> str:
     return tokens[0].split()[-1]  # <token>, or <role>:<name> <token>
 
 
-def _tls(
-    verify: bool | str | Path | ssl.SSLContext, cert: tuple[str, str] | str | None
-) -> ssl.SSLContext:
+def _tls(verify: bool | str | Path | ssl.SSLContext, cert: tuple[str, str] | str | None) -> ssl.SSLContext:
     """The TLS context; without a CA file, the system's CA certificates are used."""
     try:
         context = _trust(verify)
@@ -457,5 +451,6 @@ def _unmanaged_port(answer: httpx.Response) -> HostError:
     return HostError(
         f"{answer.request.method} {answer.request.url} was answered with status "
         f"{answer.status_code} and not as the agent's API says: {said or 'nothing'}",
-        step="answer", fix="is it the agent that listens there, and is it of this version?",
-    )  # fmt: skip
+        step="answer",
+        fix="is it the agent that listens there, and is it of this version?",
+    )

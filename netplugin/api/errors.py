@@ -65,9 +65,7 @@ class NetpluginError(Exception):
 
     def for_port(self, port_id: str) -> NetpluginError:
         """A copy of the error for one port (the ports of a batch share one error)."""
-        return type(self)(
-            self.detail, step=self.step, fix=self.fix, port_id=port_id, errors=self.errors
-        )
+        return type(self)(self.detail, step=self.step, fix=self.fix, port_id=port_id, errors=self.errors)
 
     def problem(self) -> Problem:
         return Problem(
@@ -88,9 +86,7 @@ class InvalidRequest(NetpluginError):
     code = "invalid_request"
     status = 422
     title = "The request is not valid"
-    meaning = (
-        "A field is missing, unknown or out of range; `errors` names each. Nothing was changed."
-    )
+    meaning = "A field is missing, unknown or out of range; `errors` names each. Nothing was changed."
 
 
 class Unauthorized(NetpluginError):
@@ -139,9 +135,7 @@ class BackendUnavailable(NetpluginError):
     status = 503
     title = "The backend cannot be used here now"
     retryable = True
-    meaning = (
-        "OVS, DPDK, a directory or a NIC that the backend needs is missing. `fix` says what to do."
-    )
+    meaning = "OVS, DPDK, a directory or a NIC that the backend needs is missing. `fix` says what to do."
 
 
 class Overloaded(NetpluginError):

@@ -315,9 +315,7 @@ class PortSpec(Value):
     mac: Annotated[Mac, FieldRule(standby=True)]
     backend: Annotated[Name, FieldRule()]
     network: Annotated[Network, FieldRule(live=True, standby=True)]
-    queues: Annotated[
-        int, Field(ge=1, le=128, strict=True), FieldRule(standby=True, supported=_always)
-    ] = 1
+    queues: Annotated[int, Field(ge=1, le=128, strict=True), FieldRule(standby=True, supported=_always)] = 1
     rx_queue_size: Annotated[RingSize, FieldRule(supported=_always)] = 1024
     tx_queue_size: Annotated[RingSize, FieldRule(supported=_always)] = 1024
     numa_node: Annotated[
@@ -346,9 +344,9 @@ class PortSpec(Value):
         Qos,
         FieldRule(live=True, standby=True, supported=lambda spec, features: features.qos),
     ] = Qos()
-    port_security: Annotated[
-        PortSecurity, FieldRule(live=True, standby=True, supported=_always)
-    ] = PortSecurity()
+    port_security: Annotated[PortSecurity, FieldRule(live=True, standby=True, supported=_always)] = (
+        PortSecurity()
+    )
 
     @classmethod
     def rules(cls) -> dict[str, FieldRule]:

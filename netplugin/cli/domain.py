@@ -33,17 +33,13 @@ class DomainRender(ShowOne):
         parser = super().get_parser(prog_name)
         parser.add_argument("vm_id", metavar="VM_ID")
         _add_xml(parser)
-        parser.add_argument(
-            "--numa-node", type=int, metavar="N", help="place the VM on this NUMA node"
-        )
+        parser.add_argument("--numa-node", type=int, metavar="N", help="place the VM on this NUMA node")
         parser.add_argument(
             "--pin",
             action="store_true",
             help="pin each vCPU to a CPU of its own, according to the host's CPU plan",
         )
-        parser.add_argument(
-            "--realtime", action="store_true", help="pin, and apply real-time settings"
-        )
+        parser.add_argument("--realtime", action="store_true", help="pin, and apply real-time settings")
         return parser
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
@@ -96,9 +92,12 @@ class GuestPlanPrint(Command):
             help="the libvirt domain; - reads standard input",
         )
         parser.add_argument(
-            "-f", "--format", choices=("text", "json", "ansible"), default="text",
+            "-f",
+            "--format",
+            choices=("text", "json", "ansible"),
+            default="text",
             help="text (default), JSON, or an Ansible playbook",
-        )  # fmt: skip
+        )
         for name, field in GuestOptions.model_fields.items():
             words: dict[str, Any] = {"dest": name, "default": None, "help": field.description}
             if "bool" in str(field.annotation):

@@ -28,12 +28,15 @@ class BackendList(show.TableLister):
         rows = (backend.model_dump(mode="json") for backend in backends)
         return columns, [
             (
-                row["name"], row["usable"], show.Optional(row["reason"]),
-                show.Optional(row["fix"]), show.Structure(row["features"]),
+                row["name"],
+                row["usable"],
+                show.Optional(row["reason"]),
+                show.Optional(row["fix"]),
+                show.Structure(row["features"]),
                 show.Structure(row["facts"]),
             )
             for row in rows
-        ]  # fmt: skip
+        ]
 
 
 class BackendCheck(FindingLister):
@@ -53,9 +56,7 @@ class Reconcile(ShowOne):
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument(
-            "--dry-run", action="store_true", help="print the plan without applying it"
-        )
+        parser.add_argument("--dry-run", action="store_true", help="print the plan without applying it")
         parser.add_argument(
             "--remove-orphans",
             action="store_true",
@@ -64,9 +65,7 @@ class Reconcile(ShowOne):
         return parser
 
     def take_action(self, parsed_args: Namespace) -> Columns:
-        request = ReconcileRequest(
-            dry_run=parsed_args.dry_run, remove_orphans=parsed_args.remove_orphans
-        )
+        request = ReconcileRequest(dry_run=parsed_args.dry_run, remove_orphans=parsed_args.remove_orphans)
         with Client.from_environment() as client:
             report = client.reconcile(request)
         self._status = 1 if report.errors else 0

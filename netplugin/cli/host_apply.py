@@ -67,21 +67,29 @@ class HostApply(Command):
             "--yes", action="store_true", help="apply the changes; without it they are only printed"
         )
         parser.add_argument(
-            "--undo", action="store_true",
+            "--undo",
+            action="store_true",
             help="restore all values from before the first apply; needs no plan",
-        )  # fmt: skip
+        )
         parser.add_argument(
-            "--force", action="store_true",
+            "--force",
+            action="store_true",
             help="with --undo: also restore values that were changed since by something else",
-        )  # fmt: skip
+        )
         parser.add_argument(
-            "--journal", type=Path, default=DEFAULT, metavar="FILE",
+            "--journal",
+            type=Path,
+            default=DEFAULT,
+            metavar="FILE",
             help=f"file that keeps the previous values (default: {DEFAULT})",
-        )  # fmt: skip
+        )
         parser.add_argument(
-            "-f", "--format", choices=("text", "json"), default="text",
+            "-f",
+            "--format",
+            choices=("text", "json"),
+            default="text",
             help="text: a line per step as it is applied (default); json: all steps at the end",
-        )  # fmt: skip
+        )
         add_root(parser)
         add_intent(parser)
         return parser
@@ -158,6 +166,8 @@ def _line(result: Result) -> str:
 
 def _refused(field: str, message: str, fix: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{field}: {message}", step="apply", fix=fix,
+        f"{field}: {message}",
+        step="apply",
+        fix=fix,
         errors=[FieldError(field=field, message=message)],
-    )  # fmt: skip
+    )

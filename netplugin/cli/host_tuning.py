@@ -75,9 +75,12 @@ class HostPlan(Command):
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument(
-            "-f", "--format", choices=("text", "json", "ansible"), default="text",
+            "-f",
+            "--format",
+            choices=("text", "json", "ansible"),
+            default="text",
             help="text (default), JSON, or an Ansible playbook",
-        )  # fmt: skip
+        )
         parser.add_argument(
             "--explain", action="store_true", help="print the source of each line, as in the JSON"
         )
@@ -101,8 +104,10 @@ def required(intent: HostIntent | None) -> HostIntent:
     """Raises: InvalidRequest if there is no intent."""
     if intent is None:
         raise InvalidRequest(
-            "pmd_cores: there is no plan without it", step="plan", fix=_GIVE_A_PLAN,
-        )  # fmt: skip
+            "pmd_cores: there is no plan without it",
+            step="plan",
+            fix=_GIVE_A_PLAN,
+        )
     return intent
 
 
@@ -116,22 +121,32 @@ def _printed(plan: TuningPlan, facts: Facts, form: str, explain: bool) -> str:
 
 def add_root(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--root", type=Path, default=Path("/"), metavar="DIR",
+        "--root",
+        type=Path,
+        default=Path("/"),
+        metavar="DIR",
         help="read a copy of another machine's /proc, /sys and /etc below this directory",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--ovs-rundir", type=Path, metavar="DIR",
+        "--ovs-rundir",
+        type=Path,
+        metavar="DIR",
         help=f"run directory of OVS; default: [ovs] rundir, or {RUNDIR}",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--libvirt-uri", metavar="URI",
+        "--libvirt-uri",
+        metavar="URI",
         help=f"libvirt URI of this machine; default: [host] libvirt_uri, or {URI}",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--config-file", type=Path, action="append", default=[], metavar="FILE",
+        "--config-file",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
         help="a configuration file of the agent, may be given several times; its group [host] supplies "
         "options that are not given",
-    )  # fmt: skip
+    )
 
 
 def read_machine(parsed_args: Namespace) -> tuple[Facts, Live]:

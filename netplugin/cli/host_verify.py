@@ -32,9 +32,11 @@ class HostVerify(Command):
         for name, field in Options.model_fields.items():
             default = "" if field.default is None else f" ({field.default})"
             parser.add_argument(
-                "--" + name.replace("_", "-"), default=None, metavar=_METAVARS.get(name, "N"),
+                "--" + name.replace("_", "-"),
+                default=None,
+                metavar=_METAVARS.get(name, "N"),
                 help=f"{field.description}{default}",
-            )  # fmt: skip
+            )
         add_root(parser)
         add_intent(parser)
         return parser
@@ -98,13 +100,19 @@ _METAVARS = {"label": "WORD", "only": "PART", "cpus": "LIST", "loop_cpus": "A,B"
 
 def _add_output(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "-f", "--format", choices=("text", "json"), default="text",
+        "-f",
+        "--format",
+        choices=("text", "json"),
+        default="text",
         help="text (default) or JSON",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--results", type=Path, default=result.FOLDER, metavar="DIR",
+        "--results",
+        type=Path,
+        default=result.FOLDER,
+        metavar="DIR",
         help=f"directory with one file per run (default: {result.FOLDER})",
-    )  # fmt: skip
+    )
 
 
 @contextmanager

@@ -43,9 +43,7 @@ class Netplugin(App):
     ) -> argparse.ArgumentParser:
         # With abbreviations, an application option would match command options with the same
         # prefix.
-        return super().build_option_parser(
-            description, version, {"allow_abbrev": False, "prog": self.NAME}
-        )
+        return super().build_option_parser(description, version, {"allow_abbrev": False, "prog": self.NAME})
 
     def configure_logging(self) -> None:
         super().configure_logging()

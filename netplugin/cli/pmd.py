@@ -24,12 +24,12 @@ class PmdShow(ShowOne):
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument(
-            "--interval", type=float, metavar="S",
+            "--interval",
+            type=float,
+            metavar="S",
             help="measure for S seconds (at most 60) instead of since the threads started",
-        )  # fmt: skip
-        parser.add_argument(
-            "--propose", action="store_true", help="show a better assignment of queues"
         )
+        parser.add_argument("--propose", action="store_true", help="show a better assignment of queues")
         return parser
 
     def take_action(self, parsed_args: Namespace) -> Columns:
@@ -49,29 +49,36 @@ class PmdSet(ShowOne):
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         cores = parser.add_mutually_exclusive_group()
+        cores.add_argument("--cpus", metavar="LIST", help="run PMD threads on these CPUs, such as 2-5,8")
         cores.add_argument(
-            "--cpus", metavar="LIST", help="run PMD threads on these CPUs, such as 2-5,8"
-        )
-        cores.add_argument(
-            "--count", type=int, metavar="N",
+            "--count",
+            type=int,
+            metavar="N",
             help="run N PMD threads, one per physical core, on the NUMA nodes of NICs and VMs",
-        )  # fmt: skip
+        )
         parser.add_argument(
             "--siblings",
             action="store_true",
             help="with --count: a thread on both CPUs of each core",
         )
         parser.add_argument(
-            "--affinity", action="append", type=_pin, default=[], metavar="PORT:QUEUE=CPU",
+            "--affinity",
+            action="append",
+            type=_pin,
+            default=[],
+            metavar="PORT:QUEUE=CPU",
             help="pin a receive queue to the CPU of a PMD thread; may be given several times",
-        )  # fmt: skip
-        parser.add_argument(
-            "--clear-affinity", action="append", nargs="?", const=None, default=[], metavar="PORT",
-            help="remove the pinnings of this port, or of all ports, before --affinity is applied",
-        )  # fmt: skip
-        parser.add_argument(
-            "--auto-lb", choices=("on", "off"), help="PMD auto load balancing of OVS"
         )
+        parser.add_argument(
+            "--clear-affinity",
+            action="append",
+            nargs="?",
+            const=None,
+            default=[],
+            metavar="PORT",
+            help="remove the pinnings of this port, or of all ports, before --affinity is applied",
+        )
+        parser.add_argument("--auto-lb", choices=("on", "off"), help="PMD auto load balancing of OVS")
         parser.add_argument(
             "--auto-lb-load",
             type=int,
@@ -79,9 +86,11 @@ class PmdSet(ShowOne):
             help="thread load that triggers balancing",
         )
         parser.add_argument(
-            "--auto-lb-improvement", type=int, metavar="PERCENT",
+            "--auto-lb-improvement",
+            type=int,
+            metavar="PERCENT",
             help="minimum improvement of the load variance",
-        )  # fmt: skip
+        )
         parser.add_argument(
             "--auto-lb-interval",
             type=int,
@@ -180,8 +189,7 @@ class _Each(FormattableColumn[list[Shown]]):
 
     def human_readable(self) -> str:
         return "\n".join(
-            str(one["text"]) if "text" in one else " ".join(map(str, one.values()))
-            for one in self._value
+            str(one["text"]) if "text" in one else " ".join(map(str, one.values())) for one in self._value
         )
 
 

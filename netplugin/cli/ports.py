@@ -30,9 +30,7 @@ class PortList(show.TableLister):
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument("--vm-id", metavar="ID", help="only the ports of this VM")
-        parser.add_argument(
-            "--state", choices=[s.value for s in PortState], help="only ports in this state"
-        )
+        parser.add_argument("--state", choices=[s.value for s in PortState], help="only ports in this state")
         parser.add_argument("--backend", metavar="NAME", help="only the ports of this backend")
         return parser
 
@@ -66,9 +64,7 @@ class PortPut(ShowOne):
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument("port_id", metavar="ID")
-        parser.add_argument(
-            "--spec", metavar="FILE", help="the spec as JSON; - reads standard input"
-        )
+        parser.add_argument("--spec", metavar="FILE", help="the spec as JSON; - reads standard input")
         parser.add_argument("--vm-id", metavar="ID")
         parser.add_argument("--mac", metavar="MAC")
         parser.add_argument("--backend", metavar="NAME")
@@ -189,9 +185,14 @@ def _row(port: Port) -> show.Row:
     values = port.model_dump(mode="json")
     spec = values["spec"]
     return (
-        port.port_id, port.spec.vm_id, port.spec.backend, port.spec.mac,
-        show.NetworkColumn(spec["network"]), port.state.value, show.Error(values["error"]),
-    )  # fmt: skip
+        port.port_id,
+        port.spec.vm_id,
+        port.spec.backend,
+        port.spec.mac,
+        show.NetworkColumn(spec["network"]),
+        port.state.value,
+        show.Error(values["error"]),
+    )
 
 
 # -- The commands ``netplugin network list|put|delete``. ------------------------------------------
@@ -231,12 +232,8 @@ class NetworkPut(ShowOne):
             metavar="IP",
             help="tunnel address of another host with ports on the network; may be given several times",
         )
-        parser.add_argument(
-            "--udp-port", type=int, metavar="N", help="UDP port of the tunnel; default: 4789"
-        )
-        parser.add_argument(
-            "--mtu", type=int, metavar="BYTES", help="MTU of the VMs; default: 1450"
-        )
+        parser.add_argument("--udp-port", type=int, metavar="N", help="UDP port of the tunnel; default: 4789")
+        parser.add_argument("--mtu", type=int, metavar="BYTES", help="MTU of the VMs; default: 1450")
         return parser
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
@@ -270,9 +267,14 @@ class NetworkDelete(Command):
 def _network_row(network: NetworkInfo) -> show.Row:
     spec = network.spec.model_dump(mode="json")
     return (
-        network.network_id, spec["vni"], spec["udp_port"], spec["mtu"],
-        show.Structure(spec["peers"]), network.local_vlan, network.ports,
-    )  # fmt: skip
+        network.network_id,
+        spec["vni"],
+        spec["udp_port"],
+        spec["mtu"],
+        show.Structure(spec["peers"]),
+        network.local_vlan,
+        network.ports,
+    )
 
 
 # -- The commands ``netplugin vf list|release``. --------------------------------------------------

@@ -106,9 +106,7 @@ _ELLIPSIS = "..."  # not the single character, which not every terminal can show
 _CUT_NOTE = f"values that end in {_ELLIPSIS} are cut; -f json has the whole"
 
 
-def cut_to_fit(
-    names: Sequence[str], rows: Sequence[Sequence[str]], width: int
-) -> list[list[str]] | None:
+def cut_to_fit(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[str]] | None:
     """Cut the longest values so that the table fits; never the first column, which identifies a row.
 
     None if values would become shorter than ``_SHORTEST``.
@@ -123,9 +121,7 @@ def cut_to_fit(
     return None
 
 
-def blocks(
-    names: Sequence[str], rows: Sequence[Sequence[str]], head: Sequence[str], width: int
-) -> str:
+def blocks(names: Sequence[str], rows: Sequence[Sequence[str]], head: Sequence[str], width: int) -> str:
     """Format each row as a line with the columns of ``head``, and the others indented below it.
 
     Without ``head`` the heading is the first column. Text is wrapped to the width between words

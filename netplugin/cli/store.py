@@ -17,9 +17,12 @@ class _StoreCommand(Command):
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument(
-            "--state-path", type=Path, default=_STATE_PATH, metavar="DIR",
+            "--state-path",
+            type=Path,
+            default=_STATE_PATH,
+            metavar="DIR",
             help="[DEFAULT] state_path of the agent (default: %(default)s)",
-        )  # fmt: skip
+        )
         return parser
 
     def run(self, parsed_args: Namespace) -> int:
@@ -47,9 +50,7 @@ class StoreCheck(_StoreCommand):
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument(
-            "file", type=Path, nargs="?", help="a backup; default: the store itself"
-        )
+        parser.add_argument("file", type=Path, nargs="?", help="a backup; default: the store itself")
         return parser
 
     def take_action(self, parsed_args: Namespace) -> int:

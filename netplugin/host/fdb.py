@@ -61,9 +61,7 @@ class Fdb:
 
     def fixed_on(self, bridge: int) -> frozenset[str]:
         """List the MACs that are fixed on any port of a bridge. Raises: HostError, OperationTimeout."""
-        found = map(
-            _fixed, self._dump("list-macs", 0, attribute(_MASTER, struct.pack("=I", bridge)))
-        )
+        found = map(_fixed, self._dump("list-macs", 0, attribute(_MASTER, struct.pack("=I", bridge))))
         return frozenset(mac for _, mac in found if mac)
 
     def holder(self, index: int, mac: str) -> int | None:

@@ -32,9 +32,14 @@ _BOND_MODE, _BOND_HASH_POLICY, _BOND_AD_INFO, _AD_PARTNER_MAC = 1, 14, 23, 5
 _BOND_SLAVE_STATE, _BOND_SLAVE_MII_STATUS = 1, 2
 # drivers/net/bonding: bond_opts in bond_options.c
 _BOND_MODES = (
-    "balance-rr", "active-backup", "balance-xor", "broadcast", "802.3ad", "balance-tlb",
+    "balance-rr",
+    "active-backup",
+    "balance-xor",
+    "broadcast",
+    "802.3ad",
+    "balance-tlb",
     "balance-alb",
-)  # fmt: skip
+)
 _HASH_POLICIES = ("layer2", "layer3+4", "layer2+3", "encap2+3", "encap3+4", "vlan+srcmac")
 _MII_STATES = ("up", "going down", "down", "coming back")
 _DOT1Q = 0x8100

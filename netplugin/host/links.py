@@ -238,15 +238,18 @@ class Links:
                 return {"kind": "ifb"}
             case Vlan():
                 parent = self._there(made.parent, step).index
-                return {"kind": "vlan", "link": parent, "vlan_id": made.id,
-                        "vlan_protocol": made.protocol}  # fmt: skip
+                return {"kind": "vlan", "link": parent, "vlan_id": made.id, "vlan_protocol": made.protocol}
             case Vxlan():
                 six = ipaddress.ip_address(made.local).version == 6
                 return {
-                    "kind": "vxlan", "vxlan_id": made.vni, "vxlan_port": made.port,
-                    "vxlan_local6" if six else "vxlan_local": made.local, "vxlan_df": made.df,
-                    "vxlan_ttl": made.ttl, "vxlan_learning": int(made.learning),
-                }  # fmt: skip
+                    "kind": "vxlan",
+                    "vxlan_id": made.vni,
+                    "vxlan_port": made.port,
+                    "vxlan_local6" if six else "vxlan_local": made.local,
+                    "vxlan_df": made.df,
+                    "vxlan_ttl": made.ttl,
+                    "vxlan_learning": int(made.learning),
+                }
 
     def _set_bridge(self, index: int, bridge: Bridge, step: str) -> None:
         with words(step, _name_of(index)):
@@ -302,9 +305,10 @@ def _refusal(step: str, what: str, code: int | None, said: str) -> NetpluginErro
         return NoSuchLink(f"{what}: {said}", step=step)
     if code == errno.EEXIST and step.startswith("create-"):
         return Conflict(
-            f"{what} cannot be made beside something that is not ours: {said}", step=step,
+            f"{what} cannot be made beside something that is not ours: {said}",
+            step=step,
             fix="find it with ip -d link show, and remove or rename it",
-        )  # fmt: skip
+        )
     return HostError(f"{what}: {said}", step=step)
 
 

@@ -50,11 +50,7 @@ class Holder:
         if self.uid is None:
             return "find it with: ss -xap | grep @netplugin/"
         if self.uid not in (0, os.geteuid()):
-            return (
-                f"it is no agent: end it (kill {self.pid})"
-                if self.pid
-                else "end it: it is no agent"
-            )
+            return f"it is no agent: end it (kill {self.pid})" if self.pid else "end it: it is no agent"
         return "end that agent, and this one goes on"
 
 
@@ -98,9 +94,7 @@ class Locks:
                 if fresh is not None:
                     fresh.close()
                 if refused.errno != errno.EADDRINUSE:
-                    raise HostError(
-                        f"the lock {name}: {refused.strerror}", step="lock"
-                    ) from refused
+                    raise HostError(f"the lock {name}: {refused.strerror}", step="lock") from refused
                 return _holder(_PREFIX + name)
             LOG.info("the lock %s is ours", name)
             self._taken[name] = fresh

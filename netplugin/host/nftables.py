@@ -177,8 +177,9 @@ def parse_answer(answer: str, step: str) -> list[tuple[str, Any]]:
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as broken:
         raise HostError(
             f"the answer of nft is not in the format of libnftables-json(5): {answer[:200]!r}",
-            step=step, fix="look whether another version of nft is installed",
-        ) from broken  # fmt: skip
+            step=step,
+            fix="look whether another version of nft is installed",
+        ) from broken
 
 
 def _chain(found: Mapping[str, Any], rules: Sequence[Rule]) -> Chain:

@@ -77,10 +77,15 @@ class OpenFlow:
         # selects the port's flows and the bridge's own, whose bits are all clear.
         mask = _MARK_MASK if owner is None else _ALL & ~(owner & ~_MARK_MASK)
         text = self._ofctl(
-            ["--no-stats", "--no-names", "dump-flows", self._target(bridge),
-             f"cookie={COOKIE_MARK:#x}/{mask | without:#x}"],
+            [
+                "--no-stats",
+                "--no-names",
+                "dump-flows",
+                self._target(bridge),
+                f"cookie={COOKIE_MARK:#x}/{mask | without:#x}",
+            ],
             deadline,
-        )  # fmt: skip
+        )
         wanted = (COOKIE_MARK, owner)
         return [f for f in parse_flows(text) if owner is None or f.cookie in wanted]
 
@@ -104,9 +109,7 @@ class OpenFlow:
             f"add cookie={flow.cookie:#x},priority={flow.priority},{flow.match},actions={flow.actions}"
             for flow in sorted(flows, key=lambda f: (f.cookie, -f.priority, f.match))
         ]
-        self._ofctl(
-            ["--bundle", "add-flows", self._target(bridge), "-"], deadline, "\n".join(lines) + "\n"
-        )
+        self._ofctl(["--bundle", "add-flows", self._target(bridge), "-"], deadline, "\n".join(lines) + "\n")
 
     def match_fragments(self, bridge: str, deadline: float) -> None:
         """Match L4 ports and ICMP types of first fragments, which OVS matches as zeros by default.

@@ -95,12 +95,7 @@ def _tunnel_address(text: str | None) -> str | None:
     if text is None:
         return None
     address = ipaddress.ip_address(text)
-    if (
-        address.is_loopback
-        or address.is_unspecified
-        or address.is_multicast
-        or address.is_link_local
-    ):
+    if address.is_loopback or address.is_unspecified or address.is_multicast or address.is_link_local:
         raise ValueError(f"[ovs] local_ip: {text} is no address that other hosts can send to")
     return str(address)
 
@@ -166,19 +161,21 @@ class OvsHost:
             return Usability.without(missing)
         if not self.vswitchd.alive():
             return Usability(
-                False, f"ovs-vswitchd does not run (looked in {self.settings.rundir})",
-                "start ovs-vswitchd, or correct [ovs] rundir", "vswitchd",
-            )  # fmt: skip
+                False,
+                f"ovs-vswitchd does not run (looked in {self.settings.rundir})",
+                "start ovs-vswitchd, or correct [ovs] rundir",
+                "vswitchd",
+            )
         if not self._settled.is_set():
             return Usability(
-                False, "ovs-vswitchd has just started and is not configured yet",
-                "try again in a few seconds", "vswitchd",
-            )  # fmt: skip
+                False,
+                "ovs-vswitchd has just started and is not configured yet",
+                "try again in a few seconds",
+                "vswitchd",
+            )
         return Usability(True)
 
-    def write(
-        self, commands: Sequence[CommandFactory], deadline: float, *, wait: bool = True
-    ) -> None:
+    def write(self, commands: Sequence[CommandFactory], deadline: float, *, wait: bool = True) -> None:
         """Commit the commands and (with ``wait``) wait until vswitchd has applied them.
 
         Raises: BackendUnavailable, HostError, OperationTimeout.

@@ -78,25 +78,27 @@ def _links(bond: OvsBond) -> list[Finding]:
     if bond.lacp == "configured":
         return [
             Finding(
-                id="bond-lacp", status="fail", found=str(fault(bond)),
+                id="bond-lacp",
+                status="fail",
+                found=str(fault(bond)),
                 expected=f"LACP of {bond.name} is negotiated with the switch",
-                fix="configure LACP (802.3ad) for these links on the switch, or take lacp out of "
-                "[ovs] bonds",
+                fix="configure LACP (802.3ad) for these links on the switch, or take lacp out of [ovs] bonds",
             )
-        ]  # fmt: skip
+        ]
     if not bond.down:
         return []
     dead = fault(bond)
     rest = [name for name, enabled in bond.members if enabled]
     return [
         Finding(
-            id="bond-link-down", status="fail" if dead else "warn",
-            found=dead or f"bond {bond.name}: {', '.join(bond.down)} is down; traffic goes on over "
-            f"{', '.join(rest)}",
+            id="bond-link-down",
+            status="fail" if dead else "warn",
+            found=dead
+            or f"bond {bond.name}: {', '.join(bond.down)} is down; traffic goes on over {', '.join(rest)}",
             expected=f"all {len(bond.members)} links of {bond.name} carry traffic",
             fix="look at the cable, the transceiver and the switch port of the link that is down",
         )
-    ]  # fmt: skip
+    ]
 
 
 def _hash(use: BondUse) -> Finding:
@@ -106,22 +108,32 @@ def _hash(use: BondUse) -> Finding:
     fix = "lacp in [ovs] bonds (balance-tcp), with LACP on the switch"
     if bond.mode == "active-backup":
         return Finding(
-            id="bond-hash", status="ok", expected="one link carries all, by choice",
+            id="bond-hash",
+            status="ok",
+            expected="one link carries all, by choice",
             found=f"bond {bond.name} is active-backup: one of its {links} links carries all",
-        )  # fmt: skip
+        )
     if bond.mode == "balance-slb" and use.tunnels:
         return Finding(
-            id="bond-hash", status="warn", expected=expected, fix=fix,
+            id="bond-hash",
+            status="warn",
+            expected=expected,
+            fix=fix,
             found=f"bond {bond.name} is balance-slb, which spreads by source MAC and VLAN, and VXLAN "
             "tunnels leave by it: their frames have one source MAC, so one link carries them all",
-        )  # fmt: skip
+        )
     if bond.mode == "balance-slb" and use.senders < links:
         return Finding(
-            id="bond-hash", status="warn", expected=expected, fix=fix,
+            id="bond-hash",
+            status="warn",
+            expected=expected,
+            fix=fix,
             found=f"bond {bond.name} is balance-slb, which spreads by source MAC and VLAN, and has "
             f"{use.senders} of them for {links} links",
-        )  # fmt: skip
+        )
     return Finding(
-        id="bond-hash", status="ok", expected=expected,
+        id="bond-hash",
+        status="ok",
+        expected=expected,
         found=f"bond {bond.name} is {bond.mode}",
-    )  # fmt: skip
+    )

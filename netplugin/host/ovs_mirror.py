@@ -31,25 +31,55 @@ from netplugin.host.processes import remaining
 
 COLUMNS = {
     "Open_vSwitch": [
-        "bridges", "next_cfg", "cur_cfg", "other_config", "dpdk_initialized", "dpdk_version",
-        "ovs_version", "iface_types", "external_ids",
+        "bridges",
+        "next_cfg",
+        "cur_cfg",
+        "other_config",
+        "dpdk_initialized",
+        "dpdk_version",
+        "ovs_version",
+        "iface_types",
+        "external_ids",
     ],
     "Bridge": ["name", "ports", "datapath_type", "fail_mode", "external_ids"],
     "Port": [
-        "name", "interfaces", "tag", "vlan_mode", "bond_mode", "lacp", "qos", "external_ids",
+        "name",
+        "interfaces",
+        "tag",
+        "vlan_mode",
+        "bond_mode",
+        "lacp",
+        "qos",
+        "external_ids",
     ],
     "Interface": [
-        "name", "type", "options", "external_ids", "mtu_request", "mtu", "ofport", "error",
-        "link_state", "status", "ingress_policing_rate", "ingress_policing_burst", "other_config",
+        "name",
+        "type",
+        "options",
+        "external_ids",
+        "mtu_request",
+        "mtu",
+        "ofport",
+        "error",
+        "link_state",
+        "status",
+        "ingress_policing_rate",
+        "ingress_policing_burst",
+        "other_config",
     ],
     "QoS": ["type", "other_config", "external_ids"],
-}  # fmt: skip
+}
 
 # If these columns change, a third party caused drift, or vswitchd reported a fault.
 _WATCHED = (
-    "type", "options", "mtu_request", "error", "starved", "ingress_policing_rate",
+    "type",
+    "options",
+    "mtu_request",
+    "error",
+    "starved",
+    "ingress_policing_rate",
     "ingress_policing_burst",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -151,9 +181,7 @@ class Mirror:
     def owned_on(self, bridge: OvsBridge) -> list[OvsPort]:
         """Ports of the bridge that carry a port id, of any backend."""
         with self._changed:
-            return [
-                self._whole(uuid) for uuid in bridge.ports - self._unmanaged if uuid in self._ports
-            ]
+            return [self._whole(uuid) for uuid in bridge.ports - self._unmanaged if uuid in self._ports]
 
     def count_owned_on(self, bridge: OvsBridge) -> int:
         with self._changed:
@@ -172,9 +200,7 @@ class Mirror:
         return {
             port.tag: port.external_ids[NETWORK_MARK]
             for port in ports
-            if port.tag
-            and NETWORK_MARK in port.external_ids
-            and (port.owner or ("",))[0] == backend
+            if port.tag and NETWORK_MARK in port.external_ids and (port.owner or ("",))[0] == backend
         }
 
     def qos_of(self, backend: str, port_id: str) -> list[OvsQos]:
@@ -247,10 +273,18 @@ class Mirror:
         """Discard everything and read every row again: after a reconnect the IDL reports no deletions."""
         with self._changed:
             for store in (
-                self._bridges, self._ports, self._interfaces, self._qos, self._qos_owned,
-                self._interface_port, self._port_bridge, self._port_by_name, self._owned,
-                self._besides, self._unmanaged,
-            ):  # fmt: skip
+                self._bridges,
+                self._ports,
+                self._interfaces,
+                self._qos,
+                self._qos_owned,
+                self._interface_port,
+                self._port_bridge,
+                self._port_by_name,
+                self._owned,
+                self._besides,
+                self._unmanaged,
+            ):
                 store.clear()
             for name in ("Open_vSwitch", "QoS", "Interface", "Port", "Bridge"):
                 for row in list(tables[name].rows.values()):

@@ -40,43 +40,47 @@ def problem(underlay: Underlay | None, mtu: int | None = None) -> NetpluginError
     """Why the tunnels cannot carry a network (of this MTU), with the fix; None if they can (pure)."""
     if underlay is None:
         return BackendUnavailable(
-            "[ovs] local_ip is not set: this host has no address for VXLAN tunnels", step=STEP,
+            "[ovs] local_ip is not set: this host has no address for VXLAN tunnels",
+            step=STEP,
             fix="set it to an address on a netdev bridge that has a DPDK NIC, restart the agent",
-        )  # fmt: skip
+        )
     address, device = underlay.local_ip, underlay.device
     if underlay.unread:
         return BackendUnavailable(
             f"whether this host has {address} ([ovs] local_ip) is not known: {underlay.unread}",
-            step=STEP, fix="the agent looks again by itself; if it stays so, read its log",
-        )  # fmt: skip
+            step=STEP,
+            fix="the agent looks again by itself; if it stays so, read its log",
+        )
     if device is None:
         return BackendUnavailable(
-            f"no interface of this host has {address} ([ovs] local_ip)", step=STEP,
+            f"no interface of this host has {address} ([ovs] local_ip)",
+            step=STEP,
             fix=f"ip address add {address}/<prefix> dev <the netdev bridge with the DPDK NIC>",
-        )  # fmt: skip
+        )
     if not underlay.is_bridge:
         return BackendUnavailable(
             f"{address} ([ovs] local_ip) is on {device}, which is no netdev bridge of this OVS: its "
-            "userspace datapath cannot send from there", step=STEP,
+            "userspace datapath cannot send from there",
+            step=STEP,
             fix="make one (ovs-vsctl add-br br-underlay -- set bridge br-underlay "
             "datapath_type=netdev), put the DPDK NIC on it and move the address to it",
-        )  # fmt: skip
+        )
     if not underlay.up:
         return BackendUnavailable(
-            f"{device}, which has {address} ([ovs] local_ip), is down", step=STEP,
+            f"{device}, which has {address} ([ovs] local_ip), is down",
+            step=STEP,
             fix=f"ip link set {device} up",
-        )  # fmt: skip
+        )
     if underlay.broken:
         return BackendUnavailable(
             f"no NIC of {device}, which has {address} ([ovs] local_ip), works: {underlay.broken}",
-            step=STEP, fix="read ovs-vswitchd's log; does the NIC take its mtu_request?",
-        )  # fmt: skip
+            step=STEP,
+            fix="read ovs-vswitchd's log; does the NIC take its mtu_request?",
+        )
     return None if mtu is None else too_narrow(underlay.hops, mtu, overhead(address))
 
 
-def too_narrow(
-    hops: Sequence[tuple[str, int]], mtu: int, encapsulation: int = 0
-) -> NetpluginError | None:
+def too_narrow(hops: Sequence[tuple[str, int]], mtu: int, encapsulation: int = 0) -> NetpluginError | None:
     """The error for the first hop whose MTU is below the network's plus ``encapsulation`` (bytes)."""
     needed = mtu + encapsulation
     for name, found in hops:
@@ -84,9 +88,10 @@ def too_narrow(
             why = f" ({mtu} and {encapsulation} for VXLAN)" if encapsulation else ""
             return Unsupported(
                 f"the network needs an MTU of {needed}{why} on every hop, and {name} has {found}",
-                step="mtu", fix=f"ovs-vsctl set Interface {name} mtu_request={needed}, and the same "
+                step="mtu",
+                fix=f"ovs-vsctl set Interface {name} mtu_request={needed}, and the same "
                 "for the switch behind it",
-            )  # fmt: skip
+            )
     return None
 
 

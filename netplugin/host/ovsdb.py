@@ -248,9 +248,10 @@ class _Api(impl_idl.OvsdbIdl):  # type: ignore[misc]
 
 def _late() -> OperationTimeout:
     return OperationTimeout(
-        "ovsdb-server did not answer the transaction in time", step="ovsdb-commit",
+        "ovsdb-server did not answer the transaction in time",
+        step="ovsdb-commit",
         fix="look whether ovsdb-server hangs",
-    )  # fmt: skip
+    )
 
 
 CommandFactory = Callable[[Any], command.BaseCommand]
@@ -322,11 +323,11 @@ class Ovsdb:
         last = self.mirror.root.holder or ""
         known = f" (it was last taken by: {last[:_HOLDER_LENGTH]!r})" if last else ""
         return BackendUnavailable(
-            f"another agent has the lock {LOCK!r} of the Open vSwitch database at {self.remote}"
-            + known, step="ovsdb-lock",
+            f"another agent has the lock {LOCK!r} of the Open vSwitch database at {self.remote}" + known,
+            step="ovsdb-lock",
             fix="end the other agent, and this one goes on; or give this one an Open vSwitch of its "
             "own ([ovs] connection and rundir)",
-        )  # fmt: skip
+        )
 
     def commit(self, commands: Sequence[CommandFactory], deadline: float) -> int:
         """Commit all commands in one transaction and return the ``next_cfg`` to wait for.
@@ -335,9 +336,12 @@ class Ovsdb:
         """
         self.require_certain()
         txn = _Transaction(
-            self._api, self._connection, max(0.1, remaining(deadline)),
-            check_error=True, log_errors=False,
-        )  # fmt: skip
+            self._api,
+            self._connection,
+            max(0.1, remaining(deadline)),
+            check_error=True,
+            log_errors=False,
+        )
         txn.mark = self._carried.after
         for make in commands:
             txn.add(make(self._api))
@@ -370,8 +374,9 @@ class Ovsdb:
         if self._unanswered:
             raise OperationTimeout(
                 "an earlier transaction is still with ovsdb-server, its outcome unknown",
-                step="ovsdb-commit", fix="look whether ovsdb-server hangs",
-            )  # fmt: skip
+                step="ovsdb-commit",
+                fix="look whether ovsdb-server hangs",
+            )
 
     def wait_configured(self, next_cfg: int, deadline: float) -> None:
         """Wait until vswitchd has applied the configuration: ``cur_cfg`` reaches ``next_cfg``.
@@ -427,8 +432,9 @@ class Ovsdb:
 
     def _changed(self, online: bool, locked: bool) -> None:
         for event, state, word in (
-            (self._ready, online, "on line"), (self._locked, locked, "locked by this process")
-        ):  # fmt: skip
+            (self._ready, online, "on line"),
+            (self._locked, locked, "locked by this process"),
+        ):
             if state != event.is_set():
                 LOG.info("OVS database %s is %s%s", self.remote, "" if state else "not ", word)
             (event.set if state else event.clear)()

@@ -40,14 +40,13 @@ def run(args: Sequence[str], *, step: str, deadline: float, stdin: str | None = 
         raise HostError(f"{args[0]} may not be run", step=step, fix="run this as root") from refused
     except OSError as failed:  # EAGAIN, ENOMEM, EMFILE, ENOEXEC
         raise HostError(
-            f"{args[0]} could not be started: {failed.strerror or failed}", step=step,
+            f"{args[0]} could not be started: {failed.strerror or failed}",
+            step=step,
             fix="look at the free memory and at the limits of processes and open files; "
             f"or install {args[0]} for this machine again",
-        ) from failed  # fmt: skip
+        ) from failed
     except subprocess.TimeoutExpired as late:
-        raise OperationTimeout(
-            f"{args[0]} did not end within {late.timeout:.1f} s", step=step
-        ) from late
+        raise OperationTimeout(f"{args[0]} did not end within {late.timeout:.1f} s", step=step) from late
     if done.returncode != 0:
         words = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
         raise HostError(f"{args[0]}: {words}", step=step)
@@ -60,6 +59,4 @@ def run(args: Sequence[str], *, step: str, deadline: float, stdin: str | None = 
 def needs_program(name: str, package: str, step: str) -> None:
     """Check that a program is installed; ``package`` is its Debian package. Raises: BackendUnavailable."""
     if shutil.which(name) is None:
-        raise BackendUnavailable(
-            f"{name} is not installed", step=step, fix=f"apt-get install {package}"
-        )
+        raise BackendUnavailable(f"{name} is not installed", step=step, fix=f"apt-get install {package}")

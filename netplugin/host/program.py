@@ -48,8 +48,11 @@ class Program:
             self._process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", "--", *self._arguments],
                 env={**os.environ, **(environment or {})},
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     @property
     def pid(self) -> int | None:

@@ -27,16 +27,12 @@ class Supervisor:
         self._failures: Counter[str] = Counter()
         self._down: dict[str, str] = {}
 
-    def thread(
-        self, name: str, work: Callable[[], None], stopped: threading.Event
-    ) -> threading.Thread:
+    def thread(self, name: str, work: Callable[[], None], stopped: threading.Event) -> threading.Thread:
         """Start a thread that calls ``work`` until it returns, or fails while ``stopped`` is set.
 
         ``work`` is called again after an error, so it must keep its state outside itself.
         """
-        thread = threading.Thread(
-            target=self._keep_up, args=(name, work, stopped), name=name, daemon=True
-        )
+        thread = threading.Thread(target=self._keep_up, args=(name, work, stopped), name=name, daemon=True)
         thread.start()
         return thread
 

@@ -125,8 +125,7 @@ class Tc:
             elif parent == _ROOT and (root := _tbf(payload)) is not None:
                 roots[index] = root
         return {
-            index: self._queueing(index, roots.get(index), index in entered)
-            for index in {*roots, *entered}
+            index: self._queueing(index, roots.get(index), index in entered) for index in {*roots, *entered}
         }
 
     def set_root(self, index: int, tbf: Tbf) -> None:
@@ -236,9 +235,10 @@ def _info(priority: int) -> int:
 
 def _no_classifier(refused: OSError) -> BackendUnavailable:
     return BackendUnavailable(
-        f"the kernel has no BPF filters in tc: {refused.strerror}", step="set-guard",
+        f"the kernel has no BPF filters in tc: {refused.strerror}",
+        step="set-guard",
         fix="modprobe cls_bpf",
-    )  # fmt: skip
+    )
 
 
 def _redirect(filters: Iterable[bytes]) -> int | None:

@@ -35,8 +35,13 @@ _VF_MAC, _VF_VLAN, _VF_SPOOFCHK, _VF_LINK_STATE, _VF_RATE, _VF_RSS_QUERY = 1, 2,
 _VF_TRUST, _VF_NODE_GUID, _VF_PORT_GUID, _VF_VLAN_LIST, _VF_VLAN_INFO = 9, 10, 11, 12, 1
 _VF_STATS = 8
 _COUNTERS = {
-    "rx_packets": 0, "tx_packets": 1, "rx_bytes": 2, "tx_bytes": 3, "rx_dropped": 7, "tx_dropped": 8,
-}  # fmt: skip
+    "rx_packets": 0,
+    "tx_packets": 1,
+    "rx_bytes": 2,
+    "tx_bytes": 3,
+    "rx_dropped": 7,
+    "tx_dropped": 8,
+}
 _UNKNOWN = 0xFFFFFFFF
 #: The size of the attribute with struct ifla_vf_mac, in bytes.
 _VF_MAC_BYTES = 40
@@ -157,9 +162,7 @@ def host_uses(driver: str | None, interfaces: Sequence[HostInterface]) -> Iterat
         )
     for interface in interfaces:
         if interface.enslaved:
-            yield HostUse(
-                f"its interface {interface.name} is enslaved", f"release {interface.name}"
-            )
+            yield HostUse(f"its interface {interface.name} is enslaved", f"release {interface.name}")
         elif interface.up:
             yield HostUse(f"its interface {interface.name} is up", f"set {interface.name} down")
 

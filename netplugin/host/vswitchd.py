@@ -33,9 +33,7 @@ class VswitchdWatch:
     restart, when the flows are lost.
     """
 
-    def __init__(
-        self, rundir: Path, changed: Callable[[bool], None], supervisor: Supervisor
-    ) -> None:
+    def __init__(self, rundir: Path, changed: Callable[[bool], None], supervisor: Supervisor) -> None:
         """Calls ``changed(True)`` when vswitchd accepts connections, ``changed(False)`` when it has died."""
         self._rundir = rundir
         self._changed = changed
@@ -105,7 +103,8 @@ def appctl(rundir: Path, *command: str, deadline: float) -> str:
     path = control_socket(rundir)
     if path is None:
         raise BackendUnavailable(
-            f"no ovs-vswitchd.pid in {rundir}", step="vswitchd",
+            f"no ovs-vswitchd.pid in {rundir}",
+            step="vswitchd",
             fix="start ovs-vswitchd, or correct [ovs] rundir",
-        )  # fmt: skip
+        )
     return run(["ovs-appctl", "-t", str(path), *command], step="vswitchd", deadline=deadline)

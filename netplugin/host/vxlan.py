@@ -110,9 +110,7 @@ class VxlanFilter:
             frozenset((VxlanKey(port, vni), address) for port, vni, address in peers),
         )
 
-    def allow(
-        self, key: VxlanKey, peers: Iterable[str], gone: Iterable[str], deadline: float
-    ) -> None:
+    def allow(self, key: VxlanKey, peers: Iterable[str], gone: Iterable[str], deadline: float) -> None:
         """Let only these peers send into the network; ``gone`` are peers to remove.
 
         One transaction, which also creates the table. Raises: BackendUnavailable, HostError,

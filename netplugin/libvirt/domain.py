@@ -17,11 +17,33 @@ from netplugin.libvirt.interfaces import Element, fragments, mac_of_hostdev, par
 RENDER: Final = "render-domain"
 #: The element order of libvirt; elements that are not listed come last.
 _ORDER: Final = (
-    "name", "uuid", "genid", "title", "description", "metadata", "maxMemory", "memory",
-    "currentMemory", "blkiotune", "memtune", "memoryBacking", "vcpu", "vcpus", "iothreads",
-    "iothreadids", "cputune", "numatune", "resource", "sysinfo", "bootloader", "bootloader_args",
-    "os", "features", "cpu", "clock",
-)  # fmt: skip
+    "name",
+    "uuid",
+    "genid",
+    "title",
+    "description",
+    "metadata",
+    "maxMemory",
+    "memory",
+    "currentMemory",
+    "blkiotune",
+    "memtune",
+    "memoryBacking",
+    "vcpu",
+    "vcpus",
+    "iothreads",
+    "iothreadids",
+    "cputune",
+    "numatune",
+    "resource",
+    "sysinfo",
+    "bootloader",
+    "bootloader_args",
+    "os",
+    "features",
+    "cpu",
+    "clock",
+)
 
 
 def parse_domain(xml: str, step: str) -> Element:
@@ -86,8 +108,9 @@ def keep_memory_on(domain: Element, nodes: Collection[int]) -> None:
     if len(nodes) > 1:
         raise Conflict(
             f"the NICs and the policy ask for different NUMA nodes: {sorted(nodes)}",
-            step=RENDER, fix="ask for one node, or none",
-        )  # fmt: skip
+            step=RENDER,
+            fix="ask for one node, or none",
+        )
     for node in nodes:
         numatune = child(domain, "numatune")
         memory = numatune.find("memory")
@@ -175,8 +198,9 @@ def _run_as(domain: Element, bindings: Sequence[Binding]) -> None:
     if len(users) > 1:
         raise Conflict(
             f"the VM's ports are for QEMUs of different users: {sorted(map(str, users))}",
-            step=RENDER, fix="ask for all ports of a VM with one qemu_user",
-        )  # fmt: skip
+            step=RENDER,
+            fix="ask for all ports of a VM with one qemu_user",
+        )
     (user,) = users
     found = _dac_label(domain)
     if found is None:
@@ -187,8 +211,9 @@ def _run_as(domain: Element, bindings: Sequence[Binding]) -> None:
         raise Conflict(
             f"the domain has a seclabel of model dac that is not user {user}'s (+{user}:+<group>), and "
             "no other user can reach its vhost-user sockets",
-            step=RENDER, fix="remove that <seclabel> from the domain, or name its user as qemu_user",
-        )  # fmt: skip
+            step=RENDER,
+            fix="remove that <seclabel> from the domain, or name its user as qemu_user",
+        )
 
 
 def _may_label(domain: Element, bindings: Sequence[Binding], user: int | None) -> None:
@@ -203,8 +228,9 @@ def _may_label(domain: Element, bindings: Sequence[Binding], user: int | None) -
         raise Conflict(
             "the domain has a <seclabel> without a model, and libvirt takes no second one beside it: "
             f"QEMU needs one of model dac to run as user {user} (qemu_user)",
-            step=RENDER, fix="name its model (selinux or apparmor), or remove it",
-        )  # fmt: skip
+            step=RENDER,
+            fix="name its model (selinux or apparmor), or remove it",
+        )
     for binding in bindings:
         needs = binding.domain_requirements
         if needs.shared_memory and needs.qemu_user is None:
@@ -212,9 +238,10 @@ def _may_label(domain: Element, bindings: Sequence[Binding], user: int | None) -
             raise Conflict(
                 f"the vhost-user NIC {nic} has no qemu_user, and other NICs of the VM are for a QEMU of "
                 f"user {user}, to whom the socket of this one may be closed",
-                step=RENDER, fix=f"ask for it with qemu_user {user} too; or give the domain a <seclabel> "
+                step=RENDER,
+                fix=f"ask for it with qemu_user {user} too; or give the domain a <seclabel> "
                 f"of model dac of your own, with user {user} and a group that reaches all sockets",
-            )  # fmt: skip
+            )
 
 
 def wrong_user(domain: Element, user: int) -> str | None:
@@ -253,14 +280,16 @@ def _share(domain: Element, backing: Element) -> None:
     elif access.get("mode") != "shared":
         raise Conflict(
             "memoryBacking has access mode='private', and a vhost-user NIC needs shared memory",
-            step=RENDER, fix="remove <access> from the domain's <memoryBacking>",
-        )  # fmt: skip
+            step=RENDER,
+            fix="remove <access> from the domain's <memoryBacking>",
+        )
     for cell in domain.iterfind("cpu/numa/cell"):
         if cell.get("memAccess", "shared") != "shared":
             raise Conflict(
                 "a NUMA cell has memAccess='private', and a vhost-user NIC needs shared memory",
-                step=RENDER, fix="remove memAccess from the domain's NUMA cells",
-            )  # fmt: skip
+                step=RENDER,
+                fix="remove memAccess from the domain's NUMA cells",
+            )
         cell.set("memAccess", "shared")
     source = backing.find("source")
     if source is None:
@@ -270,5 +299,6 @@ def _share(domain: Element, backing: Element) -> None:
     elif source.get("type") == "anonymous":
         raise Conflict(
             "memoryBacking has source type='anonymous', which cannot be shared",
-            step=RENDER, fix="remove <source> from the domain's <memoryBacking>",
-        )  # fmt: skip
+            step=RENDER,
+            fix="remove <source> from the domain's <memoryBacking>",
+        )

@@ -114,9 +114,10 @@ def _nics(domain: Element) -> Iterator[GuestNic]:
             continue  # not a NIC, or one without a known MAC
         if not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", mac):
             raise invalid(
-                f"an <interface> has the MAC address {mac[:30]!r}", STEP,
+                f"an <interface> has the MAC address {mac[:30]!r}",
+                STEP,
                 "take the domain as libvirt has it: virsh dumpxml",
-            )  # fmt: skip
+            )
         of = interface.get("type")
         mtu = _number(interface.find("mtu"), "size", 0)
         yield GuestNic(

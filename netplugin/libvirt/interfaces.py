@@ -26,10 +26,12 @@ def vhostuser_interface(spec: PortSpec, socket: str) -> str:
     etree.SubElement(interface, "source", type="unix", path=socket, mode="server")
     etree.SubElement(interface, "model", type="virtio")
     etree.SubElement(
-        interface, "driver",
-        queues=str(spec.queues), rx_queue_size=str(spec.rx_queue_size),
+        interface,
+        "driver",
+        queues=str(spec.queues),
+        rx_queue_size=str(spec.rx_queue_size),
         tx_queue_size=str(spec.tx_queue_size),
-    )  # fmt: skip
+    )
     return text(interface)
 
 
@@ -124,9 +126,7 @@ def text(element: Element) -> str:
 
 def parser() -> etree.XMLParser:
     """A parser for untrusted XML: no entities, no DTD, no network."""
-    return etree.XMLParser(
-        resolve_entities=False, load_dtd=False, no_network=True, remove_blank_text=True
-    )
+    return etree.XMLParser(resolve_entities=False, load_dtd=False, no_network=True, remove_blank_text=True)
 
 
 def fragments(xml: str) -> list[Element]:

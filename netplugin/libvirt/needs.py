@@ -43,9 +43,7 @@ class Needs:
 
 def read_needs(domain: Element, step: str) -> Needs:
     """Raises: InvalidRequest for invalid XML; Conflict, Unsupported if the domain cannot be placed."""
-    return Needs(
-        _cells(domain, vcpus(domain, step), step), _page_kb(domain, step), iothreads(domain)
-    )
+    return Needs(_cells(domain, vcpus(domain, step), step), _page_kb(domain, step), iothreads(domain))
 
 
 def vcpus(domain: Element, step: str) -> int:
@@ -75,9 +73,7 @@ def size_kb(element: Element, what: str, step: str, attribute: str | None = None
     count = _number(element.text if attribute is None else element.get(attribute), what, step)
     unit = _UNIT.fullmatch(element.get("unit", "KiB"))
     if unit is None:
-        raise invalid(
-            f"{what} has the unit {element.get('unit', '')[:20]!r}", step, "use KiB, MiB or GiB"
-        )
+        raise invalid(f"{what} has the unit {element.get('unit', '')[:20]!r}", step, "use KiB, MiB or GiB")
     prefix, rest = unit.groups()
     power = " kmgtpe".index(prefix.lower()) if prefix else 0
     size = count * int((1000 if (rest or "").lower() == "b" else 1024) ** power)
@@ -110,14 +106,16 @@ def _cells(domain: Element, count: int, step: str) -> tuple[GuestCell, ...]:
         return (GuestCell(0, tuple(range(count)), memory_kb(domain, step)),)
     if any(not cell.vcpus for cell in cells):
         raise Unsupported(
-            "placing a domain with a NUMA cell (<cpu><numa>) that has no CPUs", step=step,
+            "placing a domain with a NUMA cell (<cpu><numa>) that has no CPUs",
+            step=step,
             fix="give each cell its CPUs, or render the domain without policy.pin and policy.realtime",
-        )  # fmt: skip
+        )
     if sorted(cpu for cell in cells for cpu in cell.vcpus) != list(range(count)):
         raise Conflict(
-            f"the NUMA cells (<cpu><numa>) do not have each of the {count} vCPUs once", step=step,
+            f"the NUMA cells (<cpu><numa>) do not have each of the {count} vCPUs once",
+            step=step,
             fix=f"share out the CPUs 0-{count - 1} among the cells",
-        )  # fmt: skip
+        )
     return cells
 
 
@@ -132,8 +130,9 @@ def _page_kb(domain: Element, step: str) -> int | None:
     if len(sizes) > 1:
         raise Unsupported(
             f"placing a domain with hugepages of several sizes ({', '.join(map(str, sorted(sizes)))} KB)",
-            step=step, fix="ask for one size in <memoryBacking><hugepages>, or for none",
-        )  # fmt: skip
+            step=step,
+            fix="ask for one size in <memoryBacking><hugepages>, or for none",
+        )
     return next(iter(sizes), None)
 
 

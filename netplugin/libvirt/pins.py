@@ -107,13 +107,12 @@ _X86: Final = ("x86_64", "i686")
 INVARIANT_TSC: Final = "invtsc"
 #: Timers of a real-time guest: native TSC, which is read without a VM exit, and no kvmclock.
 TIMERS: Final[Mapping[str, tuple[str, str]]] = {
-    "kvmclock": ("present", "no"), "tsc": ("mode", "native"),
-}  # fmt: skip
+    "kvmclock": ("present", "no"),
+    "tsc": ("mode", "native"),
+}
 
 
-def write(
-    domain: Element, placement: Placement, iothreads: tuple[int, ...], realtime: bool
-) -> None:
+def write(domain: Element, placement: Placement, iothreads: tuple[int, ...], realtime: bool) -> None:
     """Modify the domain in place. Idempotent."""
     vcpu = child(domain, "vcpu")
     vcpu.text = str(len(placement.pins))
@@ -130,18 +129,13 @@ def write(
 def pins(placement: Placement, iothreads: tuple[int, ...]) -> list[Element]:
     """The pin elements of ``<cputune>`` for a placement."""
     emulator = format_list(placement.emulator)
-    made = [
-        etree.Element("vcpupin", vcpu=str(vcpu), cpuset=str(cpu))
-        for vcpu, cpu in placement.pins.items()
-    ]
+    made = [etree.Element("vcpupin", vcpu=str(vcpu), cpuset=str(cpu)) for vcpu, cpu in placement.pins.items()]
     made.append(etree.Element("emulatorpin", cpuset=emulator))
     made += [etree.Element("iothreadpin", iothread=str(n), cpuset=emulator) for n in iothreads]
     return made
 
 
-def _tune_cpus(
-    domain: Element, placement: Placement, iothreads: tuple[int, ...], realtime: bool
-) -> None:
+def _tune_cpus(domain: Element, placement: Placement, iothreads: tuple[int, ...], realtime: bool) -> None:
     cputune = child(domain, "cputune")
     for old in [each for each in cputune if each.tag in (*_PINS, *_SCHEDULERS)]:
         cputune.remove(old)
@@ -164,9 +158,7 @@ def _tune_numa(domain: Element, placement: Placement) -> None:
     nodeset = format_list(placement.nodes)
     etree.SubElement(numatune, "memory", mode="strict", nodeset=nodeset)
     for cell in placement.cells:
-        etree.SubElement(
-            numatune, "memnode", cellid=str(cell.number), mode="strict", nodeset=str(cell.node)
-        )
+        etree.SubElement(numatune, "memnode", cellid=str(cell.number), mode="strict", nodeset=str(cell.node))
 
 
 def _back_memory(domain: Element, placement: Placement, realtime: bool) -> None:
@@ -199,9 +191,13 @@ def _model(domain: Element, placement: Placement) -> None:
         numa = etree.SubElement(cpu, "numa")
         for cell in placement.cells:
             etree.SubElement(
-                numa, "cell", id=str(cell.number), cpus=format_list(cell.vcpus),
-                memory=str(cell.memory_kb), unit="KiB",
-            )  # fmt: skip
+                numa,
+                "cell",
+                id=str(cell.number),
+                cpus=format_list(cell.vcpus),
+                memory=str(cell.memory_kb),
+                unit="KiB",
+            )
 
 
 def _topology(cpu: Element, placement: Placement) -> None:
@@ -219,8 +215,11 @@ def _topology(cpu: Element, placement: Placement) -> None:
         if cores % sockets:
             sockets = 1
     for name, value in (
-        ("sockets", sockets), ("dies", dies), ("cores", cores // (sockets * dies)), ("threads", threads),
-    ):  # fmt: skip
+        ("sockets", sockets),
+        ("dies", dies),
+        ("cores", cores // (sockets * dies)),
+        ("threads", threads),
+    ):
         topology.set(name, str(value))
 
 

@@ -118,9 +118,7 @@ def _order(problem: LoadProblem, fuller: int, change: Placement) -> tuple[object
 _Change: TypeAlias = tuple[int, dict[Key, int]]
 
 
-def _moves(
-    problem: LoadProblem, placement: Placement, sums: Mapping[int, int], full: int
-) -> list[_Change]:
+def _moves(problem: LoadProblem, placement: Placement, sums: Mapping[int, int], full: int) -> list[_Change]:
     """Moves of one load to another CPU, each with the larger of the two resulting sums."""
     found = []
     for key in _on(placement, full):
@@ -132,9 +130,7 @@ def _moves(
     return found
 
 
-def _swaps(
-    problem: LoadProblem, placement: Placement, sums: Mapping[int, int], full: int
-) -> list[_Change]:
+def _swaps(problem: LoadProblem, placement: Placement, sums: Mapping[int, int], full: int) -> list[_Change]:
     """Swaps of a load for a smaller one, each with the larger of the two resulting sums."""
     found = []
     for key in _on(placement, full):

@@ -102,9 +102,10 @@ def named(request: PmdRequest, online: tuple[int, ...]) -> tuple[int, ...]:
 def _proposal(state: PmdState) -> PmdProposal:
     if not is_measured(state):
         raise Conflict(
-            "OVS has not measured the load of all queues yet", step="propose",
+            "OVS has not measured the load of all queues yet",
+            step="propose",
             fix="ask again in a minute",
-        )  # fmt: skip
+        )
     return propose(state)
 
 
@@ -150,9 +151,7 @@ def _threads(state: PmdState, cores: tuple[int, ...] | None) -> frozenset[int]:
     return frozenset(cores or masked(state.settings.mask) or running)
 
 
-def _refuse_pins_beyond(
-    affinity: Mapping[str, Mapping[str, int | None]], there: Collection[int]
-) -> None:
+def _refuse_pins_beyond(affinity: Mapping[str, Mapping[str, int | None]], there: Collection[int]) -> None:
     for port, queues in affinity.items():
         for queue, cpu in queues.items():
             if cpu is not None and cpu not in there:
@@ -204,9 +203,10 @@ def _refuse_unpolled(
 
 def _invalid(name: str, message: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{name[:80]}: {message}", step="validate",
+        f"{name[:80]}: {message}",
+        step="validate",
         errors=[FieldError(field=name, message=message)],
-    )  # fmt: skip
+    )
 
 
 # -- Apply PMD settings in one transaction, verify them, and roll back on failure. ----------------
@@ -270,16 +270,15 @@ def _verify(wanted: PmdChange, before: PmdState, found: PmdState) -> None:
     if wanted.cores is not None and running and running != set(wanted.cores):
         raise HostError(
             f"vswitchd runs PMD threads on {cpus.format_list(running)}, not on "
-            f"{cpus.format_list(wanted.cores)}", step="pmd-verify",
-        )  # fmt: skip
+            f"{cpus.format_list(wanted.cores)}",
+            step="pmd-verify",
+        )
     places = {(q.port, q.queue): core.cpu for core in found.cores for q in core.queues}
     for (port, queue), cpu in sorted(wanted.places.items()):
         there = places.get((port, queue))
         if there != cpu:
             where = "no PMD thread" if there is None else f"the PMD thread on CPU {there}"
-            raise HostError(
-                f"{port} queue {queue} is polled by {where}, not on CPU {cpu}", step="pmd-verify"
-            )
+            raise HostError(f"{port} queue {queue} is polled by {where}, not on CPU {cpu}", step="pmd-verify")
     lost = [queue for queue in found.unpolled if queue not in before.unpolled]
     if lost:
         names = ", ".join(f"{one.port} queue {one.queue}" for one in lost[:5])

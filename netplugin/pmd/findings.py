@@ -38,15 +38,15 @@ def _nodes(state: PmdState) -> Iterator[Finding]:
     bare = sorted({node for _, node in away if node is not None} - nodes)
     fix = "netplugin pmd set --proposed"
     if bare:
-        fix = (
-            f"add CPUs of NUMA node {format_list(bare)} to those of PMD threads (netplugin pmd set)"
-        )
+        fix = f"add CPUs of NUMA node {format_list(bare)} to those of PMD threads (netplugin pmd set)"
     yield Finding(
-        id="pmd-numa", status="warn",
+        id="pmd-numa",
+        status="warn",
         found=f"{len(away)} receive queues are polled from another NUMA node than their port's: "
         f"{_some([name for name, _ in away])}",
-        expected="queues polled by PMD threads of their port's node", fix=fix,
-    )  # fmt: skip
+        expected="queues polled by PMD threads of their port's node",
+        fix=fix,
+    )
 
 
 def _pins(state: PmdState) -> Iterator[Finding]:
@@ -59,11 +59,12 @@ def _pins(state: PmdState) -> Iterator[Finding]:
     ]
     if lost:
         yield Finding(
-            id="pmd-pinned", status="warn",
+            id="pmd-pinned",
+            status="warn",
             found=f"pinned where no PMD thread runs, and polled elsewhere: {_some(lost)}",
             expected=f"pinnings to the CPUs of PMD threads, {format_list(running)}",
             fix="netplugin pmd set --affinity PORT:QUEUE=CPU, or --clear-affinity PORT",
-        )  # fmt: skip
+        )
 
 
 def _unpolled(state: PmdState) -> Iterator[Finding]:
@@ -74,16 +75,20 @@ def _unpolled(state: PmdState) -> Iterator[Finding]:
     if state.unpolled:
         names = [f"{queue.port} queue {queue.queue}" for queue in state.unpolled]
         yield Finding(
-            id="pmd-unpolled", status="fail",
+            id="pmd-unpolled",
+            status="fail",
             found=f"no PMD thread polls {_some(names)}: all threads are isolated by pinned queues",
-            expected="every receive queue is polled", fix=fix,
-        )  # fmt: skip
+            expected="every receive queue is polled",
+            fix=fix,
+        )
     elif all(core.isolated for core in state.cores):
         yield Finding(
-            id="pmd-unpolled", status="warn", found="all PMD threads are isolated by pinned queues: "
-            "those of the next port would not be polled",
-            expected="a PMD thread that is not isolated", fix=fix,
-        )  # fmt: skip
+            id="pmd-unpolled",
+            status="warn",
+            found="all PMD threads are isolated by pinned queues: those of the next port would not be polled",
+            expected="a PMD thread that is not isolated",
+            fix=fix,
+        )
 
 
 def _uneven(proposal: PmdProposal) -> Finding:
@@ -91,11 +96,13 @@ def _uneven(proposal: PmdProposal) -> Finding:
     fix = "netplugin pmd set --proposed"
     reported = next((a.text for a in proposal.advice if a.id == "auto-load-balance"), None)
     return Finding(
-        id="pmd-balance", status="warn",
+        id="pmd-balance",
+        status="warn",
         found=f"the fullest PMD thread has a load of {proposal.now.largest_percent} %",
         expected=f"{proposal.proposed.largest_percent} %, with {proposal.moves} queues elsewhere "
-        "(netplugin pmd show --propose)", fix=reported if reported and view.preferred else fix,
-    )  # fmt: skip
+        "(netplugin pmd show --propose)",
+        fix=reported if reported and view.preferred else fix,
+    )
 
 
 def _some(names: Sequence[str]) -> str:

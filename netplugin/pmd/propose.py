@@ -87,11 +87,7 @@ def _problem(state: PmdState) -> tuple[LoadProblem, dict[Key, int]]:
 def _loads(state: PmdState, problem: LoadProblem, placement: Placement) -> PmdLoads:
     """The loads of all threads, isolated or not."""
     node = {core.cpu: core.numa_node for core in state.cores}
-    home = {
-        (queue.port, queue.queue): queue.port_numa_node
-        for core in state.cores
-        for queue in core.queues
-    }
+    home = {(queue.port, queue.queue): queue.port_numa_node for core in state.cores for queue in core.queues}
     sums = problem.sums(placement)
     return PmdLoads(
         largest_percent=problem.largest(placement),
@@ -182,10 +178,12 @@ def advice(
     """All advice for this state; ``now`` and ``view`` are parts of the proposal for it."""
     found = [*_more_queues(state), *_more_cores(state)]
     if not measured:
-        found.append(PmdAdvice(
-            id="not-measured",
-            text="OVS has not measured all queues yet: it takes it 5 s, and a minute for a mean of one",
-        ))  # fmt: skip
+        found.append(
+            PmdAdvice(
+                id="not-measured",
+                text="OVS has not measured all queues yet: it takes it 5 s, and a minute for a mean of one",
+            )
+        )
     if view.preferred:
         found.append(_balance(state, now, view))
     return tuple(found)

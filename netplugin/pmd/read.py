@@ -168,9 +168,7 @@ class _Section:
         counts = {name: found.get(name, 0) for name in ("packets", "upcalls", "lost_upcalls")}
         if "cycles" not in found:
             busy = found.get("busy_cycles", 0)
-            return PmdCounters(
-                cycles=busy + found.get("idle_cycles", 0), busy_cycles=busy, **counts
-            )
+            return PmdCounters(cycles=busy + found.get("idle_cycles", 0), busy_cycles=busy, **counts)
         # OVS prints a share with one decimal and whole cycles per packet. Use the more accurate
         # one.
         cycles, packets = found["cycles"], counts["packets"]
@@ -275,9 +273,7 @@ def between(before: PmdReading, after: PmdReading, interval_s: float) -> PmdStat
     return after.state.model_copy(update={"cores": tuple(cores), "interval_s": interval_s})
 
 
-def _core(
-    thread: Thread, counters: PmdCounters | None, interfaces: Mapping[str, OvsInterface]
-) -> PmdCore:
+def _core(thread: Thread, counters: PmdCounters | None, interfaces: Mapping[str, OvsInterface]) -> PmdCore:
     queues = (_queue(queue, thread, interfaces.get(queue.port)) for queue in thread.queues)
     core = PmdCore(
         cpu=thread.cpu,
@@ -292,12 +288,14 @@ def _core(
 
 def _counted(core: PmdCore, counted: PmdCounters | None) -> PmdCore:
     names = (
-        "busy_percent", "packets", "cycles_per_packet", "processing_cycles_per_packet", "upcalls",
+        "busy_percent",
+        "packets",
+        "cycles_per_packet",
+        "processing_cycles_per_packet",
+        "upcalls",
         "lost_upcalls",
-    )  # fmt: skip
-    return core.model_copy(
-        update={name: getattr(counted, name) if counted else None for name in names}
     )
+    return core.model_copy(update={name: getattr(counted, name) if counted else None for name in names})
 
 
 def _queue(queue: PolledQueue, thread: Thread, interface: OvsInterface | None) -> RxQueue:
@@ -314,9 +312,7 @@ def _queue(queue: PolledQueue, thread: Thread, interface: OvsInterface | None) -
     )
 
 
-def _unpolled(
-    shown: PmdThreads, interfaces: Mapping[str, OvsInterface]
-) -> tuple[UnpolledQueue, ...]:
+def _unpolled(shown: PmdThreads, interfaces: Mapping[str, OvsInterface]) -> tuple[UnpolledQueue, ...]:
     """Queues that no thread polls, because all threads are isolated and the queue is not pinned.
 
     vswitchd reports this only in its log ("This rx queue will not be polled").

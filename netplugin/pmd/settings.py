@@ -44,10 +44,7 @@ def read_settings(other_config: Mapping[str, str]) -> PmdSettings:
             improvement_threshold=_number(
                 get(AUTO_LB["improvement_threshold"]), default.improvement_threshold, 100
             ),
-            interval_minutes=_number(
-                get(AUTO_LB["interval_minutes"]), default.interval_minutes, 20_000
-            )
-            or 1,
+            interval_minutes=_number(get(AUTO_LB["interval_minutes"]), default.interval_minutes, 20_000) or 1,
         ),
         # pmd-maxsleep is the name in OVS 3.1.
         sleep_max=get("pmd-sleep-max", get("pmd-maxsleep")),

@@ -31,9 +31,7 @@ class HostIntent(BaseModel):
         description="whole cores for PMD threads on each other node with VM cores, to poll the "
         "vhost-user ports of its VMs; 0 if VMs there have none",
     )
-    vm_cores: _Count | None = Field(
-        None, description="whole cores for VMs; not given: all remaining cores"
-    )
+    vm_cores: _Count | None = Field(None, description="whole cores for VMs; not given: all remaining cores")
     emulator_cores: _Count = Field(
         1,
         description="whole cores for QEMU's own threads on each node with VM cores; 0: they run "
@@ -48,17 +46,17 @@ class HostIntent(BaseModel):
         "throughput, steadier latency",
     )
     nics: tuple[str, ...] = Field(
-        (), description="PCI addresses or interface names of the NICs that OVS uses; not given: "
-        "those bound to DPDK drivers, or else the fastest"
-    )  # fmt: skip
-    vfs: tuple[_Vfs, ...] = Field(
-        (), description="number of VFs of each NIC, like 0000:3b:00.0=8 or ens1f0=8; NICs that "
-        "are not named keep their VFs"
-    )  # fmt: skip
-    links: _Count = Field(1, description="number of links that carry traffic")
-    link_gbps: Annotated[float, Field(gt=0, le=800)] = Field(
-        10, description="speed of one link, Gbit/s"
+        (),
+        description="PCI addresses or interface names of the NICs that OVS uses; not given: "
+        "those bound to DPDK drivers, or else the fastest",
     )
+    vfs: tuple[_Vfs, ...] = Field(
+        (),
+        description="number of VFs of each NIC, like 0000:3b:00.0=8 or ens1f0=8; NICs that "
+        "are not named keep their VFs",
+    )
+    links: _Count = Field(1, description="number of links that carry traffic")
+    link_gbps: Annotated[float, Field(gt=0, le=800)] = Field(10, description="speed of one link, Gbit/s")
     mtus: Annotated[tuple[_Mtu, ...], Field(min_length=1)] = Field(
         (1500,), description="all MTUs in use, bytes"
     )
@@ -67,17 +65,20 @@ class HostIntent(BaseModel):
         0, description="memory of all VMs together, MB"
     )
     vm_size_mb: Annotated[int, Field(ge=0, le=1 << 26)] = Field(
-        0, description="memory of one VM, MB, of the largest if they differ: each node gets "
-        "memory for whole VMs; 0: memory is divided by VM cores"
-    )  # fmt: skip
+        0,
+        description="memory of one VM, MB, of the largest if they differ: each node gets "
+        "memory for whole VMs; 0: memory is divided by VM cores",
+    )
     vm_ports: Annotated[int, Field(ge=0, le=1024)] | None = Field(
-        None, description="vhost-user ports of all VMs, which matter if OVS has per-port-memory; "
-        "not given: the present number, and at least one for each VM core"
-    )  # fmt: skip
+        None,
+        description="vhost-user ports of all VMs, which matter if OVS has per-port-memory; "
+        "not given: the present number, and at least one for each VM core",
+    )
     hugepage_kb: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="hugepage size, KB: 2048 or 1048576, on ARM one that the kernel "
-        "supports; not given: the largest up to 1 GB of which each node has room for 16"
-    )  # fmt: skip
+        None,
+        description="hugepage size, KB: 2048 or 1048576, on ARM one that the kernel "
+        "supports; not given: the largest up to 1 GB of which each node has room for 16",
+    )
     realtime: bool = Field(False, description="prefer low latency to throughput and power saving")
 
 
@@ -95,9 +96,7 @@ _LIBVIRT_URI = cfg.StrOpt(
 
 def _option(name: str, field: FieldInfo) -> Any:
     """The option for a field of ``HostIntent``, which validates it and names the field."""
-    words: dict[str, Any] = {
-        "help": f"{str(field.description)[:1].upper()}{str(field.description)[1:]}."
-    }
+    words: dict[str, Any] = {"help": f"{str(field.description)[:1].upper()}{str(field.description)[1:]}."}
     default = None if field.is_required() else field.default
     if isinstance(default, bool):
         return cfg.BoolOpt(name, default=default, **words)

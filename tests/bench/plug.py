@@ -88,14 +88,17 @@ class OsVif:
         objects = self._objects
         identity = str(uuid.uuid4())
         network = objects.network.Network(id=identity, bridge=bridge, mtu=1500)
-        profile = objects.vif.VIFPortProfileOpenVSwitch(
-            interface_id=identity, datapath_type="netdev"
-        )
+        profile = objects.vif.VIFPortProfileOpenVSwitch(interface_id=identity, datapath_type="netdev")
         vif = objects.vif.VIFVHostUser(
-            id=identity, address=f"52:54:01:00:{number // 256:02x}:{number % 256:02x}",
-            network=network, path=f"/run/np/vhost-{identity[:8]}", mode="server",
-            vif_name=f"vhu{identity[:11]}", port_profile=profile, plugin="ovs",
-        )  # fmt: skip
+            id=identity,
+            address=f"52:54:01:00:{number // 256:02x}:{number % 256:02x}",
+            network=network,
+            path=f"/run/np/vhost-{identity[:8]}",
+            mode="server",
+            vif_name=f"vhu{identity[:11]}",
+            port_profile=profile,
+            plugin="ovs",
+        )
         instance = objects.instance_info.InstanceInfo(uuid=identity, name="vm")
         self._os_vif.plug(vif, instance)
 
@@ -104,12 +107,26 @@ def vsctl_plug(ovs: PrivateOvs, number: int, bridge: str) -> None:
     """The one command that the fastest shell script would run."""
     name = f"sh{number}"
     subprocess.run(
-        ["ovs-vsctl", f"--db={ovs.connection}", "add-port", bridge, name, "tag=100",
-         "vlan_mode=access", "--", "set", "interface", name, "type=dpdkvhostuserclient",
-         f"options:vhost-server-path=/run/np/{name}", "mtu_request=1500",
-         f"external_ids:iface-id={name}"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "ovs-vsctl",
+            f"--db={ovs.connection}",
+            "add-port",
+            bridge,
+            name,
+            "tag=100",
+            "vlan_mode=access",
+            "--",
+            "set",
+            "interface",
+            name,
+            "type=dpdkvhostuserclient",
+            f"options:vhost-server-path=/run/np/{name}",
+            "mtu_request=1500",
+            f"external_ids:iface-id={name}",
+        ],
+        check=True,
+        capture_output=True,
+    )
 
 
 def timed(call: Callable[[], Any]) -> float:
@@ -153,9 +170,7 @@ def together(agent: PrivateAgent, os_vif: OsVif, ovs: PrivateOvs) -> dict[str, f
         )
         unplug(agent, "turn")
         ovs.vsctl("add-br", "br-osvif", "--", "set", "bridge", "br-osvif", "datapath_type=netdev")
-        found["os-vif"].append(
-            timed(lambda: [os_vif.plug(n, "br-osvif") for n in range(CONCURRENT)])
-        )
+        found["os-vif"].append(timed(lambda: [os_vif.plug(n, "br-osvif") for n in range(CONCURRENT)]))
         ovs.vsctl("del-br", "br-osvif", timeout=120)
     return {name: round(statistics.median(seconds), 3) for name, seconds in found.items()}
 
@@ -179,9 +194,7 @@ def reconcile(ovs: PrivateOvs, agent: PrivateAgent) -> dict[str, float]:
     batch = [{"port_id": f"r{n}", "spec": make_spec(n, vlan_id=n + 1)} for n in range(MANY)]
     start = time.perf_counter()
     for first in range(0, MANY, 250):
-        status, body = agent.call(
-            "POST", "/v1/ports:batch", {"put": batch[first : first + 250]}, timeout=600
-        )
+        status, body = agent.call("POST", "/v1/ports:batch", {"put": batch[first : first + 250]}, timeout=600)
         assert status == 200 and {r["status"] for r in body["results"]} == {200}, body
     plugged_s = time.perf_counter() - start
     agent.stop()
@@ -192,9 +205,7 @@ def reconcile(ovs: PrivateOvs, agent: PrivateAgent) -> dict[str, float]:
     ready_s = time.perf_counter() - start
     after = ovs.get("Open_vSwitch", ".", "next_cfg"), ovs.database.stat().st_size
     looked = [
-        json.loads(line)["message"]
-        for line in agent.log.read_text().splitlines()
-        if "looked at" in line
+        json.loads(line)["message"] for line in agent.log.read_text().splitlines() if "looked at" in line
     ]
     again_s = timed(lambda: agent.call("POST", "/v1/reconcile", {}))
     return {

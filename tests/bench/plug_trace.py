@@ -74,8 +74,7 @@ def _is_form(value: Any) -> bool:
         fields = list(getattr(type(value), "model_fields", ()))
     held = [getattr(value, name, None) for name in fields]
     return any(
-        each in (PORT, make_spec()["mac"]) if isinstance(each, str) else _is_spec(each)
-        for each in held
+        each in (PORT, make_spec()["mac"]) if isinstance(each, str) else _is_spec(each) for each in held
     )
 
 
@@ -100,9 +99,7 @@ def main() -> int:
         private = PrivateAgent(Path(name) / "agent", ovs, as_installed=True)
         own = ("tests.bench.plug_trace", "--agent")
         private.daemon.args = tuple(
-            word
-            for given in private.daemon.args
-            for word in (own if given == "agents.main" else (given,))
+            word for given in private.daemon.args for word in (own if given == "agents.main" else (given,))
         )
         with private as agent:
             status, port = agent.call("PUT", f"/v1/ports/{PORT}", make_spec())

@@ -50,11 +50,16 @@ def median_ms(call: Callable[[], Any]) -> dict[str, float]:
 def make_nics() -> list[Nic]:
     return [
         Nic(
-            address=f"0000:{0x10 * n + 0x10:02x}:00.0", interface=f"eth{n}", vfs=range(VFS),
-            total=VFS, numa_node=n % 2, vf_bus=f"{0x10 * n + 0x10:02x}", mac=f"52:54:00:00:aa:{n:02x}",
+            address=f"0000:{0x10 * n + 0x10:02x}:00.0",
+            interface=f"eth{n}",
+            vfs=range(VFS),
+            total=VFS,
+            numa_node=n % 2,
+            vf_bus=f"{0x10 * n + 0x10:02x}",
+            mac=f"52:54:00:00:aa:{n:02x}",
         )
         for n in range(NICS)
-    ]  # fmt: skip
+    ]
 
 
 def inventory_of(root: Path, nics: Sequence[Nic], links: dict[str, NicLink]) -> Inventory:

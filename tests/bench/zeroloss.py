@@ -48,11 +48,47 @@ def cap(wired: Wires, pps: int) -> None:
     one, other = wired.nics
     bits, burst = pps * FRAME_BYTES * 8, FRAME_BYTES * 32
     run(["tc", "qdisc", "add", "dev", one, "handle", "ffff:", "ingress"])
-    run(["tc", "filter", "add", "dev", one, "parent", "ffff:", "protocol", "all",
-         "u32", "match", "u32", "0", "0", "action", "mirred", "egress", "redirect",
-         "dev", other])  # fmt: skip
-    run(["tc", "qdisc", "add", "dev", other, "root", "tbf", "rate", f"{bits}bit",
-         "burst", str(burst), "limit", str(QUEUE * FRAME_BYTES + burst)])  # fmt: skip
+    run(
+        [
+            "tc",
+            "filter",
+            "add",
+            "dev",
+            one,
+            "parent",
+            "ffff:",
+            "protocol",
+            "all",
+            "u32",
+            "match",
+            "u32",
+            "0",
+            "0",
+            "action",
+            "mirred",
+            "egress",
+            "redirect",
+            "dev",
+            other,
+        ]
+    )
+    run(
+        [
+            "tc",
+            "qdisc",
+            "add",
+            "dev",
+            other,
+            "root",
+            "tbf",
+            "rate",
+            f"{bits}bit",
+            "burst",
+            str(burst),
+            "limit",
+            str(QUEUE * FRAME_BYTES + burst),
+        ]
+    )
 
 
 def searched(folder: Path, wired: Wires, options: argparse.Namespace) -> dict[str, Any]:
@@ -61,20 +97,27 @@ def searched(folder: Path, wired: Wires, options: argparse.Namespace) -> dict[st
     description = {
         "name": "known",
         "generator": {
-            "type": "tcpreplay", "netns": wired.netns, "paths": [{"send": one, "receive": other}],
+            "type": "tcpreplay",
+            "netns": wired.netns,
+            "paths": [{"send": one, "receive": other}],
         },
         "search": {
-            "final_duration": options.final_duration, "precision": 0.02, "buffer_packets": QUEUE,
-            "repeats": options.repeats, "line_rate_pps": 3 * options.pps,
+            "final_duration": options.final_duration,
+            "precision": 0.02,
+            "buffer_packets": QUEUE,
+            "repeats": options.repeats,
+            "line_rate_pps": 3 * options.pps,
         },
         "matrix": {"backends": ["token-bucket"], "without_pmd": ["token-bucket"], "flows": [1]},
-    }  # fmt: skip
+    }
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(description))
     subprocess.run(
         [sys.executable, str(PROGRAM), "matrix", str(path), "--folder", str(folder / "run")],
-        stdout=subprocess.DEVNULL, check=False, timeout=3600,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        check=False,
+        timeout=3600,
+    )
     (record,) = read_run(folder / "run").records
     if record.result is None:
         raise SystemExit(f"no result: {record.error}")

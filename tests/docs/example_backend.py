@@ -86,9 +86,7 @@ class Slots(Backend[Seen]):
         }
         return Seen(found, texts=texts)
 
-    def claims(
-        self, intent: Intent, observed: Seen, taken: Mapping[Claim, str]
-    ) -> tuple[Claim, ...]:
+    def claims(self, intent: Intent, observed: Seen, taken: Mapping[Claim, str]) -> tuple[Claim, ...]:
         if intent.claims:
             return intent.claims  # what a port has it keeps
         mine = (intent.port_id, None)
@@ -133,9 +131,7 @@ class Slots(Backend[Seen]):
     def binding(self, intent: Intent) -> Binding:
         assert intent.spec is not None
         xml = tap_interface(intent.spec, f"slot{_slot(intent)}")
-        return Binding.model_validate(
-            {"vif_type": "tap", "interface_xml": xml, "slot": _slot(intent)}
-        )
+        return Binding.model_validate({"vif_type": "tap", "interface_xml": xml, "slot": _slot(intent)})
 
 
 def _slot(intent: Intent) -> str:

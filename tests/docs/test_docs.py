@@ -49,12 +49,24 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 BASH = [block for block in BLOCKS if block.language == "bash"]
 #: A PMD thread that has every figure.
 PMD_READING = PmdReading(
-    PmdState(cpus="1", cores=(
-        PmdCore(cpu=1, numa_node=0, isolated=False, busy_percent=1, overhead_percent=1, packets=1,
-                cycles_per_packet=1, processing_cycles_per_packet=1,
-                queues=(RxQueue(port="p", queue=0, enabled=True, usage_percent=1),)),
-    )), {1: PmdCounters(1, 1, 1)},
-)  # fmt: skip
+    PmdState(
+        cpus="1",
+        cores=(
+            PmdCore(
+                cpu=1,
+                numa_node=0,
+                isolated=False,
+                busy_percent=1,
+                overhead_percent=1,
+                packets=1,
+                cycles_per_packet=1,
+                processing_cycles_per_packet=1,
+                queues=(RxQueue(port="p", queue=0, enabled=True, usage_percent=1),),
+            ),
+        ),
+    ),
+    {1: PmdCounters(1, 1, 1)},
+)
 #: Groups of the setup.cfg that docs/writing-a-backend.md shows.
 PACKAGING = {"metadata", "options", "options.entry_points"}
 
@@ -271,9 +283,7 @@ def test_the_api_is_all_there_is(tmp_path: Path) -> None:
     app = http.build(cast(Service, None), cast(TaskRunner, None), Metrics(store))
     store.close()
     routes = {
-        (method.upper(), path)
-        for path, methods in app.openapi()["paths"].items()
-        for method in methods
+        (method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods
     }
     listed = set()
     for row in table("docs/reference-api.md", "method and path", "meaning"):

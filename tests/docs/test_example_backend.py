@@ -172,9 +172,7 @@ def test_what_is_not_ours_is_left_alone(example: Example, directory: Path) -> No
     }
 
 
-def test_a_restart_and_a_lost_store(
-    tmp_path: Path, directory: Path, start: Callable[[], Example]
-) -> None:
+def test_a_restart_and_a_lost_store(tmp_path: Path, directory: Path, start: Callable[[], Example]) -> None:
     example = start()
     example.put("a")
     example.put("b")

@@ -13,9 +13,7 @@ from packaging.utils import canonicalize_name
 from tests.docs.blocks import ROOT
 
 AGENT, ALL = ROOT / "requirements/agent.txt", ROOT / "requirements/all.txt"
-_PIN = re.compile(
-    r"^([A-Za-z0-9._-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.M
-)
+_PIN = re.compile(r"^([A-Za-z0-9._-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.M)
 
 
 def pins(path: Path) -> dict[str, str]:

@@ -15,8 +15,11 @@ MOST = 3.0
 def test_the_unit_is_as_little_exposed_as_the_page_says() -> None:
     done = subprocess.run(
         ["systemd-analyze", "security", "--offline=true", "--no-pager", str(UNIT)],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     score = re.search(r"Overall exposure level for \S+: (\d+\.\d)", done.stdout)
     assert score, done.stdout
     assert float(score[1]) <= MOST
@@ -27,8 +30,11 @@ def test_the_unit_is_as_little_exposed_as_the_page_says() -> None:
 def test_systemd_understands_all_of_it() -> None:
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(UNIT)],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     # That the program is not installed in /opt here is no fault of the unit.
     said = [line for line in done.stderr.splitlines() if UNIT.name in line and "/opt/" not in line]
     assert said == []

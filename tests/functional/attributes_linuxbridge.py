@@ -105,9 +105,7 @@ def _received(host: Machine) -> object:
 def _sent(host: Machine) -> object:
     if _TAP not in host.links():
         return None
-    turned = f"Egress Redirect to device {_SHAPER}" in host.sh(
-        "tc", "filter", "show", "dev", _TAP, "ingress"
-    )
+    turned = f"Egress Redirect to device {_SHAPER}" in host.sh("tc", "filter", "show", "dev", _TAP, "ingress")
     return turned, _rate(host, _SHAPER)
 
 
@@ -136,32 +134,69 @@ _VLAN_DEVICE = Segment("physnet1", 100).device
 
 ATTRIBUTES = (
     Attribute(
-        "flat", {"network": ON_WIRE}, {"network": FLAT}, _of_segment,
+        "flat",
+        {"network": ON_WIRE},
+        {"network": FLAT},
+        _of_segment,
         _command("ip", "link", "set", UPLINK, "nomaster"),
     ),
     Attribute(
-        "vlan", {"network": VLAN}, {"network": {**VLAN, "vlan_id": 200}}, _uplink,
-        _command("ip", "link", "delete", _VLAN_DEVICE), nested=True,
+        "vlan",
+        {"network": VLAN},
+        {"network": {**VLAN, "vlan_id": 200}},
+        _uplink,
+        _command("ip", "link", "delete", _VLAN_DEVICE),
+        nested=True,
     ),
     Attribute(
-        "vxlan", {"network": overlay("blue")}, {"network": overlay("red")}, _uplink,
+        "vxlan",
+        {"network": overlay("blue")},
+        {"network": overlay("red")},
+        _uplink,
         _command("ip", "link", "delete", _BLUE),
     ),
     Attribute(
-        "peers", {"network": overlay("blue")}, {"network": overlay("red")}, _peers,
+        "peers",
+        {"network": overlay("blue")},
+        {"network": overlay("red")},
+        _peers,
         _command("bridge", "fdb", "del", "00:00:00:00:00:00", "dev", _BLUE, "dst", PEERS[0]),
     ),
     Attribute(
-        "qos-in", {"qos": {"ingress_kbps": 100_000}}, {"qos": {"ingress_kbps": 50_000}}, _received,
-        _command("tc", "qdisc", "replace", "dev", _TAP, "root", "handle", "6e70:", "tbf", "rate",
-                 "1gbit", "burst", "1mb", "latency", "1ms"),
+        "qos-in",
+        {"qos": {"ingress_kbps": 100_000}},
+        {"qos": {"ingress_kbps": 50_000}},
+        _received,
+        _command(
+            "tc",
+            "qdisc",
+            "replace",
+            "dev",
+            _TAP,
+            "root",
+            "handle",
+            "6e70:",
+            "tbf",
+            "rate",
+            "1gbit",
+            "burst",
+            "1mb",
+            "latency",
+            "1ms",
+        ),
     ),
     Attribute(
-        "qos-out", {"qos": {"egress_kbps": 100_000}}, {"qos": {"egress_kbps": 50_000}}, _sent,
+        "qos-out",
+        {"qos": {"egress_kbps": 100_000}},
+        {"qos": {"egress_kbps": 50_000}},
+        _sent,
         _command("ip", "link", "delete", _SHAPER),
     ),
     Attribute(
-        "mtu", {"network": {**FLAT, "mtu": 1400}}, {"network": {**FLAT, "mtu": 9000}}, _mtus,
+        "mtu",
+        {"network": {**FLAT, "mtu": 1400}},
+        {"network": {**FLAT, "mtu": 9000}},
+        _mtus,
         _command("ip", "link", "set", _TAP, "mtu", "1000"),
     ),
     Attribute("queues", {"queues": 4}, None, _queues, _command("ip", "link", "delete", _TAP)),
@@ -172,4 +207,4 @@ ATTRIBUTES = (
         _filter,
         _command("nft", "flush", "chain", "bridge", "netplugin", _TAP),
     ),
-)  # fmt: skip
+)

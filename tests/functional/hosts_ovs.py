@@ -99,8 +99,25 @@ def switch() -> Iterator[str]:
     """A switch for the wires of hosts, that carries jumbo frames."""
     with namespace(SWITCH) as name:
         # With an address of its own, or it would take another as wires come: VMs know it by ARP.
-        run(within(name, ["ip", "link", "add", "sw", "address", "02:00:00:00:fe:01", "mtu", "9600",
-                          "type", "bridge", "mcast_snooping", "0"]))  # fmt: skip
+        run(
+            within(
+                name,
+                [
+                    "ip",
+                    "link",
+                    "add",
+                    "sw",
+                    "address",
+                    "02:00:00:00:fe:01",
+                    "mtu",
+                    "9600",
+                    "type",
+                    "bridge",
+                    "mcast_snooping",
+                    "0",
+                ],
+            )
+        )
         run(within(name, ["ip", "link", "set", "sw", "up"]))
         yield name
 
@@ -108,8 +125,27 @@ def switch() -> Iterator[str]:
 def wire(host: str, device: str, mtu: int = 9600) -> None:
     """Join a device of a host to the switch."""
     end = f"{host}-{device}"
-    run(["ip", "link", "add", device, "netns", host, "mtu", str(mtu),
-         "type", "veth", "peer", "name", end, "netns", SWITCH, "mtu", str(mtu)])  # fmt: skip
+    run(
+        [
+            "ip",
+            "link",
+            "add",
+            device,
+            "netns",
+            host,
+            "mtu",
+            str(mtu),
+            "type",
+            "veth",
+            "peer",
+            "name",
+            end,
+            "netns",
+            SWITCH,
+            "mtu",
+            str(mtu),
+        ]
+    )
     run(within(host, ["ip", "link", "set", device, "up"]))
     run(within(SWITCH, ["ip", "link", "set", end, "master", "sw", "up"]))
 
@@ -194,9 +230,7 @@ def let_in_by_peers_alone(one: Host, other: Host, family: int = 4) -> None:
     for each in (one, other):
         each.network("blue", 5001, *both, mtu=1430)
         each.network("red", 5002, *both, f"{'10.9.0.' if family == 4 else 'fd09::'}9", mtu=1430)
-    lied, reported, known = (
-        isolation_frames.plain(mac(n), "ff:ff:ff:ff:ff:ff") for n in (3, 4, 2)
-    )  # fmt: skip
+    lied, reported, known = (isolation_frames.plain(mac(n), "ff:ff:ff:ff:ff:ff") for n in (3, 4, 2))
     with (
         one.vm("a", spec_on("blue", 1), "10.0.0.1") as a,
         other.vm("b", spec_on("blue", 2), "10.0.0.2") as b,
@@ -253,10 +287,25 @@ def _make_underlay(ovs: PrivateOvs, name: str, address: str, mtu: int) -> None:
     """As docs/operating.md tells the operator."""
     device = nic(0, "eth1")
     ovs.vsctl(
-        "add-br", UNDERLAY, "--", "set", "bridge", UNDERLAY, "datapath_type=netdev",
-        "--", "add-port", UNDERLAY, "dpdk0", "--", "set", "interface", "dpdk0", "type=dpdk",
-        f'options:dpdk-devargs="{device}"', f"mtu_request={mtu}",
-    )  # fmt: skip
+        "add-br",
+        UNDERLAY,
+        "--",
+        "set",
+        "bridge",
+        UNDERLAY,
+        "datapath_type=netdev",
+        "--",
+        "add-port",
+        UNDERLAY,
+        "dpdk0",
+        "--",
+        "set",
+        "interface",
+        "dpdk0",
+        "type=dpdk",
+        f'options:dpdk-devargs="{device}"',
+        f"mtu_request={mtu}",
+    )
     prefix = "24" if "." in address else "64"
     nodad = [] if "." in address else ["nodad"]
     run(within(name, ["ip", "address", "add", f"{address}/{prefix}", "dev", UNDERLAY, *nodad]))

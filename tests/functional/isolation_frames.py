@@ -77,12 +77,8 @@ def of_router() -> dict[str, bytes]:
             "router advertisement behind options": (
                 to / ip / IPv6ExtHdrDestOpt() / IPv6ExtHdrDestOpt() / advert
             ),
-            "router advertisement in an atomic fragment": (
-                to / ip / IPv6ExtHdrFragment(id=7) / advert
-            ),
-            "router advertisement in a first fragment": (
-                to / ip / IPv6ExtHdrFragment(id=7, m=1) / advert
-            ),
+            "router advertisement in an atomic fragment": (to / ip / IPv6ExtHdrFragment(id=7) / advert),
+            "router advertisement in a first fragment": (to / ip / IPv6ExtHdrFragment(id=7, m=1) / advert),
             "options behind hop-by-hop in a first fragment": (
                 to / ip / IPv6ExtHdrFragment(id=7, m=1, nh=60) / Raw(whole)
             ),
@@ -107,16 +103,21 @@ def of_dhcp_server() -> dict[str, bytes]:
             "DHCP offer": to / ip / offer,
             "DHCP offer from another port": to / ip / other,
             "DHCP offer in a first fragment": (
-                to / IP(src=IP4, dst="255.255.255.255", flags="MF", proto=17)
-                / Raw(bytes(ip / offer)[20:20 + 64])
+                to
+                / IP(src=IP4, dst="255.255.255.255", flags="MF", proto=17)
+                / Raw(bytes(ip / offer)[20 : 20 + 64])
             ),
             "DHCPv6 advertise": to / ip6 / UDP(sport=547, dport=546) / DHCP6_Advertise(),
             "DHCPv6 advertise in a first fragment": (
-                to / ip6 / IPv6ExtHdrFragment(id=8, m=1) / UDP(sport=547, dport=546)
-                / DHCP6_Advertise() / Raw(b"\0" * 4)
+                to
+                / ip6
+                / IPv6ExtHdrFragment(id=8, m=1)
+                / UDP(sport=547, dport=546)
+                / DHCP6_Advertise()
+                / Raw(b"\0" * 4)
             ),
         }.items()
-    }  # fmt: skip
+    }
 
 
 def of_bridges() -> dict[str, bytes]:
@@ -125,10 +126,7 @@ def of_bridges() -> dict[str, bytes]:
     cisco = LLC(dsap=0xAA, ssap=0xAA, ctrl=3)
     frames: dict[str, Packet] = {
         "STP": Dot3(src=MAC, dst="01:80:c2:00:00:00") / bpdu,
-        "PVST+": Dot3(src=MAC, dst="01:00:0c:cc:cc:cd")
-        / cisco
-        / SNAP(OUI=0x0C, code=0x010B)
-        / STP(),
+        "PVST+": Dot3(src=MAC, dst="01:00:0c:cc:cc:cd") / cisco / SNAP(OUI=0x0C, code=0x010B) / STP(),
         "CDP": Dot3(src=MAC, dst="01:00:0c:cc:cc:cc") / cisco / SNAP(OUI=0x0C, code=0x2000) / b"\2",
         "LLDP": Ether(src=MAC, dst="01:80:c2:00:00:0e", type=0x88CC) / b"\2\7\4",
         "LACP": Ether(src=MAC, dst="01:80:c2:00:00:02", type=0x8809) / b"\1\1",
@@ -154,16 +152,13 @@ def lies() -> dict[str, bytes]:
         "ARP with another's MAC": to / lie,
         "ARP with a MAC of 8 bytes": to / ARP(op=2, hwlen=8, hwsrc=MAC, **own),
         "ARP in SNAP with another's MAC": (
-            Dot3(src=MAC, dst=EVERYBODY) / LLC(dsap=0xAA, ssap=0xAA, ctrl=3)
-            / SNAP(OUI=0, code=0x806) / lie
+            Dot3(src=MAC, dst=EVERYBODY) / LLC(dsap=0xAA, ssap=0xAA, ctrl=3) / SNAP(OUI=0, code=0x806) / lie
         ),
         "RARP with another's MAC": (
             Ether(src=MAC, dst=EVERYBODY, type=0x8035) / ARP(op=3, hwsrc=OTHER, psrc="0.0.0.0")
         ),
-        "RARP answer": (
-            Ether(src=MAC, dst=EVERYBODY, type=0x8035) / ARP(op=4, hwsrc=MAC, psrc=IP4)
-        ),
-    }  # fmt: skip
+        "RARP answer": (Ether(src=MAC, dst=EVERYBODY, type=0x8035) / ARP(op=4, hwsrc=MAC, psrc=IP4)),
+    }
     return {name: _bytes(frame) for name, frame in frames.items()}
 
 
@@ -179,10 +174,12 @@ def of_others_addresses() -> dict[str, bytes]:
             to / IPv6(src=IP6, dst="ff02::1", hlim=255) / ICMPv6ND_NA(tgt=OTHER6)
         ),
         "the same in a first fragment": (
-            to / IPv6(src=IP6, dst="ff02::1", hlim=255) / IPv6ExtHdrFragment(id=9, m=1)
+            to
+            / IPv6(src=IP6, dst="ff02::1", hlim=255)
+            / IPv6ExtHdrFragment(id=9, m=1)
             / ICMPv6ND_NA(tgt=OTHER6)
         ),
-    }  # fmt: skip
+    }
     return {name: _bytes(frame) for name, frame in frames.items()}
 
 
@@ -192,7 +189,8 @@ def harmless() -> dict[str, bytes]:
     frames: dict[str, Packet] = {
         "IPv4": _udp(),
         "IPv4, a first fragment": (
-            Ether(src=MAC, dst=OTHER) / IP(src=IP4, dst=OTHER4, flags="MF", proto=17)
+            Ether(src=MAC, dst=OTHER)
+            / IP(src=IP4, dst=OTHER4, flags="MF", proto=17)
             / Raw(bytes(UDP(sport=7, dport=7, len=1000)) + b"\0" * 64)
         ),
         "IPv4, a later fragment": (
@@ -200,12 +198,13 @@ def harmless() -> dict[str, bytes]:
         ),
         "IPv6": to / IPv6(src=IP6, dst=OTHER6) / ICMPv6EchoRequest(),
         "IPv6, a first fragment": (
-            to / IPv6(src=IP6, dst=OTHER6) / IPv6ExtHdrFragment(id=1, m=1)
+            to
+            / IPv6(src=IP6, dst=OTHER6)
+            / IPv6ExtHdrFragment(id=1, m=1)
             / ICMPv6EchoRequest(data=b"\0" * 56)
         ),
         "IPv6, a later fragment": (
-            to / IPv6(src=IP6, dst=OTHER6) / IPv6ExtHdrFragment(id=1, offset=8, nh=58)
-            / Raw(b"\0" * 56)
+            to / IPv6(src=IP6, dst=OTHER6) / IPv6ExtHdrFragment(id=1, offset=8, nh=58) / Raw(b"\0" * 56)
         ),
         "ARP": to / ARP(op=1, hwsrc=MAC, psrc=IP4, pdst=OTHER4),
         "ARP probe for its own address": to / ARP(op=1, hwsrc=MAC, psrc="0.0.0.0", pdst=IP4),
@@ -215,8 +214,11 @@ def harmless() -> dict[str, bytes]:
             / ARP(op=3, hwsrc=MAC, hwdst=MAC, psrc="0.0.0.0", pdst="0.0.0.0")
         ),
         "DHCP discover": (
-            to / IP(src="0.0.0.0", dst="255.255.255.255") / UDP(sport=68, dport=67) / BOOTP()
+            to
+            / IP(src="0.0.0.0", dst="255.255.255.255")
+            / UDP(sport=68, dport=67)
+            / BOOTP()
             / DHCP(options=[("message-type", "discover"), "end"])
         ),
-    }  # fmt: skip
+    }
     return {name: _bytes(frame) for name, frame in frames.items()}

@@ -51,11 +51,14 @@ def described(agent: PrivateAgent, ovs: PrivateOvs, wired: Wires) -> dict[str, A
     return {
         **wired.described("real", agent.url, ovs.rundir),
         "search": {
-            "final_duration": 1.0, "initial_duration": 0.3, "precision": 0.5, "max_trials": 8,
+            "final_duration": 1.0,
+            "initial_duration": 0.3,
+            "precision": 0.5,
+            "max_trials": 8,
             "line_rate_pps": 80_000,
         },
         "matrix": {"backends": BACKENDS, "flows": [16]},
-    }  # fmt: skip
+    }
 
 
 def zeroloss(*arguments: str | Path) -> list[str]:
@@ -106,8 +109,11 @@ def test_two_backends_are_searched_with_real_packets(
     description = write(tmp_path, described(agent, ovs, wired))
     done = subprocess.run(
         zeroloss(description, "--folder", tmp_path / "run"),
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode in (0, 1), done.stderr
     run = read_run(tmp_path / "run")
     assert [record.cell.backend for record in run.records] == BACKENDS, done.stderr
@@ -137,14 +143,20 @@ def test_a_run_that_is_killed_leaves_nothing_once_it_was_resumed(
     before = entries(folder, "trial")
     assert len(agent.get("/v1/ports")[1]) == 2
     taken = subprocess.run(
-        zeroloss(description, "--folder", tmp_path / "other"), capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
+        zeroloss(description, "--folder", tmp_path / "other"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert taken.returncode == 2 and "port zeroloss-1 is there already" in taken.stderr
     done = subprocess.run(
         zeroloss(description, "--folder", folder, "--resume"),
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode in (0, 1), done.stderr
     after = entries(folder, "trial")
     assert after[: len(before)] == before and len(after) > len(before)
@@ -166,10 +178,14 @@ def test_controls_say_how_far_a_cell_can_be_believed(
     sections["matrix"]["backends"] = ["dpdkvhostuser"]
     loop = {**sections["generator"], "paths": [{"send": "zlloop0", "receive": "zlloop1"}]}
     ports = [
-        {"attachment": "netdev", "device": nic, "mac": f"52:54:00:5a:00:0{number}",
-         "peer_mac": f"52:54:00:5a:01:0{number}"}
+        {
+            "attachment": "netdev",
+            "device": nic,
+            "mac": f"52:54:00:5a:00:0{number}",
+            "peer_mac": f"52:54:00:5a:01:0{number}",
+        }
         for number, nic in enumerate(wired.nics, 1)
-    ]  # fmt: skip
+    ]
     sections["controls"] = {
         "loopback": {"generator": loop},
         "vnf": {"generator": sections["generator"], "ports": ports},
@@ -177,8 +193,11 @@ def test_controls_say_how_far_a_cell_can_be_believed(
     }
     done = subprocess.run(
         zeroloss(write(tmp_path, sections), "--folder", tmp_path / "run"),
-        capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
     assert done.returncode in (0, 1), done.stderr
     run = read_run(tmp_path / "run")
     assert [record.part for record in run.records] == [Part.LOOPBACK, Part.VNF, Part.SEARCH]

@@ -35,18 +35,23 @@ def test_a_vm_is_the_vnf(tmp_path: Path) -> None:
                 "vnf": {"type": "external", "name": "Linux"},
                 "vm": {"domain": str(template), "uri": libvirt.uri},
                 "search": {
-                    "final_duration": 1, "precision": 0.5, "max_trials": 4, "line_rate_pps": 600,
+                    "final_duration": 1,
+                    "precision": 0.5,
+                    "max_trials": 4,
+                    "line_rate_pps": 600,
                 },
                 "matrix": {"backends": ["linuxbridge"], "flows": [4]},
                 "timeouts": {"forwarding": 120},
-            }  # fmt: skip
+            }
             guest = Guest("zeroloss-vm")
             guest.prepare()
             description, folder = write(tmp_path, sections), tmp_path / "run"
             with subprocess.Popen(
                 zeroloss(description, "--folder", folder),
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            ) as running:  # fmt: skip
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            ) as running:
                 try:
                     wait_for(guest.files.channel.exists, 60, "the domain has been started")
                     route(guest)

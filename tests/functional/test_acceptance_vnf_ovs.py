@@ -106,8 +106,9 @@ def test_a_policer(chain: tuple[PrivateOvs, Vnf]) -> None:
     found = lost(measured)
     assert 0 < measured.rx_packets < FEW
     assert found == {
-        "ovs.vm1.ovs_rx_qos_drops": FEW - measured.rx_packets, UNEXPLAINED: 0,
-    }  # fmt: skip
+        "ovs.vm1.ovs_rx_qos_drops": FEW - measured.rx_packets,
+        UNEXPLAINED: 0,
+    }
 
 
 def test_a_ring_that_is_not_emptied(chain: tuple[PrivateOvs, Vnf]) -> None:
@@ -121,8 +122,9 @@ def test_a_ring_that_is_not_emptied(chain: tuple[PrivateOvs, Vnf]) -> None:
     measured = trial(vnf, Asleep(process("--file-prefix=vnf"), came), _ovs(ovs))
     assert 0 < measured.rx_packets <= 1024
     assert lost(measured) == {
-        "ovs.vm0.ovs_tx_failure_drops": MANY - measured.rx_packets, UNEXPLAINED: 0,
-    }  # fmt: skip
+        "ovs.vm0.ovs_tx_failure_drops": MANY - measured.rx_packets,
+        UNEXPLAINED: 0,
+    }
 
 
 def test_a_flow_that_drops(chain: tuple[PrivateOvs, Vnf]) -> None:
@@ -138,8 +140,7 @@ def test_a_flow_that_drops(chain: tuple[PrivateOvs, Vnf]) -> None:
 
 def test_a_socket_that_is_taken(chain: tuple[PrivateOvs, Vnf]) -> None:
     ports = [
-        VnfPort(Attachment.VHOST_USER, str(BASE / f"v{n}.sock"), MACS[n], PEERS[n])
-        for n in range(PORTS)
+        VnfPort(Attachment.VHOST_USER, str(BASE / f"v{n}.sock"), MACS[n], PEERS[n]) for n in range(PORTS)
     ]
     with (
         choose.make(TESTPMD, ports, CORES) as second,

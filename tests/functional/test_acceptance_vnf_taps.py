@@ -51,8 +51,20 @@ def bridges(request: pytest.FixtureRequest) -> Iterator[list[VnfPort]]:
             stack.callback(kernel.delete, tap)
             run(["ip", "link", "set", tap, "address", f"fe:54:00:00:0a:0{n}"])
             # One that looks into multicast sends an IGMP report when it comes up.
-            run(["ip", "link", "add", bridge, "address", f"02:00:00:00:0c:0{n}",
-                 "type", "bridge", "mcast_snooping", "0"])  # fmt: skip
+            run(
+                [
+                    "ip",
+                    "link",
+                    "add",
+                    bridge,
+                    "address",
+                    f"02:00:00:00:0c:0{n}",
+                    "type",
+                    "bridge",
+                    "mcast_snooping",
+                    "0",
+                ]
+            )
             stack.callback(kernel.delete, bridge)
             # The kernel sends nothing of its own by them: every frame that they drop is one of the trial's.
             for device in (bridge, tap, f"dut{n}"):
@@ -77,8 +89,9 @@ def test_the_forwarder_on_taps(bridges: list[VnfPort]) -> None:
         measured = trial(vnf, Asleep(process("tap_forwarder"), _came), links)
     assert 0 < measured.rx_packets < MANY
     assert lost(measured) == {
-        "links.tap0.tx_dropped": MANY - measured.rx_packets, UNEXPLAINED: 0,
-    }  # fmt: skip
+        "links.tap0.tx_dropped": MANY - measured.rx_packets,
+        UNEXPLAINED: 0,
+    }
 
 
 @pytest.mark.parametrize("bridges", [True], indirect=True)

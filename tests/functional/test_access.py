@@ -57,8 +57,12 @@ def with_tokens(directory: Path, **groups: dict[str, str]) -> Iterator[PrivateAg
     tokens = directory / "tokens"
     write_tokens(tokens, FILE)
     home = BASE / "access-agent"
-    api = {"insecure_loopback": "false", "token_file": str(tokens),
-           "audit_log": str(home / "audit.log"), **groups.pop("api", {})}  # fmt: skip
+    api = {
+        "insecure_loopback": "false",
+        "token_file": str(tokens),
+        "audit_log": str(home / "audit.log"),
+        **groups.pop("api", {}),
+    }
     with PrivateAgent(home, options={**BRIDGE, **groups, "api": api}) as agent:
         yield agent
         for name in ("p1", "p2"):
@@ -135,8 +139,12 @@ def test_the_audit_log_says_who_did_what(agent: PrivateAgent, receiver: Receiver
     agent.call("PUT", "/v1/ports/p1", {"vm_id": 7}, headers=bearer("ops"))
     done, denied, unknown, invalid = audit(agent)[before:]
     assert (done["caller"], done["role"], done["method"], done["path"], done["status"]) == (
-        "zstack", "plug", "PUT", "/v1/ports/p1", 200,
-    )  # fmt: skip
+        "zstack",
+        "plug",
+        "PUT",
+        "/v1/ports/p1",
+        200,
+    )
     assert done["from"].startswith("127.0.0.1:") and done["body"] == SPEC
     assert (denied["caller"], denied["status"], denied["code"]) == ("zstack", 403, "forbidden")
     assert (unknown["caller"], unknown["status"]) == ("unknown", 401)
@@ -201,9 +209,7 @@ def status_with(agent: PrivateAgent, token: str) -> int:
 def metric(agent: PrivateAgent, token: str) -> str:
     text = str(agent.call("GET", "/metrics", headers=bearer(token))[1])
     return next(
-        line.split()[1]
-        for line in text.splitlines()
-        if line.startswith("netplugin_credentials_stale ")
+        line.split()[1] for line in text.splitlines() if line.startswith("netplugin_credentials_stale ")
     )
 
 
@@ -218,9 +224,7 @@ def test_tokens_are_taken_up_while_it_runs(tmp_path: Path, signalled: bool) -> N
         pid = agent.daemon.pid
         assert status_with(agent, "ops") == 200
         changed(f"operate:ops {TOKENS['ops']}\nread:new brand-new\n")
-        wait_for(
-            lambda: status_with(agent, "brand-new") == 200, DEADLINE_S, "the new token is known"
-        )
+        wait_for(lambda: status_with(agent, "brand-new") == 200, DEADLINE_S, "the new token is known")
         assert status_with(agent, "zstack") == 401
         assert metric(agent, "ops") == "0.0"
         wrong = [("other\n", 0o644), ("one two three\n", 0o600), ("", 0o600)]
@@ -268,9 +272,7 @@ class TlsAgent(PrivateAgent):
     def call(self, method: str, path: str, body: Any = None, *more: Any, **named: Any) -> Any:
         return self.call_as(self.context, method, path, body)
 
-    def call_as(
-        self, context: ssl.SSLContext, method: str, path: str, body: Any = None
-    ) -> tuple[int, Any]:
+    def call_as(self, context: ssl.SSLContext, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         try:
             with httpx.Client(verify=context, trust_env=False, timeout=DEADLINE_S) as client:
                 answer = client.request(method, self.url + path, json=body)
@@ -317,9 +319,7 @@ def test_certificates_are_taken_up_and_connections_go_on(pki: Pki) -> None:
             agent.install(*renewed, pki.ca)
             _until(lambda: agent.name(agent.context) == "renewed", "the new certificate is shown")
             agent.install(*renewed, pki.other_ca)
-            _until(
-                lambda: agent.call_as(other, "GET", "/v1/ports")[0] == 200, "the new CA is trusted"
-            )
+            _until(lambda: agent.call_as(other, "GET", "/v1/ports")[0] == 200, "the new CA is trusted")
             assert agent.call("GET", "/v1/ports")[0] == 0, "and the old one is not"
 
             agent.install(renewed[0], pki.agent_key, pki.other_ca)  # a key of another certificate

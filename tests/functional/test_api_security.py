@@ -55,8 +55,25 @@ class Pki:
         request = self._directory / f"{name}.csr"
         names = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=IP:{ADDRESS},IP:127.0.0.1"]
         run(["openssl", "req", *KEY, *names, "-keyout", key, "-out", request])
-        run(["openssl", "x509", "-req", "-in", request, "-CA", ca, "-CAkey", ca_key, "-days", "2",
-             "-copy_extensions", "copy", "-out", certificate])  # fmt: skip
+        run(
+            [
+                "openssl",
+                "x509",
+                "-req",
+                "-in",
+                request,
+                "-CA",
+                ca,
+                "-CAkey",
+                ca_key,
+                "-days",
+                "2",
+                "-copy_extensions",
+                "copy",
+                "-out",
+                certificate,
+            ]
+        )
         return certificate, key
 
     def _paths(self, name: str) -> tuple[Path, Path]:
@@ -123,9 +140,7 @@ class SecureAgent(PrivateAgent):
         sent.update(headers or {})
         try:
             with httpx.Client(verify=context or self.context, trust_env=False) as client:
-                answer = client.request(
-                    method, self.url + path, json=body, headers=sent, timeout=timeout
-                )
+                answer = client.request(method, self.url + path, json=body, headers=sent, timeout=timeout)
         except httpx.TransportError as failed:
             return 0, str(failed)
         kind = answer.headers.get("content-type", "")
@@ -146,15 +161,16 @@ def not_started(directory: Path, status: int = 2, **groups: Mapping[str, str]) -
     }
     for group, values in groups.items():
         config.setdefault(group, {}).update(values)
-    lines = [
-        f"[{g}]\n" + "".join(f"{k} = {v}\n" for k, v in vs.items()) for g, vs in config.items()
-    ]
+    lines = [f"[{g}]\n" + "".join(f"{k} = {v}\n" for k, v in vs.items()) for g, vs in config.items()]
     file = directory / "netplugin.conf"
     file.write_text("".join(lines))
     done = subprocess.run(
         [sys.executable, "-m", "agents.main", "--config-file", str(file)],
-        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("netplugin-agent: ")
@@ -191,9 +207,7 @@ def test_not_on_an_address_for_others_without_tls_and_a_credential(
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
-def test_not_with_a_token_file_that_others_can_read(
-    tmp_path: Path, tokens: Path, mode: int
-) -> None:
+def test_not_with_a_token_file_that_others_can_read(tmp_path: Path, tokens: Path, mode: int) -> None:
     tokens.chmod(mode)
     said, state = not_started(tmp_path, api={"token_file": str(tokens)})
     assert f"{tokens} can be read by others: chmod 600" in said
@@ -281,10 +295,15 @@ def test_only_who_has_a_token_is_let_in(with_token: SecureAgent) -> None:
     for wrong in ("", "Bearer", "Bearer wrong", f"Bearer {TOKEN}x", f"Basic {TOKEN}", TOKEN):
         headers = {"Authorization": wrong}
         for method, path, body in (
-            ("GET", "/v1/ports", None), ("GET", "/metrics", None), ("GET", "/openapi.json", None),
-            ("GET", "/v1/nowhere", None), ("PUT", "/v1/ports/p1", put), ("DELETE", "/v1/ports/p1", None),
-            ("POST", "/v1/reconcile", {}), ("PUT", "/v1/pmd", {"count": 1}),
-        ):  # fmt: skip
+            ("GET", "/v1/ports", None),
+            ("GET", "/metrics", None),
+            ("GET", "/openapi.json", None),
+            ("GET", "/v1/nowhere", None),
+            ("PUT", "/v1/ports/p1", put),
+            ("DELETE", "/v1/ports/p1", None),
+            ("POST", "/v1/reconcile", {}),
+            ("PUT", "/v1/pmd", {"count": 1}),
+        ):
             status, error = agent.call(method, path, body, headers=headers)
             assert (status, error["code"]) == (401, "unauthorized"), (method, path, wrong)
             assert TOKEN not in str(error)

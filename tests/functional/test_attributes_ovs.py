@@ -43,9 +43,28 @@ def foreign(hypervisor: Host) -> Iterator[None]:
     """Things of a stranger's, near ours, that nothing of this changes."""
     ovs = hypervisor.ovs
     ovs.vsctl("add-br", "br-theirs", "--", "set", "bridge", "br-theirs", "datapath_type=netdev")
-    ovs.vsctl("add-port", "br-theirs", "t0", "tag=5", "--", "set", "interface", "t0", "type=internal",
-              "--", "set", "port", "t0", "qos=@q", "--", "--id=@q", "create", "qos",
-              "type=egress-policer", "other_config:cir=7")  # fmt: skip
+    ovs.vsctl(
+        "add-port",
+        "br-theirs",
+        "t0",
+        "tag=5",
+        "--",
+        "set",
+        "interface",
+        "t0",
+        "type=internal",
+        "--",
+        "set",
+        "port",
+        "t0",
+        "qos=@q",
+        "--",
+        "--id=@q",
+        "create",
+        "qos",
+        "type=egress-policer",
+        "other_config:cir=7",
+    )
     ovs.ofctl("add-flow", "br-theirs", "cookie=0x2,priority=7,in_port=99,actions=drop")
     before = _foreign(hypervisor)
     try:
@@ -60,17 +79,21 @@ def foreign(hypervisor: Host) -> Iterator[None]:
 def _foreign(hypervisor: Host) -> list[str]:
     ovs = hypervisor.ovs
     columns = "--columns=_uuid,name,tag,qos,external_ids,interfaces"
-    return [
-        ovs.vsctl("list-ports", "br-theirs"),
-        ovs.vsctl("get-fail-mode", "br-theirs"),
-        ovs.vsctl(columns, "list", "Port", "t0"),
-        ovs.vsctl("list", "QoS", ovs.get("Port", "t0", "qos")),
-        *hypervisor.flows("br-theirs"),
-        *[flow for flow in hypervisor.flows(BRIDGE) if "cookie=0x6e70" not in flow],
-    ] if BRIDGE in ovs.vsctl("list-br").split() else [
-        ovs.vsctl(columns, "list", "Port", "t0"),
-        *hypervisor.flows("br-theirs"),
-    ]  # fmt: skip
+    return (
+        [
+            ovs.vsctl("list-ports", "br-theirs"),
+            ovs.vsctl("get-fail-mode", "br-theirs"),
+            ovs.vsctl(columns, "list", "Port", "t0"),
+            ovs.vsctl("list", "QoS", ovs.get("Port", "t0", "qos")),
+            *hypervisor.flows("br-theirs"),
+            *[flow for flow in hypervisor.flows(BRIDGE) if "cookie=0x6e70" not in flow],
+        ]
+        if BRIDGE in ovs.vsctl("list-br").split()
+        else [
+            ovs.vsctl(columns, "list", "Port", "t0"),
+            *hypervisor.flows("br-theirs"),
+        ]
+    )
 
 
 def _read(attribute: Attribute, hypervisor: Host) -> Any:
@@ -82,9 +105,7 @@ def _read(attribute: Attribute, hypervisor: Host) -> Any:
 
 
 @every
-def test_it_is_kept_changed_and_repaired(
-    hypervisor: Host, foreign: None, attribute: Attribute
-) -> None:
+def test_it_is_kept_changed_and_repaired(hypervisor: Host, foreign: None, attribute: Attribute) -> None:
     hypervisor.plug(PORT_ID, attribute.spec())
     value = attribute.read(hypervisor)
     assert value not in (None, "", [], "[]") or attribute.name == "trunk to the tunnels"

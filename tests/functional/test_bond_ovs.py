@@ -58,9 +58,7 @@ def test_one_device_becomes_a_bond_and_its_mode_changes_at_the_agents_start() ->
             assert one.planned() == []
             wait_for(lambda: a.pings(GATEWAY), 20, "the VM reaches the switch over the bond")
             hash_of = _findings(one)["bond-hash"]
-            assert (
-                hash_of["status"] == "ok" and "one of its 2 links carries all" in hash_of["found"]
-            )
+            assert hash_of["status"] == "ok" and "one of its 2 links carries all" in hash_of["found"]
             _restart(one, bonds="physnet1:balance-slb")
             assert _uplink(one) == (name, "balance-slb", "off", 2)
             hash_of = _findings(one)["bond-hash"]
@@ -83,23 +81,23 @@ def _cable(on: Host, number: int) -> Iterator[Testpmd]:
     for device in (end, f"{end}-sw"):
         run(within(SWITCH, ["ip", "link", "set", device, "up"]))
     run(within(SWITCH, ["ip", "link", "set", f"{end}-sw", "master", "sw"]))
-    options = TestpmdOptions(
-        forward=Forward.IO, wire=end, netns=SWITCH, mac=f"02:00:00:00:00:0{number}"
-    )
+    options = TestpmdOptions(forward=Forward.IO, wire=end, netns=SWITCH, mac=f"02:00:00:00:00:0{number}")
     with Testpmd(path, options) as cable:
         yield cable
 
 
 def test_a_link_that_dies_is_told_and_traffic_goes_on() -> None:
-    entries = [
-        f'"physnet1:net_vhost{n},iface={BASE / "np-h1" / f"cable{n}"},client=1"' for n in (1, 2)
-    ]
+    entries = [f'"physnet1:net_vhost{n},iface={BASE / "np-h1" / f"cable{n}"},client=1"' for n in (1, 2)]
     more = {"uplinks": "'" + ",".join(entries) + "'"}
     with (
-        switch(), host(1, more=more) as one, _gateway(), clean(one),
-        _cable(one, 1) as first, _cable(one, 2) as second,
+        switch(),
+        host(1, more=more) as one,
+        _gateway(),
+        clean(one),
+        _cable(one, 1) as first,
+        _cable(one, 2) as second,
         one.vm("a", make_spec(1, vlan_id=None), "10.0.0.1") as a,
-    ):  # fmt: skip
+    ):
         wait_for(lambda: a.pings(GATEWAY), 30, "the VM reaches the switch")
         wait_for(lambda: "bond-link-down" not in _findings(one), 30, "both links are up")
         name = _uplink(one)[0]
@@ -118,9 +116,12 @@ def test_a_link_that_dies_is_told_and_traffic_goes_on() -> None:
 def _member(on: Host, number: int) -> str:
     """The name of the member with this device."""
     return on.ovs.vsctl(
-        "--bare", "--columns=name", "find", "Interface",
+        "--bare",
+        "--columns=name",
+        "find",
+        "Interface",
         f'options:dpdk-devargs="net_vhost{number},iface={BASE / on.name / f"cable{number}"},client=1"',
-    ).strip()  # fmt: skip
+    ).strip()
 
 
 def test_lacp_with_a_switch_that_does_it_and_one_that_does_not() -> None:

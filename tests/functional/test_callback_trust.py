@@ -80,10 +80,13 @@ def test_a_result_is_signed_and_sent_with_a_certificate(pki: Pki, key: Path) -> 
     certificate, private = pki.certificate("hypervisor-1", "ca")
     with receiver(pki) as (url, got):
         tasks = {
-            "callback_insecure_http": "false", "callback_allow": url, "callback_ca": str(pki.ca),
-            "callback_cert": str(certificate), "callback_key": str(private),
+            "callback_insecure_http": "false",
+            "callback_allow": url,
+            "callback_ca": str(pki.ca),
+            "callback_cert": str(certificate),
+            "callback_key": str(private),
             "callback_secret": str(key),
-        }  # fmt: skip
+        }
         with PrivateAgent(BASE / "signing-agent", options={"tasks": tasks}, ready=False) as agent:
             headers = {"taskuuid": "t1", "callbackurl": url}
             assert agent.call("DELETE", "/v1/ports/none", headers=headers) == (200, None)
@@ -114,9 +117,7 @@ def test_not_with_callbacks_in_the_clear_unless_it_is_allowed(tmp_path: Path) ->
         ({"callback_secret": "/nonexistent"}, "/nonexistent"),
     ],
 )
-def test_not_with_files_that_cannot_be_used(
-    tmp_path: Path, wrong: dict[str, str], names: str
-) -> None:
+def test_not_with_files_that_cannot_be_used(tmp_path: Path, wrong: dict[str, str], names: str) -> None:
     said, state = not_started(tmp_path, tasks=wrong)
     assert names in said
     assert not state.exists()

@@ -110,9 +110,7 @@ def test_ovsdb_server_that_hangs(ovs: PrivateOvs, hasty: PrivateAgent) -> None:
 
 
 @pytest.mark.parametrize("hangs", ["ovsdb", "vswitchd"])
-def test_an_adoption_that_times_out_leaves_the_nic(
-    ovs: PrivateOvs, hasty: PrivateAgent, hangs: str
-) -> None:
+def test_an_adoption_that_times_out_leaves_the_nic(ovs: PrivateOvs, hasty: PrivateAgent, hangs: str) -> None:
     """After a lost store: before the write (vswitchd tells no flows), and within it."""
     port = device_name(VHOST, "p1")
 
@@ -131,9 +129,10 @@ def test_an_adoption_that_times_out_leaves_the_nic(
     finally:
         daemon.resume()
     wait_for(
-        lambda: hasty.call("POST", "/v1/reconcile", {})[1]["errors"] == [], 90,
+        lambda: hasty.call("POST", "/v1/reconcile", {})[1]["errors"] == [],
+        90,
         "the agent has looked at the host",
-    )  # fmt: skip
+    )
     assert row() == made
     plug(hasty, "p1", make_spec(1))
     assert row() == made and hasty.get("/readyz")[0] == 200, "adopted as it is"

@@ -105,6 +105,12 @@ def scene(
         others |= {who: nic for who, nic in nics.items() if who.startswith("a VM of")}
         others["the host's own protocols"] = stack.enter_context(host_stack(host.name))
         yield Scene(
-            Backend.LINUXBRIDGE, network, sender, nics["sender"], wire, unwrap, nics["neighbour"],
+            Backend.LINUXBRIDGE,
+            network,
+            sender,
+            nics["sender"],
+            wire,
+            unwrap,
+            nics["neighbour"],
             others,
-        )  # fmt: skip
+        )

@@ -107,13 +107,21 @@ def scene(hypervisor: Hypervisor, network: str) -> Iterator[Scene]:
     )
     others: dict[str, Ear] = {
         ("the sender" if who == name else f"a VM of another network ({who})"): nic
-        for who, nic in nics.items() if who != neighbour
-    }  # fmt: skip
+        for who, nic in nics.items()
+        if who != neighbour
+    }
     unwrap = {"flat": untagged, "VLAN": tagged(VLAN), "VXLAN": tunnelled(VNI)}[network]
     far = (SWITCH, f"{made.name}-eth1") if overlay else (FAR, FAR_WIRE)
     with packet_nic(*far) as wire, host_stack(made.name) as stack:
         others["the host's own protocols"] = stack
         yield Scene(
-            Backend.DPDKVHOSTUSER, network, sender, nics[name], wire, unwrap, nics[neighbour], others,
+            Backend.DPDKVHOSTUSER,
+            network,
+            sender,
+            nics[name],
+            wire,
+            unwrap,
+            nics[neighbour],
+            others,
             settle=lambda: made.ovs.appctl("revalidator/wait"),
-        )  # fmt: skip
+        )

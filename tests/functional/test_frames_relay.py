@@ -34,9 +34,7 @@ PORTS = ("sender", "bystander")
 @pytest.fixture(scope="module")
 def ovs() -> Iterator[PrivateOvs]:
     """One that takes NICs, and none by itself."""
-    with PrivateOvs(
-        BASE / "ovs", other_config={"dpdk-extra": "-a 0000:00:00.0 --in-memory"}
-    ) as own:
+    with PrivateOvs(BASE / "ovs", other_config={"dpdk-extra": "-a 0000:00:00.0 --in-memory"}) as own:
         yield own
 
 
@@ -45,9 +43,7 @@ def test_each_frame_comes_out_where_the_table_says(ovs: PrivateOvs, short_path: 
         stack.enter_context(namespace(FAR))
         nics = [_wired(number) for number in range(len(PORTS))]
         kernel = Model(*nics)
-        driven = Driven(
-            short_path / "agent", ovs, {}, lambda conf, host: Vdpa(conf, host, kernel=kernel)
-        )
+        driven = Driven(short_path / "agent", ovs, {}, lambda conf, host: Vdpa(conf, host, kernel=kernel))
         stack.callback(driven.close)
         specs = {name: _spec(number) for number, name in enumerate(PORTS)}
         sockets = []
@@ -59,17 +55,24 @@ def test_each_frame_comes_out_where_the_table_says(ovs: PrivateOvs, short_path: 
         vms = stack.enter_context(vhost_nics("np-vms", sockets, macs))
         for name in PORTS:
             ovs.wait_connected(device_name(VHOST, name), 90.0)
-        wires = [
-            stack.enter_context(packet_nic(FAR, f"far{number}")) for number in range(len(PORTS))
-        ]
+        wires = [stack.enter_context(packet_nic(FAR, f"far{number}")) for number in range(len(PORTS))]
         others: dict[str, Ear] = {
-            "the sender": vms[0], "a VM of another relay": vms[1], "another VF": wires[1],
+            "the sender": vms[0],
+            "a VM of another relay": vms[1],
+            "another VF": wires[1],
             "the host's own protocols": stack.enter_context(host_stack(None)),
-        }  # fmt: skip
+        }
         scene = Scene(
-            Backend.RELAY, "relay", Sender(macs[0], "02:00:00:00:00:01", "10.9.0.1"), vms[0],
-            wires[0], untagged, None, others, settle=lambda: ovs.appctl("revalidator/wait"),
-        )  # fmt: skip
+            Backend.RELAY,
+            "relay",
+            Sender(macs[0], "02:00:00:00:00:01", "10.9.0.1"),
+            vms[0],
+            wires[0],
+            untagged,
+            None,
+            others,
+            settle=lambda: ovs.appctl("revalidator/wait"),
+        )
         differences: list[str] = []
         for setting in Setting:
             driven.put("sender", {**specs["sender"], "port_security": setting.port_security})
@@ -89,9 +92,12 @@ def _wired(number: int) -> WiredPf:
     run(["ip", "link", "set", near, "up"])
     run(within(FAR, ["ip", "link", "set", far, "up"]))
     nic = WiredPf(
-        f"0000:0{number + 3}:00.0", f"eth{number + 3}", f"physnet{number + 1}",
-        total=0, vf_driver="mlx5_core",
-    )  # fmt: skip
+        f"0000:0{number + 3}:00.0",
+        f"eth{number + 3}",
+        f"physnet{number + 1}",
+        total=0,
+        vf_driver="mlx5_core",
+    )
     nic.device = f"net_pcap{number},rx_iface_in={near},tx_iface={near}"
     nic.make_vfs(1)
     return nic

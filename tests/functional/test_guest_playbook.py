@@ -54,8 +54,12 @@ def guest(tmp_path: Path) -> Iterator[Guest]:
         folder.mkdir(parents=True)
     (nic / "device").symlink_to(device)
     for name, text in (
-        ("address", MAC), ("mtu", "1500"), ("operstate", "up"), ("type", "1"), ("flags", "0x1003"),
-    ):  # fmt: skip
+        ("address", MAC),
+        ("mtu", "1500"),
+        ("operstate", "up"),
+        ("type", "1"),
+        ("flags", "0x1003"),
+    ):
         (nic / name).write_text(f"{text}\n")
     for name in ("virtio-pci", "vfio-pci"):
         (made.folder / "drivers" / name).mkdir(parents=True)
@@ -63,16 +67,16 @@ def guest(tmp_path: Path) -> Iterator[Guest]:
     (made.folder / "module/vfio/parameters/enable_unsafe_noiommu_mode").write_text("N\n")
     bind = f'ln -sfn "{made.folder}/drivers/$3" "{driver}"; rm -r "{nic}"'
     for name, more in (("modprobe", ""), ("driverctl", bind)):
-        (programs / name).write_text(
-            f'#!/bin/sh -eu\necho "{name} $*" >> "{made.folder}/log"\n{more}\n'
-        )
+        (programs / name).write_text(f'#!/bin/sh -eu\necho "{name} $*" >> "{made.folder}/log"\n{more}\n')
         (programs / name).chmod(0o755)
     shutil.copytree("/etc", made.folder / "etc", symlinks=True)
     with ExitStack() as stack:
         for source, path in (
-            ("net", "/sys/class/net"), ("devices", "/sys/bus/pci/devices"), ("module", "/sys/module"),
+            ("net", "/sys/class/net"),
+            ("devices", "/sys/bus/pci/devices"),
+            ("module", "/sys/module"),
             ("etc", "/etc"),
-        ):  # fmt: skip
+        ):
             run(["mount", "--no-mtab", "--bind", made.folder / source, path])
             stack.callback(run, ["umount", "--no-mtab", path])
         yield made

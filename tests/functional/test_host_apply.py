@@ -37,11 +37,15 @@ FILES = (
     *(
         Path("/proc/sys", *name.split("."))
         for name in (
-            "kernel.nmi_watchdog", "kernel.numa_balancing", "kernel.sched_rt_runtime_us",
-            "kernel.soft_watchdog", "kernel.timer_migration", "vm.stat_interval",
+            "kernel.nmi_watchdog",
+            "kernel.numa_balancing",
+            "kernel.sched_rt_runtime_us",
+            "kernel.soft_watchdog",
+            "kernel.timer_migration",
+            "vm.stat_interval",
         )
     ),
-)  # fmt: skip
+)
 #: Pages of 2 MB that a plan with one PMD core and small frames has for OVS.
 PLANNED = 280
 # On a machine with much memory a plan has pages of 1 GB otherwise.
@@ -106,8 +110,11 @@ def apply(journal: Path, *options: str, status: int = 0) -> list[dict[str, Any]]
     command = [sys.executable, "-m", "netplugin.cli.main", "host", "apply", "-f", "json"]
     done = subprocess.run(
         [*command, "--journal", str(journal), *options],
-        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
     assert done.returncode == status, done.stdout + done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
@@ -124,10 +131,24 @@ def polled(ovs: PrivateOvs) -> Iterator[PrivateOvs]:
     ovs.set_other_config({"pmd-cpu-mask": "01"})
     socket = ovs.directory / "vhost.sock"
     ovs.vsctl(
-        "add-br", "br0", "--", "set", "Bridge", "br0", "datapath_type=netdev",
-        "--", "add-port", "br0", "vhost0", "--", "set", "Interface", "vhost0",
-        "type=dpdkvhostuserclient", f"options:vhost-server-path={socket}",
-    )  # fmt: skip
+        "add-br",
+        "br0",
+        "--",
+        "set",
+        "Bridge",
+        "br0",
+        "datapath_type=netdev",
+        "--",
+        "add-port",
+        "br0",
+        "vhost0",
+        "--",
+        "set",
+        "Interface",
+        "vhost0",
+        "type=dpdkvhostuserclient",
+        f"options:vhost-server-path={socket}",
+    )
     yield ovs
     ovs.vsctl("del-br", "br0")
     ovs.set_other_config({"pmd-cpu-mask": mask})
@@ -142,9 +163,7 @@ def other_config(ovs: PrivateOvs) -> dict[str, str]:
     return dict(found["data"][0][0][1])
 
 
-def test_a_host_is_tuned_for_ovs_and_back(
-    before: dict[str, str], polled: PrivateOvs, tmp_path: Path
-) -> None:
+def test_a_host_is_tuned_for_ovs_and_back(before: dict[str, str], polled: PrivateOvs, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     config = other_config(polled)
     assert pmd_cpus(polled) == {"0"}
@@ -188,9 +207,7 @@ def test_a_host_is_tuned_for_ovs_and_back(
     assert journal.read_bytes() == b""
 
 
-def test_without_ovs_the_rest_is_set_and_the_status_says_so(
-    before: dict[str, str], tmp_path: Path
-) -> None:
+def test_without_ovs_the_rest_is_set_and_the_status_says_so(before: dict[str, str], tmp_path: Path) -> None:
     plan = [
         "--pmd-cores",
         "1",

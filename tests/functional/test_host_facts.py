@@ -108,8 +108,11 @@ def _command(machine: Machine, *words: str) -> tuple[int, Any]:
     rundir = str(machine.ovs.rundir)
     done = subprocess.run(
         [str(NETPLUGIN), "host", *words, "-f", "json", "--ovs-rundir", rundir],
-        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
     assert done.stderr == ""
     return done.returncode, json.loads(done.stdout)
 
@@ -140,17 +143,13 @@ def test_what_a_real_vswitchd_says(machine: Machine) -> None:
     assert {p.name: p.mtu for p in reported.ports}["d0"] == 1500
     [pmd] = reported.pmds
     assert (pmd.cpu, pmd.numa_node) == (0, 0)
-    assert sorted((q.port, q.queue) for q in pmd.queues) == [
-        ("d0", 0), ("d0", 1), ("v1", 0), ("v2", 0)
-    ]  # fmt: skip
+    assert sorted((q.port, q.queue) for q in pmd.queues) == [("d0", 0), ("d0", 1), ("v1", 0), ("v2", 0)]
 
 
 def test_masks_of_the_planner_are_those_of_real_pmd_threads(machine: Machine) -> None:
     """On a machine of 2 CPUs: housekeeping and VMs on CPU 0, the PMD thread on CPU 1."""
     ovs = machine.ovs
-    plan = make_plan(
-        read_facts(Root()), HostIntent(pmd_cores=1, hugepage_kb=2048), Live(ovs=_reported(ovs))
-    )
+    plan = make_plan(read_facts(Root()), HostIntent(pmd_cores=1, hugepage_kb=2048), Live(ovs=_reported(ovs)))
     masks = {
         step.target.key: step.wanted
         for step in plan.steps
@@ -164,12 +163,13 @@ def test_masks_of_the_planner_are_those_of_real_pmd_threads(machine: Machine) ->
         ovs.set_other_config({"pmd-cpu-mask": str(masks["pmd-cpu-mask"])})
         wait_for(
             lambda: {pmd.cpu for pmd in _reported(ovs).pmds} == plan.partition.polling,
-            DEADLINE_S, "PMD threads are where the plan has them",
-        )  # fmt: skip
+            DEADLINE_S,
+            "PMD threads are where the plan has them",
+        )
         log = ovs.appctl("dpif-netdev/pmd-rxq-show")
-        assert {
-            int(line.split()[5].rstrip(":")) for line in log.splitlines() if "core_id" in line
-        } == (plan.partition.polling)
+        assert {int(line.split()[5].rstrip(":")) for line in log.splitlines() if "core_id" in line} == (
+            plan.partition.polling
+        )
     finally:
         ovs.set_other_config({"pmd-cpu-mask": before})
 
@@ -188,9 +188,7 @@ def test_a_mask_that_pins_the_threads_of_vswitchd_is_to_go(machine: Machine) -> 
         ovs.vsctl("remove", "Open_vSwitch", ".", "other_config", "dpdk-lcore-mask")
 
 
-def test_a_vswitchd_that_hangs_is_a_finding(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_vswitchd_that_hangs_is_a_finding(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_live, "_WAIT_S", IMPATIENT_S)
     machine.ovs.pause_vswitchd()
     try:
@@ -235,9 +233,7 @@ def test_the_emulators_affinity_is_that_of_its_thread(machine: Machine) -> None:
         os.sched_setaffinity(pid, before)
 
 
-def test_a_libvirtd_that_hangs_is_a_finding(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_libvirtd_that_hangs_is_a_finding(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_live, "_WAIT_S", IMPATIENT_S)
     machine.libvirt.libvirtd.pause()
     try:
@@ -357,10 +353,23 @@ sys.exit(application.run(sys.argv[1:]))
 def test_as_nobody_there_are_facts_and_findings(machine: Machine) -> None:
     def as_nobody(*words: str) -> tuple[int, Any]:
         done = subprocess.run(
-            [sys.executable, "-c", AS_NOBODY, "host", *words, "-f", "json",
-             "--ovs-rundir", str(machine.ovs.rundir)],
-            capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd="/",
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-c",
+                AS_NOBODY,
+                "host",
+                *words,
+                "-f",
+                "json",
+                "--ovs-rundir",
+                str(machine.ovs.rundir),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+            cwd="/",
+        )
         assert "Traceback" not in done.stderr, done.stderr
         return done.returncode, json.loads(done.stdout)
 

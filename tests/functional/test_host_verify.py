@@ -51,13 +51,16 @@ def test_a_short_run_of_both_is_kept_and_compared(tmp_path: Path) -> None:
     ]
     done = subprocess.run(
         [*COMMAND, *words, "--results", str(tmp_path), "-f", "json"],
-        capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stderr
     said = done.stderr.splitlines()
     assert [line.split(",")[0] for line in said] == [
-        *["testpmd on CPU 0 and 1"] * 2, *["cyclictest on CPU 0-1"] * 2,
-    ]  # fmt: skip
+        *["testpmd on CPU 0 and 1"] * 2,
+        *["cyclictest on CPU 0-1"] * 2,
+    ]
     shown = json.loads(done.stdout)
     cpus = shown["latency_us"]["cpus"]
     assert set(cpus) == {"0", "1"}
@@ -78,17 +81,17 @@ def test_a_short_run_of_both_is_kept_and_compared(tmp_path: Path) -> None:
     assert max(map(int, histogram["counts"])) < 2000
     compared = subprocess.run(
         [*COMMAND, "compare", "before", kept.name, "--results", str(tmp_path)],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert compared.returncode == 0, compared.stderr
     assert "The machine was set alike in both runs" in compared.stdout
     assert "Cannot be told: latency average" in compared.stdout  # two rounds are too few
     assert (running(), left()) == (set(), before)
 
 
-@pytest.mark.parametrize(
-    ("part", "program"), list(zip(("latency", "throughput"), PROGRAMS, strict=True))
-)
+@pytest.mark.parametrize(("part", "program"), list(zip(("latency", "throughput"), PROGRAMS, strict=True)))
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_that_is_ended_ends_what_it_started(
     tmp_path: Path, part: str, program: str, number: signal.Signals
@@ -97,8 +100,9 @@ def test_a_run_that_is_ended_ends_what_it_started(
     words = ["--cpus", "0-1", "--duration", "600", "--window", "600", "--only", part]
     run = subprocess.Popen(
         [*COMMAND, *words, "--results", str(tmp_path)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         wait_for(lambda: program in running(), 60, f"{program} runs")
         run.send_signal(number)

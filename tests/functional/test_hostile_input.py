@@ -28,18 +28,67 @@ from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
 
 STRINGS = [
-    "", " ", ";reboot", "a;reboot", "'", '"', "a'b", 'a"b', "`reboot`", "$(reboot)", "a$(reboot)",
-    "${PATH}", "a|b", "a&b", "a>b", "*", "a b", " a", "a ", "a\n", "a\nb", "\na", "a\rb", "a\tb",
-    "../a", "..", ".", "a/../b", "/etc/passwd", "a/b", "a\\b", "-rf", "--help", "a\x00", "a\x00b", "\x1b[2J",
-    "%s%n", "%00", "{{7*7}}", "<x/>", "]]>", "&amp;", "a,b=c", "é", "\uff41", "\u202ea", "\ud800",
-    "a\U0001f600", "a" * 10_000, "../" * 3_000,
-]  # fmt: skip
+    "",
+    " ",
+    ";reboot",
+    "a;reboot",
+    "'",
+    '"',
+    "a'b",
+    'a"b',
+    "`reboot`",
+    "$(reboot)",
+    "a$(reboot)",
+    "${PATH}",
+    "a|b",
+    "a&b",
+    "a>b",
+    "*",
+    "a b",
+    " a",
+    "a ",
+    "a\n",
+    "a\nb",
+    "\na",
+    "a\rb",
+    "a\tb",
+    "../a",
+    "..",
+    ".",
+    "a/../b",
+    "/etc/passwd",
+    "a/b",
+    "a\\b",
+    "-rf",
+    "--help",
+    "a\x00",
+    "a\x00b",
+    "\x1b[2J",
+    "%s%n",
+    "%00",
+    "{{7*7}}",
+    "<x/>",
+    "]]>",
+    "&amp;",
+    "a,b=c",
+    "é",
+    "\uff41",
+    "\u202ea",
+    "\ud800",
+    "a\U0001f600",
+    "a" * 10_000,
+    "../" * 3_000,
+]
 WRONG_TYPES = [None, True, 0, -1, 1.5, 2**63, 2**70, [], ["a"], {}, {"a": 1}]
 #: Of these JSON types, what may be right for a field that takes the type.
 MAY_BE: dict[str, tuple[type, ...]] = {
-    "null": (type(None),), "boolean": (bool,), "integer": (int,), "string": (str,), "object": (dict,),
+    "null": (type(None),),
+    "boolean": (bool,),
+    "integer": (int,),
+    "string": (str,),
+    "object": (dict,),
     "array": (list,),
-}  # fmt: skip
+}
 OUT_OF_RANGE = [
     -1,
     0,
@@ -136,9 +185,11 @@ def replaced(body: Any, place: Place, value: Any) -> Any:
 # -- how it is sent, and what must not have happened ---------------------------------------------
 
 WHOLE_SPEC = make_spec(
-    vf={"pci_address": None, "allowed_vlans": [100]}, qos={}, numa_node=None,
+    vf={"pci_address": None, "allowed_vlans": [100]},
+    qos={},
+    numa_node=None,
     port_security={"roles": ["router"], "allowed_addresses": [{"ip": "10.0.0.5", "mac": None}]},
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -173,9 +224,11 @@ def unharmed(ovs: PrivateOvs, agent: PrivateAgent) -> Iterator[None]:
 
 def _all_there_is(ovs: PrivateOvs, agent: PrivateAgent) -> Any:
     return (
-        ovs.get("Open_vSwitch", ".", "next_cfg"), ovs.vsctl("show"), agent.get("/v1/ports"),
+        ovs.get("Open_vSwitch", ".", "next_cfg"),
+        ovs.vsctl("show"),
+        agent.get("/v1/ports"),
         sorted(path.name for path in agent.directory.rglob("*") if path.name != "agent.log"),
-    )  # fmt: skip
+    )
 
 
 def send(client: httpx.Client, method: str, path: str, body: Any) -> httpx.Response:
@@ -199,9 +252,7 @@ def _names(named: str, field: str) -> bool:
     return named == field or named.startswith(f"{field}.") or field.rpartition(".")[0] == named
 
 
-def attack(
-    client: httpx.Client, method: str, path: str, body: Any, model: Any, under: Place = ()
-) -> int:
+def attack(client: httpx.Client, method: str, path: str, body: Any, model: Any, under: Place = ()) -> int:
     """Each field of the model, somewhere in the body, replaced by each hostile value."""
     count = 0
     for field in fields_of(model):
@@ -220,14 +271,29 @@ def test_the_walk_finds_the_fields() -> None:
     """So that no test passes because there was nothing to try."""
     found = {field.name for field in fields_of(PortSpec)}
     assert {
-        "vm_id", "mac", "network.vlan_id", "vf.pci_address", "vf.trusted", "qos.ingress_kbps", "numa_node",
-        "port_security.allowed_addresses.0.ip", "port_security.enabled", "rx_queue_size",
-    } <= found  # fmt: skip
+        "vm_id",
+        "mac",
+        "network.vlan_id",
+        "vf.pci_address",
+        "vf.trusted",
+        "qos.ingress_kbps",
+        "numa_node",
+        "port_security.allowed_addresses.0.ip",
+        "port_security.enabled",
+        "rx_queue_size",
+    } <= found
     assert {field.name for field in fields_of(PmdRequest)} == {
-        "cpus", "count", "siblings", "affinity", "clear_affinity", "clear_affinity.0", "clear_all_affinity",
-        "proposed", "auto_load_balance",
+        "cpus",
+        "count",
+        "siblings",
+        "affinity",
+        "clear_affinity",
+        "clear_affinity.0",
+        "clear_all_affinity",
+        "proposed",
+        "auto_load_balance",
         *(f"auto_load_balance.{name}" for name in AutoLoadBalanceRequest.model_fields),
-    }  # fmt: skip
+    }
     assert "put.0.spec.network.mtu" in {field.name for field in fields_of(Batch)}
 
 
@@ -238,14 +304,10 @@ def test_every_field_of_a_port(client: httpx.Client) -> None:
 def test_every_field_of_a_port_that_is_there(client: httpx.Client) -> None:
     for name in ("mac", "vm_id"):
         for value in STRINGS:
-            assert_refused(
-                send(client, "PUT", "/v1/ports/mine", make_spec(9) | {name: value}), name, value
-            )
+            assert_refused(send(client, "PUT", "/v1/ports/mine", make_spec(9) | {name: value}), name, value)
 
 
-@pytest.mark.parametrize(
-    "method_and_path", ["PUT /v1/ports/p1", "POST /v1/ports:batch", "PUT /v1/pmd"]
-)
+@pytest.mark.parametrize("method_and_path", ["PUT /v1/ports/p1", "POST /v1/ports:batch", "PUT /v1/pmd"])
 @pytest.mark.parametrize("body", [None, True, 5, 1.5, "text", [], [1], [{}]])
 def test_a_body_of_the_wrong_type(client: httpx.Client, method_and_path: str, body: Any) -> None:
     method, path = method_and_path.split()
@@ -299,23 +361,55 @@ def test_every_field_of_a_reconcile(client: httpx.Client) -> None:
 def test_every_field_of_a_pmd_request(client: httpx.Client, ovs: PrivateOvs) -> None:
     mask = ovs.get("Open_vSwitch", ".", "other_config:pmd-cpu-mask")
     cpus, count, *others = fields_of(PmdRequest)
-    for value in [*STRINGS, *WRONG_TYPES, "0,", ",0", "0-", "5-3", "0--1", "0x1", "99999", "0-99999999999",
-                  "1" * 1_025, "٣", "0\n", "+1", "1.0"]:  # fmt: skip
+    for value in [
+        *STRINGS,
+        *WRONG_TYPES,
+        "0,",
+        ",0",
+        "0-",
+        "5-3",
+        "0--1",
+        "0x1",
+        "99999",
+        "0-99999999999",
+        "1" * 1_025,
+        "٣",
+        "0\n",
+        "+1",
+        "1.0",
+    ]:
         if value is not None:
             assert_refused(send(client, "PUT", "/v1/pmd", {"cpus": value}), cpus.name, value)
     for value in [*hostile(count), 1_025, 1_000]:
         if value is not None:
             assert_refused(send(client, "PUT", "/v1/pmd", {"count": value}), count.name, value)
     # With a port that is not there, so that what may be right is not done.
-    body = {"affinity": {"none": {"0": 1}}, "clear_affinity": ["none"], "clear_all_affinity": False,
-            "proposed": False, "auto_load_balance": {"load_threshold": 50}}  # fmt: skip
+    body = {
+        "affinity": {"none": {"0": 1}},
+        "clear_affinity": ["none"],
+        "clear_all_affinity": False,
+        "proposed": False,
+        "auto_load_balance": {"load_threshold": 50},
+    }
     for field in others:
         for value in hostile(field):
             answer = send(client, "PUT", "/v1/pmd", replaced(body, field.place, value))
             assert_refused(answer, field.name, value)
-    for pins in ({"a b": {"0": 1}}, {"": {"0": 1}}, {"p": {"": 1}}, {"p": {"0 ": 1}}, {"p": {"٣": 1}},
-                 {"p": {"0": "1"}}, {"p": {"0": 1.5}}, {"p": {"0": True}}, {"p": []}, {"p": {"-1": 1}},
-                 {"\ud800": {"0": 1}}, {"a\n": {"0": 1}}, {"p" * 10_000: {"0": 1}}):  # fmt: skip
+    for pins in (
+        {"a b": {"0": 1}},
+        {"": {"0": 1}},
+        {"p": {"": 1}},
+        {"p": {"0 ": 1}},
+        {"p": {"٣": 1}},
+        {"p": {"0": "1"}},
+        {"p": {"0": 1.5}},
+        {"p": {"0": True}},
+        {"p": []},
+        {"p": {"-1": 1}},
+        {"\ud800": {"0": 1}},
+        {"a\n": {"0": 1}},
+        {"p" * 10_000: {"0": 1}},
+    ):
         assert_refused(send(client, "PUT", "/v1/pmd", {"affinity": pins}), "affinity", pins)
     for both in ({"cpus": "0", "count": 1}, {}, {"cpus": None}, {"cpus": "0", "unknown": 1}):
         assert send(client, "PUT", "/v1/pmd", both).status_code == 422
@@ -333,13 +427,27 @@ def test_a_domain_that_means_harm(client: httpx.Client, tmp_path: Path) -> None:
         f'<!DOCTYPE domain [<!ENTITY l0 "lol">{lol}]><domain><name>&l11;</name></domain>',
         '<domain xmlns:xi="http://www.w3.org/2001/XInclude"><xi:include parse="text" '
         f'href="file://{secret}"/></domain>',
-        "<domain>" * 5_000, "<domain", "", " ", "\x00", "\ud800", "<network/>", "[]", "<domain/><domain/>",
-    ):  # fmt: skip
+        "<domain>" * 5_000,
+        "<domain",
+        "",
+        " ",
+        "\x00",
+        "\ud800",
+        "<network/>",
+        "[]",
+        "<domain/><domain/>",
+    ):
         answer = send(client, "POST", "/v1/vms/vm9:render-domain", {"xml": xml})
         assert answer.status_code in (200, 422), answer.text[:300]
         assert "the-secret" not in answer.text and len(answer.content) < 100_000
-    for body in ({}, {"xml": 5}, {"xml": None}, {"xml": "<domain/>", "policy": {"unknown": 1}},
-                 {"xml": "<domain/>", "policy": {"pin": "yes"}}, {"xml": "x" * 1_000_001}):  # fmt: skip
+    for body in (
+        {},
+        {"xml": 5},
+        {"xml": None},
+        {"xml": "<domain/>", "policy": {"unknown": 1}},
+        {"xml": "<domain/>", "policy": {"pin": "yes"}},
+        {"xml": "x" * 1_000_001},
+    ):
         assert send(client, "POST", "/v1/vms/vm9:render-domain", body).status_code == 422
 
 
@@ -349,12 +457,27 @@ def test_a_domain_that_means_harm(client: httpx.Client, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b" ", b"{", b"}", b"{'vm_id': 1}", b"nul", b"\x00", b"\xff\xfe", b"[" * 100_000,
-        b'{"a":' * 100_000, b'{"vm_id": "\xff"}', b'{"queues": ' + b"9" * 10_000 + b"}", b'{"vm_id": "a\nb"}',
-        b"vm_id=a&mac=b", b"<spec/>", b"--boundary\r\n\r\n", b'{"a": 1}{"b": 2}', b"/* */ {}",
+        b"",
+        b" ",
+        b"{",
+        b"}",
+        b"{'vm_id': 1}",
+        b"nul",
+        b"\x00",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"vm_id": "\xff"}',
+        b'{"queues": ' + b"9" * 10_000 + b"}",
+        b'{"vm_id": "a\nb"}',
+        b"vm_id=a&mac=b",
+        b"<spec/>",
+        b"--boundary\r\n\r\n",
+        b'{"a": 1}{"b": 2}',
+        b"/* */ {}",
     ],
     ids=lambda body: repr(body[:16]),
-)  # fmt: skip
+)
 def test_what_is_no_json(client: httpx.Client, body: bytes) -> None:
     for method, path in (("PUT", "/v1/ports/p1"), ("POST", "/v1/ports:batch"), ("PUT", "/v1/pmd")):
         answer = client.request(method, path, content=body)
@@ -380,9 +503,7 @@ def test_a_body_without_end_is_not_read_to_the_end(agent: PrivateAgent) -> None:
 
 
 @pytest.mark.parametrize("what", ["fields", "entries", "ports"])
-def test_however_much_is_wrong_the_answer_is_short_and_soon(
-    client: httpx.Client, what: str
-) -> None:
+def test_however_much_is_wrong_the_answer_is_short_and_soon(client: httpx.Client, what: str) -> None:
     """A few megabytes must neither keep the agent from others nor come back as hundreds."""
     put = {"port_id": "p", "spec": WHOLE_SPEC | {"qos": {f"k{n}": 1 for n in range(50)}}}
     bodies: dict[str, dict[str, Any]] = {
@@ -441,13 +562,23 @@ def test_queries(client: httpx.Client, parameter: str) -> None:
 @pytest.mark.parametrize(
     "raw",
     [
-        b"/v1/ports/a\x00b", b"/v1/ports/\xff\xfe", b"/v1/ports/a b", b"//", b"*", b"/v1/../v1/ports",
-        b"/v1/ports/.", b"/v1/ports/..", b"/v1/ports/%", b"/v1/ports/%zz", b"/v1/ports/%ff",
-        b"/v1/ports/%C0%AE%C0%AE", b"http://evil.example.org/v1/ports/a b",
+        b"/v1/ports/a\x00b",
+        b"/v1/ports/\xff\xfe",
+        b"/v1/ports/a b",
+        b"//",
+        b"*",
+        b"/v1/../v1/ports",
+        b"/v1/ports/.",
+        b"/v1/ports/..",
+        b"/v1/ports/%",
+        b"/v1/ports/%zz",
+        b"/v1/ports/%ff",
+        b"/v1/ports/%C0%AE%C0%AE",
+        b"http://evil.example.org/v1/ports/a b",
         b"/v1/ports/" + b"a" * 100_000,
     ],
     ids=lambda raw: repr(raw[:40]),
-)  # fmt: skip
+)
 def test_targets_that_no_client_sends(agent: PrivateAgent, raw: bytes) -> None:
     for method in (b"GET", b"PUT", b"DELETE"):
         status = _raw(
@@ -460,16 +591,26 @@ def test_targets_that_no_client_sends(agent: PrivateAgent, raw: bytes) -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        b"taskuuid: ../../x", b"taskuuid: a;reboot", b"taskuuid: $(reboot)", b"taskuuid: ",
-        b"taskuuid: a\x00b", b"taskuuid: " + b"a" * 10_000, b"taskuuid: \xff\xfe",
-        b"taskuuid: t1", b"taskuuid: t1\r\ncallbackurl: ",
-        b"taskuuid: t1\r\ncallbackurl: file:///etc/passwd", b"taskuuid: t1\r\ncallbackurl: $(reboot)",
-        b"taskuuid: t1\r\ncallbackurl: http://127.0.0.1:1/", b"taskuuid: t1\r\ncallbackurl: \xff",
+        b"taskuuid: ../../x",
+        b"taskuuid: a;reboot",
+        b"taskuuid: $(reboot)",
+        b"taskuuid: ",
+        b"taskuuid: a\x00b",
+        b"taskuuid: " + b"a" * 10_000,
+        b"taskuuid: \xff\xfe",
+        b"taskuuid: t1",
+        b"taskuuid: t1\r\ncallbackurl: ",
+        b"taskuuid: t1\r\ncallbackurl: file:///etc/passwd",
+        b"taskuuid: t1\r\ncallbackurl: $(reboot)",
+        b"taskuuid: t1\r\ncallbackurl: http://127.0.0.1:1/",
+        b"taskuuid: t1\r\ncallbackurl: \xff",
         b"taskuuid: t1\r\ncallbackurl: " + b"http://" * 2_000,
-        b"Origin: https://evil.example.org", b"Origin: null", b"Host: evil.example.org",
+        b"Origin: https://evil.example.org",
+        b"Origin: null",
+        b"Host: evil.example.org",
     ],
     ids=lambda header: repr(header[:40]),
-)  # fmt: skip
+)
 def test_headers_that_are_refused(agent: PrivateAgent, header: bytes) -> None:
     body = json.dumps(make_spec()).encode()
     host = b"" if header.startswith(b"Host") else b"Host: 127.0.0.1\r\n"
@@ -482,14 +623,21 @@ def test_headers_that_are_refused(agent: PrivateAgent, header: bytes) -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        b"Content-Type: text/plain", b"Content-Type: $(reboot)", b"Content-Type: application/xml",
-        b"Content-Encoding: gzip", b"Accept: image/png", b"X-Forwarded-For: 10.0.0.1", b"Cookie: a=b",
-        b"Authorization: Bearer x", b"Authorization: \xff", b"X-HTTP-Method-Override: PUT",
+        b"Content-Type: text/plain",
+        b"Content-Type: $(reboot)",
+        b"Content-Type: application/xml",
+        b"Content-Encoding: gzip",
+        b"Accept: image/png",
+        b"X-Forwarded-For: 10.0.0.1",
+        b"Cookie: a=b",
+        b"Authorization: Bearer x",
+        b"Authorization: \xff",
+        b"X-HTTP-Method-Override: PUT",
         b"Upgrade: websocket\r\nConnection: Upgrade",
         b"X-Long: " + b"a" * 30_000,
     ],
     ids=lambda header: repr(header[:40]),
-)  # fmt: skip
+)
 def test_headers_that_change_nothing(agent: PrivateAgent, header: bytes) -> None:
     request = b"GET /v1/ports/nothing HTTP/1.1\r\nHost: 127.0.0.1\r\n" + header + b"\r\n\r\n"
     assert _raw(agent, request) in (400, 404)
@@ -502,11 +650,15 @@ def test_headers_that_change_nothing(agent: PrivateAgent, header: bytes) -> None
 @pytest.mark.parametrize(
     "head",
     [
-        b"Content-Length: -1", b"Content-Length: x", b"Content-Length: 5\r\nContent-Length: 6",
-        b"Transfer-Encoding: chunked\r\nContent-Length: 5", b"Transfer-Encoding: chunked, identity",
-        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity", b"Transfer-Encoding : chunked",
+        b"Content-Length: -1",
+        b"Content-Length: x",
+        b"Content-Length: 5\r\nContent-Length: 6",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5",
+        b"Transfer-Encoding: chunked, identity",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
+        b"Transfer-Encoding : chunked",
     ],
-)  # fmt: skip
+)
 def test_lengths_that_contradict_each_other(agent: PrivateAgent, head: bytes) -> None:
     """Two servers in a row must not disagree on where a request ends."""
     smuggled = b"0\r\n\r\nDELETE /v1/ports/mine HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -540,14 +692,23 @@ def test_nothing_of_ours_runs_a_shell() -> None:
 
 
 def test_a_shell_would_be_found() -> None:
-    for bad in ("os.system('x')", "os.popen(x)", "subprocess.run(x, shell=True)", "subprocess.getoutput(x)",
-                "subprocess.run('ls')", "subprocess.Popen(f'ls {x}')", "run('ls ' + x)", "eval(x)",
-                "asyncio.create_subprocess_shell(x)", "subprocess.run(['sh', '-c', x])",
-                "subprocess.check_output(args='ls')", "pickle.loads(x)", "exec(x)"):  # fmt: skip
+    for bad in (
+        "os.system('x')",
+        "os.popen(x)",
+        "subprocess.run(x, shell=True)",
+        "subprocess.getoutput(x)",
+        "subprocess.run('ls')",
+        "subprocess.Popen(f'ls {x}')",
+        "run('ls ' + x)",
+        "eval(x)",
+        "asyncio.create_subprocess_shell(x)",
+        "subprocess.run(['sh', '-c', x])",
+        "subprocess.check_output(args='ls')",
+        "pickle.loads(x)",
+        "exec(x)",
+    ):
         assert shells_in(bad), bad
-    assert not shells_in(
-        "subprocess.run(['ls', x], check=True)\nrun([program, *words])\nself.run('x')"
-    )
+    assert not shells_in("subprocess.run(['ls', x], check=True)\nrun([program, *words])\nself.run('x')")
 
 
 _NEVER = {
@@ -570,9 +731,10 @@ def shells_in(source: str) -> Sequence[tuple[int, str]]:
 
 def _is_shell(call: ast.Call) -> bool:
     of_module = isinstance(call.func, ast.Name) or (
-        isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name)
+        isinstance(call.func, ast.Attribute)
+        and isinstance(call.func.value, ast.Name)
         and call.func.value.id in ("os", "subprocess", "asyncio", "pickle")
-    )  # fmt: skip
+    )
     name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
     if any(word.arg == "shell" for word in call.keywords):
         return True
@@ -589,6 +751,4 @@ def _one_string_or_shell(given: ast.expr) -> bool:
         first = given.elts[0]
         return isinstance(first, ast.Constant) and first.value in _SHELLS
     texts: tuple[type, ...] = (ast.JoinedStr, ast.BinOp)
-    return isinstance(given, texts) or (
-        isinstance(given, ast.Constant) and isinstance(given.value, str)
-    )
+    return isinstance(given, texts) or (isinstance(given, ast.Constant) and isinstance(given.value, str))

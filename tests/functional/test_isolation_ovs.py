@@ -354,8 +354,9 @@ def test_flows_of_an_older_agent_are_replaced_and_nothing_is_dropped(lab: Lab) -
     assert after > before, "frames came while flows were replaced"
     wait_for(
         lambda: lab.left(NIC0) - left == lab.entered(PORT) - entered,
-        60, "all that came from the VM has left by the uplink",
-    )  # fmt: skip
+        60,
+        "all that came from the VM has left by the uplink",
+    )
     assert "in_port=LOCAL" not in lab.ovs.ofctl("dump-flows", BRIDGE)
     assert lab.passes({"tag": frames.tags()["VID 0, VID 200"]}) == set()
 
@@ -366,10 +367,24 @@ def test_flows_of_an_older_agent_are_replaced_and_nothing_is_dropped(lab: Lab) -
 def test_on_a_bridge_of_the_operators_no_tag_enters_either(lab: Lab) -> None:
     """Its flows are his, and decide on the rest."""
     lab.ovs.vsctl(
-        "add-br", THEIRS, "--", "set", "bridge", THEIRS, "datapath_type=netdev",
-        "--", "add-port", THEIRS, "np-nic1", "--", "set", "interface", "np-nic1", "type=dpdk",
-        "options:dpdk-devargs=\"net_pcap1,rx_iface_in=nic1,tx_iface=nic1\"",
-    )  # fmt: skip
+        "add-br",
+        THEIRS,
+        "--",
+        "set",
+        "bridge",
+        THEIRS,
+        "datapath_type=netdev",
+        "--",
+        "add-port",
+        THEIRS,
+        "np-nic1",
+        "--",
+        "set",
+        "interface",
+        "np-nic1",
+        "type=dpdk",
+        'options:dpdk-devargs="net_pcap1,rx_iface_in=nic1,tx_iface=nic1"',
+    )
     try:
         where = {"physical_network": "physnet2"}
         spec = make_spec(1, vlan_id=None, port_security=UNFILTERED, network=where)

@@ -62,9 +62,16 @@ def test_the_1025th_vhost_port(ovs: PrivateOvs) -> None:
         assert set(ports(ovs)) == {device_name(VHOST, "p1"), device_name(VHOST, "p2")}
         # The limit is OVS's own: what the agent did not even try, OVS refuses.
         ovs.vsctl(
-            "add-port", "br-theirs", "last", "--", "set", "interface", "last",
-            "type=dpdkvhostuserclient", "options:vhost-server-path=/run/np/last",
-        )  # fmt: skip
+            "add-port",
+            "br-theirs",
+            "last",
+            "--",
+            "set",
+            "interface",
+            "last",
+            "type=dpdkvhostuserclient",
+            "options:vhost-server-path=/run/np/last",
+        )
         assert ovs.get("Interface", "last", "ofport") == "-1"
         ovs.vsctl("del-port", "last")
         assert agent.call("DELETE", "/v1/ports/p2")[0] == 204

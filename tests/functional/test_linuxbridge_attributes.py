@@ -27,8 +27,7 @@ from tests.lab.traffic_news import news
 from tests.nested import machine
 
 EACH = [
-    pytest.param(each, id=each.name, marks=pytest.mark.nested if each.nested else ())
-    for each in ATTRIBUTES
+    pytest.param(each, id=each.name, marks=pytest.mark.nested if each.nested else ()) for each in ATTRIBUTES
 ]
 #: What a stranger has on the host: of each kind that we make, one.
 THEIRS = (
@@ -70,15 +69,11 @@ def clean(hypervisor: Machine) -> Iterator[None]:
 
 def spec_of(fields: object) -> dict[str, object]:
     assert isinstance(fields, dict)
-    return make_spec(
-        1, fields.get("network", FLAT), **{k: v for k, v in fields.items() if k != "network"}
-    )
+    return make_spec(1, fields.get("network", FLAT), **{k: v for k, v in fields.items() if k != "network"})
 
 
 @pytest.mark.parametrize("attribute", EACH)
-def test_it_is_as_asked_and_nothing_is_written_again(
-    hypervisor: Machine, attribute: Attribute
-) -> None:
+def test_it_is_as_asked_and_nothing_is_written_again(hypervisor: Machine, attribute: Attribute) -> None:
     nothing = attribute.read(hypervisor)
     spec = spec_of(attribute.spec_fields)
     hypervisor.plug(PORT, spec)

@@ -26,7 +26,7 @@ from netplugin.api.errors import BackendUnavailable, InvalidRequest, Unsupported
 from netplugin.api.models import Network, PortSpec
 from netplugin.backend import Change, Intent
 from netplugin.host.links import kind_unavailable
-from netplugin.host.names import BRIDGE, TAP, provisional_mac, device_name
+from netplugin.host.names import BRIDGE, TAP, device_name, provisional_mac
 from netplugin.host.shared import Host
 from netplugin.host.usability import Wake
 from tests.lab.processes import run, wait_for
@@ -116,12 +116,7 @@ def udp(sport: int, dport: int) -> bytes:
 
 
 def ipv6(source: str, payload: bytes, target: str = "ff02::1", following: int = 58) -> bytes:
-    return (
-        struct.pack("!IHBB", 6 << 28, len(payload), following, 255)
-        + ip(source)
-        + ip(target)
-        + payload
-    )
+    return struct.pack("!IHBB", 6 << 28, len(payload), following, 255) + ip(source) + ip(target) + payload
 
 
 def icmpv6(kind: int, target: str | None = None) -> bytes:
@@ -181,16 +176,12 @@ def in_a_minute() -> float:
     return time.monotonic() + 60
 
 
-def try_plug(
-    driver: LinuxBridge, wanted: dict[str, PortSpec | None], *, whole: bool = False
-) -> Converged:
+def try_plug(driver: LinuxBridge, wanted: dict[str, PortSpec | None], *, whole: bool = False) -> Converged:
     intents = [Intent(port_id, spec) for port_id, spec in wanted.items()]
     return converge(driver, intents, in_a_minute(), Stopwatch(), whole=whole)
 
 
-def plug(
-    driver: LinuxBridge, wanted: dict[str, PortSpec | None], *, whole: bool = False
-) -> Converged:
+def plug(driver: LinuxBridge, wanted: dict[str, PortSpec | None], *, whole: bool = False) -> Converged:
     result = try_plug(driver, wanted, whole=whole)
     assert result.failed == {}
     return result
@@ -291,9 +282,7 @@ def test_a_plugged_port_is_as_asked_and_the_second_time_nothing_is_done(
 
 
 def test_removal_leaves_nothing_and_takes_nothing_else(driver: LinuxBridge) -> None:
-    nft(
-        "add table bridge theirs; add chain bridge theirs filter { type filter hook prerouting priority 0; }"
-    )
+    nft("add table bridge theirs; add chain bridge theirs filter { type filter hook prerouting priority 0; }")
     nft("add rule bridge theirs filter ether type 0x9999 drop")
     run(["ip", "link", "add", "lbtheirs", "type", "bridge"])
     run(["ip", "link", "add", "lbveth", "master", "lbtheirs", "type", "veth"])
@@ -377,9 +366,7 @@ def test_drift_is_repaired(driver: LinuxBridge, what: str, whole: bool) -> None:
 def test_a_chain_that_nobody_owns_goes(driver: LinuxBridge) -> None:
     wanted: dict[str, PortSpec | None] = {"p": make_spec()}
     plug(driver, wanted)
-    nft(
-        "add chain bridge netplugin npt0123; add element bridge netplugin ports { npt0123 : jump npt0123 }"
-    )
+    nft("add chain bridge netplugin npt0123; add element bridge netplugin ports { npt0123 : jump npt0123 }")
     plug(driver, wanted, whole=True)
     assert "npt0123" not in rules()
     assert planned(driver, wanted) == ()
@@ -388,8 +375,10 @@ def test_a_chain_that_nobody_owns_goes(driver: LinuxBridge) -> None:
 def test_a_hook_that_was_moved_is_made_anew(driver: LinuxBridge) -> None:
     wanted: dict[str, PortSpec | None] = {"p": make_spec()}
     plug(driver, wanted)
-    nft("delete chain bridge netplugin input; "
-        "add chain bridge netplugin input { type filter hook output priority 7; }")  # fmt: skip
+    nft(
+        "delete chain bridge netplugin input; "
+        "add chain bridge netplugin input { type filter hook output priority 7; }"
+    )
     plug(driver, wanted)
     assert "type filter hook input priority -350" in rules()
 
@@ -406,9 +395,7 @@ def test_an_agent_that_dies_midway_leaves_nothing_that_the_next_cannot_finish(
         plug(make_driver(net1="", net2=WIRE), target)
         assert planned(driver, target) == ()
         # And given up instead of finished:
-        driver.apply(
-            planned(driver, {"p": None} if target is wanted else wanted)[:stage], in_a_minute()
-        )
+        driver.apply(planned(driver, {"p": None} if target is wanted else wanted)[:stage], in_a_minute())
         plug(driver, target)
     assert (links(), rules()) == before
 
@@ -446,9 +433,7 @@ def test_a_port_moves_to_another_network(driver: LinuxBridge) -> None:
 
 
 @pytest.mark.parametrize("name", [device_name(TAP, "p"), device_name(BRIDGE, "net2")])
-def test_a_device_of_our_name_that_is_not_ours_is_left_alone(
-    driver: LinuxBridge, name: str
-) -> None:
+def test_a_device_of_our_name_that_is_not_ours_is_left_alone(driver: LinuxBridge, name: str) -> None:
     run(["ip", "link", "add", name, "type", "bridge"])
     try:
         for whole in (True, False):
@@ -640,15 +625,13 @@ def test_a_vm_may_send_from_its_ipv4_addresses_only(driver: LinuxBridge) -> None
             "arp answer from nobody": (frame(0x0806, arp(MAC_A, "0.0.0.0", operation=2)), False),
             "dhcp": (frame(0x0800, discover), True),
             "dhcp to one": (frame(0x0800, ipv4("0.0.0.0", "10.0.0.1", payload=udp(68, 67))), False),
-            "dhcp answer": (
-                frame(0x0800, ipv4("0.0.0.0", "255.255.255.255", payload=udp(67, 68))), False
-            ),
+            "dhcp answer": (frame(0x0800, ipv4("0.0.0.0", "255.255.255.255", payload=udp(67, 68))), False),
             "ipv6": (frame(0x86DD, neighbour(135, LINK_LOCAL, "fe80::1")), False),
             "tagged": (frame(0x8100, VLAN + ipv4("10.0.0.5")), False),
             "other protocol": (frame(HELLO, b"x"), False),
         },
         frame(0x0800, ipv4("10.0.0.5", "10.0.0.200")),
-    )  # fmt: skip
+    )
 
 
 def test_a_vm_may_send_from_its_ipv6_addresses_only(driver: LinuxBridge) -> None:
@@ -676,7 +659,8 @@ def test_a_vm_may_send_from_its_ipv6_addresses_only(driver: LinuxBridge) -> None
             "own advertisement": (message(136, own, own), True),
             "unicast own advertisement": (frame(0x86DD, neighbour(136, own, own), to=MAC_B), True),
             "unicast spoofed advertisement": (
-                frame(0x86DD, ipv6(own, icmpv6(136, "2001:db8::6"), "2001:db8::9"), to=MAC_B), False
+                frame(0x86DD, ipv6(own, icmpv6(136, "2001:db8::6"), "2001:db8::9"), to=MAC_B),
+                False,
             ),
             "spoofed target": (message(136, own, "2001:db8::6"), False),
             "spoofed target from link-local": (message(136, LINK_LOCAL, "2001:db8::6"), False),
@@ -701,7 +685,7 @@ def test_a_vm_may_send_from_its_ipv6_addresses_only(driver: LinuxBridge) -> None
             "arp": (frame(0x0806, arp(MAC_A, "10.0.0.5")), False),
         },
         frame(0x86DD, ipv6(own, plain, "2001:db8::200", following=17)),
-    )  # fmt: skip
+    )
 
 
 def test_a_tap_without_its_filter_is_shut(driver: LinuxBridge) -> None:
@@ -792,8 +776,21 @@ def test_other_bridges_pass(driver: LinuxBridge) -> None:
     ends: list[Wire] = []
     try:
         for n in (1, 2):
-            run(["ip", "link", "add", f"lbin{n}", "up", "master", "lbtheirs", "type", "veth",
-                 "peer", f"lbout{n}"])  # fmt: skip
+            run(
+                [
+                    "ip",
+                    "link",
+                    "add",
+                    f"lbin{n}",
+                    "up",
+                    "master",
+                    "lbtheirs",
+                    "type",
+                    "veth",
+                    "peer",
+                    f"lbout{n}",
+                ]
+            )
             run(["ip", "link", "set", f"lbout{n}", "up"])
             end = Wire()
             end._socket.bind((f"lbout{n}", 0))

@@ -134,8 +134,11 @@ def test_a_vm_does_not_reach_the_host(one: Host) -> None:
             until(nic, c, marker(source))
         assert counters(one) == before
         for nic in (a, b):
-            assert not [f for f in drain(nic) if f[12:14] in (b"\x08\x06", b"\x08\x00")
-                        and f[6:12] not in (mac_bytes(A), mac_bytes(B))]  # fmt: skip
+            assert not [
+                f
+                for f in drain(nic)
+                if f[12:14] in (b"\x08\x06", b"\x08\x00") and f[6:12] not in (mac_bytes(A), mac_bytes(B))
+            ]
         inbox.setblocking(False)
         with pytest.raises(BlockingIOError):
             inbox.recv(1)
@@ -232,11 +235,12 @@ def of_dhcp_servers(four: str = OWN, six: str = LINK_LOCAL) -> dict[str, Packet]
     ip = IP(src=four, dst="255.255.255.255")
     return {
         "offer": ether / ip / UDP(sport=67, dport=68) / offer,
-        "unicast offer": Ether(src=A, dst=B) / IP(src=four, dst="10.0.0.77")
-        / UDP(sport=67, dport=68) / offer,
-        "advertise": ether / IPv6(src=six, dst="fe80::9") / UDP(sport=547, dport=546)
-        / DHCP6_Advertise(),
-    }  # fmt: skip
+        "unicast offer": Ether(src=A, dst=B)
+        / IP(src=four, dst="10.0.0.77")
+        / UDP(sport=67, dport=68)
+        / offer,
+        "advertise": ether / IPv6(src=six, dst="fe80::9") / UDP(sport=547, dport=546) / DHCP6_Advertise(),
+    }
 
 
 def hidden_dhcp_server(four: str = OWN) -> dict[str, Packet]:
@@ -306,9 +310,8 @@ def harmless() -> dict[str, Packet]:
         "advertisement": ether / ip / ICMPv6ND_NA(tgt=ALLOWED),
         "address tried": ether / IPv6(src="::", dst="ff02::1") / ICMPv6ND_NS(tgt=ALLOWED),
         "listener report": ether / ip / IPv6ExtHdrHopByHop() / ICMPv6MLReport2(),
-        "dhcpv6": ether / IPv6(src=LINK_LOCAL, dst="ff02::1:2") / UDP(sport=546, dport=547)
-        / DHCP6_Solicit(),
-    }  # fmt: skip
+        "dhcpv6": ether / IPv6(src=LINK_LOCAL, dst="ff02::1:2") / UDP(sport=546, dport=547) / DHCP6_Solicit(),
+    }
 
 
 def forbidden() -> dict[str, Packet]:
@@ -347,9 +350,7 @@ def test_a_vm_without_a_role_sends_nothing_of_routers_dhcp_servers_and_switches(
 
 
 @pytest.mark.parametrize("addresses", [[], ADDRESSES], ids=["own MAC", "addresses"])
-def test_a_vm_with_a_role_sends_what_goes_with_it(
-    one: Host, addresses: list[dict[str, str]]
-) -> None:
+def test_a_vm_with_a_role_sends_what_goes_with_it(one: Host, addresses: list[dict[str, str]]) -> None:
     router, server = of_routers(), of_dhcp_servers()
     expected = {"router": router, "dhcp_server": server}
     with nics(one, b=open_to_all(2)) as (b,):
@@ -508,8 +509,21 @@ def test_only_peers_send_into_a_vxlan_network(one: Host, family: int) -> None:
 def test_networks_of_the_operator_are_none_of_our_business(one: Host) -> None:
     """Another VNI on the same UDP port, and rules of others."""
     one.sh("nft", "add table inet theirs")
-    one.sh("ip", "link", "add", "theirs", "up", "type", "vxlan", "id", str(THEIR_VNI),
-           "dstport", str(UDP_PORT), "local", one.address)  # fmt: skip
+    one.sh(
+        "ip",
+        "link",
+        "add",
+        "theirs",
+        "up",
+        "type",
+        "vxlan",
+        "id",
+        str(THEIR_VNI),
+        "dstport",
+        str(UDP_PORT),
+        "local",
+        one.address,
+    )
     try:
         with senders() as (peer, unmanaged):
             with blue(one, peer) as (_, heard), opened(ear := RawWire(one.name, "theirs")):

@@ -226,20 +226,38 @@ def test_a_tap_of_two_queues_takes_vhost(hypervisor: Driven) -> None:
     hypervisor.plug("a", make_spec(1, FLAT, queues=2))
     tap = device_name(TAP, "a")
     netdev = f"tap,id=n0,ifname={tap},script=no,downscript=no,queues=2,vhost=on"
-    qemu = ["qemu-system-x86_64", "-S", "-nodefaults", "-display", "none", "-accel", "tcg",
-            "-m", "64", "-netdev", netdev, "-device", "virtio-net-pci,netdev=n0,mq=on",
-            "-monitor", "stdio"]  # fmt: skip
+    qemu = [
+        "qemu-system-x86_64",
+        "-S",
+        "-nodefaults",
+        "-display",
+        "none",
+        "-accel",
+        "tcg",
+        "-m",
+        "64",
+        "-netdev",
+        netdev,
+        "-device",
+        "virtio-net-pci,netdev=n0,mq=on",
+        "-monitor",
+        "stdio",
+    ]
     with subprocess.Popen(
         [str(word) for word in within(hypervisor.name, qemu)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    ) as process:  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
         assert process.stdin is not None
         process.stdin.write("info network\n")
         process.stdin.flush()
         wait_for(
-            lambda: opened_files(process.pid).count("/dev/vhost-net") == 2, 120,
+            lambda: opened_files(process.pid).count("/dev/vhost-net") == 2,
+            120,
             "QEMU has a vhost device for each queue",
-        )  # fmt: skip
+        )
         assert "LOWER_UP" in hypervisor.link(tap)["flags"]
         process.stdin.write("quit\n")
         process.stdin.flush()

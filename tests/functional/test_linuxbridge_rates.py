@@ -76,9 +76,7 @@ def test_each_direction_has_its_rate(hypervisor: Host, vms: tuple[TapVm, TapVm])
         assert 0.5 * RATE < got < 1.5 * RATE
 
 
-def test_one_direction_changes_without_the_other(
-    hypervisor: Host, vms: tuple[TapVm, TapVm]
-) -> None:
+def test_one_direction_changes_without_the_other(hypervisor: Host, vms: tuple[TapVm, TapVm]) -> None:
     a, _ = vms
     hypervisor.plug("a", spec(ingress_kbps=RATE, egress_kbps=RATE))
     assert a.pings(B)

@@ -155,8 +155,9 @@ def test_what_cannot_be_is_refused_and_changes_nothing(hosts: list[Host]) -> Non
     one.agent.call("PUT", "/v1/networks/six", {"type": "vxlan", "vni": 6, "peers": ["fd00::1"]})
     status, problem = one.put("a", make_spec(1, overlay("six")))
     assert (status, problem["code"], problem["step"]) == (409, "conflict", "plan")
-    one.sh("ip", "link", "add", "theirs", "type", "vxlan", "id", "5001", "dstport", "4789",
-           "local", one.address)  # fmt: skip
+    one.sh(
+        "ip", "link", "add", "theirs", "type", "vxlan", "id", "5001", "dstport", "4789", "local", one.address
+    )
     try:
         status, problem = one.put("a", make_spec(1, overlay("blue")))
         assert (status, problem["code"]) == (409, "conflict") and "theirs" in problem["detail"]

@@ -132,9 +132,7 @@ def test_a_network_that_has_another_interface(one: Host) -> None:
         one.sh("ip", "link", "set", tap("wired"), "down")
         reconcile(one)
         link = one.link(tap("wired"))
-        assert (link["ifindex"], link["master"]) == (before, segment.bridge) and "UP" in link[
-            "flags"
-        ]
+        assert (link["ifindex"], link["master"]) == (before, segment.bridge) and "UP" in link["flags"]
         assert UPLINK in left_by(one, segment)
         status, error = one.put("new", make_spec(3, ON_WIRE))
         assert (status, error["code"]) == (409, "conflict") and UPLINK in error["detail"]

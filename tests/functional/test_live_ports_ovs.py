@@ -215,9 +215,7 @@ print("OVS came")
 def test_qemus_of_two_users_cannot_touch_each_others_sockets(one: Host) -> None:
     users = {"a": 40001, "b": 40002}
     paths = {
-        port_id: one.plug(port_id, make_spec(number, qemu_user=users[port_id]))["binding"][
-            "socket_path"
-        ]
+        port_id: one.plug(port_id, make_spec(number, qemu_user=users[port_id]))["binding"]["socket_path"]
         for number, port_id in enumerate(users, start=1)
     }
     assert "qemu-user" not in findings(one)
@@ -225,10 +223,24 @@ def test_qemus_of_two_users_cannot_touch_each_others_sockets(one: Host) -> None:
         uid = users[port_id]
         assert Path(paths[port_id]).parent.stat().st_uid == uid
         done = subprocess.run(
-            ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--",
-             sys.executable, "-c", _QEMU, paths[port_id], paths[neighbour]],
-            capture_output=True, text=True, timeout=120, check=False, cwd="/",
-        )  # fmt: skip
+            [
+                "setpriv",
+                f"--reuid={uid}",
+                f"--regid={uid}",
+                "--clear-groups",
+                "--",
+                sys.executable,
+                "-c",
+                _QEMU,
+                paths[port_id],
+                paths[neighbour],
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            cwd="/",
+        )
         assert (done.returncode, done.stdout) == (0, "OVS came\n"), done.stderr
     status, error = one.put("a", make_spec(1, qemu_user=40003))
     assert (status, error["code"]) == (409, "conflict") and "qemu_user" in error["detail"]
@@ -264,11 +276,23 @@ def test_a_port_from_before_keeps_its_path_in_the_shared_directory(one: Host) ->
     one.agent.stop()
     shutil.rmtree(one.agent.groups["DEFAULT"]["state_path"])
     one.ovs.vsctl(
-        "del-port", vhost("p"), "--", "add-port", "br-phys1", vhost("p"), "tag=100",
-        "vlan_mode=access", "external_ids:netplugin-port=p",
-        "external_ids:netplugin-backend=dpdkvhostuser", "--", "set", "Interface", vhost("p"),
-        "type=dpdkvhostuserclient", f"options:vhost-server-path={old}",
-    )  # fmt: skip
+        "del-port",
+        vhost("p"),
+        "--",
+        "add-port",
+        "br-phys1",
+        vhost("p"),
+        "tag=100",
+        "vlan_mode=access",
+        "external_ids:netplugin-port=p",
+        "external_ids:netplugin-backend=dpdkvhostuser",
+        "--",
+        "set",
+        "Interface",
+        vhost("p"),
+        "type=dpdkvhostuserclient",
+        f"options:vhost-server-path={old}",
+    )
     one.agent.start_with_orphans()
     assert one.plug("p", make_spec(1))["binding"]["socket_path"] == str(old)
     assert one.agent.get("/readyz")[0] == 200, "it is adopted"
@@ -297,8 +321,9 @@ def test_a_new_network_waits_until_ovsdb_was_read(one: Host) -> None:
         one.ovs.start_ovsdb()
     wait_for(
         lambda: one.agent.call("POST", "/v1/reconcile", {})[1]["errors"] == [],
-        90, "the agent has looked at the host",
-    )  # fmt: skip
+        90,
+        "the agent has looked at the host",
+    )
     status, said = one.agent.get("/readyz")
     assert status == 503 and "another store made them" in " ".join(said["reasons"]), said
     assert one.network("green", 5002)["local_vlan"] != blue

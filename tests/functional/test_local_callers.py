@@ -73,9 +73,7 @@ class LocalAgent(PrivateAgent):
         transport = httpx.HTTPTransport(uds=str(self.path), verify=False)
         with httpx.Client(transport=transport, verify=False, timeout=timeout) as client:
             try:
-                answer = client.request(
-                    method, f"http://localhost{path}", json=body, headers=headers
-                )
+                answer = client.request(method, f"http://localhost{path}", json=body, headers=headers)
             except httpx.TransportError:
                 return 0, None
             return answer.status_code, answer.json() if answer.content else None
@@ -91,8 +89,11 @@ def as_user(
     user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", groups]
     done = subprocess.run(
         [*user, "/usr/bin/python3", "-c", _TRY, call],
-        capture_output=True, text=True, timeout=DEADLINE_S, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
     said: list[Any] = json.loads(done.stdout)
     return said
 
@@ -118,9 +119,13 @@ def test_the_command_line_finds_it_by_itself(agent: LocalAgent) -> None:
     environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
     command = [*agent.daemon.args[:2], "netplugin.cli.main", "backend", "list", "-f", "json"]
     done = subprocess.run(
-        [str(word) for word in command], env=environment,
-        capture_output=True, text=True, timeout=DEADLINE_S, check=True,
-    )  # fmt: skip
+        [str(word) for word in command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=True,
+    )
     assert [backend["name"] for backend in json.loads(done.stdout)] == ["linuxbridge"]
 
 
@@ -151,9 +156,11 @@ def test_members_of_the_group_may_call_and_tcp_beside_it_needs_a_token(tmp_path:
     tokens.write_text("a-token\n")
     tokens.chmod(0o600)
     api = {
-        "socket": str(path), "socket_group": GROUP,
-        "bind_host": "127.0.0.1", "token_file": str(tokens),
-    }  # fmt: skip
+        "socket": str(path),
+        "socket_group": GROUP,
+        "bind_host": "127.0.0.1",
+        "token_file": str(tokens),
+    }
     with LocalAgent(api, path) as agent:
         assert as_user("GET", "/v1/ports", where=path) == [401, "PermissionError"]
         assert as_user("GET", "/v1/ports", where=path, group=GROUP) == [401, 200]

@@ -89,8 +89,9 @@ def test_no_transaction_is_carried_out_without_the_lock(ovs: PrivateOvs) -> None
             write(second)
             wait_for(
                 lambda: ovs.get("Open_vSwitch", ".", "external_ids:netplugin-agent") == "the second",
-                DEADLINE_S, "it says who it is",
-            )  # fmt: skip
+                DEADLINE_S,
+                "it says who it is",
+            )
 
 
 def reasons(agent: PrivateAgent) -> str:
@@ -135,9 +136,7 @@ def test_a_second_agent_waits_for_the_lock_and_goes_on_with_it(ovs: PrivateOvs) 
         assert ovs.get("Interface", port, "ofport") == made
         # A server that is started again has no locks: one of the two gets it, and one only.
         ovs.restart_ovsdb()
-        wait_for(
-            lambda: names(first, second) != names(second, first), DEADLINE_S, "one of them waits"
-        )
+        wait_for(lambda: names(first, second) != names(second, first), DEADLINE_S, "one of them waits")
         first.stop()
         report = reconciled(second)
         assert set(report["orphans_kept"]) <= {"p1"}, "p1 is gone if the first had the lock"

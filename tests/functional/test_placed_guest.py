@@ -27,9 +27,12 @@ PAGE_KB = 2048
 DEADLINE_S = 30.0
 QEMU_USER = 64101
 PLAN = {
-    "pmd_cores": "0", "vm_cores": "1", "emulator_cores": "0", "hugepage_kb": str(PAGE_KB),
+    "pmd_cores": "0",
+    "vm_cores": "1",
+    "emulator_cores": "0",
+    "hugepage_kb": str(PAGE_KB),
     "realtime": "true",
-}  # fmt: skip
+}
 #: TCG keeps what it translated in memory, 1 GB if it is not told otherwise; in real time that is locked.
 SMALL_CACHE = "<features><acpi/><tcg><tb-cache unit='MiB'>64</tb-cache></tcg></features>"
 NICS = {backend: Nic(backend, 1) for backend in (OVS_BACKEND, BRIDGE_BACKEND)}
@@ -55,9 +58,7 @@ def plugged(host: Hypervisor, *nics: Nic) -> Iterator[None]:
 
 
 def template(nic: Nic) -> str:
-    xml = domain_xml(nic.vm_id, memory_mb=MEMORY_MB).replace(
-        "<features><acpi/></features>", SMALL_CACHE
-    )
+    xml = domain_xml(nic.vm_id, memory_mb=MEMORY_MB).replace("<features><acpi/></features>", SMALL_CACHE)
     assert SMALL_CACHE in xml
     return xml.replace("<os>", "<iothreads>1</iothreads><os>")
 
@@ -174,9 +175,7 @@ def test_what_libvirt_runs_on_a_cpu_is_not_given_to_another(host: Hypervisor) ->
         connection.createXML(xml, libvirt.VIR_DOMAIN_START_PAUSED)
         try:
             assert render(host, nic, pin=True)[0] == 507
-            findings = {
-                f["id"]: f["status"] for f in wrong(host, nic, template(nic).replace("<os>", pin))
-            }
+            findings = {f["id"]: f["status"] for f in wrong(host, nic, template(nic).replace("<os>", pin))}
             assert findings["vcpu-others"] == "fail"
         finally:
             host.libvirt.destroy_domain("stranger")
@@ -206,9 +205,7 @@ def test_in_real_time_its_vcpu_is_scheduled_so(host: Hypervisor) -> None:
         assert os.sched_getscheduler(vcpu) == os.SCHED_FIFO
         assert os.sched_getparam(vcpu).sched_priority == 1
         assert {os.sched_getscheduler(tid) for tid, _ in found.values()} == {os.SCHED_OTHER}
-        assert [finding["id"] for finding in wrong(host, nic, domain.XMLDesc())] == [
-            "realtime-memory"
-        ]
+        assert [finding["id"] for finding in wrong(host, nic, domain.XMLDesc())] == ["realtime-memory"]
 
 
 def test_qemu_runs_as_the_user_that_its_ports_are_for(host: Hypervisor) -> None:
@@ -241,8 +238,6 @@ def test_a_domain_as_a_platform_has_it_is_told_what_is_missing(host: Hypervisor)
     nic = NICS[OVS_BACKEND]
     with plugged(host, nic):
         found = {finding["id"]: finding for finding in wrong(host, nic, template(nic))}
-        assert {"nic-missing", "memory-shared"} <= {
-            i for i, f in found.items() if f["status"] == "fail"
-        }
+        assert {"nic-missing", "memory-shared"} <= {i for i, f in found.items() if f["status"] == "fail"}
         assert found["vcpu-pinned"]["status"] == "warn"
         assert all(finding["fix"] for finding in found.values())

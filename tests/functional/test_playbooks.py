@@ -73,9 +73,7 @@ def written(plan: TuningPlan, facts: Facts, path: Path) -> Path:
     return path
 
 
-def test_the_strictest_profile_of_the_linter_has_nothing_to_say(
-    ovs: PrivateOvs, tmp_path: Path
-) -> None:
+def test_the_strictest_profile_of_the_linter_has_nothing_to_say(ovs: PrivateOvs, tmp_path: Path) -> None:
     facts, live = this_machine(ovs)
     here = make_plan(facts, HostIntent(pmd_cores=1, realtime=True), live)
     playbooks = [written(here, facts, tmp_path / "here.yml")]
@@ -93,9 +91,7 @@ def test_check_mode_says_what_it_would_change_and_changes_nothing(
 ) -> None:
     facts, live = this_machine(ovs)
     plan = make_plan(facts, HostIntent(pmd_cores=1, realtime=True), live)
-    played = play(
-        tmp_path, written(plan, facts, tmp_path / "tune.yml"), check=True, env=ovs.env
-    )  # fmt: skip
+    played = play(tmp_path, written(plan, facts, tmp_path / "tune.yml"), check=True, env=ovs.env)
     assert {"Set hugepages and masks, now and at boot", "Set sysctls"} <= played.changes
     assert not any(path.exists() for path in WRITTEN)
     assert this_machine(ovs)[1] == live
@@ -116,12 +112,7 @@ def harmless(step: Step) -> Step | None:
     match step.target:
         case File(path) if path == THP and isinstance(step.now, str):
             return replace(step, wanted=step.now)
-        case (
-            Sysctl("vm.stat_interval")
-            | KernelArgument()
-            | OtherConfig("pmd-cpu-mask")
-            | BannedCpus()
-        ):
+        case Sysctl("vm.stat_interval") | KernelArgument() | OtherConfig("pmd-cpu-mask") | BannedCpus():
             return step
     return None
 
@@ -191,9 +182,7 @@ def test_for_real_it_does_what_it_says_and_nothing_the_second_time(
         after = make_plan(read_facts(Root()), intent, this_machine(ovs)[1])
         done = {step.target for step in after.steps if step.done}
         assert {step.target for step in steps} - done == {
-            step.target
-            for step in steps
-            if step.effect is Effect.REBOOT or step.target == File(THP)
+            step.target for step in steps if step.effect is Effect.REBOOT or step.target == File(THP)
         }
         assert interval.read_text().strip() == "10" != before.strip()
         assert ovs.get("Open_vSwitch", ".", "other_config:pmd-cpu-mask") == "0x2"
@@ -206,9 +195,7 @@ def test_for_real_it_does_what_it_says_and_nothing_the_second_time(
         # A mask goes before the list: the same CPUs do, as an older tuned writes them, and others do not.
         banned = next(step for step in steps if isinstance(step.target, BannedCpus))
         mask = to_kernel(parse_list(str(banned.wanted)))
-        irqbalance.write_text(
-            f"{irqbalance.read_text()}IRQBALANCE_BANNED_CPUS=00000000,{mask:0>8}\n"
-        )
+        irqbalance.write_text(f"{irqbalance.read_text()}IRQBALANCE_BANNED_CPUS=00000000,{mask:0>8}\n")
         second = play(tmp_path, book, env=env)
         assert (second.changed, second.changes, grub.calls) == (0, set(), 1)
         irqbalance.write_text(f"{irqbalance.read_text()}IRQBALANCE_BANNED_CPUS=00000000\n")
@@ -224,8 +211,17 @@ def _says(grub: Grub, wanted: list[str]) -> None:
     """As grub-mkconfig reads them: the old values are gone, and each new one is there once."""
     snippet = grub.file.parent / "grub.d" / "netplugin-tuning.cfg"
     said = subprocess.run(
-        ["sh", "-euc", '. "$1"; . "$2"; echo "$GRUB_CMDLINE_LINUX_DEFAULT $GRUB_CMDLINE_LINUX"', "sh",
-         str(grub.file), str(snippet)],
-        capture_output=True, text=True, timeout=30, check=True,
-    )  # fmt: skip
+        [
+            "sh",
+            "-euc",
+            '. "$1"; . "$2"; echo "$GRUB_CMDLINE_LINUX_DEFAULT $GRUB_CMDLINE_LINUX"',
+            "sh",
+            str(grub.file),
+            str(snippet),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
     assert said.stdout.split() == ["quiet", *wanted]

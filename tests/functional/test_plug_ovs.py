@@ -66,11 +66,7 @@ def test_a_plugged_port_has_all_that_was_asked(ovs: PrivateOvs, agent: PrivateAg
     assert body["binding"]["vif_type"] == "vhostuser"
     directory = Path(body["binding"]["socket_path"]).parent
     assert directory.name == device_name(SOCKETS, "p1") and directory.is_dir()
-    port = next(
-        r
-        for r in rows(ovs, "Port", "name", "tag", "vlan_mode", "external_ids")
-        if r["name"] == name
-    )
+    port = next(r for r in rows(ovs, "Port", "name", "tag", "vlan_mode", "external_ids") if r["name"] == name)
     assert (port["tag"], port["vlan_mode"]) == (100, "access")
     assert port["external_ids"]["netplugin-port"] == "p1"
     interface = next(
@@ -119,9 +115,7 @@ def test_a_changed_vlan_or_mtu_converges(ovs: PrivateOvs, agent: PrivateAgent) -
     assert ovs.get("Interface", name, "mtu_request") == "9000"
 
 
-def test_what_cannot_change_live_is_a_conflict_that_says_what(
-    ovs: PrivateOvs, agent: PrivateAgent
-) -> None:
+def test_what_cannot_change_live_is_a_conflict_that_says_what(ovs: PrivateOvs, agent: PrivateAgent) -> None:
     plug(agent, "p1", make_spec())
     other = make_spec() | {"mac": "52:54:00:aa:aa:aa", "queues": 4}
     status, error = agent.call("PUT", "/v1/ports/p1", other)
@@ -149,10 +143,19 @@ def monitored(ovs: PrivateOvs) -> Iterator[list[dict[str, Any]]]:
     """Every state in which a row of Port ever was, as the database told a monitor."""
     seen: list[dict[str, Any]] = []
     monitor = subprocess.Popen(
-        ["ovsdb-client", "monitor", ovs.connection, "Open_vSwitch", "Port", "name,tag,vlan_mode",
-         "--format=json", "--no-headings"],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            "ovsdb-client",
+            "monitor",
+            ovs.connection,
+            "Open_vSwitch",
+            "Port",
+            "name,tag,vlan_mode",
+            "--format=json",
+            "--no-headings",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         yield seen
     finally:
@@ -178,9 +181,7 @@ def test_no_port_is_ever_without_its_tag(ovs: PrivateOvs, agent: PrivateAgent) -
         if row["action"] != "old":
             assert row["tag"] != ["set", []] and row["vlan_mode"] == "access", row
     tags = {row["name"]: row["tag"] for row in inserted}
-    assert all(
-        tags[device_name(VHOST, f"p{n}")] == (0 if n % 3 == 0 else 100 + n) for n in range(100)
-    )
+    assert all(tags[device_name(VHOST, f"p{n}")] == (0 if n % 3 == 0 else 100 + n) for n in range(100))
 
 
 def test_one_bad_port_in_a_batch_hurts_no_other(ovs: PrivateOvs, agent: PrivateAgent) -> None:
@@ -204,9 +205,7 @@ def test_what_is_not_ours_survives_everything(ovs: PrivateOvs, agent: PrivateAge
     plug(agent, "p1", make_spec(1))
     ovs.vsctl("add-br", "br-theirs", "--", "set", "bridge", "br-theirs", "datapath_type=netdev")
     ovs.vsctl("add-port", "br-theirs", "t0", "--", "set", "interface", "t0", "type=internal")
-    ovs.vsctl(
-        "add-port", "br-phys1", "t1", "tag=5", "--", "set", "interface", "t1", "type=internal"
-    )
+    ovs.vsctl("add-port", "br-phys1", "t1", "tag=5", "--", "set", "interface", "t1", "type=internal")
     ovs.vsctl("set", "port", device_name(VHOST, "p1"), "external_ids:theirs=1")
     ovs.ofctl("add-flow", "br-phys1", "cookie=0x1,priority=7,in_port=99,actions=drop")
     ovs.ofctl("add-flow", "br-theirs", "cookie=0x2,priority=7,in_port=99,actions=drop")
@@ -249,8 +248,9 @@ def test_drift_is_found_and_repaired_at_once(ovs: PrivateOvs, agent: PrivateAgen
     path = agent.get("/v1/ports/p1")[1]["binding"]["socket_path"]
     wait_for(
         lambda: ovs.get("Interface", name, "options:vhost-server-path") == path,
-        30, "the path is put back, by a new port",
-    )  # fmt: skip
+        30,
+        "the path is put back, by a new port",
+    )
     ovs.vsctl("set-fail-mode", "br-phys1", "standalone")
     wait_for(lambda: ovs.vsctl("get-fail-mode", "br-phys1").strip() == "secure", 30, "secure again")
     wait_for(lambda: planned(agent) == [], 30, "nothing is left to do")
@@ -335,9 +335,7 @@ def test_the_datapath_log_is_made_quiet_if_asked(ovs: PrivateOvs) -> None:
     shutil.rmtree(BASE / "agent")
 
 
-def test_every_kind_of_filter_reads_back_as_it_was_written(
-    ovs: PrivateOvs, agent: PrivateAgent
-) -> None:
+def test_every_kind_of_filter_reads_back_as_it_was_written(ovs: PrivateOvs, agent: PrivateAgent) -> None:
     """Else a look would find drift for ever: OVS prints prefixes and addresses its own way."""
     kinds: list[list[dict[str, str]]] = [
         [{"ip": "10.1.2.128/25"}, {"ip": "10.1.2.129"}],

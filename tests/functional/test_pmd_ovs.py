@@ -26,9 +26,12 @@ from tests.lab.testpmd import Testpmd, TestpmdOptions
 WAIT_S = 60
 BRIDGE = "br-pmd"
 KEYS = (
-    "pmd-auto-lb", "pmd-auto-lb-load-threshold", "pmd-auto-lb-rebal-interval", "pmd-rxq-assign",
+    "pmd-auto-lb",
+    "pmd-auto-lb-load-threshold",
+    "pmd-auto-lb-rebal-interval",
+    "pmd-rxq-assign",
     "pmd-rxq-isolate",
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +131,9 @@ def test_threads_queues_and_settings_are_shown(ovs: PrivateOvs, agent: PrivateAg
     state = show(agent)
     assert (state["cpus"], state["usage_seconds"], state["unpolled"]) == ("0-1", 60, [])
     assert [(c["cpu"], c["numa_node"], c["isolated"]) for c in state["cores"]] == [
-        (0, 0, False), (1, 0, False),
-    ]  # fmt: skip
+        (0, 0, False),
+        (1, 0, False),
+    ]
     found = queues_of(state)
     assert {key: queue["cpu"] for key, queue in found.items()} == places(ovs)
     assert found.keys() == {("idle0", 0), ("idle0", 1), ("idle1", 0)}
@@ -238,8 +242,9 @@ def test_a_proposal_is_made_and_set(ovs: PrivateOvs, agent: PrivateAgent) -> Non
         assert (status, error["code"], error["step"]) == (409, "conflict", "propose"), "too early"
         proposal = wait_for(
             lambda: found if (found := show(agent, "/v1/pmd/proposal"))["moves"] else None,
-            WAIT_S, "the load is measured and found uneven",
-        )  # fmt: skip
+            WAIT_S,
+            "the load is measured and found uneven",
+        )
         assert proposal["proposed"]["largest_percent"] < proposal["now"]["largest_percent"]
         assert not proposal["auto_load_balance"]["possible"], "one thread is isolated"
         [(moved, cpu)] = [

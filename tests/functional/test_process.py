@@ -53,9 +53,7 @@ def agent(process: PrivateAgent) -> Iterator[PrivateAgent]:
 def make_spec(number: int, **fields: Any) -> dict[str, Any]:
     network = {"type": "flat", "physical_network": "physnet1"}
     mac = f"52:54:00:00:00:{number:02x}"
-    return {
-        "vm_id": f"vm{number}", "mac": mac, "backend": "linuxbridge", "network": network, **fields
-    }  # fmt: skip
+    return {"vm_id": f"vm{number}", "mac": mac, "backend": "linuxbridge", "network": network, **fields}
 
 
 @contextmanager
@@ -297,9 +295,7 @@ def test_a_drip_of_bytes_is_not_waited_for(process: PrivateAgent) -> None:
 
 def test_silent_connections_keep_no_caller_out(process: PrivateAgent) -> None:
     """The one that is idle for longest makes room."""
-    process.restart_with(
-        {"api": {"max_connections": "8", "header_timeout": "3600", "idle_timeout": "3600"}}
-    )
+    process.restart_with({"api": {"max_connections": "8", "header_timeout": "3600", "idle_timeout": "3600"}})
     with ExitStack() as opened:
         silent = [opened.enter_context(closing(connect(process))) for _ in range(20)]
         assert process.get("/readyz")[0] == 200
@@ -340,9 +336,11 @@ def test_the_heartbeat_is_told_to_systemd(tmp_path: Path) -> None:
         ):
             agent.stop()
             agent.daemon = Daemon(
-                "netplugin-agent", agent.daemon.args, agent.log,
+                "netplugin-agent",
+                agent.daemon.args,
+                agent.log,
                 {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "600000"},
-            )  # fmt: skip
+            )
             agent.start()
             reported = [notify.recv(100) for _ in range(4)]
         assert b"READY=1" in reported and reported.count(b"WATCHDOG=1") == 3
@@ -358,15 +356,10 @@ def test_the_heartbeat_is_told_to_systemd(tmp_path: Path) -> None:
 def test_others_are_answered_while_a_large_batch_is_validated(process: PrivateAgent) -> None:
     """Its last port alone is wrong. A caller who is answered asks again, until the batch is."""
     addresses = {"allowed_addresses": [{"ip": f"10.0.0.{n}"} for n in range(1, 33)]}
-    ports = [
-        {"port_id": f"p{n}", "spec": make_spec(n % 100, port_security=addresses)}
-        for n in range(4000)
-    ]
+    ports = [{"port_id": f"p{n}", "spec": make_spec(n % 100, port_security=addresses)} for n in range(4000)]
     ports.append({"port_id": "last", "spec": {}})
     body = json.dumps({"put": ports}).encode()
-    head = b"POST /v1/ports:batch HTTP/1.1\r\nHost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(
-        body
-    )
+    head = b"POST /v1/ports:batch HTTP/1.1\r\nHost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(body)
     answered = 0
     with closing(connect(process)) as caller:
         caller.sendall(head + body[:-1])

@@ -56,9 +56,7 @@ def test_ovs_comes_and_goes_beside_a_thousand_descriptors(ovs: PrivateOvs) -> No
             wait_for(lambda: is_usable(agent), DEADLINE_S, "OVS is there again")
             plug(agent, "p2", make_spec(2))
             ovs.kill_vswitchd()
-            wait_for(
-                lambda: not is_usable(agent), DEADLINE_S, "it is noticed that vswitchd is gone"
-            )
+            wait_for(lambda: not is_usable(agent), DEADLINE_S, "it is noticed that vswitchd is gone")
             ovs.start_vswitchd()
             wait_for(lambda: is_usable(agent), DEADLINE_S, "vswitchd is there again")
             plug(agent, "p3", make_spec(3))
@@ -94,9 +92,13 @@ def answer_on(caller: socket.socket) -> bytes:
 
 def test_it_ends_beside_a_backend_that_hangs(ovs: PrivateOvs) -> None:
     """What waits behind the call that hangs is refused; what another backend does is answered."""
-    options = {"agent": {
-        "enabled_backends": "dpdkvhostuser,linuxbridge", "operation_timeout": "3600",
-    }, "linuxbridge": {"physical_interfaces": "physnet1:"}}  # fmt: skip
+    options = {
+        "agent": {
+            "enabled_backends": "dpdkvhostuser,linuxbridge",
+            "operation_timeout": "3600",
+        },
+        "linuxbridge": {"physical_interfaces": "physnet1:"},
+    }
     with PrivateAgent(BASE / "agent", ovs, options) as agent, ExitStack() as opened:
         agent.stop()
         usual = agent.daemon

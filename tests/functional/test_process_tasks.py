@@ -83,9 +83,7 @@ def clean() -> Iterator[None]:
     shutil.rmtree(BASE / "agent")
 
 
-def send(
-    agent: PrivateAgent, uuid: str, url: str, method: str, path: str, body: Any = None
-) -> None:
+def send(agent: PrivateAgent, uuid: str, url: str, method: str, path: str, body: Any = None) -> None:
     headers = {"taskuuid": uuid, "callbackurl": url}
     assert agent.call(method, path, body, headers=headers) == (200, None)
 

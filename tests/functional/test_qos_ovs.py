@@ -77,8 +77,11 @@ def test_rates_are_enforced_each_way(hypervisor: Host) -> None:
                 hypervisor.plug(port, _spec(number, **limited.get(port, {})))
             offered, carried, seconds = _carried(a, b)
             assert 0.5 * _allowed(seconds) < carried < 1.5 * _allowed(seconds), (
-                limited, offered, carried, seconds,
-            )  # fmt: skip
+                limited,
+                offered,
+                carried,
+                seconds,
+            )
             # The other direction has no limit.
             _, carried, seconds = _carried(b, a)
             assert carried > 2 * _allowed(seconds), limited
@@ -142,8 +145,7 @@ def test_one_direction_changes_and_the_other_stays(hypervisor: Host) -> None:
     qos = ovs.vsctl("list", "QoS")
     hypervisor.plug("p1", _spec(1, ingress_kbps=RATE, egress_kbps=7 * RATE))
     assert ovs.vsctl("list", "QoS") == qos
-    interface = ovs.vsctl("--columns=ingress_policing_rate,ingress_policing_burst", "list",
-                          "Interface", name)  # fmt: skip
+    interface = ovs.vsctl("--columns=ingress_policing_rate,ingress_policing_burst", "list", "Interface", name)
     hypervisor.plug("p1", _spec(1, egress_kbps=7 * RATE))
     assert rows(ovs, "QoS", "type") == []
     assert "not configured" in ovs.appctl("qos/show", name)
@@ -173,8 +175,18 @@ def test_foreign_rows_of_qos(hypervisor: Host) -> None:
     ovs, name = hypervisor.ovs, device_name(VHOST, "p1")
     hypervisor.plug("p1", _spec(1, ingress_kbps=RATE))
     ovs.vsctl("add-br", "br-theirs", "--", "set", "bridge", "br-theirs", "datapath_type=netdev")
-    theirs = ovs.vsctl("set", "port", "br-theirs", "qos=@q", "--", "--id=@q", "create", "qos",
-                       "type=linux-htb", "other_config:max-rate=7").strip()  # fmt: skip
+    theirs = ovs.vsctl(
+        "set",
+        "port",
+        "br-theirs",
+        "qos=@q",
+        "--",
+        "--id=@q",
+        "create",
+        "qos",
+        "type=linux-htb",
+        "other_config:max-rate=7",
+    ).strip()
     ovs.vsctl("set", "port", name, f"qos={theirs}")
     wait_for(lambda: "cir: 12500000" in ovs.appctl("qos/show", name), 30, "our policer is back")
     wait_for(lambda: hypervisor.planned() == [], 30, "and nothing is left to do")

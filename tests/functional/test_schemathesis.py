@@ -28,8 +28,11 @@ from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
 
 CHECKS = [
-    not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
-]  # fmt: skip
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
 EXAMPLES = 60
 
 
@@ -89,9 +92,7 @@ def _lead_to_the_host(case: Any) -> None:
 
 
 def _try(operation: Any, answers: Counter[int]) -> None:
-    @settings(
-        max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(case=_cases(operation))
     def examples(case: Any) -> None:
         _lead_to_the_host(case)

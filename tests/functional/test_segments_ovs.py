@@ -90,9 +90,7 @@ def test_what_the_flows_do_by_the_word_of_vswitchd(hosts: tuple[Host, Host]) -> 
     one.plug("a", spec_on("blue", 1))
     one.plug("b", spec_on("red", 2))
     vlan = one.agent.get("/v1/networks/blue")[1]["local_vlan"]
-    ofport = {
-        name: one.ovs.get("Interface", name, "ofport") for name in (TO_OVERLAY, vxlan_name(4789))
-    }
+    ofport = {name: one.ovs.get("Interface", name, "ofport") for name in (TO_OVERLAY, vxlan_name(4789))}
 
     def trace(flow: str) -> str:
         return one.ovs.appctl("ofproto/trace", TUNNELS, flow, "-generate")
@@ -108,10 +106,7 @@ def test_what_the_flows_do_by_the_word_of_vswitchd(hosts: tuple[Host, Host]) -> 
     heard = trace(f"{into},dl_src={mac(9)},dl_dst=ff:ff:ff:ff:ff:ff")
     assert f'bridge("{OVERLAY}")' in heard and "native tunnel" not in heard
     known = trace(f"{out},dl_dst={mac(9)}")
-    assert (
-        "load:0xa090003->NXM_NX_TUN_IPV4_DST[]" in known
-        and "set_field" not in known.split("10.")[-1]
-    )
+    assert "load:0xa090003->NXM_NX_TUN_IPV4_DST[]" in known and "set_field" not in known.split("10.")[-1]
     # Nothing is learned from a sender that cannot be, and a VNI that is not ours goes nowhere.
     assert "drop" in trace(f"{into},dl_src=01:00:5e:00:00:01,dl_dst={mac(1)}")
     assert "drop" in trace(f"in_port={ofport[vxlan_name(4789)]},tun_id=7,dl_dst={mac(1)}")
@@ -128,8 +123,28 @@ def kernel_host(number: int, vni: int, *peers: str) -> Iterator[str]:
         wire(name, "eth1")
         run(within(name, ["ip", "address", "add", f"10.9.0.{number}/24", "dev", "eth1"]))
         # Without a UDP checksum: a veth leaves it to a NIC, and there is none.
-        run(within(name, ["ip", "link", "add", "vx", "mtu", "1450", "type", "vxlan", "id", str(vni),
-                          "local", f"10.9.0.{number}", "dstport", "4789", "noudpcsum"]))  # fmt: skip
+        run(
+            within(
+                name,
+                [
+                    "ip",
+                    "link",
+                    "add",
+                    "vx",
+                    "mtu",
+                    "1450",
+                    "type",
+                    "vxlan",
+                    "id",
+                    str(vni),
+                    "local",
+                    f"10.9.0.{number}",
+                    "dstport",
+                    "4789",
+                    "noudpcsum",
+                ],
+            )
+        )
         for peer in peers:
             flood = ["bridge", "fdb", "append", "00:00:00:00:00:00", "dev", "vx", "dst", peer]
             run(within(name, flood))
@@ -255,13 +270,29 @@ def test_a_lost_store_keeps_the_numbers_of_networks(hosts: tuple[Host, Host]) ->
 
 def test_an_operators_nic_with_too_small_an_mtu_is_refused_before(hosts: tuple[Host, Host]) -> None:
     one, _ = hosts
-    one.ovs.vsctl("add-br", "br-phys1", "--", "set", "bridge", "br-phys1", "datapath_type=netdev",
-                  "fail_mode=secure", "--", "add-port", "br-phys1", "theirs", "--", "set", "interface",
-                  "theirs", "type=dpdk", "options:dpdk-devargs=net_null9", "mtu_request=1400")  # fmt: skip
+    one.ovs.vsctl(
+        "add-br",
+        "br-phys1",
+        "--",
+        "set",
+        "bridge",
+        "br-phys1",
+        "datapath_type=netdev",
+        "fail_mode=secure",
+        "--",
+        "add-port",
+        "br-phys1",
+        "theirs",
+        "--",
+        "set",
+        "interface",
+        "theirs",
+        "type=dpdk",
+        "options:dpdk-devargs=net_null9",
+        "mtu_request=1400",
+    )
     try:
-        wait_for(
-            lambda: one.ovs.get("Interface", "theirs", "mtu") == "1400", 30, "the NIC is there"
-        )
+        wait_for(lambda: one.ovs.get("Interface", "theirs", "mtu") == "1400", 30, "the NIC is there")
         too_large = make_spec(1, vlan_id=100, network={"mtu": 1401})
         # The agent may hear of it later than we did: what it did not foresee, vswitchd refuses.
         wait_for(

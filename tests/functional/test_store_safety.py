@@ -126,9 +126,7 @@ def test_a_store_that_is_put_back_removes_no_port_that_it_does_not_know(
     assert agent.get("/readyz")[0] == 200 and findings(agent, "ports-not-in-store") == []
 
 
-def test_an_older_store_is_told_by_what_was_deleted_since(
-    agent: PrivateAgent, tmp_path: Path
-) -> None:
+def test_an_older_store_is_told_by_what_was_deleted_since(agent: PrivateAgent, tmp_path: Path) -> None:
     """No port tells of it: the rules of all carry the last commit."""
     first = plug(agent, 1)
     plug(agent, 2)
@@ -244,8 +242,9 @@ def test_one_row_that_cannot_be_read_hurts_no_other(agent: PrivateAgent) -> None
     run(["ip", "link", "set", device_name(TAP, "p2"), "down"])
     wait_for(
         lambda: agent.get("/v1/ports/p2")[1]["observed"]["link_state"] == "up",
-        30, "the other port is seen to as ever",
-    )  # fmt: skip
+        30,
+        "the other port is seen to as ever",
+    )
     assert plug(agent, 1) == first
     assert findings(agent, "store-row") == [] and agent.get("/readyz")[0] == 200
 

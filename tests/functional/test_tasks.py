@@ -88,9 +88,7 @@ def operations(agent: PrivateAgent) -> float:
 # -- once ----------------------------------------------------------------------------------------
 
 
-def test_sent_three_times_it_plugs_once(
-    ovs: PrivateOvs, agent: PrivateAgent, receiver: Receiver
-) -> None:
+def test_sent_three_times_it_plugs_once(ovs: PrivateOvs, agent: PrivateAgent, receiver: Receiver) -> None:
     receiver.start()
     for _ in range(3):
         assert send(agent, "t1", receiver.url, "PUT", "/v1/ports/p1", make_spec()) == (200, None)
@@ -182,8 +180,11 @@ def test_what_is_delivered(ovs: PrivateOvs, agent: PrivateAgent, receiver: Recei
     uuid, body = delivered(receiver)
     assert uuid == "ok"
     assert body == {
-        "success": True, "error": "", "status": 200, "result": agent.get("/v1/ports/p1")[1],
-    }  # fmt: skip
+        "success": True,
+        "error": "",
+        "status": 200,
+        "result": agent.get("/v1/ports/p1")[1],
+    }
     assert body["result"]["binding"]["interface_xml"].startswith("<interface")
 
     send(agent, "gone", receiver.url, "DELETE", "/v1/ports/p1")
@@ -254,9 +255,7 @@ def test_answered_then_killed_it_is_carried_out_and_delivered(
     ovs.pause_vswitchd()
     try:
         for n in range(3):
-            answer = send(
-                agent, f"t{n}", receiver.url, "PUT", f"/v1/ports/p{n + 1}", make_spec(n + 1)
-            )
+            answer = send(agent, f"t{n}", receiver.url, "PUT", f"/v1/ports/p{n + 1}", make_spec(n + 1))
             assert answer == (200, None)
         send(agent, "t3", receiver.url, "DELETE", "/v1/ports/p0")
         assert task(agent, "t1")["state"] == "accepted"
@@ -279,10 +278,14 @@ def test_a_callback_off_the_list_is_refused_and_nothing_journalled(
     ovs: PrivateOvs, agent: PrivateAgent, receiver: Receiver
 ) -> None:
     for url in (
-        "http://127.0.0.1:1/cb", "http://evil.example.org/cb", "file:///etc/passwd",
-        "http://127.0.0.1@evil.example.org/cb", "https://127.0.0.1/cb",
-        f"{receiver.url}/../x", f"{receiver.url}x",
-    ):  # fmt: skip
+        "http://127.0.0.1:1/cb",
+        "http://evil.example.org/cb",
+        "file:///etc/passwd",
+        "http://127.0.0.1@evil.example.org/cb",
+        "https://127.0.0.1/cb",
+        f"{receiver.url}/../x",
+        f"{receiver.url}x",
+    ):
         status, error = send(agent, "t1", url, "PUT", "/v1/ports/p1", make_spec())
         assert (status, error["code"]) == (403, "forbidden"), url
         assert "[tasks] callback_allow" in error["fix"]

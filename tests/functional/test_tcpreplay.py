@@ -36,9 +36,7 @@ def device() -> Iterator[str]:
     with namespace(GENERATOR), namespace(DEVICE):
         for name in ("west", "east"):
             connect(GENERATOR, name, DEVICE, f"to-{name}")
-        run(
-            within(DEVICE, ["ip", "link", "add", "bridge", "type", "bridge", "mcast_snooping", "0"])
-        )
+        run(within(DEVICE, ["ip", "link", "add", "bridge", "type", "bridge", "mcast_snooping", "0"]))
         for name in ("to-west", "to-east"):
             run(within(DEVICE, ["ip", "link", "set", name, "master", "bridge"]))
         run(within(DEVICE, ["ip", "link", "set", "bridge", "up"]))
@@ -63,9 +61,7 @@ def losing(device: str, rule: str, port: str = "to-east") -> Iterator[None]:
 
 
 def dropped(device: str) -> int:
-    found = json.loads(
-        run(within(device, ["nft", "-j", "list", "counter", "netdev", "loss", "dropped"]))
-    )
+    found = json.loads(run(within(device, ["nft", "-j", "list", "counter", "netdev", "loss", "dropped"])))
     packets: int = next(e["counter"]["packets"] for e in found["nftables"] if "counter" in e)
     return packets
 
@@ -105,9 +101,7 @@ def test_a_lossy_device_is_found_so_to_the_frame(device: str) -> None:
     assert found.tx_packets == 20_000 and lost > 5_000
     assert found.tx_packets - found.rx_packets == lost
     assert judged(asked, found).verdict in (Verdict.LOSSY, Verdict.INVALID)
-    assert judged(asked, found).cause in (None, Cause.QUEUE, Cause.LATE), (
-        "held up by others at most"
-    )
+    assert judged(asked, found).cause in (None, Cause.QUEUE, Cause.LATE), "held up by others at most"
 
 
 def test_one_lost_frame_is_seen(device: str) -> None:
@@ -139,8 +133,26 @@ def test_a_trial_is_stopped_when_loss_is_certain(device: str) -> None:
 
 def test_a_device_that_keeps_frames_for_long_has_not_lost_them(device: str) -> None:
     """More in flight than thought: a false alarm is no loss, and not made again."""
-    run(within(device, ["tc", "qdisc", "add", "dev", "to-east", "root", "tbf", "rate", "15mbit",
-                        "burst", "10k", "limit", "10mb"]))  # fmt: skip
+    run(
+        within(
+            device,
+            [
+                "tc",
+                "qdisc",
+                "add",
+                "dev",
+                "to-east",
+                "root",
+                "tbf",
+                "rate",
+                "15mbit",
+                "burst",
+                "10k",
+                "limit",
+                "10mb",
+            ],
+        )
+    )
     try:
         asked = TrialRequest(10_000, 1.0, frame_size=256)
         with generator(in_flight=1000) as tool:
@@ -184,8 +196,21 @@ def test_beyond_its_pace_the_generator_is_to_blame(device: str) -> None:
 
 def test_what_its_own_queue_drops_is_not_the_device_s_loss(device: str) -> None:
     """A queue before the interface: tcpreplay takes it for sent."""
-    queue = ["tc", "qdisc", "add", "dev", "west", "root", "tbf", "rate", "1mbit", "burst", "2k",
-             "limit", "3k"]  # fmt: skip
+    queue = [
+        "tc",
+        "qdisc",
+        "add",
+        "dev",
+        "west",
+        "root",
+        "tbf",
+        "rate",
+        "1mbit",
+        "burst",
+        "2k",
+        "limit",
+        "3k",
+    ]
     run(within(GENERATOR, queue))
     try:
         asked = TrialRequest(20_000, 0.2)
@@ -238,10 +263,26 @@ def test_a_search(device: str, tmp_path: Path) -> None:
     """From options to a verdict; what the device lost is where the result says that it ends."""
     file = tmp_path / "result.json"
     options = [
-        "search", "--generator", "tcpreplay", "--netns", GENERATOR, "--tx-interface", "west",
-        "--rx-interface", "east", "--line-rate-pps", "40000", "--final-duration", "2",
-        "--precision", "0.1", "--buffer-packets", "1000", "--json", str(file),
-    ]  # fmt: skip
+        "search",
+        "--generator",
+        "tcpreplay",
+        "--netns",
+        GENERATOR,
+        "--tx-interface",
+        "west",
+        "--rx-interface",
+        "east",
+        "--line-rate-pps",
+        "40000",
+        "--final-duration",
+        "2",
+        "--precision",
+        "0.1",
+        "--buffer-packets",
+        "1000",
+        "--json",
+        str(file),
+    ]
     with losing(device, "limit rate over 12000/second burst 500 packets"):
         status = main(options)
     result = json.loads(file.read_text())

@@ -66,9 +66,10 @@ def bounded(
     """An agent within the bounds of the unit; ``home`` is all that it may write."""
     agent = PrivateAgent(home, ovs, options, capabilities=capabilities)
     agent.groups["api"] |= {
-        "socket": str(home / "agent.sock"), "socket_group": "daemon",
+        "socket": str(home / "agent.sock"),
+        "socket_group": "daemon",
         "audit_log": str(home / "audit.log"),
-    }  # fmt: skip
+    }
     command = [
         "unshare",
         "--mount",
@@ -84,8 +85,15 @@ def bounded(
 
 
 # include/uapi/linux/capability.h
-_NUMBERS = {"CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4,
-            "CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_BPF": 39}  # fmt: skip
+_NUMBERS = {
+    "CAP_CHOWN": 0,
+    "CAP_DAC_OVERRIDE": 1,
+    "CAP_FOWNER": 3,
+    "CAP_FSETID": 4,
+    "CAP_NET_ADMIN": 12,
+    "CAP_NET_RAW": 13,
+    "CAP_BPF": 39,
+}
 
 
 def effective(agent: PrivateAgent) -> int:

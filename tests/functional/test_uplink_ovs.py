@@ -83,21 +83,15 @@ def test_the_uplink_is_repaired_and_kept(ovs: PrivateOvs, agent: PrivateAgent) -
     wait_for(lambda: planned(agent) == [], 30, "nothing is left to do")
 
 
-def test_an_uplink_that_takes_no_jumbo_frames_fails_the_plug(
-    ovs: PrivateOvs, agent: PrivateAgent
-) -> None:
+def test_an_uplink_that_takes_no_jumbo_frames_fails_the_plug(ovs: PrivateOvs, agent: PrivateAgent) -> None:
     """af_packet says no to more than 1500 bytes: a first port is refused, one that is there is kept."""
     agent.restart_with({"ovs": {"uplink_mtu": "physnet1:9000"}})
-    status, error = agent.call(
-        "PUT", "/v1/ports/p1", make_spec(1, vlan_id=5, network={"mtu": 9000})
-    )
+    status, error = agent.call("PUT", "/v1/ports/p1", make_spec(1, vlan_id=5, network={"mtu": 9000}))
     assert (status, error["code"]) == (502, "host_error") and "uplink" in error["detail"]
     assert ovs.vsctl("list-br").split() == [], "nothing is left of it"
     agent.restart_with({"ovs": {"uplink_mtu": "physnet1:1500"}})
     plug(agent, "p1", make_spec(1, vlan_id=5))
-    status, error = agent.call(
-        "PUT", "/v1/ports/p2", make_spec(2, vlan_id=6, network={"mtu": 9000})
-    )
+    status, error = agent.call("PUT", "/v1/ports/p2", make_spec(2, vlan_id=6, network={"mtu": 9000}))
     assert (status, error["code"], error["step"]) == (409, "unsupported", "mtu")
     assert "[ovs] uplink_mtu" in error["detail"]
     assert agent.call("POST", "/v1/reconcile", {})[0] == 200

@@ -57,9 +57,7 @@ _UNKNOWN_TYPE = "Address family not supported"
 @pytest.fixture(scope="module")
 def ovs() -> Iterator[PrivateOvs]:
     """One that takes NICs, and none by itself."""
-    with PrivateOvs(
-        BASE / "ovs", other_config={"dpdk-extra": "-a 0000:00:00.0 --in-memory"}
-    ) as own:
+    with PrivateOvs(BASE / "ovs", other_config={"dpdk-extra": "-a 0000:00:00.0 --in-memory"}) as own:
         yield own
 
 
@@ -100,9 +98,7 @@ def hosted(directory: Path, ovs: PrivateOvs, *nics: ModelPf, **model: Any) -> It
     """The backend on a real OVS and model NICs."""
     kernel = Model(*nics)
     vars(kernel).update(model)
-    driven = Driven(
-        directory / "agent", ovs, {}, lambda conf, host: Vdpa(conf, host, kernel=kernel)
-    )
+    driven = Driven(directory / "agent", ovs, {}, lambda conf, host: Vdpa(conf, host, kernel=kernel))
     try:
         yield driven
     finally:
@@ -228,9 +224,7 @@ def test_native_without_the_type_is_unavailable_and_never_another_backend(ovs: P
         "vdpa": {"mode": "native"},
     }
     with PrivateAgent(BASE / "vdpa-agent", ovs, groups, ready=False) as agent:
-        wait_for(
-            lambda: NATIVE_TYPE in json.dumps(agent.get("/v1/backends")[1]), WAIT_S, "it has looked"
-        )
+        wait_for(lambda: NATIVE_TYPE in json.dumps(agent.get("/v1/backends")[1]), WAIT_S, "it has looked")
         status, problem = agent.call("PUT", "/v1/ports/p1", spec_of())
         assert (status, problem["code"]) == (503, "backend_unavailable"), problem
         assert NATIVE_TYPE in problem["detail"] and "vendor" in problem["fix"]
@@ -243,9 +237,7 @@ def test_native_without_the_type_is_unavailable_and_never_another_backend(ovs: P
 @pytest.mark.usefixtures("with_type")
 def test_native_by_the_rows_written_alone(ovs: PrivateOvs, short_path: Path) -> None:
     """The rows are in a real database; vswitchd, which has no such type, refuses the port."""
-    nic = ModelPf(
-        "0000:81:00.0", "eth8", "physnet1", total=3, vf_driver="mlx5_core", switchdev=True
-    )
+    nic = ModelPf("0000:81:00.0", "eth8", "physnet1", total=3, vf_driver="mlx5_core", switchdev=True)
     with hosted(short_path, ovs, nic, unsupported=OF_SWITCHDEV) as driven:
         wish = PortSpec.model_validate(spec_of(vlan_id=100, queues=4))
         seen = driven.backend.observe(["p1"], time.monotonic() + 60)
@@ -285,9 +277,7 @@ def test_what_is_refused_in_native_mode_is_undone_and_never_becomes_a_relay(
     ovs: PrivateOvs, short_path: Path
 ) -> None:
     """A first plug in native mode that vswitchd refuses is undone: there is no port, and no relay."""
-    nic = ModelPf(
-        "0000:81:00.0", "eth8", "physnet1", total=1, vf_driver="mlx5_core", switchdev=True
-    )
+    nic = ModelPf("0000:81:00.0", "eth8", "physnet1", total=1, vf_driver="mlx5_core", switchdev=True)
     with hosted(short_path, ovs, nic, unsupported=OF_SWITCHDEV) as driven:
         with pytest.raises(HostError, match=_UNKNOWN_TYPE):
             driven.put("p1", spec_of())

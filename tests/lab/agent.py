@@ -24,9 +24,7 @@ COMMAND = (sys.executable, "-m", "agents.main")
 
 def with_capabilities(names: Collection[str], command: Sequence[Argument]) -> list[Argument]:
     """The command, started by root, with these capabilities and none that it could get otherwise."""
-    bounds = ",".join(
-        ["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in sorted(names))]
-    )
+    bounds = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in sorted(names))])
     return [
         "setpriv",
         f"--bounding-set={bounds}",
@@ -128,17 +126,16 @@ class PrivateAgent:
         self.config.write_text(self._text())
         self.daemon.start()
         path = "/readyz" if ready else "/healthz"
-        self.daemon.wait_for(
-            lambda: self.get(path)[0] == 200, READY_DEADLINE_S, f"the agent answers {path}"
-        )
+        self.daemon.wait_for(lambda: self.get(path)[0] == 200, READY_DEADLINE_S, f"the agent answers {path}")
 
     def start_with_orphans(self) -> None:
         """Start it beside ports that its store does not know, which keep it from being ready."""
         self.start(ready=False)
         self.daemon.wait_for(
             lambda: self.call("POST", "/v1/reconcile", {})[1]["errors"] == [],
-            READY_DEADLINE_S, "the agent has looked at the host",
-        )  # fmt: skip
+            READY_DEADLINE_S,
+            "the agent has looked at the host",
+        )
 
     def lose_store(self) -> None:
         """Stop it, and start it with an empty store."""
@@ -181,9 +178,7 @@ class PrivateAgent:
         timeout: float = 180.0,
     ) -> tuple[int, Any]:
         """The status and the decoded body; status 0 if nobody listens."""
-        data = (
-            body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
-        )
+        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             self.url + path,
             data=data,

@@ -22,9 +22,7 @@ class Cgroup:
     version: int
     path: Path
 
-    def run(
-        self, command: Sequence[str | Path], timeout: float
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, command: Sequence[str | Path], timeout: float) -> subprocess.CompletedProcess[str]:
         joined = [sys.executable, "-c", _JOIN, self.path / "cgroup.procs", *command]
         return subprocess.run(joined, capture_output=True, text=True, timeout=timeout, check=False)
 

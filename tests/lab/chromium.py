@@ -23,11 +23,20 @@ _PROGRAM = "chromium-headless-shell"
 #: Where Chromium reads what it is told, and writes what it answers.
 _TOLD, _ANSWERS = 3, 4
 _OPTIONS = (
-    "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--no-first-run",
-    "--disable-dev-shm-usage", "--disable-extensions", "--disable-background-networking",
-    "--disable-component-update", "--disable-crash-reporter", "--no-default-browser-check",
-    "--password-store=basic", "--use-mock-keychain", "--hide-scrollbars",
-)  # fmt: skip
+    "--remote-debugging-pipe",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-dev-shm-usage",
+    "--disable-extensions",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-crash-reporter",
+    "--no-default-browser-check",
+    "--password-store=basic",
+    "--use-mock-keychain",
+    "--hide-scrollbars",
+)
 
 
 class Chromium:
@@ -82,8 +91,11 @@ class Chromium:
         """Of the window, in CSS pixels."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
-            width=width, height=height, deviceScaleFactor=1, mobile=False,
-        )  # fmt: skip
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
 
     def dark(self, on: bool) -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if on else "light"}
@@ -99,9 +111,7 @@ class Chromium:
     @property
     def requested(self) -> list[str]:
         """Every address that the page asked for."""
-        return [
-            e["request"]["url"] for name, e in self.events if name == "Network.requestWillBeSent"
-        ]
+        return [e["request"]["url"] for name, e in self.events if name == "Network.requestWillBeSent"]
 
     @property
     def complaints(self) -> list[str]:

@@ -160,11 +160,7 @@ def _solicitation(sender: Sender, source: str, target: str) -> Packet:
 
 def _advertisement(sender: Sender, source: str, target: str, mac: str | None = None) -> Packet:
     head = _ether(sender, "33:33:00:00:00:01") / IPv6(src=source, dst=_ALL_NODES)
-    return (
-        head
-        / ICMPv6ND_NA(tgt=target, R=0, S=0, O=1)
-        / ICMPv6NDOptDstLLAddr(lladdr=mac or sender.mac)
-    )
+    return head / ICMPv6ND_NA(tgt=target, R=0, S=0, O=1) / ICMPv6NDOptDstLLAddr(lladdr=mac or sender.mac)
 
 
 def _router_message(sender: Sender, *between: Packet, source: str | None = None) -> Packet:
@@ -190,9 +186,7 @@ def _redirect(sender: Sender) -> Packet:
 def _dhcp(sender: Sender) -> Packet:
     head = _ether(sender, BROADCAST) / IP(src="0.0.0.0", dst="255.255.255.255")
     ask = BOOTP(chaddr=bytes.fromhex(sender.mac.replace(":", "")))
-    return (
-        head / UDP(sport=68, dport=67) / ask / DHCP(options=[("message-type", "discover"), "end"])
-    )
+    return head / UDP(sport=68, dport=67) / ask / DHCP(options=[("message-type", "discover"), "end"])
 
 
 def _dhcp_answer(sender: Sender) -> Packet:
@@ -213,9 +207,7 @@ def _dhcp6_answer(sender: Sender) -> Packet:
 
 def _link_local_groups(sender: Sender, payload: Packet, ethertype: int) -> list[Packet]:
     """To each of the addresses that no bridge forwards (IEEE 802.1Q, table 8-1)."""
-    return [
-        _ether(sender, f"01:80:c2:00:00:{last:02x}", type=ethertype) / payload for last in range(16)
-    ]
+    return [_ether(sender, f"01:80:c2:00:00:{last:02x}", type=ethertype) / payload for last in range(16)]
 
 
 def _ask_for_host(sender: Sender) -> Packet:
@@ -225,15 +217,17 @@ def _ask_for_host(sender: Sender) -> Packet:
 def _tunnelled(sender: Sender) -> Packet:
     """What a VXLAN peer would send to the host: a broadcast in another network."""
     inner = Ether(src=FOREIGN_MAC, dst=BROADCAST) / _udp(sender)
-    return IP(src=OWN_IP, dst=sender.host_ip) / UDP(sport=5000, dport=4789) / (
-        VXLAN(vni=OTHER_VNI, flags="Instance") / inner
-    )  # fmt: skip
+    return (
+        IP(src=OWN_IP, dst=sender.host_ip)
+        / UDP(sport=5000, dport=4789)
+        / (VXLAN(vni=OTHER_VNI, flags="Instance") / inner)
+    )
 
 
 def _snap(sender: Sender, to: str, organization: int, code: int) -> Packet:
-    return Dot3(src=sender.mac, dst=to) / LLC(dsap=0xAA, ssap=0xAA, ctrl=3) / SNAP(
-        OUI=organization, code=code
-    )  # fmt: skip
+    return (
+        Dot3(src=sender.mac, dst=to) / LLC(dsap=0xAA, ssap=0xAA, ctrl=3) / SNAP(OUI=organization, code=code)
+    )
 
 
 def _tagged(*tags: tuple[type[Packet], int]) -> Build:
@@ -273,156 +267,349 @@ _GROUPS = "passed (00); reaches the host (02 to 0f)"
 
 KINDS: tuple[Kind, ...] = (
     # -- what a VM needs -----------------------------------------------------------------------
-    Kind("IPv4 from the port's MAC and address", lambda s: [_ether(s) / _udp(s)],
-         ALWAYS, _IF_RULES, _PASSED),
-    Kind("IPv6 from the port's MAC and address", lambda s: [_ether(s) / _udp6()],
-         ALWAYS, _IF_RULES, _DROPPED),
-    Kind("IPv4 broadcast", lambda s: [_ether(s, BROADCAST) / _udp(s, to="255.255.255.255")],
-         ALWAYS, _IF_RULES, _PASSED),
-    Kind("fragments of IPv4 from its address",
-         lambda s: [_ether(s) / IP(src=OWN_IP, dst="10.0.0.99", proto=17, id=9, flags="MF")
-                    / Raw(bytes(16)),
-                    _ether(s) / IP(src=OWN_IP, dst="10.0.0.99", proto=17, id=9, frag=6)],
-         ALWAYS, _IF_RULES, _PASSED),
-    Kind("ARP request and answer, its own", lambda s: [_arp(s), _arp(s, op=2)],
-         ALWAYS, _PASSED, _PASSED),
-    Kind("ARP probe from 0.0.0.0 for its address (RFC 5227)",
-         lambda s: [_arp(s, psrc="0.0.0.0", pdst=OWN_IP)], ALWAYS, _DROPPED, _DROPPED),
-    Kind("ARP request for an address of the host", lambda s: [_arp(s, pdst=s.host_ip)],
-         ALWAYS, _PASSED, _PASSED),
-    Kind("neighbour solicitation from its addresses",
-         lambda s: [_solicitation(s, s.link_local, "fd00:1::99"),
-                    _solicitation(s, OWN_IP6, "fd00:1::99")],
-         ALWAYS, _PASSED, _DROPPED),
-    Kind("neighbour solicitation from :: for its address (RFC 4862)",
-         lambda s: [_solicitation(s, "::", OWN_IP6), _solicitation(s, "::", s.link_local)],
-         ALWAYS, _DROPPED, _DROPPED),
-    Kind("neighbour advertisement of its addresses",
-         lambda s: [_advertisement(s, OWN_IP6, OWN_IP6),
-                    _advertisement(s, s.link_local, s.link_local)],
-         ALWAYS, _PASSED, _DROPPED),
-    Kind("router solicitation",
-         lambda s: [_ether(s, "33:33:00:00:00:02") / IPv6(src=s.link_local, dst=_ALL_ROUTERS)
-                    / ICMPv6ND_RS() / ICMPv6NDOptSrcLLAddr(lladdr=s.mac)],
-         ALWAYS, _PASSED, _DROPPED),
+    Kind("IPv4 from the port's MAC and address", lambda s: [_ether(s) / _udp(s)], ALWAYS, _IF_RULES, _PASSED),
+    Kind(
+        "IPv6 from the port's MAC and address", lambda s: [_ether(s) / _udp6()], ALWAYS, _IF_RULES, _DROPPED
+    ),
+    Kind(
+        "IPv4 broadcast",
+        lambda s: [_ether(s, BROADCAST) / _udp(s, to="255.255.255.255")],
+        ALWAYS,
+        _IF_RULES,
+        _PASSED,
+    ),
+    Kind(
+        "fragments of IPv4 from its address",
+        lambda s: [
+            _ether(s) / IP(src=OWN_IP, dst="10.0.0.99", proto=17, id=9, flags="MF") / Raw(bytes(16)),
+            _ether(s) / IP(src=OWN_IP, dst="10.0.0.99", proto=17, id=9, frag=6),
+        ],
+        ALWAYS,
+        _IF_RULES,
+        _PASSED,
+    ),
+    Kind("ARP request and answer, its own", lambda s: [_arp(s), _arp(s, op=2)], ALWAYS, _PASSED, _PASSED),
+    Kind(
+        "ARP probe from 0.0.0.0 for its address (RFC 5227)",
+        lambda s: [_arp(s, psrc="0.0.0.0", pdst=OWN_IP)],
+        ALWAYS,
+        _DROPPED,
+        _DROPPED,
+    ),
+    Kind(
+        "ARP request for an address of the host",
+        lambda s: [_arp(s, pdst=s.host_ip)],
+        ALWAYS,
+        _PASSED,
+        _PASSED,
+    ),
+    Kind(
+        "neighbour solicitation from its addresses",
+        lambda s: [_solicitation(s, s.link_local, "fd00:1::99"), _solicitation(s, OWN_IP6, "fd00:1::99")],
+        ALWAYS,
+        _PASSED,
+        _DROPPED,
+    ),
+    Kind(
+        "neighbour solicitation from :: for its address (RFC 4862)",
+        lambda s: [_solicitation(s, "::", OWN_IP6), _solicitation(s, "::", s.link_local)],
+        ALWAYS,
+        _DROPPED,
+        _DROPPED,
+    ),
+    Kind(
+        "neighbour advertisement of its addresses",
+        lambda s: [_advertisement(s, OWN_IP6, OWN_IP6), _advertisement(s, s.link_local, s.link_local)],
+        ALWAYS,
+        _PASSED,
+        _DROPPED,
+    ),
+    Kind(
+        "router solicitation",
+        lambda s: [
+            _ether(s, "33:33:00:00:00:02")
+            / IPv6(src=s.link_local, dst=_ALL_ROUTERS)
+            / ICMPv6ND_RS()
+            / ICMPv6NDOptSrcLLAddr(lladdr=s.mac)
+        ],
+        ALWAYS,
+        _PASSED,
+        _DROPPED,
+    ),
     Kind("DHCPv4 client", lambda s: [_dhcp(s)], ALWAYS, _PASSED, _PASSED),
     Kind("DHCPv6 client", lambda s: [_dhcp6(s)], ALWAYS, "passed from allowed addresses", _DROPPED),
     # -- what is another's ---------------------------------------------------------------------
-    Kind("from another's MAC",
-         lambda s: [Ether(src=FOREIGN_MAC, dst=NOBODY) / _udp(s),
-                    Ether(src=FOREIGN_MAC, dst=NOBODY) / _udp6()],
-         UNFILTERED, _DROPPED, _DROPPED, sriov="dropped by the NIC (spoofchk)"),
-    Kind("from a group MAC", lambda s: [Ether(src="03:00:00:00:00:01", dst=NOBODY) / _udp(s)],
-         UNFILTERED, _DROPPED, _DROPPED, but=_NOT_A_SOURCE, sriov=_NIC),
-    Kind("IPv4 from another's address", lambda s: [_ether(s) / _udp(s, FOREIGN_IP)],
-         ANY_ADDRESS, _DROPPED, _DROPPED),
-    Kind("IPv6 from another's address", lambda s: [_ether(s) / _udp6(FOREIGN_IP6)],
-         ANY_ADDRESS, _DROPPED, _DROPPED),
-    Kind("fragments of IPv4 from another's address",
-         lambda s: [_ether(s) / IP(src=FOREIGN_IP, dst="10.0.0.99", proto=17, id=9, frag=6)],
-         ANY_ADDRESS, _DROPPED, _DROPPED),
-    Kind("ARP with another's MAC inside",
-         lambda s: [_arp(s, hwsrc=FOREIGN_MAC), _arp(s, op=2, hwsrc=FOREIGN_MAC)],
-         UNFILTERED, _PASSED, _DROPPED),
-    Kind("ARP with another's IPv4 address as the sender's",
-         lambda s: [_arp(s, psrc=FOREIGN_IP), _arp(s, op=2, psrc=FOREIGN_IP),
-                    _arp(s, psrc=FOREIGN_IP, pdst=FOREIGN_IP)],
-         ANY_ADDRESS, _DROPPED, _DROPPED),
-    Kind("ARP probe from 0.0.0.0 for another's address",
-         lambda s: [_arp(s, psrc="0.0.0.0", pdst=FOREIGN_IP)], ANY_ADDRESS, _DROPPED, _DROPPED),
-    Kind("neighbour solicitation from another's address",
-         lambda s: [_solicitation(s, FOREIGN_IP6, "fd00:1::99")],
-         ANY_ADDRESS, _DROPPED, _DROPPED),
-    Kind("neighbour solicitation from :: for another's address",
-         lambda s: [_solicitation(s, "::", FOREIGN_IP6)], ANY_ADDRESS, _DROPPED, _DROPPED),
-    Kind("neighbour advertisement of another's address",
-         lambda s: [_advertisement(s, OWN_IP6, FOREIGN_IP6),
-                    _advertisement(s, s.link_local, FOREIGN_IP6),
-                    _advertisement(s, FOREIGN_IP6, FOREIGN_IP6)],
-         ANY_ADDRESS, "passed from an allowed address if a rule lets it", _DROPPED),
-    Kind("neighbour advertisement of its address with another's MAC inside",
-         lambda s: [_advertisement(s, OWN_IP6, OWN_IP6, FOREIGN_MAC)],
-         ALWAYS, _PASSED, _DROPPED),
+    Kind(
+        "from another's MAC",
+        lambda s: [
+            Ether(src=FOREIGN_MAC, dst=NOBODY) / _udp(s),
+            Ether(src=FOREIGN_MAC, dst=NOBODY) / _udp6(),
+        ],
+        UNFILTERED,
+        _DROPPED,
+        _DROPPED,
+        sriov="dropped by the NIC (spoofchk)",
+    ),
+    Kind(
+        "from a group MAC",
+        lambda s: [Ether(src="03:00:00:00:00:01", dst=NOBODY) / _udp(s)],
+        UNFILTERED,
+        _DROPPED,
+        _DROPPED,
+        but=_NOT_A_SOURCE,
+        sriov=_NIC,
+    ),
+    Kind(
+        "IPv4 from another's address",
+        lambda s: [_ether(s) / _udp(s, FOREIGN_IP)],
+        ANY_ADDRESS,
+        _DROPPED,
+        _DROPPED,
+    ),
+    Kind(
+        "IPv6 from another's address",
+        lambda s: [_ether(s) / _udp6(FOREIGN_IP6)],
+        ANY_ADDRESS,
+        _DROPPED,
+        _DROPPED,
+    ),
+    Kind(
+        "fragments of IPv4 from another's address",
+        lambda s: [_ether(s) / IP(src=FOREIGN_IP, dst="10.0.0.99", proto=17, id=9, frag=6)],
+        ANY_ADDRESS,
+        _DROPPED,
+        _DROPPED,
+    ),
+    Kind(
+        "ARP with another's MAC inside",
+        lambda s: [_arp(s, hwsrc=FOREIGN_MAC), _arp(s, op=2, hwsrc=FOREIGN_MAC)],
+        UNFILTERED,
+        _PASSED,
+        _DROPPED,
+    ),
+    Kind(
+        "ARP with another's IPv4 address as the sender's",
+        lambda s: [
+            _arp(s, psrc=FOREIGN_IP),
+            _arp(s, op=2, psrc=FOREIGN_IP),
+            _arp(s, psrc=FOREIGN_IP, pdst=FOREIGN_IP),
+        ],
+        ANY_ADDRESS,
+        _DROPPED,
+        _DROPPED,
+    ),
+    Kind(
+        "ARP probe from 0.0.0.0 for another's address",
+        lambda s: [_arp(s, psrc="0.0.0.0", pdst=FOREIGN_IP)],
+        ANY_ADDRESS,
+        _DROPPED,
+        _DROPPED,
+    ),
+    Kind(
+        "neighbour solicitation from another's address",
+        lambda s: [_solicitation(s, FOREIGN_IP6, "fd00:1::99")],
+        ANY_ADDRESS,
+        _DROPPED,
+        _DROPPED,
+    ),
+    Kind(
+        "neighbour solicitation from :: for another's address",
+        lambda s: [_solicitation(s, "::", FOREIGN_IP6)],
+        ANY_ADDRESS,
+        _DROPPED,
+        _DROPPED,
+    ),
+    Kind(
+        "neighbour advertisement of another's address",
+        lambda s: [
+            _advertisement(s, OWN_IP6, FOREIGN_IP6),
+            _advertisement(s, s.link_local, FOREIGN_IP6),
+            _advertisement(s, FOREIGN_IP6, FOREIGN_IP6),
+        ],
+        ANY_ADDRESS,
+        "passed from an allowed address if a rule lets it",
+        _DROPPED,
+    ),
+    Kind(
+        "neighbour advertisement of its address with another's MAC inside",
+        lambda s: [_advertisement(s, OWN_IP6, OWN_IP6, FOREIGN_MAC)],
+        ALWAYS,
+        _PASSED,
+        _DROPPED,
+    ),
     # -- what routers and DHCP servers send ----------------------------------------------------
-    Kind("router advertisement",
-         lambda s: [_router_message(s)], BY_ROLE, _DROPPED, _DROPPED),
-    Kind("router advertisement from its global address",
-         lambda s: [_router_message(s, source=OWN_IP6)], BY_ROLE, _DROPPED, _DROPPED),
-    Kind("router advertisement behind an extension header (RFC 7113)",
-         lambda s: [_router_message(s, IPv6ExtHdrDestOpt()),
-                    _router_message(s, IPv6ExtHdrFragment(id=5))],
-         BY_ROLE, _DROPPED, _DROPPED),
-    Kind("first fragment of IPv6 that hides what follows (RFC 7112, 7113)",
-         lambda s: [_headless_fragment(s, s.link_local), _headless_fragment(s, OWN_IP6)],
-         UNFILTERED, "unknown", _DROPPED),
+    Kind("router advertisement", lambda s: [_router_message(s)], BY_ROLE, _DROPPED, _DROPPED),
+    Kind(
+        "router advertisement from its global address",
+        lambda s: [_router_message(s, source=OWN_IP6)],
+        BY_ROLE,
+        _DROPPED,
+        _DROPPED,
+    ),
+    Kind(
+        "router advertisement behind an extension header (RFC 7113)",
+        lambda s: [_router_message(s, IPv6ExtHdrDestOpt()), _router_message(s, IPv6ExtHdrFragment(id=5))],
+        BY_ROLE,
+        _DROPPED,
+        _DROPPED,
+    ),
+    Kind(
+        "first fragment of IPv6 that hides what follows (RFC 7112, 7113)",
+        lambda s: [_headless_fragment(s, s.link_local), _headless_fragment(s, OWN_IP6)],
+        UNFILTERED,
+        "unknown",
+        _DROPPED,
+    ),
     Kind("IPv6 redirect", lambda s: [_redirect(s)], BY_ROLE, "unknown", _DROPPED),
-    Kind("IPv4 redirect",
-         lambda s: [_ether(s) / IP(src=OWN_IP, dst="10.0.0.99")
-                    / ICMP(type=5, code=1, gw=OWN_IP) / IP(src="10.0.0.99", dst=FOREIGN_IP)],
-         ALWAYS, _IF_RULES, _PASSED),
+    Kind(
+        "IPv4 redirect",
+        lambda s: [
+            _ether(s)
+            / IP(src=OWN_IP, dst="10.0.0.99")
+            / ICMP(type=5, code=1, gw=OWN_IP)
+            / IP(src="10.0.0.99", dst=FOREIGN_IP)
+        ],
+        ALWAYS,
+        _IF_RULES,
+        _PASSED,
+    ),
     Kind("DHCPv4 server", lambda s: [_dhcp_answer(s)], BY_ROLE, _DROPPED, _PASSED),
     Kind("DHCPv6 server", lambda s: [_dhcp6_answer(s)], BY_ROLE, _DROPPED, _DROPPED),
     # -- what is between bridges ---------------------------------------------------------------
-    Kind("ARP for the host to 01:80:c2:00:00:00 to 0f",
-         lambda s: _link_local_groups(s, _ask_for_host(s), 0x0806),
-         NEVER, _DROPPED, _GROUPS, sriov=_NIC),
-    Kind("VXLAN for the host to 01:80:c2:00:00:00 to 0f",
-         lambda s: _link_local_groups(s, _tunnelled(s), 0x0800),
-         NEVER, _DROPPED, _GROUPS, sriov=_NIC),
-    Kind("STP, LACP, LLDP, 802.1X",
-         lambda s: [Dot3(src=s.mac, dst=_STP_TO) / LLC(dsap=0x42, ssap=0x42, ctrl=3) / STP(),
-                    _ether(s, "01:80:c2:00:00:02") / SlowProtocol() / LACP(),
-                    _ether(s, "01:80:c2:00:00:0e", type=0x88CC) / LLDPDU(),
-                    _ether(s, "01:80:c2:00:00:03", type=0x888E)],
-         NEVER, _DROPPED, "dropped (00); reaches the host (02 to 0f)", sriov=_NIC),
-    Kind("to 01:80:c2:00:00:10 to 3f (MRP, GARP, CFM)",
-         lambda s: [_ether(s, f"01:80:c2:00:00:{last:02x}", type=0x8902)
-                    for last in (0x10, 0x20, 0x21, 0x2F, 0x30, 0x3F)],
-         UNFILTERED, _DROPPED, _DROPPED),
-    Kind("PVST+, CDP",
-         lambda s: [_snap(s, "01:00:0c:cc:cc:cd", _CISCO, 0x010B),
-                    _snap(s, "01:00:0c:cc:cc:cc", _CISCO, 0x2000)],
-         UNFILTERED, _DROPPED, _DROPPED, but=_CISCO_ON_OVS),
+    Kind(
+        "ARP for the host to 01:80:c2:00:00:00 to 0f",
+        lambda s: _link_local_groups(s, _ask_for_host(s), 0x0806),
+        NEVER,
+        _DROPPED,
+        _GROUPS,
+        sriov=_NIC,
+    ),
+    Kind(
+        "VXLAN for the host to 01:80:c2:00:00:00 to 0f",
+        lambda s: _link_local_groups(s, _tunnelled(s), 0x0800),
+        NEVER,
+        _DROPPED,
+        _GROUPS,
+        sriov=_NIC,
+    ),
+    Kind(
+        "STP, LACP, LLDP, 802.1X",
+        lambda s: [
+            Dot3(src=s.mac, dst=_STP_TO) / LLC(dsap=0x42, ssap=0x42, ctrl=3) / STP(),
+            _ether(s, "01:80:c2:00:00:02") / SlowProtocol() / LACP(),
+            _ether(s, "01:80:c2:00:00:0e", type=0x88CC) / LLDPDU(),
+            _ether(s, "01:80:c2:00:00:03", type=0x888E),
+        ],
+        NEVER,
+        _DROPPED,
+        "dropped (00); reaches the host (02 to 0f)",
+        sriov=_NIC,
+    ),
+    Kind(
+        "to 01:80:c2:00:00:10 to 3f (MRP, GARP, CFM)",
+        lambda s: [
+            _ether(s, f"01:80:c2:00:00:{last:02x}", type=0x8902)
+            for last in (0x10, 0x20, 0x21, 0x2F, 0x30, 0x3F)
+        ],
+        UNFILTERED,
+        _DROPPED,
+        _DROPPED,
+    ),
+    Kind(
+        "PVST+, CDP",
+        lambda s: [
+            _snap(s, "01:00:0c:cc:cc:cd", _CISCO, 0x010B),
+            _snap(s, "01:00:0c:cc:cc:cc", _CISCO, 0x2000),
+        ],
+        UNFILTERED,
+        _DROPPED,
+        _DROPPED,
+        but=_CISCO_ON_OVS,
+    ),
     # -- tags ----------------------------------------------------------------------------------
-    Kind("802.1Q tag of its network", _own_tagged(None),
-         NEVER, _DROPPED, _DROPPED, sriov=_NIC),
-    Kind("802.1Q tag of another network", _own_tagged(OTHER_VLAN),
-         NEVER, _DROPPED, _DROPPED, sriov=_NIC),
-    Kind("802.1Q tag of priority alone (VLAN 0)", _own_tagged(0),
-         NEVER, "unknown", _DROPPED, sriov=_NIC),
-    Kind("two tags, the outer VLAN 0", _own_tagged(0, OTHER_VLAN),
-         NEVER, "unknown", _DROPPED, sriov=_NIC),
-    Kind("two tags, the outer of its network", _own_tagged(None, OTHER_VLAN),
-         NEVER, "unknown", _DROPPED, sriov=_NIC),
-    Kind("802.1ad tag, alone and around another",
-         lambda s: [*_tagged((Dot1AD, OTHER_VLAN))(s), *_tagged((Dot1AD, 0))(s),
-                    *_tagged((Dot1AD, OTHER_VLAN), (Dot1Q, OTHER_VLAN))(s),
-                    *_tagged((Dot1AD, s.vlan), (Dot1Q, OTHER_VLAN))(s),
-                    *_tagged((Dot1AD, 0), (Dot1Q, OTHER_VLAN))(s)],
-         NEVER, "unknown", _DROPPED, sriov=_NIC),
-    Kind("tag of an older kind (EtherTypes 0x9100, 0x9200, 0x9300)",
-         lambda s: [_ether(s, BROADCAST, type=kind)
-                    / Raw(OTHER_VLAN.to_bytes(2, "big") + b"\x08\x00") / _udp(s)
-                    for kind in (0x9100, 0x9200, 0x9300)],
-         NEVER, _DROPPED, _DROPPED, but=_NO_TAG_OF_OVS, sriov=_NIC),
+    Kind("802.1Q tag of its network", _own_tagged(None), NEVER, _DROPPED, _DROPPED, sriov=_NIC),
+    Kind("802.1Q tag of another network", _own_tagged(OTHER_VLAN), NEVER, _DROPPED, _DROPPED, sriov=_NIC),
+    Kind("802.1Q tag of priority alone (VLAN 0)", _own_tagged(0), NEVER, "unknown", _DROPPED, sriov=_NIC),
+    Kind("two tags, the outer VLAN 0", _own_tagged(0, OTHER_VLAN), NEVER, "unknown", _DROPPED, sriov=_NIC),
+    Kind(
+        "two tags, the outer of its network",
+        _own_tagged(None, OTHER_VLAN),
+        NEVER,
+        "unknown",
+        _DROPPED,
+        sriov=_NIC,
+    ),
+    Kind(
+        "802.1ad tag, alone and around another",
+        lambda s: [
+            *_tagged((Dot1AD, OTHER_VLAN))(s),
+            *_tagged((Dot1AD, 0))(s),
+            *_tagged((Dot1AD, OTHER_VLAN), (Dot1Q, OTHER_VLAN))(s),
+            *_tagged((Dot1AD, s.vlan), (Dot1Q, OTHER_VLAN))(s),
+            *_tagged((Dot1AD, 0), (Dot1Q, OTHER_VLAN))(s),
+        ],
+        NEVER,
+        "unknown",
+        _DROPPED,
+        sriov=_NIC,
+    ),
+    Kind(
+        "tag of an older kind (EtherTypes 0x9100, 0x9200, 0x9300)",
+        lambda s: [
+            _ether(s, BROADCAST, type=kind) / Raw(OTHER_VLAN.to_bytes(2, "big") + b"\x08\x00") / _udp(s)
+            for kind in (0x9100, 0x9200, 0x9300)
+        ],
+        NEVER,
+        _DROPPED,
+        _DROPPED,
+        but=_NO_TAG_OF_OVS,
+        sriov=_NIC,
+    ),
     # -- other protocols, and the host ---------------------------------------------------------
-    Kind("RARP, as QEMU announces a VM that has moved",
-         lambda s: [_ether(s, BROADCAST, type=_RARP)
-                    / ARP(op=3, hwsrc=s.mac, hwdst=s.mac, psrc="0.0.0.0", pdst="0.0.0.0")],
-         ALWAYS, _PASSED, _PASSED),
-    Kind("RARP with another's MAC inside",
-         lambda s: [_ether(s, BROADCAST, type=_RARP)
-                    / ARP(op=3, hwsrc=FOREIGN_MAC, hwdst=FOREIGN_MAC, psrc="0.0.0.0",
-                          pdst="0.0.0.0")],
-         UNFILTERED, _PASSED, _DROPPED),
-    Kind("another protocol (EtherType 0x88b5)",
-         lambda s: [_ether(s, type=_EXPERIMENTAL)],
-         ANY_ADDRESS, "dropped unless permitted", _DROPPED),
-    Kind("LLC and SNAP to a unicast address",
-         lambda s: [Dot3(src=s.mac, dst=NOBODY) / LLC(dsap=0xE0, ssap=0xE0, ctrl=3),
-                    _snap(s, NOBODY, 0, 0x0800)],
-         ANY_ADDRESS, _DROPPED, _DROPPED, but=_NO_802_3),
-    Kind("VXLAN to the host's own MAC and address",
-         lambda s: [_ether(s, s.host_mac) / _tunnelled(s)],
-         ALWAYS, _IF_RULES, "reaches the host", but=_TO_THE_HOST),
-)  # fmt: skip
+    Kind(
+        "RARP, as QEMU announces a VM that has moved",
+        lambda s: [
+            _ether(s, BROADCAST, type=_RARP)
+            / ARP(op=3, hwsrc=s.mac, hwdst=s.mac, psrc="0.0.0.0", pdst="0.0.0.0")
+        ],
+        ALWAYS,
+        _PASSED,
+        _PASSED,
+    ),
+    Kind(
+        "RARP with another's MAC inside",
+        lambda s: [
+            _ether(s, BROADCAST, type=_RARP)
+            / ARP(op=3, hwsrc=FOREIGN_MAC, hwdst=FOREIGN_MAC, psrc="0.0.0.0", pdst="0.0.0.0")
+        ],
+        UNFILTERED,
+        _PASSED,
+        _DROPPED,
+    ),
+    Kind(
+        "another protocol (EtherType 0x88b5)",
+        lambda s: [_ether(s, type=_EXPERIMENTAL)],
+        ANY_ADDRESS,
+        "dropped unless permitted",
+        _DROPPED,
+    ),
+    Kind(
+        "LLC and SNAP to a unicast address",
+        lambda s: [
+            Dot3(src=s.mac, dst=NOBODY) / LLC(dsap=0xE0, ssap=0xE0, ctrl=3),
+            _snap(s, NOBODY, 0, 0x0800),
+        ],
+        ANY_ADDRESS,
+        _DROPPED,
+        _DROPPED,
+        but=_NO_802_3,
+    ),
+    Kind(
+        "VXLAN to the host's own MAC and address",
+        lambda s: [_ether(s, s.host_mac) / _tunnelled(s)],
+        ALWAYS,
+        _IF_RULES,
+        "reaches the host",
+        but=_TO_THE_HOST,
+    ),
+)

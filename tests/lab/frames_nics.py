@@ -129,8 +129,17 @@ class HostStack:
 
     #: IPv4, ARP, IPv6, RARP, slow protocols, 802.1X, LLDP, 802.2, SNAP, for experiments.
     PROTOCOLS = (
-        0x0800, 0x0806, 0x86DD, 0x8035, 0x8809, 0x888E, 0x88CC, 0x0004, 0x0005, 0x88B5,
-    )  # fmt: skip
+        0x0800,
+        0x0806,
+        0x86DD,
+        0x8035,
+        0x8809,
+        0x888E,
+        0x88CC,
+        0x0004,
+        0x0005,
+        0x88B5,
+    )
 
     def __init__(self, ears: Sequence[Ear]) -> None:
         self._ears = ears
@@ -143,10 +152,7 @@ class HostStack:
 def host_stack(netns: str | None) -> Iterator[HostStack]:
     with ExitStack() as stack:
         yield HostStack(
-            [
-                PacketNic(stack.enter_context(_raw(netns, protocol)))
-                for protocol in HostStack.PROTOCOLS
-            ]
+            [PacketNic(stack.enter_context(_raw(netns, protocol))) for protocol in HostStack.PROTOCOLS]
         )
 
 
@@ -175,14 +181,10 @@ def vhost_nics(
         daemon.wait_for(
             lambda: all(path.is_socket() for path in sockets), START_DEADLINE_S, "testpmd listens"
         )
-        yield [
-            stack.enter_context(packet_nic(name, f"vm{number}")) for number in range(len(sockets))
-        ]
+        yield [stack.enter_context(packet_nic(name, f"vm{number}")) for number in range(len(sockets))]
 
 
-def _testpmd(
-    name: str, sockets: Sequence[Path], macs: Sequence[str], core: int
-) -> Iterator[Argument]:
+def _testpmd(name: str, sockets: Sequence[Path], macs: Sequence[str], core: int) -> Iterator[Argument]:
     yield from ("dpdk-testpmd", "--lcores", f"0@{core},1@{core}", "-m", str(_TESTPMD_MEMORY_MB))
     yield from ("--no-huge", "--single-file-segments", "--no-pci", "--no-telemetry")
     yield f"--file-prefix={name}"

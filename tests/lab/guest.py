@@ -241,9 +241,7 @@ class Guest:
         self._socket: socket.socket | None = None
         self._received = b""
 
-    def start(
-        self, connection: libvirt.virConnect, xml: str, persistent: bool = False
-    ) -> libvirt.virDomain:
+    def start(self, connection: libvirt.virConnect, xml: str, persistent: bool = False) -> libvirt.virDomain:
         """Start the domain; it runs once the host's end of the channel is connected."""
         self.close()
         self.prepare()

@@ -125,9 +125,7 @@ class Hypervisor:
 
     def render(self, nic: Nic) -> str:
         """The VM's domain with its NICs, from the agent."""
-        answer = self.call(
-            "POST", f"/v1/vms/{nic.vm_id}:render-domain", {"xml": domain_xml(nic.vm_id)}
-        )
+        answer = self.call("POST", f"/v1/vms/{nic.vm_id}:render-domain", {"xml": domain_xml(nic.vm_id)})
         return str(answer["xml"])
 
     def start_guests(self, nics: Sequence[Nic]) -> list[Guest]:
@@ -138,9 +136,7 @@ class Hypervisor:
             guest.start(connection, apply_tcg_workaround(self.render(nic)))
         return guests
 
-    def boot(
-        self, nics: Sequence[Nic], each: Callable[[Guest, Nic], None] | None = None
-    ) -> list[Guest]:
+    def boot(self, nics: Sequence[Nic], each: Callable[[Guest, Nic], None] | None = None) -> list[Guest]:
         """`start_guests`, wait until all are up, and give each NIC its address."""
         guests = self.start_guests(nics)
         for guest, nic in zip(guests, nics, strict=True):

@@ -74,9 +74,7 @@ class PrivateLibvirt:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._configure()
         self.virtlogd.start()
-        self.virtlogd.wait_for(
-            (STATE / "virtlogd-sock").exists, START_DEADLINE_S, "virtlogd listens"
-        )
+        self.virtlogd.wait_for((STATE / "virtlogd-sock").exists, START_DEADLINE_S, "virtlogd listens")
         self.start_libvirtd()
 
     def stop(self) -> None:
@@ -93,9 +91,7 @@ class PrivateLibvirt:
         # A socket file of a killed libvirtd answers nobody.
         (STATE / "libvirt-sock").unlink(missing_ok=True)
         self.libvirtd.start()
-        self.libvirtd.wait_for(
-            (STATE / "libvirt-sock").exists, START_DEADLINE_S, "libvirtd listens"
-        )
+        self.libvirtd.wait_for((STATE / "libvirt-sock").exists, START_DEADLINE_S, "libvirtd listens")
         self._virsh("version")
 
     def stop_libvirtd(self) -> None:

@@ -41,7 +41,26 @@ def entered(name: str | None) -> Iterator[None]:
 
 def connect(one: str, device: str, other: str, peer: str, mtu: int = 1500) -> None:
     """Join two namespaces by a wire: a veth pair with an end in each, both up."""
-    run(["ip", "link", "add", device, "netns", one, "mtu", str(mtu),
-         "type", "veth", "peer", "name", peer, "netns", other, "mtu", str(mtu)])  # fmt: skip
+    run(
+        [
+            "ip",
+            "link",
+            "add",
+            device,
+            "netns",
+            one,
+            "mtu",
+            str(mtu),
+            "type",
+            "veth",
+            "peer",
+            "name",
+            peer,
+            "netns",
+            other,
+            "mtu",
+            str(mtu),
+        ]
+    )
     for name, end in ((one, device), (other, peer)):
         run(within(name, ["ip", "link", "set", end, "up"]))

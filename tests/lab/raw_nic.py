@@ -57,9 +57,7 @@ class RawWire:
 
     def __init__(self, host: str | None, device: str) -> None:
         with entered(host):
-            self._socket = socket.socket(
-                socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PROTOCOLS)
-            )
+            self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL_PROTOCOLS))
             self._socket.bind((device, 0))
 
     def fileno(self) -> int:
@@ -104,9 +102,7 @@ def drain(ear: Ear) -> list[bytes]:
     return found
 
 
-def arrivals(
-    sender: RawNic | RawWire, ear: Ear, frames: Mapping[str, Packet], last: Packet
-) -> set[str]:
+def arrivals(sender: RawNic | RawWire, ear: Ear, frames: Mapping[str, Packet], last: Packet) -> set[str]:
     """Which of the frames come out, by name: all are sent, and then one that does come out."""
     names = {what: new_name() for what in frames}
     for what, frame in frames.items():

@@ -74,9 +74,7 @@ def claim_by_arp(guest: Guest, device: str, address: str) -> None:
 
 
 @contextmanager
-def another_mac(
-    guest: Guest, device: str, nic: Nic, mac: str, knows: Sequence[Nic]
-) -> Iterator[None]:
+def another_mac(guest: Guest, device: str, nic: Nic, mac: str, knows: Sequence[Nic]) -> Iterator[None]:
     """The guest gives its NIC another MAC for the time of the block."""
     _set_mac(guest, device, mac, knows)
     try:

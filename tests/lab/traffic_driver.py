@@ -60,9 +60,7 @@ class Driven(Machine):
                 binding = driver.binding(intent)
             result = self._converge([port_id])
             fault = result.observed[port_id].fault if port_id in result.observed else None
-            error = result.failed.get(port_id) or (
-                HostError(fault, step="verify") if fault else None
-            )
+            error = result.failed.get(port_id) or (HostError(fault, step="verify") if fault else None)
         except NetpluginError as refused:
             error = refused
         if error is not None:
@@ -70,8 +68,12 @@ class Driven(Machine):
             self._converge([port_id])
             return error.status, error.problem().model_dump()
         spec_now, details = intent.spec.model_dump(), dict(result.observed[port_id].details)
-        return 200, {"state": "active", "spec": spec_now, "binding": binding.model_dump(),
-                     "observed": details}  # fmt: skip
+        return 200, {
+            "state": "active",
+            "spec": spec_now,
+            "binding": binding.model_dump(),
+            "observed": details,
+        }
 
     def delete(self, port_id: str) -> int:
         self.intents[port_id] = Intent(port_id, None)
@@ -147,9 +149,7 @@ class Driven(Machine):
     def _converge(self, ports: Sequence[str] | None) -> Converged:
         wanted = self.intents if ports is None else {i: self.intents[i] for i in ports}
         with self.driver() as driver:
-            result = converge(
-                driver, list(wanted.values()), _soon(), Stopwatch(), whole=ports is None
-            )
+            result = converge(driver, list(wanted.values()), _soon(), Stopwatch(), whole=ports is None)
         self._made += len(result.changes)
         return result
 

@@ -167,8 +167,25 @@ class Host(Machine):
 @contextmanager
 def switch(mtu: int = 9600) -> Iterator[str]:
     with namespace(SWITCH) as name:
-        run(within(name, ["ip", "link", "add", "sw", "mtu", str(mtu), "type", "bridge",
-                          "forward_delay", "0", "mcast_snooping", "0"]))  # fmt: skip
+        run(
+            within(
+                name,
+                [
+                    "ip",
+                    "link",
+                    "add",
+                    "sw",
+                    "mtu",
+                    str(mtu),
+                    "type",
+                    "bridge",
+                    "forward_delay",
+                    "0",
+                    "mcast_snooping",
+                    "0",
+                ],
+            )
+        )
         run(within(name, ["ip", "link", "set", "sw", "up"]))
         yield name
 
@@ -176,8 +193,28 @@ def switch(mtu: int = 9600) -> Iterator[str]:
 def wire(host: str, device: str = WIRE, mtu: int = 9600) -> None:
     """Join a host to the switch; the switch's end is called after both."""
     far = f"{host}-{device}"[-15:]
-    run(within(host, ["ip", "link", "add", device, "mtu", str(mtu), "type", "veth",
-                      "peer", "name", far, "netns", SWITCH, "mtu", "9600"]))  # fmt: skip
+    run(
+        within(
+            host,
+            [
+                "ip",
+                "link",
+                "add",
+                device,
+                "mtu",
+                str(mtu),
+                "type",
+                "veth",
+                "peer",
+                "name",
+                far,
+                "netns",
+                SWITCH,
+                "mtu",
+                "9600",
+            ],
+        )
+    )
     run(within(host, ["ip", "link", "set", device, "up"]))
     run(within(SWITCH, ["ip", "link", "set", far, "master", "sw", "up"]))
 

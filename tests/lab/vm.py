@@ -50,12 +50,17 @@ class Vm(AbstractContextManager["Vm"]):
         self._testpmd = Testpmd(
             Path(path),
             TestpmdOptions(
-                forward=Forward.IO, mac=mac, wire=_BACK, netns=name, queues=queues,
-                jumbo=mtu > 1500 or tagged, memory_mb=192 if mtu > 1500 or tagged else 64,
+                forward=Forward.IO,
+                mac=mac,
+                wire=_BACK,
+                netns=name,
+                queues=queues,
+                jumbo=mtu > 1500 or tagged,
+                memory_mb=192 if mtu > 1500 or tagged else 64,
                 # The largest ring: nothing is lost while testpmd waits for a busy core.
                 ring_size=1024,
             ),
-        )  # fmt: skip
+        )
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:

@@ -36,9 +36,7 @@ class Wires:
                 "bridge_mappings": ",".join(f"{network}:br-{network}" for network in NETWORKS),
                 "uplinks": f"'{','.join(uplinks)}'",
             },
-            "linuxbridge": {
-                "physical_interfaces": ",".join(f"{n}:{nic}" for n, nic in by_network.items())
-            },
+            "linuxbridge": {"physical_interfaces": ",".join(f"{n}:{nic}" for n, nic in by_network.items())},
         }
 
     def described(self, name: str, agent_url: str, ovs_rundir: Path) -> dict[str, Any]:
@@ -47,9 +45,7 @@ class Wires:
         return {
             "name": name,
             "agent": {"url": agent_url},
-            "ends": [
-                {"network": {"type": "flat", "physical_network": network}} for network in NETWORKS
-            ],
+            "ends": [{"network": {"type": "flat", "physical_network": network}} for network in NETWORKS],
             "vnf": {"type": "testpmd", "hugepages": False, "memory_mb": 128},
             "vnf_cores": {"main": 0, "workers": "0"},
             "evidence": {"ovs_rundir": str(ovs_rundir), "devices": list(self.nics)},

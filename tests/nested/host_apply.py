@@ -27,9 +27,7 @@ class Host:
 
     def apply(self, nic: str, number: int) -> Result | None:
         """None if there was nothing to do; what else the plan has is left to do later."""
-        plan = make_plan(
-            read_facts(Root()), HostIntent(pmd_cores=0, vm_cores=0, vfs=(f"{nic}={number}",))
-        )
+        plan = make_plan(read_facts(Root()), HostIntent(pmd_cores=0, vm_cores=0, vfs=(f"{nic}={number}",)))
         with self._held() as journal:
             found = [r for r in apply(plan, self._machine, journal) if r.group is Group.VFS]
         return found[0] if found else None

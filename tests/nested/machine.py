@@ -165,9 +165,7 @@ class Machine:
                 elif self._pulse.stands:
                     raise StalledError(self._examined())
                 elif _seconds() >= end:
-                    raise LabTimeout(
-                        f"the guest said nothing for {deadline_s:.0f} s\n{self.tail()}"
-                    )
+                    raise LabTimeout(f"the guest said nothing for {deadline_s:.0f} s\n{self.tail()}")
         line, _, self._received = self._received.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
         return message

@@ -159,9 +159,7 @@ class Outside:
 
     def _replay(self, session: pytest.Session, run: Run, data: dict[str, Any]) -> None:
         hook, data = self._config.hook, with_tuples(data)
-        self._log(
-            session, run, hook.pytest_report_from_serializable(config=self._config, data=data)
-        )
+        self._log(session, run, hook.pytest_report_from_serializable(config=self._config, data=data))
 
     def _log(self, session: pytest.Session, run: Run, report: pytest.TestReport) -> None:
         hook = self._config.hook

@@ -135,9 +135,7 @@ def shares_with(mark: str) -> list[Path]:
 
 def processes_with(mark: str) -> list[str]:
     entry = f"{MARK}={mark}".encode()
-    return [
-        path.parent.name for path in Path("/proc").glob("[0-9]*/environ") if entry in read(path)
-    ]
+    return [path.parent.name for path in Path("/proc").glob("[0-9]*/environ") if entry in read(path)]
 
 
 def read(path: Path) -> bytes:
@@ -176,8 +174,10 @@ def test_the_tests_that_are_left_go_on_in_a_fresh_guest_when_one_stands(tmp_path
     assert running.returncode == pytest.ExitCode.OK, said
     assert "3 passed" in said, said
     assert [case.get("name") for case in junit(tmp_path)] == [
-        "test_before", "test_stands", "test_after",
-    ]  # fmt: skip
+        "test_before",
+        "test_stands",
+        "test_after",
+    ]
     replaced = said.partition("replaced by a fresh guest for the 2 tests that were left")[2]
     for words in ("no heartbeat", "RIP=", "Not continuing"):
         assert words in replaced, said

@@ -96,15 +96,28 @@ def delete(agent: PrivateAgent, port_id: str) -> None:
 def vm(address: str, log: Path, queues: int = 1) -> Iterator[Daemon]:
     """dpdk-testpmd in the VM's place: it has the VF open, and answers ARP and pings."""
     args = [
-        "stdbuf", "-oL", "dpdk-testpmd", "--lcores", "0@0,1@0", "-m", "128", "--in-memory",
-        "--no-telemetry", "-a", address, "--", "--forward-mode=icmpecho", "--auto-start",
-        "--total-num-mbufs=4096", "--nb-cores=1", "--stats-period=5", f"--rxq={queues}",
+        "stdbuf",
+        "-oL",
+        "dpdk-testpmd",
+        "--lcores",
+        "0@0,1@0",
+        "-m",
+        "128",
+        "--in-memory",
+        "--no-telemetry",
+        "-a",
+        address,
+        "--",
+        "--forward-mode=icmpecho",
+        "--auto-start",
+        "--total-num-mbufs=4096",
+        "--nb-cores=1",
+        "--stats-period=5",
+        f"--rxq={queues}",
         f"--txq={queues}",
-    ]  # fmt: skip
+    ]
     with Daemon("testpmd", args, log) as testpmd:
-        testpmd.wait_for(
-            lambda: "start packet forwarding" in log.read_text(), DEADLINE_S, "it runs"
-        )
+        testpmd.wait_for(lambda: "start packet forwarding" in log.read_text(), DEADLINE_S, "it runs")
         yield testpmd
 
 
@@ -185,9 +198,7 @@ def test_a_vf_is_trusted_or_has_port_security_and_never_both(pf: str, agent: Pri
     the MAC that was set."""
     before = whole_state(pf, functions())
     for fields in ({}, {"port_security": {"enabled": True}}):
-        status, problem = agent.call(
-            "PUT", "/v1/ports/nic1", make_spec(vf={"trusted": True}, **fields)
-        )
+        status, problem = agent.call("PUT", "/v1/ports/nic1", make_spec(vf={"trusted": True}, **fields))
         assert (status, problem["code"], problem["step"]) == (422, "invalid_request", "validate")
         assert [error["field"] for error in problem["errors"]] == ["vf.trusted"]
     assert agent.get("/v1/ports")[1] == [] and whole_state(pf, functions()) == before
@@ -223,9 +234,7 @@ def test_a_vf_that_the_host_uses_is_not_given_out(pf: str, agent: PrivateAgent) 
             states = {vf["pci_address"]: vf for vf in agent.get("/v1/vfs")[1]}
             for address, why in zip(used, words, strict=True):
                 assert states[address]["state"] == "unusable" and why in states[address]["reason"]
-                status, problem = agent.call(
-                    "PUT", "/v1/ports/nic1", make_spec(vf={"pci_address": address})
-                )
+                status, problem = agent.call("PUT", "/v1/ports/nic1", make_spec(vf={"pci_address": address}))
                 assert (status, problem["code"]) == (409, "conflict") and why in problem["detail"]
             port = put(agent, "nic1", make_spec())
             assert port["binding"]["pci_address"] == functions()[3]
@@ -303,9 +312,7 @@ def test_killed_amid_a_call(pf: str, agent: PrivateAgent, method: str, part: flo
     took = time.monotonic() - started
     if method == "PUT":
         delete(agent, "nic1")
-    caller = threading.Thread(
-        target=agent.call, args=(method, "/v1/ports/nic1", make_spec()), daemon=True
-    )
+    caller = threading.Thread(target=agent.call, args=(method, "/v1/ports/nic1", make_spec()), daemon=True)
     caller.start()
     caller.join(took * part)
     agent.kill()

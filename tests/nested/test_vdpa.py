@@ -169,8 +169,12 @@ def dies_after(owner: type, method: str) -> Iterator[None]:
 
 #: Claim, configure, bind, rows, flows.
 PLUG: list[tuple[type, str]] = [
-    (Store, "save"), (Vfs, "set"), (Vfs, "probe"), (OvsHost, "write"), (OpenFlow, "replace"),
-]  # fmt: skip
+    (Store, "save"),
+    (Vfs, "set"),
+    (Vfs, "probe"),
+    (OvsHost, "write"),
+    (OpenFlow, "replace"),
+]
 UNPLUG: list[tuple[type, str]] = [(OvsHost, "write"), (Vfs, "unbind"), (Vfs, "set")]
 
 

@@ -131,9 +131,7 @@ def served_agent(running: Agent, tokens: tuple[bytes, ...] = (), **listen: Any) 
 def gated(app: Any, tasks: Any, tokens: tuple[bytes, ...] = ()) -> RequestGuard:
     """With generous limits, and its audit log in the agent's."""
     access = Access(tuple(Token(token, token.decode()) for token in tokens))
-    return RequestGuard(
-        app, tasks, lambda: access, AuditLog(None), Limits(LimitSettings(10_000, 10_000))
-    )
+    return RequestGuard(app, tasks, lambda: access, AuditLog(None), Limits(LimitSettings(10_000, 10_000)))
 
 
 class _Server(uvicorn.Server):

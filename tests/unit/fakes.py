@@ -174,9 +174,10 @@ class FakeBackend(Backend[Seen]):
         assert intent.spec is not None
         xml = tap_interface(intent.spec, f"fake-{intent.port_id}")
         return Binding(
-            vif_type="tap", interface_xml=xml,
+            vif_type="tap",
+            interface_xml=xml,
             domain_requirements=DomainRequirements(numa_node=intent.spec.numa_node),
-        )  # fmt: skip
+        )
 
     def watch(self, wake: Callable[[Wake], None]) -> None:
         self.host.wake = wake

@@ -61,9 +61,7 @@ def test_a_module_is_loaded_after_what_it_needs_and_once() -> None:
         parse_load_order(MODULES_DEP, ["igb"])
 
 
-def test_the_initrd_has_init_busybox_and_modules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_initrd_has_init_busybox_and_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     busybox = tmp_path / "busybox"
     busybox.write_bytes(b"BUSYBOX")
     (tmp_path / "9p.ko").write_bytes(b"MODULE")
@@ -97,9 +95,7 @@ def test_qemu_is_told_what_the_guest_needs() -> None:
     assert reported.count("-device igb,") == 2
 
 
-@pytest.mark.parametrize(
-    "asked", [{"memory_mb": 4096}, {"cpus": 0}, {"memory_mb": 1024, "hugepages": 512}]
-)
+@pytest.mark.parametrize("asked", [{"memory_mb": 4096}, {"cpus": 0}, {"memory_mb": 1024, "hugepages": 512}])
 def test_a_guest_that_cannot_be_is_refused(asked: dict[str, int]) -> None:
     with pytest.raises(LabError, match="a guest has"):
         Needs(**asked)
@@ -300,9 +296,7 @@ def test_what_a_monitor_does_not_answer_is_no_error_of_the_test(
         watched.receive(600)
 
 
-def test_silence_counts_while_its_watcher_watches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silence_counts_while_its_watcher_watches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watcher that gets no CPU for 9 s of 10 hears its guest, which has none either, as rarely."""
     watch = Watch(monkeypatch, late_s=9.0)
     with guest(tmp_path) as (watched, theirs):

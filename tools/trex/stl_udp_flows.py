@@ -40,9 +40,7 @@ class UdpFlows:
         packet = packet / (b"\0" * (options.size - FCS - len(packet)))
         first = int(IPv4Address(source))
         engine = [
-            STLVmFlowVar(
-                "flow", min_value=first, max_value=first + options.flows - 1, size=4, op="inc"
-            ),
+            STLVmFlowVar("flow", min_value=first, max_value=first + options.flows - 1, size=4, op="inc"),
             STLVmWrFlowVar("flow", pkt_offset="IP.src"),
             STLVmFixIpv4(offset="IP"),
         ]

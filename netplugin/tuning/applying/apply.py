@@ -84,9 +84,7 @@ def apply(plan: TuningPlan, machine: TunedMachine, journal: ApplyJournal) -> Ite
             yield result
             if result.outcome is not StepOutcome.SET:
                 refused.add(step.target)
-            profile_set |= result.outcome is StepOutcome.SET and isinstance(
-                step.target, TunedProfile
-            )
+            profile_set |= result.outcome is StepOutcome.SET and isinstance(step.target, TunedProfile)
     if profile_set:
         yield from _again([step for step in live if step.target not in refused], machine, journal)
     yield from _later(plan)
@@ -124,9 +122,7 @@ def _take(step: Step, machine: TunedMachine, journal: ApplyJournal) -> Result | 
     return replace(result, outcome=StepOutcome.SET)
 
 
-def _taken_back(
-    result: Result, before: Raw, machine: TunedMachine, journal: ApplyJournal
-) -> Result:
+def _taken_back(result: Result, before: Raw, machine: TunedMachine, journal: ApplyJournal) -> Result:
     """Restore the value after a failed write; if that fails too, it stays in the journal for ``--undo``."""
     try:
         if machine.read(result.target) != before:
@@ -149,9 +145,7 @@ def _taken_back(
 def _require(machine: TunedMachine, target: Target, wanted: str | None) -> None:
     found = machine.value(target, machine.read(target))
     if found != wanted:
-        raise HostError(
-            f"{target} is {shown(found)} afterwards and not {shown(wanted)}", step="read-back"
-        )
+        raise HostError(f"{target} is {shown(found)} afterwards and not {shown(wanted)}", step="read-back")
 
 
 def _because(result: Result, refused: NetpluginError | WriteIgnored) -> Result:

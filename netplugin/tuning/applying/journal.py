@@ -34,9 +34,7 @@ from netplugin.tuning.steps import (
 
 #: Targets that are set only at boot.
 _AT_BOOT = (KernelArgument, ServiceCpus, BootPages)
-_KINDS: dict[str, type[Any]] = {
-    kind.kind: kind for kind in get_args(Target) if kind not in _AT_BOOT
-}
+_KINDS: dict[str, type[Any]] = {kind.kind: kind for kind in get_args(Target) if kind not in _AT_BOOT}
 #: Targets stored on disk. All others are kernel state, which a reboot resets.
 _ON_DISK = (OtherConfig, TunedProfile, TunedVariable, BannedCpus)
 
@@ -96,9 +94,7 @@ class History:
 
 
 def line(event: Event, boot: str, group: Group, target: Target, **more: Raw) -> str:
-    return json.dumps(
-        {"event": event, "boot": boot, "group": group, "target": as_json(target), **more}
-    )
+    return json.dumps({"event": event, "boot": boot, "group": group, "target": as_json(target), **more})
 
 
 def history(lines: Iterable[str], boot: str) -> History:
@@ -120,9 +116,7 @@ def history(lines: Iterable[str], boot: str) -> History:
         else:
             gone.pop(target, None)
             _take(changes, entry, target)
-    found = (
-        _as_profile_leaves_it(change) if profile_set else change for change in changes.values()
-    )
+    found = (_as_profile_leaves_it(change) if profile_set else change for change in changes.values())
     return History(tuple(found), tuple((g, t) for t, g in gone.items()))
 
 
@@ -268,9 +262,10 @@ def _read(path: Path, data: bytes, boot: str) -> History:
         return history(_whole(data).decode().splitlines(), boot)
     except ValueError as wrong:
         raise HostError(
-            f"{path} is no journal of this program: {wrong}", step="journal",
+            f"{path} is no journal of this program: {wrong}",
+            step="journal",
             fix="name another with --journal, or look into it and put back by hand what it says",
-        ) from wrong  # fmt: skip
+        ) from wrong
 
 
 def _whole(data: bytes) -> bytes:
@@ -280,6 +275,7 @@ def _whole(data: bytes) -> bytes:
 
 def _unusable(path: Path, refused: OSError) -> HostError:
     return HostError(
-        f"the journal {path} cannot be used: {refused.strerror or refused}", step="journal",
+        f"the journal {path} cannot be used: {refused.strerror or refused}",
+        step="journal",
         fix="run it as root, or name another file with --journal",
-    )  # fmt: skip
+    )

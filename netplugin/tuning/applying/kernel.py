@@ -82,8 +82,9 @@ class KernelFiles:
         if path.endswith("/nr_hugepages") and (got := self.read(target)) != wanted:
             raise HostError(
                 f"the kernel has {got} pages to give and not {wanted}: memory is in use or in pieces",
-                step="read-back", fix="reserve them at boot, with the plan's kernel arguments",
-            )  # fmt: skip
+                step="read-back",
+                fix="reserve them at boot, with the plan's kernel arguments",
+            )
 
     def restore(self, target: File | Sysctl, raw: Raw) -> None:
         path = _path(target)

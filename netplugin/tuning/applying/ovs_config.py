@@ -73,9 +73,10 @@ class RunningOvs:
         if self._database is None:
             if not socket.exists():  # fail at once instead of retrying until the deadline
                 raise BackendUnavailable(
-                    f"no Open vSwitch database at {socket}", step="ovsdb-connect",
+                    f"no Open vSwitch database at {socket}",
+                    step="ovsdb-connect",
                     fix="start ovsdb-server, or say with --ovs-rundir where its sockets are",
-                )  # fmt: skip
+                )
             self._database = Ovsdb(f"unix:{socket}").start()
         self._database.require_online(_WAIT_S)
         return self._database
@@ -104,9 +105,9 @@ class OvsConfig:
             running, asked = self._ovs.pmd_cpus(), frozenset(from_mask(wanted or ""))
             if running and running != asked:
                 raise HostError(
-                    f"vswitchd runs PMD threads on {format_list(running)}, not on "
-                    f"{format_list(asked)}", step="read-back",
-                )  # fmt: skip
+                    f"vswitchd runs PMD threads on {format_list(running)}, not on {format_list(asked)}",
+                    step="read-back",
+                )
 
     def restore(self, target: OtherConfig, raw: Raw) -> None:
         self._ovs.set(target.key, raw)

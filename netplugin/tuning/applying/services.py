@@ -80,16 +80,18 @@ class IrqbalanceFile:
             mask = f"IRQBALANCE_BANNED_CPUS={to_kernel(cpu_list(wanted or ''))}"
             raise HostError(
                 f"irqbalance {'.'.join(map(str, version))} does not know {_NAME}, which is of 1.8",
-                step="apply", fix=f"install a newer one, or set {mask} in {target.path}; once the kernel has "
+                step="apply",
+                fix=f"install a newer one, or set {mask} in {target.path}; once the kernel has "
                 "isolated them, it leaves them alone by itself",
-            )  # fmt: skip
+            )
         self.restore(target, f"{_NAME}={wanted}")
         if self._in_words(target, banned_cpus) != wanted:
             raise HostError(
                 f"{target.path} has IRQBALANCE_BANNED_CPUS, which goes before {_NAME}",
-                step="read-back", fix="remove it: irqbalance has replaced it by the list; or, where a tuned "
+                step="read-back",
+                fix="remove it: irqbalance has replaced it by the list; or, where a tuned "
                 "before 2.24 wrote it, let that write these CPUs: tuned-adm profile",
-            )  # fmt: skip
+            )
 
     def restore(self, target: BannedCpus, raw: Raw) -> None:
         text = self._text(target)

@@ -110,7 +110,7 @@ class VfCounts:
                 f"{' and '.join(use.how for use in same)}{also}",
                 step="write",
                 fix=f"free VF {first.address}: {', and '.join(use.end for use in same)}; then try again",
-            )  # fmt: skip
+            )
 
 
 def _path(target: VfCount) -> str:

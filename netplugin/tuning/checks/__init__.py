@@ -14,8 +14,17 @@ from netplugin.tuning.checks.planned import planned, unknown
 from netplugin.tuning.checks.scene import Scene
 
 CHECKS: tuple[Callable[[Scene], Iterable[Finding]], ...] = (
-    unknown, cpus, memory, vfs, links, ovs, pmd, domains, budget, planned,
-)  # fmt: skip
+    unknown,
+    cpus,
+    memory,
+    vfs,
+    links,
+    ovs,
+    pmd,
+    domains,
+    budget,
+    planned,
+)
 
 
 def check(scene: Scene) -> tuple[Finding, ...]:

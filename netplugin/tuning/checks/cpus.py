@@ -27,11 +27,12 @@ def _offline(scene: Scene) -> Iterator[Finding]:
     # Only present CPUs count: hot-pluggable ones have no directory in sysfs.
     if offline:
         yield Finding(
-            id="cpu-offline", status="warn", found=f"CPUs {format_list(offline)} are off line",
+            id="cpu-offline",
+            status="warn",
+            found=f"CPUs {format_list(offline)} are off line",
             expected="all CPUs on line; a plan leaves out those that are not",
-            fix=f"echo 1 > {CPU}/cpu{min(offline)}/online, and so on; or SMT is off: "
-            f"cat {CPU}/smt/control",
-        )  # fmt: skip
+            fix=f"echo 1 > {CPU}/cpu{min(offline)}/online, and so on; or SMT is off: cat {CPU}/smt/control",
+        )
 
 
 def _limited(scene: Scene) -> Iterator[Finding]:
@@ -42,11 +43,12 @@ def _limited(scene: Scene) -> Iterator[Finding]:
             short = scene.cpus_of(limit.group) - allowed
             lacks = f", not on {format_list(short)} of the plan" if short else ""
             yield Finding(
-                id="cgroup-cpus", status="fail" if short else "warn",
+                id="cgroup-cpus",
+                status="fail" if short else "warn",
                 found=f"control group {limit.group} may run on CPUs {format_list(allowed)}{lacks}",
                 expected=f"CPUs {format_list(online)}",
                 fix="take AllowedCPUs= out of the unit or slice, or leave the container",
-            )  # fmt: skip
+            )
 
 
 def _isolation(scene: Scene) -> Iterator[Finding]:
@@ -57,28 +59,32 @@ def _isolation(scene: Scene) -> Iterator[Finding]:
         return
     if ticks is not None and ticks != isolated:
         yield Finding(
-            id="isolation-ticks", status="warn",
+            id="isolation-ticks",
+            status="warn",
             found=f"isolcpus has CPUs {format_list(isolated)}, nohz_full {format_list(ticks) or 'none'}",
             expected="the same CPUs in isolcpus, nohz_full and rcu_nocbs",
             fix=f"boot with nohz_full={format_list(isolated)} rcu_nocbs={format_list(isolated)}",
-        )  # fmt: skip
+        )
     split = [core for core in cores if core.cpus & isolated and core.cpus - isolated]
     struck = [irq for irq in known(scene.facts.interrupts.irqs, ()) if _goes_to(irq, isolated)]
     if struck:
         yield Finding(
-            id="isolation-irqs", status="warn",
+            id="isolation-irqs",
+            status="warn",
             found=f"interrupts {format_list(irq.number for irq in struck)} go to isolated CPUs",
             expected="interrupts on housekeeping CPUs alone",
             fix="netplugin host plan has their masks; some the kernel moves only with "
             "isolcpus=managed_irq,domain,...",
-        )  # fmt: skip
+        )
     if split:
         beside = format_list(cpu for core in split for cpu in core.cpus - isolated)
         yield Finding(
-            id="isolation-siblings", status="warn",
+            id="isolation-siblings",
+            status="warn",
             found=f"CPUs {beside} are not isolated and share their core with one that is",
-            expected="whole cores isolated", fix="add them to isolcpus, nohz_full and rcu_nocbs",
-        )  # fmt: skip
+            expected="whole cores isolated",
+            fix="add them to isolcpus, nohz_full and rcu_nocbs",
+        )
 
 
 def _goes_to(irq: Irq, cpus: Cpus) -> bool:
@@ -90,23 +96,29 @@ def _latency(scene: Scene) -> Iterator[Finding]:
     assert scene.plan is not None
     if known(facts.kernel.realtime, None) is False:
         yield Finding(
-            id="realtime-kernel", status="warn", found=f"kernel {known(facts.kernel.release, '?')} "
-            "has no PREEMPT_RT", expected="a kernel with PREEMPT_RT",
+            id="realtime-kernel",
+            status="warn",
+            found=f"kernel {known(facts.kernel.release, '?')} has no PREEMPT_RT",
+            expected="a kernel with PREEMPT_RT",
             fix="install one (Debian: linux-image-rt-amd64)",
-        )  # fmt: skip
+        )
     both = known(facts.cpus.smt, None) and not scene.plan.intent.idle_siblings
     if both:
         yield Finding(
-            id="smt", status="warn", found="SMT is on: two threads share each core",
+            id="smt",
+            status="warn",
+            found="SMT is on: two threads share each core",
             expected="one thread a core where latency counts",
             fix=f"plan with --idle-siblings, or echo off > {CPU}/smt/control",
-        )  # fmt: skip
+        )
     if known(facts.power.turbo, None):
         yield Finding(
-            id="turbo", status="warn", found="turbo is on: the frequency moves with load and heat",
+            id="turbo",
+            status="warn",
+            found="turbo is on: the frequency moves with load and heat",
             expected="turbo off where latency counts",
             fix=f"echo 1 > {CPU}/intel_pstate/no_turbo, or echo 0 > {CPU}/cpufreq/boost",
-        )  # fmt: skip
+        )
 
 
 # -- Check that a plan has enough cores for its links, and that VMs are on the NUMA node of the NIC.
@@ -126,10 +138,13 @@ def budget(scene: Scene) -> Iterator[Finding]:
     polling = plan.partition.polling_on(near or set(plan.partition.pmd_nodes))
     if plan.intent.queues > len(polling):
         yield Finding(
-            id="queues", status="warn", found=f"{plan.intent.queues} receive queues a port for "
-            f"{len(polling)} PMD threads on the NIC's node", expected="no more queues than PMD threads",
+            id="queues",
+            status="warn",
+            found=f"{plan.intent.queues} receive queues a port for "
+            f"{len(polling)} PMD threads on the NIC's node",
+            expected="no more queues than PMD threads",
             fix="ask for fewer queues or more PMD cores",
-        )  # fmt: skip
+        )
 
 
 def _cores(plan: TuningPlan) -> Iterator[Finding]:
@@ -138,20 +153,24 @@ def _cores(plan: TuningPlan) -> Iterator[Finding]:
     for what, have in (("PMD", plan.intent.pmd_cores), ("VM", vm)):
         short = have < wanted
         yield Finding(
-            id=f"budget-{what.lower()}", status="warn" if short else "ok",
+            id=f"budget-{what.lower()}",
+            status="warn" if short else "ok",
             found=f"{have} whole {what} cores for {plan.intent.links} x {plan.intent.link_gbps:g} Gbit/s",
             expected=f"at least {wanted}: {CORES_PER_10G} whole cores for each 10 Gbit/s",
             fix=f"plan more {what} cores, or expect less than line rate" if short else None,
-        )  # fmt: skip
+        )
 
 
 def _places(scene: Scene, plan: TuningPlan) -> Iterator[Finding]:
     if not any(known(nic.node, None) is not None for nic in plan.nics):
         if len(plan.partition.nodes) > 1:
             yield Finding(
-                id="nic-node", status="warn", found="no NIC says which NUMA node it is on",
-                expected="a NIC of a known node", fix="look into the firmware's settings, or name --nic",
-            )  # fmt: skip
+                id="nic-node",
+                status="warn",
+                found="no NIC says which NUMA node it is on",
+                expected="a NIC of a known node",
+                fix="look into the firmware's settings, or name --nic",
+            )
         return
     near = {known(nic.node, None) for nic in plan.nics}
     yield from _unserved(plan)
@@ -163,12 +182,13 @@ def _places(scene: Scene, plan: TuningPlan) -> Iterator[Finding]:
             without = f"; no PMD thread on node {', '.join(map(str, bare))} for vhost-user ports of VMs there"
         where = ", ".join(str(node) for node in sorted(node for node in near if node is not None))
         yield Finding(
-            id="vm-node", status="warn",
+            id="vm-node",
+            status="warn",
             found=f"VM cores on NUMA node {', '.join(map(str, away))}, NIC on node {where}{without}",
             expected="VMs with much traffic on the NIC's node",
             fix="ask for fewer VM cores, or keep those of the other node for VMs with little traffic"
             + ("; vm_pmd_cores = 1 gives their ports PMD threads" if bare else ""),
-        )  # fmt: skip
+        )
 
 
 def _unserved(plan: TuningPlan) -> Iterator[Finding]:
@@ -179,7 +199,9 @@ def _unserved(plan: TuningPlan) -> Iterator[Finding]:
     if bare:
         named = ", ".join(f"{nic.address} on NUMA node {known(nic.node, None)}" for nic in bare)
         yield Finding(
-            id="nic-node", status="warn", found=f"no PMD thread on the node of the NIC {named}",
+            id="nic-node",
+            status="warn",
+            found=f"no PMD thread on the node of the NIC {named}",
             expected="a PMD core on each node of a NIC that OVS has: it is polled from another one otherwise",
             fix="name the NICs that OVS has (nics), or plan more pmd_cores",
-        )  # fmt: skip
+        )

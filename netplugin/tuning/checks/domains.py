@@ -32,10 +32,13 @@ def _on_pmd(domain: DomainLive, polling: Cpus) -> Iterator[Finding]:
     if vcpus:
         on = frozenset().union(*(domain.vcpus[number] for number in vcpus)) & polling
         yield Finding(
-            id="domain-pmd", status="fail", found=f"{domain.name}: vCPUs {format_list(vcpus)} may run "
-            f"on CPUs {format_list(on)} of PMD threads", expected="vCPUs and PMD threads on CPUs of their "
-            "own", fix=f"virsh vcpupin {domain.name} {vcpus[0]} CPU --live --config, and so on",
-        )  # fmt: skip
+            id="domain-pmd",
+            status="fail",
+            found=f"{domain.name}: vCPUs {format_list(vcpus)} may run "
+            f"on CPUs {format_list(on)} of PMD threads",
+            expected="vCPUs and PMD threads on CPUs of their own",
+            fix=f"virsh vcpupin {domain.name} {vcpus[0]} CPU --live --config, and so on",
+        )
 
 
 def _floating(domain: DomainLive, isolated: Cpus) -> Iterator[Finding]:
@@ -44,22 +47,26 @@ def _floating(domain: DomainLive, isolated: Cpus) -> Iterator[Finding]:
     if vcpus:
         on = frozenset().union(*(domain.vcpus[number] for number in vcpus)) & isolated
         yield Finding(
-            id="domain-floating", status="warn", found=f"{domain.name}: vCPUs {format_list(vcpus)} may "
+            id="domain-floating",
+            status="warn",
+            found=f"{domain.name}: vCPUs {format_list(vcpus)} may "
             f"run on isolated CPUs {format_list(on)} and are not pinned to one each: nothing moves them",
             expected="a CPU for each vCPU, or none that is isolated",
             fix=f"virsh vcpupin {domain.name} {vcpus[0]} CPU --live --config, and so on",
-        )  # fmt: skip
+        )
 
 
 def _memory(domain: DomainLive, homes: dict[int, int]) -> Iterator[Finding]:
     nodes = {homes[cpu] for cpus in domain.vcpus for cpu in cpus if cpu in homes}
     if nodes and domain.memory_nodes and nodes != domain.memory_nodes:
         yield Finding(
-            id="domain-memory", status="warn",
+            id="domain-memory",
+            status="warn",
             found=f"{domain.name}: memory on NUMA node {format_list(domain.memory_nodes)}, vCPUs on "
-            f"{format_list(nodes)}", expected="memory and vCPUs on the same nodes",
+            f"{format_list(nodes)}",
+            expected="memory and vCPUs on the same nodes",
             fix="pin the vCPUs to CPUs of the memory's node, or start it with another numatune",
-        )  # fmt: skip
+        )
 
 
 def _emulator(domain: DomainLive, isolated: Cpus, polling: Cpus) -> Iterator[Finding]:
@@ -70,11 +77,13 @@ def _emulator(domain: DomainLive, isolated: Cpus, polling: Cpus) -> Iterator[Fin
     ):
         if cpus & kept:
             yield Finding(
-                id="domain-emulator", status="warn", found=f"{domain.name}: {what} may run on isolated "
+                id="domain-emulator",
+                status="warn",
+                found=f"{domain.name}: {what} may run on isolated "
                 f"CPUs or those of PMD threads: {format_list(cpus & kept)}",
                 expected=f"{what} on emulator or housekeeping cores",
                 fix=f"virsh {tool} with {domain.name}, the CPUs, and --live --config",
-            )  # fmt: skip
+            )
 
 
 def _shared(running: Iterable[DomainLive]) -> Iterator[Finding]:
@@ -87,7 +96,9 @@ def _shared(running: Iterable[DomainLive]) -> Iterator[Finding]:
     for cpu, vcpus in sorted(users.items()):
         if len(vcpus) > 1:
             yield Finding(
-                id="domain-shared", status="warn", found=f"CPU {cpu} is the only one of "
-                f"{' and '.join(vcpus)}", expected="a CPU for each pinned vCPU",
+                id="domain-shared",
+                status="warn",
+                found=f"CPU {cpu} is the only one of {' and '.join(vcpus)}",
+                expected="a CPU for each pinned vCPU",
                 fix="pin them to other CPUs: virsh vcpupin DOMAIN VCPU CPU --live --config",
-            )  # fmt: skip
+            )

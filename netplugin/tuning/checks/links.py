@@ -32,10 +32,12 @@ def _hops(scene: Scene) -> Iterator[Finding]:
             continue
         # A larger MTU above means fragments or drops; a smaller one may be deliberate (tunnel, VLAN).
         yield Finding(
-            id="mtu", status="fail" if above > below else "warn",
-            found=f"{upper} has MTU {above}, {lower} below it {below}", expected="one MTU end to end",
+            id="mtu",
+            status="fail" if above > below else "warn",
+            found=f"{upper} has MTU {above}, {lower} below it {below}",
+            expected="one MTU end to end",
             fix=f"ip link set {lower} mtu {above}" if above > below else f"ip link set {upper} mtu {below}",
-        )  # fmt: skip
+        )
 
 
 def _uplinks(scene: Scene) -> Iterator[Finding]:
@@ -48,11 +50,13 @@ def _uplinks(scene: Scene) -> Iterator[Finding]:
         mtu = known(interface.mtu, None)
         if interface.name in names and mtu is not None and mtu < wanted:
             yield Finding(
-                id="mtu", status="fail", found=f"{interface.name} has MTU {mtu}",
+                id="mtu",
+                status="fail",
+                found=f"{interface.name} has MTU {mtu}",
                 expected=f"{wanted}, the largest MTU in use",
                 fix=f"ip link set {interface.name} mtu {wanted}, or for a port of OVS "
                 f"ovs-vsctl set Interface NAME mtu_request={wanted}",
-            )  # fmt: skip
+            )
 
 
 def _ovs_ports(scene: Scene) -> Iterator[Finding]:
@@ -64,10 +68,12 @@ def _ovs_ports(scene: Scene) -> Iterator[Finding]:
     for name, mtu in sorted(mtus.items()):
         if least is not None and name not in uplinks and mtu > least:
             yield Finding(
-                id="mtu", status="fail", found=f"port {name} of OVS has MTU {mtu}, its uplink {least}",
+                id="mtu",
+                status="fail",
+                found=f"port {name} of OVS has MTU {mtu}, its uplink {least}",
                 expected="one MTU end to end",
                 fix=f"ovs-vsctl set Interface UPLINK mtu_request={mtu}",
-            )  # fmt: skip
+            )
 
 
 def _bonds(scene: Scene) -> Iterator[Finding]:
@@ -75,26 +81,31 @@ def _bonds(scene: Scene) -> Iterator[Finding]:
         mode, policy = known(bond.mode, ""), known(bond.hash_policy, "")
         if mode in _HASHING and policy in ("layer2", "vlan+srcmac"):
             yield _hash(
-                bond.name, f"{mode} with xmit_hash_policy {policy}",
+                bond.name,
+                f"{mode} with xmit_hash_policy {policy}",
                 f"ip link set {bond.name} type bond xmit_hash_policy layer3+4",
-            )  # fmt: skip
+            )
     if isinstance(scene.live.ovs, Unknown):
         return
     modes = {port.port: port.bond_mode for port in scene.live.ovs.ports if port.bond_mode}
     for name, mode in sorted(modes.items()):
         if mode == "balance-slb":
             yield _hash(
-                name, "balance-slb, which spreads by MAC and VLAN",
+                name,
+                "balance-slb, which spreads by MAC and VLAN",
                 f"ovs-vsctl set Port {name} bond_mode=balance-tcp lacp=active, with LACP on the switch",
-            )  # fmt: skip
+            )
 
 
 def _hash(bond: str, what: str, fix: str) -> Finding:
     return Finding(
-        id="bond-hash", status="warn", found=f"{bond} is {what}: all between two MAC addresses, as of "
+        id="bond-hash",
+        status="warn",
+        found=f"{bond} is {what}: all between two MAC addresses, as of "
         "two routers or tunnels, is on one link",
-        expected="a hash that heeds ports: an aggregation is as good as its hash", fix=fix,
-    )  # fmt: skip
+        expected="a hash that heeds ports: an aggregation is as good as its hash",
+        fix=fix,
+    )
 
 
 # -- Check for an IOMMU, which VFs need before they can be passed to a VM or to DPDK. -------------

@@ -26,10 +26,12 @@ def _hugepages(scene: Scene) -> Iterator[Finding]:
     if scene.plan is None:
         if not any(known(pool.total, 0) for pool in pools):
             yield Finding(
-                id="hugepages", status="warn", found="no hugepages are reserved",
+                id="hugepages",
+                status="warn",
+                found="no hugepages are reserved",
                 expected="hugepages on each node with PMD threads or VMs",
                 fix="netplugin host plan says how many",
-            )  # fmt: skip
+            )
         return
     have = {(pool.node, pool.size_kb): pool for pool in pools}
     for plan in scene.plan.pages:
@@ -38,11 +40,12 @@ def _hugepages(scene: Scene) -> Iterator[Finding]:
         if plan.pages:
             short = total < plan.pages
             yield Finding(
-                id="hugepages", status="fail" if short else "ok",
+                id="hugepages",
+                status="fail" if short else "ok",
                 found=f"NUMA node {plan.node} has {total} pages of {plan.size_kb} KB",
                 expected=f"{plan.pages}: {plan.ovs_mb} MB for OVS, {plan.vm_mb} MB for VMs",
                 fix=_fix(plan.pages, pool) if short else None,
-            )  # fmt: skip
+            )
 
 
 def _without_memory(scene: Scene) -> Iterator[Finding]:
@@ -55,11 +58,12 @@ def _without_memory(scene: Scene) -> Iterator[Finding]:
     bare = [node for node in plan.partition.vm_nodes if node not in given]
     if bare:
         yield Finding(
-            id="vm-memory", status="warn",
+            id="vm-memory",
+            status="warn",
             found=f"VM cores and no memory for VMs on NUMA node {', '.join(map(str, bare))}",
             expected="memory for a VM on each node with VM cores",
             fix="plan more vm_memory_mb, a smaller vm_size_mb, or fewer vm_cores",
-        )  # fmt: skip
+        )
 
 
 def _fix(pages: int, pool: HugepagePool | None) -> str:
@@ -74,17 +78,20 @@ def _limits(scene: Scene) -> Iterator[Finding]:
         most = known(limit.memory_bytes, None)
         if most is not None and most < total:
             yield Finding(
-                id="cgroup-memory", status="warn",
+                id="cgroup-memory",
+                status="warn",
                 found=f"control group {limit.group} may use {most >> 20} MB of memory",
                 expected=f"no limit: the machine has {total >> 20} MB",
                 fix="take MemoryMax= out of the unit or slice, or leave the container",
-            )  # fmt: skip
+            )
         for size, pages in limit.hugepages.items():
             need = scene.hugepages_mb(limit.group, _NAMES[size])
             most = known(pages, None)
             if most is not None and most >> 20 < need:
                 yield Finding(
-                    id="cgroup-hugepages", status="fail",
+                    id="cgroup-hugepages",
+                    status="fail",
                     found=f"control group {limit.group} may use {most >> 20} MB of {size} pages",
-                    expected=f"{need} MB", fix=f"set hugetlb.{size}.max of the group to max",
-                )  # fmt: skip
+                    expected=f"{need} MB",
+                    fix=f"set hugetlb.{size}.max of the group to max",
+                )

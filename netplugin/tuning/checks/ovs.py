@@ -26,16 +26,21 @@ def ovs(scene: Scene) -> Iterator[Finding]:
         mask = frozenset(from_mask(live.other_config.get("pmd-cpu-mask", "")))
     except ValueError:
         yield Finding(
-            id="pmd-mask", status="fail", found=f"pmd-cpu-mask is {live.other_config['pmd-cpu-mask']!r}",
-            expected="a hexadecimal mask of CPUs", fix="netplugin host plan has one",
-        )  # fmt: skip
+            id="pmd-mask",
+            status="fail",
+            found=f"pmd-cpu-mask is {live.other_config['pmd-cpu-mask']!r}",
+            expected="a hexadecimal mask of CPUs",
+            fix="netplugin host plan has one",
+        )
         return
     if not mask:
         yield Finding(
-            id="pmd-mask", status="warn", found="pmd-cpu-mask is not set: one PMD thread a node, where "
-            "OVS likes", expected="whole isolated cores of the NIC's node",
+            id="pmd-mask",
+            status="warn",
+            found="pmd-cpu-mask is not set: one PMD thread a node, where OVS likes",
+            expected="whole isolated cores of the NIC's node",
             fix="netplugin host plan has a mask",
-        )  # fmt: skip
+        )
         return
     yield from _mask(scene, mask)
     yield from _queues(live, mask)
@@ -46,10 +51,13 @@ def _lcores(live: OvsLive) -> Iterator[Finding]:
     mask = live.other_config.get("dpdk-lcore-mask")
     if mask:
         yield Finding(
-            id="lcore-mask", status="warn", found=f"dpdk-lcore-mask is {mask}: it pins OVS's main, handler "
-            "and revalidator threads to one CPU", expected="no dpdk-lcore-mask: OVS uses its own CPUs",
+            id="lcore-mask",
+            status="warn",
+            found=f"dpdk-lcore-mask is {mask}: it pins OVS's main, handler "
+            "and revalidator threads to one CPU",
+            expected="no dpdk-lcore-mask: OVS uses its own CPUs",
             fix="ovs-vsctl remove Open_vSwitch . other_config dpdk-lcore-mask, then restart OVS",
-        )  # fmt: skip
+        )
 
 
 def _mask(scene: Scene, mask: Cpus) -> Iterator[Finding]:
@@ -59,24 +67,31 @@ def _mask(scene: Scene, mask: Cpus) -> Iterator[Finding]:
     if isolated is not None:
         fix = f"boot with these in isolcpus: {format_list(mask)}"
         yield Finding(
-            id="pmd-isolated", status="warn" if bare else "ok",
+            id="pmd-isolated",
+            status="warn" if bare else "ok",
             found=f"PMD threads on CPUs {format_list(mask)}, isolated are {format_list(isolated) or 'none'}",
-            expected="all CPUs of pmd-cpu-mask isolated", fix=fix if bare else None,
-        )  # fmt: skip
+            expected="all CPUs of pmd-cpu-mask isolated",
+            fix=fix if bare else None,
+        )
     gone = mask - known(facts.online, mask)
     if gone:
         yield Finding(
-            id="pmd-mask", status="fail", found=f"CPUs {format_list(gone)} of pmd-cpu-mask are not on line",
-            expected="CPUs that are on line", fix="netplugin host plan has a mask",
-        )  # fmt: skip
+            id="pmd-mask",
+            status="fail",
+            found=f"CPUs {format_list(gone)} of pmd-cpu-mask are not on line",
+            expected="CPUs that are on line",
+            fix="netplugin host plan has a mask",
+        )
     if scene.plan and scene.plan.partition.pmd:
         away = mask - scene.plan.partition.pmd
         if away:
             yield Finding(
-                id="pmd-cores", status="warn", found=f"PMD threads on CPUs {format_list(mask)}",
+                id="pmd-cores",
+                status="warn",
+                found=f"PMD threads on CPUs {format_list(mask)}",
                 expected=f"within the plan's PMD cores {format_list(scene.plan.partition.pmd)}",
                 fix="ovs-vsctl set Open_vSwitch . other_config:pmd-cpu-mask=... as planned",
-            )  # fmt: skip
+            )
 
 
 def _queues(live: OvsLive, mask: Cpus) -> Iterator[Finding]:
@@ -85,10 +100,12 @@ def _queues(live: OvsLive, mask: Cpus) -> Iterator[Finding]:
     for port, count in sorted(queues.items()):
         if count > len(mask):
             yield Finding(
-                id="queues", status="warn", found=f"{port} has {count} receive queues for {len(mask)} "
-                "PMD threads", expected="no more queues than PMD threads",
+                id="queues",
+                status="warn",
+                found=f"{port} has {count} receive queues for {len(mask)} PMD threads",
+                expected="no more queues than PMD threads",
                 fix=f"ovs-vsctl set Interface {port} options:n_rxq={len(mask)}, or fewer queues in the VM",
-            )  # fmt: skip
+            )
 
 
 # -- Check receive queues on PMD threads: NUMA node, load balance, unpolled queues. ---------------
@@ -99,6 +116,4 @@ def pmd(scene: Scene) -> Iterator[Finding]:
     live = scene.live.ovs
     if not isinstance(live, Unknown):
         settings = read_settings(live.other_config)
-        yield from findings(
-            PmdState(cpus="", cores=live.pmds, settings=settings, unpolled=live.unpolled)
-        )
+        yield from findings(PmdState(cpus="", cores=live.pmds, settings=settings, unpolled=live.unpolled))

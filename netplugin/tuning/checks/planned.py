@@ -29,11 +29,12 @@ def planned(scene: Scene) -> Iterator[Finding]:
         left = [step for step in steps if not step.done]
         slowest = max((step.effect for step in left), key=list(Effect).index, default=Effect.LIVE)
         yield Finding(
-            id=f"plan-{group}", status="warn" if left else "ok",
+            id=f"plan-{group}",
+            status="warn" if left else "ok",
             found=_some(left, wanted=False) if left else f"all {len(steps)} as planned",
             expected=_some(left, wanted=True) if left else "as planned",
             fix=_FIX[slowest] if left else None,
-        )  # fmt: skip
+        )
 
 
 def _some(steps: list[Step], wanted: bool) -> str:
@@ -69,7 +70,9 @@ def unknown(scene: Scene) -> Iterator[Finding]:
     for (reason, fix), refused in paths.items():
         more = f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
         yield Finding(
-            id="unknown-fact", status="warn", found=f"{', '.join(refused[:_SHOWN])}{more}: {reason}",
+            id="unknown-fact",
+            status="warn",
+            found=f"{', '.join(refused[:_SHOWN])}{more}: {reason}",
             expected="files that can be read and made sense of, daemons that answer",
             fix=fix or "run it as root, on the host itself and not in a container",
-        )  # fmt: skip
+        )

@@ -64,10 +64,16 @@ def plan_guest(xml: str, options: GuestOptions) -> GuestPlan:
     nics = _nics(domain, options)
     bound = tuple(each.nic for each in nics if each.driver)
     return GuestPlan(
-        domain, options, realtime, housekeeping, isolated, pages,
+        domain,
+        options,
+        realtime,
+        housekeeping,
+        isolated,
+        pages,
         tuple(settings(domain, pages, housekeeping, isolated, realtime)),
-        nics, tuple(doubts(domain, pages, isolated, realtime, bound)),
-    )  # fmt: skip
+        nics,
+        tuple(doubts(domain, pages, isolated, realtime, bound)),
+    )
 
 
 def _nics(domain: GuestDomain, options: GuestOptions) -> tuple[PlannedNic, ...]:
@@ -75,9 +81,11 @@ def _nics(domain: GuestDomain, options: GuestOptions) -> tuple[PlannedNic, ...]:
     for nic in domain.nics:
         if nic.mac in chosen and nic.kind is Kind.VF and options.driver == UIO:
             raise impossible(
-                "driver", f"{nic.mac} is a VF, which has no interrupts of the old kind (INTx) for {UIO}",
-                f"bind it to {VFIO}", step=STEP,
-            )  # fmt: skip
+                "driver",
+                f"{nic.mac} is a VF, which has no interrupts of the old kind (INTx) for {UIO}",
+                f"bind it to {VFIO}",
+                step=STEP,
+            )
     return tuple(
         PlannedNic(nic, options.driver, None, None)
         if nic.mac in chosen
@@ -95,9 +103,7 @@ def _channels(nic: GuestNic, domain: GuestDomain) -> int | None:
 def _chosen(domain: GuestDomain, options: GuestOptions) -> frozenset[str]:
     """MAC addresses of the NICs for DPDK. Raises: InvalidRequest naming ``dpdk``."""
     if options.no_dpdk and options.dpdk:
-        raise impossible(
-            "dpdk", "NICs are named, and no_dpdk is given too", "leave one away", step=STEP
-        )
+        raise impossible("dpdk", "NICs are named, and no_dpdk is given too", "leave one away", step=STEP)
     if options.no_dpdk:
         return frozenset()
     if options.dpdk is None:
@@ -109,9 +115,11 @@ def _chosen(domain: GuestDomain, options: GuestOptions) -> frozenset[str]:
             raise impossible("dpdk", f"{domain.name} has no NIC {mac}", f"it has {have}", step=STEP)
         if any(nic.teamed for nic in found):
             raise impossible(
-                "dpdk", f"{mac} is one of a team, which the guest's kernel joins (net_failover)",
-                "name another, or plug the port without teaming", step=STEP,
-            )  # fmt: skip
+                "dpdk",
+                f"{mac} is one of a team, which the guest's kernel joins (net_failover)",
+                "name another, or plug the port without teaming",
+                step=STEP,
+            )
     return frozenset(options.dpdk)
 
 
@@ -128,9 +136,7 @@ def doubts(
     """Yield the warnings. ``bound`` are the NICs for DPDK."""
     yield from _vcpus(domain, isolated, realtime)
     if not pages.pages:
-        yield (
-            f"{domain.memory_kb // 1024} MB leave no room for hugepages beside Linux, and DPDK wants some"
-        )
+        yield (f"{domain.memory_kb // 1024} MB leave no room for hugepages beside Linux, and DPDK wants some")
     if not any(nic.ours for nic in domain.nics):
         yield "the domain has no NIC that netplugin plugs: was it rendered?"
     for nic in domain.nics:

@@ -80,9 +80,7 @@ def _kernel_nics(plan: GuestPlan) -> Iterator[Task]:
         if each.channels:
             wanted.append(f'RUN+="/usr/sbin/ethtool -L $name combined {each.channels}"')
         if wanted:
-            match = (
-                f'ACTION=="add", SUBSYSTEM=="net", DRIVERS=="?*", ATTR{{address}}=="{each.nic.mac}"'
-            )
+            match = f'ACTION=="add", SUBSYSTEM=="net", DRIVERS=="?*", ATTR{{address}}=="{each.nic.mac}"'
             rules.append(", ".join([match, *wanted]))
     if not rules:
         return
@@ -142,9 +140,10 @@ def _module(driver: str, noiommu: bool) -> Iterator[Task]:
     yield file_with(f"Load {driver} at boot", "/etc/modules-load.d/netplugin-guest.conf", [driver])
     if noiommu:
         yield file_with(
-            "Let VFIO do without an IOMMU at boot", "/etc/modprobe.d/netplugin-guest.conf",
+            "Let VFIO do without an IOMMU at boot",
+            "/etc/modprobe.d/netplugin-guest.conf",
             ["options vfio enable_unsafe_noiommu_mode=1"],
-        )  # fmt: skip
+        )
     yield {
         "name": f"Load {driver} now",
         "ansible.builtin.command": {"argv": ["modprobe", driver]},

@@ -42,9 +42,14 @@ def settings(
             yield from _latency()
     for name, wanted, why in _arguments(domain, pages, housekeeping, isolated, realtime):
         yield Step(
-            Group.KERNEL_ARGUMENTS, KernelArgument(name), _NOT_ASKED, wanted, Effect.REBOOT, why,
+            Group.KERNEL_ARGUMENTS,
+            KernelArgument(name),
+            _NOT_ASKED,
+            wanted,
+            Effect.REBOOT,
+            why,
             sources.of_argument(name),
-        )  # fmt: skip
+        )
 
 
 def _live(group: Group, target: Target, wanted: str | None, why: str) -> Step:
@@ -66,39 +71,45 @@ def _kernel_work(domain: GuestDomain, housekeeping: Cpus) -> Iterator[Step]:
     ):
         yield _live(Group.WORKQUEUES, File(path), mask, f"{what} stays on housekeeping")
     yield _live(
-        Group.WATCHDOG, Sysctl("kernel.nmi_watchdog"), "0",
+        Group.WATCHDOG,
+        Sysctl("kernel.nmi_watchdog"),
+        "0",
         "the NMI watchdog needs a counter that KVM emulates, and each of its interrupts leaves the guest",
-    )  # fmt: skip
+    )
     yield _live(
-        Group.SCHEDULING, Sysctl("vm.stat_interval"), "10",
+        Group.SCHEDULING,
+        Sysctl("vm.stat_interval"),
+        "10",
         "each CPU folds its memory statistics once an interval",
-    )  # fmt: skip
+    )
     if len(domain.cells_kb) > 1:
         yield _live(
-            Group.MEMORY, Sysctl("kernel.numa_balancing"), "0",
+            Group.MEMORY,
+            Sysctl("kernel.numa_balancing"),
+            "0",
             "balancing takes pages away to see who faults",
-        )  # fmt: skip
+        )
 
 
 def _latency() -> Iterator[Step]:
     for group, name, wanted, why in (
         (Group.WATCHDOG, "kernel.soft_watchdog", "0", "it wakes a thread on each CPU"),
         (
-            Group.SCHEDULING, "kernel.sched_rt_runtime_us", "-1",
+            Group.SCHEDULING,
+            "kernel.sched_rt_runtime_us",
+            "-1",
             "a thread in real time is stopped for 5 % of each second otherwise",
         ),
         (
-            Group.SCHEDULING, "kernel.timer_migration", "0",
+            Group.SCHEDULING,
+            "kernel.timer_migration",
+            "0",
             "timers of other CPUs must not move to one of these",
         ),
-    ):  # fmt: skip
+    ):
         yield _live(group, Sysctl(name), wanted, why)
-    yield _live(
-        Group.MEMORY, File(THP), "never", "making large pages of small ones stops who uses them"
-    )
-    yield _live(
-        Group.MEMORY, Swap(), None, "memory that comes back from a disk comes milliseconds late"
-    )
+    yield _live(Group.MEMORY, File(THP), "never", "making large pages of small ones stops who uses them")
+    yield _live(Group.MEMORY, Swap(), None, "memory that comes back from a disk comes milliseconds late")
     for threads, wanted, _ in PRIORITIES:
         why = "what the kernel has to do on a vCPU must not wait for a busy thread there"
         yield _live(Group.SCHEDULING, ThreadPriority(threads), wanted, why)
@@ -179,10 +190,12 @@ def plan_pages(domain: GuestDomain, options: GuestOptions) -> GuestPages:
     if options.hugepage_mb is None:
         return GuestPages(size, 0)
     raise impossible(
-        "hugepage_mb", f"{options.hugepage_mb} MB in pages of {size} KB, but {domain.name} has room for "
+        "hugepage_mb",
+        f"{options.hugepage_mb} MB in pages of {size} KB, but {domain.name} has room for "
         f"{room * size // 1024} beside Linux ({domain.memory_kb // 1024} MB in {_cells(cells)})",
-        "ask for less, or give the VM more memory", step=STEP,
-    )  # fmt: skip
+        "ask for less, or give the VM more memory",
+        step=STEP,
+    )
 
 
 def _sizes(domain: GuestDomain, options: GuestOptions) -> tuple[int, ...]:

@@ -56,9 +56,7 @@ def _nic(planned: PlannedNic) -> Iterator[str]:
     if planned.driver:
         yield f"      for DPDK: driverctl set-override {nic.address or 'ADDRESS'} {planned.driver}"
         return
-    yield "      stays with the kernel" + (
-        "" if nic.mtu is None else f", MTU {nic.mtu} from the host"
-    )
+    yield "      stays with the kernel" + ("" if nic.mtu is None else f", MTU {nic.mtu} from the host")
     if planned.channels:
         yield f"      ethtool -L INTERFACE combined {planned.channels}"
     if planned.mtu:

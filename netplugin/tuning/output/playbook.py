@@ -135,13 +135,9 @@ def _files(steps: tuple[Step, ...]) -> Iterator[Task]:
     files = [(step.target, step.wanted) for step in steps if isinstance(step.target, File)]
     lasting = [f"w {target.path} - - - - {wanted}" for target, wanted in files if target.lasting]
     # The minus ignores errors: the kernel refuses to move managed interrupts.
-    passing = [
-        f"w- {target.path} - - - - {wanted}" for target, wanted in files if not target.lasting
-    ]
+    passing = [f"w- {target.path} - - - - {wanted}" for target, wanted in files if not target.lasting]
     if lasting:
-        yield notified(
-            file_with("Set hugepages and masks, now and at boot", _LASTING, lasting), _FILES
-        )
+        yield notified(file_with("Set hugepages and masks, now and at boot", _LASTING, lasting), _FILES)
     if passing:
         yield from until_boot("Keep interrupts off isolated CPUs", passing)
 
@@ -167,9 +163,11 @@ def until_boot(name: str, lines: list[str]) -> Iterator[Task]:
     yield {
         "name": "Make the folder of what lasts until a boot",
         "ansible.builtin.file": {
-            "path": str(PurePosixPath(_PASSING).parent), "state": "directory", "mode": "0755",
+            "path": str(PurePosixPath(_PASSING).parent),
+            "state": "directory",
+            "mode": "0755",
         },
-    }  # fmt: skip
+    }
     yield notified(file_with(name, _PASSING, lines), _IRQS)
 
 
@@ -181,9 +179,7 @@ def _sysctls(steps: tuple[Step, ...]) -> Iterator[Task]:
 
 def _swap(steps: tuple[Step, ...]) -> Iterator[Task]:
     if any(isinstance(step.target, Swap) for step in steps):
-        yield command("Stop swapping", "swapoff", "--all") | {
-            "when": "ansible_facts.swaptotal_mb > 0"
-        }
+        yield command("Stop swapping", "swapoff", "--all") | {"when": "ansible_facts.swaptotal_mb > 0"}
         yield {
             "name": "Swap no more after a boot",
             "ansible.builtin.replace": {
@@ -216,9 +212,9 @@ def _tuned(steps: tuple[Step, ...]) -> Iterator[Task]:
                 "failed_when": False,
                 "check_mode": False,
             }
-            yield command(
-                "Choose the profile of tuned", "tuned-adm", "profile", str(step.wanted)
-            ) | {"when": f"'{step.wanted}' not in netplugin_tuned.stdout"}
+            yield command("Choose the profile of tuned", "tuned-adm", "profile", str(step.wanted)) | {
+                "when": f"'{step.wanted}' not in netplugin_tuned.stdout"
+            }
 
 
 def _heeds_bans(steps: tuple[Step, ...]) -> Iterator[Task]:
@@ -313,21 +309,32 @@ def _boot_pages(steps: tuple[Step, ...]) -> Iterator[Task]:
         return
     create = f"systemd-tmpfiles --create --prefix={NODE} {_LASTING}"
     yield file_with(
-        "Reserve hugepages at boot, before OVS starts", f"/etc/systemd/system/{HUGEPAGES_UNIT}",
+        "Reserve hugepages at boot, before OVS starts",
+        f"/etc/systemd/system/{HUGEPAGES_UNIT}",
         [
-            "[Unit]", "Description=Hugepages of each NUMA node, as planned", "DefaultDependencies=no",
+            "[Unit]",
+            "Description=Hugepages of each NUMA node, as planned",
+            "DefaultDependencies=no",
             "After=local-fs.target",
-            "Before=sysinit.target ovs-vswitchd.service openvswitch.service libvirtd.service", "",
-            "[Service]", "Type=oneshot", "RemainAfterExit=yes", f"ExecStart={create}", "",
-            "[Install]", "WantedBy=sysinit.target",
+            "Before=sysinit.target ovs-vswitchd.service openvswitch.service libvirtd.service",
+            "",
+            "[Service]",
+            "Type=oneshot",
+            "RemainAfterExit=yes",
+            f"ExecStart={create}",
+            "",
+            "[Install]",
+            "WantedBy=sysinit.target",
         ],
-    )  # fmt: skip
+    )
     yield {
         "name": "Enable it",
         "ansible.builtin.systemd": {
-            "name": HUGEPAGES_UNIT, "enabled": True, "daemon_reload": True,
+            "name": HUGEPAGES_UNIT,
+            "enabled": True,
+            "daemon_reload": True,
         },
-    }  # fmt: skip
+    }
 
 
 def _threads(steps: tuple[Step, ...]) -> Iterator[Task]:
@@ -337,15 +344,11 @@ def _threads(steps: tuple[Step, ...]) -> Iterator[Task]:
 
 
 def _ovs(steps: tuple[Step, ...]) -> Iterator[Task]:
-    yield from ovs_tasks(
-        [(s.target.key, s.wanted) for s in steps if isinstance(s.target, OtherConfig)]
-    )
+    yield from ovs_tasks([(s.target.key, s.wanted) for s in steps if isinstance(s.target, OtherConfig)])
 
 
 def _vfs(steps: tuple[Step, ...]) -> Iterator[Task]:
-    yield from vf_tasks(
-        [(s.target.address, str(s.wanted)) for s in steps if isinstance(s.target, VfCount)]
-    )
+    yield from vf_tasks([(s.target.address, str(s.wanted)) for s in steps if isinstance(s.target, VfCount)])
 
 
 def _rest(plan: TuningPlan) -> Iterator[Task]:
@@ -366,6 +369,15 @@ def _rest(plan: TuningPlan) -> Iterator[Task]:
 
 #: In order of execution: memory before OVS, which needs it; settings that need a reboot last.
 _MAKERS: tuple[Callable[[tuple[Step, ...]], Iterator[Task]], ...] = (
-    _files, _boot_pages, _sysctls, _swap, _threads, _irqbalance, _services, _tuned,
-    _vfs, _ovs, kernel.kernel_tasks,
-)  # fmt: skip
+    _files,
+    _boot_pages,
+    _sysctls,
+    _swap,
+    _threads,
+    _irqbalance,
+    _services,
+    _tuned,
+    _vfs,
+    _ovs,
+    kernel.kernel_tasks,
+)

@@ -101,18 +101,22 @@ def _red_hat(words: list[str], gone: list[str]) -> Iterator[Task]:
     if gone:
         yield command(
             "Remove kernel arguments with grubby",
-            "grubby", "--update-kernel=ALL", "--remove-args={{ netplugin_names | join(' ') }}",
+            "grubby",
+            "--update-kernel=ALL",
+            "--remove-args={{ netplugin_names | join(' ') }}",
         ) | {
             "vars": {"netplugin_names": gone},
             "when": [_RED_HAT, f"{_BOOTED} | select('match', '(' ~ ({_NAMES}) ~ ')=') | list | length > 0"],
-        }  # fmt: skip
+        }
     yield command(
         "Set the kernel's arguments with grubby",
-        "grubby", "--update-kernel=ALL", "--args={{ netplugin_arguments | join(' ') }}",
+        "grubby",
+        "--update-kernel=ALL",
+        "--args={{ netplugin_arguments | join(' ') }}",
     ) | {
         "vars": {"netplugin_arguments": words},
         "when": [_RED_HAT, f"netplugin_arguments | difference({_BOOTED}) | length > 0"],
-    }  # fmt: skip
+    }
 
 
 # -- Tasks that set ``other_config`` of OVS where it differs. -------------------------------------
@@ -130,35 +134,54 @@ def ovs_tasks(settings: list[tuple[str, str | None]]) -> Iterator[Task]:
     yield {
         "name": "Read other_config of OVS",
         "ansible.builtin.command": {
-            "argv": ["ovs-vsctl", "--no-wait", "--format=json", "--columns=other_config", "list",
-                     "Open_vSwitch"],
+            "argv": [
+                "ovs-vsctl",
+                "--no-wait",
+                "--format=json",
+                "--columns=other_config",
+                "list",
+                "Open_vSwitch",
+            ],
         },
         "register": "netplugin_ovs",
         "changed_when": False,
         "check_mode": False,
-    }  # fmt: skip
+    }
     yield {
         "name": "Set other_config of OVS",
         "ansible.builtin.command": {
-            "argv": ["ovs-vsctl", "--no-wait", "set", "Open_vSwitch", ".",
-                     "other_config:{{ item.key }}={{ item.value }}"],
+            "argv": [
+                "ovs-vsctl",
+                "--no-wait",
+                "set",
+                "Open_vSwitch",
+                ".",
+                "other_config:{{ item.key }}={{ item.value }}",
+            ],
         },
         "loop": [{"key": key, "value": value} for key, value in settings if value is not None],
         "when": f"[item.key, item.value] not in {_FOUND_SETTINGS}",
         "changed_when": True,
-    }  # fmt: skip
+    }
     gone = [key for key, value in settings if value is None]
     if gone:
         yield {
             "name": "Remove from other_config of OVS",
             "ansible.builtin.command": {
-                "argv": ["ovs-vsctl", "--no-wait", "remove", "Open_vSwitch", ".", "other_config",
-                         "{{ item }}"],
+                "argv": [
+                    "ovs-vsctl",
+                    "--no-wait",
+                    "remove",
+                    "Open_vSwitch",
+                    ".",
+                    "other_config",
+                    "{{ item }}",
+                ],
             },
             "loop": gone,
             "when": f"item in ({_FOUND_SETTINGS} | map('first'))",
             "changed_when": True,
-        }  # fmt: skip
+        }
 
 
 # -- Tasks that give kernel threads a real-time priority where it differs. ------------------------
@@ -177,11 +200,13 @@ def thread_tasks(threads: str, priority: str) -> Iterator[Task]:
     pattern = rf"^\s*\d+\s+(?!FF\s+{priority}\s)\S+\s+\S+\s+{threads}/"
     task = command(
         f"Set the priorities of {threads}",
-        "chrt", "--fifo", "--pid", priority, "{{ (item | split)[0] }}",
-    )  # fmt: skip
-    yield task | {
-        "loop": f"{{{{ {register}.stdout_lines | select('match', '{pattern}') | list }}}}"
-    }
+        "chrt",
+        "--fifo",
+        "--pid",
+        priority,
+        "{{ (item | split)[0] }}",
+    )
+    yield task | {"loop": f"{{{{ {register}.stdout_lines | select('match', '{pattern}') | list }}}}"}
 
 
 # -- Tasks that create VFs on PFs that have none, now and at each boot. ---------------------------

@@ -81,9 +81,7 @@ def ground_of(plan: TuningPlan, facts: Facts) -> HostCapacity:
     nodes = tuple(
         NodeGround(
             node=share.node,
-            cores=tuple(
-                cpus for core in share.vm if (cpus := tuple(sorted(core.cpus & partition.vcpus)))
-            ),
+            cores=tuple(cpus for core in share.vm if (cpus := tuple(sorted(core.cpus & partition.vcpus)))),
             emulator=frozenset(cpu for core in share.emulator for cpu in core.cpus)
             or partition.housekeeping_of(share.node),
             memory_kb={
@@ -97,7 +95,7 @@ def ground_of(plan: TuningPlan, facts: Facts) -> HostCapacity:
             l3=l3_caches(known(facts.cpus.caches, ())),
         )
         for share in partition.nodes
-    )  # fmt: skip
+    )
     sizes = [pages.size_kb for pages in plan.pages]
     return HostCapacity(
         nodes, sizes[0] if sizes else 0, partition.pmd, partition.housekeeping, plan.intent.realtime

@@ -45,9 +45,7 @@ class PmdHost:
 
     def vms_on(self, cpus: Iterable[int]) -> tuple[str, ...]:
         """VMs that use any CPU on the cores of these CPUs."""
-        whole = cpus_of(core for core in self.cores if core.cpus & frozenset(cpus)) | frozenset(
-            cpus
-        )
+        whole = cpus_of(core for core in self.cores if core.cpus & frozenset(cpus)) | frozenset(cpus)
         return tuple(sorted({self.users[cpu] for cpu in whole if cpu in self.users}))
 
 
@@ -110,9 +108,10 @@ def refuse_cores_of_vms(cpus: Collection[int], running: Collection[int], host: P
     taken = frozenset(cpus) - frozenset(running)
     if vms := host.vms_on(taken):
         raise Conflict(
-            f"CPUs {format_list(taken)} are on cores of the VMs {', '.join(vms[:5])}", step=STEP,
+            f"CPUs {format_list(taken)} are on cores of the VMs {', '.join(vms[:5])}",
+            step=STEP,
             fix="name other CPUs, or let the agent choose: netplugin pmd set --count N",
-        )  # fmt: skip
+        )
 
 
 def _held(placement: Placement) -> Cpus:
@@ -191,9 +190,7 @@ def _chosen(
     for node, why in _turns(host, left):
         core, what = left[node].pop(0)
         cpus = sorted(core.cpus)[: count - threads if siblings else 1]
-        chosen.append(
-            PmdChoice(cpus=format_list(cpus), numa_node=node, reason=f"{why}; {what}")
-        )  # fmt: skip
+        chosen.append(PmdChoice(cpus=format_list(cpus), numa_node=node, reason=f"{why}; {what}"))
         threads += len(cpus)
         if threads == count:
             return chosen
@@ -232,35 +229,31 @@ def _too_few(
     nodes = sorted({*host.nics, *host.vms} or {min(free)})
     have = "; ".join(f"NUMA node {node} has {len(free[node])}" for node in nodes)
     each = "on both CPUs of a core" if siblings else "one on each core"
-    what = (
-        f"{count} PMD threads, {each}, on the nodes of NICs and VMs: {have} cores that can be had"
-    )
+    what = f"{count} PMD threads, {each}, on the nodes of NICs and VMs: {have} cores that can be had"
     if _chosen(count, siblings, host, _free(host, frozenset())) is not None:
         vms = sorted(set(host.users.values()))
         return Conflict(
-            f"{what}, and the others that it takes are of the VMs {', '.join(vms[:5])}", step=STEP,
+            f"{what}, and the others that it takes are of the VMs {', '.join(vms[:5])}",
+            step=STEP,
             fix="ask for fewer, or move or stop a VM",
-        )  # fmt: skip
+        )
     hint = "" if siblings else ", or for siblings, which puts a thread on both CPUs of a core"
     return _invalid(what, f"ask for fewer{hint}")
 
 
-def _nic_without_thread(
-    count: int, siblings: bool, host: PmdHost, bare: Sequence[int]
-) -> NetpluginError:
+def _nic_without_thread(count: int, siblings: bool, host: PmdHost, bare: Sequence[int]) -> NetpluginError:
     """The error for a NIC node without a PMD thread: OVS would poll it cross-NUMA and only log that."""
     node = bare[0]
     what = f"no PMD thread on NUMA node {node}, which has the NIC {_some(host.nics[node])}"
     if _free(host, frozenset(host.users))[node]:
         each = max(len(core.cpus) for core in host.cores) if siblings else 1
-        return _invalid(
-            f"{count} PMD threads leave {what}", f"ask for at least {each * len(host.nics)}"
-        )
+        return _invalid(f"{count} PMD threads leave {what}", f"ask for at least {each * len(host.nics)}")
     if _free(host, frozenset())[node]:
         return Conflict(
             f"{what}: its cores are of the VMs {_some(host.vms_on(_cpus_on(node, host)))}",
-            step=STEP, fix="move or stop a VM, or name the CPUs: netplugin pmd set --cpus",
-        )  # fmt: skip
+            step=STEP,
+            fix="move or stop a VM, or name the CPUs: netplugin pmd set --cpus",
+        )
     return _invalid(
         f"{what}: all of its cores are for everything else",
         "plan fewer [host] housekeeping_cores, or name the CPUs: netplugin pmd set --cpus",

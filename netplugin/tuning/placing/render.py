@@ -23,13 +23,16 @@ def refuse_unplaceable(domain: Element, ground: HostCapacity, realtime: bool) ->
     if vcpu is not None and vcpu.get("current", str(count)) != str(count):
         raise Conflict(
             f"<vcpu current='{vcpu.get('current')}'> is not all {count} vCPUs, and a vCPU that comes later "
-            "has no place", step=RENDER, fix="remove current from <vcpu>, or give it the same number",
-        )  # fmt: skip
+            "has no place",
+            step=RENDER,
+            fix="remove current from <vcpu>, or give it the same number",
+        )
     if vcpu is not None and vcpu.get("placement", "static") != "static":
         raise Conflict(
             "<vcpu placement='auto'> asks numad for a place, and the policy asks the host's plan",
-            step=RENDER, fix="remove placement from <vcpu>",
-        )  # fmt: skip
+            step=RENDER,
+            fix="remove placement from <vcpu>",
+        )
     refuse_pmd(domain, ground)
     if realtime:
         _refuse_without_realtime(domain, ground)
@@ -48,8 +51,10 @@ def refuse_pmd(domain: Element, ground: HostCapacity) -> None:
         if taken and not cpus >= ground.pmd | ground.cpus | ground.housekeeping:
             raise Conflict(
                 f"{what} is CPU {format_list(cpus)}, and CPU {format_list(taken)} is for PMD threads by the "
-                "host's plan", step=RENDER, fix="remove it, and let policy.pin choose",
-            )  # fmt: skip
+                "host's plan",
+                step=RENDER,
+                fix="remove it, and let policy.pin choose",
+            )
 
 
 def refuse_own_pins(domain: Element, placement: Placement, iothreads: tuple[int, ...]) -> None:
@@ -65,18 +70,20 @@ def refuse_own_pins(domain: Element, placement: Placement, iothreads: tuple[int,
         if not agrees:
             raise Conflict(
                 f"{what} is CPU {format_list(cpus)}, and the policy pins it by the host's plan to CPU "
-                f"{format_list(ours.get(what, placement.cpus))}", step=RENDER,
+                f"{format_list(ours.get(what, placement.cpus))}",
+                step=RENDER,
                 fix="remove it from the domain, or render the domain without policy.pin and policy.realtime",
-            )  # fmt: skip
+            )
 
 
 def refuse_stale_mark(domain: Element) -> None:
     """Refuse a domain with placement mark when the policy no longer places it. Raises: Conflict."""
     if is_marked(domain):
         raise Conflict(
-            "the domain was placed by netplugin, and its pins are still in it", step=RENDER,
+            "the domain was placed by netplugin, and its pins are still in it",
+            step=RENDER,
             fix="set policy.pin or policy.realtime again, or give the domain as it was before",
-        )  # fmt: skip
+        )
 
 
 def own_nodes(domain: Element) -> frozenset[int]:
@@ -88,9 +95,10 @@ def own_nodes(domain: Element) -> frozenset[int]:
         if element.get("placement") == "auto" or element.get("mode", "strict") != "strict":
             raise Conflict(
                 f"<numatune><{element.tag}> has mode='{element.get('mode', 'strict')}' or placement='auto', "
-                "and a placed VM has its memory on the node of its CPUs", step=RENDER,
+                "and a placed VM has its memory on the node of its CPUs",
+                step=RENDER,
                 fix=f"remove <{element.tag}> from <numatune>",
-            )  # fmt: skip
+            )
         nodes |= _cpuset(element.get("nodeset", ""), f"<{element.tag} nodeset>")
     return frozenset(nodes)
 
@@ -121,17 +129,19 @@ def _refuse_without_realtime(domain: Element, ground: HostCapacity) -> None:
     if not ground.realtime:
         raise Conflict(
             "policy.realtime needs a host that is planned for it: its CPUs isolated and its kernel told so",
-            step=RENDER, fix="set [host] realtime = true in netplugin.conf, and take the steps of netplugin "
-            "host plan",
-        )  # fmt: skip
+            step=RENDER,
+            fix="set [host] realtime = true in netplugin.conf, and take the steps of netplugin host plan",
+        )
     current = domain.find("currentMemory")
     if current is not None and domain.find("memory") is not None:
         now, whole = size_kb(current, "<currentMemory>", RENDER), memory_kb(domain, RENDER)
         if now < whole:
             raise Conflict(
                 f"<currentMemory> is {now} KB of {whole}, which takes a memory balloon, and a real-time VM "
-                "has none", step=RENDER, fix="remove <currentMemory>",
-            )  # fmt: skip
+                "has none",
+                step=RENDER,
+                fix="remove <currentMemory>",
+            )
 
 
 # -- Place a domain (pure): refuse conflicts, choose the placement, write it, add the NICs. -------

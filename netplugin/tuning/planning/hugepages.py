@@ -105,9 +105,7 @@ def page_size(facts: Facts, intent: HostIntent) -> int:
         return intent.hugepage_kb
     fit = [size for size in sizes if PAGE_2M <= size <= PAGE_1G]
     if not fit:
-        raise impossible(
-            "hugepage_kb", "the kernel has no hugepages of 2 MB to 1 GB", "use another kernel"
-        )
+        raise impossible("hugepage_kb", "the kernel has no hugepages of 2 MB to 1 GB", "use another kernel")
     # ARM has more than two sizes; they depend on the kernel's base page size.
     least = min(node.total_kb for node in needed(facts.memory.nodes))
     return max((size for size in fit if least >= _ROOM_FOR_LARGE * size), default=min(fit))
@@ -130,9 +128,7 @@ def plan_pages(
     )
     there = {(p.node, p.size_kb): known(p.total, 0) for p in needed(facts.memory.pools)}
     return tuple(
-        replace(plan, beyond=max(0, there.get((plan.node, size), 0) - plan.pages))
-        if plan.pages
-        else plan
+        replace(plan, beyond=max(0, there.get((plan.node, size), 0) - plan.pages)) if plan.pages else plan
         for plan in plans
     )
 
@@ -212,16 +208,17 @@ def _vm_mb(
         return {node: -(-intent.vm_memory_mb * w // whole) for node, w in weights.items()}
     vm_kb = _pages(intent.vm_size_mb, size_kb) * size_kb
     most = {
-        node: max(0, room[node] - (_least_mb(pools(node)) * 1024 if intent.pmd_cores else 0))
-        // vm_kb
+        node: max(0, room[node] - (_least_mb(pools(node)) * 1024 if intent.pmd_cores else 0)) // vm_kb
         for node in weights
     }
     count = -(-intent.vm_memory_mb // intent.vm_size_mb)
     if count > sum(most.values()):
         raise impossible(
-            "vm_memory_mb", f"{count} VMs of {intent.vm_size_mb} MB, but the nodes with VM cores have room "
-            f"for {sum(most.values())}", "ask for less, or spread the VM cores over more nodes",
-        )  # fmt: skip
+            "vm_memory_mb",
+            f"{count} VMs of {intent.vm_size_mb} MB, but the nodes with VM cores have room "
+            f"for {sum(most.values())}",
+            "ask for less, or spread the VM cores over more nodes",
+        )
     given = dict.fromkeys(weights, 0)
     for _ in range(count):
         # Choose the node with the fewest VMs per core, including the new one. A node with few cores may get
@@ -249,9 +246,15 @@ def _node(node: int, size_kb: int, room_kb: int, vm_mb: int, pools: _Pools | Non
         if ovs_pages + vm_pages <= room:
             ovs_mb = ovs_pages * size_kb // 1024
             return NodePages(
-                node, size_kb, ovs_pages + vm_pages, ovs_mb, vm_mb, mbufs,
-                ports=len(pools.ports or ()), per_port=pools.ports is not None,
-            )  # fmt: skip
+                node,
+                size_kb,
+                ovs_pages + vm_pages,
+                ovs_mb,
+                vm_mb,
+                mbufs,
+                ports=len(pools.ports or ()),
+                per_port=pools.ports is not None,
+            )
     raise _too_much(node, size_kb, room - ovs_pages, vm_mb)
 
 
@@ -263,10 +266,12 @@ def _too_much(node: int, size_kb: int, pages: int, vm_mb: int) -> Exception:
     most = max(0, pages) * size_kb // 1024
     if vm_mb and pages > 0:
         return impossible(
-            "vm_memory_mb", f"{vm_mb} MB of it fall to NUMA node {node}, which has {most} MB for them",
+            "vm_memory_mb",
+            f"{vm_mb} MB of it fall to NUMA node {node}, which has {most} MB for them",
             "ask for less, or spread the VM cores over more nodes",
-        )  # fmt: skip
+        )
     return impossible(
-        "mtus", f"NUMA node {node} has no room for the smallest buffer pools of OVS",
+        "mtus",
+        f"NUMA node {node} has no room for the smallest buffer pools of OVS",
         "use fewer or smaller MTUs, pages of 2 MB, or a host with more memory",
-    )  # fmt: skip
+    )

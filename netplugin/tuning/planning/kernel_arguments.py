@@ -36,9 +36,7 @@ def kernel_arguments(
     now = facts.kernel.arguments
     for name, wanted, why, source in _wanted(facts, partition, pages, intent):
         have = now if isinstance(now, Unknown) else _now(now, name)
-        yield Step(
-            Group.KERNEL_ARGUMENTS, KernelArgument(name), have, wanted, Effect.REBOOT, why, source
-        )
+        yield Step(Group.KERNEL_ARGUMENTS, KernelArgument(name), have, wanted, Effect.REBOOT, why, source)
 
 
 def _now(line: CommandLine, name: str) -> str | None:
@@ -107,9 +105,12 @@ def _hugepages(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Argument]
     if not counts_by_node(facts, pages):  # a BootPages step reserves them
         if _counts_default(facts.kernel.arguments, size):
             yield Argument(
-                "hugepages", None, f"it counts pages of the default size, which is {size} from then on; a "
-                "unit reserves what each node needs", f"{_PARAMETERS}; {sources.HUGETLB}",
-            )  # fmt: skip
+                "hugepages",
+                None,
+                f"it counts pages of the default size, which is {size} from then on; a "
+                "unit reserves what each node needs",
+                f"{_PARAMETERS}; {sources.HUGETLB}",
+            )
         return
     count = str(total)
     if len(pages) > 1:
@@ -133,33 +134,41 @@ def _isolation(facts: Facts, partition: Partition) -> Iterator[Argument]:
     cpus = format_list(partition.isolated)
     flags = "managed_irq,domain," if release(facts) >= (5, 6) else ""
     yield Argument(
-        "isolcpus", flags + cpus,
+        "isolcpus",
+        flags + cpus,
         "the scheduler puts nothing there by itself: PMD threads and pinned vCPUs alone run there, "
         "and a VM that may run there must be pinned",
         f"{_PARAMETERS}; {sources.MANAGED_IRQ}" if flags else _PARAMETERS,
-    )  # fmt: skip
+    )
     yield Argument(
-        "nohz_full", cpus, "no timer tick while one thread runs on a CPU",
+        "nohz_full",
+        cpus,
+        "no timer tick while one thread runs on a CPU",
         f"{_PARAMETERS}; {sources.TUNED_PARTITIONING}",
-    )  # fmt: skip
+    )
     yield Argument(
-        "rcu_nocbs", cpus, "RCU's callbacks run elsewhere",
+        "rcu_nocbs",
+        cpus,
+        "RCU's callbacks run elsewhere",
         f"{_PARAMETERS}; {sources.TUNED_PARTITIONING}",
-    )  # fmt: skip
+    )
     yield Argument(
-        "irqaffinity", format_list(partition.housekeeping), "interrupts start on housekeeping",
+        "irqaffinity",
+        format_list(partition.housekeeping),
+        "interrupts start on housekeeping",
         f"{_PARAMETERS}; {sources.TUNED_HOST}",
-    )  # fmt: skip
+    )
 
 
 def _realtime(facts: Facts) -> Iterator[Argument]:
     """Real-time arguments; x86 only."""
     vendor = known(facts.cpus.vendor, "")
     yield Argument(
-        "mce", "ignore_ce",
+        "mce",
+        "ignore_ce",
         "no polling for errors that were corrected; those that were not still stop the machine",
         f"{sources.of_argument('mce')}; {sources.TUNED_REALTIME} (ignore_ce)",
-    )  # fmt: skip
+    )
     yield Argument(
         "tsc",
         "reliable",
@@ -169,28 +178,36 @@ def _realtime(facts: Facts) -> Iterator[Argument]:
     yield from _idle(facts)
     if vendor == INTEL:
         yield Argument(
-            "intel_pstate", "disable", "the frequency does not move by itself",
+            "intel_pstate",
+            "disable",
+            "the frequency does not move by itself",
             f"{_PARAMETERS}; {sources.TUNED_REALTIME}",
-        )  # fmt: skip
+        )
     if vendor == AMD and release(facts) >= (6, 1):
         yield Argument(
-            "amd_pstate", "disable", "the frequency does not move by itself",
+            "amd_pstate",
+            "disable",
+            "the frequency does not move by itself",
             f"{sources.AMD_PSTATE}; {sources.TUNED_REALTIME}",
-        )  # fmt: skip
+        )
     # Not pcie_aspm=off, which keeps the firmware's settings.
     yield Argument(
-        "pcie_aspm.policy", "performance", "links to NICs do not sleep",
+        "pcie_aspm.policy",
+        "performance",
+        "links to NICs do not sleep",
         sources.ASPM,
-    )  # fmt: skip
+    )
 
 
 def _idle(facts: Facts) -> Iterator[Argument]:
     """Idle polling without SMT; with SMT, C1 at most, because polling slows the sibling down."""
     if not any(len(core.cpus) > 1 for core in known(facts.cpus.cores, ())):
         yield Argument(
-            "idle", "poll", "a CPU that polls wakes at once; it draws full power",
+            "idle",
+            "poll",
+            "a CPU that polls wakes at once; it draws full power",
             sources.of_argument("idle"),
-        )  # fmt: skip
+        )
         return
     why = "no sleep that takes microseconds to wake from; polling would take from SMT siblings"
     if known(facts.power.idle_driver, None) == "intel_idle":
@@ -208,16 +225,21 @@ def page_steps(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Step]:
         if pool is None:  # the node has no pages of this size; the hugepages check reports that
             continue
         now = pool.total
-        buffers = f"{plan.mbufs} buffers for {plan.ports} ports" if plan.per_port else (
-            f"{plan.mbufs} buffers for each size"
-        )  # fmt: skip
+        buffers = (
+            f"{plan.mbufs} buffers for {plan.ports} ports"
+            if plan.per_port
+            else (f"{plan.mbufs} buffers for each size")
+        )
         yield Step(
-            Group.HUGEPAGES, File(pool.path), now if isinstance(now, Unknown) else str(now),
-            str(plan.reserved), Effect.LIVE,
+            Group.HUGEPAGES,
+            File(pool.path),
+            now if isinstance(now, Unknown) else str(now),
+            str(plan.reserved),
+            Effect.LIVE,
             f"{plan.ovs_mb} MB for OVS ({buffers}) and {plan.vm_mb} MB for VMs. "
             "A running kernel gives what is not in pieces: read it back, or reserve at boot",
             f"{sources.OVS_MEMORY}; {sources.HUGETLB}",
-        )  # fmt: skip
+        )
     yield from _at_boot(facts, pages)
 
 
@@ -228,11 +250,15 @@ def _at_boot(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Step]:
     size, found = pages[0].size_kb, facts.memory.at_boot
     now: Fact[str | None] = found if isinstance(found, Unknown) else _text((found or {}).get(size))
     yield Step(
-        Group.HUGEPAGES, BootPages(size), now, _text(counts), Effect.REBOOT,
+        Group.HUGEPAGES,
+        BootPages(size),
+        now,
+        _text(counts),
+        Effect.REBOOT,
         "this kernel's command line cannot say how many on which node: a unit writes them before OVS and "
         "libvirt start, while memory is whole (netplugin host plan -f ansible makes it)",
         f"{sources.HUGETLB}; counts by node: {sources.NODE_PAGES}",
-    )  # fmt: skip
+    )
 
 
 def _text(counts: Mapping[int, int] | None) -> str | None:

@@ -36,42 +36,64 @@ def kernel_work(facts: Facts, partition: Partition) -> Iterator[Step]:
         (WRITEBACK, facts.interrupts.writeback, "writing dirty pages to disks"),
     ):
         yield from _mask(
-            Group.WORKQUEUES, path, cpus, partition, f"{what} stays on housekeeping",
+            Group.WORKQUEUES,
+            path,
+            cpus,
+            partition,
+            f"{what} stays on housekeeping",
             f"{sources.KERNEL_THREADS}; {sources.TUNED_PARTITIONING}",
-        )  # fmt: skip
+        )
     yield from _sysctl(
-        facts, Group.WATCHDOG, "kernel.nmi_watchdog", "0",
+        facts,
+        Group.WATCHDOG,
+        "kernel.nmi_watchdog",
+        "0",
         "the NMI watchdog interrupts each CPU and takes a counter of its PMU",
         f"{sources.SYSCTL_KERNEL}; {sources.TUNED_LATENCY}",
-    )  # fmt: skip
+    )
     yield from _sysctl(
-        facts, Group.MEMORY, "kernel.numa_balancing", "0",
+        facts,
+        Group.MEMORY,
+        "kernel.numa_balancing",
+        "0",
         "balancing takes pages away to see who faults; planned memory is where it belongs",
         f"{sources.SYSCTL_KERNEL}; {sources.TUNED_LATENCY}",
-    )  # fmt: skip
+    )
     yield from _sysctl(
-        facts, Group.SCHEDULING, "vm.stat_interval", "10",
+        facts,
+        Group.SCHEDULING,
+        "vm.stat_interval",
+        "10",
         "each CPU folds its memory statistics once an interval",
         f"{sources.KERNEL_THREADS}; {sources.TUNED_LATENCY}",
-    )  # fmt: skip
+    )
     yield from _services(facts, partition)
     yield from _governors(facts, partition)
 
 
 def _interrupts(facts: Facts, partition: Partition) -> Iterator[Step]:
     yield from _mask(
-        Group.INTERRUPTS, DEFAULT_AFFINITY, facts.interrupts.default_affinity, partition,
-        "interrupts that come later go to housekeeping", sources.IRQ_AFFINITY,
-    )  # fmt: skip
+        Group.INTERRUPTS,
+        DEFAULT_AFFINITY,
+        facts.interrupts.default_affinity,
+        partition,
+        "interrupts that come later go to housekeeping",
+        sources.IRQ_AFFINITY,
+    )
     for irq in known(facts.interrupts.irqs, ()):
         affinity = irq.affinity
         if isinstance(affinity, Unknown) or not affinity & partition.isolated:
             continue
         wanted = (affinity & partition.housekeeping) or partition.near(affinity)
         yield Step(
-            Group.INTERRUPTS, File(irq_path(irq.number), lasting=False), format_list(affinity),
-            format_list(wanted), Effect.LIVE, "an interrupt stops what the CPU does", sources.IRQ_AFFINITY,
-        )  # fmt: skip
+            Group.INTERRUPTS,
+            File(irq_path(irq.number), lasting=False),
+            format_list(affinity),
+            format_list(wanted),
+            Effect.LIVE,
+            "an interrupt stops what the CPU does",
+            sources.IRQ_AFFINITY,
+        )
 
 
 def _irqbalance(facts: Facts, partition: Partition) -> Iterator[Step]:
@@ -81,10 +103,14 @@ def _irqbalance(facts: Facts, partition: Partition) -> Iterator[Step]:
         return
     now = None if found.banned is None else format_list(found.banned)
     yield Step(
-        Group.INTERRUPTS, BannedCpus(found.path), now, format_list(partition.isolated), Effect.LIVE,
+        Group.INTERRUPTS,
+        BannedCpus(found.path),
+        now,
+        format_list(partition.isolated),
+        Effect.LIVE,
         "irqbalance would bring interrupts back within seconds",
         f"{sources.IRQBALANCE}; {sources.TUNED_PARTITIONING}",
-    )  # fmt: skip
+    )
 
 
 def _services(facts: Facts, partition: Partition) -> Iterator[Step]:
@@ -93,11 +119,15 @@ def _services(facts: Facts, partition: Partition) -> Iterator[Step]:
     if found is not None:
         now = found if isinstance(found, Unknown) else format_list(found)
     yield Step(
-        Group.SCHEDULING, ServiceCpus(), now, format_list(partition.housekeeping), Effect.REBOOT,
+        Group.SCHEDULING,
+        ServiceCpus(),
+        now,
+        format_list(partition.housekeeping),
+        Effect.REBOOT,
         "services, with them OVS's main, handler and revalidator threads, start on housekeeping; libvirt "
         "gives VMs CPUs of their own",
         f"{sources.SYSTEMD}; {sources.TUNED_PARTITIONING}",
-    )  # fmt: skip
+    )
 
 
 def _mask(
@@ -109,9 +139,7 @@ def _mask(
         yield Step(group, File(path), now, wanted, Effect.LIVE, why, source)
 
 
-def _sysctl(
-    facts: Facts, group: Group, name: str, wanted: str, why: str, source: str
-) -> Iterator[Step]:
+def _sysctl(facts: Facts, group: Group, name: str, wanted: str, why: str, source: str) -> Iterator[Step]:
     now = facts.kernel.sysctl(name)
     if now is not None:
         yield Step(group, Sysctl(name), now, wanted, Effect.LIVE, why, source)
@@ -121,10 +149,14 @@ def _governors(facts: Facts, partition: Partition) -> Iterator[Step]:
     for policy in known(facts.power.policies, ()):
         if known(policy.cpus, frozenset()) & partition.isolated:
             yield Step(
-                Group.POWER, File(f"{CPU}/cpufreq/{policy.name}/scaling_governor"), policy.governor,
-                "performance", Effect.LIVE, "a CPU that has to speed up first loses packets meanwhile",
+                Group.POWER,
+                File(f"{CPU}/cpufreq/{policy.name}/scaling_governor"),
+                policy.governor,
+                "performance",
+                Effect.LIVE,
+                "a CPU that has to speed up first loses packets meanwhile",
                 f"{sources.GOVERNOR}; {sources.TUNED_POWER}",
-            )  # fmt: skip
+            )
 
 
 # -- Plan tuned's variables and profile, if tuned is installed (pure). ----------------------------
@@ -138,11 +170,20 @@ def tuned_steps(facts: Facts, partition: Partition, intent: HostIntent) -> Itera
     profile = "realtime-virtual-host" if intent.realtime else "cpu-partitioning"
     source = sources.TUNED_HOST if intent.realtime else sources.TUNED_PARTITIONING
     yield Step(
-        Group.TUNED, TunedVariable(profile, "isolated_cores"), tuned.isolated_cores.get(profile),
-        format_list(partition.isolated), Effect.LIVE, "tuned sets masks and priorities by this list",
+        Group.TUNED,
+        TunedVariable(profile, "isolated_cores"),
+        tuned.isolated_cores.get(profile),
+        format_list(partition.isolated),
+        Effect.LIVE,
+        "tuned sets masks and priorities by this list",
         source,
-    )  # fmt: skip
+    )
     yield Step(
-        Group.TUNED, TunedProfile(), tuned.profile, profile, Effect.LIVE,
-        "another profile would undo this one's settings at the next boot", source,
-    )  # fmt: skip
+        Group.TUNED,
+        TunedProfile(),
+        tuned.profile,
+        profile,
+        Effect.LIVE,
+        "another profile would undo this one's settings at the next boot",
+        source,
+    )

@@ -35,35 +35,55 @@ def latency(facts: Facts, partition: Partition, intent: HostIntent) -> Iterator[
     memory = facts.memory
     yield from _step(
         # Not 0, which would keep merged pages; tuned's profile also sets 2.
-        Group.MEMORY, File(KSM), _text(memory.ksm), "2",
+        Group.MEMORY,
+        File(KSM),
+        _text(memory.ksm),
+        "2",
         "a merged page stops a VM at its next write to it: 2 parts those that are merged already",
         f"{sources.KSM}; {sources.TUNED_HOST}",
-    )  # fmt: skip
+    )
     # Reading the file gives all choices; the one in brackets is compared.
     yield from _step(
-        Group.MEMORY, File(THP), memory.transparent, "never",
+        Group.MEMORY,
+        File(THP),
+        memory.transparent,
+        "never",
         "making large pages of small ones stops who uses them; VMs have hugepages of their own",
         f"{sources.THP}; {sources.TUNED_LATENCY}",
-    )  # fmt: skip
+    )
     swaps = memory.swaps if isinstance(memory.swaps, Unknown) else ",".join(memory.swaps) or None
     yield Step(
-        Group.MEMORY, Swap(), swaps, None, Effect.LIVE,
-        "memory that comes back from a disk comes milliseconds late", sources.OWN,
-    )  # fmt: skip
+        Group.MEMORY,
+        Swap(),
+        swaps,
+        None,
+        Effect.LIVE,
+        "memory that comes back from a disk comes milliseconds late",
+        sources.OWN,
+    )
     for group, name, wanted, why, source in (
         (
-            Group.WATCHDOG, "kernel.soft_watchdog", "0", "it wakes a thread on each CPU",
+            Group.WATCHDOG,
+            "kernel.soft_watchdog",
+            "0",
+            "it wakes a thread on each CPU",
             f"{sources.SYSCTL_KERNEL}; {sources.TUNED_REALTIME} (nosoftlockup)",
         ),
         (
-            Group.SCHEDULING, "kernel.sched_rt_runtime_us", "-1",
-            "a vCPU in real time is stopped for 5 % of each second otherwise", sources.TUNED_REALTIME,
+            Group.SCHEDULING,
+            "kernel.sched_rt_runtime_us",
+            "-1",
+            "a vCPU in real time is stopped for 5 % of each second otherwise",
+            sources.TUNED_REALTIME,
         ),
         (
-            Group.SCHEDULING, "kernel.timer_migration", "0",
-            "timers of other CPUs must not move to one of these", sources.TUNED_LATENCY,
+            Group.SCHEDULING,
+            "kernel.timer_migration",
+            "0",
+            "timers of other CPUs must not move to one of these",
+            sources.TUNED_LATENCY,
         ),
-    ):  # fmt: skip
+    ):
         yield from _step(group, Sysctl(name), facts.kernel.sysctl(name), wanted, why, source)
     yield from _halt_polling(facts, partition)
     yield from _threads(facts)
@@ -80,9 +100,13 @@ def _halt_polling(facts: Facts, partition: Partition) -> Iterator[Step]:
         wanted = str(known(now, None) or _HALT_POLL_NS)
         why = "a halted vCPU that polls wakes sooner, and has its core to itself"
     yield from _step(
-        Group.SCHEDULING, File(HALT_POLL), _text(now), wanted, why,
+        Group.SCHEDULING,
+        File(HALT_POLL),
+        _text(now),
+        wanted,
+        why,
         f"{sources.HALT_POLLING}; by siblings: {sources.OWN}",
-    )  # fmt: skip
+    )
 
 
 def _threads(facts: Facts) -> Iterator[Step]:
@@ -97,9 +121,14 @@ def _threads(facts: Facts) -> Iterator[Step]:
                 continue
             now = ",".join(map(str, sorted(found)))
         yield Step(
-            Group.SCHEDULING, ThreadPriority(name), now, wanted, Effect.LIVE, why,
+            Group.SCHEDULING,
+            ThreadPriority(name),
+            now,
+            wanted,
+            Effect.LIVE,
+            why,
             sources.TUNED_HOST,
-        )  # fmt: skip
+        )
 
 
 def _text(value: Fact[int | None]) -> Fact[str | None]:

@@ -38,9 +38,7 @@ def are_sure(nics: tuple[HostNic, ...], intent: HostIntent) -> bool:
 
 def speed(nic: HostNic, interfaces: Mapping[str, HostInterface]) -> int:
     """Speed in Mbit/s; 0 without link."""
-    return max(
-        (interfaces[n].speed_mbps or 0 for n in nic.interfaces if n in interfaces), default=0
-    )
+    return max((interfaces[n].speed_mbps or 0 for n in nic.interfaces if n in interfaces), default=0)
 
 
 def nodes_of(nics: tuple[HostNic, ...], nodes: tuple[int, ...]) -> tuple[int, ...]:
@@ -75,14 +73,24 @@ def vf_steps(facts: Facts, intent: HostIntent) -> Iterator[Step]:
         if nic.address in seen:
             raise impossible("vfs", f"{nic.address} is named twice", "name each NIC once")
         if not most:
-            raise impossible("vfs", f"{name} has no virtual functions", "name another NIC, or switch "
-                             "SR-IOV on in the firmware of NIC and board")  # fmt: skip
+            raise impossible(
+                "vfs",
+                f"{name} has no virtual functions",
+                "name another NIC, or switch SR-IOV on in the firmware of NIC and board",
+            )
         if int(number) > most:
-            raise impossible("vfs", f"{name} can have {most} virtual functions and not {int(number)}",
-                             f"ask for at most {most}")  # fmt: skip
+            raise impossible(
+                "vfs",
+                f"{name} can have {most} virtual functions and not {int(number)}",
+                f"ask for at most {most}",
+            )
         seen.add(nic.address)
         yield Step(
-            Group.VFS, VfCount(nic.address), nic.vfs if isinstance(nic.vfs, Unknown) else str(nic.vfs or 0),
-            str(int(number)), Effect.LIVE, "virtual functions for VMs; a boot takes them away",
+            Group.VFS,
+            VfCount(nic.address),
+            nic.vfs if isinstance(nic.vfs, Unknown) else str(nic.vfs or 0),
+            str(int(number)),
+            Effect.LIVE,
+            "virtual functions for VMs; a boot takes them away",
             sources.SRIOV,
-        )  # fmt: skip
+        )

@@ -26,26 +26,41 @@ def ovs_settings(
     sizes = {plan.node: plan.ovs_mb for plan in pages}
     memory = ",".join(str(sizes.get(node, 0)) for node in range(max(sizes) + 1))
     yield _step(
-        live, "dpdk-init", "true", Effect.OVS_RESTART, "OVS starts DPDK only if told to",
+        live,
+        "dpdk-init",
+        "true",
+        Effect.OVS_RESTART,
+        "OVS starts DPDK only if told to",
         sources.OVS_CONFIG,
-    )  # fmt: skip
+    )
     yield _mask(live, partition)
     if isinstance(_now(live, LCORES), str):
         yield _step(
-            live, LCORES, None, Effect.OVS_RESTART,
+            live,
+            LCORES,
+            None,
+            Effect.OVS_RESTART,
             "it pins OVS's main, handler and revalidator threads to one CPU; without it they run on those "
-            "that services have", sources.OVS_CONFIG,
-        )  # fmt: skip
+            "that services have",
+            sources.OVS_CONFIG,
+        )
     yield _step(
-        live, "dpdk-socket-mem", memory, Effect.OVS_RESTART,
+        live,
+        "dpdk-socket-mem",
+        memory,
+        Effect.OVS_RESTART,
         "MB on each node: the buffers of "
         f"{'each port' if is_per_port(live) else 'the MTUs in use'} and 512 MB for rings and DPDK itself",
         f"{sources.OVS_CONFIG}; {sources.OVS_MEMORY}; the 512 MB: {sources.OWN}",
-    )  # fmt: skip
+    )
     yield _step(
-        live, "pmd-rxq-assign", _assign(live), Effect.LIVE,
-        "queues go to PMD threads by their measured load", sources.OVS_PMD,
-    )  # fmt: skip
+        live,
+        "pmd-rxq-assign",
+        _assign(live),
+        Effect.LIVE,
+        "queues go to PMD threads by their measured load",
+        sources.OVS_PMD,
+    )
     for key, why in (
         (_TSO, "left as found: it changes what VMs see"),
         (_PER_PORT, "left as found: the memory is planned for it"),
@@ -84,7 +99,11 @@ def _mask(live: Live, partition: Partition) -> Step:
         except ValueError:
             now = Unknown(f"other_config:{key}", f"is no mask: {now[:40]!r}")
     return Step(
-        Group.OVS, OtherConfig(key), now, to_mask(partition.polling), Effect.LIVE,
+        Group.OVS,
+        OtherConfig(key),
+        now,
+        to_mask(partition.polling),
+        Effect.LIVE,
         "one PMD thread on each of these CPUs, on the nodes of the NICs and of VMs",
         f"{sources.OVS_CONFIG}; {sources.OVS_SCHEDULING}",
-    )  # fmt: skip
+    )

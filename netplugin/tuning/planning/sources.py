@@ -36,9 +36,7 @@ MANAGED_IRQ: Final = _linux("5.6, commit 11ea68f553e2", "11ea68f553e2")
 NODE_PAGES: Final = _linux("5.16, commit b5389086ad7b", "b5389086ad7b")
 AMD_PSTATE: Final = _linux("6.1, commit 202e683df37c", "202e683df37c")
 SYSCTL_KERNEL: Final = _linux("Documentation/admin-guide/sysctl/kernel.rst", "01478b833176")
-KERNEL_THREADS: Final = _linux(
-    "Documentation/admin-guide/kernel-per-CPU-kthreads.rst", "215bd64ada73"
-)
+KERNEL_THREADS: Final = _linux("Documentation/admin-guide/kernel-per-CPU-kthreads.rst", "215bd64ada73")
 HUGETLB: Final = _linux("Documentation/admin-guide/mm/hugetlbpage.rst", "00cba6b60fed")
 IRQ_AFFINITY: Final = _linux("Documentation/core-api/irq/irq-affinity.rst", "313267e59070")
 GOVERNOR: Final = _linux("drivers/cpufreq/cpufreq_performance.c", "04084978003c")
@@ -48,9 +46,7 @@ KSM: Final = _linux("Documentation/admin-guide/mm/ksm.rst", "0b656310bfc3")
 THP: Final = _linux("Documentation/admin-guide/mm/transhuge.rst", "00f58104202c")
 SRIOV: Final = _linux("Documentation/PCI/pci-iov-howto.rst", "2cc2c3cb54de")
 ASPM: Final = _linux("drivers/pci/pcie/Kconfig, PCIEASPM_PERFORMANCE", "0c49cd295d42")
-TOPOLOGY: Final = _linux(
-    "Documentation/admin-guide/cputopology.rst (thread_siblings)", "05a463ec1bd4"
-)
+TOPOLOGY: Final = _linux("Documentation/admin-guide/cputopology.rst (thread_siblings)", "05a463ec1bd4")
 DISTANCES: Final = _linux("Documentation/ABI/stable/sysfs-devices-node (distance)", "05909cd9a0c8")
 
 OVS_CONFIG: Final = Source("ovs-vswitchd.conf.db(5)", _OVS)
@@ -67,9 +63,7 @@ TUNED_POWER: Final = Source("tuned, profile latency-performance", _TUNED)
 
 IRQBALANCE: Final = Source("irqbalance(1)", _IRQBALANCE)
 SYSTEMD: Final = Source("systemd-system.conf(5)", "systemd/systemd at 0031430a9c6b")
-LIBVIRT: Final = Source(
-    "libvirt formatdomain, CPU Tuning (emulatorpin)", "libvirt/libvirt at 00901cb4e497"
-)
+LIBVIRT: Final = Source("libvirt formatdomain, CPU Tuning (emulatorpin)", "libvirt/libvirt at 00901cb4e497")
 NFV_GUIDE: Final = Source(
     "Red Hat OpenStack Platform 17.1, Configuring network functions virtualization, OVS-DPDK parameters",
     "docs.redhat.com, in its translations",

@@ -16,9 +16,16 @@ WRITEBACK = "/sys/devices/virtual/workqueue/writeback/cpumask"
 IRQBALANCE = ("/etc/default/irqbalance", "/etc/sysconfig/irqbalance")
 #: Files in an IRQ's directory; the other entries are directories of the devices that use it.
 _FILES = frozenset(
-    ("affinity_hint", "effective_affinity", "effective_affinity_list", "node", "smp_affinity",
-     "smp_affinity_list", "spurious")
-)  # fmt: skip
+    (
+        "affinity_hint",
+        "effective_affinity",
+        "effective_affinity_list",
+        "node",
+        "smp_affinity",
+        "smp_affinity_list",
+        "spurious",
+    )
+)
 
 
 def irq_path(number: int) -> str:

@@ -127,7 +127,5 @@ def kernel_threads(root: Root) -> Fact[tuple[KernelThread, ...]]:
             rest = match[3].split()
             if len(rest) <= _POLICY or not (rest[_PRIORITY] + rest[_POLICY]).isdigit():
                 return Unknown(f"/proc/{name}/stat", "has too few fields")
-            threads.append(
-                KernelThread(match[2], int(match[1]), int(rest[_PRIORITY]), int(rest[_POLICY]))
-            )
+            threads.append(KernelThread(match[2], int(match[1]), int(rest[_PRIORITY]), int(rest[_POLICY])))
     return tuple(threads)

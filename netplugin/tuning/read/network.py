@@ -30,9 +30,7 @@ def read_network(root: Root) -> NetworkFacts:
         nics=_nics(root),
         interfaces=_all(_interface(root, name) for name in names if name != _LOOPBACK),
         bonds=tuple(
-            _bond(root, name)
-            for name in names
-            if "bonding" in known(root.names(f"{_NET}/{name}"), ())
+            _bond(root, name) for name in names if "bonding" in known(root.names(f"{_NET}/{name}"), ())
         ),
     )
 

@@ -83,10 +83,11 @@ def compare(before: Measurement, after: Measurement) -> MeasurementComparison:
     adjusted = holm([min(1.0, 2 * min(_tails(row))) for row in tested])
     judged = {row.figure.name: _judged(row, p) for row, p in zip(tested, adjusted, strict=True)}
     return MeasurementComparison(
-        before, after,
+        before,
+        after,
         tuple(judged.get(r.figure.name) or _unreported(r, r.why or "too few rounds") for r in rows),
         tuple(_differences(before.conditions, after.conditions)),
-    )  # fmt: skip
+    )
 
 
 def _row(figure: MeasuredFigure, before: Measurement, after: Measurement) -> FigureRow | None:
@@ -148,9 +149,12 @@ def _of_latency(run: Measurement) -> Mapping[str, int]:
         return {}
     s = run.latency.settings
     return {
-        "number of CPUs": len(parse_list(s.cpus)), "length of a round (s)": s.round_s,
-        "interval (us)": s.interval_us, "priority": s.priority, "width (us)": s.width_us,
-    }  # fmt: skip
+        "number of CPUs": len(parse_list(s.cpus)),
+        "length of a round (s)": s.round_s,
+        "interval (us)": s.interval_us,
+        "priority": s.priority,
+        "width (us)": s.width_us,
+    }
 
 
 def _of_throughput(run: Measurement) -> Mapping[str, int]:
@@ -179,8 +183,11 @@ FIGURES: tuple[MeasuredFigure, ...] = (
     *(_latency(name, _percentile(share)) for name, share in PERCENTILES.items()),
     _latency("maximum", lambda histogram: histogram.max_us),
     MeasuredFigure(
-        "throughput", "pps", True, _of_throughput,
+        "throughput",
+        "pps",
+        True,
+        _of_throughput,
         lambda run: run.throughput.samples if run.throughput else (),
         lambda run: median(run.throughput.samples) if run.throughput else None,
     ),
-)  # fmt: skip
+)

@@ -32,8 +32,9 @@ def require() -> None:
     if missing:
         raise HostError(
             f"cyclictest needs {' and '.join(missing)}: it runs in real time and locks its memory",
-            step=STEP, fix="run it as root",
-        )  # fmt: skip
+            step=STEP,
+            fix="run it as root",
+        )
 
 
 def measure(settings: LatencySettings) -> tuple[str, LatencyRound]:
@@ -54,9 +55,7 @@ def measure(settings: LatencySettings) -> tuple[str, LatencyRound]:
         try:
             return parse(file.read_text())
         except (OSError, ValueError) as wrong:
-            raise HostError(
-                f"what cyclictest wrote cannot be made sense of: {wrong}", step=STEP
-            ) from wrong
+            raise HostError(f"what cyclictest wrote cannot be made sense of: {wrong}", step=STEP) from wrong
 
 
 def arguments(settings: LatencySettings, file: Path, own: set[int]) -> list[str]:
@@ -67,13 +66,18 @@ def arguments(settings: LatencySettings, file: Path, own: set[int]) -> list[str]
     cpus = parse_list(settings.cpus)
     beside = own - set(cpus)
     return [
-        "cyclictest", "--quiet", "--mlockall",
-        f"--priority={settings.priority}", f"--interval={settings.interval_us}",
-        f"--duration={settings.round_s}", f"--histogram={settings.width_us}",
-        f"--affinity={settings.cpus}", f"--threads={len(cpus)}",
+        "cyclictest",
+        "--quiet",
+        "--mlockall",
+        f"--priority={settings.priority}",
+        f"--interval={settings.interval_us}",
+        f"--duration={settings.round_s}",
+        f"--histogram={settings.width_us}",
+        f"--affinity={settings.cpus}",
+        f"--threads={len(cpus)}",
         *([f"--mainaffinity={format_list(beside)}"] if beside else []),
         f"--json={file}",
-    ]  # fmt: skip
+    ]
 
 
 def parse(text: str) -> tuple[str, LatencyRound]:

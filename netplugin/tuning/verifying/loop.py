@@ -91,28 +91,43 @@ def guest_arguments(settings: ThroughputSettings, folder: Path, own: set[int]) -
     start = folder / "start"
     vdev = f"net_virtio_user0,path={folder}/loop.sock,queues=1,queue_size={_RING}"
     return [
-        *_eal(settings, "guest", settings.guest_cpu, vdev, own), *_FORWARD,
-        f"--txpkts={settings.frame_size}", f"--cmdline-file={start}",
-    ]  # fmt: skip
+        *_eal(settings, "guest", settings.guest_cpu, vdev, own),
+        *_FORWARD,
+        f"--txpkts={settings.frame_size}",
+        f"--cmdline-file={start}",
+    ]
 
 
 #: macswap: each side modifies the frame, as a VNF does.
 _FORWARD = (
-    "--forward-mode=macswap", "--nb-cores=1", "--rxq=1", "--txq=1", f"--rxd={_RING}",
-    f"--txd={_RING}", "--total-num-mbufs=4096", "--no-lsc-interrupt",
+    "--forward-mode=macswap",
+    "--nb-cores=1",
+    "--rxq=1",
+    "--txq=1",
+    f"--rxd={_RING}",
+    f"--txd={_RING}",
+    "--total-num-mbufs=4096",
+    "--no-lsc-interrupt",
     # Otherwise the host side waits 9 s for its peer.
     "--disable-link-check",
     # With a period, testpmd does not wait for a key press. The maximum, because reports disturb.
     "--stats-period=65535",
-)  # fmt: skip
+)
 
 
 def _eal(settings: ThroughputSettings, name: str, cpu: int, vdev: str, own: set[int]) -> list[str]:
     free = format_list(own - {settings.host_cpu, settings.guest_cpu} or own)
     return [
-        _PROGRAM, "--lcores", f"0@({free}),1@{cpu}", *_memory(settings.hugepage_node),
-        "--single-file-segments", "--no-pci", f"--file-prefix={name}", f"--vdev={vdev}", "--",
-    ]  # fmt: skip
+        _PROGRAM,
+        "--lcores",
+        f"0@({free}),1@{cpu}",
+        *_memory(settings.hugepage_node),
+        "--single-file-segments",
+        "--no-pci",
+        f"--file-prefix={name}",
+        f"--vdev={vdev}",
+        "--",
+    ]
 
 
 def _memory(node: int | None) -> list[str]:
@@ -122,9 +137,7 @@ def _memory(node: int | None) -> list[str]:
     return ["--in-memory", f"--socket-mem={','.join(['0'] * node + [str(_MEMORY_MB)])}"]
 
 
-def _side(
-    stack: ExitStack, folder: Path, name: str, arguments: list[str]
-) -> tuple[Program, Telemetry]:
+def _side(stack: ExitStack, folder: Path, name: str, arguments: list[str]) -> tuple[Program, Telemetry]:
     """Start one testpmd and wait until it forwards."""
     (folder / "start").write_text(f"start tx_first {_BURSTS}\n")
     words = [*_LINE_BUFFERED, *arguments]

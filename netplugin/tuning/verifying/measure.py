@@ -58,8 +58,9 @@ def _latency(settings: LatencySettings, rounds: int, say: Say) -> Latency:
         if set(each.cpus) != set(parse_list(settings.cpus)):
             raise HostError(
                 f"cyclictest measured CPUs {sorted(each.cpus)}, not {settings.cpus}",
-                step=cyclictest.STEP, fix="take a CPU that the control group gives",
-            )  # fmt: skip
+                step=cyclictest.STEP,
+                fix="take a CPU that the control group gives",
+            )
         versions.add(version)
         found.append(each)
     return Latency(program=" ".join(versions), settings=settings, rounds=tuple(found))

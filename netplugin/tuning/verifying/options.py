@@ -31,13 +31,15 @@ class Options(BaseModel):
         None, description="measure only this: latency or throughput"
     )
     cpus: str | None = Field(
-        None, description="CPUs to measure with cyclictest, like 2-5,8; not given: the isolated "
-        "CPUs, or else the plan's CPUs for VMs, without those of PMD threads and pinned vCPUs"
-    )  # fmt: skip
+        None,
+        description="CPUs to measure with cyclictest, like 2-5,8; not given: the isolated "
+        "CPUs, or else the plan's CPUs for VMs, without those of PMD threads and pinned vCPUs",
+    )
     loop_cpus: str | None = Field(
-        None, description="the two CPUs of the testpmd loop; not given: on two cores of one "
-        "node, measured CPUs if possible"
-    )  # fmt: skip
+        None,
+        description="the two CPUs of the testpmd loop; not given: on two cores of one "
+        "node, measured CPUs if possible",
+    )
     rounds: Annotated[int, Field(ge=1, le=1000)] = Field(
         6, description="runs of each program; they are the samples of a comparison"
     )
@@ -47,18 +49,12 @@ class Options(BaseModel):
     interval_us: Annotated[int, Field(ge=20, le=1_000_000)] = Field(
         200, description="interval of cyclictest's timers, microseconds"
     )
-    priority: Annotated[int, Field(ge=1, le=99)] = Field(
-        95, description="SCHED_FIFO priority of cyclictest"
-    )
+    priority: Annotated[int, Field(ge=1, le=99)] = Field(95, description="SCHED_FIFO priority of cyclictest")
     width_us: Annotated[int, Field(ge=100, le=100_000)] = Field(
         2000, description="width of the latency histogram, microseconds"
     )
-    window: _Seconds = Field(
-        2, description="time in which the frames of a round are counted, seconds"
-    )
-    frame_size: Annotated[int, Field(ge=64, le=1518)] = Field(
-        64, description="frame size without FCS, bytes"
-    )
+    window: _Seconds = Field(2, description="time in which the frames of a round are counted, seconds")
+    frame_size: Annotated[int, Field(ge=64, le=1518)] = Field(64, description="frame size without FCS, bytes")
 
 
 @dataclass(frozen=True)
@@ -71,24 +67,28 @@ class MeasurementOptions:
     throughput: ThroughputSettings | None
 
 
-def asked_of(
-    options: Options, facts: Facts, live: Live, plan: TuningPlan | None
-) -> MeasurementOptions:
+def asked_of(options: Options, facts: Facts, live: Live, plan: TuningPlan | None) -> MeasurementOptions:
     """Derive the settings. Raises: InvalidRequest naming the option, HostError for a missing fact."""
     measured = measured_cpus(options.cpus, facts, live, plan)
     latency = throughput = None
     if options.only != "throughput":
         latency = LatencySettings(
-            cpus=latency_cpus(measured), round_s=-(-options.duration // options.rounds),
-            interval_us=options.interval_us, priority=options.priority, width_us=options.width_us,
-        )  # fmt: skip
+            cpus=latency_cpus(measured),
+            round_s=-(-options.duration // options.rounds),
+            interval_us=options.interval_us,
+            priority=options.priority,
+            width_us=options.width_us,
+        )
     if options.only != "latency":
         host, guest = loop_cpus(options.loop_cpus, facts, live, measured)
         nodes = sorted({c.node for c in known(facts.cpus.cores, ()) if c.cpus & {host, guest}})
         throughput = ThroughputSettings(
-            host_cpu=host, guest_cpu=guest, hugepage_node=hugepage_node(facts, nodes),
-            window_s=options.window, frame_size=options.frame_size,
-        )  # fmt: skip
+            host_cpu=host,
+            guest_cpu=guest,
+            hugepage_node=hugepage_node(facts, nodes),
+            window_s=options.window,
+            frame_size=options.frame_size,
+        )
     return MeasurementOptions(options.label, options.rounds, latency, throughput)
 
 
@@ -115,9 +115,10 @@ def latency_cpus(measured: Cpus) -> str:
     """Format the CPUs as a list. Raises: InvalidRequest naming ``cpus`` if there are none."""
     if not measured:
         raise _refused(
-            "cpus", "none is isolated and free of PMD threads and vCPUs, and no plan has some for VMs",
+            "cpus",
+            "none is isolated and free of PMD threads and vCPUs, and no plan has some for VMs",
             "name them, --cpus LIST, or say what the host is for, --pmd-cores N",
-        )  # fmt: skip
+        )
     return format_list(measured)
 
 
@@ -130,18 +131,17 @@ def loop_cpus(asked: str | None, facts: Facts, live: Live, measured: Cpus) -> tu
     if asked is not None:
         named = sorted(_named("loop_cpus", asked, online))
         if len(named) != 2:
-            raise _refused(
-                "loop_cpus", f"{len(named)} CPUs, and not 2", "name two: --loop-cpus A,B"
-            )
+            raise _refused("loop_cpus", f"{len(named)} CPUs, and not 2", "name two: --loop-cpus A,B")
         return named[0], named[1]
     cores = needed(facts.cpus.cores)
     free = online - busy_cpus(live) | measured
     found = _pair(cores, measured, measured) or _pair(cores, free, measured)
     if found is None:
         raise _refused(
-            "loop_cpus", f"the two sides need two CPUs, and {format_list(free)} are free",
+            "loop_cpus",
+            f"the two sides need two CPUs, and {format_list(free)} are free",
             "leave the loop out: --only latency",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -154,9 +154,7 @@ def busy_cpus(live: Live) -> Cpus:
 def _pair(cores: Sequence[Core], cpus: Cpus, measured: Cpus) -> tuple[int, int] | None:
     """The first CPUs of two cores, as siblings slow each other down; siblings only if one core is usable."""
     # Measured CPUs first. Then the first core of a node last, as it does the housekeeping.
-    firsts = {
-        node: min(c.first for c in cores if c.node == node) for node in {c.node for c in cores}
-    }
+    firsts = {node: min(c.first for c in cores if c.node == node) for node in {c.node for c in cores}}
     nodes: dict[int, list[tuple[bool, bool, int]]] = {}
     for core in cores:
         if core.cpus & cpus:
@@ -189,14 +187,17 @@ def _named(field: str, text: str, online: Cpus) -> Cpus:
         raise _refused(field, "the list is empty", "write it like 2-5,8")
     if missing := named - online:
         raise _refused(
-            field, f"CPU {format_list(missing)} is not on line",
+            field,
+            f"CPU {format_list(missing)} is not on line",
             f"choose among {format_list(online)}",
-        )  # fmt: skip
+        )
     return named
 
 
 def _refused(field: str, message: str, fix: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{field}: {message}", step="verify", fix=fix,
+        f"{field}: {message}",
+        step="verify",
+        fix=fix,
         errors=[FieldError(field=field, message=message)],
-    )  # fmt: skip
+    )

@@ -29,9 +29,10 @@ def require(path: Path) -> None:
         )
     if find_spec("matplotlib") is None:
         raise BackendUnavailable(
-            "a picture needs matplotlib, which is not installed", step=STEP,
+            "a picture needs matplotlib, which is not installed",
+            step=STEP,
             fix="pip install 'netplugin[plot]'",
-        )  # fmt: skip
+        )
 
 
 def draw(comparison: MeasurementComparison, path: Path) -> None:
@@ -39,9 +40,15 @@ def draw(comparison: MeasurementComparison, path: Path) -> None:
     import matplotlib
 
     style = {
-        "svg.fonttype": "none", "text.parse_math": False, "font.size": 10, "text.color": _INK,
-        "axes.edgecolor": _INK, "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK,
-    }  # fmt: skip
+        "svg.fonttype": "none",
+        "text.parse_math": False,
+        "font.size": 10,
+        "text.color": _INK,
+        "axes.edgecolor": _INK,
+        "axes.labelcolor": _INK,
+        "xtick.color": _INK,
+        "ytick.color": _INK,
+    }
     with matplotlib.rc_context(style):
         picture = _picture(comparison)
         try:
@@ -86,9 +93,13 @@ def _draw_latency(axes: Any, runs: list[tuple[str, str, Measurement]]) -> None:
             later, shares = _tail(run.latency)
             highest = run.latency.overall.max_us
             axes.step(
-                later, shares, where="post", color=colour, linewidth=1.8,
+                later,
+                shares,
+                where="post",
+                color=colour,
+                linewidth=1.8,
                 label=f"{label} (at most {highest} us)",
-            )  # fmt: skip
+            )
             axes.plot([later[-1]], [shares[-1]], marker="o", markersize=4, color=colour)
     axes.set_xscale("log")
     axes.set_yscale("log")

@@ -15,8 +15,11 @@ from netplugin.api.errors import HostError, InvalidRequest, NotFound
 
 #: Percentiles by name, as fractions.
 PERCENTILES: Final[Mapping[str, float]] = {
-    "P99": 0.99, "P99.9": 0.999, "P99.99": 0.9999, "P99.999": 0.99999,
-}  # fmt: skip
+    "P99": 0.99,
+    "P99.9": 0.999,
+    "P99.99": 0.9999,
+    "P99.999": 0.99999,
+}
 
 
 class Histogram(BaseModel):
@@ -168,9 +171,10 @@ def prepare(folder: Path) -> None:
         probe.unlink()
     except OSError as wrong:
         raise HostError(
-            f"{folder} cannot be written: {wrong.strerror}", step=STEP,
+            f"{folder} cannot be written: {wrong.strerror}",
+            step=STEP,
             fix="run it as root, or name another folder: --results DIR",
-        ) from wrong  # fmt: skip
+        ) from wrong
 
 
 def write(folder: Path, run: Measurement) -> Path:
@@ -202,9 +206,10 @@ def find(folder: Path, name: str) -> Path:
     if not of_label:
         have = ", ".join(sorted(set(labels.values()))) or "none"
         raise NotFound(
-            f"no run in {folder} has the label {name}; there are: {have}", step=STEP,
+            f"no run in {folder} has the label {name}; there are: {have}",
+            step=STEP,
             fix="measure one with --label, or name the folder: --results DIR",
-        )  # fmt: skip
+        )
     return of_label[-1]
 
 

@@ -55,10 +55,14 @@ def _latency(latency: Latency) -> Iterator[str]:
 def _figures(name: str, histogram: Histogram) -> tuple[str, ...]:
     percentiles = [histogram.percentile(share) for share in PERCENTILES.values()]
     return (
-        name, str(histogram.min_us), f"{histogram.average_us:.1f}",
+        name,
+        str(histogram.min_us),
+        f"{histogram.average_us:.1f}",
         *("-" if p is None else str(p) for p in percentiles),
-        str(histogram.max_us), str(histogram.samples), str(histogram.overflows),
-    )  # fmt: skip
+        str(histogram.max_us),
+        str(histogram.samples),
+        str(histogram.overflows),
+    )
 
 
 def _throughput(throughput: Throughput) -> Iterator[str]:
@@ -113,8 +117,10 @@ def _row(row: FigureRow) -> tuple[str, ...]:
     return (
         f"{row.figure.name} ({'us' if row.figure.unit == 'us' else 'Mpps'})",
         *(_value(value, row.figure.unit) for value in (row.before, row.after)),
-        change_text(row.change), "" if row.p is None else f"{row.p:.2g}", finding,
-    )  # fmt: skip
+        change_text(row.change),
+        "" if row.p is None else f"{row.p:.2g}",
+        finding,
+    )
 
 
 def _differences(comparison: MeasurementComparison) -> Iterator[str]:
@@ -188,9 +194,11 @@ def run_json(run: Measurement, path: Path) -> str:
         samples = run.throughput.samples
         shown["throughput_pps"] = {
             "settings": run.throughput.settings.model_dump(),
-            "median": median(samples), "min": min(samples), "max": max(samples),
+            "median": median(samples),
+            "min": min(samples),
+            "max": max(samples),
             "samples": list(samples),
-        }  # fmt: skip
+        }
     shown["conditions"] = dict(run.conditions)
     return json.dumps(shown, indent=2) + "\n"
 
@@ -211,16 +219,21 @@ def comparison_json(comparison: MeasurementComparison) -> str:
     runs = {"before": comparison.before, "after": comparison.after}
     figures = [
         {
-            "name": row.figure.name, "unit": row.figure.unit,
-            "before": row.before, "after": row.after,
-            "samples_before": list(row.samples[0]), "samples_after": list(row.samples[1]),
+            "name": row.figure.name,
+            "unit": row.figure.unit,
+            "before": row.before,
+            "after": row.after,
+            "samples_before": list(row.samples[0]),
+            "samples_after": list(row.samples[1]),
             "ratio": _one_and(row.change.ratio if row.change else None),
             "ratio_low": _one_and(row.change.low if row.change else None),
             "ratio_high": _one_and(row.change.high if row.change else None),
-            "p_adjusted": row.p, "finding": row.finding.value, "why": row.why or None,
+            "p_adjusted": row.p,
+            "finding": row.finding.value,
+            "why": row.why or None,
         }
         for row in comparison.rows
-    ]  # fmt: skip
+    ]
     shown = {
         **{n: {"label": r.label, "started": r.started.isoformat()} for n, r in runs.items()},
         "verdict": verdict(comparison),

@@ -17,9 +17,7 @@ _BLOCK = "--- block "
 _DEADLINE_S = 480.0
 
 
-def carry_out(
-    name: str, log: Path, env: Mapping[str, str] | None = None, cwd: Path = Path("/")
-) -> None:
+def carry_out(name: str, log: Path, env: Mapping[str, str] | None = None, cwd: Path = Path("/")) -> None:
     """Raises: LabError with all that was printed, if a command fails or prints something else.
 
     ``netplugin`` and ``netplugin-agent`` are those of the tests' own virtualenv.

@@ -69,8 +69,6 @@ def test_the_installation(tmp_path: Path) -> None:
     listed = run([programs / "netplugin", "--help"], cwd=tmp_path)
     assert "port put" in listed and "backend list" in listed
     assert "--config-file" in run([programs / "netplugin-agent", "--help"], cwd=tmp_path)
-    found = (
-        "from importlib.metadata import entry_points as e; print(*e(group='netplugin.backends'))"
-    )
+    found = "from importlib.metadata import entry_points as e; print(*e(group='netplugin.backends'))"
     backends = run([programs / "python", "-c", found], cwd=tmp_path)
     assert "dpdkvhostuser" in backends and "linuxbridge" in backends

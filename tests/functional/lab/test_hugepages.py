@@ -50,9 +50,7 @@ def test_an_error_in_the_block_gives_back(pool: Path) -> None:
     assert pool.read_text() == "5"
 
 
-def test_a_kernel_short_of_memory_keeps_nothing(
-    pool: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_short_of_memory_keeps_nothing(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stingy(pages: int) -> int:
         pool.write_text(str(min(pages, 8)))
         return min(pages, 8)

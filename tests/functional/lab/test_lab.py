@@ -117,9 +117,7 @@ def test_guests_ping_again_after_vswitchd_was_killed(ovs: PrivateOvs, vhost_gues
     try:
         vhost_guests[0].wait_pings(ADDRESSES[1])
     except LabTimeout as silent:
-        raise LabError(
-            f"{silent}\n{ovs.vsctl('list', 'Interface')}\n{ovs.vswitchd.tail()}"
-        ) from silent
+        raise LabError(f"{silent}\n{ovs.vsctl('list', 'Interface')}\n{ovs.vswitchd.tail()}") from silent
     assert vhost_guests[1].pings(ADDRESSES[0])
 
 
@@ -192,9 +190,7 @@ def test_a_command_that_hangs_is_given_up(vhost_guests: Pair) -> None:
     assert vhost_guests[0].run("echo alive") == (0, "alive\n")
 
 
-def test_guests_live_on_when_libvirtd_is_killed(
-    daemons: PrivateLibvirt, vhost_guests: Pair
-) -> None:
+def test_guests_live_on_when_libvirtd_is_killed(daemons: PrivateLibvirt, vhost_guests: Pair) -> None:
     daemons.kill_libvirtd()
     try:
         assert vhost_guests[0].pings(ADDRESSES[1])

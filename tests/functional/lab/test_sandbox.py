@@ -152,11 +152,10 @@ def assert_gone(sandboxed: Running) -> None:
     """Soon: the last process may be on its way out, without an environment and not yet out of its
     namespaces (``do_exit`` in kernel/exit.c)."""
     wait_for(
-        lambda: not (
-            processes_with(sandboxed.mark) or sandboxed.namespaces & namespaces_in_use()
-        ),
-        60, "its processes and namespaces are gone",
-    )  # fmt: skip
+        lambda: not (processes_with(sandboxed.mark) or sandboxed.namespaces & namespaces_in_use()),
+        60,
+        "its processes and namespaces are gone",
+    )
     assert not (hugepages.LEDGER / f"{sandboxed.outer.pid}.json").exists()
 
 
@@ -172,9 +171,7 @@ def test_nothing_stays_after_the_command_ends(tmp_path: Path, how: str, status: 
         assert_gone(sandboxed)
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 5), (signal.SIGTERM, 128 + signal.SIGTERM)]
-)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 5), (signal.SIGTERM, 128 + signal.SIGTERM)])
 def test_nothing_stays_after_a_signal(tmp_path: Path, number: signal.Signals, status: int) -> None:
     with nothing_stays(tmp_path), running("wait", tmp_path) as sandboxed:
         # To the whole group, as a terminal does.

@@ -31,9 +31,7 @@ def test_every_route_has_a_role(tmp_path: Path) -> None:
     table = [(method, path) for method, path, _ in ROUTES]
     assert len(table) == len(set(table))
     needed = found - {("GET", path) for path in OPEN_PATHS} | {("GET", "/openapi.json")}
-    assert set(table) == needed, (
-        "agents/api/roles.py names each route of agents/api/http.py, and no other"
-    )
+    assert set(table) == needed, "agents/api/roles.py names each route of agents/api/http.py, and no other"
 
 
 def test_what_changes_something_needs_more_than_read() -> None:
@@ -89,9 +87,19 @@ def test_the_role_of_a_body(path: str, body: Any, field: str | None) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[" * 100_000, b"\xff", b"[]", b"null", b"1", b'{"put": {"a": 1}}',
-     b'{"put": [1, null]}', b'{"vf": [], "port_security": 0}'],
-)  # fmt: skip
+    [
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b"\xff",
+        b"[]",
+        b"null",
+        b"1",
+        b'{"put": {"a": 1}}',
+        b'{"put": [1, null]}',
+        b'{"vf": [], "port_security": 0}',
+    ],
+)
 @pytest.mark.parametrize("path", ["/v1/ports/p1", "/v1/ports:batch", "/v1/reconcile"])
 def test_what_is_no_body_of_ours_is_for_the_application_to_refuse(path: str, body: bytes) -> None:
     assert roles.of_body(path, body) is None
@@ -133,12 +141,17 @@ def test_names_of_certificates() -> None:
 @pytest.mark.parametrize(
     ("option", "entry"),
     [
-        ("socket_roles", "plug"), ("socket_roles", "plug:"), ("socket_roles", "write:*"),
-        ("socket_roles", "plug:no-such-user-here"), ("socket_roles", "plug:@no-such-group-here"),
-        ("socket_roles", "plug:\N{SUPERSCRIPT TWO}"), ("socket_roles", "plug:@\N{SUPERSCRIPT TWO}"),
-        ("cert_roles", "platform"), ("cert_roles", "Plug:platform"),
+        ("socket_roles", "plug"),
+        ("socket_roles", "plug:"),
+        ("socket_roles", "write:*"),
+        ("socket_roles", "plug:no-such-user-here"),
+        ("socket_roles", "plug:@no-such-group-here"),
+        ("socket_roles", "plug:\N{SUPERSCRIPT TWO}"),
+        ("socket_roles", "plug:@\N{SUPERSCRIPT TWO}"),
+        ("cert_roles", "platform"),
+        ("cert_roles", "Plug:platform"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_rule_is_named(option: str, entry: str) -> None:
     with pytest.raises(ValueError, match=option):
         rules(**{option: [entry]})
@@ -206,8 +219,14 @@ def entries(path: Path) -> list[dict[str, Any]]:
 
 
 def write(log: AuditLog, **more: Any) -> None:
-    call = {"caller": "c", "role": "plug", "peer": "192.0.2.1:5", "method": "PUT",
-            "path": "/v1/ports/p1", "status": 200}  # fmt: skip
+    call = {
+        "caller": "c",
+        "role": "plug",
+        "peer": "192.0.2.1:5",
+        "method": "PUT",
+        "path": "/v1/ports/p1",
+        "status": 200,
+    }
     log.called(**{**call, **more})
 
 

@@ -53,25 +53,37 @@ class Setting:
     ) -> httpx.Response:
         async def send() -> httpx.Response:
             transport = httpx.ASGITransport(self._gate)
-            async with httpx.AsyncClient(
-                transport=transport, base_url="http://127.0.0.1"
-            ) as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
                 return await client.request(method, path, headers=headers, content=body)
 
         return asyncio.run(send())
 
 
 WRONG = [
-    None, "", "first-token", "Bearer", "Bearer ", "Bearer wrong", "Bearer first-toke",
-    "Bearer first-token2", "Bearer FIRST-TOKEN", "Basic first-token", "Bearer first-token second-token",
-]  # fmt: skip
+    None,
+    "",
+    "first-token",
+    "Bearer",
+    "Bearer ",
+    "Bearer wrong",
+    "Bearer first-toke",
+    "Bearer first-token2",
+    "Bearer FIRST-TOKEN",
+    "Basic first-token",
+    "Bearer first-token second-token",
+]
 
 
 def test_a_wrong_token_is_always_the_same_401() -> None:
     setting = Setting(TOKENS)
     answers = set()
-    for method, path in (("GET", "/v1/ports"), ("PUT", "/v1/ports/a"), ("GET", "/metrics"),
-                         ("GET", "/nope"), ("POST", "/healthz/../v1/ports:batch")):  # fmt: skip
+    for method, path in (
+        ("GET", "/v1/ports"),
+        ("PUT", "/v1/ports/a"),
+        ("GET", "/metrics"),
+        ("GET", "/nope"),
+        ("POST", "/healthz/../v1/ports:batch"),
+    ):
         for wrong in WRONG:
             headers = {} if wrong is None else {"Authorization": wrong}
             answer = setting.call(method, path, headers=headers)
@@ -90,9 +102,7 @@ def test_the_401_says_what_to_send() -> None:
     assert "Authorization: Bearer" in answer.json()["fix"]
 
 
-@pytest.mark.parametrize(
-    "header", ["Bearer first-token", "bearer second-token", "BEARER first-token "]
-)
+@pytest.mark.parametrize("header", ["Bearer first-token", "bearer second-token", "BEARER first-token "])
 def test_a_known_token_passes(header: str) -> None:
     setting = Setting(TOKENS)
     for method in ("GET", "PUT"):
@@ -265,9 +275,12 @@ def test_a_taskuuid_of_any_bytes_is_refused(raw: bytes) -> None:
         sent.append(message)
 
     scope = {
-        "type": "http", "method": "PUT", "path": "/v1/ports/a", "query_string": b"",
+        "type": "http",
+        "method": "PUT",
+        "path": "/v1/ports/a",
+        "query_string": b"",
         "headers": [(b"taskuuid", raw)],
-    }  # fmt: skip
+    }
     asyncio.run(setting._gate(scope, receive, send))
     assert sent[0]["status"] == 422
     assert setting.journal.accepted == []
@@ -284,17 +297,20 @@ def test_the_path_keeps_its_shape_in_the_journal() -> None:
     setting.call("DELETE", "/v1/ports/a%3Fb%2520", headers=_async("t-1"))
     setting.call("POST", "/v1/ports:batch", headers=_async("t-2"))
     assert [call[3] for call in setting.journal.accepted] == [
-        "/v1/ports/a%3Fb%2520", "/v1/ports:batch",
-    ]  # fmt: skip
+        "/v1/ports/a%3Fb%2520",
+        "/v1/ports:batch",
+    ]
 
 
 @pytest.mark.parametrize(
     ("callback", "status", "code"),
     [
-        (None, 422, "invalid_request"), ("", 422, "invalid_request"),
-        ("http://elsewhere/", 403, "forbidden"), ("file:///etc/passwd", 403, "forbidden"),
+        (None, 422, "invalid_request"),
+        ("", 422, "invalid_request"),
+        ("http://elsewhere/", 403, "forbidden"),
+        ("file:///etc/passwd", 403, "forbidden"),
     ],
-)  # fmt: skip
+)
 def test_callbacks_are_checked_before_the_answer(
     running: Agent, callback: str | None, status: int, code: str
 ) -> None:

@@ -63,8 +63,15 @@ def test_loopback_needs_a_credential_too(host: str, token_file: str) -> None:
 
 
 # ``localhost`` and the like: what a name resolves to may change after it was judged.
-ELSEWHERE = ["0.0.0.0", "::", "192.0.2.1", "2001:db8::1", "localhost", "127.0.0.1.example.org",
-             "::ffff:192.0.2.1"]  # fmt: skip
+ELSEWHERE = [
+    "0.0.0.0",
+    "::",
+    "192.0.2.1",
+    "2001:db8::1",
+    "localhost",
+    "127.0.0.1.example.org",
+    "::ffff:192.0.2.1",
+]
 
 
 @pytest.mark.parametrize("host", ELSEWHERE)
@@ -137,9 +144,7 @@ def test_of_many_that_start_at_once_one_listens(tmp_path: Path) -> None:
 
 
 def test_tokens(tmp_path: Path) -> None:
-    path = _tokens(
-        tmp_path, "# of alice\n\n  one \r\nread:grafana two\nplug:zstack\tthree\n", 0o600
-    )
+    path = _tokens(tmp_path, "# of alice\n\n  one \r\nread:grafana two\nplug:zstack\tthree\n", 0o600)
     one, *named = read_tokens(Path(path))
     assert (one.secret, one.role) == (b"one", Role.OPERATE)
     assert "one" not in one.name
@@ -148,9 +153,17 @@ def test_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["two words", "oprate:x s3cret", "OPERATE:x s3cret", "plug: s3cret", "plug:a/b s3cret",
-             "plug:x s3cret more", "s3cret # a comment"],
-)  # fmt: skip
+    "line",
+    [
+        "two words",
+        "oprate:x s3cret",
+        "OPERATE:x s3cret",
+        "plug: s3cret",
+        "plug:a/b s3cret",
+        "plug:x s3cret more",
+        "s3cret # a comment",
+    ],
+)
 def test_a_line_that_is_neither_form_is_refused_and_not_shown(tmp_path: Path, line: str) -> None:
     with pytest.raises(ValueError, match="line 2") as caught:
         read_tokens(Path(_tokens(tmp_path, f"one\n{line}\n", 0o600)))
@@ -181,9 +194,7 @@ def test_a_token_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         listen(token_file=str(tmp_path / "nonexistent"))
 
 
-def test_the_agent_says_why_and_touches_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_agent_says_why_and_touches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     conf = tmp_path / "netplugin.conf"
     state = tmp_path / "state"
     conf.write_text(f"[DEFAULT]\nstate_path = {state}\n[api]\nbind_host = 0.0.0.0\n")

@@ -105,9 +105,7 @@ def test_no_number_is_given_to_a_network_before_the_host_can_be_read(tmp_path: P
 
 
 def test_a_network_changes_for_all_but_the_port_that_fails(client: Client, running: Agent) -> None:
-    before, after = (
-        NetworkSpec(type="vxlan", vni=5001, peers=peers) for peers in (("10.9.0.2",), ())
-    )
+    before, after = (NetworkSpec(type="vxlan", vni=5001, peers=peers) for peers in (("10.9.0.2",), ()))
     client.put_network("blue", before)
     for port_id in ("bad", "good"):
         client.put_port(port_id, spec(**BLUE))
@@ -167,9 +165,7 @@ def test_ports_of_a_backend_that_could_not_be_loaded(tmp_path: Path) -> None:
 
 def test_ports_from_before_there_were_claims_claim_what_they_have(tmp_path: Path) -> None:
     class Claiming(FakeBackend):
-        def claims(
-            self, intent: Intent, observed: Seen, taken: Mapping[Claim, str]
-        ) -> tuple[Claim, ...]:
+        def claims(self, intent: Intent, observed: Seen, taken: Mapping[Claim, str]) -> tuple[Claim, ...]:
             return (Claim("path", f"/run/{intent.port_id}"),)
 
     host = FakeHost()

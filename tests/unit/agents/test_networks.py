@@ -164,11 +164,7 @@ def test_what_the_host_refuses_goes_back(client: Client, running: Agent) -> None
     client.put_port("p1", port())
 
     def refuse(change: Change) -> None:
-        if (
-            isinstance(change, WriteNetwork)
-            and change.overlay
-            and len(change.overlay.spec.peers) > 1
-        ):
+        if isinstance(change, WriteNetwork) and change.overlay and len(change.overlay.spec.peers) > 1:
             raise HostError("no room for a peer", step="fdb")
 
     running.host.on_apply = refuse
@@ -342,9 +338,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "field"), WRONG)
-def test_a_wrong_field_is_named_and_nothing_changes(
-    client: Client, body: dict[str, Any], field: str
-) -> None:
+def test_a_wrong_field_is_named_and_nothing_changes(client: Client, body: dict[str, Any], field: str) -> None:
     answer = client._http.put("/v1/networks/net-1", json={"type": "vxlan", **body})
     assert answer.status_code == 422
     assert [error["field"] for error in answer.json()["errors"]] == [field]

@@ -50,9 +50,7 @@ def assert_settled(world: World) -> None:
     assert {r.port_id: r.spec for r in records} == world.host.ports
     assert {r.state for r in records} <= {PortState.ACTIVE}
     used = {r.spec.overlay_id for r in records} - {None}
-    assert world.host.networks == {
-        n.network_id: n for n in world.store.networks() if n.network_id in used
-    }
+    assert world.host.networks == {n.network_id: n for n in world.store.networks() if n.network_id in used}
     assert len({n.local_vlan for n in world.store.networks()}) == len(world.store.networks())
     assert world.reconciler.check(dry_run=True).changes == []
 
@@ -111,14 +109,10 @@ class Machine(RuleBasedStateMachine):
         self.world = new_world(self._directory.name)
 
     @rule(network_id=_NETWORKS, vni=st.integers(1, 4), peers=_PEERS, crash_at=_CRASH)
-    def put_network(
-        self, network_id: str, vni: int, peers: list[str], crash_at: int | None
-    ) -> None:
+    def put_network(self, network_id: str, vni: int, peers: list[str], crash_at: int | None) -> None:
         before = self.world.store.network(network_id)
         in_use = before is not None and self.world.store.ports_on(network_id)
-        spec = NetworkSpec(
-            type="vxlan", vni=before.spec.vni if in_use and before else vni, peers=peers
-        )
+        spec = NetworkSpec(type="vxlan", vni=before.spec.vni if in_use and before else vni, peers=peers)
 
         def step() -> None:
             self.world.store.save_network(network_id, spec, self.world.backend.held_vlans())

@@ -21,13 +21,20 @@ from tests.unit.core.pmd_states import core, queue, state
 
 READING = PmdReading(
     state(
-        core(2, queue("nic", 0, 60, port_numa_node=1), queue("vm", 3, None), busy_percent=62.5,
-             cycles_per_packet=500.0, processing_cycles_per_packet=200.5, overhead_percent=2),
+        core(
+            2,
+            queue("nic", 0, 60, port_numa_node=1),
+            queue("vm", 3, None),
+            busy_percent=62.5,
+            cycles_per_packet=500.0,
+            processing_cycles_per_packet=200.5,
+            overhead_percent=2,
+        ),
         core(3, busy_percent=None, isolated=True),
         unpolled=(UnpolledQueue(port="x", queue=0),),
     ),
     {2: PmdCounters(1000, 5000, 3000, 0, 7, 1)},
-)  # fmt: skip
+)
 
 
 @pytest.fixture

@@ -46,9 +46,7 @@ LONG = settings.get_current_profile_name() == "long"
 def make_spec(vlan_id: int = 100, claims: int = 1, **fields: Any) -> PortSpec:
     """``claims``: how many claims the port needs, which can change while it is live."""
     network = {"type": "vlan", "physical_network": "physnet1", "vlan_id": vlan_id}
-    return PortSpec.model_validate(
-        {**SPEC, "network": network, "qos": {"ingress_kbps": claims}, **fields}
-    )
+    return PortSpec.model_validate({**SPEC, "network": network, "qos": {"ingress_kbps": claims}, **fields})
 
 
 def needed(spec: PortSpec) -> int:
@@ -121,9 +119,7 @@ class Backend(FakeBackend):
         self._clock.tick()
         return seen
 
-    def claims(
-        self, intent: Intent, observed: Observation, taken: Mapping[Claim, str]
-    ) -> tuple[Claim, ...]:
+    def claims(self, intent: Intent, observed: Observation, taken: Mapping[Claim, str]) -> tuple[Claim, ...]:
         """Nothing that another port has, in the store or still on the host."""
         self._clock.tick()
         assert intent.spec is not None
@@ -270,8 +266,10 @@ def may_be(op: Operation, before: PortSpec | None) -> set[PortSpec | None]:
     if isinstance(op, Delete):
         return {before, None} if answer(op) == "none" else {None}  # a failed one is gone later
     reported: dict[str, set[PortSpec | None]] = {
-        "ok": {op.spec}, "error": {before}, "none": {before, op.spec},
-    }  # fmt: skip
+        "ok": {op.spec},
+        "error": {before},
+        "none": {before, op.spec},
+    }
     return reported[answer(op)]
 
 
@@ -301,10 +299,7 @@ class Scenario:
             world.host.faults[self.faulty] = "no memory"
         world.host.forgetful = {self.forgetful}
         world.host.refuses = lambda i, spec: i in self.refuses and self.refuses[i] == spec
-        return [
-            world.delete(i) if spec is None else world.put(i, spec)
-            for i, spec in self.asked.items()
-        ]
+        return [world.delete(i) if spec is None else world.put(i, spec) for i, spec in self.asked.items()]
 
 
 SCENARIOS = [
@@ -317,9 +312,7 @@ SCENARIOS = [
     Scenario("a DELETE", {"o": OLD, "a": OLD}, {"a": None}),
     Scenario("a DELETE of what is gone", {"o": OLD, "a": OLD}, {"a": None}, drifted="a"),
     Scenario("a DELETE of what never was", {"o": OLD}, {"a": None}),
-    Scenario(
-        "a batch", {"o": OLD, "a": OLD, "b": OLD}, {"a": NEW, "b": None, "c": OLD, "d": OLD}
-    ),
+    Scenario("a batch", {"o": OLD, "a": OLD, "b": OLD}, {"a": NEW, "b": None, "c": OLD, "d": OLD}),
     Scenario("a first PUT that is refused", {"o": OLD}, {"a": NEW}, {"a": NEW}),
     Scenario("a first PUT that is not kept", {"o": OLD}, {"a": NEW}, forgetful="a"),
     Scenario("a first PUT that does not work", {"o": OLD}, {"a": NEW}, faulty="a"),
@@ -328,10 +321,12 @@ SCENARIOS = [
     Scenario("a DELETE that is refused", {"o": OLD, "a": OLD}, {"a": None}, {"a": None}),
     Scenario("more than there is", {"o": WIDE}, {"a": WIDE, "b": OLD}),
     Scenario(
-        "a batch in which all goes wrong that can", {"o": OLD, "a": OLD, "b": OLD},
-        {"a": NEW, "b": None, "c": OLD, "d": NEW}, {"a": NEW, "b": None, "d": NEW},
+        "a batch in which all goes wrong that can",
+        {"o": OLD, "a": OLD, "b": OLD},
+        {"a": NEW, "b": None, "c": OLD, "d": NEW},
+        {"a": NEW, "b": None, "d": NEW},
     ),
-]  # fmt: skip
+]
 each_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
 each_kind = pytest.mark.parametrize("kind", [Backend, Unclaiming], ids=["claims", "nothing"])
 
@@ -382,9 +377,7 @@ def test_without_a_crash(scenario: Scenario, kind: type[Backend]) -> None:
         assert all(op.future.done() for op in asked)
         for op in asked:
             wrong = op.port_id in {*scenario.refuses, scenario.faulty, scenario.forgetful}
-            exhausted = (
-                kind is Backend and op.port_id == "b" and scenario.name == "more than there is"
-            )
+            exhausted = kind is Backend and op.port_id == "b" and scenario.name == "more than there is"
             assert answer(op) == ("error" if wrong or exhausted else "ok"), op
         heal(world)
         assert world.check()
@@ -776,9 +769,7 @@ class Machine(RuleBasedStateMachine):
         self.down = False
 
     @rule(asked=_ASKED, refused=st.sets(_PORTS), crash_at=_CRASH)
-    def ask(
-        self, asked: Mapping[str, PortSpec | None], refused: set[str], crash_at: int | None
-    ) -> None:
+    def ask(self, asked: Mapping[str, PortSpec | None], refused: set[str], crash_at: int | None) -> None:
         world = self.world
         if not self.down:
             world.host.refuses = lambda i, spec: i in refused and asked.get(i, ...) == spec
@@ -789,8 +780,7 @@ class Machine(RuleBasedStateMachine):
         adopted = {
             i
             for i in asked.keys() & world.host.ports.keys()
-            if (r := world.store.get(i)) is None
-            or (r.state is PortState.PENDING and not r.previous)
+            if (r := world.store.get(i)) is None or (r.state is PortState.PENDING and not r.previous)
         }
         through = world.serve(ops, crash_at)
         assert not through or all(op.future.done() for op in ops)

@@ -41,9 +41,7 @@ async def _nothing(scope: Any, receive: Any, send: Any) -> None:
     """No call comes."""
 
 
-def test_reading_credentials_again_is_supervised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_credentials_again_is_supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_CREDENTIALS_EVERY_S", 0.01)
     supervisor = Supervisor()
 
@@ -81,8 +79,12 @@ async def _serving(listen: Listen, limits: ConnectionLimits) -> AsyncIterator[se
     started = asyncio.Event()
     made = server.Server(
         uvicorn.Config(_answers, lifespan="off", log_config=None),
-        listen, Credentials(listen), limits, Supervisor(), when_started=started.set,
-    )  # fmt: skip
+        listen,
+        Credentials(listen),
+        limits,
+        Supervisor(),
+        when_started=started.set,
+    )
     serving = asyncio.create_task(made._serve())
     await asyncio.wait_for(started.wait(), DEADLINE_S)
     yield made
@@ -122,11 +124,27 @@ def test_a_tls_client_that_says_nothing_does_not_delay_the_end(tmp_path: Path) -
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
-            "-nodes", "-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=agent",
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-keyout",
+            str(key),
+            "-out",
+            str(cert),
+            "-days",
+            "2",
+            "-subj",
+            "/CN=agent",
         ],
-        check=True, capture_output=True, timeout=DEADLINE_S,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        timeout=DEADLINE_S,
+    )
     listen = Listen(None, "127.0.0.1", 0, Access(), tls_cert=str(cert), tls_key=str(key))
 
     def connected(port: int) -> ssl.SSLSocket:

@@ -84,9 +84,14 @@ def claims_in(path: Path) -> set[tuple[str, str]]:
 def test_a_record_comes_back_as_it_was_saved(store: Store, path: Path) -> None:
     problem = HostError("no", step="apply", port_id="p1", fix="try").problem()
     whole = Record(
-        "p1", make_spec(queues=4), PortState.FAILED, previous=make_spec(), error=problem,
-        claims=(Claim("tag", "7"), vf(1)), timings_ms={"apply": 1.5},
-    )  # fmt: skip
+        "p1",
+        make_spec(queues=4),
+        PortState.FAILED,
+        previous=make_spec(),
+        error=problem,
+        claims=(Claim("tag", "7"), vf(1)),
+        timings_ms={"apply": 1.5},
+    )
     bare = replace(record("p0"), timings_ms={})
     store.save([whole, bare])
     assert store.get("p1") == whole
@@ -190,9 +195,7 @@ def test_a_row_that_cannot_be_read_on_a_full_disk_hurts_no_other(store: Store, p
     assert [a.key for a in store.set_aside.all()] == ["p1"], "for this run"
 
 
-def test_the_number_of_a_network_that_cannot_be_read_is_no_other_networks(
-    store: Store, path: Path
-) -> None:
+def test_the_number_of_a_network_that_cannot_be_read_is_no_other_networks(store: Store, path: Path) -> None:
     blue = store.save_network("blue", NetworkSpec(type="vxlan", vni=5001, mtu=1400))
     store.database.sql.execute("UPDATE networks SET spec = '?'")
     store.close()
@@ -357,9 +360,7 @@ def test_many_threads_race_for_the_same_claims(store: Store, path: Path) -> None
     assert {r.port_id for r in reopened(path)} == set(store.claims().values())
 
 
-def test_what_a_claim_remembers_comes_back_and_is_no_part_of_what_it_is(
-    store: Store, path: Path
-) -> None:
+def test_what_a_claim_remembers_comes_back_and_is_no_part_of_what_it_is(store: Store, path: Path) -> None:
     memory = {"mac": "52:54:00:00:00:01", "original": {"vlan": 7, "driver": None}}
     store.save([record("p1", Claim("vf", vf(1).key, memory))])
     [found] = reopened(path)
@@ -372,9 +373,7 @@ def test_a_file_of_version_2_is_taken_over(path: Path) -> None:
     old.save([record("p1", vf(1))])
     old.close()
     db = sqlite3.connect(path)
-    db.executescript(
-        "ALTER TABLE claims DROP COLUMN memory; DROP TABLE quarantine; PRAGMA user_version=2"
-    )
+    db.executescript("ALTER TABLE claims DROP COLUMN memory; DROP TABLE quarantine; PRAGMA user_version=2")
     db.close()
     for _ in range(2):  # and once it is taken over it is opened as any other
         store = Store(path)
@@ -461,21 +460,28 @@ def test_open_tasks_are_those_to_do_and_to_deliver_in_order(store: Store, path: 
     store.tasks.update(task("m", state=TaskState.DELIVERED))
     other = Store(path)
     assert [(t.taskuuid, t.state) for t in other.tasks.open()] == [
-        ("z", TaskState.ACCEPTED), ("a", TaskState.DONE), ("b", TaskState.ACCEPTED),
-    ]  # fmt: skip
+        ("z", TaskState.ACCEPTED),
+        ("a", TaskState.DONE),
+        ("b", TaskState.ACCEPTED),
+    ]
     done = other.tasks.get("a")
     assert done is not None
     assert done.public().model_dump() == {
-        "taskuuid": "a", "state": "done", "attempts": 3, "result": {"success": True},
-    }  # fmt: skip
+        "taskuuid": "a",
+        "state": "done",
+        "attempts": 3,
+        "result": {"success": True},
+    }
     other.close()
 
 
 def test_only_what_is_over_and_old_is_forgotten(store: Store) -> None:
     for name, state in (
-        ("t1", TaskState.ACCEPTED), ("t2", TaskState.DONE),
-        ("t3", TaskState.DELIVERED), ("t4", TaskState.EXPIRED),
-    ):  # fmt: skip
+        ("t1", TaskState.ACCEPTED),
+        ("t2", TaskState.DONE),
+        ("t3", TaskState.DELIVERED),
+        ("t4", TaskState.EXPIRED),
+    ):
         store.tasks.update(replace(store.tasks.write(task(name))[0], state=state))
     store.tasks.forget(0.0)
     assert store.tasks.get("t3") is not None

@@ -45,9 +45,7 @@ def test_the_mark_follows_the_commits_of_the_same_store(store: Store) -> None:
     assert marks.findings("b") == []
 
 
-def test_an_older_copy_says_so_until_somebody_has_compared(
-    store: Store, path: Path, tmp_path: Path
-) -> None:
+def test_an_older_copy_says_so_until_somebody_has_compared(store: Store, path: Path, tmp_path: Path) -> None:
     commit(store, "p1")
     shutil.copytree(path.parent, tmp_path / "copy")
     commit(store, "p2")

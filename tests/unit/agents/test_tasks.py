@@ -95,17 +95,29 @@ def test_allowed(url: str) -> None:
         "http://[2001:db8::1]:8080/v1",
         "http://[2001:db8::1]:8080/v10",
         # no such URLs
-        "", "/cb", "//manager.example.org:8443/cb", "manager.example.org:8443/cb", "https://",
-        "https:///cb", "https:manager.example.org:8443/cb", "https://manager.example.org:x/cb",
-        "https://manager.example.org:99999/cb", "http://[2001:db8::1", "file:///cb",
-        "javascript:alert(1)", "ftp://manager.example.org:8443/cb",
+        "",
+        "/cb",
+        "//manager.example.org:8443/cb",
+        "manager.example.org:8443/cb",
+        "https://",
+        "https:///cb",
+        "https:manager.example.org:8443/cb",
+        "https://manager.example.org:x/cb",
+        "https://manager.example.org:99999/cb",
+        "http://[2001:db8::1",
+        "file:///cb",
+        "javascript:alert(1)",
+        "ftp://manager.example.org:8443/cb",
         # bytes that one parser drops and another keeps
-        "https://manager.example.org:8443/cb\n", "https://manager.example.org:8443/\tcb",
-        " https://manager.example.org:8443/cb", "https://manager.example.org:8443/cb x",
-        "https://manager.example.org:8443/cb\r\nHost: evil.org", "https://m\u00e4nager.example.org/cb",
+        "https://manager.example.org:8443/cb\n",
+        "https://manager.example.org:8443/\tcb",
+        " https://manager.example.org:8443/cb",
+        "https://manager.example.org:8443/cb x",
+        "https://manager.example.org:8443/cb\r\nHost: evil.org",
+        "https://m\u00e4nager.example.org/cb",
         "https://manager.example.org:8443/cb\x00",
     ],
-)  # fmt: skip
+)
 def test_not_allowed(url: str) -> None:
     assert not callback_allowed(url, ALLOW)
 
@@ -124,9 +136,35 @@ def test_default_ports_are_ports() -> None:
 
 
 _PIECES = st.sampled_from(
-    ["https:", "http:", "//", "/", "\\", "@", ":", "8443", ":8443", "manager.example.org", "evil.org",
-     "?", "#", "cb", "/cb", "..", ".", "%2e", "[", "]", "[::1]", ";", " ", "\t", "%00", "x"]
-)  # fmt: skip
+    [
+        "https:",
+        "http:",
+        "//",
+        "/",
+        "\\",
+        "@",
+        ":",
+        "8443",
+        ":8443",
+        "manager.example.org",
+        "evil.org",
+        "?",
+        "#",
+        "cb",
+        "/cb",
+        "..",
+        ".",
+        "%2e",
+        "[",
+        "]",
+        "[::1]",
+        ";",
+        " ",
+        "\t",
+        "%00",
+        "x",
+    ]
+)
 
 
 @given(st.lists(_PIECES, max_size=12).map("".join))
@@ -203,9 +241,7 @@ class Receiver:
 
     def start(self) -> None:
         self._server.server_activate()
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.01,), daemon=True
-        )
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -300,9 +336,10 @@ def test_carried_out_and_delivered(journal: ToldJournal, receiver: Receiver) -> 
         await made.start(app)
         await made.accept("t1", f"{receiver.url}/x", "PUT", "/v1/ports/a?x=%20", b"{}")
         assert await receiver.next() == (
-            "/cb/x", "t1",
+            "/cb/x",
+            "t1",
             {"success": True, "error": "", "status": 200, "result": {"port_id": "a"}},
-        )  # fmt: skip
+        )
         done = await journal.until_state(TaskState.DELIVERED)
         assert (done.attempts, (await made.get("t1")).state) == (1, TaskState.DELIVERED)
         await made.stop()
@@ -353,9 +390,7 @@ def test_a_mistake_of_ours_is_delivered_too(journal: ToldJournal, receiver: Rece
     run(scenario)
 
 
-def test_sent_again_and_again_it_is_carried_out_once(
-    journal: ToldJournal, receiver: Receiver
-) -> None:
+def test_sent_again_and_again_it_is_carried_out_once(journal: ToldJournal, receiver: Receiver) -> None:
     receiver.start()
     app = Application()
 
@@ -455,9 +490,7 @@ def test_given_up_when_it_expires(journal: ToldJournal, receiver: Receiver) -> N
     assert journal.open() == []
 
 
-def test_cut_off_by_a_crash_it_is_carried_out_again(
-    journal: ToldJournal, receiver: Receiver
-) -> None:
+def test_cut_off_by_a_crash_it_is_carried_out_again(journal: ToldJournal, receiver: Receiver) -> None:
     receiver.start()
     app = Application()
 
@@ -480,9 +513,7 @@ def test_cut_off_by_a_crash_it_is_carried_out_again(
         made = runner(journal, receiver)
         assert (await made.get("t1")).state is TaskState.ACCEPTED
         await made.start(app)
-        await made.accept(
-            "t1", receiver.url, "PUT", "/v1/ports/a", b"{}"
-        )  # the platform asks again
+        await made.accept("t1", receiver.url, "PUT", "/v1/ports/a", b"{}")  # the platform asks again
         assert (await receiver.next())[1] == "t1"
         await journal.until_state(TaskState.DELIVERED)
         await made.stop()
@@ -616,9 +647,7 @@ def test_a_result_that_cannot_be_delivered_holds_up_no_other_call(
     async def restarted() -> None:
         made = runner(journal, receiver)
         # Journalled by an agent that was killed before it began.
-        call = JournalledTask(
-            "a3", "f", "PUT", "/v1/ports/a", b"3", receiver.url, TaskState.ACCEPTED
-        )
+        call = JournalledTask("a3", "f", "PUT", "/v1/ports/a", b"3", receiver.url, TaskState.ACCEPTED)
         journal.write(call)
         await made.start(app)
         await journal.until(lambda task: task.taskuuid == "a3" and task.state is TaskState.DONE)
@@ -782,9 +811,7 @@ def test_through_the_agent_and_across_its_restart(tmp_path: Path, receiver: Rece
     with agent(tmp_path, callback_allow=[receiver.url]) as running:
         with served_agent(running) as url:
             for _ in range(3):
-                answer = httpx.put(
-                    f"{url}/v1/ports/p1", headers=headers, json=SPEC, trust_env=False
-                )
+                answer = httpx.put(f"{url}/v1/ports/p1", headers=headers, json=SPEC, trust_env=False)
                 assert (answer.status_code, answer.content) == (200, b"")
             changed = {**SPEC, "queues": 2}
             answer = httpx.put(f"{url}/v1/ports/p1", headers=headers, json=changed, trust_env=False)
@@ -824,9 +851,7 @@ def test_an_unreachable_name_is_no_crash(journal: ToldJournal) -> None:
 
 def journalled(number: int, body: bytes = b"{}") -> JournalledTask:
     path = f"/v1/ports/p{number}"
-    return JournalledTask(
-        f"t{number}", "f", "PUT", path, body, "http://p.example.org/", TaskState.ACCEPTED
-    )
+    return JournalledTask(f"t{number}", "f", "PUT", path, body, "http://p.example.org/", TaskState.ACCEPTED)
 
 
 def test_the_oldest_finished_tasks_make_room(tmp_path: Path) -> None:

@@ -164,9 +164,7 @@ def test_a_batch_has_teams_beside_single_ports(running: Agent, hosts: Hosts) -> 
 
 @pytest.mark.parametrize("broken", ["card", "soft"])
 def test_if_one_cannot_be_had_there_is_none(running: Agent, hosts: Hosts, broken: str) -> None:
-    getattr(hosts, broken).on_apply = lambda change: (
-        refusing(*change.ports)(change) if change.spec else None
-    )
+    getattr(hosts, broken).on_apply = lambda change: refusing(*change.ports)(change) if change.spec else None
     with pytest.raises(HostError, match="it does not go"):
         put(running)
     assert hosts.ports() == set() and running.store.records() == []
@@ -231,10 +229,12 @@ def test_a_standby_that_fails_degrades_the_port(running: Agent) -> None:
     [
         (lambda a: put(a, SPEC, BESIDE), "standby of port p1"),
         (lambda a: delete(a, BESIDE), "standby of port p1"),
-        (lambda a: put(a, SPEC.model_copy(update={"vf": PortSpec.model_fields["vf"].default})),
-         "cannot change on a live port"),
+        (
+            lambda a: put(a, SPEC.model_copy(update={"vf": PortSpec.model_fields["vf"].default})),
+            "cannot change on a live port",
+        ),
     ],
-)  # fmt: skip
+)
 def test_half_a_team_cannot_be_had(running: Agent, hosts: Hosts, call: Any, words: str) -> None:
     put(running)
     before = (dict(hosts.card.ports), dict(hosts.soft.ports))
@@ -284,9 +284,7 @@ def test_whatever_a_crash_left_is_settled(
     """Each half may be missing, half made, made, or going; the standby may be as it was before."""
     beside = standby_spec(SPEC, "soft")
     if old:
-        beside = beside.model_copy(
-            update={"network": SPEC.network.model_copy(update={"vlan_id": 7})}
-        )
+        beside = beside.model_copy(update={"network": SPEC.network.model_copy(update={"vlan_id": 7})})
     left = [Record("p1", SPEC, first)] if first else []
     left += [Record(BESIDE, beside, second, standby_of="p1")] if second else []
     store = Store(tmp_path / "agent.db")
@@ -363,9 +361,7 @@ def test_comparing_goes_on_after_an_error_that_nobody_expected(
 def test_a_file_of_version_3_is_taken_over(tmp_path: Path) -> None:
     store = Store(tmp_path / "agent.db")
     store.save([Record("p1", SPEC, PortState.ACTIVE)])
-    store.database.sql.executescript(
-        "ALTER TABLE ports DROP COLUMN standby_of; PRAGMA user_version=3"
-    )
+    store.database.sql.executescript("ALTER TABLE ports DROP COLUMN standby_of; PRAGMA user_version=3")
     store.close()
     store = Store(tmp_path / "agent.db")
     record = store.get("p1")

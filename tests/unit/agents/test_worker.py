@@ -245,9 +245,7 @@ def test_what_is_to_be_tried_again_holds_up_no_other_port(scripted: Scripted, cl
     assert not worker.is_at("p1") and not turn(worker, clock)
 
 
-def test_what_waited_already_stays_behind_what_is_tried_again(
-    scripted: Scripted, clock: Clock
-) -> None:
+def test_what_waited_already_stays_behind_what_is_tried_again(scripted: Scripted, clock: Clock) -> None:
     worker = make(scripted, batch_size=1)
     settle(worker, clock)
     calls = [put("p1"), delete("p1"), put("p1"), put("p2")]
@@ -265,9 +263,7 @@ def test_what_waited_already_stays_behind_what_is_tried_again(
     assert all(op.future.done() for op in calls)
 
 
-def test_new_calls_and_those_that_are_tried_again_take_turns(
-    scripted: Scripted, clock: Clock
-) -> None:
+def test_new_calls_and_those_that_are_tried_again_take_turns(scripted: Scripted, clock: Clock) -> None:
     """Also where each try takes longer than the pause between two."""
     worker = make(scripted, batch_size=1)
     settle(worker, clock)
@@ -400,9 +396,7 @@ def test_past_its_deadline_it_is_answered_without_touching_the_host(
     assert host.written == [] and reconciler._ports.store.records() == []
 
 
-def test_an_operation_whose_caller_is_gone_is_not_done(
-    reconciler: Reconciler, host: FakeHost
-) -> None:
+def test_an_operation_whose_caller_is_gone_is_not_done(reconciler: Reconciler, host: FakeHost) -> None:
     gone, other = put("p1"), put("p2")
     gone.future.cancel()
     make(reconciler)._serve([gone, other])
@@ -468,9 +462,7 @@ def settle(worker: BackendWorker, clock: Clock) -> None:
     assert not turn(worker, clock)
 
 
-def test_the_first_look_comes_with_the_backends_word_or_without(
-    scripted: Scripted, clock: Clock
-) -> None:
+def test_the_first_look_comes_with_the_backends_word_or_without(scripted: Scripted, clock: Clock) -> None:
     reported, untold = make(scripted), make(scripted)
     reported.wake(Wake("connected"))
     assert turn(reported, clock) and reported.looked_once.is_set()
@@ -589,9 +581,7 @@ def test_an_errand_is_not_done_late_nor_for_nobody(
         late.result(DEADLINE_S)
 
 
-def test_what_is_not_settled_is_tried_again_less_and_less_often(
-    scripted: Scripted, clock: Clock
-) -> None:
+def test_what_is_not_settled_is_tried_again_less_and_less_often(scripted: Scripted, clock: Clock) -> None:
     worker = make(scripted)
     scripted.is_unsettled = True
     clock.passes(lane_module._FIRST_LOOK_S)
@@ -636,9 +626,7 @@ def test_calls_that_go_on_do_not_put_off_the_next_try(scripted: Scripted, clock:
     assert len(scripted.looks) - 1 >= 5
 
 
-def test_calls_that_never_end_hold_off_a_look_and_not_for_ever(
-    scripted: Scripted, clock: Clock
-) -> None:
+def test_calls_that_never_end_hold_off_a_look_and_not_for_ever(scripted: Scripted, clock: Clock) -> None:
     worker = make(scripted, interval_s=60.0)
     settle(worker, clock)
     for _ in range(200):
@@ -772,9 +760,7 @@ def test_a_stop_is_not_held_up_by_callers_that_are_gone(
 def test_a_look_is_made_for_who_asks_and_its_failure_is_theirs(scripted: Scripted) -> None:
     worker = make(scripted)
     worker.start()
-    assert (
-        worker.reconcile(in_time(), dry_run=True, remove_orphans=False).result(DEADLINE_S).ports == 0
-    )
+    assert worker.reconcile(in_time(), dry_run=True, remove_orphans=False).result(DEADLINE_S).ports == 0
     refusal = HostError("no", step="observe")
 
     def fail() -> None:
@@ -797,16 +783,12 @@ def test_what_nobody_waits_for_any_more_is_not_looked_at(tmp_path: Path) -> None
     with agent(tmp_path) as running, served_agent(running) as url:
         worker = running.service._workers["fake"]
         running.host.on_observe = hold
-        calls = threading.Thread(
-            target=lambda: httpx.post(f"{url}/v1/reconcile", timeout=DEADLINE_S)
-        )
+        calls = threading.Thread(target=lambda: httpx.post(f"{url}/v1/reconcile", timeout=DEADLINE_S))
         calls.start()
         assert busy.wait(DEADLINE_S)
         host, _, port = url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port))) as caller:
-            caller.sendall(
-                b"POST /v1/reconcile HTTP/1.1\r\nHost: 127.0.0.1\r\ncontent-length: 0\r\n\r\n"
-            )
+            caller.sendall(b"POST /v1/reconcile HTTP/1.1\r\nHost: 127.0.0.1\r\ncontent-length: 0\r\n\r\n")
             wait_until(lambda: bool(worker._jobs))
         wait_until(lambda: worker._jobs[0].future.cancelled())
         go_on.set()

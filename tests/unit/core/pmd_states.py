@@ -49,11 +49,8 @@ def states(draw: st.DrawFn) -> PmdState:
 
 def after(before: PmdState, proposal: PmdProposal) -> PmdState:
     """As it is when the proposal is set, and queues that idle stay where they were."""
-    pins = {
-        (p, int(q)): cpu for p, queues in proposal.affinity.items() for q, cpu in queues.items()
-    }
-    target = {(q.port, q.queue): q.cpu if q.proposed_cpu is None else q.proposed_cpu
-              for q in proposal.queues}  # fmt: skip
+    pins = {(p, int(q)): cpu for p, queues in proposal.affinity.items() for q, cpu in queues.items()}
+    target = {(q.port, q.queue): q.cpu if q.proposed_cpu is None else q.proposed_cpu for q in proposal.queues}
     moved = {
         c.cpu: [
             q.model_copy(update={"pinned_to": pins.get((q.port, q.queue), q.pinned_to)})
@@ -67,7 +64,5 @@ def after(before: PmdState, proposal: PmdProposal) -> PmdState:
     cores = []
     for c in before.cores:
         pinned = any(q.pinned_to == c.cpu for q in moved[c.cpu])
-        cores.append(
-            core(c.cpu, *moved[c.cpu], node=c.numa_node, isolated=pinned and settings.rxq_isolate)
-        )
+        cores.append(core(c.cpu, *moved[c.cpu], node=c.numa_node, isolated=pinned and settings.rxq_isolate))
     return state(*cores, settings=settings)

@@ -29,9 +29,7 @@ from tests.unit.agent import SPEC, Agent, agent, served_agent
 from tests.unit.core.pmd_states import core, queue
 from tests.unit.fakes import FakeBackend, FakeHost
 
-FLAGS = (
-    "--vm-id vm-1 --mac 52:54:00:12:34:56 --backend fake --physical-network physnet1 --vlan-id 100"
-)
+FLAGS = "--vm-id vm-1 --mac 52:54:00:12:34:56 --backend fake --physical-network physnet1 --vlan-id 100"
 
 Terminal = Callable[[int], None]
 
@@ -131,9 +129,7 @@ def test_spec_from_a_file_and_from_standard_input(
     assert (spec["queues"], spec["network"]["mtu"], spec["network"]["vlan_id"]) == (4, 9000, 7)
     addresses = [entry["ip"] for entry in spec["port_security"]["allowed_addresses"]]
     assert addresses == ["10.0.0.5", "2001:db8::/64"]
-    assert not run.json(f"port put p3 --spec {path} --no-port-security")["spec"]["port_security"][
-        "enabled"
-    ]
+    assert not run.json(f"port put p3 --spec {path} --no-port-security")["spec"]["port_security"]["enabled"]
 
 
 def test_network_type_follows_from_the_options(run: Run, running: Agent) -> None:
@@ -150,9 +146,14 @@ def test_network_type_follows_from_the_options(run: Run, running: Agent) -> None
 def test_networks(run: Run, running: Agent) -> None:
     put = "network put net-1 --vni 5001 --peer 10.0.0.2 --peer 10.0.0.3 --mtu 1400"
     wanted = {
-        "network_id": "net-1", "vni": 5001, "udp_port": 4789, "mtu": 1400,
-        "peers": ["10.0.0.2", "10.0.0.3"], "local_vlan": 1, "ports": 0,
-    }  # fmt: skip
+        "network_id": "net-1",
+        "vni": 5001,
+        "udp_port": 4789,
+        "mtu": 1400,
+        "peers": ["10.0.0.2", "10.0.0.3"],
+        "local_vlan": 1,
+        "ports": 0,
+    }
     assert run.json(put) == wanted
     assert run.json("network list") == [wanted]
     assert run("network put net-2 --vni 5001") == 1
@@ -168,9 +169,7 @@ def test_what_the_backends_found(run: Run, running: Agent) -> None:
     running.host.usability = Usability(False, "no cable", "plug it in")
     assert run("backend check -f json") == 1
     found = json.loads(run.out)
-    assert [(f["id"], f["status"], f["fix"]) for f in found] == [
-        ("fake-unusable", "fail", "plug it in")
-    ]
+    assert [(f["id"], f["status"], f["fix"]) for f in found] == [("fake-unusable", "fail", "plug it in")]
 
 
 @pytest.mark.parametrize(
@@ -269,13 +268,27 @@ def pmd_asked(running: Agent, monkeypatch: pytest.MonkeyPatch) -> list[PmdReques
 
 
 PMD = PmdReading(
-    PmdState(cpus="2-3", unpolled=(UnpolledQueue(port="vm7", queue=1),), cores=(
-        core(2, queue("dpdk0", 1, 60, pinned_to=5, port_numa_node=1), queue("vm1", 0, 35),
-             isolated=True, packets=4000, cycles_per_packet=250.5, processing_cycles_per_packet=200.0,
-             upcalls=7, lost_upcalls=1, overhead_percent=3),
-        core(3),
-    )), {2: PmdCounters(4000, 1000, 500)},
-)  # fmt: skip
+    PmdState(
+        cpus="2-3",
+        unpolled=(UnpolledQueue(port="vm7", queue=1),),
+        cores=(
+            core(
+                2,
+                queue("dpdk0", 1, 60, pinned_to=5, port_numa_node=1),
+                queue("vm1", 0, 35),
+                isolated=True,
+                packets=4000,
+                cycles_per_packet=250.5,
+                processing_cycles_per_packet=200.0,
+                upcalls=7,
+                lost_upcalls=1,
+                overhead_percent=3,
+            ),
+            core(3),
+        ),
+    ),
+    {2: PmdCounters(4000, 1000, 500)},
+)
 
 
 def test_pmd_show(run: Run, pmd_asked: list[PmdRequest]) -> None:
@@ -283,10 +296,13 @@ def test_pmd_show(run: Run, pmd_asked: list[PmdRequest]) -> None:
     assert run("pmd show") == 0
     for text in (
         "cpu 2 (NUMA node 0, isolated): busy not measured, overhead 3 %, 4000 packets, 250.5 cycles a "
-        "packet (200 processing), 7 upcalls, 1 of them lost", "cpu 3 (NUMA node 0): busy not measured",
-        "  dpdk0 queue 1: 60 %, pinned to CPU 5, port on NUMA node 1", "  vm1 queue 0: 35 %", "vm7 1",
+        "packet (200 processing), 7 upcalls, 1 of them lost",
+        "cpu 3 (NUMA node 0): busy not measured",
+        "  dpdk0 queue 1: 60 %, pinned to CPU 5, port on NUMA node 1",
+        "  vm1 queue 0: 35 %",
+        "vm7 1",
         "auto_load_balance.load_threshold: 95",
-    ):  # fmt: skip
+    ):
         assert text in run.out
     measured = run.json("pmd show --interval 0.01")
     assert (measured["interval_s"], measured["cores"][0]["packets"]) == (0.01, 0)
@@ -298,14 +314,14 @@ def test_pmd_show(run: Run, pmd_asked: list[PmdRequest]) -> None:
 def test_pmd_show_a_proposal(run: Run, pmd_asked: list[PmdRequest]) -> None:
     expected = propose(PMD.state).model_dump(mode="json")
     assert expected["moves"] == 1
-    assert (
-        run.json("pmd show --propose") == run.json("pmd show --propose --interval 0.01") == expected
-    )
+    assert run.json("pmd show --propose") == run.json("pmd show --propose --interval 0.01") == expected
     assert run("pmd show --propose") == 0
     lines = [[word for word in line.split() if word != "|"] for line in run.out.splitlines()]
     for row in (
-        "queues queue node load PMD now PMD proposed", "dpdk0 1 1 60 % 2 2", "vm1 0 - 35 % 2 3 *",
-    ):  # fmt: skip
+        "queues queue node load PMD now PMD proposed",
+        "dpdk0 1 1 60 % 2 2",
+        "vm1 0 - 35 % 2 3 *",
+    ):
         assert row.split() in lines
 
 
@@ -332,10 +348,13 @@ def test_pmd_set(run: Run, pmd_asked: list[PmdRequest]) -> None:
         assert pmd_asked[-1] == request
     before = len(pmd_asked)
     for line, reported in {
-        "--cpus 'a b'": "cpus", "": "nothing to set", "--proposed --count 1": "proposed",
+        "--cpus 'a b'": "cpus",
+        "": "nothing to set",
+        "--proposed --count 1": "proposed",
         "--siblings": "siblings goes with count",
-        "--affinity p:1=9999": "affinity.p.1", "--auto-lb-load 101": "load_threshold",
-    }.items():  # fmt: skip
+        "--affinity p:1=9999": "affinity.p.1",
+        "--auto-lb-load 101": "load_threshold",
+    }.items():
         assert run(f"pmd set {line}") == 1
         assert reported in run.err
     for pin in ("p", "p:1", "p=1", ":1=2", "p:x=1", "p:1=x"):
@@ -353,9 +372,7 @@ def test_reconcile(run: Run, running: Agent) -> None:
     assert "p1" in running.host.ports
 
 
-def test_reconcile_with_a_lost_store(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reconcile_with_a_lost_store(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = FakeHost({"old": PortSpec.model_validate(SPEC)})
     with agent(tmp_path, backends={"fake": FakeBackend("fake", host)}) as made:
         with served_agent(made) as url:
@@ -366,9 +383,7 @@ def test_reconcile_with_a_lost_store(
             assert host.ports == {}
 
 
-def test_domain_render(
-    run: Run, running: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_domain_render(run: Run, running: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(f"port put p1 {FLAGS}") == 0
     path = tmp_path / "domain.xml"
     path.write_text("<domain><name>a</name></domain>")

@@ -255,8 +255,11 @@ def test_mutual_tls(running: Agent, tmp_path: Path) -> None:
     }
     with served_agent(running, **listen) as url:
         environment = {
-            "NETPLUGIN_URL": url, "NETPLUGIN_CA": cert, "NETPLUGIN_CERT": cert, "NETPLUGIN_KEY": key,
-        }  # fmt: skip
+            "NETPLUGIN_URL": url,
+            "NETPLUGIN_CA": cert,
+            "NETPLUGIN_CERT": cert,
+            "NETPLUGIN_KEY": key,
+        }
         with Client.from_environment(environment) as client:
             assert client.list_ports() == []
         with Client(url, cert=(cert, key)) as distrustful:
@@ -273,12 +276,29 @@ def _certificate(directory: Path) -> tuple[str, str]:
     cert, key = directory / "cert.pem", directory / "key.pem"
     subprocess.run(
         [
-            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
-            "-nodes", "-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=agent",
-            "-addext", "subjectAltName=IP:127.0.0.1",
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-keyout",
+            str(key),
+            "-out",
+            str(cert),
+            "-days",
+            "2",
+            "-subj",
+            "/CN=agent",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
         ],
-        check=True, capture_output=True, timeout=30,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )
     return str(cert), str(key)
 
 

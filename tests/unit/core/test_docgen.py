@@ -17,9 +17,7 @@ def test_what_is_in_the_tree_is_current() -> None:
     assert docgen.main(["--check"]) == 0
 
 
-def test_write_check_and_a_change_by_hand(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_write_check_and_a_change_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert docgen.main(["--check", "--root", str(tmp_path)]) == 1
     assert not list(tmp_path.iterdir()), "--check writes nothing"
     assert docgen.main(["--root", str(tmp_path)]) == 0

@@ -28,10 +28,13 @@ DOMAIN = "<domain type='kvm'><name>vm</name><vcpu>1</vcpu><devices/></domain>"
 def spec(number: int = 1, **fields: object) -> PortSpec:
     return PortSpec.model_validate(
         {
-            "vm_id": "vm", "mac": f"52:54:00:00:00:0{number}", "backend": "x",
-            "network": {"type": "flat", "physical_network": "net1"}, **fields,
+            "vm_id": "vm",
+            "mac": f"52:54:00:00:00:0{number}",
+            "backend": "x",
+            "network": {"type": "flat", "physical_network": "net1"},
+            **fields,
         }
-    )  # fmt: skip
+    )
 
 
 def vhost(
@@ -91,9 +94,7 @@ def test_the_nic_of_the_same_mac_is_replaced_and_others_stay() -> None:
 
 
 def test_numa_cells_are_shared_and_the_node_is_strict() -> None:
-    xml = DOMAIN.replace(
-        "<devices/>", "<cpu><numa><cell id='0' memory='1'/></numa></cpu><devices/>"
-    )
+    xml = DOMAIN.replace("<devices/>", "<cpu><numa><cell id='0' memory='1'/></numa></cpu><devices/>")
     domain = render(xml, vhost(numa_node=1))
     assert domain.find("cpu/numa/cell").get("memAccess") == "shared"
     memory = domain.find("numatune/memory")
@@ -252,7 +253,7 @@ def test_the_alias_is_one_that_libvirt_keeps() -> None:
 @pytest.mark.parametrize(
     ("bus", "found"),
     [("0x1f", "1f"), ("31", "1f"), ("037", "1f"), ("0", "00"), ("08", None), ("x", None), ("9" * 99, None)],
-)  # fmt: skip
+)
 def test_numbers_of_pci_addresses_are_those_that_libvirt_reads(bus: str, found: str | None) -> None:
     source = f"<source><address domain='0' bus='{bus}' slot='0x10' function='1'/></source>"
     device = etree.fromstring(f"<hostdev type='pci'>{source}</hostdev>")

@@ -12,9 +12,15 @@ from tests.unit.agent import SPEC
 from tests.unit.fakes import FakeBackend
 
 EVERYTHING = Features(
-    networks=("flat", "vlan", "vxlan"), qos=True, min_rate=True, port_security=("mac", "ip"),
-    max_queues=128, needs_shared_memory=True, virtual_functions=True, teaming=True,
-)  # fmt: skip
+    networks=("flat", "vlan", "vxlan"),
+    qos=True,
+    min_rate=True,
+    port_security=("mac", "ip"),
+    max_queues=128,
+    needs_shared_memory=True,
+    virtual_functions=True,
+    teaming=True,
+)
 NOTHING = Features(networks=("flat", "vlan", "vxlan"), max_queues=128)
 
 
@@ -59,6 +65,9 @@ def test_a_field_needs_its_feature(field: str, value: object) -> None:
 
 
 def test_each_field_says_what_holds_for_it() -> None:
-    silent = [name for name, field in PortSpec.model_fields.items()
-              if not any(isinstance(each, FieldRule) for each in field.metadata)]  # fmt: skip
+    silent = [
+        name
+        for name, field in PortSpec.model_fields.items()
+        if not any(isinstance(each, FieldRule) for each in field.metadata)
+    ]
     assert silent == []

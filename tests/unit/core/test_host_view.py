@@ -28,9 +28,7 @@ def test_what_the_host_is(tmp_path: Path) -> None:
         state = client.host()
     assert state.facts["cpus"]["online"] == "0-1"
     assert state.facts["memory"]["pools"][0]["total"] == 0
-    assert state.live["ovs"] == {
-        "unknown": "there is no such file", "path": f"{tmp_path}/db.sock"
-    }  # fmt: skip
+    assert state.live["ovs"] == {"unknown": "there is no such file", "path": f"{tmp_path}/db.sock"}
     assert "unknown" in state.live["domains"]
 
 

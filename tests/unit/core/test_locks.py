@@ -53,10 +53,7 @@ def test_one_process_has_it_and_the_next_takes_over(name: str) -> None:
             assert holder == Holder(process.pid, os.geteuid())
             held = locks.hold(name, "the thing", "use another")
             assert not held.usable and held.reason is not None and held.fix is not None
-            assert (
-                held.reason.startswith(f"process {process.pid} (python")
-                and "the thing" in held.reason
-            )
+            assert held.reason.startswith(f"process {process.pid} (python") and "the thing" in held.reason
             assert held.fix.endswith("; or use another")
         assert locks.take(name) is None, "the process has ended"
         assert locks.take(name) is None, "it stays ours"

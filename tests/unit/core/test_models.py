@@ -41,10 +41,31 @@ FULL: dict[str, Any] = {
 Place = tuple[str | int, ...]
 
 TEXTS = (
-    "", ";", "a;reboot", "'", '"', "`id`", "$(id)", "a b", "a\nb", "a\n", "\n", "\x00", "../", "..",
-    "../../etc/passwd", "/etc/passwd", "a/b", "-rf", "<x/>", "&amp;", "%2e%2e", "ä", "\u202e",
+    "",
+    ";",
+    "a;reboot",
+    "'",
+    '"',
+    "`id`",
+    "$(id)",
+    "a b",
+    "a\nb",
+    "a\n",
+    "\n",
+    "\x00",
+    "../",
+    "..",
+    "../../etc/passwd",
+    "/etc/passwd",
+    "a/b",
+    "-rf",
+    "<x/>",
+    "&amp;",
+    "%2e%2e",
+    "ä",
+    "\u202e",
     "x" * 10_000,
-)  # fmt: skip
+)
 WRONG_TYPES: tuple[Any, ...] = ([], {}, [[]], {"a": 1}, 1.5, -1, 10**30, float("inf"))
 
 
@@ -159,11 +180,18 @@ def _assert_refused(client: httpx.Client, place: Place, spec: dict[str, Any]) ->
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{", b"null", b"[]", b'"x"', b"\xff\xfe", b'{"\\ud800": 1}', b"[" * 100_000,
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"x"',
+        b"\xff\xfe",
+        b'{"\\ud800": 1}',
+        b"[" * 100_000,
         b'{"queues": 1' + b"0" * 5_000 + b"}",
     ],
     ids=lambda body: repr(body[:12]),
-)  # fmt: skip
+)
 def test_a_body_that_is_no_spec_is_a_problem_document(tmp_path: Path, body: bytes) -> None:
     with agent(tmp_path) as running, served_agent(running) as url:
         with httpx.Client(base_url=url, trust_env=False) as client:
@@ -214,11 +242,16 @@ def test_networks_that_do_not_fit_together(network: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("mac", "fine"),
     [
-        ("52:54:00:AB:cd:ef", True), ("00:00:00:00:00:00", False), ("ff:ff:ff:ff:ff:ff", False),
-        ("01:00:5e:00:00:01", False), ("52-54-00-12-34-56", False), ("52:54:00:12:34", False),
-        ("52:54:00:12:34:5g", False), ("52:54:00:12:34:56:78", False),
+        ("52:54:00:AB:cd:ef", True),
+        ("00:00:00:00:00:00", False),
+        ("ff:ff:ff:ff:ff:ff", False),
+        ("01:00:5e:00:00:01", False),
+        ("52-54-00-12-34-56", False),
+        ("52:54:00:12:34", False),
+        ("52:54:00:12:34:5g", False),
+        ("52:54:00:12:34:56:78", False),
     ],
-)  # fmt: skip
+)
 def test_macs(mac: str, fine: bool) -> None:
     if fine:
         assert TypeAdapter(Mac).validate_python(mac) == mac.lower()
@@ -230,13 +263,24 @@ def test_macs(mac: str, fine: bool) -> None:
 @pytest.mark.parametrize(
     ("given_ip", "kept"),
     [
-        ("10.0.0.5", "10.0.0.5"), ("10.0.0.5/32", "10.0.0.5"), ("10.0.0.0/24", "10.0.0.0/24"),
-        ("2001:0db8::0001", "2001:db8::1"), ("2001:DB8::/32", "2001:db8::/32"),
-        ("10.0.0.5/24", None), ("0.0.0.0/0", None), ("::/0", None), ("224.0.0.1", None),
-        ("ff02::1", None), ("10.0.0.256", None), ("10.0.0", None), ("010.0.0.1", None),
-        ("fe80::1%eth0", None), ("10.0.0.0/33", None), ("10.0.0.0/255.255.255.0", None),
+        ("10.0.0.5", "10.0.0.5"),
+        ("10.0.0.5/32", "10.0.0.5"),
+        ("10.0.0.0/24", "10.0.0.0/24"),
+        ("2001:0db8::0001", "2001:db8::1"),
+        ("2001:DB8::/32", "2001:db8::/32"),
+        ("10.0.0.5/24", None),
+        ("0.0.0.0/0", None),
+        ("::/0", None),
+        ("224.0.0.1", None),
+        ("ff02::1", None),
+        ("10.0.0.256", None),
+        ("10.0.0", None),
+        ("010.0.0.1", None),
+        ("fe80::1%eth0", None),
+        ("10.0.0.0/33", None),
+        ("10.0.0.0/255.255.255.0", None),
     ],
-)  # fmt: skip
+)
 def test_allowed_addresses(given_ip: str, kept: str | None) -> None:
     spec = {**SPEC, "port_security": {"allowed_addresses": [{"ip": given_ip}]}}
     if kept is not None:
@@ -277,8 +321,7 @@ def test_pci_addresses_have_one_spelling(text: str) -> None:
     assert TypeAdapter(PciAddress).validate_python(text) == text.lower()
 
 
-@given(st.builds(Network, type=st.just("flat"), physical_network=st.just("p"),
-                 mtu=st.integers(576, 9216)))  # fmt: skip
+@given(st.builds(Network, type=st.just("flat"), physical_network=st.just("p"), mtu=st.integers(576, 9216)))
 def test_a_spec_survives_the_store(network: Network) -> None:
     spec = PortSpec.model_validate({**FULL, "network": network})
     assert PortSpec.model_validate_json(spec.model_dump_json()) == spec

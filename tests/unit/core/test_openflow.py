@@ -25,10 +25,12 @@ def test_a_dump_is_read_whatever_flags_a_flow_has() -> None:
         Flow(0x6E70123456789ABC, 32768, "in_port=1,reset_counts", "NORMAL"),
         Flow(0x6E70123456789ABD, 1, "table=5", "drop"),
         Flow(
-            0x6E70123456789ABE, 7, "idle_timeout=9,in_port=2,ip,nw_src=10.0.0.0/24",
+            0x6E70123456789ABE,
+            7,
+            "idle_timeout=9,in_port=2,ip,nw_src=10.0.0.0/24",
             "output:3",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def test_equal_matches_are_equal_flows() -> None:
@@ -38,10 +40,13 @@ def test_equal_matches_are_equal_flows() -> None:
 def _spec(**security: object) -> PortSpec:
     return PortSpec.model_validate(
         {
-            "vm_id": "vm", "mac": "52:54:00:00:00:01", "backend": "dpdkvhostuser",
-            "network": {"type": "flat", "physical_network": "net1"}, "port_security": security,
+            "vm_id": "vm",
+            "mac": "52:54:00:00:00:01",
+            "backend": "dpdkvhostuser",
+            "network": {"type": "flat", "physical_network": "net1"},
+            "port_security": security,
         }
-    )  # fmt: skip
+    )
 
 
 ADDRESSES = [

@@ -47,9 +47,7 @@ member u3: disabled
 """
 
 
-def _use(
-    mode: str, lacp: str = "off", down: int = 0, senders: int = 9, tunnels: bool = False
-) -> BondUse:
+def _use(mode: str, lacp: str = "off", down: int = 0, senders: int = 9, tunnels: bool = False) -> BondUse:
     members = tuple((f"u{n}", n >= down) for n in range(2))
     return BondUse(OvsBond("bond0", mode, lacp, members), "br1", senders, tunnels)
 

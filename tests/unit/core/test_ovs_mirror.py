@@ -86,8 +86,15 @@ def test_a_status_that_is_no_number_is_unknown(text: str) -> None:
     columns = ("mtu_request", "mtu", "ofport", "error", "link_state")
     status = {"n_rxq": text, "num_of_vrings": text, "numa_id": text}
     row = _row(
-        "Interface", "p", type="dpdk", options={}, status=status, other_config={},
-        ingress_policing_rate=0, ingress_policing_burst=0, **{column: [] for column in columns},
-    )  # fmt: skip
+        "Interface",
+        "p",
+        type="dpdk",
+        options={},
+        status=status,
+        other_config={},
+        ingress_policing_rate=0,
+        ingress_policing_burst=0,
+        **{column: [] for column in columns},
+    )
     [seen] = _mirror(row).interfaces().values()
     assert (seen.queues, seen.numa_node) == (None, None)

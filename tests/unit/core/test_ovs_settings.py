@@ -68,9 +68,7 @@ def test_a_directory_with_no_room_for_sockets_is_told(
     longest = len(os.fsencode(vhost_socket(settings.vhost_socket_dir, "any port")))
     assert (longest > MAX_SOCKET_PATH) == (has is not None)
     found = findings(settings, {}, NOTHING)
-    assert [(each.id, each.status) for each in found] == (
-        [("vhost-socket-path", "fail")] if has else []
-    )
+    assert [(each.id, each.status) for each in found] == ([("vhost-socket-path", "fail")] if has else [])
     for each in found:
         assert f"has {has} bytes" in each.found and each.expected.startswith("77 bytes")
         assert "[ovs] vhost_socket_dir" in each.found

@@ -28,9 +28,7 @@ def now(*, shared: bool = False, **more: Any) -> PmdState:
     )
 
 
-def asked(
-    request: dict[str, Any], pins: dict[str, str | None] | None = None, **more: Any
-) -> PmdChange:
+def asked(request: dict[str, Any], pins: dict[str, str | None] | None = None, **more: Any) -> PmdChange:
     """``count`` comes to the CPUs 6 and 7."""
     known = {**NONE, **(pins or {})}
     return change(PmdRequest.model_validate(request), now(**more), known, ONLINE, (6, 7))
@@ -70,19 +68,26 @@ def test_pinnings_are_taken_away_before_others_are_set() -> None:
 def test_balancing_changes_what_is_given() -> None:
     assert asked({"auto_load_balance": {"enabled": True}}) == PmdChange({"pmd-auto-lb": "true"})
     given = {
-        "enabled": False, "load_threshold": 70, "improvement_threshold": 0, "interval_minutes": 2,
-    }  # fmt: skip
+        "enabled": False,
+        "load_threshold": 70,
+        "improvement_threshold": 0,
+        "interval_minutes": 2,
+    }
     assert asked({"auto_load_balance": given}).other_config == {
-        "pmd-auto-lb": "false", "pmd-auto-lb-load-threshold": "70",
-        "pmd-auto-lb-improvement-threshold": "0", "pmd-auto-lb-rebal-interval": "2",
-    }  # fmt: skip
+        "pmd-auto-lb": "false",
+        "pmd-auto-lb-load-threshold": "70",
+        "pmd-auto-lb-improvement-threshold": "0",
+        "pmd-auto-lb-rebal-interval": "2",
+    }
 
 
 def test_the_proposal_is_set_with_what_it_needs() -> None:
     found = asked({"proposed": True, "auto_load_balance": {"enabled": False}})
     assert found.other_config == {
-        "pmd-auto-lb": "false", "pmd-rxq-assign": "group", "pmd-rxq-isolate": "false",
-    }  # fmt: skip
+        "pmd-auto-lb": "false",
+        "pmd-rxq-assign": "group",
+        "pmd-rxq-isolate": "false",
+    }
     assert found.affinity == {"nic": "0:2,1:3"}
     assert found.places == {("nic", 0): 2, ("nic", 1): 3}
 
@@ -121,9 +126,7 @@ def test_pinnings_that_leave_no_thread_for_others_are_refused() -> None:
     assert asked({"affinity": {"nic": {"0": 2, "1": 3}}}, shared=True).places
     assert asked({"affinity": {"nic": {"0": 2, "1": 2}}}).places
     both: dict[str, str | None] = {"nic": "0:2,1:3", "vm": "0:3"}
-    assert asked({"affinity": {"nic": {"1": None}}}, both).affinity == {"nic": "0:2"}, (
-        "a step out of it"
-    )
+    assert asked({"affinity": {"nic": {"1": None}}}, both).affinity == {"nic": "0:2"}, "a step out of it"
 
 
 def test_cores_that_queues_are_pinned_to_are_not_taken_away() -> None:
@@ -138,17 +141,28 @@ def test_cores_that_queues_are_pinned_to_are_not_taken_away() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {}, {"cpus": "1", "count": 1}, {"siblings": True}, {"cpus": "1", "siblings": True},
+        {},
+        {"cpus": "1", "count": 1},
+        {"siblings": True},
+        {"cpus": "1", "siblings": True},
         {"proposed": True, "count": 1},
-        {"proposed": True, "affinity": {"nic": {"0": 1}}}, {"proposed": False}, {"affinity": {}},
-        {"proposed": True, "clear_all_affinity": True}, {"clear_affinity": []},
-        {"affinity": {"a b": {"0": 1}}}, {"affinity": {"nic": {"-1": 1}}},
-        {"affinity": {"nic": {"01": 1}}}, {"affinity": {"nic": {"0": "1"}}},
-        {"affinity": {"nic": {"0": -1}}}, {"affinity": {"nic": {"0": 8192}}},
-        {"auto_load_balance": {}}, {"auto_load_balance": {"load_threshold": 101}},
-        {"auto_load_balance": {"interval_minutes": 0}}, {"clear_affinity": ["a\n"]},
+        {"proposed": True, "affinity": {"nic": {"0": 1}}},
+        {"proposed": False},
+        {"affinity": {}},
+        {"proposed": True, "clear_all_affinity": True},
+        {"clear_affinity": []},
+        {"affinity": {"a b": {"0": 1}}},
+        {"affinity": {"nic": {"-1": 1}}},
+        {"affinity": {"nic": {"01": 1}}},
+        {"affinity": {"nic": {"0": "1"}}},
+        {"affinity": {"nic": {"0": -1}}},
+        {"affinity": {"nic": {"0": 8192}}},
+        {"auto_load_balance": {}},
+        {"auto_load_balance": {"load_threshold": 101}},
+        {"auto_load_balance": {"interval_minutes": 0}},
+        {"clear_affinity": ["a\n"]},
     ],
-)  # fmt: skip
+)
 def test_requests_that_say_nothing_or_too_much(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         PmdRequest.model_validate(wrong)

@@ -20,9 +20,7 @@ def found(now: PmdState) -> dict[str, Finding]:
 
 def test_nothing_is_wrong() -> None:
     assert found(state()) == {}
-    assert (
-        found(state(core(2, queue("a", 0, 60, port_numa_node=0)), core(3, queue("b", 0, 60)))) == {}
-    )
+    assert found(state(core(2, queue("a", 0, 60, port_numa_node=0)), core(3, queue("b", 0, 60)))) == {}
 
 
 def test_queues_on_other_nodes() -> None:
@@ -65,9 +63,7 @@ def test_pinnings_where_no_thread_runs() -> None:
 
 def test_they_are_among_the_checks_of_a_host() -> None:
     pinned = core(2, queue("a", 0, 10, pinned_to=2), isolated=True)
-    live = OvsLive(
-        "3.1.0", "22.11", True, {}, pmds=(pinned,), unpolled=(UnpolledQueue(port="c", queue=1),)
-    )
+    live = OvsLive("3.1.0", "22.11", True, {}, pmds=(pinned,), unpolled=(UnpolledQueue(port="c", queue=1),))
     facts = read_facts(MemoryRoot(tree(load("small"))))
     ids = [finding.id for finding in check(Scene(facts, Live(ovs=live)))]
     assert ids.count("pmd-unpolled") == 1

@@ -19,9 +19,7 @@ def loads(given_state: PmdState) -> dict[int, int]:
 
 
 def mismatches(given_state: PmdState) -> int:
-    return sum(
-        bool(q.usage_percent) and q.numa_mismatch for c in given_state.cores for q in c.queues
-    )
+    return sum(bool(q.usage_percent) and q.numa_mismatch for c in given_state.cores for q in c.queues)
 
 
 # -- properties ----------------------------------------------------------------------------------
@@ -80,8 +78,9 @@ def test_proposing_on_the_outcome_proposes_nothing(now: PmdState) -> None:
 
 @given(states())
 def test_the_same_is_proposed_each_time(now: PmdState) -> None:
-    shuffled = now.model_copy(update={"cores": tuple(
-        c.model_copy(update={"queues": tuple(reversed(c.queues))}) for c in now.cores)})  # fmt: skip
+    shuffled = now.model_copy(
+        update={"cores": tuple(c.model_copy(update={"queues": tuple(reversed(c.queues))}) for c in now.cores)}
+    )
     first, second = propose(now), propose(shuffled)
     assert first == propose(now)
     assert (first.affinity, first.proposed, first.moves) == (
@@ -96,15 +95,14 @@ def test_the_same_is_proposed_each_time(now: PmdState) -> None:
     st.integers(1, 3),
     st.data(),
 )
-def test_the_fullest_is_within_a_third_of_the_best(
-    sizes: list[int], cpus: int, data: st.DataObject
-) -> None:
+def test_the_fullest_is_within_a_third_of_the_best(sizes: list[int], cpus: int, data: st.DataObject) -> None:
     """Against all placements there are."""
     keys = [("p", number) for number in range(len(sizes))]
     problem = LoadProblem(
-        tuple(range(cpus)), dict(zip(keys, sizes, strict=True)),
+        tuple(range(cpus)),
+        dict(zip(keys, sizes, strict=True)),
         dict.fromkeys(keys, frozenset(range(cpus))),
-    )  # fmt: skip
+    )
     now = {key: data.draw(st.integers(0, cpus - 1)) for key in keys}
     best = min(
         problem.largest(dict(zip(keys, places, strict=True)))
@@ -120,8 +118,10 @@ def test_two_heavy_queues_are_parted() -> None:
     now = state(core(2, queue("a", 0, 60), queue("b", 0, 35), queue("c")), core(3))
     proposal = propose(now)
     assert (proposal.moves, proposal.now.largest_percent, proposal.proposed.largest_percent) == (
-        1, 95, 60,
-    )  # fmt: skip
+        1,
+        95,
+        60,
+    )
     assert proposal.affinity == {"a": {"0": 2}, "b": {"0": 3}}
     assert proposal.settings == {"pmd-rxq-assign": "group", "pmd-rxq-isolate": "false"}
     assert [q.proposed_cpu for q in proposal.queues] == [2, 3, None]
@@ -156,9 +156,7 @@ def test_a_queue_goes_home_if_its_node_has_room() -> None:
 
 
 def test_nothing_is_proposed_on_loads_that_are_not_measured() -> None:
-    proposal = propose(
-        state(core(2, queue("a", 0, 60), queue("b", 0, 35), queue("c", 0, None)), core(3))
-    )
+    proposal = propose(state(core(2, queue("a", 0, 60), queue("b", 0, 35), queue("c", 0, None)), core(3)))
     assert (proposal.moves, proposal.affinity, proposal.settings) == (0, {}, {})
     assert [a.id for a in proposal.advice] == ["not-measured"]
 
@@ -227,9 +225,7 @@ def test_why_ovs_own_balance_is_not_possible() -> None:
 
 
 def test_thresholds_of_ovs_own_balance() -> None:
-    settings = PmdSettings(
-        auto_load_balance=AutoLoadBalance(enabled=True, improvement_threshold=95)
-    )
+    settings = PmdSettings(auto_load_balance=AutoLoadBalance(enabled=True, improvement_threshold=95))
     now = state(core(2, queue("a", 0, 60), queue("b", 0, 35)), core(3), settings=settings)
     view = propose(now).auto_load_balance
     assert view.enabled and not view.acts
@@ -253,7 +249,5 @@ def test_ovs_leaves_isolated_threads_to_their_pinned_queues() -> None:
     pinned = core(3, queue("a", 0, 10, pinned_to=3), isolated=True)
     place = schedule.scheduled(state(pinned, core(7, queue("b", 0, 90), queue("c", 0, 80))))
     assert place == {("a", 0): 3, ("b", 0): 7, ("c", 0): 7}
-    alone = schedule.scheduled(
-        state(core(3, queue("a", 0, 9, pinned_to=3), queue("b"), isolated=True))
-    )
+    alone = schedule.scheduled(state(core(3, queue("a", 0, 9, pinned_to=3), queue("b"), isolated=True)))
     assert alone == {("a", 0): 3}, "nobody polls the other"

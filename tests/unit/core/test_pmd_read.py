@@ -32,9 +32,18 @@ pmd thread numa_id 0 core_id 2:
 
 def interface(name: str, node: int | None = None, **columns: Any) -> OvsInterface:
     return OvsInterface(
-        name=name, type="dpdk", options=columns.pop("options", {}), external_ids={}, mtu_request=None,
-        mtu=1500, ofport=1, error=None, link_state="up", numa_node=node, **columns,
-    )  # fmt: skip
+        name=name,
+        type="dpdk",
+        options=columns.pop("options", {}),
+        external_ids={},
+        mtu_request=None,
+        mtu=1500,
+        ofport=1,
+        error=None,
+        link_state="up",
+        numa_node=node,
+        **columns,
+    )
 
 
 def state(folder: Path, rows: Mapping[str, OvsInterface], rxq: str = "rxq-show.txt") -> PmdState:
@@ -44,9 +53,7 @@ def state(folder: Path, rows: Mapping[str, OvsInterface], rxq: str = "rxq-show.t
 
 
 def test_threads_and_queues_of_3_1() -> None:
-    found = state(
-        OLD, {"null0": interface("null0", 1, other_config={"pmd-rxq-affinity": "1:1,0:9"})}
-    )
+    found = state(OLD, {"null0": interface("null0", 1, other_config={"pmd-rxq-affinity": "1:1,0:9"})})
     assert (found.cpus, found.usage_seconds, found.interval_s) == ("0-1", 60, None)
     first, second = found.cores
     assert (first.cpu, first.numa_node, first.isolated, first.overhead_percent) == (0, 0, False, 0)
@@ -80,13 +87,17 @@ def test_both_commands_count_alike() -> None:
 def test_threads_and_queues_of_4_0() -> None:
     first, second = state(NEW, {}).cores
     assert (first.cpu, first.busy_percent, first.packets, first.overhead_percent) == (
-        2, 33.7, 421250000, 3,
-    )  # fmt: skip
+        2,
+        33.7,
+        421250000,
+        3,
+    )
     assert (first.cycles_per_packet, first.processing_cycles_per_packet) == (593.5, 200.0)
     assert (first.upcalls, first.lost_upcalls) == (80, 20)
     assert [(q.port, q.queue, q.enabled) for q in first.queues] == [
-        ("dpdk0", 0, True), ("vhost-long-name.0", 11, False),
-    ]  # fmt: skip
+        ("dpdk0", 0, True),
+        ("vhost-long-name.0", 11, False),
+    ]
     assert (second.isolated, second.busy_percent, second.packets) == (True, 0.0, 0)
     assert second.cycles_per_packet is None, "nothing to divide by"
 
@@ -162,13 +173,23 @@ def test_settings_are_as_ovs_takes_them() -> None:
     default = read_settings({})
     assert (default.rxq_assign, default.rxq_isolate, default.sleep_max) == ("cycles", True, None)
     assert default.auto_load_balance.model_dump() == {
-        "enabled": False, "load_threshold": 95, "improvement_threshold": 25, "interval_minutes": 1,
-    }  # fmt: skip
-    found = read_settings({
-        "pmd-rxq-assign": "group", "pmd-rxq-isolate": "false", "pmd-auto-lb": "true",
-        "pmd-auto-lb-load-threshold": "70", "pmd-auto-lb-improvement-threshold": "101",
-        "pmd-auto-lb-rebal-interval": "0", "pmd-maxsleep": "50", "pmd-cpu-mask": "0x6",
-    })  # fmt: skip
+        "enabled": False,
+        "load_threshold": 95,
+        "improvement_threshold": 25,
+        "interval_minutes": 1,
+    }
+    found = read_settings(
+        {
+            "pmd-rxq-assign": "group",
+            "pmd-rxq-isolate": "false",
+            "pmd-auto-lb": "true",
+            "pmd-auto-lb-load-threshold": "70",
+            "pmd-auto-lb-improvement-threshold": "101",
+            "pmd-auto-lb-rebal-interval": "0",
+            "pmd-maxsleep": "50",
+            "pmd-cpu-mask": "0x6",
+        }
+    )
     assert (found.rxq_assign, found.rxq_isolate, found.mask) == ("group", False, "0x6")
     balance = found.auto_load_balance
     assert (balance.enabled, balance.load_threshold) == (True, 70)

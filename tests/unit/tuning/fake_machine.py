@@ -88,9 +88,7 @@ class FakeMachine:
         self.ovs = FakeOvs()
         self.ports: dict[str, str] = {}
         self.restarts = 0
-        self.machine = TunedMachine(
-            self.kernel, self.ovs, lambda: self.ports, self.run, self.set_scheduler
-        )
+        self.machine = TunedMachine(self.kernel, self.ovs, lambda: self.ports, self.run, self.set_scheduler)
 
     def crash_at(self, point: Callable[[str], None]) -> None:
         self.kernel.point = self.ovs.point = point
@@ -134,9 +132,7 @@ class FakeMachine:
                 priority = options[0].partition("=")[2] if options else str(-2 - len(own))
                 self._swaps([*self._rows(), f"{name:40}partition\t1048572\t\t0\t\t{priority}"])
             case ["tuned-adm", "profile", *names]:
-                self.kernel.change(
-                    {PROFILE: f"{' '.join(names)}\n", "/etc/tuned/profile_mode": "manual\n"}
-                )
+                self.kernel.change({PROFILE: f"{' '.join(names)}\n", "/etc/tuned/profile_mode": "manual\n"})
             case ["tuned-adm", "auto_profile"]:
                 self.kernel.change({PROFILE: "balanced\n", "/etc/tuned/profile_mode": "auto\n"})
             case ["systemctl", "try-restart", "irqbalance.service"]:
@@ -174,9 +170,17 @@ def described() -> Description:
     """The small machine with one of everything that can be set while it runs."""
     small = load("small")
     nic = {
-        "address": NIC, "node": -1, "driver": "igb", "id": "8086:10C9", "interface": IFACE,
-        "mtu": 1500, "speed": 1000, "queues": 1, "total_vfs": 7, "vfs": 0,
-    }  # fmt: skip
+        "address": NIC,
+        "node": -1,
+        "driver": "igb",
+        "id": "8086:10C9",
+        "interface": IFACE,
+        "mtu": 1500,
+        "speed": 1000,
+        "queues": 1,
+        "total_vfs": 7,
+        "vfs": 0,
+    }
     return replace(
         small,
         nics=[*small.nics, nic],

@@ -19,8 +19,7 @@ from tests.unit.tuning.trees import tree
 _VMS = {"vm_memory_mb": 64 * 1024}
 PLANS: dict[str, tuple[str, HostIntent]] = {
     **{
-        f"published-pmd-{cores}": ("published", HostIntent(pmd_cores=cores, **_VMS))
-        for cores in (2, 4, 6, 8)
+        f"published-pmd-{cores}": ("published", HostIntent(pmd_cores=cores, **_VMS)) for cores in (2, 4, 6, 8)
     },
     "published-realtime": (
         "published",
@@ -41,9 +40,7 @@ PLANS: dict[str, tuple[str, HostIntent]] = {
     "small": ("small", HostIntent(pmd_cores=1)),
     "intel-snc": (
         "intel-snc",
-        HostIntent(
-            pmd_cores=4, vm_cores=24, link_gbps=100, vm_memory_mb=128 * 1024, vm_size_mb=16 * 1024
-        ),
+        HostIntent(pmd_cores=4, vm_cores=24, link_gbps=100, vm_memory_mb=128 * 1024, vm_size_mb=16 * 1024),
     ),
     "amd-nps4": ("amd-nps4", HostIntent(pmd_cores=4, vm_cores=12, link_gbps=100, **_VMS)),
     "arm": ("arm", HostIntent(pmd_cores=8, link_gbps=100, realtime=True, **_VMS)),
@@ -54,8 +51,9 @@ PLANS: dict[str, tuple[str, HostIntent]] = {
 }
 #: Machines whose OVS is set otherwise than Debian's.
 _SET = {
-    "intel-snc": {"dpdk-lcore-mask": "0x1"}, "edge": {"per-port-memory": "true"},
-}  # fmt: skip
+    "intel-snc": {"dpdk-lcore-mask": "0x1"},
+    "edge": {"per-port-memory": "true"},
+}
 PLAYBOOK = "published-realtime"
 #: Kept with the source of each line.
 EXPLAINED = ("intel-snc", "amd-nps4", "arm", "edge")

@@ -24,9 +24,10 @@ FAST = (5.21e6, 5.19e6, 5.25e6, 5.20e6, 5.17e6, 5.22e6)
 def throughput(samples: Sequence[float], **settings: Any) -> Throughput:
     reported = {"host_cpu": 1, "guest_cpu": 2, "hugepage_node": 0, "window_s": 2, "frame_size": 64}
     return Throughput(
-        program="DPDK 22.11", settings=ThroughputSettings.model_validate({**reported, **settings}),
+        program="DPDK 22.11",
+        settings=ThroughputSettings.model_validate({**reported, **settings}),
         samples=tuple(samples),
-    )  # fmt: skip
+    )
 
 
 def latency(highest: Sequence[int], **settings: Any) -> Latency:
@@ -36,14 +37,18 @@ def latency(highest: Sequence[int], **settings: Any) -> Latency:
     for top in highest:
         counts = dict.fromkeys(range(5, 15), 100) | ({top: 1} if top < 2000 else {})
         each = Histogram(
-            counts=counts, overflows=int(top >= 2000), min_us=5, average_us=(9500 + top) / 1001,
+            counts=counts,
+            overflows=int(top >= 2000),
+            min_us=5,
+            average_us=(9500 + top) / 1001,
             max_us=top,
-        )  # fmt: skip
+        )
         rounds.append(LatencyRound(cpus={2: each}))
     return Latency(
-        program="2.40", settings=LatencySettings.model_validate({**reported, **settings}),
+        program="2.40",
+        settings=LatencySettings.model_validate({**reported, **settings}),
         rounds=tuple(rounds),
-    )  # fmt: skip
+    )
 
 
 def run(label: str = "run", **fields: Any) -> Measurement:

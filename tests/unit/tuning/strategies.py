@@ -13,13 +13,9 @@ from tests.unit.tuning.machines import Machine
 _MTUS = st.sampled_from([78, 1400, 1500, 1800, 2030, 2031, 9000, 9702])
 _GB = 1 << 20
 #: Cores, GB and pages of 2 MB of a node.
-_NODE = st.tuples(
-    st.integers(1, 8), st.sampled_from([2, 5, 16, 17, 64, 128]), st.sampled_from([0, 0, 3])
-)
+_NODE = st.tuples(st.integers(1, 8), st.sampled_from([2, 5, 16, 17, 64, 128]), st.sampled_from([0, 0, 3]))
 _NODES = st.lists(_NODE, min_size=1, max_size=4)
-_NIC = st.tuples(
-    st.integers(-1, 3), st.sampled_from([-1, 1000, 25000]), st.sampled_from(["ice", "vfio-pci"])
-)
+_NIC = st.tuples(st.integers(-1, 3), st.sampled_from([-1, 1000, 25000]), st.sampled_from(["ice", "vfio-pci"]))
 _NICS = st.lists(_NIC, max_size=2)
 _OFFLINE = st.sets(st.integers(1, 40), max_size=3)
 _REST = st.fixed_dictionaries(
@@ -70,9 +66,15 @@ def _distances(count: int) -> list[list[int]]:
 def _nic(number: int, nic: tuple[int, int, str], nodes: int) -> dict[str, Any]:
     node, speed, driver = nic
     return {
-        "address": f"0000:0{number}:00.0", "id": "8086:159B", "interface": f"e{number}", "mtu": 1500,
-        "node": min(node, nodes - 1), "speed": speed, "driver": driver, "queues": 1,
-    }  # fmt: skip
+        "address": f"0000:0{number}:00.0",
+        "id": "8086:159B",
+        "interface": f"e{number}",
+        "mtu": 1500,
+        "node": min(node, nodes - 1),
+        "speed": speed,
+        "driver": driver,
+        "queues": 1,
+    }
 
 
 def intents() -> st.SearchStrategy[HostIntent]:

@@ -46,8 +46,16 @@ def test_everything_that_can_be_set_now_is_set(host: FakeMachine, journal: Path)
     assert host.plan().left(Effect.LIVE) == ()
     kinds = {type(r.target) for r in results if r.outcome is StepOutcome.SET}
     assert kinds == {
-        File, Sysctl, OtherConfig, TunedVariable, TunedProfile, ThreadPriority, Swap, VfCount, BannedCpus,
-    }  # fmt: skip
+        File,
+        Sysctl,
+        OtherConfig,
+        TunedVariable,
+        TunedProfile,
+        ThreadPriority,
+        Swap,
+        VfCount,
+        BannedCpus,
+    }
     assert host.ovs.config["pmd-cpu-mask"] == "0x2"
     assert host.kernel.tree.files[SWAPS].count("\n") == 1
 
@@ -93,9 +101,7 @@ def test_nothing_is_done_unless_told_to(host: FakeMachine, journal: Path) -> Non
     before, plan = host.state(), host.plan()
     shown = list(preview(plan))
     assert outcomes(shown) == {StepOutcome.WOULD_SET}
-    assert [r.target for r in shown] == [
-        step.target for effect in Effect for step in plan.left(effect)
-    ]
+    assert [r.target for r in shown] == [step.target for effect in Effect for step in plan.left(effect)]
     host.apply(journal)
     after, written = host.state(), journal.read_bytes()
     undone = list(preview_undo(look(journal, host.boot), host.machine, force=False))
@@ -108,9 +114,7 @@ def test_nothing_is_done_unless_told_to(host: FakeMachine, journal: Path) -> Non
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EINVAL, errno.EBUSY])
-def test_what_is_refused_is_left_and_the_others_go_on(
-    host: FakeMachine, journal: Path, number: int
-) -> None:
+def test_what_is_refused_is_left_and_the_others_go_on(host: FakeMachine, journal: Path, number: int) -> None:
     refused = [PAGES, MOVED, WORKQUEUES, KSM, VARIABLES]
     host.kernel.refusing = dict.fromkeys(refused, number)
     before = host.state()
@@ -138,18 +142,14 @@ def test_fewer_hugepages_than_asked_for_are_given_back(host: FakeMachine, journa
     assert PAGES not in journal.read_text()
 
 
-def test_a_write_is_not_believed(
-    host: FakeMachine, journal: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_is_not_believed(host: FakeMachine, journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel takes one text and keeps another, as for a mask with a CPU that is off line."""
     real = host.kernel._write
     monkeypatch.setattr(
         host.kernel, "_write", lambda path, data: real(path, b"1\n" if data == b"2\n" else data)
     )
     result = of(host.apply(journal), File(KSM))
-    assert (
-        result.outcome is StepOutcome.FAILED and result.reason == f"{KSM} is 1 afterwards and not 2"
-    )
+    assert result.outcome is StepOutcome.FAILED and result.reason == f"{KSM} is 1 afterwards and not 2"
     assert host.kernel.tree.files[KSM] == "1\n", "and it is as it was"
     assert KSM not in journal.read_text()
 
@@ -178,8 +178,11 @@ def test_an_interrupt_that_has_gone_is_no_failure(host: FakeMachine, journal: Pa
     undone = host.undo(journal)
     assert of(undone, File(MOVED, lasting=False)).outcome is StepOutcome.GONE
     assert not BAD & outcomes(undone) and journal.read_bytes() == b""
-    kept = {path: text for path, text in before[0].items() if not path.startswith(
-        ("/proc/irq/24/", "/proc/irq/25/"))}  # fmt: skip
+    kept = {
+        path: text
+        for path, text in before[0].items()
+        if not path.startswith(("/proc/irq/24/", "/proc/irq/25/"))
+    }
     assert host.state()[0] == kept
 
 

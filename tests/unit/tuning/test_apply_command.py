@@ -84,9 +84,7 @@ def test_what_cannot_be_done_is_a_sentence(
     assert content(folder) == before
 
 
-def test_an_undo_of_nothing(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_undo_of_nothing(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"host apply --root {folder} --undo --journal {tmp_path / 'none'} -f json") == 0
     assert json.loads(capsys.readouterr().out) == []
     assert run(f"host apply --root {folder} --undo --journal {tmp_path / 'none'}") == 0
@@ -118,9 +116,7 @@ def test_the_exit_status(
     outcome: StepOutcome,
 ) -> None:
     def results(plan: object) -> Iterator[Result]:
-        yield Result(
-            Group.OVS, Swap(), Unknown("x", "why not"), None, outcome, None, "a reason", "a fix"
-        )
+        yield Result(Group.OVS, Swap(), Unknown("x", "why not"), None, outcome, None, "a reason", "a fix")
         yield Result(Group.OVS, Swap(), "b", "c", StepOutcome.SET)
 
     monkeypatch.setattr(host_apply, "preview", results)

@@ -59,9 +59,11 @@ class _Os:
 
 
 def run_until(
-    kill_at: int | None, host: FakeMachine, monkeypatch: pytest.MonkeyPatch,
+    kill_at: int | None,
+    host: FakeMachine,
+    monkeypatch: pytest.MonkeyPatch,
     command: Callable[[], Any],
-) -> Points:  # fmt: skip
+) -> Points:
     points = Points(kill_at)
     host.crash_at(points)
     with monkeypatch.context() as patch:
@@ -94,12 +96,8 @@ def undone(host: FakeMachine, journal: Path, before: Any) -> None:
     assert journal.read_bytes() == b""
 
 
-@pytest.mark.parametrize(
-    "refused", [False, True], ids=["all goes", "pages and an interrupt do not"]
-)
-def test_apply_killed_at_every_point(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
-) -> None:
+@pytest.mark.parametrize("refused", [False, True], ids=["all goes", "pages and an interrupt do not"])
+def test_apply_killed_at_every_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
     """Then undone, at every other point after an apply that goes on where that one ended."""
     journal = tmp_path / "journal"
     host = fresh(journal, False, refused)

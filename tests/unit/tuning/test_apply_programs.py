@@ -26,9 +26,7 @@ ROWS = (
 def swapping(host: FakeMachine) -> FakeMachine:
     """Three, of which one has a priority of its own."""
     head = host.kernel.tree.files[SWAPS].splitlines()[0]
-    host.kernel.change(
-        {SWAPS: "\n".join([head, *(row.replace(r"\t", "\t") for row in ROWS)]) + "\n"}
-    )
+    host.kernel.change({SWAPS: "\n".join([head, *(row.replace(r"\t", "\t") for row in ROWS)]) + "\n"})
     return host
 
 
@@ -55,8 +53,10 @@ def test_swap_goes_and_comes_back_in_the_order_of_its_priorities(swapping: FakeM
     swapping.kernel.change({SWAPS: "Filename Type Size Used Priority\n"})
     swapping.machine.restore(Swap(), before)
     assert calls == [
-        ["swapon", "--priority=5", "/swap file"], ["swapon", "/dev/dm-1"], ["swapon", "/dev/dm-2"]
-    ]  # fmt: skip
+        ["swapon", "--priority=5", "/swap file"],
+        ["swapon", "/dev/dm-1"],
+        ["swapon", "/dev/dm-2"],
+    ]
 
 
 def test_only_the_swap_that_has_gone_comes_back(swapping: FakeMachine) -> None:
@@ -80,9 +80,7 @@ def test_threads_have_a_real_time_policy_and_get_their_own_back(host: FakeMachin
     first, second = 14, 15
     host.set_scheduler(second, os.SCHED_RR, 7)
     before = host.machine.read(target)
-    assert (
-        before == "ksoftirqd/0=0:0,ksoftirqd/1=2:7" and host.machine.value(target, before) == "0,7"
-    )
+    assert before == "ksoftirqd/0=0:0,ksoftirqd/1=2:7" and host.machine.value(target, before) == "0,7"
     calls: list[tuple[int, int, int]] = []
     real = host.set_scheduler
     host.machine = replace(host.machine, set_scheduler=lambda *w: (calls.append(w), real(*w))[1])

@@ -99,8 +99,10 @@ def test_tuned_is_told_by_its_program(tmp_path: Path, monkeypatch: pytest.Monkey
             place.write(target, "cpu-partitioning")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     script = tmp_path / "tuned-adm"
-    script.write_text(f'#!/bin/sh\n[ "$2" != wrong ] || {{ echo no such profile >&2; exit 1; }}\n'
-                      f'echo "$@" >> {tmp_path}/told; shift; echo "$@" > {active}\n')  # fmt: skip
+    script.write_text(
+        f'#!/bin/sh\n[ "$2" != wrong ] || {{ echo no such profile >&2; exit 1; }}\n'
+        f'echo "$@" >> {tmp_path}/told; shift; echo "$@" > {active}\n'
+    )
     script.chmod(0o755)
     place.write(target, "cpu-partitioning")
     assert place.read(target) == place.value(target, place.read(target)) == "cpu-partitioning"
@@ -108,8 +110,11 @@ def test_tuned_is_told_by_its_program(tmp_path: Path, monkeypatch: pytest.Monkey
     place.restore(target, None)
     place.restore(target, "auto balanced")
     assert (tmp_path / "told").read_text().splitlines() == [
-        "profile cpu-partitioning", "profile one two", "off", "auto_profile",
-    ]  # fmt: skip
+        "profile cpu-partitioning",
+        "profile one two",
+        "off",
+        "auto_profile",
+    ]
     with pytest.raises(HostError, match="no such profile"):
         place.write(target, "wrong")
 
@@ -120,11 +125,19 @@ VARIABLE = TunedVariable("cpu-partitioning", "isolated_cores")
 @pytest.mark.parametrize(
     "text",
     [
-        None, "", "# isolated_cores=2-4\n", "isolated_cores=2-4\n", "isolated_cores = 2-4  \nlast=1",
-        "first=1\nisolated_cores=${f:calc_isolated_cores:1}", "isolated_cores=1\nx=2\nisolated_cores=3\n",
-        "no newline", "\n\nblank lines\n\n", "isolated_cores=\n", "\xe9\n",
+        None,
+        "",
+        "# isolated_cores=2-4\n",
+        "isolated_cores=2-4\n",
+        "isolated_cores = 2-4  \nlast=1",
+        "first=1\nisolated_cores=${f:calc_isolated_cores:1}",
+        "isolated_cores=1\nx=2\nisolated_cores=3\n",
+        "no newline",
+        "\n\nblank lines\n\n",
+        "isolated_cores=\n",
+        "\xe9\n",
     ],
-)  # fmt: skip
+)
 def test_a_file_of_variables_is_back_to_the_letter(host: FakeMachine, text: str | None) -> None:
     path = variables_path(VARIABLE.profile)
     host.kernel.change({path: text})

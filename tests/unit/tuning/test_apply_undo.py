@@ -34,9 +34,7 @@ from tests.unit.tuning.fake_kernel import (
 from tests.unit.tuning.fake_machine import FakeMachine, of, outcomes
 
 
-def test_what_somebody_else_set_since_is_left_unless_forced(
-    host: FakeMachine, journal: Path
-) -> None:
+def test_what_somebody_else_set_since_is_left_unless_forced(host: FakeMachine, journal: Path) -> None:
     before = host.state()
     host.apply(journal)
     host.kernel.change({PAGES: "300\n", KSM: "0\n", PROFILE: "powersave\n"})
@@ -76,9 +74,7 @@ def test_a_boot_undoes_what_is_the_kernel_s(host: FakeMachine, journal: Path) ->
     for path, text in after[0].items():
         if not path.startswith("/etc/"):
             host.kernel.tree.files[path] = before[0].get(path, text)
-    host.kernel.change(
-        {"/proc/sys/kernel/random/boot_id": "second\n", MOVED: "0\n", PAGES: "280\n"}
-    )
+    host.kernel.change({"/proc/sys/kernel/random/boot_id": "second\n", MOVED: "0\n", PAGES: "280\n"})
     undone = host.undo(journal)
     gone = {r.target for r in undone if r.outcome is StepOutcome.GONE}
     back = {type(r.target) for r in undone if r.outcome is StepOutcome.RESTORED}
@@ -116,13 +112,13 @@ def test_a_journal_is_for_root_alone(host: FakeMachine, journal: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "{}\n", "words\n", '{"event": "written", "boot": "first", "group": "ovs", "target": {}}\n',
+        "{}\n",
+        "words\n",
+        '{"event": "written", "boot": "first", "group": "ovs", "target": {}}\n',
         '{"event": "written", "boot": "first", "group": "vfs", "target": {"kind": "swap"}}\n',
     ],
-)  # fmt: skip
-def test_a_file_that_is_no_journal_is_not_touched(
-    host: FakeMachine, journal: Path, text: str
-) -> None:
+)
+def test_a_file_that_is_no_journal_is_not_touched(host: FakeMachine, journal: Path, text: str) -> None:
     journal.parent.mkdir()
     journal.write_text(text)
     before = host.state()
@@ -172,9 +168,7 @@ def test_undo_ends_where_the_journal_has_no_room(
     with ApplyJournal(journal, host.boot) as held:
         monkeypatch.setattr(os, "write", full)
         results = undo(host.machine, held, force=False)
-        assert [next(results).outcome for _ in range(room // 2)] == [StepOutcome.RESTORED] * (
-            room // 2
-        )
+        assert [next(results).outcome for _ in range(room // 2)] == [StepOutcome.RESTORED] * (room // 2)
         with pytest.raises(HostError, match="cannot be used: No space left"):
             list(results)
         assert lines == room + 1, "nothing more is written"

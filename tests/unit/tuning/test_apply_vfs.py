@@ -128,9 +128,7 @@ def test_one_of_a_port_keeps_them_all_and_an_undo_waits_for_it(journal: Path) ->
     host.ports = {"0000:05:00.2": "nic1", "0000:05:00.3": "nic2", "0000:99:00.1": "other"}
     result = only_vfs(host, journal, 2)
     assert (result.outcome, result.code) == (StepOutcome.FAILED, "conflict")
-    assert result.reason == (
-        f"VF 0000:05:00.2 of {NIC} is in use: port nic1 has it; so are 0000:05:00.3"
-    )
+    assert result.reason == (f"VF 0000:05:00.2 of {NIC} is in use: port nic1 has it; so are 0000:05:00.3")
     assert result.fix == "free VF 0000:05:00.2: delete port nic1; then try again"
     undone = [r for r in host.undo(journal) if r.outcome is not StepOutcome.RESTORED]
     assert [(r.target, r.outcome) for r in undone] == [(VfCount(NIC), StepOutcome.FAILED)]
@@ -144,6 +142,4 @@ def test_one_whose_interface_is_down_is_free() -> None:
     host = FakeMachine(vfs=4)
     bound(host, "igbvf", "0x1002")
     assert list(vf_uses(host.kernel, NIC, 4, {})) == []
-    assert [use.how for use in vf_uses(host.kernel, NIC, 4, {"0000:05:00.1": "a"})] == [
-        "port a has it"
-    ]
+    assert [use.how for use in vf_uses(host.kernel, NIC, 4, {"0000:05:00.1": "a"})] == ["port a has it"]

@@ -42,8 +42,9 @@ def statuses(scene: Scene, name: str) -> list[str]:
 
 def test_a_machine_as_it_came_lacks_hugepages_and_no_more() -> None:
     assert {(f.id, f.status) for f in check(scene("published", Live()))} == {
-        ("hugepages", "warn"), ("iommu", "ok")
-    }  # fmt: skip
+        ("hugepages", "warn"),
+        ("iommu", "ok"),
+    }
 
 
 def test_the_machine_that_was_set_up_in_a_hurry() -> None:
@@ -61,11 +62,7 @@ def test_the_machine_that_was_set_up_in_a_hurry() -> None:
     words = {f.id: f"{f.found}; {f.fix}" for f in findings}
     assert "ens2f0 below it 1500" in words["mtu"]
     assert "CPUs 12,16 are not isolated" in words["isolation-siblings"]
-    assert (
-        "AMD-Vi" in words["iommu"]
-        and "amd_iommu=on" not in words["iommu"]
-        and "4 VFs" in words["iommu"]
-    )
+    assert "AMD-Vi" in words["iommu"] and "amd_iommu=on" not in words["iommu"] and "4 VFs" in words["iommu"]
     assert "interrupts 120 go" in words["isolation-irqs"]
 
 
@@ -149,9 +146,7 @@ def test_what_moves_where_latency_counts() -> None:
     asked = scene("published", pmd_cores=2, realtime=True)
     assert {f.id for f in check(asked)} & latency == latency
     assert {f.id for f in check(scene("published", pmd_cores=2))} & latency == set()
-    calm = replace(
-        load("published"), no_turbo=1, version="Linux version 6.1.0 #1 SMP PREEMPT_RT Debian"
-    )
+    calm = replace(load("published"), no_turbo=1, version="Linux version 6.1.0 #1 SMP PREEMPT_RT Debian")
     assert {f.id for f in check(scene(calm, pmd_cores=2, realtime=True))} & latency == {"smt"}
     asked = scene(calm, pmd_cores=2, realtime=True, idle_siblings=True)
     assert {f.id for f in check(asked)} & latency == set()
@@ -163,9 +158,7 @@ def test_what_moves_where_latency_counts() -> None:
 
 
 def ovs(mask: str, *, queues: int = 0, ports: tuple[OvsPortLive, ...] = ()) -> Live:
-    rows = tuple(
-        RxQueue(port="vm1", queue=n, enabled=True, usage_percent=None) for n in range(queues)
-    )
+    rows = tuple(RxQueue(port="vm1", queue=n, enabled=True, usage_percent=None) for n in range(queues))
     pmd = PmdCore(cpu=1, numa_node=0, isolated=False, busy_percent=None, queues=rows)
     return Live(ovs=OvsLive("3.1.0", "DPDK 22.11", True, {"pmd-cpu-mask": mask}, ports, (pmd,)))
 
@@ -197,17 +190,17 @@ def test_a_plan_has_no_findings_of_its_own_about_where_pmd_threads_are() -> None
     nodes = {share.node for share in made.plan.partition.nodes if share.vm}
     assert nodes == {0, 1} == set(made.plan.partition.pmd_nodes)
     polling = sorted(made.plan.partition.polling)
-    rows = [
-        RxQueue(port=f"vm{n}", queue=0, enabled=True, usage_percent=5, port_numa_node=n)
-        for n in nodes
-    ]
+    rows = [RxQueue(port=f"vm{n}", queue=0, enabled=True, usage_percent=5, port_numa_node=n) for n in nodes]
     threads = tuple(
         PmdCore(
-            cpu=cpu, numa_node=cpu // 16 % 2, isolated=False, busy_percent=5,
+            cpu=cpu,
+            numa_node=cpu // 16 % 2,
+            isolated=False,
+            busy_percent=5,
             queues=tuple(row for row in rows if row.port_numa_node == cpu // 16 % 2 and cpu in (1, 17)),
         )
         for cpu in polling
-    )  # fmt: skip
+    )
     mask = to_mask(polling)
     live = Live(ovs=OvsLive("3.1.0", "DPDK 22.11", True, {"pmd-cpu-mask": mask}, (), threads))
     assert {f.id for f in check(replace(made, live=live))} & {
@@ -237,9 +230,7 @@ def test_a_vm_s_port_with_a_larger_mtu_than_the_uplink(mtu: int, count: int) -> 
     assert len(found(scene("small", ovs("0x2", ports=ports)), "mtu")) == count
 
 
-@pytest.mark.parametrize(
-    ("mode", "count"), [("balance-slb", 1), ("balance-tcp", 0), ("active-backup", 0)]
-)
+@pytest.mark.parametrize(("mode", "count"), [("balance-slb", 1), ("balance-tcp", 0), ("active-backup", 0)])
 def test_a_bond_of_ovs_that_cannot_spread(mode: str, count: int) -> None:
     ports = tuple(OvsPortLive(f"p{n}", "bond", "dpdk", 1500, mode) for n in range(2))
     assert len(found(scene("small", ovs("0x2", ports=ports)), "bond-hash")) == count

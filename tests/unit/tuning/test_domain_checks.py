@@ -80,7 +80,7 @@ def test_a_vcpu_on_a_pmd_core_fails() -> None:
         (replace(OVS, other_config={}, pmds=(PMD,)), 1),
     ],
     ids=["no mask", "a mask that is none", "no DPDK", "a thread that runs"],
-)  # fmt: skip
+)
 def test_which_cores_are_those_of_pmd_threads(ovs: OvsLive, count: int) -> None:
     findings = found(domain("1"), domain("5", name="vm2"), ovs=ovs)
     assert ("domain-pmd" in findings) == bool(count)

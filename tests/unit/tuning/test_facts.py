@@ -49,8 +49,9 @@ def test_the_published_host() -> None:
     )
     assert isinstance(facts.cpus.caches, tuple)
     assert {c.cpus for c in facts.cpus.caches if c.level == 3} == {
-        range_set((0, 15), (32, 47)), range_set((16, 31), (48, 63))
-    }  # fmt: skip
+        range_set((0, 15), (32, 47)),
+        range_set((16, 31), (48, 63)),
+    }
     nics = facts.network.nics
     assert isinstance(nics, tuple)
     assert [(n.address, n.node, n.driver, n.interfaces) for n in nics] == [
@@ -59,8 +60,10 @@ def test_the_published_host() -> None:
         ("0000:3b:00.1", 0, "mlx5_core", ("ens1f1np1",)),
     ]
     assert (facts.power.turbo, facts.power.intel_pstate, facts.power.idle_driver) == (
-        True, "passive", "intel_idle",
-    )  # fmt: skip
+        True,
+        "passive",
+        "intel_idle",
+    )
     assert (facts.iommu.groups, facts.iommu.types) == (96, ("DMA-FQ",))
     assert facts.memory.swaps == ("/dev/dm-1",)
     assert facts.memory.sizes_kb == (2048, 1048576)
@@ -70,9 +73,7 @@ def test_the_published_host() -> None:
 def test_the_amd_machine() -> None:
     facts = facts_of("amd-4-nodes")
     assert facts.cpus.offline == {47}
-    assert (facts.power.amd_pstate, facts.power.intel_pstate, facts.power.turbo) == (
-        "disable", None, True
-    )  # fmt: skip
+    assert (facts.power.amd_pstate, facts.power.intel_pstate, facts.power.turbo) == ("disable", None, True)
     assert isinstance(facts.cpus.cores, tuple)
     assert facts.cpus.cores[23] == Core(node=3, package=0, cpus=frozenset((23,)))
     assert facts.kernel.arguments.cpus("isolcpus") == {13, 14, 15, *range(36, 41)}  # type: ignore[union-attr]
@@ -96,8 +97,10 @@ def test_the_amd_machine() -> None:
     # VFs are counted at their NIC and are none themselves.
     assert isinstance(facts.network.nics, tuple)
     assert [(nic.address, nic.vfs) for nic in facts.network.nics] == [
-        ("0000:41:00.0", None), ("0000:a1:00.0", 4), ("0000:a1:00.1", 0),
-    ]  # fmt: skip
+        ("0000:41:00.0", None),
+        ("0000:a1:00.0", 4),
+        ("0000:a1:00.1", 0),
+    ]
 
 
 def test_the_small_machine_lacks_much_and_says_so_by_none() -> None:

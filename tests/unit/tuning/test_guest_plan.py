@@ -67,20 +67,21 @@ def test_vcpus_are_shared_out_by_whole_cores(vcpus: int, kept: int, threads: int
 
 
 @given(
-    st.lists(st.integers(128, 1 << 20), min_size=1, max_size=4), st.integers(0, 1 << 20) | st.none(),
-    st.sampled_from([None, 2048, 1048576]), st.booleans(),
-)  # fmt: skip
+    st.lists(st.integers(128, 1 << 20), min_size=1, max_size=4),
+    st.integers(0, 1 << 20) | st.none(),
+    st.sampled_from([None, 2048, 1048576]),
+    st.booleans(),
+)
 def test_hugepages_leave_each_cell_what_linux_needs(
     cells_mb: list[int], asked: int | None, size: Any, large: bool
 ) -> None:
-    cells = "".join(
-        f"<cell id='{n}' cpus='{n}' memory='{mb}' unit='MiB'/>" for n, mb in enumerate(cells_mb)
-    )
+    cells = "".join(f"<cell id='{n}' cpus='{n}' memory='{mb}' unit='MiB'/>" for n, mb in enumerate(cells_mb))
     backing = "<memoryBacking><hugepages><page size='1' unit='G'/></hugepages></memoryBacking>"
     xml = domain(
-        f"<vcpu>{len(cells_mb)}</vcpu>", "",
+        f"<vcpu>{len(cells_mb)}</vcpu>",
+        "",
         f"{backing * large}<cpu mode='host-passthrough'><numa>{cells}</numa></cpu>",
-    )  # fmt: skip
+    )
     try:
         pages = plan(xml, hugepage_mb=asked, hugepage_kb=size).pages
     except InvalidRequest as refused:
@@ -142,12 +143,8 @@ def test_a_guest_on_arm_has_no_arguments_of_x86() -> None:
 def test_latency_counts_where_the_domain_or_the_caller_says_so() -> None:
     assert planned("realtime").realtime and not planned("router").realtime
     assert arguments(planned("router", realtime=True))["idle"] == "poll"
-    assert "idle" not in arguments(planned("realtime")), (
-        "its vCPUs are siblings, and one takes from another"
-    )
-    assert (
-        "latency counts and the domain has kvmclock" in planned("router", realtime=True).doubts[0]
-    )
+    assert "idle" not in arguments(planned("realtime")), "its vCPUs are siblings, and one takes from another"
+    assert "latency counts and the domain has kvmclock" in planned("router", realtime=True).doubts[0]
     fifo = domain(rest="<cputune><vcpusched vcpus='0' scheduler='fifo' priority='1'/></cputune>")
     assert plan(fifo).realtime
 
@@ -211,7 +208,7 @@ def test_nics_that_cannot_be_for_dpdk(guest: str, options: Any, words: str) -> N
         ("type='network'", "<model type='e1000e'/>", Kind.EMULATED, False),
         ("type='bridge'", "", Kind.EMULATED, False),
     ],
-)  # fmt: skip
+)
 def test_kinds_of_nics(attributes: str, inner: str, kind: Kind, ours: bool) -> None:
     [found] = plan(domain(rest=nic(attributes, inner))).domain.nics
     assert (found.mac, found.kind, found.ours) == ("52:54:00:00:00:0a", kind, ours)
@@ -249,7 +246,7 @@ def test_the_address_is_the_guest_s_and_not_the_host_s() -> None:
             "which needs the machine q35",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_should_be_known_is_said(xml: str, words: str) -> None:
     assert [each for each in plan(xml).doubts if words in each]
 
@@ -260,9 +257,7 @@ def test_a_guest_as_it_should_be_raises_no_doubts() -> None:
 
 @pytest.mark.parametrize("machine", ["q35", "pc-q35-9.0", "microvm", "virt", ""])
 def test_machines_that_are_not_i440fx(machine: str) -> None:
-    rest = (
-        f"<os><type machine='{machine}'>hvm</type></os>{nic(chr(116) + 'ype=' + repr('hostdev'))}"
-    )
+    rest = f"<os><type machine='{machine}'>hvm</type></os>{nic(chr(116) + 'ype=' + repr('hostdev'))}"
     assert plan(domain(rest=rest)).domain.pcie
 
 
@@ -283,7 +278,7 @@ def test_machines_that_are_not_i440fx(machine: str) -> None:
         (domain(rest="<devices><interface type='vhostuser'/></devices>"), "an <interface> has the MAC"),
         (domain(rest=nic(inner="<address type='pci' bus='x'/>")), "bus of a PCI address is no number"),
     ],
-)  # fmt: skip
+)
 def test_a_domain_that_cannot_be_read_is_a_sentence(xml: str, words: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         plan(xml)

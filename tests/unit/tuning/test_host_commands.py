@@ -39,13 +39,9 @@ def test_facts(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "online: 0-1" in capsys.readouterr().out
 
 
-def test_facts_of_a_folder_that_is_no_machine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_facts_of_a_folder_that_is_no_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"host facts --root {tmp_path / 'gone'} -f json") == 0
-    assert (
-        json.loads(capsys.readouterr().out)["cpus"]["online"]["unknown"] == "there is no such file"
-    )
+    assert json.loads(capsys.readouterr().out)["cpus"]["online"]["unknown"] == "there is no such file"
 
 
 @pytest.mark.parametrize(
@@ -113,9 +109,7 @@ def test_a_plan_that_cannot_be_made_is_a_sentence(
     assert shown.out == "" and words in shown.err and "Traceback" not in shown.err
 
 
-def test_a_plan_wants_to_know_the_pmd_cores(
-    small: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_wants_to_know_the_pmd_cores(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"host plan --root {small}") == 1
     shown = capsys.readouterr()
     assert shown.out == "" and "pmd_cores: " in shown.err and "--pmd-cores" in shown.err

@@ -81,9 +81,7 @@ def test_the_partition(case: Case) -> None:
     for core in case.facts.cpus.cores:
         assert sum(bool(core.cpus & part) for part in parts) == 1
     for share in partition.nodes:
-        assert {c.node for c in (*share.housekeeping, *share.pmd, *share.emulator, *share.vm)} == {
-            share.node
-        }
+        assert {c.node for c in (*share.housekeeping, *share.pmd, *share.emulator, *share.vm)} == {share.node}
         assert share.housekeeping
         assert len(share.emulator) == (case.intent.emulator_cores if share.vm else 0)
     assert min(case.machine.online) in partition.housekeeping
@@ -101,9 +99,7 @@ def test_the_partition(case: Case) -> None:
         # A node that got none of them has one for its VMs, as one without a NIC.
         assert on_nics >= case.intent.pmd_cores
         bare = [share for share in partition.nodes if share.node in near and not share.pmd]
-        assert not (case.intent.pmd_cores and case.intent.vm_pmd_cores) or not any(
-            s.vm for s in bare
-        )
+        assert not (case.intent.pmd_cores and case.intent.vm_pmd_cores) or not any(s.vm for s in bare)
     if case.intent.vm_cores is not None:
         assert sum(len(share.vm) for share in partition.nodes) == case.intent.vm_cores
 
@@ -112,9 +108,7 @@ def test_the_partition(case: Case) -> None:
 @given(cases())
 def test_pmd_threads_are_on_the_nodes_of_nics_and_vms(case: Case) -> None:
     plan = planned(case)
-    nodes = {known(nic.node, None) for nic in plan.nics} & {
-        share.node for share in plan.partition.nodes
-    }
+    nodes = {known(nic.node, None) for nic in plan.nics} & {share.node for share in plan.partition.nodes}
     wanted = nodes or {min(share.node for share in plan.partition.nodes)}
     assert set(plan.partition.pmd_nodes) <= wanted | set(plan.partition.vm_nodes)
 

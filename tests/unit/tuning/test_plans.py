@@ -62,9 +62,7 @@ def test_the_published_host(cores: int, pmd: str, mask: str, isolated: str) -> N
     plan = plan_of(f"published-pmd-{cores}")
     assert format_list(plan.partition.pmd) == pmd
     assert format_list(plan.partition.isolated) == isolated
-    assert [len(share.pmd) for share in plan.partition.nodes] == [cores, 1], (
-        "one for the VMs of node 1"
-    )
+    assert [len(share.pmd) for share in plan.partition.nodes] == [cores, 1], "one for the VMs of node 1"
     assert step(plan, OtherConfig("pmd-cpu-mask")).wanted == mask
     assert frozenset(from_mask(mask)) == plan.partition.pmd
     assert step(plan, OtherConfig("dpdk-socket-mem")).wanted == "2048,2048"
@@ -133,14 +131,10 @@ def test_vm_cores_are_on_the_neighbour_node_before_the_other_socket() -> None:
 
 def test_cores_of_one_l3_cache_stay_together() -> None:
     """A node of amd-nps4 has two groups of 4 cores, the first without the core for housekeeping."""
-    [node] = [
-        s for s in planned("amd-nps4", pmd_cores=4, vm_cores=2).partition.nodes if s.node == 5
-    ]
+    [node] = [s for s in planned("amd-nps4", pmd_cores=4, vm_cores=2).partition.nodes if s.node == 5]
     assert [core.first for core in node.pmd] == [44, 45, 46, 47]
     assert {core.first for core in (*node.emulator, *node.vm)} == {41, 42, 43}
-    [node] = [
-        s for s in planned("amd-nps4", pmd_cores=2, vm_cores=4).partition.nodes if s.node == 5
-    ]
+    [node] = [s for s in planned("amd-nps4", pmd_cores=2, vm_cores=4).partition.nodes if s.node == 5]
     assert [core.first for core in node.pmd] == [41, 42]
     assert [core.first for core in node.vm] == [44, 45, 46, 47]
 
@@ -205,9 +199,7 @@ def test_per_port_memory_is_sized_by_the_ports() -> None:
     port = OvsPortLive("vm1", "vm1", "dpdkvhostuserclient", 1500)
     for there, ports in ((3, 5), (9, 10)):
         live = Live(ovs=OvsLive("3.1.0", None, True, {"per-port-memory": "true"}, (port,) * there))
-        [pages] = [
-            p for p in planned("published", live, **asked | {"vm_ports": None}).pages if p.pages
-        ]
+        [pages] = [p for p in planned("published", live, **asked | {"vm_ports": None}).pages if p.pages]
         assert pages.ports == ports
 
 
@@ -246,11 +238,7 @@ def test_pages_that_are_there_stay_now_and_at_boot() -> None:
         facts = facts_from(replace(there, release=release, nodes=nodes))
         plan = make_plan(facts, HostIntent(pmd_cores=2, vm_memory_mb=4096), OVS)
         assert [(p.pages, p.beyond) for p in plan.pages] == [(4, 36), (5, 0)]
-        live = [
-            s.wanted
-            for s in plan.steps
-            if isinstance(s.target, File) and "1048576" in s.target.path
-        ]
+        live = [s.wanted for s in plan.steps if isinstance(s.target, File) and "1048576" in s.target.path]
         assert live == ["40", "5"]
         if node_counts:
             assert arguments(plan)["hugepages"] == node_counts
@@ -301,9 +289,7 @@ def test_what_cannot_be_planned(machine: str, field: str, intent: dict[str, Any]
     assert refused.value.fix and refused.value.step == "plan"
 
 
-@pytest.mark.parametrize(
-    "path", ["/sys/devices/system/cpu/online", "/sys/devices/system/node/node0/meminfo"]
-)
+@pytest.mark.parametrize("path", ["/sys/devices/system/cpu/online", "/sys/devices/system/node/node0/meminfo"])
 def test_no_plan_without_the_facts_it_stands_on(path: str) -> None:
     made = tree(load("small"))
     made.files[path] = "garbage"

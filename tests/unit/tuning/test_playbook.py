@@ -48,9 +48,7 @@ def test_a_playbook_has_every_step_in_builtin_modules(name: str) -> None:
     for step in plan_of(name).steps:
         assert _name(step.target) in text, step
         # Those of boot are counts by node, and in the file as lines of their own.
-        assert step.wanted is None or step.wanted in text or isinstance(step.target, BootPages), (
-            step
-        )
+        assert step.wanted is None or step.wanted in text or isinstance(step.target, BootPages), step
 
 
 def _name(target: Target) -> str:
@@ -86,9 +84,10 @@ def test_lines_are_no_longer_than_ansible_lint_has_them(name: str) -> None:
 def test_a_playbook_asks_for_a_restart_and_takes_none() -> None:
     found = tasks("published-realtime")
     assert not [t for t in found if "ansible.builtin.reboot" in t or "ansible.builtin.service" in t]
-    assert "after a reboot" in found[[t["name"] for t in found].index("Say what is left to do")][
-        "ansible.builtin.debug"
-    ]["msg"]  # fmt: skip
+    assert (
+        "after a reboot"
+        in found[[t["name"] for t in found].index("Say what is left to do")]["ansible.builtin.debug"]["msg"]
+    )
 
 
 def test_hugepages_that_the_command_line_cannot_count_are_there_before_ovs() -> None:
@@ -96,9 +95,7 @@ def test_hugepages_that_the_command_line_cannot_count_are_there_before_ovs() -> 
     [unit] = [t for t in found if t["name"] == "Reserve hugepages at boot, before OVS starts"]
     text = unit["ansible.builtin.copy"]["content"]
     [before] = [line for line in text.splitlines() if line.startswith("Before=")]
-    assert {"ovs-vswitchd.service", "libvirtd.service"} <= set(
-        before.removeprefix("Before=").split()
-    )
+    assert {"ovs-vswitchd.service", "libvirtd.service"} <= set(before.removeprefix("Before=").split())
     assert "/etc/tmpfiles.d/netplugin-tuning.conf" in text
     assert not any("Reserve hugepages" in t["name"] for t in tasks("intel-snc"))
 
@@ -142,16 +139,19 @@ def holds(task: dict[str, Any], registered: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     ("version", "mask", "heeded"),
     [
-        ("1.9.2", "", True), ("1.8.0", "'00000000,{mask}'", True), ("1.7.0", "", False),
-        ("1.7.0", "{mask}", True), ("1.9.2", "2", False), ("1.7.0", "2", False), ("1.9.2", "0", False),
+        ("1.9.2", "", True),
+        ("1.8.0", "'00000000,{mask}'", True),
+        ("1.7.0", "", False),
+        ("1.7.0", "{mask}", True),
+        ("1.9.2", "2", False),
+        ("1.7.0", "2", False),
+        ("1.9.2", "0", False),
     ],
-)  # fmt: skip
+)
 def test_irqbalance_heeds_a_mask_of_these_cpus_or_from_1_8_the_list(
     version: str, mask: str, heeded: bool
 ) -> None:
-    [task] = [
-        t for t in tasks("edge") if t["name"] == "Stop where irqbalance would not heed the list"
-    ]
+    [task] = [t for t in tasks("edge") if t["name"] == "Stop where irqbalance would not heed the list"]
     [banned] = [s for s in plan_of("edge").steps if isinstance(s.target, BannedCpus)]
     wanted = to_kernel(parse_list(str(banned.wanted))).rjust(8, "0")
     text = f"IRQBALANCE_BANNED_CPUS={mask.format(mask=wanted)}\n" if mask else "# nothing\n"

@@ -38,9 +38,13 @@ from tests.unit.tuning.trees import tree
 
 def test_settings_of_ovs_as_found_count_as_done() -> None:
     found = {
-        "dpdk-init": "true", "pmd-cpu-mask": "2", "dpdk-socket-mem": "1264", "pmd-rxq-assign": "cycles",
-        "userspace-tso-enable": "true", "per-port-memory": "false",
-    }  # fmt: skip
+        "dpdk-init": "true",
+        "pmd-cpu-mask": "2",
+        "dpdk-socket-mem": "1264",
+        "pmd-rxq-assign": "cycles",
+        "userspace-tso-enable": "true",
+        "per-port-memory": "false",
+    }
     plan = planned("small", Live(ovs=OvsLive("2.15.3", None, True, found)), pmd_cores=1)
     keys = [s for s in plan.steps if isinstance(s.target, OtherConfig)]
     assert len(keys) == 6 and all(s.done for s in keys)
@@ -57,9 +61,11 @@ def test_what_takes_a_restart_of_ovs() -> None:
     plan = plan_of("small")
     effects = {s.target.key: s.effect for s in plan.steps if isinstance(s.target, OtherConfig)}
     assert effects == {
-        "dpdk-init": Effect.OVS_RESTART, "pmd-cpu-mask": Effect.LIVE, "pmd-rxq-assign": Effect.LIVE,
+        "dpdk-init": Effect.OVS_RESTART,
+        "pmd-cpu-mask": Effect.LIVE,
+        "pmd-rxq-assign": Effect.LIVE,
         "dpdk-socket-mem": Effect.OVS_RESTART,
-    }  # fmt: skip
+    }
 
 
 def test_a_mask_that_pins_the_threads_of_ovs_goes() -> None:
@@ -87,8 +93,13 @@ def test_real_time_asks_for_more() -> None:
     )
     extra = set(arguments(realtime)) - set(arguments(usual))
     assert extra == {
-        "mce", "tsc", "intel_idle.max_cstate", "processor.max_cstate", "intel_pstate", "pcie_aspm.policy",
-    }  # fmt: skip
+        "mce",
+        "tsc",
+        "intel_idle.max_cstate",
+        "processor.max_cstate",
+        "intel_pstate",
+        "pcie_aspm.policy",
+    }
     targets = {s.target for s in realtime.steps} - {s.target for s in usual.steps}
     assert {Swap(), Sysctl("kernel.sched_rt_runtime_us"), ThreadPriority("ksoftirqd")} <= targets
     assert ThreadPriority("rcuc") not in targets  # this kernel has no such threads
@@ -110,9 +121,7 @@ def test_amd_has_its_own_arguments() -> None:
     assert "intel_iommu" not in found and "intel_pstate" not in found
     for release, has in (("6.0.12", False), ("6.1.0", True)):
         newer = replace(load("amd-4-nodes"), release=release)
-        plan = make_plan(
-            read_facts(MemoryRoot(tree(newer))), HostIntent(pmd_cores=1, realtime=True)
-        )
+        plan = make_plan(read_facts(MemoryRoot(tree(newer))), HostIntent(pmd_cores=1, realtime=True))
         assert ("amd_pstate" in arguments(plan)) is has, release
 
 
@@ -159,9 +168,7 @@ def test_irqbalance_leaves_isolated_cpus_alone() -> None:
     facts = read_facts(MemoryRoot(tree(replace(load("edge"), irqbalance=reported))))
     assert step(make_plan(facts, HostIntent(pmd_cores=1)), target).done
     # The older mask goes before the list.
-    reported = {
-        "/etc/default/irqbalance": "IRQBALANCE_BANNED_CPUS=2\nIRQBALANCE_BANNED_CPULIST=1,3-7\n"
-    }
+    reported = {"/etc/default/irqbalance": "IRQBALANCE_BANNED_CPUS=2\nIRQBALANCE_BANNED_CPULIST=1,3-7\n"}
     facts = read_facts(MemoryRoot(tree(replace(load("edge"), irqbalance=reported))))
     assert step(make_plan(facts, HostIntent(pmd_cores=1)), target).now == "1"
     assert not [s for s in planned("small", pmd_cores=1).steps if isinstance(s.target, BannedCpus)]
@@ -200,9 +207,7 @@ def test_every_step_has_a_source() -> None:
         ("5.16.0", "managed_irq,domain,1-31,33-63", "0:2,1:2"),
     ],
 )
-def test_arguments_that_a_kernel_must_know(
-    release: str, isolcpus: str, hugepages: str | None
-) -> None:
+def test_arguments_that_a_kernel_must_know(release: str, isolcpus: str, hugepages: str | None) -> None:
     """Before 5.16 the command line cannot count hugepages by node, and a unit does at boot."""
     facts = read_facts(MemoryRoot(tree(replace(load("published"), release=release))))
     plan = make_plan(facts, HostIntent(pmd_cores=15, emulator_cores=0, vm_cores=14))
@@ -224,9 +229,7 @@ def test_a_number_of_pages_goes_where_it_would_count_pages_of_another_size() -> 
     named = {task["name"]: task for task in tasks}
     removed = named["Remove kernel arguments with grubby"]["vars"]["netplugin_names"]
     assert removed == ["hugepages"]
-    assert (
-        "hugepages" in named["Take older values out of grub's own file"]["vars"]["netplugin_names"]
-    )
+    assert "hugepages" in named["Take older values out of grub's own file"]["vars"]["netplugin_names"]
     assert "hugepages=" not in str(named["Set the kernel's arguments with grubby"]["vars"])
     for line in ("ro", "hugepagesz=2M hugepages=8192", "default_hugepagesz=1G hugepages=4"):
         kept = make_plan(read_facts(MemoryRoot(tree(replace(machine, cmdline=line)))), intent)
@@ -237,23 +240,17 @@ def test_the_unit_that_reserves_hugepages_at_boot_counts_as_done() -> None:
     made = tree(load("amd-nps4"))
     at = "/sys/devices/system/node/node{}/hugepages/hugepages-1048576kB/nr_hugepages"
     lines = [f"w {at.format(node)} - - - - {pages}" for node, pages in ((4, 29), (5, 13), (6, 29))]
-    made.files["/etc/tmpfiles.d/netplugin-tuning.conf"] = "\n".join(
-        ["# x", "w /a - - - - 1", *lines]
-    )
+    made.files["/etc/tmpfiles.d/netplugin-tuning.conf"] = "\n".join(["# x", "w /a - - - - 1", *lines])
     _, intent = PLANS["amd-nps4"]
     plan = make_plan(read_facts(MemoryRoot(made)), intent)
     assert step(plan, BootPages(1048576)).now is None, "the unit is not enabled"
-    made.links[f"/etc/systemd/system/sysinit.target.wants/{HUGEPAGES_UNIT}"] = (
-        f"../{HUGEPAGES_UNIT}"
-    )
+    made.links[f"/etc/systemd/system/sysinit.target.wants/{HUGEPAGES_UNIT}"] = f"../{HUGEPAGES_UNIT}"
     plan = make_plan(read_facts(MemoryRoot(made)), intent)
     assert step(plan, BootPages(1048576)).done
 
 
 def test_a_list_of_cpus_on_the_command_line_counts_however_it_is_written() -> None:
-    made = tree(
-        replace(load("small"), cmdline="isolcpus=managed_irq,domain,1,1 nohz_full=1-1 rcu_nocbs=1")
-    )
+    made = tree(replace(load("small"), cmdline="isolcpus=managed_irq,domain,1,1 nohz_full=1-1 rcu_nocbs=1"))
     plan = make_plan(read_facts(MemoryRoot(made)), HostIntent(pmd_cores=1))
     for name in ("isolcpus", "nohz_full", "rcu_nocbs"):
         assert step(plan, KernelArgument(name)).done, name

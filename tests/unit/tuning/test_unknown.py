@@ -66,9 +66,7 @@ def test_a_contradiction_of_siblings_is_unknown() -> None:
 SMALL = tree(load("small"))
 PATHS = sorted(SMALL.files)
 SOME = settings(max_examples=settings().max_examples // 2)
-NONSENSE = st.sampled_from(
-    ["", "\x00", "garbage", "-1", "99999999999", "3-1", "[", "(", ":", "0x", "1 2"]
-)
+NONSENSE = st.sampled_from(["", "\x00", "garbage", "-1", "99999999999", "3-1", "[", "(", ":", "0x", "1 2"])
 
 
 def everything(facts: Facts) -> None:
@@ -84,9 +82,7 @@ def everything(facts: Facts) -> None:
 
 
 @SOME
-@given(
-    st.dictionaries(st.sampled_from(PATHS), NONSENSE | st.text(max_size=20), min_size=1, max_size=8)
-)
+@given(st.dictionaries(st.sampled_from(PATHS), NONSENSE | st.text(max_size=20), min_size=1, max_size=8))
 def test_garbled_files_give_facts_and_findings_and_no_traceback(files: dict[str, str]) -> None:
     facts = read_facts(MemoryRoot(Tree(SMALL.files | files, SMALL.links)))
     everything(facts)
@@ -97,9 +93,7 @@ def test_garbled_files_give_facts_and_findings_and_no_traceback(files: dict[str,
     st.sets(st.sampled_from(PATHS), min_size=1),
     st.sampled_from([errno.ENOENT, errno.EIO, errno.EACCES]),
 )
-def test_refused_files_give_facts_and_findings_and_no_traceback(
-    paths: set[str], error: int
-) -> None:
+def test_refused_files_give_facts_and_findings_and_no_traceback(paths: set[str], error: int) -> None:
     facts = read_facts(MemoryRoot(SMALL, dict.fromkeys(paths, error)))
     everything(facts)
 

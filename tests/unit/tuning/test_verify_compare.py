@@ -130,8 +130,10 @@ def test_what_differs_in_the_machine_is_said() -> None:
     after = run(conditions={"isolated CPUs": "2-5", "kernel": "6.1", "KSM": "0"})
     found = compare(before, after)
     assert [(d.name, d.before, d.after) for d in found.differences] == [
-        ("isolated CPUs", "none", "2-5"), ("turbo", "on", None), ("KSM", None, "0"),
-    ]  # fmt: skip
+        ("isolated CPUs", "none", "2-5"),
+        ("turbo", "on", None),
+        ("KSM", None, "0"),
+    ]
     text = comparison_text(found)
     assert "  isolated CPUs: none -> 2-5\n  turbo: on -> not set\n" in text
     assert "Nothing was measured in either run." in text
@@ -156,8 +158,17 @@ def test_a_run_for_people() -> None:
     text = run_text(run("before", throughput=throughput(SLOW), latency=latency([900, 2500])))
     assert "priority 95, every 200 us, 2 times 10 s" in text
     assert text.splitlines()[4].split() == [
-        "2", "5", "11.2", "14", "14", "-", "-", "2500", "2002", "1",
-    ]  # fmt: skip
+        "2",
+        "5",
+        "11.2",
+        "14",
+        "14",
+        "-",
+        "-",
+        "2500",
+        "2002",
+        "1",
+    ]
     assert "median 4.685, from 4.610 to 4.750 (6 times 2 s)" in text
 
 
@@ -165,9 +176,7 @@ def test_a_run_for_people() -> None:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    first = run(
-        "before", throughput=throughput(SLOW, hugepage_node=None), latency=latency([900, 2500])
-    )
+    first = run("before", throughput=throughput(SLOW, hugepage_node=None), latency=latency([900, 2500]))
     later = run("before", started=datetime(2026, 2, 1, tzinfo=UTC))
     other = run("after-all", started=datetime(2027, 1, 1, tzinfo=UTC))
     folder = tmp_path / "new" / "folder"
@@ -187,13 +196,13 @@ def test_what_is_not_kept_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"there is no file gone\.json"):
         result.find(tmp_path, "gone.json")
     for text, why in (
-        (b"", "Invalid JSON"), (b"{}", "label: Field required"), (b"\xff", "Invalid JSON|not text"),
+        (b"", "Invalid JSON"),
+        (b"{}", "label: Field required"),
+        (b"\xff", "Invalid JSON|not text"),
         (b'{"format": 2, "label": "x"}', "format: Input should be 1"),
-    ):  # fmt: skip
+    ):
         (tmp_path / "broken.json").write_bytes(text)
-        with pytest.raises(
-            InvalidRequest, match=rf"broken\.json cannot be read as a run: .*({why})"
-        ):
+        with pytest.raises(InvalidRequest, match=rf"broken\.json cannot be read as a run: .*({why})"):
             result.read(tmp_path / "broken.json")
 
 

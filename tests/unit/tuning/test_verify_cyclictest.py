@@ -63,11 +63,17 @@ def test_samples_beyond_the_width_are_counted() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"thread": {}}', '{"thread": {"0": {"cpu": 0}}}',
-     '{"thread": {"0": {"histogram": {}, "cycles": 0, "min": 0, "max": 0, "avg": 0, "cpu": 0}}}',
-     '{"thread": {"0": {"histogram": 5, "cycles": 1, "min": 0, "max": 0, "avg": 0, "cpu": 0}}}',
-     '{"thread": {"0": {"histogram": {"1": "x"}, "cycles": 1, "min": 0, "max": 0, "avg": 0, "cpu": 0}}}'],
-)  # fmt: skip
+    [
+        "",
+        "[]",
+        "{}",
+        '{"thread": {}}',
+        '{"thread": {"0": {"cpu": 0}}}',
+        '{"thread": {"0": {"histogram": {}, "cycles": 0, "min": 0, "max": 0, "avg": 0, "cpu": 0}}}',
+        '{"thread": {"0": {"histogram": 5, "cycles": 1, "min": 0, "max": 0, "avg": 0, "cpu": 0}}}',
+        '{"thread": {"0": {"histogram": {"1": "x"}, "cycles": 1, "min": 0, "max": 0, "avg": 0, "cpu": 0}}}',
+    ],
+)
 def test_what_is_no_result_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
         parse(text)
@@ -76,10 +82,18 @@ def test_what_is_no_result_is_a_value_error(text: str) -> None:
 def test_the_words_of_cyclictest() -> None:
     words = arguments(SETTINGS, Path("/x/out.json"), {0, 1, 2, 3})
     assert words == [
-        "cyclictest", "--quiet", "--mlockall", "--priority=95", "--interval=200", "--duration=600",
-        "--histogram=2000", "--affinity=2-3,8", "--threads=3", "--mainaffinity=0-1",
+        "cyclictest",
+        "--quiet",
+        "--mlockall",
+        "--priority=95",
+        "--interval=200",
+        "--duration=600",
+        "--histogram=2000",
+        "--affinity=2-3,8",
+        "--threads=3",
+        "--mainaffinity=0-1",
         "--json=/x/out.json",
-    ]  # fmt: skip
+    ]
     assert not [w for w in arguments(SETTINGS, Path("/x"), {2, 3}) if "main" in w]
 
 
@@ -88,9 +102,7 @@ SHARES = st.sampled_from(list(PERCENTILES.values()))
 
 
 @given(LATENCIES, SHARES)
-def test_a_percentile_is_the_least_that_so_many_do_not_exceed(
-    samples: list[int], share: float
-) -> None:
+def test_a_percentile_is_the_least_that_so_many_do_not_exceed(samples: list[int], share: float) -> None:
     found = histogram(samples).percentile(share)
     ordered = sorted(samples)
     rank = next(n for n in range(len(samples) + 1) if n >= len(samples) * share - 1e-6)
@@ -107,9 +119,7 @@ def test_a_share_that_is_a_whole_number_of_samples(count: int, name: str) -> Non
 
 
 @given(LATENCIES, SHARES, st.integers(1, 300))
-def test_beyond_the_width_a_percentile_is_the_highest(
-    samples: list[int], share: float, width: int
-) -> None:
+def test_beyond_the_width_a_percentile_is_the_highest(samples: list[int], share: float, width: int) -> None:
     whole, cut = histogram(samples).percentile(share), histogram(samples, width).percentile(share)
     assert cut == whole or (whole is not None and whole >= width and cut == max(samples))
 
@@ -132,15 +142,14 @@ def test_missing_programs_are_named_with_their_package(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("node", "memory"),
-    [(None, {"--no-huge", "-m"}), (0, {"--in-memory", "--socket-mem=64"}),
-     (2, {"--in-memory", "--socket-mem=0,0,64"})],
-)  # fmt: skip
-def test_each_testpmd_has_its_cpu_its_memory_and_its_name(
-    node: int | None, memory: set[str]
-) -> None:
-    settings = ThroughputSettings(
-        host_cpu=4, guest_cpu=6, hugepage_node=node, window_s=2, frame_size=256
-    )
+    [
+        (None, {"--no-huge", "-m"}),
+        (0, {"--in-memory", "--socket-mem=64"}),
+        (2, {"--in-memory", "--socket-mem=0,0,64"}),
+    ],
+)
+def test_each_testpmd_has_its_cpu_its_memory_and_its_name(node: int | None, memory: set[str]) -> None:
+    settings = ThroughputSettings(host_cpu=4, guest_cpu=6, hugepage_node=node, window_s=2, frame_size=256)
     host = loop.host_arguments(settings, Path("/run/x"), {0, 1, 4})
     guest = loop.guest_arguments(settings, Path("/run/x"), {4, 6})
     assert "0@(0-1),1@4" in host and "0@(4,6),1@6" in guest

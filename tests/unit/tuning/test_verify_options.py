@@ -28,15 +28,11 @@ def isolated(facts: Facts, *cpus: int) -> Facts:
 
 
 def polling(*cpus: int) -> Live:
-    pmds = tuple(
-        PmdCore(cpu=cpu, numa_node=0, isolated=False, busy_percent=None, queues=()) for cpu in cpus
-    )
+    pmds = tuple(PmdCore(cpu=cpu, numa_node=0, isolated=False, busy_percent=None, queues=()) for cpu in cpus)
     return Live(ovs=OvsLive("3.1.0", "DPDK 22.11", True, {"pmd-cpu-mask": "0x6"}, pmds=pmds))
 
 
-def asked(
-    facts: Facts, live: Live | None = None, plan: Any = None, **options: Any
-) -> MeasurementOptions:
+def asked(facts: Facts, live: Live | None = None, plan: Any = None, **options: Any) -> MeasurementOptions:
     return asked_of(Options(**options), facts, live or Live(), plan)
 
 
@@ -117,8 +113,12 @@ def test_what_is_asked_for() -> None:
     assert found.rounds == 7
     assert found.latency and found.latency.round_s == 86  # no less than asked in all
     assert found.throughput and found.throughput.model_dump() == {
-        "host_cpu": 0, "guest_cpu": 1, "hugepage_node": None, "window_s": 5, "frame_size": 1024,
-    }  # fmt: skip
+        "host_cpu": 0,
+        "guest_cpu": 1,
+        "hugepage_node": None,
+        "window_s": 5,
+        "frame_size": 1024,
+    }
     assert asked(facts_of("small"), cpus="0", only="latency").throughput is None
     assert asked(facts_of("small"), cpus="0", only="throughput").latency is None
 
@@ -127,8 +127,7 @@ def test_what_is_asked_for() -> None:
 def test_hugepages_are_used_if_enough_are_free(free: int, expected: int | None) -> None:
     facts = facts_of("small")
     pools = tuple(
-        replace(pool, free=free if pool.size_kb == 2048 else 0)
-        for pool in known(facts.memory.pools, ())
+        replace(pool, free=free if pool.size_kb == 2048 else 0) for pool in known(facts.memory.pools, ())
     )
     facts = replace(facts, memory=replace(facts.memory, pools=pools))
     found = asked(facts, cpus="0-1").throughput
@@ -147,11 +146,22 @@ def test_the_settings_that_are_kept() -> None:
     assert (found["kernel in real time"], found["turbo"]) == ("off", "on")
     assert found["CPU model"] == known(facts.cpus.model, "")
     assert set(found) >= {
-        "kernel", "nohz_full CPUs", "SMT", "turbo", "frequency governors", "tuned profile", "KSM",
-        "transparent hugepages", "swap", "workqueues", "writeback", "sysctl kernel.nmi_watchdog",
-        "hugepages of 2048 KB on node 0", "default affinity of interrupts",
+        "kernel",
+        "nohz_full CPUs",
+        "SMT",
+        "turbo",
+        "frequency governors",
+        "tuned profile",
+        "KSM",
+        "transparent hugepages",
+        "swap",
+        "workqueues",
+        "writeback",
+        "sysctl kernel.nmi_watchdog",
+        "hugepages of 2048 KB on node 0",
+        "default affinity of interrupts",
         "interrupts that may come to the measured CPUs",
-    }  # fmt: skip
+    }
     assert all(isinstance(value, str) and value for value in found.values())
 
 

@@ -40,9 +40,7 @@ def _cpus(machine: Machine) -> Iterator[tuple[str, str]]:
         for cpu in sorted(machine.online)
     )
     yield "/proc/cpuinfo", "\n".join(info)
-    packages = {
-        cpu: node.get("package", 0) for node in machine.nodes for cpu in parse_list(node["cpus"])
-    }
+    packages = {cpu: node.get("package", 0) for node in machine.nodes for cpu in parse_list(node["cpus"])}
     cores = sorted({min(siblings(machine, cpu)) for cpu in machine.online})
     for cpu in sorted(machine.online):
         both = siblings(machine, cpu)
@@ -86,8 +84,7 @@ def _memory(machine: Machine) -> Iterator[tuple[str, str]]:
         total = node["memory_kb"]
         yield f"{at}/cpulist", format_list(cpus)
         rows = machine.distances or [
-            [10 if a == b else 20 for b in range(len(machine.nodes))]
-            for a in range(len(machine.nodes))
+            [10 if a == b else 20 for b in range(len(machine.nodes))] for a in range(len(machine.nodes))
         ]
         yield f"{at}/distance", " ".join(map(str, rows[number]))
         yield f"{at}/cpumap", to_kernel(cpus)

@@ -36,7 +36,5 @@ def asked(rate: float = 1e6, duration: float = 60.0, **options: Any) -> TrialReq
     return TrialRequest(rate, duration, **options)
 
 
-def measured(
-    tx: int = 60_000_000, lost: int = 0, elapsed: float = 60.0, **rest: Any
-) -> Measurement:
+def measured(tx: int = 60_000_000, lost: int = 0, elapsed: float = 60.0, **rest: Any) -> Measurement:
     return Measurement(tx, tx - lost, elapsed, **rest)

@@ -85,9 +85,7 @@ class MadeUpAgent(Client):
         self._called("delete")
         self.ports.pop(port_id, None)
 
-    def render_domain(
-        self, vm_id: str, xml: str, policy: DomainPolicy | None = None
-    ) -> RenderedDomain:
+    def render_domain(self, vm_id: str, xml: str, policy: DomainPolicy | None = None) -> RenderedDomain:
         return RenderedDomain(xml=xml.replace("</domain>", f"<!-- {vm_id} --></domain>"))
 
     def pmd(self) -> PmdState:

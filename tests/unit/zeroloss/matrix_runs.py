@@ -69,15 +69,22 @@ def findings(run: RunRecord) -> list[tuple[Any, ...]]:
     """What was found in each part, without the times at which it was: equal for equal runs."""
     return [
         (
-            CellTask(record.cell, record.part), record.error,
-            None if record.result is None else [
+            CellTask(record.cell, record.part),
+            record.error,
+            None
+            if record.result is None
+            else [
                 (t["repeat"], t["number"], t["rate_pps"], t["duration_s"], t["verdict"], t["measured"])
                 for t in record.result["trial_log"]
             ],
-            None if record.result is None else (
-                record.result["verdict"], record.result["zero_loss_pps"], record.result["bounds_pps"],
+            None
+            if record.result is None
+            else (
+                record.result["verdict"],
+                record.result["zero_loss_pps"],
+                record.result["bounds_pps"],
                 record.result["repeats"]["answers_pps"],
             ),
         )
         for record in run.records
-    ]  # fmt: skip
+    ]

@@ -35,9 +35,15 @@ from netplugin_zeroloss.values import Goal, Measurement, TrialRequest, csit_pdr,
 
 LINE_PPS = 14.88e6
 ENVIRONMENT: Mapping[str, Any] = {
-    "generator": "sim:lab", "started": "2026-01-02T03:04:05+00:00", "netplugin": "0.1.0",
-    "python": "3.11.2", "host": "lab-1", "kernel": "6.1.0", "machine": "x86_64", "cpus": 8,
-}  # fmt: skip
+    "generator": "sim:lab",
+    "started": "2026-01-02T03:04:05+00:00",
+    "netplugin": "0.1.0",
+    "python": "3.11.2",
+    "host": "lab-1",
+    "kernel": "6.1.0",
+    "machine": "x86_64",
+    "cpus": 8,
+}
 SETUP: Mapping[str, Any] = {
     "pmd_cpus": [2, 3],
     "other_config": {"pmd-cpu-mask": "0xc", "dpdk-init": "true"},
@@ -110,9 +116,7 @@ def record(
     return CellRecord(cell, part, started, ended, found, error, SETUP)
 
 
-def run_of(
-    records: Sequence[CellRecord], *more: Cell, name: str = "lab", **fields: Any
-) -> RunRecord:
+def run_of(records: Sequence[CellRecord], *more: Cell, name: str = "lab", **fields: Any) -> RunRecord:
     """A run with these records, and cells that it has not come to."""
     cells = tuple(dict.fromkeys([*(r.cell for r in records if r.part is Part.SEARCH), *more]))
     environment = fields.pop("environment", ENVIRONMENT)
@@ -147,9 +151,11 @@ def mission(repeats: int = 1) -> RunRecord:
     ]
     for cores, capacity in ((1, 2.3e6), (2, 4.4e6), (4, 8.0e6)):
         found = result(
-            device("noisy" if cores == 1 else "clean", capacity), repeats=repeats, readings=ovs,
+            device("noisy" if cores == 1 else "clean", capacity),
+            repeats=repeats,
+            readings=ovs,
             goals=(strict_goal(), csit_pdr()),
-        )  # fmt: skip
+        )
         records.append(record(Cell("dpdkvhostuser", cores), found))
     records += [
         record(Cell("vdpa", 1), result(device("short-generator"), readings=ovs)),
@@ -182,18 +188,19 @@ def merged(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     shown = chosen[(len(chosen) - 1) // 2]
     answers = [found["zero_loss_pps"] for found in results]
     spread_found = spread([rate for rate in answers if rate is not None])
-    trials = [
-        {**trial, "repeat": n} for n, found in enumerate(results) for trial in found["trial_log"]
-    ]
+    trials = [{**trial, "repeat": n} for n, found in enumerate(results) for trial in found["trial_log"]]
     return {
         **results[shown],
         "repeats": {
-            "count": len(results), "shown": shown, "verdicts": dict(verdicts),
-            "answers_pps": answers, "spread": asdict(spread_found) if spread_found else None,
+            "count": len(results),
+            "shown": shown,
+            "verdicts": dict(verdicts),
+            "answers_pps": answers,
+            "spread": asdict(spread_found) if spread_found else None,
         },
         "trial_log": trials,
         "trials": len(trials),
-    }  # fmt: skip
+    }
 
 
 def answering(rates: Sequence[float | None], *, late: bool = True) -> dict[str, Any]:
@@ -234,10 +241,16 @@ def hostile(value: Any) -> Any:
 
 _FLOOR = result(device("glitch"), readings={"host.softirq_cpus": 1.0})
 _NAMES_READ = {
-    *_FLOOR, *_FLOOR["goals"][0], *_FLOOR["goal"], *_FLOOR["trial_log"][0],
-    *_FLOOR["trial_log"][0]["measured"], *_FLOOR["evidence"], *_FLOOR["repeats"],
-    *_FLOOR["plan"], *_FLOOR["evidence"]["floor"],
-}  # fmt: skip
+    *_FLOOR,
+    *_FLOOR["goals"][0],
+    *_FLOOR["goal"],
+    *_FLOOR["trial_log"][0],
+    *_FLOOR["trial_log"][0]["measured"],
+    *_FLOOR["evidence"],
+    *_FLOOR["repeats"],
+    *_FLOOR["plan"],
+    *_FLOOR["evidence"]["floor"],
+}
 _VALUES_READ = {"verdict", "verdicts", "repeats", "plan"}
 
 
@@ -249,8 +262,10 @@ def hostile_run() -> RunRecord:
     failed = record(Cell(HOSTILE, 1, HOSTILE), None, error=HOSTILE)
     return run_of(
         [entry, failed, record(Cell("plain", 2, HOSTILE), result(device()))],
-        name=HOSTILE, description=HOSTILE, environment={HOSTILE: HOSTILE, "host": HOSTILE},
-    )  # fmt: skip
+        name=HOSTILE,
+        description=HOSTILE,
+        environment={HOSTILE: HOSTILE, "host": HOSTILE},
+    )
 
 
 def _keep(folder: Path) -> None:

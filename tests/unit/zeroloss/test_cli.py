@@ -48,9 +48,14 @@ def test_the_result_has_all_that_is_promised(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("device", "verdict", "number"),
-    [("clean", "ndr", True), ("noisy", "ndr", True), ("glitch", "floor", False),
-     ("short-generator", "generator_limited", False), ("wire-speed", "ndr", True)],
-)  # fmt: skip
+    [
+        ("clean", "ndr", True),
+        ("noisy", "ndr", True),
+        ("glitch", "floor", False),
+        ("short-generator", "generator_limited", False),
+        ("wire-speed", "ndr", True),
+    ],
+)
 def test_verdicts_with_and_without_a_number(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str, verdict: str, number: bool
 ) -> None:
@@ -65,9 +70,7 @@ def test_verdicts_with_and_without_a_number(
     assert ("pps  (" in line) == number and ("no rate" in line) == (not number)
 
 
-def test_a_floor_says_how_much_and_where(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_floor_says_how_much_and_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     floor = run_json(tmp_path, "--sim-device", "glitch")["evidence"]["floor"]
     assert floor["place"] == "link" and 0 < floor["loss_ratio"] < 1e-5
     assert "of the frames, at link" in capsys.readouterr().out
@@ -88,9 +91,18 @@ def test_other_goals_beside_the_headline(tmp_path: Path) -> None:
 
 def test_options_reach_the_search(tmp_path: Path) -> None:
     result = run_json(
-        tmp_path, "--precision", "0.05", "--final-duration", "5", "--line-rate-pps", "6e6",
-        "--frame-size", "128", "--flows", "9",
-    )  # fmt: skip
+        tmp_path,
+        "--precision",
+        "0.05",
+        "--final-duration",
+        "5",
+        "--line-rate-pps",
+        "6e6",
+        "--frame-size",
+        "128",
+        "--flows",
+        "9",
+    )
     lower, upper = result["bounds_pps"]
     assert lower * 1.005 < upper <= lower * 1.05 + 0.02
     full = [t for t in result["trial_log"] if t["duration_s"] == 5]
@@ -120,9 +132,7 @@ def test_the_seed_makes_it_the_same(tmp_path: Path) -> None:
 
 def test_a_result_can_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "result.json"
-    result = run_json(
-        tmp_path, "--sim-device", "negative-counters", "--repeats", "3", "--goal", "csit-ndr"
-    )
+    result = run_json(tmp_path, "--sim-device", "negative-counters", "--repeats", "3", "--goal", "csit-ndr")
     assert result["invalid_trials"] > 0
     assert main(["replay", str(file)]) == 0
     assert "the same answer" in capsys.readouterr().out
@@ -202,9 +212,7 @@ def test_exec_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "--exec-cmd" in capsys.readouterr().err
     assert main([*exec_search, "--exec-cmd", "/no/such/program"]) == 2
     assert "--exec-cmd: /no/such/program: No such file" in capsys.readouterr().err
-    dying = Program(
-        tmp_path, f"def answer(q): return {HELLO} if q['op'] == 'hello' else sys.exit(9)"
-    )
+    dying = Program(tmp_path, f"def answer(q): return {HELLO} if q['op'] == 'hello' else sys.exit(9)")
     assert main([*exec_search, "--exec-cmd", dying.command]) == 2
     assert "status 9" in capsys.readouterr().err
     good = Program(tmp_path, GOOD)
@@ -212,9 +220,7 @@ def test_exec_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "--sim-device" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"format": 99}', '{"format": 1, "plan": {}}', "\x00"]
-)
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 99}', '{"format": 1, "plan": {}}', "\x00"])
 def test_a_file_that_is_no_result_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
@@ -237,9 +243,7 @@ def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, 
 
 
 def test_evaluate_against_known_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    found = rows(
-        capsys, "--devices", "clean,short-generator", "--algorithms", "zeroloss,binary,binary-abort"
-    )
+    found = rows(capsys, "--devices", "clean,short-generator", "--algorithms", "zeroloss,binary,binary-abort")
     assert [(r["device"], r["algorithm"]) for r in found] == [
         (device, algorithm)
         for device in ("clean", "short-generator")
@@ -303,8 +307,11 @@ def test_mlrsearch_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_script_runs_from_a_checkout(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools/trex/zeroloss.py"), *SIM, "--quiet"],
-        capture_output=True, text=True, cwd=tmp_path, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
     assert (done.returncode, done.stderr) == (0, "") and "4.1921 Mpps" in done.stdout
 
 

@@ -27,9 +27,7 @@ def description(options: str) -> Any:
 def test_simulation_and_program() -> None:
     assert description("sim") == Sim(seed=7)
     assert description("sim --sim-device glitch") == Sim(device="glitch", seed=7)
-    assert description("exec --exec-cmd 'a b' --answer-timeout 3") == Exec(
-        command="a b", answer_timeout_s=3
-    )
+    assert description("exec --exec-cmd 'a b' --answer-timeout 3") == Exec(command="a b", answer_timeout_s=3)
 
 
 def test_tcpreplay() -> None:
@@ -81,13 +79,22 @@ def test_trex() -> None:
         ("tcpreplay --tx-interface a", "--rx-interface", "needs it"),
         ("tcpreplay --tx-interface a --tx-interface b --rx-interface c", "--rx-interface", "2 inter"),
         ("tcpreplay --tx-interface a --rx-interface much-too-long-a-name", "--rx-interface", "15"),
-        ("tcpreplay --tx-interface a --rx-interface b --source-mac 01:00:00:00:00:01", "--source-mac",
-         "match"),
+        (
+            "tcpreplay --tx-interface a --rx-interface b --source-mac 01:00:00:00:00:01",
+            "--source-mac",
+            "match",
+        ),
         ("tcpreplay --tx-interface a --rx-interface b --source-ip 300.1.1.1", "--source-ip", "300"),
-        ("tcpreplay --tx-interface a --rx-interface b --source-ip 10.0.0.1 --source-ip 10.0.0.2",
-         "--source-ip", "2 times for 1 path"),
-        ("tcpreplay --tx-interface a --rx-interface b --tx-interface a --rx-interface c",
-         "--tx-interface", "no two paths may send"),
+        (
+            "tcpreplay --tx-interface a --rx-interface b --source-ip 10.0.0.1 --source-ip 10.0.0.2",
+            "--source-ip",
+            "2 times for 1 path",
+        ),
+        (
+            "tcpreplay --tx-interface a --rx-interface b --tx-interface a --rx-interface c",
+            "--tx-interface",
+            "no two paths may send",
+        ),
         ("trex-stl --trex-path 0", "--trex-path", "is not like 0:1"),
         ("trex-stl --trex-path 0:1 --trex-path 2:1", "--trex-path", "no two paths may receive"),
         ("trex-stf", "--trex-dir", "needs it"),
@@ -97,7 +104,7 @@ def test_trex() -> None:
         ("trex-stl --no-realtime", "--no-realtime", "not for --generator trex-stl"),
         ("sim --answer-timeout 5", "--answer-timeout", "not for --generator sim"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused(options: str, option: str, why: str) -> None:
     with pytest.raises(UnusableInput) as refused:
         description(options)
@@ -118,9 +125,20 @@ def test_a_search_with_trex(
     trex = Trex(tmp_path / "calls", monkeypatch)
     trex.play("stl_clean_38kpps", seconds=0.2, share_back=1)
     arguments = [
-        "search", "--generator", "trex-stl", "--trex-dir", str(TREE), "--trex-path", "0:1",
-        "--trex-path", "1:0", "--mix", "imix", "--max-trials", "1",
-    ]  # fmt: skip
+        "search",
+        "--generator",
+        "trex-stl",
+        "--trex-dir",
+        str(TREE),
+        "--trex-path",
+        "0:1",
+        "--trex-path",
+        "1:0",
+        "--mix",
+        "imix",
+        "--max-trials",
+        "1",
+    ]
     assert main(arguments) == 1, "one trial is not enough"
     assert "6.6875 Mpps" in capsys.readouterr().err
     assert {s["packet"]["pkt"]["size"] for s in trex.calls("stream")} == {60, 566, 1514}

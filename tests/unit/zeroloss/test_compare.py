@@ -77,9 +77,7 @@ def test_what_got_faster_is_never_a_regression(values: list[float], more: float)
 @pytest.mark.parametrize("late", [True, False])
 def test_all_answers_5_percent_lower_is_a_regression(late: bool) -> None:
     before = [4.2e6 + 1e3 * n for n in range(7)]
-    found = compare(
-        one(answering(before, late=late)), one(answering([0.95 * r for r in before], late=late))
-    )
+    found = compare(one(answering(before, late=late)), one(answering([0.95 * r for r in before], late=late)))
     [cell] = found.cells
     assert (cell.finding, found.status, cell.tested) == (CellVerdict.REGRESSION, 1, (7, 7))
     assert cell.p == pytest.approx(1 / math.comb(14, 7))
@@ -150,11 +148,13 @@ def limited() -> dict[str, Any]:
         (limited, lambda: result(device("clean", 2e6)), CellVerdict.REGRESSION, 1),
         (limited, lambda: result(device("glitch")), CellVerdict.REGRESSION, 1),
         (
-            lambda: result(device(), vnf_ceiling_pps=4.25e6), lambda: result(device("clean", 3e6)),
-            CellVerdict.REGRESSION, 1,
+            lambda: result(device(), vnf_ceiling_pps=4.25e6),
+            lambda: result(device("clean", 3e6)),
+            CellVerdict.REGRESSION,
+            1,
         ),
     ],
-)  # fmt: skip
+)
 def test_verdicts(
     before: Callable[[], dict[str, Any] | None],
     after: Callable[[], dict[str, Any] | None],
@@ -207,9 +207,7 @@ def test_a_cell_that_the_new_run_lacks_is_not_passed_over() -> None:
 def test_what_is_doubtful_is_said_and_does_not_decide() -> None:
     other = {**ENVIRONMENT, "kernel": "6.12", "host": "lab-2", "netplugin": "0.2.0", "started": "x"}
     before = one(result(device()))
-    moved = one(
-        result(device(), environment={**ENVIRONMENT, "generator": "exec"}), environment=other
-    )
+    moved = one(result(device(), environment={**ENVIRONMENT, "generator": "exec"}), environment=other)
     found = compare(before, moved)
     assert found.status == 0
     assert "host: lab-1, then lab-2" in found.doubts and "kernel: 6.1.0, then 6.12" in found.doubts
@@ -239,10 +237,7 @@ def regressions(
 
     def drawn(answers: Sequence[dict[str, Any]]) -> RunRecord:
         return run_of(
-            [
-                record(Cell("a", n), merged(rng.sample(list(answers), repeats)))
-                for n in range(1, cells + 1)
-            ]
+            [record(Cell("a", n), merged(rng.sample(list(answers), repeats))) for n in range(1, cells + 1)]
         )
 
     return sum(compare(drawn(before), drawn(after)).status == 1 for _ in range(runs)) / runs
@@ -272,9 +267,7 @@ def folders(tmp_path: Path, before: RunRecord, after: RunRecord) -> tuple[str, s
     return str(write_run(before, tmp_path / "old")), str(write_run(after, tmp_path / "new"))
 
 
-def test_the_exit_status_and_what_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_exit_status_and_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old, new = folders(tmp_path, one(result(device())), one(result(device("clean", 3e6))))
     assert main(["compare", old, new]) == 1
     printed = capsys.readouterr().out
@@ -303,8 +296,6 @@ def test_json_has_no_infinity() -> None:
 
 
 def test_the_test_and_its_adjustment_are_named() -> None:
-    before = run_of(
-        [record(Cell("a", n), answering([4.2e6 + n for n in range(5)])) for n in (1, 2)]
-    )
+    before = run_of([record(Cell("a", n), answering([4.2e6 + n for n in range(5)])) for n in (1, 2)])
     printed = text(compare(before, before))
     assert "2 cells tested (rank sum, exact; p adjusted by Holm): at most 5 %" in printed

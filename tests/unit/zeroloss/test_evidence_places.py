@@ -54,14 +54,23 @@ def test_a_nics_drops_are_counted_once_each() -> None:
         rx={"pkts": 100, "drop": 60, "errs": 3},
         tx={"pkts": 100, "drop": 9, "errs": 1},
         custom={
-            "rx_missed_errors": 40, "ovs_rx_qos_drops": 12, "rx_mbuf_allocation_errors": 5,
-            "ovs_tx_failure_drops": 4, "ovs_tx_mtu_exceeded_drops": 2,
+            "rx_missed_errors": 40,
+            "ovs_rx_qos_drops": 12,
+            "rx_mbuf_allocation_errors": 5,
+            "ovs_tx_failure_drops": 4,
+            "ovs_tx_mtu_exceeded_drops": 2,
         },
-    )  # fmt: skip
+    )
     assert {n: c for n, c in lost_at(nic).items() if c} == {
-        "rx_missed_errors": 40, "ovs_rx_qos_drops": 12, "rx_dropped": 3, "rx_errors": 3,
-        "ovs_tx_failure_drops": 4, "ovs_tx_mtu_exceeded_drops": 2, "tx_dropped": 3, "tx_errors": 1,
-    }  # fmt: skip
+        "rx_missed_errors": 40,
+        "ovs_rx_qos_drops": 12,
+        "rx_dropped": 3,
+        "rx_errors": 3,
+        "ovs_tx_failure_drops": 4,
+        "ovs_tx_mtu_exceeded_drops": 2,
+        "tx_dropped": 3,
+        "tx_errors": 1,
+    }
 
 
 def test_pmd_threads_and_drops_of_the_datapath() -> None:
@@ -92,22 +101,27 @@ def test_two_readings_of_a_real_ovs() -> None:
 
 def test_shares_of_several_pmd_threads() -> None:
     place = ovs.OvsCounters(Path("/nowhere"), ["br0"])
-    nothing = {
-        f"pmd{n}.{what}": 0.0 for n in (2, 3) for what in ("packets", "busy_cycles", "idle_cycles")
-    }
+    nothing = {f"pmd{n}.{what}": 0.0 for n in (2, 3) for what in ("packets", "busy_cycles", "idle_cycles")}
     later = nothing | {
-        "pmd2.packets": 100.0, "pmd2.busy_cycles": 300.0, "pmd2.idle_cycles": 100.0,
-        "pmd3.idle_cycles": 600.0, "vm0.rxq0.pmd": 2.0,
-    }  # fmt: skip
-    moved = place.between(
-        CounterReading({}, nothing | {"vm0.rxq0.pmd": 3.0}), CounterReading({}, later), 1.0
-    )
+        "pmd2.packets": 100.0,
+        "pmd2.busy_cycles": 300.0,
+        "pmd2.idle_cycles": 100.0,
+        "pmd3.idle_cycles": 600.0,
+        "vm0.rxq0.pmd": 2.0,
+    }
+    moved = place.between(CounterReading({}, nothing | {"vm0.rxq0.pmd": 3.0}), CounterReading({}, later), 1.0)
     assert moved.readings == {
-        "pmd2.packets": 100, "pmd2.busy_share": 0.75, "pmd2.cycles_per_packet": 3,
-        "pmd3.packets": 0, "pmd3.busy_share": 0,
-        "pmd_packets": 100, "pmd_busy_share": 0.3, "pmd_cycles_per_packet": 3, "pmd_cores": 2,
+        "pmd2.packets": 100,
+        "pmd2.busy_share": 0.75,
+        "pmd2.cycles_per_packet": 3,
+        "pmd3.packets": 0,
+        "pmd3.busy_share": 0,
+        "pmd_packets": 100,
+        "pmd_busy_share": 0.3,
+        "pmd_cycles_per_packet": 3,
+        "pmd_cores": 2,
         "vm0.rxq0.pmd": 2,
-    }  # fmt: skip
+    }
     # vswitchd was started anew with other threads: nothing can be said of the trial.
     with pytest.raises(EvidenceError, match="not counted any more"):
         place.between(CounterReading({}, later), CounterReading({}, {"pmd5.packets": 1.0}), 1.0)
@@ -193,14 +207,19 @@ LINKS = [
 
 def test_drops_of_devices_and_of_their_queues() -> None:
     qdiscs = [
-        _qdisc(2, 0xFFFFFFFF, 11), _qdisc(2, 0x10001, 11), _qdisc(3, 0xFFFFFFF1, 2),
+        _qdisc(2, 0xFFFFFFFF, 11),
+        _qdisc(2, 0x10001, 11),
+        _qdisc(3, 0xFFFFFFF1, 2),
         _qdisc(4, 0xFFFFFFFF, 99),
-    ]  # fmt: skip
+    ]
     lost = links.lost_at(["br0", "tap0", "eth0"], LINKS, qdiscs)
     assert {name: count for name, count in lost.items() if count} == {
-        "tap0.tx_dropped": 5, "tap0.rx_errors": 1, "tap0.qdisc_drops": 11,
-        "eth0.rx_missed_errors": 4, "eth0.ingress_drops": 2,
-    }  # fmt: skip
+        "tap0.tx_dropped": 5,
+        "tap0.rx_errors": 1,
+        "tap0.qdisc_drops": 11,
+        "eth0.rx_missed_errors": 4,
+        "eth0.ingress_drops": 2,
+    }
     with pytest.raises(EvidenceError, match="no device gone"):
         links.lost_at(["br0", "gone"], LINKS, [])
 
@@ -237,9 +256,11 @@ def test_a_gauge_of_a_driver_that_falls_is_not_usable_and_no_error(
     found = nic.between(nic.read(), nic.read(), 1.0)
     assert found.lost == {"eth0.rx_discards": 2}
     assert found.readings == {
-        "eth0.rx_miss": 4, "eth0.new_err": 6,
-        "eth0.tx_fifo.unusable": 7, "eth0.q7_drops.unusable": 4,
-    }  # fmt: skip
+        "eth0.rx_miss": 4,
+        "eth0.new_err": 6,
+        "eth0.tx_fifo.unusable": 7,
+        "eth0.q7_drops.unusable": 4,
+    }
 
 
 def test_a_counter_of_lost_frames_that_falls_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,14 +90,33 @@ def test_it_is_asked_as_the_protocol_says(tmp_path: Path) -> None:
     assert measured == Measurement(60_000_000, 60_000_000, 60.0)
     assert program.questions() == [
         {"op": "hello", "version": 1},
-        {"op": "trial", "rate_pps": 1e6, "duration_s": 60.0, "frame_size": 64, "flows": 1024,
-         "abort_on_loss": True},
-        {"op": "trial", "rate_pps": 2e6, "duration_s": 1.0, "frame_size": 128, "flows": 7,
-         "abort_on_loss": False},
-        {"op": "trial", "rate_pps": 2e6, "duration_s": 1.0, "frame_size": 354, "flows": 7,
-         "abort_on_loss": False, "mix": "imix"},
+        {
+            "op": "trial",
+            "rate_pps": 1e6,
+            "duration_s": 60.0,
+            "frame_size": 64,
+            "flows": 1024,
+            "abort_on_loss": True,
+        },
+        {
+            "op": "trial",
+            "rate_pps": 2e6,
+            "duration_s": 1.0,
+            "frame_size": 128,
+            "flows": 7,
+            "abort_on_loss": False,
+        },
+        {
+            "op": "trial",
+            "rate_pps": 2e6,
+            "duration_s": 1.0,
+            "frame_size": 354,
+            "flows": 7,
+            "abort_on_loss": False,
+            "mix": "imix",
+        },
         {"op": "bye"},
-    ]  # fmt: skip
+    ]
 
 
 def test_all_that_it_may_say_is_heard(tmp_path: Path) -> None:
@@ -121,9 +140,20 @@ def answer(q):
             2,
         )
         assert generator.run(asked()) == Measurement(
-            60, 50, 3.0, True, 1, 2, 3, 4, 5, 0.5, False, (Direction(30, 20), Direction(30, 30)),
+            60,
+            50,
+            3.0,
+            True,
+            1,
+            2,
+            3,
+            4,
+            5,
+            0.5,
+            False,
+            (Direction(30, 20), Direction(30, 30)),
             {"nic": 7.0},
-        )  # fmt: skip
+        )
 
 
 def test_a_search_through_it(tmp_path: Path) -> None:
@@ -153,15 +183,18 @@ def answer(q):
 HOPELESS = {
     "silent": ("def answer(q): return None", "no answer within"),
     "silent in a trial": (
-        f"def answer(q): return {HELLO} if q['op'] == 'hello' else None", "no answer within",
+        f"def answer(q): return {HELLO} if q['op'] == 'hello' else None",
+        "no answer within",
     ),
     "dying": ("def answer(q): print('no port', file=sys.stderr); sys.exit(3)", "status 3.*\n.*\nno port"),
     "dying in a trial": (
-        f"def answer(q): return {HELLO} if q['op'] == 'hello' else sys.exit(4)", "status 4",
+        f"def answer(q): return {HELLO} if q['op'] == 'hello' else sys.exit(4)",
+        "status 4",
     ),
     "killed": ("def answer(q): os.kill(os.getpid(), 9)", "status -9"),
     "closing its output": (
-        "def answer(q): os.close(1); time.sleep(60)", "closed its standard output",
+        "def answer(q): os.close(1); time.sleep(60)",
+        "closed its standard output",
     ),
     "no JSON": ("def answer(q): return 'hello yourself\\n'", "no JSON"),
     "half a line": ("def answer(q): return '{\"ok\": true'", "no answer within"),
@@ -171,15 +204,17 @@ HOPELESS = {
     "nothing in it": (f"def answer(q): return {HELLO} if q['op'] == 'hello' else {{}}", "tx_packets"),
     "words for numbers": (
         f"def answer(q): return {HELLO} if q['op'] == 'hello' else "
-        "{'tx_packets': 'many', 'rx_packets': 1, 'elapsed_s': 1}", "tx_packets",
+        "{'tx_packets': 'many', 'rx_packets': 1, 'elapsed_s': 1}",
+        "tx_packets",
     ),
     "not a number": (
         f"def answer(q): return {HELLO} if q['op'] == 'hello' else "
-        "{'tx_packets': 1, 'rx_packets': 1, 'elapsed_s': float('nan')}", "elapsed_s",
+        "{'tx_packets': 1, 'rx_packets': 1, 'elapsed_s': float('nan')}",
+        "elapsed_s",
     ),
     "endless": ("def answer(q):\n    while True: say('x' * 65536)", "longer than a line"),
     "a negative limit": ("def answer(q): return {'ok': True, 'max_pps': -1}", "max_pps"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", sorted(HOPELESS))

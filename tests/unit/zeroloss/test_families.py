@@ -103,8 +103,7 @@ def test_every_answer_has_passed_for_its_full_time_and_failed_just_above() -> No
             assert any(t.request.duration_s == 60 for t in passed) and lost
             assert outcome.upper_pps <= outcome.lower_pps * 1.005 + 0.02
             assert not any(
-                t.lossy and t.rate <= outcome.lower_pps and t.traffic_before_s >= 10
-                for t in found.trials
+                t.lossy and t.rate <= outcome.lower_pps and t.traffic_before_s >= 10 for t in found.trials
             )
 
 

@@ -54,32 +54,32 @@ INVALID = [
         Measurement(N, N, 60.0, directions=(Direction(5, 5), Direction(6, 6))),
         Cause.COUNTERS,
     ),
-]  # fmt: skip
+]
 
 VALID = [
     ("all came back", measured(), Verdict.PASSED),
     ("0.04 % less was sent", measured(int(N * 0.9996)), Verdict.PASSED),
     ("0.04 % late", measured(elapsed=60.024), Verdict.PASSED),
-    ("late by what the clock cannot tell", measured(elapsed=60.4, elapsed_uncertainty_s=0.5),
-     Verdict.PASSED),
+    ("late by what the clock cannot tell", measured(elapsed=60.4, elapsed_uncertainty_s=0.5), Verdict.PASSED),
     ("flows that were finished", measured(N + 50), Verdict.PASSED),
     ("one frame is missing", measured(lost=1), Verdict.LOSSY),
     ("more than can be in flight", measured(lost=1025, in_flight_packets=1024), Verdict.LOSSY),
     ("stopped with loss", measured(5000, lost=3, elapsed=5e-3, aborted=True), Verdict.LOSSY),
-    ("stopped, and had sent less than its time", measured(4000, lost=3, elapsed=5e-3, aborted=True),
-     Verdict.LOSSY),
+    (
+        "stopped, and had sent less than its time",
+        measured(4000, lost=3, elapsed=5e-3, aborted=True),
+        Verdict.LOSSY,
+    ),
     (
         "one direction lost",
         Measurement(N, N - 4, 60.0, directions=(Direction(N // 2, N // 2), Direction(N // 2, N // 2 - 4))),
         Verdict.LOSSY,
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("what", "measurement", "cause"), INVALID, ids=[row[0] for row in INVALID])
-def test_a_trial_that_says_nothing_of_the_device(
-    what: str, measurement: Measurement, cause: Cause
-) -> None:
+def test_a_trial_that_says_nothing_of_the_device(what: str, measurement: Measurement, cause: Cause) -> None:
     found = judge(asked(), measurement, PRECISION)
     assert (found.verdict, found.cause) == (Verdict.INVALID, cause), found.reason
     assert found.reason
@@ -96,7 +96,7 @@ def test_loss_is_that_of_the_worst_direction() -> None:
     """1 % of one direction, 0.05 % of the whole: a ratio of 0.1 % must not pass."""
     measurement = Measurement(
         N, N - 30_000, 60.0, directions=(Direction(57_000_000, 57_000_000), Direction(3_000_000, 2_970_000))
-    )  # fmt: skip
+    )
     found = judge(asked(), measurement, PRECISION, max_loss_ratio=0.001)
     assert found.lossy and found.loss_ratio == pytest.approx(0.01)
     assert "direction 1" in found.reason
@@ -125,9 +125,7 @@ def test_a_few_packets_are_not_a_share() -> None:
 def test_what_is_lossy_is_beyond_doubt(
     tx: int, rx: int, elapsed: float, aborted: bool, rx_errors: int, queue_drops: int
 ) -> None:
-    measurement = Measurement(
-        tx, rx, elapsed, aborted, rx_errors=rx_errors, queue_drops=queue_drops
-    )
+    measurement = Measurement(tx, rx, elapsed, aborted, rx_errors=rx_errors, queue_drops=queue_drops)
     found = judge(asked(), measurement, PRECISION)
     if found.valid:
         assert 0 <= rx <= tx and rx_errors == queue_drops == 0

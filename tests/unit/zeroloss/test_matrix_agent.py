@@ -43,8 +43,9 @@ def test_a_cell_is_set_up_through_the_agent_and_given_back(agent: MadeUpAgent) -
         assert agent.cpus == "2-3"
         specs = [port.spec for port in agent.ports.values()]
         assert [(s.backend, s.queues, s.mac[-2:]) for s in specs] == [
-            ("dpdkvhostuser", 2, "01"), ("dpdkvhostuser", 2, "02")
-        ]  # fmt: skip
+            ("dpdkvhostuser", 2, "01"),
+            ("dpdkvhostuser", 2, "02"),
+        ]
         assert [s.network.physical_network for s in specs] == ["left", "right"]
         assert len({s.vm_id for s in specs}) == 1
         assert stand.generator.run(_ASKED).evidence["unexplained"] == 0
@@ -53,9 +54,7 @@ def test_a_cell_is_set_up_through_the_agent_and_given_back(agent: MadeUpAgent) -
     assert agent.ports == {} and agent.cpus == "1"
 
 
-@pytest.mark.parametrize(
-    "fails", [("put", 1), ("put", 2), ("put", 3), ("pmd", 1), ("delete", 1), ("pmd", 2)]
-)
+@pytest.mark.parametrize("fails", [("put", 1), ("put", 2), ("put", 3), ("pmd", 1), ("delete", 1), ("pmd", 2)])
 def test_whatever_fails_the_rest_is_given_back(agent: MadeUpAgent, fails: tuple[str, int]) -> None:
     run = cell_description()
     bench = bench_on(run, "1")
@@ -164,9 +163,7 @@ def test_a_mask_that_is_restored_is_not_spoken_of(agent: MadeUpAgent) -> None:
     assert agent.cpus == "1" and bench.not_restored() == []
 
 
-def _carry_out(
-    monkeypatch: pytest.MonkeyPatch, path: Path, folder: Path, resume: bool = False
-) -> str:
+def _carry_out(monkeypatch: pytest.MonkeyPatch, path: Path, folder: Path, resume: bool = False) -> str:
     """Run it as the command does; returns what it warns of."""
     shown = io.StringIO()
     monkeypatch.setattr(session, "view", lambda estimate, quiet: view(estimate, quiet, shown))
@@ -206,10 +203,14 @@ def test_a_simulation_recalls_trials_also_on_a_hypervisor(agent: MadeUpAgent) ->
 def test_controls_need_no_port(agent: MadeUpAgent) -> None:
     sim = {"type": "sim"}
     ports = [
-        {"attachment": "netdev", "device": f"veth{n}", "mac": f"52:54:00:00:00:0{n}",
-         "peer_mac": f"52:54:00:00:01:0{n}"}
+        {
+            "attachment": "netdev",
+            "device": f"veth{n}",
+            "mac": f"52:54:00:00:00:0{n}",
+            "peer_mac": f"52:54:00:00:01:0{n}",
+        }
         for n in (1, 2)
-    ]  # fmt: skip
+    ]
     run = cell_description(
         controls={"loopback": {"generator": sim}, "vnf": {"generator": sim, "ports": ports}}
     )
@@ -254,9 +255,7 @@ def test_the_shipped_run_is_for_vfs_that_have_its_queues(
         BackendInfo(name=each.name, usable=True, features=each.features)
         for each in (DpdkVhostUser, LinuxBridge, Vdpa)
     ]
-    sriov = Sriov(
-        options.load([]), None, kernel=Model(ModelPf("0000:03:00.0", "eth3", driver=driver))
-    )
+    sriov = Sriov(options.load([]), None, kernel=Model(ModelPf("0000:03:00.0", "eth3", driver=driver)))
     agent.infos.append(BackendInfo(name="sriov", usable=True, features=sriov.offered()))
     searched = cells.cells(run)
     assert {"sriov", "vdpa"} < {cell.backend for cell in searched}
@@ -275,9 +274,11 @@ def test_frames_have_the_addresses_of_the_ends_unless_they_have_their_own() -> N
     assert run.ends is not None
     given = {"frames": {"destination_mac": "52:54:00:00:00:77"}}
     chosen = generators.Tcpreplay.model_validate(
-        {"type": "tcpreplay",
-         "paths": [{"send": "a", "receive": "b"}, {"send": "b", "receive": "a", **given}]}
-    )  # fmt: skip
+        {
+            "type": "tcpreplay",
+            "paths": [{"send": "a", "receive": "b"}, {"send": "b", "receive": "a", **given}],
+        }
+    )
     found = addressed(chosen, run.ends)
     assert isinstance(found, generators.Tcpreplay)
     there, back = (path.frames for path in found.paths)

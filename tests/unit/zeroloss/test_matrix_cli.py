@@ -73,7 +73,7 @@ def _program(folder: Path, text: str, *arguments: str | Path) -> dict[str, Any]:
         (with_agent(agent={"url": "nowhere"}), "'nowhere' is not the URL of an agent"),
         (with_agent(agent={"token_file": "/none/token"}), "/none/token"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_said_before_anything_is_done(
     tmp_path: Path, sections: dict[str, Any], words: str
 ) -> None:
@@ -127,20 +127,24 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(tmp_path: Path) -> None
     assert again.returncode == 0, again.stderr
     run = read_run(tmp_path / "run")
     assert [(r.cell.backend, r.error is None) for r in run.records] == [
-        ("broken", False), ("dpdkvhostuser", True), ("broken", True)
-    ]  # fmt: skip
+        ("broken", False),
+        ("dpdkvhostuser", True),
+        ("broken", True),
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_it_cleanly_and_it_says_how_to_go_on(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_signal_ends_it_cleanly_and_it_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
     path = write(tmp_path, described(generator=_program(tmp_path, _SLOW, tmp_path / "bye")))
     folder = tmp_path / "run"
     with subprocess.Popen(
-        command(path, "--folder", folder), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, cwd=ROOT, start_new_session=True,
-    ) as running:  # fmt: skip
+        command(path, "--folder", folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    ) as running:
         wait_for(lambda: _trials(folder) == 1, 60, "the first trial is in the journal")
         running.send_signal(number)
         output, errors = running.communicate(timeout=60)
@@ -160,9 +164,12 @@ def test_a_terminal_has_a_bar_with_the_time_left(tmp_path: Path) -> None:
     shown = b""
     try:
         with subprocess.Popen(
-            command(path, "--folder", tmp_path / "run"), stdout=subprocess.DEVNULL,
-            stderr=secondary, cwd=ROOT, env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
-        ) as running:  # fmt: skip
+            command(path, "--folder", tmp_path / "run"),
+            stdout=subprocess.DEVNULL,
+            stderr=secondary,
+            cwd=ROOT,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+        ) as running:
             os.close(secondary)
             while not re.search(rb"\d+%, about \d+ s left.*trial 1\.1", shown, re.DOTALL):
                 assert select.select([primary], [], [], 60)[0], shown
@@ -194,9 +201,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(tmp_path: Path) -> 
 def _estimate(**took: float) -> TimeEstimate:
     run = description(matrix={"backends": ["a", "b"]}, search={"repeats": 2, "goals": ["csit-ndr"]})
     tasks = tuple(CellTask(Cell(name, 1), Part.SEARCH) for name in ("a", "b"))
-    return TimeEstimate(
-        run, tasks, {CellTask(Cell(name, 1), Part.SEARCH): s for name, s in took.items()}
-    )
+    return TimeEstimate(run, tasks, {CellTask(Cell(name, 1), Part.SEARCH): s for name, s in took.items()})
 
 
 def test_before_anything_is_done_the_goals_say_how_long_it_takes() -> None:

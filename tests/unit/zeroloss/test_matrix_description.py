@@ -57,7 +57,7 @@ _CELLS = "matrix: {backends: [a]}\n"
         (_HEAD + _CELLS + "vnf: {type: external}\n", ("vnf", "agent: {}")),
         (_HEAD + _CELLS + "agent: {}\nvnf: {type: vpp, machine: {type: moon}}\n", ("line 5: vnf.machine",)),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_said_where_it_is(text: str, words: tuple[str, ...]) -> None:
     with pytest.raises(UnusableInput) as refused:
         read(text, "run.yaml")
@@ -157,7 +157,7 @@ def test_the_plan_of_a_cell_and_of_its_control() -> None:
     run = description(
         search={"final_duration": 30, "precision": 0.01, "goals": ["csit-pdr"], "buffer_packets": 9},
         controls={"final_duration": 5},
-    )  # fmt: skip
+    )
     cell = Cell("dpdkvhostuser", 1, "imix", 7, 2)
     plan = cells.plan(run, CellTask(cell, Part.SEARCH), _INFO, Ceilings(3e6, 2e6))
     assert [goal.name for goal in plan.goals] == ["zero-loss", "csit-pdr"]
@@ -167,9 +167,7 @@ def test_the_plan_of_a_cell_and_of_its_control() -> None:
     assert (plan.generator_max_pps, plan.can_abort, plan.min_trial_s) == (5e6, False, 0.7)
     assert (plan.buffer_packets, plan.warm_up_s) == (9, 5)
     assert (plan.generator_ceiling_pps, plan.vnf_ceiling_pps) == (3e6, 2e6)
-    control = cells.plan(
-        run, CellTask(control_cell(cell, Part.VNF), Part.VNF), _INFO, Ceilings()
-    )  # fmt: skip
+    control = cells.plan(run, CellTask(control_cell(cell, Part.VNF), Part.VNF), _INFO, Ceilings())
     assert [goal.name for goal in control.goals] == ["zero-loss"]
     assert control.headline.final_trial_s == 5
 
@@ -197,9 +195,12 @@ def test_the_first_override_that_fits_counts() -> None:
 
 def _control(part: Part, verdict: str, lower: float) -> CellRecord:
     result = {
-        "verdict": verdict, "bounds_pps": [lower, 2 * lower], "zero_loss_pps": None,
-        "goal": {"relative_width": 0.005}, "plan": {"line_rate_pps": 10e6},
-    }  # fmt: skip
+        "verdict": verdict,
+        "bounds_pps": [lower, 2 * lower],
+        "zero_loss_pps": None,
+        "goal": {"relative_width": 0.005},
+        "plan": {"line_rate_pps": 10e6},
+    }
     return CellRecord(Cell("none"), part, "", "", result)
 
 

@@ -28,9 +28,13 @@ _CELL = Cell("dpdkvhostuser", 2, "imix", 10, 4)
 _RUN = RunRecord("run", "name: run\n", {"host": "h"}, (_CELL, Cell("linuxbridge")), ())
 _ASKED = TrialRequest(1e6 / 3, 0.4, 340, 10, True, "probe", "imix")
 _MEASURED = Measurement(
-    133333, 133000, 0.1 + 0.2, directions=(Direction(133333, 133000),), evidence={"ovs.drops": 333},
+    133333,
+    133000,
+    0.1 + 0.2,
+    directions=(Direction(133333, 133000),),
+    evidence={"ovs.drops": 333},
     readings={"host.cpu_s": 0.25},
-)  # fmt: skip
+)
 _TRIAL = PastTrial(1, _ASKED, _MEASURED, 1.5)
 _ENDED = CellRecord(_CELL, Part.SEARCH, "a", "b", {"verdict": "ndr", "zero_loss_pps": 1.5e6})
 
@@ -73,9 +77,7 @@ def test_what_json_has_no_number_for_comes_back_as_what_it_is(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("anew", [False, True])
-def test_after_an_error_the_trials_count_unless_it_is_said_otherwise(
-    tmp_path: Path, anew: bool
-) -> None:
+def test_after_an_error_the_trials_count_unless_it_is_said_otherwise(tmp_path: Path, anew: bool) -> None:
     _write(tmp_path)
     failed = CellRecord(_CELL, Part.SEARCH, "a", "b", error="the agent went")
     with closing(Journal(tmp_path)) as journal:
@@ -101,9 +103,7 @@ def test_wherever_the_last_line_is_torn_the_rest_is_whole(tmp_path: Path) -> Non
         assert past is not None and past.open[_CELL, Part.SEARCH].trials == []
         with closing(Journal(folder)) as journal:
             journal.trial(_CELL, Part.SEARCH, 1, _TRIAL)
-        assert [json.loads(line)["entry"] for line in (folder / FILE).open()] == [
-            "run", "begin", "trial"
-        ]  # fmt: skip
+        assert [json.loads(line)["entry"] for line in (folder / FILE).open()] == ["run", "begin", "trial"]
 
 
 def test_a_last_line_of_zeros_is_a_torn_one(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_first_line_that_is_torn_is_no_run(tmp_path: Path) -> None:
         ('{"entry": "trial"}', "line 2: it is not of a run"),
         ('{"entry": "lunch", "cell": {"backend": "a"}, "part": "search"}', "line 2: it is not of a run"),
     ],
-)  # fmt: skip
+)
 def test_a_line_in_the_middle_that_is_wrong_is_said(tmp_path: Path, line: str, words: str) -> None:
     _write(tmp_path)
     lines = (tmp_path / FILE).read_text().splitlines()

@@ -61,12 +61,16 @@ def _killed_again_and_again(
         goal = _lines(folder) + luck.randint(0, lines)
         with subprocess.Popen(
             command(description, "--folder", folder, "--resume", "--quiet"),
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ROOT, text=True,
-        ) as running:  # fmt: skip
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            text=True,
+        ) as running:
             wait_for(
                 lambda p=running, g=goal: p.poll() is not None or _lines(folder) > g,  # type: ignore[misc]
-                120, "the journal grows",
-            )  # fmt: skip
+                120,
+                "the journal grows",
+            )
             time.sleep(luck.random() * 0.02)
             running.send_signal(signal.SIGKILL)
             assert running.stderr is not None
@@ -83,9 +87,7 @@ def _trials(folder: Path) -> Counter[str]:
     """How often each trial is in the journal."""
     entries = [json.loads(line) for line in (folder / FILE).open()]
     return Counter(
-        json.dumps([e["cell"], e["part"], e["repeat"], e["number"]])
-        for e in entries
-        if e["entry"] == "trial"
+        json.dumps([e["cell"], e["part"], e["repeat"], e["number"]]) for e in entries if e["entry"] == "trial"
     )
 
 
@@ -137,9 +139,13 @@ def test_a_disk_that_is_full_ends_the_run_and_loses_nothing(tmp_path: Path) -> N
     folder = tmp_path / "run"
     words = shlex.join(command(description, "--folder", folder, "--quiet"))
     full = subprocess.run(
-        ["bash", "-c", f"ulimit -f 8; exec {words}"], capture_output=True, text=True, check=False,
-        cwd=ROOT, timeout=120,
-    )  # fmt: skip
+        ["bash", "-c", f"ulimit -f 8; exec {words}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=120,
+    )
     assert full.returncode == 2 and "cannot be written" in full.stderr, full.stderr
     assert (folder / FILE).stat().st_size == 8192, "the last line is torn"
     assert call(description, "--folder", folder, "--resume", "--quiet").returncode == 0

@@ -60,9 +60,7 @@ def test_the_vm_of_a_cell_is_rendered_started_and_ended(agent: MadeUpAgent, virs
     assert not (virsh / "running").exists() and agent.ports == {}
 
 
-def test_a_vm_that_does_not_start_is_said_with_libvirts_words(
-    agent: MadeUpAgent, virsh: Path
-) -> None:
+def test_a_vm_that_does_not_start_is_said_with_libvirts_words(agent: MadeUpAgent, virsh: Path) -> None:
     (virsh / "refuse").touch()
     run = _in_a_vm(virsh)
     with pytest.raises(HostError, match="no memory"), bench_on(run, "1").stand(search_of(run)):
@@ -81,9 +79,7 @@ def test_the_vm_of_a_run_that_was_killed_is_ended(agent: MadeUpAgent, virsh: Pat
     ("xml", "words"),
     [("<network/>", "no libvirt domain"), ("<domain", "no XML"), (None, "No such")],
 )
-def test_a_template_that_is_no_domain(
-    agent: MadeUpAgent, virsh: Path, xml: str | None, words: str
-) -> None:
+def test_a_template_that_is_no_domain(agent: MadeUpAgent, virsh: Path, xml: str | None, words: str) -> None:
     (virsh / "vm.xml").unlink()
     if xml is not None:
         (virsh / "vm.xml").write_text(xml)

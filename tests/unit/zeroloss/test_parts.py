@@ -45,9 +45,16 @@ def test_it_stops_at_the_next_look_after_the_first_loss() -> None:
 
 @pytest.mark.parametrize(
     ("name", "rate"),
-    [("noisy", 2.0e6), ("noisy", 2.3e6), ("noisy", 2.6e6), ("rare-stalls", 2.4e6),
-     ("heavy-stalls", 2.6e6), ("clean", 4.1e6), ("glitch-random", 1e6)],
-)  # fmt: skip
+    [
+        ("noisy", 2.0e6),
+        ("noisy", 2.3e6),
+        ("noisy", 2.6e6),
+        ("rare-stalls", 2.4e6),
+        ("heavy-stalls", 2.6e6),
+        ("clean", 4.1e6),
+        ("glitch-random", 1e6),
+    ],
+)
 def test_the_known_probability_of_loss_is_that_of_the_simulation(name: str, rate: float) -> None:
     count = 400
     lost = sum(

@@ -94,9 +94,7 @@ def test_it_refers_to_nothing_outside(outline: Outline) -> None:
         for attribute in ("href", "src", "xlink:href", "action", "data"):
             target = attributes.get(attribute) or "#"
             assert target.startswith("#"), (name, attributes)
-    assert {"iframe", "object", "embed", "link", "img", "form"} & {
-        n for n, _ in outline.elements
-    } == set()
+    assert {"iframe", "object", "embed", "link", "img", "form"} & {n for n, _ in outline.elements} == set()
 
 
 def test_no_script_runs_but_its_own(run: RunRecord, report: Report) -> None:
@@ -226,10 +224,7 @@ def test_the_picture_is_png_and_svg(report: Report) -> None:
 
 def test_bars_are_the_interval_or_the_bounds(report: Report) -> None:
     grid = grids(report)[0]
-    lines = {
-        line.backend: line
-        for line in lines_of(grid, ["linuxbridge", "dpdkvhostuser", "vdpa", "sriov"])
-    }
+    lines = {line.backend: line for line in lines_of(grid, ["linuxbridge", "dpdkvhostuser", "vdpa", "sriov"])}
     noisy = lines["dpdkvhostuser"].rated[0]
     assert noisy.interval is not None and noisy.rate_pps is not None
     low, high = error_mpps(noisy)
@@ -237,20 +232,14 @@ def test_bars_are_the_interval_or_the_bounds(report: Report) -> None:
     assert high == pytest.approx((noisy.interval.high_pps - noisy.rate_pps) / 1e6)
     limited = lines["vdpa"].rated[0]
     assert limited.bounds_pps is not None and limited.rate_pps is not None
-    assert error_mpps(limited) == pytest.approx(
-        (0, (limited.bounds_pps[1] - limited.rate_pps) / 1e6)
-    )
+    assert error_mpps(limited) == pytest.approx((0, (limited.bounds_pps[1] - limited.rate_pps) / 1e6))
     assert lines["linuxbridge"].flat and not lines["vdpa"].flat
     assert label(lines["vdpa"]).splitlines() == [
         "vdpa",
         "  floor with 2 cores",
         "  VNF limit with 4 cores",
     ]
-    assert (
-        len({line.colour for line in lines.values()})
-        == len({line.marker for line in lines.values()})
-        == 4
-    )
+    assert len({line.colour for line in lines.values()}) == len({line.marker for line in lines.values()}) == 4
 
 
 def test_a_run_without_any_rate_has_a_picture_that_says_so() -> None:
@@ -265,8 +254,9 @@ def test_every_trial_has_its_dot_within_the_drawing() -> None:
     assert drawn is not None and len(drawn.dots) == found["trials"]
     assert all(0 < dot.x < WIDTH and 0 < dot.y < HEIGHT for dot in drawn.dots)
     assert [dot.verdict for dot in drawn.dots] == [t["verdict"] for t in found["trial_log"]]
-    by_rate = sorted(zip([t["rate_pps"] for t in found["trial_log"]], drawn.dots, strict=True),
-                     key=lambda pair: pair[0])  # fmt: skip
+    by_rate = sorted(
+        zip([t["rate_pps"] for t in found["trial_log"]], drawn.dots, strict=True), key=lambda pair: pair[0]
+    )
     heights = [dot.y for _, dot in by_rate]
     assert heights == sorted(heights, reverse=True)
     assert trial_plot([], None) is None

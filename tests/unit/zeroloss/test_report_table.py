@@ -83,9 +83,7 @@ def test_the_goal_stands_beside_each_number(report: Report) -> None:
     lines = [line for line in markdown(report).splitlines() if line.startswith("| ")]
     details = [line for line in lines if "no frame lost, 1 x 60 s, bounds within 0.500%" in line]
     assert len(details) == sum(1 for figure in report.figures if figure.goal)
-    [other] = [
-        line for line in markdown(report).splitlines() if "csit-pdr" in line and "pmd=2" in line
-    ]
+    [other] = [line for line in markdown(report).splitlines() if "csit-pdr" in line and "pmd=2" in line]
     assert "(loss ratio <= 0.005 in 50% of the time, 21 x 1 s" in other and "Mpps" in other
 
 
@@ -159,9 +157,7 @@ def test_published_figures_are_never_the_runs_own() -> None:
     same = replace(run, description="name: lab\ncomparable_to: [zstack-4.4]\n")
     assert beside(same, zstack(), False) is PublishedRelation.COMPARABLE
     for text in ("", ": [", "comparable_to: 5", "- a", "comparable_to: [another]"):
-        assert (
-            beside(replace(run, description=text), zstack(), False) is PublishedRelation.NOT_SHOWN
-        )
+        assert beside(replace(run, description=text), zstack(), False) is PublishedRelation.NOT_SHOWN
     plain = markdown(report_of(run))
     shown = markdown(report_of(run, zstack(), PublishedRelation.OTHER))
     assert "published" not in plain and "published, other hardware" in shown
@@ -187,9 +183,7 @@ def test_csv_has_a_row_for_each_cell(report: Report) -> None:
     assert len(rows) == len(report.figures)
     assert list(rows[0]) == [name for name, _ in COLUMNS]
     by_cell = {(row["backend"], row["pmd_cores"], row["frame"]): row for row in rows}
-    assert float(by_cell["dpdkvhostuser", "2", "64"]["zero_loss_pps"]) == pytest.approx(
-        4.39e6, 0.01
-    )
+    assert float(by_cell["dpdkvhostuser", "2", "64"]["zero_loss_pps"]) == pytest.approx(4.39e6, 0.01)
     limited = by_cell["vdpa", "1", "64"]
     assert limited["zero_loss_pps"] == "" and float(limited["at_least_pps"]) == 2992500
     assert by_cell["vdpa", "2", "64"]["floor_place"] == "link"

@@ -31,9 +31,7 @@ from tests.unit.zeroloss.helpers import hard_cap, plan, search_family, traffic
 MOST_TRIALS = 100
 
 
-def assert_brackets(
-    found: SearchResult, capacity: float, ring: float, line: float, width: float
-) -> None:
+def assert_brackets(found: SearchResult, capacity: float, ring: float, line: float, width: float) -> None:
     """A trial of 60 s passes up to what the ring takes beyond the capacity."""
     outcome = found.headline
     assert outcome.verdict is SearchVerdict.NDR, outcome.reason

@@ -81,9 +81,7 @@ def _accepts(program: bytes, frame: bytes, outgoing: bool) -> bool:
         place += 1
         if code == 0x20:
             special = value == (0xFFFFF000 + 4)
-            accumulator = (
-                (4 if outgoing else 0) if special else struct.unpack_from(">I", frame, value)[0]
-            )
+            accumulator = (4 if outgoing else 0) if special else struct.unpack_from(">I", frame, value)[0]
         elif code == 0x15:
             place += yes if accumulator == value else no
         else:

@@ -129,9 +129,13 @@ def counted(content: dict[str, Any]) -> Measurement:
     # The global ones are never cleared. What they were before was not recorded.
     unknown = after.queue_drops - max(0, after.queue_drops - 2_000_000)
     before = StlReading(
-        {0: 0, 1: 0}, {0: 0, 1: 0}, {0: 0, 1: 0}, {0: 0, 1: 0}, unknown,
+        {0: 0, 1: 0},
+        {0: 0, 1: 0},
+        {0: 0, 1: 0},
+        {0: 0, 1: 0},
+        unknown,
         after.queue_full - content["stats"]["global"]["queue_full"],
-    )  # fmt: skip
+    )
     polls = [poll[0] for poll in content["mids"]]
     waited = content["wait_s"]
     doubt = polls[-1] - polls[-2] if waited < 0.5 else 0.1

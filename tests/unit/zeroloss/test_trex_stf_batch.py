@@ -67,9 +67,17 @@ def test_how_it_is_started(trex: Trex, tmp_path: Path) -> None:
         tool.run(CLEAN)
     [started] = trex.calls()
     assert started["arguments"] == [
-        "-f", "cap2/imix_64_fast.yaml", "-m", "0.020000000", "-d", "20.000",
-        "--cfg", str(configuration), "-c", "4",
-    ]  # fmt: skip
+        "-f",
+        "cap2/imix_64_fast.yaml",
+        "-m",
+        "0.020000000",
+        "-d",
+        "20.000",
+        "--cfg",
+        str(configuration),
+        "-c",
+        "4",
+    ]
     assert started["cwd"] == str(TREE)
 
 

@@ -50,9 +50,7 @@ def test_a_clean_trial(trex: Trex) -> None:
         assert not found.aborted and found.settled
         assert found.elapsed_s == pytest.approx(0.5, abs=found.elapsed_uncertainty_s + 1e-4)
         assert judge(ASKED, found, 0.005).verdict is Verdict.PASSED
-    assert trex.calls("start") == [
-        {"call": "start", "ports": [0], "mult": "380000.0000pps", "duration": 0.5}
-    ]
+    assert trex.calls("start") == [{"call": "start", "ports": [0], "mult": "380000.0000pps", "duration": 0.5}]
     assert trex.calls()[-1]["call"] == "disconnect"
 
 
@@ -95,8 +93,9 @@ def test_a_trial_is_stopped_when_loss_is_certain(trex: Trex) -> None:
     assert found.rx_packets == found.tx_packets // 2
     assert judge(asked, found, 0.005).verdict is Verdict.LOSSY
     assert [c["call"] for c in trex.calls() if c["call"] in ("start", "stop")][-3:-1] == [
-        "start", "stop",
-    ]  # fmt: skip
+        "start",
+        "stop",
+    ]
 
 
 def test_a_trial_that_may_not_be_stopped_is_not(trex: Trex) -> None:
@@ -181,9 +180,12 @@ def test_one_size_and_many_flows(trex: Trex) -> None:
 
 def test_addresses_and_ports(trex: Trex) -> None:
     frames = Frames(
-        source_mac="02:00:00:00:00:01", destination_mac="02:00:00:00:00:02",
-        source_ip="10.0.0.1", destination_ip="10.1.0.1", vary=Vary.SOURCE_PORT,  # type: ignore[arg-type]
-    )  # fmt: skip
+        source_mac="02:00:00:00:00:01",
+        destination_mac="02:00:00:00:00:02",
+        source_ip="10.0.0.1",
+        destination_ip="10.1.0.1",
+        vary=Vary.SOURCE_PORT,  # type: ignore[arg-type]
+    )
     asked = TrialRequest(380_000, 0.5, flows=10)
     [stream] = streams(trex, asked, paths=(TrexPath(send=1, receive=0, frames=frames),))
     packet, engine = stream["packet"]["pkt"], stream["packet"]["vm"]
@@ -225,9 +227,7 @@ def test_more_flows_than_fit_are_refused_before_they_are_sent(trex: Trex) -> Non
 
 def test_the_template_with_flows(trex: Trex) -> None:
     arguments = ("--size", "128", "--flows", "500")
-    [stream] = streams(
-        trex, ASKED, profile=TEMPLATES / "stl_udp_flows.py", profile_arguments=arguments
-    )
+    [stream] = streams(trex, ASKED, profile=TEMPLATES / "stl_udp_flows.py", profile_arguments=arguments)
     packet, engine = stream["packet"]["pkt"], stream["packet"]["vm"]
     assert packet["size"] == 124
     assert engine[0]["max_value"] - engine[0]["min_value"] == 499
@@ -339,8 +339,9 @@ def test_a_server_ends_with_the_tool_however_that_ends(
     )
     tool = subprocess.Popen(
         [sys.executable, "-c", code, str(TREE), str(configuration), str(rpc_port)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     with tool:
         assert tool.stdout is not None and tool.stdout.readline()
         assert listens(rpc_port)

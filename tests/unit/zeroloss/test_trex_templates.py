@@ -35,8 +35,6 @@ def test_the_other_form_in_its_comments() -> None:
     """With the comments taken away it is a configuration for one core."""
     text = FILE.read_text()
     comment = text[text.index("  # low_end: true") :]
-    [config] = yaml.safe_load(
-        "- version: 2\n" + re.sub(r"^  # ", "  ", comment, flags=re.MULTILINE)
-    )
+    [config] = yaml.safe_load("- version: 2\n" + re.sub(r"^  # ", "  ", comment, flags=re.MULTILINE))
     assert config["low_end"] is True and config["low_end_core"] == 1
     assert all(device.startswith("--vdev=net_af_packet") for device in config["interfaces"])

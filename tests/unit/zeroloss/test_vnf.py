@@ -69,11 +69,13 @@ def test_descriptions_by_their_type() -> None:
     assert isinstance(vpp, VppDescription) and vpp.nics == ("0000:00:05.0",)
     assert isinstance(_described(type="testpmd"), TestpmdDescription)
     for wrong in (
-        {"type": "dpdk"}, {"type": "testpmd", "hugepage": True}, {"type": "testpmd", "memory_mb": 1},
+        {"type": "dpdk"},
+        {"type": "testpmd", "hugepage": True},
+        {"type": "testpmd", "memory_mb": 1},
         {"type": "vpp", "machine": {"type": "ssh", "host": "-oProxyCommand=x"}},
         {"type": "vpp", "machine": {"type": "ssh", "host": "vm", "user": "-l"}},
         {"type": "testpmd", "binary": "--help"},
-    ):  # fmt: skip
+    ):
         with pytest.raises(ValidationError):
             _described(**wrong)
 
@@ -94,9 +96,7 @@ def test_what_a_binding_means_to_a_vnf() -> None:
 def test_ports_come_in_pairs() -> None:
     for count in (0, 1, 3):
         with pytest.raises(VnfError, match=f"there are {count}"):
-            choose.make(
-                _described(type="testpmd"), [_port(Attachment.TAP, "t")] * count, VnfCores()
-            )
+            choose.make(_described(type="testpmd"), [_port(Attachment.TAP, "t")] * count, VnfCores())
 
 
 def test_the_operators_own_vnf_is_believed() -> None:
@@ -143,9 +143,14 @@ def test_arguments_of_testpmd() -> None:
     words = testpmd.arguments(description, ports, VnfCores(2, (3, 5)), devices)
     assert words[words.index("--lcores") + 1] == "0@2,1@3,2@5"
     for word in (
-        "--no-huge", "--no-pci", "--nb-cores=2", "--rxq=2", "--txd=512", f"--eth-peer=1,{PEER}",
+        "--no-huge",
+        "--no-pci",
+        "--nb-cores=2",
+        "--rxq=2",
+        "--txd=512",
+        f"--eth-peer=1,{PEER}",
         "--forward-mode=mac",
-    ):  # fmt: skip
+    ):
         assert word in words
     vfs = [_port(Attachment.VFIO, f"0000:01:10.{n}", mtu=9000) for n in (0, 2)]
     devices = [dpdk.device_of(port, n, False) for n, port in enumerate(vfs)]

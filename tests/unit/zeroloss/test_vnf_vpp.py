@@ -296,8 +296,9 @@ def test_counters_of_interfaces_and_nodes() -> None:
     assert vpp_api.parse_runtime(RUNTIME + WORKER) == (80, 4000)
     found = vpp_api.reading(counts, [1, 2], RUNTIME)
     assert {name: count for name, count in found.lost.items() if count} == {
-        "port0.rx-miss": 10, "port1.drops": 90,
-    }  # fmt: skip
+        "port0.rx-miss": 10,
+        "port1.drops": 90,
+    }
     assert found.counters["port0.rx_packets"] == 1500
     assert found.counters["port1-tx/no free tx slots"] == 90, "why, and not once more"
 

@@ -33,9 +33,7 @@ class Cell:
     def key(self) -> str:
         """Unique and stable key: ``dpdkvhostuser,pmd=2,frame=64,flows=1024,queues=1``."""
         pmd = "-" if self.pmd_cores is None else str(self.pmd_cores)
-        return (
-            f"{self.backend},pmd={pmd},frame={self.frame},flows={self.flows},queues={self.queues}"
-        )
+        return f"{self.backend},pmd={pmd},frame={self.frame},flows={self.flows},queues={self.queues}"
 
 
 #: Backend name in the cell of a control.
@@ -183,9 +181,7 @@ def read_past(folder: Path) -> Past | None:
             else:
                 _take(past, entry, records, sessions)
         except (KeyError, TypeError, ValueError) as error:
-            raise UnusableInput(
-                f"{path}, line {number}", f"it is not of a run: {error!r}"
-            ) from error
+            raise UnusableInput(f"{path}, line {number}", f"it is not of a run: {error!r}") from error
     if past is not None:
         environment = {**past.run.environment, "sessions": sessions}
         past.run = dataclasses.replace(past.run, environment=environment, records=tuple(records))
@@ -211,9 +207,7 @@ def _begun(path: Path, entry: Mapping[str, Any]) -> Past:
     if entry["entry"] != "run":
         raise ValueError(entry["entry"])
     if entry["format"] != FORMAT:
-        raise UnusableInput(
-            str(path), f"its format is {entry['format']}, this program reads {FORMAT}"
-        )
+        raise UnusableInput(str(path), f"its format is {entry['format']}, this program reads {FORMAT}")
     cells = tuple(Cell(**cell) for cell in entry["cells"])
     return Past(RunRecord(entry["name"], entry["description"], entry["environment"], cells, ()))
 
@@ -235,19 +229,25 @@ def _take(
     elif kind == "trial":
         past.open[where].trials.append(
             PastTrial(
-                entry["repeat"], results.read_request(entry["request"]),
-                results.read_measurement(entry["measured"]), entry["wall_s"],
+                entry["repeat"],
+                results.read_request(entry["request"]),
+                results.read_measurement(entry["measured"]),
+                entry["wall_s"],
             )
-        )  # fmt: skip
+        )
     elif kind == "end":
         if entry["result"] is not None or entry["anew"]:
             past.open.pop(where, None)
         records.append(
             CellRecord(
-                *where, entry["started"], entry["ended"], entry["result"], entry["error"],
+                *where,
+                entry["started"],
+                entry["ended"],
+                entry["result"],
+                entry["error"],
                 entry["setup"],
             )
-        )  # fmt: skip
+        )
     else:
         raise ValueError(kind)
 
@@ -285,9 +285,14 @@ class Journal:
     def run(self, run: RunRecord) -> None:
         """Write the first line."""
         self._append(
-            "run", format=FORMAT, name=run.name, started=now(), description=run.description,
-            environment=run.environment, cells=[dataclasses.asdict(cell) for cell in run.cells],
-        )  # fmt: skip
+            "run",
+            format=FORMAT,
+            name=run.name,
+            started=now(),
+            description=run.description,
+            environment=run.environment,
+            cells=[dataclasses.asdict(cell) for cell in run.cells],
+        )
 
     def session(self, environment: Mapping[str, Any]) -> None:
         self._append("session", started=now(), environment=environment)
@@ -298,17 +303,28 @@ class Journal:
 
     def trial(self, cell: Cell, part: Part, number: int, trial: PastTrial) -> None:
         self._append(
-            "trial", **_where(cell, part), repeat=trial.repeat, number=number, at=now(),
-            wall_s=trial.wall_s, request=dataclasses.asdict(trial.request),
+            "trial",
+            **_where(cell, part),
+            repeat=trial.repeat,
+            number=number,
+            at=now(),
+            wall_s=trial.wall_s,
+            request=dataclasses.asdict(trial.request),
             measured=results.describe_measurement(trial.measured),
-        )  # fmt: skip
+        )
 
     def end(self, record: CellRecord, anew: bool = False) -> None:
         """Record the end of a part; ``anew``: a failed part starts over, without its trials."""
         self._append(
-            "end", **_where(record.cell, record.part), started=record.started, ended=record.ended,
-            result=record.result, error=record.error, setup=record.setup, anew=anew,
-        )  # fmt: skip
+            "end",
+            **_where(record.cell, record.part),
+            started=record.started,
+            ended=record.ended,
+            result=record.result,
+            error=record.error,
+            setup=record.setup,
+            anew=anew,
+        )
 
     def _append(self, entry: str, **fields: Any) -> None:
         """Append one entry and sync it. Raises: JournalError; do not append after that."""

@@ -136,9 +136,7 @@ class Goal:
         _within(self.name, "initial trial duration", self.initial_trial_s, 0, self.final_trial_s)
         _within(self.name, "relative width (precision)", self.relative_width, 0, 0.5)
         if not self.final_trial_s <= self.sum_s <= 1000 * self.final_trial_s:
-            raise UnusableInput(
-                f"goal {self.name}", "the sum of durations must be 1 to 1000 final trials"
-            )
+            raise UnusableInput(f"goal {self.name}", "the sum of durations must be 1 to 1000 final trials")
 
     @property
     def is_strict(self) -> bool:
@@ -159,9 +157,7 @@ class Goal:
         )
 
 
-def _within(
-    goal: str, what: str, value: float, low: float, high: float, *, or_equal: bool = False
-) -> None:
+def _within(goal: str, what: str, value: float, low: float, high: float, *, or_equal: bool = False) -> None:
     above = value >= low if or_equal else value > low
     if not (math.isfinite(value) and above and value <= high):
         sign = "at least" if or_equal else "above"
@@ -170,14 +166,17 @@ def _within(
         )
 
 
-def strict_goal(
-    final_trial_s: float = 60.0, precision: float = 0.005, initial_trial_s: float = 0.4
-) -> Goal:
+def strict_goal(final_trial_s: float = 60.0, precision: float = 0.005, initial_trial_s: float = 0.4) -> Goal:
     """Return the headline goal: no lost frame in one full-length trial (RFC 2544, section 26.1)."""
     return Goal(
-        "zero-loss", 0.0, 0.0, min(initial_trial_s, final_trial_s), final_trial_s, final_trial_s,
+        "zero-loss",
+        0.0,
+        0.0,
+        min(initial_trial_s, final_trial_s),
+        final_trial_s,
+        final_trial_s,
         precision,
-    )  # fmt: skip
+    )
 
 
 def csit_ndr(precision: float = 0.005) -> Goal:
@@ -202,17 +201,20 @@ OTHER_GOALS: Final[Mapping[str, Callable[[float], Goal]]] = {
 _WARM_UP_PART: Final = 1 / 6
 
 
-def headline(
-    final_s: float, initial_s: float, precision: float, max_loss_ratio: float = 0.0
-) -> Goal:
+def headline(final_s: float, initial_s: float, precision: float, max_loss_ratio: float = 0.0) -> Goal:
     """Return the headline goal: one full-length trial without (more) loss. Raises: UnusableInput.
 
     Short trials are at most as long as the full one.
     """
     return Goal(
         "zero-loss" if max_loss_ratio == 0 else "loss-ratio",
-        max_loss_ratio, 0.0, min(initial_s, final_s), final_s, final_s, precision,
-    )  # fmt: skip
+        max_loss_ratio,
+        0.0,
+        min(initial_s, final_s),
+        final_s,
+        final_s,
+        precision,
+    )
 
 
 def warm_up_s(given: float | None, final_s: float) -> float:

@@ -12,8 +12,14 @@ from netplugin.tuning.placing.checks.nics import nics, user
 from netplugin.tuning.placing.checks.realtime import realtime
 
 CHECKS: tuple[Callable[[Case], Iterable[Finding]], ...] = (
-    nics, user, memory, cpus, siblings, model, realtime,
-)  # fmt: skip
+    nics,
+    user,
+    memory,
+    cpus,
+    siblings,
+    model,
+    realtime,
+)
 
 
 def check(case: Case) -> tuple[Finding, ...]:

@@ -68,9 +68,7 @@ class Case:
         return frozenset(cpu for cpus in self.pins.values() for cpu in cpus)
 
 
-def graded(
-    id: str, wrong: str | None, found: str, expected: str, fix: str, status: str = "warn"
-) -> Finding:
+def graded(id: str, wrong: str | None, found: str, expected: str, fix: str, status: str = "warn") -> Finding:
     """An ``ok`` finding with ``found``, or one of ``status`` with ``wrong`` if that is given."""
     if wrong is None:
         return Finding(id=id, status="ok", found=found, expected=expected)

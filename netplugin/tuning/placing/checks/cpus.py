@@ -33,9 +33,12 @@ def _pinned(case: Case) -> Finding:
     loose = [n for n in range(case.vcpus) if len(case.pins.get(n, ())) != 1]
     wrong = f"vCPU {format_list(loose)} of {case.vcpus} has no CPU of its own" if loose else None
     return graded(
-        "vcpu-pinned", wrong, f"all {case.vcpus} vCPUs are pinned",
-        "each vCPU on a CPU of its own: isolated CPUs are not balanced", _PIN,
-    )  # fmt: skip
+        "vcpu-pinned",
+        wrong,
+        f"all {case.vcpus} vCPUs are pinned",
+        "each vCPU on a CPU of its own: isolated CPUs are not balanced",
+        _PIN,
+    )
 
 
 def _places(case: Case, ground: HostCapacity) -> Iterator[Finding]:
@@ -48,32 +51,43 @@ def _places(case: Case, ground: HostCapacity) -> Iterator[Finding]:
     for id, status, wrong, expected, text in (
         ("vcpu-pmd", "fail", used & ground.pmd, "no vCPU beside a PMD thread", "of PMD threads"),
         (
-            "vcpu-others", "fail", used & case.others, "CPUs that no other VM has",
+            "vcpu-others",
+            "fail",
+            used & case.others,
+            "CPUs that no other VM has",
             "of other VMs",
         ),
         ("vcpu-twice", "fail", twice, "one vCPU on a CPU", "with several vCPUs"),
         (
-            "vcpu-cpus", "warn", used - ground.cpus - ground.pmd,
-            f"CPU {format_list(ground.cpus)}, which the plan has for vCPUs", "that are not for vCPUs",
+            "vcpu-cpus",
+            "warn",
+            used - ground.cpus - ground.pmd,
+            f"CPU {format_list(ground.cpus)}, which the plan has for vCPUs",
+            "that are not for vCPUs",
         ),
-    ):  # fmt: skip
+    ):
         yield graded(
-            id, f"vCPUs are on CPU {format_list(wrong)}, {text}" if wrong else None,
-            f"vCPUs are on CPU {format_list(used)}", expected, _PIN, status,
-        )  # fmt: skip
+            id,
+            f"vCPUs are on CPU {format_list(wrong)}, {text}" if wrong else None,
+            f"vCPUs are on CPU {format_list(used)}",
+            expected,
+            _PIN,
+            status,
+        )
 
 
 def _one_node(case: Case, ground: HostCapacity) -> Iterator[Finding]:
     for cell in case.cells:
         mine = (cpu for vcpu in cell.vcpus for cpu in case.pins.get(vcpu, ()))
         nodes = sorted({node for cpu in mine if (node := ground.node_of(cpu)) is not None})
-        found = (
-            f"the vCPUs of cell {cell.number} are on NUMA node {format_list(nodes) or 'unknown'}"
-        )
+        found = f"the vCPUs of cell {cell.number} are on NUMA node {format_list(nodes) or 'unknown'}"
         yield graded(
-            "vcpu-node", found if len(nodes) > 1 else None, found,
-            "the vCPUs of a guest's NUMA cell on one node", _PIN,
-        )  # fmt: skip
+            "vcpu-node",
+            found if len(nodes) > 1 else None,
+            found,
+            "the vCPUs of a guest's NUMA cell on one node",
+            _PIN,
+        )
 
 
 def _emulator(case: Case, ground: HostCapacity) -> Finding:
@@ -84,9 +98,12 @@ def _emulator(case: Case, ground: HostCapacity) -> Finding:
     elif has & (ground.cpus | ground.pmd):
         wrong = f"QEMU's own threads may run on CPU {format_list(has & (ground.cpus | ground.pmd))}"
     return graded(
-        "emulator", wrong, f"QEMU's own threads are on CPU {format_list(has or ())}",
-        f"CPU {format_list(ground.emulator)}, which run neither vCPUs nor PMD threads", _PIN,
-    )  # fmt: skip
+        "emulator",
+        wrong,
+        f"QEMU's own threads are on CPU {format_list(has or ())}",
+        f"CPU {format_list(ground.emulator)}, which run neither vCPUs nor PMD threads",
+        _PIN,
+    )
 
 
 def _remembered(case: Case) -> Iterator[Finding]:
@@ -99,13 +116,14 @@ def _remembered(case: Case) -> Iterator[Finding]:
     if mine is None:
         wrong = "the agent gave this VM no CPUs, and may give these to another"
     elif mine != used:
-        wrong = (
-            f"the agent gave this VM CPU {format_list(mine.values())}, and the domain has others"
-        )
+        wrong = f"the agent gave this VM CPU {format_list(mine.values())}, and the domain has others"
     yield graded(
-        "placement", wrong, "the domain is as the agent placed it", "the CPUs that the agent gave",
+        "placement",
+        wrong,
+        "the domain is as the agent placed it",
+        "the CPUs that the agent gave",
         _PIN,
-    )  # fmt: skip
+    )
 
 
 # -- Check that vCPUs own whole cores, and that the guest topology shows which vCPUs are siblings.
@@ -135,9 +153,12 @@ def siblings(case: Case) -> Iterator[Finding]:
     elif len(half) > len(case.cells):  # the last core of each cell may be half used
         wrong = f"{len(half)} cores have a sibling idle, as that of CPU {half[0][0]}"
     yield graded(
-        "siblings", wrong, f"the vCPUs have {len(groups)} cores to themselves",
-        "whole cores, and vCPUs that follow each other on siblings", _PIN,
-    )  # fmt: skip
+        "siblings",
+        wrong,
+        f"the vCPUs have {len(groups)} cores to themselves",
+        "whole cores, and vCPUs that follow each other on siblings",
+        _PIN,
+    )
     yield _topology(case, groups)
 
 
@@ -150,9 +171,12 @@ def _topology(case: Case, groups: dict[tuple[int, ...], list[int]]) -> Finding:
     has = "1" if topology is None else topology.get("threads", "1")
     found = f"the guest sees {has} CPUs a core"
     return graded(
-        "topology", found if has != wanted else None, found, f"{wanted}, as its vCPUs are on the host",
+        "topology",
+        found if has != wanted else None,
+        found,
+        f"{wanted}, as its vCPUs are on the host",
         f"set threads='{wanted}' in <cpu><topology>, or render the domain with policy.pin",
-    )  # fmt: skip
+    )
 
 
 # -- Check that the guest's CPU model suits DPDK and that all vCPUs are present at boot. ----------
@@ -160,10 +184,27 @@ def _topology(case: Case, groups: dict[tuple[int, ...], list[int]]) -> Finding:
 
 #: QEMU CPU models without SSE4.2, which DPDK requires; ``qemu64`` is QEMU's default on x86.
 _POOR: Final = frozenset(
-    ("qemu64", "qemu32", "kvm64", "kvm32", "pentium", "pentium2", "pentium3", "486", "core2duo",
-     "coreduo", "n270", "athlon", "phenom", "Conroe", "Penryn", "Opteron_G1", "Opteron_G2",
-     "Opteron_G3")
-)  # fmt: skip
+    (
+        "qemu64",
+        "qemu32",
+        "kvm64",
+        "kvm32",
+        "pentium",
+        "pentium2",
+        "pentium3",
+        "486",
+        "core2duo",
+        "coreduo",
+        "n270",
+        "athlon",
+        "phenom",
+        "Conroe",
+        "Penryn",
+        "Opteron_G1",
+        "Opteron_G2",
+        "Opteron_G3",
+    )
+)
 
 
 def model(case: Case) -> Iterator[Finding]:
@@ -172,18 +213,23 @@ def model(case: Case) -> Iterator[Finding]:
     poor = name is None or name in _POOR
     wanted = "host-passthrough" if is_kvm(case.domain) else "maximum"
     yield graded(
-        "cpu-mode", f"the CPU is {name or 'the least that QEMU has'}" if poor else None,
-        f"the CPU is {name}", f"a CPU with all that DPDK uses, as <cpu mode='{wanted}'>",
+        "cpu-mode",
+        f"the CPU is {name or 'the least that QEMU has'}" if poor else None,
+        f"the CPU is {name}",
+        f"a CPU with all that DPDK uses, as <cpu mode='{wanted}'>",
         f"write <cpu mode='{wanted}'>, or render the domain with policy.pin",
-    )  # fmt: skip
+    )
     vcpu = case.domain.find("vcpu")
     now = str(case.vcpus) if vcpu is None else vcpu.get("current", str(case.vcpus))
     late = f"{now} of {case.vcpus} vCPUs from the start" if now != str(case.vcpus) else None
     if case.ground is not None:
         yield graded(
-            "vcpu-hotplug", late, f"all {case.vcpus} vCPUs from the start",
-            "all vCPUs from the start: one that comes later is not placed", "remove current from <vcpu>",
-        )  # fmt: skip
+            "vcpu-hotplug",
+            late,
+            f"all {case.vcpus} vCPUs from the start",
+            "all vCPUs from the start: one that comes later is not placed",
+            "remove current from <vcpu>",
+        )
 
 
 def _name(cpu: Element | None) -> str | None:

@@ -21,11 +21,13 @@ def memory(case: Case) -> Iterator[Finding]:
     if demanded or (case.ground is not None and case.pins):
         none = case.domain.find("memoryBacking/hugepages") is None
         yield graded(
-            "hugepages", "the memory is in pages of 4 KB" if none else None, "the memory is in hugepages",
+            "hugepages",
+            "the memory is in pages of 4 KB" if none else None,
+            "the memory is in hugepages",
             "hugepages: each page of 4 KB is looked up anew",
             "render the domain with policy.pin, or add <hugepages> to <memoryBacking>",
             "fail" if demanded else "warn",
-        )  # fmt: skip
+        )
     if case.ground is not None:
         yield from _room(case, case.ground)
         yield from _nodes(case, case.ground)
@@ -45,10 +47,13 @@ def _shared(case: Case) -> Finding:
     ):
         wrong = "the memory is anonymous, which nobody can share"
     return graded(
-        "memory-shared", wrong, "the memory is shared",
+        "memory-shared",
+        wrong,
+        "the memory is shared",
         "memory that OVS can map: a vhost-user NIC passes no frame otherwise",
-        "render the domain again: netplugin domain render", "fail",
-    )  # fmt: skip
+        "render the domain again: netplugin domain render",
+        "fail",
+    )
 
 
 def _memory_nodes(case: Case) -> dict[int, frozenset[int]]:
@@ -82,10 +87,13 @@ def _room(case: Case, ground: HostCapacity) -> Iterator[Finding]:
         most = sum(node.memory_kb.get(page_kb, 0) for node in nodes or ground.nodes)
         short = f"{cell.memory_kb >> 10} MB, and there are {most >> 10} MB for VMs"
         yield graded(
-            "hugepages-room", short if cell.memory_kb > most else None, f"{cell.memory_kb >> 10} MB",
+            "hugepages-room",
+            short if cell.memory_kb > most else None,
+            f"{cell.memory_kb >> 10} MB",
             f"at most {most >> 10} MB in pages of {page_kb} KB",
-            "reserve what netplugin host plan says, or give the VM less", "fail",
-        )  # fmt: skip
+            "reserve what netplugin host plan says, or give the VM less",
+            "fail",
+        )
 
 
 def _nodes(case: Case, ground: HostCapacity) -> Iterator[Finding]:
@@ -104,15 +112,21 @@ def _nodes(case: Case, ground: HostCapacity) -> Iterator[Finding]:
         found = f"memory on {'any node' if has is None else 'node ' + format_list(has)}"
         expected = f"memory on node {format_list(homes)}, as its CPUs"
         yield graded(
-            "memory-node", None if has == homes else found, found, expected,
+            "memory-node",
+            None if has == homes else found,
+            found,
+            expected,
             "render the domain with policy.pin, or bind it in <numatune>",
-        )  # fmt: skip
+        )
     for nic in case.nics:
         node = home(nic.binding)
         if node is None or not vcpu_nodes:
             continue
         wrong = f"port {nic.port_id} is on node {node}, the vCPUs on node {format_list(vcpu_nodes)}"
         yield graded(
-            "nic-node", None if node in vcpu_nodes else wrong, f"port {nic.port_id} is on node {node}",
-            "NIC and vCPUs on one node", "render the domain with policy.numa_node",
-        )  # fmt: skip
+            "nic-node",
+            None if node in vcpu_nodes else wrong,
+            f"port {nic.port_id} is on node {node}",
+            "NIC and vCPUs on one node",
+            "render the domain with policy.numa_node",
+        )

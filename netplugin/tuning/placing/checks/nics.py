@@ -45,28 +45,31 @@ def _nic(nic: DomainNic, wanted: Element, there: list[Element]) -> Finding:
     if found is None:
         strange = next((each for each in there if _end(each) == _end(wanted)), None)
         if strange is not None:
-            wrong = (
-                f"a NIC on {_end(wanted)} has the MAC {address(strange) or 'that libvirt chooses'}"
-            )
+            wrong = f"a NIC on {_end(wanted)} has the MAC {address(strange) or 'that libvirt chooses'}"
             return graded("nic-mac", wrong, "", expected, _RENDER, "fail")
         return graded("nic-missing", f"no NIC has {name}", "", expected, _RENDER, "fail")
     differences = list(_differences(wanted, found, ""))
     slows = all(place.split(" ")[0] in _SLOWS for place, _ in differences)
     wrong = "; ".join(f"{place} {what}".strip() for place, what in differences)
     return graded(
-        "nic", f"{name}: {wrong}" if wrong else None, f"{name} as its port has it",
-        expected, _RENDER, "warn" if slows else "fail",
-    )  # fmt: skip
+        "nic",
+        f"{name}: {wrong}" if wrong else None,
+        f"{name} as its port has it",
+        expected,
+        _RENDER,
+        "warn" if slows else "fail",
+    )
 
 
 def _other_vf(interface: Element, vf: VfInfo) -> Finding:
     has = f"port {vf.port_id} of another VM has" if vf.port_id else "no port has"
     return Finding(
-        id="nic-vf", status="fail",
+        id="nic-vf",
+        status="fail",
         found=f"<{interface.tag}> on {vf.pci_address}, a VF that {has}",
         expected="of the VFs in [sriov] devices those of the VM's ports alone",
         fix="remove it from the domain; a VF that is not for ports is left out of [sriov] devices",
-    )  # fmt: skip
+    )
 
 
 def _differences(wanted: Element, found: Element, path: str) -> Iterator[tuple[str, str]]:
@@ -107,14 +110,20 @@ def _serves(interface: Element, case: Case) -> Iterator[Finding]:
     name = address(interface)
     many = f"{name} has {queues} queues for {case.vcpus} vCPUs" if queues > case.vcpus else None
     yield graded(
-        "queues", many, f"{name} has {queues} queues", "no more queues than vCPUs",
+        "queues",
+        many,
+        f"{name} has {queues} queues",
+        "no more queues than vCPUs",
         "ask for the port with fewer queues",
-    )  # fmt: skip
+    )
     small = f"{name} has a ring of {ring} frames to receive from" if ring < _RING else None
     yield graded(
-        "rings", small, f"{name} has a ring of {ring} frames", f"{_RING} frames, for bursts",
+        "rings",
+        small,
+        f"{name} has a ring of {ring} frames",
+        f"{_RING} frames, for bursts",
         f"ask for the port with rx_queue_size {_RING}",
-    )  # fmt: skip
+    )
 
 
 # -- Check that QEMU runs as the user that may open the VM's vhost-user sockets (``qemu_user``). --
@@ -125,8 +134,12 @@ def user(case: Case) -> Iterator[Finding]:
     users = {nic.binding.domain_requirements.qemu_user for nic in case.nics}
     for uid in sorted(each for each in users if each is not None):
         yield graded(
-            "qemu-user", wrong_user(case.domain, uid), f"QEMU runs as user {uid}",
+            "qemu-user",
+            wrong_user(case.domain, uid),
+            f"QEMU runs as user {uid}",
             f"<seclabel type='static' model='dac'> with the label +{uid}:+<group>: the sockets of the "
-            "VM's ports are open to that user alone", "render the domain again: netplugin domain render; "
-            "ports of different users are for different VMs", "fail",
-        )  # fmt: skip
+            "VM's ports are open to that user alone",
+            "render the domain again: netplugin domain render; "
+            "ports of different users are for different VMs",
+            "fail",
+        )

@@ -96,9 +96,7 @@ class Model:
             row = replace(row, qos=self.add_qos(**qos))
         self.bridges[bridge].ports[name] = row
 
-    def add_qos(
-        self, type: str, other_config: Mapping[str, str], external_ids: Mapping[str, str]
-    ) -> OvsQos:
+    def add_qos(self, type: str, other_config: Mapping[str, str], external_ids: Mapping[str, str]) -> OvsQos:
         uuid = UUID(int=self._number())
         self.qos[uuid] = OvsQos(uuid, type, other_config, external_ids)
         return self.qos[uuid]
@@ -120,9 +118,7 @@ class Model:
                 columns, interfaces = row.port_columns(), row.interfaces()
                 self.add_port(row.bridge, row.name, columns, interfaces, row.qos_columns())
             case t.AddTunnelPort(port=shared) | c.AddBeside(port=shared):
-                self.add_port(
-                    shared.bridge, shared.name, shared.port_columns(), shared.interfaces()
-                )
+                self.add_port(shared.bridge, shared.name, shared.port_columns(), shared.interfaces())
             case c.AddUplink(uplink=uplink):
                 new = uplink.new_interfaces()
                 interfaces = {n: columns | new[n] for n, columns in uplink.interfaces().items()}
@@ -134,9 +130,7 @@ class Model:
                 | t.SetTunnelPort(port=wish)
             ):
                 ports = self.bridges[wish.bridge].ports
-                ports[wish.name] = self._set(
-                    ports[wish.name], wish.port_columns(), wish.interfaces()
-                )
+                ports[wish.name] = self._set(ports[wish.name], wish.port_columns(), wish.interfaces())
             case c.RemovePort() | c.RemoveUplink() | t.RemoveTunnelPort() | c.RemoveBeside():
                 gone = self.bridges[change.bridge].ports.pop(change.name)
                 if gone.qos and is_marked(gone.qos.external_ids, self.layout.backend):
@@ -151,9 +145,7 @@ class Model:
     def _apply_flows(self, change: Change) -> None:
         match change:
             case c.SetFilter():
-                own, other = (
-                    self._ofport(change.bridge, name) for name in (change.name, change.beside)
-                )
+                own, other = (self._ofport(change.bridge, name) for name in (change.name, change.beside))
                 self.drop(change.bridge, filters.port_cookie(change.port_id))
                 self.bridges[change.bridge].flows |= change.flows(own, other)
             case c.SetBridgeFlows():
@@ -169,9 +161,7 @@ class Model:
                 ]
                 tunnel, patch = (ofport for ofport in ofports if ofport)
                 self.drop(TUNNELS, tunnels.network_cookie(change.overlay.network_id))
-                self.bridges[TUNNELS].flows |= tunnels.network_flows(
-                    change.overlay, LOCAL_IP, tunnel, patch
-                )
+                self.bridges[TUNNELS].flows |= tunnels.network_flows(change.overlay, LOCAL_IP, tunnel, patch)
             case c.DropFlows():
                 for cookie in change.cookies:
                     self.drop(change.bridge, cookie)
@@ -215,13 +205,9 @@ class Model:
                 for name, b in self.bridges.items()
                 if b.ours or name in known
             },
-            qos=tuple(
-                q for q in self.qos.values() if q.owner and (ports is None or q.owner[1] in ports)
-            ),
+            qos=tuple(q for q in self.qos.values() if q.owner and (ports is None or q.owner[1] in ports)),
             taken_names=frozenset(
-                name
-                for name, p in named.items()
-                if name.startswith(self.layout.prefixes) and not p.serves
+                name for name, p in named.items() if name.startswith(self.layout.prefixes) and not p.serves
             ),
             vhost_sockets=len(rows),
         )
@@ -323,9 +309,16 @@ class Model:
         new = []
         for name, columns in sorted(interfaces.items()):
             old = there.get(name) or OvsInterface(
-                name=name, type="", options={}, external_ids={}, mtu_request=None, mtu=None,
-                ofport=self._number(), error=None, link_state=None,
-            )  # fmt: skip
+                name=name,
+                type="",
+                options={},
+                external_ids={},
+                mtu_request=None,
+                mtu=None,
+                ofport=self._number(),
+                error=None,
+                link_state=None,
+            )
             new.append(replace(old, **_columns(columns, old.external_ids)))
         return replace(row, interfaces=tuple(new), **_columns(port, row.external_ids))
 

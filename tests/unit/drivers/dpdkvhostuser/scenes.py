@@ -42,9 +42,7 @@ def overlays(draw: st.DrawFn) -> dict[str, Overlay]:
 def intents_on(draw: st.DrawFn, networks: dict[str, Overlay]) -> list[Intent]:
     wanted = draw(st.dictionaries(st.sampled_from(IDS), st.one_of(st.none(), specs())))
     return [
-        Intent(
-            i, spec, overlay=networks[str(spec.overlay_id)] if spec and spec.overlay_id else None
-        )
+        Intent(i, spec, overlay=networks[str(spec.overlay_id)] if spec and spec.overlay_id else None)
         for i, spec in wanted.items()
     ]
 
@@ -184,10 +182,13 @@ def plain_spec(qos: dict[str, int] | None = None, **network: Any) -> PortSpec:
         network = {"type": "flat", "physical_network": "net1", **network}
     return PortSpec.model_validate(
         {
-            "vm_id": "vm", "mac": "52:54:00:00:00:01", "backend": "dpdkvhostuser",
-            "network": network, "qos": qos or {},
+            "vm_id": "vm",
+            "mac": "52:54:00:00:00:01",
+            "backend": "dpdkvhostuser",
+            "network": network,
+            "qos": qos or {},
         }
-    )  # fmt: skip
+    )
 
 
 def on_network(network: Overlay, port_id: str, **fields: Any) -> Intent:

@@ -68,12 +68,16 @@ def _root(version: str | None, tso: str = "true") -> OvsRoot:
 
 @pytest.mark.parametrize(
     ("version", "tunnels_refused", "nic_must"),
-    [("3.1.0", True, True), ("3.3.1", True, False), ("3.4.2", True, False),
-     ("3.5.0", False, False), ("4.0.0", False, False), (None, True, True)],
-)  # fmt: skip
-def test_what_tso_breaks_in_which_version(
-    version: str | None, tunnels_refused: bool, nic_must: bool
-) -> None:
+    [
+        ("3.1.0", True, True),
+        ("3.3.1", True, False),
+        ("3.4.2", True, False),
+        ("3.5.0", False, False),
+        ("4.0.0", False, False),
+        (None, True, True),
+    ],
+)
+def test_what_tso_breaks_in_which_version(version: str | None, tunnels_refused: bool, nic_must: bool) -> None:
     error = usability.refuse_tunnels(_root(version))
     assert (error is not None) == tunnels_refused
     if error:
@@ -91,15 +95,26 @@ def test_without_tso_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("version", "kept"),
-    [("2.13.8", True), ("2.17.7", True), ("2.17.8", False), ("3.0.4", True), ("3.0.5", False),
-     ("3.1.0", True), ("3.1.3", False), ("3.2.0", False), ("4.0.0", False), (None, True)],
-)  # fmt: skip
+    [
+        ("2.13.8", True),
+        ("2.17.7", True),
+        ("2.17.8", False),
+        ("3.0.4", True),
+        ("3.0.5", False),
+        ("3.1.0", True),
+        ("3.1.3", False),
+        ("3.2.0", False),
+        ("4.0.0", False),
+        (None, True),
+    ],
+)
 def test_which_ovs_keeps_old_actions(version: str | None, kept: bool) -> None:
     assert apply.kept(OvsRoot(ovs_version=version)) == kept
     seen = VhostUserObservation(
-        {}, bridges={"br-phys1": ObservedOvsBridge("br-phys1", True, "netdev", "secure")},
+        {},
+        bridges={"br-phys1": ObservedOvsBridge("br-phys1", True, "netdev", "secure")},
         keeps_old_actions=apply.version_with(OvsRoot(ovs_version=version)),
-    )  # fmt: skip
+    )
     assert ("ovs-old-actions" in [f.id for f in findings(seen, None)]) == kept
 
 
@@ -152,9 +167,7 @@ def test_a_nic_that_cannot_segment_is_found_and_told() -> None:
     assert cannot == {"npu1"}
     row = _row("npv1", "br1")
     seen = VhostUserObservation({}, rows={"p": row}, bridges={"br1": _bridge(_row("npu1", "br1"))})
-    assert "cannot segment" in str(
-        fault(row, seen, VswitchdFacts(_root("3.1.0"), frozenset(), cannot))
-    )
+    assert "cannot segment" in str(fault(row, seen, VswitchdFacts(_root("3.1.0"), frozenset(), cannot)))
     assert fault(row, seen, VswitchdFacts(_root("3.3.0"))) is None
 
 
@@ -195,9 +208,7 @@ def test_a_networks_flows_have_a_cookie_of_their_own_and_what_is_learned_another
     flows = network_flows(_overlay("10.9.0.1", "10.9.0.3", "10.9.0.2"), "10.9.0.1", 2, 1)
     assert {flow.cookie for flow in flows} == {own}
     (flood,) = (flow for flow in flows if "table=20" in flow.match)
-    assert flood.actions == (
-        "set_field:10.9.0.2->tun_dst,output:2,set_field:10.9.0.3->tun_dst,output:2"
-    )
+    assert flood.actions == ("set_field:10.9.0.2->tun_dst,output:2,set_field:10.9.0.3->tun_dst,output:2")
     alone = network_flows(_overlay("10.9.0.1"), "10.9.0.1", 2, 1)
     assert len(alone) == 2, "a host without peers sends nothing"
     assert not [f for f in alone if "in_port=2" in f.match and "table=" not in f.match]
@@ -228,16 +239,21 @@ def test_a_bridge_whose_nics_are_all_broken_is_no_underlay() -> None:
 
 def _row(name: str, bridge: str, queues: int = 1, mtu: int = 1500, **columns: object) -> OvsPort:
     interface = OvsInterface(
-        name=name, type="dpdk", options={}, external_ids={"netplugin-queues": str(queues)},
-        mtu_request=mtu, mtu=mtu, ofport=1, error=None, link_state="up",
-    )  # fmt: skip
+        name=name,
+        type="dpdk",
+        options={},
+        external_ids={"netplugin-queues": str(queues)},
+        mtu_request=mtu,
+        mtu=mtu,
+        ofport=1,
+        error=None,
+        link_state="up",
+    )
     return OvsPort(name, bridge, 7, "access", {}, (replace(interface, **columns),))  # type: ignore[arg-type]
 
 
 def _bridge(*uplinks: OvsPort) -> ObservedOvsBridge:
-    return ObservedOvsBridge(
-        "br1", True, "netdev", "secure", uplinks={row.name: row for row in uplinks}
-    )
+    return ObservedOvsBridge("br1", True, "netdev", "secure", uplinks={row.name: row for row in uplinks})
 
 
 def test_an_uplink_that_is_narrower_than_its_port_is_a_fault() -> None:
@@ -267,11 +283,15 @@ def test_more_queues_than_pmd_threads_are_told() -> None:
 @pytest.mark.parametrize(
     ("node", "threads", "near"),
     [
-        (1, {0: 1, 1: 1}, 1), (0, {0: 3, 1: 1}, 3), (1, {0: 3, 1: 1}, 1),
-        (1, {0: 3}, 3), (2, {0: 2, 1: 1}, 3),  # none on its node: those of all others
-        (None, {0: 1, 1: 1}, 1), (None, {0: 1, 1: 3}, 3),  # no VM yet: on one node, whichever it is
+        (1, {0: 1, 1: 1}, 1),
+        (0, {0: 3, 1: 1}, 3),
+        (1, {0: 3, 1: 1}, 1),
+        (1, {0: 3}, 3),
+        (2, {0: 2, 1: 1}, 3),  # none on its node: those of all others
+        (None, {0: 1, 1: 1}, 1),
+        (None, {0: 1, 1: 3}, 3),  # no VM yet: on one node, whichever it is
     ],
-)  # fmt: skip
+)
 def test_a_queue_is_polled_on_the_node_of_its_port(
     node: int | None, threads: dict[int, int], near: int
 ) -> None:

@@ -102,9 +102,7 @@ def _network_flows(host: Model, networks: set[str]) -> set[Flow]:
 
 
 @given(scenes(), st.data())
-def test_a_crash_at_any_boundary_is_healed(
-    scene: tuple[Model, list[Intent]], data: st.DataObject
-) -> None:
+def test_a_crash_at_any_boundary_is_healed(scene: tuple[Model, list[Intent]], data: st.DataObject) -> None:
     """The rows are one transaction; what follows it (flows, a bridge at a time) may be cut off."""
     host, wanted = scene
     straight = host.copy()

@@ -43,10 +43,7 @@ def test_peers_change_the_flows_of_their_network_alone() -> None:
     changes = plan(SETTINGS, [on_network(more, "a")], model.observe(["a"])).changes
     assert kinds(changes) == ["SetNetwork"]
     model.apply(changes)
-    assert (
-        plan(SETTINGS, [on_network(more, "a"), on_network(other, "b")], model.observe()).changes
-        == ()
-    )
+    assert plan(SETTINGS, [on_network(more, "a"), on_network(other, "b")], model.observe()).changes == ()
 
 
 def test_what_is_missing_below_the_tunnels_is_refused_before_the_host_is_touched() -> None:
@@ -68,9 +65,7 @@ def test_what_is_missing_below_the_tunnels_is_refused_before_the_host_is_touched
         assert found.changes == () and words in found.refused["a"].detail
         assert found.refused["a"].fix
     unset = replace(SETTINGS, local_ip=None)
-    assert (
-        plan(unset, [on_network(wide, "a")], Model(unset).observe()).refused["a"].step == "underlay"
-    )
+    assert plan(unset, [on_network(wide, "a")], Model(unset).observe()).refused["a"].step == "underlay"
 
 
 def test_addresses_that_cannot_be_read_fail_no_look(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,9 +86,7 @@ def test_a_directory_comes_and_goes_with_its_port() -> None:
     there = ObservedSockets({}, {"p": (wish.path,)}, {wish.path: wish}, 7)
     assert seen(sockets=there) == []
     open_to_all = replace(wish, mode=0o777)
-    assert seen(sockets=replace(there, directories={wish.path: open_to_all})) == [
-        c.MakeSocketDirectory
-    ]
+    assert seen(sockets=replace(there, directories={wish.path: open_to_all})) == [c.MakeSocketDirectory]
     intent = Intent("p", None)
     assert c.RemoveSocketDirectory in seen(sockets=there)
 

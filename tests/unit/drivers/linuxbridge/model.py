@@ -61,9 +61,7 @@ class ModelLinks(Links):
         return self.links.get(name)
 
     def find(self, matches: Callable[[str, str, str], bool]) -> list[Link]:
-        return [
-            link for link in self.links.values() if matches(link.name, link.alias or "", link.kind)
-        ]
+        return [link for link in self.links.values() if matches(link.name, link.alias or "", link.kind)]
 
     def of_kind(self, kind: str) -> list[Link]:
         return [link for link in self.links.values() if link.kind == kind]
@@ -246,9 +244,7 @@ class ModelVxlan(VxlanFilter):
     def read(self, deadline: float) -> VxlanSources | None:
         return self.found
 
-    def allow(
-        self, key: VxlanKey, peers: Iterable[str], gone: Iterable[str], deadline: float
-    ) -> None:
+    def allow(self, key: VxlanKey, peers: Iterable[str], gone: Iterable[str], deadline: float) -> None:
         before = self.found or VxlanSources(sound=True)
         left = before.peers - {(key, peer) for peer in gone} | {(key, peer) for peer in peers}
         self.found = VxlanSources(True, before.networks | {key}, left)

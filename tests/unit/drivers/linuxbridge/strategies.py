@@ -40,9 +40,7 @@ TAP_DRIFT = (
     "none gone mtu down free ipv6 queues kind flushed unlinked extra elsewhere rate norate "
     "unturned turned unguarded otherguard learning released"
 ).split()
-DEVICE_DRIFT = (
-    "none gone mtu down ipv6 newborn options rate norate free peers unguarded limitless"
-).split()
+DEVICE_DRIFT = ("none gone mtu down ipv6 newborn options rate norate free peers unguarded limitless").split()
 TABLE_DRIFT = "none gone flushed hook stray unmapped".split()
 SOURCES_DRIFT = "none gone unsound stranger stray".split()
 INTERFACE_DRIFT = "none none none gone down addresses enslaved small dead".split()
@@ -69,9 +67,7 @@ def make_overlay(network_id: str, peers: Sequence[str] = (), **fields: Any) -> O
     return Overlay(network_id, NetworkSpec.model_validate(spec), 1)
 
 
-def make_intent(
-    port_id: str, spec: PortSpec | None, overlays: dict[str, Overlay] | None = None
-) -> Intent:
+def make_intent(port_id: str, spec: PortSpec | None, overlays: dict[str, Overlay] | None = None) -> Intent:
     overlay_id = spec.overlay_id if spec else None
     known = overlays or {name: make_overlay(name) for name in VNIS}
     return Intent(port_id, spec, overlay=known[overlay_id] if overlay_id else None)
@@ -246,12 +242,8 @@ def drift_of_sources(model: Model, what: str) -> None:
     model.vxlan.found = {
         "gone": None,
         "unsound": replace(found, sound=False),
-        "stranger": replace(
-            found, peers=found.peers | {(key, "192.0.2.99") for key in found.networks}
-        ),
-        "stray": VxlanSources(
-            True, found.networks | {stray}, found.peers | {(stray, "192.0.2.99")}
-        ),
+        "stranger": replace(found, peers=found.peers | {(key, "192.0.2.99") for key in found.networks}),
+        "stray": VxlanSources(True, found.networks | {stray}, found.peers | {(stray, "192.0.2.99")}),
     }[what]
 
 

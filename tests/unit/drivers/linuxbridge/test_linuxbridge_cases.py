@@ -15,7 +15,7 @@ from drivers.linuxbridge.segments import Segment
 from netplugin.api.models import Finding
 from netplugin.backend import Change, Intent
 from netplugin.host.link_messages import BondMember, Bridge, Link, LinuxBond, Vlan, Vxlan
-from netplugin.host.names import BRIDGE, TAP, provisional_mac, device_name
+from netplugin.host.names import BRIDGE, TAP, device_name, provisional_mac
 from netplugin.host.vxlan import VxlanKey
 from tests.unit.drivers.linuxbridge.model import LOCAL_IP, UNDERLAY, Model
 from tests.unit.drivers.linuxbridge.strategies import (
@@ -232,9 +232,7 @@ def test_peers_of_the_wrong_family_are_refused() -> None:
         ("small", "conflict", f"ip link set {UNDERLAY} mtu 1500"),
     ],
 )
-def test_an_underlay_that_does_not_carry_the_tunnel_is_refused(
-    drift: str, code: str, words: str
-) -> None:
+def test_an_underlay_that_does_not_carry_the_tunnel_is_refused(drift: str, code: str, words: str) -> None:
     model = Model()
     drift_of_interface(model, UNDERLAY, drift)
     result = converge(model, [overlay_intent("p")])
@@ -292,9 +290,7 @@ def findings(model: Model) -> dict[str, Finding]:
 
 
 def set_bond(model: Model, mode: str, policy: str, *states: str, partner: str = "") -> None:
-    model.links.links["bond0"] = replace(
-        model.links.links["bond0"], data=LinuxBond(mode, policy, partner)
-    )
+    model.links.links["bond0"] = replace(model.links.links["bond0"], data=LinuxBond(mode, policy, partner))
     model.links.bonds["bond0"] = tuple(
         BondMember(f"eth{n}", state, n == 4) for n, state in enumerate(states, 4)
     )

@@ -165,11 +165,21 @@ ADDRESSES = ["10.0.0.5", "10.1.0.0/23", "2001:db8::5", "2001:db8:1:ff80::/57", "
 @pytest.mark.parametrize(
     "source",
     [
-        "10.0.0.5", "10.0.0.6", "10.1.1.255", "10.1.2.0", "2001:db8::5", "2001:db8::6",
-        "2001:db8:1:ffff::1", "2001:db8:1:ff7f::1", "2001:db8:2:0:3ff::", "2001:db8:2:0:400::",
-        "fe80::5054:ff:fe00:1", "fe80::5054:ff:fe00:2", "fe80:0:0:1:5054:ff:fe00:1",
+        "10.0.0.5",
+        "10.0.0.6",
+        "10.1.1.255",
+        "10.1.2.0",
+        "2001:db8::5",
+        "2001:db8::6",
+        "2001:db8:1:ffff::1",
+        "2001:db8:1:ff7f::1",
+        "2001:db8:2:0:3ff::",
+        "2001:db8:2:0:400::",
+        "fe80::5054:ff:fe00:1",
+        "fe80::5054:ff:fe00:2",
+        "fe80:0:0:1:5054:ff:fe00:1",
     ],
-)  # fmt: skip
+)
 def test_a_source_is_allowed_if_it_is_on_the_list(source: str) -> None:
     address = ipaddress.ip_address(source)
     networks = [*map(ipaddress.ip_network, ADDRESSES), ipaddress.ip_network("fe80::5054:ff:fe00:1")]

@@ -61,9 +61,7 @@ def test_a_network_named_twice_is_an_error(tmp_path: Path) -> None:
 
 
 def test_an_interface_named_twice_is_found(tmp_path: Path) -> None:
-    assert load(tmp_path, "physical_interfaces = a:eth1,b:eth1,c:,d:").shared_interfaces() == [
-        "eth1"
-    ]
+    assert load(tmp_path, "physical_interfaces = a:eth1,b:eth1,c:,d:").shared_interfaces() == ["eth1"]
 
 
 def test_rules_are_equal_if_they_do_the_same() -> None:
@@ -177,8 +175,11 @@ def test_news_of_a_link(kind: int, gone: bool) -> None:
     payload += attribute(20, b"netplugin-port=p\0")
     event = link_event(kind, payload)
     assert event is not None and (event.gone, event.name, event.mtu, event.up) == (
-        gone, "npt1", 1400, True,
-    )  # fmt: skip
+        gone,
+        "npt1",
+        1400,
+        True,
+    )
     assert event.alias == "netplugin-port=p" and event.master == 0
     assert link_event(kind, b"\x07" + payload[1:]) is None, "a bridge's word of its member"
     assert link_event(99, payload) is None

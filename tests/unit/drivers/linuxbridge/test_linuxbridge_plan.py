@@ -20,9 +20,7 @@ from netplugin.host.vxlan import VxlanKey
 from tests.unit.drivers.linuxbridge.model import INTERFACES, LOCAL_IP, Model
 from tests.unit.drivers.linuxbridge.strategies import converge, hosts, planned, queueing, wishes
 
-many = settings(
-    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+many = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 def check(model: Model, port_id: str, spec: PortSpec) -> None:
@@ -83,9 +81,7 @@ def kept_by_others(model: Model) -> set[str | None]:
 
 @many
 @given(hosts(), wishes(), st.booleans())
-def test_planning_after_applying_gives_nothing(
-    model: Model, wanted: list[Intent], whole: bool
-) -> None:
+def test_planning_after_applying_gives_nothing(model: Model, wanted: list[Intent], whole: bool) -> None:
     result = converge(model, wanted, whole=whole)
     assert planned(model, wanted, whole=whole) == ()
     for intent in wanted:
@@ -105,9 +101,7 @@ def test_planning_after_applying_gives_nothing(
 
 @many
 @given(hosts(), wishes(), st.randoms())
-def test_the_order_of_intents_does_not_matter(
-    model: Model, wanted: list[Intent], random: Any
-) -> None:
+def test_the_order_of_intents_does_not_matter(model: Model, wanted: list[Intent], random: Any) -> None:
     shuffled = list(wanted)
     random.shuffle(shuffled)
     assert planned(model, wanted) == planned(model, shuffled)
@@ -140,9 +134,7 @@ def test_a_partial_look_leaves_the_other_ports_alone(model: Model, wanted: list[
 
 @many
 @given(hosts(), wishes(), st.booleans(), st.integers(0, 40))
-def test_what_was_cut_off_is_finished(
-    model: Model, wanted: list[Intent], whole: bool, stage: int
-) -> None:
+def test_what_was_cut_off_is_finished(model: Model, wanted: list[Intent], whole: bool, stage: int) -> None:
     """An agent that dies between any two changes; the next looks at everything."""
     model.driver.apply(planned(model, wanted, whole=whole)[:stage], time.monotonic() + 60)
     result = converge(model, wanted)
@@ -175,9 +167,7 @@ def test_removing_all_leaves_no_trace(model: Model) -> None:
 
 @many
 @given(hosts(), wishes(), st.booleans())
-def test_a_tap_is_put_to_use_after_its_rates_are_set(
-    model: Model, wanted: list[Intent], whole: bool
-) -> None:
+def test_a_tap_is_put_to_use_after_its_rates_are_set(model: Model, wanted: list[Intent], whole: bool) -> None:
     changes = planned(model, wanted, whole=whole)
     opened = {ch.tap.port_id: n for n, ch in enumerate(changes) if isinstance(ch, SetTap)}
     for place, change in enumerate(changes):

@@ -262,11 +262,17 @@ class Model(VfKernel):
 
     def _pf(self, index: int, pf: ModelPf) -> Pf:
         return Pf(
-            pf.address, pf.network, pf.driver, pf.numa_node, pf.total, len(pf.vfs),
-            self.link(index, pf), pf.switchdev,
+            pf.address,
+            pf.network,
+            pf.driver,
+            pf.numa_node,
+            pf.total,
+            len(pf.vfs),
+            self.link(index, pf),
+            pf.switchdev,
             {n: f"{pf.name}_{n}" for n in pf.vfs} if pf.switchdev else {},
             numbers=pf.numbers,
-        )  # fmt: skip
+        )
 
     def see(self, pf: ModelPf, vf: ModelVf) -> Vf:
         is_driven = vf.driver is not None and not is_vfio(vf.driver) and not vf.elsewhere
@@ -281,9 +287,7 @@ class Model(VfKernel):
             driver=vf.driver,
             driver_override=vf.override,
             is_open=vf.is_open,
-            interfaces=(HostInterface(name, vf.up, vf.enslaved, own_mac, mac),)
-            if is_driven
-            else (),
+            interfaces=(HostInterface(name, vf.up, vf.enslaved, own_mac, mac),) if is_driven else (),
             saved_by_libvirt=vf.saved is not None,
             attributes=None if vf.number in pf.unreported else vf.attributes,
         )
@@ -291,9 +295,7 @@ class Model(VfKernel):
     # -- what others do to it --------------------------------------------------------------------
 
     def vf(self, address: str) -> ModelVf:
-        return {
-            pf.vf_address(n): vf for pf in self.pfs.values() for n, vf in pf.vfs.items()
-        }[address]  # fmt: skip
+        return {pf.vf_address(n): vf for pf in self.pfs.values() for n, vf in pf.vfs.items()}[address]
 
     def addresses(self) -> list[str]:
         return [pf.vf_address(n) for pf in self.pfs.values() for n in pf.vfs]
@@ -324,9 +326,12 @@ class Model(VfKernel):
         """A stranger with root."""
         vf = self.vf(address)
         vf.attributes = replace(
-            vf.attributes, mac=f"02:66:00:00:00:{chance.randrange(256):02x}",
-            vlan=chance.randrange(5), trusted=chance.random() < 0.5, max_mbps=chance.randrange(3),
-        )  # fmt: skip
+            vf.attributes,
+            mac=f"02:66:00:00:00:{chance.randrange(256):02x}",
+            vlan=chance.randrange(5),
+            trusted=chance.random() < 0.5,
+            max_mbps=chance.randrange(3),
+        )
         vf.admin_mac = True
         if not vf.is_open and chance.random() < 0.3:
             vf.driver, vf.override = chance.choice([("igbvf", None), (None, None), (None, VFIO)])

@@ -56,9 +56,7 @@ class Running:
 def running(tmp_path: Path) -> Iterator[Running]:
     model = Model(*two_nics())
     conf = options.load([])
-    backends = {
-        "sriov": Sriov(conf, None, kernel=model), "other": OtherVfs(conf, None, kernel=model)
-    }  # fmt: skip
+    backends = {"sriov": Sriov(conf, None, kernel=model), "other": OtherVfs(conf, None, kernel=model)}
     # Nothing of this machine's NICs is the model's news.
     for backend in backends.values():
         backend.watch = lambda wake, b=backend: super(Sriov, b).watch(wake)  # type: ignore[method-assign,misc]
@@ -93,9 +91,9 @@ def test_sixteen_plugs_for_seven_vfs(running: Running, backends: list[str]) -> N
     assert all(type(error) is CapacityExhausted for error in refused), refused
     addresses = {port.binding.model_dump()["pci_address"] for port in ports if port.binding}
     assert len(addresses) == 7
-    assert {record.port_id for record in running.agent.store.records()} == {
-        port.port_id for port in ports
-    }, "what was refused has left nothing behind"
+    assert {record.port_id for record in running.agent.store.records()} == {port.port_id for port in ports}, (
+        "what was refused has left nothing behind"
+    )
 
 
 def test_the_list_of_vfs(running: Running) -> None:

@@ -162,9 +162,7 @@ class Machine(RuleBasedStateMachine):
         for port_id, fields in asked.items():
             number = PORTS.index(port_id) + 1
             ops.append(
-                world.delete(port_id)
-                if fields is None
-                else world.put(port_id, make_spec(number, **fields))  # type: ignore[arg-type]
+                world.delete(port_id) if fields is None else world.put(port_id, make_spec(number, **fields))  # type: ignore[arg-type]
             )
         ran = self.ran()
         before = {r.port_id: r for r in world.store.records()}
@@ -245,9 +243,7 @@ class Machine(RuleBasedStateMachine):
         forgetful=st.sets(st.sampled_from(["0000:03:10.2"])),
         unbindable=st.sets(st.sampled_from(["0000:03:10.3"])),
     )
-    def fall_ill(
-        self, groups: set[str], broken: set[str], forgetful: set[str], unbindable: set[str]
-    ) -> None:
+    def fall_ill(self, groups: set[str], broken: set[str], forgetful: set[str], unbindable: set[str]) -> None:
         model = self.world.model
         model.unsupported, model.broken = groups, broken
         model.forgetful, model.unbindable = forgetful, unbindable
@@ -297,17 +293,21 @@ class Machine(RuleBasedStateMachine):
 
 class TestAnything(Machine.TestCase):
     settings = settings(
-        deadline=None, stateful_step_count=50, max_examples=60,
+        deadline=None,
+        stateful_step_count=50,
+        max_examples=60,
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.long
 class TestAnythingLong(Machine.TestCase):
     settings = settings(
-        deadline=None, stateful_step_count=100, max_examples=10_000 if LONG else 1,
+        deadline=None,
+        stateful_step_count=100,
+        max_examples=10_000 if LONG else 1,
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
 
 
 def test_all_taken_is_an_error_that_leaves_all_as_it_is() -> None:

@@ -43,9 +43,10 @@ class LockedWorld(World):
 def world(tmp_path: Path) -> Iterator[LockedWorld]:
     domain = f"{random.randrange(1 << 16):04x}"  # locks are the whole machine's
     made = LockedWorld(
-        tmp_path, ModelPf(f"{domain}:03:00.0", "eth3", total=2),
+        tmp_path,
+        ModelPf(f"{domain}:03:00.0", "eth3", total=2),
         ModelPf(f"{domain}:04:00.0", "eth4", total=2),
-    )  # fmt: skip
+    )
     yield made
     made.end()
 
@@ -84,9 +85,7 @@ def test_vfs_of_a_nic_of_another_agent_are_not_given_out(world: LockedWorld, oth
     world.assert_settled()
 
 
-def test_a_port_whose_nic_another_agent_has_is_left_as_it_is(
-    world: LockedWorld, other: Locks
-) -> None:
+def test_a_port_whose_nic_another_agent_has_is_left_as_it_is(world: LockedWorld, other: Locks) -> None:
     assert world.plug("a", make_spec()) is None
     vf, before = world.vf_of("a"), asdict(world.vf_of("a"))
     world.end()

@@ -50,9 +50,11 @@ def interface_of(world: World, port_id: str) -> str:
 
 def test_a_vf_is_set_and_bound_and_given_back(world: World) -> None:
     spec = make_spec(
-        7, 200, vf={"spoofchk": True, "vlan_qos": 3, "link_state": "enable"},
+        7,
+        200,
+        vf={"spoofchk": True, "vlan_qos": 3, "link_state": "enable"},
         qos={"egress_kbps": 200_000, "min_egress_kbps": 50_000},
-    )  # fmt: skip
+    )
     assert world.plug("a", spec) is None
     vf = world.vf_of("a")
     assert vf.attributes == VfAttributes(spec.mac, 200, 3, True, False, "enable", 50, 200)
@@ -84,9 +86,7 @@ def test_a_change_on_a_live_port_keeps_its_vf(world: World) -> None:
     ("enabled", "spoofchk", "wanted"),
     [(True, None, True), (True, True, True), (False, None, False), (False, True, True)],
 )
-def test_spoofchk_is_port_security(
-    world: World, enabled: bool, spoofchk: bool | None, wanted: bool
-) -> None:
+def test_spoofchk_is_port_security(world: World, enabled: bool, spoofchk: bool | None, wanted: bool) -> None:
     spec = make_spec(port_security={"enabled": enabled}, vf={"spoofchk": spoofchk})
     assert world.plug("a", spec) is None
     assert world.vf_of("a").attributes.spoofchk is wanted
@@ -104,8 +104,11 @@ def test_spoofchk_is_port_security(
         ({"vf": {"trusted": True, "spoofchk": True}}, InvalidRequest, "vf.trusted"),
         ({"rx_queue_size": 512}, Unsupported, "rings"),
         ({"network": {"physical_network": "net9"}}, InvalidRequest, "net9"),
-        ({"network": {"type": "vxlan", "network_id": "n", "physical_network": None, "vlan_id": None}},
-         Unsupported, "vxlan"),
+        (
+            {"network": {"type": "vxlan", "network_id": "n", "physical_network": None, "vlan_id": None}},
+            Unsupported,
+            "vxlan",
+        ),
         ({"vlan_id": None, "vf": {"vlan_qos": 1}}, Unsupported, "vlan_qos"),
         ({"vlan_id": None, "vf": {"vlan_proto": "802.1ad"}}, InvalidRequest, "vf.vlan_proto"),
         ({"vf": {"trunk": True}}, InvalidRequest, "vf.trunk"),
@@ -114,7 +117,7 @@ def test_spoofchk_is_port_security(
         ({"vlan_id": None, "vf": {"trunk": True, "teaming": True}}, Unsupported, "takes no tags"),
         ({"vf": {"vlan_proto": "802.1ad", "teaming": True}}, Unsupported, "takes no tags"),
     ],
-)  # fmt: skip
+)
 def test_what_no_vf_can_do_is_refused_before_it_is_stored(
     world: World, fields: dict[str, Any], error: type[NetpluginError], words: str
 ) -> None:
@@ -158,9 +161,7 @@ def test_a_port_of_many_queues_gets_a_vf_of_a_nic_that_has_them(tmp_path: Path) 
     assert world.plug("a", make_spec(queues=8)) is None
     assert world.address_of("a").startswith("0000:04")
     refused = world.plug("b", make_spec(2, queues=8))
-    assert (
-        isinstance(refused, CapacityExhausted) and "NICs that can serve the port" in refused.detail
-    )
+    assert isinstance(refused, CapacityExhausted) and "NICs that can serve the port" in refused.detail
     assert world.plug("b", make_spec(2, queues=2)) is None
     world.assert_settled()
     world.store.close()
@@ -183,8 +184,11 @@ def test_a_vlan_of_802_1ad_is_set_and_kept(tmp_path: Path) -> None:
     device = etree.fromstring(interface_of(world, "a"))
     assert (device.tag, device.get("type"), device.get("managed")) == ("hostdev", "pci", "no")
     assert dict(device.find("source/address").attrib) == {
-        "domain": "0x0000", "bus": "0x03", "slot": "0x10", "function": "0x0"
-    }  # fmt: skip
+        "domain": "0x0000",
+        "bus": "0x03",
+        "slot": "0x10",
+        "function": "0x0",
+    }
     assert [part.tag for part in device] == ["source", "alias"], "libvirt has nothing to set"
     assert world.plug("a", make_spec()) is None
     assert not vf.attributes.vlan_stacked
@@ -250,23 +254,35 @@ def test_the_interface_has_the_vlan_or_libvirt_would_take_it_off(world: World) -
     assert xml.find("vlan/tag").get("id") == "100"
     address = xml.find("source/address")
     assert dict(address.attrib) == {
-        "type": "pci", "domain": "0x0000", "bus": "0x03", "slot": "0x10", "function": "0x0",
-    }  # fmt: skip
+        "type": "pci",
+        "domain": "0x0000",
+        "bus": "0x03",
+        "slot": "0x10",
+        "function": "0x0",
+    }
     reported = json.loads(binding.model_dump_json())
     assert reported["domain_requirements"]["vfio"] is True
     assert reported["domain_requirements"]["numa_node"] == 0
-    assert (reported["vif_type"], reported["pci_address"], reported["pf"], reported["vf_index"], reported["numa_node"]) == (
-        "hostdev", "0000:03:10.0", "eth3", 0, 0,
-    )  # fmt: skip
+    assert (
+        reported["vif_type"],
+        reported["pci_address"],
+        reported["pf"],
+        reported["vf_index"],
+        reported["numa_node"],
+    ) == (
+        "hostdev",
+        "0000:03:10.0",
+        "eth3",
+        0,
+        0,
+    )
 
 
 def test_a_flat_network_has_no_vlan(world: World) -> None:
     assert world.plug("a", make_spec(vlan_id=None)) is None
     record = world.store.get("a")
     assert record is not None
-    assert (
-        "<vlan" not in world.driver.binding(Intent("a", record.spec, record.claims)).interface_xml
-    )
+    assert "<vlan" not in world.driver.binding(Intent("a", record.spec, record.claims)).interface_xml
 
 
 def test_a_vf_of_mlx5_goes_to_vfio_and_back_too(world: World) -> None:
@@ -500,9 +516,7 @@ def test_what_libvirt_takes_off_is_put_back(world: World) -> None:
 
 
 def test_a_trusted_vm_may_set_its_mac(world: World) -> None:
-    assert (
-        world.plug("a", make_spec(vf={"trusted": True}, port_security={"enabled": False})) is None
-    )
+    assert world.plug("a", make_spec(vf={"trusted": True}, port_security={"enabled": False})) is None
     world.model.start_vm(world.address_of("a"))
     vf = world.vf_of("a")
     vf.attributes = VfAttributes("02:77:00:00:00:01", 100, 0, False, True)

@@ -67,9 +67,7 @@ def named(number: int = 1) -> Any:
         ({"elsewhere": True}, "in another network namespace"),
     ],
 )
-def test_a_vf_that_the_host_uses_is_not_given_out(
-    world: World, use: dict[str, bool], words: str
-) -> None:
+def test_a_vf_that_the_host_uses_is_not_given_out(world: World, use: dict[str, bool], words: str) -> None:
     vf = world.model.vf(FIRST)
     for name, value in use.items():
         setattr(vf, name, value)
@@ -179,18 +177,14 @@ def test_a_delete_waits_for_a_nic_that_is_away(world: World) -> None:
     assert world.check() and world.state("a") is PortState.REMOVING
     pf.away = False
     taken = world.plug("b", named(2))
-    assert isinstance(taken, Conflict) and "port a's" in taken.detail, (
-        "nobody gets the VF meanwhile"
-    )
+    assert isinstance(taken, Conflict) and "port a's" in taken.detail, "nobody gets the VF meanwhile"
     assert world.check()
     assert world.store.records() == []
     assert world.plug("b", named(2)) is None and world.unplug("b") is None
     world.assert_settled()
 
 
-def test_a_delete_waits_for_a_nic_that_is_being_reset(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_delete_waits_for_a_nic_that_is_being_reset(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply, "PATIENCE_S", 0.2)
     assert world.plug("a", named()) is None
     pf, vf = world.model.pfs[NIC], world.model.vf(FIRST)
@@ -271,9 +265,7 @@ def test_a_vf_that_is_not_reported_has_no_defaults(world: World) -> None:
     world.assert_settled()
 
 
-def test_a_vf_that_is_reset_by_a_change_is_waited_for(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_vf_that_is_reset_by_a_change_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A function-level reset of a VF is seen to by its PF's driver later (ice_process_vflr_event,
     i40e_vc_process_vflr_event): until then it is not reported."""
     pf, model = world.model.pfs[NIC], world.model
@@ -367,9 +359,7 @@ def test_a_refusal_that_passes_is_tried_again(world: World, case: str) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.EIO, errno.EBUSY])
-def test_a_driver_that_cannot_be_bound_while_the_nic_is_being_reset(
-    world: World, code: int
-) -> None:
+def test_a_driver_that_cannot_be_bound_while_the_nic_is_being_reset(world: World, code: int) -> None:
     trouble(world, Refuses(code, "driver", times=2, hides=True))
     assert world.plug("a", named()) is None
     assert world.store.unfit() == {}
@@ -390,9 +380,7 @@ def test_a_driver_that_cannot_be_bound_to_a_vf_of_a_nic_in_order(world: World) -
 
 
 @pytest.mark.parametrize("case", TRANSIENT)
-def test_a_refusal_that_lasts_is_a_timeout(
-    world: World, case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_that_lasts_is_a_timeout(world: World, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And quarantine, unless the NIC leaves the VF out: then it is the NIC that is not in order."""
     monkeypatch.setattr(apply, "PATIENCE_S", 0.2)
     code, hides = TRANSIENT[case]
@@ -429,8 +417,10 @@ def test_a_nic_that_is_busy_holds_up_no_other(tmp_path: Path) -> None:
     vf.attributes = replace(vf.attributes, vlan=7)
     assert world.check()
     assert {i: world.state(i) for i in "abc"} == {
-        "a": PortState.PENDING, "b": PortState.ACTIVE, "c": PortState.ACTIVE,
-    }  # fmt: skip
+        "a": PortState.PENDING,
+        "b": PortState.ACTIVE,
+        "c": PortState.ACTIVE,
+    }
     assert world.reconciler.unsettled() and world.store.unfit() == {}
     assert world.reconciler.resume([first]) == [first]
     world.model.refuses = takes_all
@@ -469,9 +459,7 @@ def test_a_look_does_not_begin_the_patience_of_a_call_anew(
     world.assert_settled()
 
 
-def test_a_vf_that_stays_busy_is_not_chosen_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_vf_that_stays_busy_is_not_chosen_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apply, "PATIENCE_S", 0.2)
     world.model.refuses = lambda pf, number, group, want: errno.EBUSY if number == 0 else 0
     assert isinstance(world.plug("a", make_spec()), OperationTimeout)
@@ -500,13 +488,12 @@ LIMITS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "bnxt, a rate above the link's": (errno.EINVAL, "rate", {"qos": {"egress_kbps": 90_000_000}}),
     # intel/i40e/i40e_virtchnl_pf.c, i40e_ndo_set_vf_bw and i40e_ndo_set_vf_trust (MFP).
     "i40e, a least rate": (errno.EINVAL, "rate", {"qos": {"min_egress_kbps": 50_000}}),
-    "i40e, trust": (errno.EINVAL, "trust",
-                    {"vf": {"trusted": True}, "port_security": {"enabled": False}}),
+    "i40e, trust": (errno.EINVAL, "trust", {"vf": {"trusted": True}, "port_security": {"enabled": False}}),
     # intel/ice/ice_sriov.c, ice_set_vf_bw with DCB.
     "ice, a least rate": (errno.EOPNOTSUPP, "rate", {"qos": {"min_egress_kbps": 50_000}}),
     # mellanox/mlx5/core/esw/legacy.c, mlx5_eswitch_set_vport_spoofchk in switchdev mode.
     "mlx5, spoofchk": (errno.EOPNOTSUPP, "spoofchk", {"port_security": {"enabled": False}}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", LIMITS)
@@ -567,9 +554,7 @@ NO_SPOOFCHK = {
 
 @pytest.mark.parametrize("driver", NO_SPOOFCHK)
 @pytest.mark.parametrize("asked", [False, True])
-def test_a_vf_found_on_vfio_goes_back_without_a_spoof_check(
-    tmp_path: Path, driver: str, asked: bool
-) -> None:
+def test_a_vf_found_on_vfio_goes_back_without_a_spoof_check(tmp_path: Path, driver: str, asked: bool) -> None:
     world = World(tmp_path, ModelPf(NIC, "eth3", total=1, driver=driver))
     vf = world.model.vf(FIRST)
     vf.driver = vf.override = VFIO
@@ -583,9 +568,7 @@ def test_a_vf_found_on_vfio_goes_back_without_a_spoof_check(
     world.store.close()
 
 
-@pytest.mark.parametrize(
-    ("driver", "begins"), [("mlx5_core", False), ("ice", True), ("unknown", False)]
-)
+@pytest.mark.parametrize(("driver", "begins"), [("mlx5_core", False), ("ice", True), ("unknown", False)])
 def test_a_vf_found_on_vfio_gets_the_spoof_check_that_its_driver_begins_with(
     tmp_path: Path, driver: str, begins: bool
 ) -> None:
@@ -744,9 +727,7 @@ def test_the_mac_that_a_vfs_driver_chose_is_not_written_through_the_pf(world: Wo
 def test_the_mac_that_an_operator_set_is_put_back(world: World) -> None:
     vf = world.model.vf(FIRST)
     vf.attributes, vf.admin_mac = replace(vf.attributes, mac="52:54:00:aa:00:01"), True
-    world.before[FIRST] |= {
-        "attributes": {**world.before[FIRST]["attributes"], "mac": vf.attributes.mac}
-    }
+    world.before[FIRST] |= {"attributes": {**world.before[FIRST]["attributes"], "mac": vf.attributes.mac}}
     world.before[FIRST] |= {"admin_mac": True}
     assert world.plug("a", named()) is None and world.unplug("a") is None
     world.assert_settled()

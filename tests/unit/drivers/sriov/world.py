@@ -30,10 +30,13 @@ def make_spec(number: int = 1, vlan_id: int | None = 100, **fields: Any) -> Port
     network.update(fields.pop("network", {}))
     return PortSpec.model_validate(
         {
-            "vm_id": f"vm{number}", "mac": f"52:54:00:00:00:{number:02x}", "backend": "sriov",
-            "network": network, **fields,
+            "vm_id": f"vm{number}",
+            "mac": f"52:54:00:00:00:{number:02x}",
+            "backend": "sriov",
+            "network": network,
+            **fields,
         }
-    )  # fmt: skip
+    )
 
 
 def two_nics() -> list[ModelPf]:
@@ -44,9 +47,7 @@ def two_nics() -> list[ModelPf]:
     ]
 
 
-def serve_all(
-    reconciler: Reconciler, operations: Sequence[Operation], *, patient: bool = True
-) -> None:
+def serve_all(reconciler: Reconciler, operations: Sequence[Operation], *, patient: bool = True) -> None:
     """As the lane does: what is to be tried again is; just once more, if not ``patient``."""
     again = reconciler.serve(operations)
     while again:
@@ -65,9 +66,7 @@ class World:
         self.clock = Clock()
         self.model = Model(*(pfs or two_nics()), tick=self.clock.tick)
         #: How every VF was before anything of ours had it.
-        self.before = {
-            address: asdict(self.model.vf(address)) for address in self.model.addresses()
-        }
+        self.before = {address: asdict(self.model.vf(address)) for address in self.model.addresses()}
         self.start()
         self.reconciler.check()
 
@@ -100,9 +99,7 @@ class World:
 
     def serve(self, *operations: Operation, crash_at: int | None = None) -> bool:
         """Whether it came to the end."""
-        return self.crashes(
-            lambda: serve_all(self.reconciler, operations, patient=self.patient), crash_at
-        )
+        return self.crashes(lambda: serve_all(self.reconciler, operations, patient=self.patient), crash_at)
 
     def check(self, crash_at: int | None = None) -> bool:
         return self.crashes(self.reconciler.check, crash_at)

@@ -179,14 +179,18 @@ class Machine(RuleBasedStateMachine):
 
 class TestAnything(Machine.TestCase):
     settings = settings(
-        deadline=None, stateful_step_count=40, max_examples=30,
+        deadline=None,
+        stateful_step_count=40,
+        max_examples=30,
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.long
 class TestAnythingLong(Machine.TestCase):
     settings = settings(
-        deadline=None, stateful_step_count=100, max_examples=5_000 if LONG else 1,
+        deadline=None,
+        stateful_step_count=100,
+        max_examples=5_000 if LONG else 1,
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )

@@ -100,12 +100,25 @@ def test_the_vm_sees_an_ordinary_vhost_user_nic(world: VdpaWorld) -> None:
     assert (xml.get("type"), xml.find("source").get("mode")) == ("vhostuser", "server")
     assert xml.find("source").get("path") == reported["socket_path"] == f"/run/vhost/{NPS}/{NPV}"
     assert reported["domain_requirements"] == {
-        "shared_memory": True, "hugepages": True, "numa_node": 0, "vfio": False,
+        "shared_memory": True,
+        "hugepages": True,
+        "numa_node": 0,
+        "vfio": False,
         "qemu_user": None,
-    }  # fmt: skip
-    assert (reported["vif_type"], reported["mode"], reported["bridge"], reported["pci_address"], reported["pf"]) == (
-        "vhostuser", "relay", BRIDGE, "0000:03:10.0", "eth3",
-    )  # fmt: skip
+    }
+    assert (
+        reported["vif_type"],
+        reported["mode"],
+        reported["bridge"],
+        reported["pci_address"],
+        reported["pf"],
+    ) == (
+        "vhostuser",
+        "relay",
+        BRIDGE,
+        "0000:03:10.0",
+        "eth3",
+    )
 
 
 def test_the_filter_is_of_what_the_vm_sends_and_nothing_switches(world: VdpaWorld) -> None:
@@ -145,8 +158,12 @@ def test_a_vf_that_gets_all_frames_brings_the_vm_its_own_and_those_of_groups(
 
 #: Whether a VF of a PF with this driver gets all multicast frames without being trusted.
 MULTICAST = {
-    "igb": True, "bnxt_en": True, "i40e": False, "qede": False, "mlx5_core": False,
-}  # fmt: skip
+    "igb": True,
+    "bnxt_en": True,
+    "i40e": False,
+    "qede": False,
+    "mlx5_core": False,
+}
 
 
 def i40e(directory: Path) -> VdpaWorld:
@@ -253,9 +270,14 @@ def test_a_relay_works_on_without_trust_where_the_nic_begins_to_refuse_it(tmp_pa
 
 
 @pytest.mark.parametrize("driver", ["ice", "ixgbe"])
-@pytest.mark.parametrize(("vlan_id", "asks", "trusted"), [
-    (100, False, False), (100, True, True), (None, False, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("vlan_id", "asks", "trusted"),
+    [
+        (100, False, False),
+        (100, True, True),
+        (None, False, True),
+    ],
+)
 def test_a_vf_that_may_ignore_its_vlan_is_trusted_on_a_flat_network_or_if_wanted(
     tmp_path: Path, driver: str, vlan_id: int | None, asks: bool, trusted: bool
 ) -> None:
@@ -332,8 +354,11 @@ def test_rates_are_policers_of_ovs_and_not_of_the_vf(world: VdpaWorld) -> None:
 @pytest.mark.parametrize(
     ("fields", "error", "words"),
     [
-        ({"port_security": {"allowed_addresses": [{"ip": "10.0.0.5", "mac": "52:54:00:77:77:77"}]}},
-         Unsupported, "own MAC only"),
+        (
+            {"port_security": {"allowed_addresses": [{"ip": "10.0.0.5", "mac": "52:54:00:77:77:77"}]}},
+            Unsupported,
+            "own MAC only",
+        ),
         ({"qos": {"min_egress_kbps": 50_000}}, Unsupported, "min_egress_kbps"),
         ({"vf": {"teaming": True}}, Unsupported, "vf.teaming"),
         ({"vlan_id": None, "vf": {"vlan_qos": 1}}, Unsupported, "vlan_qos"),
@@ -342,7 +367,7 @@ def test_rates_are_policers_of_ovs_and_not_of_the_vf(world: VdpaWorld) -> None:
         ({"network": {"physical_network": "net9"}}, InvalidRequest, "net9"),
         ({"network": {"mtu": 9000}}, Conflict, "MTU 1500"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused_and_leaves_no_trace(
     world: VdpaWorld, fields: dict[str, Any], error: type[NetpluginError], words: str
 ) -> None:
@@ -494,9 +519,7 @@ def test_what_dpdk_says_of_a_vf_is_the_error(world: VdpaWorld) -> None:
     assert world.store.records() == []
 
 
-def test_a_lost_store_finds_the_vf_and_the_mode_by_the_rows(
-    world: VdpaWorld, tmp_path: Path
-) -> None:
+def test_a_lost_store_finds_the_vf_and_the_mode_by_the_rows(world: VdpaWorld, tmp_path: Path) -> None:
     """On VFs whose driver stays nothing but OVS's rows tells that they are in use."""
     spec = vdpa_spec(1, numa_node=1)
     assert world.plug("a", spec) is None
@@ -567,9 +590,7 @@ def test_native_is_one_port_on_the_networks_bridge(native: VdpaWorld) -> None:
         ({"vf": {"vlan_qos": 3}}, "switchdev"),
     ],
 )
-def test_what_native_cannot_do_is_refused(
-    native: VdpaWorld, fields: dict[str, Any], words: str
-) -> None:
+def test_what_native_cannot_do_is_refused(native: VdpaWorld, fields: dict[str, Any], words: str) -> None:
     refused = native.plug("a", vdpa_spec(**fields))
     assert isinstance(refused, Unsupported) and words in refused.detail
     assert native.store.records() == [] and native.switch.ovs.bridges == {}

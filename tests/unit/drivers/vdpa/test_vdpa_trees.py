@@ -22,10 +22,19 @@ from tests.unit.drivers.vf.trees import Nic, build
 
 PLAIN = Nic()
 SWITCHDEV = Nic(
-    address="0000:81:00.0", interface="eth1", vfs=(0, 2, 5), numa_node=1, vf_bus="81",
-    mac="52:54:00:00:aa:02", kind=("0x15b3", "0x1019"), driver="mlx5_core", vf_driver="mlx5_core",
-    switch_id="a1b2", port_name="p0", representors={0: "eth1_0", 2: "eth1_2", 5: "eth1_5"},
-)  # fmt: skip
+    address="0000:81:00.0",
+    interface="eth1",
+    vfs=(0, 2, 5),
+    numa_node=1,
+    vf_bus="81",
+    mac="52:54:00:00:aa:02",
+    kind=("0x15b3", "0x1019"),
+    driver="mlx5_core",
+    vf_driver="mlx5_core",
+    switch_id="a1b2",
+    port_name="p0",
+    representors={0: "eth1_0", 2: "eth1_2", 5: "eth1_5"},
+)
 
 
 def on(tree: Path, *, native: bool) -> tuple[Vdpa, Inventory]:

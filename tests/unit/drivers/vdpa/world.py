@@ -33,9 +33,11 @@ from tests.unit.drivers.sriov.model import Model, ModelPf
 from tests.unit.drivers.sriov.world import World, make_spec, serve_all
 
 RELAY_ROOT = OvsRoot(
-    dpdk_initialized=True, dpdk_version="DPDK 22.11", ovs_version="3.1.0",
+    dpdk_initialized=True,
+    dpdk_version="DPDK 22.11",
+    ovs_version="3.1.0",
     iface_types=frozenset({VHOST_TYPE, "dpdk"}),
-)  # fmt: skip
+)
 NATIVE_ROOT = replace(RELAY_ROOT, iface_types=RELAY_ROOT.iface_types | {NATIVE_TYPE})
 
 

@@ -63,10 +63,11 @@ def claims(tmp_path: Path) -> dict[str, Claim]:
     inventory = read_inventory(tmp_path, parse_devices(["net1:8086:10c9"]), links)
     places = {"a": (ICE, 1), "b": (ICE, 5), "c": (IGB, 1)}
     return {
-        name: new_claim(inventory, by_place(inventory)[nic.address, number], "52:54:00:00:00:01",
-                        adopted=False)
+        name: new_claim(
+            inventory, by_place(inventory)[nic.address, number], "52:54:00:00:00:01", adopted=False
+        )
         for name, (nic, number) in places.items()
-    }  # fmt: skip
+    }
 
 
 def test_the_vfs_of_claims_are_counted(tmp_path: Path, claims: dict[str, Claim]) -> None:
@@ -82,9 +83,7 @@ def test_the_vfs_of_claims_are_counted(tmp_path: Path, claims: dict[str, Claim])
     assert kernel.counters([moved]) == {}, "another VF may be there now"
 
 
-def test_the_most_queues_are_those_of_the_best_nic(
-    tmp_path: Path, claims: dict[str, Claim]
-) -> None:
+def test_the_most_queues_are_those_of_the_best_nic(tmp_path: Path, claims: dict[str, Claim]) -> None:
     assert VfKernel(parse_devices(["net1:8086:10c9"]), tmp_path).max_queues() == 16
     assert VfKernel(parse_devices([f"net1:{IGB.address}"]), tmp_path).max_queues() == 2
     assert VfKernel(parse_devices(["net1:none"]), tmp_path).max_queues() == 1
@@ -123,9 +122,7 @@ def test_a_scrape_does_not_wait_for_a_nic_that_does_not_answer() -> None:
 
     figures = VfFigures(read, wait_s=0.05)
     assert figures.collect() == [] and begun.acquire(timeout=90)
-    assert figures.collect() == [] and not begun.acquire(blocking=False), (
-        "one asks, not each scrape"
-    )
+    assert figures.collect() == [] and not begun.acquire(blocking=False), "one asks, not each scrape"
     answers.set()
     later = VfFigures(read, wait_s=90).collect()
     assert [sample.value for family in later for sample in family.samples] == [1, 2, 3, 4, 8, 9]

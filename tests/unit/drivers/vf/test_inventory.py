@@ -18,9 +18,16 @@ from tests.unit.drivers.vf.trees import Nic, build, by_place
 
 FIRST = Nic()
 SECOND = Nic(
-    address="0000:81:00.0", interface="eth1", vfs=(0, 2, 5), numa_node=1, vf_bus="81",
-    mac="52:54:00:00:aa:02", kind=("0x15b3", "0x1019"), driver="mlx5_core", vf_driver="mlx5_core",
-)  # fmt: skip
+    address="0000:81:00.0",
+    interface="eth1",
+    vfs=(0, 2, 5),
+    numa_node=1,
+    vf_bus="81",
+    mac="52:54:00:00:aa:02",
+    kind=("0x15b3", "0x1019"),
+    driver="mlx5_core",
+    vf_driver="mlx5_core",
+)
 
 
 def links(*nics: Nic) -> dict[str, NicLink]:
@@ -34,11 +41,13 @@ def read(root: Path, devices: list[str], *nics: Nic) -> Inventory:
 def test_two_nics_on_two_nodes(tmp_path: Path) -> None:
     build(tmp_path, FIRST, SECOND)
     found = read(tmp_path, ["net1:eth0", "net2:0000:81:00.0"], FIRST, SECOND)
-    assert {pf.address: (pf.name, pf.network, pf.numa_node, pf.driver, pf.total_vfs, pf.wanted_vfs)
-            for pf in found.pfs.values()} == {
+    assert {
+        pf.address: (pf.name, pf.network, pf.numa_node, pf.driver, pf.total_vfs, pf.wanted_vfs)
+        for pf in found.pfs.values()
+    } == {
         "0000:03:00.0": ("eth0", "net1", 0, "igb", 8, 7),
         "0000:81:00.0": ("eth1", "net2", 1, "mlx5_core", 8, 3),
-    }  # fmt: skip
+    }
     assert len(found.vfs) == 10 and found.missing == ()
     vf = found.vfs["0000:03:10.3"]
     assert (vf.number, vf.pf, vf.numa_node, vf.driver) == (3, "0000:03:00.0", 0, "igbvf")
@@ -65,8 +74,11 @@ def test_what_is_not_found_is_told(tmp_path: Path) -> None:
     devices = ["net1:eth0", "net1:eth7", "net2:0000:99:00.0", "net2:1234:5678", "net1:0000:03:10.0"]
     found = read(tmp_path, devices, FIRST)
     assert [device.name for device in found.missing] == [
-        "eth7", "0000:99:00.0", "1234:5678", "0000:03:10.0",
-    ]  # fmt: skip
+        "eth7",
+        "0000:99:00.0",
+        "1234:5678",
+        "0000:03:10.0",
+    ]
     ids = [finding.id for finding in pool_findings(found)]
     assert "vf-no-nic-eth7" in ids and "vf-none-0000:03:00.0" in ids
 
@@ -74,22 +86,23 @@ def test_what_is_not_found_is_told(tmp_path: Path) -> None:
 def test_a_nic_in_two_networks_is_ambiguous(tmp_path: Path) -> None:
     build(tmp_path, FIRST)
     devices = parse_devices(["net1:eth0", "net2:0000:03:00.0"])
-    assert read_inventory(tmp_path, devices, links(FIRST)).ambiguous == {
-        "0000:03:00.0": ("net1", "net2")
-    }
+    assert read_inventory(tmp_path, devices, links(FIRST)).ambiguous == {"0000:03:00.0": ("net1", "net2")}
     assert "several networks" in str(usability(tmp_path, devices).reason)
 
 
 def test_switchdev_and_its_representors(tmp_path: Path) -> None:
     nic = replace(
-        SECOND, switch_id="a1b2", port_name="p0",
+        SECOND,
+        switch_id="a1b2",
+        port_name="p0",
         representors={0: "eth1_0", 2: "eth1_2", 5: "eth1_5"},
-    )  # fmt: skip
+    )
     build(tmp_path, FIRST, nic)
     found = read(tmp_path, ["net1:eth0", "net2:0000:81:00.0"], FIRST, nic)
     assert (found.pfs["0000:03:00.0"].switchdev, found.pfs["0000:81:00.0"].switchdev) == (
-        False, True,
-    )  # fmt: skip
+        False,
+        True,
+    )
     assert found.pfs["0000:81:00.0"].name == "eth1"
     assert ["switchdev" in f.found for f in pool_findings(found)] == [True]
 
@@ -119,10 +132,7 @@ def test_one_nic_is_read_again_and_the_others_stay_as_they_were_seen(tmp_path: P
     assert asked == [2]
     assert again.vfs["0000:03:10.1"].attributes == changed
     assert again.vfs["0000:03:10.1"].driver is None and again.vfs["0000:03:10.1"].interfaces == ()
-    assert (
-        again.vfs["0000:81:10.2"] == seen.vfs["0000:81:10.2"]
-        and again.pfs.keys() == seen.pfs.keys()
-    )
+    assert again.vfs["0000:81:10.2"] == seen.vfs["0000:81:10.2"] and again.pfs.keys() == seen.pfs.keys()
     assert kernel.look_again(seen, ["0000:81:00.0"]).vfs["0000:81:10.2"].driver is None
     assert asked == [2, 3, -1], "its interface has gone, so all is looked at"
 
@@ -159,12 +169,12 @@ def test_how_the_host_uses_a_vf(tmp_path: Path) -> None:
     assert {number: (use.how, use.end) for number, use in used.items()} == {
         1: ("its interface eth0v1 is up", "set eth0v1 down"),
         2: ("its interface eth0v2 is enslaved", "release eth0v2"),
-        3: ("igbvf has it, and its interface is in another network namespace, or it has none",
-            "bring the interface back, or unbind the VF from igbvf"),
-    }  # fmt: skip
-    assert [(i.own_mac, i.mac) for i in found[FIRST.address, 4].interfaces] == [
-        (True, "02:00:00:00:00:04")
-    ]
+        3: (
+            "igbvf has it, and its interface is in another network namespace, or it has none",
+            "bring the interface back, or unbind the VF from igbvf",
+        ),
+    }
+    assert [(i.own_mac, i.mac) for i in found[FIRST.address, 4].interfaces] == [(True, "02:00:00:00:00:04")]
     vfs = Vfs(tmp_path)
     assert {n: vfs.host_use(f"0000:03:10.{n}") for n in used} == used, "one VF is seen as all are"
     kept = [n for n in used if vfs.host_use(f"0000:03:10.{n}", may_be_up=True)]
@@ -183,16 +193,20 @@ def test_devices_that_share_an_iommu_group(tmp_path: Path) -> None:
         (devices / f"0000:03:10.{vf}/iommu_group/devices/{other}").touch()
     found = by_place(read(tmp_path, ["net1:eth0"], FIRST))
     assert {number: vf.group_mates for (_, number), vf in found.items() if vf.group_mates} == {
-        1: ("0000:00:1f.3",), 3: ("0000:03:10.4",),
-    }  # fmt: skip
+        1: ("0000:00:1f.3",),
+        3: ("0000:03:10.4",),
+    }
 
 
 def test_the_representors_of_subfunctions_are_no_pf(tmp_path: Path) -> None:
     """They are interfaces of the PF's device too, and may come first by their names."""
     nic = replace(
-        SECOND, switch_id="a1b2", port_name="p0", representors={0: "eth1_0"},
+        SECOND,
+        switch_id="a1b2",
+        port_name="p0",
+        representors={0: "eth1_0"},
         others={"en3f0pf0sf4": "pf0sf4", "eth0pf": "c1pf0"},
-    )  # fmt: skip
+    )
     build(tmp_path, nic)
     found = read(tmp_path, ["net2:0000:81:00.0", "net2:en3f0pf0sf4", "net2:eth1_0"], nic)
     [pf] = found.pfs.values()
@@ -212,9 +226,7 @@ def test_the_representors_of_subfunctions_are_no_pf(tmp_path: Path) -> None:
         (["net1:eth0#^2", "net1:8086:10c9"], {0, 1, 3, 4, 5, 6}),
     ],
 )
-def test_some_of_a_nics_vfs_may_be_given_away(
-    tmp_path: Path, entries: list[str], allowed: set[int]
-) -> None:
+def test_some_of_a_nics_vfs_may_be_given_away(tmp_path: Path, entries: list[str], allowed: set[int]) -> None:
     build(tmp_path, FIRST)
     found = read(tmp_path, entries, FIRST)
     free = {vf.number for vf in found.vfs.values() if not unusable(found, vf)}
@@ -246,8 +258,10 @@ def test_what_libvirt_has_to_write_back(tmp_path: Path) -> None:
         ("physnet1:0000:3B:00.1", PoolDevice("physnet1", "0000:3b:00.1", By.ADDRESS)),
         ("physnet1:8086:10C9", PoolDevice("physnet1", "8086:10c9", By.KIND)),
         ("net1:eth1#8-63", PoolDevice("net1", "eth1", By.INTERFACE, VfNumbers(((8, 63),)))),
-        ("net1:8086:10c9#0-3+7+^2", PoolDevice("net1", "8086:10c9", By.KIND,
-                                           VfNumbers(((0, 3), (7, 7)), ((2, 2),)))),
+        (
+            "net1:8086:10c9#0-3+7+^2",
+            PoolDevice("net1", "8086:10c9", By.KIND, VfNumbers(((0, 3), (7, 7)), ((2, 2),))),
+        ),
         ("physnet1:eth1#", None),
         ("physnet1:eth1#8-", None),
         ("physnet1:eth1#9-8", None),
@@ -255,7 +269,7 @@ def test_what_libvirt_has_to_write_back(tmp_path: Path) -> None:
         (":eth1", None),
         ("physnet1:a/b", None),
     ],
-)  # fmt: skip
+)
 def test_the_list(entry: str, device: PoolDevice | None) -> None:
     if device is not None:
         assert parse_devices([entry, entry]) == (device,)
@@ -280,7 +294,7 @@ def test_usable(tmp_path: Path) -> None:
         (["net1:eth0"], replace(FIRST, vfs=()), True, "vfs", "echo N > /sys/bus/pci/devices/0000:03:00.0/"),
         (["net1:eth0"], FIRST, False, "vfio", "modprobe vfio-pci"),
     ],
-)  # fmt: skip
+)
 def test_unusable_says_the_reason_and_the_fix(
     tmp_path: Path, devices: list[str], nic: Nic, vfio: bool, step: str, fix: str
 ) -> None:

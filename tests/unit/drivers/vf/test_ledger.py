@@ -42,9 +42,13 @@ def make_pf(number: int = 3, network: str = "net1", node: int = 0, **link: Any) 
 
 def make_vf(pf: Pf, number: int, **fields: Any) -> Vf:
     address = f"{pf.address[:8]}{0x10 + number // 8:02x}.{number % 8}"
-    has = {"iommu_group": address, "driver": "igbvf", "driver_override": None,
-           "interfaces": (HostInterface(f"{pf.address}v{number}", up=False, enslaved=False),),
-           "attributes": VfAttributes(spoofchk=True)}  # fmt: skip
+    has = {
+        "iommu_group": address,
+        "driver": "igbvf",
+        "driver_override": None,
+        "interfaces": (HostInterface(f"{pf.address}v{number}", up=False, enslaved=False),),
+        "attributes": VfAttributes(spoofchk=True),
+    }
     return Vf(address, number, pf.address, pf.numa_node, **{**has, **fields})
 
 
@@ -55,9 +59,12 @@ def pool(*pfs: Pf, vfs: int = 7, **fields: Any) -> Inventory:
 
 def spec(**fields: Any) -> PortSpec:
     values = {
-        "vm_id": "vm", "mac": "52:54:00:12:34:56", "backend": "sriov",
-        "network": {"type": "flat", "physical_network": "net1"}, **fields,
-    }  # fmt: skip
+        "vm_id": "vm",
+        "mac": "52:54:00:12:34:56",
+        "backend": "sriov",
+        "network": {"type": "flat", "physical_network": "net1"},
+        **fields,
+    }
     return PortSpec.model_validate(values)
 
 
@@ -72,7 +79,7 @@ wishes = st.builds(
     vf=st.fixed_dictionaries(
         {"pci_address": st.none() | st.sampled_from(["0000:03:10.1", "0000:04:10.6", "0000:09:10.0"])}
     ),
-)  # fmt: skip
+)
 pools = st.builds(
     lambda *pfs: pool(*pfs, vfs=3),
     st.builds(make_pf, st.just(3), mtu=st.sampled_from([1500, 9000]), up=st.booleans()),
@@ -82,9 +89,7 @@ pools = st.builds(
 
 
 @given(inventory=pools, asked=st.lists(wishes, max_size=12))
-def test_a_vf_is_never_given_twice_and_always_as_asked(
-    inventory: Inventory, asked: list[PortSpec]
-) -> None:
+def test_a_vf_is_never_given_twice_and_always_as_asked(inventory: Inventory, asked: list[PortSpec]) -> None:
     taken: dict[str, str] = {}
     for number, wish in enumerate(asked):
         try:
@@ -164,12 +169,16 @@ def test_a_nic_that_frames_cannot_take_names_the_hop(pf: Pf, words: str) -> None
 @pytest.mark.parametrize(
     "fields",
     [
-        {"iommu_group": None}, {"group_mates": ("0000:00:1f.3",)}, {"driver": "vfio-pci", "is_open": True},
-        {"driver": "igb_uio"}, {"saved_by_libvirt": True}, {"interfaces": ()},
+        {"iommu_group": None},
+        {"group_mates": ("0000:00:1f.3",)},
+        {"driver": "vfio-pci", "is_open": True},
+        {"driver": "igb_uio"},
+        {"saved_by_libvirt": True},
+        {"interfaces": ()},
         {"interfaces": (HostInterface("vf0", up=True, enslaved=False),)},
         {"interfaces": (HostInterface("vf0", up=False, enslaved=True),)},
     ],
-)  # fmt: skip
+)
 def test_a_vf_in_use_by_another_is_left_alone(fields: dict[str, Any]) -> None:
     inventory = pool(make_pf(3), vfs=2, **fields)
     with pytest.raises(CapacityExhausted, match="cannot be used"):
@@ -225,9 +234,13 @@ def test_a_port_keeps_its_vf_and_cannot_have_another() -> None:
 def test_after_a_lost_store_the_vf_with_its_mac_is_the_ports() -> None:
     inventory = pool(make_pf(3))
     ours = make_vf(
-        make_pf(3), 5, driver="vfio-pci", is_open=True, driver_override="vfio-pci",
+        make_pf(3),
+        5,
+        driver="vfio-pci",
+        is_open=True,
+        driver_override="vfio-pci",
         attributes=VfAttributes(spec().mac, 100, 0, False, True),
-    )  # fmt: skip
+    )
     inventory = replace(inventory, vfs={**inventory.vfs, ours.address: ours})
     claim = claim_vf(inventory, Intent("p", spec()), {})
     assert claim.key == ours.address
@@ -317,16 +330,29 @@ def test_every_vf_is_in_the_books() -> None:
     inventory = pool(make_pf(3), vfs=4)
     busy = replace(inventory.vfs["0000:03:10.1"], driver="vfio-pci", is_open=True)
     inventory = replace(inventory, vfs={**inventory.vfs, busy.address: busy})
-    taken = {Claim("vf", "0000:03:10.0"): "a", Claim("vf", "0000:03:10.1"): "b",
-             Claim("vf", "0000:03:10.2"): NOBODY}  # fmt: skip
+    taken = {
+        Claim("vf", "0000:03:10.0"): "a",
+        Claim("vf", "0000:03:10.1"): "b",
+        Claim("vf", "0000:03:10.2"): NOBODY,
+    }
     unfit = {Claim("vf", "0000:03:10.2"): "it does not take its MAC"}
     found = [(i.state, i.port_id, i.reason) for i in books(inventory, taken, unfit)]
     assert found == [
-        ("claimed", "a", None), ("allocated", "b", None),
-        ("quarantined", None, "it does not take its MAC"), ("available", None, None),
-    ]  # fmt: skip
+        ("claimed", "a", None),
+        ("allocated", "b", None),
+        ("quarantined", None, "it does not take its MAC"),
+        ("available", None, None),
+    ]
     assert books(inventory, taken, unfit)[3].model_dump() == {
-        "pci_address": "0000:03:10.3", "pf": "eth3", "vf_index": 3, "numa_node": 0,
-        "physical_network": "net1", "driver": "igbvf", "state": "available", "port_id": None,
-        "reason": None, "max_queues": 2, "left_out": False,
-    }  # fmt: skip
+        "pci_address": "0000:03:10.3",
+        "pf": "eth3",
+        "vf_index": 3,
+        "numa_node": 0,
+        "physical_network": "net1",
+        "driver": "igbvf",
+        "state": "available",
+        "port_id": None,
+        "reason": None,
+        "max_queues": 2,
+        "left_out": False,
+    }

@@ -30,14 +30,22 @@ from netplugin.host.vfs import (
 from tests.unit.drivers.vf.trees import Nic, build
 
 FULL = VfAttributes(
-    "52:54:00:00:00:07", 100, 5, True, True, "enable", 100, 200, vlan_stacked=True, rss_query=True,
-    node_guid="00:11:22:33:44:55:66:77", port_guid="88:99:aa:bb:cc:dd:ee:ff",
-)  # fmt: skip
+    "52:54:00:00:00:07",
+    100,
+    5,
+    True,
+    True,
+    "enable",
+    100,
+    200,
+    vlan_stacked=True,
+    rss_query=True,
+    node_guid="00:11:22:33:44:55:66:77",
+    port_guid="88:99:aa:bb:cc:dd:ee:ff",
+)
 
 
-def vf_info(
-    number: int, want: VfAttributes, *, switches: bool = True, statistics: bool = False
-) -> bytes:
+def vf_info(number: int, want: VfAttributes, *, switches: bool = True, statistics: bool = False) -> bytes:
     """One VF as the kernel reports it (``rtnl_fill_vfinfo`` in net/core/rtnetlink.c)."""
     mac = bytes.fromhex(want.mac.replace(":", ""))
     unknown = 0xFFFFFFFF
@@ -48,17 +56,22 @@ def vf_info(
         attribute(1, struct.pack("=I32s", number, mac)),
         attribute(13, bytes(32)),
         attribute(7, struct.pack("=II", number, bool(want.rss_query) if switches else unknown)),
-        *(attribute(kind, struct.pack("=I4xQ", number, int(guid.replace(":", ""), 16)))
-          for kind, guid in guids),
+        *(
+            attribute(kind, struct.pack("=I4xQ", number, int(guid.replace(":", ""), 16)))
+            for kind, guid in guids
+        ),
         attribute(12, attribute(1, struct.pack("=III", number, want.vlan, want.vlan_qos) + protocol)),
-        *([attribute(8, *(attribute(kind, bytes(8)) for kind in (0, 1, 2, 3, 4, 5, 7, 8)))]
-          if statistics else []),
+        *(
+            [attribute(8, *(attribute(kind, bytes(8)) for kind in (0, 1, 2, 3, 4, 5, 7, 8)))]
+            if statistics
+            else []
+        ),
         attribute(2, struct.pack("=III", number, want.vlan, want.vlan_qos)),
         attribute(6, struct.pack("=III", number, want.min_mbps, want.max_mbps)),
         attribute(4, struct.pack("=II", number, bool(want.spoofchk) if switches else unknown)),
         attribute(5, struct.pack("=II", number, ["auto", "enable"].index(want.link_state))),
         attribute(9, struct.pack("=II", number, bool(want.trusted) if switches else unknown)),
-    )  # fmt: skip
+    )
 
 
 def plain(**fields: Any) -> VfAttributes:
@@ -127,12 +140,7 @@ def test_a_link_is_told_with_its_device() -> None:
 def test_one_link_is_asked_for_without_a_dump(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, bytes, int]] = []
     header = struct.pack("=BxHiII", 0, 1, 7, 1, 0)
-    pf = (
-        header
-        + attribute(3, b"eth0\0")
-        + attribute(56, b"0000:03:00.0\0")
-        + attribute(57, b"pci\0")
-    )
+    pf = header + attribute(3, b"eth0\0") + attribute(56, b"0000:03:00.0\0") + attribute(57, b"pci\0")
 
     def ask(kind: int, body: bytes, flags: int = 0) -> list[bytes]:
         asked.append((kind, body, flags))
@@ -296,6 +304,6 @@ def test_a_vf_that_has_gone_is_not_called_unfit(tmp_path: Path) -> None:
         (b"libudev\0\xfe\xed\xca\xfe", None),
         (b"", None),
     ],
-)  # fmt: skip
+)
 def test_news_of_pci_devices(message: bytes, address: str | None) -> None:
     assert pci_address(message) == address

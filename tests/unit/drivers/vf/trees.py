@@ -39,9 +39,13 @@ class Nic:
         """Its interface as netlink tells of it."""
         attributes = {n: VfAttributes(spoofchk=True, trusted=False) for n in self.vfs}
         values = {
-            "mtu": 1500, "up": True, "carrier": True, "permanent_mac": self.mac,
-            "vfs": attributes, **fields,
-        }  # fmt: skip
+            "mtu": 1500,
+            "up": True,
+            "carrier": True,
+            "permanent_mac": self.mac,
+            "vfs": attributes,
+            **fields,
+        }
         return NicLink(index=index, name=self.interface, parent=self.address, **values)  # type: ignore[arg-type]
 
 
@@ -86,9 +90,7 @@ def _add_nic(root: Path, nic: Nic, group: int) -> int:
     return group
 
 
-def _add_device(
-    root: Path, address: str, driver: str | None, numa_node: int, kind: tuple[str, str]
-) -> Path:
+def _add_device(root: Path, address: str, driver: str | None, numa_node: int, kind: tuple[str, str]) -> Path:
     device = root / "devices/pci0000:00" / address
     device.mkdir(parents=True)
     _write(device, vendor=kind[0], device=kind[1], numa_node=numa_node)

@@ -18,7 +18,7 @@ TWO_NODES = with_memory(
         realtime=True,
     ),
     16384,
-)  # fmt: skip
+)
 #: CPU 0 is for all else, QEMU's own threads too.
 SMALL = with_memory(
     HostCapacity(

@@ -75,11 +75,13 @@ class Vm:
     def bindings(self) -> list[Binding]:
         spec = PortSpec.model_validate(
             {
-                "vm_id": self.name, "mac": f"52:54:00:00:00:{self.number:02x}", "backend": "x",
+                "vm_id": self.name,
+                "mac": f"52:54:00:00:00:{self.number:02x}",
+                "backend": "x",
                 "network": {"type": "flat", "physical_network": "net1"},
                 "queues": min(4, self.vcpus),
             }
-        )  # fmt: skip
+        )
         if not self.vhost:
             return [Binding(vif_type="tap", interface_xml=tap_interface(spec, f"npt{self.number}"))]
         needs = DomainRequirements(shared_memory=True, hugepages=True)

@@ -73,7 +73,7 @@ def test_nothing_is_wrong_with_what_was_placed() -> None:
         ('<emulatorpin cpuset="6,16"/>', "", "emulator", "warn", "not pinned"),
         ('strict" nodeset="0"', 'strict" nodeset="1"', "memory-node", "warn", "node 1"),
         ('mode="host-passthrough"', 'mode="custom"', "cpu-mode", "warn", "least"),
-        ('<vcpu ', '<vcpu current="2" ', "vcpu-hotplug", "warn", "2 of 4"),
+        ("<vcpu ", '<vcpu current="2" ', "vcpu-hotplug", "warn", "2 of 4"),
         ("<locked/>", "", "realtime-memory", "warn", ""),
         ('vcpus="0-3"', 'vcpus="0-1"', "realtime-scheduler", "warn", "vCPU 2-3"),
         ('memballoon model="none"', 'memballoon model="virtio"', "realtime-balloon", "warn", ""),
@@ -83,10 +83,8 @@ def test_nothing_is_wrong_with_what_was_placed() -> None:
         ('policy="require"', 'policy="disable"', "realtime-tsc", "warn", "invariant"),
         ('memory="524288"', 'memory="99999999"', "hugepages-room", "fail", "97656 MB"),
     ],
-)  # fmt: skip
-def test_one_thing_that_is_wrong_is_found(
-    before: str, after: str, id: str, status: str, word: str
-) -> None:
+)
+def test_one_thing_that_is_wrong_is_found(before: str, after: str, id: str, status: str, word: str) -> None:
     xml, place = good()
     assert before in xml
     wrong = found(xml.replace(before, after), mine=place)
@@ -102,10 +100,13 @@ def test_one_thing_that_is_wrong_is_found(
         ("<seclabel type='dynamic' model='dac' relabel='yes'/>", "type dynamic"),
         ("<seclabel type='static' model='dac'><label>+64102:+64101</label></seclabel>", "+64102:+64101"),
         ("<seclabel type='static' model='dac'><label>+64101:+108</label></seclabel>", None),
-        ("<seclabel type='none' model='apparmor'/>"
-         "<seclabel type='static' model='dac'><label>64101:108</label></seclabel>", None),
+        (
+            "<seclabel type='none' model='apparmor'/>"
+            "<seclabel type='static' model='dac'><label>64101:108</label></seclabel>",
+            None,
+        ),
     ],
-)  # fmt: skip
+)
 def test_qemu_runs_as_the_user_of_its_ports(label: str, word: str | None) -> None:
     """Their sockets are closed to every other user: QEMU would not start."""
     xml, place = good()
@@ -195,9 +196,7 @@ def test_a_vf_of_which_libvirt_sets_nothing_is_known_by_its_alias() -> None:
 
 
 @pytest.mark.parametrize("kind", ["802.1ad", "802.1Q"])
-@pytest.mark.parametrize(
-    ("port_id", "word"), [("p9", "port p9 of another VM has"), (None, "no port has")]
-)
+@pytest.mark.parametrize(("port_id", "word"), [("p9", "port p9 of another VM has"), (None, "no port has")])
 def test_a_vf_of_no_port_of_the_vm_is_found(kind: str, port_id: str | None, word: str) -> None:
     xml, place = good()
     domain = parse_domain(xml, "t")
@@ -237,17 +236,13 @@ def test_every_finding_is_in_the_documentation() -> None:
     page = (Path(__file__).parents[4] / "docs" / "domains.md").read_text()
     rows = page.partition("## Findings")[2].splitlines()
     documented = {
-        i
-        for row in rows
-        for i in re.findall(r"`([a-z-]+)`", row.split("|")[1] if "|" in row else "")
+        i for row in rows for i in re.findall(r"`([a-z-]+)`", row.split("|")[1] if "|" in row else "")
     }
     xml, place = good()
     nics = tuple(DomainNic("p1", binding) for binding in VM.bindings)
     [needs] = [nic.binding.domain_requirements for nic in nics]
     near = nics[0].binding.model_copy(
-        update={
-            "domain_requirements": needs.model_copy(update={"numa_node": 0, "qemu_user": 64101})
-        }
+        update={"domain_requirements": needs.model_copy(update={"numa_node": 0, "qemu_user": 64101})}
     )
     whole = check(Case(parse_domain(xml, "t"), (DomainNic("p1", near),), TWO_NODES, place))
     # There is no `ok` of these.

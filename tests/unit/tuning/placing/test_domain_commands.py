@@ -36,7 +36,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
 
 def test_rendered_pinned_and_checked(
     running: Agent, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     file = tmp_path / "vm.xml"
     file.write_text(XML)
     assert main(["domain", "render", "vm-1", "--xml", str(file), "--pin", "--numa-node", "1"]) == 0

@@ -192,12 +192,8 @@ def test_without_other_cpus_a_vm_keeps_off_pmd_threads_that_run(
     running: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mask may have CPUs of a node where no port needs a thread."""
-    threads = tuple(
-        PmdCore(cpu=n, numa_node=0, isolated=False, busy_percent=None, queues=()) for n in (6, 7)
-    )
-    everything = OvsLive(
-        "3.1.0", "DPDK 22.11", True, {"pmd-cpu-mask": hex((1 << 64) - 1)}, pmds=threads
-    )  # fmt: skip
+    threads = tuple(PmdCore(cpu=n, numa_node=0, isolated=False, busy_percent=None, queues=()) for n in (6, 7))
+    everything = OvsLive("3.1.0", "DPDK 22.11", True, {"pmd-cpu-mask": hex((1 << 64) - 1)}, pmds=threads)
     monkeypatch.setattr(agents.host, "read_live", lambda *args: Live(ovs=everything))
     plug(running, 1)
     assert pins(render(running, Vm(1, vcpus=4))) == {8, 40, 9, 41}

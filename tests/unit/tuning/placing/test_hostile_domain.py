@@ -14,12 +14,40 @@ from netplugin.tuning.placing.render import render_placed
 from tests.unit.tuning.placing.grounds import TWO_NODES
 from tests.unit.tuning.placing.strategies import Vm
 
-VM = Vm(1, vcpus=4, cells=(2, 2), iothreads=2, realtime=True,
-        extra="<iothreadids><iothread id='2'/></iothreadids><currentMemory>9</currentMemory>")  # fmt: skip
+VM = Vm(
+    1,
+    vcpus=4,
+    cells=(2, 2),
+    iothreads=2,
+    realtime=True,
+    extra="<iothreadids><iothread id='2'/></iothreadids><currentMemory>9</currentMemory>",
+)
 VALUES = st.sampled_from(
-    ["", " ", "x", "-1", "0", "1", "3", "1e3", "99999999999", "9" * 5000, "\u0663", "1_0", "0-99999999999",
-     "5-1", "^0", "0,,1", "auto", "none", "KiB", "0-3", "\u00e9", "shared"]
-)  # fmt: skip
+    [
+        "",
+        " ",
+        "x",
+        "-1",
+        "0",
+        "1",
+        "3",
+        "1e3",
+        "99999999999",
+        "9" * 5000,
+        "\u0663",
+        "1_0",
+        "0-99999999999",
+        "5-1",
+        "^0",
+        "0,,1",
+        "auto",
+        "none",
+        "KiB",
+        "0-3",
+        "\u00e9",
+        "shared",
+    ]
+)
 
 
 @given(st.booleans(), st.integers(0, 200), VALUES, st.booleans())

@@ -51,16 +51,15 @@ def test_whole_cores_of_the_nic_s_node_first(vm: Vm, cpus: tuple[int, ...], thre
     placed = place(vm)
     assert tuple(placed.pins.values()) == cpus
     assert placed.threads == threads
-    assert set(placed.emulator) == ({6, 16} if placed.nodes == (0,) else {26, 36} if placed.nodes == (1,)
-                                    else {6, 16, 26, 36})  # fmt: skip
+    assert set(placed.emulator) == (
+        {6, 16} if placed.nodes == (0,) else {26, 36} if placed.nodes == (1,) else {6, 16, 26, 36}
+    )
 
 
 def test_a_node_that_is_full_is_passed_over_and_half_a_core_is_nobody_s() -> None:
     assert place(Vm(1, vcpus=4), others=taken(12, 3, 4)).nodes == (1,)
     assert place(Vm(1, vcpus=2), others=taken(12, 3, 4)).pins == {0: 5, 1: 15}
-    assert place(Vm(1, memory_mb=8192), others=Held(memory_kb={(0, 1048576): 9 << 20})).nodes == (
-        1,
-    )
+    assert place(Vm(1, memory_mb=8192), others=Held(memory_kb={(0, 1048576): 9 << 20})).nodes == (1,)
 
 
 def test_the_node_that_a_function_is_on_is_better() -> None:
@@ -97,9 +96,13 @@ def test_cores_alike_that_leave_no_sibling_idle_are_taken() -> None:
     odd = NodeGround(0, ((1, 11), (2, 12), (3,), (4,), (5,)), frozenset((0,)), {})
     ground = with_memory(replace(SMALL, nodes=(odd,)), 1024)
     for vcpus, cpus, threads in (
-        (1, (3,), 1), (2, (1, 11), 2), (3, (3, 4, 5), 1), (4, (1, 11, 2, 12), 2),
-        (5, (1, 11, 2, 12, 3), 1), (7, (1, 11, 2, 12, 3, 4, 5), 1),
-    ):  # fmt: skip
+        (1, (3,), 1),
+        (2, (1, 11), 2),
+        (3, (3, 4, 5), 1),
+        (4, (1, 11, 2, 12), 2),
+        (5, (1, 11, 2, 12, 3), 1),
+        (7, (1, 11, 2, 12, 3, 4, 5), 1),
+    ):
         placed = place(Vm(1, vcpus=vcpus, memory_mb=64), ground)
         assert (tuple(placed.pins.values()), placed.threads) == (cpus, threads)
 
@@ -158,18 +161,26 @@ def test_operators_page_size_is_kept() -> None:
         (Vm(1, extra="<cputune><emulatorpin cpuset='0'/></cputune>"), Conflict, "<emulatorpin>"),
         (Vm(1, extra="<cputune><vcpupin vcpu='0' cpuset='-'/></cputune>"), InvalidRequest, "cpuset"),
         (
-            Vm(1, realtime=True, extra="<currentMemory unit='MiB'>256</currentMemory>"), Conflict,
+            Vm(1, realtime=True, extra="<currentMemory unit='MiB'>256</currentMemory>"),
+            Conflict,
             "balloon",
         ),
         (
-            Vm(1, extra="<memoryBacking><access mode='private'/></memoryBacking>"), Conflict, "private",
+            Vm(1, extra="<memoryBacking><access mode='private'/></memoryBacking>"),
+            Conflict,
+            "private",
         ),
         (
-            Vm(1, extra="<memoryBacking><hugepages><page size='2' unit='MiB'/><page size='1' unit='GiB'/>"
-               "</hugepages></memoryBacking>"), Unsupported, "several sizes",
+            Vm(
+                1,
+                extra="<memoryBacking><hugepages><page size='2' unit='MiB'/><page size='1' unit='GiB'/>"
+                "</hugepages></memoryBacking>",
+            ),
+            Unsupported,
+            "several sizes",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused_in_words(vm: Vm, kind: type[NetpluginError], word: str) -> None:
     with pytest.raises(kind) as refused:
         place(vm)

@@ -42,9 +42,7 @@ def placed(
     for vm in vms:
         domain = vm.domain
         try:
-            places[vm] = render_placed(
-                domain, vm.bindings, vm.policy, ground, held(places.values())
-            )
+            places[vm] = render_placed(domain, vm.bindings, vm.policy, ground, held(places.values()))
             domains[vm] = written(domain)
         except (CapacityExhausted, Conflict) as error:
             event(error.code)
@@ -149,9 +147,7 @@ def test_another_size_is_another_place_that_holds_as_well(
         others = held(place for other, place in places.items() if other != vm)
         resized = replace(vm, vcpus=vcpus, topology="")
         try:
-            place = render_placed(
-                resized.domain, vm.bindings, vm.policy, ground, others, places[vm]
-            )
+            place = render_placed(resized.domain, vm.bindings, vm.policy, ground, others, places[vm])
         except (CapacityExhausted, Conflict):
             continue
         assert len(place.cpus) == vcpus and not place.cpus & others.cpus

@@ -81,9 +81,7 @@ def test_the_cores_of_the_plan_are_taken_first() -> None:
     asked = {"pmd_cores": 2, "vm_cores": 8, "housekeeping_cores": 2}
     assert cpus(2, host(**asked)) == (2, 3)
     chosen = choose_cores(4, False, host(**asked))
-    assert [core.cpus for core in chosen] == ["2", "3", "13", "14"], (
-        "1 is for housekeeping, as 0 is"
-    )
+    assert [core.cpus for core in chosen] == ["2", "3", "13", "14"], "1 is for housekeeping, as 0 is"
     assert chosen[0].reason.endswith("a PMD core of the host's plan")
     # The last are those for VMs, while no VM has them.
     few = {"pmd_cores": 2, "vm_cores": 12}
@@ -183,12 +181,8 @@ def test_cores_that_running_domains_are_pinned_to_are_not_taken() -> None:
 def test_cores_of_emulator_and_io_threads_are_not_taken() -> None:
     """Unless they may run on the lowest core of a node too, which no PMD thread takes."""
     every = frozenset(range(64))
-    pinned = DomainLive(
-        "foreign", (frozenset((1,)),), frozenset((2, 3)), frozenset(), (frozenset((36,)),)
-    )
-    shared = DomainLive(
-        "shared", (every,), frozenset(range(8)), frozenset(), (frozenset((0, 5)), every)
-    )
+    pinned = DomainLive("foreign", (frozenset((1,)),), frozenset((2, 3)), frozenset(), (frozenset((36,)),))
+    shared = DomainLive("shared", (every,), frozenset(range(8)), frozenset(), (frozenset((0, 5)), every))
     assert cpus(2, host(live=Live(domains=(pinned, shared)))) == (5, 6)
     alone = placed(0, 1).model_copy(update={"emulator": (2,)})
     beside = placed(0, 3).model_copy(update={"emulator": (0, 4), "emulator_alone": False})
@@ -204,9 +198,12 @@ def test_a_libvirt_that_does_not_answer_may_have_vms_on_any_core() -> None:
 
 
 @given(
-    count=st.integers(1, 40), siblings=st.booleans(), taken=st.sets(st.integers(0, 63)),
-    nodes=st.sets(st.sampled_from([0, 1]), min_size=1), machine=st.sampled_from([{}, {"pmd_cores": 3}]),
-)  # fmt: skip
+    count=st.integers(1, 40),
+    siblings=st.booleans(),
+    taken=st.sets(st.integers(0, 63)),
+    nodes=st.sets(st.sampled_from([0, 1]), min_size=1),
+    machine=st.sampled_from([{}, {"pmd_cores": 3}]),
+)
 def test_what_is_chosen(
     count: int, siblings: bool, taken: set[int], nodes: set[int], machine: dict[str, int]
 ) -> None:

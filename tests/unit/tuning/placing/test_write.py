@@ -17,9 +17,13 @@ from tests.unit.tuning.placing.grounds import SMALL, TWO_NODES
 from tests.unit.tuning.placing.strategies import Vm
 
 REALTIME_ONLY = (
-    "cputune/vcpusched", "cputune/emulatorsched", "memoryBacking/locked", "features/pmu", "clock/timer",
+    "cputune/vcpusched",
+    "cputune/emulatorsched",
+    "memoryBacking/locked",
+    "features/pmu",
+    "clock/timer",
     "devices/memballoon",
-)  # fmt: skip
+)
 
 
 def rendered(vm: Vm, ground: HostCapacity = TWO_NODES) -> etree._Element:
@@ -36,12 +40,16 @@ def test_threads_are_pinned() -> None:
     domain = rendered(Vm(1, vcpus=4, iothreads=2))
     pins = attributes(domain, "cputune/vcpupin")
     assert [(p["vcpu"], p["cpuset"]) for p in pins] == [
-        ("0", "2"), ("1", "12"), ("2", "3"), ("3", "13"),
-    ]  # fmt: skip
+        ("0", "2"),
+        ("1", "12"),
+        ("2", "3"),
+        ("3", "13"),
+    ]
     assert attributes(domain, "cputune/emulatorpin") == [{"cpuset": "6,16"}]
     assert attributes(domain, "cputune/iothreadpin") == [
-        {"iothread": "1", "cpuset": "6,16"}, {"iothread": "2", "cpuset": "6,16"},
-    ]  # fmt: skip
+        {"iothread": "1", "cpuset": "6,16"},
+        {"iothread": "2", "cpuset": "6,16"},
+    ]
     assert domain.find("vcpu").get("placement") == "static"
 
 
@@ -61,8 +69,12 @@ def test_memory_is_on_the_node_in_hugepages() -> None:
 def test_a_domain_without_cells_gets_one() -> None:
     [cell] = attributes(rendered(Vm(1, vcpus=3, memory_mb=512)), "cpu/numa/cell")
     assert cell == {
-        "id": "0", "cpus": "0-2", "memory": str(512 << 10), "unit": "KiB", "memAccess": "shared",
-    }  # fmt: skip
+        "id": "0",
+        "cpus": "0-2",
+        "memory": str(512 << 10),
+        "unit": "KiB",
+        "memAccess": "shared",
+    }
     [cell] = attributes(rendered(Vm(1, vhost=False)), "cpu/numa/cell")
     assert "memAccess" not in cell, "a tap needs no shared memory"
 
@@ -116,8 +128,9 @@ def test_real_time_has_what_it_takes_and_pinning_alone_has_not() -> None:
     assert domain.find("memoryBacking/locked") is not None
     assert attributes(domain, "features/pmu") == [{"state": "off"}]
     assert attributes(domain, "clock/timer") == [
-        {"name": "kvmclock", "present": "no"}, {"name": "tsc", "mode": "native"},
-    ]  # fmt: skip
+        {"name": "kvmclock", "present": "no"},
+        {"name": "tsc", "mode": "native"},
+    ]
     assert attributes(domain, "cpu/feature") == [{"name": "invtsc", "policy": "require"}]
     assert (cpu := domain.find("cpu")).get("migratable") == "off"
     assert cpu.get("mode") == "host-passthrough"

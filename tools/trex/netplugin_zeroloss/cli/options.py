@@ -16,9 +16,7 @@ from netplugin_zeroloss.generators.sim import FAMILIES
 from netplugin_zeroloss.values import UnusableInput
 
 
-def number(
-    low: float, high: float = math.inf, *, inclusive: bool = False
-) -> Callable[[str], float]:
+def number(low: float, high: float = math.inf, *, inclusive: bool = False) -> Callable[[str], float]:
     """Accept a finite number above ``low`` (``inclusive``: from ``low``) and at most ``high``."""
 
     def parse(text: str) -> float:
@@ -26,12 +24,7 @@ def number(
             value = float(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-        if (
-            not math.isfinite(value)
-            or value > high
-            or value < low
-            or (value == low and not inclusive)
-        ):
+        if not math.isfinite(value) or value > high or value < low or (value == low and not inclusive):
             least = "at least" if inclusive else "above"
             most = f" and at most {high:g}" if math.isfinite(high) else ""
             raise argparse.ArgumentTypeError(f"{text} is not {least} {low:g}{most}")
@@ -58,22 +51,33 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 def add_goal(parser: argparse.ArgumentParser) -> None:
     """Add the options of the headline goal and the line rate."""
     parser.add_argument(
-        "--line-rate-pps", type=number(0, 1e12), metavar="PPS",
+        "--line-rate-pps",
+        type=number(0, 1e12),
+        metavar="PPS",
         help="line rate in frames per second, both directions together: the maximum load"
         " (default: 10 Gbit/s at the frame size)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--precision", type=number(0, 0.5), default=0.005, metavar="RATIO",
+        "--precision",
+        type=number(0, 0.5),
+        default=0.005,
+        metavar="RATIO",
         help="relative width of the result: upper <= lower * (1 + RATIO) (default: %(default)s)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--final-duration", type=number(0, 86_400), default=60.0, metavar="S",
+        "--final-duration",
+        type=number(0, 86_400),
+        default=60.0,
+        metavar="S",
         help="duration in seconds of the deciding trial (default: %(default)g)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--initial-duration", type=number(0, 3600), default=0.4, metavar="S",
+        "--initial-duration",
+        type=number(0, 3600),
+        default=0.4,
+        metavar="S",
         help="duration in seconds of the first, short trials (default: %(default)g)",
-    )  # fmt: skip
+    )
 
 
 # -- Command-line options of the traffic generators, and the generator description made from them.
@@ -102,62 +106,183 @@ _FRAMES: Final = (TCPREPLAY, STL)
 _TREX: Final = (STL, STF)
 _EACH = "once for each path, in their order"
 _OPTIONS: Final = (
-    _Option("--sim-device", "device", (SIM,), f"one of {', '.join(FAMILIES)} (default: clean)",
-            "NAME"),
-    _Option("--exec-cmd", "command", (EXEC,), needed=True, metavar="COMMAND",
-            help="program and arguments, quoted as in a shell (no shell is started)"),
-    _Option("--answer-timeout", "answer_timeout_s", (EXEC,), metavar="S",
-            help="seconds allowed for an answer, in addition to the trial duration (default: 60)",
-            more=(("type", number(0, 86_400)),)),
-    _Option("--tx-interface", "tx", (TCPREPLAY,), metavar="NAME", needed=True, repeated=True,
-            help="interface that transmits; once per direction"),
-    _Option("--rx-interface", "rx", (TCPREPLAY,), metavar="NAME", needed=True, repeated=True,
-            help=f"interface that receives these frames; {_EACH}"),
-    _Option("--netns", "netns", (TCPREPLAY,), metavar="NAME",
-            help="name or path of the network namespace of the interfaces"),
-    _Option("--most-burst", "most_burst", (TCPREPLAY,), metavar="N",
-            help="a trial with a longer burst of frames (sent to catch up after a pause) is invalid"
-            " (default: 512)",
-            more=(("type", whole(1, 10**9)),)),
-    _Option("--no-realtime", "realtime", (TCPREPLAY,),
-            help="run tcpreplay without real-time priority; it then sends in bursts",
-            more=(("action", "store_const"), ("const", False))),
-    _Option("--trex-dir", "trex_dir", _TREX, metavar="DIR",
-            help="TRex installation directory (default: the installed Python package of the client)"),
-    _Option("--trex-cfg", "trex_cfg", _TREX, metavar="FILE",
-            help="TRex configuration; trex-stl starts a server with it and stops it at the end"),
+    _Option("--sim-device", "device", (SIM,), f"one of {', '.join(FAMILIES)} (default: clean)", "NAME"),
+    _Option(
+        "--exec-cmd",
+        "command",
+        (EXEC,),
+        needed=True,
+        metavar="COMMAND",
+        help="program and arguments, quoted as in a shell (no shell is started)",
+    ),
+    _Option(
+        "--answer-timeout",
+        "answer_timeout_s",
+        (EXEC,),
+        metavar="S",
+        help="seconds allowed for an answer, in addition to the trial duration (default: 60)",
+        more=(("type", number(0, 86_400)),),
+    ),
+    _Option(
+        "--tx-interface",
+        "tx",
+        (TCPREPLAY,),
+        metavar="NAME",
+        needed=True,
+        repeated=True,
+        help="interface that transmits; once per direction",
+    ),
+    _Option(
+        "--rx-interface",
+        "rx",
+        (TCPREPLAY,),
+        metavar="NAME",
+        needed=True,
+        repeated=True,
+        help=f"interface that receives these frames; {_EACH}",
+    ),
+    _Option(
+        "--netns",
+        "netns",
+        (TCPREPLAY,),
+        metavar="NAME",
+        help="name or path of the network namespace of the interfaces",
+    ),
+    _Option(
+        "--most-burst",
+        "most_burst",
+        (TCPREPLAY,),
+        metavar="N",
+        help="a trial with a longer burst of frames (sent to catch up after a pause) is invalid"
+        " (default: 512)",
+        more=(("type", whole(1, 10**9)),),
+    ),
+    _Option(
+        "--no-realtime",
+        "realtime",
+        (TCPREPLAY,),
+        help="run tcpreplay without real-time priority; it then sends in bursts",
+        more=(("action", "store_const"), ("const", False)),
+    ),
+    _Option(
+        "--trex-dir",
+        "trex_dir",
+        _TREX,
+        metavar="DIR",
+        help="TRex installation directory (default: the installed Python package of the client)",
+    ),
+    _Option(
+        "--trex-cfg",
+        "trex_cfg",
+        _TREX,
+        metavar="FILE",
+        help="TRex configuration; trex-stl starts a server with it and stops it at the end",
+    ),
     _Option("--trex-server", "server", (STL,), "address of a running server (default: 127.0.0.1)", "HOST"),
-    _Option("--trex-sync-port", "sync_port", (STL,), "RPC port of the server (default: 4501)", "PORT",
-            more=(("type", whole(1, 65535)),)),
-    _Option("--trex-async-port", "async_port", (STL,), "publisher port of the server (default: 4500)", "PORT",
-            more=(("type", whole(1, 65535)),)),
-    _Option("--trex-path", "path", (STL,), metavar="SEND:RECEIVE", repeated=True,
-            help="numbers of the transmitting and receiving port; repeatable (default: 0:1)"),
-    _Option("--trex-force", "force", (STL,), "acquire ports that another session owns",
-            more=(("action", "store_const"), ("const", True))),
-    _Option("--trex-profile", "profile", _TREX, metavar="FILE",
-            help="trex-stl: a Python file with register() that replaces the built-in frames;"
-            " trex-stf: a file relative to --trex-dir (default: cap2/imix_64_fast.yaml)"),
-    _Option("--trex-pps-per-m", "pps_per_m", (STF,), metavar="PPS",
-            help="frames per second at -m 1 (default: measured in a short run)",
-            more=(("type", number(0, 1e12)),)),
-    _Option("--trex-argument", "arguments", _TREX, metavar="ARGUMENT", repeated=True,
-            help="additional argument for t-rex-64, or for the profile of trex-stl; repeatable"),
-    _Option("--source-mac", "source_mac", _FRAMES, metavar="MAC", repeated=True,
-            help=f"{_EACH} (default: the address of the transmitting port)"),
-    _Option("--destination-mac", "destination_mac", _FRAMES, metavar="MAC", repeated=True,
-            help=f"{_EACH} (default: tcpreplay: the address of the receiving interface, TRex: from"
-            " its configuration)"),
-    _Option("--source-ip", "source_ip", _FRAMES, metavar="IP", repeated=True,
-            help=f"address of the first flow; {_EACH} (default: 198.18.0.1, reverse 198.19.0.1)"),
-    _Option("--destination-ip", "destination_ip", _FRAMES, metavar="IP", repeated=True,
-            help=f"{_EACH} (default: 198.19.0.1, reverse 198.18.0.1)"),
-    _Option("--vary", "vary", _FRAMES, help="header field that differs between flows (default: source-ip)",
-            more=(("choices", tuple(map(str, Vary))),)),
-    _Option("--max-pps", "max_pps", (TCPREPLAY, *_TREX), metavar="PPS",
-            help="upper limit of the load, all directions together",
-            more=(("type", number(0, 1e12)),)),
-)  # fmt: skip
+    _Option(
+        "--trex-sync-port",
+        "sync_port",
+        (STL,),
+        "RPC port of the server (default: 4501)",
+        "PORT",
+        more=(("type", whole(1, 65535)),),
+    ),
+    _Option(
+        "--trex-async-port",
+        "async_port",
+        (STL,),
+        "publisher port of the server (default: 4500)",
+        "PORT",
+        more=(("type", whole(1, 65535)),),
+    ),
+    _Option(
+        "--trex-path",
+        "path",
+        (STL,),
+        metavar="SEND:RECEIVE",
+        repeated=True,
+        help="numbers of the transmitting and receiving port; repeatable (default: 0:1)",
+    ),
+    _Option(
+        "--trex-force",
+        "force",
+        (STL,),
+        "acquire ports that another session owns",
+        more=(("action", "store_const"), ("const", True)),
+    ),
+    _Option(
+        "--trex-profile",
+        "profile",
+        _TREX,
+        metavar="FILE",
+        help="trex-stl: a Python file with register() that replaces the built-in frames;"
+        " trex-stf: a file relative to --trex-dir (default: cap2/imix_64_fast.yaml)",
+    ),
+    _Option(
+        "--trex-pps-per-m",
+        "pps_per_m",
+        (STF,),
+        metavar="PPS",
+        help="frames per second at -m 1 (default: measured in a short run)",
+        more=(("type", number(0, 1e12)),),
+    ),
+    _Option(
+        "--trex-argument",
+        "arguments",
+        _TREX,
+        metavar="ARGUMENT",
+        repeated=True,
+        help="additional argument for t-rex-64, or for the profile of trex-stl; repeatable",
+    ),
+    _Option(
+        "--source-mac",
+        "source_mac",
+        _FRAMES,
+        metavar="MAC",
+        repeated=True,
+        help=f"{_EACH} (default: the address of the transmitting port)",
+    ),
+    _Option(
+        "--destination-mac",
+        "destination_mac",
+        _FRAMES,
+        metavar="MAC",
+        repeated=True,
+        help=f"{_EACH} (default: tcpreplay: the address of the receiving interface, TRex: from"
+        " its configuration)",
+    ),
+    _Option(
+        "--source-ip",
+        "source_ip",
+        _FRAMES,
+        metavar="IP",
+        repeated=True,
+        help=f"address of the first flow; {_EACH} (default: 198.18.0.1, reverse 198.19.0.1)",
+    ),
+    _Option(
+        "--destination-ip",
+        "destination_ip",
+        _FRAMES,
+        metavar="IP",
+        repeated=True,
+        help=f"{_EACH} (default: 198.19.0.1, reverse 198.18.0.1)",
+    ),
+    _Option(
+        "--vary",
+        "vary",
+        _FRAMES,
+        help="header field that differs between flows (default: source-ip)",
+        more=(("choices", tuple(map(str, Vary))),),
+    ),
+    _Option(
+        "--max-pps",
+        "max_pps",
+        (TCPREPLAY, *_TREX),
+        metavar="PPS",
+        help="upper limit of the load, all directions together",
+        more=(("type", number(0, 1e12)),),
+    ),
+)
 _OF_FRAMES: Final = ("source_mac", "destination_mac", "source_ip", "destination_ip")
 
 
@@ -220,9 +345,7 @@ def _given(options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
 
 def _pairs(senders: Sequence[str], receivers: Sequence[str]) -> list[tuple[str, str]]:
     if len(senders) != len(receivers):
-        raise UnusableInput(
-            "--rx-interface", f"{len(senders)} interfaces send and {len(receivers)} receive"
-        )
+        raise UnusableInput("--rx-interface", f"{len(senders)} interfaces send and {len(receivers)} receive")
     return list(zip(senders, receivers, strict=True))
 
 

@@ -31,17 +31,20 @@ def add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(command=_matrix)
     parser.add_argument("description", metavar="FILE", help="the run description")
     parser.add_argument(
-        "--folder", metavar="FOLDER",
+        "--folder",
+        metavar="FOLDER",
         help="folder of the run, new or empty (default: the name of the run)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--resume", action="store_true",
+        "--resume",
+        action="store_true",
         help="resume the run in the folder; no trial is repeated",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--dry-run", action="store_true",
+        "--dry-run",
+        action="store_true",
         help="check everything, print the cells and the estimated duration, and exit",
-    )  # fmt: skip
+    )
     parser.add_argument("--quiet", action="store_true", help="do not print progress")
 
 
@@ -52,13 +55,14 @@ def _matrix(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if str(error.name).startswith("netplugin"):
             raise
-        raise UnusableInput(
-            "matrix", f"{error.name} is missing: pip install 'netplugin-zeroloss'"
-        ) from error
+        raise UnusableInput("matrix", f"{error.name} is missing: pip install 'netplugin-zeroloss'") from error
     asked = session.RunOptions(
-        Path(options.description), Path(options.folder) if options.folder else None,
-        options.resume, options.quiet, tuple(sys.argv),
-    )  # fmt: skip
+        Path(options.description),
+        Path(options.folder) if options.folder else None,
+        options.resume,
+        options.quiet,
+        tuple(sys.argv),
+    )
     if options.dry_run:
         sys.stdout.write(session.dry_run(asked))
         return 0
@@ -118,14 +122,17 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(command=_report)
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
     parser.add_argument(
-        "--output", metavar="DIR", type=Path,
+        "--output",
+        metavar="DIR",
+        type=Path,
         help="output directory (default: RUN/report)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--published", action="store_true",
+        "--published",
+        action="store_true",
         help="add published figures, labelled as measured on other hardware; a description"
         " with `comparable_to: [zstack-4.4]` always adds them",
-    )  # fmt: skip
+    )
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -168,23 +175,29 @@ def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("old", metavar="OLD", type=Path, help="folder of the older run")
     parser.add_argument("new", metavar="NEW", type=Path, help="folder of the run to check")
     parser.add_argument(
-        "--tolerance", type=number(0, 0.5, inclusive=True), default=0.01, metavar="RATIO",
+        "--tolerance",
+        type=number(0, 0.5, inclusive=True),
+        default=0.01,
+        metavar="RATIO",
         help="smallest decrease that is a regression (default: %(default)s; at least the"
         " precision of the goal)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--noisy-tolerance", type=number(0, 0.9, inclusive=True), default=0.5, metavar="RATIO",
+        "--noisy-tolerance",
+        type=number(0, 0.9, inclusive=True),
+        default=0.5,
+        metavar="RATIO",
         help="the same for cells with random loss and too few repeats for a test;"
         " a decrease from half of it on is undecided (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--level", type=number(0, 0.5), default=0.05, metavar="P",
-        help="probability of at least one false alarm among all tested cells"
-        " (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--json", metavar="FILE", help="write the comparison as JSON (- : standard output)"
     )
+    parser.add_argument(
+        "--level",
+        type=number(0, 0.5),
+        default=0.05,
+        metavar="P",
+        help="probability of at least one false alarm among all tested cells (default: %(default)s)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the comparison as JSON (- : standard output)")
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -220,19 +233,22 @@ def add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         " No traffic is sent. The same seed gives the same table.",
     )
     parser.set_defaults(command=_evaluate)
+    parser.add_argument("--devices", metavar="NAME,...", default=",".join(FAMILIES), help="default: all")
     parser.add_argument(
-        "--devices", metavar="NAME,...", default=",".join(FAMILIES), help="default: all"
-    )
-    parser.add_argument(
-        "--algorithms", metavar="NAME,...", default=",".join(searches.ALGORITHMS),
+        "--algorithms",
+        metavar="NAME,...",
+        default=",".join(searches.ALGORITHMS),
         help="default: %(default)s; mlrsearch needs the extra [evaluate]",
-    )  # fmt: skip
+    )
     parser.add_argument("--runs", type=whole(1, 100_000), default=100, metavar="N")
     parser.add_argument("--seed", type=whole(0, 2**63), default=1, metavar="N")
     parser.add_argument(
-        "--jobs", type=whole(1, 1024), default=os.cpu_count() or 1, metavar="N",
+        "--jobs",
+        type=whole(1, 1024),
+        default=os.cpu_count() or 1,
+        metavar="N",
         help="number of processes (default: one per CPU)",
-    )  # fmt: skip
+    )
     parser.add_argument("--format", choices=tuple(_FORMATS), default="table")
     parser.add_argument("--quiet", action="store_true", help="do not print progress")
     add_goal(parser)

@@ -46,48 +46,72 @@ def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_generator(parser)
     add_goal(parser)
     parser.add_argument(
-        "--max-loss-ratio", type=number(0, 0.5, inclusive=True), default=0.0, metavar="RATIO",
+        "--max-loss-ratio",
+        type=number(0, 0.5, inclusive=True),
+        default=0.0,
+        metavar="RATIO",
         help="allowed loss ratio (default: 0)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--goal", action="append", choices=tuple(OTHER_GOALS), default=[], dest="goals",
+        "--goal",
+        action="append",
+        choices=tuple(OTHER_GOALS),
+        default=[],
+        dest="goals",
         help="additional goal; repeatable",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--warm-up", type=number(0, 3600, inclusive=True), metavar="S",
+        "--warm-up",
+        type=number(0, 3600, inclusive=True),
+        metavar="S",
         help="warm-up: loss within the first S seconds of traffic does not count"
         " (default: a sixth of --final-duration)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--buffer-packets", type=whole(0, 10**9), default=2048, metavar="N",
+        "--buffer-packets",
+        type=whole(0, 10**9),
+        default=2048,
+        metavar="N",
         help="frames that rings and queues on the path can hold (default: %(default)s)",
-    )  # fmt: skip
+    )
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument(
-        "--frame-size", type=whole(64, 16_000), default=64, metavar="BYTES",
+        "--frame-size",
+        type=whole(64, 16_000),
+        default=64,
+        metavar="BYTES",
         help="frame size with FCS (default: %(default)s)",
-    )  # fmt: skip
+    )
     sizes.add_argument("--mix", choices=tuple(MIXES), default="", help="mix of frame sizes")
     parser.add_argument("--flows", type=whole(1, 10**9), default=1024, metavar="N")
     parser.add_argument(
-        "--vnf-ceiling-pps", type=number(0, 1e12), metavar="PPS",
+        "--vnf-ceiling-pps",
+        type=number(0, 1e12),
+        metavar="PPS",
         help="rate of the VNF without the backend, from a control run",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-trials", type=whole(1, 100_000), default=150, metavar="N",
-        help="maximum number of trials (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--repeats", type=whole(1, 1000), default=1, metavar="N",
-        help="number of searches; reports the median with a confidence interval",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seed", type=whole(0, 2**63), default=1, metavar="N",
-        help="seed of the simulated device (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--json", metavar="FILE", help="write the full result as JSON (- : standard output)"
     )
+    parser.add_argument(
+        "--max-trials",
+        type=whole(1, 100_000),
+        default=150,
+        metavar="N",
+        help="maximum number of trials (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=whole(1, 1000),
+        default=1,
+        metavar="N",
+        help="number of searches; reports the median with a confidence interval",
+    )
+    parser.add_argument(
+        "--seed",
+        type=whole(0, 2**63),
+        default=1,
+        metavar="N",
+        help="seed of the simulated device (default: %(default)s)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the full result as JSON (- : standard output)")
     parser.add_argument("--quiet", action="store_true", help="do not print progress")
 
 
@@ -144,9 +168,7 @@ def _check_writable(name: str | None) -> None:
         return
     directory = Path(name).resolve().parent
     if not directory.is_dir() or Path(name).is_dir():
-        raise UnusableInput(
-            "--json", f"{name} cannot be written: is it in a directory that exists?"
-        )
+        raise UnusableInput("--json", f"{name} cannot be written: is it in a directory that exists?")
 
 
 # -- what is printed -----------------------------------------------------------------------------
@@ -189,9 +211,7 @@ def summary(result: Mapping[str, Any]) -> str:
     lines.append(f"bounds     {pps(lower)} to {pps(upper)}")
     floor = result["evidence"]["floor"]
     if floor:
-        lines.append(
-            f"floor      {floor['loss_ratio']:.3g} of the frames, at {floor['place'] or '?'}"
-        )
+        lines.append(f"floor      {floor['loss_ratio']:.3g} of the frames, at {floor['place'] or '?'}")
     lines += _repeat_lines(result["repeats"])
     lines.append(
         f"cost       {result['trials']} trials ({result['invalid_trials']} invalid),"

@@ -39,9 +39,7 @@ class _Meter:
         self.traffic_s = 0.0
 
     def run(self, rate: float, duration_s: float, abort: bool) -> Measurement:
-        request = TrialRequest(
-            rate, duration_s, self._plan.frame_size, self._plan.flows, abort_on_loss=abort
-        )
+        request = TrialRequest(rate, duration_s, self._plan.frame_size, self._plan.flows, abort_on_loss=abort)
         measured = self._generator.run(request)
         self.trials += 1
         self.traffic_s += measured.elapsed_s
@@ -128,9 +126,7 @@ def _mlrsearch(plan: SearchPlan, generator: Generator, abort: bool) -> Algorithm
         search_duration_max=1e6,
         warmup_duration=None,
     )
-    answers = package.MultipleLossRatioSearch(config=config).search(
-        Measurer(), debug=lambda message: None
-    )
+    answers = package.MultipleLossRatioSearch(config=config).search(Measurer(), debug=lambda message: None)
     found = answers[target]
     lower = getattr(found, "relevant_lower_bound", None)
     return meter.found(float(lower) if lower is not None else None)

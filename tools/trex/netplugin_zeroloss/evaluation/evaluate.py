@@ -104,14 +104,10 @@ def _carry_out(tasks: Sequence[_Task], jobs: int) -> Iterator[tuple[_Task, list[
 def _search(task: _Task) -> list[AlgorithmResult]:
     """Run the searches of one task, in a worker process."""
     algorithm = ALGORITHMS[task.algorithm]
-    return [
-        algorithm(task.plan, sim_generator(task.device, f"{task.seed}/{run}")) for run in task.runs
-    ]
+    return [algorithm(task.plan, sim_generator(task.device, f"{task.seed}/{run}")) for run in task.runs]
 
 
-def _row(
-    plan: SearchPlan, device: str, algorithm: str, found: Sequence[AlgorithmResult]
-) -> AlgorithmRow:
+def _row(plan: SearchPlan, device: str, algorithm: str, found: Sequence[AlgorithmResult]) -> AlgorithmRow:
     family = FAMILIES[device]
     soak_s = plan.headline.final_trial_s
     known = family.limit_pps(soak_s)
@@ -141,20 +137,21 @@ def _row(
 
 def as_table(rows: Sequence[AlgorithmRow]) -> str:
     """Format the rows as a Markdown table, one device family after the other."""
-    head = (
-        "device", "search", "verdicts (right one)", "trials", "traffic s", "error", "spread", "P(soak)"
-    )  # fmt: skip
+    head = ("device", "search", "verdicts (right one)", "trials", "traffic s", "error", "spread", "P(soak)")
     lines = [head, tuple("---" for _ in head)]
     lines += [
         (
-            row.device, row.algorithm,
-            ", ".join(f"{count} {name}" for name, count in row.verdicts.items())
-            + f" ({row.right_verdict})",
-            f"{row.trials:.1f}", f"{row.traffic_s:.1f}", _percent(row.error, sign=True),
-            _percent(row.spread), "" if row.p_soak is None else f"{row.p_soak:.2f}",
+            row.device,
+            row.algorithm,
+            ", ".join(f"{count} {name}" for name, count in row.verdicts.items()) + f" ({row.right_verdict})",
+            f"{row.trials:.1f}",
+            f"{row.traffic_s:.1f}",
+            _percent(row.error, sign=True),
+            _percent(row.spread),
+            "" if row.p_soak is None else f"{row.p_soak:.2f}",
         )
         for row in rows
-    ]  # fmt: skip
+    ]
     widths = [max(len(line[n]) for line in lines) for n in range(len(head))]
     return "".join(
         "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |\n"

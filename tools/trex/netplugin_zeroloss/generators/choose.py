@@ -144,18 +144,21 @@ def make(description: Sim | Exec | TrexStl | TrexStf | Tcpreplay) -> Generator:
         case Tcpreplay():
             return TcpreplayGenerator(
                 [(path.send, path.receive, path.frames) for path in description.paths],
-                description.netns, description.max_pps or math.inf,
-                realtime=description.realtime, most_burst=description.most_burst,
+                description.netns,
+                description.max_pps or math.inf,
+                realtime=description.realtime,
+                most_burst=description.most_burst,
                 in_flight=description.in_flight,
-            )  # fmt: skip
+            )
         case TrexStl():
             return _stateless(description)
         case TrexStf():
             return TrexStfGenerator(
                 description.trex_dir,
                 StfProfile(description.profile, description.trex_cfg, description.arguments),
-                description.pps_per_m, description.max_pps or math.inf,
-            )  # fmt: skip
+                description.pps_per_m,
+                description.max_pps or math.inf,
+            )
         case _:
             assert_never(description)
 
@@ -165,10 +168,14 @@ def _stateless(description: TrexStl) -> Generator:
     return TrexStlGenerator(
         [StlPath(path.send, path.receive, path.frames) for path in description.paths],
         StlServer(
-            description.server, description.sync_port, description.async_port, description.force,
+            description.server,
+            description.sync_port,
+            description.async_port,
+            description.force,
             description.trex_cfg,
         ),
         description.trex_dir,
         StlProfile(profile, description.profile_arguments) if profile else None,
-        description.max_pps, description.in_flight,
-    )  # fmt: skip
+        description.max_pps,
+        description.in_flight,
+    )

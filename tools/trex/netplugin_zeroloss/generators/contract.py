@@ -143,9 +143,7 @@ class PaceWatch:
         self.burst_packets = max(self.burst_packets, round(self._most_behind - max(0.0, behind)))
 
 
-def at_rest(
-    read: Callable[[], T], complete: Callable[[T], bool], quiet_s: float = QUIET_S
-) -> tuple[T, bool]:
+def at_rest(read: Callable[[], T], complete: Callable[[T], bool], quiet_s: float = QUIET_S) -> tuple[T, bool]:
     """Read until the counters settle; returns the last value and whether they settled."""
     deadline = time.monotonic() + _DRAIN_S
     last = read()

@@ -34,9 +34,7 @@ class Stalls:
 
     @staticmethod
     def exponential(per_second: float, mean_s: float) -> Stalls:
-        return Stalls(
-            per_second, lambda r: r.expovariate(1 / mean_s), lambda s: math.exp(-s / mean_s)
-        )
+        return Stalls(per_second, lambda r: r.expovariate(1 / mean_s), lambda s: math.exp(-s / mean_s))
 
     @staticmethod
     def heavy(per_second: float, least_s: float, exponent: float) -> Stalls:
@@ -169,9 +167,7 @@ class SimulatedDevice:
                 at += rng.expovariate(per_second)
         if spec.glitches is not None:
             self._draw_glitches(spec.glitches, self._clock + duration)
-            merged += [
-                (at - self._clock, "glitch", spec.glitches.length_s) for at in self._glitches
-            ]
+            merged += [(at - self._clock, "glitch", spec.glitches.length_s) for at in self._glitches]
         if spec.drift:
             steps = int(duration / _DRIFT_STEP_S)
             merged += [(n * _DRIFT_STEP_S, "drift", 0.0) for n in range(1, steps + 1)]
@@ -270,14 +266,11 @@ DEVICES: dict[str, DeviceSpec] = {
     spec.name: spec
     for spec in (
         DeviceSpec("clean", "a hard limit and nothing else"),
+        DeviceSpec("noisy", "20 stalls a second of mean 60 us", stalls=Stalls.exponential(20, 60e-6)),
+        DeviceSpec("rare-stalls", "a stall in 10 s, of mean 200 us", stalls=Stalls.exponential(0.1, 200e-6)),
         DeviceSpec(
-            "noisy", "20 stalls a second of mean 60 us", stalls=Stalls.exponential(20, 60e-6)
-        ),
-        DeviceSpec(
-            "rare-stalls", "a stall in 10 s, of mean 200 us", stalls=Stalls.exponential(0.1, 200e-6)
-        ),
-        DeviceSpec(
-            "heavy-stalls", "2 stalls a second with a heavy tail",
+            "heavy-stalls",
+            "2 stalls a second with a heavy tail",
             stalls=Stalls.heavy(2, 50e-6, 2.5),
         ),
         DeviceSpec("glitch", "loses 100 us of traffic once a minute", glitches=Glitches()),
@@ -287,16 +280,19 @@ DEVICES: dict[str, DeviceSpec] = {
             glitches=Glitches(when="window"),
         ),
         DeviceSpec(
-            "glitch-random", "the same at random, once a minute on average",
+            "glitch-random",
+            "the same at random, once a minute on average",
             glitches=Glitches(when="random"),
         ),
         DeviceSpec("frame-errors", "each frame is lost with 1e-6", frame_error_ratio=1e-6),
         DeviceSpec("drift", "10 % faster while cold, time constant 30 s", drift=0.1),
         DeviceSpec("warm-up", "loses at any load for its first 8 s", warm_up_s=8.0),
         DeviceSpec(
-            "slow-warm-up", "loses every other second, at any load, for 25 s",
-            warm_up_s=25.0, warm_up_losses=0.5,
+            "slow-warm-up",
+            "loses every other second, at any load, for 25 s",
+            warm_up_s=25.0,
+            warm_up_losses=0.5,
         ),
         DeviceSpec("wire-speed", "faster than the line", capacity_pps=20e6),
     )
-}  # fmt: skip
+}

@@ -83,9 +83,12 @@ class ExecGenerator(Generator):
             self.close()
             raise
         self._info = GeneratorInfo(
-            hello.name, hello.max_pps or math.inf, hello.virtual_time, hello.can_abort,
+            hello.name,
+            hello.max_pps or math.inf,
+            hello.virtual_time,
+            hello.can_abort,
             hello.min_trial_s,
-        )  # fmt: skip
+        )
 
     @property
     def info(self) -> GeneratorInfo:
@@ -93,10 +96,13 @@ class ExecGenerator(Generator):
 
     def run(self, request: TrialRequest) -> Measurement:
         question = {
-            "op": "trial", "rate_pps": request.rate_pps, "duration_s": request.duration_s,
-            "frame_size": request.frame_size, "flows": request.flows,
+            "op": "trial",
+            "rate_pps": request.rate_pps,
+            "duration_s": request.duration_s,
+            "frame_size": request.frame_size,
+            "flows": request.flows,
             "abort_on_loss": request.abort_on_loss,
-        } | ({"mix": request.mix} if request.mix else {})  # fmt: skip
+        } | ({"mix": request.mix} if request.mix else {})
         takes = 0.0 if self._info.virtual_time else request.duration_s
         answer = self._dialogue.ask(question, takes + self._answer_s, _Answer)
         return Measurement(

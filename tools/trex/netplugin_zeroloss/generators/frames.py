@@ -93,9 +93,7 @@ def sizes(request: TrialRequest) -> tuple[int, ...]:
     return tuple(order)
 
 
-def frames_of(
-    frames: Frames, request: TrialRequest, marker: bytes, at_most: int
-) -> Iterator[bytes]:
+def frames_of(frames: Frames, request: TrialRequest, marker: bytes, at_most: int) -> Iterator[bytes]:
     """Yield every flow in every size of the mix, without FCS; the payload begins with ``marker``.
 
     All addresses in ``frames`` must be set.
@@ -137,9 +135,7 @@ def _frame(frames: Frames, size: int, flow: int, marker: bytes) -> bytes:
     room = size - FCS_BYTES - HEADER_BYTES
     ethernet = _mac(frames.destination_mac) + _mac(frames.source_mac) + b"\x08\x00"
     # Version and IHL, TOS, total length, ID, no fragments, TTL 64, UDP, checksum placeholder.
-    ip = struct.pack(
-        ">BBHHHBBHII", 0x45, 0, size - FCS_BYTES - 14, 0, 0, 64, 17, 0, source, destination
-    )
+    ip = struct.pack(">BBHHHBBHII", 0x45, 0, size - FCS_BYTES - 14, 0, 0, 64, 17, 0, source, destination)
     ip = ip[:10] + _checksum(ip) + ip[12:]
     # UDP checksum 0 means none (RFC 768), so a device may rewrite addresses without updating it.
     return ethernet + ip + struct.pack(">HHHH", *ports, 8 + room, 0) + marker.ljust(room, b"\0")

@@ -156,40 +156,52 @@ FAMILIES: dict[str, SimFamily] = {
             for spec in DEVICES.values()
         ),
         SimFamily(
-            "one-direction", "two directions, and one of them can do less",
+            "one-direction",
+            "two directions, and one of them can do less",
             (
                 replace(_CLEAN, name="there", capacity_pps=2.1e6),
                 replace(_CLEAN, name="back", capacity_pps=1.9e6),
             ),
         ),
         SimFamily(
-            "short-generator", "it sends 3 Mpps at most", (_CLEAN,), _LIMITED,
+            "short-generator",
+            "it sends 3 Mpps at most",
+            (_CLEAN,),
+            _LIMITED,
             sends_pps=_GENERATOR_LIMIT_PPS,
         ),
         SimFamily(
-            "late-generator", "it sends 3 Mpps at most, and all of it, later", (_CLEAN,), _LIMITED,
-            sends_pps=_GENERATOR_LIMIT_PPS, stretches=True,
+            "late-generator",
+            "it sends 3 Mpps at most, and all of it, later",
+            (_CLEAN,),
+            _LIMITED,
+            sends_pps=_GENERATOR_LIMIT_PPS,
+            stretches=True,
         ),
         SimFamily(
-            "dropping-generator", "its receiver drops above 3 Mpps", (_CLEAN,), _LIMITED,
+            "dropping-generator",
+            "its receiver drops above 3 Mpps",
+            (_CLEAN,),
+            _LIMITED,
             fault=_own_receiver_drops,
         ),
         SimFamily(
-            "queue-drops", "its transmit queue drops above 3 Mpps", (_CLEAN,), _LIMITED,
+            "queue-drops",
+            "its transmit queue drops above 3 Mpps",
+            (_CLEAN,),
+            _LIMITED,
             fault=_own_queue_drops,
         ),
+        SimFamily("flaky-generator", "one trial in ten is short", (_CLEAN,), fault=_sometimes_short),
         SimFamily(
-            "flaky-generator", "one trial in ten is short", (_CLEAN,), fault=_sometimes_short
-        ),
-        SimFamily(
-            "negative-counters", "one trial in ten has a wrapped counter", (_CLEAN,),
+            "negative-counters",
+            "one trial in ten has a wrapped counter",
+            (_CLEAN,),
             fault=_wrapping,
         ),
-        SimFamily(
-            "more-than-sent", "one trial in ten counts too much", (_CLEAN,), fault=_more_than_sent
-        ),
+        SimFamily("more-than-sent", "one trial in ten counts too much", (_CLEAN,), fault=_more_than_sent),
     )
-}  # fmt: skip
+}
 
 
 def sim_generator(

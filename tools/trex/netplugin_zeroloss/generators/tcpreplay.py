@@ -85,27 +85,47 @@ class Player:
     """A running tcpreplay on one interface. The caller closes it."""
 
     def __init__(
-        self, interface: str, pcap: str, rate_pps: float, packets: int, repeats: int, *,
-        netns_path: str | None, realtime: bool,
-    ) -> None:  # fmt: skip
+        self,
+        interface: str,
+        pcap: str,
+        rate_pps: float,
+        packets: int,
+        repeats: int,
+        *,
+        netns_path: str | None,
+        realtime: bool,
+    ) -> None:
         """Play ``pcap`` at most ``repeats`` times, until ``packets`` frames are sent.
 
         Raises: UnusableInput, GeneratorError.
         """
         arguments = [
             # SIGKILL when the parent dies, even if the parent was killed.
-            "setpriv", "--pdeathsig", "KILL", "--",
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "--",
             *(["nsenter", f"--net={netns_path}"] if netns_path else []),
-            PROGRAM, "--quiet", "--preload-pcap", "--timer=nano", "--no-flow-stats",
-            f"--pps={rate_pps:.2f}", f"--limit={packets}", f"--loop={repeats}",
-            f"--intf1={interface}", pcap,
-        ]  # fmt: skip
+            PROGRAM,
+            "--quiet",
+            "--preload-pcap",
+            "--timer=nano",
+            "--no-flow-stats",
+            f"--pps={rate_pps:.2f}",
+            f"--limit={packets}",
+            f"--loop={repeats}",
+            f"--intf1={interface}",
+            pcap,
+        ]
         self._said: IO[bytes] = tempfile.TemporaryFile()
         try:
             self._process = subprocess.Popen(
-                arguments, stdin=subprocess.DEVNULL, stdout=self._said, stderr=self._said,
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=self._said,
+                stderr=self._said,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         except OSError as error:
             self._said.close()
             raise UnusableInput(arguments[0], f"{error.strerror}: is it installed?") from error
@@ -208,10 +228,15 @@ class TcpreplayGenerator(Generator):
     """Runs one tcpreplay process per direction."""
 
     def __init__(
-        self, paths: Sequence[tuple[str, str, Frames]], netns: str | None = None,
-        max_pps: float = math.inf, *, realtime: bool = True, most_burst: int = MOST_BURST,
+        self,
+        paths: Sequence[tuple[str, str, Frames]],
+        netns: str | None = None,
+        max_pps: float = math.inf,
+        *,
+        realtime: bool = True,
+        most_burst: int = MOST_BURST,
         in_flight: int = IN_FLIGHT,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``paths``: per direction the transmitting interface, the receiving interface, and the frames.
 
         ``most_burst``: frames; ``in_flight``: frames that the device may hold.
@@ -262,9 +287,7 @@ class TcpreplayGenerator(Generator):
                 for run, one, leg in zip(played, directions, legs, strict=True)
             )
             bursts = [leg.pace.burst_packets for leg in legs]
-        sent, received = (
-            sum(d.tx_packets for d in directions), sum(d.rx_packets for d in directions)
-        )  # fmt: skip
+        sent, received = (sum(d.tx_packets for d in directions), sum(d.rx_packets for d in directions))
         if aborted and sent == received:
             self._in_flight.was_more()
         return Measurement(
@@ -332,9 +355,15 @@ class _Leg:
     """One direction of one trial. The caller closes it."""
 
     def __init__(
-        self, wire: Wire, way: _Way, request: TrialRequest, rate_pps: float, pcap: str,
-        in_flight: int, realtime: bool,
-    ) -> None:  # fmt: skip
+        self,
+        wire: Wire,
+        way: _Way,
+        request: TrialRequest,
+        rate_pps: float,
+        pcap: str,
+        in_flight: int,
+        realtime: bool,
+    ) -> None:
         self._wire = wire
         self._way = way
         self._rate_pps = rate_pps
@@ -358,10 +387,14 @@ class _Leg:
 
     def start(self) -> None:
         self.player = Player(
-            self._way.send.name, self._pcap, self._rate_pps, self._packets,
+            self._way.send.name,
+            self._pcap,
+            self._rate_pps,
+            self._packets,
             math.ceil(self._packets / self._frames),
-            netns_path=self._wire.netns_path, realtime=self._realtime,
-        )  # fmt: skip
+            netns_path=self._wire.netns_path,
+            realtime=self._realtime,
+        )
         self._opened.callback(self.player.close)
 
     def look(self) -> bool:

@@ -38,10 +38,13 @@ class TrexProgram:
         self._said: IO[bytes] = tempfile.TemporaryFile()
         # t-rex-64 finds its files relative to the working directory.
         self._guard = subprocess.Popen(
-            [sys.executable, "-P", str(_GUARD), f"./{PROGRAM}", *arguments], cwd=trex_dir,
-            stdin=subprocess.PIPE, stdout=self._said, stderr=subprocess.STDOUT,
+            [sys.executable, "-P", str(_GUARD), f"./{PROGRAM}", *arguments],
+            cwd=trex_dir,
+            stdin=subprocess.PIPE,
+            stdout=self._said,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
-        )  # fmt: skip
+        )
         self._ended = os.pidfd_open(self._guard.pid)
 
     @property

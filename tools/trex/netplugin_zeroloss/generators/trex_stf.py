@@ -213,9 +213,12 @@ class TrexStfGenerator(Generator):
     """Runs ``t-rex-64`` for each trial. The profile defines frames and flows; the request does not."""
 
     def __init__(
-        self, trex_dir: Path, profile: StfProfile, pps_per_m: float | None = None,
+        self,
+        trex_dir: Path,
+        profile: StfProfile,
+        pps_per_m: float | None = None,
         max_pps: float = math.inf,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``pps_per_m``: frames per second at ``-m 1``; None: measured in a short run before the first trial.
 
         Raises: UnusableInput.
@@ -255,9 +258,15 @@ class TrexStfGenerator(Generator):
         profile = self._profile
         where = ["--cfg", str(profile.configuration.resolve())] if profile.configuration else []
         arguments = [
-            "-f", profile.file, "-m", f"{multiplier:.9f}", "-d", f"{duration_s:.3f}",
-            *where, *profile.arguments,
-        ]  # fmt: skip
+            "-f",
+            profile.file,
+            "-m",
+            f"{multiplier:.9f}",
+            "-d",
+            f"{duration_s:.3f}",
+            *where,
+            *profile.arguments,
+        ]
         self._program = TrexProgram(self._trex_dir, arguments)
         late_s = duration_s * (1 + _LATE_PART) + _LATE_S
         deadline = time.monotonic() + _AROUND_S + late_s

@@ -92,9 +92,7 @@ def measurement(
     ``paths`` are pairs of ports: the first sends, the second receives.
     """
     directions = tuple(
-        Direction(
-            _more(before, after, "opackets", sender), _more(before, after, "ipackets", receiver)
-        )
+        Direction(_more(before, after, "opackets", sender), _more(before, after, "ipackets", receiver))
         for sender, receiver in paths
     )
     used = {port for path in paths for port in path}
@@ -190,12 +188,17 @@ class StlClient:
             opened.callback(self._child.close)
             about = self._child.ask(
                 {
-                    "op": "connect", "package": package, "server": server.host,
-                    "sync_port": server.sync_port, "async_port": server.async_port,
-                    "ports": ports, "force": server.force,
+                    "op": "connect",
+                    "package": package,
+                    "server": server.host,
+                    "sync_port": server.sync_port,
+                    "async_port": server.async_port,
+                    "ports": ports,
+                    "force": server.force,
                 },
-                _CONNECT_S, _Connected,
-            )  # fmt: skip
+                _CONNECT_S,
+                _Connected,
+            )
             self._opened = opened.pop_all()
         self.version = about.version
         self.drivers = sorted(set(about.drivers))
@@ -263,10 +266,14 @@ class TrexStlGenerator(Generator):
     """Owns the ports of its paths from construction until ``close``."""
 
     def __init__(
-        self, paths: Sequence[StlPath], server: StlServer, trex_dir: Path | None,
-        profile: StlProfile | None = None, max_pps: float | None = None,
+        self,
+        paths: Sequence[StlPath],
+        server: StlServer,
+        trex_dir: Path | None,
+        profile: StlProfile | None = None,
+        max_pps: float | None = None,
         in_flight: int = IN_FLIGHT,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """``trex_dir`` None: the installed client package. ``in_flight``: frames the device may hold.
 
         Raises: UnusableInput, GeneratorError.
@@ -274,8 +281,7 @@ class TrexStlGenerator(Generator):
         if profile is not None and not profile.file.is_file():
             raise UnusableInput("--trex-profile", f"{profile.file}: no such file")
         self._paths = [
-            replace(path, frames=path.frames.in_direction(number))
-            for number, path in enumerate(paths)
+            replace(path, frames=path.frames.in_direction(number)) for number, path in enumerate(paths)
         ]
         self._pairs = [(path.send, path.receive) for path in paths]
         self._senders = [path.send for path in paths]
@@ -318,9 +324,11 @@ class TrexStlGenerator(Generator):
         self._loaded = None
         if self._profile is not None:
             self._client.tell(
-                "profile", file=str(self._profile.file.resolve()), ports=self._senders,
+                "profile",
+                file=str(self._profile.file.resolve()),
+                ports=self._senders,
                 arguments=list(self._profile.arguments),
-            )  # fmt: skip
+            )
         else:
             self._client.tell("load", streams=list(_streams(self._paths, request)))
         self._loaded = wanted
@@ -333,10 +341,12 @@ class TrexStlGenerator(Generator):
         watches = [LossWatch(self._in_flight.packets) for _ in self._pairs]
         looks: list[Look] = []
         self._client.tell(
-            "start", ports=self._senders, duration_s=request.duration_s,
+            "start",
+            ports=self._senders,
+            duration_s=request.duration_s,
             # TRex does not accept an exponent.
             mult=f"{request.rate_pps / len(self._pairs):.4f}pps",
-        )  # fmt: skip
+        )
         late = time.monotonic() + request.duration_s * (1 + _LATE_PART) + _LATE_S
         while True:
             time.sleep(_LOOK_S)
@@ -357,9 +367,13 @@ class TrexStlGenerator(Generator):
                 return looks, at_s <= late
 
     def _between(
-        self, before: StlReading, after: StlReading, elapsed_s: float = 0.0, doubt_s: float = 0.0,
+        self,
+        before: StlReading,
+        after: StlReading,
+        elapsed_s: float = 0.0,
+        doubt_s: float = 0.0,
         settled: bool = True,
-    ) -> Measurement:  # fmt: skip
+    ) -> Measurement:
         return measurement(before, after, self._pairs, elapsed_s, doubt_s, settled)
 
     def _counts(self) -> StlReading:
@@ -399,9 +413,17 @@ def _streams(paths: Sequence[StlPath], request: TrialRequest) -> Iterator[Mappin
         }[frames.vary]
         for size, share in Counter(sizes(request)).items():
             yield {
-                "port": path.send, "size": size, "pps": share, "flows": request.flows,
-                "field": field, "field_bytes": field_bytes, "first": first,
-                "source_mac": frames.source_mac, "destination_mac": frames.destination_mac,
-                "source_ip": str(frames.source_ip), "destination_ip": str(frames.destination_ip),
-                "source_port": frames.source_port, "destination_port": frames.destination_port,
-            }  # fmt: skip
+                "port": path.send,
+                "size": size,
+                "pps": share,
+                "flows": request.flows,
+                "field": field,
+                "field_bytes": field_bytes,
+                "first": first,
+                "source_mac": frames.source_mac,
+                "destination_mac": frames.destination_mac,
+                "source_ip": str(frames.source_ip),
+                "destination_ip": str(frames.destination_ip),
+                "source_port": frames.source_port,
+                "destination_port": frames.destination_port,
+            }

@@ -45,9 +45,11 @@ class Child:
         except ImportError as error:
             raise RuntimeError(f"the client of TRex cannot be imported: {error}") from error
         self.client = self.api.STLClient(
-            server=ask["server"], sync_port=ask["sync_port"], async_port=ask["async_port"],
+            server=ask["server"],
+            sync_port=ask["sync_port"],
+            async_port=ask["async_port"],
             verbose_level="none",
-        )  # fmt: skip
+        )
         try:
             self.client.connect()
         except Exception as error:
@@ -93,9 +95,7 @@ class Child:
 
     def start(self, ask: dict[str, Any]) -> dict[str, Any]:
         # Force: TRex's line rate of a virtual port is not real.
-        self.client.start(
-            ports=ask["ports"], mult=ask["mult"], duration=ask["duration_s"], force=True
-        )
+        self.client.start(ports=ask["ports"], mult=ask["mult"], duration=ask["duration_s"], force=True)
         return {}
 
     def read(self, _ask: dict[str, Any]) -> dict[str, Any]:
@@ -108,10 +108,12 @@ class Child:
             raise RuntimeError(f"get_global_stats: {answer}")
         raw = answer.data()
         return {
-            "from_s": from_s, "to_s": to_s, "active": active,
+            "from_s": from_s,
+            "to_s": to_s,
+            "active": active,
             "ports": {port: {name: stats[port][name] for name in _COUNTERS} for port in self.ports},
             "raw_global": {name: raw[name] for name in _TOTALS},
-        }  # fmt: skip
+        }
 
     def stop(self, _ask: dict[str, Any]) -> dict[str, Any]:
         self.client.stop(ports=self.ports, rx_delay_ms=0)
@@ -140,12 +142,15 @@ class Child:
         if wanted["flows"] > 1:
             engine = [
                 api.STLVmFlowVar(
-                    "flow", min_value=wanted["first"], max_value=wanted["first"] + wanted["flows"] - 1,
-                    size=wanted["field_bytes"], op="inc",
+                    "flow",
+                    min_value=wanted["first"],
+                    max_value=wanted["first"] + wanted["flows"] - 1,
+                    size=wanted["field_bytes"],
+                    op="inc",
                 ),
                 api.STLVmWrFlowVar("flow", pkt_offset=wanted["field"]),
                 api.STLVmFixIpv4(offset="IP"),
-            ]  # fmt: skip
+            ]
         return api.STLStream(
             packet=api.STLPktBuilder(pkt=packet, vm=engine),
             mode=api.STLTXCont(pps=wanted["pps"]),

@@ -182,9 +182,10 @@ def _counting(interface: Interface, marker: bytes, outgoing: bool) -> socket.soc
         counter.bind((interface.name, _ETH_P_ALL))
         if not outgoing:
             counter.setsockopt(
-                _SOL_PACKET, _PACKET_ADD_MEMBERSHIP,
+                _SOL_PACKET,
+                _PACKET_ADD_MEMBERSHIP,
                 struct.pack("iHH8s", interface.index, _PACKET_MR_PROMISC, 0, b""),
-            )  # fmt: skip
+            )
         return counter
     except BaseException:
         counter.close()

@@ -38,9 +38,12 @@ def spread(answers: Sequence[float], wanted: float = 0.95) -> ResultSpread | Non
         confidence = _covers(count, out)
     mean = statistics.fmean(ordered)
     return ResultSpread(
-        count, statistics.median(ordered), (ordered[out], ordered[-1 - out]), confidence,
+        count,
+        statistics.median(ordered),
+        (ordered[out], ordered[-1 - out]),
+        confidence,
         relative_std(ordered) if mean else None,
-    )  # fmt: skip
+    )
 
 
 def relative_std(answers: Sequence[float]) -> float | None:

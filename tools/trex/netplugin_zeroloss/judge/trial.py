@@ -73,9 +73,7 @@ def judge(
     return _loss(measured, max_loss_ratio)
 
 
-def _objections(
-    asked: TrialRequest, measured: Measurement, precision: float
-) -> Iterator[tuple[Cause, str]]:
+def _objections(asked: TrialRequest, measured: Measurement, precision: float) -> Iterator[tuple[Cause, str]]:
     """Yield the reasons that make a trial invalid, most specific first."""
     yield from _about_counters(measured)
     yield from _about_the_generator(measured)
@@ -101,9 +99,12 @@ def _about_counters(measured: Measurement) -> Iterator[tuple[Cause, str]]:
     pairs = [(d.tx_packets, d.rx_packets) for d in measured.directions]
     total = (measured.tx_packets, measured.rx_packets)
     extra = (
-        measured.tx_shortfall, measured.rx_errors, measured.queue_drops, measured.queue_full,
+        measured.tx_shortfall,
+        measured.rx_errors,
+        measured.queue_drops,
+        measured.queue_full,
         measured.in_flight_packets,
-    )  # fmt: skip
+    )
     negative = [n for pair in [total, extra, *pairs] for n in pair if n < 0]
     if negative:
         yield Cause.COUNTERS, f"a counter is negative ({negative[0]}): it wrapped or was reset"
@@ -171,8 +172,7 @@ def _about_the_load(
     if measured.tx_packets - asked.packets > max(1.0, asked.packets * precision):
         yield (
             Cause.FAST,
-            f"the generator sent {measured.tx_packets} of {asked.packets:.0f} frames:"
-            " more than asked",
+            f"the generator sent {measured.tx_packets} of {asked.packets:.0f} frames: more than asked",
         )
 
 

@@ -33,9 +33,7 @@ class HostCounters(DropCounters):
     (``enqueue_to_backlog`` in net/core/dev.c), where the component ``links`` reads it.
     """
 
-    def __init__(
-        self, root: Path = Path("/proc"), processes: Mapping[str, str] = PROCESSES
-    ) -> None:
+    def __init__(self, root: Path = Path("/proc"), processes: Mapping[str, str] = PROCESSES) -> None:
         self._root, self._processes = root, dict(processes)
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -54,9 +52,7 @@ class HostCounters(DropCounters):
         except (OSError, ValueError, IndexError) as error:
             raise EvidenceError(f"host: {self._root}: {error!r}") from error
 
-    def between(
-        self, before: CounterReading, after: CounterReading, elapsed_s: float
-    ) -> CounterChanges:
+    def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
         # Processes that started or ended during the trial are left out.
         stayed = before.counters.keys() & after.counters.keys()
         gone = {n for n in before.counters if n.startswith("process.")} - stayed
@@ -120,9 +116,7 @@ def figures(grown: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
         return found
     for kind in (*_CAUSED, "user", "steal"):
         seconds = [
-            value
-            for name, value in grown.items()
-            if name.startswith("cpu") and name.endswith(f".{kind}_s")
+            value for name, value in grown.items() if name.startswith("cpu") and name.endswith(f".{kind}_s")
         ]
         found[f"{kind}_cpus"] = sum(seconds) / (elapsed_s if kind in _CAUSED else between_s)
         if kind == "softirq":

@@ -113,17 +113,13 @@ class DriverCounters(DropCounters):
             counts = _statistics(device)
             for name in names:
                 if name not in counts:
-                    raise EvidenceError(
-                        f"nic: {device} has no counter {name} (ethtool -S {device})"
-                    )
+                    raise EvidenceError(f"nic: {device} has no counter {name} (ethtool -S {device})")
                 lost[f"{device}.{name}"] = counts[name]
             telling = {n: c for n, c in counts.items() if _TELLING.search(n) and n not in names}
             counters |= {f"{device}.{name}": count for name, count in telling.items()}
         return CounterReading(lost, counters)
 
-    def between(
-        self, before: CounterReading, after: CounterReading, elapsed_s: float
-    ) -> CounterChanges:
+    def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
         fell = {
             name: value - after.counters.get(name, 0.0)
             for name, value in before.counters.items()

@@ -53,9 +53,7 @@ def parse_ports(text: str) -> dict[str, OvsPortCounts]:
     for line in text.splitlines():
         if port := _PORT.match(line):
             name, custom = port[1], {}
-            found[name] = OvsPortCounts(
-                rx=_counts("pkts=" + port[2].split("pkts=", 1)[1]), custom=custom
-            )
+            found[name] = OvsPortCounts(rx=_counts("pkts=" + port[2].split("pkts=", 1)[1]), custom=custom)
         elif name and line.strip().startswith("tx pkts="):
             found[name] = OvsPortCounts(found[name].rx, _counts(line), custom)
         elif name and "duration=" not in line:
@@ -77,10 +75,14 @@ def lost_at(port: OvsPortCounts) -> dict[str, int]:
     lost = {
         name: port.custom.get(name, 0)
         for name in (
-            "ovs_rx_qos_drops", "rx_missed_errors", "ovs_tx_failure_drops",
-            "ovs_tx_mtu_exceeded_drops", "ovs_tx_qos_drops", "ovs_tx_invalid_hwol_drops",
+            "ovs_rx_qos_drops",
+            "rx_missed_errors",
+            "ovs_tx_failure_drops",
+            "ovs_tx_mtu_exceeded_drops",
+            "ovs_tx_qos_drops",
+            "ovs_tx_invalid_hwol_drops",
         )
-    }  # fmt: skip
+    }
     named_rx = lost["ovs_rx_qos_drops"] + lost["rx_missed_errors"]
     named_rx += port.custom.get("rx_mbuf_allocation_errors", 0)
     named_tx = sum(count for name, count in lost.items() if name.startswith("ovs_tx_"))
@@ -177,9 +179,7 @@ class OvsCounters(DropCounters):
     def _ask(self, command: str, deadline: float) -> str:
         return vswitchd.appctl(self._rundir, command, deadline=deadline)
 
-    def between(
-        self, before: CounterReading, after: CounterReading, elapsed_s: float
-    ) -> CounterChanges:
+    def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
         found = super().between(_growing(before), _growing(after), elapsed_s)
         placement = {n: value for n, value in after.counters.items() if n.endswith(_PLACEMENT)}
         return CounterChanges(found.lost, {**_loads(found.readings), **placement})

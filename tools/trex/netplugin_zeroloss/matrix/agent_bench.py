@@ -45,9 +45,12 @@ def client(description: RunDescription) -> Client:
     agent = description.agent
     assert agent is not None
     given = {
-        "NETPLUGIN_URL": agent.url, "NETPLUGIN_TOKEN_FILE": agent.token_file,
-        "NETPLUGIN_CA": agent.ca, "NETPLUGIN_CERT": agent.cert, "NETPLUGIN_KEY": agent.key,
-    }  # fmt: skip
+        "NETPLUGIN_URL": agent.url,
+        "NETPLUGIN_TOKEN_FILE": agent.token_file,
+        "NETPLUGIN_CA": agent.ca,
+        "NETPLUGIN_CERT": agent.cert,
+        "NETPLUGIN_KEY": agent.key,
+    }
     reported = {name: str(value) for name, value in given.items() if value is not None}
     try:
         return Client.from_environment({**os.environ, **reported}, description.timeouts.agent)
@@ -69,9 +72,7 @@ def check(
     problems = list(_about_backends(description, searched, backends))
     mine = {end.port_id for end in description.ends or ()}
     problems += [
-        taken(port)
-        for port in agent.list_ports()
-        if port.port_id in mine and port.spec.vm_id != vm_id
+        taken(port) for port in agent.list_ports() if port.port_id in mine and port.spec.vm_id != vm_id
     ]
     if problems:
         raise UnusableInput("agent", "\n".join(problems))

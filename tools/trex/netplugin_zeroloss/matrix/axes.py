@@ -27,9 +27,7 @@ class Axes(Section):
     backends: Annotated[tuple[Name, ...], Field(min_length=1)]
     #: Number of PMD threads, each on a core of its own (``4``), or their CPUs, one per core
     #: (``"2-5"``).
-    pmd_cores: Annotated[
-        tuple[Annotated[int, Field(ge=1, le=1024)] | str, ...], Field(min_length=1)
-    ] = (1,)
+    pmd_cores: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)] | str, ...], Field(min_length=1)] = (1,)
     #: Backends without PMD threads: one cell for all values of ``pmd_cores``.
     without_pmd: tuple[Name, ...] = ("linuxbridge", "sriov")
     #: Bytes with FCS, or the name of a mix.

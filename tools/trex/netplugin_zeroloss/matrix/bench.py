@@ -144,9 +144,7 @@ def wait_until_forwarding(generator: Generator, like: TrialRequest, seconds: flo
     rate = min(_FIRST_PPS, like.rate_pps)
     while True:
         measured = generator.run(
-            TrialRequest(
-                rate, duration, like.frame_size, like.flows, False, "does it forward?", like.mix
-            )
+            TrialRequest(rate, duration, like.frame_size, like.flows, False, "does it forward?", like.mix)
         )
         ways = _directions(measured)
         if all(way.rx_packets >= way.tx_packets > 0 for way in ways):

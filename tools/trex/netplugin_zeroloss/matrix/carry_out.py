@@ -91,9 +91,7 @@ def _warm_up(plan: SearchPlan, generator: Generator, past: Sequence[PastTrial]) 
     seconds = max(min(traffic, plan.warm_up_s), plan.min_trial_s)
     if seconds > 0 and rate > 0:
         generator.run(
-            TrialRequest(
-                rate, seconds, plan.frame_size, plan.flows, False, "warming up again", plan.mix
-            )
+            TrialRequest(rate, seconds, plan.frame_size, plan.flows, False, "warming up again", plan.mix)
         )
 
 
@@ -102,8 +100,14 @@ def _warm_up(plan: SearchPlan, generator: Generator, past: Sequence[PastTrial]) 
 
 #: Errors that fail one cell; the run continues.
 _OF_A_CELL = (
-    CellError, EvidenceError, GeneratorError, NetpluginError, ReplayError, UnusableInput, ProgramError
-)  # fmt: skip
+    CellError,
+    EvidenceError,
+    GeneratorError,
+    NetpluginError,
+    ReplayError,
+    UnusableInput,
+    ProgramError,
+)
 
 
 class View(Protocol):
@@ -141,9 +145,7 @@ class Carrier:
         run = past.run
         return RunRecord(run.name, run.description, run.environment, run.cells, tuple(records))
 
-    def _part(
-        self, task: CellTask, attempt: Attempt | None, records: list[CellRecord]
-    ) -> CellRecord:
+    def _part(self, task: CellTask, attempt: Attempt | None, records: list[CellRecord]) -> CellRecord:
         self.view.begins(task)
         begun = time.monotonic()
         started = attempt.started if attempt is not None else now()
@@ -195,9 +197,7 @@ class Carrier:
 
 def is_done(task: CellTask, records: Iterable[CellRecord]) -> bool:
     """Whether a task has a result. A task that ended with an error is resumed."""
-    return any(
-        r.cell == task.cell and r.part is task.part and r.result is not None for r in records
-    )
+    return any(r.cell == task.cell and r.part is task.part and r.result is not None for r in records)
 
 
 def _ceilings(task: CellTask, records: list[CellRecord]) -> cells.Ceilings:

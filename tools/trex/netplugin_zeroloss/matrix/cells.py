@@ -79,9 +79,7 @@ def pmd_request(description: RunDescription, cell: Cell) -> PmdRequest | None:
     return None
 
 
-def plan(
-    description: RunDescription, task: CellTask, info: GeneratorInfo, ceilings: Ceilings
-) -> SearchPlan:
+def plan(description: RunDescription, task: CellTask, info: GeneratorInfo, ceilings: Ceilings) -> SearchPlan:
     """Return the search plan of a task. A control has the headline goal only."""
     search = description.search
     final = search.final_duration
@@ -122,9 +120,7 @@ def ceilings(loopback: CellRecord | None, vnf: CellRecord | None) -> Ceilings:
     limit would hide the VNF's.
     """
     by_generator = SearchVerdict.GENERATOR_LIMITED
-    return Ceilings(
-        _reached(loopback, {SearchVerdict.NDR, by_generator}), _reached(vnf, {SearchVerdict.NDR})
-    )
+    return Ceilings(_reached(loopback, {SearchVerdict.NDR, by_generator}), _reached(vnf, {SearchVerdict.NDR}))
 
 
 def _reached(control: CellRecord | None, verdicts: set[SearchVerdict]) -> float | None:
@@ -164,9 +160,7 @@ class TimeEstimate:
         Tasks in virtual time and in real time say nothing about each other.
         """
         alike = [
-            t
-            for t in self.took_s
-            if t.part is task.part and (t in self.virtual) == (task in self.virtual)
+            t for t in self.took_s if t.part is task.part and (t in self.virtual) == (task in self.virtual)
         ]
         nearest = [t for t in alike if t.cell.backend == task.cell.backend] or alike
         if nearest:

@@ -132,9 +132,7 @@ class VnfControl(Section):
     generator: generators.Description
     #: Only with an agent; without one the generator includes the VNF.
     vnf: vnfs.Description | None = None
-    ports: Annotated[tuple[vnfs.PortDescription, ...], Field(min_length=2, max_length=2)] | None = (
-        None
-    )
+    ports: Annotated[tuple[vnfs.PortDescription, ...], Field(min_length=2, max_length=2)] | None = None
 
 
 class Controls(Section):
@@ -278,8 +276,6 @@ def check_same(before: RunDescription, now: RunDescription, folder: str) -> None
 def _differences(where: str, before: Any, now: Any) -> Iterator[str]:
     if isinstance(before, dict) and isinstance(now, dict):
         for name in sorted({*before, *now}):
-            yield from _differences(
-                f"{where}.{name}" if where else name, before.get(name), now.get(name)
-            )
+            yield from _differences(f"{where}.{name}" if where else name, before.get(name), now.get(name))
     elif before != now:
         yield f"{where}: {before} before, {now} now"

@@ -110,9 +110,7 @@ class Ports:
         """Return what stays changed on the host, with cause and fix: PUT /v1/pmd cannot remove a mask."""
         if self._left_mask is None:
             return []
-        ran = (
-            f"ran PMD threads on CPUs {self.found_cpus}" if self.found_cpus else "ran no PMD thread"
-        )
+        ran = f"ran PMD threads on CPUs {self.found_cpus}" if self.found_cpus else "ran no PMD thread"
         return [
             f"pmd-cpu-mask stays set to CPUs {self._left_mask}: before the run OVS had no mask and {ran},"
             " and the agent cannot remove a mask; to remove it, run"
@@ -121,9 +119,12 @@ class Ports:
 
     def _spec(self, end: End, cell: Cell) -> PortSpec:
         return PortSpec(
-            vm_id=self._vm_id, mac=end.mac, backend=cell.backend, queues=cell.queues,
+            vm_id=self._vm_id,
+            mac=end.mac,
+            backend=cell.backend,
+            queues=cell.queues,
             network=end.network_of(cell.backend),
-        )  # fmt: skip
+        )
 
     def _wait(self, end: End, cell: Cell, ready: Callable[[Port], bool], what: str) -> Port:
         seconds = self._description.timeouts.active

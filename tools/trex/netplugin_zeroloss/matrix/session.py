@@ -77,10 +77,13 @@ def carry_out(asked: RunOptions, output: TextIO) -> int:
             if past is None:
                 past = Past(
                     RunRecord(
-                        session.description.name, session.text, environment,
-                        cells.cells(session.description), (),
+                        session.description.name,
+                        session.text,
+                        environment,
+                        cells.cells(session.description),
+                        (),
                     )
-                )  # fmt: skip
+                )
                 journal.run(past.run)
             else:
                 journal.session(environment)

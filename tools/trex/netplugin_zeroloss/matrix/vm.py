@@ -70,9 +70,7 @@ def wait_for_ssh(host: str, port: int, seconds: float) -> None:
             if there.recv(4) == b"SSH-":
                 return
         if time.monotonic() > deadline:
-            raise CellError(
-                f"the VM did not answer by SSH at {host} port {port} within {seconds:g} s"
-            )
+            raise CellError(f"the VM did not answer by SSH at {host} port {port} within {seconds:g} s")
         time.sleep(_LOOK_S)
 
 

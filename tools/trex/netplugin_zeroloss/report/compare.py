@@ -178,9 +178,7 @@ class Comparison:
         return 2 if CellVerdict.UNTOLD in reported or not reported else 0
 
 
-def compare(
-    before: RunRecord, after: RunRecord, limits: ComparisonLimits | None = None
-) -> Comparison:
+def compare(before: RunRecord, after: RunRecord, limits: ComparisonLimits | None = None) -> Comparison:
     """Compare the new run ``after`` with the old run ``before``."""
     limits = limits or ComparisonLimits()
     cells = tuple(dict.fromkeys([*before.cells, *after.cells]))
@@ -204,9 +202,12 @@ def _row(before: RunRecord, after: RunRecord, cell: Cell) -> CellComparison:
     """Return both sides of a cell, decided where verdicts alone suffice."""
     old, new = before.record(cell), after.record(cell)
     row = CellComparison(
-        cell, CellVerdict.SAME, "",
-        answers_of(old) if old else None, answers_of(new) if new else None,
-    )  # fmt: skip
+        cell,
+        CellVerdict.SAME,
+        "",
+        answers_of(old) if old else None,
+        answers_of(new) if new else None,
+    )
     if row.before is None:
         return replace(row, finding=CellVerdict.NO_BASELINE, why="the old run has not measured it")
     if row.after is None:
@@ -280,9 +281,7 @@ def _more_floors(old: Sequence[float], new: Sequence[float]) -> str:
     return f"; {counts[1]} of {len(new)} repeats found a floor, before {counts[0]} of {len(old)}"
 
 
-def _by_bounds(
-    row: CellComparison, old: Answers, new: Answers, limits: ComparisonLimits
-) -> CellComparison:
+def _by_bounds(row: CellComparison, old: Answers, new: Answers, limits: ComparisonLimits) -> CellComparison:
     """Decide without a test: the bounds over all repeats must be disjoint by a tolerance."""
     row = replace(row, change=_between(old, new))
     least = _tolerance(row, limits)

@@ -16,8 +16,12 @@ FORMAT: Final = 1
 _VERDICTS: Final = ("no regression", "regression", "unusable")
 #: Worst first.
 _ORDER: Final = (
-    CellVerdict.REGRESSION, CellVerdict.UNTOLD, CellVerdict.FASTER, CellVerdict.SAME, CellVerdict.NO_BASELINE
-)  # fmt: skip
+    CellVerdict.REGRESSION,
+    CellVerdict.UNTOLD,
+    CellVerdict.FASTER,
+    CellVerdict.SAME,
+    CellVerdict.NO_BASELINE,
+)
 
 
 def text(comparison: Comparison) -> str:
@@ -117,13 +121,17 @@ def _cell(cell: CellComparison) -> dict[str, Any]:
         "why": cell.why,
         "old": _side(cell.before),
         "new": _side(cell.after),
-        "change": None if change is None else {
-            "ratio": _finite(change.ratio), "low": _finite(change.low),
-            "high": _finite(change.high), "confidence": change.confidence,
+        "change": None
+        if change is None
+        else {
+            "ratio": _finite(change.ratio),
+            "low": _finite(change.low),
+            "high": _finite(change.high),
+            "confidence": change.confidence,
         },
         "p_adjusted": cell.p,
         "tested": cell.tested,
-    }  # fmt: skip
+    }
 
 
 def _side(answers: Answers | None) -> dict[str, Any] | None:

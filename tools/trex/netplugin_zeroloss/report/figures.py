@@ -70,9 +70,15 @@ def answers_of(record: CellRecord) -> Answers:
             max([upper, *(width * rate for rate in quoted)]),
         )
     return Answers(
-        record.verdict, result["reason"], (*quoted, *floors), lower, upper, record.zero_loss_pps,
-        float(result["goal"]["relative_width"]), _sharp(result),
-    )  # fmt: skip
+        record.verdict,
+        result["reason"],
+        (*quoted, *floors),
+        lower,
+        upper,
+        record.zero_loss_pps,
+        float(result["goal"]["relative_width"]),
+        _sharp(result),
+    )
 
 
 def _sharp(result: Mapping[str, Any]) -> bool:
@@ -358,9 +364,13 @@ def trials_at(result: Mapping[str, Any], numbers: Sequence[int]) -> list[Mapping
 def _goal(entry: Mapping[str, Any]) -> GoalFigure:
     goal = entry["goal"]
     return GoalFigure(
-        goal["name"], goal["in_words"], goal["relative_width"], entry["verdict"],
-        entry["rate_pps"], entry["reason"],
-    )  # fmt: skip
+        goal["name"],
+        goal["in_words"],
+        goal["relative_width"],
+        entry["verdict"],
+        entry["rate_pps"],
+        entry["reason"],
+    )
 
 
 def _interval(spread: Mapping[str, Any] | None) -> Interval | None:
@@ -388,8 +398,7 @@ def _with_efficiency(figure: ReportFigure, figures: Sequence[ReportFigure]) -> R
     same = [
         f
         for f in figures
-        if replace(f.cell, pmd_cores=None) == replace(figure.cell, pmd_cores=None)
-        and f.rate_per_core_pps
+        if replace(f.cell, pmd_cores=None) == replace(figure.cell, pmd_cores=None) and f.rate_per_core_pps
     ]
     first = min(same, key=lambda f: f.cell.pmd_cores or 0)
     if first is figure or not first.rate_per_core_pps:

@@ -88,10 +88,15 @@ def json_text(report: Report) -> str:
         "complete": not report.missing,
         "goals": list(report.goals),
         "published": (
-            {"name": report.published.name, "source": report.published.source,
-             "beside": report.beside.value, "conditions": dict(report.published.conditions)}
-            if report.published else None
+            {
+                "name": report.published.name,
+                "source": report.published.source,
+                "beside": report.beside.value,
+                "conditions": dict(report.published.conditions),
+            }
+            if report.published
+            else None
         ),
         "cells": cells,
-    }  # fmt: skip
+    }
     return json.dumps(whole, indent=1, allow_nan=False) + "\n"

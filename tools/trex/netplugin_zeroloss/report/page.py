@@ -56,9 +56,22 @@ def page(run: RunRecord, report: Report) -> str:
     )
     for module, names in (
         (words, ("mpps", "pps", "percent", "ratio", "count", "seconds")),
-        (table, ("figure_text", "short_text", "mark_text", "interval_text", "cpu_text",
-                 "efficiency_text", "published_text", "goal_text", "column", "frame")),
-    ):  # fmt: skip
+        (
+            table,
+            (
+                "figure_text",
+                "short_text",
+                "mark_text",
+                "interval_text",
+                "cpu_text",
+                "efficiency_text",
+                "published_text",
+                "goal_text",
+                "column",
+                "frame",
+            ),
+        ),
+    ):
         environment.filters |= {name: getattr(module, name) for name in names}
     environment.globals |= {"located": located, "not_located": not_located}
     environment.tests["mapping_of_values"] = lambda value: isinstance(value, Mapping)
@@ -101,9 +114,14 @@ def _cell(run: RunRecord, figure: ReportFigure, number: int) -> CellView:
     if record.result is None:
         return CellView(anchor, figure, None, record.setup, record.started, record.ended)
     return CellView(
-        anchor, figure, record.result, record.setup, record.started, record.ended,
+        anchor,
+        figure,
+        record.result,
+        record.setup,
+        record.started,
+        record.ended,
         tuple(_repeats(record.result)),
-    )  # fmt: skip
+    )
 
 
 def _repeats(result: Mapping[str, Any]) -> list[Repeat]:

@@ -140,10 +140,17 @@ def _saved(report: Report, kind: str, metadata: dict[str, None], background: str
 
     style = {
         # A fixed salt makes SVG ids reproducible; text stays text.
-        "svg.hashsalt": "zeroloss", "svg.fonttype": "none", "text.parse_math": False,
-        "font.family": "sans-serif", "font.size": 10, "text.color": _INK, "axes.edgecolor": _INK,
-        "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK,
-    }  # fmt: skip
+        "svg.hashsalt": "zeroloss",
+        "svg.fonttype": "none",
+        "text.parse_math": False,
+        "font.family": "sans-serif",
+        "font.size": 10,
+        "text.color": _INK,
+        "axes.edgecolor": _INK,
+        "axes.labelcolor": _INK,
+        "xtick.color": _INK,
+        "ytick.color": _INK,
+    }
     buffer = io.BytesIO()
     with warnings.catch_warnings(), matplotlib.rc_context(style):
         # Missing glyphs are drawn as boxes; the tables have the name.
@@ -176,9 +183,7 @@ def _draw(report: Report) -> Any:
     return picture
 
 
-def _panel(
-    axes: Any, title: str, grid: Grid, lines: Sequence[PlotLine], beside: PublishedRelation
-) -> None:
+def _panel(axes: Any, title: str, grid: Grid, lines: Sequence[PlotLine], beside: PublishedRelation) -> None:
     cores = [column for column in grid.columns if column is not None]
     left, right = 0, max(cores, default=1) * 1.06
     for line in lines:
@@ -223,19 +228,38 @@ def _draw_scaling(axes: Any, line: PlotLine, most: int) -> None:
         per_core = rates[0] / cores[0]
         if len(points) > 1:
             axes.plot(
-                [0, most], [0, per_core * most], color=line.colour, linewidth=1, linestyle=(0, (4, 4)),
+                [0, most],
+                [0, per_core * most],
+                color=line.colour,
+                linewidth=1,
+                linestyle=(0, (4, 4)),
                 alpha=0.6,
-            )  # fmt: skip
+            )
         axes.errorbar(
-            cores, rates, yerr=[low, high], color=line.colour, marker=line.marker, markersize=7,
-            linewidth=2, capsize=4, elinewidth=1.2, clip_on=False, zorder=3,
-        )  # fmt: skip
+            cores,
+            rates,
+            yerr=[low, high],
+            color=line.colour,
+            marker=line.marker,
+            markersize=7,
+            linewidth=2,
+            capsize=4,
+            elinewidth=1.2,
+            clip_on=False,
+            zorder=3,
+        )
     for figure in line.figures:
         if figure.at_least_pps is not None:
             axes.plot(
-                [figure.cell.pmd_cores], [figure.at_least_pps / 1e6], color=line.colour,
-                marker=_ARROW, markersize=15, fillstyle="none", linestyle="none", zorder=3,
-            )  # fmt: skip
+                [figure.cell.pmd_cores],
+                [figure.at_least_pps / 1e6],
+                color=line.colour,
+                marker=_ARROW,
+                markersize=15,
+                fillstyle="none",
+                linestyle="none",
+                zorder=3,
+            )
 
 
 def _draw_published(axes: Any, lines: Sequence[PlotLine], right: float) -> None:
@@ -245,10 +269,16 @@ def _draw_published(axes: Any, lines: Sequence[PlotLine], right: float) -> None:
             if figure.published_pps is not None:
                 at = figure.cell.pmd_cores
                 axes.plot(
-                    [right if at is None else at], [figure.published_pps / 1e6], color=line.colour,
-                    marker=line.marker, markersize=8, markerfacecolor="none", linestyle="none",
-                    clip_on=False, zorder=4,
-                )  # fmt: skip
+                    [right if at is None else at],
+                    [figure.published_pps / 1e6],
+                    color=line.colour,
+                    marker=line.marker,
+                    markersize=8,
+                    markerfacecolor="none",
+                    linestyle="none",
+                    clip_on=False,
+                    zorder=4,
+                )
 
 
 def _legend(axes: Any, lines: Sequence[PlotLine], beside: PublishedRelation) -> None:
@@ -282,20 +312,30 @@ def _legend(axes: Any, lines: Sequence[PlotLine], beside: PublishedRelation) -> 
     if any(f.at_least_pps is not None for line in lines for f in line.figures):
         entries.append(
             Line2D(
-                [], [], color=_INK, marker=_ARROW, markersize=12, fillstyle="none", linestyle="none",
+                [],
+                [],
+                color=_INK,
+                marker=_ARROW,
+                markersize=12,
+                fillstyle="none",
+                linestyle="none",
                 label="at least (generator limit)",
             )
-        )  # fmt: skip
+        )
     if any(f.published_pps is not None for line in lines for f in line.figures):
         entries.append(
             Line2D(
                 [], [], color=_INK, marker="o", markerfacecolor="none", linestyle="none", label=beside.value
             )
-        )  # fmt: skip
+        )
     axes.legend(
-        handles=entries, loc="upper left", bbox_to_anchor=(1.03, 1.0), frameon=False, fontsize=9,
+        handles=entries,
+        loc="upper left",
+        bbox_to_anchor=(1.03, 1.0),
+        frameon=False,
+        fontsize=9,
         borderaxespad=0,
-    )  # fmt: skip
+    )
 
 
 # -- Layout of the trial plot of a search: load by trial number, marked by verdict. ---------------

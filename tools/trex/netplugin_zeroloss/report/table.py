@@ -29,10 +29,7 @@ class Grid:
 
     @property
     def title(self) -> str:
-        return (
-            f"{frame(self.frame)}, {words.count(self.flows, 'flow')},"
-            f" {words.count(self.queues, 'queue')}"
-        )
+        return f"{frame(self.frame)}, {words.count(self.flows, 'flow')}, {words.count(self.queues, 'queue')}"
 
 
 def grids(report: Report) -> list[Grid]:
@@ -51,9 +48,12 @@ def _grid(report: Report, size: str, flows: int, queues: int) -> Grid:
     by_cell = {(f.cell.backend, f.cell.pmd_cores): f for f in mine}
     backends = dict.fromkeys(f.cell.backend for f in mine)
     return Grid(
-        size, flows, queues, tuple(columns),
+        size,
+        flows,
+        queues,
+        tuple(columns),
         tuple((b, tuple(by_cell.get((b, cores)) for cores in columns)) for b in backends),
-    )  # fmt: skip
+    )
 
 
 # -- words of a cell -----------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from netplugin_zeroloss.search.trials import Asking, Trial
 TARGET = 1.0
 #: Slopes (b = d ln h / d ln r) with their prior weights. Production hosts have 4 to 12; the steep
 #: ones represent a sharp limit.
-_SLOPES = {2: .6, 3: .8, 4.5: 1.0, 6.5: 1.0, 9: 1.0, 13: .8, 20: .5, 40: .3, 100: .3, 300: .3}  # fmt: skip
+_SLOPES = {2: 0.6, 3: 0.8, 4.5: 1.0, 6.5: 1.0, 9: 1.0, 13: 0.8, 20: 0.5, 40: 0.3, 100: 0.3, 300: 0.3}
 #: Grid of the limit: from 1 % of the first lossy load to slightly above it.
 _LIMITS = [math.exp(-4.6 + 4.65 * i / 119) for i in range(120)]
 #: Loss events within the goal's duration at the first lossy load, for load-independent loss.
@@ -59,8 +59,7 @@ class HazardModel:
         self._reference = reference_pps
         self._base = math.log(TARGET / time_s)
         self._cells = [
-            (x * reference_pps, b, power)
-            for x, b, power in product(_LIMITS, _SLOPES, (True, False))
+            (x * reference_pps, b, power) for x, b, power in product(_LIMITS, _SLOPES, (True, False))
         ]
         self._log = [math.log(_SLOPES[b]) for _, b, _ in self._cells]
         whole = _log_sum(self._log)
@@ -82,14 +81,14 @@ class HazardModel:
         odds = falling - floor + math.log(1 / _FLOOR_PRIOR - 1)
         weights = [math.exp(a - falling) for a in self._log]
         mean = sum(w * math.log(c[0]) for w, c in zip(weights, self._cells, strict=True))
-        variance = sum(
-            w * (math.log(c[0]) - mean) ** 2 for w, c in zip(weights, self._cells, strict=True)
-        )
+        variance = sum(w * (math.log(c[0]) - mean) ** 2 for w, c in zip(weights, self._cells, strict=True))
         slope = sum(w * math.log(c[1]) for w, c in zip(weights, self._cells, strict=True))
         return LossEstimate(
-            math.exp(mean), math.sqrt(max(0.0, variance)), math.exp(slope),
+            math.exp(mean),
+            math.sqrt(max(0.0, variance)),
+            math.exp(slope),
             1 / (1 + math.exp(max(-700.0, min(700.0, odds)))),
-        )  # fmt: skip
+        )
 
 
 def _likelihood(log_hazard: float, time_s: float, lost: bool, stopped: bool) -> float:
@@ -170,18 +169,14 @@ class ChanceSearch:
             rate = self._next(seen, lower, upper)
             if rate < self._ground.least():
                 return (yield from self._floor.search(rate))
-            trial = yield from self._ground.ask(
-                rate, self._goal.final_trial_s, "how often does it lose?"
-            )
+            trial = yield from self._ground.ask(rate, self._goal.final_trial_s, "how often does it lose?")
             self._teach(model, trial)
 
     def _bracketed(self, lower: float) -> Outcome:
         upper = self._log.upper()
         if not self._ground.is_close(lower, upper):
             return self._ground.generator_limited(lower)
-        return self._ground.ndr(
-            lower, upper, "bracketed; loss below capacity is a matter of chance"
-        )
+        return self._ground.ndr(lower, upper, "bracketed; loss below capacity is a matter of chance")
 
     def _is_early(self) -> bool:
         """Whether apparent load-independent loss may be warm-up instead. True at most once per search."""
@@ -216,11 +211,7 @@ class ChanceSearch:
             for t in self._log.counted()
             if t.request.duration_s >= self._goal.final_trial_s * (1 - ROUNDING)
         ]
-        late = [
-            t
-            for t in full
-            if t.passed or t.lost_within_s > self._ground.resolution(t.rate, self._width)
-        ]
+        late = [t for t in full if t.passed or t.lost_within_s > self._ground.resolution(t.rate, self._width)]
         trials = late or full
         model = HazardModel(max(t.rate for t in trials), self._goal.sum_s)
         for trial in trials:

@@ -30,9 +30,7 @@ class SearchContext:
     def ask(self, rate: float, duration_s: float, why: str, *, abort: bool = True) -> Asking[Trial]:
         """Request a trial; repeats an invalid one. Raises: BudgetExhausted."""
         # Two decimals: generators take decimal numbers.
-        return (
-            yield from self.log.ask(round(rate, 2), duration_s, why, goal=self.goal, abort=abort)
-        )
+        return (yield from self.log.ask(round(rate, 2), duration_s, why, goal=self.goal, abort=abort))
 
     def short(self, rate: float, why: str, gap: float | None = None) -> Asking[Trial]:
         """Request the shortest trial that can tell ``rate`` from one lower by ``gap`` (default: width)."""
@@ -77,18 +75,17 @@ class SearchContext:
         """Return the outcome for a generator that cannot send more; ``lower`` passed, the rest is unknown."""
         trial = self.log.ceiling_trial
         if trial is None:
-            reason = (
-                f"the generator does no more than {self.top:.6g} pps, and nothing was lost there"
-            )
+            reason = f"the generator does no more than {self.top:.6g} pps, and nothing was lost there"
         else:
             reason = f"asked {trial.rate:.6g} pps: {trial.judgement.reason}"
-        return Outcome(
-            self.goal, SearchVerdict.GENERATOR_LIMITED, reason, lower, self.plan.line_rate_pps
-        )
+        return Outcome(self.goal, SearchVerdict.GENERATOR_LIMITED, reason, lower, self.plan.line_rate_pps)
 
     def failed(self, reason: str) -> Outcome:
         """Return an outcome without a verdict, with the known bounds."""
         return Outcome(
-            self.goal, SearchVerdict.FAILED, reason, self.log.lower(self.goal) or 0.0,
+            self.goal,
+            SearchVerdict.FAILED,
+            reason,
+            self.log.lower(self.goal) or 0.0,
             min(self.log.upper(), self.plan.line_rate_pps),
-        )  # fmt: skip
+        )

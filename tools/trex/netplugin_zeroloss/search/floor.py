@@ -33,9 +33,7 @@ class FloorTest:
     def trial(self) -> Asking[Trial]:
         """Run one control trial."""
         rate = min(self._control_rate(), self._ground.log.upper())
-        return (
-            yield from self._ground.ask(rate, self._ground.goal.final_trial_s, "is there a floor?")
-        )
+        return (yield from self._ground.ask(rate, self._ground.goal.final_trial_s, "is there a floor?"))
 
     def search(self, rate: float) -> Asking[Outcome]:
         """Run control trials after short trials lost at the lowest loads. Raises: BudgetExhausted."""
@@ -69,9 +67,7 @@ class FloorTest:
             f"loss does not fall with the load: at a tenth of it {lost} frames were still lost,"
             f" {len(lossy)} times in {traffic:.0f} s{where}"
         )
-        return Outcome(
-            self._ground.goal, SearchVerdict.FLOOR, reason, 0.0, self._ground.log.upper(), floor
-        )  # fmt: skip
+        return Outcome(self._ground.goal, SearchVerdict.FLOOR, reason, 0.0, self._ground.log.upper(), floor)
 
     def _control_rate(self) -> float:
         reference = self._ground.forwarding_pps or self._ground.log.upper()

@@ -137,9 +137,7 @@ class RatioSearch:
 
     def _ask(self, rate: float, duration_s: float) -> Asking[Trial]:
         return (
-            yield from self._log.ask(
-                round(rate, 2), duration_s, f"for {self._goal.name}", goal=self._goal
-            )
+            yield from self._log.ask(round(rate, 2), duration_s, f"for {self._goal.name}", goal=self._goal)
         )
 
     # -- outcomes --------------------------------------------------------------------------------
@@ -152,14 +150,15 @@ class RatioSearch:
     def _limited(self, lo: float) -> Outcome:
         trial = self._log.ceiling_trial
         reason = trial.judgement.reason if trial else "the generator does no more"
-        return Outcome(
-            self._goal, SearchVerdict.GENERATOR_LIMITED, reason, lo, self._plan.line_rate_pps
-        )
+        return Outcome(self._goal, SearchVerdict.GENERATOR_LIMITED, reason, lo, self._plan.line_rate_pps)
 
     def _nothing(self) -> Outcome:
         if self._log.ceiling_trial is not None:
             return self._limited(0.0)
         return Outcome(
-            self._goal, SearchVerdict.FAILED, "the goal is reached at no rate", 0.0,
+            self._goal,
+            SearchVerdict.FAILED,
+            "the goal is reached at no rate",
+            0.0,
             self._plan.line_rate_pps,
-        )  # fmt: skip
+        )

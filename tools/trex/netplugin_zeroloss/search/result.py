@@ -25,9 +25,7 @@ from netplugin_zeroloss.values import Direction, Goal, Measurement, TrialRequest
 FORMAT = 1
 
 
-def result_of(
-    plan: SearchPlan, runs: Sequence[SearchRun], environment: Mapping[str, Any]
-) -> dict[str, Any]:
+def result_of(plan: SearchPlan, runs: Sequence[SearchRun], environment: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON result of one or more runs of the same search."""
     middle = _middle(runs)
     outcome = runs[middle].found.headline
@@ -48,9 +46,7 @@ def result_of(
         "repeats": _repeats(runs, [rate for rate in rates if rate is not None], middle),
         "plan": describe_plan(plan),
         "trial_log": [
-            describe_trial(trial, repeat)
-            for repeat, run in enumerate(runs)
-            for trial in run.found.trials
+            describe_trial(trial, repeat) for repeat, run in enumerate(runs) for trial in run.found.trials
         ],
         "evidence": _evidence(outcome, runs[middle].found.trials),
         "environment": dict(environment),
@@ -126,9 +122,7 @@ def _evidence(outcome: Outcome, trials: Sequence[Trial]) -> dict[str, Any]:
         "lost_at_upper": sum(t.judgement.lost_packets for t in upper),
         "places_at_upper": _places(upper),
         "floor": dataclasses.asdict(outcome.floor) if outcome.floor else None,
-        "invalid_causes": dict(
-            Counter(t.judgement.cause.value for t in trials if t.judgement.cause)
-        ),
+        "invalid_causes": dict(Counter(t.judgement.cause.value for t in trials if t.judgement.cause)),
     }
 
 
@@ -187,16 +181,12 @@ def load(
     try:
         result = json.loads(text)
         if result["format"] != FORMAT:
-            raise UnusableInput(
-                name, f"its format is {result['format']}, this program reads {FORMAT}"
-            )
+            raise UnusableInput(name, f"its format is {result['format']}, this program reads {FORMAT}")
         repeats: list[list[tuple[TrialRequest, Measurement]]] = [
             [] for _ in range(result["repeats"]["count"])
         ]
         for entry in result["trial_log"]:
-            repeats[entry["repeat"]].append(
-                (read_request(entry), read_measurement(entry["measured"]))
-            )
+            repeats[entry["repeat"]].append((read_request(entry), read_measurement(entry["measured"])))
         return read_plan(result["plan"]), repeats, result
     except UnusableInput:
         raise

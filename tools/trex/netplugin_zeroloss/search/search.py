@@ -50,9 +50,7 @@ def search(plan: SearchPlan) -> Asking[SearchResult]:
 def _unfinished(plan: SearchPlan, log: TrialLog, goal: Goal, why: str) -> Outcome:
     lower = log.lower(goal) if goal.is_strict else None
     upper = log.upper() if goal.is_strict else math.inf
-    return Outcome(
-        goal, SearchVerdict.FAILED, why, lower or 0.0, min(upper, plan.line_rate_pps)
-    )  # fmt: skip
+    return Outcome(goal, SearchVerdict.FAILED, why, lower or 0.0, min(upper, plan.line_rate_pps))
 
 
 def replay(plan: SearchPlan, journal: Iterable[tuple[TrialRequest, Measurement]]) -> SearchResult:

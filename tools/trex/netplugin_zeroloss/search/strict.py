@@ -151,9 +151,7 @@ class StrictSearch:
         full = self._ground.goal.final_trial_s
         return min(max(min(exact, full / 4), rough, self._ground.goal.initial_trial_s), full)
 
-    def _narrow(
-        self, lo: float | None, hi: float, step: float
-    ) -> Asking[tuple[float, float] | None]:
+    def _narrow(self, lo: float | None, hi: float, step: float) -> Asking[tuple[float, float] | None]:
         """Narrow the range with short trials to a passing load and a failing one within the width.
 
         ``hi`` is infinite if nothing failed. Steps double until both sides are known. None: no load
@@ -161,9 +159,7 @@ class StrictSearch:
         """
         while True:
             hi = min(hi, self._ground.log.ceiling)
-            if lo is not None and (
-                lo >= self._top * (1 - ROUNDING) or self._ground.is_close(lo, hi)
-            ):
+            if lo is not None and (lo >= self._top * (1 - ROUNDING) or self._ground.is_close(lo, hi)):
                 return lo, hi
             if lo is None:
                 bound = min(hi, self._top)

@@ -59,9 +59,7 @@ class SearchPlan:
 
     def __post_init__(self) -> None:
         """Validate the rates and goals. Raises: UnusableInput."""
-        for name, value in (
-            ("line rate", self.line_rate_pps), ("generator's rate", self.generator_max_pps)
-        ):  # fmt: skip
+        for name, value in (("line rate", self.line_rate_pps), ("generator's rate", self.generator_max_pps)):
             if not value >= 0.01:
                 raise UnusableInput(name, f"must be at least 0.01 pps, not {value:g}")
         if not math.isfinite(self.line_rate_pps):
@@ -152,10 +150,14 @@ class TrialLog:
         for attempt in range(plan.attempts):
             again = f", attempt {attempt + 1}" if attempt else ""
             request = TrialRequest(
-                rate, duration_s, plan.frame_size, plan.flows,
-                abort and plan.can_abort and goal.max_loss_ratio == 0, purpose + again,
+                rate,
+                duration_s,
+                plan.frame_size,
+                plan.flows,
+                abort and plan.can_abort and goal.max_loss_ratio == 0,
+                purpose + again,
                 plan.mix,
-            )  # fmt: skip
+            )
             trial = yield from self._run(request, goal)
             if trial.valid:
                 return trial
@@ -208,9 +210,7 @@ class TrialLog:
         return sum(
             1
             for t in self.counted()
-            if t.passed
-            and same(t.rate, rate)
-            and t.request.duration_s >= goal.final_trial_s * (1 - _SAME)
+            if t.passed and same(t.rate, rate) and t.request.duration_s >= goal.final_trial_s * (1 - _SAME)
         )
 
     def lower(self, goal: Goal) -> float | None:

@@ -57,9 +57,7 @@ def vnf_port(binding: Binding, spec: PortSpec, peer_mac: str) -> VnfPort:
         raise VnfError(f"the binding of a {binding.vif_type} port has no {field}")
     # The VM's tx ring is OVS's rx ring and vice versa.
     ring = min(spec.rx_queue_size, spec.tx_queue_size)
-    return VnfPort(
-        attachment, str(device), spec.mac, peer_mac, spec.queues, ring, spec.network.mtu
-    )  # fmt: skip
+    return VnfPort(attachment, str(device), spec.mac, peer_mac, spec.queues, ring, spec.network.mtu)
 
 
 # -- The VNF ``external``, run by the operator: not checked, and without counters. ----------------

@@ -148,9 +148,7 @@ class Forwarded(DropCounters):
             counters[f"port{number}.tx_packets"] = port.sent
         return CounterReading(lost, counters)
 
-    def between(
-        self, before: CounterReading, after: CounterReading, elapsed_s: float
-    ) -> CounterChanges:
+    def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
         found = super().between(before, after, elapsed_s)
         lost = dict(found.lost)
         for number in range(len(after.counters) // 2):

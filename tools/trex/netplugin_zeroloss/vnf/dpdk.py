@@ -74,9 +74,7 @@ def _check(port: VnfPort, vhost_net: bool) -> None:
         case Attachment.VFIO:
             driver = _PCI / port.device / "driver"
             if not driver.exists() or driver.resolve().name != "vfio-pci":
-                raise VnfError(
-                    f"{port.device} is not bound to vfio-pci: dpdk-devbind.py -b vfio-pci"
-                )
+                raise VnfError(f"{port.device} is not bound to vfio-pci: dpdk-devbind.py -b vfio-pci")
         case Attachment.TAP | Attachment.NETDEV:
             if not (_NET / port.device).exists():
                 raise VnfError(f"{port.device}: there is no such device in this network namespace")

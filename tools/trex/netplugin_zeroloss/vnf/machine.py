@@ -155,9 +155,14 @@ def _run(arguments: Sequence[str], stdin: str | None) -> str:
     deadline = time.monotonic() + _COMMAND_S
     try:
         done = subprocess.run(
-            list(arguments), input=stdin, stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True, text=True, timeout=remaining(deadline), check=False,
-        )  # fmt: skip
+            list(arguments),
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=remaining(deadline),
+            check=False,
+        )
     except OSError as error:
         raise VnfError(f"{arguments[0]}: {error.strerror}") from error
     except subprocess.TimeoutExpired as late:

@@ -46,8 +46,11 @@ class StartupConf:
         return "".join(
             [
                 _section(
-                    "unix", "nodaemon", f"runtime-dir {self.directory}",
-                    f"cli-listen {self.directory}/cli.sock", f"log {self.directory}/vpp.log",
+                    "unix",
+                    "nodaemon",
+                    f"runtime-dir {self.directory}",
+                    f"cli-listen {self.directory}/cli.sock",
+                    f"log {self.directory}/vpp.log",
                 ),
                 _section("socksvr", f"socket-name {self.api_socket}"),
                 _section("statseg", f"socket-name {self.stats_socket}"),
@@ -56,7 +59,7 @@ class StartupConf:
                 _section("plugins", *self._plugins()),
                 *([_section("dpdk", *self._dpdk())] if self.nics else []),
             ]
-        )  # fmt: skip
+        )
 
     def _cpu(self) -> list[str]:
         lines = [] if self.cores.main is None else [f"main-core {self.cores.main}"]

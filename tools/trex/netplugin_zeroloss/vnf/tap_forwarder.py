@@ -106,9 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--cpu", type=int, help="run on this CPU")
-    parser.add_argument(
-        "--tap", nargs=3, action="append", required=True, metavar=("NAME", "MAC", "PEER")
-    )
+    parser.add_argument("--tap", nargs=3, action="append", required=True, metavar=("NAME", "MAC", "PEER"))
     options = parser.parse_args()
     if options.cpu is not None:
         os.sched_setaffinity(0, {options.cpu})

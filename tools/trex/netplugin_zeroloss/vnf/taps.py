@@ -59,9 +59,7 @@ class Taps(OwnProgram):
         self._program.start()
         self._program.wait_for(lambda: telemetry.there, deadline, "it opens its taps")
         self._counts()
-        return VnfInfo(
-            "taps", telemetry.version, (1,) * len(self._ports), {"command": " ".join(words)}
-        )  # fmt: skip
+        return VnfInfo("taps", telemetry.version, (1,) * len(self._ports), {"command": " ".join(words)})
 
     def check(self) -> None:
         if self._program is None:

@@ -33,9 +33,7 @@ class Testpmd(OwnProgram):
 
     __test__ = False  # the name looks like a test to pytest
 
-    def __init__(
-        self, description: TestpmdDescription, ports: tuple[VnfPort, ...], cores: VnfCores
-    ) -> None:
+    def __init__(self, description: TestpmdDescription, ports: tuple[VnfPort, ...], cores: VnfCores) -> None:
         self._description, self._ports, self._cores = description, ports, cores
 
     def start(self) -> VnfInfo:
@@ -60,8 +58,9 @@ class Testpmd(OwnProgram):
         for number, port in enumerate(self._ports):
             program.wait_for(
                 partial(_is_up, telemetry, number),
-                deadline, f"the link of {port.device} is up",
-            )  # fmt: skip
+                deadline,
+                f"the link of {port.device} is up",
+            )
         return VnfInfo("testpmd", telemetry.version, self._queues(), {"command": " ".join(words)})
 
     def check(self) -> None:
@@ -79,9 +78,7 @@ class Testpmd(OwnProgram):
         for number, port in enumerate(self._ports):
             queues = int(self._telemetry.ask("/ethdev/info", number)["nb_rx_queues"])
             if queues != port.queues:
-                raise VnfError(
-                    f"testpmd: {port.device} has {queues} receive queues, not {port.queues}"
-                )
+                raise VnfError(f"testpmd: {port.device} has {queues} receive queues, not {port.queues}")
             found.append(queues)
         return tuple(found)
 
@@ -108,8 +105,10 @@ def arguments(
     jumbo = [f"--max-pkt-len={mtu + 22}", f"--mbuf-size={mtu + 256}"] if mtu > 1500 else []
     return [
         description.binary,
-        "--lcores", _lcores(cores),
-        "-m", str(description.memory_mb),
+        "--lcores",
+        _lcores(cores),
+        "-m",
+        str(description.memory_mb),
         *(["--in-memory"] if description.hugepages else ["--no-huge"]),
         "--single-file-segments",
         f"--file-prefix={_PREFIX}",
@@ -118,14 +117,17 @@ def arguments(
         "--forward-mode=mac",
         *(f"--eth-peer={number},{port.peer_mac}" for number, port in enumerate(ports)),
         f"--nb-cores={len(cores.workers) or 1}",
-        f"--rxq={each}", f"--txq={each}", f"--rxd={ring}", f"--txd={ring}",
+        f"--rxq={each}",
+        f"--txq={each}",
+        f"--rxd={ring}",
+        f"--txd={ring}",
         f"--total-num-mbufs={len(ports) * each * 2 * ring + _SPARE_BUFFERS}",
         *jumbo,
         "--no-lsc-interrupt",
         # With a period testpmd does not wait for a key; once a minute costs nothing.
         "--stats-period=60",
         "--auto-start",
-    ]  # fmt: skip
+    ]
 
 
 def _is_up(telemetry: Telemetry, number: int) -> bool:

@@ -25,9 +25,7 @@ _STATIC = 1  # IP_API_NEIGHBOR_FLAG_STATIC in vnet/ip-neighbor/ip_neighbor.api
 _LABELS = 16  # of fib_path in vnet/fib/fib_types.api
 
 
-def routing(
-    ports: Sequence[VnfPort], interfaces: Sequence[int]
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def routing(ports: Sequence[VnfPort], interfaces: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the messages with their fields (pure); ``interfaces``: VPP's interface index per port.
 
     Each port has its own table with one route to the far end of its partner. The addresses of the test
@@ -43,18 +41,21 @@ def routing(
         address = {"sw_if_index": index, "is_add": True, "prefix": prefix}
         yield "sw_interface_add_del_address", address
         neighbour = {
-            "sw_if_index": index, "flags": _STATIC, "mac_address": port.peer_mac,
+            "sw_if_index": index,
+            "flags": _STATIC,
+            "mac_address": port.peer_mac,
             "ip_address": _far(number),
-        }  # fmt: skip
+        }
         yield "ip_neighbor_add_del", {"is_add": True, "neighbor": neighbour}
     for number in range(len(ports)):
         partner = number ^ 1
         path = {
-            "sw_if_index": interfaces[partner], "weight": 1,
+            "sw_if_index": interfaces[partner],
+            "weight": 1,
             "nh": {"address": {"ip4": _far(partner)}},
             # A fixed-length array, even if empty.
             "label_stack": [{}] * _LABELS,
-        }  # fmt: skip
+        }
         route = {"table_id": number + 1, "prefix": "0.0.0.0/0", "n_paths": 1, "paths": [path]}
         yield "ip_route_add_del", {"is_add": True, "route": route}
 
@@ -130,14 +131,13 @@ class Vpp(Vnf):
             api.call(message, **fields)
         for number in range(len(self._ports)):
             program.wait_for(
-                partial(self._link_up, number), deadline,
+                partial(self._link_up, number),
+                deadline,
                 f"the link of {self._ports[number].device} is up",
-            )  # fmt: skip
+            )
         queues = self._rx_queues()
         self._counters = (
-            StatsSegment(conf.stats_socket)
-            if self._local
-            else StatsProgram(machine, conf.stats_socket)
+            StatsSegment(conf.stats_socket) if self._local else StatsProgram(machine, conf.stats_socket)
         )
         return VnfInfo("vpp", version, queues, {"startup.conf": conf.text()})
 
@@ -177,25 +177,39 @@ class Vpp(Vnf):
         )
         plugins = {_PLUGINS[p.attachment] for p in self._ports if p.attachment in _PLUGINS}
         return StartupConf(
-            directory, self._cores, nics, self._queues, max(port.ring for port in self._ports),
-            () if self._description.nics else sorted(plugins), self._description.plugin_path,
-            self._description.hugepages, max(port.mtu for port in self._ports),
-        )  # fmt: skip
+            directory,
+            self._cores,
+            nics,
+            self._queues,
+            max(port.ring for port in self._ports),
+            () if self._description.nics else sorted(plugins),
+            self._description.plugin_path,
+            self._description.hugepages,
+            max(port.mtu for port in self._ports),
+        )
 
     def _interface(self, number: int) -> int:
         """Return VPP's interface index: creates the interface, or finds it by its name in startup.conf."""
         port, api = self._ports[number], self._asked
         if not self._description.nics and port.attachment is Attachment.VHOST_BACKEND:
             made = api.call(
-                "create_vhost_user_if_v2", is_server=True, sock_filename=port.device,
-                use_custom_mac=True, mac_address=port.mac,
-            )  # fmt: skip
+                "create_vhost_user_if_v2",
+                is_server=True,
+                sock_filename=port.device,
+                use_custom_mac=True,
+                mac_address=port.mac,
+            )
             return int(made.sw_if_index)
         if not self._description.nics and port.attachment is Attachment.NETDEV:
             made = api.call(
-                "af_packet_create_v3", mode=1, host_if_name=port.device, use_random_hw_addr=False,
-                hw_addr=port.mac, num_rx_queues=self._queues, num_tx_queues=1,
-            )  # fmt: skip
+                "af_packet_create_v3",
+                mode=1,
+                host_if_name=port.device,
+                use_random_hw_addr=False,
+                hw_addr=port.mac,
+                num_rx_queues=self._queues,
+                num_tx_queues=1,
+            )
             return int(made.sw_if_index)
         name = INTERFACE.format(number=number)
         for details in api.dump("sw_interface_dump"):
@@ -204,8 +218,7 @@ class Vpp(Vnf):
                 api.call("sw_interface_set_mac_address", sw_if_index=index, mac_address=port.mac)
                 return index
         raise VnfError(
-            f"vpp has no interface for {self._nic(number)}: is it bound to vfio-pci or"
-            " uio_pci_generic there?"
+            f"vpp has no interface for {self._nic(number)}: is it bound to vfio-pci or uio_pci_generic there?"
         )
 
     def _link_up(self, number: int) -> bool:

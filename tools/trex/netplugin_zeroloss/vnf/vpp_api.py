@@ -172,9 +172,7 @@ def parse_runtime(text: str, node: str = _ROUTES) -> tuple[int, int]:
 class VppPlace(DropCounters):
     """The component ``vnf``: drops by interface. Errors by node are readings: they count the same frames."""
 
-    def __init__(
-        self, counters: VppCounters, interfaces: Sequence[int], runtime: Callable[[], str]
-    ) -> None:
+    def __init__(self, counters: VppCounters, interfaces: Sequence[int], runtime: Callable[[], str]) -> None:
         """``interfaces``: VPP's interface index per port; ``runtime``: returns ``show runtime``."""
         self._counters, self._interfaces, self._runtime = counters, tuple(interfaces), runtime
 
@@ -189,9 +187,7 @@ class VppPlace(DropCounters):
             raise EvidenceError(f"vnf: {error}") from error
         return reading(counts, self._interfaces, runtime)
 
-    def between(
-        self, before: CounterReading, after: CounterReading, elapsed_s: float
-    ) -> CounterChanges:
+    def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
         found = super().between(before, after, elapsed_s)
         readings = {n: value for n, value in found.readings.items() if value or "." in n}
         calls, vectors = readings.pop("calls", 0.0), readings.pop("vectors", 0.0)

@@ -67,10 +67,7 @@ class STLClient:
         return {"version": "v3.08"}
 
     def get_port_info(self, ports):
-        return [
-            {"index": p, "speed": 10.0, "driver": "net_fake", "is_prom_supported": "yes"}
-            for p in ports
-        ]
+        return [{"index": p, "speed": 10.0, "driver": "net_fake", "is_prom_supported": "yes"} for p in ports]
 
     def set_port_attr(self, ports, promiscuous):
         _log("promiscuous", ports=ports)
@@ -110,11 +107,13 @@ class STLClient:
         before = _PLAY.get("before", 0)
         return {
             int(n): {
-                "opackets": sent[n] + before, "ipackets": back[n] + before,
-                "ierrors": int(end[n]["ierrors"] * part), "oerrors": 0,
+                "opackets": sent[n] + before,
+                "ipackets": back[n] + before,
+                "ierrors": int(end[n]["ierrors"] * part),
+                "oerrors": 0,
             }
             for n in ("0", "1")
-        }  # fmt: skip
+        }
 
     def transmit(self, method):
         assert method == "get_global_stats"
@@ -208,9 +207,7 @@ class STLProfile:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         profile = module.register()
-        return STLProfile(
-            profile.get_streams(direction=direction, port_id=port_id, tunables=tunables)
-        )
+        return STLProfile(profile.get_streams(direction=direction, port_id=port_id, tunables=tunables))
 
 
 def _shown(value):
