@@ -289,7 +289,7 @@ def test_evaluate_refuses_what_it_does_not_know(
         assert f"{option}: no 'teapot'" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "MLRsearch", None)
     assert main([*EVALUATE, "--algorithms", "mlrsearch"]) == 2
-    assert "netplugin-zeroloss[evaluate]" in capsys.readouterr().err
+    assert "./tools/trex[evaluate]" in capsys.readouterr().err
 
 
 def test_mlrsearch_beside_it(capsys: pytest.CaptureFixture[str]) -> None:

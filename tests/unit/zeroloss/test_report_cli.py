@@ -56,7 +56,7 @@ def test_a_missing_library_is_said_with_what_brings_it(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "jinja2" else 1)
     assert main(["report", str(folder)]) == 2
     error = capsys.readouterr().err
-    assert "jinja2: not installed" in error and "netplugin-zeroloss" in error
+    assert "jinja2: not installed" in error and "./tools/trex" in error
 
 
 def test_what_draws_is_imported_only_to_draw() -> None:

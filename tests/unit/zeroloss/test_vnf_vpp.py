@@ -223,7 +223,7 @@ def test_ports_that_vpp_cannot_have() -> None:
 
 def test_without_its_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vpp_papi", None)
-    with pytest.raises(VnfError, match=r"pip install 'netplugin-zeroloss\[vpp\]'"):
+    with pytest.raises(VnfError, match=r"pip install '\./tools/trex\[vpp\]'"):
         Api(Path("/run/none"))
 
 

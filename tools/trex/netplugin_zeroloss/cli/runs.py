@@ -55,7 +55,9 @@ def _matrix(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if str(error.name).startswith("netplugin"):
             raise
-        raise UnusableInput("matrix", f"{error.name} is missing: pip install 'netplugin-zeroloss'") from error
+        raise UnusableInput(
+            "matrix", f"{error.name} is missing: pip install ./tools/trex, in a checkout"
+        ) from error
     asked = session.RunOptions(
         Path(options.description),
         Path(options.folder) if options.folder else None,
@@ -109,7 +111,7 @@ def _ends_cleanly() -> Iterator[None]:
 # -- The sub-commands ``report`` (table, plot and page of a run) and ``compare`` (regression check).
 
 
-_EXTRA = "pip install 'netplugin-zeroloss'"
+_EXTRA = "in a checkout, pip install ./tools/trex"
 
 
 def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -149,7 +149,7 @@ def _import_mlrsearch() -> Any:
     except ImportError as error:
         raise UnusableInput(
             "--algorithms",
-            "the package MLRsearch is missing: pip install 'netplugin-zeroloss[evaluate]'",
+            "the package MLRsearch is missing: pip install './tools/trex[evaluate]', in a checkout",
         ) from error
 
 

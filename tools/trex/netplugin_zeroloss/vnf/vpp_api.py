@@ -31,7 +31,7 @@ class Api:
             from vpp_papi import VPPApiClient
         except ImportError as error:
             raise VnfError(
-                "the VNF vpp needs FD.io's client: pip install 'netplugin-zeroloss[vpp]' (vpp-papi)"
+                "the VNF vpp needs FD.io's client: pip install './tools/trex[vpp]', in a checkout"
             ) from error
         # VPP sends its message definitions: no version-specific files are needed.
         self._client: Any = VPPApiClient(
