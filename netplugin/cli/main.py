@@ -29,8 +29,12 @@ class Netplugin(App):
     DEFAULT_VERBOSE_LEVEL = 0  # results on standard output, errors only on standard error
 
     def __init__(self) -> None:
+        # Deferred, so that `netplugin port put --help` is the help of that command.
         super().__init__(
-            _DESCRIPTION, importlib.metadata.version("netplugin"), CommandManager("netplugin.cli")
+            _DESCRIPTION,
+            importlib.metadata.version("netplugin"),
+            CommandManager("netplugin.cli"),
+            deferred_help=True,
         )
         root = logging.getLogger()
         self._before = list(root.handlers), root.level
@@ -52,7 +56,7 @@ class Netplugin(App):
 
     def initialize_app(self, argv: list[str]) -> None:
         if not argv:  # no interactive mode: a script without a command must not hang
-            self.parser.parse_args(["--help"])
+            self.options.deferred_help = True
 
     def close(self) -> None:
         """Restore the logging configuration, for a process that continues after this."""

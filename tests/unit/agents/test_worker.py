@@ -108,7 +108,7 @@ def make(reconciler: Any, **options: Any) -> BackendWorker:
         "batch_size": 64,
         "interval_s": 3600.0,
         "max_waiting": 100,
-        "max_errands": 4,
+        "max_jobs": 4,
     } | options
     return BackendWorker(reconciler, Supervisor(), **settings)
 
@@ -203,7 +203,7 @@ def test_one_too_many_is_refused_and_with_it_none_is_taken(
     assert not {"x", "y"} & set(scripted.order())
 
 
-def test_an_unexpected_failure_is_answered_and_the_lane_goes_on(scripted: Scripted) -> None:
+def test_an_unexpected_failure_is_answered_and_the_worker_goes_on(scripted: Scripted) -> None:
     worker = make(scripted)
     scripted.on_serve = lambda: (_ for _ in ()).throw(RuntimeError("unexpected"))
     worker.start()
@@ -495,20 +495,20 @@ def test_ports_that_moved_are_looked_at_together(scripted: Scripted, clock: Cloc
     assert scripted.looks[2:] == [None]
 
 
-def test_calls_errands_and_looks_take_turns(scripted: Scripted, clock: Clock) -> None:
+def test_calls_jobs_and_looks_take_turns(scripted: Scripted, clock: Clock) -> None:
     worker = make(scripted)
     settle(worker, clock)
     for number in range(3):
         worker.wake(Wake("row changed", frozenset({"a"})))
-        worker.job(lambda: scripted.events.append("errand"), clock.now + 30)
+        worker.job(lambda: scripted.events.append("job"), clock.now + 30)
         worker.submit(put(f"p{number}"))
         for _ in range(3):
             assert turn(worker, clock)
     assert not turn(worker, clock)
-    assert scripted.events[1:] == ["serve", "errand", "look"] * 3
+    assert scripted.events[1:] == ["serve", "job", "look"] * 3
 
 
-@given(st.lists(st.sampled_from(["call", "errand", "wake"]), min_size=1, max_size=40))
+@given(st.lists(st.sampled_from(["call", "job", "wake"]), min_size=1, max_size=40))
 def test_nothing_waits_for_more_than_one_turn_of_each_other(asked: list[str]) -> None:
     """However much comes of the others: they may take one turn each before it."""
     scripted, now = Scripted(), time.monotonic()
@@ -517,7 +517,7 @@ def test_nothing_waits_for_more_than_one_turn_of_each_other(asked: list[str]) ->
     for number, what in enumerate(asked):
         if what == "call":
             worker.submit(put(f"p{number}"))
-        elif what == "errand":
+        elif what == "job":
             worker.job(lambda: None, now + 30)
         else:
             worker.wake(Wake("row changed", frozenset({"a"})))
@@ -555,7 +555,7 @@ def test_a_look_that_wakes_looks_leaves_most_of_the_time(scripted: Scripted, clo
 # -- errands -----------------------------------------------------------------------------------------
 
 
-def test_one_errand_too_many_is_refused(held: tuple[BackendWorker, threading.Event]) -> None:
+def test_one_job_too_many_is_refused(held: tuple[BackendWorker, threading.Event]) -> None:
     worker, go_on = held
     waiting = [worker.job(lambda: 1, in_time()) for _ in range(4)]
     with pytest.raises(Overloaded) as full:
@@ -565,7 +565,7 @@ def test_one_errand_too_many_is_refused(held: tuple[BackendWorker, threading.Eve
     assert [future.result(DEADLINE_S) for future in waiting] == [1] * 4
 
 
-def test_an_errand_is_not_done_late_nor_for_nobody(
+def test_a_job_is_not_done_late_nor_for_nobody(
     held: tuple[BackendWorker, threading.Event],
 ) -> None:
     worker, go_on = held

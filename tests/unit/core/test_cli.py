@@ -110,6 +110,18 @@ def _refuse(change: object) -> None:
     raise HostError("out of luck", step="apply", fix="have some")
 
 
+@pytest.mark.parametrize("line", ["port put --help", "help port put"])
+def test_help_of_a_command_is_its_own(run: Run, line: str) -> None:
+    assert run(line) == 0
+    assert "usage: netplugin port put" in run.out and "--backend" in run.out
+
+
+@pytest.mark.parametrize("line", ["", "--help"])
+def test_help_without_a_command_lists_the_commands(run: Run, line: str) -> None:
+    assert run(line) == 0
+    assert "port put" in run.out and "--config-file" not in run.out
+
+
 def test_filters_are_passed_on(run: Run, running: Agent) -> None:
     assert run(f"port put p1 {FLAGS}") == 0
     assert len(run.json("port list --vm-id vm-1 --state active --backend fake")) == 1
