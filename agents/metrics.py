@@ -1,4 +1,4 @@
-"""Prometheus metrics of the agent, in a registry of its own."""
+"""Prometheus metrics of the agent, of PMD threads and of VFs, in a registry of its own."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from netplugin.api.errors import NetpluginError
 from netplugin.api.models import PortState, VfCounters
 from netplugin.api.pmd_models import PmdCore
 from netplugin.pmd.read import PmdReading
+
+# -- Prometheus metrics of the agent, in a registry of its own. -----------------------------------
+
 
 _SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 

@@ -1,8 +1,4 @@
-"""A clock for stored data, independent of the system time and continuous across restarts.
-
-It uses CLOCK_BOOTTIME (clock_gettime(2): monotonic, includes suspend), which restarts at each boot.
-Its value is stored with the boot ID and continues from there after a reboot.
-"""
+"""The agent's SQLite database: schema, versions, transactions, and the clock of stored data."""
 
 from __future__ import annotations
 
@@ -23,6 +19,11 @@ from typing import ParamSpec, TypeVar
 
 from netplugin import store_file
 from netplugin.api.errors import HostError
+
+# -- A clock for stored data, independent of the system time and continuous across restarts. ------
+# It uses CLOCK_BOOTTIME (clock_gettime(2): monotonic, includes suspend), which restarts at each boot.
+# Its value is stored with the boot ID and continues from there after a reboot.
+
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -1,10 +1,4 @@
-"""Detects that another store, or a newer copy of this one, changed the host last.
-
-The state that ports share on the host (the OVS database, the rules of Linux bridges) carries the
-identity of the store and its commit number, written together with each change. A store that finds a
-higher number than its own is an older copy: the ports that it lists may have been deleted since,
-which nothing on the host can show.
-"""
+"""Marks of the store on the host: another or an older store is detected, and reported in findings."""
 
 from __future__ import annotations
 
@@ -15,6 +9,13 @@ from agents.store.store import Store
 from netplugin import store_file
 from netplugin.api.errors import HostError
 from netplugin.api.models import Finding
+
+# -- Detects that another store, or a newer copy of this one, changed the host last. --------------
+# The state that ports share on the host (the OVS database, the rules of Linux bridges) carries the
+# identity of the store and its commit number, written together with each change. A store that finds a
+# higher number than its own is an older copy: the ports that it lists may have been deleted since,
+# which nothing on the host can show.
+
 
 LOG = logging.getLogger(__name__)
 _NAMED = 20  # ports listed by name

@@ -1,4 +1,4 @@
-"""The observed state of a host for the dpdkvhostuser backend, as ``plan`` and findings need it."""
+"""What the dpdkvhostuser backend observes of a host, and the OVS rows that it desires."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from netplugin.host.openflow import Flow
 from netplugin.host.ovs_bonds import BondUse
 from netplugin.host.ovs_rows import TUNNEL_MARK, OvsPort
 from netplugin.host.ovs_underlay import Underlay
+
+# -- The observed state of a host for the dpdkvhostuser backend, as ``plan`` and findings need it.
 
 
 @dataclass(frozen=True)

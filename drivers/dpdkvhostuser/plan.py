@@ -1,4 +1,4 @@
-"""Plan the tunnels and flows of VXLAN networks. A network exists here while it has a port on this host."""
+"""Plan the changes of OVS: ports, bridges, and the tunnels and flows of VXLAN networks (pure)."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ from netplugin.host.openflow import COOKIE_MARK
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import NETWORK_MARK, UDP_MARK, OvsPort
 from netplugin.host.ovs_underlay import problem
+
+# -- Plan the tunnels and flows of VXLAN networks. A network exists here while it has a port on this host.
 
 
 def network_changes(

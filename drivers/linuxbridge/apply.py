@@ -1,4 +1,4 @@
-"""The kernel interfaces that the backend uses. Tests substitute models."""
+"""Apply the changes of a plan to the kernel, and report the ports that failed."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from netplugin.host.nftables import Command, Nftables
 from netplugin.host.processes import remaining
 from netplugin.host.tc import Tc
 from netplugin.host.vxlan import VxlanFilter
+
+# -- The kernel interfaces that the backend uses. Tests substitute models. ------------------------
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,4 @@
-"""Bonds made by the operator: the state of their links, and whether traffic spreads over the links.
-
-A hash selects the link of a frame (``xmit_hash_policy`` in the kernel's
-Documentation/networking/bonding.rst). Frames of VMs have many MAC addresses, so every policy spreads
-them. VXLAN between two hosts always has the same MAC addresses (of the hosts, or of a router) and the
-same two IP addresses. Only the UDP source port differs, because VXLAN derives it from the inner flow
-(RFC 7348, section 5). The policy must therefore include ports: ``layer3+4``, or ``encap3+4``, which
-hashes the inner flow where the kernel has the hash (``bond_xmit_hash`` in
-drivers/net/bonding/bond_main.c). ``encap2+3`` does not spread tunnels: it decodes only some tunnel types,
-not VXLAN, and ignores ports. Neither does ``vlan+srcmac``: the host has one VLAN and one MAC.
-"""
+"""What the linuxbridge backend reports: state and faults of each port, and findings about the host."""
 
 from __future__ import annotations
 
@@ -25,6 +15,17 @@ from netplugin.backend import ObservedPort
 from netplugin.host.link_messages import Bridge
 from netplugin.host.names import SHAPER, TAP, device_name
 from netplugin.host.tc import Queueing, Tbf
+
+# -- Bonds made by the operator: the state of their links, and whether traffic spreads over the links.
+# A hash selects the link of a frame (``xmit_hash_policy`` in the kernel's
+# Documentation/networking/bonding.rst). Frames of VMs have many MAC addresses, so every policy spreads
+# them. VXLAN between two hosts always has the same MAC addresses (of the hosts, or of a router) and the
+# same two IP addresses. Only the UDP source port differs, because VXLAN derives it from the inner flow
+# (RFC 7348, section 5). The policy must therefore include ports: ``layer3+4``, or ``encap3+4``, which
+# hashes the inner flow where the kernel has the hash (``bond_xmit_hash`` in
+# drivers/net/bonding/bond_main.c). ``encap2+3`` does not spread tunnels: it decodes only some tunnel types,
+# not VXLAN, and ignores ports. Neither does ``vlan+srcmac``: the host has one VLAN and one MAC.
+
 
 _HASHING = ("balance-xor", "802.3ad")
 _SPREADS_TUNNELS = ("layer3+4", "encap3+4")

@@ -1,4 +1,4 @@
-"""The observed state of the host for the linuxbridge backend, as ``plan`` needs it."""
+"""What the linuxbridge backend observes of a host, and what it desires for an intent."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from netplugin.host.link_messages import BondMember, Link, LinuxBond
 from netplugin.host.nftables import Table
 from netplugin.host.tc import Queueing
 from netplugin.host.vxlan import VxlanSources
+
+# -- The observed state of the host for the linuxbridge backend, as ``plan`` needs it. ------------
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Plan the bridges, uplinks and VXLAN peers of segments."""
+"""Plan the changes of the kernel: taps, bridges, uplinks and VXLAN peers (pure)."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ from netplugin.host.names import SHAPER, TAP, device_name
 from netplugin.host.nftables import Chain, Table
 from netplugin.host.tc import Queueing
 from netplugin.host.vxlan import VxlanKey, VxlanSources
+
+# -- Plan the bridges, uplinks and VXLAN peers of segments. ---------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,4 @@
-"""Workaround for OVS versions that keep datapath flows with old actions.
-
-OVS keeps overlapping megaflows as long as their actions agree, and modifies each when an OpenFlow
-table changes. Before "dpif-netdev: Fix dpif_netdev_flow_put" (2.17.8, 3.0.5, 3.1.3, 3.2.0), the
-userspace datapath looks up the megaflow to modify with a packet that matches it, and may find an
-overlapping one. The other keeps its old actions as long as it has traffic: a frame that a filter
-should drop still passes, or a VM stays disconnected. ``revalidator/purge`` deletes all megaflows;
-the next frame of each is translated again with the current tables.
-"""
+"""Apply changes to OVS: one OVSDB transaction for all ports, then one flow bundle per bridge."""
 
 from __future__ import annotations
 
@@ -27,6 +19,15 @@ from netplugin.host.openflow import Flow
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_rows import OvsInterface, OvsRoot
 from netplugin.host.vswitchd import appctl
+
+# -- Workaround for OVS versions that keep datapath flows with old actions. -----------------------
+# OVS keeps overlapping megaflows as long as their actions agree, and modifies each when an OpenFlow
+# table changes. Before "dpif-netdev: Fix dpif_netdev_flow_put" (2.17.8, 3.0.5, 3.1.3, 3.2.0), the
+# userspace datapath looks up the megaflow to modify with a packet that matches it, and may find an
+# overlapping one. The other keeps its old actions as long as it has traffic: a frame that a filter
+# should drop still passes, or a VM stays disconnected. ``revalidator/purge`` deletes all megaflows;
+# the next frame of each is translated again with the current tables.
+
 
 #: The first fixed release of each series; all releases from 3.2 on are fixed.
 _MENDED = {(2, 17): 8, (3, 0): 5, (3, 1): 3}

@@ -1,4 +1,4 @@
-"""Findings on our bridges and on unmanaged ports (pure)."""
+"""Findings on bridges and unmanaged ports, and the faults of ports as OVS reports them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from drivers.ovs.ports import QUEUES_MARK
 from netplugin.api.models import Finding
 from netplugin.host.ovs_rows import OvsInterface, OvsPort, OvsRoot
 from netplugin.host.ovs_underlay import too_narrow
+
+# -- Findings on our bridges and on unmanaged ports (pure). ---------------------------------------
 
 
 def of_bridges(seen: OvsObservation) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""The observed state of OVS, as values that all OVS backends share."""
+"""What backends on OVS observe of it, and the bridges and names that each of them uses."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from netplugin.host.ovs_rows import (
     OvsPort,
     OvsQos,
 )
+
+# -- The observed state of OVS, as values that all OVS backends share. ----------------------------
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Plan bridges and uplinks: create them with the first port, remove them with the last."""
+"""Plan the changes of OVS that its backends share: bridges, uplinks and the ports of VMs (pure)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from netplugin.host.names import MAX_SOCKET_PATH, fits_socket
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
 from netplugin.host.ovs_underlay import too_narrow
+
+# -- Plan bridges and uplinks: create them with the first port, remove them with the last. --------
 
 
 def bridge_changes(

@@ -1,4 +1,4 @@
-"""Whether OVS has DPDK and the features that a backend needs."""
+"""Whether a backend can use this OVS: DPDK, its features, and the effects of TSO by version."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from netplugin.api.errors import NetpluginError, Unsupported
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_rows import OvsRoot
 from netplugin.host.usability import Usability
+
+# -- Whether OVS has DPDK and the features that a backend needs. ----------------------------------
 
 
 def dpdk_usable(ovs: OvsHost, *types: str) -> Usability:

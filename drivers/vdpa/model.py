@@ -1,8 +1,4 @@
-"""The two modes that join a VM's vhost-user port to its VF, and the choice of a port's mode.
-
-The mode is saved in the claim on the VF, in the same transaction as the intent, and never changes
-during the life of the port: not when OVS is replaced, and not when the option is changed.
-"""
+"""Modes and rows of a vdpa port, and what software vDPA refuses before anything is stored."""
 
 from __future__ import annotations
 
@@ -26,6 +22,11 @@ from netplugin.host.names import RELAY, VHOST, device_name
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort, OvsRoot
 from netplugin.host.usability import Usability
+
+# -- The two modes that join a VM's vhost-user port to its VF, and the choice of a port's mode. ---
+# The mode is saved in the claim on the VF, in the same transaction as the intent, and never changes
+# during the life of the port: not when OVS is replaced, and not when the option is changed.
+
 
 _NOTE = "mode"
 #: The interface type of a port in native mode.

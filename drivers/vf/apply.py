@@ -1,9 +1,4 @@
-"""Apply changes to VFs. A failure affects only the ports of the failed change.
-
-A driver temporarily refuses requests while the NIC or VF resets, or while it serves another request.
-The kernel sends no event when that ends, and waiting here would delay the ports on all other NICs.
-Such changes are therefore returned as ``busy`` for the caller to retry.
-"""
+"""Apply changes to VFs, and bound the wait for VFs whose NIC cannot serve requests now."""
 
 from __future__ import annotations
 
@@ -15,6 +10,11 @@ from drivers.vf.commands import SetVf, VfChange
 from netplugin.api.errors import NetpluginError, OperationTimeout, Unsupported
 from netplugin.backend import Change, Claim
 from netplugin.host.vfs import VfBusy, VfRefuses
+
+# -- Apply changes to VFs. A failure affects only the ports of the failed change. -----------------
+# A driver temporarily refuses requests while the NIC or VF resets, or while it serves another request.
+# The kernel sends no event when that ends, and waiting here would delay the ports on all other NICs.
+# Such changes are therefore returned as ``busy`` for the caller to retry.
 
 
 @dataclass

@@ -1,11 +1,4 @@
-"""Plan the steps from the current state of a VF to the desired one, and back to the original. Pure.
-
-To a VM: attributes first, because the VF's driver requests its MAC when it binds; then the driver. If
-the NIC refuses an attribute, nothing has been unbound yet. Back to the host: unbind vfio, restore the
-attributes, then bind the driver, which finds its original MAC. The VF is reset between two drivers.
-
-Each step is planned from observed state only, so a crash between steps needs no special handling.
-"""
+"""Plan the steps of VFs, to a port's desired state and back, and report the ports' state (pure)."""
 
 from __future__ import annotations
 
@@ -20,6 +13,13 @@ from netplugin.api.errors import Conflict, OperationTimeout, TryAgain, Unsupport
 from netplugin.api.models import PortSpec
 from netplugin.backend import Change, Claim, Intent, ObservedPort
 from netplugin.host.vfs import NO_MAC, VFIO, VfAttributes, differing, is_vfio
+
+# -- Plan the steps from the current state of a VF to the desired one, and back to the original. Pure.
+# To a VM: attributes first, because the VF's driver requests its MAC when it binds; then the driver. If
+# the NIC refuses an attribute, nothing has been unbound yet. Back to the host: unbind vfio, restore the
+# attributes, then bind the driver, which finds its original MAC. The VF is reset between two drivers.
+#
+# Each step is planned from observed state only, so a crash between steps needs no special handling.
 
 
 def to_vm(port_id: str, pf: Pf, vf: Vf, want: VfAttributes, *, bind: bool) -> list[Change]:

@@ -1,8 +1,4 @@
-"""Wake the agent when another process changes a VF or its NIC, from link and PCI device events.
-
-The kernel sends a link event when anything changes on a PF or its VFs, without details, and a uevent when
-a PCI device appears, disappears, or changes its driver. Each event triggers a check of the whole pool.
-"""
+"""The host's VFs as one backend uses them: read, change, watch for changes by others."""
 
 from __future__ import annotations
 
@@ -24,6 +20,11 @@ from netplugin.host.netlink import attributes, messages, text
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Usability, Wake
 from netplugin.host.vfs import VfStuck
+
+# -- Wake the agent when another process changes a VF or its NIC, from link and PCI device events.
+# The kernel sends a link event when anything changes on a PF or its VFs, without details, and a uevent when
+# a PCI device appears, disappears, or changes its driver. Each event triggers a check of the whole pool.
+
 
 # include/uapi/linux: netlink.h, rtnetlink.h (as a bit mask), if_link.h; lib/kobject_uevent.c
 _UEVENTS, _UEVENT_GROUP, _LINK_GROUP = 15, 1, 1

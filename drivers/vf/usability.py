@@ -1,4 +1,4 @@
-"""Check whether this host can give VFs to VMs, and report problems of single NICs."""
+"""Whether this host can give VFs to VMs, and findings about its NICs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from netplugin.api.models import Finding
 from netplugin.backend import Intent
 from netplugin.host.usability import Usability
 from netplugin.host.vfs import VFIO, read_link, read_text
+
+# -- Check whether this host can give VFs to VMs, and report problems of single NICs. -------------
 
 
 def usability(sys: Path, devices: Sequence[PoolDevice], *, for_dpdk: bool = False) -> Usability:

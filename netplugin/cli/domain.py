@@ -1,4 +1,4 @@
-"""The commands ``netplugin domain render|check``."""
+"""The commands ``netplugin domain render|check`` and ``netplugin guest plan``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from netplugin.tuning.guest.options import GuestOptions
 from netplugin.tuning.guest.plan import GuestPlan, plan_guest
 from netplugin.tuning.guest.playbook import guest_playbook
 from netplugin.tuning.guest.text import guest_text
+
+# -- The commands ``netplugin domain render|check``. ----------------------------------------------
 
 
 class DomainRender(ShowOne):

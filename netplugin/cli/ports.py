@@ -1,4 +1,4 @@
-"""The commands ``netplugin port list|show|put|delete``."""
+"""The commands ``netplugin port``, ``netplugin network`` and ``netplugin vf``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from netplugin.api.client import Client, invalid_request
 from netplugin.api.errors import InvalidRequest, from_problem
 from netplugin.api.models import Batch, NetworkInfo, NetworkSpec, Port, PortSpec, PortState, VfInfo
 from netplugin.cli import show
+
+# -- The commands ``netplugin port list|show|put|delete``. ----------------------------------------
+
 
 _COLUMNS = ("port_id", "vm_id", "backend", "mac", "network", "state", "error")
 

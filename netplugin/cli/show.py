@@ -1,4 +1,4 @@
-"""Output formats of values: short text for humans, the API's values for ``-f json``."""
+"""Output of commands: values as text, lists that fit the terminal, findings."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from pydantic import BaseModel
 
 from netplugin.api.errors import InvalidRequest
 from netplugin.api.models import Finding
+
+# -- Output formats of values: short text for humans, the API's values for ``-f json``. -----------
+
 
 Row = tuple[Any, ...]
 

@@ -1,9 +1,12 @@
-"""CPU lists in the format of Linux (``2-5,8``) and CPU masks in the format of OVS (``0x13c``)."""
+"""CPU sets as text: lists of Linux (``2-5,8``), masks of OVS (``0x13c``) and of the kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+
+# -- CPU lists in the format of Linux (``2-5,8``) and CPU masks in the format of OVS (``0x13c``). -
+
 
 # The most CPUs that a kernel can be built for. A list may come from a caller, so bound its ranges.
 _MOST = 8192

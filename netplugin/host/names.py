@@ -1,4 +1,4 @@
-"""Names of the devices that netplugin creates: deterministic, recognizable, within IFNAMSIZ."""
+"""Names, addresses and marks of the objects that netplugin creates."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import ipaddress
 import os
 from collections.abc import Callable
 from pathlib import Path
+
+# -- Names of the devices that netplugin creates: deterministic, recognizable, within IFNAMSIZ. ---
+
 
 #: Name prefixes of our devices. nftables drops the traffic of a tap with our prefix and no filter.
 TAP = "npt"

@@ -1,4 +1,4 @@
-"""Run a program with a deadline; if it fails, raise an error with its error text."""
+"""Run a program with a deadline; if it is missing or fails, raise an error with its error text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
+
+# -- Run a program with a deadline; if it fails, raise an error with its error text. --------------
 
 
 def remaining(deadline: float) -> float:

@@ -1,4 +1,4 @@
-"""Runs a program for the lifetime of its VNF, with a log file; it ends with this process."""
+"""Run a program in the background with a log file, and query the telemetry of DPDK programs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
+
+# -- Runs a program for the lifetime of its VNF, with a log file; it ends with this process. ------
+
 
 T = TypeVar("T")
 #: Polling interval for conditions without notification, in seconds.

@@ -1,4 +1,4 @@
-"""The overhead of VXLAN encapsulation."""
+"""VXLAN on this host: its overhead, and nftables rules that restrict the senders of each network."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from netplugin.api.errors import HostError
 from netplugin.host.nftables import parse_answer
 from netplugin.host.processes import run
+
+# -- The overhead of VXLAN encapsulation. ---------------------------------------------------------
+
 
 # RFC 7348, section 5: the VM's layer-3 packet is preceded by its Ethernet header (without a tag),
 # the VXLAN header, UDP and the outer IP header. The MTU of the underlay minus these is the MTU of

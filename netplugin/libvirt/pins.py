@@ -1,4 +1,4 @@
-"""Parser for libvirt CPU sets: ``0-3,^2,8``."""
+"""The placement of a domain: CPU sets, pins, memory and topology in its XML, and the mark on it (pure)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from netplugin.api.models import Value
 from netplugin.host.cpus import format_list, parse_list
 from netplugin.libvirt.domain import child, number
 from netplugin.libvirt.interfaces import Element
+
+# -- Parser for libvirt CPU sets: ``0-3,^2,8``. ---------------------------------------------------
 
 
 def parse_cpuset(text: str) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""Validate a request for PMD settings and compute the resulting OVSDB changes (pure)."""
+"""Change PMD settings: validate a request, apply it in one transaction, verify, roll back on failure."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ from netplugin.pmd.balance import Key
 from netplugin.pmd.propose import is_measured, propose
 from netplugin.pmd.read import look
 from netplugin.pmd.settings import AFFINITY, AUTO_LB, MASK, affinity_text, masked, read_affinity
+
+# -- Validate a request for PMD settings and compute the resulting OVSDB changes (pure). ----------
+
 
 #: The value of ``pmd-rxq-affinity`` of each interface; None: not set.
 Affinities = Mapping[str, str | None]

@@ -1,4 +1,4 @@
-"""Parse ``dpif-netdev/pmd-rxq-show``: which PMD thread polls which queue (pure)."""
+"""Read the PMD threads of a running OVS, from ovs-appctl and the database, into a PmdState."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import OvsInterface
 from netplugin.host.vswitchd import appctl
 from netplugin.pmd.settings import AFFINITY, masked, read_affinity, read_settings
+
+# -- Parse ``dpif-netdev/pmd-rxq-show``: which PMD thread polls which queue (pure). ---------------
+
 
 #: pmd_info_show_rxq in lib/dpif-netdev.c: the same format from OVS 3.1 to 4.0.
 _SECONDS = re.compile(r"^Displaying last (\d+) seconds pmd usage %$")

@@ -1,4 +1,4 @@
-"""Convert facts, plans and steps to JSON: CPU sets as lists like ``0-3,8``, unknown facts with reason."""
+"""Facts, plans and steps as JSON: CPU sets as lists like ``0-3,8``, unknown facts with the reason."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from netplugin.tuning.command_line import CommandLine
 from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.planning.sources import PAGES, PARTITION
 from netplugin.tuning.root import Unknown
+
+# -- Convert facts, plans and steps to JSON: CPU sets as lists like ``0-3,8``, unknown facts with reason.
 
 
 def as_json(value: Any) -> Any:

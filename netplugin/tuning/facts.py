@@ -207,7 +207,7 @@ class HostNic:
 
 
 @dataclass(frozen=True)
-class HostInterface:
+class InterfaceFacts:
     """``speed_mbps`` is in Mbit/s, None without link; ``master`` is its bond or bridge."""
 
     name: str
@@ -231,7 +231,7 @@ class KernelBond:
 @dataclass(frozen=True)
 class NetworkFacts:
     nics: Fact[tuple[HostNic, ...]]
-    interfaces: Fact[tuple[HostInterface, ...]]
+    interfaces: Fact[tuple[InterfaceFacts, ...]]
     bonds: tuple[KernelBond, ...]
 
 

@@ -1,4 +1,4 @@
-"""Purpose of a host: the cores, memory and links to plan for."""
+"""The purpose of a host, for a plan: cores, memory and links; and its group ``[host]`` of options."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Annotated, Any, Final
 from oslo_config import cfg
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic.fields import FieldInfo
+
+# -- Purpose of a host: the cores, memory and links to plan for. ----------------------------------
+
 
 _Count = Annotated[int, Field(ge=0, le=4096)]
 #: MTU in bytes, within the limits of OVS and the kernel.

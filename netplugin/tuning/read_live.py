@@ -1,4 +1,4 @@
-"""Query libvirt for its version, QEMU's version, and the pinning of running domains."""
+"""Query running daemons, libvirt and OVS, read-only and side by side."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from netplugin.pmd.read import read
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.live import DomainLive, Live, OvsLive, OvsPortLive
 from netplugin.tuning.root import Fact, Unknown, known
+
+# -- Query libvirt for its version, QEMU's version, and the pinning of running domains. -----------
+
 
 URI = "qemu:///system"
 _WAIT_S = 5.0

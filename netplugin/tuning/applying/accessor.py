@@ -1,4 +1,4 @@
-"""Accessor protocol of a kind of target: read, write, restore."""
+"""Access to the host while applying: the protocol of a kind of target, programs, files below a root."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from netplugin.host.processes import run
 from netplugin.tuning.root import Root, sync_folder
+
+# -- Accessor protocol of a kind of target: read, write, restore. ---------------------------------
+
 
 T = TypeVar("T", contravariant=True)
 

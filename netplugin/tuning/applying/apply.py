@@ -1,4 +1,4 @@
-"""Outcome of each step of an apply or undo."""
+"""Apply the live steps of a plan, each journalled first and read back, and undo them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from netplugin.tuning.applying.machine import TunedMachine
 from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.root import Fact, Unknown
 from netplugin.tuning.steps import Effect, Group, Step, Target, TunedProfile
+
+# -- Outcome of each step of an apply or undo. ----------------------------------------------------
 
 
 class StepOutcome(StrEnum):

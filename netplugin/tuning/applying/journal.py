@@ -1,4 +1,4 @@
-"""Journal lines, and the changes still to be undone that follow from them (pure)."""
+"""The journal of original values, on disk before the host is changed, and what is left to undo."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ from netplugin.tuning.steps import (
     TunedProfile,
     TunedVariable,
 )
+
+# -- Journal lines, and the changes still to be undone that follow from them (pure). --------------
+
 
 #: Targets that are set only at boot.
 _AT_BOOT = (KernelArgument, ServiceCpus, BootPages)

@@ -1,4 +1,4 @@
-"""Convert an OSError of a write into a HostError with the kernel's error text and a fix."""
+"""Settings of the kernel: files of /proc and /sys, swap areas, priorities of kernel threads."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from netplugin.tuning.read.kernel import kernel_threads, sysctl_path
 from netplugin.tuning.read.memory import chosen
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import File, Swap, Sysctl, ThreadPriority
+
+# -- Convert an OSError of a write into a HostError with the kernel's error text and a fix. -------
+
 
 _NOT_ROOT = "run it as root, on the host itself and not in a container"
 _FIXES = {

@@ -1,4 +1,4 @@
-"""Find, replace and remove a ``NAME=value`` line in the text of a file under /etc (pure)."""
+"""Settings of services: irqbalance and tuned, as ``NAME=value`` lines in files under /etc."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from netplugin.tuning.read.interrupts import banned_cpus, masked_cpus
 from netplugin.tuning.read.kernel import TUNED, variables_path
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import BannedCpus, TunedProfile, TunedVariable
+
+# -- Find, replace and remove a ``NAME=value`` line in the text of a file under /etc (pure). ------
 
 
 def last_line(name: str, text: str | None) -> Raw:

@@ -1,4 +1,4 @@
-"""Users of a PF's VFs: ports of the agent, DPDK or VMs, and the host's own network."""
+"""Set the number of VFs of a PF, unless its VFs are in use."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from netplugin.tuning.planning.nics import DPDK_DRIVERS
 from netplugin.tuning.read.network import PCI
 from netplugin.tuning.root import Root, Unknown, known
 from netplugin.tuning.steps import VfCount
+
+# -- Users of a PF's VFs: ports of the agent, DPDK or VMs, and the host's own network. ------------
+
 
 #: IFF_UP of include/uapi/linux/if.h.
 _UP = 1

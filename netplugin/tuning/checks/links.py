@@ -1,4 +1,4 @@
-"""Check for one MTU on every hop, and for bonds whose hash policy spreads flows."""
+"""Check links: one MTU on every hop, bonds whose hash policy spreads flows, an IOMMU for VFs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.planning.kernel_arguments import AMD
 from netplugin.tuning.read.cpus import ARM
 from netplugin.tuning.root import Unknown, known
+
+# -- Check for one MTU on every hop, and for bonds whose hash policy spreads flows. ---------------
+
 
 _HASHING = ("balance-xor", "802.3ad")
 

@@ -1,4 +1,4 @@
-"""Check a running OVS-DPDK: PMD threads on isolated and planned CPUs, and enough for the queues."""
+"""Check a running OVS-DPDK: isolated, planned and enough PMD threads; NUMA node and load of queues."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.live import OvsLive
 from netplugin.tuning.root import Unknown, known
+
+# -- Check a running OVS-DPDK: PMD threads on isolated and planned CPUs, and enough for the queues.
 
 
 def ovs(scene: Scene) -> Iterator[Finding]:

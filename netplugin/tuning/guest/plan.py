@@ -1,4 +1,4 @@
-"""Plan a guest (pure): from its domain and options to vCPU roles, hugepages, settings and NICs."""
+"""Plan a guest (pure): vCPU roles, hugepages, settings and NICs, with warnings for the operator."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from netplugin.tuning.guest.options import UIO, VFIO, GuestOptions
 from netplugin.tuning.guest.settings import GuestPages, plan_pages, settings
 from netplugin.tuning.planning.refused import impossible
 from netplugin.tuning.steps import Step
+
+# -- Plan a guest (pure): from its domain and options to vCPU roles, hugepages, settings and NICs.
 
 
 @dataclass(frozen=True)

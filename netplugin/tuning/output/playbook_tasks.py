@@ -1,4 +1,4 @@
-"""Builders for common Ansible tasks."""
+"""Tasks of a host's playbook: kernel command line, other_config of OVS, kernel threads, VFs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any, TypeAlias
 
 from netplugin.tuning.read.network import PCI
 from netplugin.tuning.steps import KernelArgument, Step
+
+# -- Builders for common Ansible tasks. -----------------------------------------------------------
+
 
 Task: TypeAlias = dict[str, Any]
 

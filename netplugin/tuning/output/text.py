@@ -1,4 +1,4 @@
-"""CPU partition as a text map: one column per core, one row per thread of a core."""
+"""Render a plan as text: CPU map, memory, and steps by effect."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.planning.sources import PAGES, PARTITION
 from netplugin.tuning.root import known
 from netplugin.tuning.steps import Effect, Step
+
+# -- CPU partition as a text map: one column per core, one row per thread of a core. --------------
+
 
 LEGEND = "H housekeeping  P PMD  V VM  E emulator  - idle sibling"
 _COLUMNS = 16

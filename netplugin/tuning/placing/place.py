@@ -1,4 +1,4 @@
-"""Errors for a VM that does not fit (pure): the host can never hold it, or other VMs use the room."""
+"""Choose the placement of a VM (pure): nodes and CPUs, or the error that it does not fit."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from netplugin.tuning.facts import Cpus
 from netplugin.tuning.placing.capacity import Held, HostCapacity, NodeGround
 from netplugin.tuning.planning.partition import grouped, together
 
+# -- Errors for a VM that does not fit (pure): the host can never hold it, or other VMs use the room.
+
 
 def require_possible(needs: Needs, ground: HostCapacity, nodes: Collection[int], page_kb: int) -> None:
     """Raises: Conflict if the VM would not fit on an empty host either: the domain or plan must change."""
@@ -27,7 +29,7 @@ def require_possible(needs: Needs, ground: HostCapacity, nodes: Collection[int],
     missing = sorted(set(nodes) - set(have))
     if missing:
         raise Conflict(
-            f"NUMA node {missing[0]} is asked for, and the host's plan has no cores for VMs there",
+            f"the request names NUMA node {missing[0]}, on which the host's plan has no VM cores",
             step=RENDER,
             fix=f"ask for node {_list(have)}, or for none",
         )

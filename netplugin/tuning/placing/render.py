@@ -1,4 +1,4 @@
-"""Refuse domain XML that contradicts any placement; the error names the element (pure)."""
+"""Place a domain (pure): refuse conflicts, choose the placement, write it, add the NICs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from netplugin.libvirt.pins import Placement, is_marked, parse_cpuset, pins, wri
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.placing.capacity import Held, HostCapacity
 from netplugin.tuning.placing.place import place
+
+# -- Refuse domain XML that contradicts any placement; the error names the element (pure). --------
 
 
 def refuse_unplaceable(domain: Element, ground: HostCapacity, realtime: bool) -> None:

@@ -1,4 +1,4 @@
-"""Plan the CPUs of kernel work and services, and the frequency governor (pure)."""
+"""Plan the CPUs of kernel work and services, the frequency governor, and tuned (pure)."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from netplugin.tuning.steps import (
     TunedProfile,
     TunedVariable,
 )
+
+# -- Plan the CPUs of kernel work and services, and the frequency governor (pure). ----------------
 
 
 def kernel_work(facts: Facts, partition: Partition) -> Iterator[Step]:

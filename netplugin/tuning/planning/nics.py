@@ -1,15 +1,18 @@
-"""Choose the NICs that PMD threads serve, and so the nodes of the threads (pure)."""
+"""Choose the NICs that PMD threads serve, and plan the number of VFs of each NIC (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from netplugin.tuning.facts import Facts, HostInterface, HostNic
+from netplugin.tuning.facts import Facts, HostNic, InterfaceFacts
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.refused import impossible, needed
 from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.steps import Effect, Group, Step, VfCount
+
+# -- Choose the NICs that PMD threads serve, and so the nodes of the threads (pure). --------------
+
 
 #: Drivers of NICs that DPDK uses (mlx5 keeps its kernel driver).
 DPDK_DRIVERS = frozenset(("vfio-pci", "igb_uio", "uio_pci_generic"))
@@ -36,7 +39,7 @@ def are_sure(nics: tuple[HostNic, ...], intent: HostIntent) -> bool:
     return bool(intent.nics) or any(nic.driver in DPDK_DRIVERS for nic in nics)
 
 
-def speed(nic: HostNic, interfaces: Mapping[str, HostInterface]) -> int:
+def speed(nic: HostNic, interfaces: Mapping[str, InterfaceFacts]) -> int:
     """Speed in Mbit/s; 0 without link."""
     return max((interfaces[n].speed_mbps or 0 for n in nic.interfaces if n in interfaces), default=0)
 

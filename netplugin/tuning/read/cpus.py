@@ -1,4 +1,4 @@
-"""Read CPU facts: online state, cores with siblings and NUMA node, caches, isolation."""
+"""Read CPU facts: online state, cores, NUMA nodes, caches, isolation, power management."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import re
 from netplugin.host.cpus import parse_list
 from netplugin.tuning.facts import Cache, Core, CpuFacts, Cpus, Policy, PowerFacts
 from netplugin.tuning.root import Fact, Root, Unknown
+
+# -- Read CPU facts: online state, cores with siblings and NUMA node, caches, isolation. ----------
+
 
 CPU = "/sys/devices/system/cpu"
 NODE = "/sys/devices/system/node"

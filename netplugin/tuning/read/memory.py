@@ -1,4 +1,4 @@
-"""Read memory and hugepages of each node, KSM, transparent hugepages and swap."""
+"""Read memory and hugepages of each node, KSM, transparent hugepages, swap and cgroup limits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import re
 from netplugin.tuning.facts import HugepagePool, Limit, MemoryFacts, NodeMemory
 from netplugin.tuning.read.cpus import NODE, cpu_list, node_numbers
 from netplugin.tuning.root import Fact, Root, Unknown
+
+# -- Read memory and hugepages of each node, KSM, transparent hugepages and swap. -----------------
+
 
 _SIZE = re.compile(r"hugepages-(\d+)kB")
 _MM = "/sys/kernel/mm"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import TypeVar
 
-from netplugin.tuning.facts import HostInterface, HostNic, IommuFacts, KernelBond, NetworkFacts
+from netplugin.tuning.facts import HostNic, InterfaceFacts, IommuFacts, KernelBond, NetworkFacts
 from netplugin.tuning.root import Fact, Root, Unknown, known
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ def _interfaces_of(root: Root, at: str) -> Fact[tuple[str, ...]]:
     return named if isinstance(named, Unknown) else tuple(n for names in named for n in names)
 
 
-def _interface(root: Root, name: str) -> Fact[HostInterface]:
+def _interface(root: Root, name: str) -> Fact[InterfaceFacts]:
     at = f"{_NET}/{name}"
     there = root.names(at)
     queues = root.names(f"{at}/queues")
@@ -105,7 +105,7 @@ def _interface(root: Root, name: str) -> Fact[HostInterface]:
         if isinstance(fact, Unknown) and not (fact is queues and fact.missing):
             return fact
     queues, speed = known(queues, ()), known(speed, None) or -1
-    return HostInterface(
+    return InterfaceFacts(
         name=name,
         mtu=root.parsed(f"{at}/mtu", int),
         speed_mbps=speed if speed > 0 else None,

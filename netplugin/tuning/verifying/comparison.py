@@ -13,7 +13,7 @@ from statistics import median
 
 from netplugin.host.cpus import parse_list
 from netplugin.statistics import RelativeChange, can_reach, change, holm, p_lower
-from netplugin.tuning.verifying.result import PERCENTILES, Histogram, Measurement
+from netplugin.tuning.verifying.result import PERCENTILES, Histogram, MeasuredRun
 
 LEVEL = 0.05
 
@@ -35,9 +35,9 @@ class MeasuredFigure:
     name: str
     unit: str
     more_is_better: bool
-    settings: Callable[[Measurement], Mapping[str, int]]
-    samples: Callable[[Measurement], Sequence[float]]
-    whole: Callable[[Measurement], float | None]
+    settings: Callable[[MeasuredRun], Mapping[str, int]]
+    samples: Callable[[MeasuredRun], Sequence[float]]
+    whole: Callable[[MeasuredRun], float | None]
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class MeasurementComparison:
-    before: Measurement
-    after: Measurement
+    before: MeasuredRun
+    after: MeasuredRun
     rows: tuple[FigureRow, ...]
     differences: tuple[Difference, ...]
 
@@ -74,7 +74,7 @@ class MeasurementComparison:
         return tuple(row for row in self.rows if row.finding is finding)
 
 
-def compare(before: Measurement, after: Measurement) -> MeasurementComparison:
+def compare(before: MeasuredRun, after: MeasuredRun) -> MeasurementComparison:
     rows = [row for figure in FIGURES if (row := _row(figure, before, after))]
     testable = [row for row in rows if not row.why]
     sizes = [(len(old), len(new)) for old, new in (row.samples for row in testable)]
@@ -90,7 +90,7 @@ def compare(before: Measurement, after: Measurement) -> MeasurementComparison:
     )
 
 
-def _row(figure: MeasuredFigure, before: Measurement, after: Measurement) -> FigureRow | None:
+def _row(figure: MeasuredFigure, before: MeasuredRun, after: MeasuredRun) -> FigureRow | None:
     """Make a row; None if neither run has the figure. ``why`` is set if it cannot be tested."""
     values = figure.whole(before), figure.whole(after)
     row = FigureRow(figure, *values, (figure.samples(before), figure.samples(after)))
@@ -107,7 +107,7 @@ def _unreported(row: FigureRow, why: str) -> FigureRow:
     return replace(row, finding=FigureVerdict.UNTOLD, why=why)
 
 
-def _apart(figure: MeasuredFigure, before: Measurement, after: Measurement) -> str:
+def _apart(figure: MeasuredFigure, before: MeasuredRun, after: MeasuredRun) -> str:
     """The setting that makes the runs incomparable, as text; empty if there is none."""
     one, other = (figure.settings(run) for run in (before, after))
     for name in one:
@@ -144,7 +144,7 @@ def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[Di
 _Of = Callable[[Histogram], float | None]
 
 
-def _of_latency(run: Measurement) -> Mapping[str, int]:
+def _of_latency(run: MeasuredRun) -> Mapping[str, int]:
     if run.latency is None:
         return {}
     s = run.latency.settings
@@ -157,18 +157,18 @@ def _of_latency(run: Measurement) -> Mapping[str, int]:
     }
 
 
-def _of_throughput(run: Measurement) -> Mapping[str, int]:
+def _of_throughput(run: MeasuredRun) -> Mapping[str, int]:
     return {"frame size": run.throughput.settings.frame_size} if run.throughput else {}
 
 
 def _latency(name: str, of: _Of) -> MeasuredFigure:
-    def samples(run: Measurement) -> Sequence[float]:
+    def samples(run: MeasuredRun) -> Sequence[float]:
         found = [of(each.overall) for each in run.latency.rounds] if run.latency else []
         values = [value for value in found if value is not None]
         # If one round lacks the value, drop all: that round may be the worst.
         return values if len(values) == len(found) else []
 
-    def whole(run: Measurement) -> float | None:
+    def whole(run: MeasuredRun) -> float | None:
         return of(run.latency.overall) if run.latency else None
 
     return MeasuredFigure(f"latency {name}", "us", False, _of_latency, samples, whole)

@@ -15,7 +15,7 @@ from netplugin.tuning.verifying.options import MeasurementOptions
 from netplugin.tuning.verifying.result import (
     Latency,
     LatencySettings,
-    Measurement,
+    MeasuredRun,
     Throughput,
     ThroughputSettings,
 )
@@ -31,7 +31,7 @@ def require(asked: MeasurementOptions) -> None:
         loop.require()
 
 
-def measure(asked: MeasurementOptions, facts: Facts, live: Live, say: Say) -> Measurement:
+def measure(asked: MeasurementOptions, facts: Facts, live: Live, say: Say) -> MeasuredRun:
     """Measure; ``say`` is called with progress messages. Raises: HostError, OperationTimeout."""
     started = datetime.now(UTC).replace(microsecond=0)
     cpus = set(parse_list(asked.latency.cpus)) if asked.latency else set()
@@ -40,7 +40,7 @@ def measure(asked: MeasurementOptions, facts: Facts, live: Live, say: Say) -> Me
     # The short measurement comes first: if it fails, hours of cyclictest are not lost.
     throughput = _throughput(asked.throughput, asked.rounds, say) if asked.throughput else None
     latency = _latency(asked.latency, asked.rounds, say) if asked.latency else None
-    return Measurement(
+    return MeasuredRun(
         label=asked.label,
         started=started,
         conditions=conditions(facts, live, frozenset(cpus)),

@@ -1,4 +1,4 @@
-"""Options of a run, and the settings that follow from them on this host (pure)."""
+"""Options of a measurement, and the CPUs that it uses on this host (pure)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from netplugin.tuning.planning.refused import needed
 from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.verifying.loop import hugepage_node
 from netplugin.tuning.verifying.result import Label, LatencySettings, ThroughputSettings
+
+# -- Options of a run, and the settings that follow from them on this host (pure). ----------------
+
 
 _Seconds = Annotated[int, Field(ge=1, le=86400)]
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from netplugin.api.errors import BackendUnavailable, HostError, InvalidRequest
 from netplugin.tuning.verifying.comparison import MeasurementComparison
-from netplugin.tuning.verifying.result import Latency, Measurement, Throughput
+from netplugin.tuning.verifying.result import Latency, MeasuredRun, Throughput
 
 STEP = "plot"
 _INK: Final = "#1f2328"
@@ -78,7 +78,7 @@ def _picture(comparison: MeasurementComparison) -> Any:
     return picture
 
 
-def _named(runs: tuple[Measurement, Measurement]) -> list[tuple[str, str, Measurement]]:
+def _named(runs: tuple[MeasuredRun, MeasuredRun]) -> list[tuple[str, str, MeasuredRun]]:
     """Label, colour and run; equal labels get the start time appended."""
     labels = [run.label for run in runs]
     if labels[0] == labels[1]:
@@ -86,7 +86,7 @@ def _named(runs: tuple[Measurement, Measurement]) -> list[tuple[str, str, Measur
     return list(zip(labels, _COLOURS, runs, strict=True))
 
 
-def _draw_latency(axes: Any, runs: list[tuple[str, str, Measurement]]) -> None:
+def _draw_latency(axes: Any, runs: list[tuple[str, str, MeasuredRun]]) -> None:
     """Draw the share of samples above each latency, to show the tail."""
     for label, colour, run in runs:
         if run.latency:
@@ -127,7 +127,7 @@ def _one_in(share: float) -> str:
     return "all" if share >= 1 else f"1 in {round(1 / share):,}"
 
 
-def _draw_throughput(axes: Any, runs: list[tuple[str, str, Measurement]]) -> None:
+def _draw_throughput(axes: Any, runs: list[tuple[str, str, MeasuredRun]]) -> None:
     measured: list[tuple[str, str, Throughput]] = [
         (label, colour, run.throughput) for label, colour, run in runs if run.throughput
     ]

@@ -1,4 +1,4 @@
-"""Histogram of wake-up latencies in microseconds, and its percentiles (pure)."""
+"""Results of a measurement: histograms, conditions of the host, and how runs are stored."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from netplugin.api.errors import HostError, InvalidRequest, NotFound
+
+# -- Histogram of wake-up latencies in microseconds, and its percentiles (pure). ------------------
+
 
 #: Percentiles by name, as fractions.
 PERCENTILES: Final[Mapping[str, float]] = {
@@ -144,7 +147,7 @@ class Throughput(StoredMeasurement):
     samples: Annotated[tuple[float, ...], Field(min_length=1)]
 
 
-class Measurement(StoredMeasurement):
+class MeasuredRun(StoredMeasurement):
     """One measurement. ``conditions`` are host settings by name, as text."""
 
     format: Literal[1] = 1
@@ -177,7 +180,7 @@ def prepare(folder: Path) -> None:
         ) from wrong
 
 
-def write(folder: Path, run: Measurement) -> Path:
+def write(folder: Path, run: MeasuredRun) -> Path:
     """Write a run to a new file atomically. Raises: HostError."""
     path = folder / f"{run.started:%Y%m%dT%H%M%S}-{run.label}.json"
     fresh = folder / f".{os.getpid()}.new"
@@ -213,10 +216,10 @@ def find(folder: Path, name: str) -> Path:
     return of_label[-1]
 
 
-def read(path: Path) -> Measurement:
+def read(path: Path) -> MeasuredRun:
     """Read a run. Raises: InvalidRequest."""
     try:
-        return Measurement.model_validate_json(path.read_text())
+        return MeasuredRun.model_validate_json(path.read_text())
     except OSError as wrong:
         why = wrong.strerror or str(wrong)
     except ValidationError as wrong:

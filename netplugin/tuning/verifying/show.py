@@ -1,4 +1,4 @@
-"""Render a run and a comparison as human-readable text."""
+"""Render a run and a comparison as text and as JSON."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ from netplugin.tuning.verifying.result import (
     PERCENTILES,
     Histogram,
     Latency,
-    Measurement,
+    MeasuredRun,
     Throughput,
 )
 
+# -- Render a run and a comparison as human-readable text. ----------------------------------------
 
-def run_text(run: Measurement) -> str:
+
+def run_text(run: MeasuredRun) -> str:
     return "\n".join(_run(run)) + "\n"
 
 
-def _run(run: Measurement) -> Iterator[str]:
+def _run(run: MeasuredRun) -> Iterator[str]:
     yield f"{run.label}, {run.started:%Y-%m-%d %H:%M:%S} UTC"
     if run.latency:
         yield ""
@@ -177,7 +179,7 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 # -- Render a run and a comparison as JSON. -------------------------------------------------------
 
 
-def run_json(run: Measurement, path: Path) -> str:
+def run_json(run: MeasuredRun, path: Path) -> str:
     """Render the figures of a run; ``file`` names the file with all samples."""
     shown: dict[str, Any] = {
         "label": run.label,

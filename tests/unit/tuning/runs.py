@@ -11,7 +11,7 @@ from netplugin.tuning.verifying.result import (
     Latency,
     LatencyRound,
     LatencySettings,
-    Measurement,
+    MeasuredRun,
     Throughput,
     ThroughputSettings,
 )
@@ -51,6 +51,6 @@ def latency(highest: Sequence[int], **settings: Any) -> Latency:
     )
 
 
-def run(label: str = "run", **fields: Any) -> Measurement:
+def run(label: str = "run", **fields: Any) -> MeasuredRun:
     begin = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    return Measurement(**({"label": label, "started": begin, "conditions": {}} | fields))
+    return MeasuredRun(**({"label": label, "started": begin, "conditions": {}} | fields))

@@ -27,8 +27,9 @@ from netplugin_zeroloss.values import (
 
 from tests.unit.zeroloss.helpers import hard_cap, plan, search_family, traffic
 
-#: Most take four. Many are needed at 5,000 pps before a ring that holds half a second: 71 seen.
-MOST_TRIALS = 100
+#: No device with a sharp limit takes more, but one whose ring holds more than 20 ms of its capacity:
+#: its short trials pass at rates at which long ones lose (82 seen). Most take four.
+MOST_TRIALS, MOST_WITH_LARGE_RING = 60, 100
 
 
 def assert_brackets(found: SearchResult, capacity: float, ring: float, line: float, width: float) -> None:
@@ -59,7 +60,8 @@ def test_a_sharp_limit_is_bracketed(
     generator = hard_cap(line * share, ring, can_abort)
     found = run_search(plan(width, line, can_abort=can_abort), generator).found
     assert_brackets(found, line * share, ring, line, width)
-    assert len(found.trials) <= MOST_TRIALS
+    most = MOST_WITH_LARGE_RING if ring > line * share / 50 else MOST_TRIALS
+    assert len(found.trials) <= most
 
 
 @given(share=st.floats(0.3, 0.99), width=st.floats(5e-3, 0.05))

@@ -1,4 +1,4 @@
-"""Values of a run: cells, and the results of their parts."""
+"""The journal of a run: its values, reader and writer; one JSON object per line, append-only, fsynced."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from typing import Any
 from netplugin_zeroloss.search import result as results
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import Measurement, TrialRequest, UnusableInput
+
+# -- Values of a run: cells, and the results of their parts. --------------------------------------
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,4 +1,4 @@
-"""Exceptions that end a measurement without a verdict."""
+"""Value types of a search: goal, trial request, measurement, and errors without a verdict."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
+
+# -- Exceptions that end a measurement without a verdict. -----------------------------------------
 
 
 class UnusableInput(Exception):

@@ -1,4 +1,4 @@
-"""Check that vCPUs and QEMU's emulator threads run on the CPUs that the host's plan reserves for them."""
+"""Check a domain's CPUs: pins within the plan, whole cores, a CPU model that suits DPDK."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.pins import is_kvm
 from netplugin.tuning.placing.capacity import HostCapacity
 from netplugin.tuning.placing.checks.case import Case, graded
+
+# -- Check that vCPUs and QEMU's emulator threads run on the CPUs that the host's plan reserves for them.
+
 
 _PIN: Final = "render the domain with policy.pin: netplugin domain render --pin"
 

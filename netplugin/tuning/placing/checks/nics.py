@@ -1,4 +1,4 @@
-"""Check that a domain has the NICs of its ports as their bindings define them; check rings and queues."""
+"""Check a domain's NICs: those of its ports' bindings, rings and queues, the user of QEMU."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from netplugin.libvirt.domain import address, function, number, wrong_user
 from netplugin.libvirt.domain import nics as nics_of
 from netplugin.libvirt.interfaces import Element, fragments
 from netplugin.tuning.placing.checks.case import Case, DomainNic, graded
+
+# -- Check that a domain has the NICs of its ports as their bindings define them; check rings and queues.
+
 
 #: Receive ring size in frames: QEMU's maximum for virtio-net.
 _RING: Final = 1024

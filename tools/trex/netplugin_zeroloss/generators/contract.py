@@ -1,4 +1,4 @@
-"""The contract of a generator: reports its capabilities and runs one trial at a time."""
+"""The contract of a generator, and the monitor of a running trial that generators share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Final, TypeVar
 
 from netplugin_zeroloss.values import Measurement, TrialRequest, line_rate_pps
+
+# -- The contract of a generator: reports its capabilities and runs one trial at a time. ----------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,4 @@
-"""Converts counters of the stateless TRex client (``get_stats``, global statistics) to a measurement.
-
-Observed with TRex 3.08:
-
-- ``duration`` fixes the number of frames, not the duration: 5 s at 8 Mpps took 14.7 s.
-- ``ierrors`` of the receiving port are frames that the generator itself lost.
-- A full transmit queue drops (``low_end``) or retries. Only the global statistics show it:
-  ``m_total_queue_drop``, ``m_total_queue_full``. They are never cleared: take the difference.
-- ``tx_pps`` and similar values are slow averages. Rates are computed from counters and elapsed time.
-- Loss is computed from port counters. Per-stream counters are read on another core and are late.
-"""
+"""The generator ``trex-stl``: trials with the stateless TRex client in a child process."""
 
 from __future__ import annotations
 
@@ -42,6 +32,16 @@ from netplugin_zeroloss.values import (
     TrialRequest,
     UnusableInput,
 )
+
+# -- Converts counters of the stateless TRex client (``get_stats``, global statistics) to a measurement.
+# Observed with TRex 3.08:
+#
+# - ``duration`` fixes the number of frames, not the duration: 5 s at 8 Mpps took 14.7 s.
+# - ``ierrors`` of the receiving port are frames that the generator itself lost.
+# - A full transmit queue drops (``low_end``) or retries. Only the global statistics show it:
+#   ``m_total_queue_drop``, ``m_total_queue_full``. They are never cleared: take the difference.
+# - ``tx_pps`` and similar values are slow averages. Rates are computed from counters and elapsed time.
+# - Loss is computed from port counters. Per-stream counters are read on another core and are late.
 
 
 @dataclass(frozen=True, slots=True)

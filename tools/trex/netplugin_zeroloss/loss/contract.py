@@ -1,4 +1,4 @@
-"""The contract of a component with drop counters: read before and after a trial, then compared."""
+"""The contract of components with drop counters, and a generator that reads them around each trial."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Final, TypeVar
 
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
 from netplugin_zeroloss.values import GeneratorError, Measurement, TrialRequest
+
+# -- The contract of a component with drop counters: read before and after a trial, then compared.
+
 
 _N = TypeVar("_N", int, float)
 

@@ -1,4 +1,4 @@
-"""The component ``links``: frames that the kernel dropped at bridges, taps, uplinks and qdiscs."""
+"""The components ``links`` and ``nic``: drops at the kernel's devices, and counters of a NIC's driver."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from netplugin_zeroloss.loss.contract import (
     DropCounters,
     EvidenceError,
 )
+
+# -- The component ``links``: frames that the kernel dropped at bridges, taps, uplinks and qdiscs.
+
 
 #: Disjoint counters (Documentation/networking/statistics.rst in Linux): the kinds of errors are
 #: included in rx_errors and tx_errors.

@@ -1,4 +1,4 @@
-"""Parsers for ovs-ofctl and ovs-appctl output on ports, PMD threads and drops (OVS 3.1 to 3.5)."""
+"""The component ``ovs``: drops of ports and of the datapath, and the load of the PMD threads."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from netplugin_zeroloss.loss.contract import (
     DropCounters,
     EvidenceError,
 )
+
+# -- Parsers for ovs-ofctl and ovs-appctl output on ports, PMD threads and drops (OVS 3.1 to 3.5).
+
 
 _PORT = re.compile(r'^\s+port\s+"?([^":]+)"?:\s+rx\s+(.*)$')
 _COUNT = re.compile(r"([a-z0-9_]+)=(\d+)")

@@ -1,4 +1,4 @@
-"""The contract of a bench: sets up the device under test for a task and tears it down."""
+"""The contract of a bench, which sets up the device under test; trials count only while it stands."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from netplugin_zeroloss.journal import Part
 from netplugin_zeroloss.matrix.cells import CellTask
 from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.values import Direction, GeneratorError, Measurement, TrialRequest
+
+# -- The contract of a bench: sets up the device under test for a task and tears it down. ---------
 
 
 class CellError(Exception):

@@ -1,4 +1,4 @@
-"""Runs or resumes the searches of one part of a cell, replaying the trials in the journal."""
+"""Runs all tasks of a run in order, each from its state in the journal."""
 
 from __future__ import annotations
 
@@ -36,6 +36,9 @@ from netplugin_zeroloss.values import (
     TrialRequest,
     UnusableInput,
 )
+
+# -- Runs or resumes the searches of one part of a cell, replaying the trials in the journal. -----
+
 
 #: Called after each trial with its number within its repeat, to record and show it.
 Note = Callable[[int, PastTrial], None]

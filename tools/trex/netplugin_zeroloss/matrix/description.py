@@ -1,4 +1,4 @@
-"""Sections of a run description about the hypervisor: agent, ends, CPUs of the VNF, VM."""
+"""The run description: the models of its YAML file, validated before any traffic."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from netplugin_zeroloss.matrix.yaml_model import parse
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vnf import description as vnfs
 from netplugin_zeroloss.vnf.contract import VnfCores
+
+# -- Sections of a run description about the hypervisor: agent, ends, CPUs of the VNF, VM. --------
 
 
 class Cores(Section):

@@ -1,4 +1,4 @@
-"""Checks whether two runs are comparable, and lists their differences (pure)."""
+"""Compares two runs cell by cell to find regressions, if they are comparable (pure)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from netplugin_zeroloss.journal import Cell, CellRecord, RunRecord
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.figures import Answers, answers_of
 from netplugin_zeroloss.search.outcome import SearchVerdict
+
+# -- Checks whether two runs are comparable, and lists their differences (pure). ------------------
+
 
 #: Differences here can change the rates without a change of the backend.
 _MACHINE: Final = ("host", "machine", "kernel", "cpus")

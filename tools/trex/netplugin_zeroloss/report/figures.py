@@ -1,4 +1,4 @@
-"""What a run says about the rate of a cell: bounds, answers of repeats, and whether the limit is sharp."""
+"""Figures of a report, per cell: rate, bounds, controls, loss accounting and CPU cost."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from netplugin_zeroloss.journal import Cell, CellRecord, Part, RunRecord
 from netplugin_zeroloss.loss.contract import UNEXPLAINED
 from netplugin_zeroloss.report.published import PublishedRelation, PublishedTable
 from netplugin_zeroloss.search.outcome import SearchVerdict
+
+# -- What a run says about the rate of a cell: bounds, answers of repeats, and whether the limit is sharp.
+
 
 #: Rank of a verdict: a lower rank than before is a regression.
 _WORTH: Final[Mapping[str, int]] = {

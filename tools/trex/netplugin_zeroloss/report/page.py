@@ -1,8 +1,4 @@
-"""The self-contained HTML page of a report: summary first, then the details of each cell.
-
-All text of a run is escaped, and the page's CSP forbids loading resources and any script but its own.
-The same run always gives the same page.
-"""
+"""The files of a report, and its self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -20,6 +16,10 @@ from netplugin_zeroloss.report import machine, plot, sentences, table, words
 from netplugin_zeroloss.report.figures import Report, ReportFigure, located, not_located
 from netplugin_zeroloss.report.plot import HEIGHT, WIDTH, TrialPlot, inline_svg, trial_plot
 from netplugin_zeroloss.values import UnusableInput
+
+# -- The self-contained HTML page of a report: summary first, then the details of each cell. ------
+# All text of a run is escaped, and the page's CSP forbids loading resources and any script but its own.
+# The same run always gives the same page.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""Lines of the plot: colour, marker, figures and legend text of each backend.
-
-Colours are the colour-blind-safe palette of Okabe and Ito; markers differ as well.
-"""
+"""Plots of a report: NDR against PMD cores for each backend, and the trials of a search."""
 
 from __future__ import annotations
 
@@ -16,6 +13,10 @@ from netplugin_zeroloss.report.figures import Report, ReportFigure
 from netplugin_zeroloss.report.published import PublishedRelation
 from netplugin_zeroloss.report.table import Grid, grids, short_text
 from netplugin_zeroloss.search.outcome import SearchVerdict
+
+# -- Lines of the plot: colour, marker, figures and legend text of each backend. ------------------
+# Colours are the colour-blind-safe palette of Okabe and Ito; markers differ as well.
+
 
 _COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS: Final = ("o", "s", "D", "^", "v", "P")

@@ -1,4 +1,4 @@
-"""Search for all goals, as a generator function without I/O, and its replay from recorded trials."""
+"""Search for all goals, its replay, and running it with a generator."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from netplugin_zeroloss.search.ratio import RatioSearch
 from netplugin_zeroloss.search.strict import StrictSearch
 from netplugin_zeroloss.search.trials import Asking, BudgetExhausted, SearchPlan, T, Trial, TrialLog
 from netplugin_zeroloss.values import Goal, Measurement, ReplayError, TrialRequest
+
+# -- Search for all goals, as a generator function without I/O, and its replay from recorded trials.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The contract of a VNF: attaches to the VM side of ports, forwards between them, and counts frames."""
+"""The contract of a VNF, its loss accounting, and the base of VNFs that are one local program."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from netplugin_zeroloss.loss.contract import (
     DropCounters,
     EvidenceError,
 )
+
+# -- The contract of a VNF: attaches to the VM side of ports, forwards between them, and counts frames.
 
 
 class Attachment(StrEnum):

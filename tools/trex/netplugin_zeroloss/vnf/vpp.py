@@ -1,4 +1,4 @@
-"""API messages that configure VPP to route between pairs of ports."""
+"""The VNF ``vpp``: routes all frames of a port to a static neighbour behind its partner port."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from netplugin_zeroloss.vnf.dpdk import check_cores, devices_of
 from netplugin_zeroloss.vnf.machine import VnfMachine, machine_of
 from netplugin_zeroloss.vnf.startup_conf import INTERFACE, StartupConf
 from netplugin_zeroloss.vnf.vpp_api import Api, StatsProgram, StatsSegment, VppCounters, VppPlace
+
+# -- API messages that configure VPP to route between pairs of ports. -----------------------------
+
 
 #: Interface addresses (RFC 5737). Each port has a /30: VPP the first host, the far end the second.
 _ADDRESSES = IPv4Address("192.0.2.0")
