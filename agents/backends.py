@@ -10,10 +10,10 @@ from typing import Any
 from stevedore import named
 
 from netplugin.backend import Backend, Observation
+from netplugin.data_path import GROUP
 from netplugin.host.shared import Host
 
 LOG = logging.getLogger(__name__)
-NAMESPACE = "netplugin.backends"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def load(names: Sequence[str], conf: Any, host: Host) -> Loaded:
         LOG.error("backend %s could not be loaded", entry_point.name, exc_info=error)
 
     manager = named.NamedExtensionManager(
-        NAMESPACE,
+        GROUP,
         names=list(names),
         invoke_on_load=True,
         invoke_args=(conf, host),
@@ -43,5 +43,5 @@ def load(names: Sequence[str], conf: Any, host: Host) -> Loaded:
     backends = {extension.name: extension.obj for extension in manager if extension.obj is not None}
     for name in names:
         if name not in backends and name not in broken:
-            broken[name] = f"no backend of this name is installed (entry point group {NAMESPACE})"
+            broken[name] = f"no backend of this name is installed (entry point group {GROUP})"
     return Loaded(backends, broken)

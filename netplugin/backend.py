@@ -26,6 +26,7 @@ from netplugin.api.models import (
     VfCounters,
     VfInfo,
 )
+from netplugin.data_path import DataPath
 from netplugin.host.usability import Usability, Wake
 
 #: Frame size minus the layer-3 payload: addresses, type and one VLAN tag (IEEE 802.3, 802.1Q).
@@ -165,6 +166,8 @@ class Backend(ABC, Generic[ObservationT]):
 
     name: ClassVar[str]
     features: ClassVar[Features]
+    #: For netplugin-zeroloss; None: it cannot measure this backend.
+    data_path: ClassVar[DataPath | None] = None
 
     def hold(self) -> Usability:
         """Lock what only one agent may manage at a time (an OVSDB, a network namespace, NICs).

@@ -16,6 +16,7 @@ from drivers.ovs.ports import VHOST_TYPE
 from drivers.ovs.usability import dpdk_usable
 from netplugin.api.models import Binding, DomainRequirements, Features, Finding, PortSpec
 from netplugin.backend import Applied, Backend, Change, Claim, Intent, Plan, unknown_network
+from netplugin.data_path import DataPath
 from netplugin.host.names import VHOST, device_name
 from netplugin.host.ovs_underlay import problem
 from netplugin.host.shared import Host
@@ -34,6 +35,9 @@ class DpdkVhostUser(Backend[VhostUserObservation]):
         port_security=("mac", "ip"),
         max_queues=128,
         needs_shared_memory=True,
+    )
+    data_path: ClassVar[DataPath] = DataPath(
+        "vhostuser", "socket_path", ovs_bridge="bridge", ovs_port="device", pmd_threads=True
     )
 
     def __init__(self, conf: Any, host: Host) -> None:

@@ -21,6 +21,7 @@ from drivers.linuxbridge.watch import BridgeWatch
 from netplugin.api.errors import BackendUnavailable
 from netplugin.api.models import Binding, Features, Finding, PortSpec
 from netplugin.backend import Applied, Backend, Change, Intent, Plan, unknown_network
+from netplugin.data_path import DataPath
 from netplugin.host.links import TUN_DEVICE, kind_unavailable
 from netplugin.host.names import CarriedMark, unmarked
 from netplugin.host.shared import Host, locks_of, supervisor_of
@@ -50,6 +51,7 @@ class LinuxBridge(Backend[BridgeObservation]):
         max_queues=128,
         needs_shared_memory=False,
     )
+    data_path: ClassVar[DataPath] = DataPath("tap", "device", links=("device", "bridge"))
 
     def __init__(self, conf: Any, host: Host | None, *, kernel: BridgeKernel | None = None) -> None:
         """``kernel``: a model, for tests; None for the real one."""

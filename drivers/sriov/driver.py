@@ -39,6 +39,7 @@ from netplugin.backend import (
     Plan,
     unknown_network,
 )
+from netplugin.data_path import DataPath
 from netplugin.host.shared import Host, locks_of, supervisor_of
 from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import hostdev_interface
@@ -57,6 +58,7 @@ class Sriov(Backend[SriovObservation]):
         virtual_functions=True,
         teaming=True,
     )
+    data_path: ClassVar[DataPath] = DataPath("vfio", "pci_address", links=("pf",))
 
     def __init__(self, conf: Any, host: Host | None, *, kernel: VfKernel | None = None) -> None:
         """``kernel``: a model of the host, for tests; None for the real one."""

@@ -51,6 +51,7 @@ from netplugin.backend import (
     Plan,
     unknown_network,
 )
+from netplugin.data_path import DataPath
 from netplugin.host.shared import Host, locks_of, supervisor_of
 from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import vhostuser_interface
@@ -70,6 +71,9 @@ class Vdpa(Backend[VdpaObservation]):
         max_queues=128,
         needs_shared_memory=True,
         virtual_functions=True,
+    )
+    data_path: ClassVar[DataPath] = DataPath(
+        "vhostuser", "socket_path", ovs_bridge="bridge", ovs_port="device", pmd_threads=True
     )
 
     def __init__(

@@ -24,6 +24,7 @@ from netplugin.api.models import (
     RenderedDomain,
 )
 from netplugin.api.pmd_models import PmdCore, PmdRequest, PmdState
+from netplugin.data_path import data_path
 from tests.unit.zeroloss.matrix_runs import with_agent
 
 
@@ -64,15 +65,8 @@ class MadeUpAgent(Client):
 
     def put_port(self, port_id: str, spec: PortSpec) -> Port:
         self._called("put")
-        device = f"tap-{port_id}" if spec.backend == "linuxbridge" else f"/run/{port_id}"
-        field = "device" if spec.backend == "linuxbridge" else "socket_path"
-        binding = Binding.model_validate(
-            {
-                "vif_type": "tap" if spec.backend == "linuxbridge" else "vhostuser",
-                "interface_xml": "<interface/>",
-                field: device,
-            }
-        )
+        device = {data_path(spec.backend).device: f"dev-{port_id}"}
+        binding = Binding.model_validate({"vif_type": "made-up", "interface_xml": "<interface/>", **device})
         port = Port(port_id=port_id, state=self.state, spec=spec, binding=binding)
         self.ports[port_id] = port
         return port

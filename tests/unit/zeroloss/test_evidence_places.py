@@ -18,6 +18,7 @@ from netplugin_zeroloss.loss.ovs import (
 )
 
 from netplugin.api.models import Binding
+from netplugin.data_path import data_path
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "ovs-3.1"
 
@@ -278,8 +279,11 @@ def _binding(vif_type: str, **fields: str) -> Binding:
 
 def test_the_bindings_say_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_dump", lambda: (LINKS, []))
-    vhost = _binding("vhostuser", bridge="br-phys1", device="vm0", socket_path="/run/x")
-    tap = _binding("tap", bridge="br0", device="tap0")
+    vhost = (
+        data_path("dpdkvhostuser"),
+        _binding("vhostuser", bridge="br-phys1", device="vm0", socket_path="/run/x"),
+    )
+    tap = data_path("linuxbridge"), _binding("tap", bridge="br0", device="tap0")
     nics = (NicCounters(device="eth0", lost=("rx_discards",)),)
     assert [place.name for place in make(LossDescription(), [vhost])] == ["host", "ovs"]
     assert [place.name for place in make(LossDescription(ovs_rundir=None), [vhost])] == ["host"]

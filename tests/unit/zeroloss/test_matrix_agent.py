@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.journal import Cell, Part
+from netplugin_zeroloss.loss import choose as evidence
+from netplugin_zeroloss.loss.contract import CounterReading, DropCounters
 from netplugin_zeroloss.matrix import agent_bench, cells, session
 from netplugin_zeroloss.matrix.agent_bench import addressed
 from netplugin_zeroloss.matrix.bench import CellError
@@ -25,7 +28,7 @@ from drivers.vdpa.driver import Vdpa
 from netplugin import options
 from netplugin.api.client import Readiness
 from netplugin.api.errors import HostError
-from netplugin.api.models import BackendInfo, PortState
+from netplugin.api.models import BackendInfo, Features, PortState
 from tests.unit.drivers.sriov.model import Model, ModelPf
 from tests.unit.zeroloss.made_up_agent import MadeUpAgent, bench_on, cell_description, search_of
 from tests.unit.zeroloss.matrix_runs import ROOT, with_agent, write
@@ -116,6 +119,58 @@ def test_a_backend_without_pmd_threads_leaves_the_cores_alone(agent: MadeUpAgent
     with bench.stand(search_of(run)) as stand:
         assert "pmd" not in stand.setup
     assert "pmd" not in agent.calls
+
+
+_TOY = """
+from netplugin.data_path import DataPath
+
+class Toy:
+    data_path = DataPath("tap", "nic", links=("nic",), pmd_threads={pmd})
+"""
+
+
+@pytest.mark.parametrize("pmd", [True, False])
+def test_a_backend_of_another_package_is_measured_by_what_it_declares(
+    agent: MadeUpAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pmd: bool
+) -> None:
+    installed = tmp_path / "netplugin_toy-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: netplugin-toy\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[netplugin.backends]\ntoy = netplugin_toy:Toy\n")
+    (tmp_path / "netplugin_toy.py").write_text(_TOY.format(pmd=pmd))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "netplugin_toy", raising=False)
+    agent.infos.append(BackendInfo(name="toy", usable=True, features=Features(networks=("flat",))))
+
+    run = cell_description(matrix={"backends": ["toy"], "pmd_cores": ["2", "3-4"]})
+    assert [cell.pmd_cores for cell in cells.cells(run)] == ([1, 2] if pmd else [None])
+    bench = bench_on(run)
+    bench.check([search_of(run)])
+    monkeypatch.setattr(evidence, "LinkCounters", lambda devices: _Links(sorted(devices)))
+    with bench.stand(search_of(run)) as stand:
+        assert stand.generator.run(_ASKED).readings["links.dev-zeroloss-2"] == 0
+        assert ("pmd" in stand.setup) is pmd
+
+
+class _Links(DropCounters):
+    """Counts nothing, by the names of the devices."""
+
+    name = "links"
+
+    def __init__(self, devices: list[str]) -> None:
+        self._devices = devices
+
+    def read(self) -> CounterReading:
+        return CounterReading({}, dict.fromkeys(self._devices, 0.0))
+
+
+def test_a_backend_that_is_not_installed_here_is_refused_with_those_that_are(agent: MadeUpAgent) -> None:
+    run = cell_description(matrix={"backends": ["mine"]})
+    agent.infos.append(agent.infos[0].model_copy(update={"name": "mine"}))
+    words = "no backend 'mine' is installed beside .* there is dpdkvhostuser, linuxbridge, sriov, vdpa"
+    with pytest.raises(UnusableInput, match=words):
+        bench_on(run).check([search_of(run)])
+    assert agent.calls == []
 
 
 def _without_a_mask(agent: MadeUpAgent, running: tuple[int, ...]) -> None:

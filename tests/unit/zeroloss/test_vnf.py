@@ -31,6 +31,7 @@ from netplugin_zeroloss.vnf.description import (
 from pydantic import TypeAdapter, ValidationError
 
 from netplugin.api.models import Binding, PortSpec
+from netplugin.data_path import data_path
 from netplugin.host.program import Program, ProgramError, Telemetry, free_socket, own_directory
 
 MAC, PEER = "52:54:00:00:0a:01", "52:54:00:00:0b:01"
@@ -81,16 +82,17 @@ def test_descriptions_by_their_type() -> None:
 
 
 def test_what_a_binding_means_to_a_vnf() -> None:
-    vhost = choose.vnf_port(_binding("vhostuser", socket_path="/run/x", device="v"), SPEC, PEER)
+    def port(backend: str, binding: Binding) -> VnfPort:
+        return choose.vnf_port(data_path(backend), binding, SPEC, PEER)
+
+    vhost = port("dpdkvhostuser", _binding("vhostuser", socket_path="/run/x", device="v"))
     assert vhost == VnfPort(Attachment.VHOST_USER, "/run/x", MAC, PEER, 4, 512, 1500)
-    tap = choose.vnf_port(_binding("tap", device="tap0", bridge="br0"), SPEC, PEER)
+    tap = port("linuxbridge", _binding("tap", device="tap0", bridge="br0"))
     assert (tap.attachment, tap.device) == (Attachment.TAP, "tap0")
-    vf = choose.vnf_port(_binding("hostdev", pci_address="0000:01:10.0"), SPEC, PEER)
+    vf = port("sriov", _binding("hostdev", pci_address="0000:01:10.0"))
     assert (vf.attachment, vf.device) == (Attachment.VFIO, "0000:01:10.0")
-    with pytest.raises(VnfError, match="'vdpa'"):
-        choose.vnf_port(_binding("vdpa"), SPEC, PEER)
     with pytest.raises(VnfError, match="no socket_path"):
-        choose.vnf_port(_binding("vhostuser"), SPEC, PEER)
+        port("vdpa", _binding("vhostuser"))
 
 
 def test_ports_come_in_pairs() -> None:

@@ -1,14 +1,15 @@
-"""Selects the components whose counters are read for a cell: from the description and the port bindings."""
+"""Selects the components whose counters are read for a cell: from the description and the backend's ports."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
 from netplugin.api.models import Binding, Value
+from netplugin.data_path import DataPath
 from netplugin_zeroloss.loss.contract import DropCounters
 from netplugin_zeroloss.loss.host import HostCounters
 from netplugin_zeroloss.loss.links import DriverCounters, LinkCounters
@@ -39,23 +40,19 @@ class LossDescription(Value):
     processes: Annotated[dict[str, str], Field(max_length=32)] | None = None
 
 
-def make(description: LossDescription, bindings: Iterable[Binding]) -> tuple[DropCounters, ...]:
-    """Return the components of a cell whose ports have these bindings, without the VNF.
+def make(description: LossDescription, ports: Iterable[tuple[DataPath, Binding]]) -> tuple[DropCounters, ...]:
+    """Return the components of a cell with these ports, without the VNF.
 
     Raises: EvidenceError if a device does not exist.
     """
     bridges = set(description.ovs_bridges)
     vhost_ports: set[str] = set()
     devices = set(description.devices)
-    for binding in bindings:
+    for path, binding in ports:
         named = binding.model_extra or {}
-        if binding.vif_type == "vhostuser":
-            bridges |= {named["bridge"]} if "bridge" in named else set()
-            vhost_ports |= {named["device"]} if "device" in named else set()
-        elif binding.vif_type == "tap":
-            devices |= {named[field] for field in ("device", "bridge") if field in named}
-        elif binding.vif_type == "hostdev" and named.get("pf"):
-            devices.add(named["pf"])
+        bridges |= _values(named, path.ovs_bridge)
+        vhost_ports |= _values(named, path.ovs_port)
+        devices |= _values(named, *path.links)
     places: list[DropCounters] = [_host(description)]
     if bridges and description.ovs_rundir is not None:
         places.append(OvsCounters(description.ovs_rundir, sorted(bridges), sorted(vhost_ports)))
@@ -64,6 +61,10 @@ def make(description: LossDescription, bindings: Iterable[Binding]) -> tuple[Dro
     if description.nics:
         places.append(DriverCounters({nic.device: nic.lost for nic in description.nics}))
     return tuple(places)
+
+
+def _values(named: Mapping[str, Any], *fields: str) -> set[str]:
+    return {str(named[field]) for field in fields if named.get(field)}
 
 
 def _host(description: LossDescription) -> HostCounters:

@@ -12,6 +12,7 @@ from typing import Any
 from netplugin.api.client import Client
 from netplugin.api.errors import NetpluginError
 from netplugin.api.models import BackendInfo, Binding, Port
+from netplugin.data_path import DataPath, NoDataPath, data_path
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.journal import Cell, Part
@@ -91,6 +92,10 @@ def _about_backends(
         if info is None:
             yield f"it has no backend {name!r}; it has {', '.join(sorted(backends)) or 'none'}"
             continue
+        try:
+            data_path(name)
+        except NoDataPath as problem:
+            yield str(problem)
         if not info.usable:
             fix = f" (fix: {info.fix})" if info.fix else ""
             yield f"backend {name} is not usable there: {info.reason}{fix}"
@@ -194,20 +199,21 @@ class AgentBench(Bench):
         with ExitStack() as parts:
             setup: dict[str, Any] = {"agent": self._client.url}
             checks: list[Callable[[], None]] = []
-            bindings: list[Binding] = []
+            paths: list[tuple[DataPath, Binding]] = []
             vnf_ports: list[VnfPort] = []
             if task.part is Part.SEARCH:
                 plugged = self._ports.plug(parts, task.cell)
                 checks.append(self._ports.check)
-                bindings = [_binding(port) for port in plugged]
+                path = data_path(task.cell.backend)
+                paths = [(path, _binding(port)) for port in plugged]
                 vnf_ports = [
-                    vnfs.vnf_port(_binding(port), port.spec, end.peer_mac)
+                    vnfs.vnf_port(path, _binding(port), port.spec, end.peer_mac)
                     for port, end in zip(plugged, self._ports.ends, strict=True)
                 ]
                 self._start_vm(parts, task.cell, setup)
             elif task.part is Part.VNF:
                 vnf_ports = self._control_ports(task.cell)
-            places = list(evidence.make(self._description.evidence, bindings))
+            places = list(evidence.make(self._description.evidence, paths))
             if vnf_ports:
                 vnf = self._start_vnf(parts, task, vnf_ports, setup)
                 checks.append(vnf.check)

@@ -28,8 +28,9 @@ class Axes(Section):
     #: Number of PMD threads, each on a core of its own (``4``), or their CPUs, one per core
     #: (``"2-5"``).
     pmd_cores: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)] | str, ...], Field(min_length=1)] = (1,)
-    #: Backends without PMD threads: one cell for all values of ``pmd_cores``.
-    without_pmd: tuple[Name, ...] = ("linuxbridge", "sriov")
+    #: Backends without PMD threads: one cell for all values of ``pmd_cores``. Null: those whose data path has
+    #: none (``netplugin.data_path``).
+    without_pmd: tuple[Name, ...] | None = None
     #: Bytes with FCS, or the name of a mix.
     frames: Annotated[tuple[Frame, ...], Field(min_length=1)] = (64,)
     flows: Annotated[tuple[Count, ...], Field(min_length=1)] = (1024,)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from netplugin.api.pmd_models import PmdRequest
+from netplugin.data_path import NoDataPath, data_path
 from netplugin_zeroloss.generators.contract import GeneratorInfo
 from netplugin_zeroloss.journal import Cell, CellRecord, Part, control_cell
-from netplugin_zeroloss.matrix.axes import frame_bytes, pmd_count
+from netplugin_zeroloss.matrix.axes import Axes, frame_bytes, pmd_count
 from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.search.outcome import SearchVerdict
 from netplugin_zeroloss.search.trials import SearchPlan
@@ -48,12 +49,21 @@ def cells(description: RunDescription) -> tuple[Cell, ...]:
     axes = description.matrix
     found = []
     for backend in axes.backends:
-        cores = (None,) if backend in axes.without_pmd else tuple(map(pmd_count, axes.pmd_cores))
+        cores = tuple(map(pmd_count, axes.pmd_cores)) if _has_pmd_threads(axes, backend) else (None,)
         for pmd, frame, flows, queues in product(cores, axes.frames, axes.flows, axes.queues):
             cell = Cell(backend, pmd, str(frame), flows, queues)
             if not any(match.fits(cell) for match in description.exclude):
                 found.append(cell)
     return tuple(found)
+
+
+def _has_pmd_threads(axes: Axes, backend: str) -> bool:
+    if axes.without_pmd is not None:
+        return backend not in axes.without_pmd
+    try:
+        return data_path(backend).pmd_threads
+    except NoDataPath:
+        return True  # simulations may name any; with an agent, ``AgentBench.check`` refuses it
 
 
 def tasks(description: RunDescription) -> tuple[CellTask, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from netplugin.api.models import Binding, PortSpec
+from netplugin.data_path import DataPath
 from netplugin_zeroloss.loss.contract import CounterReading, DropCounters
 from netplugin_zeroloss.vnf.contract import Attachment, Vnf, VnfCores, VnfError, VnfInfo, VnfPort
 from netplugin_zeroloss.vnf.description import (
@@ -20,13 +21,6 @@ from netplugin_zeroloss.vnf.testpmd import Testpmd
 from netplugin_zeroloss.vnf.vpp import Vpp
 
 __all__ = ["Description", "PortDescription", "make", "vnf_port"]
-
-#: By ``vif_type`` of the binding: the kind of attachment, and the field that names the device.
-_SIDES = {
-    "vhostuser": (Attachment.VHOST_USER, "socket_path"),
-    "tap": (Attachment.TAP, "device"),
-    "hostdev": (Attachment.VFIO, "pci_address"),
-}
 
 
 def make(description: Description, ports: Sequence[VnfPort], cores: VnfCores) -> Vnf:
@@ -44,19 +38,17 @@ def make(description: Description, ports: Sequence[VnfPort], cores: VnfCores) ->
             return External(description, tuple(ports))
 
 
-def vnf_port(binding: Binding, spec: PortSpec, peer_mac: str) -> VnfPort:
+def vnf_port(path: DataPath, binding: Binding, spec: PortSpec, peer_mac: str) -> VnfPort:
     """Return the VNF port for a port of the agent; ``peer_mac`` is the destination of its frames.
 
-    Raises: VnfError for a binding that no VNF supports.
+    Raises: VnfError if the binding does not name the device.
     """
-    if binding.vif_type not in _SIDES:
-        raise VnfError(f"no VNF can take a port whose binding is {binding.vif_type!r}")
-    attachment, field = _SIDES[binding.vif_type]
-    device = (binding.model_extra or {}).get(field)
+    device = (binding.model_extra or {}).get(path.device)
     if not device:
-        raise VnfError(f"the binding of a {binding.vif_type} port has no {field}")
+        raise VnfError(f"the binding of a {spec.backend} port has no {path.device}")
     # The VM's tx ring is OVS's rx ring and vice versa.
     ring = min(spec.rx_queue_size, spec.tx_queue_size)
+    attachment = Attachment(path.vm_side)
     return VnfPort(attachment, str(device), spec.mac, peer_mac, spec.queues, ring, spec.network.mtu)
 
 
