@@ -1,106 +1,66 @@
-"""The changes that the linuxbridge backend can make to a host, as values."""
+"""The changes that the linuxbridge backend can make to a host: what each does, and to which devices."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from drivers.linuxbridge.guard import port_guard
-from drivers.linuxbridge.segments import Segment, SegmentDevice, stamp_of, tap_mark
+from drivers.linuxbridge import filters
+from drivers.linuxbridge.model import Tap
+from drivers.linuxbridge.segments import SegmentDevice, is_ours
 from netplugin.api.models import PortSpec
 from netplugin.backend import Change
 from netplugin.host.cbpf import BpfProgram
+from netplugin.host.fdb import Fdb
 from netplugin.host.link_messages import Bridge, Ifb, Link, Vlan, Vxlan
-from netplugin.host.names import TAP, device_name
-from netplugin.host.tc import Tbf
-from netplugin.host.vxlan import VxlanKey
-
-# The maximum frame is the payload plus two MAC addresses, the EtherType and one VLAN tag, in bytes.
-_FRAME_HEADER = 18
+from netplugin.host.links import Links
+from netplugin.host.nftables import Command, Nftables
+from netplugin.host.tc import Tbf, Tc
+from netplugin.host.vxlan import VxlanFilter, VxlanKey
 
 
 @dataclass(frozen=True)
-class ObservedMacs:
-    """Static MACs that a bridge has on a tap, and on its other ports (``netplugin.host.fdb``).
+class BridgeKernel:
+    """The kernel interfaces that the backend uses. Tests substitute models."""
 
-    ``elsewhere`` is read only if ``here`` is empty.
-    """
+    links: Links = field(default_factory=Links)
+    fdb: Fdb = field(default_factory=Fdb)
+    tc: Tc = field(default_factory=Tc)
+    nft: Nftables = field(default_factory=lambda: Nftables(filters.FAMILY, filters.TABLE))
+    vxlan: VxlanFilter = field(default_factory=lambda: VxlanFilter(""))
 
-    here: frozenset[str] = frozenset()
-    elsewhere: frozenset[str] = frozenset()
+    def ours(self, name: str) -> Link | None:
+        """Return the link, read just before it is changed; None if it is missing or not ours."""
+        link = self.links.get(name)
+        return link if link is not None and is_ours(link) else None
 
 
 @dataclass(frozen=True)
-class Tap:
-    """The desired state of one port's tap, with its rate limits."""
+class BridgeChange(Change, ABC):
+    """One change of the host. A device that is missing or not ours is left alone: the read-back tells."""
 
-    port_id: str
-    name: str
-    bridge: str
-    mtu: int
-    multi_queue: bool
-    #: The classic BPF program that filters frames entering from the VM.
-    guard: BpfProgram
-    #: The only MAC that the VM may use; empty if it may use others: the bridge then learns.
-    mac: str = ""
-    #: Rate limits of what the VM receives (ingress) and sends (egress).
-    ingress: Tbf | None = None
-    egress: Tbf | None = None
-    #: The mark of the store; empty: leave the existing mark.
-    stamp: str = ""
+    #: Where its time counts in ``Applied.timings_ms``.
+    part: ClassVar[str] = "netlink"
 
-    @classmethod
-    def of(cls, port_id: str, spec: PortSpec, stamp: str = "") -> Tap:
-        """Make the desired tap of a spec. ``stamp``: the mark of the store to write to it."""
-        mtu = spec.network.mtu
+    def touches(self) -> frozenset[str]:
+        """Return the names of the devices whose events the change causes."""
+        return frozenset()
 
-        def rate(kbps: int | None) -> Tbf | None:
-            return Tbf.of(kbps, mtu + _FRAME_HEADER) if kbps else None
+    @abstractmethod
+    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
+        """Make the change before ``deadline`` (monotonic, seconds).
 
-        return cls(
-            port_id=port_id,
-            name=device_name(TAP, port_id),
-            bridge=Segment.of(spec.network).bridge,
-            mtu=mtu,
-            multi_queue=spec.queues > 1,
-            guard=port_guard(spec),
-            mac=_only_mac(spec),
-            ingress=rate(spec.qos.ingress_kbps),
-            egress=rate(spec.qos.egress_kbps),
-            stamp=stamp,
-        )
-
-    @property
-    def alias(self) -> str:
-        return tap_mark(self.port_id, self.stamp)
-
-    def must_be_remade(self, link: Link) -> bool:
-        """Whether the tap must be recreated: the kernel cannot change its kind or multi-queue mode."""
-        return link.kind != "tun" or link.multi_queue != self.multi_queue
-
-    def differs(self, link: Link, macs: ObservedMacs) -> bool:
-        """Whether anything that can be changed on a live tap differs from the desired state.
-
-        ``vnet_hdr`` is ignored: the process that opens the tap sets it.
+        Raises: BackendUnavailable, Conflict, HostError, OperationTimeout.
         """
-        # If two ports of a network have the same MAC, the bridge keeps the entry of the first.
-        fixed = frozenset({self.mac} - {""} - macs.elsewhere)
-        found = (link.mtu, link.up, link.master, link.ipv6, link.learning, macs.here)
-        stamped = not self.stamp or stamp_of(link) == self.stamp
-        return not stamped or found != (self.mtu, True, self.bridge, False, not fixed, fixed)
 
 
-def _only_mac(spec: PortSpec) -> str:
-    """Return the port's MAC if it is the only allowed one; otherwise empty, and the bridge learns.
-
-    Another MAC of the list may belong, or move, to another port, so the bridge must not fix it."""
-    security = spec.port_security
-    macs = {spec.mac, *(a.mac for a in security.allowed_addresses if a.mac)}
-    return spec.mac if security.enabled and macs == {spec.mac} else ""
+# -- bridges, uplinks and shapers ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class CreateDevice(Change):
-    """Create a bridge, an uplink or a shaper. It is down, and no member of a bridge."""
+class CreateDevice(BridgeChange):
+    """Create a bridge, an uplink or a shaper. It is no member of a bridge, and an uplink is down."""
 
     device: SegmentDevice
 
@@ -116,139 +76,248 @@ class CreateDevice(Change):
                 what = "shaper"
         return f"create {what} {self.device.name}, MTU {self.device.mtu}"
 
+    def touches(self) -> frozenset[str]:
+        return frozenset({self.device.name})
+
+    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
+        device = self.device
+        kernel.links.create(
+            device.name, device.made, alias=device.alias, address=device.address, mtu=device.mtu
+        )
+        if isinstance(device.made, Bridge | Ifb):
+            kernel.links.set(device.name, up=True)
+
 
 @dataclass(frozen=True)
-class SetDevice(Change):
+class SetDevice(BridgeChange):
     device: SegmentDevice
 
     def describe(self) -> str:
         return f"set {self.device.name}: MTU {self.device.mtu}, up, options, no IPv6, mark"
 
+    def touches(self) -> frozenset[str]:
+        return frozenset({self.device.name})
+
+    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
+        device = self.device
+        if kernel.ours(device.name) is None:
+            return
+        options = device.made if isinstance(device.made, Bridge) else None
+        kernel.links.refuse_ipv6(device.name)
+        kernel.links.set(device.name, mtu=device.mtu, alias=device.alias, bridge=options, up=True)
+
 
 @dataclass(frozen=True)
-class RemoveDevice(Change):
+class RemoveDevice(BridgeChange):
     name: str
 
     def describe(self) -> str:
         return f"remove {self.name}, which no port needs any more"
 
+    def touches(self) -> frozenset[str]:
+        return frozenset({self.name})
+
+    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
+        if kernel.ours(self.name) is not None:
+            kernel.links.delete(self.name)
+
 
 @dataclass(frozen=True)
-class AddUplink(Change):
+class UplinkChange(BridgeChange, ABC):
+    """A change of the membership of an uplink, which may be the operator's."""
+
     bridge: str
     interface: str
 
+    def touches(self) -> frozenset[str]:
+        return frozenset({self.bridge, self.interface})
+
+
+@dataclass(frozen=True)
+class AddUplink(UplinkChange):
     def describe(self) -> str:
         return f"put {self.interface} on {self.bridge}"
 
+    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
+        kernel.links.set(self.interface, master=self.bridge)
+
 
 @dataclass(frozen=True)
-class RemoveUplink(Change):
-    bridge: str
-    interface: str
-
+class RemoveUplink(UplinkChange):
     def describe(self) -> str:
         return f"take {self.interface} off {self.bridge}"
 
+    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
+        interface = kernel.links.get(self.interface)
+        if interface is not None and interface.master == self.bridge:
+            kernel.links.set(self.interface, master="")
+
+
+# -- what a device of ours has: peers, a guard, a rate ---------------------------------------------
+
 
 @dataclass(frozen=True)
-class AddPeer(Change):
+class AttributeChange(BridgeChange, ABC):
+    """A change of what a device of ours has beside its link attributes."""
+
     device: str
+
+    def touches(self) -> frozenset[str]:
+        return frozenset({self.device})
+
+    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
+        if (link := kernel.ours(self.device)) is not None:
+            self.write(kernel, link.index)
+
+    @abstractmethod
+    def write(self, kernel: BridgeKernel, index: int) -> None:
+        """Make the change to the device with this index. Raises: see ``apply``."""
+
+
+@dataclass(frozen=True)
+class AddPeer(AttributeChange):
     peer: str
 
     def describe(self) -> str:
         return f"send unknown destinations of {self.device} to {self.peer} too"
 
+    def write(self, kernel: BridgeKernel, index: int) -> None:
+        kernel.fdb.add_peer(index, self.peer)
+
 
 @dataclass(frozen=True)
-class RemovePeer(Change):
-    device: str
+class RemovePeer(AttributeChange):
     peer: str
 
     def describe(self) -> str:
         return f"send nothing of {self.device} to {self.peer} any more"
 
-
-@dataclass(frozen=True)
-class CreateTap(Change):
-    """Create the tap, down and on no bridge: its filter and its rates are set first."""
-
-    tap: Tap
-
-    def describe(self) -> str:
-        queues = "several queues" if self.tap.multi_queue else "one queue"
-        return f"create tap {self.tap.name} with {queues}"
+    def write(self, kernel: BridgeKernel, index: int) -> None:
+        kernel.fdb.remove_peer(index, self.peer)
 
 
 @dataclass(frozen=True)
-class SetTap(Change):
-    tap: Tap
-
-    def describe(self) -> str:
-        macs = f"MAC {self.tap.mac} fixed" if self.tap.mac else "MACs learned"
-        where = f"put tap {self.tap.name} on {self.tap.bridge}"
-        return f"{where}, MTU {self.tap.mtu}, up, no IPv6, {macs}"
-
-
-@dataclass(frozen=True)
-class RemoveTap(Change):
-    name: str
-    port_id: str
-
-    def describe(self) -> str:
-        return f"remove tap {self.name}"
-
-
-@dataclass(frozen=True)
-class SetGuard(Change):
+class SetGuard(AttributeChange):
     """Attach a BPF program to the ingress of a tap, or of a bridge to keep its frames from the host."""
 
-    device: str
     program: BpfProgram
 
     def describe(self) -> str:
         return f"guard what enters {self.device} ({self.program.length} instructions)"
 
+    def write(self, kernel: BridgeKernel, index: int) -> None:
+        kernel.tc.set_guard(index, self.program)
+
 
 @dataclass(frozen=True)
-class SetRate(Change):
+class SetRate(AttributeChange):
     """Limit what leaves the device: a tap for what the VM receives, a shaper for what it sends."""
 
-    device: str
     rate: Tbf
 
     def describe(self) -> str:
         return f"let {self.rate.kbps} kbit/s leave {self.device}"
 
+    def write(self, kernel: BridgeKernel, index: int) -> None:
+        kernel.tc.set_root(index, self.rate)
+
 
 @dataclass(frozen=True)
-class RemoveRate(Change):
-    device: str
-
+class RemoveRate(AttributeChange):
     def describe(self) -> str:
         return f"let what leaves {self.device} have any rate"
 
+    def write(self, kernel: BridgeKernel, index: int) -> None:
+        kernel.tc.delete_root(index)
+
 
 @dataclass(frozen=True)
-class SetRedirect(Change):
-    tap: str
+class SetRedirect(AttributeChange):
     shaper: str
 
     def describe(self) -> str:
-        return f"turn what enters {self.tap} to {self.shaper} first"
+        return f"turn what enters {self.device} to {self.shaper} first"
+
+    def write(self, kernel: BridgeKernel, index: int) -> None:
+        if (shaper := kernel.ours(self.shaper)) is not None:
+            kernel.tc.set_redirect(index, shaper.index)
 
 
 @dataclass(frozen=True)
-class RemoveRedirect(Change):
-    tap: str
+class RemoveRedirect(AttributeChange):
+    def describe(self) -> str:
+        return f"turn what enters {self.device} to no other device"
+
+    def write(self, kernel: BridgeKernel, index: int) -> None:
+        kernel.tc.delete_redirect(index)
+
+
+# -- taps ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TapChange(BridgeChange, ABC):
+    tap: Tap
+
+    def touches(self) -> frozenset[str]:
+        return frozenset({self.tap.name, self.tap.bridge})
+
+
+@dataclass(frozen=True)
+class CreateTap(TapChange):
+    """Create the tap, down and on no bridge: its filter and its rates are set first."""
 
     def describe(self) -> str:
-        return f"turn what enters {self.tap} to no other device"
+        queues = "several queues" if self.tap.multi_queue else "one queue"
+        return f"create tap {self.tap.name} with {queues}"
+
+    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
+        tap = self.tap
+        kernel.links.create_tap(tap.name, tap.alias, multi_queue=tap.multi_queue, mtu=tap.mtu)
 
 
 @dataclass(frozen=True)
-class FilterChange(Change):
-    """A change to nftables. Consecutive ones share a transaction."""
+class SetTap(TapChange):
+    def describe(self) -> str:
+        macs = f"MAC {self.tap.mac} fixed" if self.tap.mac else "MACs learned"
+        where = f"put tap {self.tap.name} on {self.tap.bridge}"
+        return f"{where}, MTU {self.tap.mtu}, up, no IPv6, {macs}"
+
+    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
+        tap, links, fdb = self.tap, kernel.links, kernel.fdb
+        links.refuse_ipv6(tap.name)
+        links.set(tap.name, mtu=tap.mtu, alias=tap.alias if tap.stamp else None, master=tap.bridge)
+        if (link := kernel.ours(tap.name)) is None:
+            return
+        for mac in fdb.fixed(link.index) - {tap.mac}:
+            fdb.release(link.index, mac)
+        fixed = tap.mac != "" and fdb.holder(link.index, tap.mac) in (None, link.index)
+        if fixed:
+            fdb.fix(link.index, tap.mac)
+        links.set(tap.name, learning=not fixed, up=True)
+
+
+@dataclass(frozen=True)
+class RemoveTap(RemoveDevice):
+    def describe(self) -> str:
+        return f"remove tap {self.name}"
+
+
+# -- the nftables rules of ports -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FilterChange(BridgeChange, ABC):
+    """A change of our nftables table. Consecutive ones share a transaction."""
+
+    part: ClassVar[str] = "nftables"
+
+    @abstractmethod
+    def commands(self, nft: Nftables) -> list[Command]:
+        """Return the commands, as a part of a transaction."""
+
+    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
+        kernel.nft.commit(self.commands(kernel.nft), deadline)
 
 
 @dataclass(frozen=True)
@@ -259,6 +328,14 @@ class SetBase(FilterChange):
 
     def describe(self) -> str:
         return "set the base of nftables table bridge netplugin"
+
+    def commands(self, nft: Nftables) -> list[Command]:
+        return [
+            nft.add_table(),
+            nft.command("add", "map", name=filters.PORTS, type="ifname", map="verdict"),
+            *(command for name in self.remake for command in nft.delete_chain(name)),
+            *(command for name, chain in filters.BASE.items() for command in nft.set_chain(name, chain)),
+        ]
 
 
 @dataclass(frozen=True)
@@ -275,6 +352,13 @@ class SetFilter(FilterChange):
         what = f"{count} addresses" if self.spec.port_security.enabled else "no filter"
         return f"set nftables chain {self.name} ({what})"
 
+    def commands(self, nft: Nftables) -> list[Command]:
+        return [
+            *nft.set_chain(self.name, filters.port_chain(self.port_id, self.spec)),
+            *[nft.delete_element(filters.PORTS, self.name)] * self.relink,
+            nft.add_jump(filters.PORTS, self.name, self.name),
+        ]
+
 
 @dataclass(frozen=True)
 class RemoveFilter(FilterChange):
@@ -287,22 +371,41 @@ class RemoveFilter(FilterChange):
     def describe(self) -> str:
         return f"remove nftables chain {self.name}"
 
+    def commands(self, nft: Nftables) -> list[Command]:
+        unlink = [nft.delete_element(filters.PORTS, self.name)] * self.linked
+        return [*unlink, *(nft.delete_chain(self.name) if self.chain else ())]
+
 
 @dataclass(frozen=True)
 class RemoveTable(FilterChange):
     def describe(self) -> str:
         return "remove nftables table bridge netplugin, which no port needs any more"
 
-
-@dataclass(frozen=True)
-class SourcesChange(FilterChange):
-    """A change to the nftables table that filters the senders of VXLAN networks."""
+    def commands(self, nft: Nftables) -> list[Command]:
+        return [nft.delete_table()]
 
 
 @dataclass(frozen=True)
-class AllowPeers(SourcesChange):
+class SetStoreMark(FilterChange):
+    """Write the mark of the store; it goes with every other change of the table."""
+
+    mark: str
+
+    def describe(self) -> str:
+        return "set the mark of the store in nftables table bridge netplugin"
+
+    def commands(self, nft: Nftables) -> list[Command]:
+        return nft.set_chain(filters.STORE, filters.store_chain(self.mark))
+
+
+# -- the senders of VXLAN networks: one transaction per network, since few change at a time ----------
+
+
+@dataclass(frozen=True)
+class AllowPeers(BridgeChange):
     """Accept VXLAN packets of a network from its peers only; ``gone``: peers to remove."""
 
+    part: ClassVar[str] = "nftables"
     network: VxlanKey
     peers: frozenset[str]
     gone: frozenset[str] = frozenset()
@@ -311,17 +414,29 @@ class AllowPeers(SourcesChange):
         vni, port = self.network.vni, self.network.udp_port
         return f"let {len(self.peers)} peers alone send to VNI {vni} on UDP port {port}"
 
+    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
+        kernel.vxlan.allow(self.network, self.peers, self.gone, deadline)
+
 
 @dataclass(frozen=True)
-class ForgetPeers(SourcesChange):
+class ForgetPeers(BridgeChange):
+    part: ClassVar[str] = "nftables"
     network: VxlanKey
     peers: frozenset[str]
 
     def describe(self) -> str:
         return f"forget who may send to VNI {self.network.vni} on UDP port {self.network.udp_port}"
 
+    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
+        kernel.vxlan.forget(self.network, self.peers, deadline)
+
 
 @dataclass(frozen=True)
-class RemoveVxlanTable(SourcesChange):
+class RemoveVxlanTable(BridgeChange):
+    part: ClassVar[str] = "nftables"
+
     def describe(self) -> str:
         return "remove nftables table inet netplugin, which no network needs any more"
+
+    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
+        kernel.vxlan.remove(deadline)

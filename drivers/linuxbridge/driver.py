@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from drivers.linuxbridge.apply import BridgeKernel, Writer, touched
+from drivers.linuxbridge.apply import Writer
+from drivers.linuxbridge.commands import BridgeChange, BridgeKernel
 from drivers.linuxbridge.findings import host_findings
 from drivers.linuxbridge.model import BridgeObservation, DesiredPort
 from drivers.linuxbridge.observe import VHOST_NET, BridgeReader
@@ -163,9 +164,10 @@ class LinuxBridge(Backend[BridgeObservation]):
         return seen
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
-        watch = self._watch
-        with watch.quiet(touched(changes)) if watch else contextlib.nullcontext():
-            return Writer(self._kernel, deadline, self._next_mark()).write(changes)
+        ours = [change for change in changes if isinstance(change, BridgeChange)]
+        touched = frozenset[str]().union(*(change.touches() for change in ours))
+        with self._watch.quiet(touched) if self._watch else contextlib.nullcontext():
+            return Writer(self._kernel, deadline, self._next_mark()).write(ours)
 
     def _next_mark(self) -> str:
         """Return the store's mark to write with the rules.

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from drivers.linuxbridge.commands import ObservedMacs, Tap
-from drivers.linuxbridge.segments import Segment, bridge_mark
+from drivers.linuxbridge.guard import port_guard
+from drivers.linuxbridge.segments import Segment, bridge_mark, stamp_of, tap_mark
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent, Observation, Overlay
+from netplugin.host.cbpf import BpfProgram
 from netplugin.host.link_messages import BondMember, Link, LinuxBond
+from netplugin.host.names import TAP, device_name
 from netplugin.host.nftables import Table
-from netplugin.host.tc import Queueing
+from netplugin.host.tc import Queueing, Tbf
 from netplugin.host.vxlan import VxlanSources
 
 # -- The observed state of the host for the linuxbridge backend, as ``plan`` needs it. ------------
@@ -57,6 +59,17 @@ class ObservedInterface:
 
 
 @dataclass(frozen=True)
+class ObservedMacs:
+    """Static MACs that a bridge has on a tap, and on its other ports (``netplugin.host.fdb``).
+
+    ``elsewhere`` is read only if ``here`` is empty.
+    """
+
+    here: frozenset[str] = frozenset()
+    elsewhere: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class BridgeObservation(Observation):
     """The observed state of the ports in scope, of all segments, and of the filters."""
 
@@ -92,6 +105,79 @@ class BridgeObservation(Observation):
 
 
 # -- The desired state that an intent describes, as values for ``plan``. --------------------------
+
+
+# The maximum frame is the payload plus two MAC addresses, the EtherType and one VLAN tag, in bytes.
+_FRAME_HEADER = 18
+
+
+@dataclass(frozen=True)
+class Tap:
+    """The desired state of one port's tap, with its rate limits."""
+
+    port_id: str
+    name: str
+    bridge: str
+    mtu: int
+    multi_queue: bool
+    #: The classic BPF program that filters frames entering from the VM.
+    guard: BpfProgram
+    #: The only MAC that the VM may use; empty if it may use others: the bridge then learns.
+    mac: str = ""
+    #: Rate limits of what the VM receives (ingress) and sends (egress).
+    ingress: Tbf | None = None
+    egress: Tbf | None = None
+    #: The mark of the store; empty: leave the existing mark.
+    stamp: str = ""
+
+    @classmethod
+    def of(cls, port_id: str, spec: PortSpec, stamp: str = "") -> Tap:
+        """Make the desired tap of a spec. ``stamp``: the mark of the store to write to it."""
+        mtu = spec.network.mtu
+
+        def rate(kbps: int | None) -> Tbf | None:
+            return Tbf.of(kbps, mtu + _FRAME_HEADER) if kbps else None
+
+        return cls(
+            port_id=port_id,
+            name=device_name(TAP, port_id),
+            bridge=Segment.of(spec.network).bridge,
+            mtu=mtu,
+            multi_queue=spec.queues > 1,
+            guard=port_guard(spec),
+            mac=_only_mac(spec),
+            ingress=rate(spec.qos.ingress_kbps),
+            egress=rate(spec.qos.egress_kbps),
+            stamp=stamp,
+        )
+
+    @property
+    def alias(self) -> str:
+        return tap_mark(self.port_id, self.stamp)
+
+    def must_be_remade(self, link: Link) -> bool:
+        """Whether the tap must be recreated: the kernel cannot change its kind or multi-queue mode."""
+        return link.kind != "tun" or link.multi_queue != self.multi_queue
+
+    def differs(self, link: Link, macs: ObservedMacs) -> bool:
+        """Whether anything that can be changed on a live tap differs from the desired state.
+
+        ``vnet_hdr`` is ignored: the process that opens the tap sets it.
+        """
+        # If two ports of a network have the same MAC, the bridge keeps the entry of the first.
+        fixed = frozenset({self.mac} - {""} - macs.elsewhere)
+        found = (link.mtu, link.up, link.master, link.ipv6, link.learning, macs.here)
+        stamped = not self.stamp or stamp_of(link) == self.stamp
+        return not stamped or found != (self.mtu, True, self.bridge, False, not fixed, fixed)
+
+
+def _only_mac(spec: PortSpec) -> str:
+    """Return the port's MAC if it is the only allowed one; otherwise empty, and the bridge learns.
+
+    Another MAC of the list may belong, or move, to another port, so the bridge must not fix it."""
+    security = spec.port_security
+    macs = {spec.mac, *(a.mac for a in security.allowed_addresses if a.mac)}
+    return spec.mac if security.enabled and macs == {spec.mac} else ""
 
 
 @dataclass(frozen=True)

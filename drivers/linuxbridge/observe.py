@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drivers.linuxbridge import filters
-from drivers.linuxbridge.apply import BridgeKernel
-from drivers.linuxbridge.commands import ObservedMacs
+from drivers.linuxbridge.commands import BridgeKernel
 from drivers.linuxbridge.findings import flushing_file, observed_port
 from drivers.linuxbridge.model import (
     BridgeObservation,
     ObservedBond,
     ObservedBridge,
     ObservedInterface,
+    ObservedMacs,
 )
 from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.segments import is_ours, port_of

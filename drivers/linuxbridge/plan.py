@@ -1,8 +1,8 @@
-"""Plan the changes of the kernel: taps, bridges, uplinks and VXLAN peers (pure)."""
+"""Plan the changes of the kernel: taps, bridges, uplinks, VXLAN peers and rate limits (pure)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from drivers.linuxbridge import filters
@@ -13,10 +13,11 @@ from drivers.linuxbridge.commands import (
     CreateDevice,
     CreateTap,
     ForgetPeers,
-    ObservedMacs,
     RemoveDevice,
     RemoveFilter,
     RemovePeer,
+    RemoveRate,
+    RemoveRedirect,
     RemoveTable,
     RemoveTap,
     RemoveUplink,
@@ -25,13 +26,21 @@ from drivers.linuxbridge.commands import (
     SetDevice,
     SetFilter,
     SetGuard,
+    SetRate,
+    SetRedirect,
     SetTap,
 )
 from drivers.linuxbridge.guard import NOTHING
-from drivers.linuxbridge.model import BridgeObservation, DesiredPort, ObservedBridge
+from drivers.linuxbridge.model import BridgeObservation, DesiredPort, ObservedBridge, ObservedMacs, Tap
 from drivers.linuxbridge.options import Settings
-from drivers.linuxbridge.segments import UPLINK_MARK, Segment, SegmentDevice, bridge_of
-from drivers.linuxbridge.shaping import set_rates, unneeded_shapers
+from drivers.linuxbridge.segments import (
+    UPLINK_MARK,
+    Segment,
+    SegmentDevice,
+    bridge_of,
+    port_of,
+    shaper_of,
+)
 from drivers.linuxbridge.uplink_path import (
     in_the_way,
     interface_conflict,
@@ -42,7 +51,7 @@ from drivers.linuxbridge.uplink_path import (
 )
 from netplugin.api.errors import BackendUnavailable, Conflict, NetpluginError
 from netplugin.backend import Change, Intent, Overlay, Plan
-from netplugin.host.link_messages import Vlan, Vxlan
+from netplugin.host.link_messages import Link, Vlan, Vxlan
 from netplugin.host.names import SHAPER, TAP, device_name
 from netplugin.host.nftables import Chain, Table
 from netplugin.host.tc import Queueing
@@ -330,21 +339,21 @@ class _Ports:
         plugged: list[Change] = []
         for port_id in self.leaving:
             if port_id in self.seen.taps:
-                gone.append(RemoveTap((port_id,), self.seen.taps[port_id].name, port_id))
+                gone.append(RemoveTap((port_id,), self.seen.taps[port_id].name))
         for port_id, one in sorted(self.wanted.items()):
             tap, link = one.tap, self.seen.taps.get(port_id)
             if link is not None and tap.must_be_remade(link):
-                gone.append(RemoveTap((port_id,), link.name, port_id))
+                gone.append(RemoveTap((port_id,), link.name))
                 link = None
             if link is None:
                 made.append(CreateTap((port_id,), tap))
             found = self.seen.queueing.get(tap.name, Queueing()) if link else Queueing()
             if found.guard != tap.guard:
                 guards.append(SetGuard((port_id,), tap.name, tap.guard))
-            rates += set_rates(tap, link, self.seen)
+            rates += _set_rates(tap, link, self.seen)
             if link is None or tap.differs(link, self.seen.macs.get(tap.name, ObservedMacs())):
                 plugged.append(SetTap((port_id,), tap))
-        rates += unneeded_shapers(self.wanted, self.leaving, self.seen)
+        rates += _unneeded_shapers(self.wanted, self.leaving, self.seen)
         return [*gone, *made, *guards, *self.filters(), *rates, *plugged]
 
     def filters(self) -> list[Change]:
@@ -394,3 +403,63 @@ def _base_differs(table: Table | None, chains: Mapping[str, Chain]) -> bool:
     if table is None or filters.PORTS not in table.maps:
         return True
     return any(chains.get(name) != base for name, base in filters.BASE.items())
+
+
+# -- Plan the rate limits of ports. ---------------------------------------------------------------
+# What a VM receives leaves the host through its tap, so a token bucket (``netplugin.host.tc.Tbf``) at
+# the root of the tap limits it. What a VM sends enters the tap, where the kernel has no queue. It is
+# redirected to an ifb of its own, which has such a bucket at its root, and then continues as if it came
+# from the tap. Queueing lets TCP come close to the limit; policing would drop the excess instead.
+
+
+def _set_rates(tap: Tap, link: Link | None, seen: BridgeObservation) -> list[Change]:
+    """Plan the rate limits of a tap; ``link`` is None if the tap is yet to be created."""
+    found = seen.queueing.get(tap.name, Queueing()) if link else Queueing()
+    ports = (tap.port_id,)
+    changes: list[Change] = []
+    if tap.ingress is not None and found.root != tap.ingress:
+        changes.append(SetRate(ports, tap.name, tap.ingress))
+    elif tap.ingress is None and found.root is not None:
+        changes.append(RemoveRate(ports, tap.name))
+    return changes + (_shape(tap, found, seen) if tap.egress else _unshape(tap, found, seen))
+
+
+def _shape(tap: Tap, found: Queueing, seen: BridgeObservation) -> list[Change]:
+    ports = (tap.port_id,)
+    device = shaper_of(tap.port_id, tap.mtu)
+    link = seen.shapers.get(device.name)
+    changes: list[Change] = []
+    if link is not None and device.must_be_remade(link):
+        changes.append(RemoveDevice(ports, device.name))
+        link = None
+    if link is None:
+        changes.append(CreateDevice(ports, device))
+    elif device.differs(link):
+        changes.append(SetDevice(ports, device))
+    rate = seen.queueing.get(device.name, Queueing()).root if link else None
+    if tap.egress is not None and rate != tap.egress:
+        changes.append(SetRate(ports, device.name, tap.egress))
+    if link is None or found.redirect != link.index:
+        changes.append(SetRedirect(ports, tap.name, device.name))
+    return changes
+
+
+def _unshape(tap: Tap, found: Queueing, seen: BridgeObservation) -> list[Change]:
+    ports, name = (tap.port_id,), device_name(SHAPER, tap.port_id)
+    changes: list[Change] = []
+    if found.redirect is not None:
+        changes.append(RemoveRedirect(ports, tap.name))
+    if name in seen.shapers:
+        changes.append(RemoveDevice(ports, name))
+    return changes
+
+
+def _unneeded_shapers(wanted: Iterable[str], leaving: Iterable[str], seen: BridgeObservation) -> list[Change]:
+    """Remove shapers of ports that are being removed, and shapers that were created but never marked."""
+    names = {device_name(SHAPER, port_id): (port_id,) for port_id in leaving}
+    kept = {device_name(SHAPER, port_id) for port_id in wanted}
+    return [
+        RemoveDevice(names.get(name, ()), name)
+        for name, link in sorted(seen.shapers.items())
+        if name in names or (port_of(link) is None and name not in kept)
+    ]

@@ -8,7 +8,7 @@ from typing import Any
 
 from oslo_config import cfg
 
-from drivers.linuxbridge.apply import BridgeKernel
+from drivers.linuxbridge.commands import BridgeKernel
 from drivers.linuxbridge.driver import LinuxBridge
 from drivers.linuxbridge.options import GROUP, OPTIONS
 from drivers.linuxbridge.segments import is_ours
