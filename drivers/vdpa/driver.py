@@ -31,7 +31,7 @@ from drivers.vf.memory import remembered
 from drivers.vf.options import read_devices
 from drivers.vf.plan import check_vlan_qos, claim_of, in_use, place
 from drivers.vf.pool import Pool, changed_vfs
-from netplugin.api.errors import HostError, NetpluginError
+from netplugin.api.errors import NetpluginError
 from netplugin.api.models import (
     Binding,
     DomainRequirements,
@@ -247,12 +247,11 @@ class Vdpa(Backend[VdpaObservation]):
 
     def _let_go(self, change: DetachVf, deadline: float) -> NetpluginError | None:
         try:
-            self._switch.detach(change.address, deadline)
-        except HostError:  # DPDK does not have the VF: another process has it open
-            return in_use(change.address, change.group)
+            if self._switch.detach(change.address, deadline):
+                return None
         except NetpluginError as error:
             return error
-        return None
+        return in_use(change.address, change.group)  # another process than OVS has it open
 
     def watch(self, wake: Callable[[Wake], None]) -> None:
         self._pool.watch(wake)

@@ -12,6 +12,7 @@ from drivers.ovs.observe import OvsReader
 from drivers.ovs.ports import VHOST_TYPE
 from drivers.ovs.usability import dpdk_usable
 from drivers.vdpa.model import BACKEND, DEVICE_OPTIONS, LAYOUT, NATIVE_TYPE
+from netplugin.api.errors import HostError
 from netplugin.backend import Applied, Change
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovs_rows import OvsPort, OvsRoot
@@ -67,12 +68,18 @@ class Switch:
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         return self._applier.apply(changes, deadline)
 
-    def detach(self, device: str, deadline: float) -> None:
-        """Make DPDK detach a device.
+    def detach(self, device: str, deadline: float) -> bool:
+        """Make DPDK detach a device; return whether DPDK had it.
 
-        Raises: HostError if DPDK does not have it, BackendUnavailable, OperationTimeout.
+        Raises: HostError if DPDK keeps it or vswitchd fails, BackendUnavailable, OperationTimeout.
         """
-        appctl(self.settings.rundir, "netdev-dpdk/detach", device, deadline=deadline)
+        try:
+            appctl(self.settings.rundir, "netdev-dpdk/detach", device, deadline=deadline)
+        except HostError as refused:
+            if "not found in DPDK" not in refused.detail:  # netdev_dpdk_detach in lib/netdev-dpdk.c
+                raise
+            return False
+        return True
 
     def subscribe(self, wake: Callable[[Wake], None]) -> None:
         self._ovs.subscribe(BACKEND, wake)

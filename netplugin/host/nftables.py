@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,17 +90,18 @@ class Nftables:
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
-        defined = {o["name"]: o for o in self._list("chains", "chain", deadline)}
-        if not defined and not self._exists(deadline):
-            return None
-        maps = self._list("maps", "map", deadline)
-        wanted = [name for name in defined if chains is None or name in chains]
-        rules = self._rules(wanted, chains is None, deadline)
-        return Table(
-            names=frozenset(defined),
-            chains={name: _chain(defined[name], rules.get(name, [])) for name in wanted},
-            maps={o["name"]: _jumps(o.get("elem", [])) for o in maps},
-        )
+        with format_errors(STEP):
+            defined = {o["name"]: o for o in self._list("chains", "chain", deadline)}
+            if not defined and not self._exists(deadline):
+                return None
+            maps = self._list("maps", "map", deadline)
+            wanted = [name for name in defined if chains is None or name in chains]
+            rules = self._rules(wanted, chains is None, deadline)
+            return Table(
+                names=frozenset(defined),
+                chains={name: _chain(defined[name], rules.get(name, [])) for name in wanted},
+                maps={o["name"]: _jumps(o.get("elem", [])) for o in maps},
+            )
 
     def _list(self, what: str, kind: str, deadline: float) -> list[Any]:
         """All objects of a kind in the table. Lists the whole family, because listing one table may fail."""
@@ -172,14 +174,29 @@ def parse_answer(answer: str, step: str) -> list[tuple[str, Any]]:
 
     Raises: HostError if it is not in the format of libnftables-json(5).
     """
-    try:
+    with format_errors(step):
         return [next(iter(o.items())) for o in json.loads(answer)["nftables"]]
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as broken:
+    raise AssertionError
+
+
+@contextlib.contextmanager
+def format_errors(step: str) -> Iterator[None]:
+    """Translate the errors of reading an answer of nft that has another format. Raises: HostError."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as broken:
         raise HostError(
-            f"the answer of nft is not in the format of libnftables-json(5): {answer[:200]!r}",
+            "the answer of nft has another format than the tables of the agent in libnftables-json(5): "
+            f"{type(broken).__name__}: {broken}",
             step=step,
-            fix="look whether another version of nft is installed",
+            fix="look in nft list ruleset for tables named netplugin that another program wrote, and whether "
+            "another version of nft is installed",
         ) from broken
+
+
+def set_element(found: Any) -> list[Any]:
+    """The parts of a set's element, which nft wraps if it has a comment, a counter or a timeout."""
+    return list((found["elem"]["val"] if "elem" in found else found)["concat"])
 
 
 def _chain(found: Mapping[str, Any], rules: Sequence[Rule]) -> Chain:

@@ -18,7 +18,7 @@ def remaining(deadline: float) -> float:
 
 
 def run(args: Sequence[str], *, step: str, deadline: float, stdin: str | None = None) -> str:
-    """Run the program and return its stdout.
+    """Run the program and return its stdout, as UTF-8 with U+FFFD for other bytes.
 
     Raises: BackendUnavailable if it is not installed, HostError with its stderr if it fails or with
     the error of the kernel if it cannot be started, OperationTimeout at the deadline (the program is
@@ -30,7 +30,8 @@ def run(args: Sequence[str], *, step: str, deadline: float, stdin: str | None = 
             input=stdin,
             stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",  # file and device names may be any bytes
             timeout=max(0.05, remaining(deadline)),
             check=False,
         )

@@ -8,9 +8,10 @@ import ipaddress
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from netplugin.api.errors import HostError
-from netplugin.host.nftables import parse_answer
+from netplugin.host.nftables import format_errors, parse_answer, set_element
 from netplugin.host.processes import run
 
 # -- The overhead of VXLAN encapsulation. ---------------------------------------------------------
@@ -96,7 +97,11 @@ class VxlanFilter:
             if os.strerror(errno.ENOENT) in error.detail:
                 return None
             raise
-        found = parse_answer(text, _STEP)
+        with format_errors(_STEP):
+            return self._sources(parse_answer(text, _STEP))
+        raise AssertionError
+
+    def _sources(self, found: Iterable[tuple[str, Any]]) -> VxlanSources:
         sets = {value["name"]: value.get("elem", []) for kind, value in found if kind == "set"}
         hooks = [value for kind, value in found if kind == "chain" and value["name"] == _CHAIN]
         rules = [value.get("comment") for kind, value in found if kind == "rule"]
@@ -105,8 +110,8 @@ class VxlanFilter:
             and [(h.get("hook"), h.get("prio"), h.get("policy")) for h in hooks] == [_HOOK]
             and rules == list(self._rules)
         )
-        networks = [element["concat"] for element in sets.get(_NETWORKS, [])]
-        peers = [element["concat"] for element in sets.get(self._peers, [])]
+        networks = [set_element(element) for element in sets.get(_NETWORKS, [])]
+        peers = [set_element(element) for element in sets.get(self._peers, [])]
         return VxlanSources(
             sound,
             frozenset(VxlanKey(port, vni) for port, vni in networks),

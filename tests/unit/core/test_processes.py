@@ -38,3 +38,10 @@ def test_a_host_that_can_start_no_process(monkeypatch: pytest.MonkeyPatch, numbe
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     assert os.strerror(number) in _refused("nft").detail
+
+
+def test_output_that_is_no_utf8_is_text_all_the_same() -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    assert run(["printf", "a\\377b"], step="probe", deadline=deadline) == "a\N{REPLACEMENT CHARACTER}b"
+    with pytest.raises(HostError, match="\N{REPLACEMENT CHARACTER}"):
+        run(["sh", "-c", "printf '\\377' >&2; exit 1"], step="probe", deadline=deadline)

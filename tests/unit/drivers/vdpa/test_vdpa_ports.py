@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from lxml import etree
 
+from drivers.vdpa import switch
 from drivers.vdpa.model import BRIDGE, NATIVE_TYPE
+from drivers.vdpa.switch import Switch
 from drivers.vf.commands import KIND
 from netplugin.api.errors import (
     CapacityExhausted,
@@ -434,6 +436,32 @@ def test_dpdk_is_told_to_let_go_of_what_it_took_by_itself(world: VdpaWorld) -> N
     assert world.unplug("a") is None
     assert world.switch.detached == [address]
     world.assert_settled()
+
+
+def test_what_dpdk_says_when_it_keeps_a_vf_is_the_error_of_the_port(world: VdpaWorld) -> None:
+    assert world.plug("a", vdpa_spec()) is None
+    world.switch.sticky = {world.address_of("a")}
+    world.switch.refuses_detach = HostError("Device '0000:03:10.1' can not be detached", step="vswitchd")
+    refused = world.unplug("a")
+    assert isinstance(refused, HostError) and "can not be detached" in refused.detail
+    world.switch.refuses_detach = None
+    assert world.unplug("a") is None
+    world.assert_settled()
+
+
+def test_only_a_vf_that_dpdk_does_not_have_is_in_use_by_others(
+    monkeypatch: pytest.MonkeyPatch, world: VdpaWorld
+) -> None:
+    said = "ovs-appctl: Device '0000:03:10.1' not found in DPDK"
+
+    def appctl(*_: Any, **__: Any) -> str:
+        raise HostError(said, step="vswitchd")
+
+    monkeypatch.setattr(switch, "appctl", appctl)
+    assert not Switch.detach(world.switch, "0000:03:10.1", 0.0)
+    said = "ovs-appctl: connection refused"
+    with pytest.raises(HostError, match="refused"):
+        Switch.detach(world.switch, "0000:03:10.1", 0.0)
 
 
 def test_a_vf_that_stays_open_is_not_touched_and_the_port_waits(world: VdpaWorld) -> None:

@@ -56,6 +56,7 @@ class ModelSwitch(Switch):
         #: VFs that DPDK does not let go of with their port, and those that it was told to.
         self.sticky: set[str] = set()
         self.detached: list[str] = []
+        self.refuses_detach: HostError | None = None
 
     @property
     def settings(self) -> OvsSettings:
@@ -93,13 +94,16 @@ class ModelSwitch(Switch):
         self.kernel.tick()
         return Applied({})
 
-    def detach(self, device: str, deadline: float) -> None:
+    def detach(self, device: str, deadline: float) -> bool:
         self.kernel.tick()
+        if self.refuses_detach:
+            raise self.refuses_detach
         if device not in self.opened:
-            raise HostError(f"Device '{device}' not found in DPDK", step="vswitchd")
+            return False
         self.detached.append(device)
         self.sticky.discard(device)
         self.reconfigure()
+        return True
 
     def subscribe(self, wake: Callable[[Wake], None]) -> None:
         wake(Wake("OVS is there"))
