@@ -156,7 +156,7 @@ class OvsReader:
         return usability.cannot_segment(self.appctl(scope, "dpctl/show"))
 
     def appctl(self, scope: Scope, command: str) -> str:
-        """Run an ovs-appctl command. Raises: BackendUnavailable, HostError, OperationTimeout."""
+        """Run a command in vswitchd. Raises: BackendUnavailable, HostError, OperationTimeout."""
         return appctl(self._settings.rundir, command, deadline=scope.until())
 
     # -- rows ------------------------------------------------------------------------------------

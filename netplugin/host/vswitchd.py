@@ -1,20 +1,33 @@
-"""The ovs-vswitchd process: watch for its start and end, and run ovs-appctl commands."""
+"""The ovs-vswitchd process: watch for its start and end, and run commands as ovs-appctl does."""
 
 from __future__ import annotations
 
+import errno
 import logging
+import math
+import os
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from netplugin.api.errors import BackendUnavailable
-from netplugin.host.processes import run
+from ovs import json as ovs_json
+from ovs import jsonrpc
+from ovs.stream import Stream
+from ovs.unixctl.client import UnixctlClient
+
+from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout
+from netplugin.host.ovsdb import StreamParser
+from netplugin.host.processes import remaining
 from netplugin.host.supervisor import Supervisor
 
 LOG = logging.getLogger(__name__)
 _RETRY_S = 0.05
+_STEP = "vswitchd"
+_FIX = "start ovs-vswitchd, or correct [ovs] rundir"
 
 
 def control_socket(rundir: Path) -> Path | None:
@@ -96,15 +109,68 @@ class VswitchdWatch:
 
 
 def appctl(rundir: Path, *command: str, deadline: float) -> str:
-    """Run an ``ovs-appctl`` command and return its output.
+    """Run a command in vswitchd, as ovs-appctl does, and return its output.
 
-    Raises: BackendUnavailable, HostError, OperationTimeout.
+    Raises: BackendUnavailable if vswitchd does not run, HostError with its error text,
+    OperationTimeout.
     """
     path = control_socket(rundir)
     if path is None:
-        raise BackendUnavailable(
-            f"no ovs-vswitchd.pid in {rundir}",
-            step="vswitchd",
-            fix="start ovs-vswitchd, or correct [ovs] rundir",
-        )
-    return run(["ovs-appctl", "-t", str(path), *command], step="vswitchd", deadline=deadline)
+        raise BackendUnavailable(f"no ovs-vswitchd.pid in {rundir}", step=_STEP, fix=_FIX)
+    failed, stream = _connect(path, deadline)
+    if failed:
+        raise _without_answer(path, command, failed)
+    client = UnixctlClient(_Connection(stream, deadline))
+    try:
+        failed, refusal, output = client.transact(command[0], list(command[1:]))
+    except TimeoutError:
+        failed = errno.ETIMEDOUT
+    finally:
+        client.close()
+    if failed:
+        raise _without_answer(path, command, failed)
+    if refusal is not None:
+        raise HostError(f"{command[0]}: {refusal.strip()}", step=_STEP)
+    return str(output)
+
+
+def _connect(path: Path, deadline: float) -> tuple[int, Any]:
+    """An errno (0: none) and the stream. While its queue is full, vswitchd refuses with EAGAIN."""
+    while True:
+        failed, stream = Stream.open_block(Stream.open(f"unix:{path}"), _milliseconds(deadline))
+        if failed != errno.EAGAIN or not remaining(deadline):
+            return failed, stream
+        time.sleep(min(_RETRY_S, remaining(deadline)))
+
+
+class _Connection(jsonrpc.Connection):  # type: ignore[misc]
+    """A connection whose blocking calls, which have no timeout, raise TimeoutError at a deadline."""
+
+    def __init__(self, stream: Any, deadline: float) -> None:
+        super().__init__(stream)
+        self._deadline = deadline
+        if ovs_json.PARSER != ovs_json.PARSER_C:
+            self.parser = StreamParser()
+
+    def run(self) -> None:
+        """Called before each wait."""
+        if not remaining(self._deadline):
+            raise TimeoutError
+        super().run()
+
+    def recv_wait(self, poller: Any) -> None:
+        poller.timer_wait(_milliseconds(self._deadline))
+        super().recv_wait(poller)
+
+
+def _milliseconds(deadline: float) -> int:
+    return math.ceil(remaining(deadline) * 1000)
+
+
+def _without_answer(path: Path, command: tuple[str, ...], failed: int) -> NetpluginError:
+    """The error for a connection that failed with this errno."""
+    if failed in (errno.ETIMEDOUT, errno.EAGAIN):
+        return OperationTimeout(f"ovs-vswitchd did not answer {command[0]} in time", step=_STEP)
+    if failed in (errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE, jsonrpc.EOF):
+        return BackendUnavailable(f"ovs-vswitchd does not run (looked at {path})", step=_STEP, fix=_FIX)
+    return HostError(f"{path}: {os.strerror(failed)}", step=_STEP)

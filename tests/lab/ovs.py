@@ -1,4 +1,4 @@
-"""A private Open vSwitch, with DPDK or without: own database, sockets, run directory, daemons."""
+"""A private Open vSwitch, with DPDK, without, or with dummy devices: own database, sockets, daemons."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ class PrivateOvs:
     """ovsdb-server and ovs-vswitchd in one directory; each may be stopped, killed and paused.
 
     One at a time in a network namespace (``netns``, or the one we are in): the userspace datapath
-    has a tap with a fixed name.
+    has a tap with a fixed name. Not so with ``dummy``: as in OVS's own tests every device and datapath
+    is one of OVS's dummies then (tests/ofproto-macros.at), so that it touches no device and needs no
+    root.
     """
 
     def __init__(
@@ -64,12 +66,14 @@ class PrivateOvs:
         other_config: Mapping[str, str] | None = None,
         pmd_maxsleep_us: int = 500,
         netns: str | None = None,
+        dummy: bool = False,
     ) -> None:
         if len(os.fsencode(directory)) > LONGEST_DIRECTORY:
             raise LabError(f"{directory}: too long a path for unix sockets, use one under /run")
         self.directory = directory
         self.netns = netns
-        self.options = OvsOptions(dpdk, pmd_mask, socket_mem_mb, pmd_maxsleep_us)
+        self.options = OvsOptions(dpdk and not dummy, pmd_mask, socket_mem_mb, pmd_maxsleep_us)
+        self._dummy = dummy
         self.other_config = {**self.options.other_config(), **(other_config or {})}
         self.rundir = directory
         self.socket = directory / "db.sock"
@@ -102,7 +106,7 @@ class PrivateOvs:
 
     def start(self) -> None:
         """Both daemons, with a new database if there is none."""
-        if DATAPATH_TAP in self._links():
+        if not self._dummy and DATAPATH_TAP in self._links():
             raise LabError("another OVS runs in this network namespace: its bridges would not work")
         self.directory.mkdir(parents=True, exist_ok=True)
         if not self.database.exists():
@@ -214,7 +218,7 @@ class PrivateOvs:
 
     def _delete_taps(self) -> None:
         """The taps of bridges are persistent: they outlive vswitchd, on purpose."""
-        if not self.database.exists():
+        if self._dummy or not self.database.exists():
             return
         where = [["type", "==", "internal"]]
         select = {"op": "select", "table": "Interface", "where": where, "columns": ["name"]}
@@ -261,6 +265,7 @@ class PrivateOvs:
         return [
             self._program,
             self.connection,
+            *(["--enable-dummy=override", "--disable-system"] if self._dummy else []),
             f"--pidfile={self.rundir / 'ovs-vswitchd.pid'}",
             "-vconsole:off",
             f"--log-file={self._log('ovs-vswitchd')}",

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from netplugin.host.ovs import OvsHost
+from tests.lab.ovs import PrivateOvs
+from tests.unit.ovs import settings_of, started
 
 
 @pytest.fixture(autouse=True)
@@ -16,3 +22,17 @@ def own_log() -> Iterator[None]:
     yield
     root.handlers[:] = before
     root.setLevel(level)
+
+
+@pytest.fixture(scope="module")
+def switch() -> Iterator[PrivateOvs]:
+    """An Open vSwitch of the module's own, with dummy devices: it needs no root."""
+    with tempfile.TemporaryDirectory() as name, PrivateOvs(Path(name) / "ovs", dummy=True) as running:
+        yield running
+
+
+@pytest.fixture
+def ovs(switch: PrivateOvs) -> Iterator[OvsHost]:
+    """The product's connections to it, which hold no lock."""
+    with started(settings_of(switch)) as host:
+        yield host

@@ -74,7 +74,7 @@ def test_the_figures(store: Store) -> None:
 
 def test_without_ovs_there_is_up_0_alone(store: Store) -> None:
     def away() -> PmdReading:
-        raise OperationTimeout("ovs-appctl did not end within 1.0 s", step="vswitchd")
+        raise OperationTimeout("ovs-vswitchd did not answer in time", step="vswitchd")
 
     def mistaken() -> PmdReading:
         raise KeyError("a mistake of ours")

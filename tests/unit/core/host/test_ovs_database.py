@@ -1,0 +1,246 @@
+"""The database of Open vSwitch: transactions, the lock, the mirror, lost and silent servers."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+
+from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
+from netplugin.host import ovs_commands as write
+from netplugin.host.ovs import OvsHost
+from netplugin.host.supervisor import Supervisor
+from netplugin.host.usability import Wake
+from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import Daemon, run, wait_for
+from tests.unit.ovs import PATIENCE_S, bridge, port, settings_of, soon, started, usable
+
+SHORT_S = 0.3
+MARKS = {"netplugin-port": "p1", "netplugin-backend": "b"}
+
+
+def _names(switch: PrivateOvs, table: str) -> set[str]:
+    """What the database has, by ovs-vsctl."""
+    rows = json.loads(switch.vsctl("-f", "json", "--columns=name", "list", table))["data"]
+    return {name for (name,) in rows}
+
+
+# -- transactions ------------------------------------------------------------------------------------
+
+
+def test_what_is_committed_is_read_back_by_all(switch: PrivateOvs, ovs: OvsHost) -> None:
+    ovs.write([bridge("back", netplugin_bridge="net1"), port("back", "back-p", tag=[7])], soon())
+    made, row = ovs.mirror.bridge("back"), ovs.mirror.port("back-p")
+    assert made and row and row.interface
+    assert (made.datapath_type, made.fail_mode) == ("netdev", "secure")
+    assert made.external_ids == {"netplugin-bridge": "net1"}
+    assert (row.bridge, row.tag, row.interface.type, row.interface.error) == ("back", 7, "dummy", None)
+    assert ovs.mirror.root.cur_cfg == ovs.mirror.root.next_cfg
+    assert switch.get("Bridge", "back", "fail_mode") == "secure"
+    assert switch.get("Interface", "back-p", "ofport") == str(row.interface.ofport)
+
+
+def test_the_mirror_tells_a_device_that_vswitchd_cannot_make(ovs: OvsHost) -> None:
+    vhost = {"bad-p": {"type": "dpdkvhostuserclient"}}
+    make = partial(write.AddPortCommand, bridge="bad", name="bad-p", port={}, interfaces=vhost)
+    ovs.write([bridge("bad"), make], soon())
+    row = ovs.mirror.port("bad-p")
+    assert row and row.interface
+    assert row.interface.ofport == -1 and row.interface.works_at is None and row.interface.error
+
+
+def test_a_transaction_that_the_database_refuses_leaves_nothing(switch: PrivateOvs, ovs: OvsHost) -> None:
+    twice = [port("refused", "refused-p"), port("refused", "refused-p")]
+    with pytest.raises(HostError, match="identical values"):
+        ovs.write([bridge("refused"), *twice], soon())
+    assert "refused" not in _names(switch, "Bridge") and "refused-p" not in _names(switch, "Port")
+    assert ovs.mirror.bridge("refused") is None
+    ovs.write([bridge("refused")], soon())
+    assert ovs.mirror.bridge("refused"), "the next one is not hindered by it"
+
+
+def test_a_command_that_fails_leaves_nothing_of_the_others(switch: PrivateOvs, ovs: OvsHost) -> None:
+    with pytest.raises(HostError, match="nowhere"):
+        ovs.write([bridge("half"), port("nowhere", "half-p")], soon())
+    assert "half" not in _names(switch, "Bridge")
+
+
+def test_keys_of_a_map_are_set_and_removed_one_by_one(switch: PrivateOvs, ovs: OvsHost) -> None:
+    switch.vsctl("set", "Open_vSwitch", ".", "other_config:theirs=1")
+    for value in ("x", None):
+        ovs.write([partial(write.SetOtherConfig, key="ours", value=value)], soon())
+        found = ovs.mirror.root.other_config
+        assert (found.get("ours"), found.get("theirs")) == (value, "1")
+
+
+def test_every_transaction_carries_the_mark_of_the_store(switch: PrivateOvs) -> None:
+    marks = iter(["store-1 1", "store-1 2", "store-1 3"])
+    switch.vsctl("set", "Open_vSwitch", ".", "external_ids:netplugin-store=other 9")
+    with started(settings_of(switch), mark=lambda found: next(marks)) as host:
+        assert host.mirror.root.store_mark == "other 9"
+        host.write([bridge("marked")], soon())
+        assert switch.get("Open_vSwitch", ".", "external_ids:netplugin-store") == "store-1 1"
+        assert host.mirror.root.store_mark == "other 9", "what it wrote itself is nothing to compare with"
+        switch.vsctl("set", "Open_vSwitch", ".", "external_ids:netplugin-store=other 10")
+        wait_for(lambda: host.mirror.root.store_mark == "other 10", PATIENCE_S, "the mark of another")
+
+
+# -- what others change ------------------------------------------------------------------------------
+
+
+def test_a_change_by_others_wakes_the_backend_whose_port_it_is(switch: PrivateOvs, ovs: OvsHost) -> None:
+    woken: list[tuple[str, Wake]] = []
+    for backend in ("b", "other"):
+        ovs.subscribe(backend, lambda wake, backend=backend: woken.append((backend, wake)))
+    wait_for(lambda: len(woken) == 2, PATIENCE_S, "both know that OVS is there")
+    woken.clear()
+    marked = port("drift", "drift-p", external_ids=MARKS)
+    ovs.write([bridge("drift", netplugin_bridge="net1"), marked], soon())
+    owned = ovs.mirror.owned("b", "p1")
+    assert owned and owned.name == "drift-p"
+    assert woken == [], "its creation is no drift"
+    switch.vsctl("set", "Port", "drift-p", "tag=9")
+    changed = ("b", Wake("a port was changed in the OVS database", frozenset({"p1"})))
+    wait_for(lambda: woken == [changed], PATIENCE_S, "the change of the tag")
+    row = ovs.mirror.port("drift-p")
+    assert row and row.tag == 9
+    woken.clear()
+    switch.vsctl("set-fail-mode", "drift", "standalone")
+    wait_for(lambda: {who for who, wake in woken if wake.ports is None} == {"b", "other"}, PATIENCE_S, "all")
+    woken.clear()
+    switch.vsctl("del-br", "drift")
+    wait_for(lambda: changed in woken, PATIENCE_S, "the port is gone")
+    assert ovs.mirror.owned("b", "p1") is None and ovs.mirror.port("drift-p") is None
+    assert ovs.mirror.bridge("drift") is None
+
+
+# -- the lock ----------------------------------------------------------------------------------------
+
+
+def test_who_does_not_hold_the_lock_writes_nothing(switch: PrivateOvs) -> None:
+    settings = settings_of(switch)
+    with ExitStack() as ends:
+        with started(settings, holder="agent one") as first:
+            first.db.require_lock(PATIENCE_S)
+            second = ends.enter_context(started(settings, holder="agent two"))
+            assert not second.hold().usable
+            with pytest.raises(BackendUnavailable, match="'agent one'") as refused:
+                second.write([bridge("locked")], soon())
+            assert refused.value.step == "ovsdb-lock"
+            first.write([bridge("holder")], soon())
+            assert _names(switch, "Bridge") & {"locked", "holder"} == {"holder"}
+        second.db.require_lock(PATIENCE_S)
+        second.write([bridge("locked")], soon())
+    assert "locked" in _names(switch, "Bridge")
+
+
+def test_a_lock_that_is_stolen_ends_the_writes(switch: PrivateOvs) -> None:
+    with started(settings_of(switch), holder="agent one") as host:
+        host.db.require_lock(PATIENCE_S)
+        steal = ["ovsdb-client", "steal", switch.connection, "netplugin"]
+        with Daemon("thief", steal, switch.directory / "thief.log") as thief:
+            thief.wait_for(lambda: not host.db.locked, PATIENCE_S, "the lock is lost")
+            with pytest.raises(BackendUnavailable, match="another agent has the lock"):
+                host.write([bridge("stolen")], soon())
+        assert "stolen" not in _names(switch, "Bridge")
+
+
+# -- servers that are lost or silent -----------------------------------------------------------------
+
+
+def test_after_a_lost_connection_the_rows_are_those_of_the_new_server(
+    switch: PrivateOvs, ovs: OvsHost
+) -> None:
+    ovs.write([bridge("kept"), bridge("lost")], soon())
+    switch.kill_ovsdb()
+    wait_for(lambda: not ovs.db.online, PATIENCE_S, "the connection is lost")
+    with pytest.raises(BackendUnavailable, match="no connection") as missing:
+        ovs.write([bridge("late")], soon())
+    assert missing.value.step == "ovsdb-connect"
+    assert ovs.mirror.bridge("lost"), "what was read last can still be looked at"
+    uuid = ["uuid", json.loads(run(_query(switch, "lost")))[0]["rows"][0]["_uuid"][1]]
+    root = {"op": "mutate", "table": "Open_vSwitch", "where": [], "mutations": [["bridges", "delete", uuid]]}
+    run(["ovsdb-tool", "transact", switch.database, json.dumps(["Open_vSwitch", root])])
+    switch.start_ovsdb()
+    ovs.db.require_online(PATIENCE_S)
+    assert ovs.mirror.bridge("kept") and ovs.mirror.bridge("lost") is None
+    assert ovs.mirror.port("lost") is None, "its internal port went with it"
+    ovs.write([bridge("late")], soon())
+    assert "late" in _names(switch, "Bridge")
+
+
+def _query(switch: PrivateOvs, name: str) -> list[str]:
+    where = [["name", "==", name]]
+    select = {"op": "select", "table": "Bridge", "where": where, "columns": ["_uuid"]}
+    return ["ovsdb-tool", "query", str(switch.database), json.dumps(["Open_vSwitch", select])]
+
+
+def test_a_silent_server_leaves_the_outcome_open(switch: PrivateOvs, ovs: OvsHost) -> None:
+    switch.ovsdb.pause()
+    try:
+        for words in ("did not answer the transaction", "outcome unknown"):
+            begin = time.monotonic()
+            with pytest.raises(OperationTimeout, match=words):
+                ovs.write([bridge("silent")], begin + SHORT_S)
+            assert time.monotonic() - begin < PATIENCE_S
+        assert ovs.mirror.bridge("silent") is None
+    finally:
+        switch.ovsdb.resume()
+    wait_for(lambda: ovs.mirror.bridge("silent"), PATIENCE_S, "it was carried out after all")
+    ovs.write([bridge("certain")], soon())
+    assert {"silent", "certain"} <= _names(switch, "Bridge")
+
+
+def test_a_configuration_that_no_vswitchd_carries_out(switch: PrivateOvs, ovs: OvsHost) -> None:
+    wait_for(lambda: ovs.usable().usable, PATIENCE_S, "vswitchd is there")
+    switch.stop_vswitchd()
+    try:
+        wait_for(lambda: not ovs.vswitchd.alive(), PATIENCE_S, "vswitchd is gone")
+        last = ovs.mirror.root.cur_cfg
+        begin = time.monotonic()
+        with pytest.raises(OperationTimeout, match=rf"cur_cfg {last}, wanted {last + 1}") as late:
+            ovs.write([bridge("asleep")], begin + SHORT_S)
+        assert SHORT_S <= time.monotonic() - begin < PATIENCE_S
+        assert late.value.step == "vswitchd"
+        ovs.write([bridge("unwaited")], soon(), wait=False)
+        assert {"asleep", "unwaited"} <= _names(switch, "Bridge"), "the rows are there"
+        assert "does not run" in str(ovs.answers().reason)
+        assert not ovs.db.configured(last + 2, time.monotonic() + SHORT_S)
+    finally:
+        switch.start_vswitchd()
+    assert ovs.db.configured(last + 2, soon())
+    usable(ovs)
+
+
+def test_waiting_ends_with_the_change_that_it_waits_for(switch: PrivateOvs, ovs: OvsHost) -> None:
+    ovs.write([bridge("wait")], soon())
+    held: list[bool] = []
+    waiting = threading.Thread(
+        target=lambda: held.append(ovs.mirror.wait_for(lambda: ovs.mirror.bridge("wait") is None, soon()))
+    )
+    waiting.start()
+    switch.vsctl("del-br", "wait")
+    waiting.join(PATIENCE_S)
+    assert held == [True]
+    begin = time.monotonic()
+    assert not ovs.mirror.wait_for(lambda: False, begin + SHORT_S)
+    assert SHORT_S <= time.monotonic() - begin < PATIENCE_S
+
+
+def test_a_server_that_starts_later(switch: PrivateOvs) -> None:
+    switch.stop_ovsdb()
+    host = OvsHost(settings_of(switch), Supervisor())
+    try:
+        with pytest.raises(BackendUnavailable, match=r"no connection .*db\.sock"):
+            host.db.require_online(SHORT_S)
+        with pytest.raises(BackendUnavailable):
+            host.write([bridge("never")], soon())
+        switch.start_ovsdb()
+        host.db.require_online(PATIENCE_S)
+    finally:
+        host.close()
+    assert "never" not in _names(switch, "Bridge")

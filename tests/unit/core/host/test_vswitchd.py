@@ -1,0 +1,180 @@
+"""ovs-vswitchd: its commands with a deadline, its start and its end."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
+from netplugin.host.ovs import OvsHost
+from netplugin.host.supervisor import Supervisor
+from netplugin.host.usability import Wake
+from netplugin.host.vswitchd import VswitchdWatch, appctl, control_socket
+from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import wait_for
+from tests.unit.ovs import PATIENCE_S, bridge, port, settings_of, soon, started, usable
+
+SHORT_S = 0.3
+
+
+# -- commands ----------------------------------------------------------------------------------------
+
+
+def test_a_command_answers_as_ovs_appctl_does(switch: PrivateOvs) -> None:
+    for command in (["version"], ["vlog/list"], ["list-commands"]):
+        assert appctl(switch.rundir, *command, deadline=soon()) == switch.appctl(*command)
+    appctl(switch.rundir, "vlog/set", "bridge:file:dbg", deadline=soon())
+    (line,) = (line for line in switch.appctl("vlog/list").splitlines() if line.startswith("bridge "))
+    assert line.split()[-1] == "DBG", "both arguments have arrived"
+
+
+def test_a_long_answer_is_complete(switch: PrivateOvs, ovs: OvsHost) -> None:
+    ovs.write([bridge("many"), *(port("many", f"many-p{n}") for n in range(200))], soon())
+    shown = appctl(switch.rundir, "dpif/show", deadline=soon())
+    assert len(shown) > 4096 and shown == switch.appctl("dpif/show")
+    switch.vsctl("del-br", "many")
+
+
+def test_a_command_that_vswitchd_refuses_has_its_words(switch: PrivateOvs) -> None:
+    with pytest.raises(HostError, match=r': no-such: "no-such" is not a valid command') as refused:
+        appctl(switch.rundir, "no-such", deadline=soon())
+    assert refused.value.step == "vswitchd"
+    with pytest.raises(HostError, match="no such interface"):
+        appctl(switch.rundir, "qos/show", "nowhere", deadline=soon())
+
+
+def test_no_vswitchd(tmp_path: Path) -> None:
+    with pytest.raises(BackendUnavailable, match=r"no ovs-vswitchd\.pid"):
+        appctl(tmp_path, "version", deadline=soon())
+    (tmp_path / "ovs-vswitchd.pid").write_text("1")
+    with pytest.raises(BackendUnavailable, match="does not run"):
+        appctl(tmp_path, "version", deadline=soon())
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(control_socket(tmp_path)))
+        with pytest.raises(BackendUnavailable, match="does not run"):
+            appctl(tmp_path, "version", deadline=soon())
+
+
+@contextmanager
+def _answering(rundir: Path, answer: Callable[[socket.socket], None]) -> Iterator[None]:
+    """A control socket where ``answer`` serves one connection."""
+    (rundir / "ovs-vswitchd.pid").write_text("1")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(control_socket(rundir)))
+        listening.listen()
+
+        def serve() -> None:
+            with listening.accept()[0] as connection:
+                connection.recv(4096)
+                answer(connection)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        yield
+        serving.join(PATIENCE_S)
+
+
+def test_a_vswitchd_that_ends_before_it_answers(tmp_path: Path) -> None:
+    with _answering(tmp_path, lambda connection: None), pytest.raises(BackendUnavailable):
+        appctl(tmp_path, "version", deadline=soon())
+
+
+def test_an_answer_that_is_none(tmp_path: Path) -> None:
+    with (
+        _answering(tmp_path, lambda connection: connection.sendall(b'{"id": 0}')),
+        pytest.raises(HostError, match="Protocol error"),
+    ):
+        appctl(tmp_path, "version", deadline=soon())
+
+
+def test_an_answer_that_comes_drop_by_drop_ends_at_the_deadline(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(b'{"id":0,"error":null,"result":"')
+        while not over.wait(0.01):
+            connection.sendall(b"x")
+
+    begin = time.monotonic()
+    with _answering(tmp_path, drip):
+        try:
+            with pytest.raises(OperationTimeout, match="did not answer version"):
+                appctl(tmp_path, "version", deadline=begin + SHORT_S)
+        finally:
+            over.set()
+    assert SHORT_S <= time.monotonic() - begin < PATIENCE_S / 2
+
+
+def test_a_stopped_vswitchd_ends_at_the_deadline(switch: PrivateOvs) -> None:
+    switch.pause_vswitchd()
+    try:
+        begin = time.monotonic()
+        with pytest.raises(OperationTimeout, match="did not answer version"):
+            appctl(switch.rundir, "version", deadline=begin + SHORT_S)
+        assert SHORT_S <= time.monotonic() - begin < PATIENCE_S / 2
+        for _ in range(80):  # more than wait to be accepted (listen in ovs/lib/stream-unix.c)
+            with pytest.raises(OperationTimeout):
+                appctl(switch.rundir, "version", deadline=time.monotonic() + 0.001)
+    finally:
+        switch.resume_vswitchd()
+    assert "Open vSwitch" in appctl(switch.rundir, "version", deadline=soon())
+
+
+# -- its start and its end ---------------------------------------------------------------------------
+
+
+def test_the_watch_hears_of_its_end_and_of_the_next_one(switch: PrivateOvs) -> None:
+    heard: list[bool] = []
+    watch = VswitchdWatch(switch.rundir, heard.append, Supervisor())
+    try:
+        assert watch.alive(PATIENCE_S)
+        switch.kill_vswitchd()
+        wait_for(lambda: heard == [True, False], PATIENCE_S, "its end")
+        assert not watch.alive(SHORT_S)
+        switch.start_vswitchd()
+        wait_for(lambda: heard == [True, False, True], PATIENCE_S, "its start")
+        assert watch.alive()
+    finally:
+        watch.close()
+    assert heard == [True, False, True], "the end of the watch is not that of vswitchd"
+
+
+def test_after_a_restart_it_is_usable_once_its_bridges_are_there(switch: PrivateOvs, ovs: OvsHost) -> None:
+    usable(ovs)
+    woken: list[Wake] = []
+    ovs.write([bridge("again")], soon())
+    ovs.subscribe("b", woken.append)
+    woken.clear()
+    switch.kill_vswitchd()
+    wait_for(lambda: not ovs.usable().usable, PATIENCE_S, "its end")
+    assert woken == []
+    switch.start_vswitchd()
+    wait_for(lambda: woken == [Wake("ovs-vswitchd was restarted")], PATIENCE_S, "its start")
+    assert "again" in switch.appctl("ofproto/list") and ovs.usable().usable
+
+
+def test_who_waits_for_the_lock_only_looks_after_a_restart(switch: PrivateOvs) -> None:
+    settings = settings_of(switch)
+    with started(settings, holder="agent one") as first:
+        first.db.require_lock(PATIENCE_S)
+        with started(settings, holder="agent two") as second:
+            wait_for(lambda: second.answers().usable, PATIENCE_S, "it can be read")
+            switch.restart_vswitchd()
+            wait_for(lambda: second.answers().usable, PATIENCE_S, "it can be read again")
+            assert not second.usable().usable
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_the_datapath_s_log_is_quiet_if_that_is_set(switch: PrivateOvs, quiet: bool) -> None:
+    switch.appctl("vlog/set", "dpif_netdev:file:info")
+    with started(replace(settings_of(switch), quiet_datapath_log=quiet)) as host:
+        usable(host)
+        (line,) = (row for row in switch.appctl("vlog/list").splitlines() if row.startswith("dpif_netdev "))
+    assert line.split()[-1] == ("WARN" if quiet else "INFO")
