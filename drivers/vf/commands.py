@@ -1,18 +1,55 @@
-"""The changes that can be made to a virtual function, as values."""
+"""The changes that can be made to a virtual function: what each does, and what its refusal means."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from drivers.vf.inventory import libvirt_file
+from netplugin.api.errors import NetpluginError
 from netplugin.backend import Change, Claim
-from netplugin.host.vfs import GROUPS, VfAttributes
+from netplugin.host.vfs import (
+    GROUPS,
+    NicLink,
+    VfAttributes,
+    VfBusy,
+    VfInvalid,
+    VfRefuses,
+    Vfs,
+    VfStuck,
+    is_beyond,
+    unsupported,
+)
 
 #: The claim kind of VFs; the claim key is the VF's PCI address.
 KIND = "vf"
+#: Where libvirt saves the MAC and VLAN of a VF while its VM runs, in one file PF_vfN each. It removes
+#: the file just before it restores the values (virNetDevSaveNetConfig and virNetDevReadNetConfig in
+#: src/util/virnetdev.c). It restores them after QEMU has closed the VF, with or without
+#: ``managed='yes'`` (virHostdevReAttachPCIDevicesImpl in src/hypervisor/virhostdev.c).
+LIBVIRT_STATE = Path("/run/libvirt/hostdevmgr")
+
+
+class VfHost:
+    """What a change uses of the host."""
+
+    def __init__(self, vfs: Vfs, libvirt_state: Path = LIBVIRT_STATE) -> None:
+        self.vfs = vfs
+        self._libvirt_state = libvirt_state
+
+    def saved(self) -> frozenset[str]:
+        """Return the names of the files in which libvirt has settings of VFs to restore."""
+        with contextlib.suppress(OSError):
+            return frozenset(os.listdir(self._libvirt_state))
+        return frozenset()
 
 
 @dataclass(frozen=True)
-class VfChange(Change):
+class VfChange(Change, ABC):
     """A change to one VF. If the VF refuses it, or it does not persist, the VF is quarantined."""
 
     address: str
@@ -23,6 +60,48 @@ class VfChange(Change):
     @property
     def thing(self) -> Claim:
         return Claim(KIND, self.address)
+
+    def touches(self) -> frozenset[str]:
+        """Return the PCI addresses and interface names whose events the change causes."""
+        return frozenset({self.address})
+
+    @abstractmethod
+    def apply(self, host: VfHost) -> None:
+        """Make the change. Usage is checked again just before, because it may have changed since the plan.
+
+        Raises: Unsupported, Conflict, VfBusy, VfRefuses, HostError, OperationTimeout.
+        """
+
+    def _require_unused(self, host: VfHost, *, may_be_up: bool = False) -> None:
+        use = host.vfs.host_use(self.address, may_be_up=may_be_up)
+        if use is not None:
+            raise use.conflict(self.address, "vf")
+
+    @contextlib.contextmanager
+    def _judging(self, host: VfHost, group: str = "") -> Iterator[None]:
+        """Translate a kernel error: ``VfBusy`` (NIC not ready), ``Unsupported``, or a faulty VF.
+
+        Drivers return EINVAL in all three cases. They run the same readiness check before they report
+        a VF's settings (ice_check_vf_ready_for_cfg of ice, i40e_validate_vf of i40e), so a VF that is
+        reported is not being reset.
+        """
+        try:
+            yield
+        except (VfRefuses, VfBusy) as refused:
+            link = host.vfs.link(self.pf_index)
+            in_order = link is not None and link.up and self.number in link.vfs
+            if isinstance(refused, VfBusy):
+                if not in_order:
+                    raise
+                raise VfStuck(refused.detail, step=refused.step) from refused
+            if link is None or not in_order:
+                detail = f"{refused.detail} (its NIC is being reset, or is down)"
+                raise VfBusy(detail, step=refused.step) from refused
+            raise self._judged(link, group, refused) from refused
+
+    def _judged(self, link: NicLink, group: str, refused: VfRefuses) -> NetpluginError:
+        """Return what a refusal means although the NIC is ready."""
+        return refused
 
 
 @dataclass(frozen=True)
@@ -47,6 +126,31 @@ class SetVf(VfChange):
         values = ", ".join(f"{name} {getattr(self.attributes, name)}" for name in names)
         return f"set VF {self.number} of {self.pf} ({self.address}): {values}"
 
+    def touches(self) -> frozenset[str]:
+        return frozenset({self.address, self.pf})
+
+    def apply(self, host: VfHost) -> None:
+        if self.unless_used:
+            self._require_unused(host)
+        if self.unless_with_vm and self._is_with_vm(host):
+            return
+        for group in self.groups:
+            with self._judging(host, group):
+                host.vfs.set(self.pf_index, self.number, group, self.attributes)
+
+    def _is_with_vm(self, host: VfHost) -> bool:
+        """Like ``Vf.is_with_vm``, read now."""
+        return libvirt_file(self.pf, self.number) in host.saved() or host.vfs.is_open(self.address)
+
+    def _judged(self, link: NicLink, group: str, refused: VfRefuses) -> NetpluginError:
+        if not isinstance(refused, VfInvalid):
+            return refused
+        if group == "rate" and not link.carrier:  # igb_ndo_set_vf_bw, ixgbe_ndo_set_vf_bw
+            detail = f"{refused.detail} (its NIC has no carrier)"
+            # The carrier may never come back, and every port sets its own rates: do not wait for it.
+            return unsupported(detail, group) if self.optional else VfBusy(detail, step="set-vf")
+        return unsupported(refused.detail, group) if is_beyond(group, self.attributes) else refused
+
 
 @dataclass(frozen=True)
 class UnbindVf(VfChange):
@@ -56,6 +160,11 @@ class UnbindVf(VfChange):
 
     def describe(self) -> str:
         return f"unbind VF {self.address} from {self.driver}"
+
+    def apply(self, host: VfHost) -> None:
+        self._require_unused(host, may_be_up=True)
+        with self._judging(host):
+            host.vfs.unbind(self.address)
 
 
 @dataclass(frozen=True)
@@ -74,3 +183,18 @@ class BindVf(VfChange):
         to = "the driver the kernel chooses" if self.driver == "" else self.driver or "no driver"
         what = f"reset VF {self.address}, bind it to {to}" if self.rebind else f"VF {self.address}"
         return f"{what}, driver_override {self.override or 'none'}"
+
+    def apply(self, host: VfHost) -> None:
+        if self.rebind:
+            self._require_unused(host)
+        with self._judging(host):
+            self._bind(host.vfs)
+
+    def _bind(self, vfs: Vfs) -> None:
+        if self.rebind:
+            vfs.unbind(self.address)
+            vfs.reset(self.address)  # remove the state of the previous user
+            if self.driver is not None:
+                vfs.override(self.address, self.driver or None)
+                vfs.probe(self.address)
+        vfs.override(self.address, self.override)

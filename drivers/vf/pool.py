@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from drivers.vf.apply import Done, Patience, apply_changes, touched
-from drivers.vf.commands import SetVf, VfChange
+from drivers.vf.commands import SetVf, VfChange, VfHost
 from drivers.vf.inventory import Inventory, Setting
 from drivers.vf.kernel import VfKernel
-from netplugin.api.errors import NetpluginError, OperationTimeout, TryAgain
+from netplugin.api.errors import NetpluginError, OperationTimeout, TryAgain, Unsupported
 from netplugin.backend import Change, Claim
 from netplugin.host.kernel_events import KernelEventListener, queued
 from netplugin.host.locks import Locks, NoLocks
 from netplugin.host.netlink import attributes, messages, text
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Usability, Wake
-from netplugin.host.vfs import VfStuck
+from netplugin.host.vfs import VfBusy, VfRefuses, VfStuck
 
 # -- Wake the agent when another process changes a VF or its NIC, from link and PCI device events.
 # The kernel sends a link event when anything changes on a PF or its VFs, without details, and a uevent when
@@ -82,6 +82,87 @@ def pci_address(uevent: bytes) -> str | None:
     return fields.get(b"PCI_SLOT_NAME", b"").decode(errors="replace") or None
 
 
+# -- Apply changes to VFs. A failure affects only the ports of the failed change. -----------------
+# A driver temporarily refuses requests while the NIC or VF resets, or while it serves another request.
+# The kernel sends no event when that ends, and waiting here would delay the ports on all other NICs.
+# Such changes are therefore returned as ``busy`` for the caller to retry.
+
+
+@dataclass
+class _Done:
+    """The outcome of a batch of changes."""
+
+    #: The error of each port that failed.
+    failed: dict[str, NetpluginError] = field(default_factory=dict)
+    #: VFs that refuse a setting that other VFs accept, each with the reason.
+    unfit: dict[Claim, str] = field(default_factory=dict)
+    #: Changes to retry, each with the reason.
+    busy: dict[VfChange, VfBusy] = field(default_factory=dict)
+    #: Optional changes that the NIC does not support, each with the reason.
+    unsupported: dict[SetVf, str] = field(default_factory=dict)
+
+
+def _apply(host: VfHost, changes: Sequence[Change], deadline: float) -> _Done:
+    """Apply the VF changes among ``changes`` once each, in order, until ``deadline`` (monotonic, seconds)."""
+    done, stopped = _Done(), set[str]()
+    for change in changes:
+        if not isinstance(change, VfChange) or stopped.issuperset(change.ports):
+            continue
+        try:
+            if time.monotonic() >= deadline:
+                raise OperationTimeout("the time for the operation is over", step="vf")
+            change.apply(host)
+        except VfBusy as busy:
+            done.busy[change] = busy
+            stopped.update(change.ports)
+        except NetpluginError as error:
+            if isinstance(error, Unsupported) and isinstance(change, SetVf) and change.optional:
+                done.unsupported[change] = error.detail
+                continue
+            done.failed.update({port: error.for_port(port) for port in change.ports})
+            stopped.update(change.ports)
+            if isinstance(error, VfRefuses):
+                done.unfit[change.thing] = error.detail
+    return done
+
+
+# -- Bounded waiting for VFs whose NIC cannot serve requests at the moment. -----------------------
+
+
+#: How long to wait, in seconds. ice waits 0.8 s for a VF reset, i40e 0.3 s (ice_wait_on_vf_reset,
+#: i40e_check_vf_init_timeout); a whole NIC resets within seconds. After that, the change is retried
+#: when the port is next checked.
+PATIENCE_S = 10.0
+#: A problem that did not recur for this many times ``PATIENCE_S`` counts as a new one.
+_FORGOTTEN = 3
+
+
+@dataclass
+class Patience:
+    """Problems of VFs by PCI address: when each began and when it was last seen."""
+
+    _since: dict[str, float] = field(default_factory=dict)
+    _last: dict[str, float] = field(default_factory=dict)
+
+    def lasts(self, address: str) -> bool:
+        """Record a problem; return whether it is still within ``PATIENCE_S``."""
+        now = time.monotonic()
+        if now - self._last.get(address, now) > _FORGOTTEN * PATIENCE_S:
+            self.forget([address])
+        self._last[address] = now
+        return now - self._since.setdefault(address, now) < PATIENCE_S
+
+    def forget(self, addresses: Collection[str]) -> None:
+        """Forget the problems of these VFs."""
+        for address in addresses:
+            self._since.pop(address, None)
+            self._last.pop(address, None)
+
+    def known(self) -> frozenset[str]:
+        """Return the VFs that have a problem."""
+        return frozenset(self._since)
+
+
 # -- The host's VFs as one backend uses them: read, change, watch for changes by others. ----------
 
 
@@ -135,9 +216,9 @@ class Pool:
     ) -> tuple[dict[str, NetpluginError], dict[Claim, str]]:
         """Apply changes. Return the failed ports (``TryAgain`` if the VF is busy) and the VFs to quarantine:
         those that refuse what others accept, and those that were busy for too long."""
-        quiet = self._watch.quiet(touched(changes)) if self._watch else contextlib.nullcontext()
-        with quiet:
-            done = apply_changes(self.kernel.carry_out, changes, deadline)
+        touched = frozenset[str]().union(*(ch.touches() for ch in changes if isinstance(ch, VfChange)))
+        with self._watch.quiet(touched) if self._watch else contextlib.nullcontext():
+            done = _apply(self.kernel, changes, deadline)
         for change in changes:
             if isinstance(change, SetVf) and not (change.optional or change.unless_with_vm):
                 self._unsupported.pop(change.address, None)  # another port has it: retry
@@ -149,7 +230,7 @@ class Pool:
         self._judge_busy(changes, done)
         return done.failed, done.unfit
 
-    def _judge_busy(self, changes: Sequence[Change], done: Done) -> None:
+    def _judge_busy(self, changes: Sequence[Change], done: _Done) -> None:
         busy = {change.address for change in done.busy}
         self._busy.forget(set(changed_vfs(changes)) - busy)
         for change, why in done.busy.items():

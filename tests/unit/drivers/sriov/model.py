@@ -206,7 +206,7 @@ class Model(VfKernel):
         self.written: list[tuple[str, str]] = []
         self.looks = 0
         self.looks_again = 0
-        self._vfs = ModelVfs(self)
+        self.vfs = ModelVfs(self)
         for pf in pfs:
             if not pf.vfs:
                 pf.make_vfs(pf.total)
@@ -228,7 +228,7 @@ class Model(VfKernel):
         vfs = (self.see(self.pfs[a], vf) for a in pfs for vf in self.pfs[a].vfs.values())
         return Inventory(pfs, {vf.address: vf for vf in vfs})
 
-    def _saved(self) -> frozenset[str]:
+    def saved(self) -> frozenset[str]:
         return frozenset(
             libvirt_file(pf.name, vf.number)
             for pf in self.pfs.values()

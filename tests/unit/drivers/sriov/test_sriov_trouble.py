@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from drivers.vf import apply
+from drivers.vf import pool
 from drivers.vf.commands import SetVf
 from drivers.vf.memory import PLACEHOLDER_MAC
 from netplugin.api.errors import (
@@ -185,7 +185,7 @@ def test_a_delete_waits_for_a_nic_that_is_away(world: World) -> None:
 
 
 def test_a_delete_waits_for_a_nic_that_is_being_reset(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(pool, "PATIENCE_S", 0.2)
     assert world.plug("a", named()) is None
     pf, vf = world.model.pfs[NIC], world.model.vf(FIRST)
     pf.unreported = {0, 1}
@@ -220,7 +220,7 @@ def test_a_nic_that_is_there_is_waited_for_whatever_is_released(
     world: World, hidden: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A release forgets the port with the settings of its VM on the VF."""
-    monkeypatch.setattr(apply, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(pool, "PATIENCE_S", 0.2)
     assert world.plug("a", named()) is None
     pf = world.model.pfs[NIC]
     pf.unreported = {0, 1}
@@ -382,7 +382,7 @@ def test_a_driver_that_cannot_be_bound_to_a_vf_of_a_nic_in_order(world: World) -
 @pytest.mark.parametrize("case", TRANSIENT)
 def test_a_refusal_that_lasts_is_a_timeout(world: World, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And quarantine, unless the NIC leaves the VF out: then it is the NIC that is not in order."""
-    monkeypatch.setattr(apply, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(pool, "PATIENCE_S", 0.2)
     code, hides = TRANSIENT[case]
     world.model.refuses = Refuses(code, hides=hides)
     refused = world.plug("a", named())
@@ -396,7 +396,7 @@ def test_a_refusal_that_lasts_is_a_timeout(world: World, case: str, monkeypatch:
 
 
 def test_a_vf_that_is_busy_holds_up_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(pool, "PATIENCE_S", 0.2)
     world.model.refuses = lambda pf, number, group, want: errno.EBUSY if number == 0 else 0
     puts = [world.put("a", named()), world.put("b", make_spec(2))]
     assert world.serve(*puts)
@@ -446,11 +446,11 @@ def test_a_look_does_not_begin_the_patience_of_a_call_anew(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(apply, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: now))
     world.model.refuses = Refuses(errno.EAGAIN, "vlan")
     put = world.put("a", named())
     assert world.reconciler.serve([put]) == [put]
-    now += apply.PATIENCE_S
+    now += pool.PATIENCE_S
     assert world.check() and not put.future.done()
     assert world.reconciler.resume([put]) == []
     assert isinstance(put.future.exception(), OperationTimeout)
@@ -460,7 +460,7 @@ def test_a_look_does_not_begin_the_patience_of_a_call_anew(
 
 
 def test_a_vf_that_stays_busy_is_not_chosen_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(pool, "PATIENCE_S", 0.2)
     world.model.refuses = lambda pf, number, group, want: errno.EBUSY if number == 0 else 0
     assert isinstance(world.plug("a", make_spec()), OperationTimeout)
     assert world.plug("b", make_spec(2)) is None and world.address_of("b") == "0000:03:10.1"
@@ -609,7 +609,7 @@ def test_a_priority_that_a_driver_drops_is_unsupported(tmp_path: Path) -> None:
 
 def test_a_rate_that_waits_for_a_carrier(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """intel/igb/igb_main.c, igb_ndo_set_vf_bw: invalid while the link is down, to end a rate too."""
-    monkeypatch.setattr(apply, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(pool, "PATIENCE_S", 0.2)
     limited = make_spec(qos={"egress_kbps": 200_000}, vf={"pci_address": FIRST})
     pf, vf = world.model.pfs[NIC], world.model.vf(FIRST)
     world.model.refuses = lambda pf, number, group, want: (
