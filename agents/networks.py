@@ -123,7 +123,8 @@ class Networks:
         """The local VLANs in use on the host. Raises: BackendUnavailable if a backend cannot read them."""
         held: dict[int, str] = {}
         for worker in self._workers.values():
-            held |= worker.reconciler.backend.held_vlans()
+            if isolates := worker.reconciler.extras.local_vlans:
+                held |= isolates.held_vlans()
         return held
 
     async def _converge(self, network_id: str) -> NetworkOutcome:

@@ -248,15 +248,16 @@ class Service:
     def backends(self) -> list[BackendInfo]:
         infos = [BackendInfo(name=n, usable=False, reason=why) for n, why in self._broken.items()]
         for name, backend in self._backends.items():
-            state = self._workers[name].reconciler.usable()
+            reconciler = self._workers[name].reconciler
+            state, extras = reconciler.usable(), reconciler.extras
             infos.append(
                 BackendInfo(
                     name=name,
                     usable=state.usable,
                     reason=state.reason,
                     fix=state.fix,
-                    features=backend.offered(),
-                    facts=dict(backend.facts()),
+                    features=extras.features.offered() if extras.features else backend.features,
+                    facts=dict(extras.facts.facts()) if extras.facts else {},
                 )
             )
         return sorted(infos, key=lambda info: info.name)
@@ -287,7 +288,7 @@ class Service:
 
         Raises: Overloaded; what ``Backend.observe`` raises.
         """
-        workers = [worker for worker in self._workers.values() if worker.reconciler.has_vfs]
+        workers = [worker for worker in self._workers.values() if worker.reconciler.extras.vfs]
         for worker in workers:
             try:
                 return await self._job(worker, worker.reconciler.vfs)
@@ -297,10 +298,13 @@ class Service:
         return []
 
     def _vf_counters(self) -> Iterator[PortCounters]:
-        for name, backend in self._backends.items():
+        for name, worker in self._workers.items():
+            pool = worker.reconciler.extras.vfs
+            if pool is None:
+                continue
             records = self._store.records(backend=name)
             ports = {claim: record.port_id for record in records for claim in record.claims}
-            for claim, counters in backend.counters(list(ports)).items():
+            for claim, counters in pool.counters(list(ports)).items():
                 yield PortCounters(ports[claim], claim.key, counters)
 
     async def release_vf(self, pci_address: str) -> None:

@@ -1,7 +1,7 @@
 """The contract of a backend.
 
-Pure methods decide (``claims``, ``plan``, ``binding``); others read (``observe``) or change
-(``apply``) the host.
+Pure methods decide (``plan``, ``binding``); others read (``observe``) or change (``apply``) the
+host. ``netplugin.optional`` has what only some backends need, such as claims.
 """
 
 from __future__ import annotations
@@ -20,11 +20,8 @@ from netplugin.api.errors import (
 from netplugin.api.models import (
     Binding,
     Features,
-    Finding,
     NetworkSpec,
     PortSpec,
-    VfCounters,
-    VfInfo,
 )
 from netplugin.data_path import DataPath
 from netplugin.host.usability import Usability, Wake
@@ -239,20 +236,6 @@ class Backend(ABC, Generic[ObservationT]):
         """
         return self.observe(ports, deadline)
 
-    def claims(self, intent: Intent, observed: ObservationT, taken: Mapping[Claim, str]) -> tuple[Claim, ...]:
-        """Choose the limited resources that the intent needs (pure).
-
-        ``taken`` maps claims to their owners. The agent stores the claims in the same transaction
-        as the intent. A claim is released when an intent is committed that no longer needs it,
-        which is before the host is cleaned up. Therefore choose only resources that are free in
-        ``observed`` as well (it must hold the whole pool), and prefer those that the host already
-        uses for this port. Claims of ``NOBODY`` in ``taken`` are quarantined, or changed owner
-        after the observation.
-
-        Raises: CapacityExhausted.
-        """
-        return ()
-
     @abstractmethod
     def plan(self, intents: Sequence[Intent], observed: ObservationT) -> Plan:
         """Compute the changes from the observed to the desired state (pure).
@@ -272,73 +255,6 @@ class Backend(ABC, Generic[ObservationT]):
     @abstractmethod
     def binding(self, intent: Intent) -> Binding:
         """The interface XML and the requirements on the domain (pure)."""
-
-    def observed_ports(self, intents: Sequence[Intent], observed: ObservationT) -> Mapping[str, ObservedPort]:
-        """The state of these ports on the host (pure).
-
-        For ports whose objects on the host cannot carry a mark and are identified by their claims.
-        """
-        return observed.ports
-
-    def vfs(
-        self, observed: ObservationT, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
-    ) -> Sequence[VfInfo]:
-        """All virtual functions of the pool with their states (pure).
-
-        ``unfit`` are the quarantined ones, with the reasons. Backends that share a pool return the
-        same list.
-        """
-        return ()
-
-    def out_of_order(self, observed: ObservationT) -> Collection[str]:
-        """The PCI addresses of virtual functions whose NIC has failed (pure).
-
-        They cannot be used for any port now; their quarantine ends when the NIC recovers.
-        """
-        return ()
-
-    def findings(self, observed: ObservationT) -> Sequence[Finding]:
-        """Findings about the host that belong to no port (pure).
-
-        For example that one link of a bond carries all traffic. ``observed`` covers the whole host.
-        """
-        return ()
-
-    def port_findings(self, intents: Sequence[Intent], observed: ObservationT) -> Sequence[Finding]:
-        """Findings about requested settings that this host does not fully enforce (pure).
-
-        For example that a NIC does not enforce the rates of some ports. Faults of a single port are
-        in ``observed_ports`` instead. ``intents`` are all ports of the backend.
-        """
-        return ()
-
-    def counters(self, claims: Sequence[Claim]) -> Mapping[Claim, VfCounters]:
-        """The NIC's counters of the virtual functions among these claims (any thread).
-
-        Functions that cannot be read now, or whose NIC has no counters, are left out.
-        """
-        return {}
-
-    def offered(self) -> Features:
-        """The features that the devices of this host support, for ``GET /v1/backends``.
-
-        Quick, never raises. The base class returns ``features``.
-        """
-        return self.features
-
-    def facts(self) -> Mapping[str, str | int | bool]:
-        """Facts about the host that affect the backend, for ``GET /v1/backends``. Quick, never raises."""
-        return {}
-
-    def held_vlans(self) -> Mapping[int, str]:
-        """The networks present on the host by local VLAN, independent of the store.
-
-        After the store was lost, a network keeps its local VLAN and gets none that another one
-        uses. Quick, callable from any thread.
-
-        Raises: BackendUnavailable while the state of the host is unknown.
-        """
-        return {}
 
     def watch(self, wake: Callable[[Wake], None]) -> None:
         """Start to call ``wake``, from any thread, when the host changes by itself.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from agents.ports.backend_ports import BackendPorts, for_each, logged
-from agents.ports.converge import Stopwatch, converge
+from agents.ports.converge import Stopwatch
 from agents.ports.operations import LOOK_S, UNDO_S, Delete, Operation, Put
 from agents.store.store import Record
 from netplugin.api.errors import (
@@ -24,6 +24,7 @@ from netplugin.api.models import (
 )
 from netplugin.backend import Claim, Intent, Observation
 from netplugin.host.usability import Usability
+from netplugin.optional import NeedsClaims
 
 LOG = logging.getLogger(__name__)
 
@@ -113,9 +114,7 @@ class Admission:
         try:
             self._ports.backend.hold().require()
             until = max(until, time.monotonic() + 0.5)
-            result = converge(self._ports.backend, intents, until, Stopwatch())
-            self._ports.counted(result, "orphan")
-            failed = result.failed
+            failed = self._ports.converge_intents(intents, until, Stopwatch(), "orphan").failed
         except Exception as error:
             failed = for_each([op.port_id for op in operations], error, "converge")
         gone = {op.port_id for op in operations} - set(failed)
@@ -140,16 +139,17 @@ class Admission:
         seen: Observation | None = None
         try:
             commit_sequence = self._ports.store.commit_sequence()
-            if records and self._ports.takes:
+            needs = self._ports.extras.claims
+            if records and needs:
                 with watch.part("observe"):
                     seen = self._ports.backend.observe([*records, *with_them], time.monotonic() + LOOK_S)
                 watch.add(seen.timings_ms)
             with watch.part("store"):
-                if seen is None:
+                if needs is None or seen is None:
                     self._save_changed(records)
                 else:
                     with self._ports.store.claiming(commit_sequence) as taken:
-                        records = self._claim(records, puts, seen, taken)
+                        records = self._claim(needs, records, puts, seen, taken)
                         self._save_changed(records)
         except Exception as error:
             for port_id, wrong in for_each(records, error, "store").items():
@@ -189,6 +189,7 @@ class Admission:
 
     def _claim(
         self,
+        needs: NeedsClaims[Observation],
         records: dict[str, Record],
         puts: Mapping[str, Put],
         seen: Observation,
@@ -197,7 +198,7 @@ class Admission:
         claimed: dict[str, Record] = {}
         for port_id, record in records.items():
             try:
-                claims = self._ports.backend.claims(self._ports.intent(record), seen, taken)
+                claims = needs.claims(self._ports.intent(record), seen, taken)
             except NetpluginError as error:
                 puts[port_id].future.set_exception(error.for_port(port_id))
                 continue

@@ -20,6 +20,7 @@ from netplugin.api.models import (
 )
 from netplugin.backend import Backend, Intent, Observation, ObservedPort
 from netplugin.host.usability import Usability
+from netplugin.optional import Extras
 
 LOG = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class BackendPorts:
 
     def __init__(self, backend: Backend[Observation], store: Store, metrics: Metrics) -> None:
         self.backend = backend
+        self.extras = Extras.of(backend)
         self.store = store
         self.metrics = metrics
         self.observed: dict[str, ObservedPort] = {}
@@ -51,15 +53,6 @@ class BackendPorts:
             return self.usable().usable
         return port_id in self.orphans
 
-    @property
-    def has_vfs(self) -> bool:
-        return type(self.backend).vfs is not Backend.vfs
-
-    @property
-    def takes(self) -> bool:
-        """Whether ports of this backend claim resources, so that the host is observed before storing."""
-        return type(self.backend).claims is not Backend.claims
-
     def intent(self, record: Record) -> Intent:
         if record.state is PortState.REMOVING:
             return Intent(record.port_id, None, record.claims)
@@ -75,18 +68,34 @@ class BackendPorts:
         why: str,
         seen: Observation | None = None,
     ) -> Converged:
+        """Converge the ports of these records, and keep what was observed of them.
+
+        Raises: as ``converge_intents``.
+        """
         intents = [self.intent(record) for record in records]
-        result = converge(self.backend, intents, deadline, watch, seen=seen)
-        self.counted(result, why)
+        result = self.converge_intents(intents, deadline, watch, why, seen=seen)
         self.observed = {**self.observed, **result.observed}
         return result
 
-    def counted(self, result: Converged, why: str) -> None:
+    def converge_intents(
+        self,
+        intents: Sequence[Intent],
+        deadline: float,
+        watch: Stopwatch,
+        why: str,
+        *,
+        whole: bool = False,
+        seen: Observation | None = None,
+    ) -> Converged:
+        """As ``agents.ports.converge.converge``; counts the changes as ``why``, quarantines what is unfit."""
+        by_claims = self.extras.by_claims
+        result = converge(self.backend, intents, deadline, watch, whole=whole, seen=seen, by_claims=by_claims)
         for change in result.changes:
             self.metrics.changed(self.backend.name, type(change).__name__, why)
         for claim, reason in result.unfit.items():
             LOG.warning("%s %s goes into quarantine: %s", claim.kind, claim.key, reason)
         self.store.quarantine(result.unfit)
+        return result
 
     def save_or_keep(self, records: Sequence[Record], forget: Collection[str] = ()) -> None:
         """Save the records. If the store fails (a full disk), save them before any other work.

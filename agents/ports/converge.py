@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from netplugin.api.errors import HostError, NetpluginError
 from netplugin.backend import Backend, Change, Claim, Intent, Observation, ObservedPort, Plan
+from netplugin.optional import FindsPortsByClaims
 
 # One round is the normal case. A second is needed if an object must be deleted before it is created
 # again (a port with a changed socket path). A third means that the host or the plan is not stable.
@@ -58,12 +59,13 @@ def converge(
     *,
     whole: bool = False,
     seen: Observation | None = None,
+    by_claims: FindsPortsByClaims[Observation] | None = None,
 ) -> Converged:
     """Bring the ports of these intents to the desired state, and verify it by reading the host.
 
     ``whole``: observe all our objects, not only these ports. ``seen``: a fresh observation, if the
-    caller has one. A port whose device has a fault on the host has not failed: see
-    ``Converged.observed``.
+    caller has one. ``by_claims``: the backend, if it implements this. A port whose device has a
+    fault on the host has not failed: see ``Converged.observed``.
 
     Raises: what ``Backend.observe`` raises; never for a single port.
     """
@@ -101,7 +103,7 @@ def converge(
             if change.thing is not None and change in done and {*change.ports} & {*left_over}:
                 unfit[change.thing] = f"it does not keep what was written: {change.describe()}"
     left = tuple(change for change in plan.changes if not change.ports and change in done)
-    observed = dict(backend.observed_ports(intents, seen))
+    observed = dict(by_claims.observed_ports(intents, seen) if by_claims else seen.ports)
     kept = {port_id: e for port_id, e in plan.kept.items() if port_id not in failed}
     return Converged(failed, observed, tuple(done), kept, left, unfit)
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agents.ports.backend_ports import BackendPorts, faults_of
-from agents.ports.converge import Converged, Stopwatch, converge
+from agents.ports.converge import Converged, Stopwatch
 from agents.ports.operations import LOOK_S
 from agents.ports.orphans import Orphans, findings
 from agents.ports.quarantines import Quarantines
@@ -159,7 +159,8 @@ class Drift:
     ) -> dict[str, Record]:
         """Once: add the claims of ports that an earlier version created without them."""
         adopted: dict[str, Record] = {}
-        if self._adopted or not self._ports.takes:
+        needs = self._ports.extras.claims
+        if self._adopted or needs is None:
             return adopted
         self._adopted = True
         with self._ports.store.claiming(commit_sequence) as taken:
@@ -167,7 +168,7 @@ class Drift:
                 if record.state is PortState.REMOVING or port_id not in seen.ports:
                     continue
                 try:
-                    claims = self._ports.backend.claims(self._ports.intent(record), seen, taken)
+                    claims = needs.claims(self._ports.intent(record), seen, taken)
                 except NetpluginError as error:
                     LOG.debug("nothing to adopt: %s", error, extra={"port_id": port_id})
                     continue
@@ -193,10 +194,9 @@ class Drift:
         if len(changes) > batch_size:
             for start in range(0, len(changes), batch_size):
                 chunk = changes[start : start + batch_size]
-                self._ports.counted(converge(self._ports.backend, chunk, deadline, watch), "drift")
+                self._ports.converge_intents(chunk, deadline, watch, "drift")
             fresh = None
-        result = converge(self._ports.backend, intents, deadline, watch, whole=whole, seen=fresh)
-        self._ports.counted(result, "drift")
+        result = self._ports.converge_intents(intents, deadline, watch, "drift", whole=whole, seen=fresh)
         if whole:
             self._ports.observed = dict(result.observed)
         else:
@@ -278,10 +278,10 @@ class Drift:
         seen = self._ports.backend.observe(None, time.monotonic() + LOOK_S)
         intents = [self._ports.intent(r) for r in self._ports.store.records(backend=self._ports.backend.name)]
         orphans = Orphans.among(self._ports.store, self._ports.backend.name, seen.ports).kept
+        checks = self._ports.extras.findings
         return [
             *_of_ports(self._ports.backend.name, self._ports.store),
-            *self._ports.backend.findings(seen),
-            *self._ports.backend.port_findings(intents, seen),
+            *(checks.findings(intents, seen) if checks else ()),
             *findings(self._ports.backend.name, orphans),
             *self._marks.findings(self._ports.backend.name),
         ]
@@ -291,14 +291,20 @@ class Drift:
 
         Raises: what ``Backend.observe`` raises.
         """
+        pool = self._ports.extras.vfs
+        if pool is None:
+            return []
         seen = self._ports.backend.observe(None, time.monotonic() + LOOK_S)
-        return list(self._ports.backend.vfs(seen, self._ports.store.claims(), self._ports.store.unfit()))
+        return list(pool.vfs(seen, self._ports.store.claims(), self._ports.store.unfit()))
 
     def _end_quarantines(self, seen: Observation) -> None:
         """End quarantines that are over (see ``Quarantines``)."""
-        unfit = self._ports.store.unfit() if self._ports.has_vfs else {}
-        there = {vf.pci_address for vf in self._ports.backend.vfs(seen, {}, {})} if unfit else set()
-        out_of_order = self._ports.backend.out_of_order(seen) if unfit else ()
+        pool = self._ports.extras.vfs
+        if pool is None:
+            return
+        unfit = self._ports.store.unfit()
+        there = {vf.pci_address for vf in pool.vfs(seen, {}, {})} if unfit else set()
+        out_of_order = pool.out_of_order(seen) if unfit else ()
         ended = self._quarantines.ended(unfit, there, out_of_order, time.monotonic())
         for claim, why in ended.items():
             LOG.info("%s %s is out of quarantine: %s", claim.kind, claim.key, why)
@@ -311,9 +317,10 @@ class Drift:
         Raises: Conflict if the function exists, even if its NIC does not report it now, because the
         port is then removed without help; what ``Backend.observe`` raises.
         """
+        pool = self._ports.extras.vfs
         seen = self._ports.backend.observe(None, time.monotonic() + LOOK_S)
         waits = self._ports.backend.plan([Intent(port_id, None, (claim,))], seen).refused.get(port_id)
-        states = {vf.pci_address: vf.state for vf in self._ports.backend.vfs(seen, {claim: port_id}, {})}
+        states = {vf.pci_address: vf.state for vf in pool.vfs(seen, {claim: port_id}, {})} if pool else {}
         if not isinstance(waits, OperationTimeout) or states.get(claim.key) != "stale":
             raise Conflict(
                 f"{claim.kind} {claim.key} is there: port {port_id} goes when it is free",

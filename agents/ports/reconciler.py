@@ -23,6 +23,7 @@ from netplugin.api.models import (
 )
 from netplugin.backend import Backend, Claim, Observation, ObservedPort
 from netplugin.host.usability import Usability
+from netplugin.optional import Extras
 
 
 class Reconciler:
@@ -49,8 +50,9 @@ class Reconciler:
         return self._ports.observed
 
     @property
-    def has_vfs(self) -> bool:
-        return self._ports.has_vfs
+    def extras(self) -> Extras:
+        """What the backend has beyond the contract."""
+        return self._ports.extras
 
     def usable(self) -> Usability:
         """Whether the backend is usable and its locks are held by this agent (callable from any thread)."""

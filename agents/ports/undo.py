@@ -104,17 +104,18 @@ class Undo:
         changes = [i for i, r in records.items() if r.state is not PortState.REMOVING]
         commit_sequence = self._ports.store.commit_sequence()
         seen: Observation | None = None
-        if changes and self._ports.takes:
+        needs = self._ports.extras.claims
+        if changes and needs:
             try:
                 seen = self._ports.backend.observe(changes, deadline)
             except Exception as error:
                 LOG.warning("claims stay as the change left them: %s", logged(error, "undo"))
         with self._ports.store.claiming(commit_sequence) as taken:
             for port_id in changes:
-                if seen is None:
+                if needs is None or seen is None:
                     break
                 try:
-                    claims = self._ports.backend.claims(self._ports.intent(back[port_id]), seen, taken)
+                    claims = needs.claims(self._ports.intent(back[port_id]), seen, taken)
                 except NetpluginError as error:
                     LOG.warning("claims stay as the change left them: %s", error)
                     continue

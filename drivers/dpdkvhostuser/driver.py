@@ -22,9 +22,16 @@ from netplugin.host.ovs_underlay import problem
 from netplugin.host.shared import Host
 from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import vhostuser_interface
+from netplugin.optional import HasFacts, HasFindings, HasLocalVlans, NeedsClaims
 
 
-class DpdkVhostUser(Backend[VhostUserObservation]):
+class DpdkVhostUser(
+    Backend[VhostUserObservation],
+    NeedsClaims[VhostUserObservation],
+    HasFindings[VhostUserObservation],
+    HasLocalVlans,
+    HasFacts,
+):
     """See ``netplugin.backend.Backend``."""
 
     name: ClassVar[str] = BACKEND
@@ -116,7 +123,7 @@ class DpdkVhostUser(Backend[VhostUserObservation]):
     def plan(self, intents: Sequence[Intent], observed: VhostUserObservation) -> Plan:
         return make_plan(self._settings, intents, observed)
 
-    def findings(self, observed: VhostUserObservation) -> Sequence[Finding]:
+    def findings(self, intents: Sequence[Intent], observed: VhostUserObservation) -> Sequence[Finding]:
         of_sockets = sockets.findings(self._settings, observed.rows, observed.sockets)
         return [*findings(observed, self._settings.local_ip), *of_sockets]
 

@@ -1,4 +1,4 @@
-"""Findings of the dpdkvhostuser backend about the host (``Backend.findings``)."""
+"""Findings of the dpdkvhostuser backend about the host (``HasFindings``)."""
 
 from __future__ import annotations
 

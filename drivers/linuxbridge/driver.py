@@ -29,6 +29,7 @@ from netplugin.host.shared import Host, locks_of, supervisor_of
 from netplugin.host.usability import Usability, Wake
 from netplugin.host.vxlan import VxlanFilter
 from netplugin.libvirt.interfaces import tap_interface
+from netplugin.optional import HasFacts, HasFindings
 
 LOG = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ _LOCK = "linuxbridge"
 _MODULES = {"bridge": "bridge", "vlan": "8021q", "vxlan": "vxlan", "ifb": "ifb"}
 
 
-class LinuxBridge(Backend[BridgeObservation]):
+class LinuxBridge(Backend[BridgeObservation], HasFindings[BridgeObservation], HasFacts):
     """See ``netplugin.backend.Backend``."""
 
     name: ClassVar[str] = "linuxbridge"
@@ -148,7 +149,7 @@ class LinuxBridge(Backend[BridgeObservation]):
     def plan(self, intents: Sequence[Intent], observed: BridgeObservation) -> Plan:
         return make_plan(self._settings, intents, observed)
 
-    def findings(self, observed: BridgeObservation) -> Sequence[Finding]:
+    def findings(self, intents: Sequence[Intent], observed: BridgeObservation) -> Sequence[Finding]:
         return host_findings(self._settings, observed)
 
     def facts(self) -> Mapping[str, str | int | bool]:

@@ -43,9 +43,17 @@ from netplugin.data_path import DataPath
 from netplugin.host.shared import Host, locks_of, supervisor_of
 from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import hostdev_interface
+from netplugin.optional import FindsPortsByClaims, HasFindings, HasVfs, NeedsClaims, OffersFeatures
 
 
-class Sriov(Backend[SriovObservation]):
+class Sriov(
+    Backend[SriovObservation],
+    NeedsClaims[SriovObservation],
+    FindsPortsByClaims[SriovObservation],
+    HasVfs[SriovObservation],
+    HasFindings[SriovObservation],
+    OffersFeatures,
+):
     """See ``netplugin.backend.Backend``."""
 
     name: ClassVar[str] = "sriov"
@@ -109,11 +117,8 @@ class Sriov(Backend[SriovObservation]):
     def counters(self, claims: Sequence[Claim]) -> Mapping[Claim, VfCounters]:
         return self._kernel.counters(claims)
 
-    def findings(self, observed: SriovObservation) -> Sequence[Finding]:
-        return pool_findings(observed.inventory)
-
-    def port_findings(self, intents: Sequence[Intent], observed: SriovObservation) -> Sequence[Finding]:
-        return tag_findings(intents, observed.inventory)
+    def findings(self, intents: Sequence[Intent], observed: SriovObservation) -> Sequence[Finding]:
+        return [*pool_findings(observed.inventory), *tag_findings(intents, observed.inventory)]
 
     def binding(self, intent: Intent) -> Binding:
         claim = claim_of(intent)

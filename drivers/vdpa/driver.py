@@ -55,12 +55,20 @@ from netplugin.data_path import DataPath
 from netplugin.host.shared import Host, locks_of, supervisor_of
 from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import vhostuser_interface
+from netplugin.optional import FindsPortsByClaims, HasFacts, HasFindings, HasVfs, NeedsClaims
 
 #: Changes that affect neither OVS's database nor its flows.
 _ELSEWHERE = (VfChange, DetachVf)
 
 
-class Vdpa(Backend[VdpaObservation]):
+class Vdpa(
+    Backend[VdpaObservation],
+    NeedsClaims[VdpaObservation],
+    FindsPortsByClaims[VdpaObservation],
+    HasVfs[VdpaObservation],
+    HasFindings[VdpaObservation],
+    HasFacts,
+):
     """See ``netplugin.backend.Backend``."""
 
     name: ClassVar[str] = BACKEND
@@ -165,7 +173,7 @@ class Vdpa(Backend[VdpaObservation]):
     def counters(self, claims: Sequence[Claim]) -> Mapping[Claim, VfCounters]:
         return self._pool.kernel.counters(claims)
 
-    def findings(self, observed: VdpaObservation) -> Sequence[Finding]:
+    def findings(self, intents: Sequence[Intent], observed: VdpaObservation) -> Sequence[Finding]:
         ovs = observed.ovs
         of_sockets = sockets.findings(self._switch.settings, ovs.rows, ovs.sockets)
         return [*findings(observed, self._mode), *of_sockets]

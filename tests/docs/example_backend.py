@@ -24,6 +24,7 @@ from netplugin.backend import (
 from netplugin.host.shared import Host
 from netplugin.host.usability import Usability
 from netplugin.libvirt.interfaces import tap_interface
+from netplugin.optional import NeedsClaims
 
 GROUP = "slots"
 OPTIONS = [
@@ -53,7 +54,7 @@ class ClearSlot(Change):
     slot: str
 
 
-class Slots(Backend[Seen]):
+class Slots(Backend[Seen], NeedsClaims[Seen]):
     name: ClassVar[str] = "slots"
     features: ClassVar[Features] = Features(networks=("flat",))
 

@@ -110,7 +110,7 @@ class Driven(Machine):
 
     def findings(self) -> dict[str, Finding]:
         with self.driver() as driver:
-            return {found.id: found for found in driver.findings(driver.observe(None, _soon()))}
+            return {found.id: found for found in driver.findings((), driver.observe(None, _soon()))}
 
     def changes_made(self) -> object:
         return self._made

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
+from agents.metrics import Metrics
 from agents.ports.quarantines import FIRST_S, LONGEST_S, Quarantines
+from agents.ports.reconciler import Reconciler
+from agents.store.store import Store
 from netplugin.backend import Claim
 from tests.unit.agent import agent
 from tests.unit.fakes import FakeBackend, FakeHost
@@ -54,3 +58,12 @@ def test_backends_share_the_terms(tmp_path: Path) -> None:
         assert other.ended([VF], *FINE, FIRST_S) == {}
         assert other.ended([VF], *FINE, 2 * FIRST_S) == {}, "the second term is twice as long"
         assert other.ended([VF], *FINE, 3 * FIRST_S)
+
+
+def test_a_backend_without_vfs_leaves_the_terms_alone(tmp_path: Path) -> None:
+    quarantines = Quarantines()
+    with contextlib.closing(Store(tmp_path / "agent.db")) as store:
+        store.quarantine({VF: "it refused a setting"})
+        assert quarantines.ended([VF], *FINE, 0.0) == {}
+        Reconciler(FakeBackend(), store, Metrics(store), quarantines=quarantines).check()
+        assert quarantines.ended([VF], *FINE, FIRST_S)

@@ -103,10 +103,8 @@ class Host(FakeHost):
     refuses: Callable[[str, PortSpec | None], bool] = lambda port_id, spec: False
 
 
-class Backend(FakeBackend):
-    """The fake one with a boundary around each of its steps, and things to claim."""
-
-    pool: ClassVar[int] = 6
+class Unclaiming(FakeBackend):
+    """The fake one with a boundary around each of its steps; its ports need nothing scarce."""
 
     def __init__(self, host: Host, clock: Clock) -> None:
         super().__init__("fake", host)
@@ -118,19 +116,6 @@ class Backend(FakeBackend):
         seen = super().observe(ports, deadline)
         self._clock.tick()
         return seen
-
-    def claims(self, intent: Intent, observed: Observation, taken: Mapping[Claim, str]) -> tuple[Claim, ...]:
-        """Nothing that another port has, in the store or still on the host."""
-        self._clock.tick()
-        assert intent.spec is not None
-        used = {c: i for i, claims in self.there.vfs.items() for c in claims} | dict(taken)
-        had = self.there.vfs.get(intent.port_id, ())
-        pool = [Claim("vf", str(n)) for n in range(self.pool)]
-        usable = [c for c in (*had, *pool) if used.get(c, intent.port_id) == intent.port_id]
-        mine = list(dict.fromkeys([*intent.claims, *usable]))[: needed(intent.spec)]
-        if len(mine) < needed(intent.spec):
-            raise CapacityExhausted("no VF is free", step="claim")
-        return tuple(mine)
 
     def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
         self._clock.tick()
@@ -171,16 +156,29 @@ class Backend(FakeBackend):
             self.there.stamps[port_id] = change.stamp
 
 
-class Unclaiming(Backend):
-    """A backend that takes nothing scarce: another path through the reconciler."""
+class Backend(Unclaiming):
+    """As ``Unclaiming``, and each port needs VFs."""
 
-    claims = FakeBackend.claims  # type: ignore[assignment]
+    pool: ClassVar[int] = 6
+
+    def claims(self, intent: Intent, observed: Observation, taken: Mapping[Claim, str]) -> tuple[Claim, ...]:
+        """Nothing that another port has, in the store or still on the host."""
+        self._clock.tick()
+        assert intent.spec is not None
+        used = {c: i for i, claims in self.there.vfs.items() for c in claims} | dict(taken)
+        had = self.there.vfs.get(intent.port_id, ())
+        pool = [Claim("vf", str(n)) for n in range(self.pool)]
+        usable = [c for c in (*had, *pool) if used.get(c, intent.port_id) == intent.port_id]
+        mine = list(dict.fromkeys([*intent.claims, *usable]))[: needed(intent.spec)]
+        if len(mine) < needed(intent.spec):
+            raise CapacityExhausted("no VF is free", step="claim")
+        return tuple(mine)
 
 
 class World:
     """A host, a store's file, and the process that may end at any time."""
 
-    def __init__(self, directory: Path, kind: type[Backend] = Backend) -> None:
+    def __init__(self, directory: Path, kind: type[Unclaiming] = Backend) -> None:
         self.path = directory / "agent.db"
         self.clock = Clock()
         self.host = Host()

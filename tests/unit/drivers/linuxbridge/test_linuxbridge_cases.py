@@ -286,7 +286,7 @@ def test_one_direction_changes_without_the_other() -> None:
 
 def findings(model: Model) -> dict[str, Finding]:
     seen = replace(model.driver.observe(None, 1e9), vhost_net=True, flushing="")
-    return {each.id: each for each in model.driver.findings(seen)}
+    return {each.id: each for each in model.driver.findings((), seen)}
 
 
 def set_bond(model: Model, mode: str, policy: str, *states: str, partner: str = "") -> None:
@@ -388,7 +388,7 @@ def test_a_firewall_that_flushes_the_rules_of_others_is_told(tmp_path: Path) -> 
     (wants / "nftables.service").touch()
     assert flushing_file(tmp_path) == str(file)
     seen = replace(Model().driver.observe(None, 1e9), vhost_net=True, flushing=str(file))
-    (reported,) = Model().driver.findings(seen)
+    (reported,) = Model().driver.findings((), seen)
     assert (reported.id, reported.status) == ("firewall-flush", "warn") and str(file) in str(reported.fix)
     file.write_text("# flush ruleset\ndelete table inet filter\n")
     assert flushing_file(tmp_path) == ""
@@ -419,7 +419,7 @@ def test_rules_for_vxlan_go_with_the_last_network() -> None:
 def test_a_missing_vhost_net_is_told() -> None:
     model = Model()
     seen = replace(model.driver.observe(None, 1e9), vhost_net=False, flushing="")
-    (reported,) = model.driver.findings(seen)
+    (reported,) = model.driver.findings((), seen)
     assert (reported.id, reported.status, reported.fix) == ("vhost-net", "warn", "modprobe vhost_net")
 
 

@@ -287,7 +287,7 @@ def test_a_vf_that_may_ignore_its_vlan_is_trusted_on_a_flat_network_or_if_wanted
     assert world.plug("a", vdpa_spec(1, vlan_id, vf={"trusted": asks})) is None
     assert world.vf_of("a").attributes.trusted is trusted
     assert world.reconciler.check(dry_run=True).changes == []
-    found = world.driver.findings(world.driver.observe(None, 0.0))
+    found = world.driver.findings((), world.driver.observe(None, 0.0))
     [reported] = [f for f in found if f.id == "vf-multicast-0000:03:00.0"]
     assert "other VLANs" in reported.found and "vf.trusted" in str(reported.fix)
     world.store.close()
@@ -309,7 +309,7 @@ def test_a_vf_is_trusted_where_the_nic_gives_no_other_multicast(
         "OVS has the VF, and no VM sets its MAC"
     )
     assert world.reconciler.check(dry_run=True).changes == []
-    assert world.driver.findings(world.driver.observe(None, 0.0))[1:] == []
+    assert world.driver.findings((), world.driver.observe(None, 0.0))[1:] == []
     assert world.unplug("a") is None
     assert vf.attributes.trusted is False and world.store.records() == []
     world.store.close()
@@ -323,7 +323,7 @@ def test_an_operator_is_told_of_nics_whose_vfs_may_get_no_multicast(
     nic.vfs[0] = nic.new_vf(0)
     nic.vfs[0].attributes = replace(nic.vfs[0].attributes, trusted=trusted)
     world = VdpaWorld(tmp_path, nic)
-    found = world.driver.findings(world.driver.observe(None, 0.0))
+    found = world.driver.findings((), world.driver.observe(None, 0.0))
     [reported] = [f for f in found if f.id == "vf-multicast-0000:03:00.0"]
     assert reported.status == "warn" and driver in reported.found and "IPv6" in reported.found
     assert world.plug("a", vdpa_spec()) is None
@@ -686,7 +686,7 @@ def test_devices_that_vswitchd_takes_by_itself(
 ) -> None:
     config = {"dpdk-extra": extra}
     world.switch.reported = replace(RELAY_ROOT, ovs_version=version, other_config=config)
-    found = world.driver.findings(world.driver.observe(None, 0.0))
+    found = world.driver.findings((), world.driver.observe(None, 0.0))
     assert [f.status for f in found if f.id == "dpdk-probing"] == [status]
 
 

@@ -82,5 +82,5 @@ def test_the_books_say_for_whom_the_vfs_of_a_switch_are(tmp_path: Path) -> None:
     reported = driver.vfs(VdpaObservation({}, inventory=inventory), {}, {})
     assert {info.state for info in reported} == {"available"}
     assert {info.pf for info in reported if "native mode" in (info.reason or "")} == {"eth1"}
-    ids = [f.id for f in driver.findings(VdpaObservation({}, inventory=inventory))]
+    ids = [f.id for f in driver.findings((), VdpaObservation({}, inventory=inventory))]
     assert ids == ["vf-nic-0000:03:00.0"], "the NIC that native mode cannot use"
