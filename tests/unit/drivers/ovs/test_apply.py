@@ -1,0 +1,228 @@
+"""Changes of ports, made on a real Open vSwitch and looked at with its own tools."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from drivers.ovs import commands as c
+from drivers.ovs.filters import port_cookie, port_flows
+from tests.lab.processes import wait_for
+from tests.unit.drivers.ovs.conftest import BRIDGE, Ports, filter_of, spec_of, vhost
+from tests.unit.ovs import PATIENCE_S, bridge, port, soon
+
+SHORT_S = 0.3
+# An untagged frame of the port's MAC to 52:54:00:00:00:02.
+FRAME = "525400000002" + "525400000001" + "0800" + "45000014000000004011000000000000" + "00" * 30
+
+
+def _columns(ports: Ports, table: str, name: str, *columns: str) -> list[object]:
+    shown = ports.switch.vsctl("-f", "json", f"--columns={','.join(columns)}", "list", table, name)
+    return [_plain(value) for value in json.loads(shown)["data"][0]]
+
+
+def _plain(value: object) -> object:
+    match value:
+        case ["map", pairs]:
+            return dict(pairs)
+        case ["set", items]:
+            return items
+    return value
+
+
+def test_a_port_has_its_rows_in_one_transaction(ports: Ports) -> None:
+    made = vhost("p1")
+    before = ports.ovs.mirror.root.next_cfg
+    ports.plug(made)
+    assert ports.ovs.mirror.root.next_cfg == before + 1
+    assert _columns(ports, "Bridge", BRIDGE, "datapath_type", "fail_mode", "external_ids") == [
+        "netdev",
+        "secure",
+        {"netplugin-bridge": "net1"},
+    ]
+    assert _columns(ports, "Port", made.name, "tag", "vlan_mode", "external_ids") == [
+        7,
+        "access",
+        {"netplugin-port": "p1", "netplugin-backend": "dpdkvhostuser"},
+    ]
+    assert _columns(ports, "Interface", made.name, "type", "mtu", "error", "external_ids") == [
+        "dummy",
+        1400,
+        [],
+        {
+            "iface-id": "p1",
+            "attached-mac": "52:54:00:00:00:01",
+            "vm-uuid": "vm",
+            "netplugin-port": "p1",
+            "netplugin-queues": "1",
+        },
+    ]
+    row = ports.ovs.mirror.port(made.name)
+    assert row and not made.differs(row) and not made.must_be_remade(row), "nothing is left to do"
+
+
+def test_the_flows_of_a_port_are_its_filter(ports: Ports) -> None:
+    made = vhost("p1")
+    ports.plug(made)
+    ofport = int(ports.switch.get("Interface", made.name, "ofport"))
+    cookie = f"cookie={port_cookie('p1'):#x}"
+    assert {line.split(",")[0] for line in ports.flows()} == {cookie}
+    assert all(f"in_port={ofport}" in line for line in ports.flows())
+    assert ports.seen("p1").flows["p1"] == port_flows("p1", ofport, spec_of())
+    security = {"enabled": False}
+    assert ports.apply(filter_of(made, port_security=security)).failed == {}
+    assert ports.seen("p1").flows["p1"] == port_flows("p1", ofport, spec_of(port_security=security))
+    assert len(ports.flows()) == 2, "those of the filter have gone"
+
+
+def test_a_port_changes_in_place_and_keeps_what_others_wrote(ports: Ports) -> None:
+    made = vhost("p1")
+    ports.plug(made)
+    ports.switch.vsctl("set", "Port", made.name, "external_ids:theirs=1")
+    wish = replace(made, tag=9, mtu=2000)
+    assert ports.apply(c.SetPort(("p1",), wish)).failed == {}
+    assert _columns(ports, "Port", made.name, "tag", "external_ids") == [
+        9,
+        {"netplugin-port": "p1", "netplugin-backend": "dpdkvhostuser", "theirs": "1"},
+    ]
+    assert _columns(ports, "Interface", made.name, "mtu") == [2000], "it was waited for"
+
+
+def test_the_error_of_one_port_is_that_of_no_other(ports: Ports) -> None:
+    good, bad = vhost("good"), vhost("bad", bridge="br-gone")
+    applied = ports.apply(
+        c.CreateBridge(("good", "bad"), BRIDGE, "net1"),
+        c.AddPort(("bad",), bad),
+        c.AddPort(("good",), good),
+        filter_of(bad),
+        filter_of(good),
+    )
+    assert set(applied.failed) == {"bad"}
+    assert (applied.failed["bad"].code, applied.failed["bad"].port_id) == ("host_error", "bad")
+    seen = ports.seen()
+    assert set(seen.rows) == {"good"} and seen.flows["good"]
+
+
+def test_without_vswitchd_every_port_of_the_transaction_fails(ports: Ports) -> None:
+    ports.plug(vhost("old"))
+    ports.switch.pause_vswitchd()
+    try:
+        begin = time.monotonic()
+        new = vhost("new")
+        changes = [c.AddPort(("new",), new), filter_of(new), c.RemovePort(("old",), BRIDGE, "x", "y")]
+        applied = ports.applier.apply(changes, begin + SHORT_S)
+        assert {port_id: error.code for port_id, error in applied.failed.items()} == {
+            "new": "timeout",
+            "old": "timeout",
+        }
+        assert time.monotonic() - begin < PATIENCE_S / 2
+    finally:
+        ports.switch.resume_vswitchd()
+
+
+def test_a_rate_that_vswitchd_does_not_take_is_an_error(ports: Ports) -> None:
+    limited = vhost("p1", qos={"ingress_kbps": 8000})
+    ports.plug(vhost("p0"))
+    applied = ports.apply(c.AddPort(("p1",), limited))
+    assert applied.failed["p1"].step == "qos", "dummies take no policer"
+    row = ports.ovs.mirror.port(limited.name)
+    assert row and row.qos and row.qos.other_config["cir"] == "1000000", "bytes/s"
+    assert ports.apply(c.SetQos(("p1",), replace(limited, receives=None))).failed == {}
+    assert ports.switch.vsctl("list", "QoS") == ""
+    ports.apply(c.SetQos(("p1",), limited))
+    [qos] = ports.seen("p1").qos
+    assert qos.owner == ("dpdkvhostuser", "p1")
+    assert ports.apply(c.RemovePort(("p1",), BRIDGE, limited.name, "dpdkvhostuser")).failed == {}
+    assert ports.switch.vsctl("list", "QoS") == "", "a QoS row does not go with its port by itself"
+    assert set(ports.seen().rows) == {"p0"}
+
+
+def test_a_qos_row_of_others_survives_the_port(ports: Ports) -> None:
+    made = vhost("p1")
+    ports.plug(made)
+    theirs = ["--", "--id=@q", "create", "QoS", "type=egress-policer"]
+    ports.switch.vsctl("set", "Port", made.name, "qos=@q", *theirs)
+    wait_for(lambda: ports.seen("p1").rows["p1"].qos, PATIENCE_S, "the row of others")
+    assert ports.apply(c.RemovePort(("p1",), BRIDGE, made.name, "dpdkvhostuser")).failed == {}
+    assert "egress-policer" in ports.switch.vsctl("list", "QoS")
+
+
+def test_what_is_removed_leaves_nothing_of_ours(ports: Ports, tmp_path: Path) -> None:
+    made, other = vhost("p1"), vhost("p2")
+    ports.plug(made, other)
+    socket = tmp_path / "socket"
+    socket.touch()
+    remove = c.RemovePort(("p1",), BRIDGE, made.name, "dpdkvhostuser")
+    assert ports.apply(remove, c.DropFlows(("p1",), BRIDGE, (port_cookie("p1"),))).failed == {}
+    assert {line.split(",")[0] for line in ports.flows()} == {f"cookie={port_cookie('p2'):#x}"}
+    assert ports.apply(remove).failed == {}, "to remove what is gone is no error"
+    remove = c.RemovePort(("p2",), BRIDGE, other.name, "dpdkvhostuser")
+    dropped = c.DropFlows(("p2",), BRIDGE, (port_cookie("p2"),))
+    assert ports.apply(remove, c.RemoveBridge(("p2",), BRIDGE), dropped).failed == {}
+    assert ports.switch.vsctl("list-br") == ""
+
+
+def test_the_fail_mode_is_put_right(ports: Ports) -> None:
+    ports.plug(vhost("p1"))
+    ports.switch.vsctl("set-fail-mode", BRIDGE, "standalone")
+    wait_for(lambda: ports.seen("p1").bridges[BRIDGE].fail_mode == "standalone", PATIENCE_S, "the drift")
+    assert ports.apply(c.SecureBridge(("p1",), BRIDGE)).failed == {}
+    assert _columns(ports, "Bridge", BRIDGE, "fail_mode") == ["secure"]
+    assert ports.seen("p1").bridges[BRIDGE].fail_mode == "secure"
+
+
+def test_the_base_flows_admit_service_ports_alone(ports: Ports) -> None:
+    ports.plug(vhost("p1"))
+    ports.ovs.write([port(BRIDGE, "service"), port(BRIDGE, "stranger")], soon())
+    assert ports.apply(c.SetBridgeFlows(("p1",), BRIDGE)).failed == {}
+    admitted = ports.switch.get("Interface", "service", "ofport")
+    own = {line for line in ports.flows() if line.startswith("cookie=0x6e70000000000000,")}
+    assert own == {f"cookie=0x6e70000000000000, priority=100,in_port={admitted} actions=NORMAL"}
+    found = ports.seen().bridges[BRIDGE]
+    assert found.flows == found.wanted_flows and found.matches_fragments
+
+
+@pytest.mark.parametrize("version, purged", [("3.1.4", False), ("3.2.0", False), ("3.1.2", True), ("", True)])
+def test_datapath_flows_are_purged_where_ovs_may_keep_old_actions(
+    ports: Ports, version: str, purged: bool
+) -> None:
+    made = vhost("p1")
+    ports.plug(made)
+    setting = ["set", "Open_vSwitch", ".", f"ovs_version={version}"]
+    ports.switch.vsctl(*(setting if version else ["clear", "Open_vSwitch", ".", "ovs_version"]))
+    wait_for(lambda: (ports.ovs.mirror.root.ovs_version or "") == version, PATIENCE_S, "the version")
+    ports.switch.appctl("netdev-dummy/receive", made.name, FRAME)
+    wait_for(lambda: "in_port" in ports.switch.appctl("dpif/dump-flows", BRIDGE), PATIENCE_S, "a frame")
+    assert ports.apply(filter_of(made)).failed == {}
+    assert ("in_port" not in ports.switch.appctl("dpif/dump-flows", BRIDGE)) == purged
+    assert bool(ports.seen("p1").keeps_old_actions) == purged and not ports.ovs.purge_failed
+
+
+def test_a_purge_that_fails_is_due(ports: Ports) -> None:
+    made = vhost("p1")
+    ports.plug(made)
+    ports.switch.vsctl("clear", "Open_vSwitch", ".", "ovs_version")
+    wait_for(lambda: ports.ovs.mirror.root.ovs_version is None, PATIENCE_S, "the version")
+    ports.switch.pause_vswitchd()
+    try:
+        applied = ports.applier.apply([c.PurgeDatapath(("p1",))], time.monotonic() + SHORT_S)
+        assert applied.failed["p1"].code == "timeout"
+        assert ports.ovs.purge_failed
+    finally:
+        ports.switch.resume_vswitchd()
+    assert ports.apply(c.PurgeDatapath(("p1",))).failed == {}
+    assert not ports.ovs.purge_failed
+
+
+def test_flows_of_a_bridge_that_is_gone_are_no_error(ports: Ports) -> None:
+    made = vhost("p1")
+    ports.plug(made)
+    ports.switch.vsctl("del-br", BRIDGE)
+    wait_for(lambda: ports.ovs.mirror.bridge(BRIDGE) is None, PATIENCE_S, "the bridge is gone")
+    assert ports.apply(filter_of(made)).failed == {}
+    ports.ovs.write([bridge(BRIDGE)], soon())
+    assert ports.flows() == set()

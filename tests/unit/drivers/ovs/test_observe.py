@@ -1,0 +1,119 @@
+"""What is read of a real Open vSwitch: rows and flows of some ports or of the whole host."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from drivers.ovs.filters import port_cookie
+from netplugin.api.errors import BackendUnavailable, OperationTimeout
+from netplugin.host.openflow import COOKIE_MARK, Flow
+from tests.lab.processes import wait_for
+from tests.unit.drivers.ovs.conftest import BRIDGE, Ports, vhost
+from tests.unit.ovs import PATIENCE_S, bridge, port, soon
+
+SHORT_S = 0.3
+
+
+def test_an_empty_host(ports: Ports) -> None:
+    seen = ports.seen()
+    assert (seen.rows, seen.flows, seen.bridges, seen.qos) == ({}, {}, {}, ())
+
+
+def test_ports_in_scope_are_read_and_the_others_counted(ports: Ports) -> None:
+    ports.plug(vhost("p1"), vhost("p2"), vhost("p3"))
+    some, whole = ports.seen("p1", "nowhere"), ports.seen()
+    assert set(some.rows) == set(some.flows) == {"p1"} and set(whole.rows) == {"p1", "p2", "p3"}
+    assert some.rows["p1"] == whole.rows["p1"] and some.flows["p1"] == whole.flows["p1"]
+    assert {flow.cookie for flow in some.flows["p1"]} == {port_cookie("p1")}
+    assert (some.bridges[BRIDGE].neighbours, whole.bridges[BRIDGE].neighbours) == (2, 0)
+    assert some.bridges[BRIDGE].ours and some.bridges[BRIDGE].mark == "net1"
+
+
+def test_more_ports_than_one_dump_each_are_read_the_same(ports: Ports) -> None:
+    names = [f"p{n}" for n in range(9)]
+    ports.plug(*(vhost(name) for name in names))
+    assert (
+        ports.seen(*names).flows
+        == ports.seen().flows
+        == {name: flows for one in names for name, flows in ports.seen(one).flows.items()}
+    )
+
+
+def test_flows_that_belong_to_no_port_are_strays_of_the_whole_host(ports: Ports) -> None:
+    ports.plug(vhost("p1"))
+    stray, theirs = Flow.make(port_cookie("gone"), 100, "in_port=5"), Flow.make(7, 100, "in_port=6")
+    ports.ovs.flows.replace(BRIDGE, [], [stray, theirs], soon())
+    assert ports.seen().bridges[BRIDGE].stray_cookies == {port_cookie("gone")}
+    some = ports.seen("p1").bridges[BRIDGE]
+    assert some.stray_cookies == frozenset() and some.matches_fragments is None
+
+
+def test_flows_of_a_port_that_others_delete_are_missed(ports: Ports) -> None:
+    ports.plug(vhost("p1"))
+    assert ports.seen("p1").flows["p1"]
+    ports.switch.ofctl("-O", "OpenFlow14", "del-flows", f"unix:{ports.switch.rundir / BRIDGE}.mgmt")
+    assert ports.seen("p1").flows["p1"] == frozenset()
+
+
+def test_ports_of_others_are_told_apart(ports: Ports) -> None:
+    ports.plug(vhost("p1"))
+    assert not ports.seen().bridges[BRIDGE].has_unmanaged, "the internal port is its own"
+    uplink = port(BRIDGE, "npu-x", external_ids={"netplugin-uplink": "net1"})
+    ports.ovs.write([uplink, port(BRIDGE, "service"), port(BRIDGE, "stranger")], soon())
+    found = ports.seen().bridges[BRIDGE]
+    assert set(found.uplinks) == {"npu-x"} and found.has_unmanaged
+    assert [p.name for p in found.services] == ["service"]
+    assert [p.name for p in found.unmanaged] == ["stranger"]
+    interfaces = [p.interface for name in ("npu-x", "service") if (p := ports.ovs.mirror.port(name))]
+    assert found.wanted_flows == {Flow.make(COOKIE_MARK, 100, f"in_port={i.ofport}") for i in interfaces if i}
+
+
+def test_a_bridge_of_others_is_known_if_a_network_is_mapped_to_it(ports: Ports) -> None:
+    ports.ovs.write([bridge(BRIDGE), bridge("br-else")], soon())
+    seen = ports.seen()
+    assert set(seen.bridges) == {BRIDGE} and not seen.bridges[BRIDGE].ours
+    assert seen.bridges[BRIDGE].wanted_flows == frozenset()
+
+
+def test_a_name_that_another_port_has_is_taken(ports: Ports) -> None:
+    wanted = vhost("p1").name
+    ports.ovs.write([bridge(BRIDGE), port(BRIDGE, wanted), port(BRIDGE, "other")], soon())
+    assert ports.seen("p1").taken_names == ports.seen().taken_names == {wanted}
+    assert ports.seen("p2").taken_names == frozenset()
+
+
+def test_a_silent_vswitchd_hides_flows_of_ports_but_not_of_the_host(ports: Ports) -> None:
+    ports.plug(vhost("p1"))
+    ports.switch.pause_vswitchd()
+    try:
+        begin = time.monotonic()
+        seen = ports.seen("p1", deadline=begin + SHORT_S)
+        assert set(seen.rows) == {"p1"} and seen.bridges[BRIDGE].flows is None
+        with pytest.raises(OperationTimeout):
+            ports.seen(deadline=time.monotonic() + SHORT_S)
+        assert time.monotonic() - begin < PATIENCE_S / 2
+    finally:
+        ports.switch.resume_vswitchd()
+    assert ports.seen("p1").flows["p1"]
+
+
+def test_rows_that_may_be_about_to_change_are_not_read(ports: Ports) -> None:
+    ports.switch.ovsdb.pause()
+    try:
+        with pytest.raises(OperationTimeout):
+            ports.ovs.write([bridge("late")], time.monotonic() + SHORT_S)
+        with pytest.raises(OperationTimeout, match="outcome unknown"):
+            ports.seen()
+    finally:
+        ports.switch.ovsdb.resume()
+    wait_for(lambda: ports.ovs.mirror.bridge("late"), PATIENCE_S, "the late write")
+    ports.seen()
+    ports.switch.kill_ovsdb()
+    try:
+        wait_for(lambda: not ports.ovs.db.online, PATIENCE_S, "the connection is lost")
+        with pytest.raises(BackendUnavailable):
+            ports.seen()
+    finally:
+        ports.switch.start_ovsdb()
