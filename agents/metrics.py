@@ -156,7 +156,7 @@ class PmdFigures(Collector):
         return []
 
     def collect(self) -> list[Metric]:
-        up = GaugeMetricFamily("netplugin_pmd_up", "Whether OVS told of its PMD threads.")
+        up = GaugeMetricFamily("netplugin_pmd_up", "Whether OVS reported its PMD threads.")
         try:
             reading = self._read()
             if reading is None:

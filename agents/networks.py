@@ -19,7 +19,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Networks:
-    """The networks of this host: kept in the store and applied by the lanes of all backends."""
+    """The networks of this host: kept in the store and applied by the workers of all backends."""
 
     def __init__(self, store: Store, workers: Mapping[str, BackendWorker], timeout_s: float) -> None:
         self._store = store

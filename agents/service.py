@@ -1,4 +1,4 @@
-"""The operations of the agent, independent of the API; each call goes to the lane of its backend."""
+"""The operations of the agent, independent of the API; each call goes to the worker of its backend."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ from netplugin.host.shared import Host
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-# Seconds to wait for the lanes at shutdown.
+# Seconds to wait for the workers at shutdown.
 _STOP_S = 5.0
 # A reconcile of the whole host takes at most CHECK_S; a thread that is busy for longer hangs.
 _STUCK_S = CHECK_S + 60.0
-#: The call for a port of a batch: queued in its lane, running with its standby, refused, or not
+#: The call for a port of a batch: queued in its worker, running with its standby, refused, or not
 #: needed.
 _Call: TypeAlias = Operation | asyncio.Future[Any] | NetpluginError | None
 
@@ -437,7 +437,7 @@ class Service:
     def _backend_of(self, operation: Operation) -> str:
         if isinstance(operation, Put):
             return operation.spec.backend
-        # The port may be gone since: then any lane answers.
+        # The port may be gone since: then any worker answers.
         port_id = operation.port_id
         return self._backend_with(port_id) or self._keeper_of(port_id) or next(iter(self._workers))
 

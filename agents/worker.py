@@ -419,7 +419,7 @@ class BackendWorker:
 
 
 async def answer(future: Future[T], deadline: float, port_id: str | None = None) -> T:
-    """Await the result of a lane in the event loop; cancelling the caller cancels queued work.
+    """Await the result of a worker in the event loop; cancelling the caller cancels queued work.
 
     Raises: OperationTimeout some seconds after the deadline, to leave time for cleaning up.
     """

@@ -37,7 +37,7 @@ def data_path(backend: str) -> DataPath:
     installed = entry_points(group=GROUP)
     if backend not in installed.names:
         known = ", ".join(sorted(installed.names)) or "none"
-        raise NoDataPath(f"no backend {backend!r} is installed beside netplugin-zeroloss; there is {known}")
+        raise NoDataPath(f"no backend {backend!r} is installed with netplugin-zeroloss; there is {known}")
     try:
         found = installed[backend].load().data_path
     except Exception as error:  # whatever another package raises when it is imported

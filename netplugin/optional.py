@@ -1,4 +1,4 @@
-"""What only some backends have: optional protocols beside ``netplugin.backend.Backend``.
+"""What only some backends have: optional protocols in addition to ``netplugin.backend.Backend``.
 
 A backend implements one by inheriting it or by having its methods. The agent looks once, with
 ``Extras.of``; each protocol says what the agent does without it.

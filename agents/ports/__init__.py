@@ -1,1 +1,1 @@
-"""Ports and networks of a host brought to what is wanted: plug, undo, drift."""
+"""Ports and networks of a host brought to their desired state: plug, undo, drift."""

@@ -119,7 +119,7 @@ class Teams:
     def _chosen_backend(self) -> str:
         if not self._backend:
             raise Unsupported(
-                "vf.teaming: no backend is chosen for the virtio NIC beside the VF",
+                "vf.teaming: no backend is chosen for the virtio NIC of the VF's team",
                 step="validate",
                 fix="set [agent] teaming_backend, or ask without vf.teaming",
             )

@@ -122,7 +122,7 @@ def store_findings(store: Store) -> list[Finding]:
             status="warn",
             found=f"the row {aside.key} of {aside.table} could not be read and is set aside: {aside.reason}",
             expected="a store whose rows can all be read",
-            fix="ask for the same thing again (PUT), or restore a copy: netplugin store restore",
+            fix="repeat the request (PUT), or restore a copy: netplugin store restore",
         )
         for aside in store.set_aside.all()
     ]

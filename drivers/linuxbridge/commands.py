@@ -158,7 +158,7 @@ class RemoveUplink(UplinkChange):
 
 @dataclass(frozen=True)
 class AttributeChange(BridgeChange, ABC):
-    """A change of what a device of ours has beside its link attributes."""
+    """A change of what a device of ours has in addition to its link attributes."""
 
     device: str
 

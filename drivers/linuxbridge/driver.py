@@ -83,7 +83,7 @@ class LinuxBridge(Backend[BridgeObservation], HasFindings[BridgeObservation], Ha
         if shared:
             return Usability(
                 False,
-                f"{', '.join(shared)} stands behind several physical networks, and can be on one bridge only",
+                f"{', '.join(shared)} is the uplink of several physical networks, but can be on one bridge",
                 "name each interface once in [linuxbridge] physical_interfaces",
                 "uplink",
             )
@@ -181,7 +181,7 @@ class LinuxBridge(Backend[BridgeObservation], HasFindings[BridgeObservation], Ha
         try:
             self._watch = BridgeWatch(wake, interfaces, self._supervisor)
         except OSError as refused:
-            LOG.warning("linuxbridge: no news from the kernel, drift is found by looking: %s", refused)
+            LOG.warning("linuxbridge: no kernel events, so only periodic reads find drift: %s", refused)
         super().watch(wake)
 
     def close(self) -> None:

@@ -192,7 +192,7 @@ def _flushing(seen: BridgeObservation) -> Iterator[Finding]:
             id="firewall-flush",
             status="warn",
             found=f"nftables.service is enabled, and {seen.flushing} flushes the rules of others: "
-            "until the agent puts its own back, VXLAN networks hear others than their peers, and a VM "
+            "until the agent puts its own back, VXLAN networks accept frames of any sender, and a VM "
             "may use each of its addresses with each of its MACs",
             expected="a firewall that replaces its own tables",
             fix=f"in {seen.flushing}, delete the tables that it makes instead of `flush ruleset`",

@@ -60,14 +60,14 @@ class BridgeWatch(KernelEventListener):
         for kind, payload in _messages(self._links):
             event = link_event(kind, payload) if kind else None
             if not kind:
-                yield Wake("news of links was lost")
+                yield Wake("events of links were lost")
             elif kind in (DELQDISC, DELFILTER):
                 yield from _of_rate(payload, own or frozenset())
             elif event is not None and self._is_new(event) and event.name not in (own or ()):
                 yield from self._of_link(event)
         for kind, payload in _messages(self._rules):
             if not kind:  # also after a change of our own: those of others may be among the lost
-                yield Wake("news of nftables was lost")
+                yield Wake("events of nftables were lost")
             elif own is None and _is_ours(kind, payload):
                 yield Wake(f"nftables tables named {filters.TABLE} were changed")
 

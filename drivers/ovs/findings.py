@@ -32,7 +32,7 @@ def _sorted(ports: Iterable[OvsPort]) -> list[OvsPort]:
 
 def _service(port: OvsPort) -> Finding:
     """A port of ``[ovs] service_ports`` has no filter; without a tag it is on all networks."""
-    where = f"{port.name} on {port.bridge} stands in [ovs] service_ports and has no filter"
+    where = f"{port.name} on {port.bridge} is listed in [ovs] service_ports and has no filter"
     expected = "a service port is an access port of the one network that it serves"
     if port.tag is not None and port.vlan_mode in (None, "access"):
         return Finding(
@@ -45,7 +45,7 @@ def _service(port: OvsPort) -> Finding:
         id=f"service-port-{port.name}",
         status="warn",
         expected=expected,
-        found=f"{where}, and is a trunk: it sends to every network of the bridge and hears them",
+        found=f"{where}, and is a trunk: it sends to every network of the bridge and receives from them",
         fix=f"ovs-vsctl set Port {port.name} tag=<its VLAN> vlan_mode=access",
     )
 

@@ -52,7 +52,7 @@ _SHOWN = re.compile(r"^(cir|cbs): (\d+)$", re.MULTILINE)
 
 
 def refused(shown: str, wanted: Policer | None) -> str | None:
-    """Compare with ``ovs-appctl qos/show <interface>``: the difference, or None if it is as wanted.
+    """Compare with ``ovs-appctl qos/show <interface>``: the difference, or None if it is as requested.
 
     vswitchd reports a refused policer only in its log, so this output is the only way to detect it.
     """

@@ -294,7 +294,7 @@ def findings(settings: OvsSettings, rows: Mapping[str, OvsPort], seen: ObservedS
                 found=f"{len(old)} ports have their sockets elsewhere, as they were made: {some}",
                 expected=f"every port has a directory of its own below [ovs] vhost_socket_dir, {base}",
                 fix="none is needed: the VMs have the sockets by their paths. A port gets a new path "
-                "when it is deleted and asked for again, with its VM stopped",
+                "when it is deleted and requested again, with its VM stopped",
             )
         )
     alike = {

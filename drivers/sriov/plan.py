@@ -73,7 +73,7 @@ def _impossible(spec: PortSpec) -> list[tuple[bool, str, str]]:
         ),
         (
             spec.vf.teaming and is_tagged,
-            "the virtio NIC beside the VF takes no tags from the VM and is on a VLAN of 802.1Q",
+            "the virtio NIC of the VF's team takes no tags from the VM and is on a VLAN of 802.1Q",
             "ask without vf.teaming, or without vf.trunk and with vf.vlan_proto 802.1Q",
         ),
         (

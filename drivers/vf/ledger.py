@@ -193,7 +193,7 @@ def _named(
         raise Conflict(f"VF {address} is {_holder(taken[address])}", step=_STEP, fix="see GET /v1/vfs")
     if not _is_on(vf, spec.numa_node):
         raise Conflict(
-            f"VF {address} is on NUMA node {vf.numa_node}, and node {spec.numa_node} is asked for",
+            f"VF {address} is on NUMA node {vf.numa_node}, and node {spec.numa_node} is requested",
             step=_STEP,
             fix="ask for the VF or for the node",
         )

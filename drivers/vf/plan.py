@@ -178,7 +178,7 @@ def vf_changes(
     if vf.saved_by_libvirt:
         raise _libvirt_is_not_done(pf, vf)
     if vf.attributes is None:
-        fix = f"see ip link show {pf.name}; if it never lists the VF, reset the NIC or make its VFs anew"
+        fix = f"see ip link show {pf.name}; if it never lists the VF, reset the NIC or make its VFs again"
         raise _waits(not_reported(pf), fix, TryAgain if vf.is_awaited else OperationTimeout)
     changes = to_host(intent.port_id, pf, vf, memory)
     if vf.host_hold is not None and any(isinstance(change, UnbindVf) for change in changes):

@@ -31,7 +31,7 @@ _UEVENTS, _UEVENT_GROUP, _LINK_GROUP = 15, 1, 1
 _NEWLINK, _DELLINK, _IFINFO_BYTES, _IFNAME = 16, 17, 16, 3
 _NIC = Wake("a NIC with VFs changed")
 _PCI = Wake("PCI devices came, went or changed their driver")
-_LOST = Wake("news of NICs was lost")
+_LOST = Wake("events of NICs were lost")
 
 
 class VfWatch(KernelEventListener):
@@ -249,7 +249,7 @@ class Pool:
         try:
             self._watch = VfWatch(wake, lambda: self._interfaces, self._supervisor)
         except OSError as refused:
-            LOG.warning("%s: no news of NICs, drift is found by looking: %s", self._name, refused)
+            LOG.warning("%s: no events of NICs, so only periodic reads find drift: %s", self._name, refused)
 
     def close(self) -> None:
         if self._watch is not None:

@@ -31,7 +31,7 @@ def usability(sys: Path, devices: Sequence[PoolDevice], *, for_dpdk: bool = Fals
     found, missing = find_pfs(sys, devices)
     for address, entries in sorted(found.items()):
         if len(several := networks_of(entries)) > 1:
-            reason = f"NIC {address} stands behind several networks: {', '.join(several)}"
+            reason = f"NIC {address} is the uplink of several networks: {', '.join(several)}"
             return Usability(False, reason, "name each NIC once in [sriov] devices", "devices")
     if not found:
         reason = f"no NIC with SR-IOV is found for {', '.join(d.name for d in missing)}"

@@ -151,7 +151,7 @@ class NetworkSpec(Value):
     @model_validator(mode="after")
     def _one_set_of_peers(self) -> Self:
         if len(set(self.peers)) != len(self.peers):
-            raise ValueError("peers: an address may stand there once")
+            raise ValueError("peers: an address may be listed once")
         if len({ipaddress.ip_address(peer).version for peer in self.peers}) > 1:
             raise ValueError("peers: all must be IPv4 or all IPv6")
         return self
@@ -447,7 +447,7 @@ class Batch(Value):
     def _once_each(self) -> Self:
         ids = [entry.port_id for entry in self.put] + list(self.delete)
         if len(ids) != len(set(ids)):
-            raise ValueError("a port_id may stand in a batch once")
+            raise ValueError("a port_id may occur in a batch once")
         return self
 
 

@@ -85,7 +85,7 @@ class KernelEventListener(ABC):
 
     def _lost(self) -> None:
         """Events were read but not reported, so request a full check."""
-        self._wake(Wake(f"{self._name} could not read what the kernel told"))
+        self._wake(Wake(f"{self._name} could not read the kernel's events"))
 
     def _tell(self, news: Iterable[Wake]) -> None:
         for why in dict.fromkeys(news):

@@ -20,7 +20,7 @@ _SKIP_STATISTICS = 8
 _IFF_UP = 1
 _INET6_CONF, _DISABLE_IPV6 = 2, 26  # index of DEVCONF_DISABLE_IPV6 (include/uapi/linux/ipv6.h)
 _IFINFO, _IFADDR = struct.Struct("=BxHiII"), struct.Struct("=BBBBI")
-_TUN_VNET_HDR, _TUN_PERSIST, _TUN_MULTI_QUEUE = 5, 6, 7
+_TUN_PERSIST, _TUN_MULTI_QUEUE = 6, 7
 _BR_FORWARD_DELAY, _BR_STP_STATE, _BR_MCAST_SNOOPING = 1, 5, 23
 _BR_OPTIONS, _BR_FDB_MAX_LEARNED = 46, 49  # BR_OPTIONS: IFLA_BR_MULTI_BOOLOPT, values and mask
 _BR_NO_LINK_LOCAL_LEARN = 1 << 0
@@ -131,7 +131,6 @@ class Link:
     qdisc: str = ""
     #: Of a tap.
     multi_queue: bool = False
-    vnet_hdr: bool = False
     persistent: bool = False
     #: Of a bridge port: whether the bridge learns MACs on it.
     learning: bool = True
@@ -264,7 +263,6 @@ def read_link(payload: bytes) -> Link:
         ipv6=_runs_ipv6(found.get(_AF_SPEC, b"")),
         qdisc=text(found.get(_QDISC)),
         multi_queue=bool(number(tun.get(_TUN_MULTI_QUEUE))),
-        vnet_hdr=bool(number(tun.get(_TUN_VNET_HDR))),
         persistent=bool(number(tun.get(_TUN_PERSIST))),
         learning=_learns(info),
         data=_data(kind, data, found),

@@ -305,7 +305,7 @@ def _refusal(step: str, what: str, code: int | None, said: str) -> NetpluginErro
         return NoSuchLink(f"{what}: {said}", step=step)
     if code == errno.EEXIST and step.startswith("create-"):
         return Conflict(
-            f"{what} cannot be made beside something that is not ours: {said}",
+            f"{what} cannot be made next to an object that netplugin did not make: {said}",
             step=step,
             fix="find it with ip -d link show, and remove or rename it",
         )

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 # include/uapi/linux/netlink.h
 _ERROR, _DONE = 2, 3
 _REQUEST, _ACK, _DUMP = 0x01, 0x04, 0x300
-#: Flags of a request that creates: fail if it exists; create; replace; append.
-EXCLUSIVE, CREATE, REPLACE, APPEND = 0x600, 0x400, 0x500, 0xC00
+#: Flags of a request that creates: create, and fail if it exists; replace; append.
+EXCLUSIVE, REPLACE, APPEND = 0x600, 0x500, 0xC00
 #: The kernel answers RTM_GETQDISC by a notification to all listeners, and sends it to the requester
 #: only with NLM_F_ECHO (``qdisc_notify`` in net/sched/sch_api.c).
 ECHO = 0x08

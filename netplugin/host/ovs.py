@@ -65,7 +65,7 @@ class OvsSettings:
             if not (network and colon and device):
                 raise ValueError(f"[ovs] uplinks: {entry!r} is not physical_network:device")
             if any(device in devices for devices in uplinks.values()):
-                raise ValueError(f"[ovs] uplinks: {device} stands there twice")
+                raise ValueError(f"[ovs] uplinks: {device} is listed twice")
             uplinks[network] = (*uplinks.get(network, ()), device)
         named = {"uplinks": uplinks, "bonds": conf.ovs.bonds, "uplink_mtu": conf.ovs.uplink_mtu}
         for option, networks in named.items():

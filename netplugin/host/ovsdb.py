@@ -387,7 +387,7 @@ class Ovsdb:
             self.require_online()
             raise OperationTimeout(
                 "ovs-vswitchd did not carry out the configuration in time "
-                f"(cur_cfg {self.mirror.root.cur_cfg}, wanted {next_cfg})",
+                f"(cur_cfg {self.mirror.root.cur_cfg}, requested {next_cfg})",
                 step="vswitchd",
                 fix="look whether ovs-vswitchd runs and what its log says",
             )

@@ -226,7 +226,7 @@ def _may_label(domain: Element, bindings: Sequence[Binding], user: int | None) -
     """
     if any(not label.get("model") for label in domain.findall("seclabel")):
         raise Conflict(
-            "the domain has a <seclabel> without a model, and libvirt takes no second one beside it: "
+            "the domain has a <seclabel> without a model, and libvirt takes no second one: "
             f"QEMU needs one of model dac to run as user {user} (qemu_user)",
             step=RENDER,
             fix="name its model (selinux or apparmor), or remove it",

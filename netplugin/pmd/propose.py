@@ -148,7 +148,7 @@ def _auto_load_balance(
     elif obstacle is None and improvement < settings.improvement_threshold:
         reason = (
             f"the variance would improve by {improvement} %, and {settings.improvement_threshold} % "
-            "are asked for"
+            "are required"
         )
     as_good = (
         expected.largest_percent < proposed.largest_percent + WORTH

@@ -30,7 +30,7 @@ def _asked(uri: str) -> dict[str, Any]:
     except ImportError:
         return {
             "refused": "libvirt-python is not installed",
-            "fix": "install it beside the agent: pip install 'netplugin[libvirt]'",
+            "fix": "install it where the agent is installed: pip install 'netplugin[libvirt]'",
         }
     libvirt.registerErrorHandler(lambda *_: None, None)  # libvirt also prints every error it raises
     try:

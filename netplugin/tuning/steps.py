@@ -1,4 +1,4 @@
-"""Steps of a plan: target, current value, wanted value, effect, reason and source."""
+"""Steps of a plan: target, current value, desired value, effect, reason and source."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_short_run_of_both_is_kept_and_compared(tmp_path: Path) -> None:
     )
     assert compared.returncode == 0, compared.stderr
     assert "The machine was set alike in both runs" in compared.stdout
-    assert "Cannot be told: latency average" in compared.stdout  # two rounds are too few
+    assert "Cannot be decided: latency average" in compared.stdout  # two rounds are too few
     assert (running(), left()) == (set(), before)
 
 

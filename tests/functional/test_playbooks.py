@@ -86,9 +86,8 @@ def test_the_strictest_profile_of_the_linter_has_nothing_to_say(ovs: PrivateOvs,
     lint(tmp_path, *playbooks)
 
 
-def test_check_mode_says_what_it_would_change_and_changes_nothing(
-    ovs: PrivateOvs, tmp_path: Path, private_etc: None
-) -> None:
+@pytest.mark.usefixtures("private_etc")
+def test_check_mode_says_what_it_would_change_and_changes_nothing(ovs: PrivateOvs, tmp_path: Path) -> None:
     facts, live = this_machine(ovs)
     plan = make_plan(facts, HostIntent(pmd_cores=1, realtime=True), live)
     played = play(tmp_path, written(plan, facts, tmp_path / "tune.yml"), check=True, env=ovs.env)
@@ -99,9 +98,8 @@ def test_check_mode_says_what_it_would_change_and_changes_nothing(
     assert after.steps == plan.steps
 
 
-def test_a_machine_that_it_was_not_made_for_is_refused(
-    ovs: PrivateOvs, tmp_path: Path, private_etc: None
-) -> None:
+@pytest.mark.usefixtures("private_etc")
+def test_a_machine_that_it_was_not_made_for_is_refused(ovs: PrivateOvs, tmp_path: Path) -> None:
     book = written(plan_of("published-pmd-2"), facts_of("published"), tmp_path / "tune.yml")
     with pytest.raises(Exception, match="This plan is for a machine with CPUs 0-63"):
         play(tmp_path, book, check=True, env=ovs.env)

@@ -21,12 +21,12 @@ these frames from a VM's port and fail where one does not go where the table say
 
 **passed**: it left by the uplink, in the network's own VLAN or VNI, and came to the other VMs of the
 network, as it was sent. **dropped**: it came out nowhere: not on the wire, not at a VM of this or of
-another network, not at the host's own protocols. A frame that came out anywhere else fails the test: no
-cell says so.
+another network, not at the host's own protocols. A frame that came out anywhere else fails the test,
+so no cell shows it.
 
 The columns `disabled` to `addresses, roles` are settings of `port_security`: not `enabled`; `enabled`
 alone, which lets the VM use its own MAC with any address; with `allowed_addresses`; and both again with the
-`roles` `router` and `dhcp_server`. What stands there was seen on
+`roles` `router` and `dhcp_server`. What the page lists was seen on
 
 - `linuxbridge`: flat and VXLAN networks, and VLANs in a guest whose kernel has them;
 - `dpdkvhostuser`: flat, VLAN and VXLAN networks, on a bridge that the agent made;

@@ -94,10 +94,6 @@ class PrivateLibvirt:
         self.libvirtd.wait_for((STATE / "libvirt-sock").exists, START_DEADLINE_S, "libvirtd listens")
         self._virsh("version")
 
-    def stop_libvirtd(self) -> None:
-        self._close()
-        self.libvirtd.stop(STOP_DEADLINE_S)
-
     def kill_libvirtd(self) -> None:
         """Domains live on, as they do when libvirtd crashes."""
         self.libvirtd.kill()

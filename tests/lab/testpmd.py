@@ -30,7 +30,6 @@ class Forward(StrEnum):
     """Answers ARP requests and pings, for any address."""
     IO = "io"
     MAC = "mac"
-    MACSWAP = "macswap"
     RXONLY = "rxonly"
     TXONLY = "txonly"
 

@@ -138,7 +138,7 @@ def doubts(
     """Yield the warnings. ``bound`` are the NICs for DPDK."""
     yield from _vcpus(domain, isolated, realtime)
     if not pages.pages:
-        yield (f"{domain.memory_kb // 1024} MB leave no room for hugepages beside Linux, and DPDK wants some")
+        yield (f"{domain.memory_kb // 1024} MB leave no room for the hugepages of DPDK in addition to Linux")
     if not any(nic.ours for nic in domain.nics):
         yield "the domain has no NIC that netplugin plugs: was it rendered?"
     for nic in domain.nics:

@@ -126,7 +126,7 @@ def binding_tasks(plan: GuestPlan) -> Iterator[Task]:
     if not plan.bound:
         return
     driver = plan.options.driver
-    nics = [{"mac": each.nic.mac, "where": each.nic.address or "not said"} for each in plan.bound]
+    nics = [{"mac": each.nic.mac, "where": each.nic.address or "not known"} for each in plan.bound]
     yield from _module(driver, plan.noiommu)
     yield from _find(nics)
     yield from _bind(driver)

@@ -192,7 +192,7 @@ def plan_pages(domain: GuestDomain, options: GuestOptions) -> GuestPages:
     raise impossible(
         "hugepage_mb",
         f"{options.hugepage_mb} MB in pages of {size} KB, but {domain.name} has room for "
-        f"{room * size // 1024} beside Linux ({domain.memory_kb // 1024} MB in {_cells(cells)})",
+        f"{room * size // 1024} in addition to Linux ({domain.memory_kb // 1024} MB in {_cells(cells)})",
         "ask for less, or give the VM more memory",
         step=STEP,
     )

@@ -78,4 +78,4 @@ def _binding(plan: GuestPlan) -> Iterator[str]:
     else:
         yield f"  {UIO} gives DPDK all of the guest's memory; VFs cannot be bound to it"
     yield "  addresses are as libvirt numbers them; the playbook finds each NIC by its MAC in the guest"
-    yield "  a VF of an mlx5 NIC stays with mlx5_core, which DPDK uses beside it"
+    yield "  a VF of an mlx5 NIC stays with mlx5_core, which DPDK uses too"

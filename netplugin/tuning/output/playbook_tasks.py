@@ -66,7 +66,7 @@ def kernel_tasks(steps: tuple[Step, ...]) -> Iterator[Task]:
     yield from _red_hat(words, gone)
     left = ["Remove from the kernel's command line:", *gone] if gone else []
     yield {
-        "name": "Say what no known boot loader was told",
+        "name": "Report what no known boot loader was given",
         "ansible.builtin.debug": {"msg": ["Add to the kernel's command line:", *words, *left]},
         "when": f"not ({_RED_HAT} or netplugin_grub.stat.exists)",
     }

@@ -68,7 +68,7 @@ def _wrong_number(needs: Needs, have: Collection[int], nodes: Collection[int]) -
             fix="give the domain fewer cells, or the plan more [host] vm_cores",
         )
     return Conflict(
-        f"NUMA nodes {_list(nodes)} are asked for by the NICs and the policy, and the domain has "
+        f"NUMA nodes {_list(nodes)} are required by the NICs and the policy, and the domain has "
         f"{len(needs.cells)} NUMA cell",
         step=RENDER,
         fix="ask for one node, or give the domain a NUMA cell (<cpu><numa>) for each",

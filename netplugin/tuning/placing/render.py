@@ -130,7 +130,7 @@ def _cpuset(text: str, what: str, step: str = RENDER) -> Cpus:
 def _refuse_without_realtime(domain: Element, ground: HostCapacity) -> None:
     if not ground.realtime:
         raise Conflict(
-            "policy.realtime needs a host that is planned for it: its CPUs isolated and its kernel told so",
+            "policy.realtime needs a host that is planned for it: its CPUs isolated, by kernel arguments too",
             step=RENDER,
             fix="set [host] realtime = true in netplugin.conf, and take the steps of netplugin host plan",
         )

@@ -26,7 +26,7 @@ MOST_MBUFS, LEAST_MBUFS = 262144, 16384
 #: Default descriptors per queue (NIC_PORT_DEFAULT_RXQ_SIZE, _TXQ_SIZE), packets
 #: per burst (NETDEV_MAX_BURST), and the limit of queues counted with a burst (RTE_MAX_LCORE).
 _DESCRIPTORS, _BURST, _MOST_LCORES = 2048, 32, 128
-#: Memory beside the buffers, for NIC and vhost rings and DPDK itself, MB.
+#: Memory in addition to the buffers, for NIC and vhost rings and DPDK itself, MB.
 _DPDK_MB = 512
 #: Reserved for Linux on each node: a share of its memory, and the minimum in KB.
 _SYSTEM_SHARE, _SYSTEM_KB = 0.1, 512 * 1024

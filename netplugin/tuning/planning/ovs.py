@@ -30,7 +30,7 @@ def ovs_settings(
         "dpdk-init",
         "true",
         Effect.OVS_RESTART,
-        "OVS starts DPDK only if told to",
+        "OVS starts DPDK only if configured to",
         sources.OVS_CONFIG,
     )
     yield _mask(live, partition)

@@ -178,7 +178,7 @@ def _pmd(
         raise impossible(
             "pmd_cores",
             f"{intent.pmd_cores} whole cores, but NUMA node {where} of the NIC has {sum(room.values())} "
-            f"beside {intent.housekeeping_cores} a node for housekeeping, and OVS polls a NIC on its own "
+            f"with {intent.housekeeping_cores} a node for housekeeping, and OVS polls a NIC on its own "
             "node",
             f"ask for at most {sum(room.values())}, or for fewer housekeeping cores",
         )
@@ -222,7 +222,7 @@ def _vms(
     if left > sum(room.values()):
         raise impossible(
             "vm_cores",
-            f"{left} whole cores, but {sum(room.values())} are left beside housekeeping, PMD cores and "
+            f"{left} whole cores, but {sum(room.values())} are left after housekeeping, PMD cores and "
             f"{intent.emulator_cores} emulator cores a node",
             f"ask for at most {sum(room.values())}, or for fewer of the others",
         )

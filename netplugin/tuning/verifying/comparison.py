@@ -22,7 +22,7 @@ class FigureVerdict(StrEnum):
     BETTER = "better"
     WORSE = "worse"
     SAME = "no difference found"
-    UNTOLD = "cannot be told"
+    UNTOLD = "cannot be decided"
 
 
 @dataclass(frozen=True)

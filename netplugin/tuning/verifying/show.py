@@ -147,7 +147,7 @@ def change_text(change: RelativeChange | None) -> str:
 
 
 def _ratio(less_one: float) -> str:
-    return f"{less_one + 1:.3g}" if math.isfinite(less_one) else "more than can be said"
+    return f"{less_one + 1:.3g}" if math.isfinite(less_one) else "too large for a number"
 
 
 def _value(value: float | None, unit: str) -> str:

@@ -39,7 +39,7 @@ def test_several_devices_of_a_network_and_how_they_are_bonded(tmp_path: Path) ->
     [
         ("bonds = physnet9:lacp", "[ovs] bonds: physnet9 is not in bridge_mappings"),
         ("uplinks = physnet9:0000:03:00.0", "[ovs] uplinks: physnet9"),
-        ("uplinks = physnet1:0000:03:00.0,physnet2:0000:03:00.0", "stands there twice"),
+        ("uplinks = physnet1:0000:03:00.0,physnet2:0000:03:00.0", "is listed twice"),
         ("local_ip = 127.0.0.1", "[ovs] local_ip: 127.0.0.1"),
         ("local_ip = ff02::1", "[ovs] local_ip: ff02::1"),
     ],

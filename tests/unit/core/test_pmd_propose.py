@@ -229,7 +229,7 @@ def test_thresholds_of_ovs_own_balance() -> None:
     now = state(core(2, queue("a", 0, 60), queue("b", 0, 35)), core(3), settings=settings)
     view = propose(now).auto_load_balance
     assert view.enabled and not view.acts
-    assert view.reason == "the variance would improve by 93 %, and 95 % are asked for"
+    assert view.reason == "the variance would improve by 93 %, and 95 % are required"
 
 
 def test_ovs_own_assignment_is_as_documented() -> None:

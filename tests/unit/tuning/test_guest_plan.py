@@ -111,7 +111,7 @@ def test_too_many_hugepages_are_refused() -> None:
     with pytest.raises(InvalidRequest) as refused:
         planned("router", hugepage_mb=7500)
     assert refused.value.detail == (
-        "hugepage_mb: 7500 MB in pages of 2048 KB, but router has room for 7372 beside Linux "
+        "hugepage_mb: 7500 MB in pages of 2048 KB, but router has room for 7372 in addition to Linux "
         "(8192 MB in one cell)"
     )
     assert refused.value.fix and refused.value.step == "guest-plan"
@@ -235,7 +235,7 @@ def test_the_address_is_the_guest_s_and_not_the_host_s() -> None:
     ("xml", "words"),
     [
         (xml_of("small"), "1 vCPU, all for housekeeping: there is nothing to isolate"),
-        (xml_of("small"), "512 MB leave no room for hugepages"),
+        (xml_of("small"), "512 MB leave no room for the hugepages of DPDK"),
         (xml_of("small"), "has 4 queues, and the guest 1 vCPU"),
         (xml_of("small"), "is a VF in a machine without PCI Express (pc-i440fx-7.2)"),
         (xml_of("small"), "is a NIC that QEMU emulates"),

@@ -80,7 +80,7 @@ def test_too_few_rounds_claim_nothing() -> None:
     found = compare(run(throughput=throughput(SLOW[:3])), run(throughput=throughput(FAST[:3])))
     assert found.rows[0].finding is FigureVerdict.UNTOLD
     assert found.rows[0].p is None
-    assert "cannot be told: too few rounds" in comparison_text(found)
+    assert "cannot be decided: too few rounds" in comparison_text(found)
 
 
 def test_one_sample_that_is_out_of_line_is_no_difference() -> None:
@@ -122,7 +122,7 @@ def test_other_cpus_of_the_same_number_are() -> None:
 def test_what_only_one_run_has_is_not_compared() -> None:
     found = compare(run(throughput=throughput(SLOW)), run(latency=latency([9] * 6)))
     assert {row.finding for row in found.rows} == {FigureVerdict.UNTOLD}
-    assert "Cannot be told: latency average" in comparison_text(found)
+    assert "Cannot be decided: latency average" in comparison_text(found)
 
 
 def test_what_differs_in_the_machine_is_said() -> None:

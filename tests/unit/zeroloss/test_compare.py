@@ -1,4 +1,4 @@
-"""Comparisons: equal runs are not worse, worse ones are, and what cannot be told is not told."""
+"""Comparisons: equal runs are not worse, worse ones are, and what cannot be decided is not told."""
 
 from __future__ import annotations
 

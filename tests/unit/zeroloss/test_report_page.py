@@ -177,7 +177,7 @@ def test_the_answer_begins_with_the_fastest(report: Report) -> None:
     assert sentences[0].startswith("dpdkvhostuser with 4 PMD cores forwards 7.98 Mpps without loss")
     assert "each core does" in sentences[0] and "It takes 4.1 CPUs of the host" in sentences[0]
     assert len(sentences) == 6  # three backends with rates, three cells without
-    assert any("has no zero-loss rate: it loses" in text for text in sentences)
+    assert any("has no NDR: it loses" in text for text in sentences)
     assert any("forwards at least 2.99 Mpps" in text for text in sentences)
     assert any("the VNF does by itself" in text for text in sentences)
 
@@ -244,7 +244,7 @@ def test_bars_are_the_interval_or_the_bounds(report: Report) -> None:
 
 def test_a_run_without_any_rate_has_a_picture_that_says_so() -> None:
     report = report_of(run_of([record(Cell("sriov"), None, error="no NIC")]))
-    assert "No cell has a zero-loss rate." in plot.svg(report)
+    assert "No cell has an NDR." in plot.svg(report)
     assert plot.png(report)[:4] == b"\x89PNG"
 
 

@@ -166,7 +166,7 @@ def test_arguments_of_testpmd() -> None:
 def test_cores_and_programs_that_are_not_there() -> None:
     with pytest.raises(VnfError, match="CPU 4000 of the VNF is not on line"):
         dpdk.check_cores(VnfCores(0, (4000,)))
-    with pytest.raises(VnfError, match="stands twice"):
+    with pytest.raises(VnfError, match="occurs twice"):
         dpdk.check_cores(VnfCores(0, (0, 0)))
     ports = [_port(Attachment.TAP, "t")] * 2
     with choose.make(_described(type="testpmd", binary="no-such"), ports, VnfCores()) as vnf:

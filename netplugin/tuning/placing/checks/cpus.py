@@ -52,7 +52,7 @@ def _places(case: Case, ground: HostCapacity) -> Iterator[Finding]:
     often = Counter(cpu for cpus in case.pins.values() if len(cpus) == 1 for cpu in cpus)
     twice = frozenset(cpu for cpu, count in often.items() if count > 1)
     for id, status, wrong, expected, text in (
-        ("vcpu-pmd", "fail", used & ground.pmd, "no vCPU beside a PMD thread", "of PMD threads"),
+        ("vcpu-pmd", "fail", used & ground.pmd, "no vCPU on the CPU of a PMD thread", "of PMD threads"),
         (
             "vcpu-others",
             "fail",

@@ -24,7 +24,7 @@ def memory(case: Case) -> Iterator[Finding]:
             "hugepages",
             "the memory is in pages of 4 KB" if none else None,
             "the memory is in hugepages",
-            "hugepages: each page of 4 KB is looked up anew",
+            "hugepages: each page of 4 KB is looked up separately",
             "render the domain with policy.pin, or add <hugepages> to <memoryBacking>",
             "fail" if demanded else "warn",
         )

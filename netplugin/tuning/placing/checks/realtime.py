@@ -85,8 +85,8 @@ def _clock(case: Case) -> Iterator[Finding]:
     unsure = feature is None or feature.get("policy") not in ("require", "force") or hidden
     yield graded(
         "realtime-tsc",
-        "the guest is not told that the TSC is invariant" if unsure else None,
-        "the guest is told that the TSC is invariant",
+        "the guest does not learn that the TSC is invariant" if unsure else None,
+        "the guest learns that the TSC is invariant",
         "<feature policy='require' name='invtsc'/>, and "
         "migratable='off' with host-passthrough: it takes another clock otherwise",
         _REALTIME,

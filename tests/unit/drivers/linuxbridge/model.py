@@ -104,7 +104,6 @@ class ModelLinks(Links):
                 mtu,
                 alias=alias,
                 multi_queue=multi_queue,
-                vnet_hdr=True,
                 persistent=True,
                 qdisc="noop",
             )

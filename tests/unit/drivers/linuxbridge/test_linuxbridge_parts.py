@@ -218,9 +218,9 @@ def test_lost_news_wake_a_look_at_everything_also_amid_our_own_changes(
     own: frozenset[str] | None,
 ) -> None:
     (lost,) = _news(own, (None,), ())
-    assert lost == Wake("news of links was lost") and lost.ports is None
+    assert lost == Wake("events of links were lost") and lost.ports is None
     (*_, lost) = _news(own, (), (RULE, None))
-    assert lost == Wake("news of nftables was lost") and lost.ports is None
+    assert lost == Wake("events of nftables were lost") and lost.ports is None
 
 
 def test_our_own_rules_are_no_news() -> None:

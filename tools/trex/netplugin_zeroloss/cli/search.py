@@ -273,5 +273,5 @@ def _replay(options: argparse.Namespace) -> int:
     again = results.result_of(plan, runs, result["environment"])
     sys.stdout.write(summary(again))
     same = all(again[name] == result[name] for name in ("verdict", "zero_loss_pps", "trials"))
-    print("the same answer" if same else f"the result said {result['verdict']}")
+    print("the same answer" if same else f"the result was {result['verdict']}")
     return 0 if same else 1

@@ -34,7 +34,7 @@ from netplugin_zeroloss.values import (
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _BLOCK = "-Per port stats table"
 _SUMMARY = "summary stats"
-#: Error of the clock (printed every 0.5 s, resolution 0.1 s) against the counters beside it.
+#: Error of the clock (printed every 0.5 s, resolution 0.1 s) against the counters next to it.
 _CLOCK_S = 0.5
 #: Error if the first blocks are missing, so that the start is unknown.
 _START_S = 2.5

@@ -61,7 +61,7 @@ class Axes(Section):
         for name in ("backends", "frames", "flows", "queues"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
-                raise ValueError(f"{name}: a value may stand there once")
+                raise ValueError(f"{name}: a value may be listed once")
         if NO_BACKEND in self.backends:
             raise ValueError(f"backends: {NO_BACKEND!r} is what controls are called")
         return self

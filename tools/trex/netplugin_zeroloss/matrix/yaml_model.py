@@ -54,7 +54,7 @@ def _compose(text: str, name: str) -> Any:
         raise _not_yaml(name, error) from error
     for key in _repeated(node):
         line = key.start_mark.line + 1
-        raise UnusableInput(f"{name}, line {line}", f"{key.value} stands there twice")
+        raise UnusableInput(f"{name}, line {line}", f"{key.value} is listed twice")
     return node
 
 

@@ -137,7 +137,7 @@ class CellVerdict(StrEnum):
     REGRESSION = "regression"
     FASTER = "faster"
     #: The new run has no measurement that could show a regression.
-    UNTOLD = "cannot be told"
+    UNTOLD = "cannot be decided"
     #: The old run has no such cell or no verdict.
     NO_BASELINE = "no baseline"
 

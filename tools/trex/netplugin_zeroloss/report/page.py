@@ -103,7 +103,7 @@ def _template(name: str) -> str:
 def _described(report: Report) -> str:
     """Return the text alternative of the plot; its numbers are in the table."""
     found = [f"{g.title}: {' '.join(sentences.answer(g))}" for g in table.grids(report)]
-    return f"Zero-loss rate against PMD cores. {' '.join(found)}"
+    return f"NDR against PMD cores. {' '.join(found)}"
 
 
 def _cell(run: RunRecord, figure: ReportFigure, number: int) -> CellView:

@@ -171,7 +171,7 @@ def _draw(report: Report) -> Any:
     picture = Picture(figsize=(_INCHES[0], _INCHES[1] * max(1, len(shown))), layout="constrained")
     FigureCanvasAgg(picture)
     for number, (grid, lines) in enumerate(shown, 1):
-        title = f"Zero-loss rate: {grid.title}{' (simulated)' if report.simulated else ''}"
+        title = f"NDR: {grid.title}{' (simulated)' if report.simulated else ''}"
         _panel(
             picture.add_subplot(len(shown), 1, number),
             title,
@@ -180,7 +180,7 @@ def _draw(report: Report) -> Any:
             report.beside,
         )
     if not shown:
-        picture.text(0.5, 0.5, "No cell has a zero-loss rate.", ha="center", fontsize=12)
+        picture.text(0.5, 0.5, "No cell has an NDR.", ha="center", fontsize=12)
     return picture
 
 

@@ -67,7 +67,7 @@ _CONDITIONS: Final = (
 
 
 def beside(run: RunRecord, table: PublishedTable, wanted: bool) -> PublishedRelation:
-    """Return how to label the table; comparable only if the run description says so.
+    """Return how to label the table; comparable only if the run description sets it.
 
     It does with ``comparable_to: [zstack-4.4]``. Only this field is read, so that runs with an older
     description format can still be reported.

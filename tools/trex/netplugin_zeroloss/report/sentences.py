@@ -66,13 +66,13 @@ def _without_rate(figure: ReportFigure) -> str:
         return "was not measured"
     if figure.verdict == SearchVerdict.GENERATOR_LIMITED:
         if figure.at_least_pps is None:
-            return "cannot be told: the generator ended before the device"
+            return "cannot be decided: the generator ended before the device"
         least = short_text(figure).removeprefix(">= ")
         return f"forwards at least {least} Mpps: the generator ended before the device"
     if figure.verdict == SearchVerdict.FLOOR:
         part = words.ratio(figure.floor_ratio) if figure.floor_ratio is not None else "some"
         where = f", at {figure.floor_place}" if figure.floor_place else ""
-        return f"has no zero-loss rate: it loses {part} at any load{where}"
+        return f"has no NDR: it loses {part} at any load{where}"
     return f"has no verdict: {figure.reason.rstrip('.')}"
 
 

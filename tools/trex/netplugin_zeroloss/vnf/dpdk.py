@@ -100,7 +100,7 @@ def check_cores(cores: VnfCores) -> None:
     if missing:
         raise VnfError(f"CPU {cpus.format_list(missing)} of the VNF is not on line")
     if len(set(cores.workers)) < len(cores.workers):
-        raise VnfError(f"a CPU stands twice among the VNF's workers: {cores.workers}")
+        raise VnfError(f"a CPU occurs twice among the VNF's workers: {cores.workers}")
 
 
 class KeptAddresses:

@@ -1,0 +1,1 @@
+"""Programs of the lint environment that no index has."""

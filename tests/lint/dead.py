@@ -1,0 +1,66 @@
+"""``python -m tests.lint.dead``: list the code that nothing uses, as vulture finds it.
+
+The product is read without its tests: what only a test calls is not needed. Not reported are the classes
+that setup.cfg names as entry points, what decorators hand over, and the names below.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+import sys
+
+from vulture import Vulture
+
+PRODUCT = ["netplugin", "agents", "drivers", "tools/trex/netplugin_zeroloss", "tools/trex/zeroloss.py"]
+#: Registered by being decorated: routes, validators of models, fixtures, steps of state machines.
+DECORATORS = [
+    *("@app.*", "@*_validator", "@pytest.fixture", "@pytest.hookimpl"),
+    *("@rule", "@invariant", "@initialize"),
+]
+#: Read by a library: cliff, pydantic, ovs and ovsdbapp, sqlite3, yaml, uvicorn, prometheus, jinja2.
+LIBRARIES = [
+    *("take_action", "formatter_default", "initialize_app", "deferred_help", "argparse_kwargs"),
+    *("CONSOLE_MESSAGE_FORMAT", "DEFAULT_VERBOSE_LEVEL", "model_config"),
+    *("run_idl", "pre_commit", "cooperative_yield", "updates", "SelectPoll", "feed", "ovsdb_connection"),
+    *("text_factory", "indentless", "ignore_aliases", "startup", "collect", "globals"),
+    # The last argument of __exit__.
+    "trace",
+    "traceback",
+]
+#: Fields that are only printed, and what only callers of the API use.
+PRINTED = [
+    *("get_network", "vif_type"),
+    *("vf_index", "live_migration", "load_percent", "possible", "proposed_cpu", "sleep_max", "usage_seconds"),
+    *("prio", "idle_states", "tx_queues", "amd_pstate", "intel_pstate"),
+    *("comparable_to", "traffic_max_s", "known_pps", "interval_pps", "bottom"),
+]
+#: Read by pytest, Hypothesis, the standard library and Scapy; fields of a report; called by its name.
+TESTS = [
+    *("pytest*", "teardown", "do_GET", "log_message", "daemon_threads", "handle_*", "multiline"),
+    *("chksum", "p50_ms", "p99_ms", "_flush", "private_etc"),
+]
+
+
+def entry_points() -> list[str]:
+    """Return the names of the functions and classes that the distributions register."""
+    found = []
+    for name in ("setup.cfg", "tools/trex/setup.cfg"):
+        config = configparser.ConfigParser(interpolation=None)
+        config.read(name)
+        found += re.findall(r":(\w+)$", "\n".join(config["options.entry_points"].values()), re.MULTILINE)
+    return found
+
+
+def main() -> int:
+    names = [*entry_points(), *LIBRARIES, *PRINTED, *TESTS]
+    vulture = Vulture(ignore_names=names, ignore_decorators=DECORATORS)
+    vulture.scavenge(PRODUCT)
+    if not vulture.report():
+        vulture.scavenge(["tests"], exclude=["*/tests/data/*"])
+        vulture.report()
+    return int(vulture.exit_code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""The word list of the lint environment: what it reads, what it leaves out, and what it prints."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.lint.dead import entry_points
+from tests.lint.words import LIST, Word, read_list, search
+
+WORDS = {"anew": "again", "asked for": "requested"}
+CODE = '''"""Begin anew.
+
+It was asked
+for.
+"""
+
+anew = {"anew": "``anew`` is a name"}  # anew, or `anew`
+raise ValueError(f"port {anew} was asked " "for now")
+'''
+PAGE = """Start anew.
+
+```
+anew
+```
+
+A row `anew`, renewed.
+"""
+
+
+def test_prose_of_a_module_is_read_and_its_code_is_not() -> None:
+    found = [(word.line, word.text) for word in search(Path("a.py"), CODE, WORDS)]
+    assert found == [(1, "anew"), (3, "asked for"), (7, "anew"), (8, "asked for")]
+
+
+def test_a_page_is_read_without_its_code() -> None:
+    assert list(search(Path("a.md"), PAGE, WORDS)) == [Word(Path("a.md"), 1, "anew", "again")]
+
+
+def test_each_word_of_the_list_has_a_better_one() -> None:
+    words = read_list(LIST.read_text())
+    assert words["anew"] == "again"
+    for better in words.values():
+        assert not list(search(Path("a.md"), better, words)), better
+    with pytest.raises(ValueError, match="anew"):
+        read_list("anew")
+
+
+def test_entry_points_are_not_dead_code() -> None:
+    assert {"main", "PortList", "Sriov", "list_opts"} <= set(entry_points())
