@@ -154,7 +154,8 @@ def _add_ports(app: FastAPI, service: Service) -> None:
 
     @app.post(
         "/v1/vms/{vm_id}:check-domain",
-        responses=_documented(errors.NotFound),
+        # It changes nothing, but as a POST it may be journalled.
+        responses=_documented(errors.NotFound, errors.Conflict, errors.HostError),
         operation_id="check_domain",
     )
     async def check_domain(vm_id: NameParameter, request: CheckRequest) -> list[Finding]:
@@ -353,8 +354,13 @@ def invalid(found: Sequence[Any]) -> InvalidRequest:
 
 
 def _document_problem(app: FastAPI) -> None:
-    """Add the schema of errors to the OpenAPI document, instead of FastAPI's validation errors."""
+    """Add the errors' schema to the OpenAPI document instead of FastAPI's, and the journal's answer."""
     document = app.openapi()
+    for operations in document["paths"].values():
+        for method in operations.keys() & {"put", "post", "delete"}:
+            answer = operations[method]["responses"].setdefault("200", {"description": ""})
+            done = "done; " * bool(answer["description"])
+            answer["description"] = f"{done}with the header taskuuid: written to the journal, without a body"
     schemas = document["components"]["schemas"]
     schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas.update(schemas["Problem"].pop("$defs", {}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import grp
 import ipaddress
@@ -71,8 +72,12 @@ class LocalSocket:
             os.close(directory)
         return made
 
-    def remove(self) -> None:
+    def remove(self, *, with_directory: bool) -> None:
+        """Remove the socket; ``with_directory``: also its directory, if nothing else is in it."""
         self.path.unlink(missing_ok=True)
+        if with_directory:
+            with contextlib.suppress(OSError):
+                self.path.parent.rmdir()
 
     def _remove_stale(self) -> None:
         try:

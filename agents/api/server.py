@@ -52,6 +52,8 @@ class Server(uvicorn.Server):
         self._when_started = when_started
         self._look_now = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
+        #: Whether the directory of the UNIX socket was missing at the start.
+        self._made_directory = False
 
     async def startup(self, sockets: Any = None) -> None:
         """Raises: OSError if a socket cannot be created."""
@@ -74,6 +76,7 @@ class Server(uvicorn.Server):
                     listen.port,
                 )
         if listen.socket is not None:
+            self._made_directory = not listen.socket.path.parent.exists()
             local = listen.socket.bind()
             self.servers.append(await loop.create_server(self._protocol, sock=local))
             LOG.info("listening on unix:%s", listen.socket.path)
@@ -87,7 +90,7 @@ class Server(uvicorn.Server):
         if self._watch is not None:
             self._watch.cancel()
         if self._listen.socket is not None:
-            self._listen.socket.remove()
+            self._listen.socket.remove(with_directory=self._made_directory)
         await super().shutdown(sockets)
 
     def read_credentials_again(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from agents.api import guard
 from agents.api.guard import Limits, LimitSettings
 from agents.api.roles import OPEN_PATHS
+from netplugin.api.errors import Conflict, Forbidden, InvalidRequest, Overloaded
 from tests.unit.agent import SPEC, Agent, agent, gated, served
 
 TOKENS = (b"first-token", b"second-token")
@@ -24,8 +26,11 @@ class Journal:
 
     def __init__(self) -> None:
         self.accepted: list[tuple[str, str, str, str, bytes]] = []
+        self.refusal: Exception | None = None
 
     async def accept(self, *call: Any) -> None:
+        if self.refusal is not None:
+            raise self.refusal
         self.accepted.append(call)
 
 
@@ -213,6 +218,19 @@ def test_what_it_refuses_is_in_the_openapi_document(running: Agent) -> None:
 def _async(taskuuid: str, callback: str | None = CALLBACK) -> dict[str, str]:
     headers = {"taskuuid": taskuuid}
     return headers | ({"callbackurl": callback} if callback is not None else {})
+
+
+def test_what_the_journal_answers_is_in_the_openapi_document(running: Agent) -> None:
+    setting = Setting()
+    refusals = [kind("refused", step="journal") for kind in (InvalidRequest, Forbidden, Conflict, Overloaded)]
+    for path, operations in running.app.openapi()["paths"].items():
+        for method in operations.keys() - {"get"}:
+            for setting.journal.refusal in (None, *refusals, sqlite3.OperationalError("disk I/O error")):
+                answer = setting.call(method, path, headers=_async("t-1"))
+                documented = operations[method]["responses"]
+                assert str(answer.status_code) in documented, f"{method} {path}"
+                if answer.is_success:
+                    assert "journal" in documented["200"]["description"]
 
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])

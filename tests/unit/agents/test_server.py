@@ -92,6 +92,22 @@ async def _serving(listen: Listen, limits: ConnectionLimits) -> AsyncIterator[se
     await asyncio.wait_for(serving, DEADLINE_S)
 
 
+def test_it_removes_the_directory_that_it_made_for_its_socket_if_that_is_empty(tmp_path: Path) -> None:
+    async def left(directory: Path, *other: str) -> bool:
+        listen = Listen(LocalSocket(directory / "agent.sock", None), None, 0, Access())
+        limits = ConnectionLimits(most=2, header_s=60, body_s=60, idle_s=60)
+        async with _serving(listen, limits):
+            for name in other:
+                (directory / name).touch()
+        assert not (directory / "agent.sock").exists()
+        return directory.exists()
+
+    (tmp_path / "there").mkdir()
+    assert not asyncio.run(left(tmp_path / "made"))
+    assert asyncio.run(left(tmp_path / "used", "another"))
+    assert asyncio.run(left(tmp_path / "there"))
+
+
 def test_what_is_idle_for_longest_makes_room(tmp_path: Path) -> None:
     """Not what would be dropped first: what is waited for has limits of different lengths."""
 
