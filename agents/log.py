@@ -36,5 +36,5 @@ def set_up(level: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level)
     # Their messages repeat what the agent logs itself.
-    for chatty in ("ovsdbapp", "stevedore", "asyncio", "httpx", "httpcore", "pyroute2", "uvicorn"):
+    for chatty in ("ovsdbapp", "stevedore", "asyncio", "httpx", "httpcore", "uvicorn"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLevelName(level)))

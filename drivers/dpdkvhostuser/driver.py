@@ -137,6 +137,3 @@ class DpdkVhostUser(
 
     def watch(self, wake: Callable[[Wake], None]) -> None:
         self._ovs.subscribe(self.name, wake)
-
-    def close(self) -> None:
-        self._observer.close()

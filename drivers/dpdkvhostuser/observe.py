@@ -24,7 +24,7 @@ from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_bonds import BondUse, OvsBond, parse_bonds
 from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import PORT_MARK, TUNNEL_MARK, OvsBridge, OvsPort
-from netplugin.host.ovs_underlay import Underlay, UnderlayReader
+from netplugin.host.ovs_underlay import Underlay, read_underlay
 from netplugin.pmd.settings import MASK, threads_by_node
 
 
@@ -34,23 +34,18 @@ class Observer:
     def __init__(self, ovs: OvsHost) -> None:
         self._ovs = ovs
         self._reader = OvsReader(ovs, tunnels.LAYOUT)
-        local_ip = ovs.settings.local_ip
-        self._underlay = UnderlayReader(local_ip) if local_ip else None
 
     @property
     def _mirror(self) -> Mirror:
         return self._ovs.mirror
-
-    def close(self) -> None:
-        if self._underlay is not None:
-            self._underlay.close()
 
     def observe(self, ports: Collection[str] | None, deadline: float) -> VhostUserObservation:
         scope = self._reader.scope(ports, deadline)
         bridges = self._reader.bridges(scope)
         also = Also({TUNNELS: self._network_cookies(scope)}, {TUNNELS: tunnels.LEARNED_BIT})
         common, flows = self._reader.seen(scope, bridges, also)
-        underlay = self._underlay.read(self._mirror) if self._underlay else None
+        local_ip = self._ovs.settings.local_ip
+        underlay = read_underlay(local_ip, self._mirror) if local_ip else None
         shared = self._mirror.ports_named(SHARED_NAMES)
         taken = {p.name for p in shared if TUNNEL_MARK not in p.external_ids}
         seen = VhostUserObservation(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from netplugin.api.models import Network
-from netplugin.host.link_messages import Bridge, Ifb, Link, Vlan, Vxlan
+from netplugin.host.link_messages import Bridge, Ifb, Link, Made
 from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name, provisional_mac
 
 PORT_MARK = "netplugin-port="
@@ -89,7 +89,7 @@ class SegmentDevice:
 
     name: str
     alias: str
-    made: Bridge | Vlan | Vxlan | Ifb
+    made: Made
     mtu: int
 
     @property

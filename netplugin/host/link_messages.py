@@ -43,6 +43,8 @@ _BOND_MODES = (
 _HASH_POLICIES = ("layer2", "layer3+4", "layer2+3", "encap2+3", "encap3+4", "vlan+srcmac")
 _MII_STATES = ("up", "going down", "down", "coming back")
 _DOT1Q = 0x8100
+#: A MAC that no device may have.
+MULTICAST_MAC = "01:00:00:00:00:00"
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,9 @@ class Ifb:
     """An ifb device, used only for its queue (drivers/net/ifb.c)."""
 
 
+Made = Bridge | Vlan | Vxlan | Ifb
+
+
 @dataclass(frozen=True)
 class LinuxBond:
     """A kernel bond. ``partner`` is the MAC of the LACP partner; empty if there is none."""
@@ -135,7 +140,7 @@ class Link:
     #: Of a bridge port: whether the bridge learns MACs on it.
     learning: bool = True
     #: The attributes of its kind.
-    data: Bridge | Vlan | Vxlan | Ifb | LinuxBond | None = None
+    data: Made | LinuxBond | None = None
 
 
 @dataclass(frozen=True)
@@ -187,14 +192,52 @@ def bridge_ports() -> bytes:
     return _IFINFO.pack(socket.AF_BRIDGE, 0, 0, 0, 0)
 
 
-def unmakeable(kind: str) -> bytes:
-    """A probe whether the kernel supports the kind: its multicast MAC is always refused."""
+def new_link(name: str, address: str, made: Made | str, parent: int = 0) -> bytes:
+    """A request that creates a device: of these attributes, or only of this kind.
+
+    ``parent`` is the index of the device below a VLAN. A bridge's options are set by another request.
+    """
+    values: list[bytes] = []
+    match made:
+        case Vlan():
+            values = [
+                attribute(_VLAN_ID, struct.pack("=H", made.id)),
+                attribute(_VLAN_PROTOCOL, made.protocol.to_bytes(2, "big")),
+            ]
+        case Vxlan():
+            local = ipaddress.ip_address(made.local)
+            values = [
+                attribute(_VXLAN_ID, _u32(made.vni)),
+                attribute(_VXLAN_PORT, made.port.to_bytes(2, "big")),
+                attribute(_VXLAN_LOCAL if local.version == 4 else _VXLAN_LOCAL6, local.packed),
+                attribute(_VXLAN_DF, bytes([made.df])),
+                attribute(_VXLAN_TTL, bytes([made.ttl])),
+                attribute(_VXLAN_LEARNING, bytes([made.learning])),
+            ]
+    kind = made if isinstance(made, str) else type(made).__name__.lower()
+    info = [attribute(_INFO_KIND, kind.encode()), *([attribute(_INFO_DATA, *values)] if values else [])]
     return (
         _IFINFO.pack(0, 0, 0, 0, 0)
-        + attribute(_IFNAME, b"npbprobe\0")
-        + attribute(_ADDRESS, b"\x01" + bytes(5))
-        + attribute(_LINKINFO, attribute(_INFO_KIND, kind.encode()))
+        + attribute(_IFNAME, name.encode() + b"\0")
+        + attribute(_ADDRESS, bytes.fromhex(address.replace(":", "")))
+        + (attribute(_LINK, _u32(parent)) if parent else b"")
+        + attribute(_LINKINFO, *info)
     )
+
+
+def link_change(
+    index: int,
+    *,
+    mtu: int | None = None,
+    alias: str | None = None,
+    master: int | None = None,
+    up: bool | None = None,
+) -> bytes:
+    """A request that changes these attributes, or deletes the device (RTM_DELLINK)."""
+    values = [] if mtu is None else [attribute(_MTU, _u32(mtu))]
+    values += [] if alias is None else [attribute(_IFALIAS, alias.encode())]
+    values += [] if master is None else [attribute(_MASTER, _u32(master))]
+    return _IFINFO.pack(0, 0, index, _IFF_UP * bool(up), _IFF_UP * (up is not None)) + b"".join(values)
 
 
 def bridge_options(index: int, bridge: Bridge) -> bytes:
@@ -257,7 +300,7 @@ def read_link(payload: bytes) -> Link:
         mtu=number(found.get(_MTU)),
         up=bool(flags & _IFF_UP),
         carrier=bool(number(found.get(_CARRIER))),
-        master=_name_of(number(found[_MASTER])) if _MASTER in found else None,
+        master=name_of(number(found[_MASTER])) if _MASTER in found else None,
         alias=text(found[_IFALIAS]) if _IFALIAS in found else None,
         address=_mac(found.get(_ADDRESS, b"")) or None,
         ipv6=_runs_ipv6(found.get(_AF_SPEC, b"")),
@@ -276,9 +319,7 @@ def _learns(info: Mapping[int, bytes]) -> bool:
     return bool(number(port.get(_BRPORT_LEARNING)))
 
 
-def _data(
-    kind: str, data: Mapping[int, bytes], link: Mapping[int, bytes]
-) -> Bridge | Vlan | Vxlan | Ifb | LinuxBond | None:
+def _data(kind: str, data: Mapping[int, bytes], link: Mapping[int, bytes]) -> Made | LinuxBond | None:
     match kind:
         case "bridge":
             return Bridge(
@@ -290,7 +331,7 @@ def _data(
             )
         case "vlan":
             # With this attribute, the parent's index belongs to another namespace.
-            parent = "" if _LINK_NETNSID in link else _name_of(number(link.get(_LINK)))
+            parent = "" if _LINK_NETNSID in link else name_of(number(link.get(_LINK)))
             protocol = int.from_bytes(data.get(_VLAN_PROTOCOL, b""), "big")
             return Vlan(parent, number(data.get(_VLAN_ID)), protocol)
         case "vxlan":
@@ -395,7 +436,8 @@ def _one_of(names: tuple[str, ...], index: int) -> str:
     return names[index] if index < len(names) else f"unknown ({index})"
 
 
-def _name_of(index: int) -> str:
+def name_of(index: int) -> str:
+    """The name of a device."""
     try:
         return socket.if_indextoname(index)
     except OSError:

@@ -1,36 +1,29 @@
-"""Network devices over netlink: read as values; created, changed and deleted with our alias.
-
-Writes use pyroute2. It needs tens of megabytes, so it is imported on first use. Reads do not use it
-(see netlink.py).
-"""
+"""Network devices over netlink: read as values; created, changed and deleted with our alias."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
-import ipaddress
-import logging
 import os
-import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from netplugin.api.errors import Conflict, HostError, NetpluginError, OperationTimeout
 from netplugin.host import netlink
 from netplugin.host.link_messages import (
+    DELLINK,
     GETADDR,
     GETLINK,
+    MULTICAST_MAC,
     NEWLINK,
     SETLINK,
     BondMember,
     Bridge,
-    Ifb,
     Link,
+    Made,
     Vlan,
-    Vxlan,
     all_links,
     any_address,
     bridge_options,
@@ -39,12 +32,14 @@ from netplugin.host.link_messages import (
     by_master,
     by_name,
     identity,
+    link_change,
+    name_of,
+    new_link,
     port_learning,
     read_address,
     read_bond_member,
     read_bridge_port,
     read_link,
-    unmakeable,
 )
 
 # include/uapi/linux/if_tun.h
@@ -53,19 +48,9 @@ _TUNSETIFF, _TUNSETPERSIST = 0x400454CA, 0x400454CB
 _IFF_TAP, _IFF_NO_PI, _IFF_MULTI_QUEUE = 0x0002, 0x1000, 0x0100
 _IFF_VNET_HDR, _IFF_TUN_EXCL = 0x4000, 0x8000
 
-Made = Bridge | Vlan | Vxlan | Ifb
-
 
 class Links:
     """Network devices in the network namespace of the calling thread."""
-
-    def __init__(self) -> None:
-        self._socket: Any = None
-
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -103,7 +88,7 @@ class Links:
         """
         with words("list-members", "bridge ports"):
             ports = [read_bridge_port(p) for p in netlink.dump(GETLINK, bridge_ports())]
-        bridges = {master: _name_of(master) for _, _, master in ports}
+        bridges = {master: name_of(master) for _, _, master in ports}
         found: dict[str, dict[str, int]] = {name: {} for name in bridges.values()}
         for name, mtu, master in ports:
             found[bridges[master]][name] = mtu
@@ -128,7 +113,7 @@ class Links:
         for index, address in map(read_address, found):
             if not address.startswith("fe80:"):
                 texts.setdefault(index, []).append(address)
-        return {_name_of(index): tuple(sorted(each)) for index, each in texts.items()}
+        return {name_of(index): tuple(sorted(each)) for index, each in texts.items()}
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -141,16 +126,17 @@ class Links:
         Raises: Conflict if a device of this name exists; HostError, OperationTimeout.
         """
         step = f"create-{type(made).__name__.lower()}"
-        self._call(step, "add", ifname=name, address=address, **self._arguments(made, step))
+        parent = self._there(made.parent, step).index if isinstance(made, Vlan) else 0
+        _write(step, name, new_link(name, address, made, parent), NEWLINK, netlink.EXCLUSIVE)
         index = self._there(name, step).index
-        self._call(step, "set", index=index, ifalias=alias)
+        _write(step, name, link_change(index, alias=alias))
         self.refuse_ipv6(name)
         if isinstance(made, Bridge):
-            self._set_bridge(index, made, step)
+            _write(step, name, bridge_options(index, made))
             # A bridge follows the lowest MTU of its ports until an MTU is set, and setting the
             # current value has no effect. So set another value first.
-            self._call(step, "set", index=index, mtu=mtu - 1)
-        self._call(step, "set", index=index, mtu=mtu)
+            _write(step, name, link_change(index, mtu=mtu - 1))
+        _write(step, name, link_change(index, mtu=mtu))
 
     def create_tap(self, name: str, alias: str, *, multi_queue: bool, mtu: int) -> None:
         """Create a persistent tap, down, on no bridge, with the host's IPv6 disabled.
@@ -171,7 +157,7 @@ class Links:
             # Set the alias before the tap is persistent: until then it disappears with this
             # process.
             index = self._there(name, "create-tap").index
-            self._call("create-tap", "set", index=index, ifalias=alias, mtu=mtu)
+            _write("create-tap", name, link_change(index, alias=alias, mtu=mtu))
             self.refuse_ipv6(name)
             with words("create-tap", name):
                 fcntl.ioctl(device, _TUNSETPERSIST, 1)
@@ -198,19 +184,18 @@ class Links:
         """
         index = self._there(name, "set-link").index
         if mtu is not None:
-            self._call("set-mtu", "set", index=index, mtu=mtu)
+            _write("set-mtu", name, link_change(index, mtu=mtu))
         if alias is not None:
-            self._call("set-alias", "set", index=index, ifalias=alias)
+            _write("set-alias", name, link_change(index, alias=alias))
         if bridge is not None:
-            self._set_bridge(index, bridge, "set-bridge")
+            _write("set-bridge", name, bridge_options(index, bridge))
         if master is not None:
             owner = self._there(master, "enslave").index if master else 0
-            self._call("enslave", "set", index=index, master=owner)
+            _write("enslave", name, link_change(index, master=owner))
         if learning is not None:
-            with words("set-learning", name):
-                netlink.ask(SETLINK, port_learning(index, learning))
+            _write("set-learning", name, port_learning(index, learning), SETLINK)
         if up is not None:
-            self._call("set-state", "set", index=index, state="up" if up else "down")
+            _write("set-state", name, link_change(index, up=up))
 
     def refuse_ipv6(self, name: str) -> None:
         """Disable the host's IPv6 on the device: its link-local address would expose the host.
@@ -225,48 +210,7 @@ class Links:
         link = self.get(name)
         if link is not None:
             with contextlib.suppress(NoSuchLink):
-                self._call("delete-link", "del", index=link.index)
-
-    # -- netlink ---------------------------------------------------------------------------------
-
-    def _arguments(self, made: Made, step: str) -> Mapping[str, Any]:
-        """The arguments of pyroute2 that create the device."""
-        match made:
-            case Bridge():
-                return {"kind": "bridge"}
-            case Ifb():
-                return {"kind": "ifb"}
-            case Vlan():
-                parent = self._there(made.parent, step).index
-                return {"kind": "vlan", "link": parent, "vlan_id": made.id, "vlan_protocol": made.protocol}
-            case Vxlan():
-                six = ipaddress.ip_address(made.local).version == 6
-                return {
-                    "kind": "vxlan",
-                    "vxlan_id": made.vni,
-                    "vxlan_port": made.port,
-                    "vxlan_local6" if six else "vxlan_local": made.local,
-                    "vxlan_df": made.df,
-                    "vxlan_ttl": made.ttl,
-                    "vxlan_learning": int(made.learning),
-                }
-
-    def _set_bridge(self, index: int, bridge: Bridge, step: str) -> None:
-        with words(step, _name_of(index)):
-            netlink.ask(NEWLINK, bridge_options(index, bridge))
-
-    def _netlink(self) -> Any:
-        if self._socket is None:
-            from pyroute2 import IPRoute  # see the module docstring
-
-            logging.getLogger("pyroute2").setLevel(logging.WARNING)  # it logs each call
-            self._socket = IPRoute(ext_ack=True)
-        return self._socket
-
-    def _call(self, step: str, command: str, **arguments: Any) -> None:
-        what = arguments.get("ifname") or _name_of(arguments.get("index", 0))
-        with words(step, what):
-            list(self._netlink().link(command, **arguments) or ())
+                _write("delete-link", name, link_change(link.index), DELLINK)
 
     def _there(self, name: str, step: str) -> Link:
         link = self.get(name)
@@ -292,12 +236,6 @@ def words(step: str, what: str) -> Iterator[None]:
         raise HostError(f"{what} kept changing while they were read", step=step) from moving
     except OSError as refused:
         raise _refusal(step, what, refused.errno, refused.strerror or str(refused)) from refused
-    except Exception as refused:
-        code = getattr(refused, "code", None)  # a NetlinkError of pyroute2, which derives from it
-        if not isinstance(code, int):
-            raise
-        said = refused.args[1] if len(refused.args) > 1 else os.strerror(code)
-        raise _refusal(step, what, code, str(said)) from refused
 
 
 def _refusal(step: str, what: str, code: int | None, said: str) -> NetpluginError:
@@ -312,22 +250,19 @@ def _refusal(step: str, what: str, code: int | None, said: str) -> NetpluginErro
     return HostError(f"{what}: {said}", step=step)
 
 
-def _name_of(index: int) -> str:
-    try:
-        return socket.if_indextoname(index)
-    except OSError:
-        return f"device {index}"  # removed meanwhile
+def _write(step: str, name: str, body: bytes, kind: int = NEWLINK, flags: int = 0) -> None:
+    with words(step, name):
+        netlink.ask(kind, body, flags)
 
 
 def kind_unavailable(kind: str) -> str | None:
     """The error text of the kernel if it cannot create devices of a kind; None if it can.
 
     The probe creates nothing: its multicast MAC is refused, after the kernel has looked up the kind
-    (and loaded the module). It does not use pyroute2, which fails in a thread that runs an event
-    loop.
+    (and loaded the module).
     """
     try:
-        netlink.ask(NEWLINK, unmakeable(kind), netlink.EXCLUSIVE)
+        netlink.ask(NEWLINK, new_link("npbprobe", MULTICAST_MAC, kind), netlink.EXCLUSIVE)
     except OSError as refused:
         if refused.errno == errno.EADDRNOTAVAIL:
             return None

@@ -1,7 +1,6 @@
-"""A minimal rtnetlink client on raw bytes, for data that is read for every port.
+"""A minimal rtnetlink client on raw bytes; docs/libraries.md says why it is no library.
 
-A netlink library parses a message into a tree of objects, which takes 0.5 ms, and a host may have a
-thousand devices.
+A library parses each message into a tree of objects, and a host may have a thousand devices.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, Unsupported
+from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout, Unsupported
+from netplugin.host.link_messages import Link
+from netplugin.host.links import Links
 from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.vxlan import overhead
 
 STEP = "underlay"
-_IFF_UP = 1  # include/uapi/linux/if.h
 
 
 @dataclass(frozen=True)
@@ -95,61 +95,41 @@ def too_narrow(hops: Sequence[tuple[str, int]], mtu: int, encapsulation: int = 0
     return None
 
 
-class UnderlayReader:
-    """Finds the device of the address in the network namespace of the calling thread, over netlink."""
+def read_underlay(local_ip: str, mirror: Mirror) -> Underlay:
+    """Read the underlay in the network namespace of the calling thread.
 
-    def __init__(self, local_ip: str) -> None:
-        self._local_ip = local_ip
-        self._netlink: Any = None
+    A read error is returned in ``unread``, because only tunnels depend on it.
+    """
+    try:
+        found = _device(local_ip)
+    except (HostError, OperationTimeout) as refused:
+        return Underlay(local_ip, unread=refused.detail)
+    if found is None:
+        return Underlay(local_ip)
+    bridge = mirror.bridge(found.name)
+    if bridge is None or bridge.datapath_type != "netdev":
+        return Underlay(local_ip, found.name, found.up)
+    nics = [
+        interface
+        for port in mirror.unmanaged_on(bridge)
+        for interface in port.interfaces
+        if interface.type not in ("internal", "patch")
+    ]
+    broken = [f"{nic.name}: {nic.error}" for nic in nics if nic.works_at is None]
+    return Underlay(
+        local_ip,
+        device=found.name,
+        up=found.up,
+        is_bridge=True,
+        hops=((found.name, found.mtu), *sorted((nic.name, nic.mtu) for nic in nics if nic.mtu)),
+        broken=", ".join(sorted(broken)) if nics and len(broken) == len(nics) else None,
+    )
 
-    def read(self, mirror: Mirror) -> Underlay:
-        """Read the underlay. A read error is returned in ``unread``, because only tunnels depend on it."""
-        try:
-            found = self._device()
-        except HostError as refused:
-            return Underlay(self._local_ip, unread=refused.detail)
-        if found is None:
-            return Underlay(self._local_ip)
-        name, up, mtu = found
-        bridge = mirror.bridge(name)
-        if bridge is None or bridge.datapath_type != "netdev":
-            return Underlay(self._local_ip, name, up)
-        nics = [
-            interface
-            for port in mirror.unmanaged_on(bridge)
-            for interface in port.interfaces
-            if interface.type not in ("internal", "patch")
-        ]
-        broken = [f"{nic.name}: {nic.error}" for nic in nics if nic.works_at is None]
-        return Underlay(
-            self._local_ip,
-            device=name,
-            up=up,
-            is_bridge=True,
-            hops=((name, mtu), *sorted((nic.name, nic.mtu) for nic in nics if nic.mtu)),
-            broken=", ".join(sorted(broken)) if nics and len(broken) == len(nics) else None,
-        )
 
-    def close(self) -> None:
-        if self._netlink is not None:
-            self._netlink.close()
-            self._netlink = None
-
-    def _device(self) -> tuple[str, bool, int] | None:
-        """Name, state (up) and MTU of the device that has the address; None if there is none."""
-        from pyroute2 import IPRoute  # needs tens of megabytes, so only hosts with VXLAN load it
-        from pyroute2.netlink.exceptions import NetlinkError
-
-        try:
-            if self._netlink is None:
-                self._netlink = IPRoute()
-            for address in self._netlink.addr("dump"):
-                local = address.get_attr("IFA_LOCAL") or address.get_attr("IFA_ADDRESS")
-                if local == self._local_ip:
-                    (link,) = self._netlink.link("get", index=address["index"])
-                    up = bool(link["flags"] & _IFF_UP)
-                    return str(link.get_attr("IFLA_IFNAME")), up, int(link.get_attr("IFLA_MTU"))
-        except (NetlinkError, OSError) as refused:
-            self.close()
-            raise HostError(f"reading the host's addresses: {refused}", step=STEP) from refused
-        return None
+def _device(local_ip: str) -> Link | None:
+    """The device that has the address; None if there is none."""
+    links = Links()
+    for name, addresses in links.addresses().items():
+        if any(address.partition("/")[0] == local_ip for address in addresses):
+            return links.get(name)
+    return None

@@ -1,8 +1,6 @@
 """tc over netlink: egress rate (tbf), ingress filter (cls_bpf), ingress redirect to an ifb.
 
-It uses raw netlink messages (see netlink.py): reading one port takes one or two requests, instead
-of a dump of the qdiscs of all devices. pyroute2 also has no 64-bit rates, so its tbf is limited to
-34 Gbit/s.
+Reading one port takes one or two requests, instead of a dump of the qdiscs of all devices.
 """
 
 from __future__ import annotations

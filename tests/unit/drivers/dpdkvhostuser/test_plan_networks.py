@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pyroute2
 import pytest
 
 from drivers.dpdkvhostuser.model import OVERLAY, TUNNELS, vxlan_name
@@ -12,8 +11,9 @@ from drivers.dpdkvhostuser.plan import make_plan as plan
 from drivers.dpdkvhostuser.tunnels import network_cookie, with_learned
 from drivers.ovs import commands as c
 from netplugin.backend import Intent
+from netplugin.host import netlink
 from netplugin.host.ovs_mirror import Mirror
-from netplugin.host.ovs_underlay import UnderlayReader
+from netplugin.host.ovs_underlay import read_underlay
 from tests.unit.drivers.dpdkvhostuser.model import LOCAL_IP, SETTINGS, UNDERLAY, Bridge, Model
 from tests.unit.drivers.dpdkvhostuser.scenes import converge, kinds, on_network, overlay, plain_spec
 
@@ -71,12 +71,12 @@ def test_what_is_missing_below_the_tunnels_is_refused_before_the_host_is_touched
 def test_addresses_that_cannot_be_read_fail_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is on VLANs is planned as ever; networks say that their underlay is not known."""
 
-    def no_netlink() -> None:
+    def no_netlink(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(pyroute2, "IPRoute", no_netlink)
+    monkeypatch.setattr(netlink, "dump", no_netlink)
     model = Model()
-    model.underlay = UnderlayReader(LOCAL_IP).read(Mirror(lambda _: None))
+    model.underlay = read_underlay(LOCAL_IP, Mirror(lambda _: None))
     both = [on_network(overlay(1), "a"), Intent("b", plain_spec(physical_network="net1"))]
     found = plan(SETTINGS, both, model.observe())
     assert found.refused.keys() == {"a"} and found.changes

@@ -1,0 +1,88 @@
+"""Own netlink messages and pyroute2, call by call on one host in one run: time, and resident memory.
+
+    unshare --net python -m tests.bench.netlink [--devices N]
+
+Of the ratios, those of lists grow with the devices: pyroute2 takes them all and filters by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from netplugin.host import netlink
+from netplugin.host.fdb import Fdb
+from netplugin.host.link_messages import NEWLINK, Bridge, Ifb, link_change
+from netplugin.host.links import Links
+from netplugin.host.tc import Tc
+
+ROUNDS = 9
+MAC = "02:00:00:00:00:01"
+_RSS = "print([l.split()[1] for l in open('/proc/self/status') if l.startswith('VmRSS')][0])"
+_AGENT = "import agents.main, drivers.linuxbridge.driver"
+
+
+def median_ms(call: Callable[[], Any]) -> float:
+    call()
+    seconds = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds) * 1e3
+
+
+def rss_mb(statements: str) -> float:
+    """The resident memory of a process that has executed these."""
+    done = subprocess.run([sys.executable, "-c", f"{statements}\n{_RSS}"], check=True, stdout=subprocess.PIPE)
+    return int(done.stdout) / 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--devices", type=int, default=1000, help="ports of one bridge")
+    devices = parser.parse_args().devices
+    from pyroute2 import IPRoute
+
+    logging.getLogger("pyroute2").setLevel(logging.WARNING)  # it logs each call
+    links, fdb, tc, other = Links(), Fdb(), Tc(), IPRoute(ext_ack=True)
+    links.create("bench", Bridge(), alias="bench", address=MAC, mtu=1500)
+    for number in range(devices):
+        links.create(f"bench{number}", Ifb(), alias="bench", address=MAC, mtu=1500)
+        links.set(f"bench{number}", master="bench")
+    link = links.get("bench0")
+    assert link is not None
+    index = link.index
+    calls: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "set an MTU": (
+            lambda: netlink.ask(NEWLINK, link_change(index, mtu=1500)),
+            lambda: other.link("set", index=index, mtu=1500),
+        ),
+        "read one device": (lambda: links.get("bench0"), lambda: other.link("get", ifname="bench0")),
+        "read the qdiscs of one": (lambda: tc.read(index, ""), lambda: list(other.get_qdiscs(index=index))),
+        "list the bridges": (
+            lambda: links.of_kind("bridge"),
+            lambda: list(other.link("dump", kind="bridge")),
+        ),
+        "list the ports of bridges": (links.bridge_members, lambda: list(other.link("dump", family=7))),
+        "list the MACs of one port": (
+            lambda: fdb.fixed(index),
+            lambda: list(other.fdb("dump", ifindex=index)),
+        ),
+    }
+    print(f"{'with ' + str(devices) + ' devices':28}{'own, ms':>10}{'pyroute2, ms':>14}{'ratio':>8}")
+    for name, pair in calls.items():
+        own, theirs = map(median_ms, pair)
+        print(f"{name:28}{own:10.2f}{theirs:14.2f}{theirs / own:8.1f}")
+    print(f"{'an agent after its imports, MB':28}{rss_mb(_AGENT):8.1f}", end="")
+    print(f"{rss_mb(f'{_AGENT}, pyroute2; pyroute2.IPRoute()'):14.1f}")
+
+
+if __name__ == "__main__":
+    main()
