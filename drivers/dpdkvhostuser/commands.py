@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from drivers.dpdkvhostuser import tunnels
 from drivers.dpdkvhostuser.model import TO_OVERLAY, TunnelPort, vxlan_name
-from drivers.ovs.commands import FlowChange, FlowEdit, RowChange, add_rows, ofport, set_rows
+from drivers.ovs.commands import FlowChange, FlowEdit, RowChange, add_port, delete_port, ofport, set_port
 from netplugin.backend import Overlay
-from netplugin.host import ovs_commands as write
 from netplugin.host.ovs import OvsHost
-from netplugin.host.ovsdb import CommandFactory
+from netplugin.host.ovsdb import Tables
 
 
 @dataclass(frozen=True)
 class AddTunnelPort(RowChange):
     port: TunnelPort
 
-    def command(self) -> CommandFactory:
-        return add_rows(self.port)
+    def write(self, tables: Tables) -> None:
+        add_port(tables, self.port)
 
     def describe(self) -> str:
         return f"add {self.port.type} port {self.port.name} to {self.port.bridge}"
@@ -29,8 +27,8 @@ class AddTunnelPort(RowChange):
 class SetTunnelPort(RowChange):
     port: TunnelPort
 
-    def command(self) -> CommandFactory:
-        return set_rows(self.port)
+    def write(self, tables: Tables) -> None:
+        set_port(tables, self.port)
 
     def describe(self) -> str:
         return f"set {self.port.type} port {self.port.name}"
@@ -41,8 +39,8 @@ class RemoveTunnelPort(RowChange):
     bridge: str
     name: str
 
-    def command(self) -> CommandFactory:
-        return partial(write.DeletePort, bridge=self.bridge, name=self.name)
+    def write(self, tables: Tables) -> None:
+        delete_port(tables, self.bridge, self.name)
 
     def describe(self) -> str:
         return f"remove port {self.name} from {self.bridge}"

@@ -1,11 +1,10 @@
-"""The two kinds of OVS changes, rows and flows, and the writes that they consist of."""
+"""The changes of OVS, of rows and of flows: each describes itself and writes itself."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -15,11 +14,10 @@ from drivers.ovs.ports import MERGED_OF_UPLINKS, OvsUplink, RelayVfPort, Rows, V
 from drivers.ovs.sockets import Directory
 from netplugin.api.models import PortSpec
 from netplugin.backend import Change
-from netplugin.host import ovs_commands as write
 from netplugin.host.openflow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_rows import BRIDGE_MARK
-from netplugin.host.ovsdb import CommandFactory
+from netplugin.host.ovsdb import Tables
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,8 @@ class RowChange(Change, ABC):
     """A change of the database."""
 
     @abstractmethod
-    def command(self) -> CommandFactory:
-        """The write, as part of a transaction."""
+    def write(self, tables: Tables) -> None:
+        """Write the change, as part of a transaction."""
 
     def mtus(self) -> tuple[tuple[str, int, bool], ...]:
         """The MTUs to wait for: port name, MTU, and whether it may stay unset until the VM connects."""
@@ -62,32 +60,75 @@ class FlowChange(Change, ABC):
 _Columns = Mapping[str, Mapping[str, Any]]
 
 
-def add_rows(rows: Rows, qos: Mapping[str, Any] | None = None, new: _Columns | None = None) -> CommandFactory:
-    """Create a port with its rows, ``new`` columns of its interfaces, and its QoS row ``qos``."""
-    more = new or {}
-    interfaces = {name: {**columns, **more.get(name, {})} for name, columns in rows.interfaces().items()}
-    return partial(
-        write.AddPortCommand,
-        bridge=rows.bridge,
-        name=rows.name,
-        port=rows.port_columns(),
-        interfaces=interfaces,
-        qos=qos,
-    )
+def add_port(
+    tables: Tables, rows: Rows, qos: Mapping[str, Any] | None = None, new: _Columns | None = None
+) -> None:
+    """Create a port with its interfaces (several for a bond), their ``new`` columns, and its QoS row."""
+    port = tables.insert("Port", name=rows.name, **rows.port_columns())
+    port.interfaces = [
+        tables.insert("Interface", name=name, **columns, **(new or {}).get(name, {}))
+        for name, columns in rows.interfaces().items()
+    ]
+    if qos is not None:
+        port.qos = [tables.insert("QoS", **qos)]
+    tables.get("Bridge", rows.bridge).addvalue("ports", port)
 
 
-def set_rows(
-    rows: Rows, merged: tuple[str, ...] = ("external_ids",), new: _Columns | None = None
-) -> CommandFactory:
-    """Update an existing port to its rows. Interfaces that it does not have yet also get ``new``."""
-    return partial(
-        write.SetPortCommand,
-        name=rows.name,
-        port=rows.port_columns(),
-        interfaces=rows.interfaces(),
-        merged=merged,
-        new=new or {},
-    )
+def set_port(
+    tables: Tables,
+    rows: Rows,
+    merged: Collection[str] = ("external_ids",),
+    new: _Columns | None = None,
+) -> None:
+    """Set a port and its interfaces to their rows; keep other keys of the maps in ``merged``.
+
+    Other interfaces are removed from the port. One that it did not have also gets its columns of
+    ``new``.
+    """
+    port = tables.get("Port", rows.name)
+    there = {interface.name: interface for interface in port.interfaces}
+    interfaces = rows.interfaces()
+    _set(port, rows.port_columns(), merged)
+    for name, columns in interfaces.items():
+        if name in there:
+            _set(there[name], columns, merged)
+        else:
+            made = tables.insert("Interface", name=name, **columns, **(new or {}).get(name, {}))
+            port.addvalue("interfaces", made)
+    for name in there.keys() - interfaces.keys():
+        port.delvalue("interfaces", there[name])
+        there[name].delete()
+
+
+def _set(row: Any, columns: Mapping[str, Any], merged: Collection[str]) -> None:
+    for column, value in columns.items():
+        if column in merged:
+            for key, text in value.items():
+                row.setkey(column, key, text)
+        else:
+            setattr(row, column, value)
+
+
+def delete_port(tables: Tables, bridge_name: str, name: str, backend: str | None = None) -> None:
+    """Remove a port with its rows from its bridge. No error if it does not exist.
+
+    QoS is a root table in the schema, so the port's QoS row is deleted explicitly if it is marked as
+    one of ``backend``.
+    """
+    port, bridge = tables.find("Port", name), tables.find("Bridge", bridge_name)
+    if port is None or bridge is None:
+        return
+    bridge.delvalue("ports", port)
+    own = [row for row in port.qos if backend and is_marked(row.external_ids, backend)]
+    for row in own:
+        row.delete()
+    if own:
+        # The server garbage-collects the port only after it has checked references to the QoS row.
+        port.qos = []
+        return
+    for interface in port.interfaces:
+        interface.delete()
+    port.delete()
 
 
 def ofport(ovs: OvsHost, name: str) -> int | None:
@@ -107,14 +148,20 @@ class CreateBridge(RowChange):
     name: str
     mark: str
 
-    def command(self) -> CommandFactory:
-        return partial(
-            write.AddBridge,
+    def write(self, tables: Tables) -> None:
+        """Create it with its internal port. An existing bridge is not changed."""
+        if tables.find("Bridge", self.name) is not None:
+            return
+        interface = tables.insert("Interface", name=self.name, type="internal")
+        bridge = tables.insert(
+            "Bridge",
             name=self.name,
             datapath_type="netdev",
-            fail_mode="secure",
+            fail_mode=["secure"],
             external_ids={BRIDGE_MARK: self.mark},
+            ports=[tables.insert("Port", name=self.name, interfaces=[interface])],
         )
+        tables.root.addvalue("bridges", bridge)
 
     def describe(self) -> str:
         return f"create bridge {self.name} for {self.mark}"
@@ -126,8 +173,8 @@ class SecureBridge(RowChange):
 
     name: str
 
-    def command(self) -> CommandFactory:
-        return partial(write.SetBridge, name=self.name, fail_mode=["secure"])
+    def write(self, tables: Tables) -> None:
+        tables.get("Bridge", self.name).fail_mode = ["secure"]
 
     def describe(self) -> str:
         return f"set fail_mode of bridge {self.name} to secure"
@@ -137,8 +184,12 @@ class SecureBridge(RowChange):
 class RemoveBridge(RowChange):
     name: str
 
-    def command(self) -> CommandFactory:
-        return partial(write.DeleteBridge, name=self.name)
+    def write(self, tables: Tables) -> None:
+        """Its ports are its children in the schema. No error if it does not exist."""
+        bridge = tables.find("Bridge", self.name)
+        if bridge is not None:
+            tables.root.delvalue("bridges", bridge)
+            bridge.delete()
 
     def describe(self) -> str:
         return f"remove bridge {self.name}, which no port needs any more"
@@ -184,8 +235,8 @@ class DropFlows(FlowChange):
 class AddUplink(RowChange):
     uplink: OvsUplink
 
-    def command(self) -> CommandFactory:
-        return add_rows(self.uplink, new=self.uplink.new_interfaces())
+    def write(self, tables: Tables) -> None:
+        add_port(tables, self.uplink, new=self.uplink.new_interfaces())
 
     def mtus(self) -> tuple[tuple[str, int, bool], ...]:
         return ((self.uplink.name, self.uplink.mtu, False),)
@@ -201,8 +252,8 @@ class AddUplink(RowChange):
 class SetUplink(RowChange):
     uplink: OvsUplink
 
-    def command(self) -> CommandFactory:
-        return set_rows(self.uplink, MERGED_OF_UPLINKS, self.uplink.new_interfaces())
+    def write(self, tables: Tables) -> None:
+        set_port(tables, self.uplink, MERGED_OF_UPLINKS, self.uplink.new_interfaces())
 
     def describe(self) -> str:
         uplink = self.uplink
@@ -216,8 +267,8 @@ class RemoveUplink(RowChange):
     bridge: str
     name: str
 
-    def command(self) -> CommandFactory:
-        return partial(write.DeletePort, bridge=self.bridge, name=self.name)
+    def write(self, tables: Tables) -> None:
+        delete_port(tables, self.bridge, self.name)
 
     def describe(self) -> str:
         return f"remove uplink {self.name} from {self.bridge}"
@@ -227,8 +278,8 @@ class RemoveUplink(RowChange):
 class AddBeside(RowChange):
     port: RelayVfPort
 
-    def command(self) -> CommandFactory:
-        return add_rows(self.port)
+    def write(self, tables: Tables) -> None:
+        add_port(tables, self.port)
 
     def mtus(self) -> tuple[tuple[str, int, bool], ...]:
         return ((self.port.name, self.port.mtu, False),)
@@ -241,8 +292,8 @@ class AddBeside(RowChange):
 class SetBeside(RowChange):
     port: RelayVfPort
 
-    def command(self) -> CommandFactory:
-        return set_rows(self.port)
+    def write(self, tables: Tables) -> None:
+        set_port(tables, self.port)
 
     def mtus(self) -> tuple[tuple[str, int, bool], ...]:
         return ((self.port.name, self.port.mtu, False),)
@@ -257,8 +308,8 @@ class RemoveBeside(RowChange):
     name: str
     device: str
 
-    def command(self) -> CommandFactory:
-        return partial(write.DeletePort, bridge=self.bridge, name=self.name)
+    def write(self, tables: Tables) -> None:
+        delete_port(tables, self.bridge, self.name)
 
     def describe(self) -> str:
         return f"remove port {self.name} ({self.device}) from {self.bridge}"
@@ -271,8 +322,8 @@ class RemoveBeside(RowChange):
 class AddPort(RowChange):
     port: VhostPort
 
-    def command(self) -> CommandFactory:
-        return add_rows(self.port, self.port.qos_columns())
+    def write(self, tables: Tables) -> None:
+        add_port(tables, self.port, self.port.qos_columns())
 
     def describe(self) -> str:
         return f"add port {self.port.name} to {self.port.bridge}, tag {self.port.tag}, MTU {self.port.mtu}"
@@ -282,8 +333,8 @@ class AddPort(RowChange):
 class SetPort(RowChange):
     port: VhostPort
 
-    def command(self) -> CommandFactory:
-        return set_rows(self.port)
+    def write(self, tables: Tables) -> None:
+        set_port(tables, self.port)
 
     def mtus(self) -> tuple[tuple[str, int, bool], ...]:
         return ((self.port.name, self.port.mtu, True),)
@@ -299,9 +350,8 @@ class RemovePort(RowChange):
     name: str
     backend: str
 
-    def command(self) -> CommandFactory:
-        ours = partial(is_marked, backend=self.backend)
-        return partial(write.DeletePort, bridge=self.bridge, name=self.name, ours=ours)
+    def write(self, tables: Tables) -> None:
+        delete_port(tables, self.bridge, self.name, self.backend)
 
     def describe(self) -> str:
         return f"remove port {self.name} from {self.bridge}"
@@ -313,9 +363,18 @@ class SetQos(RowChange):
 
     port: VhostPort
 
-    def command(self) -> CommandFactory:
-        ours = partial(is_marked, backend=self.port.backend)
-        return partial(write.SetQosCommand, name=self.port.name, qos=self.port.qos_columns(), ours=ours)
+    def write(self, tables: Tables) -> None:
+        """Change our row in place. A row that is not ours is detached from the port and kept."""
+        port, qos = tables.get("Port", self.port.name), self.port.qos_columns()
+        ours = [row for row in port.qos if is_marked(row.external_ids, self.port.backend)]
+        if qos is None:
+            port.qos = []
+            for row in ours:
+                row.delete()
+        elif ours:
+            _set(ours[0], qos, ())
+        else:
+            port.qos = [tables.insert("QoS", **qos)]
 
     def describe(self) -> str:
         rate = f"{self.port.receives.kbps} kbit/s" if self.port.receives else "any rate"
@@ -328,8 +387,10 @@ class DropQos(RowChange):
 
     row: UUID
 
-    def command(self) -> CommandFactory:
-        return partial(write.DeleteQos, row=self.row)
+    def write(self, tables: Tables) -> None:
+        row = tables.find("QoS", str(self.row))
+        if row is not None:
+            row.delete()
 
     def describe(self) -> str:
         return f"remove QoS {self.row}, which no port uses"

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from netplugin.api.errors import BackendUnavailable, NetpluginError
-from netplugin.host import ovs_commands
 from netplugin.host.names import Mark, unmarked
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs_mirror import Mirror, MirrorDrift
-from netplugin.host.ovsdb import CommandFactory, Ovsdb
+from netplugin.host.ovsdb import Ovsdb, Touch, Write
 from netplugin.host.processes import remaining
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Usability, Wake
@@ -175,15 +174,13 @@ class OvsHost:
             )
         return Usability(True)
 
-    def write(self, commands: Sequence[CommandFactory], deadline: float, *, wait: bool = True) -> None:
-        """Commit the commands and (with ``wait``) wait until vswitchd has applied them.
+    def write(self, writes: Sequence[Write], deadline: float) -> None:
+        """Commit the writes and wait until vswitchd has applied them.
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
         deadline = min(deadline, time.monotonic() + self.settings.timeout_s)
-        next_cfg = self.db.commit(commands, deadline)
-        if wait:
-            self.db.wait_configured(next_cfg, deadline)
+        self.db.wait_configured(self.db.commit(writes, deadline), deadline)
 
     def close(self) -> None:
         self._generation += 1
@@ -235,7 +232,7 @@ class OvsHost:
                         self._settled.set()  # for reads; the lock is announced when it is acquired
                     return
                 self.db.require_lock(0.5)
-                next_cfg = self.db.commit([ovs_commands.Touch], time.monotonic() + 5)
+                next_cfg = self.db.commit([Touch()], time.monotonic() + 5)
                 while generation == self._generation:
                     configured = self.db.configured(next_cfg, time.monotonic() + 0.5)
                     if configured and generation == self._generation:

@@ -1,20 +1,22 @@
-"""A parser for ovs.jsonrpc that only finds the end of a message and leaves the parsing to ``json``.
+"""The connection to an Open vSwitch database: reads from a mirror, writes in verified transactions.
 
-Without its C extension, which a plain installation cannot build, the ovs package parses in Python,
-character by character. The first sync of a thousand ports is almost 1 MB; this parser is three
-times as fast. It has the three methods of a parser that ``ovs.jsonrpc.Connection`` calls.
+It works around two problems of ovsdbapp: a transaction reports success even if vswitchd does not
+answer in time (the exception is logged and dropped), and the connection is a class attribute.
+A process that manages ports holds a lock of the database (RFC 7047, section 4.1.8). The server
+grants it to one client at a time, and to the next one that waits when the connection ends. Every
+transaction of the holder asserts the lock (section 5.2.10), so none is carried out without it.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import queue
-import re
 import select
 import threading
+import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from ovs import json as ovs_json
 from ovs import poller as ovs_poller
@@ -24,86 +26,11 @@ from ovsdbapp.backend.ovs_idl import command, connection, idlutils, transaction
 from ovsdbapp.schema.open_vswitch import impl_idl
 
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
+from netplugin.host.json_stream import StreamParser
 from netplugin.host.names import CarriedMark, Mark, unmarked
 from netplugin.host.ovs_mirror import COLUMNS, Mirror, MirrorDrift
 from netplugin.host.ovs_rows import HOLDER_MARK, STORE_MARK
 from netplugin.host.processes import remaining
-
-_SPECIAL = re.compile(r'["\\{}\[\]]')
-
-
-class StreamParser:
-    """Takes text in pieces until one JSON object or array is complete."""
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False  # the last character was a backslash inside a string
-        self._done = False
-
-    def feed(self, text: str) -> int:
-        """Take the part of the text that belongs to this message; return the number of characters taken."""
-        taken = len(text)
-        if "\\" in text or self._escaped or not self._skim(text):
-            taken = self._scan(text)
-        self._pieces.append(text[:taken])
-        return taken
-
-    def is_done(self) -> bool:
-        return self._done
-
-    def finish(self) -> Any:
-        """The parsed message, or (like the ovs parser) a string with the error."""
-        try:
-            return json.loads("".join(self._pieces))
-        except ValueError as wrong:
-            return str(wrong)
-
-    def _skim(self, text: str) -> bool:
-        """Take a whole piece that cannot contain the end, by counting brackets; False if it might."""
-        parts = text.split('"')
-        outside = parts[1 if self._in_string else 0 :: 2]
-        closing = sum(part.count("}") + part.count("]") for part in outside)
-        if self._depth == 0 or closing >= self._depth:
-            return False
-        self._depth += sum(part.count("{") + part.count("[") for part in outside) - closing
-        self._in_string ^= len(parts) % 2 == 0
-        return True
-
-    def _scan(self, text: str) -> int:
-        """Scan the special characters up to the end of the message or of the text."""
-        at = 1 if self._escaped and text else 0
-        self._escaped = self._escaped and not text
-        while found := _SPECIAL.search(text, at):
-            at = found.end()
-            character = found[0]
-            if self._in_string:
-                if character == "\\":
-                    if at == len(text):
-                        self._escaped = True
-                    at += 1
-                elif character == '"':
-                    self._in_string = False
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if self._depth <= 0:
-                    self._done = True
-                    return at
-        return len(text)
-
-
-# -- The connection to an Open vSwitch database: reads from a mirror, writes in verified transactions.
-# It works around two problems of ovsdbapp: a transaction reports success even if vswitchd does not
-# answer in time (the exception is logged and dropped), and the connection is a class attribute.
-# A process that manages ports holds a lock of the database (RFC 7047, section 4.1.8). The server
-# grants it to one client at a time, and to the next one that waits when the connection ends. Every
-# transaction of the holder asserts the lock (section 5.2.10), so none is carried out without it.
-
 
 LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5
@@ -225,7 +152,7 @@ class _Transaction(transaction.Transaction):  # type: ignore[misc]
             root.setkey("external_ids", STORE_MARK, mark)
 
     def do_commit(self) -> Any:
-        """Raises: the exceptions of the commands, RuntimeError, _NotLocked."""
+        """Raises: the exceptions of the writes, RuntimeError, _NotLocked."""
         try:
             return super().do_commit()
         except RuntimeError as refused:
@@ -254,7 +181,80 @@ def _late() -> OperationTimeout:
     )
 
 
-CommandFactory = Callable[[Any], command.BaseCommand]
+class Tables:
+    """The tables of the database within one transaction. Rows are those of ``ovs.db.idl``."""
+
+    def __init__(self, api: Any, txn: Any) -> None:
+        self._api, self._txn = api, txn
+
+    @property
+    def root(self) -> Any:
+        """The row of Open_vSwitch."""
+        return self._api._ovs
+
+    def find(self, table: str, key: str) -> Any:
+        """The row with this name or UUID; None if there is none."""
+        return self._api.lookup(table, key, None)
+
+    def get(self, table: str, name: str) -> Any:
+        """The row with this name. Raises: RowNotFound."""
+        return self._api.lookup(table, name)
+
+    def insert(self, table: str, **columns: Any) -> Any:
+        """A new row. Optional columns are lists."""
+        row = self._txn.insert(self._api._tables[table])
+        for column, value in columns.items():
+            setattr(row, column, value)
+        return row
+
+
+class Write(Protocol):
+    """What writes itself to the database, as part of a transaction.
+
+    Unlike ovsdbapp's commands, ours set every attribute in the transaction that creates the row, and
+    change sets by mutation, so the cost per port does not depend on the number of ports.
+    """
+
+    def write(self, tables: Tables) -> None: ...
+
+
+@dataclass(frozen=True)
+class SetOtherConfig:
+    """Set one key of ``other_config`` of Open_vSwitch or of an interface, or (None) remove it."""
+
+    key: str
+    value: str | None
+    interface: str | None = None
+
+    def write(self, tables: Tables) -> None:
+        row = tables.get("Interface", self.interface) if self.interface else tables.root
+        if self.value is None:
+            row.delkey("other_config", self.key)
+        else:
+            row.setkey("other_config", self.key, self.value)
+
+
+class Touch:
+    """Change a key of ours to increment ``next_cfg``, which vswitchd then confirms in ``cur_cfg``.
+
+    The Python IDL drops a transaction that only increments ``next_cfg``.
+    """
+
+    def write(self, tables: Tables) -> None:
+        tables.root.setkey("external_ids", "netplugin-settled", str(uuid.uuid4()))
+
+
+class _Writes(command.BaseCommand):  # type: ignore[misc]
+    """All writes of a transaction, as ovsdbapp's one command."""
+
+    def __init__(self, api: Any, writes: Sequence[Write]) -> None:
+        super().__init__(api)
+        self._writes = writes
+
+    def run_idl(self, txn: Any) -> None:
+        tables = Tables(self.api, txn)
+        for each in self._writes:
+            each.write(tables)
 
 
 class Ovsdb:
@@ -329,8 +329,8 @@ class Ovsdb:
             "own ([ovs] connection and rundir)",
         )
 
-    def commit(self, commands: Sequence[CommandFactory], deadline: float) -> int:
-        """Commit all commands in one transaction and return the ``next_cfg`` to wait for.
+    def commit(self, writes: Sequence[Write], deadline: float) -> int:
+        """Commit all writes in one transaction and return the ``next_cfg`` to wait for.
 
         Raises: BackendUnavailable, HostError with the error text of ovsdb-server, OperationTimeout.
         """
@@ -343,8 +343,7 @@ class Ovsdb:
             log_errors=False,
         )
         txn.mark = self._carried.after
-        for make in commands:
-            txn.add(make(self._api))
+        txn.add(_Writes(self._api, writes))
         try:
             self._connection.queue_txn(txn)
             result = txn.results.get(timeout=txn.timeout)
@@ -416,7 +415,7 @@ class Ovsdb:
                 # This starts the thread, so the API must exist before a commit can see the
                 # database online.
                 self._api = _Api(self._connection, start=False, auto_index=False)
-                for table in ("Bridge", "Port"):  # our commands look rows up by name
+                for table in ("Bridge", "Port"):  # changes look rows up by name
                     self._api.create_index(table, "name")
                 # This may return before the rows are read; ``_changed`` reports when they are.
                 self._connection.start()

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 from netplugin.api.errors import Conflict, FieldError, HostError, InvalidRequest, NetpluginError
 from netplugin.api.pmd_models import (
@@ -18,8 +17,7 @@ from netplugin.api.pmd_models import (
 )
 from netplugin.host import cpus
 from netplugin.host.ovs import OvsHost
-from netplugin.host.ovs_commands import SetInterfaceConfig, SetOtherConfig
-from netplugin.host.ovsdb import CommandFactory
+from netplugin.host.ovsdb import SetOtherConfig
 from netplugin.pmd.balance import Key
 from netplugin.pmd.propose import is_measured, propose
 from netplugin.pmd.read import look
@@ -252,18 +250,18 @@ def set_pmd(ovs: OvsHost, request: PmdRequest, chosen: tuple[PmdChoice, ...] = (
 
 def _write(ovs: OvsHost, wanted: PmdChange, before: PmdChange) -> None:
     """Write only differences: waiting for a transaction without changes would time out."""
-    commands: list[CommandFactory] = [
-        partial(SetOtherConfig, key=key, value=value)
+    writes = [
+        SetOtherConfig(key, value)
         for key, value in wanted.other_config.items()
         if value != before.other_config[key]
     ]
-    commands += [
-        partial(SetInterfaceConfig, name=name, key=AFFINITY, value=value)
+    writes += [
+        SetOtherConfig(AFFINITY, value, interface=name)
         for name, value in wanted.affinity.items()
         if value != before.affinity[name]
     ]
-    if commands:
-        ovs.write(commands, time.monotonic() + ovs.settings.timeout_s)
+    if writes:
+        ovs.write(writes, time.monotonic() + ovs.settings.timeout_s)
 
 
 def _verify(wanted: PmdChange, before: PmdState, found: PmdState) -> None:

@@ -14,10 +14,9 @@ import pytest
 from netplugin import options
 from netplugin.api.errors import BackendUnavailable
 from netplugin.host import ovs as ovs_host
-from netplugin.host import ovs_commands
 from netplugin.host.names import VHOST, device_name
 from netplugin.host.ovs import OvsHost, OvsSettings
-from netplugin.host.ovsdb import Ovsdb
+from netplugin.host.ovsdb import Ovsdb, Touch
 from netplugin.host.supervisor import Supervisor
 from tests.functional.conftest import BASE, make_spec
 from tests.functional.test_plug_ovs import plug
@@ -47,7 +46,7 @@ def test_the_database_may_answer_before_the_watch_of_vswitchd_is_made(
     try:
         host.db.require_online(30)
         assert made and host.vswitchd.alive(30)
-        host.write([ovs_commands.Touch], time.monotonic() + 30)
+        host.write([Touch()], time.monotonic() + 30)
     finally:
         host.close()
 
@@ -66,7 +65,7 @@ def connected(ovs: PrivateOvs, holder: str | None) -> Iterator[Ovsdb]:
 
 
 def write(database: Ovsdb) -> int:
-    return database.commit([ovs_commands.Touch], time.monotonic() + DEADLINE_S)
+    return database.commit([Touch()], time.monotonic() + DEADLINE_S)
 
 
 def test_no_transaction_is_carried_out_without_the_lock(ovs: PrivateOvs) -> None:

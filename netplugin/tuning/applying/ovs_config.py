@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from netplugin.api.errors import BackendUnavailable, HostError
 from netplugin.host.cpus import format_list, from_mask, to_mask
-from netplugin.host.ovs_commands import SetOtherConfig
-from netplugin.host.ovsdb import Ovsdb
+from netplugin.host.ovsdb import Ovsdb, SetOtherConfig
 from netplugin.host.vswitchd import appctl
 from netplugin.pmd.read import parse_threads
 from netplugin.tuning.applying.accessor import Raw
@@ -51,7 +49,7 @@ class RunningOvs:
         # Fail at once if vswitchd does not run, instead of waiting for it until the deadline.
         appctl(self._rundir, "version", deadline=time.monotonic() + _WAIT_S)
         database, deadline = self._connected(), time.monotonic() + _WAIT_S
-        done = database.commit([partial(SetOtherConfig, key=key, value=value)], deadline)
+        done = database.commit([SetOtherConfig(key, value)], deadline)
         database.wait_configured(done, deadline)
 
     def pmd_cpus(self) -> frozenset[int]:

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netplugin.host.ovsdb import StreamParser
+from netplugin.host.json_stream import StreamParser
 
 texts = st.text(st.sampled_from('ab"\\{}[]:,é\n \u2028'), max_size=12)
 values = st.recursive(
