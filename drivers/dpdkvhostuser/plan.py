@@ -23,7 +23,6 @@ from drivers.ovs.commands import DropFlows
 from drivers.ovs.mapping import bridge_of, left_out, unmapped
 from drivers.ovs.plan import (
     MAX_VHOST_SOCKETS,
-    DesiredOvsPort,
     bridge_changes,
     bridge_refusal,
     name_taken,
@@ -150,8 +149,7 @@ def _forgotten(planned: set[str], in_use: Mapping[str, int], seen: VhostUserObse
 
 def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VhostUserObservation) -> Plan:
     """See ``netplugin.backend.Backend.plan``."""
-    wanted: dict[str, DesiredOvsPort] = {}
-    overlays: dict[str, Overlay] = {}
+    wanted: dict[str, VhostPort] = {}
     refused: dict[str, NetpluginError] = {}
     kept: dict[str, NetpluginError] = {}
     configured = settings
@@ -169,21 +167,19 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VhostUserO
             refused[intent.port_id] = missing or unmapped(intent.spec)
             continue
         socket = socket_path(settings, intent, row)
-        entry = DesiredOvsPort(vhost_port(intent, bridge, socket, seen.tso), intent.spec)
-        error = _refusal(settings, entry, intent.overlay, seen, room)
+        port = vhost_port(intent, bridge, socket, seen.tso)
+        error = _refusal(settings, port, seen, room)
         if error:
             refused[intent.port_id] = error
             continue
         if missing:
             kept[intent.port_id] = missing
         room -= intent.port_id not in seen.rows
-        wanted[intent.port_id] = entry
-        if intent.overlay:
-            overlays[intent.port_id] = intent.overlay
+        wanted[intent.port_id] = port
     leaving = {i.port_id for i in intents if i.spec is None}
-    rows = {port_id: entry.port for port_id, entry in wanted.items()}
-    bridges, after_bridges = bridge_changes(settings, LAYOUT, rows, leaving, seen)
-    tunnels, after_tunnels = network_changes(settings, overlays, leaving | rows.keys(), seen)
+    overlays = {port_id: port.overlay for port_id, port in wanted.items() if port.overlay}
+    bridges, after_bridges = bridge_changes(settings, LAYOUT, wanted, leaving, seen)
+    tunnels, after_tunnels = network_changes(settings, overlays, leaving | wanted.keys(), seen)
     ports = port_changes(settings, wanted, leaving, seen)
     return Plan((*bridges, *tunnels, *ports, *after_bridges, *after_tunnels), refused, kept)
 
@@ -209,18 +205,14 @@ def _left_out(
 
 
 def _refusal(
-    settings: OvsSettings,
-    wanted: DesiredOvsPort,
-    overlay: Overlay | None,
-    seen: VhostUserObservation,
-    room: int,
+    settings: OvsSettings, port: VhostPort, seen: VhostUserObservation, room: int
 ) -> NetpluginError | None:
-    refused = port_refusal(wanted, seen, room)
+    refused = port_refusal(port, seen, room)
     if refused:
         return refused
-    if overlay:
-        return _overlay_refusal(settings, wanted.port, overlay, seen)
-    return bridge_refusal(settings, wanted, seen)
+    if port.overlay:
+        return _overlay_refusal(settings, port, port.overlay, seen)
+    return bridge_refusal(settings, port, seen)
 
 
 def _overlay_refusal(

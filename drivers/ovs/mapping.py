@@ -66,15 +66,13 @@ def unmapped(spec: PortSpec) -> BackendUnavailable:
     )
 
 
-def mapping_conflict(
-    settings: OvsSettings, spec: PortSpec, port: VhostPort, seen: OvsObservation
-) -> NetpluginError | None:
+def mapping_conflict(settings: OvsSettings, port: VhostPort, seen: OvsObservation) -> NetpluginError | None:
     """Why a port cannot be added to its bridge; None if it can.
 
     The bridge or its NIC may still be used by ports that were created before the option was
     changed.
     """
-    row, network = seen.rows.get(port.port_id), str(spec.network.physical_network)
+    row, network = seen.rows.get(port.port_id), str(port.spec.network.physical_network)
     if settings.bridge_mappings.get(network) != port.bridge or (row and row.bridge == port.bridge):
         return None
     bridge = seen.bridges.get(port.bridge)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from drivers.ovs import commands as c
 from drivers.ovs import filters
@@ -12,7 +11,6 @@ from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation
 from drivers.ovs.ports import OvsUplink, RelayVfPort, VhostPort
 from drivers.ovs.sockets import wanted_directory
 from netplugin.api.errors import CapacityExhausted, Conflict, NetpluginError, Unsupported
-from netplugin.api.models import PortSpec
 from netplugin.backend import Change
 from netplugin.host.names import MAX_SOCKET_PATH, fits_socket
 from netplugin.host.ovs import OvsSettings
@@ -102,24 +100,12 @@ def _uplink_changes(
 MAX_VHOST_SOCKETS = 1024
 
 
-@dataclass(frozen=True)
-class DesiredOvsPort:
-    """A desired port: its rows, the spec for its flows, and its relay VF port."""
-
-    port: VhostPort
-    spec: PortSpec
-    beside: RelayVfPort | None = None
-    #: Whether OVS must reopen the relay VF although its row is correct.
-    reopen: bool = False
-
-
 # -- refusals ----------------------------------------------------------------------------------------
 
 
-def port_refusal(wanted: DesiredOvsPort, seen: OvsObservation, room: int) -> NetpluginError | None:
+def port_refusal(port: VhostPort, seen: OvsObservation, room: int) -> NetpluginError | None:
     """Why the port cannot be created; None if it can. ``room`` is the number of free vhost sockets."""
-    port = wanted.port
-    names = (port.name, *((wanted.beside.name,) if wanted.beside else ()))
+    names = (port.name, *((port.beside.name,) if port.beside else ()))
     for name in names:
         if name in seen.taken_names:
             return name_taken(name)
@@ -141,27 +127,25 @@ def port_refusal(wanted: DesiredOvsPort, seen: OvsObservation, room: int) -> Net
     return None
 
 
-def bridge_refusal(
-    settings: OvsSettings, wanted: DesiredOvsPort, seen: OvsObservation
-) -> NetpluginError | None:
+def bridge_refusal(settings: OvsSettings, port: VhostPort, seen: OvsObservation) -> NetpluginError | None:
     """Why the port cannot be on its bridge as the bridge is now; None if it can."""
-    port, spec, bridge = wanted.port, wanted.spec, seen.bridges.get(wanted.port.bridge)
-    refused = _of_bridge(port, spec, bridge) if bridge else None
-    refused = refused or mapping_conflict(settings, spec, port, seen)
+    bridge = seen.bridges.get(port.bridge)
+    refused = _of_bridge(port, bridge) if bridge else None
+    refused = refused or mapping_conflict(settings, port, seen)
     if refused or not needs_room(port, seen):
         return refused
-    return _of_uplinks(settings, wanted, bridge) or (too_narrow(bridge.nics, port.mtu) if bridge else None)
+    return _of_uplinks(settings, port, bridge) or (too_narrow(bridge.nics, port.mtu) if bridge else None)
 
 
 def _of_uplinks(
-    settings: OvsSettings, wanted: DesiredOvsPort, bridge: ObservedOvsBridge | None
+    settings: OvsSettings, port: VhostPort, bridge: ObservedOvsBridge | None
 ) -> NetpluginError | None:
     """Why the MTU of the uplinks is too small. A port never changes it: that stops the NIC for all users."""
-    network, mtu = str(wanted.spec.network.physical_network), wanted.port.mtu
-    if settings.bridge_mappings.get(network) != wanted.port.bridge:
+    network, mtu = str(port.spec.network.physical_network), port.mtu
+    if settings.bridge_mappings.get(network) != port.bridge:
         return None  # the port does not use these uplinks
     uplinks = bridge.uplinks.values() if bridge else ()
-    there = [(i.mtu, i.name) for port in uplinks for i in port.interfaces if i.mtu]
+    there = [(i.mtu, i.name) for uplink in uplinks for i in uplink.interfaces if i.mtu]
     least, name = min(there, default=(settings.mtu_of_uplinks(network), ""))
     if not settings.uplinks.get(network) or least >= mtu:
         return None
@@ -174,7 +158,7 @@ def _of_uplinks(
     )
 
 
-def _of_bridge(port: VhostPort, spec: PortSpec, bridge: ObservedOvsBridge) -> NetpluginError | None:
+def _of_bridge(port: VhostPort, bridge: ObservedOvsBridge) -> NetpluginError | None:
     if bridge.datapath_type != "netdev":
         return Conflict(
             f"bridge {bridge.name} exists with datapath_type {bridge.datapath_type or 'system'!r}, "
@@ -182,7 +166,7 @@ def _of_bridge(port: VhostPort, spec: PortSpec, bridge: ObservedOvsBridge) -> Ne
             step="plan",
             fix="map the network to another bridge in [ovs] bridge_mappings",
         )
-    if not bridge.ours and spec.port_security.enabled and bridge.fail_mode != "secure":
+    if not bridge.ours and port.spec.port_security.enabled and bridge.fail_mode != "secure":
         return Unsupported(
             f"bridge {bridge.name} is not ours and not fail_mode=secure: a restart of vswitchd "
             "would leave the port without its filter",
@@ -213,7 +197,7 @@ def name_taken(name: str) -> Conflict:
 
 def port_changes(
     settings: OvsSettings,
-    wanted: Mapping[str, DesiredOvsPort],
+    wanted: Mapping[str, VhostPort],
     leaving: set[str],
     seen: OvsObservation,
 ) -> list[Change]:
@@ -224,36 +208,36 @@ def port_changes(
         files, own = seen.sockets.files.get(port_id, ()), seen.sockets.own.get(port_id, ())
         changes += [c.RemoveSocket((port_id,), path) for path in files]
         changes += [c.RemoveSocketDirectory((port_id,), path) for path in own]
-    for port_id, entry in sorted(wanted.items()):
+    for port_id, port in sorted(wanted.items()):
         row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
-        changes += _directory(settings, entry, seen)
-        if row and entry.port.must_be_remade(row):
+        changes += _directory(settings, port, seen)
+        if row and port.must_be_remade(row):
             # The next round adds it again, after OVS has released the old one.
             changes += _removal(port_id, seen)
             continue
         if row is None:
-            changes.append(c.AddPort((port_id,), entry.port))
+            changes.append(c.AddPort((port_id,), port))
         else:
-            if entry.port.differs(row):
-                changes.append(c.SetPort((port_id,), entry.port))
-            if entry.port.qos_differs(row):
-                changes.append(c.SetQos((port_id,), entry.port))
-        if beside and (entry.reopen or _is_another(entry.beside, beside)):
+            if port.differs(row):
+                changes.append(c.SetPort((port_id,), port))
+            if port.qos_differs(row):
+                changes.append(c.SetQos((port_id,), port))
+        if beside and (port.reopen or _is_another(port.beside, beside)):
             changes += [_remove_beside(port_id, beside), _drop_flows(port_id, str(beside.bridge))]
             continue
-        if entry.beside and beside is None:
-            changes.append(c.AddBeside((port_id,), entry.beside))
-        elif entry.beside and beside and entry.beside.differs(beside):
-            changes.append(c.SetBeside((port_id,), entry.beside))
-        changes += _filter(entry, row, beside, seen)
+        if port.beside and beside is None:
+            changes.append(c.AddBeside((port_id,), port.beside))
+        elif port.beside and beside and port.beside.differs(beside):
+            changes.append(c.SetBeside((port_id,), port.beside))
+        changes += _filter(port, row, beside, seen)
     return changes + _unused_qos(seen)
 
 
-def _directory(settings: OvsSettings, wanted: DesiredOvsPort, seen: OvsObservation) -> list[Change]:
-    port, gid = wanted.port, seen.sockets.gid
+def _directory(settings: OvsSettings, port: VhostPort, seen: OvsObservation) -> list[Change]:
+    gid = seen.sockets.gid
     if gid is None:
         return []  # the backend reports itself unusable without the group
-    user = wanted.spec.qemu_user
+    user = port.spec.qemu_user
     wish = wanted_directory(settings, port.socket, port.port_id, user, gid)
     if wish is None or seen.sockets.directories.get(wish.path) == wish:
         return []
@@ -299,36 +283,36 @@ def _drop_flows(port_id: str, bridge: str) -> Change:
     return c.DropFlows((port_id,), bridge, (filters.port_cookie(port_id),))
 
 
-def has_its_flows(wanted: DesiredOvsPort, seen: OvsObservation) -> bool:
+def has_its_flows(port: VhostPort, seen: OvsObservation) -> bool:
     """Whether the observed flows of the port are exactly the desired ones."""
-    port_id = wanted.port.port_id
+    port_id = port.port_id
     row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
-    flows = _set_filter(wanted, seen).flows(_works_at(row), _works_at(beside))
+    flows = _set_filter(port, seen).flows(_works_at(row), _works_at(beside))
     return bool(flows) and flows == seen.flows.get(port_id)
 
 
-def _set_filter(wanted: DesiredOvsPort, seen: OvsObservation) -> c.SetFilter:
-    port, bridge = wanted.port, seen.bridges.get(wanted.port.bridge)
+def _set_filter(port: VhostPort, seen: OvsObservation) -> c.SetFilter:
+    bridge = seen.bridges.get(port.bridge)
     return c.SetFilter(
         (port.port_id,),
         port.bridge,
         port.name,
         port.port_id,
-        wanted.spec,
-        wanted.beside.name if wanted.beside else None,
+        port.spec,
+        port.beside.name if port.beside else None,
         foreign=bridge is not None and not bridge.ours,
     )
 
 
 def _filter(
-    wanted: DesiredOvsPort, row: OvsPort | None, beside: OvsPort | None, seen: OvsObservation
+    port: VhostPort, row: OvsPort | None, beside: OvsPort | None, seen: OvsObservation
 ) -> list[Change]:
-    change = _set_filter(wanted, seen)
-    if row is None or (wanted.beside and beside is None):
+    change = _set_filter(port, seen)
+    if row is None or (port.beside and beside is None):
         return [change]
     flows = change.flows(_works_at(row), _works_at(beside))
     # No flows: vswitchd could not create the port, which is reported as a fault.
-    return [change] if flows and flows != seen.flows.get(wanted.port.port_id) else []
+    return [change] if flows and flows != seen.flows.get(port.port_id) else []
 
 
 def _works_at(row: OvsPort | None) -> int | None:

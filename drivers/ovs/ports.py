@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from drivers.ovs.policers import Policer
-from netplugin.backend import Intent
+from netplugin.api.models import PortSpec
+from netplugin.backend import Intent, Overlay
 from netplugin.host.names import UPLINK, VHOST, device_name
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import (
@@ -36,111 +37,6 @@ class Rows(Protocol):
     def bridge(self) -> str: ...
     def port_columns(self) -> dict[str, Any]: ...
     def interfaces(self) -> dict[str, dict[str, Any]]: ...
-
-
-@dataclass(frozen=True)
-class VhostPort:
-    """The desired rows of a VM's port."""
-
-    backend: str
-    port_id: str
-    name: str
-    bridge: str
-    tag: int
-    socket: str
-    mtu: int
-    mac: str
-    vm_id: str
-    queues: int
-    type: str
-    options: Mapping[str, str]
-    #: The rate limits: ``sends`` polices what OVS receives from the VM, ``receives`` the opposite.
-    sends: Policer | None = None
-    receives: Policer | None = None
-    #: The VXLAN network of the port, and the UDP port of that network's tunnels.
-    network_id: str | None = None
-    udp_port: int | None = None
-    #: The mark of the store; empty: keep the mark that is there.
-    stamp: str = ""
-
-    @staticmethod
-    def of(backend: str, intent: Intent, bridge: str, tag: int, *, socket: str, tso: bool) -> VhostPort:
-        """The rows for an intent. ``tso``: the VM may send segments of 64 KiB."""
-        spec, overlay = intent.spec, intent.overlay
-        assert spec is not None and (overlay is None) == (spec.overlay_id is None)
-        return VhostPort(
-            backend=backend,
-            port_id=intent.port_id,
-            name=device_name(VHOST, intent.port_id),
-            bridge=bridge,
-            tag=tag,
-            socket=socket,
-            mtu=spec.network.mtu,
-            mac=spec.mac,
-            vm_id=spec.vm_id,
-            queues=spec.queues,
-            type=VHOST_TYPE,
-            options={"vhost-server-path": socket},
-            sends=Policer.of(spec.qos.egress_kbps, spec.network.mtu, tso),
-            receives=Policer.of(spec.qos.ingress_kbps, spec.network.mtu, tso),
-            network_id=overlay.network_id if overlay else None,
-            udp_port=overlay.spec.udp_port if overlay else None,
-            stamp=intent.stamp,
-        )
-
-    def port_columns(self) -> dict[str, Any]:
-        """The columns of Port: an access port. A flat port has tag 0; without a tag it is a trunk."""
-        ids = {PORT_MARK: self.port_id, BACKEND_MARK: self.backend}
-        if self.network_id is not None:
-            ids |= {NETWORK_MARK: self.network_id, UDP_MARK: str(self.udp_port)}
-        if self.stamp:
-            ids[STORE_MARK] = self.stamp
-        return {"tag": [self.tag], "vlan_mode": ["access"], "external_ids": ids}
-
-    def interface_columns(self) -> dict[str, Any]:
-        """The columns of Interface, with the external ids of OVS's integration guide."""
-        return {
-            "type": self.type,
-            "options": dict(self.options),
-            "mtu_request": [self.mtu],
-            "ingress_policing_rate": self.sends.kbps if self.sends else 0,
-            "ingress_policing_burst": self.sends.burst_kbit if self.sends else 0,
-            "external_ids": {
-                "iface-id": self.port_id,
-                "attached-mac": self.mac,
-                "vm-uuid": self.vm_id,
-                PORT_MARK: self.port_id,
-                QUEUES_MARK: str(self.queues),
-            },
-        }
-
-    def interfaces(self) -> dict[str, dict[str, Any]]:
-        return {self.name: self.interface_columns()}
-
-    def qos_columns(self) -> dict[str, Any] | None:
-        """The columns of the QoS row that limits what the VM receives; None: no limit."""
-        if self.receives is None:
-            return None
-        ids = {PORT_MARK: self.port_id, BACKEND_MARK: self.backend}
-        return {**self.receives.qos_columns(), "external_ids": ids}
-
-    def must_be_remade(self, row: OvsPort) -> bool:
-        """Whether the port must be deleted and added again, because OVS cannot change it live."""
-        return row.name != self.name or cannot_become(row, self.bridge, self.type, self.options)
-
-    def differs(self, row: OvsPort) -> bool:
-        """Whether a column that can be changed live differs."""
-        return rows_differ(row, self)
-
-    def qos_differs(self, row: OvsPort) -> bool:
-        if row.qos is None or self.receives is None:
-            return (row.qos is None) != (self.receives is None)
-        found = {
-            "type": row.qos.type,
-            "other_config": dict(row.qos.other_config),
-            "external_ids": dict(row.qos.external_ids),
-        }
-        return found != self.qos_columns()
 
 
 @dataclass(frozen=True)
@@ -174,6 +70,112 @@ class RelayVfPort:
 
     def differs(self, row: OvsPort) -> bool:
         return rows_differ(row, self)
+
+
+@dataclass(frozen=True)
+class VhostPort:
+    """A VM's port as OVS should have it: its rows, the spec for its flows, and its relay VF port."""
+
+    backend: str
+    port_id: str
+    spec: PortSpec
+    bridge: str
+    tag: int
+    socket: str
+    type: str
+    options: Mapping[str, str]
+    #: The rate limits: ``sends`` polices what OVS receives from the VM, ``receives`` the opposite.
+    sends: Policer | None = None
+    receives: Policer | None = None
+    #: The VXLAN network of the port.
+    overlay: Overlay | None = None
+    #: The mark of the store; empty: keep the mark that is there.
+    stamp: str = ""
+    beside: RelayVfPort | None = None
+    #: Whether OVS must reopen the relay VF although its row is correct.
+    reopen: bool = False
+
+    @staticmethod
+    def of(backend: str, intent: Intent, bridge: str, tag: int, *, socket: str, tso: bool) -> VhostPort:
+        """The port for an intent. ``tso``: the VM may send segments of 64 KiB."""
+        spec, overlay = intent.spec, intent.overlay
+        assert spec is not None and (overlay is None) == (spec.overlay_id is None)
+        return VhostPort(
+            backend=backend,
+            port_id=intent.port_id,
+            spec=spec,
+            bridge=bridge,
+            tag=tag,
+            socket=socket,
+            type=VHOST_TYPE,
+            options={"vhost-server-path": socket},
+            sends=Policer.of(spec.qos.egress_kbps, spec.network.mtu, tso),
+            receives=Policer.of(spec.qos.ingress_kbps, spec.network.mtu, tso),
+            overlay=overlay,
+            stamp=intent.stamp,
+        )
+
+    @property
+    def name(self) -> str:
+        return device_name(VHOST, self.port_id)
+
+    @property
+    def mtu(self) -> int:
+        return self.spec.network.mtu
+
+    def port_columns(self) -> dict[str, Any]:
+        """The columns of Port: an access port. A flat port has tag 0; without a tag it is a trunk."""
+        ids = {PORT_MARK: self.port_id, BACKEND_MARK: self.backend}
+        if self.overlay is not None:
+            ids |= {NETWORK_MARK: self.overlay.network_id, UDP_MARK: str(self.overlay.spec.udp_port)}
+        if self.stamp:
+            ids[STORE_MARK] = self.stamp
+        return {"tag": [self.tag], "vlan_mode": ["access"], "external_ids": ids}
+
+    def interface_columns(self) -> dict[str, Any]:
+        """The columns of Interface, with the external ids of OVS's integration guide."""
+        return {
+            "type": self.type,
+            "options": dict(self.options),
+            "mtu_request": [self.mtu],
+            "ingress_policing_rate": self.sends.kbps if self.sends else 0,
+            "ingress_policing_burst": self.sends.burst_kbit if self.sends else 0,
+            "external_ids": {
+                "iface-id": self.port_id,
+                "attached-mac": self.spec.mac,
+                "vm-uuid": self.spec.vm_id,
+                PORT_MARK: self.port_id,
+                QUEUES_MARK: str(self.spec.queues),
+            },
+        }
+
+    def interfaces(self) -> dict[str, dict[str, Any]]:
+        return {self.name: self.interface_columns()}
+
+    def qos_columns(self) -> dict[str, Any] | None:
+        """The columns of the QoS row that limits what the VM receives; None: no limit."""
+        if self.receives is None:
+            return None
+        ids = {PORT_MARK: self.port_id, BACKEND_MARK: self.backend}
+        return {**self.receives.qos_columns(), "external_ids": ids}
+
+    def must_be_remade(self, row: OvsPort) -> bool:
+        """Whether the port must be deleted and added again, because OVS cannot change it live."""
+        return row.name != self.name or cannot_become(row, self.bridge, self.type, self.options)
+
+    def differs(self, row: OvsPort) -> bool:
+        """Whether a column that can be changed live differs."""
+        return rows_differ(row, self)
+
+    def qos_differs(self, row: OvsPort) -> bool:
+        if row.qos is None or self.receives is None:
+            return (row.qos is None) != (self.receives is None)
+        found = {
+            "type": row.qos.type,
+            "other_config": dict(row.qos.other_config),
+            "external_ids": dict(row.qos.external_ids),
+        }
+        return found != self.qos_columns()
 
 
 #: Map columns of an uplink in which other keys are kept.

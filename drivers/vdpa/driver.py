@@ -190,7 +190,7 @@ class Vdpa(
         claim, mode = claim_of(intent), mode_of(intent)
         assert intent.spec is not None and claim is not None and mode is not None
         row = self._switch.row(intent.port_id)
-        port = wanted(self._switch.settings, intent, row, {}, tso=False).port
+        port = wanted(self._switch.settings, intent, row, {}, tso=False)
         return Binding.model_validate(
             {
                 "vif_type": "vhostuser",

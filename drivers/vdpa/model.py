@@ -9,7 +9,6 @@ from typing import Any
 
 from drivers.ovs.mapping import bridge_of, unmapped
 from drivers.ovs.model import Layout, ObservedOvsBridge
-from drivers.ovs.plan import DesiredOvsPort
 from drivers.ovs.ports import RelayVfPort, VhostPort
 from drivers.ovs.sockets import socket_path
 from drivers.vf.ledger import Use
@@ -105,8 +104,8 @@ def wanted(
     bridges: Mapping[str, ObservedOvsBridge],
     *,
     tso: bool,
-) -> DesiredOvsPort:
-    """Return the rows of a port that has a VF. ``tso``: its VM may send segments of up to 64 KiB.
+) -> VhostPort:
+    """Return a port that has a VF. ``tso``: its VM may send segments of up to 64 KiB.
 
     ``row``: its existing row, on one of ``bridges``.
 
@@ -118,7 +117,7 @@ def wanted(
         return _native(settings, intent, row, bridges, claim.key, tso)
     socket = socket_path(settings, intent, row)
     port = VhostPort.of(BACKEND, intent, BRIDGE, 0, socket=socket, tso=tso)
-    return DesiredOvsPort(port, intent.spec, _relayed_to(intent, claim.key))
+    return replace(port, beside=_relayed_to(intent, claim.key))
 
 
 def _relayed_to(intent: Intent, address: str) -> RelayVfPort:
@@ -141,7 +140,7 @@ def _native(
     bridges: Mapping[str, ObservedOvsBridge],
     address: str,
     tso: bool,
-) -> DesiredOvsPort:
+) -> VhostPort:
     """Build a native port. Options follow the patch "netdev-dpdk: Introduce dpdkvdpa" and vendor guides."""
     claim = claim_of(intent)
     assert intent.spec is not None and claim is not None
@@ -158,7 +157,7 @@ def _native(
         "vdpa-max-queues": str(intent.spec.queues),
         "vdpa-sw": "true",
     }
-    return DesiredOvsPort(replace(port, type=NATIVE_TYPE, options=options), intent.spec)
+    return replace(port, type=NATIVE_TYPE, options=options)
 
 
 def vf_on_host(row: OvsPort | None, beside: OvsPort | None) -> str | None:

@@ -17,13 +17,13 @@ from drivers.ovs.mapping import left_out
 from drivers.ovs.model import OvsObservation
 from drivers.ovs.plan import (
     MAX_VHOST_SOCKETS,
-    DesiredOvsPort,
     bridge_changes,
     bridge_refusal,
     has_its_flows,
     port_changes,
     port_refusal,
 )
+from drivers.ovs.ports import VhostPort
 from drivers.vdpa.model import LAYOUT, Mode, lacks_native, mode_of, wanted
 from drivers.vdpa.multicast import lost_by, needs_trust
 from drivers.vf.inventory import Inventory, Pf, Setting, Vf
@@ -67,7 +67,7 @@ class VdpaObservation(Observation):
 def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VdpaObservation) -> Plan:
     """See ``netplugin.backend.Backend.plan``."""
     vfs: list[Change] = []
-    wishes: dict[str, DesiredOvsPort] = {}
+    wishes: dict[str, VhostPort] = {}
     kept: dict[str, NetpluginError] = {}
     refused: dict[str, NetpluginError] = {}
     room = MAX_VHOST_SOCKETS - seen.ovs.vhost_sockets
@@ -76,7 +76,7 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VdpaObserv
         try:
             if intent.spec is not None:
                 wishes[port_id] = _wish(settings, intent, seen, room)
-                bridge = wishes[port_id].port.bridge
+                bridge = wishes[port_id].bridge
                 if mode_of(intent) is Mode.NATIVE and (
                     missing := left_out(settings, intent.spec, bridge, seen.ovs)
                 ):
@@ -95,8 +95,7 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VdpaObserv
             refused[port_id] = error
             wishes.pop(port_id, None)
     leaving = {i.port_id for i in intents if i.spec is None}
-    rows = {port_id: wish.port for port_id, wish in wishes.items()}
-    before, after = bridge_changes(settings, LAYOUT, rows, leaving, seen.ovs)
+    before, after = bridge_changes(settings, LAYOUT, wishes, leaving, seen.ovs)
     ports = port_changes(settings, wishes, leaving, seen.ovs)
     return Plan((*vfs, *before, *ports, *after), refused, kept)
 
@@ -121,7 +120,7 @@ def _driver_back(intent: Intent, inventory: Inventory) -> list[Change]:
     return [bind_vf(intent.port_id, pf, vf, before.driver, before.driver_override)]
 
 
-def _want(wish: DesiredOvsPort | None, ovs: OvsObservation, intent: Intent, pf: Pf, vf: Vf) -> VfAttributes:
+def _want(wish: VhostPort | None, ovs: OvsObservation, intent: Intent, pf: Pf, vf: Vf) -> VfAttributes:
     """Return the VF's desired attributes. In native mode only the MAC; the representor has the rest.
 
     A trusted VF may receive other frames than its own, and the relay's flows keep them from the VM. If
@@ -137,13 +136,12 @@ def _want(wish: DesiredOvsPort | None, ovs: OvsObservation, intent: Intent, pf: 
     return replace(want, trusted=is_ready or vf.attributes.trusted)
 
 
-def _is_live(wish: DesiredOvsPort, ovs: OvsObservation) -> bool:
+def _is_live(wish: VhostPort, ovs: OvsObservation) -> bool:
     """Whether OVS may have the VF open, or has flows that lead from it to the VM."""
-    port_id = wish.port.port_id
-    return port_id in ovs.beside or bool(ovs.flows.get(port_id))
+    return wish.port_id in ovs.beside or bool(ovs.flows.get(wish.port_id))
 
 
-def _trust(intent: Intent, wish: DesiredOvsPort | None, seen: VdpaObservation) -> list[Change]:
+def _trust(intent: Intent, wish: VhostPort | None, seen: VdpaObservation) -> list[Change]:
     """Trust the VF of a working relay. If the NIC refuses, the relay keeps working without trust."""
     claim = claim_of(intent)
     vf = locate(seen.inventory, claim) if claim else None
@@ -168,8 +166,8 @@ def _lost_multicast(intent: Intent, seen: VdpaObservation) -> str | None:
     return lost_by(seen.inventory.pf_of(vf), vf, intent.spec.network.vlan_id)
 
 
-def _wish(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: int) -> DesiredOvsPort:
-    """Return the desired rows. Raises: the error that prevents them."""
+def _wish(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: int) -> VhostPort:
+    """Return the desired port. Raises: the error that prevents them."""
     if claim_of(intent) is None:
         raise no_vf()
     row = seen.ovs.rows.get(intent.port_id)
