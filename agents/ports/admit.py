@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from agents.ports.backend_ports import BackendPorts, for_each, logged
-from agents.ports.converge import Stopwatch
+from agents.ports.converge import Stopwatch, converge
 from agents.ports.operations import LOOK_S, UNDO_S, Delete, Operation, Put
 from agents.store.store import Record
 from netplugin.api.errors import (
@@ -114,7 +114,7 @@ class Admission:
         try:
             self._ports.backend.hold().require()
             until = max(until, time.monotonic() + 0.5)
-            failed = self._ports.converge_intents(intents, until, Stopwatch(), "orphan").failed
+            failed = converge(self._ports, intents, until, Stopwatch(), "orphan").failed
         except Exception as error:
             failed = for_each([op.port_id for op in operations], error, "converge")
         gone = {op.port_id for op in operations} - set(failed)

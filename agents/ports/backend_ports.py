@@ -1,4 +1,4 @@
-"""The ports of one backend: what the store and the host have of them, and the loop over both."""
+"""The ports of one backend: what the store and the host have of them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from agents.metrics import Metrics
-from agents.ports.converge import Converged, Stopwatch, converge
 from agents.ports.operations import Begun
 from agents.store.store import Record, Store
 from netplugin.api.errors import (
-    HostError,
     NetpluginError,
     as_host_error,
 )
@@ -60,42 +58,8 @@ class BackendPorts:
         stamp = self.store.stamp(record.port_id)
         return Intent(record.port_id, record.spec, record.claims, overlay, stamp)
 
-    def converge(
-        self,
-        records: Iterable[Record],
-        deadline: float,
-        watch: Stopwatch,
-        why: str,
-        seen: Observation | None = None,
-    ) -> Converged:
-        """Converge the ports of these records, and keep what was observed of them.
-
-        Raises: as ``converge_intents``.
-        """
-        intents = [self.intent(record) for record in records]
-        result = self.converge_intents(intents, deadline, watch, why, seen=seen)
-        self.observed = {**self.observed, **result.observed}
-        return result
-
-    def converge_intents(
-        self,
-        intents: Sequence[Intent],
-        deadline: float,
-        watch: Stopwatch,
-        why: str,
-        *,
-        whole: bool = False,
-        seen: Observation | None = None,
-    ) -> Converged:
-        """As ``agents.ports.converge.converge``; counts the changes as ``why``, quarantines what is unfit."""
-        by_claims = self.extras.by_claims
-        result = converge(self.backend, intents, deadline, watch, whole=whole, seen=seen, by_claims=by_claims)
-        for change in result.changes:
-            self.metrics.changed(self.backend.name, type(change).__name__, why)
-        for claim, reason in result.unfit.items():
-            LOG.warning("%s %s goes into quarantine: %s", claim.kind, claim.key, reason)
-        self.store.quarantine(result.unfit)
-        return result
+    def intents(self, records: Iterable[Record]) -> list[Intent]:
+        return [self.intent(record) for record in records]
 
     def save_or_keep(self, records: Sequence[Record], forget: Collection[str] = ()) -> None:
         """Save the records. If the store fails (a full disk), save them before any other work.
@@ -126,18 +90,6 @@ class BackendPorts:
         except Exception as error:
             raise as_host_error(error, "store") from error
         self.unsaved = {}
-
-
-def faults_of(records: Mapping[str, Record], result: Converged) -> dict[str, NetpluginError]:
-    """The faults of ports that are configured correctly but do not work."""
-    faults: dict[str, NetpluginError] = {}
-    for port_id in records:
-        seen, kept = result.observed.get(port_id), result.kept.get(port_id)
-        if kept is not None:
-            faults[port_id] = kept.for_port(port_id)
-        elif seen is not None and (fault := seen.fault or seen.impaired):
-            faults[port_id] = HostError(fault, step="verify", port_id=port_id)
-    return faults
 
 
 def logged(error: Exception, step: str) -> NetpluginError:

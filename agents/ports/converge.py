@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from agents.ports.backend_ports import BackendPorts
+from agents.store.store import Record
 from netplugin.api.errors import HostError, NetpluginError
 from netplugin.backend import Backend, Change, Claim, Intent, Observation, ObservedPort, Plan
-from netplugin.optional import FindsPortsByClaims
+
+LOG = logging.getLogger(__name__)
 
 # One round is the normal case. A second is needed if an object must be deleted before it is created
 # again (a port with a changed socket path). A third means that the host or the plan is not stable.
@@ -47,28 +51,29 @@ class Converged:
     kept: dict[str, NetpluginError] = field(default_factory=dict)
     #: Changes for no specific port (an empty bridge) that were applied and are still in the plan.
     left: tuple[Change, ...] = ()
-    #: Claimed resources that did not accept a setting, with the reasons.
-    unfit: dict[Claim, str] = field(default_factory=dict)
 
 
 def converge(
-    backend: Backend[Observation],
+    ports: BackendPorts,
     intents: Sequence[Intent],
     deadline: float,
     watch: Stopwatch,
+    why: str,
     *,
     whole: bool = False,
     seen: Observation | None = None,
-    by_claims: FindsPortsByClaims[Observation] | None = None,
+    plan: Plan | None = None,
 ) -> Converged:
     """Bring the ports of these intents to the desired state, and verify it by reading the host.
 
-    ``whole``: observe all our objects, not only these ports. ``seen``: a fresh observation, if the
-    caller has one. ``by_claims``: the backend, if it implements this. A port whose device has a
-    fault on the host has not failed: see ``Converged.observed``.
+    ``why`` is the reason in the metric of changes. ``whole``: observe all our objects, not only these
+    ports. ``seen``: a fresh observation, if the caller has one, and ``plan`` the plan for these
+    intents and ``seen``, if it has made one. A port whose device has a fault on the host has not
+    failed: see ``Converged.observed``. Claims that are unfit are quarantined.
 
     Raises: what ``Backend.observe`` raises; never for a single port.
     """
+    backend, by_claims = ports.backend, ports.extras.by_claims
     failed: dict[str, NetpluginError] = {}
     unfit: dict[Claim, str] = {}
     done: list[Change] = []
@@ -78,7 +83,8 @@ def converge(
         with watch.part("observe"):
             seen = backend.observe(scope, deadline)
         watch.add(seen.timings_ms)
-    plan = _plan(backend, todo, seen, watch)
+    if plan is None:
+        plan = _plan(backend, todo, seen, watch)
     for _ in range(_ROUNDS):
         failed.update({p: e.for_port(p) for p, e in plan.refused.items()})
         if not plan.changes:
@@ -105,7 +111,13 @@ def converge(
     left = tuple(change for change in plan.changes if not change.ports and change in done)
     observed = dict(by_claims.observed_ports(intents, seen) if by_claims else seen.ports)
     kept = {port_id: e for port_id, e in plan.kept.items() if port_id not in failed}
-    return Converged(failed, observed, tuple(done), kept, left, unfit)
+    for change in done:
+        ports.metrics.changed(backend.name, type(change).__name__, why)
+    for claim, reason in unfit.items():
+        LOG.warning("%s %s goes into quarantine: %s", claim.kind, claim.key, reason)
+    ports.store.quarantine(unfit)
+    ports.observed = {**ports.observed, **observed}
+    return Converged(failed, observed, tuple(done), kept, left)
 
 
 def _plan(
@@ -132,3 +144,15 @@ def _leftovers(
         for i in intents
         if i.port_id in left and i.port_id not in failed
     }
+
+
+def faults_of(records: Mapping[str, Record], result: Converged) -> dict[str, NetpluginError]:
+    """The faults of ports that are configured correctly but do not work."""
+    faults: dict[str, NetpluginError] = {}
+    for port_id in records:
+        seen, kept = result.observed.get(port_id), result.kept.get(port_id)
+        if kept is not None:
+            faults[port_id] = kept.for_port(port_id)
+        elif seen is not None and (fault := seen.fault or seen.impaired):
+            faults[port_id] = HostError(fault, step="verify", port_id=port_id)
+    return faults

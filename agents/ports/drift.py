@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agents.ports.backend_ports import BackendPorts, faults_of
-from agents.ports.converge import Converged, Stopwatch
+from agents.ports.backend_ports import BackendPorts
+from agents.ports.converge import Converged, Stopwatch, converge, faults_of
 from agents.ports.operations import LOOK_S
 from agents.ports.orphans import Orphans, findings
 from agents.ports.quarantines import Quarantines
@@ -29,7 +29,7 @@ from netplugin.api.models import (
     ReconcileReport,
     VfInfo,
 )
-from netplugin.backend import Change, Claim, Intent, Observation
+from netplugin.backend import Change, Claim, Intent, Observation, Plan
 
 LOG = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Drift:
             if ports is None:
                 self._compare_store(records, seen)
                 records |= self._adopt_claims(records, seen, commit_sequence)
-        intents = [self._ports.intent(r) for r in records.values()]
+        intents = self._ports.intents(records.values())
         kept: Mapping[str, str] = {}
         if ports is None:
             orphans = Orphans.among(self._ports.store, self._ports.backend.name, seen.ports)
@@ -126,10 +126,9 @@ class Drift:
             return report
         for change in planned:
             LOG.warning("drift: %s", change.detail, extra={"port_id": ",".join(change.ports)})
-        touched = {port for change in plan.changes for port in change.ports}
         if ports is None:
             self._looks_again = False
-        result = self._converge_in_chunks(intents, touched, seen, watch, ports is None, batch_size)
+        result = self._converge_in_chunks(intents, seen, plan, watch, ports is None, batch_size)
         errors = [*result.failed.values(), *(_left(change) for change in result.left)]
         report.errors = [error.problem() for error in errors]
         self._record_checked(records, result)
@@ -181,26 +180,26 @@ class Drift:
     def _converge_in_chunks(
         self,
         intents: Sequence[Intent],
-        touched: Collection[str],
         seen: Observation,
+        plan: Plan,
         watch: Stopwatch,
         whole: bool,
         batch_size: int,
     ) -> Converged:
         """Converge in chunks, because a large transaction stalls ovs-vswitchd for seconds."""
         deadline = time.monotonic() + CHECK_S
+        touched = {port for change in plan.changes for port in change.ports}
         changes = [i for i in intents if i.port_id in touched]
-        fresh: Observation | None = seen
         if len(changes) > batch_size:
             for start in range(0, len(changes), batch_size):
-                chunk = changes[start : start + batch_size]
-                self._ports.converge_intents(chunk, deadline, watch, "drift")
-            fresh = None
-        result = self._ports.converge_intents(intents, deadline, watch, "drift", whole=whole, seen=fresh)
+                converge(self._ports, changes[start : start + batch_size], deadline, watch, "drift")
+            result = converge(self._ports, intents, deadline, watch, "drift", whole=whole)
+        else:
+            result = converge(
+                self._ports, intents, deadline, watch, "drift", whole=whole, seen=seen, plan=plan
+            )
         if whole:
             self._ports.observed = dict(result.observed)
-        else:
-            self._ports.observed = {**self._ports.observed, **result.observed}
         return result
 
     def _record_checked(self, records: Mapping[str, Record], result: Converged) -> None:
@@ -264,7 +263,8 @@ class Drift:
             return NetworkOutcome()
         working = {i for i, r in records.items() if r.state in _WORKING}
         self._ports.backend.hold().require()
-        result = self._ports.converge(records.values(), deadline, Stopwatch(), "network")
+        intents = self._ports.intents(records.values())
+        result = converge(self._ports, intents, deadline, Stopwatch(), "network")
         self._record_checked(records, result)
         reached = not working or bool(working - set(result.failed))
         return NetworkOutcome(reached, tuple(result.failed.values()))
@@ -276,7 +276,7 @@ class Drift:
         """
         self._ports.backend.hold().require()
         seen = self._ports.backend.observe(None, time.monotonic() + LOOK_S)
-        intents = [self._ports.intent(r) for r in self._ports.store.records(backend=self._ports.backend.name)]
+        intents = self._ports.intents(self._ports.store.records(backend=self._ports.backend.name))
         orphans = Orphans.among(self._ports.store, self._ports.backend.name, seen.ports).kept
         checks = self._ports.extras.findings
         return [

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from agents.ports.admit import Admission
-from agents.ports.backend_ports import BackendPorts, faults_of, for_each
-from agents.ports.converge import Converged, Stopwatch
+from agents.ports.backend_ports import BackendPorts, for_each
+from agents.ports.converge import Converged, Stopwatch, converge, faults_of
 from agents.ports.operations import NEXT_TRY_S, UNDO_S, Begun, Delete, Operation, Put
 from agents.ports.undo import Undo
 from agents.store.store import Record
@@ -103,7 +103,8 @@ class Plug:
                 with watch.part("observe"):
                     seen = self._ports.backend.observe(list(wanted), until)
                 watch.add(seen.timings_ms)
-            result = self._ports.converge(wanted.values(), until, watch, "plug", seen)
+            intents = self._ports.intents(wanted.values())
+            result = converge(self._ports, intents, until, watch, "plug", seen=seen)
         except Exception as error:
             result = Converged(for_each(wanted, error, "converge"), {}, ())
         again = [

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from agents.ports.backend_ports import BackendPorts, for_each, logged
-from agents.ports.converge import Converged, Stopwatch
+from agents.ports.converge import Converged, Stopwatch, converge
 from agents.ports.operations import UNDO_S
 from agents.store.store import Record
 from netplugin.api.errors import (
@@ -82,7 +82,8 @@ class Undo:
             logged(error, "store")  # clean up the host nevertheless
             self._ports.unsaved.update(undone)
         try:
-            result = self._ports.converge(undone.values(), deadline, Stopwatch(), "undo")
+            intents = self._ports.intents(undone.values())
+            result = converge(self._ports, intents, deadline, Stopwatch(), "undo")
         except Exception as error:
             result = Converged(for_each(undone, error, "undo"), {}, ())
         saved, gone = [], []

@@ -158,7 +158,7 @@ class Applier:
                     failed[port] = refused.for_port(port)
 
     def _commit(self, changes: Sequence[RowChange], deadline: float) -> None:
-        self._ovs.write(changes, deadline)
+        self._ovs.db.write(changes, min(deadline, time.monotonic() + self._ovs.settings.timeout_s))
 
     def _wait_for_mtu(self, changes: Sequence[Change], failed: _Failed, deadline: float) -> None:
         """Wait for the requested MTUs. A missing one is reported when the port is read back."""

@@ -6,7 +6,7 @@ import ipaddress
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from netplugin.api.errors import BackendUnavailable, NetpluginError
 from netplugin.host.names import Mark, unmarked
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs_mirror import Mirror, MirrorDrift
-from netplugin.host.ovsdb import Ovsdb, Touch, Write
+from netplugin.host.ovsdb import Ovsdb, Touch
 from netplugin.host.processes import remaining
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Usability, Wake
@@ -173,14 +173,6 @@ class OvsHost:
                 "vswitchd",
             )
         return Usability(True)
-
-    def write(self, writes: Sequence[Write], deadline: float) -> None:
-        """Commit the writes and wait until vswitchd has applied them.
-
-        Raises: BackendUnavailable, HostError, OperationTimeout.
-        """
-        deadline = min(deadline, time.monotonic() + self.settings.timeout_s)
-        self.db.wait_configured(self.db.commit(writes, deadline), deadline)
 
     def close(self) -> None:
         self._generation += 1

@@ -329,6 +329,13 @@ class Ovsdb:
             "own ([ovs] connection and rundir)",
         )
 
+    def write(self, writes: Sequence[Write], deadline: float) -> None:
+        """Commit the writes and wait until vswitchd has applied them.
+
+        Raises: as ``commit`` and ``wait_configured``.
+        """
+        self.wait_configured(self.commit(writes, deadline), deadline)
+
     def commit(self, writes: Sequence[Write], deadline: float) -> int:
         """Commit all writes in one transaction and return the ``next_cfg`` to wait for.
 

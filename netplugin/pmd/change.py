@@ -261,7 +261,7 @@ def _write(ovs: OvsHost, wanted: PmdChange, before: PmdChange) -> None:
         if value != before.affinity[name]
     ]
     if writes:
-        ovs.write(writes, time.monotonic() + ovs.settings.timeout_s)
+        ovs.db.write(writes, time.monotonic() + ovs.settings.timeout_s)
 
 
 def _verify(wanted: PmdChange, before: PmdState, found: PmdState) -> None:

@@ -1,11 +1,13 @@
-"""The way of one plug on OVS-DPDK: the files it crosses before the OVSDB transaction, and the port's forms.
+"""The way of one plug on OVS-DPDK, from the PUT to the OVSDB transaction: its files, and the port's forms.
 
     python -m tests.lab.sandbox --hugepages 200 -- python -m tests.bench.plug_trace
 
-A file counts if one of its functions is called between the start of the PUT and the commit of the
-transaction, in any thread of the agent. A form is a class of ours of which an instance is passed to
-such a function and has a field with the port's id, its MAC or its spec. Left out: what pydantic and
-dataclasses call by themselves, and constants that are only read.
+The way is the files on the call stack whenever the port is handed on: to the queue of the backend's
+worker, to a change when it is created, to the database, and when a change writes itself there. Functions
+that already ran before the PUT (threads, event loop) are not part of it. The other files are those of
+which the way calls a function that returns. A form is a class of ours of which an instance is passed to
+a function called meanwhile and has a field with the port's id, its MAC or its spec. Left out: what
+pydantic and dataclasses call by themselves, and constants that are only read.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ import json
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from netplugin.backend import Change
 from tests.functional.conftest import make_spec
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
@@ -26,43 +30,90 @@ from tests.lab.processes import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("netplugin", "agents", "drivers")
+GUARD, WORKER, OVSDB = "agents/api/guard.py", "agents/worker.py", "netplugin/host/ovsdb.py"
 PORT, TRACED = "traced", "trace.json"
 DEADLINE_S = 60.0
 
 
 class Trace:
-    """Notes calls from the first PUT of a port to the commit of its transaction."""
+    """Notes calls from the first PUT of a port until its transaction is written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._on = False
-        self._files: dict[str, list[str]] = {}
+        self._before: set[FrameType] = set()
+        self._way: dict[str, list[str]] = {}
+        self._called: dict[str, list[str]] = {}
         self._forms: dict[str, None] = {}
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if self._on and (event, code.co_name, _file_of(frame)) == ("return", "run_idl", OVSDB):
+            self._end()
         if event != "call":
             return
-        code = frame.f_code
         if not self._on:
-            if code.co_name == "__call__" and code.co_filename.endswith("agents/api/guard.py"):
+            if (code.co_name, _file_of(frame)) == ("__call__", GUARD):
                 self._on = frame.f_locals["scope"].get("method") == "PUT"
+                self._before = {each for each in _running() if each is not frame}
             return
-        file = Path(code.co_filename)
-        if not file.is_relative_to(ROOT) or file.relative_to(ROOT).parts[0] not in PARTS:
-            return
-        names = self._files.setdefault(str(file.relative_to(ROOT)), [])
-        if code.co_name not in names:
-            names.append(code.co_name)
-        for value in list(frame.f_locals.values()):
-            if _is_form(value):
-                kind = type(value)
-                self._forms.setdefault(f"{kind.__module__}.{kind.__name__}")
-        if code.co_name == "do_commit":
-            self._on = False
-            sys.setprofile(None)
-            found = {"files": self._files, "forms": list(self._forms)}
-            self._path.with_suffix(".new").write_text(json.dumps(found))
-            self._path.with_suffix(".new").rename(self._path)
+        if _hands_on(frame):
+            for each in reversed(list(_stack(frame))):
+                if each not in self._before:
+                    _note(self._way, each)
+        if _note(self._called, frame):
+            for value in list(frame.f_locals.values()):
+                if _is_form(value):
+                    kind = type(value)
+                    self._forms.setdefault(f"{kind.__module__}.{kind.__name__}")
+
+    def _end(self) -> None:
+        self._on = False
+        sys.setprofile(None)
+        found = {"way": self._way, "called": self._called, "forms": list(self._forms)}
+        self._path.with_suffix(".new").write_text(json.dumps(found))
+        self._path.with_suffix(".new").rename(self._path)
+
+
+def _hands_on(frame: FrameType) -> bool:
+    """Whether the port is handed on by this call."""
+    name, file = frame.f_code.co_name, _file_of(frame)
+    if name == "__init__" and frame.f_code.co_filename == "<string>":  # of a dataclass
+        return isinstance(frame.f_locals["self"], Change)
+    if name == "write" and isinstance(frame.f_locals.get("self"), Change):
+        return True
+    return (name, file) in {("submit", WORKER), ("commit", OVSDB), ("do_commit", OVSDB)}
+
+
+def _note(files: dict[str, list[str]], frame: FrameType) -> bool:
+    """Add a function of ours to its file. Returns whether it is ours."""
+    file, name = _file_of(frame), frame.f_code.co_name
+    if file is None:
+        return False
+    names = files.setdefault(file, [])
+    if name not in names:
+        names.append(name)
+    return True
+
+
+def _file_of(frame: FrameType) -> str | None:
+    """The file of a function of ours, in the source tree; None for others."""
+    file = Path(frame.f_code.co_filename)
+    if not file.is_relative_to(ROOT) or file.relative_to(ROOT).parts[0] not in PARTS:
+        return None
+    return str(file.relative_to(ROOT))
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _running() -> Iterator[FrameType]:
+    """The functions that run now, in all threads."""
+    for top in sys._current_frames().values():
+        yield from _stack(top)
 
 
 def _is_form(value: Any) -> bool:
@@ -107,9 +158,13 @@ def main() -> int:
             traced = agent.directory / TRACED
             wait_for(traced.exists, DEADLINE_S, "the trace is written")
             found = json.loads(traced.read_text())
-    for file, functions in found["files"].items():
-        print(f"{file:44} {', '.join(functions)}")
-    print(f"\n{len(found['files'])} files")
+    others = {file: names for file, names in found["called"].items() if file not in found["way"]}
+    for title, files in (("the way", found["way"]), ("called from it", others)):
+        print(f"{title}: {len(files)} files")
+        for file, functions in files.items():
+            print(f"  {file:42} {', '.join(functions)}")
+        print()
+    print(f"{len(others) + len(found['way'])} files in all")
     print(f"{len(found['forms'])} forms: {', '.join(found['forms'])}")
     return 0
 

@@ -46,7 +46,7 @@ def test_the_database_may_answer_before_the_watch_of_vswitchd_is_made(
     try:
         host.db.require_online(30)
         assert made and host.vswitchd.alive(30)
-        host.write([Touch()], time.monotonic() + 30)
+        host.db.write([Touch()], time.monotonic() + 30)
     finally:
         host.close()
 

@@ -48,9 +48,7 @@ class RunningOvs:
     def set(self, key: str, value: str | None) -> None:
         # Fail at once if vswitchd does not run, instead of waiting for it until the deadline.
         appctl(self._rundir, "version", deadline=time.monotonic() + _WAIT_S)
-        database, deadline = self._connected(), time.monotonic() + _WAIT_S
-        done = database.commit([SetOtherConfig(key, value)], deadline)
-        database.wait_configured(done, deadline)
+        self._connected().write([SetOtherConfig(key, value)], time.monotonic() + _WAIT_S)
 
     def pmd_cpus(self) -> frozenset[int]:
         deadline = time.monotonic() + _WAIT_S

@@ -1,17 +1,22 @@
-"""The loop: what it does about a change that belongs to no port and does not hold."""
+"""The loop: changes that belong to no port and do not hold, and one plan for each observation."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 from agents.metrics import Metrics
+from agents.ports.backend_ports import BackendPorts
 from agents.ports.converge import Stopwatch, converge
+from agents.ports.operations import Put
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
+from netplugin.api.models import PortSpec
 from netplugin.backend import Applied, Change, Intent, Plan
+from tests.unit.agent import SPEC
 from tests.unit.fakes import FakeBackend, FakeHost, Seen
 
 
@@ -36,13 +41,54 @@ class Stubborn(FakeBackend):
 
 def test_what_belongs_to_no_port_and_stays_is_said(tmp_path: Path) -> None:
     backend = Stubborn("fake", FakeHost())
-    result = converge(backend, [], time.monotonic() + 5, Stopwatch(), whole=True)
-    assert result.left == (RemoveRest(()),) and result.failed == {}
     store = Store(tmp_path / "agent.db")
+    ports = BackendPorts(backend, store, Metrics(store))
+    result = converge(ports, [], time.monotonic() + 5, Stopwatch(), "drift", whole=True)
+    assert result.left == (RemoveRest(()),) and result.failed == {}
     reconciler = Reconciler(backend, store, Metrics(store))
     errors = reconciler.check().errors
     assert [error.step for error in errors] == ["verify"] and "RemoveRest" in errors[0].detail
     backend.lets_go = True
     assert reconciler.check().errors == []
+    assert reconciler.check().changes == []
+    store.close()
+
+
+class Recorded(FakeBackend):
+    """Notes what each plan is made for."""
+
+    def __init__(self) -> None:
+        super().__init__("fake", FakeHost())
+        self.planned: list[Seen] = []
+
+    def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
+        assert all(observed is not before for before in self.planned), "planned twice"
+        self.planned.append(observed)
+        return super().plan(intents, observed)
+
+    def plans(self) -> int:
+        """The number of plans since the last call."""
+        self.planned, before = [], self.planned
+        return len(before)
+
+
+def test_an_observation_is_planned_once(tmp_path: Path) -> None:
+    backend, store = Recorded(), Store(tmp_path / "agent.db")
+    reconciler = Reconciler(backend, store, Metrics(store))
+    for port_id in ("a", "b", "c"):
+        put = Put(port_id, PortSpec.model_validate(SPEC), time.monotonic() + 30, Future())
+        reconciler.serve([put])
+        assert put.future.result().state == "active"
+        assert backend.plans() == 2  # to change and to read back
+    assert reconciler.check().changes == [] and backend.plans() == 1
+    del backend.host.ports["a"]
+    assert len(reconciler.check(dry_run=True).changes) == 1 and backend.plans() == 1
+    assert len(reconciler.check().changes) == 1 and backend.plans() == 2
+    del backend.host.ports["b"]
+    assert len(reconciler.check({"b"}).changes) == 1 and backend.plans() == 2
+    backend.host.ports.clear()
+    assert len(reconciler.check(batch_size=2).changes) == 3
+    # The check's own, two for each of the two chunks, and one of the whole at the end.
+    assert backend.plans() == 6
     assert reconciler.check().changes == []
     store.close()
