@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
+from typing import Any
 
-from netplugin.host import ovs_commands as write
+from drivers.ovs.commands import CreateBridge, add_port
 from netplugin.host.names import Mark, unmarked
 from netplugin.host.ovs import OvsHost, OvsSettings
-from netplugin.host.ovsdb import CommandFactory
+from netplugin.host.ovsdb import Tables, Write
 from netplugin.host.supervisor import Supervisor
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
@@ -52,13 +53,38 @@ def usable(host: OvsHost) -> None:
     wait_for(lambda: host.usable().usable, PATIENCE_S, "OVS can be used")
 
 
-def bridge(name: str, **external_ids: str) -> CommandFactory:
+@dataclass(frozen=True)
+class _Bridge:
+    name: str
+    external_ids: Mapping[str, str]
+
+    def write(self, tables: Tables) -> None:
+        CreateBridge((), self.name, "").write(tables)
+        tables.get("Bridge", self.name).external_ids = dict(self.external_ids)
+
+
+def bridge(name: str, **external_ids: str) -> Write:
     """Make a bridge, as the backends do."""
-    ids = {key.replace("_", "-"): value for key, value in external_ids.items()}
-    return partial(write.AddBridge, name=name, datapath_type="netdev", fail_mode="secure", external_ids=ids)
+    return _Bridge(name, {key.replace("_", "-"): value for key, value in external_ids.items()})
 
 
-def port(on: str, name: str, **columns: object) -> CommandFactory:
-    """Make a port with a dummy device."""
-    interfaces = {name: {"type": "dummy"}}
-    return partial(write.AddPortCommand, bridge=on, name=name, port=columns, interfaces=interfaces)
+@dataclass(frozen=True)
+class _Port:
+    bridge: str
+    name: str
+    type: str
+    columns: Mapping[str, Any]
+
+    def port_columns(self) -> dict[str, Any]:
+        return dict(self.columns)
+
+    def interfaces(self) -> dict[str, dict[str, Any]]:
+        return {self.name: {"type": self.type}}
+
+    def write(self, tables: Tables) -> None:
+        add_port(tables, self)
+
+
+def port(on: str, name: str, kind: str = "dummy", **columns: Any) -> Write:
+    """Make a port with a device that works without root."""
+    return _Port(on, name, kind, columns)

@@ -6,13 +6,12 @@ import json
 import threading
 import time
 from contextlib import ExitStack
-from functools import partial
 
 import pytest
 
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
-from netplugin.host import ovs_commands as write
 from netplugin.host.ovs import OvsHost
+from netplugin.host.ovsdb import SetOtherConfig
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 from tests.lab.ovs import PrivateOvs
@@ -33,7 +32,7 @@ def _names(switch: PrivateOvs, table: str) -> set[str]:
 
 
 def test_what_is_committed_is_read_back_by_all(switch: PrivateOvs, ovs: OvsHost) -> None:
-    ovs.write([bridge("back", netplugin_bridge="net1"), port("back", "back-p", tag=[7])], soon())
+    ovs.db.write([bridge("back", netplugin_bridge="net1"), port("back", "back-p", tag=[7])], soon())
     made, row = ovs.mirror.bridge("back"), ovs.mirror.port("back-p")
     assert made and row and row.interface
     assert (made.datapath_type, made.fail_mode) == ("netdev", "secure")
@@ -45,9 +44,7 @@ def test_what_is_committed_is_read_back_by_all(switch: PrivateOvs, ovs: OvsHost)
 
 
 def test_the_mirror_tells_a_device_that_vswitchd_cannot_make(ovs: OvsHost) -> None:
-    vhost = {"bad-p": {"type": "dpdkvhostuserclient"}}
-    make = partial(write.AddPortCommand, bridge="bad", name="bad-p", port={}, interfaces=vhost)
-    ovs.write([bridge("bad"), make], soon())
+    ovs.db.write([bridge("bad"), port("bad", "bad-p", "dpdkvhostuserclient")], soon())
     row = ovs.mirror.port("bad-p")
     assert row and row.interface
     assert row.interface.ofport == -1 and row.interface.works_at is None and row.interface.error
@@ -56,23 +53,23 @@ def test_the_mirror_tells_a_device_that_vswitchd_cannot_make(ovs: OvsHost) -> No
 def test_a_transaction_that_the_database_refuses_leaves_nothing(switch: PrivateOvs, ovs: OvsHost) -> None:
     twice = [port("refused", "refused-p"), port("refused", "refused-p")]
     with pytest.raises(HostError, match="identical values"):
-        ovs.write([bridge("refused"), *twice], soon())
+        ovs.db.write([bridge("refused"), *twice], soon())
     assert "refused" not in _names(switch, "Bridge") and "refused-p" not in _names(switch, "Port")
     assert ovs.mirror.bridge("refused") is None
-    ovs.write([bridge("refused")], soon())
+    ovs.db.write([bridge("refused")], soon())
     assert ovs.mirror.bridge("refused"), "the next one is not hindered by it"
 
 
 def test_a_command_that_fails_leaves_nothing_of_the_others(switch: PrivateOvs, ovs: OvsHost) -> None:
     with pytest.raises(HostError, match="nowhere"):
-        ovs.write([bridge("half"), port("nowhere", "half-p")], soon())
+        ovs.db.write([bridge("half"), port("nowhere", "half-p")], soon())
     assert "half" not in _names(switch, "Bridge")
 
 
 def test_keys_of_a_map_are_set_and_removed_one_by_one(switch: PrivateOvs, ovs: OvsHost) -> None:
     switch.vsctl("set", "Open_vSwitch", ".", "other_config:theirs=1")
     for value in ("x", None):
-        ovs.write([partial(write.SetOtherConfig, key="ours", value=value)], soon())
+        ovs.db.write([SetOtherConfig("ours", value)], soon())
         found = ovs.mirror.root.other_config
         assert (found.get("ours"), found.get("theirs")) == (value, "1")
 
@@ -82,7 +79,7 @@ def test_every_transaction_carries_the_mark_of_the_store(switch: PrivateOvs) -> 
     switch.vsctl("set", "Open_vSwitch", ".", "external_ids:netplugin-store=other 9")
     with started(settings_of(switch), mark=lambda found: next(marks)) as host:
         assert host.mirror.root.store_mark == "other 9"
-        host.write([bridge("marked")], soon())
+        host.db.write([bridge("marked")], soon())
         assert switch.get("Open_vSwitch", ".", "external_ids:netplugin-store") == "store-1 1"
         assert host.mirror.root.store_mark == "other 9", "what it wrote itself is nothing to compare with"
         switch.vsctl("set", "Open_vSwitch", ".", "external_ids:netplugin-store=other 10")
@@ -99,7 +96,7 @@ def test_a_change_by_others_wakes_the_backend_whose_port_it_is(switch: PrivateOv
     wait_for(lambda: len(woken) == 2, PATIENCE_S, "both know that OVS is there")
     woken.clear()
     marked = port("drift", "drift-p", external_ids=MARKS)
-    ovs.write([bridge("drift", netplugin_bridge="net1"), marked], soon())
+    ovs.db.write([bridge("drift", netplugin_bridge="net1"), marked], soon())
     owned = ovs.mirror.owned("b", "p1")
     assert owned and owned.name == "drift-p"
     assert woken == [], "its creation is no drift"
@@ -129,12 +126,12 @@ def test_who_does_not_hold_the_lock_writes_nothing(switch: PrivateOvs) -> None:
             second = ends.enter_context(started(settings, holder="agent two"))
             assert not second.hold().usable
             with pytest.raises(BackendUnavailable, match="'agent one'") as refused:
-                second.write([bridge("locked")], soon())
+                second.db.write([bridge("locked")], soon())
             assert refused.value.step == "ovsdb-lock"
-            first.write([bridge("holder")], soon())
+            first.db.write([bridge("holder")], soon())
             assert _names(switch, "Bridge") & {"locked", "holder"} == {"holder"}
         second.db.require_lock(PATIENCE_S)
-        second.write([bridge("locked")], soon())
+        second.db.write([bridge("locked")], soon())
     assert "locked" in _names(switch, "Bridge")
 
 
@@ -145,7 +142,7 @@ def test_a_lock_that_is_stolen_ends_the_writes(switch: PrivateOvs) -> None:
         with Daemon("thief", steal, switch.directory / "thief.log") as thief:
             thief.wait_for(lambda: not host.db.locked, PATIENCE_S, "the lock is lost")
             with pytest.raises(BackendUnavailable, match="another agent has the lock"):
-                host.write([bridge("stolen")], soon())
+                host.db.write([bridge("stolen")], soon())
         assert "stolen" not in _names(switch, "Bridge")
 
 
@@ -155,11 +152,11 @@ def test_a_lock_that_is_stolen_ends_the_writes(switch: PrivateOvs) -> None:
 def test_after_a_lost_connection_the_rows_are_those_of_the_new_server(
     switch: PrivateOvs, ovs: OvsHost
 ) -> None:
-    ovs.write([bridge("kept"), bridge("lost")], soon())
+    ovs.db.write([bridge("kept"), bridge("lost")], soon())
     switch.kill_ovsdb()
     wait_for(lambda: not ovs.db.online, PATIENCE_S, "the connection is lost")
     with pytest.raises(BackendUnavailable, match="no connection") as missing:
-        ovs.write([bridge("late")], soon())
+        ovs.db.write([bridge("late")], soon())
     assert missing.value.step == "ovsdb-connect"
     assert ovs.mirror.bridge("lost"), "what was read last can still be looked at"
     uuid = ["uuid", json.loads(run(_query(switch, "lost")))[0]["rows"][0]["_uuid"][1]]
@@ -169,7 +166,7 @@ def test_after_a_lost_connection_the_rows_are_those_of_the_new_server(
     ovs.db.require_online(PATIENCE_S)
     assert ovs.mirror.bridge("kept") and ovs.mirror.bridge("lost") is None
     assert ovs.mirror.port("lost") is None, "its internal port went with it"
-    ovs.write([bridge("late")], soon())
+    ovs.db.write([bridge("late")], soon())
     assert "late" in _names(switch, "Bridge")
 
 
@@ -185,13 +182,13 @@ def test_a_silent_server_leaves_the_outcome_open(switch: PrivateOvs, ovs: OvsHos
         for words in ("did not answer the transaction", "outcome unknown"):
             begin = time.monotonic()
             with pytest.raises(OperationTimeout, match=words):
-                ovs.write([bridge("silent")], begin + SHORT_S)
+                ovs.db.write([bridge("silent")], begin + SHORT_S)
             assert time.monotonic() - begin < PATIENCE_S
         assert ovs.mirror.bridge("silent") is None
     finally:
         switch.ovsdb.resume()
     wait_for(lambda: ovs.mirror.bridge("silent"), PATIENCE_S, "it was carried out after all")
-    ovs.write([bridge("certain")], soon())
+    ovs.db.write([bridge("certain")], soon())
     assert {"silent", "certain"} <= _names(switch, "Bridge")
 
 
@@ -203,10 +200,10 @@ def test_a_configuration_that_no_vswitchd_carries_out(switch: PrivateOvs, ovs: O
         last = ovs.mirror.root.cur_cfg
         begin = time.monotonic()
         with pytest.raises(OperationTimeout, match=rf"cur_cfg {last}, wanted {last + 1}") as late:
-            ovs.write([bridge("asleep")], begin + SHORT_S)
+            ovs.db.write([bridge("asleep")], begin + SHORT_S)
         assert SHORT_S <= time.monotonic() - begin < PATIENCE_S
         assert late.value.step == "vswitchd"
-        ovs.write([bridge("unwaited")], soon(), wait=False)
+        ovs.db.commit([bridge("unwaited")], soon())
         assert {"asleep", "unwaited"} <= _names(switch, "Bridge"), "the rows are there"
         assert "does not run" in str(ovs.answers().reason)
         assert not ovs.db.configured(last + 2, time.monotonic() + SHORT_S)
@@ -217,7 +214,7 @@ def test_a_configuration_that_no_vswitchd_carries_out(switch: PrivateOvs, ovs: O
 
 
 def test_waiting_ends_with_the_change_that_it_waits_for(switch: PrivateOvs, ovs: OvsHost) -> None:
-    ovs.write([bridge("wait")], soon())
+    ovs.db.write([bridge("wait")], soon())
     held: list[bool] = []
     waiting = threading.Thread(
         target=lambda: held.append(ovs.mirror.wait_for(lambda: ovs.mirror.bridge("wait") is None, soon()))
@@ -238,7 +235,7 @@ def test_a_server_that_starts_later(switch: PrivateOvs) -> None:
         with pytest.raises(BackendUnavailable, match=r"no connection .*db\.sock"):
             host.db.require_online(SHORT_S)
         with pytest.raises(BackendUnavailable):
-            host.write([bridge("never")], soon())
+            host.db.write([bridge("never")], soon())
         switch.start_ovsdb()
         host.db.require_online(PATIENCE_S)
     finally:

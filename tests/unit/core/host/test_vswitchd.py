@@ -36,7 +36,7 @@ def test_a_command_answers_as_ovs_appctl_does(switch: PrivateOvs) -> None:
 
 
 def test_a_long_answer_is_complete(switch: PrivateOvs, ovs: OvsHost) -> None:
-    ovs.write([bridge("many"), *(port("many", f"many-p{n}") for n in range(200))], soon())
+    ovs.db.write([bridge("many"), *(port("many", f"many-p{n}") for n in range(200))], soon())
     shown = appctl(switch.rundir, "dpif/show", deadline=soon())
     assert len(shown) > 4096 and shown == switch.appctl("dpif/show")
     switch.vsctl("del-br", "many")
@@ -149,7 +149,7 @@ def test_the_watch_hears_of_its_end_and_of_the_next_one(switch: PrivateOvs) -> N
 def test_after_a_restart_it_is_usable_once_its_bridges_are_there(switch: PrivateOvs, ovs: OvsHost) -> None:
     usable(ovs)
     woken: list[Wake] = []
-    ovs.write([bridge("again")], soon())
+    ovs.db.write([bridge("again")], soon())
     ovs.subscribe("b", woken.append)
     woken.clear()
     switch.kill_vswitchd()
