@@ -20,7 +20,7 @@ from ovs.stream import Stream
 from ovs.unixctl.client import UnixctlClient
 
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout
-from netplugin.host.ovsdb import StreamParser
+from netplugin.host.json_stream import StreamParser
 from netplugin.host.processes import remaining
 from netplugin.host.supervisor import Supervisor
 
