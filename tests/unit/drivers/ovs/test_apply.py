@@ -83,7 +83,8 @@ def test_a_port_changes_in_place_and_keeps_what_others_wrote(ports: Ports) -> No
     made = vhost("p1")
     ports.plug(made)
     ports.switch.vsctl("set", "Port", made.name, "external_ids:theirs=1")
-    wish = replace(made, tag=9, mtu=2000)
+    network = made.spec.network.model_copy(update={"mtu": 2000})
+    wish = replace(made, tag=9, spec=made.spec.model_copy(update={"network": network}))
     assert ports.apply(c.SetPort(("p1",), wish)).failed == {}
     assert _columns(ports, "Port", made.name, "tag", "external_ids") == [
         9,
@@ -177,7 +178,7 @@ def test_the_fail_mode_is_put_right(ports: Ports) -> None:
 
 def test_the_base_flows_admit_service_ports_alone(ports: Ports) -> None:
     ports.plug(vhost("p1"))
-    ports.ovs.write([port(BRIDGE, "service"), port(BRIDGE, "stranger")], soon())
+    ports.ovs.db.write([port(BRIDGE, "service"), port(BRIDGE, "stranger")], soon())
     assert ports.apply(c.SetBridgeFlows(("p1",), BRIDGE)).failed == {}
     admitted = ports.switch.get("Interface", "service", "ofport")
     own = {line for line in ports.flows() if line.startswith("cookie=0x6e70000000000000,")}
@@ -224,5 +225,5 @@ def test_flows_of_a_bridge_that_is_gone_are_no_error(ports: Ports) -> None:
     ports.switch.vsctl("del-br", BRIDGE)
     wait_for(lambda: ports.ovs.mirror.bridge(BRIDGE) is None, PATIENCE_S, "the bridge is gone")
     assert ports.apply(filter_of(made)).failed == {}
-    ports.ovs.write([bridge(BRIDGE)], soon())
+    ports.ovs.db.write([bridge(BRIDGE)], soon())
     assert ports.flows() == set()

@@ -61,7 +61,7 @@ def test_ports_of_others_are_told_apart(ports: Ports) -> None:
     ports.plug(vhost("p1"))
     assert not ports.seen().bridges[BRIDGE].has_unmanaged, "the internal port is its own"
     uplink = port(BRIDGE, "npu-x", external_ids={"netplugin-uplink": "net1"})
-    ports.ovs.write([uplink, port(BRIDGE, "service"), port(BRIDGE, "stranger")], soon())
+    ports.ovs.db.write([uplink, port(BRIDGE, "service"), port(BRIDGE, "stranger")], soon())
     found = ports.seen().bridges[BRIDGE]
     assert set(found.uplinks) == {"npu-x"} and found.has_unmanaged
     assert [p.name for p in found.services] == ["service"]
@@ -71,7 +71,7 @@ def test_ports_of_others_are_told_apart(ports: Ports) -> None:
 
 
 def test_a_bridge_of_others_is_known_if_a_network_is_mapped_to_it(ports: Ports) -> None:
-    ports.ovs.write([bridge(BRIDGE), bridge("br-else")], soon())
+    ports.ovs.db.write([bridge(BRIDGE), bridge("br-else")], soon())
     seen = ports.seen()
     assert set(seen.bridges) == {BRIDGE} and not seen.bridges[BRIDGE].ours
     assert seen.bridges[BRIDGE].wanted_flows == frozenset()
@@ -79,7 +79,7 @@ def test_a_bridge_of_others_is_known_if_a_network_is_mapped_to_it(ports: Ports) 
 
 def test_a_name_that_another_port_has_is_taken(ports: Ports) -> None:
     wanted = vhost("p1").name
-    ports.ovs.write([bridge(BRIDGE), port(BRIDGE, wanted), port(BRIDGE, "other")], soon())
+    ports.ovs.db.write([bridge(BRIDGE), port(BRIDGE, wanted), port(BRIDGE, "other")], soon())
     assert ports.seen("p1").taken_names == ports.seen().taken_names == {wanted}
     assert ports.seen("p2").taken_names == frozenset()
 
@@ -103,7 +103,7 @@ def test_rows_that_may_be_about_to_change_are_not_read(ports: Ports) -> None:
     ports.switch.ovsdb.pause()
     try:
         with pytest.raises(OperationTimeout):
-            ports.ovs.write([bridge("late")], time.monotonic() + SHORT_S)
+            ports.ovs.db.write([bridge("late")], time.monotonic() + SHORT_S)
         with pytest.raises(OperationTimeout, match="outcome unknown"):
             ports.seen()
     finally:
