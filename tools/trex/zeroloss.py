@@ -10,7 +10,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[0]))
 
-from netplugin_zeroloss.cli.main import main
+try:
+    from netplugin_zeroloss.cli.main import main
+except ModuleNotFoundError as error:
+    if str(error.name).startswith("netplugin"):
+        raise
+    print(
+        f"zeroloss: the Python package {error.name} is missing: in a checkout, and in its virtualenv,"
+        " pip install . ./tools/trex",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -46,6 +46,22 @@ def test_the_result_has_all_that_is_promised(tmp_path: Path) -> None:
     assert result["environment"]["generator"] == "sim:clean" and result["environment"]["seed"] == 3
 
 
+@pytest.mark.parametrize("arguments", [("--help",), SIM, ("report", "run")])
+def test_without_its_requirements_the_script_says_how_to_install_them(arguments: tuple[str, ...]) -> None:
+    found = subprocess.run(
+        [sys.executable, "-I", "-S", ROOT / "tools/trex/zeroloss.py", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr == (
+        "zeroloss: the Python package pydantic is missing: in a checkout, and in its virtualenv,"
+        " pip install . ./tools/trex\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("device", "verdict", "number"),
     [
