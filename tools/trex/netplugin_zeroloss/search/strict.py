@@ -31,6 +31,8 @@ _LENGTHENED = 3
 _AT_ONCE_AT_MOST = 4
 #: Tolerance factor for immediate loss: rings may be twice as large as assumed.
 _AT_ONCE = 2.0
+#: So many times the capacity is computed from trials of different durations.
+_COMPUTED_AT_MOST = 3
 #: Slowly filling rings overflow again within this multiple of the first time.
 _SAME_TIME = 1.2
 #: Seconds of successive warm-ups for a device that loses at every load.
@@ -73,24 +75,25 @@ class StrictSearch:
         hi = math.inf
         if probe.lossy:
             hi = probe.rate
-            self._ground.forwarding_pps = _forwarded(probe)
+            self._ground.forwarding_pps = self._without_rings(probe) or _forwarded(probe)
             if self._ground.forwarding_pps > 0:
-                # Half a width above and below the forwarding rate: for a device with a sharp limit
-                # these are the bounds.
-                above = min(self._ground.forwarding_pps * (1 + self._width / 2), hi)
-                trial = yield from self._ground.short(above, "just above the forwarding rate")
-                lo, hi = (above, hi) if trial.passed else (None, above)
-                if lo is None and self._ground.plan.can_abort:
-                    # Untested: the full-length trial comes next, and stops early if the load is too
-                    # high.
-                    lo = above / (1 + self._width)
+                lo, hi = yield from self._around(self._ground.forwarding_pps, hi)
         else:
             lo = probe.rate
         return (yield from self._decide(lo, hi))
 
+    def _around(self, forwarding_pps: float, hi: float) -> Asking[tuple[float | None, float]]:
+        """Return bounds half a width above and below a forwarding rate; exact for a sharp limit."""
+        above = min(forwarding_pps * (1 + self._width / 2), hi)
+        trial = yield from self._ground.short(above, "just above the forwarding rate", self._width / 3)
+        if trial.passed:
+            return above, math.inf
+        # Untested: the full-length trial comes next, and stops early if the load is too high.
+        return above / (1 + self._width) if self._ground.plan.can_abort else None, above
+
     def _decide(self, first: float | None, hi: float) -> Asking[Outcome | None]:
         """Run full-length trials at the highest load left by short trials, until the bounds are close."""
-        step, marginal, at_once = self._width, False, 0
+        step, marginal, at_once, computed = self._width, False, 0, 0
         lo: float | None = first
         while True:
             if lo is None:
@@ -112,6 +115,9 @@ class StrictSearch:
                     return closed
                 failed = min(self._ground.log.upper(), self._ground.log.ceiling)
                 lo, hi = max(rate, self._best_short(failed) or rate), math.inf
+            elif computed < _COMPUTED_AT_MOST and (capacity := self._below(trial)) is not None:
+                lo, hi = yield from self._around(capacity, rate)
+                computed += 1
             elif at_once < _AT_ONCE_AT_MOST and (yield from self._is_capacity(trial)):
                 lo, hi, at_once = None, rate, at_once + 1
             elif at_once == _AT_ONCE_AT_MOST and not self._ground.log.is_warm(trial):
@@ -124,6 +130,28 @@ class StrictSearch:
             else:
                 # The device may have been cold: repeat the same load.
                 self._suspicious = True
+
+    def _below(self, trial: Trial) -> float | None:
+        """Return the capacity of a warm device if it is clearly below the load of this lossy trial."""
+        capacity = self._without_rings(trial) if self._ground.log.is_warm(trial) else None
+        return capacity if capacity and capacity * (1 + self._width / 2) < trial.rate else None
+
+    def _without_rings(self, trial: Trial) -> float | None:
+        """Return the capacity if rings that filled up explain the loss, else None.
+
+        Each lossy trial forwarded what the device does in its time, and what the rings hold: a shorter one
+        tells the two apart.
+        """
+        seen = self._ground.log.trials[self._ground.log.cold_before :]
+        shorter = [t for t in seen if t.lossy and t.traffic_s <= trial.traffic_s / 2]
+        if not shorter:
+            return None
+        other = min(shorter, key=lambda t: t.rate)
+        more = _forwarded(trial) * trial.traffic_s - _forwarded(other) * other.traffic_s
+        capacity = more / (trial.traffic_s - other.traffic_s)
+        held = (_forwarded(trial) - capacity) * trial.traffic_s
+        fits = 0 <= held <= _AT_ONCE * self._ground.plan.buffer_packets
+        return capacity if fits and capacity > 0 else None
 
     def _probe(self) -> Asking[Trial | None]:
         """Measure the forwarding rate at the maximum load; None if the generator fails at every load."""
@@ -190,7 +218,7 @@ class StrictSearch:
         if not self._ground.is_close(lo, self._ground.log.upper()):
             rate = min(lo * (1 + self._width), hi, self._top)
             if rate < self._ground.log.ceiling:
-                yield from self._ground.short(rate, "the rate above, again", self._width)
+                yield from self._ground.short(rate, "the rate above, again", self._width / 3)
         if self._ground.is_close(lo, self._ground.log.upper()):
             return self._ground.ndr(lo, self._ground.log.upper(), "bracketed")
         if self._ground.is_close(lo, self._ground.log.ceiling):
