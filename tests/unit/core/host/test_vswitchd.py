@@ -30,9 +30,9 @@ SHORT_S = 0.3
 def test_a_command_answers_as_ovs_appctl_does(switch: PrivateOvs) -> None:
     for command in (["version"], ["vlog/list"], ["list-commands"]):
         assert appctl(switch.rundir, *command, deadline=soon()) == switch.appctl(*command)
-    appctl(switch.rundir, "vlog/set", "bridge:file:dbg", deadline=soon())
-    (line,) = (line for line in switch.appctl("vlog/list").splitlines() if line.startswith("bridge "))
-    assert line.split()[-1] == "DBG", "both arguments have arrived"
+    appctl(switch.rundir, "vlog/set", "bridge:file:dbg", "bfd:file:dbg", deadline=soon())
+    levels = {line.split()[0]: line.split()[-1] for line in switch.appctl("vlog/list").splitlines()[2:]}
+    assert levels["bridge"] == levels["bfd"] == "DBG", "both arguments have arrived"
 
 
 def test_a_long_answer_is_complete(switch: PrivateOvs, ovs: OvsHost) -> None:
@@ -158,6 +158,22 @@ def test_after_a_restart_it_is_usable_once_its_bridges_are_there(switch: Private
     switch.start_vswitchd()
     wait_for(lambda: woken == [Wake("ovs-vswitchd was restarted")], PATIENCE_S, "its start")
     assert "again" in switch.appctl("ofproto/list") and ovs.usable().usable
+
+
+def test_a_vswitchd_that_has_not_read_the_database_is_not_usable(switch: PrivateOvs, ovs: OvsHost) -> None:
+    usable(ovs)
+    ovs.write([bridge("unread")], soon())
+    switch.kill_vswitchd()
+    wait_for(lambda: not ovs.vswitchd.alive(), PATIENCE_S, "its end")
+    switch.ovsdb.pause()
+    try:
+        switch.vswitchd.start()
+        assert ovs.vswitchd.alive(PATIENCE_S)
+        assert "not configured yet" in str(ovs.usable().reason)
+    finally:
+        switch.ovsdb.resume()
+    usable(ovs)
+    assert "unread" in switch.appctl("ofproto/list")
 
 
 def test_who_waits_for_the_lock_only_looks_after_a_restart(switch: PrivateOvs) -> None:

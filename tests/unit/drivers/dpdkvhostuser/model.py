@@ -36,8 +36,9 @@ from netplugin.host.ovs_rows import (
     OvsQos,
 )
 from netplugin.host.ovs_underlay import Underlay
+from tests.unit.drivers.dpdkvhostuser import columns
+from tests.unit.drivers.dpdkvhostuser.columns import LOCAL_IP
 
-LOCAL_IP = "10.9.0.1"
 SETTINGS = OvsSettings(
     connection="unix:/nowhere",
     rundir=Path("/nowhere"),
@@ -76,6 +77,8 @@ class Model:
         self.qos: dict[UUID, OvsQos] = {}
         self.underlay: Underlay | None = UNDERLAY
         self.nics: tuple[tuple[str, int], ...] = ()
+        #: The columns that each port of ours must have, as they were last made or set.
+        self.made: dict[str, columns.PortColumns] = {}
         self._next = 1
 
     def copy(self) -> Model:
@@ -114,15 +117,12 @@ class Model:
             case c.RemoveBridge():
                 assert not any(p.owner for p in self.bridges[change.name].ports.values())
                 del self.bridges[change.name]
-            case c.AddPort(port=row):
-                columns, interfaces = row.port_columns(), row.interfaces()
-                self.add_port(row.bridge, row.name, columns, interfaces, row.qos_columns())
-            case t.AddTunnelPort(port=shared) | c.AddBeside(port=shared):
-                self.add_port(shared.bridge, shared.name, shared.port_columns(), shared.interfaces())
-            case c.AddUplink(uplink=uplink):
-                new = uplink.new_interfaces()
-                interfaces = {n: columns | new[n] for n, columns in uplink.interfaces().items()}
-                self.add_port(uplink.bridge, uplink.name, uplink.port_columns(), interfaces)
+            case c.AddPort(port=wish):
+                self.made[wish.name] = columns.of_port(wish)
+                self.add_port(wish.bridge, wish.name, *self.made[wish.name], columns.of_qos(wish))
+            case c.AddUplink(uplink=wish) | c.AddBeside(port=wish) | t.AddTunnelPort(port=wish):
+                self.made[wish.name] = columns.of_port(wish)
+                self.add_port(wish.bridge, wish.name, *self.made[wish.name])
             case (
                 c.SetPort(port=wish)
                 | c.SetBeside(port=wish)
@@ -130,13 +130,16 @@ class Model:
                 | t.SetTunnelPort(port=wish)
             ):
                 ports = self.bridges[wish.bridge].ports
-                ports[wish.name] = self._set(ports[wish.name], wish.port_columns(), wish.interfaces())
+                row, self.made[wish.name] = ports[wish.name], columns.of_port(wish)
+                known = {interface.name for interface in row.interfaces}
+                merged = ("external_ids", "options") if isinstance(change, c.SetUplink) else ("external_ids",)
+                ports[wish.name] = self._set(row, *columns.of_port(wish, known), merged)
             case c.RemovePort() | c.RemoveUplink() | t.RemoveTunnelPort() | c.RemoveBeside():
                 gone = self.bridges[change.bridge].ports.pop(change.name)
                 if gone.qos and is_marked(gone.qos.external_ids, self.layout.backend):
                     del self.qos[gone.qos.uuid]
             case c.SetQos(port=row):
-                self._set_qos(row.bridge, row.name, row.qos_columns())
+                self._set_qos(row.bridge, row.name, columns.of_qos(row))
             case c.DropQos():
                 del self.qos[change.row]
             case _:
@@ -303,11 +306,16 @@ class Model:
         return filters.bridge_flows(i.ofport or 0 for p in trusted for i in p.interfaces)
 
     def _set(
-        self, row: OvsPort, port: Mapping[str, Any], interfaces: Mapping[str, Mapping[str, Any]]
+        self,
+        row: OvsPort,
+        port: Mapping[str, Any],
+        interfaces: Mapping[str, Mapping[str, Any]],
+        merged: Collection[str] = ("external_ids",),
     ) -> OvsPort:
+        """Of the map columns ``merged`` other keys are kept."""
         there = {interface.name: interface for interface in row.interfaces}
         new = []
-        for name, columns in sorted(interfaces.items()):
+        for name, values in sorted(interfaces.items()):
             old = there.get(name) or OvsInterface(
                 name=name,
                 type="",
@@ -319,16 +327,16 @@ class Model:
                 error=None,
                 link_state=None,
             )
-            new.append(replace(old, **_columns(columns, old.external_ids)))
-        return replace(row, interfaces=tuple(new), **_columns(port, row.external_ids))
+            new.append(replace(old, **_values(values, old, merged)))
+        return replace(row, interfaces=tuple(new), **_values(port, row, merged))
 
-    def _set_qos(self, bridge: str, name: str, columns: Mapping[str, Any] | None) -> None:
+    def _set_qos(self, bridge: str, name: str, values: Mapping[str, Any] | None) -> None:
         ports = self.bridges[bridge].ports
         row = ports[name].qos
         ours = row is not None and is_marked(row.external_ids, self.layout.backend)
         if row is not None and ours:
             del self.qos[row.uuid]
-        new = self.add_qos(**columns) if columns else None
+        new = self.add_qos(**values) if values else None
         ports[name] = replace(ports[name], qos=new)
 
 
@@ -344,7 +352,7 @@ def _is_strangers(port: OvsPort) -> bool:
     return not port.serves and not {UPLINK_MARK, TUNNEL_MARK} & port.external_ids.keys()
 
 
-def _columns(columns: Mapping[str, Any], ids: Mapping[str, str]) -> dict[str, Any]:
-    """As the database takes them: an optional column is a list, external_ids are merged."""
-    plain = {k: (v[0] if v else None) if isinstance(v, list) else v for k, v in columns.items()}
-    return plain | {"external_ids": {**ids, **plain.get("external_ids", {})}}
+def _values(
+    columns: Mapping[str, Any], before: OvsPort | OvsInterface, merged: Collection[str]
+) -> dict[str, Any]:
+    return {k: {**getattr(before, k), **v} if k in merged else v for k, v in columns.items()}

@@ -14,7 +14,8 @@ from netplugin.backend import Intent, Overlay
 from netplugin.host.names import VHOST, device_name
 from netplugin.host.openflow import Flow
 from netplugin.host.ovs_rows import OvsPort
-from tests.unit.drivers.dpdkvhostuser.model import LOCAL_IP, Bridge, Model
+from tests.unit.drivers.dpdkvhostuser.columns import LOCAL_IP
+from tests.unit.drivers.dpdkvhostuser.model import Bridge, Model
 
 IDS = [f"port-{n}" for n in range(6)]
 ADDRESSES: list[list[dict[str, str]]] = [
@@ -101,7 +102,7 @@ def scenes(draw: st.DrawFn) -> tuple[Model, list[Intent]]:
     for name, bridge in sorted(model.bridges.items()):
         bridge.flows.add(Flow.make(0x1234, 7, "in_port=77", "drop"))
         if dice.random() < 0.5:
-            model.add_port(name, f"foreign-{name}", {"tag": [5]})
+            model.add_port(name, f"foreign-{name}", {"tag": 5})
         if bridge.ours and dice.random() < 0.1:
             del model.bridges[name]
         elif bridge.ours:

@@ -17,8 +17,10 @@ from drivers.dpdkvhostuser.tunnels import LAYOUT, network_cookie
 from drivers.ovs import commands as c
 from drivers.ovs.plan import MAX_VHOST_SOCKETS
 from netplugin.backend import Intent
+from netplugin.host.names import VHOST, device_name
 from netplugin.host.openflow import Flow
 from netplugin.host.ovs_rows import OvsPort
+from tests.unit.drivers.dpdkvhostuser import columns
 from tests.unit.drivers.dpdkvhostuser.model import SETTINGS, Bridge, Model
 from tests.unit.drivers.dpdkvhostuser.scenes import converge, kinds, overlay, plain_spec, scenes
 
@@ -27,12 +29,14 @@ from tests.unit.drivers.dpdkvhostuser.scenes import converge, kinds, overlay, pl
 def test_planning_after_applying_gives_nothing(scene: tuple[Model, list[Intent]]) -> None:
     host, wanted = scene
     refused = converge(host, wanted)
-    left = plan(SETTINGS, wanted, host.observe())
-    assert left.changes == ()
     seen = host.observe()
+    assert plan(SETTINGS, wanted, seen).changes == ()
     for intent in wanted:
         if intent.port_id not in refused:
             assert (intent.port_id in seen.rows) == (intent.spec is not None)
+    for name in {device_name(VHOST, i.port_id) for i in wanted if i.spec and i.port_id not in refused}:
+        (row,) = (bridge.ports[name] for bridge in host.bridges.values() if name in bridge.ports)
+        assert columns.wrong(row, host.made[name]) == [], "what OVS needs"
 
 
 @given(scenes(), st.randoms())

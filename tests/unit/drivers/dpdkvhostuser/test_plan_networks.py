@@ -14,7 +14,8 @@ from netplugin.backend import Intent
 from netplugin.host import netlink
 from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_underlay import read_underlay
-from tests.unit.drivers.dpdkvhostuser.model import LOCAL_IP, SETTINGS, UNDERLAY, Bridge, Model
+from tests.unit.drivers.dpdkvhostuser.columns import LOCAL_IP
+from tests.unit.drivers.dpdkvhostuser.model import SETTINGS, UNDERLAY, Bridge, Model
 from tests.unit.drivers.dpdkvhostuser.scenes import converge, kinds, on_network, overlay, plain_spec
 
 

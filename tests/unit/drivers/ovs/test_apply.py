@@ -6,12 +6,20 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from drivers.dpdkvhostuser.commands import AddTunnelPort
+from drivers.dpdkvhostuser.model import TunnelPort
 from drivers.ovs import commands as c
+from drivers.ovs.commands import RowChange
 from drivers.ovs.filters import port_cookie, port_flows
+from drivers.ovs.policers import Policer
+from drivers.ovs.ports import VHOST_TYPE, OvsUplink, RelayVfPort
+from netplugin.host.names import device_name
 from tests.lab.processes import wait_for
+from tests.unit.drivers.dpdkvhostuser import columns
 from tests.unit.drivers.ovs.conftest import BRIDGE, Ports, filter_of, spec_of, vhost
 from tests.unit.ovs import PATIENCE_S, bridge, port, soon
 
@@ -63,6 +71,34 @@ def test_a_port_has_its_rows_in_one_transaction(ports: Ports) -> None:
     ]
     row = ports.ovs.mirror.port(made.name)
     assert row and not made.differs(row) and not made.must_be_remade(row), "nothing is left to do"
+
+
+UPLINK = OvsUplink("npu-bond", BRIDGE, "net1", ("0000:03:00.0", "0000:03:00.1"), "lacp", 1500)
+VM = vhost("p9")
+KINDS: list[tuple[type[RowChange], Any]] = [
+    (c.AddPort, replace(VM, type=VHOST_TYPE, socket="/s", options={"vhost-server-path": "/s"})),
+    (c.AddPort, replace(VM, tag=0, sends=Policer(1000, 800), network_id="n", udp_port=4789, stamp="s 1")),
+    (c.AddUplink, UPLINK),
+    (
+        c.AddUplink,
+        replace(UPLINK, name=device_name("npu", "0000:03:00.0"), devices=UPLINK.devices[:1], bond=None),
+    ),
+    (c.AddBeside, RelayVfPort("vdpa", "p9", "npr-p9", BRIDGE, "0000:03:10.0", 1500, 4)),
+    (AddTunnelPort, replace(TunnelPort.patch("np-to-tunnels"), bridge=BRIDGE)),
+    (AddTunnelPort, replace(TunnelPort.vxlan(4789, columns.LOCAL_IP), bridge=BRIDGE)),
+]
+
+
+@pytest.mark.parametrize("change, wish", KINDS)
+def test_every_kind_of_port_has_the_columns_that_ovs_needs(
+    ports: Ports, change: type[RowChange], wish: Any
+) -> None:
+    """Whether OVS can make its device or not: the rows are there."""
+    ports.ovs.write([bridge(BRIDGE)], soon())
+    assert ports.apply(change(("p9",), wish)).failed == {}
+    row = ports.ovs.mirror.port(wish.name)
+    assert row and columns.wrong(row, columns.of_port(wish)) == []
+    assert not wish.differs(row)
 
 
 def test_the_flows_of_a_port_are_its_filter(ports: Ports) -> None:
@@ -142,14 +178,22 @@ def test_a_rate_that_vswitchd_does_not_take_is_an_error(ports: Ports) -> None:
     assert set(ports.seen().rows) == {"p0"}
 
 
-def test_a_qos_row_of_others_survives_the_port(ports: Ports) -> None:
+@pytest.mark.parametrize("first_ours", [False, True])
+def test_a_qos_row_of_others_survives_the_port(ports: Ports, first_ours: bool) -> None:
     made = vhost("p1")
     ports.plug(made)
     theirs = ["--", "--id=@q", "create", "QoS", "type=egress-policer"]
     ports.switch.vsctl("set", "Port", made.name, "qos=@q", *theirs)
     wait_for(lambda: ports.seen("p1").rows["p1"].qos, PATIENCE_S, "the row of others")
+    if first_ours:
+        assert ports.apply(c.SetQos(("p1",), replace(made, receives=Policer(8000, 6400)))).failed
+        row = ports.seen("p1").rows["p1"]
+        assert row.qos and row.qos.owner, "ours is in its place"
     assert ports.apply(c.RemovePort(("p1",), BRIDGE, made.name, "dpdkvhostuser")).failed == {}
-    assert "egress-policer" in ports.switch.vsctl("list", "QoS")
+    (left,) = json.loads(ports.switch.vsctl("-f", "json", "--columns=type,external_ids", "list", "QoS"))[
+        "data"
+    ]
+    assert left == ["egress-policer", ["map", []]]
 
 
 def test_what_is_removed_leaves_nothing_of_ours(ports: Ports, tmp_path: Path) -> None:

@@ -1,0 +1,152 @@
+"""The columns that OVS needs for each kind of port, by its own documentation and by ours of the marks.
+
+Not by the code that writes them: what it leaves out, or writes otherwise, is a difference that
+planning finds in the rows of the model. Sources: ovs-vswitchd.conf.db(5); for ``iface-id``,
+``attached-mac`` and ``vm-uuid`` OVS's Documentation/topics/integration.rst; for the marks
+docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from drivers.dpdkvhostuser.model import TunnelPort
+from drivers.ovs.ports import OvsUplink, RelayVfPort, VhostPort
+from netplugin.host.names import device_name
+from netplugin.host.ovs_rows import OvsInterface, OvsPort
+
+Columns = dict[str, Any]
+#: Port, and the interfaces by name.
+PortColumns = tuple[Columns, dict[str, Columns]]
+
+LOCAL_IP = "10.9.0.1"
+_PATCHES = {"np-to-tunnels": {"peer": "np-to-overlay"}, "np-to-overlay": {"peer": "np-to-tunnels"}}
+#: Values of [ovs] bonds: bond_mode and lacp.
+_MODES = {
+    None: (None, None),
+    "active-backup": ("active-backup", "off"),
+    "balance-slb": ("balance-slb", "off"),
+    "lacp": ("balance-tcp", "active"),
+}
+
+
+def of_port(
+    wish: VhostPort | OvsUplink | RelayVfPort | TunnelPort, known: Collection[str] = ()
+) -> PortColumns:
+    """``known`` are the interfaces that the port has already."""
+    match wish:
+        case VhostPort():
+            return _of_vm(wish)
+        case OvsUplink():
+            return _of_uplink(wish, known)
+        case RelayVfPort():
+            marks = {"netplugin-beside": wish.port_id, "netplugin-backend": "vdpa"}
+            interface = {
+                "type": "dpdk",
+                "options": {"dpdk-devargs": wish.device, "n_rxq": str(wish.queues)},
+                "mtu_request": wish.mtu,
+                "external_ids": {"netplugin-beside": wish.port_id},
+            }
+            return {"external_ids": marks}, {wish.name: interface}
+        case TunnelPort():
+            return _of_tunnel(wish)
+
+
+def of_qos(port: VhostPort) -> Columns | None:
+    """``egress-policer``: ``cir`` in bytes per second, ``cbs`` in bytes."""
+    if port.receives is None:
+        return None
+    return {
+        "type": "egress-policer",
+        "other_config": {
+            "cir": str(port.receives.kbps * 1000 // 8),
+            "cbs": str(port.receives.burst_kbit * 1000 // 8),
+        },
+        "external_ids": {"netplugin-port": port.port_id, "netplugin-backend": port.backend},
+    }
+
+
+def _of_vm(port: VhostPort) -> PortColumns:
+    ids = {"netplugin-port": port.port_id, "netplugin-backend": port.backend}
+    if port.network_id:
+        ids |= {"netplugin-network": port.network_id, "netplugin-udp-port": str(port.udp_port)}
+    if port.stamp:
+        ids["netplugin-store"] = port.stamp
+    # A port with an empty tag would be a trunk of all VLANs; tag 0 is that of a flat network.
+    columns = {"tag": port.tag, "vlan_mode": "access", "external_ids": ids}
+    interface = {
+        "type": port.type,
+        "options": _options(port),
+        "mtu_request": port.mtu,
+        "ingress_policing_rate": port.sends.kbps if port.sends else 0,  # kbps
+        "ingress_policing_burst": port.sends.burst_kbit if port.sends else 0,  # kb
+        "external_ids": {
+            "iface-id": port.port_id,
+            "attached-mac": port.mac,
+            "vm-uuid": port.vm_id,
+            "netplugin-port": port.port_id,
+            "netplugin-queues": str(port.queues),
+        },
+    }
+    return columns, {port.name: interface}
+
+
+def _options(port: VhostPort) -> Mapping[str, str]:
+    if port.type == "dpdkvhostuserclient":
+        return {"vhost-server-path": port.socket}
+    assert port.type in ("dpdkvdpa", "dummy")  # the tests of vdpa have the options of the vendor's OVS
+    return dict(port.options)
+
+
+def _of_uplink(uplink: OvsUplink, known: Collection[str]) -> PortColumns:
+    mode, lacp = _MODES[uplink.bond]
+    mark = {"netplugin-uplink": uplink.physical_network}
+    interfaces: dict[str, Columns] = {
+        device_name("npu", device): {
+            "type": "dpdk",
+            "options": {"dpdk-devargs": device},
+            "external_ids": mark,
+        }
+        for device in uplink.devices
+    }
+    for name in interfaces.keys() - known:  # later the MTU is the operator's
+        interfaces[name]["mtu_request"] = uplink.mtu
+    return {"bond_mode": mode, "lacp": lacp, "external_ids": mark}, interfaces
+
+
+def _of_tunnel(port: TunnelPort) -> PortColumns:
+    """Without a tag: a trunk."""
+    mark = {"netplugin-tunnel": port.type}
+    interface = {"type": port.type, "options": _PATCHES.get(port.name), "external_ids": mark}
+    if port.type == "vxlan":
+        udp_port = port.name.removeprefix("npx")
+        interface["options"] = {
+            "remote_ip": "flow",
+            "key": "flow",
+            "local_ip": LOCAL_IP,
+            "dst_port": udp_port,
+        }
+    return {"tag": None, "vlan_mode": None, "external_ids": mark}, {port.name: interface}
+
+
+def wrong(row: OvsPort, made: PortColumns) -> list[str]:
+    """The columns of a port and its interfaces that are not so; maps may have other keys."""
+    port, interfaces = made
+    found = {interface.name: interface for interface in row.interfaces}
+    if found.keys() != interfaces.keys():
+        return ["interfaces"]
+    return _wrong(row, port) + [w for name in found for w in _wrong(found[name], interfaces[name])]
+
+
+def _wrong(row: OvsPort | OvsInterface, columns: Columns) -> list[str]:
+    there = {column: getattr(row, column) for column in columns}
+    return [
+        f"{row.name} {column}: {there[column]} is not {value}"
+        for column, value in columns.items()
+        if (
+            there[column] != value
+            if not isinstance(value, dict)
+            else not value.items() <= there[column].items()
+        )
+    ]
