@@ -1,15 +1,18 @@
-"""The example of docs/writing-a-backend.md, driven by the agent's own converge loop and store."""
+"""The examples of docs/writing-a-backend.md, driven by the agent's own converge loop and store."""
 
 from __future__ import annotations
 
-import configparser
+import inspect
+import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
+import httpx
 import pytest
 from oslo_config import cfg
 
@@ -18,28 +21,31 @@ from agents.metrics import Metrics
 from agents.ports.operations import Delete, Put
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Record, Store
+from netplugin import options
 from netplugin.api.errors import CapacityExhausted, Conflict, HostError, Unsupported
-from netplugin.api.models import PortSpec, PortState, ReconcileReport
-from netplugin.backend import Backend, Claim
+from netplugin.api.models import Features, FieldRule, PortSpec, PortState, ReconcileReport
+from netplugin.backend import Backend, Claim, Intent
 from netplugin.host.shared import Host
+from netplugin.optional import Extras
 from tests.docs.blocks import ROOT, blocks
-from tests.docs.example_backend import GROUP, MARK, Slots, list_opts
+from tests.docs.example_backend import GROUP, MARK, Files, list_opts
+from tests.docs.example_claims import Slots
+from tests.unit.agent import agent, served_agent
 
-COUNT = 3
 PAGE = ROOT / "docs/writing-a-backend.md"
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    slots = tmp_path / "slots"
-    slots.mkdir()
-    return slots
+    files = tmp_path / "files"
+    files.mkdir()
+    return files
 
 
 @pytest.fixture
 def conf(tmp_path: Path, directory: Path) -> Any:
-    file = tmp_path / "slots.conf"
-    file.write_text(f"[slots]\ndirectory = {directory}\ncount = {COUNT}\n")
+    file = tmp_path / "files.conf"
+    file.write_text(f"[files]\ndirectory = {directory}\n")
     conf = cfg.ConfigOpts()
     conf([], project="netplugin", default_config_files=[str(file)], default_config_dirs=[])
     return conf
@@ -48,15 +54,16 @@ def conf(tmp_path: Path, directory: Path) -> Any:
 class Example:
     """The example on a directory, as the lane of an agent would drive it."""
 
-    def __init__(self, conf: Any, store: Store) -> None:
+    def __init__(self, conf: Any, store: Store, kind: type[Files]) -> None:
         self.store = store
-        backend: Backend[Any] = Slots(conf, Host(conf))
-        self._reconciler = Reconciler(backend, store, Metrics(store))
+        self._reconciler = Reconciler(kind(conf, Host(conf)), store, Metrics(store))
 
     def put(self, port_id: str, **fields: Any) -> Record:
+        return self.put_spec(port_id, make_spec(**fields))
+
+    def put_spec(self, port_id: str, spec: PortSpec) -> Record:
         future: Future[Record] = Future()
-        deadline = time.monotonic() + 10
-        self._reconciler.serve([Put(port_id, make_spec(**fields), deadline, future)])
+        self._reconciler.serve([Put(port_id, spec, time.monotonic() + 10, future)])
         return future.result(0)
 
     def delete(self, port_id: str) -> None:
@@ -69,15 +76,15 @@ class Example:
 
 
 @pytest.fixture
-def start(tmp_path: Path, conf: Any) -> Iterator[Callable[[], Example]]:
+def start(tmp_path: Path, conf: Any) -> Iterator[Callable[..., Example]]:
     """Starts an agent's part anew, on the same store."""
     stores: list[Store] = []
 
-    def fresh() -> Example:
+    def fresh(kind: type[Files] = Slots) -> Example:
         for store in stores:
             store.close()
         stores[:] = [Store(tmp_path / "agent.db")]
-        example = Example(conf, stores[0])
+        example = Example(conf, stores[0], kind)
         example.check()
         return example
 
@@ -87,16 +94,16 @@ def start(tmp_path: Path, conf: Any) -> Iterator[Callable[[], Example]]:
 
 
 @pytest.fixture
-def example(start: Callable[[], Example]) -> Example:
+def example(start: Callable[..., Example]) -> Example:
     return start()
 
 
-def make_spec(mtu: int = 1500, filtered: bool = False) -> PortSpec:
+def make_spec(mtu: int = 1500, filtered: bool = False, backend: str = "slots") -> PortSpec:
     return PortSpec.model_validate(
         {
             "vm_id": "vm1",
             "mac": "52:54:00:00:00:01",
-            "backend": "slots",
+            "backend": backend,
             "network": {"type": "flat", "physical_network": "physnet1", "mtu": mtu},
             "port_security": {"enabled": filtered},
         }
@@ -130,7 +137,7 @@ def test_drift_is_repaired_and_a_dry_run_only_tells(example: Example, directory:
     (directory / "0").write_text(f"{MARK}a\nmtu=1\n")
     (directory / "2").write_text(f"{MARK}a\nanother one\n")
     report = example.check(dry_run=True)
-    assert [change.change for change in report.changes] == ["ClearSlot", "WriteSlot"]
+    assert [change.change for change in report.changes] == ["RemoveFile", "WriteFile"]
     assert (directory / "2").exists()
     example.check()
     assert (directory / "0").read_text() == wanted
@@ -172,7 +179,7 @@ def test_what_is_not_ours_is_left_alone(example: Example, directory: Path) -> No
     }
 
 
-def test_a_restart_and_a_lost_store(tmp_path: Path, directory: Path, start: Callable[[], Example]) -> None:
+def test_a_restart_and_a_lost_store(tmp_path: Path, directory: Path, start: Callable[..., Example]) -> None:
     example = start()
     example.put("a")
     example.put("b")
@@ -198,35 +205,115 @@ def test_what_it_cannot_do_is_refused(example: Example, directory: Path) -> None
 
 def test_a_host_without_the_directory_is_said_with_the_fix(conf: Any, directory: Path) -> None:
     directory.rmdir()
-    usability = Slots(conf, Host(conf)).probe()
+    usability = Files(conf, Host(conf)).probe()
     assert not usability.usable and usability.fix == f"mkdir {directory}"
 
 
-def test_the_page_has_the_example_whole() -> None:
-    code = [block.text for block in blocks(PAGE) if block.language == "python"]
-    assert (ROOT / "tests/docs/example_backend.py").read_text() in code
+# -- the page ------------------------------------------------------------------------------------
 
 
-def test_the_registration_of_the_page_is_found(
-    tmp_path: Path, conf: Any, monkeypatch: pytest.MonkeyPatch
+def code_of(page: str) -> list[str]:
+    return [block.text for block in blocks(PAGE) if block.language == page]
+
+
+def test_the_page_has_the_examples_whole() -> None:
+    for example in ("example_backend", "example_claims"):
+        text = (ROOT / f"tests/docs/{example}.py").read_text()
+        assert text.replace("tests.docs.example_backend", "netplugin_files") in code_of("python")
+
+
+def test_the_first_example_needs_the_contract_alone(conf: Any) -> None:
+    assert set(vars(Extras.of(Files(conf, Host(conf)))).values()) == {None}
+    overridden = {name for name in vars(Files) if not name.startswith("_") and hasattr(Backend, name)}
+    assert overridden == Backend.__abstractmethods__ | {"validate"}
+
+
+def test_a_package_by_the_book_is_a_backend_of_the_agent(
+    tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ``setup.cfg`` of the page, installed as a package of its own; its module is the example."""
-    (text,) = (b.text for b in blocks(PAGE) if b.language == "ini" and "[metadata]" in b.text)
-    parser = configparser.ConfigParser()
-    parser.read_string(text)
-    groups = parser["options.entry_points"]
-    info = tmp_path / "site/netplugin_slots-1.0.dist-info"
-    info.mkdir(parents=True)
-    metadata = f"Metadata-Version: 2.1\nName: {parser['metadata']['name']}\nVersion: 1.0\n"
-    (info / "METADATA").write_text(metadata)
-    (info / "entry_points.txt").write_text(
-        "".join(f"[{group}]\n{lines.strip()}\n" for group, lines in groups.items())
-    )
-    module = sys.modules["tests.docs.example_backend"]
-    monkeypatch.setitem(sys.modules, "netplugin_slots", module)
-    monkeypatch.syspath_prepend(str(info.parent))
-    loaded = backends.load(["slots"], conf, Host(conf))
+    """The three files of the page, installed by pip; then a port over HTTP."""
+    package, site = tmp_path / "package", tmp_path / "site"
+    package.mkdir()
+    (package / "netplugin_files.py").write_text((ROOT / "tests/docs/example_backend.py").read_text())
+    (setup,) = (text for text in code_of("ini") if "[metadata]" in text)
+    (package / "setup.cfg").write_text(setup)
+    (package / "pyproject.toml").write_text(*code_of("toml"))
+    install = "-m pip install -q --no-compile --no-index --no-deps --no-build-isolation --target"
+    subprocess.run([sys.executable, *install.split(), site, package], check=True)
+    monkeypatch.syspath_prepend(str(site))
+    (text,) = (text for text in code_of("ini") if "enabled_backends" in text)
+    (tmp_path / "agent.conf").write_text(text.replace("/var/lib/files", str(directory)))
+    conf = options.load([tmp_path / "agent.conf"])
+    assert "files" in conf.agent.enabled_backends
+
+    loaded = backends.load(["files"], conf, Host(conf))
     assert loaded.broken == {}
-    assert isinstance(loaded.backends["slots"], Slots)
-    assert "netplugin_slots:list_opts" in groups["oslo.config.opts"]
+    with agent(tmp_path, backends=loaded.backends) as running, served_agent(running) as url:
+        client = httpx.Client(base_url=url)
+        spec = make_spec(backend="files").model_dump(mode="json")
+        answer = client.put("/v1/ports/a", json=spec)
+        assert (answer.status_code, answer.json()["state"]) == (200, "active"), answer.text
+        assert answer.json()["binding"]["file"] == str(directory / "a")
+        assert (directory / "a").read_text().startswith(f"{MARK}a\n")
+        refused = client.put("/v1/ports/b", json=spec | {"qos": {"egress_kbps": 100_000}})
+        assert refused.json()["code"] == Unsupported.code
+        assert client.delete("/v1/ports/a").status_code == 204
+    assert list(directory.iterdir()) == []
+    assert f"netplugin_files:{list_opts.__name__}" in setup
     assert list_opts()[0][0] == GROUP
+
+
+# -- a field by the book -------------------------------------------------------------------------
+
+
+class WiderFeatures(Features):
+    colour: bool = False
+
+
+class WiderSpec(PortSpec):
+    colour: Annotated[
+        Literal["red", "blue"],
+        FieldRule(live=True, supported=lambda spec, features: features.colour),
+    ] = "red"
+
+
+class PlainFiles(Files):
+    """The example, which knows nothing of the new field; ``Features`` has it."""
+
+    features: ClassVar[Features] = WiderFeatures(networks=("flat",))
+
+
+class ColourFiles(Files):
+    """A backend that has the feature, and so must write the field."""
+
+    features: ClassVar[Features] = WiderFeatures(networks=("flat",), colour=True)
+
+    def text_of(self, intent: Intent) -> str:
+        assert isinstance(intent.spec, WiderSpec)
+        return f"{super().text_of(intent)}colour={intent.spec.colour}\n"
+
+
+def test_a_field_by_the_book_is_refused_by_a_backend_that_does_not_have_it(
+    conf: Any, start: Callable[..., Example], directory: Path
+) -> None:
+    field = textwrap.dedent(inspect.getsource(WiderSpec).partition("\n")[2])
+    assert field in code_of("python")
+
+    example = start(PlainFiles)
+    assert example.put_spec("a", wider()).state is PortState.ACTIVE
+    with pytest.raises(Unsupported, match="has no colour"):
+        example.put_spec("b", wider(colour="blue"))
+    with pytest.raises(Unsupported, match="has no colour"):
+        example.put_spec("a", wider(colour="blue"))
+    assert [file.name for file in directory.iterdir()] == ["a"]
+    assert [record.port_id for record in example.store.records()] == ["a"]
+
+    example.delete("a")
+    example = start(ColourFiles)
+    example.put_spec("b", wider(colour="blue"))
+    example.put_spec("b", wider())
+    assert (directory / "b").read_text().endswith("colour=red\n")
+
+
+def wider(**fields: Any) -> WiderSpec:
+    return WiderSpec.model_validate({**make_spec(backend="files").model_dump(), **fields})
