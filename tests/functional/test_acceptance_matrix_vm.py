@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from netplugin_zeroloss.journal import read_run
 
+from tests.functional.alone.test_acceptance_matrix import check_trials, write, zeroloss
 from tests.functional.conftest import BASE
-from tests.functional.test_acceptance_matrix import check_trials, write, zeroloss
 from tests.lab.agent import PrivateAgent
 from tests.lab.guest import Guest, domain_xml
 from tests.lab.libvirtd import PrivateLibvirt

@@ -16,9 +16,11 @@ from typing import Any, Self
 from tests.lab import preloaded
 from tests.lab.namespaces import entered, within
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import Argument, Daemon, Process
+from tests.lab.processes import PATIENCE, Argument, Daemon, Process
 
 READY_DEADLINE_S = 60.0
+#: The default of [agent] operation_timeout, in seconds.
+OPERATION_S = 30
 COMMAND = (sys.executable, "-m", "agents.main")
 
 
@@ -81,7 +83,10 @@ class PrivateAgent:
                 "insecure_loopback": "true",
             },
             "tasks": {"callback_insecure_http": "true"},
-            "agent": {"enabled_backends": "dpdkvhostuser" if ovs else "linuxbridge"},
+            "agent": {
+                "enabled_backends": "dpdkvhostuser" if ovs else "linuxbridge",
+                "operation_timeout": str(round(OPERATION_S * PATIENCE)),
+            },
             "dpdkvhostuser": {"guest_hugepages": "false"},
         }
         if ovs is not None:

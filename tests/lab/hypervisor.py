@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.lab.agent import PrivateAgent
-from tests.lab.guest import Guest, apply_tcg_workaround, domain_xml
+from tests.lab.guest import BOOT_DEADLINE_S, Guest, apply_tcg_workaround, domain_xml
 from tests.lab.libvirtd import PrivateLibvirt
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import LabError
@@ -129,11 +129,14 @@ class Hypervisor:
         return str(answer["xml"])
 
     def start_guests(self, nics: Sequence[Nic]) -> list[Guest]:
-        """Start a guest on each NIC from what the agent rendered; they boot at the same time."""
+        """Start a guest on each NIC from what the agent rendered; on OVS in turn (see ``wait_connected``)."""
         connection = self.libvirt.connect()
         guests = [Guest(nic.vm_id) for nic in nics]
         for guest, nic in zip(guests, nics, strict=True):
             guest.start(connection, apply_tcg_workaround(self.render(nic)))
+            if nic.backend == OVS_BACKEND:
+                port = self.call("GET", f"/v1/ports/{nic.port_id}")
+                self.ovs.wait_connected(port["binding"]["device"], BOOT_DEADLINE_S)
         return guests
 
     def boot(self, nics: Sequence[Nic], each: Callable[[Guest, Nic], None] | None = None) -> list[Guest]:

@@ -203,7 +203,12 @@ class PrivateOvs:
         return self.vsctl("--if-exists", "get", table, record, column).strip().strip('"')
 
     def wait_connected(self, port: str, deadline_s: float = 30.0) -> None:
-        """Wait until the VM's side of a vhost-user client port is there."""
+        """Wait until the VM's side of a vhost-user client port is there.
+
+        Before a second VM starts: the first one makes OVS create a mempool, and each attempt that is
+        too large for ``dpdk-socket-limit`` uses up the memory for as long as it takes. A VM that
+        connects meanwhile is not set up: ``failed to allocate memory for dev->guest_pages``.
+        """
         self.vswitchd.wait_for(
             lambda: self._status(port) == "connected",
             deadline_s,

@@ -18,6 +18,7 @@ import pytest
 from tests.lab.kernel import CACHE
 from tests.lab.processes import wait_for
 from tests.nested import machine
+from tests.nested.pulse import DEVICE
 
 pytestmark = [pytest.mark.outside, pytest.mark.timeout(600)]
 
@@ -25,6 +26,7 @@ MARK = "NETPLUGIN_NESTED_MARK"
 DEADLINE_S = 300.0
 TESTS = """
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -47,13 +49,20 @@ def test_skips():
 def test_is_known_to_fail():
     assert False
 
+def test_stands():
+    if os.environ["NETPLUGIN_LAB_GUEST"] == "1":
+        for file in Path("/proc").glob("[0-9]*/fd/*"):
+            if os.path.realpath(file) == "PULSE":
+                os.kill(int(file.parts[2]), signal.SIGSTOP)
+        signal.pause()
+
 def test_ends_the_machine():
     Path("/proc/sysrq-trigger").write_text("o")
     time.sleep(60)
 
 def test_comes_too_late():
     pass
-"""
+""".replace("PULSE", str(DEVICE))
 WAITS = """
 import signal
 import pytest
@@ -145,14 +154,16 @@ def read(path: Path) -> bytes:
         return b""  # it ended
 
 
-def test_each_outcome_in_the_guest_is_one_outside(tmp_path: Path) -> None:
+def test_each_outcome_in_guests_is_one_outside(tmp_path: Path) -> None:
+    """The first guest has no heartbeat from the fifth test on; the second ends in the sixth."""
     with outer(tmp_path, TESTS) as running:
-        said, _ = running.communicate(timeout=DEADLINE_S)
+        said, _ = running.communicate(timeout=2 * DEADLINE_S)
     assert running.returncode == pytest.ExitCode.TESTS_FAILED, said
-    assert "1 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors" in said, said
+    assert "1 failed, 2 passed, 1 skipped, 1 xfailed, 2 errors" in said, said
     assert "said in the guest" in said
+    _require_replacement(said, left=3)
     cases = {str(case.get("name")): case for case in junit(tmp_path)}
-    assert len(cases["test_passes"]) == 0
+    assert len(cases["test_passes"]) == len(cases["test_stands"]) == 0
     failure = cases["test_fails"].find("failure")
     assert failure is not None and "/nowhere" in str(failure.text)
     skipped = cases["test_skips"].find("skipped")
@@ -163,12 +174,20 @@ def test_each_outcome_in_the_guest_is_one_outside(tmp_path: Path) -> None:
     assert cases["test_comes_too_late"].find("error") is not None
 
 
+def _require_replacement(said: str, left: int) -> None:
+    """The summary must say that a guest was replaced, with what was known of it and of its kernel."""
+    replaced = said.partition(f"replaced by a fresh guest for the {left} tests that were left")[2]
+    for words in ("no heartbeat", "RIP=", "Not continuing"):
+        assert words in replaced, said
+
+
 def junit(directory: Path) -> list[ElementTree.Element]:
     # A file of our own making, so no bomb.
     return list(ElementTree.parse(directory / "junit.xml").iter("testcase"))
 
 
-def test_the_tests_that_are_left_go_on_in_a_fresh_guest_when_one_stands(tmp_path: Path) -> None:
+@pytest.mark.long
+def test_a_guest_whose_cpu_is_taken_for_ever_is_replaced(tmp_path: Path) -> None:
     with outer(tmp_path, STANDS) as running:
         said, _ = running.communicate(timeout=2 * DEADLINE_S)
     assert running.returncode == pytest.ExitCode.OK, said
@@ -178,9 +197,7 @@ def test_the_tests_that_are_left_go_on_in_a_fresh_guest_when_one_stands(tmp_path
         "test_stands",
         "test_after",
     ]
-    replaced = said.partition("replaced by a fresh guest for the 2 tests that were left")[2]
-    for words in ("no heartbeat", "RIP=", "Not continuing"):
-        assert words in replaced, said
+    _require_replacement(said, left=2)
 
 
 @pytest.mark.long

@@ -6,12 +6,13 @@ Run in a sandbox: `python -m tests.lab.sandbox --guests --hugepages 180 -- pytho
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.lab.guest import (
+    BOOT_DEADLINE_S,
     Guest,
     apply_tcg_workaround,
     domain_xml,
@@ -54,7 +55,10 @@ def vhost_guests(daemons: PrivateLibvirt, ovs: PrivateOvs) -> Iterator[Pair]:
         domain = with_shared_memory(domain_xml(f"vhost{number}"))
         return apply_tcg_workaround(with_interface(domain, interface))
 
-    yield from started(daemons, [(f"vhost{number}", xml(number)) for number in range(2)])
+    def connected(name: str) -> None:
+        ovs.wait_connected(name, BOOT_DEADLINE_S)
+
+    yield from started(daemons, [(f"vhost{number}", xml(number)) for number in range(2)], connected)
 
 
 @pytest.fixture
@@ -79,13 +83,18 @@ def bridge_guests(daemons: PrivateLibvirt) -> Iterator[Pair]:
         run(["ip", "link", "del", name])
 
 
-def started(daemons: PrivateLibvirt, domains: list[tuple[str, str]]) -> Iterator[Pair]:
+def started(
+    daemons: PrivateLibvirt,
+    domains: list[tuple[str, str]],
+    wait_connected: Callable[[str], None] = lambda _: None,
+) -> Iterator[Pair]:
     """Two booted guests with an address each, destroyed afterwards."""
     guests = [Guest(name) for name, _ in domains]
     connection = daemons.connect()
     try:
         for guest, (_, xml) in zip(guests, domains, strict=True):
             guest.start(connection, xml)
+            wait_connected(guest.name)
         for guest, mac, address in zip(guests, MACS, ADDRESSES, strict=True):
             guest.boot()
             guest.configure(mac, f"{address}/24")

@@ -34,8 +34,6 @@ from tests.lab.libvirtd import PrivateLibvirt
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run, wait_for
 
-pytestmark = pytest.mark.alone
-
 NAME = "vm-facts"
 # vCPU 0, the IO thread and the emulator have their CPUs, vCPU 1 may run on all.
 PINNED = """<iothreads>1</iothreads>

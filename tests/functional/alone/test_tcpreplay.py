@@ -22,8 +22,6 @@ from netplugin_zeroloss.values import GeneratorError, Measurement, TrialRequest,
 from tests.lab.namespaces import connect, entered, namespace, within
 from tests.lab.processes import run, wait_for
 
-pytestmark = pytest.mark.alone
-
 #: The device under test is a bridge in a namespace of its own; the generator has both its sides.
 GENERATOR, DEVICE = "zl-generator", "zl-device"
 THERE = InterfacePath(send="west", receive="east")

@@ -19,8 +19,6 @@ from tests.lab.processes import wait_for
 from tests.lab.testpmd import Forward, Testpmd, TestpmdOptions
 from tests.lab.vm import Vm
 
-pytestmark = pytest.mark.alone
-
 RATE = 100_000  # kbit/s
 #: What is sent against: a fraction of what one core sends, so that there is something to take away.
 LOW = 20_000
@@ -46,7 +44,7 @@ def _spec(number: int, **qos: Any) -> dict[str, Any]:
     return make_spec(number, qos=qos)
 
 
-def _carried(sender: Vm, receiver: Vm, seconds: float = 3.0) -> tuple[float, float, float]:
+def _carried(sender: Vm, receiver: Vm, seconds: float = 2.0) -> tuple[float, float, float]:
     """Megabits offered and carried, and the seconds that it took: a load of many frames in a row."""
     with receiver.hears() as ear:
         sent = 0

@@ -33,8 +33,6 @@ from tests.functional.conftest import BASE
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
 
-pytestmark = pytest.mark.alone
-
 DPDK_NIC = "net_af_packet{n},iface={device},qdisc_bypass=1,framesz=2048,framecnt=4096,blocksz=16384"
 
 

@@ -20,8 +20,6 @@ import pytest
 from netplugin.tuning.read.kernel import HALT_POLL
 from tests.lab.ovs import PrivateOvs
 
-pytestmark = pytest.mark.alone
-
 PAGES = Path("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages")
 DEFAULT_AFFINITY = Path("/proc/irq/default_smp_affinity")
 WORKQUEUES = Path("/sys/devices/virtual/workqueue/cpumask")

@@ -13,8 +13,6 @@ from netplugin.host.names import SHAPER, TAP, device_name
 from tests.lab.traffic_hosts import Host, host, make_spec, switch
 from tests.lab.traffic_taps import TapVm
 
-pytestmark = pytest.mark.alone
-
 NETWORK = {"type": "flat", "physical_network": "physnet1", "mtu": 9000}
 RATE = 100_000
 A, B = "10.0.0.1", "10.0.0.2"

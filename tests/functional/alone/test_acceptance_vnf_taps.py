@@ -32,8 +32,6 @@ from tests.functional.acceptance_stream import (
 )
 from tests.lab.processes import run, wait_for
 
-pytestmark = pytest.mark.alone
-
 #: Of the same stream; one of them has no reason to lose anything.
 TRIALS = 3
 

@@ -24,9 +24,7 @@ from tests.lab.ovs import DATAPATH_TAP, PrivateOvs
 from tests.lab.processes import Daemon
 from tests.lab.wires import Wires, wires
 
-pytestmark = pytest.mark.alone
-
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BACKENDS = ["dpdkvhostuser", "linuxbridge"]
 #: Of a search with so few trials on a machine that may be busy.
 VERDICTS = {"ndr", "floor", "generator_limited", "failed"}
