@@ -11,7 +11,7 @@ from drivers.vf.plan import attributes_of, check_vlan_qos, observed_vf, vf_chang
 from netplugin.api.errors import FieldError, InvalidRequest, NetpluginError, Unsupported
 from netplugin.api.models import PortSpec
 from netplugin.backend import Change, Intent, Observation, ObservedPort, Plan
-from netplugin.host.vfs import GROUPS, VfAttributes
+from netplugin.host.vf_messages import GROUPS, VfAttributes
 
 _KBPS = 1000  # the kernel takes whole Mbit/s
 

@@ -34,7 +34,8 @@ from netplugin.backend import Change, Intent, Observation, ObservedPort, Plan
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort, OvsRoot
 from netplugin.host.ovs_underlay import too_narrow
-from netplugin.host.vfs import VfAttributes, is_vfio
+from netplugin.host.vf_messages import VfAttributes
+from netplugin.host.vfs import is_vfio
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,8 @@ from pathlib import Path
 from drivers.vf.inventory import libvirt_file
 from netplugin.api.errors import NetpluginError
 from netplugin.backend import Change, Claim
-from netplugin.host.vfs import (
-    GROUPS,
-    NicLink,
-    VfAttributes,
-    VfBusy,
-    VfInvalid,
-    VfRefuses,
-    Vfs,
-    VfStuck,
-    is_beyond,
-    unsupported,
-)
+from netplugin.host.vf_messages import GROUPS, NicLink, VfAttributes
+from netplugin.host.vfs import VfBusy, VfInvalid, VfRefuses, Vfs, VfStuck, is_beyond, unsupported
 
 #: The claim kind of VFs; the claim key is the VF's PCI address.
 KIND = "vf"

@@ -15,12 +15,14 @@ from typing import Any
 
 from drivers.vf.options import ALL_VFS, By, PoolDevice, VfNumbers
 from netplugin.host.usability import Usability
-from netplugin.host.vfs import (
+from netplugin.host.vf_messages import (
     GROUPS,
-    HostInterface,
-    HostUse,
     NicLink,
     VfAttributes,
+)
+from netplugin.host.vfs import (
+    HostInterface,
+    HostUse,
     host_use,
     is_vfio,
     read_interfaces,

@@ -13,7 +13,8 @@ from typing import Any
 from drivers.vf.commands import KIND
 from drivers.vf.inventory import Inventory, Pf, Setting, Vf
 from netplugin.backend import Claim
-from netplugin.host.vfs import NO_MAC, VfAttributes, is_vfio
+from netplugin.host.vf_messages import NO_MAC, VfAttributes
+from netplugin.host.vfs import is_vfio
 
 #: VF drivers that stay bound while DPDK uses the VF, through verbs and without vfio (DPDK's mlx5 guide,
 #: "bifurcated driver"). To pass such a VF through to a VM, it must be bound to vfio-pci.

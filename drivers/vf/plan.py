@@ -12,7 +12,8 @@ from drivers.vf.memory import Lost, Memory, attributes_before, locate, no_mac, r
 from netplugin.api.errors import Conflict, OperationTimeout, TryAgain, Unsupported
 from netplugin.api.models import PortSpec
 from netplugin.backend import Change, Claim, Intent, ObservedPort
-from netplugin.host.vfs import NO_MAC, VFIO, VfAttributes, differing, is_vfio
+from netplugin.host.vf_messages import NO_MAC, VfAttributes, differing
+from netplugin.host.vfs import VFIO, is_vfio
 
 # -- Plan the steps from the current state of a VF to the desired one, and back to the original. Pure.
 # To a VM: attributes first, because the VF's driver requests its MAC when it binds; then the driver. If

@@ -7,10 +7,10 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from netplugin.api.errors import Conflict, HostError, NetpluginError, OperationTimeout
+from netplugin.api.errors import Conflict, HostError, NetpluginError
 from netplugin.host import netlink
 from netplugin.host.link_messages import (
     DELLINK,
@@ -223,22 +223,12 @@ class NoSuchLink(HostError):
     """The kernel has no device of this name or index."""
 
 
-@contextlib.contextmanager
-def words(step: str, what: str) -> Iterator[None]:
+def words(step: str, what: str) -> contextlib.AbstractContextManager[None]:
     """Translate errors of the kernel into typed errors with its error text."""
-    try:
-        yield
-    except NetpluginError:
-        raise
-    except TimeoutError as late:
-        raise OperationTimeout(f"{what}: the kernel did not answer in time", step=step) from late
-    except netlink.Interrupted as moving:
-        raise HostError(f"{what} kept changing while they were read", step=step) from moving
-    except OSError as refused:
-        raise _refusal(step, what, refused.errno, refused.strerror or str(refused)) from refused
+    return netlink.translated(step, what, lambda said, code: _refusal(step, what, code, said))
 
 
-def _refusal(step: str, what: str, code: int | None, said: str) -> NetpluginError:
+def _refusal(step: str, what: str, code: int, said: str) -> NetpluginError:
     if code == errno.ENODEV:
         return NoSuchLink(f"{what}: {said}", step=step)
     if code == errno.EEXIST and step.startswith("create-"):

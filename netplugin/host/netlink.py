@@ -5,11 +5,14 @@ A library parses each message into a tree of objects, and a host may have a thou
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator
+
+from netplugin.api.errors import HostError, NetpluginError, OperationTimeout
 
 # include/uapi/linux/netlink.h
 _ERROR, _DONE = 2, 3
@@ -29,6 +32,19 @@ _DUMPS = 5  # attempts: a dump is repeated if objects came or went meanwhile
 
 class Interrupted(Exception):
     """The listed objects changed during the dump, so the answer may be incomplete."""
+
+
+@contextlib.contextmanager
+def translated(step: str, what: str, refusal: Callable[[str, int], NetpluginError]) -> Iterator[None]:
+    """Translate errors of the kernel into typed errors; ``refusal`` makes one of its text and its errno."""
+    try:
+        yield
+    except TimeoutError as late:
+        raise OperationTimeout(f"{what}: the kernel did not answer in time", step=step) from late
+    except Interrupted as moving:
+        raise HostError(f"{what} kept changing while they were read", step=step) from moving
+    except OSError as refused:
+        raise refusal(refused.strerror or str(refused), refused.errno or 0) from refused
 
 
 def ask(kind: int, body: bytes, flags: int = 0) -> list[bytes]:

@@ -24,7 +24,7 @@ from drivers.vf.ledger import claim_vf
 from drivers.vf.options import parse_devices
 from netplugin.api.models import PortState
 from netplugin.backend import Intent
-from netplugin.host.vfs import NicLink, VfAttributes, parse_vfs
+from netplugin.host.vf_messages import NicLink, VfAttributes, parse_vfs
 from tests.unit.drivers.sriov.world import World, make_spec
 from tests.unit.drivers.vf.test_vf_primitives import vf_info
 from tests.unit.drivers.vf.trees import Nic, build

@@ -16,19 +16,8 @@ from drivers.vf.kernel import VfKernel
 from drivers.vf.options import ALL_VFS, VfNumbers, parse_devices
 from netplugin.api.errors import HostError, Unsupported
 from netplugin.host.usability import Usability
-from netplugin.host.vfs import (
-    GROUPS,
-    NO_MAC,
-    VFIO,
-    HostInterface,
-    HostUse,
-    NicLink,
-    VfAttributes,
-    VfRefuses,
-    Vfs,
-    is_vfio,
-    refusal,
-)
+from netplugin.host.vf_messages import GROUPS, NO_MAC, NicLink, VfAttributes
+from netplugin.host.vfs import VFIO, HostInterface, HostUse, VfRefuses, Vfs, is_vfio, refusal
 
 
 def _nothing() -> None:

@@ -25,7 +25,8 @@ from netplugin.api.errors import (
 )
 from netplugin.api.models import Binding, PortState
 from netplugin.backend import Claim, Intent
-from netplugin.host.vfs import NO_MAC, VFIO, VfAttributes
+from netplugin.host.vf_messages import NO_MAC, VfAttributes
+from netplugin.host.vfs import VFIO
 from tests.unit.drivers.sriov.model import ModelPf
 from tests.unit.drivers.sriov.world import World, make_spec
 

@@ -31,7 +31,8 @@ from netplugin.api.errors import (
 )
 from netplugin.api.models import PortState
 from netplugin.backend import Claim
-from netplugin.host.vfs import NO_MAC, VFIO, VfAttributes, VfRefuses
+from netplugin.host.vf_messages import NO_MAC, VfAttributes
+from netplugin.host.vfs import VFIO, VfRefuses
 from tests.unit.drivers.sriov.model import ModelPf, takes_all
 from tests.unit.drivers.sriov.world import World, make_spec
 

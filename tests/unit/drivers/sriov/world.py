@@ -19,7 +19,8 @@ from drivers.vf.commands import KIND
 from netplugin import options
 from netplugin.api.models import PortSpec, PortState
 from netplugin.backend import NOBODY
-from netplugin.host.vfs import GROUPS, VFIO, VfAttributes, differing
+from netplugin.host.vf_messages import GROUPS, VfAttributes, differing
+from netplugin.host.vfs import VFIO
 from tests.unit.agents.test_reconciler_crash import Clock, Crash, TickingStore
 from tests.unit.drivers.sriov.model import Model, ModelPf, ModelVf
 

@@ -29,7 +29,8 @@ from netplugin.backend import Applied, Claim, Intent
 from netplugin.host.names import RELAY, SOCKETS, VHOST, device_name
 from netplugin.host.openflow import Flow
 from netplugin.host.ovs_rows import OvsPort
-from netplugin.host.vfs import VFIO, VfAttributes
+from netplugin.host.vf_messages import VfAttributes
+from netplugin.host.vfs import VFIO
 from tests.unit.drivers.sriov.model import ModelPf
 from tests.unit.drivers.vdpa.world import NATIVE_ROOT, RELAY_ROOT, VdpaWorld, vdpa_spec
 

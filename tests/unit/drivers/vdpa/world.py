@@ -26,7 +26,8 @@ from netplugin.backend import Applied, Change
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort, OvsRoot
 from netplugin.host.usability import Usability, Wake
-from netplugin.host.vfs import VfAttributes, is_vfio
+from netplugin.host.vf_messages import VfAttributes
+from netplugin.host.vfs import is_vfio
 from tests.unit.drivers.dpdkvhostuser.model import SETTINGS
 from tests.unit.drivers.dpdkvhostuser.model import Model as OvsModel
 from tests.unit.drivers.sriov.model import Model, ModelPf

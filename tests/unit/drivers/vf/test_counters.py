@@ -20,7 +20,8 @@ from netplugin.api.errors import HostError
 from netplugin.api.models import VfCounters
 from netplugin.backend import Claim
 from netplugin.host.netlink import attribute
-from netplugin.host.vfs import Vfs, parse_counters
+from netplugin.host.vf_messages import parse_counters
+from netplugin.host.vfs import Vfs
 from tests.unit.drivers.vf.trees import Nic, build, by_place
 
 ICE = Nic(driver="ice", vf_driver="iavf", interface="ice0")

@@ -13,7 +13,8 @@ from drivers.vf.kernel import VfKernel
 from drivers.vf.ledger import books, unusable
 from drivers.vf.options import By, PoolDevice, VfNumbers, parse_devices
 from drivers.vf.usability import pool_findings, usability
-from netplugin.host.vfs import NicLink, VfAttributes, Vfs
+from netplugin.host.vf_messages import NicLink, VfAttributes
+from netplugin.host.vfs import Vfs
 from tests.unit.drivers.vf.trees import Nic, build, by_place
 
 FIRST = Nic()

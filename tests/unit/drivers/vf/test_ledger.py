@@ -25,7 +25,8 @@ from netplugin.api.errors import (
 )
 from netplugin.api.models import PortSpec
 from netplugin.backend import NOBODY, Claim, Intent
-from netplugin.host.vfs import HostInterface, NicLink, VfAttributes
+from netplugin.host.vf_messages import NicLink, VfAttributes
+from netplugin.host.vfs import HostInterface
 from tests.unit.drivers.vf.trees import Nic, build, by_place
 
 

@@ -15,18 +15,8 @@ from drivers.vf.pool import pci_address
 from netplugin.api.errors import HostError, NetpluginError, OperationTimeout, Unsupported
 from netplugin.host import netlink, vfs
 from netplugin.host.netlink import attribute
-from netplugin.host.vfs import (
-    GROUPS,
-    VfAttributes,
-    VfBusy,
-    VfInvalid,
-    VfRefuses,
-    Vfs,
-    differing,
-    parse_link,
-    parse_vfs,
-    refusal,
-)
+from netplugin.host.vf_messages import GROUPS, VfAttributes, differing, parse_link, parse_vfs
+from netplugin.host.vfs import VfBusy, VfInvalid, VfRefuses, Vfs, refusal
 from tests.unit.drivers.vf.trees import Nic, build
 
 FULL = VfAttributes(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drivers.vf.inventory import Inventory, Vf
-from netplugin.host.vfs import NicLink, VfAttributes
+from netplugin.host.vf_messages import NicLink, VfAttributes
 
 
 @dataclass(frozen=True)
