@@ -118,7 +118,8 @@ def test_no_bridge_and_a_stopped_vswitchd(switch: PrivateOvs, table: OvsHost) ->
 def test_a_secure_bridge_is_empty_after_a_restart(switch: PrivateOvs, table: OvsHost) -> None:
     table.flows.replace(BRIDGE, [], [FIRST], soon())
     switch.vsctl("add-br", "open")
-    switch.restart_vswitchd()
+    switch.kill_vswitchd()
+    switch.start_vswitchd()
     assert table.flows.dump(BRIDGE, None, soon()) == []
     shown = switch.ofctl("-O", "OpenFlow14", "--no-stats", "dump-flows", _socket(switch))
     assert "actions=NORMAL" not in shown, "nothing is open until its filter is back"

@@ -199,7 +199,7 @@ def test_a_configuration_that_no_vswitchd_carries_out(switch: PrivateOvs, ovs: O
         wait_for(lambda: not ovs.vswitchd.alive(), PATIENCE_S, "vswitchd is gone")
         last = ovs.mirror.root.cur_cfg
         begin = time.monotonic()
-        with pytest.raises(OperationTimeout, match=rf"cur_cfg {last}, wanted {last + 1}") as late:
+        with pytest.raises(OperationTimeout, match=rf"cur_cfg {last}, requested {last + 1}") as late:
             ovs.db.write([bridge("asleep")], begin + SHORT_S)
         assert SHORT_S <= time.monotonic() - begin < PATIENCE_S
         assert late.value.step == "vswitchd"

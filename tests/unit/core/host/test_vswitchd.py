@@ -162,7 +162,7 @@ def test_after_a_restart_it_is_usable_once_its_bridges_are_there(switch: Private
 
 def test_a_vswitchd_that_has_not_read_the_database_is_not_usable(switch: PrivateOvs, ovs: OvsHost) -> None:
     usable(ovs)
-    ovs.write([bridge("unread")], soon())
+    ovs.db.write([bridge("unread")], soon())
     switch.kill_vswitchd()
     wait_for(lambda: not ovs.vswitchd.alive(), PATIENCE_S, "its end")
     switch.ovsdb.pause()
@@ -182,7 +182,8 @@ def test_who_waits_for_the_lock_only_looks_after_a_restart(switch: PrivateOvs) -
         first.db.require_lock(PATIENCE_S)
         with started(settings, holder="agent two") as second:
             wait_for(lambda: second.answers().usable, PATIENCE_S, "it can be read")
-            switch.restart_vswitchd()
+            switch.kill_vswitchd()
+            switch.start_vswitchd()
             wait_for(lambda: second.answers().usable, PATIENCE_S, "it can be read again")
             assert not second.usable().usable
 

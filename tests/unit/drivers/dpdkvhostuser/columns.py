@@ -69,8 +69,9 @@ def of_qos(port: VhostPort) -> Columns | None:
 
 def _of_vm(port: VhostPort) -> PortColumns:
     ids = {"netplugin-port": port.port_id, "netplugin-backend": port.backend}
-    if port.network_id:
-        ids |= {"netplugin-network": port.network_id, "netplugin-udp-port": str(port.udp_port)}
+    if port.overlay:
+        udp_port = str(port.overlay.spec.udp_port)
+        ids |= {"netplugin-network": port.overlay.network_id, "netplugin-udp-port": udp_port}
     if port.stamp:
         ids["netplugin-store"] = port.stamp
     # A port with an empty tag would be a trunk of all VLANs; tag 0 is that of a flat network.
@@ -78,15 +79,15 @@ def _of_vm(port: VhostPort) -> PortColumns:
     interface = {
         "type": port.type,
         "options": _options(port),
-        "mtu_request": port.mtu,
+        "mtu_request": port.spec.network.mtu,
         "ingress_policing_rate": port.sends.kbps if port.sends else 0,  # kbps
         "ingress_policing_burst": port.sends.burst_kbit if port.sends else 0,  # kb
         "external_ids": {
             "iface-id": port.port_id,
-            "attached-mac": port.mac,
-            "vm-uuid": port.vm_id,
+            "attached-mac": port.spec.mac,
+            "vm-uuid": port.spec.vm_id,
             "netplugin-port": port.port_id,
-            "netplugin-queues": str(port.queues),
+            "netplugin-queues": str(port.spec.queues),
         },
     }
     return columns, {port.name: interface}

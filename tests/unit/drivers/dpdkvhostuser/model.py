@@ -130,10 +130,11 @@ class Model:
                 | t.SetTunnelPort(port=wish)
             ):
                 ports = self.bridges[wish.bridge].ports
-                row, self.made[wish.name] = ports[wish.name], columns.of_port(wish)
+                row = ports[wish.name]
                 known = {interface.name for interface in row.interfaces}
+                self.made[wish.name] = columns.of_port(wish, known)
                 merged = ("external_ids", "options") if isinstance(change, c.SetUplink) else ("external_ids",)
-                ports[wish.name] = self._set(row, *columns.of_port(wish, known), merged)
+                ports[wish.name] = self._set(row, *self.made[wish.name], merged)
             case c.RemovePort() | c.RemoveUplink() | t.RemoveTunnelPort() | c.RemoveBeside():
                 gone = self.bridges[change.bridge].ports.pop(change.name)
                 if gone.qos and is_marked(gone.qos.external_ids, self.layout.backend):

@@ -20,6 +20,7 @@ from drivers.ovs.ports import VHOST_TYPE, OvsUplink, RelayVfPort
 from netplugin.host.names import device_name
 from tests.lab.processes import wait_for
 from tests.unit.drivers.dpdkvhostuser import columns
+from tests.unit.drivers.dpdkvhostuser.scenes import overlay
 from tests.unit.drivers.ovs.conftest import BRIDGE, Ports, filter_of, spec_of, vhost
 from tests.unit.ovs import PATIENCE_S, bridge, port, soon
 
@@ -77,7 +78,7 @@ UPLINK = OvsUplink("npu-bond", BRIDGE, "net1", ("0000:03:00.0", "0000:03:00.1"),
 VM = vhost("p9")
 KINDS: list[tuple[type[RowChange], Any]] = [
     (c.AddPort, replace(VM, type=VHOST_TYPE, socket="/s", options={"vhost-server-path": "/s"})),
-    (c.AddPort, replace(VM, tag=0, sends=Policer(1000, 800), network_id="n", udp_port=4789, stamp="s 1")),
+    (c.AddPort, replace(VM, tag=0, sends=Policer(1000, 800), overlay=overlay(1), stamp="s 1")),
     (c.AddUplink, UPLINK),
     (
         c.AddUplink,
@@ -94,7 +95,7 @@ def test_every_kind_of_port_has_the_columns_that_ovs_needs(
     ports: Ports, change: type[RowChange], wish: Any
 ) -> None:
     """Whether OVS can make its device or not: the rows are there."""
-    ports.ovs.write([bridge(BRIDGE)], soon())
+    ports.ovs.db.write([bridge(BRIDGE)], soon())
     assert ports.apply(change(("p9",), wish)).failed == {}
     row = ports.ovs.mirror.port(wish.name)
     assert row and columns.wrong(row, columns.of_port(wish)) == []
