@@ -182,7 +182,7 @@ async def _heartbeat(service: Service, supervisor: Supervisor) -> None:
         return
 
     async def beat() -> None:
-        stuck = service.stuck()
+        stuck = service.health.stuck()
         if not stuck:
             _notify("WATCHDOG=1")
         for reason in stuck:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from agents.domains import Domains
+from agents.health import Health
 from agents.host import HostView
 from agents.metrics import Metrics, PortCounters
 from agents.networks import Networks
@@ -19,15 +19,13 @@ from agents.pmd import Pmd
 from agents.ports.admit import unknown_backend
 from agents.ports.drift import CHECK_S
 from agents.ports.operations import Delete, Operation, Put
-from agents.ports.orphans import sentences
 from agents.ports.quarantines import Quarantines
 from agents.ports.reconciler import Reconciler
 from agents.ports.teams import Teams
-from agents.store.marks import StoreMarks, store_findings
+from agents.store.marks import StoreMarks
 from agents.store.store import Record, Store
-from agents.worker import BackendWorker, answer
+from agents.worker import BackendWorker, answer, ask
 from netplugin.api.errors import (
-    BackendUnavailable,
     Conflict,
     HostError,
     NetpluginError,
@@ -35,11 +33,9 @@ from netplugin.api.errors import (
     Overloaded,
 )
 from netplugin.api.models import (
-    BackendInfo,
     Batch,
     BatchResult,
     BatchResults,
-    Finding,
     HostState,
     Port,
     PortSpec,
@@ -55,8 +51,6 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 # Seconds to wait for the workers at shutdown.
 _STOP_S = 5.0
-# A reconcile of the whole host takes at most CHECK_S; a thread that is busy for longer hangs.
-_STUCK_S = CHECK_S + 60.0
 #: The call for a port of a batch: queued in its worker, running with its standby, refused, or not
 #: needed.
 _Call: TypeAlias = Operation | asyncio.Future[Any] | NetpluginError | None
@@ -101,6 +95,7 @@ class Service:
         metrics.watch_vfs(self._vf_counters)
         metrics.count_as_failed_but(backends)
         metrics.watch_failures(host.supervisor.failures)
+        self.health = Health(store, view, self._workers, broken, host.supervisor, self._timeout_s)
         self.networks = Networks(store, self._workers, self._timeout_s)
         self.teams = Teams(
             store,
@@ -125,14 +120,6 @@ class Service:
         """Refuse queued calls; calls in progress continue."""
         for worker in self._workers.values():
             worker.refuse()
-
-    def stuck(self) -> list[str]:
-        """The backends whose thread makes no progress, with the duration."""
-        return [
-            f"{name}: at the same work for {worker.stuck_s():.0f} s"
-            for name, worker in self._workers.items()
-            if worker.stuck_s() > _STUCK_S
-        ]
 
     def stop(self) -> None:
         """Wait a few seconds for work in progress in all backends.
@@ -212,7 +199,7 @@ class Service:
             except NetpluginError as error:
                 LOG.warning("no binding: %s", error, extra={"port_id": record.port_id})
         # Without a backend, the state of the port is unknown.
-        unseen = None if backend is not None else self._unseen(record.spec.backend, record.port_id)
+        unseen = None if backend is not None else self.health.not_loaded(record.spec.backend, record.port_id)
         removing = record.state is PortState.REMOVING
         return Port(
             port_id=record.port_id,
@@ -225,42 +212,7 @@ class Service:
             standby_of=record.standby_of,
         )
 
-    def _unseen(self, backend: str, port_id: str | None = None) -> BackendUnavailable:
-        """Why the ports of a backend that is not loaded cannot be managed."""
-        if backend in self._broken:
-            return BackendUnavailable(
-                f"backend {backend} {self._broken[backend]}",
-                step="load",
-                port_id=port_id,
-                fix="see the agent's log, install or correct the backend, restart the agent",
-            )
-        return BackendUnavailable(
-            f"backend {backend} is not in [agent] enabled_backends, and has ports here: nothing "
-            "looks at them, repairs or removes them",
-            step="load",
-            port_id=port_id,
-            fix=f"add {backend} to [agent] enabled_backends and restart the agent; then delete its "
-            "ports before you take it out again",
-        )
-
     # -- other API calls -------------------------------------------------------------------------
-
-    def backends(self) -> list[BackendInfo]:
-        infos = [BackendInfo(name=n, usable=False, reason=why) for n, why in self._broken.items()]
-        for name, backend in self._backends.items():
-            reconciler = self._workers[name].reconciler
-            state, extras = reconciler.usable(), reconciler.extras
-            infos.append(
-                BackendInfo(
-                    name=name,
-                    usable=state.usable,
-                    reason=state.reason,
-                    fix=state.fix,
-                    features=extras.features.offered() if extras.features else backend.features,
-                    facts=dict(extras.facts.facts()) if extras.facts else {},
-                )
-            )
-        return sorted(infos, key=lambda info: info.name)
 
     async def reconcile(self, request: ReconcileRequest) -> ReconcileReport:
         """Reconcile all backends. Raises: Overloaded."""
@@ -291,7 +243,7 @@ class Service:
         workers = [worker for worker in self._workers.values() if worker.reconciler.extras.vfs]
         for worker in workers:
             try:
-                return await self._job(worker, worker.reconciler.vfs)
+                return await ask(worker, self._timeout_s, worker.reconciler.vfs)
             except NetpluginError as error:
                 if worker is workers[-1] or isinstance(error, Overloaded):
                     raise  # a backend that also needs OVS may fail while another succeeds
@@ -321,69 +273,11 @@ class Service:
         if record is None or worker is None or record.state is not PortState.REMOVING:
             return
         held = next(c for c in record.claims if c == claim)
-        await self._job(worker, partial(worker.reconciler.abandon, record.port_id, held))
-
-    async def checks(self) -> list[Finding]:
-        """The findings about the machine, the store, and the host as seen by each usable backend.
-
-        Raises: Overloaded.
-        """
-        findings: list[Finding] = []
-        try:
-            findings += await self._view.within(self._view.findings)
-        except NetpluginError as error:
-            findings.append(_unseen("host", error, "the host can be looked at"))
-        findings += await self._in_thread(store_findings, self._store)  # it reads files
-        for name, worker in self._workers.items():
-            try:
-                findings += await self._job(worker, worker.reconciler.findings)
-            except Overloaded:
-                raise
-            except NetpluginError as error:
-                findings.append(_unseen(name, error, f"backend {name} can look at the host"))
-        findings += [_unusable(info) for info in self.backends() if not info.usable]
-        findings += self._unseen_ports()
-        return list(dict.fromkeys(findings))  # backends that share NICs return the same findings
-
-    def _unseen_ports(self) -> list[Finding]:
-        """Ports of backends that are not loaded."""
-        counts = Counter(record.spec.backend for record in self._store.records())
-        findings = []
-        for name in sorted(set(counts) - set(self._backends)):
-            error = self._unseen(name)
-            findings.append(
-                Finding(
-                    id=f"{name}-ports-failed",
-                    status="fail",
-                    found=f"{counts[name]} ports: {error.detail}",
-                    expected="every backend that has ports is loaded",
-                    fix=error.fix,
-                )
-            )
-        return findings
+        await ask(worker, self._timeout_s, partial(worker.reconciler.abandon, record.port_id, held))
 
     async def host(self) -> HostState:
         """Raises: OperationTimeout."""
         return await self._view.within(self._view.state)
-
-    def unready(self) -> list[str]:
-        """The reasons why the agent is not ready; empty if it is."""
-        reasons = [f"{b.name}: {b.reason}" for b in self.backends() if not b.usable]
-        reasons += [
-            f"{name}: the host has not been looked at yet"
-            for name, worker in self._workers.items()
-            if not worker.looked_once.is_set()
-        ]
-        reasons += self._host.supervisor.reasons()
-        reasons += self.stuck()
-        reasons += [
-            f"{name}: {sentence}"
-            for name, worker in self._workers.items()
-            for sentence in sentences(worker.reconciler.kept())
-        ]
-        if self._store.database.failure:  # of the last write; reads do not detect it
-            reasons.append(f"the store cannot be written: {self._store.database.failure}")
-        return reasons
 
     def _nics_of(self, vm_id: str) -> list[Port]:
         """The ports of a VM; a standby port is part of another port's binding."""
@@ -431,7 +325,7 @@ class Service:
             return worker
         record = self._store.get(port_id)
         if backend in self._broken or (record is not None and record.spec.backend == backend):
-            raise self._unseen(backend, port_id)
+            raise self.health.not_loaded(backend, port_id)
         raise unknown_backend(backend, self._workers)
 
     def _backend_of(self, operation: Operation) -> str:
@@ -475,10 +369,6 @@ class Service:
         future: Future[Any] = operation.future
         return await answer(future, operation.deadline, operation.port_id)
 
-    async def _job(self, worker: BackendWorker, work: Callable[[], T]) -> T:
-        deadline = time.monotonic() + self._timeout_s
-        return await answer(worker.job(work, deadline), deadline)
-
     async def _batch_result(self, port_id: str, call: _Call) -> BatchResult:
         try:
             if isinstance(call, NetpluginError):
@@ -496,20 +386,6 @@ class Service:
         if isinstance(done, Record):
             return BatchResult(port_id=port_id, status=200, port=self.describe(done))
         return BatchResult(port_id=port_id, status=204)
-
-
-def _unseen(name: str, error: NetpluginError, expected: str) -> Finding:
-    return Finding(id=f"{name}-unseen", status="fail", found=error.detail, expected=expected, fix=error.fix)
-
-
-def _unusable(info: BackendInfo) -> Finding:
-    return Finding(
-        id=f"{info.name}-unusable",
-        status="fail",
-        found=str(info.reason),
-        expected=f"backend {info.name} is usable",
-        fix=info.fix,
-    )
 
 
 def _or_error(make: Any, *args: Any) -> Any:

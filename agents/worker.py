@@ -434,6 +434,12 @@ async def answer(future: Future[T], deadline: float, port_id: str | None = None)
         ) from None
 
 
+async def ask(worker: BackendWorker, timeout_s: float, work: Callable[[], T]) -> T:
+    """Run a background job in the worker and await its result. Raises: as ``job`` and its future."""
+    deadline = time.monotonic() + timeout_s
+    return await answer(worker.job(work, deadline), deadline)
+
+
 def _refuse(future: Future[Any], port_id: str | None = None) -> None:
     """Fail a future that will not be served, unless it was cancelled."""
     if future.set_running_or_notify_cancel():

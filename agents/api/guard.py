@@ -30,7 +30,7 @@ from netplugin.api.errors import (
     NetpluginError,
     Overloaded,
 )
-from netplugin.api.models import NAME_PATTERN
+from netplugin.api.fields import NAME_PATTERN
 
 LOG = logging.getLogger(__name__)
 #: Maximum size of a request body in bytes; a batch of 4,096 ports with addresses fits.

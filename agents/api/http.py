@@ -18,8 +18,8 @@ from agents.api.tasks import TaskRunner
 from agents.metrics import Metrics
 from agents.service import Service
 from netplugin.api.errors import FieldError, InvalidRequest, NetpluginError, NotFound, Problem
+from netplugin.api.fields import NAME_PATTERN, PciAddress
 from netplugin.api.models import (
-    NAME_PATTERN,
     BackendInfo,
     Batch,
     BatchResults,
@@ -28,7 +28,6 @@ from netplugin.api.models import (
     HostState,
     NetworkInfo,
     NetworkSpec,
-    PciAddress,
     Port,
     PortFilter,
     PortSpec,
@@ -198,7 +197,7 @@ def _add_host(app: FastAPI, service: Service) -> None:
     @app.get("/v1/backends", responses=_documented(), operation_id="list_backends")
     async def list_backends() -> list[BackendInfo]:
         """List the backends of this host and whether they are usable."""
-        return service.backends()
+        return service.health.backends()
 
     @app.get("/v1/host", responses=_documented(errors.OperationTimeout), operation_id="get_host")
     async def get_host() -> HostState:
@@ -208,7 +207,7 @@ def _add_host(app: FastAPI, service: Service) -> None:
     @app.get("/v1/host/checks", responses=_documented(), operation_id="host_checks")
     async def host_checks(caller: Request) -> list[Finding]:
         """Check the host and return the findings."""
-        return await _while_here(caller, service.checks())
+        return await _while_here(caller, service.health.checks())
 
     @app.get("/v1/vfs", responses=_PORT_ERRORS, operation_id="list_vfs")
     async def list_vfs(caller: Request) -> list[VfInfo]:
@@ -304,7 +303,7 @@ def _add_health(app: FastAPI, service: Service, metrics: Metrics) -> None:
     )
     async def readyz(response: Response) -> dict[str, Any]:
         """Return 200 if the agent is ready, else 503 with the reasons."""
-        reasons = service.unready()
+        reasons = service.health.unready()
         response.status_code = 503 if reasons else 200
         return {"ready": not reasons, "reasons": reasons}
 

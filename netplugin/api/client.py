@@ -23,6 +23,7 @@ from netplugin.api.errors import (
     Problem,
     from_problem,
 )
+from netplugin.api.fields import Name, PciAddress
 from netplugin.api.models import (
     BackendInfo,
     Batch,
@@ -31,10 +32,8 @@ from netplugin.api.models import (
     DomainPolicy,
     Finding,
     HostState,
-    Name,
     NetworkInfo,
     NetworkSpec,
-    PciAddress,
     Port,
     PortSpec,
     PortState,

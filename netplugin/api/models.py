@@ -8,87 +8,24 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from netplugin.api.errors import Problem
-
-# Names become file names, OVSDB values and libvirt XML, so the character set is restricted here.
-# (In pydantic's regex engine ``$`` matches the end of the text only, not the end of a line.)
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, strict=True)]
-PortId = Name
-# Strict: only JSON true and false; "no", 0 and similar values are refused.
-Flag = Annotated[bool, Field(strict=True)]
-VlanId = Annotated[int, Field(ge=1, le=4094, strict=True)]
-Kbps = Annotated[int, Field(ge=1, le=400_000_000, strict=True)]
-RingSize = Literal[256, 512, 1024]
-
-
-def at_most(most: int) -> BeforeValidator:
-    """Check the length of a list before its entries are validated."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, list | tuple) and len(value) > most:
-            raise ValueError(f"must have at most {most} entries")
-        return value
-
-    return BeforeValidator(check)
-
-
-def _unicast(mac: str) -> str:
-    mac = mac.lower()
-    if int(mac[:2], 16) & 1 or mac == "00:00:00:00:00:00":
-        raise ValueError("must be a unicast address that is not all zeros")
-    return mac
-
-
-Mac = Annotated[
-    str,
-    StringConstraints(pattern=r"^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$", strict=True),
-    AfterValidator(_unicast),
-]
-
-
-def _address(text: str) -> str:
-    """Validate an IPv4 or IPv6 address or prefix and return its shortest form; host bits are refused."""
-    network = ipaddress.ip_network(text, strict=True)
-    if network.is_multicast or network.prefixlen == 0:
-        raise ValueError("must be a unicast address or a prefix of at least one bit")
-    if network.version == 6 and int(network.network_address) >> 48 == 0:
-        # RFC 4291, section 2.5: unspecified, loopback, IPv4-compatible and IPv4-mapped.
-        raise ValueError("is an IPv6 address that is never on a wire (80 leading zero bits)")
-    if network.prefixlen == network.max_prefixlen:
-        return str(network.network_address)
-    return str(network)
-
-
-IpAddress = Annotated[
-    str,
-    StringConstraints(pattern=r"^[0-9A-Fa-f.:]{2,45}(/[0-9]{1,3})?$", strict=True),
-    AfterValidator(_address),
-]
-PciAddress = Annotated[
-    str,
-    StringConstraints(
-        pattern=r"^[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7]$",
-        to_lower=True,  # applied after the pattern
-        strict=True,
-    ),
-]
-
-
-class Value(BaseModel):
-    """Base class of the models: immutable, and unknown fields are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+from netplugin.api.fields import (
+    Flag,
+    IpAddress,
+    Kbps,
+    Mac,
+    Name,
+    PciAddress,
+    PeerAddress,
+    PortId,
+    RingSize,
+    Value,
+    VlanId,
+    at_most,
+    in_order,
+)
 
 
 class Network(Value):
@@ -117,21 +54,6 @@ class Network(Value):
         if (self.vlan_id is None) == (self.type == "vlan"):
             raise ValueError("vlan_id is required for a vlan network, and for no other")
         return self
-
-
-def _peer(text: str) -> str:
-    """Validate the tunnel address of another host and return its shortest form."""
-    address = ipaddress.ip_address(text)
-    if address.is_multicast or address.is_unspecified or address.is_loopback:
-        raise ValueError("must be the unicast address of a host")
-    return str(address)
-
-
-PeerAddress = Annotated[
-    str,
-    StringConstraints(pattern=r"^[0-9A-Fa-f.:]{2,45}$", strict=True),
-    AfterValidator(_peer),
-]
 
 
 class NetworkSpec(Value):
@@ -167,14 +89,9 @@ class NetworkInfo(Value):
 
     network_id: Name
     spec: NetworkSpec
-    #: Identifies the network within this host, 1 to 4094.
     local_vlan: int
     ports: int
     errors: tuple[Problem, ...] = ()
-
-
-def _each_once(vlans: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(sorted(set(vlans)))
 
 
 class VfOptions(Value):
@@ -196,7 +113,7 @@ class VfOptions(Value):
     vlan_proto: Literal["802.1Q", "802.1ad"] = "802.1Q"
     trunk: Flag = False
     allowed_vlans: Annotated[
-        tuple[VlanId, ...], Field(max_length=4094), at_most(4094), AfterValidator(_each_once)
+        tuple[VlanId, ...], Field(max_length=4094), at_most(4094), AfterValidator(in_order)
     ] = ()
     teaming: Flag = False
 
@@ -263,10 +180,6 @@ class AllowedAddress(Value):
 Role = Literal["router", "dhcp_server"]
 
 
-def _in_order(roles: tuple[Role, ...]) -> tuple[Role, ...]:
-    return tuple(sorted(set(roles)))
-
-
 class PortSecurity(Value):
     """Anti-spoofing filter. Enabled without addresses, it lets the VM send from its own MAC only.
 
@@ -276,7 +189,7 @@ class PortSecurity(Value):
     """
 
     enabled: Flag = True
-    roles: Annotated[tuple[Role, ...], Field(max_length=2), AfterValidator(_in_order)] = ()
+    roles: Annotated[tuple[Role, ...], Field(max_length=2), AfterValidator(in_order)] = ()
     allowed_addresses: Annotated[tuple[AllowedAddress, ...], Field(max_length=64), at_most(64)] = ()
 
 
@@ -487,7 +400,7 @@ class BackendInfo(Value):
     fix: str | None = None
     features: Features = Features()
     #: Facts about the host that affect the backend, such as versions and options.
-    facts: dict[str, str | int | bool] = {}
+    facts: dict[str, str | int | bool] = Field({})
 
 
 class Finding(Value):

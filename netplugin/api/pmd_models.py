@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from netplugin.api.models import Flag, Value, at_most
+from netplugin.api.fields import Flag, Value, at_most
 
 Cpu = Annotated[int, Field(ge=0, le=8191, strict=True)]
 Percent = Annotated[int, Field(ge=0, le=100, strict=True)]

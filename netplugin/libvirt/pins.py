@@ -7,7 +7,7 @@ from typing import Final
 
 from lxml import etree
 
-from netplugin.api.models import Value
+from netplugin.api.fields import Value
 from netplugin.host.cpus import format_list, parse_list
 from netplugin.libvirt.domain import child, number
 from netplugin.libvirt.interfaces import Element

@@ -15,17 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from netplugin.api.models import (
-    Batch,
-    BatchPut,
-    DomainPolicy,
-    Mac,
-    Name,
-    Network,
-    PciAddress,
-    PortSpec,
-    ReconcileRequest,
-)
+from netplugin.api.fields import Mac, Name, PciAddress
+from netplugin.api.models import Batch, BatchPut, DomainPolicy, Network, PortSpec, ReconcileRequest
 from netplugin.api.pmd_models import PmdRequest
 from tests.unit.agent import SPEC, agent, served_agent
 

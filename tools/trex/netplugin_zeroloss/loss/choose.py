@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from netplugin.api.models import Binding, Value
+from netplugin.api.fields import Value
+from netplugin.api.models import Binding
 from netplugin.data_path import DataPath
 from netplugin_zeroloss.loss.contract import DropCounters
 from netplugin_zeroloss.loss.host import HostCounters

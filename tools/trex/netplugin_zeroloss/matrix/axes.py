@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from netplugin.api.models import Name
+from netplugin.api.fields import Name
 from netplugin.host.cpus import parse_list
 from netplugin_zeroloss.journal import NO_BACKEND, Cell
 from netplugin_zeroloss.values import MIXES, mean_size

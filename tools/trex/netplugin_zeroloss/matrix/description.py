@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from netplugin.api.models import DomainPolicy, Mac, Name, Network
+from netplugin.api.fields import Mac, Name
+from netplugin.api.models import DomainPolicy, Network
 from netplugin.host.cpus import parse_list
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.journal import Cell

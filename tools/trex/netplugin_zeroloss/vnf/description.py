@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from netplugin.api.models import Mac, PciAddress, Value
+from netplugin.api.fields import Mac, PciAddress, Value
 from netplugin_zeroloss.vnf.contract import Attachment, VnfPort
 
 #: Program name, looked up in PATH, or path; must not look like an option.

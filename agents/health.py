@@ -1,0 +1,155 @@
+"""What is wrong on this host: unusable backends, findings, and why the agent is not ready."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from agents.host import HostView
+from agents.ports.drift import CHECK_S
+from agents.ports.orphans import sentences
+from agents.store.marks import store_findings
+from agents.store.store import Store
+from agents.worker import BackendWorker, ask
+from netplugin.api.errors import BackendUnavailable, NetpluginError, Overloaded
+from netplugin.api.models import BackendInfo, Finding
+from netplugin.host.supervisor import Supervisor
+
+# A reconcile of the whole host takes at most CHECK_S; a thread that is busy for longer hangs.
+_STUCK_S = CHECK_S + 60.0
+
+
+class Health:
+    """Looks at the machine, the store, and all backends; ``broken`` are those that could not be loaded."""
+
+    def __init__(
+        self,
+        store: Store,
+        view: HostView,
+        workers: Mapping[str, BackendWorker],
+        broken: Mapping[str, str],
+        supervisor: Supervisor,
+        timeout_s: float,
+    ) -> None:
+        self._store = store
+        self._view = view
+        self._workers = workers
+        self._broken = broken
+        self._supervisor = supervisor
+        self._timeout_s = timeout_s
+
+    def backends(self) -> list[BackendInfo]:
+        """The enabled backends, with their features and facts on this host."""
+        infos = [BackendInfo(name=n, usable=False, reason=why) for n, why in self._broken.items()]
+        for name, worker in self._workers.items():
+            reconciler = worker.reconciler
+            state, extras = reconciler.usable(), reconciler.extras
+            infos.append(
+                BackendInfo(
+                    name=name,
+                    usable=state.usable,
+                    reason=state.reason,
+                    fix=state.fix,
+                    features=extras.features.offered() if extras.features else reconciler.backend.features,
+                    facts=dict(extras.facts.facts()) if extras.facts else {},
+                )
+            )
+        return sorted(infos, key=lambda info: info.name)
+
+    def not_loaded(self, backend: str, port_id: str | None = None) -> BackendUnavailable:
+        """Why the ports of a backend that is not loaded cannot be managed."""
+        if backend in self._broken:
+            return BackendUnavailable(
+                f"backend {backend} {self._broken[backend]}",
+                step="load",
+                port_id=port_id,
+                fix="see the agent's log, install or correct the backend, restart the agent",
+            )
+        return BackendUnavailable(
+            f"backend {backend} is not in [agent] enabled_backends, and has ports here: nothing "
+            "looks at them, repairs or removes them",
+            step="load",
+            port_id=port_id,
+            fix=f"add {backend} to [agent] enabled_backends and restart the agent; then delete its "
+            "ports before you take it out again",
+        )
+
+    async def checks(self) -> list[Finding]:
+        """The findings about the machine, the store, and the host as seen by each usable backend.
+
+        Raises: Overloaded.
+        """
+        findings: list[Finding] = []
+        try:
+            findings += await self._view.within(self._view.findings)
+        except NetpluginError as error:
+            findings.append(_unseen("host", error, "the host can be looked at"))
+        findings += await self._store.database.in_thread(store_findings, self._store)  # it reads files
+        for name, worker in self._workers.items():
+            try:
+                findings += await ask(worker, self._timeout_s, worker.reconciler.findings)
+            except Overloaded:
+                raise
+            except NetpluginError as error:
+                findings.append(_unseen(name, error, f"backend {name} can look at the host"))
+        findings += [_unusable(info) for info in self.backends() if not info.usable]
+        findings += self._unseen_ports()
+        return list(dict.fromkeys(findings))  # backends that share NICs return the same findings
+
+    def _unseen_ports(self) -> list[Finding]:
+        """Ports of backends that are not loaded."""
+        counts = Counter(record.spec.backend for record in self._store.records())
+        findings = []
+        for name in sorted(set(counts) - set(self._workers)):
+            error = self.not_loaded(name)
+            findings.append(
+                Finding(
+                    id=f"{name}-ports-failed",
+                    status="fail",
+                    found=f"{counts[name]} ports: {error.detail}",
+                    expected="every backend that has ports is loaded",
+                    fix=error.fix,
+                )
+            )
+        return findings
+
+    def unready(self) -> list[str]:
+        """The reasons why the agent is not ready; empty if it is."""
+        reasons = [f"{b.name}: {b.reason}" for b in self.backends() if not b.usable]
+        reasons += [
+            f"{name}: the host has not been looked at yet"
+            for name, worker in self._workers.items()
+            if not worker.looked_once.is_set()
+        ]
+        reasons += self._supervisor.reasons()
+        reasons += self.stuck()
+        reasons += [
+            f"{name}: {sentence}"
+            for name, worker in self._workers.items()
+            for sentence in sentences(worker.reconciler.kept())
+        ]
+        if self._store.database.failure:  # of the last write; reads do not detect it
+            reasons.append(f"the store cannot be written: {self._store.database.failure}")
+        return reasons
+
+    def stuck(self) -> list[str]:
+        """The backends whose thread makes no progress, with the duration."""
+        return [
+            f"{name}: at the same work for {worker.stuck_s():.0f} s"
+            for name, worker in self._workers.items()
+            if worker.stuck_s() > _STUCK_S
+        ]
+
+
+def _unseen(name: str, error: NetpluginError, expected: str) -> Finding:
+    return Finding(id=f"{name}-unseen", status="fail", found=error.detail, expected=expected, fix=error.fix)
+
+
+def _unusable(info: BackendInfo) -> Finding:
+    return Finding(
+        id=f"{info.name}-unusable",
+        status="fail",
+        found=str(info.reason),
+        expected=f"backend {info.name} is usable",
+        fix=info.fix,
+    )
