@@ -400,7 +400,7 @@ class BackendInfo(Value):
     fix: str | None = None
     features: Features = Features()
     #: Facts about the host that affect the backend, such as versions and options.
-    facts: dict[str, str | int | bool] = Field({})
+    facts: dict[str, str | int | bool] = Field(default={})
 
 
 class Finding(Value):
