@@ -83,7 +83,7 @@ class DpdkVhostUser(
         return {
             "ovs_version": root.ovs_version or "unknown",
             "dpdk_version": root.dpdk_version or "none",
-            "userspace_tso": usability.enabled(root),
+            "userspace_tso": usability.tso_enabled(root),
         }
 
     def held_vlans(self) -> Mapping[int, str]:

@@ -5,46 +5,24 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Collection, Sequence
 
 from drivers.ovs import commands as c
-from drivers.ovs import policers, sockets
 from drivers.ovs.commands import FlowChange, FlowEdit, RowChange
+from drivers.ovs.ports import policer_refused
+from drivers.ovs.usability import keeps_old_actions
 from netplugin.api.errors import HostError, NetpluginError
-from netplugin.api.models import Finding
 from netplugin.backend import Applied, Change
 from netplugin.host.names import VHOST, device_name
 from netplugin.host.openflow import Flow
 from netplugin.host.ovs import OvsHost
-from netplugin.host.ovs_rows import OvsInterface, OvsRoot
+from netplugin.host.ovs_rows import OvsInterface
 from netplugin.host.vswitchd import appctl
 
-# -- Workaround for OVS versions that keep datapath flows with old actions. -----------------------
-# OVS keeps overlapping megaflows as long as their actions agree, and modifies each when an OpenFlow
-# table changes. Before "dpif-netdev: Fix dpif_netdev_flow_put" (2.17.8, 3.0.5, 3.1.3, 3.2.0), the
-# userspace datapath looks up the megaflow to modify with a packet that matches it, and may find an
-# overlapping one. The other keeps its old actions as long as it has traffic: a frame that a filter
-# should drop still passes, or a VM stays disconnected. ``revalidator/purge`` deletes all megaflows;
-# the next frame of each is translated again with the current tables.
-
-
-#: The first fixed release of each series; all releases from 3.2 on are fixed.
-_MENDED = {(2, 17): 8, (3, 0): 5, (3, 1): 3}
-_ALL_MENDED = (3, 2)
-
-
-def kept(root: OvsRoot) -> bool:
-    """Whether this OVS is affected. An unknown version counts as affected."""
-    major, minor, release = root.version
-    if (major, minor) >= _ALL_MENDED:
-        return False
-    return release < _MENDED.get((major, minor), release + 1)
-
-
-def version_with(root: OvsRoot) -> str:
-    """The version for the finding if OVS is affected; otherwise empty."""
-    return (root.ovs_version or "of an unknown version") if kept(root) else ""
+LOG = logging.getLogger(__name__)
+_MTU_S = 5.0  # vswitchd may set an MTU after cur_cfg has caught up
+_PURGE_S = 2.0  # past the deadline: the filter is not in force until the purge
+_Failed = dict[str, NetpluginError]
 
 
 def may_be_used(change: FlowChange, edit: FlowEdit, idle: Collection[str]) -> bool:
@@ -56,38 +34,12 @@ def may_be_used(change: FlowChange, edit: FlowEdit, idle: Collection[str]) -> bo
     return bool(edit.gone) or (bool(edit.cookies) and of_others)
 
 
-def purge(ovs: OvsHost, deadline: float) -> None:
-    """Delete all datapath flows. Raises: BackendUnavailable, HostError, OperationTimeout."""
-    appctl(ovs.settings.rundir, "revalidator/purge", deadline=deadline)
-
-
-def finding(ovs_version: str) -> Finding:
-    """The finding for an affected version."""
-    return Finding(
-        id="ovs-old-actions",
-        status="warn",
-        found=f"OVS {ovs_version} may leave datapath flows that overlap with old actions when a table "
-        "changes. After each change of a port's flows all datapath flows of the host are purged, which "
-        "costs every VM one translation for each of its flows",
-        expected="OVS modifies the datapath flow that it means to",
-        fix="update OVS to 2.17.8, 3.0.5, 3.1.3, 3.2 or later",
-    )
-
-
-# -- Apply changes: one OVSDB transaction for all ports, then one flow bundle per bridge. ---------
-
-
-LOG = logging.getLogger(__name__)
-_MTU_S = 5.0  # vswitchd may set an MTU after cur_cfg has caught up
-_PURGE_S = 2.0  # past the deadline: the filter is not in force until the purge
-_Failed = dict[str, NetpluginError]
-
-
-def _attempt(change: Change, act: Callable[[], None], failed: _Failed) -> None:
-    try:
-        act()
-    except HostError as error:
-        failed.update({port: error.for_port(port) for port in change.ports})
+def _write_files(changes: Sequence[c.SocketChange], failed: _Failed) -> None:
+    for change in changes:
+        try:
+            change.apply()
+        except HostError as error:
+            failed.update({port: error.for_port(port) for port in change.ports})
 
 
 class Applier:
@@ -102,19 +54,14 @@ class Applier:
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         failed: _Failed = {}
         start = time.monotonic()
-        for change in changes:
-            if isinstance(change, c.MakeSocketDirectory):
-                _attempt(change, partial(sockets.make, change.directory), failed)
+        _write_files([each for each in changes if isinstance(each, c.MakeSocketDirectory)], failed)
         self._write_rows(changes, deadline, failed)
         self._wait_for_mtu(changes, failed, deadline)
         self._require_policers(changes, deadline, failed)
         rows_done = time.monotonic()
         self._write_flows(changes, deadline, failed)
-        for change in changes:
-            if isinstance(change, c.RemoveSocket):
-                _attempt(change, partial(sockets.remove, change.path), failed)
-            elif isinstance(change, c.RemoveSocketDirectory):
-                _attempt(change, partial(sockets.remove_own, change.path), failed)
+        removals = (c.RemoveSocket, c.RemoveSocketDirectory)
+        _write_files([each for each in changes if isinstance(each, removals)], failed)
         return Applied(
             failed,
             {
@@ -191,7 +138,7 @@ class Applier:
                 continue  # vswitchd could not create it, which is reported as such
             try:
                 shown = appctl(self._ovs.settings.rundir, "qos/show", port.name, deadline=deadline)
-                wrong = policers.refused(shown, port.receives)
+                wrong = policer_refused(shown, port.receives)
                 if wrong:
                     raise HostError(f"{port.name}: {wrong}", step="qos")
             except NetpluginError as error:
@@ -242,9 +189,10 @@ class Applier:
 
     def _purge(self, deadline: float) -> None:
         """Purge once: it covers all bridges of the host. A failure is planned again until it succeeds."""
-        if kept(self._ovs.mirror.root):
+        if keeps_old_actions(self._ovs.mirror.root):
             self._ovs.purge_failed = True
-            purge(self._ovs, max(deadline, time.monotonic() + _PURGE_S))
+            until = max(deadline, time.monotonic() + _PURGE_S)
+            appctl(self._ovs.settings.rundir, "revalidator/purge", deadline=until)
         self._ovs.purge_failed = self._purge_due = False
 
     def _bundle(

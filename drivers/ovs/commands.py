@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from drivers.ovs import filters
+from drivers.ovs import filters, sockets
 from drivers.ovs.model import base_flows
 from drivers.ovs.ports import MERGED_OF_UPLINKS, OvsUplink, RelayVfPort, Rows, VhostPort, is_marked
 from drivers.ovs.sockets import Directory
@@ -441,11 +441,22 @@ class PurgeDatapath(Change):
         return "purge the datapath flows: some may go on by flows that were changed"
 
 
+class SocketChange(Change, ABC):
+    """A change of the files of a port's socket."""
+
+    @abstractmethod
+    def apply(self) -> None:
+        """Make the change. Raises: HostError."""
+
+
 @dataclass(frozen=True)
-class MakeSocketDirectory(Change):
+class MakeSocketDirectory(SocketChange):
     """Create the directory of a port's socket, or set its owner and mode."""
 
     directory: Directory
+
+    def apply(self) -> None:
+        sockets.make(self.directory)
 
     def describe(self) -> str:
         wish = self.directory
@@ -453,20 +464,26 @@ class MakeSocketDirectory(Change):
 
 
 @dataclass(frozen=True)
-class RemoveSocketDirectory(Change):
+class RemoveSocketDirectory(SocketChange):
     """Remove the directory of a port, with the socket that QEMU left in it."""
 
     path: str
+
+    def apply(self) -> None:
+        sockets.remove_own(self.path)
 
     def describe(self) -> str:
         return f"remove directory {self.path}"
 
 
 @dataclass(frozen=True)
-class RemoveSocket(Change):
+class RemoveSocket(SocketChange):
     """Remove the socket file that QEMU left; never if the port is only recreated."""
 
     path: str
+
+    def apply(self) -> None:
+        sockets.remove(self.path)
 
     def describe(self) -> str:
         return f"remove socket {self.path}"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from drivers.ovs import apply
+from drivers.ovs import usability
 from drivers.ovs.model import ObservedOvsBridge, OvsObservation
 from drivers.ovs.ports import QUEUES_MARK
 from netplugin.api.models import Finding
@@ -21,7 +21,7 @@ def of_bridges(seen: OvsObservation) -> list[Finding]:
     bridges = [seen.bridges[name] for name in sorted(seen.bridges)]
     found = [_service(port) for bridge in bridges for port in _sorted(bridge.services)]
     if seen.keeps_old_actions and bridges:
-        found.append(apply.finding(seen.keeps_old_actions))
+        found.append(usability.old_actions_finding(seen.keeps_old_actions))
     found += _unmanaged([port for bridge in bridges for port in _sorted(bridge.unmanaged)])
     return found + [_fragments(b) for b in bridges if not b.ours and b.matches_fragments is False]
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from drivers.ovs import apply, filters, sockets, usability
+from drivers.ovs import filters, sockets, usability
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, base_flows
 from netplugin.api.errors import OperationTimeout
 from netplugin.host.names import device_name
@@ -125,8 +125,8 @@ class OvsReader:
             qos=tuple(qos),
             taken_names=self._taken_names(scope.ports),
             vhost_sockets=mirror.count_interfaces("dpdkvhostuser", "dpdkvhostuserclient"),
-            tso=usability.enabled(mirror.root),
-            keeps_old_actions=apply.version_with(mirror.root),
+            tso=usability.tso_enabled(mirror.root),
+            keeps_old_actions=usability.version_with_old_actions(mirror.root),
             purge_failed=self._ovs.purge_failed,
             sockets=sockets.look(self._settings, ids, rows),
             timings_ms={"openflow": flows_ms},

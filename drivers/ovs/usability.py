@@ -1,4 +1,4 @@
-"""Whether a backend can use this OVS: DPDK, its features, and the effects of TSO by version."""
+"""Whether a backend can use this OVS: DPDK, its features, and what its version does wrong."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 from drivers.ovs import sockets
 from netplugin.api.errors import NetpluginError, Unsupported
+from netplugin.api.models import Finding
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_rows import OvsRoot
 from netplugin.host.usability import Usability
@@ -46,34 +47,33 @@ def dpdk_usable(ovs: OvsHost, *types: str) -> Usability:
 # NEWS and Documentation/topics/userspace-tso.rst of each version.
 
 
-_OPTION = "userspace-tso-enable"
+_TSO = "userspace-tso-enable"
 #: OVS before 3.3 cannot segment in software, so a port without the offload drops (NEWS, v3.3.0).
 _SOFTWARE_FALLBACK = (3, 3)
 #: The same for tunnelled frames (NEWS, v3.5.0). Before 3.3 no tunnel accepted such a segment.
 _TUNNEL_FALLBACK = (3, 5)
 
 
-def enabled(root: OvsRoot) -> bool:
+def tso_enabled(root: OvsRoot) -> bool:
     """Whether it is configured; vswitchd applies it at its next start at the latest."""
-    return root.other_config.get(_OPTION, "").lower() == "true"
+    return root.other_config.get(_TSO, "").lower() == "true"
 
 
 def refuse_tunnels(root: OvsRoot) -> NetpluginError | None:
     """Why VXLAN does not work with it; None if it does."""
-    if not enabled(root) or root.version >= _TUNNEL_FALLBACK:
+    if not tso_enabled(root) or root.version >= _TUNNEL_FALLBACK:
         return None
     return Unsupported(
-        f"{_OPTION} is on, and OVS {root.ovs_version} drops the large segments of VMs on VXLAN "
+        f"{_TSO} is on, and OVS {root.ovs_version} drops the large segments of VMs on VXLAN "
         "networks (it cannot segment what goes into a tunnel before 3.5)",
         step="userspace-tso",
-        fix=f"ovs-vsctl remove Open_vSwitch . other_config {_OPTION} and restart ovs-vswitchd; or "
-        "use OVS 3.5",
+        fix=f"ovs-vsctl remove Open_vSwitch . other_config {_TSO} and restart ovs-vswitchd; or use OVS 3.5",
     )
 
 
 def nic_must_segment(root: OvsRoot) -> bool:
     """Whether an uplink whose NIC cannot segment drops large segments of VMs."""
-    return enabled(root) and root.version < _SOFTWARE_FALLBACK
+    return tso_enabled(root) and root.version < _SOFTWARE_FALLBACK
 
 
 _PORT = re.compile(r"^\s*port \d+: (\S+) \((.*)\)$", re.MULTILINE)
@@ -83,3 +83,43 @@ _CANNOT = re.compile(r"\btx_(?:tso|tcp_seg)_offload=false\b")
 def cannot_segment(dpctl_show: str) -> frozenset[str]:
     """The devices in ``ovs-appctl dpctl/show`` whose NIC cannot segment."""
     return frozenset(name for name, config in _PORT.findall(dpctl_show) if _CANNOT.search(config))
+
+
+# -- OVS versions that keep datapath flows with old actions. ---------------------------------------
+# OVS keeps overlapping megaflows as long as their actions agree, and modifies each when an OpenFlow
+# table changes. Before "dpif-netdev: Fix dpif_netdev_flow_put" (2.17.8, 3.0.5, 3.1.3, 3.2.0), the
+# userspace datapath looks up the megaflow to modify with a packet that matches it, and may find an
+# overlapping one. The other keeps its old actions as long as it has traffic: a frame that a filter
+# should drop still passes, or a VM stays disconnected. ``revalidator/purge`` deletes all megaflows;
+# the next frame of each is translated again with the current tables.
+
+
+#: The first fixed release of each series; all releases from 3.2 on are fixed.
+_MENDED = {(2, 17): 8, (3, 0): 5, (3, 1): 3}
+_ALL_MENDED = (3, 2)
+
+
+def keeps_old_actions(root: OvsRoot) -> bool:
+    """Whether this OVS is affected. An unknown version counts as affected."""
+    major, minor, release = root.version
+    if (major, minor) >= _ALL_MENDED:
+        return False
+    return release < _MENDED.get((major, minor), release + 1)
+
+
+def version_with_old_actions(root: OvsRoot) -> str:
+    """The version for the finding if OVS is affected; otherwise empty."""
+    return (root.ovs_version or "of an unknown version") if keeps_old_actions(root) else ""
+
+
+def old_actions_finding(ovs_version: str) -> Finding:
+    """The finding for an affected version."""
+    return Finding(
+        id="ovs-old-actions",
+        status="warn",
+        found=f"OVS {ovs_version} may leave datapath flows that overlap with old actions when a table "
+        "changes. After each change of a port's flows all datapath flows of the host are purged, which "
+        "costs every VM one translation for each of its flows",
+        expected="OVS modifies the datapath flow that it means to",
+        fix="update OVS to 2.17.8, 3.0.5, 3.1.3, 3.2 or later",
+    )

@@ -164,6 +164,10 @@ class PrivateOvs:
     def kill_vswitchd(self) -> None:
         self.vswitchd.kill()
 
+    def restart_vswitchd(self) -> None:
+        self.stop_vswitchd()
+        self.start_vswitchd()
+
     def pause_vswitchd(self) -> None:
         self.vswitchd.pause()
 

@@ -19,13 +19,12 @@ from drivers.ovs.apply import Applier
 from drivers.ovs.commands import DropFlows, FlowEdit, PurgeDatapath
 from drivers.ovs.findings import VswitchdFacts
 from drivers.ovs.model import ObservedOvsBridge
-from drivers.ovs.policers import Policer, refused
+from drivers.ovs.ports import Policer, policer_refused
 from netplugin.api.errors import HostError
 from netplugin.api.models import NetworkSpec
 from netplugin.backend import Overlay
 from netplugin.host import cpus
 from netplugin.host.openflow import COOKIE_MARK, Flow, parse_flows
-from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_bonds import BondUse, OvsBond
 from netplugin.host.ovs_rows import OvsInterface, OvsPort, OvsRoot
 from netplugin.host.ovs_underlay import Underlay, problem
@@ -52,11 +51,11 @@ def test_a_bucket_holds_some_frames_and_with_tso_a_segment() -> None:
 def test_a_policer_that_vswitchd_refused_is_seen() -> None:
     policer = Policer(100_000, 80_000)
     shown = "QoS: npv1 egress-policer\ncir: 12500000\ncbs: 10000000\n"
-    assert refused(shown, policer) is None
-    assert refused("QoS not configured on npv1\n", None) is None
-    assert "it has none" in str(refused("QoS not configured on npv1\n", policer))
-    assert refused(shown.replace("12500000", "1"), policer)
-    assert refused(shown, None)
+    assert policer_refused(shown, policer) is None
+    assert policer_refused("QoS not configured on npv1\n", None) is None
+    assert "it has none" in str(policer_refused("QoS not configured on npv1\n", policer))
+    assert policer_refused(shown.replace("12500000", "1"), policer)
+    assert policer_refused(shown, None)
 
 
 # -- userspace TSO -----------------------------------------------------------------------------------
@@ -109,11 +108,11 @@ def test_without_tso_nothing_is_refused() -> None:
     ],
 )
 def test_which_ovs_keeps_old_actions(version: str | None, kept: bool) -> None:
-    assert apply.kept(OvsRoot(ovs_version=version)) == kept
+    assert usability.keeps_old_actions(OvsRoot(ovs_version=version)) == kept
     seen = VhostUserObservation(
         {},
         bridges={"br-phys1": ObservedOvsBridge("br-phys1", True, "netdev", "secure")},
-        keeps_old_actions=apply.version_with(OvsRoot(ovs_version=version)),
+        keeps_old_actions=usability.version_with_old_actions(OvsRoot(ovs_version=version)),
     )
     assert ("ovs-old-actions" in [f.id for f in findings(seen, None)]) == kept
 
@@ -132,14 +131,17 @@ def test_a_purge_that_failed_is_planned_until_it_is_done(monkeypatch: pytest.Mon
         root=OvsRoot(ovs_version="3.1.0"), bridge=lambda name: name, port=lambda name: None
     )
     flows = SimpleNamespace(replace=lambda *arguments: None)
-    ovs: Any = SimpleNamespace(mirror=mirror, flows=flows, purge_failed=False)
+    settings = SimpleNamespace(rundir=Path("/nowhere"))
+    ovs: Any = SimpleNamespace(mirror=mirror, flows=flows, settings=settings, purge_failed=False)
     works: list[bool] = []
 
-    def purge(ovs: OvsHost, deadline: float) -> None:
+    def appctl(rundir: Path, *command: str, deadline: float) -> str:
+        assert command == ("revalidator/purge",)
         if not works:
             raise HostError("vswitchd does not answer", step="vswitchd")
+        return ""
 
-    monkeypatch.setattr(apply, "purge", purge)
+    monkeypatch.setattr(apply, "appctl", appctl)
     applier, deadline = Applier(ovs), time.monotonic() + 60
     applied = applier.apply([DropFlows(("p1",), "br-phys1", (1,))], deadline)
     assert applied.failed.keys() == {"p1"} and ovs.purge_failed

@@ -15,8 +15,7 @@ from drivers.dpdkvhostuser.model import TunnelPort
 from drivers.ovs import commands as c
 from drivers.ovs.commands import RowChange
 from drivers.ovs.filters import port_cookie, port_flows
-from drivers.ovs.policers import Policer
-from drivers.ovs.ports import VHOST_TYPE, OvsUplink, RelayVfPort
+from drivers.ovs.ports import VHOST_TYPE, OvsUplink, Policer, RelayVfPort
 from netplugin.host.names import device_name
 from tests.lab.processes import wait_for
 from tests.unit.drivers.dpdkvhostuser import columns
