@@ -145,7 +145,7 @@ def _report(options: argparse.Namespace) -> int:
 
     run = read_run(options.run)
     published = zstack()
-    _needs("jinja2", "matplotlib", "yaml")
+    _needs("jinja2", "matplotlib", "ruamel")
     shown = beside(run, published, options.published)
     report = report_of(run, None if shown is PublishedRelation.NOT_SHOWN else published, shown)
     from netplugin_zeroloss.report.page import FILES, write

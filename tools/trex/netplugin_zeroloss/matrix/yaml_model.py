@@ -6,8 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, SequenceNode
 
 from netplugin_zeroloss.values import UnusableInput
 
@@ -31,56 +34,33 @@ def parse(text: str, name: str, model: type[_M]) -> _M:
 
     Raises: UnusableInput with all errors (at most ``_SHOWN``).
     """
-    node = _compose(text, name)
-    loader = yaml.SafeLoader(text)
     try:
-        data = loader.construct_document(node) if node is not None else None
-    except yaml.YAMLError as error:
+        data = _yaml().load(text)
+    except DuplicateKeyError as error:
+        key = str(error.problem).split('"')[1]
+        raise UnusableInput(
+            f"{name}, line {error.problem_mark.line + 1}", f"{key} is listed twice"
+        ) from error
+    except YAMLError as error:
         raise _not_yaml(name, error) from error
-    finally:
-        loader.dispose()
     if not isinstance(data, dict):
         raise UnusableInput(name, "it must be a mapping: lines of the form `field: value`")
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise UnusableInput(name, "\n".join(_mistakes(error, node))) from error
+        raise UnusableInput(name, "\n".join(_mistakes(error, _yaml().compose(text)))) from error
 
 
-def _compose(text: str, name: str) -> Any:
-    try:
-        node = yaml.compose(text, yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise _not_yaml(name, error) from error
-    for key in _repeated(node):
-        line = key.start_mark.line + 1
-        raise UnusableInput(f"{name}, line {line}", f"{key.value} is listed twice")
-    return node
+def _yaml() -> YAML:
+    """Return a new parser: one is for one document. The pure one is the same on every machine."""
+    return YAML(typ="safe", pure=True)
 
 
-def _not_yaml(name: str, error: yaml.YAMLError) -> UnusableInput:
+def _not_yaml(name: str, error: YAMLError) -> UnusableInput:
     mark = getattr(error, "problem_mark", None)
     where = f"{name}, line {mark.line + 1}" if mark is not None else name
     why = getattr(error, "problem", None) or str(error)
     return UnusableInput(where, f"it is no YAML: {why}")
-
-
-def _repeated(top: Any) -> Iterator[yaml.ScalarNode]:
-    """Yield duplicate keys: invalid in YAML, but PyYAML takes the last one."""
-    seen: set[int] = set()
-    waiting = [top]
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:  # an alias may be recursive
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            waiting += node.value
-        elif isinstance(node, yaml.MappingNode):
-            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            names = [key.value for key in keys]
-            yield from (key for n, key in enumerate(keys) if key.value in names[:n])
-            waiting += [value for _, value in node.value]
 
 
 def _mistakes(error: ValidationError, node: Any) -> Iterator[str]:
@@ -114,10 +94,10 @@ def _find(node: Any, location: Sequence[str | int]) -> tuple[int, str]:
 
 
 def _child(node: Any, part: str | int) -> tuple[Any, Any] | None:
-    if isinstance(node, yaml.MappingNode):
+    if isinstance(node, MappingNode):
         for key, value in node.value:
             if key.value == str(part):
                 return key, value
-    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+    if isinstance(node, SequenceNode) and isinstance(part, int) and part < len(node.value):
         return node.value[part], node.value[part]
     return None

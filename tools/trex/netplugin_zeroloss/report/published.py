@@ -72,11 +72,13 @@ def beside(run: RunRecord, table: PublishedTable, wanted: bool) -> PublishedRela
     It does with ``comparable_to: [zstack-4.4]``. Only this field is read, so that runs with an older
     description format can still be reported.
     """
-    import yaml  # not needed for the plain table
+    # Not needed for the plain table.
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
     try:
-        described = yaml.safe_load(run.description)
-    except yaml.YAMLError:
+        described = YAML(typ="safe", pure=True).load(run.description)
+    except YAMLError:
         described = None
     named = described.get("comparable_to") if isinstance(described, dict) else None
     if isinstance(named, list) and table.name in named:
