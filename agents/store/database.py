@@ -33,7 +33,7 @@ def _boottime() -> float:
 
 
 class StoredClock:
-    """Starts with the time of day, because older versions stored that."""
+    """Starts with the time of day, and does not follow when that is set."""
 
     def __init__(
         self,
@@ -72,6 +72,12 @@ class StoredClock:
 LOG = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
+
+#: ``PRAGMA application_id`` of a store (https://sqlite.org/pragma.html), with ``user_version`` as the
+#: version of its schema. Builds before the first release had no ID and counted versions up to 6.
+_APPLICATION_ID = int.from_bytes(b"nplg", "big")
+#: The last schema before the release; it is equal to version 1.
+_UNRELEASED = 6
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -137,7 +143,9 @@ CREATE TABLE IF NOT EXISTS tasks (
     result TEXT
 );
 """
-_VERSION = 6
+#: What changes a schema of version 1 to 2, of 2 to 3, and so on. A released entry is never changed.
+_MIGRATIONS: tuple[str, ...] = ()
+_VERSION = 1 + len(_MIGRATIONS)
 
 
 class Database:
@@ -150,7 +158,7 @@ class Database:
         as after a lost store. On a full disk the file is opened if its version is current, but
         nothing can be written (see ``failure``).
 
-        Raises: sqlite3.Error, OSError, ValueError for a newer version.
+        Raises: sqlite3.Error, OSError, ValueError for a version that this one does not know.
         """
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = path
@@ -160,12 +168,11 @@ class Database:
         #: Why the last transaction failed to commit; empty if it succeeded.
         self.failure = ""
         self.sql = self._open_whole(path)
-        self._check_version(path)
-        self._keep_backup(path)
-        if self._version() != _VERSION:
-            self._migrate()
-            self.sql.executescript(_SCHEMA)
-            self.sql.execute(f"PRAGMA user_version={_VERSION}")
+        try:
+            self._bring_to_this_version(path)
+        except BaseException:
+            self.sql.close()
+            raise
         #: Created with the database and never changed; a copy has the same identity.
         self.identity = self._own_identity()
         self.try_to_write()
@@ -186,8 +193,6 @@ class Database:
         return _connect(path)
 
     def _keep_backup(self, path: Path) -> None:
-        if self._version() == 0:
-            return  # it is new
         try:
             store_file.keep_backup(self.sql, path.parent)
         except (OSError, sqlite3.Error) as refused:
@@ -242,30 +247,39 @@ class Database:
             self.sql.execute("INSERT INTO meta VALUES ('store', ?)", (made,))
         return made
 
-    def _version(self) -> int:
-        return int(self.sql.execute("PRAGMA user_version").fetchone()[0])
+    def _bring_to_this_version(self, path: Path) -> None:
+        """Create the tables, or back the file up and migrate it in one transaction."""
+        steps = self._steps_to_this_version(path)
+        if steps != _SCHEMA:
+            self._keep_backup(path)
+        if steps is not None:
+            ids = f"PRAGMA application_id={_APPLICATION_ID}; PRAGMA user_version={_VERSION};"
+            self.sql.executescript(f"BEGIN; {steps} {ids} COMMIT;")
 
-    def _check_version(self, path: Path) -> None:
-        version = self._version()
-        if version > _VERSION:
+    def _steps_to_this_version(self, path: Path) -> str | None:
+        """The SQL that brings the file to this version; None if it has it. Raises: ValueError."""
+        application = int(self.sql.execute("PRAGMA application_id").fetchone()[0])
+        version = int(self.sql.execute("PRAGMA user_version").fetchone()[0])
+        if (application, version) == (_APPLICATION_ID, _VERSION):
+            return None
+        if (application, version) == (0, 0):
+            return _SCHEMA
+        if application in (0, _APPLICATION_ID) and version == _UNRELEASED:
+            return ""
+        if application == _APPLICATION_ID and 1 <= version < _VERSION:
+            return "\n".join(_MIGRATIONS[version - 1 :])
+        if application == _APPLICATION_ID:
             raise ValueError(
-                f"{path} was written by a newer netplugin (version {version}, this one knows {_VERSION})"
+                f"{path} was written by a newer netplugin (version {version}, this one knows {_VERSION}): "
+                f"install that one, or restore a backup of before: netplugin store restore"
             )
-
-    def _migrate(self) -> None:
-        """Add the columns that a database of an older version lacks.
-
-        Version 2 and older: no memory of claims; 3: no standby ports; 4: no placements; 5: no
-        numbers of ports, and no tables of forgotten ports and unreadable rows.
-        """
-        for table, column, kind in (
-            ("claims", "memory", "TEXT NOT NULL DEFAULT '{}'"),
-            ("ports", "standby_of", "TEXT"),
-            ("ports", "number", "INTEGER NOT NULL DEFAULT 0"),
-        ):
-            columns = {row[1] for row in self.sql.execute(f"PRAGMA table_info({table})")}
-            if columns and column not in columns:
-                self.sql.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+        if application:
+            raise ValueError(f"{path} is the database of another program: set another [DEFAULT] state_path")
+        raise ValueError(
+            f"{path} has version {version} of a build before the first release, and only version "
+            f"{_UNRELEASED} is taken over: run the last such build once, or move the file away; the ports on "
+            "the host then stay, and their next PUT adopts them"
+        )
 
 
 def _connect(path: Path) -> sqlite3.Connection:

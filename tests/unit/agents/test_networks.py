@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -302,18 +301,6 @@ def test_a_port_whose_network_went_meanwhile_is_not_stored(tmp_path: Path) -> No
     store.save([Record("p1", flat(), PortState.PENDING, previous=port())])
     with pytest.raises(Conflict, match="has 1 ports"):  # what the port may go back to stays
         store.forget_network("net-1")
-    store.close()
-
-
-def test_a_store_of_the_version_before_is_taken_over(tmp_path: Path) -> None:
-    path = tmp_path / "agent.db"
-    Store(path).close()
-    old = sqlite3.connect(path)
-    old.executescript("DROP TABLE networks; PRAGMA user_version=1;")
-    old.close()
-    store = Store(path)
-    assert store.networks() == []
-    assert store.save_network("net-1", network()).local_vlan == 1
     store.close()
 
 

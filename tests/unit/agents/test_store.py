@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -368,20 +369,58 @@ def test_what_a_claim_remembers_comes_back_and_is_no_part_of_what_it_is(store: S
     assert found.claims == (vf(1),) and store.claims() == {vf(1): "p1"}
 
 
-def test_a_file_of_version_2_is_taken_over(path: Path) -> None:
+def header(path: Path, *change: str) -> tuple[int, ...]:
+    """Change the header of the file, and return its application ID and the version of its schema."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        for each in change:
+            db.execute(f"PRAGMA {each}")
+        return tuple(db.execute(f"PRAGMA {n}").fetchone()[0] for n in ("application_id", "user_version"))
+
+
+def test_the_last_schema_before_the_release_is_taken_over(path: Path) -> None:
     old = Store(path)
     old.save([record("p1", vf(1))])
     old.close()
-    db = sqlite3.connect(path)
-    db.executescript("ALTER TABLE claims DROP COLUMN memory; DROP TABLE quarantine; PRAGMA user_version=2")
-    db.close()
+    released = header(path)
+    header(path, "application_id=0", "user_version=6")
     for _ in range(2):  # and once it is taken over it is opened as any other
         store = Store(path)
-        assert store.claims() == {vf(1): "p1"} and store.unfit() == {}
+        assert store.claims() == {vf(1): "p1"}
         store.close()
-    db = sqlite3.connect(path)
-    assert db.execute("PRAGMA user_version").fetchone() == (database._VERSION,)
-    db.close()
+        assert header(path) == released == (0x6E706C67, 1)
+
+
+@pytest.mark.parametrize("version", [1, 2, 5, 7])
+def test_any_other_schema_before_the_release_is_refused_and_left_as_it_is(path: Path, version: int) -> None:
+    Store(path).close()
+    before = header(path, "application_id=0", f"user_version={version}")
+    with pytest.raises(ValueError, match=f"version {version} of a build before .*move the file away"):
+        Store(path)
+    assert header(path) == before
+
+
+def test_the_database_of_another_program_is_refused(path: Path) -> None:
+    Store(path).close()
+    before = header(path, "application_id=7")
+    with pytest.raises(ValueError, match=r"another program.*state_path"):
+        Store(path)
+    assert header(path) == before
+
+
+def test_an_older_released_schema_is_migrated_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = Store(path)
+    old.save([record("p1")])
+    old.close()
+    monkeypatch.setattr(database, "_VERSION", 3)
+    monkeypatch.setattr(database, "_MIGRATIONS", ("CREATE TABLE second (x);", "CREATE TABLE meta (x);"))
+    with pytest.raises(sqlite3.OperationalError, match="meta already exists"):
+        Store(path)
+    assert header(path)[1] == 1
+    monkeypatch.setattr(database, "_MIGRATIONS", ("CREATE TABLE second (x);", "DROP TABLE second;"))
+    store = Store(path)
+    assert [r.port_id for r in store.records()] == ["p1"]
+    store.close()
+    assert header(path)[1] == 3
 
 
 def test_what_is_in_quarantine_is_nobodys_and_stays_so(store: Store, path: Path) -> None:
