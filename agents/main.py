@@ -6,12 +6,14 @@ import argparse
 import asyncio
 import contextlib
 import faulthandler
+import json
 import logging
 import os
 import signal
 import socket
 import sqlite3
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,14 +21,13 @@ from typing import Any
 import uvicorn
 from oslo_config import cfg
 
-from agents import backends, log
+from agents import backends
 from agents.api import http
 from agents.api.audit import AuditLog
 from agents.api.callbacks import TaskSettings
 from agents.api.connections import ConnectionLimits
-from agents.api.credentials import Credentials
 from agents.api.guard import Limits, LimitSettings, RequestGuard
-from agents.api.listen import Listen
+from agents.api.listen import Credentials, Listen
 from agents.api.server import Server
 from agents.api.tasks import TaskRunner
 from agents.host import HostView
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         conf = options.load(arguments.config_file)
-        log.set_up(conf.log_level)
+        _log_to_stderr(conf.log_level)
         _read_all(conf)
         listen = Listen.read(conf)
         view = HostView.read(conf)
@@ -189,6 +190,39 @@ async def _heartbeat(service: Service, supervisor: Supervisor) -> None:
             LOG.error("no heartbeat: %s", reason)
 
     await supervisor.every("heartbeat", int(asked) / 1e6 / 3, beat)
+
+
+class _JsonLines(logging.Formatter):
+    """JSON lines, with the port ID where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {
+            "time": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        port_id = getattr(record, "port_id", None)
+        if port_id:
+            line["port_id"] = port_id
+        audit = getattr(record, "audit", None)
+        if audit:
+            line["audit"] = audit
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def _log_to_stderr(level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    # Their messages repeat what the agent logs itself.
+    for chatty in ("ovsdbapp", "stevedore", "asyncio", "httpx", "httpcore", "uvicorn"):
+        logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLevelName(level)))
 
 
 def _read_all(conf: Any) -> None:

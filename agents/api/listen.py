@@ -1,4 +1,4 @@
-"""The sockets that the agent listens on: TCP requires a credential, and TLS outside loopback."""
+"""The sockets that the agent listens on, and their credentials: TCP needs one, and TLS outside loopback."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import contextlib
 import fcntl
 import grp
 import ipaddress
+import logging
 import os
 import socket
 import ssl
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from agents.api.access import Access, Rules, Token, read_tokens
 
+LOG = logging.getLogger(__name__)
 _BACKLOG = 2048
 # unix(7): sun_path has 108 bytes, including the terminating zero.
 _LONGEST_PATH = 107
+# Inode, size and times of a file; None if it cannot be read.
+_Stamp = tuple[int, int, int, int] | None
 
 
 @dataclass(frozen=True)
@@ -196,6 +200,50 @@ class Listen:
             return self.host is not None and ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+class Credentials:
+    """The current tokens and certificates, reloaded when their files change.
+
+    If new files are invalid, the old credentials stay in use; the log and ``stale`` (a metric)
+    report it.
+    """
+
+    def __init__(self, listen: Listen) -> None:
+        """Raises: ValueError, OSError."""
+        self._listen = listen
+        self._stamps = self._look()
+        self.access: Access = listen.access
+        self.tls: ssl.SSLContext | None = listen.tls_context()
+        self.stale = False
+
+    def refresh(self, *, always: bool = False) -> None:
+        """Reload the files if they changed, or ``always``. This blocks on disk access."""
+        stamps = self._look()
+        if stamps == self._stamps and not always:
+            return
+        self._stamps = stamps  # taken before reading: a change meanwhile is detected next time
+        try:
+            access = replace(self._listen.access, tokens=self._listen.tokens())
+            tls = self._listen.tls_context()
+        except (ValueError, OSError) as wrong:
+            self.stale = True
+            LOG.error("new tokens or certificates are not used, the old ones are: %s", wrong)
+            return
+        self.access, self.tls, self.stale = access, tls, False
+        LOG.info("tokens and certificates were read again")
+
+    def _look(self) -> tuple[_Stamp, ...]:
+        return tuple(_stamp(path) for path in self._listen.files())
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    # The change time also detects a corrected mode.
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _require(listen: Listen, met: bool, what: str) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 import uvicorn
 
 from agents.api.connections import ConnectionLimits, Handshake, LimitedProtocol
-from agents.api.credentials import Credentials
-from agents.api.listen import Listen
+from agents.api.listen import Credentials, Listen
 from agents.api.peer import STATE, peer_of
 from netplugin.host.supervisor import Supervisor
 

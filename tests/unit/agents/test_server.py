@@ -18,8 +18,7 @@ import uvicorn
 from agents.api import server
 from agents.api.access import Access
 from agents.api.connections import ConnectionLimits
-from agents.api.credentials import Credentials
-from agents.api.listen import Listen, LocalSocket
+from agents.api.listen import Credentials, Listen, LocalSocket
 from netplugin.host.supervisor import Supervisor
 from tests.unit.agent import DEADLINE_S
 
