@@ -7,12 +7,11 @@ import logging
 import time
 from collections.abc import Mapping
 
-from agents.ports.admit import unknown_overlay
 from agents.ports.drift import NetworkOutcome
 from agents.store.store import Store
 from agents.worker import BackendWorker, answer
-from netplugin.api.errors import Conflict, FieldError, InvalidRequest, NetpluginError, NotFound
-from netplugin.api.models import NetworkInfo, NetworkSpec, PortSpec
+from netplugin.api.errors import Conflict, FieldError, NetpluginError, NotFound
+from netplugin.api.models import NetworkInfo, NetworkSpec
 from netplugin.backend import Overlay
 
 LOG = logging.getLogger(__name__)
@@ -63,27 +62,6 @@ class Networks:
 
     def all(self) -> list[NetworkInfo]:
         return [self._info(network) for network in self._store.networks()]
-
-    def resolve(self, spec: PortSpec) -> PortSpec:
-        """The spec with the MTU of its VXLAN network, which a port may leave out.
-
-        Raises: InvalidRequest if the network does not exist or has another MTU.
-        """
-        if spec.overlay_id is None:
-            return spec
-        network = self._store.network(spec.overlay_id)
-        if network is None:
-            raise unknown_overlay(spec.overlay_id)
-        mtu = network.spec.mtu
-        if "mtu" in spec.network.model_fields_set and spec.network.mtu != mtu:
-            message = f"is {spec.network.mtu}, and network {spec.overlay_id} has {mtu}"
-            raise InvalidRequest(
-                f"network.mtu: {message}",
-                step="validate",
-                fix="leave it out",
-                errors=[FieldError(field="network.mtu", message=message)],
-            )
-        return spec.model_copy(update={"network": spec.network.model_copy(update={"mtu": mtu})})
 
     # -- internals -------------------------------------------------------------------------------
 

@@ -308,7 +308,6 @@ class Service:
                 port_id=port_id,
                 fix="delete the port and ask for it again",
             )
-        spec = self.networks.resolve(spec)
         return Put(port_id, spec, time.monotonic() + self._timeout_s, Future(), standby_of)
 
     def _delete(self, port_id: str, standby_of: str | None = None) -> Delete | None:

@@ -45,14 +45,14 @@ class Admission:
         return False
 
     def acceptable(self, op: Put, usability: Usability) -> bool:
-        """Refuse what cannot be done, before anything is stored."""
+        """Refuse what cannot be done, before anything is stored, and complete the spec."""
         try:
+            op.spec = self._with_network(op.spec)
             usability.require()
             before = self._ports.store.get(op.port_id)
             if before is not None and before.state is PortState.REMOVING:
                 before = None
             self._validate(op.spec, before)
-            self._require_network(op.spec)
             if before is not None:
                 _refuse_fixed(before.spec, op.spec)
         except Exception as error:
@@ -78,9 +78,25 @@ class Admission:
                     return
             raise
 
-    def _require_network(self, spec: PortSpec) -> None:
-        if spec.overlay_id is not None and self._ports.store.network(spec.overlay_id) is None:
-            raise unknown_overlay(spec.overlay_id)
+    def _with_network(self, spec: PortSpec) -> PortSpec:
+        """The spec with the MTU of its VXLAN network, which a port may leave out.
+
+        Raises: InvalidRequest if the network does not exist or has another MTU.
+        """
+        if spec.overlay_id is None:
+            return spec
+        network = self._ports.store.network(spec.overlay_id)
+        if network is None:
+            raise _invalid(
+                "network.network_id",
+                f"there is no network {spec.overlay_id!r} on this host",
+                f"PUT /v1/networks/{spec.overlay_id}",
+            )
+        mtu = network.spec.mtu
+        if "mtu" in spec.network.model_fields_set and spec.network.mtu != mtu:
+            message = f"is {spec.network.mtu}, and network {spec.overlay_id} has {mtu}"
+            raise _invalid("network.mtu", message, "leave it out")
+        return spec.model_copy(update={"network": spec.network.model_copy(update={"mtu": mtu})})
 
     def accept_deletes(self, operations: Sequence[Delete]) -> dict[str, Record]:
         """Mark the ports as removing; they stay so until the host is clean."""
@@ -218,22 +234,17 @@ def _refuse_fixed(before: PortSpec, after: PortSpec) -> None:
         )
 
 
-def unknown_overlay(network_id: str) -> InvalidRequest:
-    """The error for a port on a VXLAN network that was not created."""
-    message = f"there is no network {network_id!r} on this host"
-    return InvalidRequest(
-        f"network.network_id: {message}",
-        step="validate",
-        fix=f"PUT /v1/networks/{network_id}",
-        errors=[FieldError(field="network.network_id", message=message)],
+def unknown_backend(name: str, known: Iterable[str]) -> InvalidRequest:
+    """The error for a backend that is not enabled on this host."""
+    return _invalid(
+        "backend", f"{name!r} is not enabled here (enabled: {', '.join(sorted(known)) or 'none'})"
     )
 
 
-def unknown_backend(name: str, known: Iterable[str]) -> InvalidRequest:
-    """The error for a backend that is not enabled on this host."""
-    message = f"{name!r} is not enabled here (enabled: {', '.join(sorted(known)) or 'none'})"
+def _invalid(field: str, message: str, fix: str | None = None) -> InvalidRequest:
     return InvalidRequest(
-        f"backend: {message}",
+        f"{field}: {message}",
         step="validate",
-        errors=[FieldError(field="backend", message=message)],
+        fix=fix,
+        errors=[FieldError(field=field, message=message)],
     )
