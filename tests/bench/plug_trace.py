@@ -134,7 +134,7 @@ def _is_spec(value: Any) -> bool:
 
 
 def run_agent(arguments: list[str]) -> int:
-    """The agent in this process, traced; the trace goes beside its configuration."""
+    """The agent in this process, traced; the trace goes next to its configuration."""
     trace = Trace(Path(arguments[arguments.index("--config-file") + 1]).with_name(TRACED))
     threading.setprofile(trace)
     from agents.main import main
