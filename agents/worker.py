@@ -91,8 +91,10 @@ class BackendWorker:
         interval_s: float,
         max_waiting: int,
         max_jobs: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.reconciler = reconciler
+        self._clock = clock
         self._size = batch_size
         self._interval_s = interval_s
         self._max_waiting = max_waiting
@@ -107,10 +109,10 @@ class BackendWorker:
         self._look_at: set[str] = set()
         self._look_at_all = False
         self._no_look_before = 0.0
-        self._next_look = time.monotonic() + interval_s
+        self._next_look = self._clock() + interval_s
         self._retry_s = _RETRY_FIRST_S
         # The backend reports when the host can be observed; this is the fallback.
-        self._retry_at: float | None = time.monotonic() + _FIRST_LOOK_S
+        self._retry_at: float | None = self._clock() + _FIRST_LOOK_S
         self._stopped = False
         #: When the current work of the thread started.
         self._begun: float | None = None
@@ -149,7 +151,7 @@ class BackendWorker:
         self.refuse()
         if self._thread is None:
             return True
-        self._thread.join(timeout=max(0.0, until - time.monotonic()))
+        self._thread.join(timeout=max(0.0, until - self._clock()))
         if self._thread.is_alive():
             LOG.warning("%s is still at work; the next start goes on with it", self._name)
             return False
@@ -160,7 +162,7 @@ class BackendWorker:
         begun = self._begun
         if self._thread is None or not self._thread.is_alive():
             return 0.0 if self._stopped else float("inf")
-        return 0.0 if begun is None else time.monotonic() - begun
+        return 0.0 if begun is None else self._clock() - begun
 
     def submit(self, *operations: Operation) -> None:
         """Queue operations. Raises: Overloaded; then none of them is queued."""
@@ -230,25 +232,40 @@ class BackendWorker:
     # -- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
+        while not self._stopped:
             with self._wake:
-                while not self._stopped and not self._due(time.monotonic()):
-                    self._wake.wait(self._idle_s(time.monotonic()))
-                if self._stopped:
-                    break
-                self._begun = time.monotonic()
-                work = self._next(self._begun)
-            try:
-                work()
-            except NetpluginError as error:
-                LOG.warning("%s: %s", self.reconciler.backend.name, error)
-                self._retry_later()
-            except Exception as error:
-                self._supervisor.failed(self._name, error)
-                self._retry_later()
-            finally:
-                self._begun = None
+                while not self._stopped and (idle_s := self.idle_s()):
+                    self._wake.wait(idle_s)
+            self.turn()
         self._resume(list(self._deferred.values()), last=True)
+
+    def turn(self) -> bool:
+        """Do the work that is due next, as the thread does. Returns whether there was any."""
+        with self._wake:
+            now = self._clock()
+            if self._stopped or not self._due(now):
+                return False
+            self._begun = now
+            work = self._next(now)
+        try:
+            work()
+        except NetpluginError as error:
+            LOG.warning("%s: %s", self.reconciler.backend.name, error)
+            self._retry_later()
+        except Exception as error:
+            self._supervisor.failed(self._name, error)
+            self._retry_later()
+        finally:
+            self._begun = None
+        return True
+
+    def idle_s(self) -> float:
+        """Seconds until work is due, if no other is queued before that."""
+        now = self._clock()
+        if self._due(now):
+            return 0.0
+        due = min((deferred.due for deferred in self._deferred.values()), default=math.inf)
+        return min(due, self._next_look_at()) - now
 
     def _due(self, now: float) -> bool:
         return any(self._is_due(turn, now) for turn in Turn)
@@ -268,10 +285,6 @@ class BackendWorker:
         """
         due = [deferred for deferred in self._deferred.values() if deferred.due <= now]
         return sorted(due, key=lambda deferred: deferred.due)[:_LEAST]
-
-    def _idle_s(self, now: float) -> float:
-        due = min((deferred.due for deferred in self._deferred.values()), default=math.inf)
-        return max(0.0, min(due, self._next_look_at()) - now)
 
     def _next_look_at(self) -> float:
         by_itself = self._look_at_all_at()
@@ -311,7 +324,7 @@ class BackendWorker:
     def _run_job(self, job: _Errand) -> None:
         if not job.future.set_running_or_notify_cancel():
             return  # the caller has disconnected
-        if time.monotonic() >= job.deadline:
+        if self._clock() >= job.deadline:
             job.future.set_exception(
                 OperationTimeout("the request's turn did not come in time", step="queue")
             )
@@ -334,9 +347,9 @@ class BackendWorker:
         return list(batch.values())
 
     def _serve(self, batch: list[Operation]) -> None:
-        start = time.monotonic()
+        start = self._clock()
         self._defer(self._attempt(batch, lambda: self.reconciler.serve(batch)))
-        took = time.monotonic() - start
+        took = self._clock() - start
         if took > _SLOW_S:
             self._size = max(_LEAST, self._size // 2)
         elif took < _QUICK_S and len(batch) == self._size:
@@ -378,7 +391,7 @@ class BackendWorker:
 
     def _defer(self, again: list[Operation]) -> None:
         """Schedule retries and hold back other operations on the same ports."""
-        now = time.monotonic()
+        now = self._clock()
         with self._wake:
             for op in again:
                 deferred = self._deferred.setdefault(op.port_id, _Deferred(op, now))
@@ -397,11 +410,11 @@ class BackendWorker:
                     del self._open[op.port_id]
 
     def _look(self, ports: frozenset[str] | None) -> None:
-        begun = time.monotonic()
+        begun = self._clock()
         try:
             self.reconciler.check(ports, batch_size=self._size)
         finally:
-            now = time.monotonic()
+            now = self._clock()
             self._no_look_before = now + min(_LOOK_GAP_MOST_S, _LOOK_GAP * (now - begun))
         if ports is None:
             self.looked_once.set()
@@ -414,7 +427,7 @@ class BackendWorker:
         with self._wake:
             if self._retry_at is not None:
                 return  # failing calls must not postpone the retry
-            self._retry_at = time.monotonic() + self._retry_s
+            self._retry_at = self._clock() + self._retry_s
             self._retry_s = min(_RETRY_MOST_S, self._retry_s * 2)
 
 

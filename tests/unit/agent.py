@@ -54,6 +54,8 @@ class Agent:
     service: Service
     tasks: TaskRunner
     app: FastAPI
+    #: What its backends share.
+    shared: Host
 
 
 @contextmanager
@@ -79,13 +81,14 @@ def agent(
     store = Store(directory / "agent.db")
     metrics = Metrics(store)
     view = view or view_of(Tree(tree(load("small")).files | HUGEPAGES), directory)
-    service = Service(conf, store, metrics, Host(conf), loaded, dict(broken or {}), view)
+    shared = Host(conf)
+    service = Service(conf, store, metrics, shared, loaded, dict(broken or {}), view)
     tasks = TaskRunner(TaskSettings(tuple(callback_allow), 60.0, 5.0), store.tasks)
     service.start()
     try:
         for worker in service._workers.values():
             assert worker.looked_once.wait(DEADLINE_S)
-        yield Agent(host, store, service, tasks, http.build(service, tasks, metrics))
+        yield Agent(host, store, service, tasks, http.build(service, tasks, metrics), shared)
     finally:
         service.stop()
         store.close()

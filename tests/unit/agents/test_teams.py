@@ -339,7 +339,7 @@ def test_comparing_goes_on_after_an_error_that_nobody_expected(
 
         async def compare() -> None:
             nonlocal broken
-            supervisor = running.service._host.supervisor
+            supervisor = running.shared.supervisor
             async with asyncio.timeout(DEADLINE_S):
                 running.service.teams.start()
                 while not supervisor.reasons():

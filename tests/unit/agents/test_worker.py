@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
@@ -20,12 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents import service as service_module
-from agents import worker as lane_module
 from agents.metrics import Metrics
 from agents.ports.operations import NEXT_TRY_S, Delete, Operation, Put
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
-from agents.worker import BackendWorker, Turn
+from agents.worker import BackendWorker
 from netplugin.api.errors import (
     BackendUnavailable,
     HostError,
@@ -173,16 +173,17 @@ def test_operations_of_one_port_keep_their_order(
 
 @given(st.lists(st.sampled_from("abcde"), max_size=30), st.integers(1, 6))
 def test_a_batch_has_a_port_once_and_nothing_overtakes(ports: list[str], size: int) -> None:
-    worker = make(Scripted(), batch_size=size)
+    scripted, clock = Scripted(), Clock()
+    scripted.on_serve = lambda: clock.passes(0.5)  # neither quick nor slow: the size stays
+    worker = make(scripted, batch_size=size, clock=clock)
     ops = [put(port) for port in ports]
-    worker._waiting.extend(ops)
-    taken = []
-    while worker._waiting:
-        batch = worker._take_batch()
+    worker.submit(*ops)
+    while worker.turn():
+        pass
+    for batch in scripted.batches:
         assert 0 < len(batch) <= size
         assert len({op.port_id for op in batch}) == len(batch)
-        taken += batch
-    assert taken == ops
+    assert [op for batch in scripted.batches for op in batch] == ops
 
 
 def test_one_too_many_is_refused_and_with_it_none_is_taken(
@@ -223,40 +224,40 @@ def test_an_unexpected_failure_is_answered_and_the_worker_goes_on(scripted: Scri
 
 
 def test_what_is_to_be_tried_again_holds_up_no_other_port(scripted: Scripted, clock: Clock) -> None:
-    worker, first, behind, other = make(scripted), put("p1"), delete("p1"), put("p2")
+    worker, first, behind, other = make(scripted, clock=clock), put("p1"), delete("p1"), put("p2")
     settle(worker, clock)
     scripted.busy = [first]
     worker.submit(first)
-    assert turn(worker, clock)
+    assert turn(worker)
     worker.submit(behind, other)
-    assert turn(worker, clock) and not turn(worker, clock)
+    assert turn(worker) and not turn(worker)
     assert scripted.order() == ["p1", "p2"] and other.future.done()
     pauses = []
     for tries in range(1, 7):
-        pauses.append(worker._idle_s(clock.now))
+        pauses.append(worker.idle_s())
         clock.passes(pauses[-1])
-        assert turn(worker, clock) and scripted.resumed == [["p1"]] * tries
+        assert turn(worker) and scripted.resumed == [["p1"]] * tries
     assert pauses == sorted(pauses) and pauses[0] < 0.1 and pauses[-1] == NEXT_TRY_S
     assert worker.is_at("p1") and not first.future.done() and not behind.future.done()
     scripted.busy = []
     clock.passes(NEXT_TRY_S)
-    assert turn(worker, clock) and first.future.done() and not behind.future.done()
-    assert turn(worker, clock) and behind.future.done()
-    assert not worker.is_at("p1") and not turn(worker, clock)
+    assert turn(worker) and first.future.done() and not behind.future.done()
+    assert turn(worker) and behind.future.done()
+    assert not worker.is_at("p1") and not turn(worker)
 
 
 def test_what_waited_already_stays_behind_what_is_tried_again(scripted: Scripted, clock: Clock) -> None:
-    worker = make(scripted, batch_size=1)
+    worker = make(scripted, clock=clock, batch_size=1)
     settle(worker, clock)
     calls = [put("p1"), delete("p1"), put("p1"), put("p2")]
     scripted.busy = calls[:1]
     worker.submit(*calls)
-    while turn(worker, clock):
+    while turn(worker):
         pass
     assert scripted.order() == ["p1", "p2"]
     scripted.busy = []
     clock.passes(NEXT_TRY_S)
-    while turn(worker, clock):
+    while turn(worker):
         pass
     served = [op for batch in scripted.batches for op in batch]
     assert served == [calls[0], calls[3], calls[1], calls[2]]
@@ -265,17 +266,17 @@ def test_what_waited_already_stays_behind_what_is_tried_again(scripted: Scripted
 
 def test_new_calls_and_those_that_are_tried_again_take_turns(scripted: Scripted, clock: Clock) -> None:
     """Also where each try takes longer than the pause between two."""
-    worker = make(scripted, batch_size=1)
+    worker = make(scripted, clock=clock, batch_size=1)
     settle(worker, clock)
     scripted.busy = [put(f"sick{number}") for number in range(6)]
     worker.submit(*scripted.busy)
-    while turn(worker, clock):
+    while turn(worker):
         pass
     for number in range(3):
         worker.submit(put(f"p{number}"))
         for _ in range(2):
             clock.passes(10 * NEXT_TRY_S)
-            assert turn(worker, clock)
+            assert turn(worker)
         assert scripted.order()[-1] == f"p{number}" and len(scripted.resumed) == number + 1
     tried = scripted.resumed[0] + scripted.resumed[1]
     assert set(tried) == {op.port_id for op in scripted.busy}, "none is left out"
@@ -294,17 +295,16 @@ def test_a_stop_tries_once_more_and_answers(scripted: Scripted) -> None:
 
 
 def test_a_try_that_fails_unexpectedly_is_answered_once(scripted: Scripted, clock: Clock) -> None:
-    worker, first, behind = make(scripted), put("p1"), delete("p1")
+    worker, first, behind = make(scripted, clock=clock), put("p1"), delete("p1")
     settle(worker, clock)
     scripted.busy = [first]
     worker.submit(first, behind)
-    assert turn(worker, clock)
+    assert turn(worker)
     scripted.resume = lambda batch, last=False: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     clock.passes(NEXT_TRY_S)
-    with pytest.raises(ZeroDivisionError):
-        turn(worker, clock)
+    assert turn(worker)
     assert isinstance(first.future.exception(), NetpluginError)
-    assert turn(worker, clock) and behind.future.done() and not worker.is_at("p1")
+    assert turn(worker) and behind.future.done() and not worker.is_at("p1")
 
 
 # -- the size of a batch -------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = 1000.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
     def passes(self, seconds: float) -> None:
@@ -324,47 +324,46 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(lane_module, "time", made)
-    return made
+def clock() -> Clock:
+    return Clock()
 
 
-def serve(worker: BackendWorker, number: int) -> None:
-    worker._serve([put(f"p{n}") for n in range(number)])
+def sizes(worker: BackendWorker, scripted: Scripted, number: int) -> list[int]:
+    """Of so many batches, all of them full."""
+    served = len(scripted.batches)
+    worker.submit(*(put(f"p{n}") for n in range(1024 * number)))
+    for _ in range(number):
+        assert turn(worker)
+    return [len(batch) for batch in scripted.batches[served:]]
 
 
 def test_a_batch_grows_while_it_is_quick_and_full(scripted: Scripted, clock: Clock) -> None:
-    worker = make(scripted, batch_size=32)
+    worker = make(scripted, clock=clock, batch_size=32, max_waiting=100_000)
+    settle(worker, clock)
     scripted.on_serve = lambda: clock.passes(0.1)
-    serve(worker, 31)
-    assert worker._size == 32, "it was not full: its time says nothing about a larger one"
-    sizes = []
-    for _ in range(5):
-        serve(worker, worker._size)
-        sizes.append(worker._size)
-    assert sizes == [64, 128, 256, 256, 256]
+    worker.submit(*(put(f"p{n}") for n in range(31)))
+    assert turn(worker) and not turn(worker)
+    # The first was not full: its time says nothing about a larger one.
+    assert sizes(worker, scripted, 6) == [32, 64, 128, 256, 256, 256]
     scripted.on_serve = lambda: clock.passes(0.5)
-    serve(worker, 256)
-    assert worker._size == 256, "neither quick nor slow"
+    assert sizes(worker, scripted, 2) == [256, 256], "neither quick nor slow"
 
 
 def test_a_batch_shrinks_while_it_is_slow(scripted: Scripted, clock: Clock) -> None:
-    worker = make(scripted, batch_size=32)
+    worker = make(scripted, clock=clock, batch_size=32, max_waiting=100_000)
+    settle(worker, clock)
     scripted.on_serve = lambda: clock.passes(2.0)
-    sizes = []
-    for _ in range(5):
-        serve(worker, 3)
-        sizes.append(worker._size)
-    assert sizes == [16, 8, 4, 4, 4]
+    worker.submit(*(put(f"p{n}") for n in range(3)))
+    assert turn(worker), "whether it was full or not"
+    assert sizes(worker, scripted, 4) == [16, 8, 4, 4]
 
 
 def test_a_larger_batch_that_the_operator_set_does_not_shrink_by_being_quick(
     scripted: Scripted, clock: Clock
 ) -> None:
-    worker = make(scripted, batch_size=1024)
-    serve(worker, 1024)
-    assert worker._size == 1024
+    worker = make(scripted, clock=clock, batch_size=1024, max_waiting=100_000)
+    settle(worker, clock)
+    assert sizes(worker, scripted, 2) == [1024, 1024]
 
 
 # -- deadlines and callers that are gone, with the real reconciler -------------------------------
@@ -376,41 +375,49 @@ def host() -> FakeHost:
 
 
 @pytest.fixture
-def reconciler(tmp_path: Path, host: FakeHost) -> Iterator[Reconciler]:
-    store = Store(tmp_path / "agent.db")
+def store(tmp_path: Path) -> Iterator[Store]:
+    with closing(Store(tmp_path / "agent.db")) as made:
+        yield made
+
+
+@pytest.fixture
+def idle(store: Store, host: FakeHost) -> BackendWorker:
+    """A lane with the real reconciler, before its first look and without a thread."""
     backend: Any = FakeBackend("fake", host)
-    yield Reconciler(backend, store, Metrics(store))
-    store.close()
+    return make(Reconciler(backend, store, Metrics(store)), clock=Clock())
 
 
 def test_past_its_deadline_it_is_answered_without_touching_the_host(
-    reconciler: Reconciler, host: FakeHost
+    idle: BackendWorker, store: Store, host: FakeHost
 ) -> None:
     host.on_observe = lambda _: pytest.fail("the host was read")
     late: list[Operation] = [put("p1", deadline_s=-1.0), delete("p2", deadline_s=-1.0)]
-    make(reconciler)._serve(late)
+    idle.submit(*late)
+    assert idle.turn()
     for op in late:
         with pytest.raises(OperationTimeout) as error:
             result(op)
         assert (error.value.port_id, error.value.step) == (op.port_id, "queue")
-    assert host.written == [] and reconciler._ports.store.records() == []
+    assert host.written == [] and store.records() == []
 
 
-def test_an_operation_whose_caller_is_gone_is_not_done(reconciler: Reconciler, host: FakeHost) -> None:
+def test_an_operation_whose_caller_is_gone_is_not_done(idle: BackendWorker, host: FakeHost) -> None:
     gone, other = put("p1"), put("p2")
     gone.future.cancel()
-    make(reconciler)._serve([gone, other])
+    idle.submit(gone, other)
+    assert idle.turn()
     assert result(other).port_id == "p2"
     assert list(host.ports) == ["p2"]
 
 
 def test_a_caller_that_gave_up_on_a_late_operation_hurts_no_neighbour(
-    reconciler: Reconciler, host: FakeHost
+    idle: BackendWorker, host: FakeHost
 ) -> None:
     """It waited for its deadline and the grace, and cancelled: there is nobody left to answer."""
     gone, other = put("p1", deadline_s=-1.0), put("p2")
     gone.future.cancel()
-    make(reconciler)._serve([gone, other])
+    idle.submit(gone, other)
+    assert idle.turn()
     assert result(other).port_id == "p2"
     assert list(host.ports) == ["p2"]
 
@@ -446,93 +453,95 @@ def test_a_delete_goes_behind_a_put_that_still_waits(tmp_path: Path) -> None:
 # -- looks ---------------------------------------------------------------------------------------
 
 
-def turn(worker: BackendWorker, clock: Clock) -> bool:
+def turn(worker: BackendWorker) -> bool:
     """What the lane's thread would do next, if anything."""
-    if not worker._due(clock.now):
-        assert worker._idle_s(clock.now) > 0
-        return False
-    worker._next(clock.now)()
-    return True
+    due = worker.idle_s() == 0
+    assert worker.turn() == due
+    return due
 
 
 def settle(worker: BackendWorker, clock: Clock) -> None:
     """Past the first look."""
-    clock.passes(lane_module._FIRST_LOOK_S)
-    assert turn(worker, clock)
-    assert not turn(worker, clock)
+    clock.passes(worker.idle_s())
+    assert turn(worker)
+    assert not turn(worker)
 
 
 def test_the_first_look_comes_with_the_backends_word_or_without(scripted: Scripted, clock: Clock) -> None:
-    reported, untold = make(scripted), make(scripted)
+    reported, untold = make(scripted, clock=clock), make(scripted, clock=clock)
     reported.wake(Wake("connected"))
-    assert turn(reported, clock) and reported.looked_once.is_set()
-    assert not turn(untold, clock) and not untold.looked_once.is_set()
+    assert turn(reported) and reported.looked_once.is_set()
+    assert not turn(untold) and not untold.looked_once.is_set()
     settle(untold, clock)
     assert untold.looked_once.is_set()
     assert scripted.looks == [None, None]
 
 
 def test_a_look_at_everything_comes_every_interval(scripted: Scripted, clock: Clock) -> None:
-    worker = make(scripted, interval_s=60.0)
+    worker = make(scripted, clock=clock, interval_s=60.0)
     settle(worker, clock)
     clock.passes(59.0)
-    assert not turn(worker, clock)
+    assert not turn(worker)
     clock.passes(1.0)
-    assert turn(worker, clock) and not turn(worker, clock)
+    assert turn(worker) and not turn(worker)
     assert scripted.looks == [None, None]
 
 
 def test_ports_that_moved_are_looked_at_together(scripted: Scripted, clock: Clock) -> None:
-    worker = make(scripted)
+    worker = make(scripted, clock=clock)
     settle(worker, clock)
     worker.wake(Wake("row changed", frozenset({"a"})))
     worker.wake(Wake("row changed", frozenset({"b", "a"})))
-    assert turn(worker, clock) and not turn(worker, clock)
+    assert turn(worker) and not turn(worker)
     assert scripted.looks[1:] == [frozenset({"a", "b"})]
     worker.wake(Wake("row changed", frozenset({"a"})))
     worker.wake(Wake("vswitchd is back"))  # all of them are among all
-    assert turn(worker, clock) and not turn(worker, clock)
+    assert turn(worker) and not turn(worker)
     assert scripted.looks[2:] == [None]
 
 
 def test_calls_jobs_and_looks_take_turns(scripted: Scripted, clock: Clock) -> None:
-    worker = make(scripted)
+    worker = make(scripted, clock=clock)
     settle(worker, clock)
     for number in range(3):
         worker.wake(Wake("row changed", frozenset({"a"})))
         worker.job(lambda: scripted.events.append("job"), clock.now + 30)
         worker.submit(put(f"p{number}"))
         for _ in range(3):
-            assert turn(worker, clock)
-    assert not turn(worker, clock)
+            assert turn(worker)
+    assert not turn(worker)
     assert scripted.events[1:] == ["serve", "job", "look"] * 3
 
 
 @given(st.lists(st.sampled_from(["call", "job", "wake"]), min_size=1, max_size=40))
 def test_nothing_waits_for_more_than_one_turn_of_each_other(asked: list[str]) -> None:
     """However much comes of the others: they may take one turn each before it."""
-    scripted, now = Scripted(), time.monotonic()
-    worker = make(scripted, batch_size=1, max_jobs=100)
-    worker._retry_at = None
+    scripted = Scripted()
+    worker = make(scripted, clock=Clock(), batch_size=1, max_jobs=100)
+    left = Counter(asked)
+    left["wake"] = min(left["wake"], 1)  # one look is made for all that wakes
     for number, what in enumerate(asked):
         if what == "call":
             worker.submit(put(f"p{number}"))
         elif what == "job":
-            worker.job(lambda: None, now + 30)
+            worker.job(lambda: scripted.events.append("job"), 3600.0)
         else:
             worker.wake(Wake("row changed", frozenset({"a"})))
-    waited = dict.fromkeys(Turn, 0)
-    while worker._due(now):
-        due = [kind for kind in Turn if worker._is_due(kind, now)]
-        worker._next(now)
-        for kind in due:
-            waited[kind] = 0 if kind is worker._last_turn else waited[kind] + 1
-            assert waited[kind] < len(Turn)
+    waited: Counter[str] = Counter()
+    while +left:
+        assert turn(worker)
+        done = {"serve": "call", "job": "job", "look": "wake"}[scripted.events[-1]]
+        waited.update(what for what in left if left[what])
+        waited[done] = 0
+        left[done] -= len(scripted.batches[-1]) if done == "call" else 1
+        waited = Counter({what: turns for what, turns in waited.items() if left[what]})
+        assert all(turns < 3 for turns in waited.values())
+    assert not turn(worker)
 
 
 def test_a_look_that_wakes_looks_leaves_most_of_the_time(scripted: Scripted, clock: Clock) -> None:
     """What changes because it is looked at is looked at with pauses."""
-    worker = make(scripted)
+    worker = make(scripted, clock=clock)
     settle(worker, clock)
 
     def look() -> None:
@@ -542,14 +551,14 @@ def test_a_look_that_wakes_looks_leaves_most_of_the_time(scripted: Scripted, clo
     scripted.on_check = look
     worker.wake(Wake("qdisc changed"))
     for _ in range(3):
-        assert turn(worker, clock), "the first is at once"
-        assert not turn(worker, clock)
-        assert worker._idle_s(clock.now) == pytest.approx(0.4)
-        clock.passes(worker._idle_s(clock.now))
+        assert turn(worker), "the first is at once"
+        assert not turn(worker)
+        assert worker.idle_s() == pytest.approx(0.4)
+        clock.passes(worker.idle_s())
     scripted.on_check = lambda: clock.passes(60.0)
-    assert turn(worker, clock)
+    assert turn(worker)
     worker.wake(Wake("vswitchd is back"))
-    assert worker._idle_s(clock.now) == lane_module._LOOK_GAP_MOST_S
+    assert worker.idle_s() == 5.0
 
 
 # -- errands -----------------------------------------------------------------------------------------
@@ -582,44 +591,45 @@ def test_a_job_is_not_done_late_nor_for_nobody(
 
 
 def test_what_is_not_settled_is_tried_again_less_and_less_often(scripted: Scripted, clock: Clock) -> None:
-    worker = make(scripted)
+    worker = make(scripted, clock=clock)
     scripted.is_unsettled = True
-    clock.passes(lane_module._FIRST_LOOK_S)
+    clock.passes(worker.idle_s())
     waits = []
-    assert turn(worker, clock)
+    assert turn(worker)
     for _ in range(9):
-        waits.append(worker._idle_s(clock.now))
+        waits.append(worker.idle_s())
         clock.passes(waits[-1])
-        assert turn(worker, clock)
+        assert turn(worker)
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     scripted.is_unsettled = False
     clock.passes(30.0)
-    assert turn(worker, clock) and worker._retry_at is None
+    assert turn(worker) and worker.idle_s() > 60.0, "the next is that of the interval"
     scripted.is_unsettled = True
-    serve(worker, 1)
-    assert worker._idle_s(clock.now) == 0.5, "once all was well, it begins anew"
+    worker.submit(put())
+    assert turn(worker)
+    assert worker.idle_s() == 0.5, "once all was well, it begins anew"
 
 
 def test_a_host_that_is_back_is_tried_at_once(scripted: Scripted, clock: Clock) -> None:
-    worker = make(scripted)
+    worker = make(scripted, clock=clock)
     scripted.is_unsettled = True
     clock.passes(2.0)
     for _ in range(6):
-        turn(worker, clock)
-        clock.passes(worker._idle_s(clock.now))
+        turn(worker)
+        clock.passes(worker.idle_s())
     worker.wake(Wake("vswitchd is back"))
-    assert turn(worker, clock)
-    assert worker._idle_s(clock.now) == 0.5
+    assert turn(worker)
+    assert worker.idle_s() == 0.5
 
 
 def test_calls_that_go_on_do_not_put_off_the_next_try(scripted: Scripted, clock: Clock) -> None:
     """One port that hangs must not wait for the others to be quiet."""
-    worker = make(scripted)
+    worker = make(scripted, clock=clock)
     settle(worker, clock)
     scripted.is_unsettled = True
     for _ in range(100):
         worker.submit(put("p"))
-        while turn(worker, clock):
+        while turn(worker):
             pass
         clock.passes(0.4)
     # 40 s in tries after 0.5, 1, 2, 4, 8, 16, 30 s
@@ -627,11 +637,11 @@ def test_calls_that_go_on_do_not_put_off_the_next_try(scripted: Scripted, clock:
 
 
 def test_calls_that_never_end_hold_off_a_look_and_not_for_ever(scripted: Scripted, clock: Clock) -> None:
-    worker = make(scripted, interval_s=60.0)
+    worker = make(scripted, clock=clock, interval_s=60.0)
     settle(worker, clock)
     for _ in range(200):
         worker.submit(put("p"))
-        assert turn(worker, clock)  # one is always waiting
+        assert turn(worker)  # one is always waiting
         worker.submit(put("q"))
         clock.passes(1.0)
     assert len(scripted.looks) - 1 == 3
@@ -645,27 +655,20 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("failure", [HostError("no", step="observe"), RuntimeError("unexpected")])
-def test_a_look_that_fails_is_tried_again(
-    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, failure: Exception
-) -> None:
-    monkeypatch.setattr(lane_module, "_FIRST_LOOK_S", 0.0)
-    monkeypatch.setattr(lane_module, "_RETRY_FIRST_S", 0.001)
-
+def test_a_look_that_fails_is_tried_again(scripted: Scripted, clock: Clock, failure: Exception) -> None:
     def fail() -> None:
         raise failure
 
     scripted.on_check = fail
-    worker = make(scripted)
-    worker.start()
-    for _ in range(3):
-        assert scripted.looked.acquire(timeout=DEADLINE_S)
+    worker = make(scripted, clock=clock)
+    for wait_s in (2.0, 0.5, 1.0):
+        assert worker.idle_s() == wait_s
+        clock.passes(wait_s)
+        assert turn(worker) and not turn(worker)
     assert not worker.looked_once.is_set()
     scripted.on_check = lambda: None
-    assert worker.looked_once.wait(DEADLINE_S)
-    fine = put()
-    worker.submit(fine)
-    assert result(fine) == "p1"
-    worker.stop(in_time())
+    clock.passes(worker.idle_s())
+    assert turn(worker) and worker.looked_once.is_set()
 
 
 # -- the end -------------------------------------------------------------------------------------
@@ -677,13 +680,11 @@ def test_a_stop_ends_after_the_batch_at_hand_and_answers_the_rest(
     worker, go_on = held
     waiting: list[Operation] = [put("p1"), delete("p1")]
     worker.submit(*waiting)
-    stopping = threading.Thread(target=worker.stop, args=(in_time(),))
-    stopping.start()
-    wait_until(lambda: worker._stopped)
+    worker.refuse()
     with pytest.raises(BackendUnavailable):
         worker.submit(put("late"))
     go_on.set()
-    stopping.join(DEADLINE_S)
+    assert worker.stop(in_time())
     for op in waiting:
         with pytest.raises(BackendUnavailable) as error:
             result(op)
@@ -714,7 +715,7 @@ def test_locks_are_given_back_once_nothing_is_in_progress(
 
     name = f"test-{uuid.uuid4()}"
     with agent(tmp_path) as running, closing(Locks()) as other:
-        assert running.service._host.locks.take(name) is None
+        assert running.shared.locks.take(name) is None
         if hangs:
             running.host.on_observe = hang
             running.host.wake(Wake("look"))
@@ -728,13 +729,11 @@ def test_locks_are_given_back_once_nothing_is_in_progress(
 def test_a_stop_answers_who_waits_for_a_look(held: tuple[BackendWorker, threading.Event]) -> None:
     worker, go_on = held
     looks = [worker.reconcile(in_time(), dry_run=True, remove_orphans=False)]
-    stopping = threading.Thread(target=worker.stop, args=(in_time(),))
-    stopping.start()
-    wait_until(lambda: worker._stopped)
+    worker.refuse()
     with pytest.raises(BackendUnavailable):
         worker.reconcile(in_time(), dry_run=True, remove_orphans=False)
     go_on.set()
-    stopping.join(DEADLINE_S)
+    assert worker.stop(in_time())
     for look in looks:
         with pytest.raises(BackendUnavailable):
             look.result(DEADLINE_S)
@@ -748,11 +747,9 @@ def test_a_stop_is_not_held_up_by_callers_that_are_gone(
     gone, there = put("p1"), put("p2")
     worker.submit(gone, there)
     gone.future.cancel()
-    stopping = threading.Thread(target=worker.stop, args=(in_time(),))
-    stopping.start()
-    wait_until(lambda: worker._stopped)
+    worker.refuse()
     go_on.set()
-    stopping.join(DEADLINE_S)
+    assert worker.stop(in_time())
     with pytest.raises(BackendUnavailable):
         result(there)
 
