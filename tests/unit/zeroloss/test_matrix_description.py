@@ -64,6 +64,17 @@ def test_a_mistake_is_said_where_it_is(text: str, words: tuple[str, ...]) -> Non
     assert all(word in str(refused.value) for word in words), str(refused.value)
 
 
+def test_a_mac_address_needs_no_quotes() -> None:
+    """In YAML 1.1 this one is a number of base 60."""
+    ends = (
+        "agent: {}\nvnf: {type: external}\nends:\n"
+        "  - {network: {type: flat, physical_network: a}, mac: 52:54:00:12:34:56}\n"
+        "  - {network: {type: flat, physical_network: b}}\n"
+    )
+    found = read(_HEAD + _CELLS + ends, "run.yaml").ends
+    assert found is not None and found[0].mac == "52:54:00:12:34:56"
+
+
 def test_all_mistakes_are_said_at_once() -> None:
     with pytest.raises(UnusableInput) as refused:
         read("name: ''\nsearch:\n  precision: 2\n" + _CELLS, "run.yaml")

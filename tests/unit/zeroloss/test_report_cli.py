@@ -63,7 +63,7 @@ def test_what_draws_is_imported_only_to_draw() -> None:
     code = (
         "import sys; from netplugin_zeroloss.cli import main as cli;"
         "from netplugin_zeroloss.report import table;"
-        "cli.parser(); found = {'matplotlib', 'jinja2', 'numpy', 'yaml'} & set(sys.modules);"
+        "cli.parser(); found = {'matplotlib', 'jinja2', 'numpy', 'ruamel.yaml'} & set(sys.modules);"
         "sys.exit(repr(found) if found else 0)"
     )
     done = subprocess.run(
