@@ -15,8 +15,7 @@ from netplugin_zeroloss.generators.frames import Frames, frames_of
 from netplugin_zeroloss.generators.wire import MARKER_BYTES, Wire
 from netplugin_zeroloss.loss.contract import AttributedGenerator, DropCounters
 from netplugin_zeroloss.values import Measurement, TrialRequest
-from netplugin_zeroloss.vnf.contract import Vnf, VnfCores
-from netplugin_zeroloss.vnf.description import TestpmdDescription
+from netplugin_zeroloss.vnf.contract import TestpmdDescription, Vnf, VnfCores
 
 from tests.lab.processes import run, wait_for
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from netplugin_zeroloss.journal import CellRecord, Part, read_run
-from netplugin_zeroloss.judge.trial import judge
+from netplugin_zeroloss.judge import judge
 from netplugin_zeroloss.search.result import dumps, load, result_of
 from netplugin_zeroloss.search.search import SearchRun, replay
 

@@ -12,8 +12,7 @@ from netplugin_zeroloss.loss.contract import UNEXPLAINED
 from netplugin_zeroloss.loss.host import HostCounters
 from netplugin_zeroloss.loss.links import DriverCounters, LinkCounters
 from netplugin_zeroloss.vnf import choose
-from netplugin_zeroloss.vnf.contract import Attachment, VnfCores, VnfPort
-from netplugin_zeroloss.vnf.description import TapsDescription
+from netplugin_zeroloss.vnf.contract import Attachment, TapsDescription, VnfCores, VnfPort
 
 from netplugin.host.links import Links as KernelLinks
 from tests.functional.acceptance_stream import (

@@ -16,7 +16,7 @@ from netplugin_zeroloss.cli.main import main
 from netplugin_zeroloss.generators.choose import InterfacePath, Tcpreplay, make
 from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.generators.frames import Frames, Vary
-from netplugin_zeroloss.judge.trial import Cause, Judgement, Verdict, judge
+from netplugin_zeroloss.judge import Cause, Judgement, Verdict, judge
 from netplugin_zeroloss.values import GeneratorError, Measurement, TrialRequest, UnusableInput
 
 from tests.lab.namespaces import connect, entered, namespace, within

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from netplugin_zeroloss.cli.main import parser
 from netplugin_zeroloss.generators.exec import _Answer
-from netplugin_zeroloss.search.outcome import SearchVerdict
+from netplugin_zeroloss.search.trials import SearchVerdict
 
 from tests.docs.blocks import ROOT, SESSIONS, session
 from tests.functional.docs.shell import carry_out

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 from netplugin_zeroloss.generators.exec import ExecGenerator
-from netplugin_zeroloss.judge.trial import Cause, judge
-from netplugin_zeroloss.search.outcome import SearchVerdict
+from netplugin_zeroloss.judge import Cause, judge
 from netplugin_zeroloss.search.search import run_search
-from netplugin_zeroloss.search.trials import SearchPlan
+from netplugin_zeroloss.search.trials import SearchPlan, SearchVerdict
 from netplugin_zeroloss.values import (
     Direction,
     GeneratorError,

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 from netplugin_zeroloss.generators.sim import FAMILIES
-from netplugin_zeroloss.search.outcome import SearchVerdict
 from netplugin_zeroloss.search.search import SearchResult
+from netplugin_zeroloss.search.trials import SearchVerdict
 
 from tests.unit.zeroloss.helpers import search_family, traffic
 

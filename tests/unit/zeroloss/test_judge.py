@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from netplugin_zeroloss.judge.trial import Cause, Verdict, judge
+from netplugin_zeroloss.judge import Cause, Verdict, judge
 from netplugin_zeroloss.values import Direction, Measurement
 
 from tests.unit.zeroloss.helpers import asked, measured

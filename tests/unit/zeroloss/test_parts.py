@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from netplugin_zeroloss.generators.devices import DEVICES, DeviceSpec, Glitches, SimulatedDevice
 from netplugin_zeroloss.generators.sim import FAMILIES, sim_generator
-from netplugin_zeroloss.judge.repeats import spread
 from netplugin_zeroloss.search.chance import TARGET, HazardModel
+from netplugin_zeroloss.search.result import spread
 from netplugin_zeroloss.values import TrialRequest, line_rate_pps
 
 from tests.unit.zeroloss.helpers import asked

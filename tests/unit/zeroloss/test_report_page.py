@@ -17,10 +17,9 @@ from netplugin_zeroloss.journal import Cell, RunRecord
 from netplugin_zeroloss.report import plot
 from netplugin_zeroloss.report.compare import compare
 from netplugin_zeroloss.report.figures import Report, located, not_located, report_of, unexplained
-from netplugin_zeroloss.report.page import page
+from netplugin_zeroloss.report.page import answer, not_known, page
 from netplugin_zeroloss.report.plot import HEIGHT, WIDTH, error_mpps, label, lines_of, trial_plot
 from netplugin_zeroloss.report.published import PublishedRelation, zstack
-from netplugin_zeroloss.report.sentences import answer, not_known
 from netplugin_zeroloss.report.table import grids
 
 from tests.unit.zeroloss.report_runs import (

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from netplugin_zeroloss.generators.sim import FAMILIES, sim_generator
-from netplugin_zeroloss.search.outcome import SearchVerdict
 from netplugin_zeroloss.search.search import SearchResult, replay, run_search, search
-from netplugin_zeroloss.search.trials import SearchPlan, TrialLog
+from netplugin_zeroloss.search.trials import SearchPlan, SearchVerdict, TrialLog
 from netplugin_zeroloss.values import (
     Goal,
     Measurement,

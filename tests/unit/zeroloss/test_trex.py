@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from netplugin_zeroloss.generators.trex_stf import StfRun, parse_stf
 from netplugin_zeroloss.generators.trex_stl import StlReading, measurement
-from netplugin_zeroloss.judge.trial import Cause, Judgement, Verdict, judge
+from netplugin_zeroloss.judge import Cause, Judgement, Verdict, judge
 from netplugin_zeroloss.values import Direction, GeneratorError, Measurement, TrialRequest
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "trex-3.08"

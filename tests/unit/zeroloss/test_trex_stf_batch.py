@@ -11,7 +11,7 @@ import pytest
 from netplugin_zeroloss.generators.choose import TrexStf, make
 from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.generators.trex_stf import clock_s, expected_pps
-from netplugin_zeroloss.judge.trial import Cause, Verdict, judge
+from netplugin_zeroloss.judge import Cause, Verdict, judge
 from netplugin_zeroloss.values import GeneratorError, TrialRequest, UnusableInput
 
 from tests.unit.zeroloss.trex import DATA, TREE, Trex

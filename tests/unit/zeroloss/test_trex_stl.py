@@ -16,7 +16,7 @@ from netplugin_zeroloss.generators.choose import TrexPath, TrexStl, make
 from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.generators.frames import Frames, Vary
 from netplugin_zeroloss.generators.trex_stl import Look, elapsed
-from netplugin_zeroloss.judge.trial import Cause, Verdict, judge
+from netplugin_zeroloss.judge import Cause, Verdict, judge
 from netplugin_zeroloss.values import GeneratorError, TrialRequest, UnusableInput
 
 from tests.lab.processes import wait_for

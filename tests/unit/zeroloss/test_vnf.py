@@ -16,16 +16,14 @@ from netplugin_zeroloss.loss.contract import EvidenceError
 from netplugin_zeroloss.vnf import choose, dpdk, testpmd
 from netplugin_zeroloss.vnf.contract import (
     Attachment,
+    Description,
+    ExternalDescription,
     Forwarded,
     PortCounts,
+    TestpmdDescription,
     VnfCores,
     VnfError,
     VnfPort,
-)
-from netplugin_zeroloss.vnf.description import (
-    Description,
-    ExternalDescription,
-    TestpmdDescription,
     VppDescription,
 )
 from pydantic import TypeAdapter, ValidationError

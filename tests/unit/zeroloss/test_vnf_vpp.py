@@ -17,11 +17,16 @@ from typing import Any
 import pytest
 from netplugin_zeroloss.loss.contract import EvidenceError
 from netplugin_zeroloss.vnf import vpp, vpp_api
-from netplugin_zeroloss.vnf.contract import Attachment, VnfCores, VnfError, VnfPort
-from netplugin_zeroloss.vnf.description import SshMachine, VppDescription
+from netplugin_zeroloss.vnf.contract import (
+    Attachment,
+    SshMachine,
+    VnfCores,
+    VnfError,
+    VnfPort,
+    VppDescription,
+)
 from netplugin_zeroloss.vnf.machine import Ssh, quoted
-from netplugin_zeroloss.vnf.startup_conf import StartupConf
-from netplugin_zeroloss.vnf.vpp import Vpp
+from netplugin_zeroloss.vnf.vpp import StartupConf, Vpp
 from netplugin_zeroloss.vnf.vpp_api import Api
 
 from netplugin.host.program import ProgramError

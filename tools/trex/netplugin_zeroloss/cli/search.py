@@ -14,7 +14,7 @@ from typing import Any
 from netplugin_zeroloss.cli.options import add_generator, add_goal, description_of, number, whole
 from netplugin_zeroloss.generators.choose import make
 from netplugin_zeroloss.generators.contract import GeneratorInfo
-from netplugin_zeroloss.judge.trial import judge
+from netplugin_zeroloss.judge import judge
 from netplugin_zeroloss.search import result as results
 from netplugin_zeroloss.search.search import SearchRun, replay, run_search
 from netplugin_zeroloss.search.trials import SearchPlan

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from netplugin_zeroloss.evaluation.algorithms import ALGORITHMS, AlgorithmResult
 from netplugin_zeroloss.generators.sim import FAMILIES, sim_generator
-from netplugin_zeroloss.judge.repeats import relative_std
+from netplugin_zeroloss.search.result import relative_std
 from netplugin_zeroloss.search.trials import SearchPlan
 
 #: Called with the number of finished searches and the total.

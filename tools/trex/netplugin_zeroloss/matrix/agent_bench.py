@@ -34,8 +34,7 @@ from netplugin_zeroloss.matrix.ports import Ports, taken
 from netplugin_zeroloss.matrix.vm import DomainRunner, wait_for_ssh
 from netplugin_zeroloss.values import TrialRequest, UnusableInput
 from netplugin_zeroloss.vnf import choose as vnfs
-from netplugin_zeroloss.vnf.contract import Vnf, VnfPort
-from netplugin_zeroloss.vnf.description import LocalMachine, TestpmdDescription, VppDescription
+from netplugin_zeroloss.vnf.contract import LocalMachine, TestpmdDescription, Vnf, VnfPort, VppDescription
 
 
 def client(description: RunDescription) -> Client:

@@ -10,10 +10,8 @@ from netplugin.api.pmd_models import PmdRequest
 from netplugin.data_path import NoDataPath, data_path
 from netplugin_zeroloss.generators.contract import GeneratorInfo
 from netplugin_zeroloss.journal import Cell, CellRecord, Part, control_cell
-from netplugin_zeroloss.matrix.axes import Axes, frame_bytes, pmd_count
-from netplugin_zeroloss.matrix.description import RunDescription
-from netplugin_zeroloss.search.outcome import SearchVerdict
-from netplugin_zeroloss.search.trials import SearchPlan
+from netplugin_zeroloss.matrix.description import Axes, RunDescription, frame_bytes, pmd_count
+from netplugin_zeroloss.search.trials import SearchPlan, SearchVerdict
 from netplugin_zeroloss.values import MIXES, OTHER_GOALS, headline, line_rate_pps, warm_up_s
 
 

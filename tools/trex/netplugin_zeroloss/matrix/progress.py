@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from netplugin_zeroloss.journal import CellRecord, PastTrial
-from netplugin_zeroloss.judge.trial import judge
+from netplugin_zeroloss.judge import judge
 from netplugin_zeroloss.matrix.carry_out import View
 from netplugin_zeroloss.matrix.cells import CellTask, TimeEstimate, in_words
 from netplugin_zeroloss.report.words import mpps

@@ -20,7 +20,7 @@ from netplugin_zeroloss.matrix.yaml_model import read_text
 from netplugin_zeroloss.report.figures import report_of
 from netplugin_zeroloss.report.table import markdown
 from netplugin_zeroloss.search import result as results
-from netplugin_zeroloss.search.outcome import SearchVerdict
+from netplugin_zeroloss.search.trials import SearchVerdict
 from netplugin_zeroloss.values import UnusableInput
 
 

@@ -12,7 +12,7 @@ from netplugin.statistics import RelativeChange
 from netplugin_zeroloss.journal import Cell, CellRecord, RunRecord
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.figures import Answers, answers_of
-from netplugin_zeroloss.search.outcome import SearchVerdict
+from netplugin_zeroloss.search.trials import SearchVerdict
 
 # -- Checks whether two runs are comparable, and lists their differences (pure). ------------------
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from netplugin_zeroloss.journal import Cell, CellRecord, Part, RunRecord
 from netplugin_zeroloss.loss.contract import UNEXPLAINED
 from netplugin_zeroloss.report.published import PublishedRelation, PublishedTable
-from netplugin_zeroloss.search.outcome import SearchVerdict
+from netplugin_zeroloss.search.trials import SearchVerdict
 
 # -- What a run says about the rate of a cell: bounds, answers of repeats, and whether the limit is sharp.
 

@@ -12,7 +12,7 @@ from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.figures import Report, ReportFigure
 from netplugin_zeroloss.report.published import PublishedRelation
 from netplugin_zeroloss.report.table import Grid, grids, short_text
-from netplugin_zeroloss.search.outcome import SearchVerdict
+from netplugin_zeroloss.search.trials import SearchVerdict
 
 # -- Lines of the plot: colour, marker, figures and legend text of each backend. ------------------
 # Colours are the colour-blind-safe palette of Okabe and Ito; markers differ as well.

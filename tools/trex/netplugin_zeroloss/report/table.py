@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.figures import MISSING, Report, ReportFigure
-from netplugin_zeroloss.search.outcome import SearchVerdict
+from netplugin_zeroloss.search.trials import SearchVerdict
 
 #: Markdown special characters: markup, and the start of a tag or an entity.
 _SPECIAL = re.compile(r"[\\`*\[\]|]|(?<!\w)_|_(?!\w)|<(?=[A-Za-z/!?])|&(?=#?\w+;)")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from netplugin_zeroloss.search.outcome import Outcome, SearchVerdict
-from netplugin_zeroloss.search.trials import Asking, SearchPlan, Trial, TrialLog
+from netplugin_zeroloss.search.trials import Asking, Outcome, SearchPlan, SearchVerdict, Trial, TrialLog
 
 #: Lowest searched load as a fraction of the forwarding rate.
 _LEAST = 1 / 64

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 
-from netplugin_zeroloss.search.outcome import Outcome, SearchVerdict
-from netplugin_zeroloss.search.trials import Asking, SearchPlan, Trial, TrialLog, same
+from netplugin_zeroloss.search.trials import Asking, Outcome, SearchPlan, SearchVerdict, Trial, TrialLog, same
 from netplugin_zeroloss.values import Goal
 
 _ROUNDING = 1e-9

@@ -8,10 +8,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from netplugin_zeroloss.generators.contract import Generator
-from netplugin_zeroloss.search.outcome import Outcome, SearchVerdict
 from netplugin_zeroloss.search.ratio import RatioSearch
 from netplugin_zeroloss.search.strict import StrictSearch
-from netplugin_zeroloss.search.trials import Asking, BudgetExhausted, SearchPlan, T, Trial, TrialLog
+from netplugin_zeroloss.search.trials import (
+    Asking,
+    BudgetExhausted,
+    Outcome,
+    SearchPlan,
+    SearchVerdict,
+    T,
+    Trial,
+    TrialLog,
+)
 from netplugin_zeroloss.values import Goal, Measurement, ReplayError, TrialRequest
 
 # -- Search for all goals, as a generator function without I/O, and its replay from recorded trials.

@@ -7,7 +7,7 @@ decide, and every trial is used for all conclusions. It adds:
   with a sharp limit needs one.
 - Immediate loss means that the load exceeds the capacity: short trials find the next load. Late loss is
   random, and the search continues in chance.py.
-- Before a rate is reported for such a device, floor.py tests whether the loss falls with the load at
+- Before a rate is reported for such a device, chance.py tests whether the loss falls with the load at
   all.
 """
 
@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import math
 
-from netplugin_zeroloss.search.chance import ChanceSearch
+from netplugin_zeroloss.search.chance import ChanceSearch, FloorTest
 from netplugin_zeroloss.search.context import ROUNDING, SearchContext
-from netplugin_zeroloss.search.floor import FloorTest
-from netplugin_zeroloss.search.outcome import Outcome
-from netplugin_zeroloss.search.trials import Asking, SearchPlan, Trial, TrialLog
+from netplugin_zeroloss.search.trials import Asking, Outcome, SearchPlan, Trial, TrialLog
 
 #: Maximum share of frames left in rings in the measured forwarding rate.
 _RINGS_PART = 0.05

@@ -1,4 +1,4 @@
-"""The trial log of a search: its trials, the bounds that follow from them, and their cost.
+"""The trial log of a search (its trials, the bounds that follow from them, their cost), and its outcomes.
 
 It is the complete state of a search. It never reads a clock, so a replayed log leads to the same
 requests and the same answer.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TypeAlias, TypeVar
 
-from netplugin_zeroloss.judge.trial import Cause, Judgement, judge
+from netplugin_zeroloss.judge import Cause, Judgement, judge
 from netplugin_zeroloss.values import Goal, Measurement, TrialRequest, UnusableInput
 
 T = TypeVar("T")
@@ -229,3 +230,53 @@ def same(a: float, b: float) -> bool:
 
 def _far_behind(trial: Trial) -> bool:
     return trial.measured.achieved_pps < trial.rate * (1 - _FAR_BEHIND)
+
+
+# -- Outcome of a search per goal: verdict, bounds and reason. -------------------------------------
+
+
+class SearchVerdict(StrEnum):
+    """Verdict of a search. Only ``ndr`` and ``vnf_limited`` have a rate."""
+
+    #: The highest load that meets the goal, bracketed.
+    NDR = "ndr"
+    #: Load-independent loss: no load meets the goal.
+    FLOOR = "floor"
+    #: The generator could not send the required load; the device forwards at least the lower bound.
+    GENERATOR_LIMITED = "generator_limited"
+    #: Bracketed, but the VNF is as slow without the backend.
+    VNF_LIMITED = "vnf_limited"
+    #: No verdict; see the reason.
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Load-independent loss."""
+
+    #: Loss ratio at the lowest loads.
+    loss_ratio: float
+    lost_packets: int
+    #: Lossy trials at these loads, and seconds of traffic there.
+    events: int
+    traffic_s: float
+    #: Component with the most lost frames, if loss attribution names one.
+    place: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Outcome of one goal. ``upper_pps`` is the lowest failed load, or the line rate if none failed."""
+
+    goal: Goal
+    verdict: SearchVerdict
+    reason: str
+    lower_pps: float
+    upper_pps: float
+    floor: Floor | None = None
+
+    @property
+    def answer_pps(self) -> float | None:
+        """The rate of the verdict in pps, if it has one."""
+        quotable = (SearchVerdict.NDR, SearchVerdict.VNF_LIMITED)
+        return self.lower_pps if self.verdict in quotable else None

@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from netplugin.api.models import Binding, PortSpec
 from netplugin.data_path import DataPath
 from netplugin_zeroloss.loss.contract import CounterReading, DropCounters
-from netplugin_zeroloss.vnf.contract import Attachment, Vnf, VnfCores, VnfError, VnfInfo, VnfPort
-from netplugin_zeroloss.vnf.description import (
+from netplugin_zeroloss.vnf.contract import (
+    Attachment,
     Description,
     ExternalDescription,
     PortDescription,
     TapsDescription,
     TestpmdDescription,
+    Vnf,
+    VnfCores,
+    VnfError,
+    VnfInfo,
+    VnfPort,
     VppDescription,
 )
 from netplugin_zeroloss.vnf.taps import Taps

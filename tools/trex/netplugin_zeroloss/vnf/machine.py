@@ -13,8 +13,7 @@ from pathlib import Path
 
 from netplugin.host.processes import remaining
 from netplugin.host.program import Program, ProgramError, own_directory
-from netplugin_zeroloss.vnf.contract import VnfError
-from netplugin_zeroloss.vnf.description import LocalMachine, SshMachine
+from netplugin_zeroloss.vnf.contract import LocalMachine, SshMachine, VnfError
 
 _COMMAND_S = 20.0
 _AGAIN_S = 1.0

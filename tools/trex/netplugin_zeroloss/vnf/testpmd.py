@@ -13,12 +13,12 @@ from netplugin.host.program import Program, Telemetry, own_directory
 from netplugin_zeroloss.vnf.contract import (
     OwnProgram,
     PortCounts,
+    TestpmdDescription,
     VnfCores,
     VnfError,
     VnfInfo,
     VnfPort,
 )
-from netplugin_zeroloss.vnf.description import TestpmdDescription
 from netplugin_zeroloss.vnf.dpdk import DpdkDevice, KeptAddresses, check_cores, devices_of
 
 _PREFIX = "vnf"

@@ -1,1 +1,0 @@
-"""Whether a trial tells anything, and what several answers say together."""
