@@ -167,7 +167,7 @@ class _Links(DropCounters):
 def test_a_backend_that_is_not_installed_here_is_refused_with_those_that_are(agent: MadeUpAgent) -> None:
     run = cell_description(matrix={"backends": ["mine"]})
     agent.infos.append(agent.infos[0].model_copy(update={"name": "mine"}))
-    words = "no backend 'mine' is installed with netplugin-zeroloss; there is dpdkvhostuser, linuxbridge, sriov, vdpa"
+    words = "no backend .mine. is installed with .*; there is dpdkvhostuser, linuxbridge, sriov, vdpa"
     with pytest.raises(UnusableInput, match=words):
         bench_on(run).check([search_of(run)])
     assert agent.calls == []
