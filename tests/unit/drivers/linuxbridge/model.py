@@ -351,11 +351,9 @@ class Model:
     """A host with the driver on it."""
 
     def __init__(self) -> None:
-        conf = cfg.ConfigOpts()
-        conf([], default_config_files=[], default_config_dirs=[])
-        conf.register_opts(OPTIONS, group=GROUP)
-        conf.set_override("physical_interfaces", INTERFACES, group=GROUP)
-        conf.set_override("local_ip", LOCAL_IP, group=GROUP)
+        self._conf = cfg.ConfigOpts()
+        self._conf([], default_config_files=[], default_config_dirs=[])
+        self._conf.register_opts(OPTIONS, group=GROUP)
         self.nft = ModelNftables()
         self.links = ModelLinks(self._shut)
         self.fdb = ModelFdb(self.links)
@@ -363,8 +361,8 @@ class Model:
         self.vxlan = ModelVxlan()
         self.links.deleted = self._forget
         self.links.unplugged = self.fdb.unplugged
-        kernel = BridgeKernel(self.links, self.fdb, self.tc, self.nft, self.vxlan)
-        self.driver = LinuxBridge(conf, None, kernel=kernel)
+        self._kernel = BridgeKernel(self.links, self.fdb, self.tc, self.nft, self.vxlan)
+        self.configure(physical_interfaces=INTERFACES, local_ip=LOCAL_IP)
         for name in ("eth2", "eth3", UNDERLAY, "eth9"):
             self.links.add(Link(0, name, mtu=9100, up=True, carrier=True, ipv6=True))
         self.links.ips[UNDERLAY] = (f"{LOCAL_IP}/24",)
@@ -373,6 +371,12 @@ class Model:
         self.links.bonds["bond0"] = (BondMember("eth4", "up", True), BondMember("eth5", "up", True))
         theirs = Link(0, "theirs", "bridge", up=True, address="02:00:00:00:00:09", data=Bridge())
         self.links.add(theirs)
+
+    def configure(self, **options: Any) -> None:
+        """The agent starts again with other options."""
+        for option, value in options.items():
+            self._conf.set_override(option, value, group=GROUP)
+        self.driver = LinuxBridge(self._conf, None, kernel=self._kernel)
 
     def _shut(self, tap: Link) -> bool:
         guard = self.tc.found.get(tap.index, Queueing()).guard

@@ -17,7 +17,7 @@ from netplugin.backend import Change, Intent
 from netplugin.host.link_messages import BondMember, Bridge, Link, LinuxBond, Vlan, Vxlan
 from netplugin.host.names import BRIDGE, TAP, device_name, provisional_mac
 from netplugin.host.vxlan import VxlanKey
-from tests.unit.drivers.linuxbridge.model import LOCAL_IP, UNDERLAY, Model
+from tests.unit.drivers.linuxbridge.model import INTERFACES, LOCAL_IP, UNDERLAY, Model
 from tests.unit.drivers.linuxbridge.strategies import (
     converge,
     drift_of_interface,
@@ -73,15 +73,14 @@ def test_ports_leave_by_the_interface_they_have_until_it_is_taken_from_them() ->
         segment = Segment("net2", network.get("vlan_id"))  # type: ignore[arg-type]
         converge(model, [live])
         before = dict(model.links.links)
-        known = configured(model)
         for now in ("missing", "eth9", ""):
-            known["net2"] = now
+            model.configure(physical_interfaces=INTERFACES | {"net2": now})
             result = converge(model, [live])
             assert result.failed == {} and model.links.links == before
             assert "leaves by eth2" in result.kept["p"].detail
             refused = converge(model, [Intent("q", make_spec(network=network))], whole=False)
             assert refused.failed["q"].code == "conflict" and model.links.links == before
-        known["net2"] = "eth9"
+        model.configure(physical_interfaces=INTERFACES | {"net2": "eth9"})
         if segment.device:
             model.links.delete(segment.device)
         else:
@@ -90,12 +89,6 @@ def test_ports_leave_by_the_interface_they_have_until_it_is_taken_from_them() ->
         way = model.links.links[segment.device or "eth9"]
         assert way.master == segment.bridge and way.data in (None, Vlan("eth9", 7))
         assert model.links.links["eth2"].master is None
-
-
-def configured(model: Model) -> dict[str, str]:
-    known = model.driver._settings.physical_interfaces
-    assert isinstance(known, dict)
-    return known
 
 
 @pytest.mark.parametrize(
@@ -244,7 +237,7 @@ def test_an_underlay_that_does_not_carry_the_tunnel_is_refused(drift: str, code:
 @pytest.mark.parametrize(("local_ip", "overhead"), [(LOCAL_IP, 50), ("2001:db8::8", 70)])
 def test_the_underlay_needs_room_for_the_tunnel(local_ip: str, overhead: int) -> None:
     model = Model()
-    model.driver._settings = replace(model.driver._settings, local_ip=local_ip)
+    model.configure(local_ip=local_ip)
     model.links.ips[UNDERLAY] = (f"{local_ip}/64",)
     link = model.links.links[UNDERLAY]
     model.links.links[UNDERLAY] = replace(link, mtu=1450 + overhead - 1)

@@ -16,6 +16,7 @@ from drivers.ovs.model import OvsObservation
 from drivers.ovs.ports import VHOST_TYPE
 from drivers.vdpa.driver import Vdpa
 from drivers.vdpa.model import BRIDGE, DEVICE_OPTIONS, LAYOUT, NATIVE_TYPE
+from drivers.vdpa.options import GROUP, OPTIONS
 from drivers.vdpa.switch import Switch
 from drivers.vf.memory import KEPT_BY_DPDK
 from drivers.vf.plan import attributes_of
@@ -184,9 +185,9 @@ class VdpaWorld(World):
 
     def make_driver(self) -> Any:
         conf = options.load([])
-        driver = Vdpa(conf, None, kernel=self.model, switch=self.switch)
-        driver._option = self.mode
-        return driver
+        conf.register_opts(OPTIONS, group=GROUP)
+        conf.set_override("mode", self.mode, group=GROUP)
+        return Vdpa(conf, None, kernel=self.model, switch=self.switch)
 
     def wants(self, spec: PortSpec) -> VfAttributes:
         return attributes_of(spec) if spec.backend == "vdpa" else super().wants(spec)
