@@ -69,15 +69,15 @@ class _Demo:
     def _start(self) -> None:
         steps, host = self._steps, self._host
         with steps.step("A private OVS-DPDK"):
-            host.start(host.ovs)
+            host.start_part(host.ovs)
             version = host.ovs.appctl("version").splitlines()[0]
             dpdk = host.ovs.get("Open_vSwitch", ".", "dpdk_version")
             steps.say(f"{version}, {dpdk}, database {host.ovs.socket}")
         with steps.step("A private libvirt"):
-            host.start(host.libvirt)
+            host.start_part(host.libvirt)
             steps.say(_accelerator())
         with steps.step("The agent"):
-            host.start(host.agent)
+            host.start_part(host.agent)
             steps.say(f"netplugin-agent at {host.agent.url}")
             self._check_backends()
 

@@ -1,15 +1,17 @@
-"""What a sandbox could leave on the machine: looked at before, and compared with afterwards."""
+"""What a sandbox could leave on the machine: its state before and after, compared."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from tests.demo_steps import FILE
 from tests.lab import hugepages, sandbox
+from tests.lab.ovs import DATAPATH_TAP
 from tests.lab.processes import LabTimeout, wait_for
 
 NAMESPACES = ("mnt", "net", "pid", "ipc", "uts")
@@ -17,6 +19,9 @@ NAMESPACES_FILE = "namespaces"
 WATCHED = ("/run", "/dev", "/etc/libvirt", *map(str, sandbox.PRIVATE))
 # Where others than a sandbox come and go all the time: sessions, terminals, the journal.
 BUSY = ("/run/systemd", "/run/user", "/run/log", "/run/udev", "/dev/pts", str(hugepages.LEDGER))
+#: Links of the demo's OVS. Those of its agent have an alias that begins with MARK.
+OVS_LINKS = (DATAPATH_TAP, "br-phys1")
+MARK = "netplugin-"
 # Something else on the machine may come and go in this time.
 SETTLE_S = 5.0
 
@@ -35,7 +40,7 @@ class Traces:
         return cls(
             hugepages.own_pages(),
             frozenset(Path("/proc/self/mountinfo").read_text().splitlines()),
-            frozenset(os.listdir("/sys/class/net")),
+            frozenset(own_links()),
             frozenset(_files()),
         )
 
@@ -47,7 +52,7 @@ def note_namespaces(directory: Path) -> None:
 
 
 def left_behind(before: Traces, directory: Path) -> list[str]:
-    """A sentence for each thing that is there now and was not before; the temporary files too."""
+    """Describe each process, page, mount, link and file that the demo left; temporary files too."""
     try:
         wait_for(lambda: not _differences(before, directory), SETTLE_S, "nothing is left")
     except LabTimeout:
@@ -66,6 +71,14 @@ def _differences(before: Traces, directory: Path) -> list[str]:
     known = (FILE, NAMESPACES_FILE)
     found += [f"file {path}" for path in sorted(directory.iterdir()) if path.name not in known]
     return found
+
+
+def own_links(directory: Path = Path("/sys/class/net")) -> Iterator[str]:
+    """The links that a demo may have made; others on the machine make links meanwhile."""
+    for link in directory.iterdir():
+        with suppress(OSError):  # it has gone
+            if link.name in OVS_LINKS or (link / "ifalias").read_text().startswith(MARK):
+                yield link.name
 
 
 def _files() -> Iterator[str]:

@@ -18,12 +18,11 @@ from tests.lab.namespaces import entered, namespace, within
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run, wait_for
 from tests.lab.raw_frames import hearing, marked, mouth
+from tests.lab.switch import wire
 from tests.lab.vm import DEVICE as NIC
 from tests.lab.vm import Vm
 
 UNDERLAY = "br-underlay"
-#: The namespace that is the switch between hosts.
-SWITCH = "np-switch"
 # include/uapi: asm-generic/socket.h and linux/udp.h.
 _SO_NO_CHECK, _UDP_NO_CHECK6_TX = 11, 101
 
@@ -92,62 +91,6 @@ class Host:
 
     def ip(self, *words: str) -> str:
         return run(within(self.name, ["ip", *words]))
-
-
-@contextmanager
-def switch() -> Iterator[str]:
-    """A switch for the wires of hosts, that carries jumbo frames."""
-    with namespace(SWITCH) as name:
-        # With an address of its own, or it would take another as wires come: VMs know it by ARP.
-        run(
-            within(
-                name,
-                [
-                    "ip",
-                    "link",
-                    "add",
-                    "sw",
-                    "address",
-                    "02:00:00:00:fe:01",
-                    "mtu",
-                    "9600",
-                    "type",
-                    "bridge",
-                    "mcast_snooping",
-                    "0",
-                ],
-            )
-        )
-        run(within(name, ["ip", "link", "set", "sw", "up"]))
-        yield name
-
-
-def wire(host: str, device: str, mtu: int = 9600) -> None:
-    """Join a device of a host to the switch."""
-    end = f"{host}-{device}"
-    run(
-        [
-            "ip",
-            "link",
-            "add",
-            device,
-            "netns",
-            host,
-            "mtu",
-            str(mtu),
-            "type",
-            "veth",
-            "peer",
-            "name",
-            end,
-            "netns",
-            SWITCH,
-            "mtu",
-            str(mtu),
-        ]
-    )
-    run(within(host, ["ip", "link", "set", device, "up"]))
-    run(within(SWITCH, ["ip", "link", "set", end, "master", "sw", "up"]))
 
 
 def nic(number: int, device: str) -> str:

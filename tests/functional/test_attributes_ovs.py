@@ -17,9 +17,10 @@ from tests.functional.attributes_ovs import (
     VNI,
     Attribute,
 )
-from tests.functional.hosts_ovs import Host, clean, host, switch
+from tests.functional.hosts_ovs import Host, clean, host
 from tests.functional.test_plug_ovs import _transactions
 from tests.lab.processes import CommandError, wait_for
+from tests.lab.switch import switch
 
 every = pytest.mark.parametrize("attribute", ATTRIBUTES, ids=lambda a: a.name.replace(" ", "-"))
 

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.functional.conftest import BASE, make_spec
-from tests.functional.hosts_ovs import SWITCH, Host, clean, host, nic, switch, wire
+from tests.functional.hosts_ovs import Host, clean, host, nic
 from tests.lab.namespaces import connect, within
 from tests.lab.processes import run, wait_for
+from tests.lab.switch import SWITCH, switch, wire
 from tests.lab.testpmd import Forward, Testpmd, TestpmdOptions
 
 GATEWAY = "10.0.0.100"

@@ -6,7 +6,6 @@ VLAN networks are in tests/functional/test_frames_nested.py: the machine's own k
 from __future__ import annotations
 
 import shutil
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,18 +17,9 @@ from tests.lab.agent import PrivateAgent
 from tests.lab.frames import OTHER_VNI, Backend, Sender, Setting
 from tests.lab.frames_nics import Ear, Nic, host_stack, packet_nic, tap_nic
 from tests.lab.frames_scene import Scene, Unwrap, tunnelled, untagged
-from tests.lab.namespaces import connect, entered, namespace, within
-from tests.lab.processes import run
-from tests.lab.traffic_hosts import (
-    BASE,
-    SWITCH,
-    Host,
-    Machine,
-    bare_machine,
-    make_spec,
-    overlay,
-    switch,
-)
+from tests.lab.namespaces import connect, namespace
+from tests.lab.switch import SWITCH, silent_peer, switch
+from tests.lab.traffic_hosts import BASE, Host, Machine, bare_machine, make_spec, overlay
 
 FAR, FAR_WIRE, WIRE = "np-far", "far2", "eth2"
 PEER, VNI = "10.9.0.254", 5001
@@ -44,11 +34,7 @@ NETWORKS: Mapping[str, Mapping[str, Any]] = {
 def hypervisor() -> Iterator[Host]:
     with ExitStack() as stack:
         stack.enter_context(switch())
-        # A peer that has the other end of every tunnel, and answers nothing.
-        run(within(SWITCH, ["ip", "address", "add", f"{PEER}/24", "dev", "sw"]))
-        with entered(SWITCH):
-            inbox = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        inbox.bind((PEER, 4789))
+        stack.enter_context(silent_peer(PEER))
         stack.enter_context(namespace(FAR))
         name, address = stack.enter_context(bare_machine(1))
         connect(name, WIRE, FAR, FAR_WIRE)

@@ -19,8 +19,8 @@ from tests.functional.test_frames_linuxbridge import (
 from tests.lab.frames import OTHER_VLAN
 from tests.lab.frames_scene import tagged
 from tests.lab.namespaces import connect, namespace
+from tests.lab.switch import switch
 from tests.lab.traffic_driver import Driven, driven
-from tests.lab.traffic_hosts import switch
 
 pytestmark = pytest.mark.nested
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.functional.conftest import make_spec
-from tests.functional.hosts_ovs import SWITCH, Host, host, switch
+from tests.functional.hosts_ovs import Host, host
 from tests.lab.frames import OTHER_VLAN, OTHER_VNI, Backend, Sender, Setting
 from tests.lab.frames_nics import Ear, PacketNic, host_stack, packet_nic, vhost_nics
 from tests.lab.frames_scene import Scene, tagged, tunnelled, untagged
-from tests.lab.namespaces import connect, entered, namespace, within
-from tests.lab.processes import run
+from tests.lab.namespaces import connect, namespace
+from tests.lab.switch import SWITCH, silent_peer, switch
 
 FAR, FAR_WIRE, WIRE = "np-far", "far2", "eth2"
 PEER, VNI, VLAN = "10.9.0.254", 5001, 100
@@ -49,11 +48,7 @@ def hypervisor() -> Iterator[Hypervisor]:
     """With two VMs on each network that is looked at, and one on every other."""
     with ExitStack() as stack:
         stack.enter_context(switch())
-        # A peer that has the other end of every tunnel, and answers nothing.
-        run(within(SWITCH, ["ip", "address", "add", f"{PEER}/24", "dev", "sw"]))
-        with entered(SWITCH):
-            inbox = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        inbox.bind((PEER, 4789))
+        stack.enter_context(silent_peer(PEER))
         stack.enter_context(namespace(FAR))
         made = stack.enter_context(host(1, uplinks=[WIRE], cabled=False, memory_mb=128))
         connect(made.name, WIRE, FAR, FAR_WIRE)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.functional.conftest import make_spec
-from tests.functional.hosts_ovs import UNDERLAY, Host, clean, host, spec_on, switch
+from tests.functional.hosts_ovs import UNDERLAY, Host, clean, host, spec_on
 from tests.lab.processes import wait_for
+from tests.lab.switch import switch
 from tests.lab.vm import Vm
 
 MTU, VXLAN_MTU = 9000, 8950

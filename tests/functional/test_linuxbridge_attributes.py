@@ -21,8 +21,9 @@ from tests.functional.attributes_linuxbridge import (
     Attribute,
 )
 from tests.lab.processes import CommandError
+from tests.lab.switch import switch, wire
 from tests.lab.traffic_driver import driven
-from tests.lab.traffic_hosts import Machine, host, make_spec, switch, wire
+from tests.lab.traffic_hosts import Machine, host, make_spec
 from tests.lab.traffic_news import news
 from tests.nested import machine
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from scapy.packet import Packet, Raw
 from drivers.linuxbridge.segments import Segment
 from netplugin.host.names import BRIDGE, device_name
 from tests.lab.namespaces import connect, entered
+from tests.lab.processes import wait_for
 from tests.lab.raw_nic import (
     RawNic,
     RawWire,
@@ -47,7 +47,8 @@ from tests.lab.raw_nic import (
     until,
     until_heard,
 )
-from tests.lab.traffic_hosts import SWITCH, Host, bare_machine, host, make_spec, switch
+from tests.lab.switch import SWITCH, switch
+from tests.lab.traffic_hosts import Host, bare_machine, host, make_spec
 
 A, B, C, OTHER = (f"52:54:00:00:00:{n:02x}" for n in (1, 2, 3, 0x66))
 OWN, ALLOWED = "10.0.0.5", "2001:db8::5"
@@ -560,7 +561,7 @@ def test_rules_for_peers_that_are_flushed_come_back(one: Host) -> None:
             f"delete element inet netplugin networks {{ {UDP_PORT} . {VNI} }}",
         ):
             one.sh("nft", command)
-            wait_for(lambda: one.changes() == [])
+            wait_for(lambda: one.changes() == [], 20, "nothing is left to change")
             rules = one.sh("nft", "list table inet netplugin")
             assert peer.address in rules and unmanaged.address not in rules, command
             name = new_name()
@@ -623,14 +624,7 @@ def test_a_flush_of_all_rules_opens_no_tap_while_there_is_no_agent(
             assert arrivals(c, b, tagged(), marker(C)) == set()
         finally:
             one.start()
-        wait_for(lambda: "npt" in one.sh("nft", "list", "ruleset"))
-
-
-def wait_for(happened: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.1)
+        wait_for(lambda: "npt" in one.sh("nft", "list", "ruleset"), 20, "the table is back")
 
 
 def test_ports_from_before_get_what_they_lack_while_their_vms_run(one: Host) -> None:

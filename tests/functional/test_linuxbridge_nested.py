@@ -18,8 +18,9 @@ from drivers.linuxbridge.segments import Segment
 from netplugin.host.names import TAP, device_name
 from tests.lab.namespaces import connect, namespace, within
 from tests.lab.processes import opened_files, run, wait_for
+from tests.lab.switch import switch
 from tests.lab.traffic_driver import Driven, driven
-from tests.lab.traffic_hosts import make_spec, switch
+from tests.lab.traffic_hosts import make_spec
 
 pytestmark = pytest.mark.nested
 

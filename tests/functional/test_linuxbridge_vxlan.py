@@ -9,7 +9,8 @@ from contextlib import ExitStack
 import pytest
 
 from drivers.linuxbridge.segments import Segment
-from tests.lab.traffic_hosts import WIRE, Host, host, make_spec, overlay, switch
+from tests.lab.switch import switch
+from tests.lab.traffic_hosts import WIRE, Host, host, make_spec, overlay
 
 MTU = 8950  # what 9000 on the wire leaves
 BLUE = Segment(network_id="blue")

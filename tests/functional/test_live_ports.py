@@ -10,7 +10,8 @@ import pytest
 from drivers.linuxbridge.segments import Segment
 from netplugin.host.names import TAP, device_name
 from tests.lab.processes import wait_for
-from tests.lab.traffic_hosts import Host, host, make_spec, overlay, switch, wire
+from tests.lab.switch import switch, wire
+from tests.lab.traffic_hosts import Host, host, make_spec, overlay
 
 UPLINK, OTHER = "eth2", "eth3"
 ON_WIRE = {"type": "flat", "physical_network": "physnet1"}

@@ -13,8 +13,9 @@ import pytest
 
 from netplugin.host.names import UPLINK, VHOST, device_name
 from tests.functional.conftest import make_spec
-from tests.functional.hosts_ovs import Host, clean, host, nic, spec_on, switch
+from tests.functional.hosts_ovs import Host, clean, host, nic, spec_on
 from tests.lab.processes import wait_for
+from tests.lab.switch import switch
 
 MAPPINGS = "physnet1:br-phys1,physnet2:br-phys2"
 NIC = device_name(UPLINK, nic(1, "eth2"))

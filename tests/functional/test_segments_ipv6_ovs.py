@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tests.functional.hosts_ovs import host, let_in_by_peers_alone, spec_on, switch
+from tests.functional.hosts_ovs import host, let_in_by_peers_alone, spec_on
 from tests.lab.processes import wait_for
+from tests.lab.switch import switch
 
 
 def test_tunnels_over_ipv6() -> None:

@@ -10,19 +10,10 @@ import pytest
 
 from drivers.dpdkvhostuser.model import OVERLAY, TO_OVERLAY, TUNNELS, vxlan_name
 from tests.functional.conftest import make_spec
-from tests.functional.hosts_ovs import (
-    UNDERLAY,
-    Host,
-    clean,
-    host,
-    let_in_by_peers_alone,
-    mac,
-    spec_on,
-    switch,
-    wire,
-)
+from tests.functional.hosts_ovs import UNDERLAY, Host, clean, host, let_in_by_peers_alone, mac, spec_on
 from tests.lab.namespaces import namespace, within
 from tests.lab.processes import CommandError, run, wait_for
+from tests.lab.switch import switch, wire
 from tests.lab.vm import Vm
 
 

@@ -10,13 +10,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from tests.lab import preloaded
 from tests.lab.namespaces import entered, within
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import PATIENCE, Argument, Daemon, Process
+from tests.lab.processes import PATIENCE, Argument, Daemon, Process, Running
 
 READY_DEADLINE_S = 60.0
 #: The default of [agent] operation_timeout, in seconds.
@@ -44,7 +43,7 @@ class _Preloaded(Daemon):
         return preloaded.agent().start(self.args[len(COMMAND) :], env, log)
 
 
-class PrivateAgent:
+class PrivateAgent(Running):
     """``netplugin-agent`` in a directory of its own; may be killed and started again."""
 
     def __init__(
@@ -109,21 +108,8 @@ class PrivateAgent:
         kind = _Preloaded if plain else Daemon
         self.daemon = kind("netplugin-agent", within(netns, args), self.log)
 
-    def __enter__(self) -> Self:
-        try:
-            self.start(ready=self._ready)
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
+    def begin(self) -> None:
+        self.start(ready=self._ready)
 
     def start(self, ready: bool = True) -> None:
         """Start it; with ``ready`` wait until it has looked at the host, else until it listens."""

@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from tests.lab.agent import PrivateAgent
 from tests.lab.guest import BOOT_DEADLINE_S, Guest, apply_tcg_workaround, domain_xml
 from tests.lab.libvirtd import PrivateLibvirt
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import LabError
+from tests.lab.processes import LabError, Running
 
 BASE = Path("/run/np")
 OVS_BACKEND = "dpdkvhostuser"
@@ -63,7 +62,7 @@ class Nic:
         return {**asked, **self.spec_fields, **fields}
 
 
-class Hypervisor:
+class Hypervisor(Running):
     """The daemons of one hypervisor in a sandbox, and the guests on it."""
 
     def __init__(self, backends: Sequence[str], directory: Path = BASE) -> None:
@@ -79,24 +78,11 @@ class Hypervisor:
         self.agent = PrivateAgent(directory / "agent", self.ovs, options, as_installed=True)
         self._running = ExitStack()
 
-    def __enter__(self) -> Self:
-        try:
-            for part in (self.ovs, self.libvirt, self.agent):
-                self.start(part)
-        except BaseException:
-            self.stop()
-            raise
-        return self
+    def start(self) -> None:
+        for part in (self.ovs, self.libvirt, self.agent):
+            self.start_part(part)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def start(self, part: PrivateOvs | PrivateLibvirt | PrivateAgent) -> None:
+    def start_part(self, part: PrivateOvs | PrivateLibvirt | PrivateAgent) -> None:
         """Start one daemon; `stop` stops them in the opposite order."""
         self._running.enter_context(part)
 

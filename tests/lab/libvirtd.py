@@ -7,8 +7,6 @@ import shutil
 import signal
 import uuid
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import libvirt  # type: ignore[import-untyped]
 
@@ -18,6 +16,7 @@ from tests.lab.processes import (
     Daemon,
     LabError,
     LabTimeout,
+    Running,
     run,
     wait_for,
 )
@@ -39,7 +38,7 @@ hugetlbfs_mount = "/dev/hugepages"
 """
 
 
-class PrivateLibvirt:
+class PrivateLibvirt(Running):
     """libvirtd and virtlogd. Every domain is destroyed when it stops."""
 
     def __init__(self, directory: Path = Path("/run/lab-libvirt")) -> None:
@@ -49,22 +48,6 @@ class PrivateLibvirt:
         self.virtlogd = Daemon("virtlogd", ["virtlogd"], directory / "virtlogd.log")
         self.libvirtd = Daemon("libvirtd", ["libvirtd"], directory / "libvirtd.log")
         self._connections: list[libvirt.virConnect] = []
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         if not sandbox.inside():

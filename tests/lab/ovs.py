@@ -8,11 +8,9 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from tests.lab.namespaces import within
-from tests.lab.processes import PATIENCE, Argument, CommandError, Daemon, LabError, run
+from tests.lab.processes import PATIENCE, Argument, CommandError, Daemon, LabError, Running, run
 
 SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
 VSWITCHD = Path("/usr/lib/openvswitch-switch/ovs-vswitchd")
@@ -48,7 +46,7 @@ class OvsOptions:
         }
 
 
-class PrivateOvs:
+class PrivateOvs(Running):
     """ovsdb-server and ovs-vswitchd in one directory; each may be stopped, killed and paused.
 
     One at a time in a network namespace (``netns``, or the one we are in): the userspace datapath
@@ -87,22 +85,6 @@ class PrivateOvs:
         self.ovsdb = Daemon("ovsdb-server", self._ovsdb_args(), self._log("ovsdb-server"), self.env)
         vswitchd = within(netns, self._vswitchd_args())
         self.vswitchd = Daemon("ovs-vswitchd", vswitchd, self._log("ovs-vswitchd"), self.env)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Both daemons, with a new database if there is none."""

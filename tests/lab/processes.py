@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 T = TypeVar("T")
@@ -122,7 +122,32 @@ class Process(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...
 
 
-class Daemon:
+class Running(ABC):
+    """What runs as long as its context: stopped at the end, and after a start that fails half-way."""
+
+    def begin(self) -> None:
+        """Start all of it, as the context is entered."""
+        self.start()
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        try:
+            self.begin()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class Daemon(Running):
     """One process in the foreground of a session of its own, with a log file.
 
     It is started through `setpriv --pdeathsig`, so it dies with the thread that started it:
@@ -143,18 +168,6 @@ class Daemon:
         self._env = dict(env or {})
         self._pass_fds = tuple(pass_fds)
         self._process: Process | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     @property
     def running(self) -> bool:

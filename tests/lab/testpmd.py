@@ -7,11 +7,9 @@ import stat
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from tests.lab.namespaces import within
-from tests.lab.processes import Argument, Daemon, LabError
+from tests.lab.processes import Argument, Daemon, LabError, Running
 
 START_DEADLINE_S = 30.0
 _LONGEST_PATH = 107  # unix(7): sun_path has 108 bytes, with the zero byte at its end
@@ -59,7 +57,7 @@ class TestpmdOptions:
     frame_bytes: int = 1414
 
 
-class Testpmd:
+class Testpmd(Running):
     """One testpmd that listens on a socket path, as QEMU does for a client port."""
 
     __test__ = False  # the name looks like a test to pytest
@@ -71,22 +69,6 @@ class Testpmd:
         # Line-buffered, or the log lags behind by blocks.
         args = within(self.options.netns, ["stdbuf", "-oL", *_arguments(socket, self.options)])
         self.daemon = Daemon("testpmd", args, socket.with_suffix(".testpmd.log"))
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Start it and wait until it listens; OVS connects by itself (see `wait_connected`)."""

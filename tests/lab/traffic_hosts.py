@@ -15,10 +15,10 @@ from typing import Any, Protocol
 from tests.lab.agent import PrivateAgent
 from tests.lab.namespaces import namespace, within
 from tests.lab.processes import run
+from tests.lab.switch import wire
 from tests.lab.traffic_taps import TapVm
 
 BASE = Path("/run/np")
-SWITCH = "np-switch"
 #: The interface of each host that leads to the switch.
 WIRE = "eth1"
 
@@ -162,61 +162,6 @@ class Host(Machine):
 
     def start(self) -> None:
         self.agent.start()
-
-
-@contextmanager
-def switch(mtu: int = 9600) -> Iterator[str]:
-    with namespace(SWITCH) as name:
-        run(
-            within(
-                name,
-                [
-                    "ip",
-                    "link",
-                    "add",
-                    "sw",
-                    "mtu",
-                    str(mtu),
-                    "type",
-                    "bridge",
-                    "forward_delay",
-                    "0",
-                    "mcast_snooping",
-                    "0",
-                ],
-            )
-        )
-        run(within(name, ["ip", "link", "set", "sw", "up"]))
-        yield name
-
-
-def wire(host: str, device: str = WIRE, mtu: int = 9600) -> None:
-    """Join a host to the switch; the switch's end is called after both."""
-    far = f"{host}-{device}"[-15:]
-    run(
-        within(
-            host,
-            [
-                "ip",
-                "link",
-                "add",
-                device,
-                "mtu",
-                str(mtu),
-                "type",
-                "veth",
-                "peer",
-                "name",
-                far,
-                "netns",
-                SWITCH,
-                "mtu",
-                "9600",
-            ],
-        )
-    )
-    run(within(host, ["ip", "link", "set", device, "up"]))
-    run(within(SWITCH, ["ip", "link", "set", far, "master", "sw", "up"]))
 
 
 @contextmanager

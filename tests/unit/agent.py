@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -160,3 +161,12 @@ class _WithTasks:
             self._started = asyncio.create_task(self._running.tasks.start(self._running.app))
         await self._started
         await self._app(scope, receive, send)
+
+
+def certificate(directory: Path) -> tuple[str, str]:
+    """Make a certificate for 127.0.0.1, signed by itself. Return its file, and that of its key."""
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    request = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=agent"
+    named = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert]
+    subprocess.run([*request.split(), *named], check=True, capture_output=True, timeout=DEADLINE_S)
+    return str(cert), str(key)

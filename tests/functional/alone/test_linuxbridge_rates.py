@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from netplugin.host.names import SHAPER, TAP, device_name
-from tests.lab.traffic_hosts import Host, host, make_spec, switch
+from tests.lab.processes import wait_for
+from tests.lab.switch import switch
+from tests.lab.traffic_hosts import Host, host, make_spec
 from tests.lab.traffic_taps import TapVm
 
 NETWORK = {"type": "flat", "physical_network": "physnet1", "mtu": 9000}
@@ -125,7 +126,7 @@ def test_a_rate_that_is_taken_away_is_back_at_once(
     hypervisor.plug("a", spec(ingress_kbps=RATE, egress_kbps=RATE))
     whole = state(hypervisor)
     hypervisor.sh(*break_it)
-    wait_until(lambda: state(hypervisor) == whole)
+    wait_for(lambda: state(hypervisor) == whole, 30, "the limits are back")
     assert vms[0].pings(B)
 
 
@@ -135,13 +136,6 @@ def state(host: Host) -> object:
     turned = host.sh("tc", "filter", "show", "dev", TAP_A, "ingress")
     kinds = [qdisc(host, device)["options"] for device in (TAP_A, SHAPER_A)]
     return kinds, f"Redirect to device {SHAPER_A}" in turned, host.link(SHAPER_A)["flags"]
-
-
-def wait_until(holds: Callable[[], bool], deadline_s: float = 90.0) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ import pytest
 
 from netplugin.host.names import VHOST, device_name
 from tests.functional.conftest import make_spec
-from tests.functional.hosts_ovs import Host, clean, host, switch
+from tests.functional.hosts_ovs import Host, clean, host
 from tests.functional.test_plug_ovs import _transactions, rows
 from tests.lab.processes import wait_for
+from tests.lab.switch import switch
 from tests.lab.testpmd import Forward, Testpmd, TestpmdOptions
 from tests.lab.vm import Vm
 

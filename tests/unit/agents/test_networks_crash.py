@@ -83,7 +83,7 @@ def test_a_crash_at_every_boundary(name: str) -> None:
             world.store.save_network(A, network(5001, "10.0.0.2"))
             world.store.save_network(B, network(5002, "10.0.0.2"))
             assert world.serve([world.put("p1", port(A)), world.put("p2", make_spec())])
-            through = world.crashes(lambda world=world: STEPS[name](world), boundary)
+            through = world.clock.completes(lambda world=world: STEPS[name](world), boundary)
             world.restart()
             assert world.check()
             assert_settled(world)
@@ -146,7 +146,7 @@ class Machine(RuleBasedStateMachine):
 
     def _go(self, step: Callable[[], Any], crash_at: int | None) -> None:
         try:
-            through = self.world.crashes(step, crash_at)
+            through = self.world.clock.completes(step, crash_at)
         except NetpluginError:
             return  # refused, before anything was touched
         if not through:

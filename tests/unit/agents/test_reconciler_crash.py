@@ -72,6 +72,17 @@ class Clock:
     def wind_up(self, crash_at: int | None) -> None:
         self.passed, self.crash_at = 0, crash_at
 
+    def completes(self, step: Callable[[], Any], crash_at: int | None) -> bool:
+        """Whether the step comes to its end, or ends with the process at this boundary."""
+        self.wind_up(crash_at)
+        try:
+            step()
+        except Crash:
+            return False
+        finally:
+            self.wind_up(None)
+        return True
+
 
 class TickingStore(Store):
     """A boundary before and after each commit (within one, SQLite sees to it: see test_store)."""
@@ -203,20 +214,10 @@ class World:
 
     def serve(self, operations: Sequence[Operation], crash_at: int | None = None) -> bool:
         """Whether it came to the end. If so, everyone has an answer."""
-        return self.crashes(lambda: self.reconciler.serve(operations), crash_at)
+        return self.clock.completes(lambda: self.reconciler.serve(operations), crash_at)
 
     def check(self, crash_at: int | None = None) -> bool:
-        return self.crashes(self.reconciler.check, crash_at)
-
-    def crashes(self, step: Callable[[], Any], crash_at: int | None) -> bool:
-        self.clock.wind_up(crash_at)
-        try:
-            step()
-        except Crash:
-            return False
-        finally:
-            self.clock.wind_up(None)
-        return True
+        return self.clock.completes(self.reconciler.check, crash_at)
 
     def specs(self) -> dict[str, PortSpec]:
         return {r.port_id: r.spec for r in self.store.records()}

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import socket
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from agents.api.access import Access
 from agents.api.connections import ConnectionLimits
 from agents.api.listen import Credentials, Listen, LocalSocket
 from netplugin.host.supervisor import Supervisor
-from tests.unit.agent import DEADLINE_S
+from tests.unit.agent import DEADLINE_S, certificate
 
 
 class Failing(Credentials):
@@ -136,31 +135,8 @@ def test_what_is_idle_for_longest_makes_room(tmp_path: Path) -> None:
 
 def test_a_tls_client_that_says_nothing_does_not_delay_the_end(tmp_path: Path) -> None:
     """The peer would have to answer the end of TLS, for which asyncio waits 30 s."""
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            "-keyout",
-            str(key),
-            "-out",
-            str(cert),
-            "-days",
-            "2",
-            "-subj",
-            "/CN=agent",
-        ],
-        check=True,
-        capture_output=True,
-        timeout=DEADLINE_S,
-    )
-    listen = Listen(None, "127.0.0.1", 0, Access(), tls_cert=str(cert), tls_key=str(key))
+    cert, key = certificate(tmp_path)
+    listen = Listen(None, "127.0.0.1", 0, Access(), tls_cert=cert, tls_key=key)
 
     def connected(port: int) -> ssl.SSLSocket:
         context = ssl.create_default_context()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ from netplugin.host.shared import Host
 from netplugin.host.usability import Usability
 from netplugin.pmd.propose import propose
 from netplugin.pmd.read import PmdReading
-from tests.unit.agent import SPEC, Agent, agent, served, served_agent
+from tests.unit.agent import SPEC, Agent, agent, certificate, served, served_agent
 
 TOKEN = b"s3cret-token"
 SPEC_MODEL = PortSpec.model_validate(SPEC)
@@ -246,7 +245,7 @@ def test_no_proxy_from_the_environment(running: Agent, monkeypatch: pytest.Monke
 
 
 def test_mutual_tls(running: Agent, tmp_path: Path) -> None:
-    cert, key = _certificate(tmp_path)
+    cert, key = certificate(tmp_path)
     listen: dict[str, Any] = {
         "ssl_certfile": cert,
         "ssl_keyfile": key,
@@ -270,36 +269,6 @@ def test_mutual_tls(running: Agent, tmp_path: Path) -> None:
             with lost, pytest.raises(errors.BackendUnavailable) as caught:
                 lost.list_ports()
             assert "NETPLUGIN_CERT" in str(caught.value.fix)
-
-
-def _certificate(directory: Path) -> tuple[str, str]:
-    cert, key = directory / "cert.pem", directory / "key.pem"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:P-256",
-            "-nodes",
-            "-keyout",
-            str(key),
-            "-out",
-            str(cert),
-            "-days",
-            "2",
-            "-subj",
-            "/CN=agent",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-        ],
-        check=True,
-        capture_output=True,
-        timeout=30,
-    )
-    return str(cert), str(key)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
@@ -28,7 +26,7 @@ from netplugin.api.errors import CapacityExhausted, Conflict, OperationTimeout
 from netplugin.api.models import PortSpec, PortState
 from netplugin.host.vfs import is_vfio
 from tests.unit.agents.test_reconciler_crash import LONG, answer, may_be
-from tests.unit.drivers.sriov.world import World, make_spec
+from tests.unit.drivers.sriov.world import CrashMachine, World, crash_settings, make_spec
 
 
 @contextmanager
@@ -144,14 +142,12 @@ _CRASH = st.none() | st.integers(0, 40)
 _SEED = st.integers(0, 1 << 16)
 
 
-class Machine(RuleBasedStateMachine):
+class Machine(CrashMachine):
     """``allowed`` is what each port may be, by what callers were told; None is: not there."""
 
     @initialize()
     def begin(self) -> None:
-        self._directory = tempfile.TemporaryDirectory()
-        self.world = World(Path(self._directory.name))
-        self.world.patient = False
+        super().begin()
         self.allowed: dict[str, set[PortSpec | None]] = {}
         self.down = False
 
@@ -281,33 +277,14 @@ class Machine(RuleBasedStateMachine):
         assert len(states) - states.count("stale") <= there, "none is invented"
         assert len(states) >= there, "none is lost"
 
-    def teardown(self) -> None:
-        if hasattr(self, "world"):
-            self.recover()
-            for record in self.world.store.records():
-                assert self.world.unplug(record.port_id) is None
-            self.world.assert_settled()
-            self.world.store.close()
-            self._directory.cleanup()
-
 
 class TestAnything(Machine.TestCase):
-    settings = settings(
-        deadline=None,
-        stateful_step_count=50,
-        max_examples=60,
-        suppress_health_check=list(HealthCheck),
-    )
+    settings = crash_settings(60, 50)
 
 
 @pytest.mark.long
 class TestAnythingLong(Machine.TestCase):
-    settings = settings(
-        deadline=None,
-        stateful_step_count=100,
-        max_examples=10_000 if LONG else 1,
-        suppress_health_check=list(HealthCheck),
-    )
+    settings = crash_settings(10_000 if LONG else 1, 100)
 
 
 def test_all_taken_is_an_error_that_leaves_all_as_it_is() -> None:

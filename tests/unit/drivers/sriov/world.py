@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from agents.metrics import Metrics
 from agents.ports.operations import Delete, Operation, Put
@@ -21,7 +25,7 @@ from netplugin.api.models import PortSpec, PortState
 from netplugin.backend import NOBODY
 from netplugin.host.vf_messages import GROUPS, VfAttributes, differing
 from netplugin.host.vfs import VFIO
-from tests.unit.agents.test_reconciler_crash import Clock, Crash, TickingStore
+from tests.unit.agents.test_reconciler_crash import Clock, TickingStore
 from tests.unit.drivers.sriov.model import Model, ModelPf, ModelVf
 
 
@@ -100,20 +104,12 @@ class World:
 
     def serve(self, *operations: Operation, crash_at: int | None = None) -> bool:
         """Whether it came to the end."""
-        return self.crashes(lambda: serve_all(self.reconciler, operations, patient=self.patient), crash_at)
+        return self.clock.completes(
+            lambda: serve_all(self.reconciler, operations, patient=self.patient), crash_at
+        )
 
     def check(self, crash_at: int | None = None) -> bool:
-        return self.crashes(self.reconciler.check, crash_at)
-
-    def crashes(self, step: Callable[[], Any], crash_at: int | None) -> bool:
-        self.clock.wind_up(crash_at)
-        try:
-            step()
-        except Crash:
-            return False
-        finally:
-            self.clock.wind_up(None)
-        return True
+        return self.clock.completes(self.reconciler.check, crash_at)
 
     def plug(self, port_id: str, spec: PortSpec) -> BaseException | None:
         operation = self.put(port_id, spec)
@@ -174,3 +170,37 @@ class World:
             if self.binds(record.spec, self.before[self.address_of(record.port_id)]["driver"]):
                 assert (vf.driver, vf.override) == (VFIO, VFIO)
         assert self.reconciler.check(dry_run=True).changes == []
+
+
+class CrashMachine(RuleBasedStateMachine):
+    """The base of machines that crash a world. In the end it settles, and each port can be deleted."""
+
+    def make_world(self, directory: Path) -> World:
+        return World(directory)
+
+    def recover(self) -> None:
+        raise NotImplementedError
+
+    @initialize()
+    def begin(self) -> None:
+        self._directory = tempfile.TemporaryDirectory()
+        self.world = self.make_world(Path(self._directory.name))
+        self.world.patient = False
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.recover()
+            for record in self.world.store.records():
+                assert self.world.unplug(record.port_id) is None
+            self.world.assert_settled()
+            self.world.store.close()
+            self._directory.cleanup()
+
+
+def crash_settings(examples: int, steps: int) -> settings:
+    return settings(
+        deadline=None,
+        stateful_step_count=steps,
+        max_examples=examples,
+        suppress_health_check=list(HealthCheck),
+    )

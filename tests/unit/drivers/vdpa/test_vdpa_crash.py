@@ -13,15 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import invariant, rule
 
 from agents.ports.operations import Operation
 from drivers.vdpa.model import BRIDGE
 from netplugin.api.models import PortSpec
 from tests.unit.agents.test_reconciler_crash import LONG, may_be
-from tests.unit.drivers.sriov.world import make_spec
+from tests.unit.drivers.sriov.world import CrashMachine, crash_settings, make_spec
 from tests.unit.drivers.vdpa.world import Both, VdpaWorld, vdpa_spec
 
 
@@ -117,12 +116,11 @@ def spec_of(port_id: str, fields: Mapping[str, object]) -> PortSpec:
     return make(PORTS.index(port_id) + 1, **fields)  # type: ignore[arg-type]
 
 
-class Machine(RuleBasedStateMachine):
-    @initialize()
-    def begin(self) -> None:
-        self._directory = tempfile.TemporaryDirectory()
-        self.world = Both(Path(self._directory.name))
-        self.world.patient = False
+class Machine(CrashMachine):
+    world: Both
+
+    def make_world(self, directory: Path) -> Both:
+        return Both(directory)
 
     @rule(asked=_ASKED, crash_at=_CRASH)
     def ask(self, asked: Mapping[str, Mapping[str, object] | None], crash_at: int | None) -> None:
@@ -167,30 +165,11 @@ class Machine(RuleBasedStateMachine):
     def one_each(self) -> None:
         self.world.assert_one_each()
 
-    def teardown(self) -> None:
-        if hasattr(self, "world"):
-            self.recover()
-            for record in self.world.store.records():
-                assert self.world.unplug(record.port_id) is None
-            self.world.assert_settled()
-            self.world.store.close()
-            self._directory.cleanup()
-
 
 class TestAnything(Machine.TestCase):
-    settings = settings(
-        deadline=None,
-        stateful_step_count=40,
-        max_examples=30,
-        suppress_health_check=list(HealthCheck),
-    )
+    settings = crash_settings(30, 40)
 
 
 @pytest.mark.long
 class TestAnythingLong(Machine.TestCase):
-    settings = settings(
-        deadline=None,
-        stateful_step_count=100,
-        max_examples=5_000 if LONG else 1,
-        suppress_health_check=list(HealthCheck),
-    )
+    settings = crash_settings(5_000 if LONG else 1, 100)

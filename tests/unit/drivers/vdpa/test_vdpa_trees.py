@@ -18,19 +18,11 @@ from netplugin.api.errors import CapacityExhausted, Conflict
 from netplugin.backend import Claim, Intent
 from tests.unit.drivers.sriov.model import Model
 from tests.unit.drivers.vdpa.world import NATIVE_ROOT, RELAY_ROOT, ModelSwitch, vdpa_spec
-from tests.unit.drivers.vf.trees import Nic, build
+from tests.unit.drivers.vf.trees import SECOND, Nic, build
 
 PLAIN = Nic()
-SWITCHDEV = Nic(
-    address="0000:81:00.0",
-    interface="eth1",
-    vfs=(0, 2, 5),
-    numa_node=1,
-    vf_bus="81",
-    mac="52:54:00:00:aa:02",
-    kind=("0x15b3", "0x1019"),
-    driver="mlx5_core",
-    vf_driver="mlx5_core",
+SWITCHDEV = replace(
+    SECOND,
     switch_id="a1b2",
     port_name="p0",
     representors={0: "eth1_0", 2: "eth1_2", 5: "eth1_5"},

@@ -233,7 +233,7 @@ class Both(VdpaWorld):
                 its_own = [op for op in operations if self.backend_of(op) == name]
                 serve_all(reconciler, its_own, patient=self.patient)
 
-        return self.crashes(all_of_them, crash_at)
+        return self.clock.completes(all_of_them, crash_at)
 
     def backend_of(self, operation: Operation) -> str:
         record = self.store.get(operation.port_id)
@@ -242,7 +242,7 @@ class Both(VdpaWorld):
         return record.spec.backend if record else "vdpa"
 
     def check(self, crash_at: int | None = None) -> bool:
-        return self.crashes(lambda: [r.check() for r in self.reconcilers.values()], crash_at)
+        return self.clock.completes(lambda: [r.check() for r in self.reconcilers.values()], crash_at)
 
     def assert_settled(self) -> None:
         super().assert_settled()

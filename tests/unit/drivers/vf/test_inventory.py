@@ -15,20 +15,9 @@ from drivers.vf.options import By, PoolDevice, VfNumbers, parse_devices
 from drivers.vf.usability import pool_findings, usability
 from netplugin.host.vf_messages import NicLink, VfAttributes
 from netplugin.host.vfs import Vfs
-from tests.unit.drivers.vf.trees import Nic, build, by_place
+from tests.unit.drivers.vf.trees import SECOND, Nic, build, by_place
 
 FIRST = Nic()
-SECOND = Nic(
-    address="0000:81:00.0",
-    interface="eth1",
-    vfs=(0, 2, 5),
-    numa_node=1,
-    vf_bus="81",
-    mac="52:54:00:00:aa:02",
-    kind=("0x15b3", "0x1019"),
-    driver="mlx5_core",
-    vf_driver="mlx5_core",
-)
 
 
 def links(*nics: Nic) -> dict[str, NicLink]:

@@ -49,6 +49,20 @@ class Nic:
         return NicLink(index=index, name=self.interface, parent=self.address, **values)  # type: ignore[arg-type]
 
 
+#: Another NIC, on another node, whose VFs have gaps.
+SECOND = Nic(
+    address="0000:81:00.0",
+    interface="eth1",
+    vfs=(0, 2, 5),
+    numa_node=1,
+    vf_bus="81",
+    mac="52:54:00:00:aa:02",
+    kind=("0x15b3", "0x1019"),
+    driver="mlx5_core",
+    vf_driver="mlx5_core",
+)
+
+
 def build(root: Path, *nics: Nic, vfio: bool = True, groups: int = 10) -> Path:
     """The tree; IOMMU groups are numbered from ``groups`` on, one for each VF."""
     for directory in ("bus/pci/devices", "bus/pci/drivers", "class/net", "kernel/iommu_groups"):

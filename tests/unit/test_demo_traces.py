@@ -1,0 +1,20 @@
+"""Which links of the machine the demo counts as its own."""
+
+from pathlib import Path
+
+from tests.demo_traces import own_links
+
+
+def test_links_of_others_are_not_counted(tmp_path: Path) -> None:
+    aliases = {
+        "veth12": "",
+        "vnet0": "uplink of netplugin-port",
+        "npt-a": "netplugin-port=a store=1",
+        "np-br": "netplugin-bridge=physnet1",
+        "ovs-netdev": "",
+    }
+    for name, alias in aliases.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "ifalias").write_text(f"{alias}\n")
+    (tmp_path / "going").mkdir()
+    assert set(own_links(tmp_path)) == {"npt-a", "np-br", "ovs-netdev"}
