@@ -10,12 +10,11 @@ from typing import Any, TypeVar
 
 from netplugin.api.errors import Conflict, InvalidRequest, NetpluginError, OperationTimeout
 from netplugin.api.models import Finding, HostState
-from netplugin.tuning.as_json import as_json
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
-from netplugin.tuning.facts import Facts
+from netplugin.tuning.facts import Facts, Live
 from netplugin.tuning.intent import GROUP, HostIntent, intent_of
-from netplugin.tuning.live import Live
+from netplugin.tuning.output.text import as_json
 from netplugin.tuning.planning.plan import TuningPlan, make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.read_live import read_live

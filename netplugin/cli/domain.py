@@ -15,11 +15,10 @@ from netplugin.api.client import Client, invalid_request
 from netplugin.api.models import DomainPolicy, Finding
 from netplugin.cli import show
 from netplugin.cli.show import FindingLister
-from netplugin.tuning.as_json import as_json
-from netplugin.tuning.guest.options import GuestOptions
-from netplugin.tuning.guest.plan import GuestPlan, plan_guest
+from netplugin.tuning.guest.plan import GuestPlan, guest_text, plan_guest
 from netplugin.tuning.guest.playbook import guest_playbook
-from netplugin.tuning.guest.text import guest_text
+from netplugin.tuning.guest.settings import GuestOptions
+from netplugin.tuning.output.text import as_json
 
 # -- The commands ``netplugin domain render|check``. ----------------------------------------------
 

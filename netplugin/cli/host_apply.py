@@ -26,6 +26,7 @@ from netplugin.tuning.applying.apply import (
     BAD,
     Result,
     StepOutcome,
+    TunedMachine,
     apply,
     preview,
     preview_undo,
@@ -33,12 +34,11 @@ from netplugin.tuning.applying.apply import (
     undo,
 )
 from netplugin.tuning.applying.journal import DEFAULT, ApplyJournal, look
-from netplugin.tuning.applying.machine import TunedMachine
 from netplugin.tuning.applying.ovs_config import RunningOvs
-from netplugin.tuning.as_json import as_json
+from netplugin.tuning.output.text import as_json
 from netplugin.tuning.planning.plan import TuningPlan, make_plan
-from netplugin.tuning.planning.refused import needed
 from netplugin.tuning.root import Root
+from netplugin.tuning.steps import needed
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _WORDS = {

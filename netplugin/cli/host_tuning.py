@@ -19,19 +19,17 @@ from netplugin.api.errors import InvalidRequest
 from netplugin.api.models import Finding
 from netplugin.cli import show
 from netplugin.cli.show import FindingLister
-from netplugin.tuning.as_json import as_json, plan_json
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
-from netplugin.tuning.facts import Facts
+from netplugin.tuning.facts import Facts, Live
 from netplugin.tuning.intent import HostIntent, given
-from netplugin.tuning.live import Live
 from netplugin.tuning.output.playbook import playbook
-from netplugin.tuning.output.text import plan_text
+from netplugin.tuning.output.text import as_json, plan_json, plan_text
 from netplugin.tuning.planning.plan import TuningPlan, make_plan
-from netplugin.tuning.planning.refused import needed
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.read_live import RUNDIR, URI, read_live
 from netplugin.tuning.root import Root
+from netplugin.tuning.steps import needed
 
 
 class HostFacts(ShowOne):

@@ -16,7 +16,7 @@ from netplugin.api.client import invalid_request
 from netplugin.api.errors import InvalidRequest
 from netplugin.cli.host_tuning import add_intent, add_root, intent_of, read_machine
 from netplugin.tuning.planning.plan import make_plan
-from netplugin.tuning.verifying import plot, result
+from netplugin.tuning.verifying import result, show
 from netplugin.tuning.verifying.comparison import FigureVerdict, compare
 from netplugin.tuning.verifying.measure import measure, require
 from netplugin.tuning.verifying.options import Options, asked_of
@@ -84,12 +84,12 @@ class HostVerifyCompare(Command):
 
     def take_action(self, parsed_args: Namespace) -> int:
         if parsed_args.plot is not None:
-            plot.require(parsed_args.plot)
+            show.require_plot(parsed_args.plot)
         names = parsed_args.before, parsed_args.after
         before, after = (result.read(result.find(parsed_args.results, name)) for name in names)
         found = compare(before, after)
         if parsed_args.plot is not None:
-            plot.draw(found, parsed_args.plot)
+            show.draw_plot(found, parsed_args.plot)
         shown = comparison_json if parsed_args.format == "json" else comparison_text
         self.app.stdout.write(shown(found))
         return 1 if found.of(FigureVerdict.WORSE) else 0

@@ -1,12 +1,17 @@
-"""Facts of a host as values; a fact that cannot be read is an ``Unknown`` with the reason."""
+"""Facts of a host as values, its kernel command line, and what OVS and libvirt run now.
+
+A fact that cannot be read is an ``Unknown`` with the reason.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeAlias
 
-from netplugin.tuning.command_line import CommandLine
+from netplugin.api.pmd_models import PmdCore, UnpolledQueue
+from netplugin.host.cpus import parse_list
 from netplugin.tuning.root import Fact, Unknown
 
 Cpus: TypeAlias = frozenset[int]
@@ -270,3 +275,107 @@ def _unknown(value: Any) -> Iterator[Unknown]:
     elif isinstance(value, tuple | Mapping):
         for inner in value.values() if isinstance(value, Mapping) else value:
             yield from _unknown(inner)
+
+
+# -- Parser for the kernel command line and for CPU lists in its arguments. -----------------------
+
+
+# A quoted value may contain white space (Documentation/admin-guide/kernel-parameters.rst).
+_WORD = re.compile(r'(?:[^\s"]|"[^"]*")+')
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """Arguments in order; one without ``=`` has the value None."""
+
+    arguments: tuple[tuple[str, str | None], ...]
+
+    def value(self, name: str) -> str | None:
+        """The last, effective value of an argument; None if absent, empty for one without ``=``."""
+        found = None
+        for key, value in self.arguments:
+            if key == name:
+                found = value or ""
+        return found
+
+    def cpus(self, name: str) -> frozenset[int]:
+        """CPUs of an argument like ``isolcpus``, without its leading flags. Raises: ValueError."""
+        words = (self.value(name) or "").split(",")
+        return frozenset(parse_list(",".join(word for word in words if word[:1].isdigit())))
+
+
+def parse_command_line(text: str) -> CommandLine:
+    """Parse a command line up to ``--``; the words after it belong to init."""
+    arguments: list[tuple[str, str | None]] = []
+    for word in _WORD.findall(text):
+        if word == "--":
+            break
+        name, equals, value = word.replace('"', "").partition("=")
+        arguments.append((name, value if equals else None))
+    return CommandLine(tuple(arguments))
+
+
+# -- State that only running daemons know, as values; an ``Unknown`` if one was not queried or is silent.
+
+
+_OVS_NOT_ASKED = Unknown("ovs-vswitchd", "was not asked", missing=True)
+_LIBVIRT_NOT_ASKED = Unknown("libvirtd", "was not asked", missing=True)
+
+
+@dataclass(frozen=True)
+class OvsPortLive:
+    """An OVS interface that PMD threads poll; a ``port`` with several interfaces is a bond."""
+
+    name: str
+    port: str
+    type: str
+    mtu: int | None
+    bond_mode: str | None = None
+
+
+@dataclass(frozen=True)
+class OvsLive:
+    """``pmds`` is empty if no port needs polling, or if vswitchd is ``silent``: the database answers, but
+    vswitchd, which reports the threads, does not."""
+
+    version: str | None
+    dpdk_version: str | None
+    dpdk_initialized: bool
+    other_config: Mapping[str, str]
+    ports: tuple[OvsPortLive, ...] = ()
+    pmds: tuple[PmdCore, ...] = ()
+    unpolled: tuple[UnpolledQueue, ...] = ()
+    silent: Unknown | None = None
+
+
+@dataclass(frozen=True)
+class DomainLive:
+    """A running VM: the effective CPU affinity of each vCPU thread, each IO thread and QEMU's other threads.
+    ``memory_nodes`` is empty if its memory is not bound to nodes."""
+
+    name: str
+    vcpus: tuple[Cpus, ...]
+    emulator: Cpus
+    memory_nodes: frozenset[int]
+    iothreads: tuple[Cpus, ...] = ()
+
+    @property
+    def pinned(self) -> Cpus:
+        """CPUs of the vCPUs that are pinned to a single CPU."""
+        return frozenset(cpu for cpus in self.vcpus if len(cpus) == 1 for cpu in cpus)
+
+
+@dataclass(frozen=True)
+class Live:
+    """``versions`` has the keys ``qemu`` and ``libvirt``. An ``Unknown`` with ``missing`` means that the
+    daemon does not run here or was not queried."""
+
+    ovs: Fact[OvsLive] = _OVS_NOT_ASKED
+    domains: Fact[tuple[DomainLive, ...]] = _LIBVIRT_NOT_ASKED
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def unanswered(self) -> tuple[Unknown, ...]:
+        """Daemons that run but did not answer."""
+        silent = None if isinstance(self.ovs, Unknown) else self.ovs.silent
+        asked = (self.ovs, self.domains, silent)
+        return tuple(fact for fact in asked if isinstance(fact, Unknown) and not fact.missing)

@@ -20,8 +20,7 @@ from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovsdb import Ovsdb
 from netplugin.host.processes import run
 from netplugin.pmd.read import read
-from netplugin.tuning.facts import Cpus
-from netplugin.tuning.live import DomainLive, Live, OvsLive, OvsPortLive
+from netplugin.tuning.facts import Cpus, DomainLive, Live, OvsLive, OvsPortLive
 from netplugin.tuning.root import Fact, Unknown, known
 
 # -- Query libvirt for its version, QEMU's version, and the pinning of running domains. -----------

@@ -12,15 +12,13 @@ from pathlib import Path
 import pytest
 
 from netplugin.host.cpus import parse_list, to_kernel
-from netplugin.tuning.facts import Facts
+from netplugin.tuning.facts import Facts, Live
 from netplugin.tuning.guest.playbook import guest_playbook
 from netplugin.tuning.intent import HostIntent
-from netplugin.tuning.live import Live
 from netplugin.tuning.output.playbook import playbook
 from netplugin.tuning.planning.plan import TuningPlan, make_plan
-from netplugin.tuning.planning.refused import needed
 from netplugin.tuning.read import read_facts
-from netplugin.tuning.read.interrupts import IRQBALANCE
+from netplugin.tuning.read.cpus import IRQBALANCE
 from netplugin.tuning.read_live import read_ovs
 from netplugin.tuning.root import Root
 from netplugin.tuning.steps import (
@@ -31,6 +29,7 @@ from netplugin.tuning.steps import (
     OtherConfig,
     Step,
     Sysctl,
+    needed,
 )
 from tests.lab.ansible import lint, play
 from tests.lab.ovs import PrivateOvs

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from netplugin.tuning.applying.accessor import WritableRoot
-from netplugin.tuning.applying.apply import Result, apply, undo
+from netplugin.tuning.applying.apply import Result, TunedMachine, apply, undo
 from netplugin.tuning.applying.journal import ApplyJournal
-from netplugin.tuning.applying.machine import TunedMachine
 from netplugin.tuning.applying.ovs_config import RunningOvs
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning.plan import make_plan

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from netplugin.api.errors import Conflict, HostError
 from netplugin.tuning.applying.accessor import Raw
-from netplugin.tuning.as_json import as_json
+from netplugin.tuning.output.text import as_json
 from netplugin.tuning.root import sync_folder
 from netplugin.tuning.steps import (
     BannedCpus,

@@ -10,8 +10,7 @@ from netplugin.host.cpus import format_list, to_kernel
 from netplugin.tuning.applying.accessor import Raw, Run, WritableRoot
 from netplugin.tuning.applying.kernel import refusals
 from netplugin.tuning.facts import Cpus
-from netplugin.tuning.read.cpus import cpu_list
-from netplugin.tuning.read.interrupts import banned_cpus, masked_cpus
+from netplugin.tuning.read.cpus import banned_cpus, cpu_list, masked_cpus
 from netplugin.tuning.read.kernel import TUNED, variables_path
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import BannedCpus, TunedProfile, TunedVariable

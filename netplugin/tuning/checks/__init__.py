@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from netplugin.api.models import Finding
-from netplugin.tuning.checks.cpus import budget, cpus
-from netplugin.tuning.checks.domains import domains
 from netplugin.tuning.checks.links import links, vfs
-from netplugin.tuning.checks.memory import memory
-from netplugin.tuning.checks.ovs import ovs, pmd
-from netplugin.tuning.checks.planned import planned, unknown
-from netplugin.tuning.checks.scene import Scene
+from netplugin.tuning.checks.machine import budget, cpus, memory
+from netplugin.tuning.checks.running import domains, ovs, pmd
+from netplugin.tuning.checks.scene import Scene, planned, unknown
 
 CHECKS: tuple[Callable[[Scene], Iterable[Finding]], ...] = (
     unknown,

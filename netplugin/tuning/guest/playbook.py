@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from netplugin.host.cpus import format_list
-from netplugin.tuning.guest.options import VFIO
 from netplugin.tuning.guest.plan import GuestPlan
+from netplugin.tuning.guest.settings import VFIO
 from netplugin.tuning.output.playbook import as_yaml, same_machine, step_tasks, until_boot
 from netplugin.tuning.output.playbook_tasks import Task, command, file_with
 from netplugin.tuning.steps import Effect

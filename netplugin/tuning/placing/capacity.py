@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from netplugin.api.errors import BackendUnavailable, HostError
 from netplugin.libvirt.pins import Placement
-from netplugin.tuning.facts import Cpus, Facts
-from netplugin.tuning.live import DomainLive, Live
-from netplugin.tuning.planning.nics import nodes_of
+from netplugin.tuning.facts import Cpus, DomainLive, Facts, Live
+from netplugin.tuning.planning.network import nodes_of
 from netplugin.tuning.planning.partition import l3_caches, ranks
 from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.root import Unknown, known

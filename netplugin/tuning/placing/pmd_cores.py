@@ -17,14 +17,13 @@ from netplugin.host.cpus import format_list
 from netplugin.host.ovs_rows import OvsInterface
 from netplugin.libvirt.pins import Placement
 from netplugin.tuning.checks.scene import Scene
-from netplugin.tuning.facts import Core, Cpus
+from netplugin.tuning.facts import Core, Cpus, DomainLive
 from netplugin.tuning.intent import HostIntent
-from netplugin.tuning.live import DomainLive
 from netplugin.tuning.placing.capacity import running
-from netplugin.tuning.planning.nics import chosen_nics
+from netplugin.tuning.planning.network import chosen_nics
 from netplugin.tuning.planning.partition import cpus_of, grouped, l3_caches, together
-from netplugin.tuning.planning.refused import needed
 from netplugin.tuning.root import known
+from netplugin.tuning.steps import needed
 
 STEP = "pmd-cores"
 

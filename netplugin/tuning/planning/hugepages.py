@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from netplugin.tuning.facts import Facts, HostNic
+from netplugin.tuning.facts import Facts, HostNic, Live
 from netplugin.tuning.intent import PAGE_1G, PAGE_2M, HostIntent
-from netplugin.tuning.live import Live
 from netplugin.tuning.planning.partition import Partition
-from netplugin.tuning.planning.refused import impossible, needed
 from netplugin.tuning.root import known
+from netplugin.tuning.steps import impossible, needed
 
 #: Ethernet header, FCS and two VLAN tags, bytes.
 _FRAME = 26

@@ -7,20 +7,18 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from netplugin.host.cpus import format_list
-from netplugin.tuning.command_line import CommandLine
-from netplugin.tuning.facts import Facts
+from netplugin.tuning import steps
+from netplugin.tuning.facts import CommandLine, Facts
 from netplugin.tuning.intent import PAGE_1G, HostIntent
-from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.hugepages import NodePages
 from netplugin.tuning.planning.partition import Partition
-from netplugin.tuning.planning.refused import needed
 from netplugin.tuning.read.cpus import ARM
 from netplugin.tuning.root import Fact, Unknown, known
-from netplugin.tuning.steps import BootPages, Effect, File, Group, KernelArgument, Step
+from netplugin.tuning.steps import BootPages, Effect, File, Group, KernelArgument, Step, needed
 
 _CPU_LISTS = ("isolcpus", "nohz_full", "rcu_nocbs", "irqaffinity")
 INTEL, AMD = "GenuineIntel", "AuthenticAMD"
-_PARAMETERS = sources.KERNEL_PARAMETERS
+_PARAMETERS = steps.KERNEL_PARAMETERS
 
 
 class Argument(NamedTuple):
@@ -109,13 +107,13 @@ def _hugepages(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Argument]
                 None,
                 f"it counts pages of the default size, which is {size} from then on; a "
                 "unit reserves what each node needs",
-                f"{_PARAMETERS}; {sources.HUGETLB}",
+                f"{_PARAMETERS}; {steps.HUGETLB}",
             )
         return
     count = str(total)
     if len(pages) > 1:
         count = ",".join(f"{plan.node}:{plan.reserved}" for plan in pages if plan.pages)
-    source = f"{sources.HUGETLB}; {sources.NODE_PAGES}" if len(pages) > 1 else sources.HUGETLB
+    source = f"{steps.HUGETLB}; {steps.NODE_PAGES}" if len(pages) > 1 else steps.HUGETLB
     where = "on the node that needs them, " if len(pages) > 1 else ""
     yield Argument("hugepagesz", size, "the size that the next argument counts")
     yield Argument("hugepages", count, f"reserved {where}before memory is in pieces", source)
@@ -138,25 +136,25 @@ def _isolation(facts: Facts, partition: Partition) -> Iterator[Argument]:
         flags + cpus,
         "the scheduler puts nothing there by itself: PMD threads and pinned vCPUs alone run there, "
         "and a VM that may run there must be pinned",
-        f"{_PARAMETERS}; {sources.MANAGED_IRQ}" if flags else _PARAMETERS,
+        f"{_PARAMETERS}; {steps.MANAGED_IRQ}" if flags else _PARAMETERS,
     )
     yield Argument(
         "nohz_full",
         cpus,
         "no timer tick while one thread runs on a CPU",
-        f"{_PARAMETERS}; {sources.TUNED_PARTITIONING}",
+        f"{_PARAMETERS}; {steps.TUNED_PARTITIONING}",
     )
     yield Argument(
         "rcu_nocbs",
         cpus,
         "RCU's callbacks run elsewhere",
-        f"{_PARAMETERS}; {sources.TUNED_PARTITIONING}",
+        f"{_PARAMETERS}; {steps.TUNED_PARTITIONING}",
     )
     yield Argument(
         "irqaffinity",
         format_list(partition.housekeeping),
         "interrupts start on housekeeping",
-        f"{_PARAMETERS}; {sources.TUNED_HOST}",
+        f"{_PARAMETERS}; {steps.TUNED_HOST}",
     )
 
 
@@ -167,13 +165,13 @@ def _realtime(facts: Facts) -> Iterator[Argument]:
         "mce",
         "ignore_ce",
         "no polling for errors that were corrected; those that were not still stop the machine",
-        f"{sources.of_argument('mce')}; {sources.TUNED_REALTIME} (ignore_ce)",
+        f"{steps.of_argument('mce')}; {steps.TUNED_REALTIME} (ignore_ce)",
     )
     yield Argument(
         "tsc",
         "reliable",
         "no watchdog that checks the clock",
-        f"{_PARAMETERS}; {sources.TUNED_LATENCY}",
+        f"{_PARAMETERS}; {steps.TUNED_LATENCY}",
     )
     yield from _idle(facts)
     if vendor == INTEL:
@@ -181,21 +179,21 @@ def _realtime(facts: Facts) -> Iterator[Argument]:
             "intel_pstate",
             "disable",
             "the frequency does not move by itself",
-            f"{_PARAMETERS}; {sources.TUNED_REALTIME}",
+            f"{_PARAMETERS}; {steps.TUNED_REALTIME}",
         )
     if vendor == AMD and release(facts) >= (6, 1):
         yield Argument(
             "amd_pstate",
             "disable",
             "the frequency does not move by itself",
-            f"{sources.AMD_PSTATE}; {sources.TUNED_REALTIME}",
+            f"{steps.AMD_PSTATE}; {steps.TUNED_REALTIME}",
         )
     # Not pcie_aspm=off, which keeps the firmware's settings.
     yield Argument(
         "pcie_aspm.policy",
         "performance",
         "links to NICs do not sleep",
-        sources.ASPM,
+        steps.ASPM,
     )
 
 
@@ -206,12 +204,12 @@ def _idle(facts: Facts) -> Iterator[Argument]:
             "idle",
             "poll",
             "a CPU that polls wakes at once; it draws full power",
-            sources.of_argument("idle"),
+            steps.of_argument("idle"),
         )
         return
     why = "no sleep that takes microseconds to wake from; polling would take from SMT siblings"
     if known(facts.power.idle_driver, None) == "intel_idle":
-        yield Argument("intel_idle.max_cstate", "1", why, sources.INTEL_IDLE)
+        yield Argument("intel_idle.max_cstate", "1", why, steps.INTEL_IDLE)
     yield Argument("processor.max_cstate", "1", why)
 
 
@@ -238,7 +236,7 @@ def page_steps(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Step]:
             Effect.LIVE,
             f"{plan.ovs_mb} MB for OVS ({buffers}) and {plan.vm_mb} MB for VMs. "
             "A running kernel gives what is not in pieces: read it back, or reserve at boot",
-            f"{sources.OVS_MEMORY}; {sources.HUGETLB}",
+            f"{steps.OVS_MEMORY}; {steps.HUGETLB}",
         )
     yield from _at_boot(facts, pages)
 
@@ -257,7 +255,7 @@ def _at_boot(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Step]:
         Effect.REBOOT,
         "this kernel's command line cannot say how many on which node: a unit writes them before OVS and "
         "libvirt start, while memory is whole (netplugin host plan -f ansible makes it)",
-        f"{sources.HUGETLB}; counts by node: {sources.NODE_PAGES}",
+        f"{steps.HUGETLB}; counts by node: {steps.NODE_PAGES}",
     )
 
 

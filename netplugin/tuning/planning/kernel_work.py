@@ -1,16 +1,16 @@
-"""Plan the CPUs of kernel work and services, the frequency governor, and tuned (pure)."""
+"""Plan the CPUs of kernel work and services, frequency, tuned and real-time settings (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from netplugin.host.cpus import format_list, to_kernel
+from netplugin.tuning import steps
 from netplugin.tuning.facts import Cpus, Facts
 from netplugin.tuning.intent import HostIntent
-from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.partition import Partition
-from netplugin.tuning.read.cpus import CPU
-from netplugin.tuning.read.interrupts import DEFAULT_AFFINITY, WORKQUEUES, WRITEBACK, irq_path
+from netplugin.tuning.read.cpus import CPU, DEFAULT_AFFINITY, WORKQUEUES, WRITEBACK, irq_path
+from netplugin.tuning.read.kernel import HALT_POLL
 from netplugin.tuning.root import Fact, Unknown, known
 from netplugin.tuning.steps import (
     BannedCpus,
@@ -19,7 +19,10 @@ from netplugin.tuning.steps import (
     Group,
     ServiceCpus,
     Step,
+    Swap,
     Sysctl,
+    Target,
+    ThreadPriority,
     TunedProfile,
     TunedVariable,
 )
@@ -43,7 +46,7 @@ def kernel_work(facts: Facts, partition: Partition) -> Iterator[Step]:
             cpus,
             partition,
             f"{what} stays on housekeeping",
-            f"{sources.KERNEL_THREADS}; {sources.TUNED_PARTITIONING}",
+            f"{steps.KERNEL_THREADS}; {steps.TUNED_PARTITIONING}",
         )
     yield from _sysctl(
         facts,
@@ -51,7 +54,7 @@ def kernel_work(facts: Facts, partition: Partition) -> Iterator[Step]:
         "kernel.nmi_watchdog",
         "0",
         "the NMI watchdog interrupts each CPU and takes a counter of its PMU",
-        f"{sources.SYSCTL_KERNEL}; {sources.TUNED_LATENCY}",
+        f"{steps.SYSCTL_KERNEL}; {steps.TUNED_LATENCY}",
     )
     yield from _sysctl(
         facts,
@@ -59,7 +62,7 @@ def kernel_work(facts: Facts, partition: Partition) -> Iterator[Step]:
         "kernel.numa_balancing",
         "0",
         "balancing takes pages away to see who faults; planned memory is where it belongs",
-        f"{sources.SYSCTL_KERNEL}; {sources.TUNED_LATENCY}",
+        f"{steps.SYSCTL_KERNEL}; {steps.TUNED_LATENCY}",
     )
     yield from _sysctl(
         facts,
@@ -67,7 +70,7 @@ def kernel_work(facts: Facts, partition: Partition) -> Iterator[Step]:
         "vm.stat_interval",
         "10",
         "each CPU folds its memory statistics once an interval",
-        f"{sources.KERNEL_THREADS}; {sources.TUNED_LATENCY}",
+        f"{steps.KERNEL_THREADS}; {steps.TUNED_LATENCY}",
     )
     yield from _services(facts, partition)
     yield from _governors(facts, partition)
@@ -80,7 +83,7 @@ def _interrupts(facts: Facts, partition: Partition) -> Iterator[Step]:
         facts.interrupts.default_affinity,
         partition,
         "interrupts that come later go to housekeeping",
-        sources.IRQ_AFFINITY,
+        steps.IRQ_AFFINITY,
     )
     for irq in known(facts.interrupts.irqs, ()):
         affinity = irq.affinity
@@ -94,7 +97,7 @@ def _interrupts(facts: Facts, partition: Partition) -> Iterator[Step]:
             format_list(wanted),
             Effect.LIVE,
             "an interrupt stops what the CPU does",
-            sources.IRQ_AFFINITY,
+            steps.IRQ_AFFINITY,
         )
 
 
@@ -111,7 +114,7 @@ def _irqbalance(facts: Facts, partition: Partition) -> Iterator[Step]:
         format_list(partition.isolated),
         Effect.LIVE,
         "irqbalance would bring interrupts back within seconds",
-        f"{sources.IRQBALANCE}; {sources.TUNED_PARTITIONING}",
+        f"{steps.IRQBALANCE}; {steps.TUNED_PARTITIONING}",
     )
 
 
@@ -128,7 +131,7 @@ def _services(facts: Facts, partition: Partition) -> Iterator[Step]:
         Effect.REBOOT,
         "services, with them OVS's main, handler and revalidator threads, start on housekeeping; libvirt "
         "gives VMs CPUs of their own",
-        f"{sources.SYSTEMD}; {sources.TUNED_PARTITIONING}",
+        f"{steps.SYSTEMD}; {steps.TUNED_PARTITIONING}",
     )
 
 
@@ -157,7 +160,7 @@ def _governors(facts: Facts, partition: Partition) -> Iterator[Step]:
                 "performance",
                 Effect.LIVE,
                 "a CPU that has to speed up first loses packets meanwhile",
-                f"{sources.GOVERNOR}; {sources.TUNED_POWER}",
+                f"{steps.GOVERNOR}; {steps.TUNED_POWER}",
             )
 
 
@@ -170,7 +173,7 @@ def tuned_steps(facts: Facts, partition: Partition, intent: HostIntent) -> Itera
     if tuned is None or isinstance(tuned, Unknown) or not partition.isolated:
         return
     profile = "realtime-virtual-host" if intent.realtime else "cpu-partitioning"
-    source = sources.TUNED_HOST if intent.realtime else sources.TUNED_PARTITIONING
+    source = steps.TUNED_HOST if intent.realtime else steps.TUNED_PARTITIONING
     yield Step(
         Group.TUNED,
         TunedVariable(profile, "isolated_cores"),
@@ -189,3 +192,137 @@ def tuned_steps(facts: Facts, partition: Partition, intent: HostIntent) -> Itera
         "another profile would undo this one's settings at the next boot",
         source,
     )
+
+
+# -- Plan real-time settings that can be changed live (pure). -------------------------------------
+
+
+KSM = "/sys/kernel/mm/ksm/run"
+THP = "/sys/kernel/mm/transparent_hugepage/enabled"
+_RCU = "RCU must not wait for a busy vCPU, or memory runs full of what nobody frees"
+#: SCHED_FIFO priorities from tuned's realtime-virtual-host, above that of a real-time vCPU (1), which these
+#: threads must preempt. Not every kernel has all of them.
+PRIORITIES = (
+    ("ksoftirqd", "2", "timers and packets of a CPU must not wait for its vCPU"),
+    ("ktimers", "2", "timers of a CPU must not wait for its vCPU"),
+    ("ktimersoftd", "3", "timers of a CPU must not wait for its vCPU"),
+    ("rcuc", "4", _RCU),
+    ("rcub", "4", _RCU),
+)
+#: KVM's default on x86 (KVM_HALT_POLL_NS_DEFAULT in arch/x86/include/asm/kvm_host.h).
+_HALT_POLL_NS = "200000"
+
+
+def latency(facts: Facts, partition: Partition, intent: HostIntent) -> Iterator[Step]:
+    """Real-time steps; none unless the intent is real time."""
+    if not (intent.realtime and partition.isolated):
+        return
+    memory = facts.memory
+    yield from _step(
+        # Not 0, which would keep merged pages; tuned's profile also sets 2.
+        Group.MEMORY,
+        File(KSM),
+        _text(memory.ksm),
+        "2",
+        "a merged page stops a VM at its next write to it: 2 parts those that are merged already",
+        f"{steps.KSM}; {steps.TUNED_HOST}",
+    )
+    # Reading the file gives all choices; the one in brackets is compared.
+    yield from _step(
+        Group.MEMORY,
+        File(THP),
+        memory.transparent,
+        "never",
+        "making large pages of small ones stops who uses them; VMs have hugepages of their own",
+        f"{steps.THP}; {steps.TUNED_LATENCY}",
+    )
+    swaps = memory.swaps if isinstance(memory.swaps, Unknown) else ",".join(memory.swaps) or None
+    yield Step(
+        Group.MEMORY,
+        Swap(),
+        swaps,
+        None,
+        Effect.LIVE,
+        "memory that comes back from a disk comes milliseconds late",
+        steps.OWN,
+    )
+    for group, name, wanted, why, source in (
+        (
+            Group.WATCHDOG,
+            "kernel.soft_watchdog",
+            "0",
+            "it wakes a thread on each CPU",
+            f"{steps.SYSCTL_KERNEL}; {steps.TUNED_REALTIME} (nosoftlockup)",
+        ),
+        (
+            Group.SCHEDULING,
+            "kernel.sched_rt_runtime_us",
+            "-1",
+            "a vCPU in real time is stopped for 5 % of each second otherwise",
+            steps.TUNED_REALTIME,
+        ),
+        (
+            Group.SCHEDULING,
+            "kernel.timer_migration",
+            "0",
+            "timers of other CPUs must not move to one of these",
+            steps.TUNED_LATENCY,
+        ),
+    ):
+        yield from _step(group, Sysctl(name), facts.kernel.sysctl(name), wanted, why, source)
+    yield from _halt_polling(facts, partition)
+    yield from _threads(facts)
+
+
+def _halt_polling(facts: Facts, partition: Partition) -> Iterator[Step]:
+    """KVM halt polling: a halted vCPU polls before it sleeps, and so wakes faster."""
+    now = facts.kernel.halt_poll_ns
+    cores = (core for share in partition.nodes for core in share.vm)
+    if any(len(core.cpus & partition.vcpus) > 1 for core in cores):
+        wanted = "0"
+        why = "a halted vCPU that polls takes from the vCPU on the sibling"
+    else:
+        wanted = str(known(now, None) or _HALT_POLL_NS)
+        why = "a halted vCPU that polls wakes sooner, and has its core to itself"
+    yield from _step(
+        Group.SCHEDULING,
+        File(HALT_POLL),
+        _text(now),
+        wanted,
+        why,
+        f"{steps.HALT_POLLING}; by siblings: {steps.OWN}",
+    )
+
+
+def _threads(facts: Facts) -> Iterator[Step]:
+    threads = facts.kernel.threads
+    for name, wanted, why in PRIORITIES:
+        now: Fact[str | None]
+        if isinstance(threads, Unknown):
+            now = threads
+        else:
+            found = {t.priority for t in threads if t.name.partition("/")[0] == name}
+            if not found:  # rcuc needs rcu_nocbs or PREEMPT_RT, ktimers PREEMPT_RT
+                continue
+            now = ",".join(map(str, sorted(found)))
+        yield Step(
+            Group.SCHEDULING,
+            ThreadPriority(name),
+            now,
+            wanted,
+            Effect.LIVE,
+            why,
+            steps.TUNED_HOST,
+        )
+
+
+def _text(value: Fact[int | None]) -> Fact[str | None]:
+    return value if isinstance(value, Unknown) or value is None else str(value)
+
+
+def _step(
+    group: Group, target: Target, now: Fact[str | None], wanted: str, why: str, source: str
+) -> Iterator[Step]:
+    """The step, unless the kernel lacks the setting."""
+    if now is not None:
+        yield Step(group, target, now, wanted, Effect.LIVE, why, source)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from netplugin.tuning.facts import Cache, Core, Cpus
 from netplugin.tuning.intent import HostIntent
-from netplugin.tuning.planning.refused import impossible
+from netplugin.tuning.steps import impossible
 
 
 @dataclass(frozen=True)

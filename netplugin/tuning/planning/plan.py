@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from netplugin.tuning.facts import Facts, HostNic
+from netplugin.tuning.facts import Facts, HostNic, Live
 from netplugin.tuning.intent import HostIntent
-from netplugin.tuning.live import Live
 from netplugin.tuning.planning.hugepages import NodePages, plan_pages
 from netplugin.tuning.planning.kernel_arguments import kernel_arguments, page_steps
-from netplugin.tuning.planning.kernel_work import kernel_work, tuned_steps
-from netplugin.tuning.planning.latency import latency
-from netplugin.tuning.planning.nics import are_sure, chosen_nics, nodes_of, vf_steps
-from netplugin.tuning.planning.ovs import ovs_settings
+from netplugin.tuning.planning.kernel_work import kernel_work, latency, tuned_steps
+from netplugin.tuning.planning.network import are_sure, chosen_nics, nodes_of, ovs_settings, vf_steps
 from netplugin.tuning.planning.partition import Partition, divide, l3_caches, nearest_first
-from netplugin.tuning.planning.refused import needed
 from netplugin.tuning.root import known
-from netplugin.tuning.steps import Effect, Step
+from netplugin.tuning.steps import Effect, Step, needed
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from netplugin.tuning.facts import Facts
-from netplugin.tuning.read.cpus import read_cpus, read_power
-from netplugin.tuning.read.interrupts import read_interrupts
+from netplugin.tuning.read.cpus import read_cpus, read_interrupts, read_power
 from netplugin.tuning.read.kernel import read_kernel
 from netplugin.tuning.read.memory import read_limits, read_memory
 from netplugin.tuning.read.network import read_iommu, read_network

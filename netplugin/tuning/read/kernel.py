@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from netplugin.tuning import command_line
+from netplugin.tuning import facts
 from netplugin.tuning.facts import Cpus, KernelFacts, KernelThread, Tuned
 from netplugin.tuning.read.cpus import cpu_list
 from netplugin.tuning.root import Fact, Root, Unknown
@@ -34,7 +34,7 @@ _PRIORITY, _POLICY = 37, 38
 def read_kernel(root: Root) -> KernelFacts:
     return KernelFacts(
         release=root.text("/proc/sys/kernel/osrelease"),
-        arguments=root.parsed("/proc/cmdline", command_line.parse),
+        arguments=root.parsed("/proc/cmdline", facts.parse_command_line),
         realtime=_realtime(root),
         sysctls={name: root.optional(sysctl_path(name), str) for name in SYSCTLS},
         tuned=_tuned(root),

@@ -10,11 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from netplugin.api.errors import FieldError, InvalidRequest
 from netplugin.host.cpus import format_list, parse_list
-from netplugin.tuning.facts import Core, Cpus, Facts
-from netplugin.tuning.live import Live
+from netplugin.tuning.facts import Core, Cpus, Facts, Live
 from netplugin.tuning.planning.plan import TuningPlan
-from netplugin.tuning.planning.refused import needed
 from netplugin.tuning.root import Unknown, known
+from netplugin.tuning.steps import needed
 from netplugin.tuning.verifying.loop import hugepage_node
 from netplugin.tuning.verifying.result import Label, LatencySettings, ThroughputSettings
 

@@ -19,8 +19,8 @@ from netplugin.host.cpus import format_list, parse_list
 from netplugin.tuning import read_live
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
+from netplugin.tuning.facts import DomainLive, Live, OvsLive
 from netplugin.tuning.intent import HostIntent
-from netplugin.tuning.live import DomainLive, Live, OvsLive
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.read_live import read_libvirt, read_ovs

@@ -12,9 +12,8 @@ from agents import main
 from agents.host import HostView
 from netplugin.api.client import Client
 from netplugin.api.errors import OperationTimeout
-from netplugin.tuning.facts import Facts
+from netplugin.tuning.facts import Facts, Live
 from netplugin.tuning.intent import HostIntent
-from netplugin.tuning.live import Live
 from tests.unit.agent import DEADLINE_S, agent, served_agent, view_of
 from tests.unit.tuning.machines import Tree, load
 from tests.unit.tuning.trees import tree

@@ -7,7 +7,7 @@ from netplugin.api.pmd_models import PmdState, UnpolledQueue
 from netplugin.pmd.findings import findings
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
-from netplugin.tuning.live import Live, OvsLive
+from netplugin.tuning.facts import Live, OvsLive
 from netplugin.tuning.read import read_facts
 from tests.unit.core.pmd_states import core, queue, state
 from tests.unit.tuning.machines import MemoryRoot, load

@@ -11,11 +11,10 @@ from typing import Any
 
 from netplugin.api.errors import HostError
 from netplugin.host.cpus import from_mask
-from netplugin.tuning.applying.apply import Result, StepOutcome, apply, undo
+from netplugin.tuning.applying.apply import Result, StepOutcome, TunedMachine, apply, undo
 from netplugin.tuning.applying.journal import ApplyJournal
-from netplugin.tuning.applying.machine import TunedMachine
+from netplugin.tuning.facts import Live, OvsLive
 from netplugin.tuning.intent import HostIntent
-from netplugin.tuning.live import Live, OvsLive
 from netplugin.tuning.planning.plan import TuningPlan, make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.steps import Target

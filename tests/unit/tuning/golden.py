@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from netplugin.tuning.facts import Facts
+from netplugin.tuning.facts import Facts, Live, OvsLive
 from netplugin.tuning.intent import HostIntent
-from netplugin.tuning.live import Live, OvsLive
 from netplugin.tuning.output.playbook import playbook
 from netplugin.tuning.output.text import plan_text
 from netplugin.tuning.planning.plan import TuningPlan, make_plan

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from netplugin.tuning.guest.options import GuestOptions
-from netplugin.tuning.guest.plan import GuestPlan, plan_guest
+from netplugin.tuning.guest.plan import GuestPlan, guest_text, plan_guest
 from netplugin.tuning.guest.playbook import guest_playbook
-from netplugin.tuning.guest.text import guest_text
+from netplugin.tuning.guest.settings import GuestOptions
 
 DATA = Path(__file__).parents[2] / "data" / "guests"
 PLANS: dict[str, GuestOptions] = {

@@ -8,7 +8,7 @@ import pytest
 
 from netplugin.api.errors import HostError, InvalidRequest
 from netplugin.tuning.applying.apply import Result, StepOutcome
-from netplugin.tuning.applying.vfs import vf_uses
+from netplugin.tuning.applying.kernel import vf_uses
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.intent import HostIntent

@@ -12,9 +12,8 @@ from netplugin.api.pmd_models import PmdCore, RxQueue
 from netplugin.host.cpus import to_mask
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
-from netplugin.tuning.facts import Facts
+from netplugin.tuning.facts import Facts, Live, OvsLive, OvsPortLive
 from netplugin.tuning.intent import HostIntent
-from netplugin.tuning.live import Live, OvsLive, OvsPortLive
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
 from tests.unit.tuning.golden import OVS, facts_of

@@ -11,8 +11,8 @@ from netplugin.api.pmd_models import PmdCore
 from netplugin.host.cpus import parse_list
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
+from netplugin.tuning.facts import DomainLive, Live, OvsLive
 from netplugin.tuning.intent import HostIntent
-from netplugin.tuning.live import DomainLive, Live, OvsLive
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.root import Unknown
 from tests.unit.tuning.golden import facts_of

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netplugin.host.cpus import format_list, from_kernel, to_kernel
-from netplugin.tuning import command_line
-from netplugin.tuning.as_json import as_json
-from netplugin.tuning.facts import Core, Facts, HugepagePool, Limit
+from netplugin.tuning.facts import Core, Facts, HugepagePool, Limit, parse_command_line
+from netplugin.tuning.output.text import as_json
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.root import Root, Unknown
 from tests.unit.tuning.golden import facts_of
@@ -186,7 +185,7 @@ def test_masks_as_the_kernel_has_them() -> None:
 
 
 def test_a_command_line() -> None:
-    line = command_line.parse('a=1 quiet b="x y" isolcpus=managed_irq,domain,2-3,7 a=2 -- a=3')
+    line = parse_command_line('a=1 quiet b="x y" isolcpus=managed_irq,domain,2-3,7 a=2 -- a=3')
     assert line.arguments[1] == ("quiet", None)
     assert (line.value("a"), line.value("b"), line.value("quiet"), line.value("c")) == (
         "2",
@@ -196,4 +195,4 @@ def test_a_command_line() -> None:
     )
     assert format_list(line.cpus("isolcpus")) == "2-3,7"
     with pytest.raises(ValueError):
-        command_line.parse("isolcpus=5-2").cpus("isolcpus")
+        parse_command_line("isolcpus=5-2").cpus("isolcpus")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from netplugin.api.errors import InvalidRequest
 from netplugin.cli.main import main
 from netplugin.libvirt.guest import Kind
-from netplugin.tuning.guest.options import GuestOptions
 from netplugin.tuning.guest.plan import GuestPlan, plan_guest
+from netplugin.tuning.guest.settings import GuestOptions
 from netplugin.tuning.steps import KernelArgument
 from tests.unit.tuning.guests import DATA, planned, texts, xml_of
 

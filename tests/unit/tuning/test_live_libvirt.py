@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from netplugin.tuning import read_live
-from netplugin.tuning.live import DomainLive
+from netplugin.tuning.facts import DomainLive
 from netplugin.tuning.read_live import read_libvirt
 from netplugin.tuning.root import Unknown
 

@@ -11,13 +11,12 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from netplugin.api.errors import InvalidRequest
-from netplugin.tuning.as_json import as_json
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.intent import HostIntent
-from netplugin.tuning.output.text import plan_text
-from netplugin.tuning.planning.nics import are_sure
+from netplugin.tuning.output.text import as_json, plan_text
+from netplugin.tuning.planning.network import are_sure
 from netplugin.tuning.planning.plan import TuningPlan, make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.read.kernel import sysctl_path

@@ -9,11 +9,11 @@ import pytest
 
 from netplugin.api.errors import HostError, InvalidRequest
 from netplugin.host.cpus import format_list, from_mask
+from netplugin.tuning import steps as sources
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
+from netplugin.tuning.facts import Live, OvsLive, OvsPortLive
 from netplugin.tuning.intent import HostIntent
-from netplugin.tuning.live import Live, OvsLive, OvsPortLive
-from netplugin.tuning.planning import sources
 from netplugin.tuning.planning.hugepages import buffer_bytes, pools_mb, port_mbufs
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from netplugin.tuning.as_json import plan_json
+from netplugin.tuning.facts import Live, OvsLive
 from netplugin.tuning.intent import HostIntent
-from netplugin.tuning.live import Live, OvsLive
 from netplugin.tuning.output.playbook import playbook
-from netplugin.tuning.output.text import plan_text
+from netplugin.tuning.output.text import plan_json, plan_text
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.read.kernel import HALT_POLL

@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netplugin.api.errors import NetpluginError
-from netplugin.tuning.as_json import as_json, plan_json
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.output.playbook import playbook
-from netplugin.tuning.output.text import plan_text
+from netplugin.tuning.output.text import as_json, plan_json, plan_text
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.root import Root, Unknown

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from netplugin.api.errors import BackendUnavailable, HostError, InvalidRequest, NotFound
-from netplugin.tuning.verifying import plot, result
+from netplugin.tuning.verifying import result, show
 from netplugin.tuning.verifying.comparison import (
     FigureRow,
     FigureVerdict,
@@ -220,24 +220,24 @@ def test_a_picture(tmp_path: Path, kind: str, begin: bytes) -> None:
     both = run("before", throughput=throughput(SLOW), latency=latency([900, 2500]))
     found = compare(both, run("after", throughput=throughput(FAST), latency=latency([12, 2001])))
     path = tmp_path / f"picture.{kind}"
-    plot.require(path)
-    plot.draw(found, path)
+    show.require_plot(path)
+    show.draw_plot(found, path)
     assert path.read_bytes().startswith(begin)
     if kind == "svg":
         text = path.read_text()
         assert "at most 2500 us" in text and "after" in text and "Mpps each way" in text
     for part in ({"latency": both.latency}, {"throughput": both.throughput}, {}):
-        plot.draw(compare(run(**part), run(**part)), path)
+        show.draw_plot(compare(run(**part), run(**part)), path)
 
 
 def test_a_picture_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequest, match=r"neither PNG nor SVG"):
-        plot.require(tmp_path / "picture.gif")
+        show.require_plot(tmp_path / "picture.gif")
     with pytest.raises(HostError, match="cannot be written"):
-        plot.draw(compare(run(), run()), tmp_path / "gone" / "picture.png")
-    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+        show.draw_plot(compare(run(), run()), tmp_path / "gone" / "picture.png")
+    monkeypatch.setattr(show, "find_spec", lambda name: None)
     with pytest.raises(BackendUnavailable) as refused:
-        plot.require(tmp_path / "picture.png")
+        show.require_plot(tmp_path / "picture.png")
     assert refused.value.fix == "pip install 'netplugin[plot]'"
 
 

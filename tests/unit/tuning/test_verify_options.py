@@ -13,11 +13,10 @@ import pytest
 from netplugin.api.errors import InvalidRequest
 from netplugin.api.pmd_models import PmdCore
 from netplugin.cli.main import main
-from netplugin.tuning.facts import Facts
-from netplugin.tuning.live import DomainLive, Live, OvsLive
+from netplugin.tuning.facts import DomainLive, Facts, Live, OvsLive
 from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.verifying import result
-from netplugin.tuning.verifying.conditions import conditions
+from netplugin.tuning.verifying.measure import conditions
 from netplugin.tuning.verifying.options import MeasurementOptions, Options, asked_of
 from tests.unit.tuning.golden import facts_of, plan_of, planned
 from tests.unit.tuning.runs import FAST, SLOW, run, throughput

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable
 
 from netplugin.api.models import Finding
 from netplugin.tuning.placing.checks.case import Case
-from netplugin.tuning.placing.checks.cpus import cpus, model, siblings
+from netplugin.tuning.placing.checks.cpus import cpus, model, realtime, siblings
 from netplugin.tuning.placing.checks.memory import memory
 from netplugin.tuning.placing.checks.nics import nics, user
-from netplugin.tuning.placing.checks.realtime import realtime
 
 CHECKS: tuple[Callable[[Case], Iterable[Finding]], ...] = (
     nics,

@@ -40,8 +40,8 @@ from netplugin.host.shared import Host
 from netplugin.host.usability import Usability
 from netplugin.libvirt.domain import parse_domain
 from netplugin.libvirt.pins import Placement, parse_cpuset
+from netplugin.tuning.facts import Live, OvsLive
 from netplugin.tuning.intent import HostIntent
-from netplugin.tuning.live import Live, OvsLive
 from netplugin.tuning.placing.render import render_placed
 from netplugin.tuning.root import Unknown
 from tests.unit.agent import SPEC, Agent, agent, view_of

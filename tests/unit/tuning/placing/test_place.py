@@ -16,7 +16,7 @@ from netplugin.api.errors import (
 from netplugin.libvirt.domain import parse_domain
 from netplugin.libvirt.needs import read_needs
 from netplugin.libvirt.pins import Placement
-from netplugin.tuning.live import DomainLive
+from netplugin.tuning.facts import DomainLive
 from netplugin.tuning.placing.capacity import Held, HostCapacity, NodeGround, held, pinned_by_others
 from netplugin.tuning.placing.render import render_placed
 from tests.unit.tuning.placing.grounds import SMALL, TWO_NODES

@@ -14,8 +14,7 @@ from netplugin.host.cpus import parse_list
 from netplugin.host.ovs_rows import OvsInterface
 from netplugin.libvirt.pins import PlacedCell, Placement
 from netplugin.tuning.checks.scene import Scene
-from netplugin.tuning.facts import Core
-from netplugin.tuning.live import DomainLive, Live
+from netplugin.tuning.facts import Core, DomainLive, Live
 from netplugin.tuning.placing.pmd_cores import PmdHost, choose_cores, host_of, refuse_cores_of_vms
 from netplugin.tuning.root import Unknown
 from tests.unit.tuning.golden import facts_of, planned

@@ -1,0 +1,200 @@
+"""Choose the NICs that PMD threads serve; plan VFs and the settings of OVS-DPDK (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from netplugin.host.cpus import from_mask, to_mask
+from netplugin.tuning import steps
+from netplugin.tuning.facts import Facts, HostNic, InterfaceFacts, Live
+from netplugin.tuning.intent import HostIntent
+from netplugin.tuning.planning.hugepages import NodePages, is_per_port
+from netplugin.tuning.planning.partition import Partition
+from netplugin.tuning.root import Fact, Unknown, known
+from netplugin.tuning.steps import Effect, Group, OtherConfig, Step, VfCount, impossible, needed
+
+# -- Choose the NICs that PMD threads serve, and so the nodes of the threads (pure). --------------
+
+
+#: Drivers of NICs that DPDK uses (mlx5 keeps its kernel driver).
+DPDK_DRIVERS = frozenset(("vfio-pci", "igb_uio", "uio_pci_generic"))
+
+
+def chosen_nics(facts: Facts, intent: HostIntent) -> tuple[HostNic, ...]:
+    """NICs of the intent; else those bound to DPDK drivers; else the fastest, or all if no speed is known.
+
+    Raises: InvalidRequest for a NIC that does not exist.
+    """
+    nics = known(facts.network.nics, ())
+    if intent.nics:
+        return tuple(dict.fromkeys(named(nics, name, "nics") for name in intent.nics))
+    bound = tuple(nic for nic in nics if nic.driver in DPDK_DRIVERS)
+    if bound:
+        return bound
+    interfaces = {i.name: i for i in known(facts.network.interfaces, ())}
+    best = max((speed(nic, interfaces) for nic in nics), default=0)
+    return tuple(nic for nic in nics if speed(nic, interfaces) == best)
+
+
+def are_sure(nics: tuple[HostNic, ...], intent: HostIntent) -> bool:
+    """True if the NICs are configured or bound to DPDK; else the choice depends on which links are up."""
+    return bool(intent.nics) or any(nic.driver in DPDK_DRIVERS for nic in nics)
+
+
+def speed(nic: HostNic, interfaces: Mapping[str, InterfaceFacts]) -> int:
+    """Speed in Mbit/s; 0 without link."""
+    return max((interfaces[n].speed_mbps or 0 for n in nic.interfaces if n in interfaces), default=0)
+
+
+def nodes_of(nics: tuple[HostNic, ...], nodes: tuple[int, ...]) -> tuple[int, ...]:
+    """NUMA nodes of these NICs that have CPUs; the first node if the firmware reports none."""
+    found = {known(nic.node, None) for nic in nics} & set(nodes)
+    return tuple(sorted(node for node in found if node is not None)) or nodes[:1]
+
+
+def named(nics: tuple[HostNic, ...], name: str, field: str) -> HostNic:
+    """The NIC with this PCI address or interface name. Raises: InvalidRequest naming ``field``."""
+    for nic in nics:
+        if name in (nic.address, *nic.interfaces):
+            return nic
+    have = ", ".join("/".join((nic.address, *nic.interfaces)) for nic in nics) or "none"
+    raise impossible(field, f"there is no NIC {name[:60]}", f"name one of: {have}")
+
+
+# -- Plan the number of VFs of each NIC in the intent (pure). -------------------------------------
+
+
+def vf_steps(facts: Facts, intent: HostIntent) -> Iterator[Step]:
+    """One step per named NIC; other NICs keep their VFs.
+
+    Raises: InvalidRequest for a NIC that does not exist, supports no or fewer VFs, or is named twice;
+    HostError for a missing fact.
+    """
+    seen = set()
+    for entry in intent.vfs:
+        name, _, number = entry.rpartition("=")
+        nic = named(needed(facts.network.nics), name, "vfs")
+        most = needed(nic.total_vfs)
+        if nic.address in seen:
+            raise impossible("vfs", f"{nic.address} is named twice", "name each NIC once")
+        if not most:
+            raise impossible(
+                "vfs",
+                f"{name} has no virtual functions",
+                "name another NIC, or switch SR-IOV on in the firmware of NIC and board",
+            )
+        if int(number) > most:
+            raise impossible(
+                "vfs",
+                f"{name} can have {most} virtual functions and not {int(number)}",
+                f"ask for at most {most}",
+            )
+        seen.add(nic.address)
+        yield Step(
+            Group.VFS,
+            VfCount(nic.address),
+            nic.vfs if isinstance(nic.vfs, Unknown) else str(nic.vfs or 0),
+            str(int(number)),
+            Effect.LIVE,
+            "virtual functions for VMs; a boot takes them away",
+            steps.SRIOV,
+        )
+
+
+# -- Plan the settings of OVS-DPDK (pure). Source: OVS Documentation/intro/install/dpdk.rst and vswitch.xml.
+
+
+LCORES = "dpdk-lcore-mask"
+_TSO, _PER_PORT = "userspace-tso-enable", "per-port-memory"
+
+
+def ovs_settings(
+    live: Live, partition: Partition, pages: tuple[NodePages, ...], intent: HostIntent
+) -> Iterator[Step]:
+    """Steps for ``other_config``; none for a host without PMD cores."""
+    if not intent.pmd_cores:
+        return
+    sizes = {plan.node: plan.ovs_mb for plan in pages}
+    memory = ",".join(str(sizes.get(node, 0)) for node in range(max(sizes) + 1))
+    yield _step(
+        live,
+        "dpdk-init",
+        "true",
+        Effect.OVS_RESTART,
+        "OVS starts DPDK only if configured to",
+        steps.OVS_CONFIG,
+    )
+    yield _mask(live, partition)
+    if isinstance(_now(live, LCORES), str):
+        yield _step(
+            live,
+            LCORES,
+            None,
+            Effect.OVS_RESTART,
+            "it pins OVS's main, handler and revalidator threads to one CPU; without it they run on those "
+            "that services have",
+            steps.OVS_CONFIG,
+        )
+    yield _step(
+        live,
+        "dpdk-socket-mem",
+        memory,
+        Effect.OVS_RESTART,
+        "MB on each node: the buffers of "
+        f"{'each port' if is_per_port(live) else 'the MTUs in use'} and 512 MB for rings and DPDK itself",
+        f"{steps.OVS_CONFIG}; {steps.OVS_MEMORY}; the 512 MB: {steps.OWN}",
+    )
+    yield _step(
+        live,
+        "pmd-rxq-assign",
+        _assign(live),
+        Effect.LIVE,
+        "queues go to PMD threads by their measured load",
+        steps.OVS_PMD,
+    )
+    for key, why in (
+        (_TSO, "left as found: it changes what VMs see"),
+        (_PER_PORT, "left as found: the memory is planned for it"),
+    ):
+        now = _now(live, key)
+        if isinstance(now, str):
+            yield _step(live, key, now, Effect.OVS_RESTART, why, steps.OVS_CONFIG)
+
+
+def _assign(live: Live) -> str:
+    """``group``, new in OVS 2.16, assigns queues by load without a fixed number of queues per PMD thread."""
+    version = None if isinstance(live.ovs, Unknown) else live.ovs.version
+    return "group" if _at_least(version, (2, 16)) else "cycles"
+
+
+def _at_least(version: str | None, wanted: tuple[int, int]) -> bool:
+    words = (version or "0.0").split(".")
+    return tuple(int(word) if word.isdigit() else 0 for word in words[:2]) >= wanted
+
+
+def _now(live: Live, key: str) -> Fact[str | None]:
+    return live.ovs if isinstance(live.ovs, Unknown) else live.ovs.other_config.get(key)
+
+
+def _step(live: Live, key: str, wanted: str | None, effect: Effect, why: str, source: str) -> Step:
+    return Step(Group.OVS, OtherConfig(key), _now(live, key), wanted, effect, why, source)
+
+
+def _mask(live: Live, partition: Partition) -> Step:
+    """The step for pmd-cpu-mask; masks are normalised before they are compared."""
+    key = "pmd-cpu-mask"
+    now = _now(live, key)
+    if isinstance(now, str):
+        try:
+            now = to_mask(from_mask(now))
+        except ValueError:
+            now = Unknown(f"other_config:{key}", f"is no mask: {now[:40]!r}")
+    return Step(
+        Group.OVS,
+        OtherConfig(key),
+        now,
+        to_mask(partition.polling),
+        Effect.LIVE,
+        "one PMD thread on each of these CPUs, on the nodes of the NICs and of VMs",
+        f"{steps.OVS_CONFIG}; {steps.OVS_SCHEDULING}",
+    )
