@@ -146,10 +146,6 @@ class PrivateOvs(Running):
     def kill_vswitchd(self) -> None:
         self.vswitchd.kill()
 
-    def restart_vswitchd(self) -> None:
-        self.stop_vswitchd()
-        self.start_vswitchd()
-
     def pause_vswitchd(self) -> None:
         self.vswitchd.pause()
 
