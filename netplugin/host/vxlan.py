@@ -6,7 +6,7 @@ import errno
 import hashlib
 import ipaddress
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,10 +98,10 @@ class VxlanFilter:
                 return None
             raise
         with format_errors(_STEP):
-            return self._sources(parse_answer(text, _STEP))
+            return self._sources(list(parse_answer(text, _STEP)))
         raise AssertionError
 
-    def _sources(self, found: Iterable[tuple[str, Any]]) -> VxlanSources:
+    def _sources(self, found: Sequence[tuple[str, Any]]) -> VxlanSources:
         sets = {value["name"]: value.get("elem", []) for kind, value in found if kind == "set"}
         hooks = [value for kind, value in found if kind == "chain" and value["name"] == _CHAIN]
         rules = [value.get("comment") for kind, value in found if kind == "rule"]

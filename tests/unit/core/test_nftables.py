@@ -33,6 +33,14 @@ def test_an_answer_in_another_format_is_an_error_of_the_host(
     assert refused.value.step == step
 
 
+def test_an_answer_is_read_one_object_at_a_time() -> None:
+    """The answer for a thousand ports takes 40 MB as values."""
+    objects = nftables.parse_answer('{"nftables": [{"table": 1}, no JSON', "nftables")
+    assert next(objects) == ("table", 1)
+    with pytest.raises(HostError):
+        next(objects)
+
+
 FOREIGN: dict[str, list[Any]] = {
     "nftables": [
         {"map": {"name": "ports", "table": "netplugin", "elem": ["eth0"]}},
