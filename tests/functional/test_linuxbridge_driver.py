@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from oslo_config import cfg
 
-from agents.ports.converge import Converged, Stopwatch, converge
+from agents.ports.converge import Converged
 from drivers.linuxbridge.driver import LinuxBridge
 from drivers.linuxbridge.options import GROUP, OPTIONS
 from netplugin.api.errors import BackendUnavailable, InvalidRequest, Unsupported
@@ -29,6 +29,7 @@ from netplugin.host.links import kind_unavailable
 from netplugin.host.names import BRIDGE, TAP, device_name, provisional_mac
 from netplugin.host.shared import Host
 from netplugin.host.usability import Wake
+from tests.lab.loop import converge_alone
 from tests.lab.processes import run, wait_for
 
 WIRE, FAR_END = "lbwire0", "lbwire1"
@@ -178,7 +179,7 @@ def in_a_minute() -> float:
 
 def try_plug(driver: LinuxBridge, wanted: dict[str, PortSpec | None], *, whole: bool = False) -> Converged:
     intents = [Intent(port_id, spec) for port_id, spec in wanted.items()]
-    return converge(driver, intents, in_a_minute(), Stopwatch(), whole=whole)
+    return converge_alone(driver, intents, whole=whole)
 
 
 def plug(driver: LinuxBridge, wanted: dict[str, PortSpec | None], *, whole: bool = False) -> Converged:

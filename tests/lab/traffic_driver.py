@@ -16,12 +16,13 @@ from typing import Any
 
 from oslo_config import cfg
 
-from agents.ports.converge import Converged, Stopwatch, converge
+from agents.ports.converge import Converged
 from drivers.linuxbridge.driver import LinuxBridge
 from drivers.linuxbridge.options import GROUP, OPTIONS
 from netplugin.api.errors import HostError, NetpluginError
 from netplugin.api.models import Finding, NetworkSpec, PortSpec
 from netplugin.backend import Intent, Overlay
+from tests.lab.loop import converge_alone
 from tests.lab.namespaces import entered
 from tests.lab.traffic_hosts import Errand, Machine, bare_machine
 
@@ -149,7 +150,7 @@ class Driven(Machine):
     def _converge(self, ports: Sequence[str] | None) -> Converged:
         wanted = self.intents if ports is None else {i: self.intents[i] for i in ports}
         with self.driver() as driver:
-            result = converge(driver, list(wanted.values()), _soon(), Stopwatch(), whole=ports is None)
+            result = converge_alone(driver, list(wanted.values()), whole=ports is None)
         self._made += len(result.changes)
         return result
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from agents.ports.converge import Converged, Stopwatch
-from agents.ports.converge import converge as converge_with
+from agents.ports.converge import Converged
 from drivers.linuxbridge.guard import NOTHING
 from netplugin.api.models import NetworkSpec, PortSpec
 from netplugin.backend import Change, Intent, Overlay
@@ -18,6 +17,7 @@ from netplugin.host.link_messages import Bridge, Link, Vlan, Vxlan
 from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name
 from netplugin.host.tc import Queueing, Tbf
 from netplugin.host.vxlan import VxlanKey, VxlanSources
+from tests.lab.loop import converge_alone
 from tests.unit.drivers.linuxbridge.model import FIRST_RULE, INTERFACES, LOCAL_IP, UNDERLAY, Model
 
 IDS = [f"port-{n}" for n in range(6)]
@@ -267,7 +267,7 @@ def drift_of_table(model: Model, what: str) -> None:
 
 def converge(model: Model, wanted: Sequence[Intent], *, whole: bool = True) -> Converged:
     """The agent's own loop; nothing may fail but what the plan refuses."""
-    result = converge_with(model.driver, wanted, time.monotonic() + 60, Stopwatch(), whole=whole)
+    result = converge_alone(model.driver, wanted, whole=whole)
     for error in result.failed.values():
         assert error.code in ("conflict", "backend_unavailable"), str(error)
     return result
