@@ -12,7 +12,6 @@ from drivers.ovs import filters, sockets
 from drivers.ovs.model import base_flows
 from drivers.ovs.ports import MERGED_OF_UPLINKS, OvsUplink, RelayVfPort, Rows, VhostPort, is_marked
 from drivers.ovs.sockets import Directory
-from netplugin.api.models import PortSpec
 from netplugin.backend import Change
 from netplugin.host.openflow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
@@ -400,37 +399,34 @@ class DropQos(RowChange):
 class SetFilter(FlowChange):
     """Replace the flows of one port. Its ofport is looked up when the change is applied.
 
-    ``beside`` is the relay VF port that exchanges the port's frames; None: the bridge switches
-    them. ``foreign``: the bridge is not ours, so its own flows switch the frames of a port without
-    a filter.
+    A relay VF port exchanges the port's frames; without one, the bridge switches them. ``foreign``:
+    the bridge is not ours, so its own flows switch the frames of a port without a filter.
     """
 
-    name: str
-    port_id: str
-    spec: PortSpec
-    beside: str | None = None
+    port: VhostPort
     foreign: bool = False
 
     def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
-        own = ofport(ovs, self.name)
-        other = ofport(ovs, self.beside) if self.beside else None
-        return FlowEdit((filters.port_cookie(self.port_id),), tuple(self.flows(own, other)))
+        beside = self.port.beside
+        own, other = ofport(ovs, self.port.name), ofport(ovs, beside.name) if beside else None
+        return FlowEdit((filters.port_cookie(self.port.port_id),), tuple(self.flows(own, other)))
 
     def flows(self, ofport: int | None, other: int | None) -> frozenset[Flow]:
         """The flows; empty if vswitchd could not create one of the ports."""
-        if ofport is None or (self.beside and other is None):
+        port_id, spec = self.port.port_id, self.port.spec
+        if ofport is None or (self.port.beside and other is None):
             return frozenset()
         if other is not None:
-            return filters.relay_flows(self.port_id, ofport, other, self.spec)
-        if self.foreign and not self.spec.port_security.enabled:
-            return filters.foreign_flows(self.port_id, ofport)
-        return filters.port_flows(self.port_id, ofport, self.spec)
+            return filters.relay_flows(port_id, ofport, other, spec)
+        if self.foreign and not spec.port_security.enabled:
+            return filters.foreign_flows(port_id, ofport)
+        return filters.port_flows(port_id, ofport, spec)
 
     def describe(self) -> str:
-        count = len(self.spec.port_security.allowed_addresses)
-        what = f"{count} addresses" if self.spec.port_security.enabled else "no filter"
-        to = f", relayed to {self.beside}" if self.beside else ""
-        return f"set flows of port {self.name} on {self.bridge} ({what}{to})"
+        security, beside = self.port.spec.port_security, self.port.beside
+        what = f"{len(security.allowed_addresses)} addresses" if security.enabled else "no filter"
+        to = f", relayed to {beside.name}" if beside else ""
+        return f"set flows of port {self.port.name} on {self.bridge} ({what}{to})"
 
 
 @dataclass(frozen=True)

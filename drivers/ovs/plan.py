@@ -293,15 +293,8 @@ def has_its_flows(port: VhostPort, seen: OvsObservation) -> bool:
 
 def _set_filter(port: VhostPort, seen: OvsObservation) -> c.SetFilter:
     bridge = seen.bridges.get(port.bridge)
-    return c.SetFilter(
-        (port.port_id,),
-        port.bridge,
-        port.name,
-        port.port_id,
-        port.spec,
-        port.beside.name if port.beside else None,
-        foreign=bridge is not None and not bridge.ours,
-    )
+    foreign = bridge is not None and not bridge.ours
+    return c.SetFilter((port.port_id,), port.bridge, port, foreign)
 
 
 def _filter(

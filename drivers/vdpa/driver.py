@@ -12,6 +12,7 @@ from drivers.vdpa.findings import findings, no_pci
 from drivers.vdpa.model import (
     BACKEND,
     Mode,
+    VdpaObservation,
     check_mode,
     lacks_native,
     mode_for_new,
@@ -21,7 +22,7 @@ from drivers.vdpa.model import (
     wanted,
 )
 from drivers.vdpa.options import GROUP, OPTIONS
-from drivers.vdpa.plan import DetachVf, VdpaObservation, make_plan, observed_ports
+from drivers.vdpa.plan import DetachVf, make_plan, observed_ports
 from drivers.vdpa.switch import Switch
 from drivers.vf.commands import KIND, VfChange
 from drivers.vf.inventory import Inventory

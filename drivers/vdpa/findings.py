@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from drivers.ovs.findings import of_bridges
 from drivers.ovs.model import OvsObservation
-from drivers.vdpa.model import BRIDGE, Mode
+from drivers.vdpa.model import BRIDGE, Mode, VdpaObservation
 from drivers.vdpa.multicast import multicast_findings
-from drivers.vdpa.plan import VdpaObservation
 from drivers.vf.usability import pool_findings
 from netplugin.api.models import Finding
 from netplugin.host.ovs_rows import OvsRoot

@@ -1,26 +1,42 @@
-"""Modes and rows of a vdpa port, and what software vDPA refuses before anything is stored."""
+"""What vdpa observes, the modes and rows of its ports, and what it refuses before anything is stored."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from drivers.ovs.findings import VswitchdFacts
 from drivers.ovs.mapping import bridge_of, unmapped
-from drivers.ovs.model import Layout, ObservedOvsBridge
+from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation
 from drivers.ovs.ports import RelayVfPort, VhostPort
 from drivers.ovs.sockets import socket_path
+from drivers.vf.inventory import Inventory
 from drivers.vf.ledger import Use
 from drivers.vf.memory import remembered
 from drivers.vf.plan import claim_of
 from netplugin.api.errors import Unsupported
 from netplugin.api.models import PortSpec, Qos, VfOptions
-from netplugin.backend import Intent, unknown_network
+from netplugin.backend import Intent, Observation, unknown_network
 from netplugin.host.names import RELAY, VHOST, device_name
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort, OvsRoot
 from netplugin.host.usability import Usability
+
+# -- The observed state of the host. -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class VdpaObservation(Observation):
+    """OVS for the ports in scope, and the whole pool of VFs. ``ports`` has the ports with rows."""
+
+    ovs: OvsObservation = field(default_factory=lambda: OvsObservation({}))
+    inventory: Inventory = field(default_factory=Inventory)
+    word: VswitchdFacts = field(default_factory=lambda: VswitchdFacts(OvsRoot()))
+    #: Devices that any interface of OVS names, with the interface.
+    devices: Mapping[str, str] = field(default_factory=dict)
+
 
 # -- The two modes that join a VM's vhost-user port to its VF, and the choice of a port's mode. ---
 # The mode is saved in the claim on the VF, in the same transaction as the intent, and never changes

@@ -8,11 +8,10 @@ the VF (if not, DPDK is asked to detach it), and a later round restores the VF.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from drivers.ovs import findings
-from drivers.ovs.findings import VswitchdFacts
 from drivers.ovs.mapping import left_out
 from drivers.ovs.model import OvsObservation
 from drivers.ovs.plan import (
@@ -24,15 +23,15 @@ from drivers.ovs.plan import (
     port_refusal,
 )
 from drivers.ovs.ports import VhostPort
-from drivers.vdpa.model import LAYOUT, Mode, lacks_native, mode_of, wanted
+from drivers.vdpa.model import LAYOUT, Mode, VdpaObservation, lacks_native, mode_of, wanted
 from drivers.vdpa.multicast import lost_by, needs_trust
 from drivers.vf.inventory import Inventory, Pf, Setting, Vf
 from drivers.vf.memory import locate, remembered
 from drivers.vf.plan import attributes_of, bind_vf, claim_of, no_vf, observed_vf, set_vf, vf_changes
 from netplugin.api.errors import NetpluginError
-from netplugin.backend import Change, Intent, Observation, ObservedPort, Plan
+from netplugin.backend import Change, Intent, ObservedPort, Plan
 from netplugin.host.ovs import OvsSettings
-from netplugin.host.ovs_rows import OvsPort, OvsRoot
+from netplugin.host.ovs_rows import OvsPort
 from netplugin.host.ovs_underlay import too_narrow
 from netplugin.host.vf_messages import VfAttributes
 from netplugin.host.vfs import is_vfio
@@ -52,17 +51,6 @@ class DetachVf(Change):
 
     def describe(self) -> str:
         return f"have DPDK let go of VF {self.address}"
-
-
-@dataclass(frozen=True)
-class VdpaObservation(Observation):
-    """OVS for the ports in scope, and the whole pool of VFs. ``ports`` has the ports with rows."""
-
-    ovs: OvsObservation = field(default_factory=lambda: OvsObservation({}))
-    inventory: Inventory = field(default_factory=Inventory)
-    word: VswitchdFacts = field(default_factory=lambda: VswitchdFacts(OvsRoot()))
-    #: Devices that any interface of OVS names, with the interface.
-    devices: Mapping[str, str] = field(default_factory=dict)
 
 
 def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VdpaObservation) -> Plan:

@@ -149,8 +149,9 @@ class Model:
     def _apply_flows(self, change: Change) -> None:
         match change:
             case c.SetFilter():
-                own, other = (self._ofport(change.bridge, name) for name in (change.name, change.beside))
-                self.drop(change.bridge, filters.port_cookie(change.port_id))
+                names = (each.name if each else None for each in (change.port, change.port.beside))
+                own, other = (self._ofport(change.bridge, name) for name in names)
+                self.drop(change.bridge, filters.port_cookie(change.port.port_id))
                 self.bridges[change.bridge].flows |= change.flows(own, other)
             case c.SetBridgeFlows():
                 self.drop(change.bridge, COOKIE_MARK)

@@ -87,4 +87,4 @@ def spec_of(**changed: Any) -> PortSpec:
 
 
 def filter_of(port: VhostPort, **spec: Any) -> c.SetFilter:
-    return c.SetFilter((port.port_id,), port.bridge, port.name, port.port_id, spec_of(**spec))
+    return c.SetFilter((port.port_id,), port.bridge, replace(port, spec=spec_of(**spec)))

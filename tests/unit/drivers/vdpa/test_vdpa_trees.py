@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from drivers.vdpa.driver import Vdpa
-from drivers.vdpa.model import NATIVE_TYPE, Mode, mode_of
-from drivers.vdpa.plan import VdpaObservation
+from drivers.vdpa.model import NATIVE_TYPE, Mode, VdpaObservation, mode_of
 from drivers.vf.inventory import Inventory, read_inventory
 from drivers.vf.kernel import VfKernel
 from drivers.vf.options import parse_devices
