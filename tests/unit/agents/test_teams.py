@@ -358,15 +358,10 @@ def test_comparing_goes_on_after_an_error_that_nobody_expected(
         asyncio.run(compare())
 
 
-def test_a_file_of_version_3_is_taken_over(tmp_path: Path) -> None:
+def test_the_port_of_a_standby_is_stored(tmp_path: Path) -> None:
     store = Store(tmp_path / "agent.db")
-    store.save([Record("p1", SPEC, PortState.ACTIVE)])
-    store.database.sql.executescript("ALTER TABLE ports DROP COLUMN standby_of; PRAGMA user_version=3")
+    store.save([Record("p1", SPEC, PortState.ACTIVE, standby_of="p0"), Record("p2", SPEC, PortState.ACTIVE)])
     store.close()
-    store = Store(tmp_path / "agent.db")
-    record = store.get("p1")
-    assert record is not None and record.standby_of is None
-    store.save([replace(record, standby_of="p0")])
-    store.close()
-    again = Store(tmp_path / "agent.db").get("p1")
-    assert again is not None and again.standby_of == "p0"
+    again = Store(tmp_path / "agent.db")
+    assert [record.standby_of for record in again.records()] == ["p0", None]
+    again.close()

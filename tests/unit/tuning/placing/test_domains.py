@@ -17,8 +17,6 @@ import pytest
 import agents.host
 import agents.pmd
 from agents import domains
-from agents.store import database
-from agents.store.store import Store
 from netplugin.api.errors import (
     BackendUnavailable,
     CapacityExhausted,
@@ -117,19 +115,6 @@ def test_places_outlive_the_agent(tmp_path: Path) -> None:
         anew = render(second, Vm(1), once)
         assert not pins(anew) & pins(once), "those are for PMD threads and emulators now"
         assert findings(second, Vm(1), anew) == []
-
-
-def test_an_older_store_has_no_places_and_takes_some(tmp_path: Path) -> None:
-    path = tmp_path / "agent.db"
-    store = Store(path)
-    store.database.sql.execute("DROP TABLE placements")
-    store.database.sql.execute("PRAGMA user_version=4")
-    store.close()
-    with agent(tmp_path, view=view_of(machine(), tmp_path, INTENT)) as running:
-        plug(running, 1)
-        assert pins(render(running, Vm(1)))
-        found = running.store.database.sql.execute("PRAGMA user_version").fetchone()
-        assert found == (database._VERSION,)
 
 
 def test_many_at_once_get_different_cpus(tmp_path: Path) -> None:
