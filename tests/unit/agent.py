@@ -132,10 +132,15 @@ def served_agent(running: Agent, tokens: tuple[bytes, ...] = (), **listen: Any) 
         yield url
 
 
-def gated(app: Any, tasks: Any, tokens: tuple[bytes, ...] = ()) -> RequestGuard:
-    """With generous limits, and its audit log in the agent's."""
+GENEROUS = LimitSettings(10_000, 10_000)
+
+
+def gated(
+    app: Any, tasks: Any, tokens: tuple[bytes, ...] = (), limits: LimitSettings = GENEROUS
+) -> RequestGuard:
+    """With its audit log in the agent's."""
     access = Access(tuple(Token(token, token.decode()) for token in tokens))
-    return RequestGuard(app, tasks, lambda: access, AuditLog(None), Limits(LimitSettings(10_000, 10_000)))
+    return RequestGuard(app, tasks, lambda: access, AuditLog(None), Limits(limits))
 
 
 class _Server(uvicorn.Server):

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from agents.api import guard
-from agents.api.guard import Limits, LimitSettings
+from agents.api.guard import LimitSettings
 from agents.api.roles import OPEN_PATHS
 from netplugin.api.errors import Conflict, Forbidden, InvalidRequest, Overloaded
-from tests.unit.agent import SPEC, Agent, agent, gated, served
+from tests.unit.agent import GENEROUS, SPEC, Agent, agent, gated, served
 
 TOKENS = (b"first-token", b"second-token")
 CALLBACK = "http://127.0.0.1:1/cb"
@@ -48,16 +48,16 @@ class Application:
 
 
 class Setting:
-    def __init__(self, tokens: tuple[bytes, ...] = ()) -> None:
+    def __init__(self, tokens: tuple[bytes, ...] = (), limits: LimitSettings = GENEROUS) -> None:
         self.app, self.journal = Application(), Journal()
         journal: Any = self.journal
-        self._gate = gated(self.app, journal, tokens)
+        self.gate = gated(self.app, journal, tokens, limits)
 
     def call(
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, body: Any = b""
     ) -> httpx.Response:
         async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(self._gate)
+            transport = httpx.ASGITransport(self.gate)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
                 return await client.request(method, path, headers=headers, content=body)
 
@@ -175,7 +175,7 @@ async def _stream(setting: Setting, chunks: Any) -> httpx.Response:
         sent.append(message)
 
     scope = {"type": "http", "method": "PUT", "path": "/v1/ports/a", "headers": []}
-    await setting._gate(scope, receive, send)
+    await setting.gate(scope, receive, send)
     return httpx.Response(sent[0]["status"], content=sent[1]["body"])
 
 
@@ -197,8 +197,7 @@ def running(tmp_path: Path) -> Iterator[Agent]:
 
 
 def test_what_it_refuses_is_in_the_openapi_document(running: Agent) -> None:
-    setting, full = Setting(TOKENS), Setting(TOKENS)
-    full._gate._limits = Limits(LimitSettings(changes_per_second=1, calls_at_once=0))
+    setting, full = Setting(TOKENS), Setting(TOKENS, LimitSettings(1, 0))
     token = {"Authorization": "Bearer first-token"}
     for path, operations in running.app.openapi()["paths"].items():
         for method, operation in operations.items():
@@ -299,7 +298,7 @@ def test_a_taskuuid_of_any_bytes_is_refused(raw: bytes) -> None:
         "query_string": b"",
         "headers": [(b"taskuuid", raw)],
     }
-    asyncio.run(setting._gate(scope, receive, send))
+    asyncio.run(setting.gate(scope, receive, send))
     assert sent[0]["status"] == 422
     assert setting.journal.accepted == []
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from agents.networks import Networks
@@ -326,7 +327,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("body", "field"), WRONG)
 def test_a_wrong_field_is_named_and_nothing_changes(client: Client, body: dict[str, Any], field: str) -> None:
-    answer = client._http.put("/v1/networks/net-1", json={"type": "vxlan", **body})
+    answer = httpx.put(f"{client.url}/v1/networks/net-1", json={"type": "vxlan", **body})
     assert answer.status_code == 422
     assert [error["field"] for error in answer.json()["errors"]] == [field]
     assert client.list_networks() == []
@@ -347,7 +348,7 @@ QOS_WRONG: list[tuple[dict[str, int], str]] = [
 
 @pytest.mark.parametrize(("qos", "field"), QOS_WRONG)
 def test_an_impossible_rate_is_refused(client: Client, qos: dict[str, int], field: str) -> None:
-    answer = client._http.put("/v1/ports/p1", json={**SPEC, "qos": qos})
+    answer = httpx.put(f"{client.url}/v1/ports/p1", json={**SPEC, "qos": qos})
     assert answer.status_code == 422
     assert [error["field"] for error in answer.json()["errors"]] == [field]
     assert client.list_ports() == []
