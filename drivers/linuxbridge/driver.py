@@ -167,7 +167,7 @@ class LinuxBridge(Backend[BridgeObservation], HasFindings[BridgeObservation], Ha
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         ours = [change for change in changes if isinstance(change, BridgeChange)]
         touched = frozenset[str]().union(*(change.touches() for change in ours))
-        with self._watch.quiet(touched) if self._watch else contextlib.nullcontext():
+        with self._watch.suppress_own_events(touched) if self._watch else contextlib.nullcontext():
             return Writer(self._kernel, deadline, self._next_mark()).write(ours)
 
     def _next_mark(self) -> str:

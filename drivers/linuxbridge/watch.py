@@ -40,7 +40,7 @@ _TABLE_NAME = 1  # the first attribute of every message about something in a tab
 
 class BridgeWatch(KernelEventListener):
     """Listener for link, tc and nftables events. Own changes are given as links; rule changes within
-    ``quiet`` count as own. Events that the kernel dropped count as changes by others."""
+    ``suppress_own_events`` count as own. Events that the kernel dropped count as changes by others."""
 
     def __init__(
         self, wake: Callable[[Wake], None], interfaces: frozenset[str], supervisor: Supervisor
@@ -56,7 +56,7 @@ class BridgeWatch(KernelEventListener):
         self._rules.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _NFTABLES_GROUP)
         super().__init__("linuxbridge-watch", wake, (self._links, self._rules), supervisor)
 
-    def of(self, own: frozenset[str] | None) -> Iterator[Wake]:
+    def decode(self, own: frozenset[str] | None) -> Iterator[Wake]:
         for kind, payload in _messages(self._links):
             event = link_event(kind, payload) if kind else None
             if not kind:

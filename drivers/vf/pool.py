@@ -51,7 +51,7 @@ class VfWatch(KernelEventListener):
         self._devices.bind((0, _UEVENT_GROUP))
         super().__init__("vf-watch", wake, (self._links, self._devices), supervisor)
 
-    def of(self, own: frozenset[str] | None) -> Iterator[Wake]:
+    def decode(self, own: frozenset[str] | None) -> Iterator[Wake]:
         names = self._interfaces()
         for data in queued(self._links):
             for kind, _, payload in messages(data):
@@ -217,7 +217,7 @@ class Pool:
         """Apply changes. Return the failed ports (``TryAgain`` if the VF is busy) and the VFs to quarantine:
         those that refuse what others accept, and those that were busy for too long."""
         touched = frozenset[str]().union(*(ch.touches() for ch in changes if isinstance(ch, VfChange)))
-        with self._watch.quiet(touched) if self._watch else contextlib.nullcontext():
+        with self._watch.suppress_own_events(touched) if self._watch else contextlib.nullcontext():
             done = _apply(self.kernel, changes, deadline)
         for change in changes:
             if isinstance(change, SetVf) and not (change.optional or change.unless_with_vm):

@@ -18,8 +18,8 @@ class KernelEventListener(ABC):
     """Reads event sockets of the kernel until ``close``.
 
     Our own changes cause events too, and the kernel queues them before the call returns. Make a
-    change within ``quiet``: events queued at its end are our own, as far as ``of`` attributes them
-    to us.
+    change within ``suppress_own_events``: events queued at its end are our own, as far as
+    ``decode`` attributes them to us.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class KernelEventListener(ABC):
         self._thread = supervisor.thread(name, self._run, self._stopped)
 
     @abstractmethod
-    def of(self, own: frozenset[str] | None) -> Iterable[Wake]:
+    def decode(self, own: frozenset[str] | None) -> Iterable[Wake]:
         """Decode the queued events. ``own``: names of what we have just changed (None: nothing)."""
 
     @contextlib.contextmanager
-    def quiet(self, names: frozenset[str]) -> Iterator[None]:
+    def suppress_own_events(self, names: frozenset[str]) -> Iterator[None]:
         """Suppress the events of our changes to ``names``."""
         with self._lock:
             self._hear(None)
@@ -70,7 +70,7 @@ class KernelEventListener(ABC):
                 return
             with self._lock:
                 try:
-                    self._tell(self.of(None))
+                    self._tell(self.decode(None))
                 except Exception:
                     self._lost()
                     raise
@@ -78,7 +78,7 @@ class KernelEventListener(ABC):
     def _hear(self, own: frozenset[str] | None) -> None:
         """Read the queue before or after a change of ours; an error here must not fail the change."""
         try:
-            self._tell(self.of(own))
+            self._tell(self.decode(own))
         except Exception as error:
             self._supervisor.failed(self._name, error)
             self._lost()

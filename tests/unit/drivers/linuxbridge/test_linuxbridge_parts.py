@@ -205,7 +205,7 @@ def _news(
 ) -> list[Wake]:
     watch: Any = BridgeWatch.__new__(BridgeWatch)  # without sockets and thread
     watch._links, watch._rules = _Source(*links), _Source(*rules)
-    return list(watch.of(own))
+    return list(watch.decode(own))
 
 
 #: Something in our table was changed (NFT_MSG_NEWRULE with NFPROTO_BRIDGE).
