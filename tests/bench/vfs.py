@@ -34,7 +34,7 @@ ROUNDS, THREADS = 20, 64
 
 
 def median_ms(call: Callable[[], Any]) -> dict[str, float]:
-    """By the clock, and of this process alone: the machine may be busy with other things."""
+    """By the clock, and of this process alone: the machine may be busy with other work."""
     wall, cpu = [], []
     for _ in range(ROUNDS):
         starts = time.perf_counter(), time.process_time()

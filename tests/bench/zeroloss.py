@@ -26,7 +26,7 @@ PROGRAM = Path(__file__).resolve().parents[2] / "tools/trex/zeroloss.py"
 #: What the bucket counts of a frame of 64 bytes: the kernel has no FCS.
 FRAME_BYTES = 60
 #: Frames that may wait. More than these fill the sender's own socket buffer, and it slows down: veth
-#: hands on whose they are. Then the generator is the limit, as zeroloss says too.
+#: keeps the sender as their owner. Then the generator is the limit, as zeroloss says too.
 QUEUE = 160
 WITHIN = 0.05
 

@@ -52,7 +52,7 @@ def conf(tmp_path: Path, directory: Path) -> Any:
 
 
 class Example:
-    """The example on a directory, as the lane of an agent would drive it."""
+    """The example on a directory, as the worker of an agent would drive it."""
 
     def __init__(self, conf: Any, store: Store, kind: type[Files]) -> None:
         self.store = store
@@ -77,7 +77,7 @@ class Example:
 
 @pytest.fixture
 def start(tmp_path: Path, conf: Any) -> Iterator[Callable[..., Example]]:
-    """Starts an agent's part anew, on the same store."""
+    """Starts an agent's part again, on the same store."""
     stores: list[Store] = []
 
     def fresh(kind: type[Files] = Slots) -> Example:

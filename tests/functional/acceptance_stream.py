@@ -1,4 +1,4 @@
-"""Wires, an exactly counted stream of frames, and a trial with evidence: for the tests of VNFs."""
+"""Wires, an exactly counted stream of frames, and a trial with loss attribution: for the tests of VNFs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a port of the linuxbridge backend has, attribute by attribute, as data for the same tests.
 
-Each is read with the system's own tools and broken as a stranger with root would break it.
+Each is read with the system's own tools and broken as another program with root would break it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _of_segment(host: Machine) -> object:
 
 
 def _uplink(host: Machine) -> object:
-    """The bridge's mark, and what there is to say of the device beside the tap."""
+    """The bridge's mark, and what there is to say of the device next to the tap."""
     if not host.link(_TAP).get("master"):
         return None
     mark, members = _segment(host)

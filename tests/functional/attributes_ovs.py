@@ -1,7 +1,7 @@
 """Every attribute that a dpdkvhostuser port has on a host, as data: how it is asked, read and broken.
 
 ``read`` tells the truth by ovs-vsctl, ovs-ofctl and ovs-appctl, not by code of ours; ``break_it``
-does what a stranger with root would do. The tests over the table are in test_attributes_ovs.py.
+does what another program with root would do. The tests over the table are in test_attributes_ovs.py.
 """
 
 from __future__ import annotations

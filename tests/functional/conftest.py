@@ -16,7 +16,7 @@ from tests.lab.ovs import PrivateOvs
 BASE = Path("/run/np")
 
 
-@pytest.hookimpl(trylast=True)  # when those that are not asked for (-m, -k) have gone
+@pytest.hookimpl(trylast=True)  # when those that are not requested (-m, -k) have gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not sandbox.inside() and any(not item.get_closest_marker("outside") for item in items):
         pytest.exit("these tests run in a sandbox: tox -e functional", returncode=2)

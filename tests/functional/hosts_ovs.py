@@ -94,7 +94,7 @@ class Host:
 
 
 def nic(number: int, device: str) -> str:
-    """A kernel device as DPDK takes it: its pcap driver stands in for a NIC with jumbo frames."""
+    """A kernel device as DPDK takes it: its pcap driver replaces a NIC with jumbo frames."""
     return f"net_pcap{number},rx_iface_in={device},tx_iface={device}"
 
 

@@ -149,7 +149,7 @@ class SecureAgent(PrivateAgent):
 
 
 def not_started(directory: Path, status: int = 2, **groups: Mapping[str, str]) -> tuple[str, Path]:
-    """What the agent says as it does not start, and the state directory it was told of."""
+    """What the agent says as it does not start, and the state directory it was given."""
     state = directory / "state"
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
@@ -236,7 +236,7 @@ def test_not_with_a_token_file_that_is_not_there_or_empty(tmp_path: Path, tokens
 def test_not_with_tls_files_that_cannot_be_used(
     tmp_path: Path, pki: Pki, tokens: Path, wrong: dict[str, str], option: str
 ) -> None:
-    """Found before the host is touched, and said in a sentence."""
+    """Found before the host is touched, and reported in a sentence."""
     noise = tmp_path / "noise.pem"
     noise.write_text("this is no certificate\n")
     names = {"NOISE": str(noise), "OTHER": str(pki.other_ca.with_suffix(".key"))}

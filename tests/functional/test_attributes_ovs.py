@@ -1,4 +1,4 @@
-"""The same promises for every attribute of a port: idempotence, change, drift, foreign things, crash."""
+"""The same promises for every attribute of a port: idempotence, change, drift, foreign objects, crash."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def hypervisor(single: Host) -> Iterator[Host]:
 
 @pytest.fixture
 def foreign(hypervisor: Host) -> Iterator[None]:
-    """Things of a stranger's, near ours, that nothing of this changes."""
+    """Objects of another program, near ours, that nothing of this changes."""
     ovs = hypervisor.ovs
     ovs.vsctl("add-br", "br-theirs", "--", "set", "bridge", "br-theirs", "datapath_type=netdev")
     ovs.vsctl(
@@ -115,7 +115,7 @@ def test_it_is_kept_changed_and_repaired(hypervisor: Host, foreign: None, attrib
     hypervisor.plug(PORT_ID, attribute.spec())
     assert (_transactions(hypervisor.ovs), attribute.read(hypervisor)) == before
     assert hypervisor.planned() == []
-    # Broken by a stranger, it is put back.
+    # Broken by another program, it is put back.
     attribute.break_it(hypervisor)
     hypervisor.repair()
     wait_for(lambda: _read(attribute, hypervisor) == value, 30, f"{attribute.name} is put back")
@@ -132,7 +132,7 @@ def test_it_is_kept_changed_and_repaired(hypervisor: Host, foreign: None, attrib
 
 
 def _like(value: Any) -> Any:
-    """The numbers that vswitchd gives anew (in_port) are not the attribute."""
+    """The numbers that vswitchd gives again (in_port) are not the attribute."""
     return len(value) if isinstance(value, list) else value
 
 

@@ -1,4 +1,4 @@
-"""Bonds as uplinks: made from the configuration, told of, and carrying on when a link dies."""
+"""Bonds as uplinks: made from the configuration, reported, and carrying on when a link dies."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_ovsdb_server_that_is_gone(ovs: PrivateOvs, hasty: PrivateAgent) -> None
     finally:
         ovs.start_ovsdb()
     wait_for(lambda: hasty.get("/readyz")[0] == 200, 20, "the agent is ready again")
-    # The delete was asked for, and is done now that it can be.
+    # The delete was requested, and is done now that it can be.
     wait_for(lambda: hasty.get("/v1/ports/p0")[0] == 404, 20, "the port is gone")
     nothing_left(hasty, ovs, "p1")
 
@@ -115,7 +115,7 @@ def test_an_adoption_that_times_out_leaves_the_nic(ovs: PrivateOvs, hasty: Priva
     port = device_name(VHOST, "p1")
 
     def row() -> tuple[str, str]:
-        """A port that was made anew has others."""
+        """A port that was made again has others."""
         return ovs.get("Port", port, "_uuid"), ovs.get("Interface", port, "ofport")
 
     plug(hasty, "p1", make_spec(1))
@@ -217,7 +217,7 @@ def _settled(agent: PrivateAgent) -> bool:
 
 
 def test_memory_that_runs_short_when_the_vm_connects(ovs: PrivateOvs, agent: PrivateAgent) -> None:
-    """Buffers are taken when the VM connects: too late for the plug, not too late to say so.
+    """Buffers are taken when the VM connects: too late for the plug, not too late to report it.
 
     The lab's OVS has 256 MB: enough for the buffers of one MTU, not for those of 9,000 bytes too.
     """

@@ -27,7 +27,7 @@ from tests.lab.processes import run
 from tests.unit.drivers.sriov.model import Model
 
 FAR = "np-far"
-#: The sender's VF, and that of a VM that must hear nothing.
+#: The sender's VF, and that of a VM that must receive nothing.
 PORTS = ("sender", "bystander")
 
 

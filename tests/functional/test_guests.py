@@ -40,7 +40,7 @@ class Pair:
     listener: Guest
 
     def heard(self, speak: Callable[[], None]) -> int:
-        """How many echo requests the listener hears of what is said."""
+        """How many of these echo requests the listener receives."""
         before = echoes_heard(self.listener)
         speak()
         return echoes_heard(self.listener) - before

@@ -194,7 +194,7 @@ WHOLE_SPEC = make_spec(
 
 @pytest.fixture(scope="module")
 def agent(ovs: PrivateOvs) -> Iterator[PrivateAgent]:
-    """One for all these tests: what none of them harms need not be made anew."""
+    """One for all these tests: what none of them harms need not be made again."""
     directory = BASE / "agent"
     with PrivateAgent(directory, ovs) as private:
         assert private.call("PUT", "/v1/ports/mine", make_spec(9))[0] == 200
@@ -663,7 +663,8 @@ def test_lengths_that_contradict_each_other(agent: PrivateAgent, head: bytes) ->
     """Two servers in a row must not disagree on where a request ends."""
     smuggled = b"0\r\n\r\nDELETE /v1/ports/mine HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     request = b"PUT /v1/ports/p1 HTTP/1.1\r\nHost: 127.0.0.1\r\n" + head + b"\r\n\r\n" + smuggled
-    _raw(agent, request)
+    assert 400 <= _raw(agent, request) < 500
+    assert agent.get("/v1/ports/mine")[0] == 200, "what follows is no request of its own"
 
 
 def _raw(agent: PrivateAgent, request: bytes) -> int:

@@ -206,7 +206,7 @@ def test_addresses_that_no_bridge_forwards_are_not_forwarded_without_a_filter_ei
         lab.ovs.vsctl("remove", "bridge", BRIDGE, "other_config", "forward-bpdu")
 
 
-# -- ports without a mark ----------------------------------------------------------------------------
+# -- ports without a mark -------------------------------------------------------------------------
 
 
 @contextmanager
@@ -267,7 +267,7 @@ def test_a_port_that_has_lost_its_mark_sends_nothing(lab: Lab) -> None:
     assert lab.passes({"its own": frames.plain()}) == {"its own"}
 
 
-# -- the table of MACs -------------------------------------------------------------------------------
+# -- the table of MACs ----------------------------------------------------------------------------
 
 
 def test_a_vm_that_invents_macs_crowds_out_its_own_alone(lab: Lab) -> None:
@@ -303,7 +303,7 @@ def test_a_vm_that_invents_macs_crowds_out_its_own_alone(lab: Lab) -> None:
     lab.ovs.vsctl("remove", "bridge", BRIDGE, "other_config", "mac-table-size")
 
 
-# -- while flows are made anew -----------------------------------------------------------------------
+# -- while flows are made again -------------------------------------------------------------------
 
 
 @contextmanager
@@ -361,7 +361,7 @@ def test_flows_of_an_older_agent_are_replaced_and_nothing_is_dropped(lab: Lab) -
     assert lab.passes({"tag": frames.tags()["VID 0, VID 200"]}) == set()
 
 
-# -- elsewhere ---------------------------------------------------------------------------
+# -- elsewhere ------------------------------------------------------------------------------------
 
 
 def test_on_a_bridge_of_the_operators_no_tag_enters_either(lab: Lab) -> None:

@@ -159,7 +159,7 @@ def mac_bytes(mac: str) -> bytes:
     return bytes.fromhex(mac.replace(":", ""))
 
 
-# -- tags --------------------------------------------------------------------------------------------
+# -- tags -----------------------------------------------------------------------------------------
 
 
 def tagged() -> dict[str, Packet]:
@@ -195,7 +195,7 @@ def test_only_untagged_frames_enter(one: Host, enabled: bool, shaped: bool) -> N
             assert arrivals(a, ear, tagged(), marker(A)) == set()
 
 
-# -- what routers, DHCP servers and switches send ----------------------------------------------------
+# -- what routers, DHCP servers and switches send -------------------------------------------------
 
 
 def of_routers(source: str = LINK_LOCAL) -> dict[str, Packet]:
@@ -376,7 +376,7 @@ def test_an_address_is_tried_only_if_it_is_allowed(one: Host) -> None:
         assert arrivals(a, b, probes, LAST) == {"own"}
 
 
-# -- what bridges learn ------------------------------------------------------------------------------
+# -- what bridges learn ---------------------------------------------------------------------------
 
 
 def test_a_mac_that_is_known_is_not_taken_by_another_port(one: Host) -> None:
@@ -409,7 +409,7 @@ def test_what_a_port_may_fill_the_table_of_macs_with_has_a_limit(one: Host) -> N
         until(a, b, marker(A, B))
 
 
-# -- VXLAN -------------------------------------------------------------------------------------------
+# -- VXLAN ----------------------------------------------------------------------------------------
 
 VNI, THEIR_VNI, UDP_PORT = 5001, 7000, 4789
 BLUE = Segment(network_id="blue")
@@ -465,7 +465,7 @@ def blue(each: Host, peer: Sender) -> Iterator[tuple[RawNic, Callable[[], list[b
 
 
 def fragments(whole: Packet, family: int) -> list[Packet]:
-    """Cut so that the VNI stands in the second piece."""
+    """Cut so that the VNI is in the second piece."""
     if family == 4:
         return list(fragment(whole, fragsize=8))
     udp = bytes(whole[UDP])
@@ -569,7 +569,7 @@ def test_rules_for_peers_that_are_flushed_come_back(one: Host) -> None:
             assert not [frame for frame in heard() if name in frame], command
 
 
-# -- without the agent ---------------------------------------------------------------------------------
+# -- without the agent ----------------------------------------------------------------------------
 
 
 def of_others() -> dict[str, Packet]:

@@ -73,7 +73,7 @@ def test_vlans_and_a_flat_network_share_a_wire(hypervisor: Driven) -> None:
         # With its own VLAN device the other end hears them: the tag is on the wire.
         assert a.reaches("10.100.0.50") and b.reaches("10.200.0.50") and d.reaches("10.0.0.50")
         assert c.reaches("10.100.0.1")
-        # Exactly the MTU, beside a tag.
+        # Exactly the MTU, with a tag in addition.
         assert a.pings("10.100.0.50", 9000 - 28)
         # In another's network with an address of theirs, a VM finds nobody.
         for vm, theirs in ((b, "10.100.0.9"), (d, "10.100.0.9"), (a, "10.0.0.9")):

@@ -37,7 +37,7 @@ def clean(hosts: list[Host]) -> Iterator[None]:
 
 
 def put_blue(hosts: list[Host], mtu: int = MTU) -> None:
-    """Each host is told of all, itself among them."""
+    """Each host is given the addresses of all, its own among them."""
     addresses = [each.address for each in hosts]
     for each in hosts:
         each.network("blue", 5001, addresses, mtu=mtu)

@@ -1,4 +1,4 @@
-"""What is asked, configured or lost around ports that VMs use: they keep what they have, and it is said."""
+"""What is requested, configured or lost around ports in use: they keep what they have, and it is reported."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def reconcile(one: Host) -> dict[str, Any]:
     return found
 
 
-# -- options that were changed -----------------------------------------------------------------------
+# -- options that were changed --------------------------------------------------------------------
 
 
 def test_ports_of_a_backend_that_is_not_enabled_any_more(one: Host) -> None:
@@ -170,11 +170,11 @@ def test_the_address_of_tunnels_taken_away(one: Host) -> None:
     assert one.port("p")["state"] == "active"
 
 
-# -- one port that fails, or does not work -----------------------------------------------------------
+# -- one port that fails, or does not work --------------------------------------------------------
 
 
 def test_peers_change_beside_a_port_that_has_failed(one: Host) -> None:
-    """It is told of in the answer; the network of the others is as asked."""
+    """It is reported in the answer; the network of the others is as asked."""
     one.network("blue", 5001, ["10.9.0.2"])
     one.plug("good", make_spec(1, overlay("blue")))
     one.plug("bad", make_spec(2, overlay("blue")))
@@ -217,7 +217,7 @@ def test_the_filter_of_a_degraded_port_is_tightened(one: Host) -> None:
     assert one.port("p")["state"] == "active"
 
 
-# -- a lost store ------------------------------------------------------------------------------------
+# -- a lost store ---------------------------------------------------------------------------------
 
 
 def test_a_delete_that_names_a_kept_orphan_removes_it(one: Host) -> None:

@@ -51,7 +51,7 @@ def findings(one: Host) -> dict[str, dict[str, Any]]:
 
 
 def interface(one: Host, port_id: str) -> tuple[str, str]:
-    """Its number and its path: both stay as long as the port is not made anew."""
+    """Its number and its path: both stay as long as the port is not made again."""
     name = vhost(port_id)
     return (
         one.ovs.get("Interface", name, "ofport"),
@@ -59,7 +59,7 @@ def interface(one: Host, port_id: str) -> tuple[str, str]:
     )
 
 
-# -- options that were changed -----------------------------------------------------------------------
+# -- options that were changed --------------------------------------------------------------------
 
 
 def test_a_network_taken_out_of_bridge_mappings(one: Host) -> None:
@@ -166,11 +166,11 @@ def test_the_mtu_of_an_uplink_is_the_operators(one: Host) -> None:
     assert one.planned() == []
 
 
-# -- sockets -----------------------------------------------------------------------------------------
+# -- sockets --------------------------------------------------------------------------------------
 
 
 def test_a_changed_socket_directory_is_for_new_ports(one: Host) -> None:
-    """``vhost-server-path`` cannot change live: a port made anew would take the VM's NIC."""
+    """``vhost-server-path`` cannot change live: a port made again would take the VM's NIC."""
     live = one.plug("live", make_spec(1))
     before = interface(one, "live")
     new = Path(one.agent.groups["ovs"]["vhost_socket_dir"]).with_name("elsewhere")
@@ -302,7 +302,7 @@ def test_a_port_from_before_keeps_its_path_in_the_shared_directory(one: Host) ->
     assert "vhost-socket-dir" in findings(one)
 
 
-# -- a lost store ------------------------------------------------------------------------------------
+# -- a lost store ---------------------------------------------------------------------------------
 
 
 def test_a_new_network_waits_until_ovsdb_was_read(one: Host) -> None:
@@ -334,7 +334,7 @@ def test_a_new_network_waits_until_ovsdb_was_read(one: Host) -> None:
 
 
 def test_an_orphan_that_is_asked_for_on_another_network(one: Host) -> None:
-    """It is refused for what stands in the way, and not for an option that is set."""
+    """It is refused for what is in the way, and not for an option that is set."""
     one.plug("p", make_spec(1, network={"mtu": 1300}))
     before = interface(one, "p")
     one.agent.lose_store()

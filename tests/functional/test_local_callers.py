@@ -49,7 +49,7 @@ class LocalAgent(PrivateAgent):
 
     def __init__(self, api: Mapping[str, str] | None = None, path: Path = SOCKET) -> None:
         options = {"linuxbridge": {"physical_interfaces": "physnet1:"}}
-        # Beside the first one others are never ready: the bridges are the first one's to work at.
+        # While the first one runs, others are never ready: the bridges are the first one's to work at.
         super().__init__(BASE / f"of-{path.stem}", options=options, ready=path == SOCKET)
         self.groups["api"] = dict(api or {})
         self.path = path

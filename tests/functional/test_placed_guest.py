@@ -143,7 +143,7 @@ def test_its_threads_and_memory_are_where_the_plan_says(host: Hypervisor, backen
         others = {cpus for name, (_, cpus) in found.items() if not name.startswith("TC ")}
         assert others == {frozenset((0,))}
         assert guest_memory(pid) == {"N0": MEMORY_MB * 1024 // PAGE_KB}
-        # libvirt writes much into a domain that nobody asked for: none of it is wrong.
+        # libvirt writes much into a domain that nobody requested: none of it is wrong.
         assert wrong(host, nic, domain.XMLDesc()) == []
 
 

@@ -336,7 +336,7 @@ def test_the_datapath_log_is_made_quiet_if_asked(ovs: PrivateOvs) -> None:
 
 
 def test_every_kind_of_filter_reads_back_as_it_was_written(ovs: PrivateOvs, agent: PrivateAgent) -> None:
-    """Else a look would find drift for ever: OVS prints prefixes and addresses its own way."""
+    """Else a look would find drift without end: OVS prints prefixes and addresses its own way."""
     kinds: list[list[dict[str, str]]] = [
         [{"ip": "10.1.2.128/25"}, {"ip": "10.1.2.129"}],
         [{"ip": "10.0.0.0/8"}, {"ip": "192.0.2.0/31"}],

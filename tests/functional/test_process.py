@@ -28,7 +28,7 @@ from tests.lab.processes import Daemon, run, wait_for
 DEADLINE_S = 60.0
 READERS = 24
 OPTIONS = {
-    # It looks by itself only when it is told.
+    # It looks by itself only when it is notified.
     "agent": {"reconcile_interval": "3600"},
     "linuxbridge": {"physical_interfaces": "physnet1:"},
 }
@@ -185,7 +185,7 @@ def test_news_is_heard_after_the_watch_has_failed(agent: PrivateAgent) -> None:
     with out_of_descriptors(agent, left=0):
 
         def failed() -> bool:
-            # Until it has to ask anew: what it hears while it asks of other news costs no descriptor.
+            # Until it has to ask again: events that come while it asks cost no descriptor.
             run(["tc", "qdisc", "replace", "dev", tap, "root", "pfifo"])
             run(["tc", "qdisc", "del", "dev", tap, "root"])
             return "linuxbridge-watch" in agent.log.read_text()[logged:]
@@ -194,7 +194,7 @@ def test_news_is_heard_after_the_watch_has_failed(agent: PrivateAgent) -> None:
         agent.daemon.wait_for(failed, DEADLINE_S, "it failed")
     wait_for(lambda: "tbf" in run(["tc", "qdisc", "show", "dev", tap]), DEADLINE_S, "put back")
     assert unexpected(agent, "linuxbridge-watch") > before
-    # And it hears what comes after.
+    # And it notices what comes after.
     run(["nft", "flush", "ruleset"])
     wait_for(lambda: "npt" in run(["nft", "list", "ruleset"]), DEADLINE_S, "the filter is back")
 

@@ -1,4 +1,4 @@
-"""The agent beside an OVS that comes, goes and hangs: what it hears of it, and how it ends."""
+"""The agent with an OVS that comes, goes and hangs: what it notices, and how it ends."""
 
 from __future__ import annotations
 

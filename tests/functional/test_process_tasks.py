@@ -30,7 +30,7 @@ OPTIONS = {
 
 
 class Answering:
-    """A callback server that answers with these bytes, and then with ``more`` for ever."""
+    """A callback server that answers with these bytes, and then with ``more`` without end."""
 
     def __init__(self, head: bytes, more: bytes = b"") -> None:
         self.calls = 0

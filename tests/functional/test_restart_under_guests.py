@@ -162,7 +162,7 @@ def tags(trio: Trio) -> list[str]:
 
 
 def check_restarts(trio: Trio, how: str, times: int) -> Iterator[Recovery]:
-    """Kill and start vswitchd, and tell of each time, while the liar lies and nobody hears it."""
+    """Kill and start vswitchd, and tell of each time, while the liar lies and nobody receives it."""
     trio.plug()
     wanted = tags(trio)
     with lying(trio, how):
@@ -186,7 +186,7 @@ def check_restarts(trio: Trio, how: str, times: int) -> Iterator[Recovery]:
 
 
 def lies_heard(trio: Trio, how: str) -> bool:
-    """Whether the listener hears pings of the liar now, and (`address`) believes its ARP."""
+    """Whether the listener hears pings of the liar now, and (`address`) assumes its ARP."""
     start = echoes_heard(trio.listener)
     trio.wait_liar()
     believes = believed(trio.listener, DEVICE, OTHER_ADDRESS) == trio.liar_nic.mac
@@ -194,7 +194,7 @@ def lies_heard(trio: Trio, how: str) -> bool:
 
 
 def forget(guest: Guest) -> None:
-    """Make the guest forget what it believes of addresses; what it knows for good stays."""
+    """Make the guest forget what it assumes of addresses; what it knows for good stays."""
     guest.check(f"ip neigh flush dev {DEVICE} nud all; arp -i {DEVICE} -d {OTHER_ADDRESS}; true")
     wait_for(lambda: not believed(guest, DEVICE, OTHER_ADDRESS), DEADLINE_S, "it is forgotten")
 

@@ -49,7 +49,7 @@ def agent() -> Iterator[PrivateAgent]:
 
 
 def remove_all(agent: PrivateAgent) -> None:
-    """Whatever the test left, by the store or beside it."""
+    """Whatever the test left, by the store or next to it."""
     if agent.get("/healthz")[0] != 200:
         agent.start(ready=False)
     for port in agent.get("/v1/ports")[1]:
@@ -65,7 +65,7 @@ def state_of(agent: PrivateAgent) -> Path:
 
 
 def index(port_id: str) -> str | None:
-    """Which device a port's tap is: one that was made anew has another number."""
+    """Which device a port's tap is: one that was made again has another number."""
     path = Path("/sys/class/net", device_name(TAP, port_id), "ifindex")
     return path.read_text().strip() if path.exists() else None
 
@@ -102,7 +102,7 @@ def netplugin(*args: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-# -- an older store, a lost one, another one ---------------------------------------------------------
+# -- an older store, a lost one, another one ------------------------------------------------------
 
 
 def test_a_store_that_is_put_back_removes_no_port_that_it_does_not_know(
@@ -224,7 +224,7 @@ def test_an_adoption_that_fails_leaves_the_nic(agent: PrivateAgent) -> None:
     assert plug(agent, 1) == made
 
 
-# -- a store that cannot be read, or written ----------------------------------------------------------
+# -- a store that cannot be read, or written ------------------------------------------------------
 
 
 def test_one_row_that_cannot_be_read_hurts_no_other(agent: PrivateAgent) -> None:
@@ -301,14 +301,14 @@ def fill(path: Path) -> None:
                 return
 
 
-# -- copies -------------------------------------------------------------------------------------------
+# -- copies ---------------------------------------------------------------------------------------
 
 
 def test_copies_are_made_checked_and_put_back(agent: PrivateAgent, tmp_path: Path) -> None:
     made = plug(agent, 1)
     state, copy = state_of(agent), tmp_path / "copy.db"
     at = ("--state-path", state)
-    assert netplugin("store", "backup", *at, copy).returncode == 0  # beside the agent
+    assert netplugin("store", "backup", *at, copy).returncode == 0  # while the agent runs
     assert netplugin("store", "check", *at, copy).stdout == f"{copy}: ok\n"
     assert netplugin("store", "check", *at).returncode == 0
     refused = netplugin("store", "restore", *at, copy)

@@ -16,7 +16,7 @@ from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import CommandError, run, wait_for
 from tests.lab.testpmd import Testpmd, TestpmdOptions
 
-# DPDK's af_packet driver stands in for a NIC: the other end of the veth is the wire.
+# DPDK's af_packet driver replaces a NIC: the other end of the veth is the wire.
 DEVICE = "net_af_packet0,iface=nic0,qdisc_bypass=1"
 
 
@@ -61,7 +61,7 @@ def test_a_vm_is_reached_from_the_wire(ovs: PrivateOvs, agent: PrivateAgent) -> 
     with Testpmd(socket, TestpmdOptions(mac=spec["mac"])):
         ovs.wait_connected(body["binding"]["device"])
         wait_for(lambda: _pings("10.9.0.2"), 20, "the VM answers")
-        # On a VLAN of its own it hears nothing of the untagged wire.
+        # On a VLAN of its own it receives nothing of the untagged wire.
         plug(agent, "p1", make_spec(1, vlan_id=7))
         run(["ip", "neighbour", "flush", "dev", "wire0"])
         assert not any(_pings("10.9.0.2") for _ in range(3))

@@ -1,7 +1,7 @@
 """The vdpa backend on a real OVS-DPDK, with devices of DPDK's own in the place of VFs.
 
 The VFs and their NIC are a model; rows, flows, vswitchd and packets are real. Of native mode only
-the rows are: no OVS that has the type was at hand.
+the rows are: no OVS that has the type was available.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class PrivateAgent(Running):
         self.daemon.wait_for(lambda: self.get(path)[0] == 200, READY_DEADLINE_S, f"the agent answers {path}")
 
     def start_with_orphans(self) -> None:
-        """Start it beside ports that its store does not know, which keep it from being ready."""
+        """Start it on a host with ports that its store does not know, which keep it from being ready."""
         self.start(ready=False)
         self.daemon.wait_for(
             lambda: self.call("POST", "/v1/reconcile", {})[1]["errors"] == [],

@@ -20,7 +20,7 @@ from tests.lab.processes import LabError, LabTimeout, wait_for
 
 #: Chromium without a window: it needs no GTK.
 _PROGRAM = "chromium-headless-shell"
-#: Where Chromium reads what it is told, and writes what it answers.
+#: Where Chromium reads commands, and writes answers.
 _TOLD, _ANSWERS = 3, 4
 _OPTIONS = (
     "--remote-debugging-pipe",
@@ -110,7 +110,7 @@ class Chromium:
 
     @property
     def requested(self) -> list[str]:
-        """Every address that the page asked for."""
+        """Every address that the page requested."""
         return [e["request"]["url"] for name, e in self.events if name == "Network.requestWillBeSent"]
 
     @property

@@ -65,7 +65,7 @@ class Driven:
         wait_for(lambda: self.host.ovs.usable().usable, self._deadline_s, "OVS is there")
 
     def put(self, port_id: str, spec: Mapping[str, Any], serve: Serve | None = None) -> Binding:
-        """What a platform is told; an error is raised. ``serve`` is a lane's, or it is done here."""
+        """What a platform is told; an error is raised. ``serve`` is a worker's, or it is done here."""
         future: Future[Any] = Future()
         wish = PortSpec.model_validate(spec)
         (serve or self._serve)(Put(port_id, wish, time.monotonic() + self._deadline_s, future))
@@ -84,5 +84,5 @@ class Driven:
     def _serve(self, operation: Operation) -> None:
         again = self.reconciler.serve([operation])
         while again:
-            time.sleep(0.05)  # as the lane does
+            time.sleep(0.05)  # as the worker does
             again = self.reconciler.resume(again)

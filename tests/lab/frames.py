@@ -172,7 +172,7 @@ def _router_message(sender: Sender, *between: Packet, source: str | None = None)
 
 
 def _headless_fragment(sender: Sender, source: str) -> Packet:
-    """RFC 7113, section 2: what kind of message it is stands in the second fragment alone."""
+    """RFC 7113, section 2: the kind of the message is in the second fragment alone."""
     head = _ether(sender, "33:33:00:00:00:01") / IPv6(src=source, dst=_ALL_NODES)
     # A destination options header that says it is longer than the fragment.
     return head / IPv6ExtHdrFragment(nh=60, m=1, id=7) / Raw(bytes([58, 30, 1, 4, 0, 0, 0, 0]))

@@ -85,7 +85,7 @@ class PacketNic:
 
 
 def _with_tag(frame: bytes, auxiliary: Sequence[tuple[int, int, bytes]]) -> bytes:
-    """packet(7), PACKET_AUXDATA: the kernel keeps the outermost tag beside the frame."""
+    """packet(7), PACKET_AUXDATA: the kernel keeps the outermost tag next to the frame."""
     for level, kind, data in auxiliary:
         if (level, kind) == (_SOL_PACKET, _PACKET_AUXDATA):
             status, _, _, _, _, tag, protocol = _AUXDATA.unpack_from(data)

@@ -1,7 +1,7 @@
-"""Borrow 2 MB hugepages from the machine and give back exactly what was borrowed.
+"""Borrow 2 MB hugepages from the machine and return exactly what was borrowed.
 
 Several borrowers may overlap, so a borrower adds to and subtracts from the pool and never
-writes back an old total. What a killed borrower owes stands in a small ledger and is given
+writes back an old total. What a killed borrower owes is in a small ledger and is given
 back by the next one.
 """
 

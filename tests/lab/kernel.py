@@ -63,7 +63,7 @@ def cached() -> Kernel:
 
 
 def fetch(newest: bool = False) -> Kernel:
-    """The cached kernel, fetched first if there is none or the `newest` one is asked for."""
+    """The cached kernel, fetched first if there is none or the `newest` one is requested."""
     with locked():
         if not newest and any(CACHE.glob("kernel-*")):
             return cached()

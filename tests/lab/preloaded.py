@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
-# What the agent imports only when it runs, beside its drivers.
+# What the agent imports only when it runs, next to its drivers.
 WITH_AGENT = ("uvicorn.loops.asyncio", "uvicorn.protocols.http.httptools_impl")
 DRIVERS = "netplugin.backends"
 _MAX_BYTES = 1 << 17

@@ -263,7 +263,7 @@ def qemu_args(needs: Needs, parts: Parts, share: Path, ends: Ends) -> list[str]:
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         # One thread for all CPUs, as a precaution: a few guests of several CPUs with a thread for each
         # stood, and why is not known. It could not be made to happen: of 74 small guests with 2 or 4
-        # CPUs beside load none did (95 %: less than 4.9 %).
+        # CPUs on a busy machine none did (95 %: less than 4.9 %).
         *("-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=single"),
         # With five levels of page tables the IOMMU's addresses do not fit.
         *("-cpu", "max,la57=off", "-smp", str(needs.cpus), "-m", str(needs.memory_mb)),
@@ -297,8 +297,8 @@ def _nic(number: int, nic: Nic) -> list[str]:
 
 
 def kernel_command_line(needs: Needs) -> str:
-    # A tick that repeats by itself: of one that is set anew each time, the emulation loses one once in
-    # many runs, and that CPU then sleeps for ever.
+    # A tick that repeats by itself: of one that is set again each time, the emulation loses one once in
+    # many runs, and that CPU then sleeps without end.
     ticks = "nohz=off highres=off"
     # A guest that stands is sent an NMI, to hear where it stands.
     words = f"console=ttyS0 {QUICK_BOOT} {ticks} unknown_nmi_panic intel_iommu=on"

@@ -53,7 +53,7 @@ class Parts:
 
 
 def fetch(newest: bool = False) -> Parts:
-    """The cached parts, fetched first if there are none or the `newest` are asked for."""
+    """The cached parts, fetched first if there are none or the `newest` are requested."""
     if platform.machine() != "x86_64":
         raise LabError(f"the guest is an x86_64 machine, and this one is {platform.machine()}")
     # The guests in the guest, which has no network to fetch it from.
@@ -87,7 +87,7 @@ def _fetch_emulator(apt: PrivateApt, scratch: Path) -> None:
     suite = f"{release}-backports"
     apt.add_suite(release, suite)
     wanted = {package.name: str(package) for package in apt.missing(EMULATOR, suite)}
-    # Those the machine has from there already are wanted too.
+    # Those the machine has from there already are requested too.
     wanted = {name: f"{name}/{suite}" for name in WITH_EMULATOR} | wanted
     # Without its epoch: a colon separates directories in LD_LIBRARY_PATH.
     version = apt.candidate(EMULATOR, suite).rpartition(":")[2]

@@ -72,7 +72,7 @@ def test_waits():
     signal.pause()
 """
 
-# In the first guest the second test takes the only CPU for ever, as a kernel that hangs would: in real
+# In the first guest the second test takes the only CPU without end, as a kernel that hangs would: in real
 # time, without the share that Linux 6.12 keeps for other processes.
 STANDS = """
 import os

@@ -405,7 +405,7 @@ def test_libvirt_starts_a_domain_with_it_and_leaves_it_to_us(pf: str, agent: Pri
         assert interface.get("managed") in (None, "no")
         [mine] = [v for v in agent.get("/v1/vfs")[1] if v["pci_address"] == address]
         assert mine["state"] == "allocated", "QEMU has its vfio group open"
-        # libvirt sets the VLAN once more, without its priority: that is put right.
+        # libvirt sets the VLAN once more, without its priority: that is repaired.
         wait_for(lambda: vf_info(pf)[0]["vlan_list"][0].get("qos") == 3, DEADLINE_S, "the priority")
         assert agent.call("DELETE", "/v1/ports/nic1")[0] == 409
         put(agent, "nic1", make_spec(vf={"vlan_qos": 3}))
@@ -444,7 +444,7 @@ def test_libvirt_takes_a_vf_with_a_virtio_nic_beside_it(pf: str, agent: PrivateA
     assert whole_state(pf, functions()) == before
 
 
-# -- a virtio NIC beside the VF --------------------------------------------------------------------
+# -- a virtio NIC next to the VF --------------------------------------------------------------------
 
 
 def answered(log: Path) -> list[int]:

@@ -87,7 +87,7 @@ def test_the_wire_and_the_vm_through_a_vf_and_back(
     pf: str, ovs: PrivateOvs, process: Driven, far: str
 ) -> None:
     before = whole_state(pf, functions())
-    # It looks by itself only when it is told: by OVS, by vswitchd, by the kernel.
+    # It looks by itself only when it is notified: by OVS, by vswitchd, by the kernel.
     worker = BackendWorker(
         process.reconciler,
         Supervisor(),

@@ -52,7 +52,7 @@ def _nothing(*_: Any) -> None:
 
 @dataclass
 class FakeHost:
-    """What the host has. Tests may change ``ports`` at any time, as a stranger with root would.
+    """What the host has. Tests may change ``ports`` at any time, as another program with root would.
 
     ``on_observe(ports)`` and ``on_apply(change)`` are called before each read and each change; what
     they raise is what the host refuses with. A change may also be made to vanish: see ``forgetful``.

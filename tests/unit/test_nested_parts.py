@@ -1,4 +1,4 @@
-"""The parts of the nested testbed that need no guest: what it is told, and what is told of it."""
+"""The parts of the nested testbed that need no guest: what it is given, and what it reports."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_skips_reason_is_a_tuple_again() -> None:
 
 
 class Says:
-    """A guest that says some things."""
+    """A guest that prints these lines."""
 
     def __init__(self, *events: str | Exception) -> None:
         self._events: Iterator[str | Exception] = iter(events)
@@ -251,7 +251,7 @@ class Watch:
 
 
 def qmp(theirs: Ends, answers: dict[str, str]) -> Thread:
-    """QEMU's monitor, which ends when it is told to inject an NMI."""
+    """QEMU's monitor, which ends when it is asked to inject an NMI."""
 
     def serve() -> None:
         with theirs.monitor.makefile("rwb", 0) as stream:

@@ -1,1 +1,1 @@
-"""Tests that measure the machine or change what all share, so that nothing may run beside them."""
+"""Tests that measure the machine or change what all share, so that nothing may run next to them."""

@@ -1,4 +1,4 @@
-"""A matrix on real parts: tcpreplay, ports of two backends, VNFs on them, evidence that closes."""
+"""A matrix on real parts: tcpreplay, ports of two backends, VNFs on them, loss attribution that closes."""
 
 from __future__ import annotations
 

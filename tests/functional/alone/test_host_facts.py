@@ -220,7 +220,7 @@ def test_what_a_real_libvirt_says(machine: Machine) -> None:
 
 
 def test_the_emulators_affinity_is_that_of_its_thread(machine: Machine) -> None:
-    """libvirt goes on saying what was asked for."""
+    """libvirt goes on saying what was requested."""
     pid = int(Path(f"/run/libvirt/qemu/{NAME}.pid").read_text())
     before = os.sched_getaffinity(pid)
     try:

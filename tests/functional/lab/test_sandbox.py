@@ -25,7 +25,7 @@ READY_DEADLINE_S = 120.0
 END_DEADLINE_S = 60.0
 MARK = "NETPLUGIN_LAB_MARK"
 NAMESPACES = ("mnt", "net", "pid", "ipc", "uts")
-# Of programs that the unit tests start beside these.
+# Of programs that the unit tests start next to these.
 OF_OTHERS = "/run/netplugin-vnf-"
 WRITTEN_TO = ("/run", "/dev", "/sys/class/net", "/etc/libvirt", *map(str, sandbox.PRIVATE))
 # Everything that could stay: daemons, QEMU, an orphan, links, a namespace, mounts, files, pages.

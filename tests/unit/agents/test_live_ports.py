@@ -1,4 +1,4 @@
-"""Calls about ports that do not work, or whose backend is away: what stays, what is said."""
+"""Calls about ports that do not work, or whose backend is away: what stays, what is reported."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_change_that_broke_a_port_goes_back(client: Client, running: Agent) 
 
 
 def test_a_filter_changes_on_a_network_that_is_not_configured_any_more(tmp_path: Path) -> None:
-    """The rest of the spec was accepted once; only its filter is asked for anew."""
+    """The rest of the spec was accepted once; only its filter is requested again."""
 
     class Configured(FakeBackend):
         networks: tuple[str, ...] = ("physnet1",)

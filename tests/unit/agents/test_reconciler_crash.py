@@ -137,7 +137,7 @@ class Unclaiming(FakeBackend):
             or (i.spec is not None and self.there.vfs.get(i.port_id, ()) != i.claims)
             or (i.spec is not None and self.there.stamps.get(i.port_id, "") != i.stamp)
         ]
-        # A VF that one gives back may be what another takes.
+        # A VF that one returns may be what another takes.
         changes.sort(key=lambda change: (len(change.claims), change.ports))
         return Plan(tuple(changes))
 
@@ -225,7 +225,7 @@ class World:
     # -- what must hold --------------------------------------------------------------------------
 
     def assert_claims_are_unique(self) -> None:
-        """In the file, each thing once, and only things of ports that are there."""
+        """In the file, each object once, and only things of ports that are there."""
         db = sqlite3.connect(self.path)
         rows = db.execute("SELECT key, port_id FROM claims").fetchall()
         ids = {port_id for (port_id,) in db.execute("SELECT port_id FROM ports")}

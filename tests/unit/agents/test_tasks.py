@@ -841,12 +841,14 @@ def test_an_unreachable_name_is_no_crash(journal: ToldJournal) -> None:
             await made.start(Application())
             await made.accept("t1", url, "PUT", "/v1/ports/a", b"{}")
             await journal.until(lambda task: task.attempts >= 2)
+            task = journal.get("t1")
+            assert task is not None and task.state is TaskState.DONE, "it is tried again"
             await made.stop()
 
         run(scenario)
 
 
-# -- the journal's bounds and its clock ----------------------------------------------------------------
+# -- the journal's bounds and its clock -----------------------------------------------------------
 
 
 def journalled(number: int, body: bytes = b"{}") -> JournalledTask:
@@ -880,7 +882,7 @@ def test_bodies_count_until_they_are_carried_out(tmp_path: Path) -> None:
 
 
 class Machine:
-    """A clock of the time of day that steps, and one that begins anew with each boot."""
+    """A clock of the time of day that steps, and one that begins again with each boot."""
 
     def __init__(self) -> None:
         self.boot, self.up, self.today = "one", 100.0, 1_700_000_000.0

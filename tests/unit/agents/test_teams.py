@@ -1,4 +1,4 @@
-"""A VF with a virtio NIC beside it: both or none, whatever fails and wherever the agent dies."""
+"""A VF with a virtio NIC next to it: both or none, whatever fails and wherever the agent dies."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def test_what_cannot_be_settled_now_is_settled_later(tmp_path: Path, hosts: Host
         asyncio.run(running.service.teams.settle())
         assert hosts.ports() == {BESIDE}
         hosts.soft.on_apply = lambda change: None
-        # A standby that its lane still has at hand is left for the next comparison.
+        # A standby that its worker still has available is left for the next comparison.
         deadline = time.monotonic() + DEADLINE_S
         while running.store.records() and time.monotonic() < deadline:
             asyncio.run(running.service.teams.settle())

@@ -1,4 +1,4 @@
-"""The lane: calls in order and in batches, looks in between, and an answer for everyone."""
+"""The worker: calls in order and in batches, looks in between, and an answer for everyone."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def in_time() -> float:
 
 
 class Scripted:
-    """Stands in for the reconciler: keeps what it is told to do, and does what a test says."""
+    """Stands in for the reconciler: keeps what it is asked to do, and does what a test says."""
 
     def __init__(self) -> None:
         self.backend = SimpleNamespace(name="scripted", watch=lambda wake: None)
@@ -120,7 +120,7 @@ def scripted() -> Scripted:
 
 @pytest.fixture
 def held(scripted: Scripted) -> Iterator[tuple[BackendWorker, threading.Event]]:
-    """A running lane that is busy with one operation until the event is set."""
+    """A running worker that is busy with one operation until the event is set."""
     worker, busy, go_on = (
         make(scripted, batch_size=4, max_waiting=8),
         threading.Event(),
@@ -311,7 +311,7 @@ def test_a_try_that_fails_unexpectedly_is_answered_once(scripted: Scripted, cloc
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """Time that passes when a test lets it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -454,7 +454,7 @@ def test_a_delete_goes_behind_a_put_that_still_waits(tmp_path: Path) -> None:
 
 
 def turn(worker: BackendWorker) -> bool:
-    """What the lane's thread would do next, if anything."""
+    """What the worker's thread would do next, if anything."""
     due = worker.idle_s() == 0
     assert worker.turn() == due
     return due
@@ -561,7 +561,7 @@ def test_a_look_that_wakes_looks_leaves_most_of_the_time(scripted: Scripted, clo
     assert worker.idle_s() == 5.0
 
 
-# -- errands -----------------------------------------------------------------------------------------
+# -- jobs -----------------------------------------------------------------------------------------
 
 
 def test_one_job_too_many_is_refused(held: tuple[BackendWorker, threading.Event]) -> None:
@@ -705,7 +705,7 @@ def test_a_stop_tells_whether_the_thread_has_ended(
 def test_locks_are_given_back_once_nothing_is_in_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
-    """Another agent that waits for them would work beside what is in progress."""
+    """Another agent that waits for them would work while these are in progress."""
     monkeypatch.setattr(service_module, "_STOP_S", 0.0 if hangs else DEADLINE_S)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -742,7 +742,7 @@ def test_a_stop_answers_who_waits_for_a_look(held: tuple[BackendWorker, threadin
 def test_a_stop_is_not_held_up_by_callers_that_are_gone(
     held: tuple[BackendWorker, threading.Event],
 ) -> None:
-    """The server cancels what it does not want to wait for, and then stops the lanes."""
+    """The server cancels what it does not want to wait for, and then stops the workers."""
     worker, go_on = held
     gone, there = put("p1"), put("p2")
     worker.submit(gone, there)

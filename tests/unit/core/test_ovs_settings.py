@@ -1,4 +1,4 @@
-"""The [ovs] options as a value: what is wrong is said when the agent starts, naming the option."""
+"""The [ovs] options as a value: what is wrong is reported when the agent starts, naming the option."""
 
 from __future__ import annotations
 

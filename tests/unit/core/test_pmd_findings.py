@@ -1,4 +1,4 @@
-"""What is said of queues on PMD threads."""
+"""What is reported of queues on PMD threads."""
 
 from __future__ import annotations
 

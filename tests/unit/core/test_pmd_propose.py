@@ -130,7 +130,7 @@ def test_two_heavy_queues_are_parted() -> None:
 
 
 def test_queues_are_swapped_where_no_single_move_helps() -> None:
-    """Nor does beginning anew with the largest, which comes to the same 70 %."""
+    """Nor does beginning again with the largest, which comes to the same 70 %."""
     now = state(
         core(2, queue("a", 0, 30), queue("b", 0, 20), queue("c", 0, 20)),
         core(3, queue("d", 0, 30), queue("e", 0, 20)),

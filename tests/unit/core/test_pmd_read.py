@@ -116,7 +116,7 @@ def test_unpolled_queues_are_found_when_all_threads_are_isolated() -> None:
     rows = {name: interface(name, options={"n_rxq": "2"}) for name in ("null0", "null1")}
     found = state(OLD, rows, "rxq-show-unpolled.txt")
     assert [(q.port, q.queue) for q in found.unpolled] == [("null1", 1)]
-    # What a NIC was asked for may be more than it has: OVS polls all, as long as a thread is open.
+    # What was requested of a NIC may be more than it has: OVS polls all, as long as a thread is open.
     more = {"null0": interface("null0", options={"n_rxq": "8"})}
     assert state(OLD, more).unpolled == ()
 

@@ -69,7 +69,7 @@ def plan_of(name: str) -> TuningPlan:
 
 
 def ovs(**other_config: str) -> Live:
-    """With these keys beside; ``_`` in a name is ``-``."""
+    """With these keys added; ``_`` in a name is ``-``."""
     keys = {name.replace("_", "-"): value for name, value in other_config.items()}
     return Live(ovs=OvsLive("3.1.0", "DPDK 22.11.7", True, {"dpdk-init": "true", **keys}))
 

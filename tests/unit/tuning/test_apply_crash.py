@@ -79,7 +79,7 @@ def run_until(
 
 
 def fresh(journal: Path, applied: bool, refused: bool = False) -> FakeMachine:
-    """Two VFs where four are wanted, so that what is between is none."""
+    """Two VFs where four are requested, so that what is between is none."""
     journal.unlink(missing_ok=True)
     host = FakeMachine(vfs=2)
     if refused:

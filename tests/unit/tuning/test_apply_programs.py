@@ -131,7 +131,7 @@ def test_an_irqbalance_that_does_not_know_the_list_is_told_so(host: FakeMachine)
     host.kernel.change({IRQBALANCE.path: listed})
     with pytest.raises(HostError, match="does not know"):
         host.machine.write(IRQBALANCE, "1,3-7")
-    # What the fix asked for will do.
+    # What the fix requests will do.
     host.kernel.change({IRQBALANCE.path: "IRQBALANCE_BANNED_CPUS=fa\n"})
     host.machine.write(IRQBALANCE, "1,3-7")
     assert host.machine.value(IRQBALANCE, host.machine.read(IRQBALANCE)) == "1,3-7"

@@ -1,4 +1,4 @@
-"""tuned: the profile that sets more than it is asked for, and files that go back to the letter."""
+"""tuned: the profile that sets more than is requested, and files that go back to the letter."""
 
 from __future__ import annotations
 

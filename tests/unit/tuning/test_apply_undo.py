@@ -70,7 +70,7 @@ def test_a_boot_undoes_what_is_the_kernel_s(host: FakeMachine, journal: Path) ->
     before = host.state()
     host.apply(journal)
     after = host.state()
-    # The kernel starts anew, with other interrupts under the old numbers; disks keep what they have.
+    # The kernel starts again, with other interrupts under the old numbers; disks keep what they have.
     for path, text in after[0].items():
         if not path.startswith("/etc/"):
             host.kernel.tree.files[path] = before[0].get(path, text)
@@ -92,7 +92,7 @@ def test_after_a_boot_an_interrupt_has_a_first_value_anew(host: FakeMachine, jou
     assert host.kernel.tree.files[MOVED] == "1\n"
 
 
-# -- the journal ---------------------------------------------------------------------------------------
+# -- the journal ----------------------------------------------------------------------------------
 
 
 def test_only_one_at_a_time(host: FakeMachine, journal: Path) -> None:

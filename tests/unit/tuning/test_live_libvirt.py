@@ -1,4 +1,4 @@
-"""libvirt is asked by a program of its own: what it tells, what it refuses, and that none waits for ever."""
+"""The program that asks libvirt: what it reports and refuses, and that nobody waits for it without end."""
 
 from __future__ import annotations
 

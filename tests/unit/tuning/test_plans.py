@@ -216,7 +216,7 @@ def test_a_node_has_memory_for_whole_vms() -> None:
 
 
 def test_memory_of_whole_vms_is_where_their_cores_are() -> None:
-    """Node 0 has one VM core beside 13 and 10 on the others: a VM's room there would be taken from them."""
+    """Node 0 has one VM core next to 13 and 10 on the others: a VM's room there would be taken from them."""
     plan = plan_of("intel-snc")
     given = {pages.node: pages.vm_mb // 16384 for pages in plan.pages}
     assert [(s.node, len(s.vm)) for s in plan.partition.nodes] == [(0, 1), (1, 0), (2, 13), (3, 10)]

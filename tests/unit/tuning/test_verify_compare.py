@@ -1,4 +1,4 @@
-"""Two runs beside each other: what the samples show is said, and nothing else."""
+"""Two runs side by side: what the samples show is reported, and nothing else."""
 
 from __future__ import annotations
 

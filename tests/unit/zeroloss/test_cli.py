@@ -80,7 +80,7 @@ def test_verdicts_with_and_without_a_number(
     assert (result["zero_loss_pps"] is not None) == number
     printed = capsys.readouterr().out
     assert printed.startswith(f"verdict    {verdict}: ")
-    # The goal stands beside the number, or beside the word that there is none.
+    # The goal stands next to the number, or next to the word that there is none.
     [line] = [line for line in printed.splitlines() if line.startswith("zero-loss ")]
     assert "no frame lost, 1 x 60 s, bounds within 0.500%" in line
     assert ("pps  (" in line) == number and ("no rate" in line) == (not number)
@@ -270,7 +270,7 @@ def test_evaluate_against_known_answers(capsys: pytest.CaptureFixture[str]) -> N
     assert ours["traffic_s"] <= 61 < abort["traffic_s"] < binary["traffic_s"]
     assert abs(ours["error"]) <= 0.005 and ours["p_soak"] == 0
     assert limited["verdicts"] == {"generator_limited": 6} and limited["median_pps"] is None
-    # A plain search believes a generator that sent a fifth of what was asked.
+    # A plain search assumes a generator that sent a fifth of what was asked.
     assert fooled["verdicts"] == {"ndr": 6} and fooled["median_pps"] > 14e6
 
 

@@ -46,7 +46,7 @@ def judged(before: dict[str, Any] | None, after: dict[str, Any] | None) -> tuple
     return cell.finding, found.status
 
 
-# -- equal, lower, higher ----------------------------------------------------------------------------
+# -- equal, lower, higher -------------------------------------------------------------------------
 
 rates = st.lists(st.floats(1e4, 1e8), min_size=1, max_size=12)
 
@@ -89,7 +89,7 @@ def test_a_drop_within_the_tolerance_is_none() -> None:
     before, after = answering([4.2e6] * 7), answering([4.17e6] * 7)
     assert compare(one(before), one(after)).status == 0
     assert compare(one(before), one(after), ComparisonLimits(tolerance=0.006)).status == 1
-    # Bounds 0.5 % apart: answers that close are the same answer, whatever is asked for.
+    # Bounds 0.5 % apart: answers that close are the same answer, whatever is requested.
     near = answering([4.195e6] * 7)
     assert compare(one(before), one(near), ComparisonLimits(tolerance=0.0)).status == 0
 
@@ -124,7 +124,7 @@ def test_how_sharp_a_limit_is() -> None:
     assert not sharp(name="noisy", can_abort=False)
 
 
-# -- verdicts ----------------------------------------------------------------------------------------
+# -- verdicts -------------------------------------------------------------------------------------
 
 
 def limited() -> dict[str, Any]:
@@ -178,7 +178,7 @@ def test_floors_among_the_repeats_count_as_no_rate() -> None:
     assert compare(one(before), one(answering([*lower, None, None]))).status == 1
 
 
-# -- what may be compared ------------------------------------------------------------------------------
+# -- what may be compared -------------------------------------------------------------------------
 
 
 def test_another_goal_is_refused() -> None:
@@ -218,7 +218,7 @@ def test_what_is_doubtful_is_said_and_does_not_decide() -> None:
     assert any(doubt.startswith("VNF's name: testpmd, then vpp") for doubt in doubts)
 
 
-# -- the rates of error ---------------------------------------------------------------------------------
+# -- the rates of error ---------------------------------------------------------------------------
 
 
 def pool(name: str, slower: float, count: int) -> list[dict[str, Any]]:
@@ -260,7 +260,7 @@ def test_equal_sharp_devices_give_no_alarm_and_a_small_drop_is_found() -> None:
     assert regressions(same, lower, 1, 1, 30) == 1
 
 
-# -- the command ----------------------------------------------------------------------------------------
+# -- the command ----------------------------------------------------------------------------------
 
 
 def folders(tmp_path: Path, before: RunRecord, after: RunRecord) -> tuple[str, str]:

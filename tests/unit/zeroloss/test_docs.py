@@ -1,4 +1,4 @@
-"""The commands of docs/zeroloss.md, as they stand there, with what they print."""
+"""The commands of docs/zeroloss.md, as they are listed, with what they print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evidence: the sum closes, what is not explained is shown, and counts that go back are an error."""
+"""Loss attribution: the sum closes, what is not explained is shown, and counts that go back are an error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Counted(DropCounters):
 
 
 class Told(Generator):
-    """A generator that measures what it is told."""
+    """A generator that measures what it is asked to."""
 
     def __init__(self, measured: Measurement) -> None:
         self.measured, self.closed = measured, 0

@@ -1,4 +1,4 @@
-"""The bench of a hypervisor against a made-up agent: what it asks for, gives back, and refuses."""
+"""The bench of a hypervisor against a made-up agent: what it asks for, returns, and refuses."""
 
 from __future__ import annotations
 

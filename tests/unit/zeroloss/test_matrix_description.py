@@ -1,4 +1,4 @@
-"""A run description: every mistake is said with the file, the line and the field; what it means in cells."""
+"""A run description: each mistake is reported with file, line and field; what it means in cells."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ PRECISION = 0.005
 
 # -- stateful batch ------------------------------------------------------------------------------
 
-#: File, rate that -m asked for, seconds of -d.
+#: File, rate that -m requested, seconds of -d.
 STF = {
     "stf_clean": (20e3, 20),
     "stf_dut_drop": (60e3, 20),
@@ -110,7 +110,7 @@ def test_stf_that_did_not_end() -> None:
 STL = {
     "stl_clean_38kpps": (38e3, 5),
     "stl_dut_drop_45kpps": (45e3, 5),
-    # 50 kpps, and a latency stream of 1,000 beside it.
+    # 50 kpps, and a latency stream of 1,000 next to it.
     "stl_own_receiver_drops_50kpps": (51e3, 6),
     "stl_queue_drop_1mpps": (1e6, 5),
     # 8 Mpps and a latency stream of 1,000.

@@ -1,6 +1,6 @@
 """VPP as a VNF: its configuration, what is asked of it, and what its counters say.
 
-The VPP here is a stand-in at the edge of its API: it keeps what it is told and answers as the real one.
+The VPP here is a stand-in at the edge of its API: it keeps what it is given and answers as the real one.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ time.sleep(60)
 
 @pytest.fixture
 def vm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Programs that stand in for ssh and vpp; what ssh was called with is in ``log``."""
+    """Programs that replace ssh and vpp; what ssh was called with is in ``log``."""
     for name, text in (("ssh", SSH), ("vpp", VPP)):
         program = tmp_path / name
         program.write_text(text)
@@ -192,7 +192,7 @@ def test_vpp_on_this_machine_makes_its_interfaces(
     vm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand = Stand()
-    # Both would be interface 7: as many links and queues as it is asked for.
+    # Both would be interface 7: as many links and queues as are requested of it.
     monkeypatch.setattr(stand, "dump", lambda message, **fields: _details(fields["sw_if_index"]))
     monkeypatch.setattr(vpp, "StatsSegment", lambda socket: Told("", DUMP))
     ports = (

@@ -24,7 +24,7 @@ SECOND = Flow.make(TWO, 120, "in_port=2,udp,tp_dst=68", "drop")
 
 @pytest.fixture
 def table(switch: PrivateOvs, ovs: OvsHost) -> Iterator[OvsHost]:
-    """A bridge with the flow of a stranger."""
+    """A bridge with the flow of another program."""
     ovs.db.write([bridge(BRIDGE), port(BRIDGE, "flows-p")], soon())
     switch.ofctl("-O", "OpenFlow14", "add-flow", _socket(switch), "cookie=7,priority=1,actions=drop")
     yield ovs

@@ -68,7 +68,7 @@ class Bridge:
 
 
 class Model:
-    """What OVS holds. Foreign things are ports without a mark and flows without our cookie."""
+    """What OVS holds. Foreign objects are ports without a mark and flows without our cookie."""
 
     def __init__(self, settings: OvsSettings = SETTINGS, layout: Layout = tunnels.LAYOUT) -> None:
         self.settings = settings

@@ -1,4 +1,4 @@
-"""Wishes and hosts for hypothesis: ports of every kind, drift of every kind, and foreign things."""
+"""Requests and hosts for hypothesis: ports of every kind, drift of every kind, and foreign objects."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def specs(draw: st.DrawFn) -> PortSpec:
 
 @st.composite
 def scenes(draw: st.DrawFn) -> tuple[Model, list[Intent]]:
-    """A host with ports of ours, foreign bridges, ports and flows, and drift of every kind; wishes.
+    """A host with ports of ours, foreign bridges, ports and flows, and drift of every kind; requests.
 
-    What is wished for may be on networks whose peers have changed since.
+    What is requested may be on networks whose peers have changed since.
     """
     model = Model()
     if draw(st.booleans()):
@@ -115,7 +115,7 @@ def scenes(draw: st.DrawFn) -> tuple[Model, list[Intent]]:
     return model, draw(intents_on(networks | changed))
 
 
-#: How a stranger breaks a port of ours, each a function of its row.
+#: How another program breaks a port of ours, each a function of its row.
 BREAKS = {
     "tag": lambda row: replace(row, tag=None),
     "mode": lambda row: replace(row, vlan_mode="trunk"),
@@ -133,7 +133,7 @@ BREAKS = {
 
 
 def _without(ids: Any) -> dict[str, str]:
-    """What is left when somebody takes away the ids but those that say whose it is."""
+    """What is left when somebody takes away the ids but those that name its owner."""
     kept = ("netplugin-port", "netplugin-backend", "netplugin-uplink", "netplugin-tunnel")
     return {key: value for key, value in ids.items() if key in kept}
 

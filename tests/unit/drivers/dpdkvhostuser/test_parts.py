@@ -1,4 +1,4 @@
-"""The small parts of the backend: policers, offload, what is learned, and what is told of a host."""
+"""The small parts of the backend: policers, offload, what is learned, and what is reported of a host."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from netplugin.host.ovs_underlay import Underlay, problem
 from netplugin.host.vxlan import overhead
 from netplugin.pmd.settings import threads_by_node
 
-# -- policers ----------------------------------------------------------------------------------------
+# -- policers -------------------------------------------------------------------------------------
 
 
 def test_rates_become_bytes_for_what_is_received_and_kbit_for_what_is_sent() -> None:
@@ -58,7 +58,7 @@ def test_a_policer_that_vswitchd_refused_is_seen() -> None:
     assert policer_refused(shown, None)
 
 
-# -- userspace TSO -----------------------------------------------------------------------------------
+# -- userspace TSO --------------------------------------------------------------------------------
 
 
 def _root(version: str | None, tso: str = "true") -> OvsRoot:
@@ -89,7 +89,7 @@ def test_without_tso_nothing_is_refused() -> None:
         assert usability.refuse_tunnels(root) is None and not usability.nic_must_segment(root)
 
 
-# -- old actions -------------------------------------------------------------------------------------
+# -- old actions ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_port_that_comes_or_goes_costs_the_others_no_purge() -> None:
 
 
 def test_a_purge_that_failed_is_planned_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flows are as wanted by then: nothing else would be left to do."""
+    """The flows are as desired by then: nothing else would be left to do."""
     mirror = SimpleNamespace(
         root=OvsRoot(ovs_version="3.1.0"), bridge=lambda name: name, port=lambda name: None
     )
@@ -173,7 +173,7 @@ def test_a_nic_that_cannot_segment_is_found_and_told() -> None:
     assert fault(row, seen, VswitchdFacts(_root("3.3.0"))) is None
 
 
-# -- what was learned --------------------------------------------------------------------------------
+# -- what was learned -----------------------------------------------------------------------------
 
 # Captured from OVS 3.1.0, `ovs-ofctl -O OpenFlow14 --no-stats --no-names dump-flows`.
 LEARNED = """\
@@ -223,7 +223,7 @@ def test_a_networks_flows_have_a_cookie_of_their_own_and_what_is_learned_another
     assert all(isinstance(flow, Flow) for flow in alone)
 
 
-# -- the underlay ------------------------------------------------------------------------------------
+# -- the underlay ---------------------------------------------------------------------------------
 
 
 def test_what_vxlan_adds_is_said_once() -> None:
@@ -236,7 +236,7 @@ def test_a_bridge_whose_nics_are_all_broken_is_no_underlay() -> None:
     assert error and error.code == "backend_unavailable" and "dpdk0: no" in error.detail
 
 
-# -- what is told ------------------------------------------------------------------------------------
+# -- what is reported -----------------------------------------------------------------------------
 
 
 def _row(name: str, bridge: str, queues: int = 1, mtu: int = 1500, **columns: object) -> OvsPort:

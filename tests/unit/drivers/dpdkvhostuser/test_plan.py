@@ -1,4 +1,4 @@
-"""Planning is pure: properties that hold of any wishes on any host."""
+"""Planning is pure: properties that hold of any requests on any host."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_removing_all_leaves_no_trace(scene: tuple[Model, list[Intent]]) -> None
     assert not any(qos.owner for qos in host.qos.values())
 
 
-# -- single cases ------------------------------------------------------------------------------------
+# -- single cases ---------------------------------------------------------------------------------
 
 
 def test_the_last_vhost_sockets_go_to_the_first_ports() -> None:
@@ -252,7 +252,7 @@ def test_a_port_stays_where_it_is_when_its_network_has_another_bridge() -> None:
 
 
 def test_ports_say_that_their_bridge_was_made_for_a_network_of_another_name() -> None:
-    """It keeps its uplink, which nothing puts right until the operator says which network it is."""
+    """It keeps its uplink, which nothing repairs until the operator says which network it is."""
     model = Model()
     converge(model, [Intent("p", plain_spec(physical_network="net2"))])
     model.settings = replace(SETTINGS, bridge_mappings={"new": "br2"}, uplinks={}, bonds={})

@@ -1,4 +1,4 @@
-"""Any wishes on any host: networks of each type, rates, filters, and drift of every kind."""
+"""Any requests on any host: networks of each type, rates, filters, and drift of every kind."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def test_one_direction_changes_without_the_other() -> None:
     assert converge(model, wanted).observed["p"].details["egress_kbps"] is None
 
 
-# -- what is told ----------------------------------------------------------------------------------
+# -- what is reported -----------------------------------------------------------------------------
 
 
 def findings(model: Model) -> dict[str, Finding]:

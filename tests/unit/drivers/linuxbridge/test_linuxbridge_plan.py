@@ -1,4 +1,4 @@
-"""The driver on a model of the kernel: properties that hold of any wishes on any host."""
+"""The driver on a model of the kernel: properties that hold of any requests on any host."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def check_way_out(model: Model, spec: PortSpec, overlay: Overlay | None) -> None
 
 
 def kept_by_others(model: Model) -> set[str | None]:
-    """A bridge that a stranger's device is on stays, and its uplink with it."""
+    """A bridge that another program's device is on stays, and its uplink with it."""
     links = model.links.links
     kept = {link.master for link in links.values() if link.name == "veth0"}
     on_them = {link.name for link in links.values() if link.master in kept - {None}}

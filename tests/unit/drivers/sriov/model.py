@@ -312,7 +312,7 @@ class Model(VfKernel):
             vf.saved = None
 
     def drift(self, address: str, chance: random.Random) -> None:
-        """A stranger with root."""
+        """Another program with root."""
         vf = self.vf(address)
         vf.attributes = replace(
             vf.attributes,

@@ -34,7 +34,7 @@ from tests.unit.drivers.sriov.world import make_spec, two_nics
 
 
 class OtherVfs(Sriov):
-    """Another backend with the same pool of VFs, in a lane of its own."""
+    """Another backend with the same pool of VFs, in a worker of its own."""
 
     name: ClassVar[str] = "other"
 

@@ -209,7 +209,7 @@ class Machine(CrashMachine):
 
     @rule(number=st.integers(0, 8), seed=_SEED)
     def drift(self, number: int, seed: int) -> None:
-        """A stranger changes the VF of a port; never one that is free, which is not ours to mend."""
+        """Another program changes the VF of a port; never one that is free, which is not ours to mend."""
         holders = sorted(self.world.holders())
         there = [a for a in holders if a in self.world.model.addresses()]
         if there:

@@ -287,7 +287,7 @@ def test_a_flat_network_has_no_vlan(world: World) -> None:
 
 
 def test_a_vf_of_mlx5_goes_to_vfio_and_back_too(world: World) -> None:
-    """Only DPDK works beside mlx5_core: a VM has the VF by vfio, and libvirt binds nothing."""
+    """Only DPDK works next to mlx5_core: a VM has the VF by vfio, and libvirt binds nothing."""
     assert world.plug("a", make_spec(numa_node=1)) is None
     vf = world.vf_of("a")
     assert (vf.driver, vf.override) == (VFIO, VFIO)
@@ -303,7 +303,7 @@ def test_a_vf_of_mlx5_goes_to_vfio_and_back_too(world: World) -> None:
     world.assert_settled()
 
 
-# -- whose it is ---------------------------------------------------------------------------------
+# -- its owner ------------------------------------------------------------------------------------
 
 
 def test_a_delete_while_the_vm_runs_is_a_conflict_and_happens_when_it_has_stopped(
@@ -530,7 +530,7 @@ def test_a_trusted_vm_may_set_its_mac(world: World) -> None:
 def test_a_teamed_vf_has_its_mac_in_the_nic_only_while_a_vm_has_it(
     tmp_path: Path, driver: str, none: str
 ) -> None:
-    """While it is away the NIC must give the VM's frames to the virtio NIC beside it."""
+    """While it is away the NIC must give the VM's frames to the virtio NIC next to it."""
     world = World(tmp_path, ModelPf("0000:03:00.0", "eth3", total=1, driver=driver))
     spec = make_spec(vf={"teaming": True})
     assert world.plug("a", spec) is None
@@ -572,7 +572,7 @@ def test_the_mac_of_a_teamed_vf_stays_when_a_vm_starts_after_the_look(
     spec = make_spec(vf={"teaming": True})
     assert world.plug("a", spec) is None
     model, vf, address = world.model, world.vf_of("a"), world.address_of("a")
-    vf.attributes = replace(vf.attributes, mac=spec.mac, vlan=7)  # left of a VM, by a stranger
+    vf.attributes = replace(vf.attributes, mac=spec.mac, vlan=7)  # left of a VM, by another program
     looked = model.look
 
     def look() -> Any:

@@ -53,7 +53,7 @@ def two_nics() -> list[ModelPf]:
 
 
 def serve_all(reconciler: Reconciler, operations: Sequence[Operation], *, patient: bool = True) -> None:
-    """As the lane does: what is to be tried again is; just once more, if not ``patient``."""
+    """As the worker does: what is to be tried again is; just once more, if not ``patient``."""
     again = reconciler.serve(operations)
     while again:
         time.sleep(0.01 if patient else 0)

@@ -145,7 +145,7 @@ class Machine(CrashMachine):
 
     @rule(seed=st.integers(0, 1 << 16))
     def drift(self, seed: int) -> None:
-        """A stranger takes a port off OVS, or changes a VF that is somebody's."""
+        """Another program takes a port off OVS, or changes a VF that is somebody's."""
         dice, world = random.Random(seed), self.world
         bridge = world.switch.ovs.bridges.get(BRIDGE)
         if bridge and bridge.ports and dice.random() < 0.5:

@@ -1,4 +1,4 @@
-"""Ports of the vdpa backend through the real reconciler: relay, native, whose VF it is, what is told."""
+"""Ports of the vdpa backend through the real reconciler: relay, native, whose VF it is, what is reported."""
 
 from __future__ import annotations
 
@@ -504,7 +504,7 @@ def test_seven_vfs_are_given_once(world: VdpaWorld) -> None:
 
 
 def test_the_vfs_of_one_vm_are_on_different_nics(tmp_path: Path) -> None:
-    """A quarantine of a VF that is in use changes nothing of whose it is."""
+    """A quarantine of a VF that is in use changes nothing of its owner."""
     nics = [ModelPf(f"0000:0{n}:00.0", f"eth{n}", total=3) for n in (3, 4)]
     world = VdpaWorld(tmp_path, *nics)
     others = [f"0000:04:10.{n}" for n in range(2)]

@@ -1,4 +1,4 @@
-"""Native mode on a whole /sys tree: a NIC in switchdev mode with representors, beside one that is not."""
+"""Native mode on a whole /sys tree: a NIC in switchdev mode with representors, next to one that is not."""
 
 from __future__ import annotations
 

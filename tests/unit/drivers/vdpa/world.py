@@ -55,7 +55,7 @@ class ModelSwitch(Switch):
         self.ovs = OvsModel(settings, LAYOUT)
         self.reported = RELAY_ROOT
         self.opened: set[str] = set()
-        #: VFs that DPDK does not let go of with their port, and those that it was told to.
+        #: VFs that DPDK does not let go of with their port, and those that it was asked to.
         self.sticky: set[str] = set()
         self.detached: list[str] = []
         self.refuses_detach: HostError | None = None
@@ -123,7 +123,7 @@ class ModelSwitch(Switch):
         self.reconfigure()
 
     def reconfigure(self) -> None:
-        """Have open what the rows name, no more and no less; a row that fails says so."""
+        """Have open what the rows name, no more and no less; a row that fails reports it."""
         named = self.devices()
         for address in self.opened - named.keys() - self.sticky:
             self._close(address)
@@ -215,7 +215,7 @@ class VdpaWorld(World):
 
 
 class Both(VdpaWorld):
-    """The backends sriov and vdpa in one agent: two lanes, one store, the same NICs."""
+    """The backends sriov and vdpa in one agent: two workers, one store, the same NICs."""
 
     def start(self) -> None:
         super().start()
@@ -226,7 +226,7 @@ class Both(VdpaWorld):
         }
 
     def serve(self, *operations: Operation, crash_at: int | None = None) -> bool:
-        """Each backend's share in its lane, the one after the other."""
+        """Each backend's share in its worker, the one after the other."""
 
         def all_of_them() -> None:
             for name, reconciler in self.reconcilers.items():

@@ -98,7 +98,7 @@ def test_switchdev_and_its_representors(tmp_path: Path) -> None:
 
 
 def test_one_nic_is_read_again_and_the_others_stay_as_they_were_seen(tmp_path: Path) -> None:
-    """The look after a change: its NIC anew, with one request to the kernel and no list of links."""
+    """The look after a change: its NIC again, with one request to the kernel and no list of links."""
     build(tmp_path, FIRST, SECOND)
     reported = links(FIRST, SECOND)
     devices = parse_devices(["net1:eth0", "net2:eth1"])

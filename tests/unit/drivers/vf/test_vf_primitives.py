@@ -266,8 +266,10 @@ def test_drivers_are_written_where_the_kernel_reads_them(tmp_path: Path) -> None
 def test_what_is_not_there_needs_no_unbinding_and_no_reset(tmp_path: Path) -> None:
     build(tmp_path, Nic(vf_driver=None))
     (tmp_path / "bus/pci/devices/0000:03:10.1/reset").unlink()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     Vfs(tmp_path).unbind("0000:03:10.1")
     Vfs(tmp_path).reset("0000:03:10.1")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_device_that_a_vm_has_open_is_never_unbound(tmp_path: Path) -> None:

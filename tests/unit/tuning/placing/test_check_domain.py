@@ -1,4 +1,4 @@
-"""Each thing that can be wrong with a domain: found, with its status, and only then."""
+"""Each fault with a domain: found, with its status, and only then."""
 
 from __future__ import annotations
 

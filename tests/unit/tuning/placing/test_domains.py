@@ -1,4 +1,4 @@
-"""Placing through the agent: what it remembers, what it gives back, and who comes at the same time."""
+"""Placing through the agent: what it remembers, what it returns, and who comes at the same time."""
 
 from __future__ import annotations
 

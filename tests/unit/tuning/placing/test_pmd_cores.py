@@ -131,7 +131,7 @@ def test_housekeeping_cores_of_the_plan_are_not_taken() -> None:
 def test_each_node_of_a_nic_has_a_thread_or_the_call_is_refused(
     count: int, siblings: bool, least: int
 ) -> None:
-    """OVS would poll the NIC from the other node, and say so in its log alone."""
+    """OVS would poll the NIC from the other node, and report it in its log alone."""
     found = host("published", NIC, interface("dpdk1", "dpdk", 1))
     with pytest.raises(InvalidRequest, match="no PMD thread on NUMA node 1") as refused:
         choose_cores(count, siblings, found)
@@ -216,7 +216,7 @@ def test_what_is_chosen(
         assert taken
         return
     except InvalidRequest:
-        # A plan keeps a core of each node for emulator threads beside that for everything else.
+        # A plan keeps a core of each node for emulator threads in addition to that for everything else.
         cores = (14 if machine else 15) * len(nodes) - (16 if taken else 0)
         each = 2 if siblings else 1
         assert count > cores * each or count < len(nodes) * each
