@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -160,16 +161,26 @@ def test_after_a_restart_it_is_usable_once_its_bridges_are_there(switch: Private
     assert "again" in switch.appctl("ofproto/list") and ovs.usable().usable
 
 
-def test_a_vswitchd_that_has_not_read_the_database_is_not_usable(switch: PrivateOvs, ovs: OvsHost) -> None:
+def test_a_vswitchd_that_has_not_read_the_database_is_not_usable(
+    switch: PrivateOvs, ovs: OvsHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is looked at again with pauses, although the database refuses at once after a lost answer."""
     usable(ovs)
     ovs.db.write([bridge("unread")], soon())
     switch.kill_vswitchd()
     wait_for(lambda: not ovs.vswitchd.alive(), PATIENCE_S, "its end")
     switch.ovsdb.pause()
     try:
+        with pytest.raises(OperationTimeout):
+            ovs.db.write([bridge("unanswered")], time.monotonic() + SHORT_S)
+        caplog.set_level(logging.DEBUG, "netplugin.host.ovs")
+        begin = time.monotonic()
         switch.vswitchd.start()
         assert ovs.vswitchd.alive(PATIENCE_S)
         assert "not configured yet" in str(ovs.usable().reason)
+        wait_for(lambda: caplog.text.count("not settled yet") > 2, PATIENCE_S, "three attempts")
+        attempts = caplog.text.count("not settled yet")
+        assert attempts <= 1 + (time.monotonic() - begin) / 0.5
     finally:
         switch.ovsdb.resume()
     usable(ovs)
