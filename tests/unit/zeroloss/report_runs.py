@@ -24,9 +24,8 @@ from netplugin_zeroloss.journal import (
     read_run,
 )
 from netplugin_zeroloss.report.figures import report_of
-from netplugin_zeroloss.report.machine import csv_text, json_text
 from netplugin_zeroloss.report.published import PublishedRelation, zstack
-from netplugin_zeroloss.report.table import markdown
+from netplugin_zeroloss.report.table import csv_text, json_text, markdown
 from netplugin_zeroloss.search.result import result_of, spread
 from netplugin_zeroloss.search.search import run_search
 from netplugin_zeroloss.search.trials import SearchPlan

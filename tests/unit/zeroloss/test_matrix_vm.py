@@ -8,9 +8,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from netplugin_zeroloss.matrix.agent_bench import wait_for_ssh
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.description import RunDescription
-from netplugin_zeroloss.matrix.vm import wait_for_ssh
 from netplugin_zeroloss.values import UnusableInput
 
 from netplugin.api.errors import HostError

@@ -15,15 +15,17 @@ from hypothesis import strategies as st
 from netplugin_zeroloss.journal import NO_BACKEND, Cell, Part, read_run
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.figures import Report, report_of
-from netplugin_zeroloss.report.machine import COLUMNS, csv_text, json_text
 from netplugin_zeroloss.report.page import FILES
 from netplugin_zeroloss.report.published import PublishedRelation, beside, zstack
 from netplugin_zeroloss.report.table import (
+    COLUMNS,
     cpu_text,
+    csv_text,
     escape,
     figure_text,
     grids,
     interval_text,
+    json_text,
     markdown,
 )
 from netplugin_zeroloss.values import strict_goal

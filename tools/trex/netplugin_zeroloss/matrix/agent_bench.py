@@ -1,18 +1,24 @@
-"""Checks before a run: the agent is ready, its backends support the cells, and the VNF programs exist."""
+"""Cells on a hypervisor: the checks before a run, the set-up through the agent, and the VM."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
+
+from lxml import etree
 
 from netplugin.api.client import Client
 from netplugin.api.errors import NetpluginError
 from netplugin.api.models import BackendInfo, Binding, Port
 from netplugin.data_path import DataPath, NoDataPath, data_path
+from netplugin.host.processes import run
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.journal import Cell, Part
@@ -31,7 +37,7 @@ from netplugin_zeroloss.matrix.bench import (
 from netplugin_zeroloss.matrix.cells import Ceilings, CellTask
 from netplugin_zeroloss.matrix.description import End, RunDescription, ssh_of
 from netplugin_zeroloss.matrix.ports import Ports, taken
-from netplugin_zeroloss.matrix.vm import DomainRunner, wait_for_ssh
+from netplugin_zeroloss.matrix.yaml_model import read_text
 from netplugin_zeroloss.values import TrialRequest, UnusableInput
 from netplugin_zeroloss.vnf import choose as vnfs
 from netplugin_zeroloss.vnf.contract import LocalMachine, TestpmdDescription, Vnf, VnfPort, VppDescription
@@ -296,3 +302,82 @@ def _binding(port: Port) -> Binding:
     if port.binding is None:
         raise CellError(f"the agent gave no binding for port {port.port_id}")
     return port.binding
+
+
+# -- The VM of a cell: a libvirt domain of the operator, to which the agent adds NICs. -------------
+
+
+#: Timeout of one virsh call, in seconds.
+_CALL_S = 60.0
+#: Interval between attempts to reach a booting VM, in seconds.
+_LOOK_S = 0.5
+
+
+class DomainRunner:
+    """Starts and destroys a domain; its fixed name identifies the leftover of a killed run."""
+
+    def __init__(self, template: Path, uri: str, name: str) -> None:
+        """Read the template. Raises: UnusableInput if it is not a libvirt domain."""
+        self._uri, self._name = uri, name
+        self._xml = _named(read_text(template), name, str(template))
+
+    @property
+    def template(self) -> str:
+        """The domain XML without NICs, with the name replaced."""
+        return self._xml
+
+    def check(self) -> None:
+        """Check that libvirt responds. Raises: UnusableInput."""
+        try:
+            self._running()
+        except NetpluginError as error:
+            raise UnusableInput("vm", str(error)) from error
+
+    def start(self, xml: str) -> None:
+        """Create a transient domain, which disappears when it stops.
+
+        Raises: NetpluginError with the error text of libvirt.
+        """
+        self._virsh("create", "/dev/stdin", stdin=xml)
+
+    def destroy(self) -> None:
+        """Destroy the domain if it exists. Raises: NetpluginError."""
+        if self._name in self._running():
+            self._virsh("destroy", self._name)
+
+    def _running(self) -> list[str]:
+        return self._virsh("list", "--name").split()
+
+    def _virsh(self, *words: str, stdin: str | None = None) -> str:
+        deadline = time.monotonic() + _CALL_S
+        return run(["virsh", "-c", self._uri, *words], step="vm", deadline=deadline, stdin=stdin)
+
+
+def wait_for_ssh(host: str, port: int, seconds: float) -> None:
+    """Wait for the banner of the SSH server. Raises: CellError."""
+    deadline = time.monotonic() + seconds
+    while True:
+        # A booting VM refuses, is unreachable, or accepts the connection before sshd is ready.
+        with suppress(OSError), socket.create_connection((host, port), timeout=5.0) as there:
+            if there.recv(4) == b"SSH-":
+                return
+        if time.monotonic() > deadline:
+            raise CellError(f"the VM did not answer by SSH at {host} port {port} within {seconds:g} s")
+        time.sleep(_LOOK_S)
+
+
+def _named(xml: str, name: str, where: str) -> str:
+    """Set the name of the domain and remove its UUID, so that libvirt generates one."""
+    parser = etree.XMLParser(resolve_entities=False, load_dtd=False, no_network=True)
+    try:
+        domain = etree.fromstring(xml.encode(), parser)
+    except etree.XMLSyntaxError as error:
+        raise UnusableInput(where, f"it is no XML: {error}") from error
+    if domain.tag != "domain":
+        raise UnusableInput(where, f"it is no libvirt domain: its element is <{domain.tag}>")
+    for child in [*domain.findall("uuid"), *domain.findall("name")]:
+        domain.remove(child)
+    element = etree.Element("name")
+    element.text = name
+    domain.insert(0, element)
+    return str(etree.tostring(domain, encoding="unicode"))

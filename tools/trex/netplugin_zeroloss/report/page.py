@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from netplugin_zeroloss.journal import RunRecord
-from netplugin_zeroloss.report import machine, plot, table, words
+from netplugin_zeroloss.report import plot, table, words
 from netplugin_zeroloss.report.figures import MISSING, Report, ReportFigure, located, not_located, unexplained
 from netplugin_zeroloss.report.plot import HEIGHT, WIDTH, TrialPlot, inline_svg, trial_plot
 from netplugin_zeroloss.report.table import Grid, short_text
@@ -144,11 +144,11 @@ def _repeats(result: Mapping[str, Any]) -> list[Repeat]:
 FILES: Final[tuple[tuple[str, str, Callable[[RunRecord, Report], str | bytes]], ...]] = (
     ("report.html", "one page with everything, to be opened in a browser", page),
     ("table.md", "the table in Markdown", lambda _, report: table.markdown(report)),
-    ("table.csv", "one row a cell", lambda _, report: machine.csv_text(report)),
+    ("table.csv", "one row a cell", lambda _, report: table.csv_text(report)),
     (
         "table.json",
         "the same, with goals and verdicts of repeats",
-        lambda _, r: machine.json_text(r),
+        lambda _, r: table.json_text(r),
     ),
     ("scaling.png", "the picture", lambda _, report: plot.png(report)),
     ("scaling.svg", "the picture, to be scaled", lambda _, report: plot.svg(report)),
