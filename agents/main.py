@@ -44,6 +44,8 @@ from netplugin.host.supervisor import Supervisor
 LOG = logging.getLogger(__name__)
 # Seconds to wait for the first reconcile before accepting calls.
 _FIRST_LOOK_S = 5.0
+# Seconds between looks for backends that have become usable or unusable.
+_COMPARE_S = 1.0
 # Seconds after SIGTERM: refuse queued calls, finish calls in progress, terminate the process.
 _REFUSE_AFTER_S, _ANSWERED_S, _END_S = 30, 42, 55
 
@@ -83,7 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             state_path = Path(conf.state_path)
             state_path.mkdir(mode=0o700, parents=True, exist_ok=True)
             held.enter_context(store_file.locked(state_path))
-            store = Store(state_path / store_file.DATABASE, conf.tasks.max_tasks, conf.tasks.max_bytes)
+            store = Store(
+                state_path / store_file.DATABASE,
+                conf.tasks.max_tasks,
+                conf.tasks.max_bytes,
+                conf.agent.max_events,
+            )
         except (store_file.InUse, ValueError, OSError, NetpluginError, sqlite3.Error) as wrong:
             print(f"netplugin-agent: {wrong}", file=sys.stderr)
             return 1
@@ -148,6 +155,7 @@ async def _serve(
         if server.should_exit:
             return
         server.should_exit = True
+        service.events.end()
         _notify("STOPPING=1")
         loop.call_later(_REFUSE_AFTER_S, refuse)
         # If shutdown hangs, log the stack of every thread and exit.
@@ -160,6 +168,8 @@ async def _serve(
     service.teams.start()
     await tasks.start(app)
     heartbeat = asyncio.create_task(_heartbeat(service, supervisor))
+    usability = supervisor.every("backend-events", _COMPARE_S, service.compare_usability)
+    comparison = asyncio.create_task(usability)
     await asyncio.to_thread(service.wait_looked, _FIRST_LOOK_S)
     try:
         await server._serve()
@@ -168,6 +178,7 @@ async def _serve(
         return 1
     finally:
         heartbeat.cancel()
+        comparison.cancel()
         await tasks.stop()
         await service.teams.stop()
     return 0

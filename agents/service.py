@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from agents.domains import Domains
+from agents.event_streams import EventStreams
 from agents.health import Health
 from agents.host import HostView
 from agents.metrics import Metrics, PortCounters
@@ -96,6 +97,7 @@ class Service:
         metrics.count_as_failed_but(backends)
         metrics.watch_failures(host.supervisor.failures)
         self.health = Health(store, view, self._workers, broken, host.supervisor, self._timeout_s)
+        self.events = EventStreams(store.events, store.database)
         self.networks = Networks(store, self._workers, self._timeout_s)
         self.teams = Teams(
             store,
@@ -109,6 +111,15 @@ class Service:
     def start(self) -> None:
         for worker in self._workers.values():
             worker.start()
+            reconciler = worker.reconciler
+            if reconciler.extras.connections:
+                reconciler.extras.connections.follow_connections(reconciler.events.connection)
+
+    async def compare_usability(self) -> None:
+        """Store an event for each backend that has become usable or unusable since the last call."""
+        for worker in self._workers.values():
+            usability = worker.reconciler.usable()
+            await self._in_thread(worker.reconciler.events.usability, usability)
 
     def wait_looked(self, wait_s: float) -> None:
         """Wait until every backend has reconciled the host once, or until the timeout."""

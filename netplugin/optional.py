@@ -7,7 +7,7 @@ A backend implements one by inheriting it or by having its methods. The agent lo
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -122,6 +122,18 @@ class HasFacts(Protocol):
         """Facts about the host that affect the backend. Quick, never raises."""
 
 
+@runtime_checkable
+class FollowsConnections(Protocol):
+    """It knows when a VM connects to its port. Without it, there are no ``connection`` events."""
+
+    @abstractmethod
+    def follow_connections(self, tell: Callable[[str, bool], None]) -> None:
+        """Call ``tell`` with the id of a port, and whether a VM is connected to it and its driver ready.
+
+        First for all known ports, then for each change, from any thread; ``tell`` returns at once.
+        """
+
+
 @dataclass(frozen=True)
 class Extras:
     """The backend as each optional protocol that it implements, else None."""
@@ -133,6 +145,7 @@ class Extras:
     findings: HasFindings[Observation] | None
     features: OffersFeatures | None
     facts: HasFacts | None
+    connections: FollowsConnections | None
 
     @classmethod
     def of(cls, backend: Backend[Any]) -> Extras:
@@ -145,4 +158,5 @@ class Extras:
             backend if isinstance(backend, HasFindings) else None,
             backend if isinstance(backend, OffersFeatures) else None,
             backend if isinstance(backend, HasFacts) else None,
+            backend if isinstance(backend, FollowsConnections) else None,
         )

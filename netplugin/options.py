@@ -227,6 +227,13 @@ AGENT = [
         "reports (a changed port, a restart) are handled immediately.",
     ),
     cfg.IntOpt(
+        "max_events",
+        default=10_000,
+        min=100,
+        max=1_000_000,
+        help="Number of events that are kept for GET /v1/events, the newest; some 200 bytes each on disk.",
+    ),
+    cfg.IntOpt(
         "batch_size",
         default=64,
         min=1,

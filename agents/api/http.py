@@ -6,18 +6,20 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, FastAPI, Path, Query, Request, Response
+from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 import netplugin.api.errors as errors
 from agents.api.bodies import refuse_unfit
 from agents.api.tasks import TaskRunner
+from agents.event_streams import MEDIA_TYPE
 from agents.metrics import Metrics
 from agents.service import Service
 from netplugin.api.errors import FieldError, InvalidRequest, NetpluginError, NotFound, Problem
+from netplugin.api.event_models import EventFilter
 from netplugin.api.fields import NAME_PATTERN, PciAddress
 from netplugin.api.models import (
     BackendInfo,
@@ -100,6 +102,7 @@ def build(service: Service, tasks: TaskRunner, metrics: Metrics) -> FastAPI:
     _add_ports(app, service)
     _add_networks(app, service)
     _add_host(app, service)
+    _add_events(app, service)
     _add_tasks(app, tasks)
     _add_health(app, service, metrics)
     _document_problem(app)
@@ -265,6 +268,32 @@ async def _while_here(caller: Request, work: Coroutine[Any, Any, T]) -> T:
 async def _gone(caller: Request) -> None:
     while (await caller.receive())["type"] != "http.disconnect":
         pass
+
+
+def _add_events(app: FastAPI, service: Service) -> None:
+    @app.get(
+        "/v1/events",
+        operation_id="follow_events",
+        responses={
+            **_documented(),
+            200: {
+                "description": "server-sent events; the data of each is an `Event`. An event `lost` says "
+                "that events between `after` and `first` are not stored any more.",
+                "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
+            },
+        },
+        response_class=StreamingResponse,
+    )
+    async def follow_events(
+        wanted: Annotated[EventFilter, Query()],
+        last_event_id: Annotated[int | None, Header(ge=0, lt=1 << 63)] = None,
+    ) -> StreamingResponse:
+        """Follow the events of this host: states of ports, drift, backends, quarantines, findings.
+
+        Resume with the header `Last-Event-ID` or with `after`.
+        """
+        body = service.events.follow(wanted, last_event_id)
+        return StreamingResponse(body, media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
 
 
 def _add_tasks(app: FastAPI, tasks: TaskRunner) -> None:

@@ -46,6 +46,7 @@ ROUTES: tuple[tuple[str, str, Role], ...] = (
     ("GET", "/v1/networks/{network_id}", Role.READ),
     ("PUT", "/v1/networks/{network_id}", Role.PLUG),
     ("DELETE", "/v1/networks/{network_id}", Role.PLUG),
+    ("GET", "/v1/events", Role.READ),
     ("GET", "/v1/backends", Role.READ),
     ("GET", "/v1/host", Role.READ),
     ("GET", "/v1/host/checks", Role.READ),

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from agents.host_events import HostEvents
 from agents.metrics import Metrics
 from agents.ports.operations import Begun
 from agents.store.store import Record, Store
@@ -31,6 +32,7 @@ class BackendPorts:
         self.extras = Extras.of(backend)
         self.store = store
         self.metrics = metrics
+        self.events = HostEvents(store.events, backend.name)
         self.observed: dict[str, ObservedPort] = {}
         #: Marked ports without an intent that the last look at the whole host left where they are,
         #: each with the reason; None before that look.

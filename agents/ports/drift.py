@@ -132,6 +132,10 @@ class Drift:
         errors = [*result.failed.values(), *(_left(change) for change in result.left)]
         report.errors = [error.problem() for error in errors]
         self._record_checked(records, result)
+        left = {change.describe() for change in result.left}
+        self._ports.events.drift(planned, {*result.failed, *left})
+        if ports is None and not planned:  # the observation is what the host has now
+            self._ports.events.findings(self._findings(seen))
         if accepts:
             self._marks.accept(self._ports.backend.name)
         LOG.info(
@@ -275,7 +279,9 @@ class Drift:
         Raises: what ``Backend.observe`` raises.
         """
         self._ports.backend.hold().require()
-        seen = self._ports.backend.observe(None, time.monotonic() + LOOK_S)
+        return self._findings(self._ports.backend.observe(None, time.monotonic() + LOOK_S))
+
+    def _findings(self, seen: Observation) -> list[Finding]:
         intents = self._ports.intents(self._ports.store.records(backend=self._ports.backend.name))
         orphans = Orphans.among(self._ports.store, self._ports.backend.name, seen.ports).kept
         checks = self._ports.extras.findings

@@ -40,6 +40,7 @@ class Reconciler:
         drift = Drift(ports, marks or StoreMarks(store), self.quarantines)
         #: What the backend has beyond the contract.
         self.extras = ports.extras
+        self.events = ports.events
         self.usable, self.may_keep = ports.usable, ports.may_keep
         self.serve, self.resume = plug.serve, plug.resume
         self.check, self.unsettled = drift.check, drift.unsettled

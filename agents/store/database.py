@@ -76,7 +76,7 @@ T = TypeVar("T")
 #: ``PRAGMA application_id`` of a store (https://sqlite.org/pragma.html), with ``user_version`` as the
 #: version of its schema. Builds before the first release had no ID and counted versions up to 6.
 _APPLICATION_ID = int.from_bytes(b"nplg", "big")
-#: The last schema before the release; it is equal to version 1.
+#: The last schema before the release; version 1 has a table more.
 _UNRELEASED = 6
 
 _SCHEMA = """
@@ -129,6 +129,16 @@ CREATE TABLE IF NOT EXISTS set_aside (
 CREATE TABLE IF NOT EXISTS placements (
     vm_id TEXT PRIMARY KEY,
     placement TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS events (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    at TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    state TEXT NOT NULL,
+    backend TEXT,
+    port_id TEXT,
+    subject TEXT,
+    detail TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS tasks (
     taskuuid TEXT PRIMARY KEY,
@@ -198,6 +208,11 @@ class Database:
         except (OSError, sqlite3.Error) as refused:
             LOG.warning("no copy of the store was made: %s", refused)
 
+    def later(self, work: Callable[[], object]) -> None:
+        """Run ``work`` in the database thread, after earlier work; not at all once it is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._thread.submit(work)
+
     async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``work`` in the database thread and return its result or raise its exception.
 
@@ -250,11 +265,14 @@ class Database:
     def _bring_to_this_version(self, path: Path) -> None:
         """Create the tables, or back the file up and migrate it in one transaction."""
         steps = self._steps_to_this_version(path)
-        if steps != _SCHEMA:
+        if self._has_tables():
             self._keep_backup(path)
         if steps is not None:
             ids = f"PRAGMA application_id={_APPLICATION_ID}; PRAGMA user_version={_VERSION};"
             self.sql.executescript(f"BEGIN; {steps} {ids} COMMIT;")
+
+    def _has_tables(self) -> bool:
+        return self.sql.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is not None
 
     def _steps_to_this_version(self, path: Path) -> str | None:
         """The SQL that brings the file to this version; None if it has it. Raises: ValueError."""
@@ -265,7 +283,7 @@ class Database:
         if (application, version) == (0, 0):
             return _SCHEMA
         if application in (0, _APPLICATION_ID) and version == _UNRELEASED:
-            return ""
+            return _SCHEMA
         if application == _APPLICATION_ID and 1 <= version < _VERSION:
             return "\n".join(_MIGRATIONS[version - 1 :])
         if application == _APPLICATION_ID:

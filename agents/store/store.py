@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from agents.store.database import Database
+from agents.store.event_log import EventLog, NewEvent
 from agents.store.placements import Placements, read_placement
 from agents.store.set_aside import Row, SetAside
 from agents.store.task_journal import TaskJournal
 from netplugin.api.errors import CapacityExhausted, Conflict, Problem
+from netplugin.api.event_models import EventKind
 from netplugin.api.models import NetworkSpec, PortSpec, PortState
 from netplugin.backend import NOBODY, Claim, Overlay
 
@@ -51,11 +53,18 @@ class Store:
     replaces the tables, which are immutable.
     """
 
-    def __init__(self, path: Path, max_tasks: int = 100_000, max_task_bytes: int = 256 << 20) -> None:
+    def __init__(
+        self,
+        path: Path,
+        max_tasks: int = 100_000,
+        max_task_bytes: int = 256 << 20,
+        max_events: int = 10_000,
+    ) -> None:
         """Open or create the file. Raises: sqlite3.Error, OSError, ValueError for a newer version."""
         self.database = Database(path)
         self.tasks = TaskJournal(self.database, max_tasks, max_task_bytes)
         self.placements = Placements(self.database)
+        self.events = EventLog(self.database, max_events)
         self._lock, self._sql = self.database.lock, self.database.sql
         self.set_aside = SetAside(self.database)
         #: Created with the store, and written to every port that it makes.
@@ -104,6 +113,7 @@ class Store:
         records = list(records)
         with self._lock:
             self._require_networks(records)
+            before = {i: self._ports.get(i) for i in (*forget, *(r.port_id for r in records))}
             with self.database.transaction():
                 commit = self._count()
                 for port_id in forget:
@@ -113,7 +123,7 @@ class Store:
                     self.set_aside.forget("ports", record.port_id)
                 # Delete the placement of a VM with its last port.
                 self._sql.execute("DELETE FROM placements WHERE vm_id NOT IN (SELECT vm_id FROM ports)")
-            before = {i: self._ports.get(i) for i in (*forget, *(r.port_id for r in records))}
+                self.events.write(_port_events(before, records))
             self._commit = commit
             new = {record.port_id: record for record in records}
             # Before the records, so that a reader that finds a record finds its number.
@@ -121,6 +131,7 @@ class Store:
             self._ports = _without(self._ports, forget) | new
             self.set_aside.forgotten("ports", new)
             self._note_moves(before)
+            self.events.announce()
 
     def _count(self) -> int:
         """The number of this commit; call within its transaction."""
@@ -249,7 +260,14 @@ class Store:
                     "INSERT OR IGNORE INTO quarantine VALUES (?, ?, ?)",
                     [(claim.kind, claim.key, reason) for claim, reason in new.items()],
                 )
+                self.events.write(
+                    [
+                        NewEvent(EventKind.QUARANTINE, "begun", reason, subject=claim.key)
+                        for claim, reason in new.items()
+                    ]
+                )
             self._unfit = {**new, **self._unfit}
+            self.events.announce()
 
     def release(self, claims: Collection[Claim]) -> None:
         """End the quarantine of these resources."""
@@ -259,6 +277,14 @@ class Store:
                     "DELETE FROM quarantine WHERE kind = ? AND key = ?",
                     [(claim.kind, claim.key) for claim in claims],
                 )
+                self.events.write(
+                    [
+                        NewEvent(EventKind.QUARANTINE, "ended", subject=claim.key)
+                        for claim in self._unfit
+                        if claim in set(claims)
+                    ]
+                )
+            self.events.announce()
             self._unfit = {c: reason for c, reason in self._unfit.items() if c not in set(claims)}
 
     def unfit(self) -> dict[Claim, str]:
@@ -413,6 +439,22 @@ def _without(table: dict[str, T], keys: Collection[str]) -> dict[str, T]:
     """The table without these keys; a copy only if one of them is in it."""
     gone = table.keys() & keys
     return {key: value for key, value in table.items() if key not in gone} if gone else table
+
+
+def _port_events(before: Mapping[str, Record | None], records: Iterable[Record]) -> list[NewEvent]:
+    """What these commits change about the states of ports; a port in ``before`` alone is forgotten."""
+    new = {record.port_id: record for record in records}
+    events: list[NewEvent] = []
+    for port_id, old in before.items():
+        record = new.get(port_id)
+        if record is None:
+            if old is not None:
+                events.append(NewEvent(EventKind.PORT, "removed", "", old.spec.backend, port_id))
+            continue
+        if old is None or (old.state, old.error) != (record.state, record.error):
+            detail = record.error.detail if record.error else ""
+            events.append(NewEvent(EventKind.PORT, record.state.value, detail, record.spec.backend, port_id))
+    return events
 
 
 def _record(row: Row, claims: tuple[Claim, ...]) -> Record:

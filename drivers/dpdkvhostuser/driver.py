@@ -135,5 +135,8 @@ class DpdkVhostUser(
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         return self._applier.apply(changes, deadline)
 
+    def follow_connections(self, tell: Callable[[str, bool], None]) -> None:
+        self._ovs.follow_connections(self.name, tell)
+
     def watch(self, wake: Callable[[Wake], None]) -> None:
         self._ovs.subscribe(self.name, wake)

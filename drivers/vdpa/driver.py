@@ -262,6 +262,9 @@ class Vdpa(
             return error
         return in_use(change.address, change.group)  # another process than OVS has it open
 
+    def follow_connections(self, tell: Callable[[str, bool], None]) -> None:
+        self._switch.follow_connections(tell)
+
     def watch(self, wake: Callable[[Wake], None]) -> None:
         self._pool.watch(wake)
         self._switch.subscribe(wake)

@@ -44,6 +44,9 @@ class Switch:
         """Return a port from the mirror of the database. Callable from any thread."""
         return self._ovs.mirror.owned(BACKEND, port_id)
 
+    def follow_connections(self, tell: Callable[[str, bool], None]) -> None:
+        self._ovs.follow_connections(BACKEND, tell)
+
     def usable(self) -> Usability:
         """Check that OVS runs with DPDK and has the port types needed."""
         return dpdk_usable(self._ovs, VHOST_TYPE, "dpdk")

@@ -15,7 +15,7 @@ from typing import Any
 from netplugin.api.errors import BackendUnavailable, NetpluginError
 from netplugin.host.names import Mark, unmarked
 from netplugin.host.openflow import OpenFlow
-from netplugin.host.ovs_mirror import Mirror, MirrorDrift
+from netplugin.host.ovs_mirror import Connection, Mirror, MirrorDrift
 from netplugin.host.ovsdb import Ovsdb, Touch
 from netplugin.host.processes import remaining
 from netplugin.host.supervisor import Supervisor
@@ -117,6 +117,7 @@ class OvsHost:
         self._supervisor = supervisor
         self.flows = OpenFlow(settings.rundir)
         self._subscribers: list[tuple[str, Callable[[Wake], None]]] = []
+        self._followers: dict[str, Callable[[str, bool], None]] = {}
         self._lock = threading.Lock()
         self._settled = threading.Event()
         self._closed = threading.Event()
@@ -124,7 +125,9 @@ class OvsHost:
         self._was_alive = False
         #: Whether a purge of datapath flows has failed; of all backends together.
         self.purge_failed = False
-        self.db = Ovsdb(settings.connection, self._drifted, self._db_changed, holder, mark)
+        self.db = Ovsdb(
+            settings.connection, self._drifted, self._db_changed, holder, mark, self._connection_changed
+        )
         self.vswitchd = VswitchdWatch(settings.rundir, self._vswitchd_changed, supervisor)
         self.db.start()  # its callbacks need all of the above
 
@@ -138,6 +141,17 @@ class OvsHost:
             self._subscribers.append((backend, wake))
         if self.usable().usable:
             wake(Wake("OVS is there"))
+
+    def follow_connections(self, backend: str, tell: Callable[[str, bool], None]) -> None:
+        """Call ``tell`` with the id of each port of this backend, and whether a VM is connected to it.
+
+        First for all ports that are known, then for each change, in the thread of the database.
+        """
+        with self._lock:
+            self._followers[backend] = tell
+        for (owner, port_id), connected in self.mirror.connections().items():
+            if owner == backend:
+                tell(port_id, connected)
 
     def hold(self) -> Usability:
         """Whether the database answers and its lock is ours. The lock request stays queued at the server."""
@@ -188,6 +202,12 @@ class OvsHost:
         else:
             wake = Wake("a port was changed in the OVS database", frozenset({drift.port_id}))
             self._tell(wake, drift.backend)
+
+    def _connection_changed(self, connection: Connection) -> None:
+        with self._lock:
+            tell = self._followers.get(connection.backend)
+        if tell is not None:
+            tell(connection.port_id, connection.connected)
 
     def _db_changed(self) -> None:
         self._announce("the OVS database can be written")

@@ -90,6 +90,16 @@ class MirrorDrift:
     port_id: str | None = None
 
 
+@dataclass(frozen=True)
+class Connection:
+    """A VM has connected to the vhost-user socket of a port of a backend, and its driver is ready; or
+    it has disconnected."""
+
+    backend: str
+    port_id: str
+    connected: bool
+
+
 @dataclass(frozen=True, slots=True)
 class _PortRow:
     """A row of Port, with the rows it refers to."""
@@ -102,13 +112,21 @@ class _PortRow:
 class Mirror:
     """Rows as immutable values. Only the IDL's thread writes; any thread may read."""
 
-    def __init__(self, drifted: Callable[[MirrorDrift], None], found: Mark = unmarked) -> None:
+    def __init__(
+        self,
+        drifted: Callable[[MirrorDrift], None],
+        found: Mark = unmarked,
+        connection: Callable[[Connection], None] = lambda _: None,
+    ) -> None:
         """``drifted`` is called when a marked port or bridge changes after its creation.
+
+        ``connection`` is called when a VM connects to a marked vhost-user port or disconnects.
 
         ``found`` maps the store mark in the database to the one to compare with (see
         ``CarriedMark``).
         """
         self._drifted = drifted
+        self._connection = connection
         self._found = found
         self._changed = threading.Condition()
         self._root = OvsRoot()
@@ -271,6 +289,7 @@ class Mirror:
 
     def reset(self, tables: Any) -> None:
         """Discard everything and read every row again: after a reconnect the IDL reports no deletions."""
+        before = self.connections()
         with self._changed:
             for store in (
                 self._bridges,
@@ -290,15 +309,35 @@ class Mirror:
                 for row in list(tables[name].rows.values()):
                     self._put(name, row)
             self._changed.notify_all()
+        for owner, connected in self.connections().items():
+            if before.get(owner, False) != connected:
+                self._connection(Connection(*owner, connected))
 
     def update(self, row: Any, deleted: bool) -> None:
         """Apply the insertion, change or deletion of one row."""
         table = row._table.name
         with self._changed:
+            was = self._is_connected(row.uuid)
             drifted = self._delete(table, row.uuid) if deleted else self._put(table, row)
+            connected = self._is_connected(row.uuid)
+            port = self._ports.get(self._interface_port.get(row.uuid, row.uuid))
             self._changed.notify_all()
+        if was != connected and port is not None and port.port.owner:
+            self._connection(Connection(*port.port.owner, connected))
         if drifted:
             self._drifted(drifted)
+
+    def connections(self) -> dict[tuple[str, str], bool]:
+        """Whether a VM is connected, by backend and id of each marked port."""
+        with self._changed:
+            return {
+                owner: any(map(self._is_connected, self._ports[uuid].interfaces))
+                for owner, uuid in self._owned.items()
+            }
+
+    def _is_connected(self, interface: UUID) -> bool:
+        found = self._interfaces.get(interface)
+        return found is not None and found.connected
 
     def _put(self, table: str, row: Any) -> MirrorDrift | None:
         if table == "Open_vSwitch":

@@ -28,7 +28,7 @@ from ovsdbapp.schema.open_vswitch import impl_idl
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
 from netplugin.host.json_stream import StreamParser
 from netplugin.host.names import CarriedMark, Mark, unmarked
-from netplugin.host.ovs_mirror import COLUMNS, Mirror, MirrorDrift
+from netplugin.host.ovs_mirror import COLUMNS, Connection, Mirror, MirrorDrift
 from netplugin.host.ovs_rows import HOLDER_MARK, STORE_MARK
 from netplugin.host.processes import remaining
 
@@ -267,18 +267,20 @@ class Ovsdb:
         changed: Callable[[], None] = lambda: None,
         holder: str | None = None,
         mark: Mark = unmarked,
+        connection: Callable[[Connection], None] = lambda connection: None,
     ) -> None:
         """``remote`` is an OVSDB address, for example ``unix:/run/openvswitch/db.sock``.
 
-        The callbacks run on the connection's thread. ``changed`` is called when the connection or
-        the lock is gained or lost. ``holder`` identifies this process for the lock; None: do not
-        request the lock (the caller reads only, or changes rows that no agent manages). Every
-        transaction writes the ``mark`` of the store into ``external_ids`` of Open_vSwitch.
+        The callbacks run on the connection's thread; ``drifted`` and ``connection`` are those of
+        ``Mirror``. ``changed`` is called when the connection or the lock is gained or lost.
+        ``holder`` identifies this process for the lock; None: do not request the lock (the caller
+        reads only, or changes rows that no agent manages). Every transaction writes the ``mark`` of
+        the store into ``external_ids`` of Open_vSwitch.
         """
         self.remote = remote
         # Only the connection's thread uses both, and the rows are read before the first write.
         self._carried = CarriedMark(mark)
-        self.mirror = Mirror(drifted, self._carried.found)
+        self.mirror = Mirror(drifted, self._carried.found, connection)
         self._tell_changed = changed
         self._holder = holder
         self._connection: Any = None

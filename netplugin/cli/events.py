@@ -1,0 +1,82 @@
+"""The command ``netplugin events``: follows what happens on the host, across restarts of the agent."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, Namespace
+
+from cliff.command import Command
+
+from netplugin.api.client import Client
+from netplugin.api.errors import BackendUnavailable, OperationTimeout
+from netplugin.api.event_models import Event, EventFilter, EventKind
+
+#: Seconds between attempts to reach an agent that has ended.
+_AGAIN_S = 1.0
+
+
+class Events(Command):
+    """Follow the events of the host: port states, VM connections, drift, backends, findings."""
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument("--after", type=int, metavar="N", help="begin after this event (default: now)")
+        parser.add_argument(
+            "--kind", choices=[kind.value for kind in EventKind], help="only events of this kind"
+        )
+        parser.add_argument("--port", metavar="ID", help="only events of this port")
+        parser.add_argument("--backend", metavar="NAME", help="only events of this backend")
+        parser.add_argument(
+            "--no-follow", action="store_true", help="end with the last stored event (default: follow)"
+        )
+        parser.add_argument(
+            "--until", metavar="STATE", help="end with the first event that has this state, as connected"
+        )
+        parser.add_argument(
+            "--timeout",
+            type=float,
+            metavar="S",
+            help="seconds to follow; with --until, exit status 1 if it did not come (default: no limit)",
+        )
+        parser.add_argument(
+            "-f", "--format", choices=("text", "json"), default="text", help="json: an event a line"
+        )
+        return parser
+
+    def take_action(self, parsed_args: Namespace) -> int:
+        """Exit status 0; 1 with ``--until`` if the state did not come."""
+        wanted = EventFilter(
+            after=parsed_args.after,
+            kind=parsed_args.kind,
+            port_id=parsed_args.port,
+            backend=parsed_args.backend,
+            follow=not parsed_args.no_follow,
+        )
+        deadline = None if parsed_args.timeout is None else time.monotonic() + parsed_args.timeout
+        while True:
+            if deadline is not None:
+                left = max(0.001, deadline - time.monotonic())
+                wanted = wanted.model_copy(update={"seconds": left})
+            with Client.from_environment() as client:
+                events = client.events(wanted)
+                try:
+                    for event in events:
+                        print(_line(event, parsed_args.format), flush=True)
+                        if event.state == parsed_args.until:
+                            return 0
+                except (BackendUnavailable, OperationTimeout) as failed:
+                    if events.last is None:
+                        raise  # the agent was never there
+                    self.app.LOG.warning("%s; following goes on after event %d", failed.detail, events.last)
+            wanted = wanted.model_copy(update={"after": events.last})
+            if not wanted.follow or (deadline is not None and time.monotonic() >= deadline):
+                return 1 if parsed_args.until else 0
+            time.sleep(_AGAIN_S)
+
+
+def _line(event: Event, form: str) -> str:
+    if form == "json":
+        return event.model_dump_json()
+    about = " ".join(filter(None, (event.backend, event.port_id)))
+    line = f"{event.at:%Y-%m-%d %H:%M:%S} {event.id} {event.kind.value} {about} {event.state}"
+    return f"{line}: {event.detail}" if event.detail else line
