@@ -366,7 +366,7 @@ class EventReader:
                 raise NotFound(
                     f"events are not stored any more: {value}",
                     step="events",
-                    fix="read the ports anew, then follow the events from now on",
+                    fix="read the ports again, then follow the events from now on",
                 )
             elif name == "data":
                 yield Event.model_validate_json(value)

@@ -61,7 +61,7 @@ class EventFilter(BaseModel):
     seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
 
     def matches(self, event: Event) -> bool:
-        """Whether the event is asked for, apart from its ``id``."""
+        """Whether the event is requested, apart from its ``id``."""
         return (
             self.kind in (None, event.kind)
             and self.port_id in (None, event.port_id)
