@@ -29,7 +29,7 @@ _OTHER_VXLAN: Fields = {"network": {"type": "vxlan", "network_id": "red"}}
 
 @dataclass(frozen=True)
 class Attribute:
-    """One thing that a spec asks for and the host has.
+    """An attribute that a spec requests and the host has.
 
     ``changed_fields`` ask for another value of it (None: it is the same whatever is asked).
     """

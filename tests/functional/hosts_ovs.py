@@ -84,7 +84,7 @@ class Host:
         return sorted(line for line in lines if "hard_timeout" not in line)
 
     def missed(self) -> int:
-        """Frames for which the lab's NICs had no room: libpcap's drops, told every 5 s."""
+        """Frames for which the lab's NICs had no room: libpcap's drops, reported every 5 s."""
         names = self.ovs.vsctl("--bare", "--columns=name", "find", "interface", "type=dpdk").split()
         counted = "statistics:rx_missed_errors"
         return sum(int(self.ovs.vsctl("get", "interface", name, counted)) for name in names)

@@ -230,10 +230,10 @@ def test_tokens_are_taken_up_while_it_runs(tmp_path: Path, signalled: bool) -> N
         wrong = [("other\n", 0o644), ("one two three\n", 0o600), ("", 0o600)]
         for text, mode in wrong if signalled else wrong[:1]:
             changed(text, mode)
-            wait_for(lambda: metric(agent, "ops") == "1.0", DEADLINE_S, "it is told")
+            wait_for(lambda: metric(agent, "ops") == "1.0", DEADLINE_S, "the fault is reported")
             assert status_with(agent, "ops") == 200, "what was before goes on"
             changed(FILE)
-            wait_for(lambda: metric(agent, "ops") == "0.0", DEADLINE_S, "it is put right")
+            wait_for(lambda: metric(agent, "ops") == "0.0", DEADLINE_S, "it is repaired")
             assert status_with(agent, "zstack") == 200
         assert "new tokens or certificates are not used" in agent.log.read_text()
         assert agent.daemon.pid == pid and agent.daemon.running

@@ -110,7 +110,7 @@ def test_it_is_kept_changed_and_repaired(hypervisor: Host, foreign: None, attrib
     hypervisor.plug(PORT_ID, attribute.spec())
     value = attribute.read(hypervisor)
     assert value not in (None, "", [], "[]") or attribute.name == "trunk to the tunnels"
-    # Said again, it costs no write.
+    # The same spec again costs no write.
     before = (_transactions(hypervisor.ovs), value)
     hypervisor.plug(PORT_ID, attribute.spec())
     assert (_transactions(hypervisor.ovs), attribute.read(hypervisor)) == before

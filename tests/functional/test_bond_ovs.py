@@ -105,7 +105,7 @@ def test_a_link_that_dies_is_told_and_traffic_goes_on() -> None:
         active = one.ovs.appctl("bond/show", name).split("active member mac: ")[1].split("\n")[0]
         cut = first if _member(one, 1) in active else second
         cut.kill()
-        wait_for(lambda: "bond-link-down" in _findings(one), 30, "the dead link is told")
+        wait_for(lambda: "bond-link-down" in _findings(one), 30, "the dead link is reported")
         reported = _findings(one)["bond-link-down"]
         assert reported["status"] == "warn" and "traffic goes on over" in reported["found"]
         wait_for(lambda: a.pings(GATEWAY), 30, "the VM reaches the switch over the other link")
@@ -138,7 +138,7 @@ def test_lacp_with_a_switch_that_does_it_and_one_that_does_not() -> None:
             connect(one.name, device, other.name, device)
         one.plug("a", make_spec(1, vlan_id=100))
         assert _uplink(one)[1:] == ("balance-tcp", "active", 2)
-        wait_for(lambda: "bond-lacp" in _findings(one), 60, "nobody answers LACP: it is told")
+        wait_for(lambda: "bond-lacp" in _findings(one), 60, "the missing LACP peer is reported")
         reported = _findings(one)["bond-lacp"]
         assert reported["status"] == "fail" and "does not answer LACP" in reported["found"]
         one.agent.call("POST", "/v1/reconcile", {})

@@ -1,4 +1,4 @@
-"""Two real guests on NICs that the agent plugged, with each backend: what they hear of each other."""
+"""Two real guests on NICs of each backend: which frames of the other they receive."""
 
 from __future__ import annotations
 

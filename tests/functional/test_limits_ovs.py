@@ -18,7 +18,7 @@ MAX_SOCKETS = 1024
 
 @pytest.mark.parametrize("step", ["iface-types", "dpdk-init"])
 def test_an_ovs_without_dpdk(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Built without it, or built with it and not told to start it: another fix for each."""
+    """Built without it, or built with it and not configured to start it: another fix for each."""
     if step == "dpdk-init":
         monkeypatch.setattr(lab_ovs, "VSWITCHD", lab_ovs.VSWITCHD_DPDK)
     with (

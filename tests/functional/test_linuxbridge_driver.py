@@ -823,7 +823,7 @@ def test_what_others_change_is_told_and_what_we_change_is_not(driver: LinuxBridg
         assert plug(driver, wanted).changes == ()
     plug(driver, {"q": None})
     tap = device_name(TAP, "p")
-    # That the VM has gone the kernel tells late, and is told.
+    # The kernel reports late that the VM has gone, and the agent is notified.
     operstate = Path(f"/sys/class/net/{tap}/operstate")
     wait_for(lambda: operstate.read_text() == "down\n", 30, "the VM's carrier is down")
     with contextlib.suppress(queue.Empty):
@@ -843,7 +843,7 @@ def test_what_others_change_is_told_and_what_we_change_is_not(driver: LinuxBridg
         assert news.empty(), f"we woke ourselves, or were woken twice, before {command}"
         run(command)
         while news.get(timeout=30).ports != ports:
-            pass  # a bridge that goes makes news of its members before
+            pass  # a bridge that goes causes events of its members before
         wanted = {"p": make_spec(network="net2")}
         with contextlib.suppress(AssertionError):  # the wire is down once, on purpose
             plug(driver, wanted)

@@ -446,7 +446,7 @@ def senders(family: int = 4) -> Iterator[tuple[Sender, Sender]]:
 
 @contextmanager
 def blue(each: Host, peer: Sender) -> Iterator[tuple[RawNic, Callable[[], list[bytes]]]]:
-    """A VM on a network with this peer; and what the VM has heard when the peer's next frame comes."""
+    """A VM on a network with this peer; and what the VM has received when the peer's next frame comes."""
     each.network("blue", VNI, [peer.address], mtu=1400)
     network = {"type": "vxlan", "network_id": "blue"}
     vm = make_spec(9, network, port_security={"enabled": False})
@@ -498,7 +498,7 @@ def test_only_peers_send_into_a_vxlan_network(one: Host, family: int) -> None:
         assert not [frame for frame in heard() if name in frame]
         learned = each.sh("bridge", "fdb", "show", "dev", BLUE.device)
         assert unmanaged.address not in learned and f"{C} dst {peer.address}" in learned
-        # Who becomes one is heard at once, and who is none any more is not.
+        # Frames of a new peer are accepted at once, and those of a former peer are not.
         each.network("blue", VNI, [unmanaged.address], mtu=1400)
         peer.address, unmanaged.address = unmanaged.address, peer.address
         peer.name, unmanaged.name = unmanaged.name, peer.name

@@ -70,7 +70,7 @@ def test_vlans_and_a_flat_network_share_a_wire(hypervisor: Driven) -> None:
         hypervisor.vm("c", make_spec(3, vlan(100)), "10.100.0.3") as c,
         hypervisor.vm("d", make_spec(4, FLAT), "10.0.0.4") as d,
     ):
-        # With its own VLAN device the other end hears them: the tag is on the wire.
+        # With its own VLAN device the other end receives them: the tag is on the wire.
         assert a.reaches("10.100.0.50") and b.reaches("10.200.0.50") and d.reaches("10.0.0.50")
         assert c.reaches("10.100.0.1")
         # Exactly the MTU, with a tag in addition.

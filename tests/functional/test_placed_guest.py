@@ -33,7 +33,7 @@ PLAN = {
     "hugepage_kb": str(PAGE_KB),
     "realtime": "true",
 }
-#: TCG keeps what it translated in memory, 1 GB if it is not told otherwise; in real time that is locked.
+#: TCG keeps what it translated in memory, 1 GB by default; in real time that is locked.
 SMALL_CACHE = "<features><acpi/><tcg><tb-cache unit='MiB'>64</tb-cache></tcg></features>"
 NICS = {backend: Nic(backend, 1) for backend in (OVS_BACKEND, BRIDGE_BACKEND)}
 

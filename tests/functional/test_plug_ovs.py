@@ -140,7 +140,7 @@ def test_delete_leaves_nothing_and_may_be_said_again(ovs: PrivateOvs, agent: Pri
 
 @contextmanager
 def monitored(ovs: PrivateOvs) -> Iterator[list[dict[str, Any]]]:
-    """Every state in which a row of Port ever was, as the database told a monitor."""
+    """Every state in which a row of Port ever was, as the database reported to a monitor."""
     seen: list[dict[str, Any]] = []
     monitor = subprocess.Popen(
         [

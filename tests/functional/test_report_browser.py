@@ -76,7 +76,7 @@ def reported(browser: Chromium, expression: str) -> Any:
 
 
 def test_it_asks_nobody_and_complains_of_nothing(opened: Chromium, page: str) -> None:
-    assert opened.evaluate("document.title") == "lab: four backends: zero-loss rates"
+    assert opened.evaluate("document.title") == "lab: four backends: NDR"
     opened.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
     assert opened.requested == [page]
     assert opened.complaints == []

@@ -186,7 +186,7 @@ def check_restarts(trio: Trio, how: str, times: int) -> Iterator[Recovery]:
 
 
 def lies_heard(trio: Trio, how: str) -> bool:
-    """Whether the listener hears pings of the liar now, and (`address`) assumes its ARP."""
+    """Whether the listener hears pings of the liar now, and (`address`) accepts its ARP."""
     start = echoes_heard(trio.listener)
     trio.wait_liar()
     believes = believed(trio.listener, DEVICE, OTHER_ADDRESS) == trio.liar_nic.mac
@@ -231,7 +231,7 @@ def test_vlans_are_apart_after_a_restart(trio: Trio) -> None:
 
 
 def test_filters_stay_shut_while_the_agent_is_dead(trio: Trio) -> None:
-    """Nobody puts the flows back: then nothing at all is heard, until the agent comes."""
+    """Nobody puts the flows back: then nothing at all arrives, until the agent comes."""
     trio.plug()
     with lying(trio, "address"):
         heard = echoes_heard(trio.listener)

@@ -1,4 +1,4 @@
-"""A headless Chromium that is told what to do over a pipe (the DevTools protocol), and what it says."""
+"""A headless Chromium, controlled over a pipe (the DevTools protocol), and what it reports."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Chromium:
     ) -> None:
         self.close()
 
-    # -- what it can be told ---------------------------------------------------------------------
+    # -- commands --------------------------------------------------------------------------------
 
     def open(self, url: str) -> None:
         """Until everything is loaded; events of the page before are forgotten."""
@@ -106,7 +106,7 @@ class Chromium:
         data: str = self.call("Page.captureScreenshot", format="png")["data"]
         return base64.b64decode(data)
 
-    # -- what it said ----------------------------------------------------------------------------
+    # -- reports ---------------------------------------------------------------------------------
 
     @property
     def requested(self) -> list[str]:

@@ -65,7 +65,7 @@ class Driven:
         wait_for(lambda: self.host.ovs.usable().usable, self._deadline_s, "OVS is there")
 
     def put(self, port_id: str, spec: Mapping[str, Any], serve: Serve | None = None) -> Binding:
-        """What a platform is told; an error is raised. ``serve`` is a worker's, or it is done here."""
+        """Return the answer, or raise its error. ``serve`` is a worker's, or it is done here."""
         future: Future[Any] = Future()
         wish = PortSpec.model_validate(spec)
         (serve or self._serve)(Put(port_id, wish, time.monotonic() + self._deadline_s, future))

@@ -61,7 +61,7 @@ class Scene:
     unwrap: Unwrap
     #: The VM on the same network; None where there can be none.
     neighbour: Ear | None
-    #: Whatever else hears: other networks' VMs, the host's own protocols, the sender itself.
+    #: Other receivers: other networks' VMs, the host's own protocols, the sender itself.
     others: Mapping[str, Ear]
     #: Returns when the datapath does what the agent has set.
     settle: Callable[[], object] = lambda: None

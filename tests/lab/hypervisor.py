@@ -142,5 +142,5 @@ class Hypervisor(Running):
 
 
 def silence(guest: Guest) -> None:
-    """No IPv6 in the guest: it says things by itself, and tests count frames."""
+    """No IPv6 in the guest: it sends frames by itself, and tests count frames."""
     guest.check("echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6")

@@ -21,7 +21,7 @@ from tests.lab.processes import LabError
 
 METAPACKAGE = "linux-image-cloud-amd64"
 CACHE = Path(__file__).resolve().parents[2] / ".lab"
-# What a kernel in a guest is told so that it boots quickly, and ends the guest if it cannot go on.
+# Arguments of a kernel in a guest, so that it boots quickly, and ends the guest if it cannot go on.
 QUICK_BOOT = (
     "quiet panic=-1 nokaslr mitigations=off random.trust_cpu=on audit=0"
     " no_timer_check cryptomgr.notests i8042.noaux i8042.nokbd rcupdate.rcu_expedited=1"

@@ -94,7 +94,7 @@ class PrivateLibvirt(Running):
             self._virsh("destroy", name)
 
     def qemu_log(self, domain: str) -> Path:
-        """What QEMU said, and the command line it was started with."""
+        """The log of QEMU, and the command line it was started with."""
         return Path(f"/var/log/libvirt/qemu/{domain}.log")
 
     def _virsh(self, *args: str) -> str:

@@ -1,4 +1,4 @@
-"""Start, stop, pause and kill processes by hand, and wait for things with a deadline."""
+"""Start, stop, pause and kill processes, and wait for a condition with a deadline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LabTimeout(LabError):
 
 
 class CommandError(LabError):
-    """A command failed; holds what it said."""
+    """A command failed; holds its output."""
 
     def __init__(self, args: Sequence[str], status: int, stdout: str, stderr: str) -> None:
         self.command = tuple(args)

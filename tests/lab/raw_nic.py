@@ -1,4 +1,4 @@
-"""The NIC of a VM, and the end of a wire, that send and hear whole frames: what a guest's root could send."""
+"""The NIC of a VM, and the end of a wire, that send and receive whole frames, as root in a guest can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What guests say and hear: pings, frames with a lie in them, and the counters that tell."""
+"""What guests send and receive: pings, frames with forged addresses, and their counters."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def believe(guest: Guest, device: str, address: str, mac: str) -> None:
 
 
 def believe_anything(guest: Guest, device: str) -> None:
-    """Let the guest take up addresses that it hears of unasked (gratuitous ARP)."""
+    """Let the guest accept addresses from gratuitous ARP."""
     guest.check(f"echo 1 > /proc/sys/net/ipv4/conf/{device}/arp_accept")
 
 

@@ -1,4 +1,4 @@
-"""The kernel's news of what changes in a namespace: links, qdiscs, peers and rules, counted."""
+"""The kernel's events in a namespace, counted: links, qdiscs, peers and rules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class News:
 
 
 def _counts(kind: int, payload: bytes) -> bool:
-    """Not what a bridge learns of MACs, nor that a qdisc came: that is told whenever one is read."""
+    """Not what a bridge learns of MACs, nor that a qdisc came: that is reported whenever one is read."""
     if kind in _NEIGHBOURS:
         return bool(number(payload[8:10]) & _PERMANENT)  # ndm_state
     return kind != _NEWQDISC

@@ -131,7 +131,7 @@ class Vm(AbstractContextManager["Vm"]):
 
 
 class Ear:
-    """What a VM has heard so far."""
+    """What a VM has received so far."""
 
     def __init__(self, raw: socket.socket, mac: str) -> None:
         self._raw = raw

@@ -100,7 +100,7 @@ class Nic:
     mac: str
 
 
-# All on one hub: what one of them sends, the other hears.
+# All on one hub: what one of them sends, the other receives.
 PF = Nic("0000:01:00.0", "52:54:00:00:aa:01")
 WIRE = Nic("0000:02:00.0", "52:54:00:00:aa:02")
 NICS = (PF, WIRE)
@@ -142,7 +142,7 @@ class Machine:
         self._received = b""
 
     def receive(self, deadline_s: float) -> dict[str, Any] | None:
-        """The next thing it says; None when it has ended.
+        """The next message; None when it has ended.
 
         Raises: LabTimeout, and StalledError before it if the guest's heart does not beat.
         """
@@ -300,7 +300,7 @@ def kernel_command_line(needs: Needs) -> str:
     # A tick that repeats by itself: of one that is set again each time, the emulation loses one once in
     # many runs, and that CPU then sleeps without end.
     ticks = "nohz=off highres=off"
-    # A guest that stands is sent an NMI, to hear where it stands.
+    # A guest that hangs is sent an NMI, to learn where it hangs.
     words = f"console=ttyS0 {QUICK_BOOT} {ticks} unknown_nmi_panic intel_iommu=on"
     return f"{words} hugepages={needs.hugepages}"
 

@@ -17,7 +17,7 @@ _WANTED = re.compile(r"CPU#|[RE]IP=|VM status|thread_id")
 
 
 def examine(channel: socket.socket) -> str:
-    """What the monitor tells of the CPUs. Then the kernel is made to panic, for its own words."""
+    """What the monitor reports of the CPUs. Then the kernel is made to panic, for its call trace."""
     said = []
     try:
         channel.settimeout(ANSWER_S)

@@ -25,7 +25,7 @@ from tests.nested.reporter import Reporter
 
 MARKER = "nested(cpus, memory_mb, hugepages): runs in a guest with Debian's 6.12 kernel"
 ATTEMPTS = 3
-# From process 1 of the guest to the first thing pytest does in it.
+# From process 1 of the guest to the first action of pytest in it.
 START_DEADLINE_S = 180.0
 # What a test may take beyond its own timeout, to be set up, torn down and reported.
 SLACK_S = 60.0

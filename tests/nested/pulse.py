@@ -40,7 +40,7 @@ class Pulse:
     def __init__(self, channel: socket.socket, silence_s: float = SILENCE_S) -> None:
         self.channel = channel
         self.clock = ""
-        """The last that was heard: the guest's time since it booted, in seconds."""
+        """The last heartbeat: the guest's time since it booted, in seconds."""
         self._silence_s = silence_s
         self._silent_s: float | None = None
         self._received = b""
@@ -50,14 +50,14 @@ class Pulse:
         return self._silent_s is not None and self._silent_s >= self._silence_s
 
     def waited(self, asked_s: float, took_s: float) -> None:
-        """A wait in which nothing was heard. As long as was asked counts: for what it took beyond
+        """A wait without output. As long as was asked counts: for what it took beyond
         that the watcher itself had no CPU, and the guest may not have had one either.
         """
         if self._silent_s is not None:
             self._silent_s += min(asked_s, took_s)
 
     def alive(self) -> None:
-        """It said something, on whatever channel."""
+        """There was output, on whatever channel."""
         if self._silent_s is not None:
             self._silent_s = 0.0
 

@@ -1,4 +1,4 @@
-"""What happens in a guest is told outside, and nothing of the guest stays on the machine."""
+"""What happens in a guest is reported outside, and nothing of the guest stays on the machine."""
 
 from __future__ import annotations
 

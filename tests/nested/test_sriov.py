@@ -362,7 +362,7 @@ def test_another_number_of_vfs_is_refused_while_a_port_has_one(
 def test_what_a_stranger_changes_is_put_right_at_once(pf: str, agent: PrivateAgent) -> None:
     put(agent, "nic1", make_spec())
     run(["ip", "link", "set", pf, "vf", "0", "vlan", "7"])
-    wait_for(lambda: vf_info(pf)[0]["vlan_list"][0]["vlan"] == 100, DEADLINE_S, "it is put right")
+    wait_for(lambda: vf_info(pf)[0]["vlan_list"][0]["vlan"] == 100, DEADLINE_S, "it is repaired")
 
 
 def test_without_autoprobe_a_vf_gets_its_driver_all_the_same(pf: str, agent: PrivateAgent) -> None:

@@ -297,7 +297,7 @@ def test_what_a_monitor_does_not_answer_is_no_error_of_the_test(
 
 
 def test_silence_counts_while_its_watcher_watches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A watcher that gets no CPU for 9 s of 10 hears its guest, which has none either, as rarely."""
+    """A watcher that gets no CPU for 9 s of 10 reads its guest, which has none either, as rarely."""
     watch = Watch(monkeypatch, late_s=9.0)
     with guest(tmp_path) as (watched, theirs):
         theirs.monitor.close()

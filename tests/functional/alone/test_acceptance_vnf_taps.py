@@ -127,7 +127,7 @@ def test_testpmd_on_kernel_devices() -> None:
         ports = [VnfPort(Attachment.NETDEV, f"dut{n}", MACS[n], PEERS[n]) for n in range(PORTS)]
         with choose.make(TESTPMD, ports, CORES) as vnf:
             vnf.start()
-            # On a busy machine testpmd may find no room for a burst: that is told then, each time.
+            # On a busy machine testpmd may find no room for a burst: it is reported each time.
             trials = [lost(trial(vnf, Stream())) for _ in range(TRIALS)]
             assert all(found[UNEXPLAINED] == 0 for found in trials)
             assert {UNEXPLAINED: 0} in trials

@@ -293,7 +293,7 @@ def test_check_finds_what_is_missing_here(machine: Machine) -> None:
 
 
 def test_check_without_a_plan_fails_for_what_fails(machine: Machine) -> None:
-    """The one thing that fails here is the VM on the PMD threads' CPU: it is moved away."""
+    """The one check that fails here is the VM on the PMD threads' CPU: it is moved away."""
     status, findings = _command(machine, "check")
     assert status == 1
     assert {f["id"] for f in findings if f["status"] == "fail"} == {"domain-pmd"}

@@ -26,7 +26,7 @@ class RemoveRest(Change):
 
 
 class Stubborn(FakeBackend):
-    """A host that has a rest of ours, and keeps it unless told otherwise."""
+    """A host that has a rest of ours, and keeps it unless a call says otherwise."""
 
     rest = True
     lets_go = False

@@ -1,4 +1,4 @@
-"""When a thing in quarantine gets a new chance."""
+"""When an object in quarantine is tried again."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A crash between any two steps, and what a new process makes of it: the store is a real file.
+"""A crash between any two steps, and how a new process recovers: the store is a real file.
 
 What must hold after a new agent has looked at the host once: a port is as it was or as somebody
 asked, as asked if that was answered, as it was if a failure was answered; the host has these ports
-and nothing else of ours; and each scarce thing belongs to one of them.
+and nothing else of ours; and each claimed object belongs to one of them.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class World:
     # -- what must hold --------------------------------------------------------------------------
 
     def assert_claims_are_unique(self) -> None:
-        """In the file, each object once, and only things of ports that are there."""
+        """In the file, each object once, and only objects of ports that are there."""
         db = sqlite3.connect(self.path)
         rows = db.execute("SELECT key, port_id FROM claims").fetchall()
         ids = {port_id for (port_id,) in db.execute("SELECT port_id FROM ports")}
@@ -261,7 +261,7 @@ def answer(op: Operation) -> str:
 
 
 def may_be(op: Operation, before: PortSpec | None) -> set[PortSpec | None]:
-    """What the port may be in the end, by what its caller was told."""
+    """What the port may be in the end, by the answer to its caller."""
     if isinstance(op, Delete):
         return {before, None} if answer(op) == "none" else {None}  # a failed one is gone later
     reported: dict[str, set[PortSpec | None]] = {
@@ -280,7 +280,7 @@ WIDE = make_spec(100, claims=3)
 
 @dataclass(frozen=True)
 class Scenario:
-    """Ports that are there, what is asked then in one batch, and what the host makes of it."""
+    """Ports that are there, what is requested then in one batch, and the faults of the host."""
 
     name: str
     there: Mapping[str, PortSpec]
@@ -354,7 +354,7 @@ def verify(world: World, before: Mapping[str, PortSpec], asked: Sequence[Operati
 
 
 def ask_again(world: World, asked: Sequence[Operation]) -> None:
-    """A platform that heard nothing asks again, and gets what it wanted."""
+    """A platform without an answer repeats its request, which is carried out."""
     again: list[Operation] = [
         world.put(op.port_id, op.spec) if isinstance(op, Put) else world.delete(op.port_id)
         for op in asked
@@ -711,7 +711,7 @@ def test_after_a_lost_store_they_stay_until_they_may_go(world: World) -> None:
 
 
 def test_after_a_lost_store_they_stay_across_a_restart(world: World) -> None:
-    """The store is old by then, but nobody has said yet that what it does not know may go."""
+    """The store is old by then, but nobody has allowed yet to remove what it does not know."""
     world.serve([world.put("a"), world.put("b")])
     lose_store(world)
     world.restart()
@@ -757,7 +757,7 @@ _CRASH = st.none() | st.integers(0, 30)
 
 
 class Machine(RuleBasedStateMachine):
-    """``allowed`` is what each port may be, by what callers were told; None is: not there."""
+    """``allowed`` is what each port may be, by the answers to callers; None is: not there."""
 
     @initialize()
     def begin(self) -> None:

@@ -118,7 +118,7 @@ def test_what_is_idle_for_longest_makes_room(tmp_path: Path) -> None:
             oldest, oldest_writer = await asyncio.open_unix_connection(path)
             oldest_writer.write(request)
             assert (await oldest.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
-            # It has said nothing yet: its deadline is before that of the first.
+            # It has sent nothing yet: its deadline is before that of the first.
             younger, younger_writer = await asyncio.open_unix_connection(path)
             newest, newest_writer = await asyncio.open_unix_connection(path)
             newest_writer.write(request)

@@ -115,7 +115,7 @@ def test_what_was_accepted_stays_so_after_a_restart(store: Store, path: Path) ->
     marks = StoreMarks(again)
     marks.compare("b", OTHER, [])
     [finding] = marks.findings("b")
-    assert finding.found.endswith(": p1"), "as it was first told"
+    assert finding.found.endswith(": p1"), "as it was first reported"
     marks.accept("b")
     again.close()
     last = Store(path)

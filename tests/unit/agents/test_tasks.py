@@ -276,7 +276,7 @@ class ToldJournal(TaskJournal):
 
 
 class Application:
-    """Stands in for the agent: counts the calls and answers as told."""
+    """Stands in for the agent: counts the calls and answers as configured."""
 
     def __init__(self, status: int = 200, body: bytes = b'{"port_id":"a"}') -> None:
         self.calls: list[tuple[str, str, str, bytes]] = []

@@ -382,7 +382,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def idle(store: Store, host: FakeHost) -> BackendWorker:
-    """A lane with the real reconciler, before its first look and without a thread."""
+    """A worker with the real reconciler, before its first look and without a thread."""
     backend: Any = FakeBackend("fake", host)
     return make(Reconciler(backend, store, Metrics(store)), clock=Clock())
 
@@ -607,7 +607,7 @@ def test_what_is_not_settled_is_tried_again_less_and_less_often(scripted: Script
     scripted.is_unsettled = True
     worker.submit(put())
     assert turn(worker)
-    assert worker.idle_s() == 0.5, "once all was well, it begins anew"
+    assert worker.idle_s() == 0.5, "once all was well, it begins again"
 
 
 def test_a_host_that_is_back_is_tried_at_once(scripted: Scripted, clock: Clock) -> None:

@@ -22,7 +22,7 @@ NAMES = ("published", "amd-4-nodes", "intel-snc", "amd-nps4", "arm", "edge", "sm
 
 @dataclass(frozen=True)
 class Machine:
-    """What is not said is what a kernel has from its start."""
+    """The defaults are those of a kernel after boot."""
 
     nodes: list[dict[str, Any]]
     vendor: str = "GenuineIntel"

@@ -1,4 +1,4 @@
-"""Comparisons: equal runs are not worse, worse ones are, and what cannot be decided is not told."""
+"""Comparisons: equal runs are not worse, worse ones are, and what cannot be decided is reported as such."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_equal_runs_never_regress(values: list[float], late: bool, rng: random.R
 def test_a_run_with_everything_in_it_is_no_worse_than_itself() -> None:
     run = mission(4)
     found = compare(run, run)
-    # One cell was never measured, so nothing can be said of it: never 0 by omission.
+    # One cell was never measured, so it has no figure: never 0 by omission.
     assert {cell.finding for cell in found.cells} == {CellVerdict.SAME, CellVerdict.NO_BASELINE}
     assert found.status == 0
 

@@ -123,7 +123,7 @@ def test_shares_of_several_pmd_threads() -> None:
         "pmd_cores": 2,
         "vm0.rxq0.pmd": 2,
     }
-    # vswitchd was started again with other threads: nothing can be said of the trial.
+    # vswitchd was started again with other threads: the trial has no figures of them.
     with pytest.raises(EvidenceError, match="not counted any more"):
         place.between(CounterReading({}, later), CounterReading({}, {"pmd5.packets": 1.0}), 1.0)
 

@@ -121,7 +121,7 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(tmp_path: Path) -> None
     broken, other = run.records
     assert "no link" in str(broken.error) and broken.result is None
     assert other.verdict == "ndr"
-    # Put right, the run is whole: only the cell that failed is measured again.
+    # Once it is repaired, the run is whole: only the cell that failed is measured again.
     _program(tmp_path, _SLOW.replace("> 1", "> 1000"), tmp_path / "bye")
     again = call(path, "--folder", tmp_path / "run", "--resume")
     assert again.returncode == 0, again.stderr

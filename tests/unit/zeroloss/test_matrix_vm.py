@@ -16,7 +16,7 @@ from netplugin_zeroloss.values import UnusableInput
 from netplugin.api.errors import HostError
 from tests.unit.zeroloss.made_up_agent import MadeUpAgent, bench_on, cell_description, search_of
 
-#: Keeps what it was told, and the names of the domains that run, in files.
+#: Keeps its arguments, and the names of the domains that run, in files.
 _VIRSH = """#!/bin/sh
 [ "$1 $2" = "-c test:///x" ] || exit 9
 shift 2

@@ -254,7 +254,7 @@ def test_as_many_digits_as_were_measured() -> None:
 
 @pytest.mark.parametrize("name", ["table.md", "table.csv", "table.json"])
 def test_a_run_that_was_kept_has_the_same_tables(name: str) -> None:
-    """Made by ``python -m tests.unit.zeroloss.report_runs``; a change has to be wanted."""
+    """Made by ``python -m tests.unit.zeroloss.report_runs``; a change has to be intended."""
     run = read_run(GOLDEN)
     report = report_of(run, zstack(), PublishedRelation.OTHER)
     made = {"table.md": markdown, "table.csv": csv_text, "table.json": json_text}[name](report)

@@ -1,4 +1,4 @@
-"""VNFs without their programs: what a binding means, what DPDK is told, what counters say."""
+"""VNFs without their programs: what a binding means, the arguments of DPDK, what counters mean."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_forwarder_of_taps_takes_nothing_else() -> None:
         choose.make(_described(type="taps"), ports, VnfCores())
 
 
-# -- what DPDK is told ---------------------------------------------------------------------------
+# -- arguments of DPDK ---------------------------------------------------------------------------
 
 
 def test_devices() -> None:

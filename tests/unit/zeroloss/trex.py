@@ -1,4 +1,4 @@
-"""The stand-in for TRex (tests/data/trex-tree) told what to play, and what it was asked."""
+"""The stand-in for TRex (tests/data/trex-tree) configured with what to play, and the calls it got."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _is_of_flows(change: Any) -> bool:
 
 
 def _summary(host: Model) -> Any:
-    """What is there, without the numbers that differ by the order things came in."""
+    """What is there, without the numbers that differ by the order of creation."""
     return {
         name: (bridge.fail_mode, sorted(bridge.ports), sorted(f.cookie for f in bridge.flows))
         for name, bridge in host.bridges.items()

@@ -143,7 +143,7 @@ _SEED = st.integers(0, 1 << 16)
 
 
 class Machine(CrashMachine):
-    """``allowed`` is what each port may be, by what callers were told; None is: not there."""
+    """``allowed`` is what each port may be, by the answers to callers; None is: not there."""
 
     @initialize()
     def begin(self) -> None:
@@ -251,7 +251,7 @@ class Machine(CrashMachine):
 
     @rule()
     def recover(self) -> None:
-        """All is well again and no VM runs: everything is as was asked and told."""
+        """All is well again and no VM runs: everything is as was requested and answered."""
         world = self.world
         heal(world)
         for pf in world.model.pfs.values():

@@ -594,7 +594,7 @@ def test_what_a_nic_does_not_support_any_more_is_not_put_back(world: World) -> N
     assert (vf.driver, vf.override) == ("igbvf", None)
     assert (vf.attributes.spoofchk, vf.attributes.max_mbps) == (True, 100), "only that one stays"
     vf.attributes = replace(vf.attributes, spoofchk=False)
-    assert isinstance(world.plug("a", named()), Unsupported), "what a port needs is no such thing"
+    assert isinstance(world.plug("a", named()), Unsupported), "what a port needs is not unusable"
     world.model.refuses = takes_all
     assert world.plug("a", named()) is None and world.unplug("a") is None
     assert vf.attributes.spoofchk is False, "the NIC is asked again for each port"

@@ -118,7 +118,7 @@ def test_places_outlive_the_agent(tmp_path: Path) -> None:
 
 
 def test_many_at_once_get_different_cpus(tmp_path: Path) -> None:
-    """As many VMs of a core as there are cores, and one more is told so."""
+    """As many VMs of a core as there are cores, and one more is refused."""
     view = view_of(machine(), tmp_path, HostIntent(pmd_cores=4, vm_cores=5))
     vms = [Vm(number) for number in range(1, 7)]
     with agent(tmp_path, view=view) as running:
