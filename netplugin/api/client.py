@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -19,12 +19,12 @@ from netplugin.api.errors import (
     HostError,
     InvalidRequest,
     NetpluginError,
-    NotFound,
     OperationTimeout,
     Problem,
     from_problem,
 )
-from netplugin.api.event_models import Event, EventFilter
+from netplugin.api.event_models import EventFilter
+from netplugin.api.event_reader import EventReader
 from netplugin.api.fields import Name, PciAddress
 from netplugin.api.models import (
     BackendInfo,
@@ -236,7 +236,7 @@ class Client:
 
     def events(self, wanted: EventFilter | None = None) -> EventReader:
         """Follow the events of the host, in order: see ``EventReader``."""
-        return EventReader(self._http, wanted or EventFilter(), self._unreached)
+        return EventReader(self._http, wanted or EventFilter(), _reported, self._unreached)
 
     def task(self, taskuuid: str) -> Task:
         return self._model(Task, "GET", f"/v1/tasks/{_checked_name('taskuuid', taskuuid)}")
@@ -321,55 +321,6 @@ class Client:
         return BackendUnavailable(
             f"the agent at {self.url} cannot be reached: {why}", step="connect", fix=fix
         )
-
-
-class EventReader:
-    """Iterates over the events of one response; ``last`` is the number to continue after.
-
-    Iterating raises what any call raises, BackendUnavailable if the agent ends, and NotFound if events
-    after ``last`` are not stored any more.
-    """
-
-    def __init__(
-        self,
-        http: httpx.Client,
-        wanted: EventFilter,
-        unreached: Callable[[httpx.HTTPError], NetpluginError],
-    ) -> None:
-        self._http = http
-        self._wanted = wanted
-        self._unreached = unreached
-        self.last = wanted.after
-
-    def __iter__(self) -> Iterator[Event]:
-        query = self._wanted.model_dump(mode="json", exclude_none=True)
-        try:
-            with self._http.stream("GET", "/v1/events", params=query) as answer:
-                if not answer.is_success:
-                    answer.read()
-                    raise _reported(answer)
-                yield from self._read(answer.iter_lines())
-        except httpx.HTTPError as failed:
-            raise self._unreached(failed) from failed
-
-    def _read(self, lines: Iterator[str]) -> Iterator[Event]:
-        number, kind = self.last, ""
-        for line in lines:
-            name, _, value = line.partition(": ")
-            if not line:
-                self.last, kind = number, ""
-            elif name == "id":
-                number = int(value)
-            elif name == "event":
-                kind = value
-            elif name == "data" and kind == "lost":
-                raise NotFound(
-                    f"events are not stored any more: {value}",
-                    step="events",
-                    fix="read the ports again, then follow the events from now on",
-                )
-            elif name == "data":
-                yield Event.model_validate_json(value)
 
 
 def nobody_listens(error: BaseException) -> bool:

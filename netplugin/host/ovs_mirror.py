@@ -16,7 +16,6 @@ from uuid import UUID
 from netplugin.host.names import Mark, unmarked
 from netplugin.host.ovs_rows import (
     BRIDGE_MARK,
-    HOLDER_MARK,
     NETWORK_MARK,
     STORE_MARK,
     TUNNEL_MARK,
@@ -26,6 +25,7 @@ from netplugin.host.ovs_rows import (
     OvsPort,
     OvsQos,
     OvsRoot,
+    optional,
 )
 from netplugin.host.processes import remaining
 
@@ -341,7 +341,7 @@ class Mirror:
 
     def _put(self, table: str, row: Any) -> MirrorDrift | None:
         if table == "Open_vSwitch":
-            self._root = _root(row, self._found(row.external_ids.get(STORE_MARK, "")))
+            self._root = OvsRoot.read(row, self._found(row.external_ids.get(STORE_MARK, "")))
             return None
         if table == "Bridge":
             return self._put_bridge(row)
@@ -356,7 +356,7 @@ class Mirror:
         new = OvsBridge(
             name=row.name,
             datapath_type=row.datapath_type,
-            fail_mode=_optional(row.fail_mode),
+            fail_mode=optional(row.fail_mode),
             external_ids=row.external_ids,
             ports=frozenset(port.uuid for port in row.ports),
         )
@@ -383,13 +383,13 @@ class Mirror:
         port = OvsPort(
             name=row.name,
             bridge=None,
-            tag=_optional(row.tag),
-            vlan_mode=_optional(row.vlan_mode),
+            tag=optional(row.tag),
+            vlan_mode=optional(row.vlan_mode),
             external_ids=row.external_ids,
-            bond_mode=_optional(row.bond_mode),
-            lacp=_optional(row.lacp),
+            bond_mode=optional(row.bond_mode),
+            lacp=optional(row.lacp),
         )
-        qos = _optional(row.qos)
+        qos = optional(row.qos)
         new = _PortRow(port, frozenset(i.uuid for i in row.interfaces), qos.uuid if qos else None)
         if old and old.port.serves != port.serves:
             self._drop_mark(row.uuid, old.port)
@@ -425,23 +425,7 @@ class Mirror:
 
     def _put_interface(self, row: Any) -> MirrorDrift | None:
         old = self._interfaces.get(row.uuid)
-        new = OvsInterface(
-            name=row.name,
-            type=row.type,
-            options=row.options,
-            external_ids=row.external_ids,
-            mtu_request=_optional(row.mtu_request),
-            mtu=_optional(row.mtu),
-            ofport=_optional(row.ofport),
-            error=_optional(row.error),
-            link_state=_optional(row.link_state),
-            connected=row.status.get("status") == "connected",
-            queues=_queues(row.status),
-            ingress_policing_rate=row.ingress_policing_rate,
-            ingress_policing_burst=row.ingress_policing_burst,
-            other_config=row.other_config,
-            numa_node=_numa_node(row.status),
-        )
+        new = OvsInterface.read(row)
         self._interfaces[row.uuid] = new
         lost = old is not None and (old.ofport or 0) > 0 and (new.ofport or 0) <= 0
         if old and (lost or any(getattr(old, c) != getattr(new, c) for c in _WATCHED)):
@@ -493,37 +477,3 @@ def _drift(*ports: OvsPort) -> MirrorDrift | None:
             return MirrorDrift(*port.serves)
     shared = any({UPLINK_MARK, TUNNEL_MARK} & port.external_ids.keys() for port in ports)
     return MirrorDrift() if shared else None
-
-
-def _queues(status: Mapping[str, str]) -> int | None:
-    """The queue pairs of a vhost-user port. Newer vswitchds report how many are polled (``n_rxq``)."""
-    rings = status.get("num_of_vrings", "")
-    polled = status.get("n_rxq", "")
-    if polled.isdecimal():
-        return int(polled)
-    return int(rings) // 2 if rings.isdecimal() else None
-
-
-def _numa_node(status: Mapping[str, str]) -> int | None:
-    """The NUMA node of a NIC (``numa_id``, -1 if the firmware has none) or of a VM's memory (``numa``)."""
-    node = status.get("numa_id", status.get("numa", ""))
-    return int(node) if node.isdecimal() else None
-
-
-def _optional(column: Any) -> Any:
-    """The value of an optional column, which the IDL returns as a list of zero or one element."""
-    return column[0] if column else None
-
-
-def _root(row: Any, store_mark: str) -> OvsRoot:
-    return OvsRoot(
-        next_cfg=row.next_cfg,
-        cur_cfg=row.cur_cfg,
-        dpdk_initialized=row.dpdk_initialized,
-        dpdk_version=_optional(row.dpdk_version),
-        ovs_version=_optional(row.ovs_version),
-        iface_types=frozenset(row.iface_types),
-        other_config=row.other_config,
-        holder=row.external_ids.get(HOLDER_MARK),
-        store_mark=store_mark,
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID
 
 #: Keys in ``external_ids`` that mark rows as ours.
@@ -46,6 +47,27 @@ class OvsInterface:
     other_config: Mapping[str, str] = field(default_factory=dict)
     #: NUMA node of the NIC, or of the VM's memory while it is connected.
     numa_node: int | None = None
+
+    @classmethod
+    def read(cls, row: Any) -> OvsInterface:
+        """The values of a row of the IDL."""
+        return cls(
+            name=row.name,
+            type=row.type,
+            options=row.options,
+            external_ids=row.external_ids,
+            mtu_request=optional(row.mtu_request),
+            mtu=optional(row.mtu),
+            ofport=optional(row.ofport),
+            error=optional(row.error),
+            link_state=optional(row.link_state),
+            connected=row.status.get("status") == "connected",
+            queues=_queues(row.status),
+            ingress_policing_rate=row.ingress_policing_rate,
+            ingress_policing_burst=row.ingress_policing_burst,
+            other_config=row.other_config,
+            numa_node=_numa_node(row.status),
+        )
 
     @property
     def starved(self) -> bool:
@@ -145,8 +167,43 @@ class OvsRoot:
     #: The mark of the store that changed the database last.
     store_mark: str = ""
 
+    @classmethod
+    def read(cls, row: Any, store_mark: str) -> OvsRoot:
+        """The values of the row of the IDL."""
+        return cls(
+            next_cfg=row.next_cfg,
+            cur_cfg=row.cur_cfg,
+            dpdk_initialized=row.dpdk_initialized,
+            dpdk_version=optional(row.dpdk_version),
+            ovs_version=optional(row.ovs_version),
+            iface_types=frozenset(row.iface_types),
+            other_config=row.other_config,
+            holder=row.external_ids.get(HOLDER_MARK),
+            store_mark=store_mark,
+        )
+
     @property
     def version(self) -> tuple[int, int, int]:
         """``ovs_version`` as numbers; zeros (the oldest) if it is not reported."""
         found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", self.ovs_version or "")
         return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (0, 0, 0)
+
+
+def optional(column: Any) -> Any:
+    """The value of an optional column, which the IDL returns as a list of zero or one element."""
+    return column[0] if column else None
+
+
+def _queues(status: Mapping[str, str]) -> int | None:
+    """The queue pairs of a vhost-user port. Newer vswitchds report how many are polled (``n_rxq``)."""
+    rings = status.get("num_of_vrings", "")
+    polled = status.get("n_rxq", "")
+    if polled.isdecimal():
+        return int(polled)
+    return int(rings) // 2 if rings.isdecimal() else None
+
+
+def _numa_node(status: Mapping[str, str]) -> int | None:
+    """The NUMA node of a NIC (``numa_id``, -1 if the firmware has none) or of a VM's memory (``numa``)."""
+    node = status.get("numa_id", status.get("numa", ""))
+    return int(node) if node.isdecimal() else None

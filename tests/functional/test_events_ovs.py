@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from netplugin.api.client import Client, EventReader
+from netplugin.api.client import Client
 from netplugin.api.errors import NetpluginError
 from netplugin.api.event_models import Event, EventFilter, EventKind
+from netplugin.api.event_reader import EventReader
 from tests.functional.conftest import make_spec
 from tests.functional.test_plug_ovs import plug
 from tests.lab.agent import PrivateAgent
