@@ -26,6 +26,7 @@ from agents.ports.teams import Teams
 from agents.store.marks import StoreMarks
 from agents.store.store import Record, Store
 from agents.worker import BackendWorker, answer, ask
+from netplugin.api.batch_models import Batch, BatchResult, BatchResults, PortFilter
 from netplugin.api.errors import (
     Conflict,
     HostError,
@@ -34,9 +35,6 @@ from netplugin.api.errors import (
     Overloaded,
 )
 from netplugin.api.models import (
-    Batch,
-    BatchResult,
-    BatchResults,
     HostState,
     Port,
     PortSpec,
@@ -180,13 +178,11 @@ class Service:
         results = [await self._batch_result(port_id, call) for port_id, call in calls]
         return BatchResults(results=results)
 
-    def ports(
-        self, *, vm_id: str | None = None, state: str | None = None, backend: str | None = None
-    ) -> list[Port]:
-        records = self._store.records(vm_id=vm_id, backend=backend)
+    def ports(self, wanted: PortFilter) -> list[Port]:
+        records = self._store.records(vm_id=wanted.vm_id, backend=wanted.backend, network=wanted.network)
         ports = [self.describe(record) for record in records]
         # Filter by the reported state: see ``_describe``.
-        return [port for port in ports if state in (None, port.state.value)]
+        return [port for port in ports if wanted.state in (None, port.state)]
 
     def port(self, port_id: str) -> Port:
         record = self._store.get(port_id)
@@ -292,7 +288,7 @@ class Service:
 
     def _nics_of(self, vm_id: str) -> list[Port]:
         """The ports of a VM; a standby port is part of another port's binding."""
-        return [port for port in self.ports(vm_id=vm_id) if port.standby_of is None]
+        return [port for port in self.ports(PortFilter(vm_id=vm_id)) if port.standby_of is None]
 
     # -- internals -------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from typing import Any
 from fastapi import Request
 from pydantic import ValidationError
 
+from netplugin.api.batch_models import BatchPut
 from netplugin.api.errors import FieldError, InvalidRequest
-from netplugin.api.models import BatchPut
 
 #: Bodies up to this size in bytes are always validated within a few milliseconds.
 SMALL = 64 * 1024

@@ -18,20 +18,24 @@ from agents.api.tasks import TaskRunner
 from agents.event_streams import MEDIA_TYPE
 from agents.metrics import Metrics
 from agents.service import Service
-from netplugin.api.errors import FieldError, InvalidRequest, NetpluginError, NotFound, Problem
+from netplugin.api.batch_models import Batch, BatchResults, PortFilter
+from netplugin.api.errors import (
+    FieldError,
+    InvalidRequest,
+    NetpluginError,
+    NotFound,
+    Problem,
+)
 from netplugin.api.event_models import EventFilter
 from netplugin.api.fields import NAME_PATTERN, PciAddress
 from netplugin.api.models import (
     BackendInfo,
-    Batch,
-    BatchResults,
     CheckRequest,
     Finding,
     HostState,
     NetworkInfo,
     NetworkSpec,
     Port,
-    PortFilter,
     PortSpec,
     ReconcileReport,
     ReconcileRequest,
@@ -123,7 +127,7 @@ def _add_ports(app: FastAPI, service: Service) -> None:
     @app.get("/v1/ports", responses=_documented(), operation_id="list_ports")
     async def list_ports(wanted: Annotated[PortFilter, Query()]) -> list[Port]:
         """List the ports of this host; a port must match all given parameters."""
-        return service.ports(vm_id=wanted.vm_id, state=wanted.state, backend=wanted.backend)
+        return service.ports(wanted)
 
     @app.get("/v1/ports/{port_id}", responses=_documented(errors.NotFound), operation_id="get_port")
     async def get_port(port_id: NameParameter) -> Port:

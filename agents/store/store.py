@@ -93,11 +93,16 @@ class Store:
     def get(self, port_id: str) -> Record | None:
         return self._ports.get(port_id)
 
-    def records(self, *, backend: str | None = None, vm_id: str | None = None) -> list[Record]:
+    def records(
+        self, *, backend: str | None = None, vm_id: str | None = None, network: str | None = None
+    ) -> list[Record]:
+        """The ports with all given values; ``network``: a physical network or a VXLAN network."""
         return [
             r
             for r in sorted(self._ports.values(), key=lambda r: r.port_id)
-            if backend in (None, r.spec.backend) and vm_id in (None, r.spec.vm_id)
+            if backend in (None, r.spec.backend)
+            and vm_id in (None, r.spec.vm_id)
+            and network in (None, r.spec.network.physical_network, r.spec.network.network_id)
         ]
 
     def any_in(self, backend: str, *states: PortState) -> bool:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from netplugin.api.batch_models import Batch, BatchResults
 from netplugin.api.errors import (
     BackendUnavailable,
     FieldError,
@@ -28,8 +29,6 @@ from netplugin.api.event_reader import EventReader
 from netplugin.api.fields import Name, PciAddress
 from netplugin.api.models import (
     BackendInfo,
-    Batch,
-    BatchResults,
     CheckRequest,
     DomainPolicy,
     Finding,
@@ -151,8 +150,10 @@ class Client:
         vm_id: str | None = None,
         state: PortState | str | None = None,
         backend: str | None = None,
+        network: str | None = None,
     ) -> list[Port]:
-        wanted = {"vm_id": vm_id, "state": state and str(state), "backend": backend}
+        """``network``: a physical network, or the ID of a VXLAN network."""
+        wanted = {"vm_id": vm_id, "state": state and str(state), "backend": backend, "network": network}
         parameters = {name: value for name, value in wanted.items() if value is not None}
         return self._models(Port, "/v1/ports", parameters)
 

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 
 from netplugin.api.errors import Problem
 from netplugin.api.fields import (
@@ -335,44 +342,6 @@ class Port(BaseModel):
     #: The port whose VF this standby NIC belongs to (``vf.teaming``); change that port, not this
     #: one.
     standby_of: PortId | None = None
-
-
-class PortFilter(Value):
-    """Selects the ports to list; a port must match all given fields."""
-
-    vm_id: Name | None = None
-    state: PortState | None = None
-    backend: Name | None = None
-
-
-class BatchPut(Value):
-    port_id: PortId
-    spec: PortSpec
-
-
-class Batch(Value):
-    """Several ports in one request; each has a result of its own."""
-
-    put: Annotated[tuple[BatchPut, ...], Field(max_length=4096), at_most(4096)] = ()
-    delete: Annotated[tuple[PortId, ...], Field(max_length=4096), at_most(4096)] = ()
-
-    @model_validator(mode="after")
-    def _once_each(self) -> Self:
-        ids = [entry.port_id for entry in self.put] + list(self.delete)
-        if len(ids) != len(set(ids)):
-            raise ValueError("a port_id may occur in a batch once")
-        return self
-
-
-class BatchResult(BaseModel):
-    port_id: PortId
-    status: int
-    port: Port | None = None
-    error: Problem | None = None
-
-
-class BatchResults(BaseModel):
-    results: list[BatchResult]
 
 
 class Features(Value):

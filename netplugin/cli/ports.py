@@ -11,9 +11,17 @@ from cliff.command import Command
 from cliff.show import ShowOne
 from pydantic import ValidationError
 
+from netplugin.api.batch_models import Batch
 from netplugin.api.client import Client, invalid_request
 from netplugin.api.errors import InvalidRequest, from_problem
-from netplugin.api.models import Batch, NetworkInfo, NetworkSpec, Port, PortSpec, PortState, VfInfo
+from netplugin.api.models import (
+    NetworkInfo,
+    NetworkSpec,
+    Port,
+    PortSpec,
+    PortState,
+    VfInfo,
+)
 from netplugin.cli import show
 
 # -- The commands ``netplugin port list|show|put|delete``. ----------------------------------------
@@ -26,8 +34,8 @@ class PortList(show.TableLister):
     """List the ports of this host."""
 
     empty = (
-        "no port found: `netplugin port put` creates one; without --vm-id, --state and --backend "
-        "all ports of this host are listed"
+        "no port found: `netplugin port put` creates one; without --vm-id, --state, --backend and "
+        "--network all ports of this host are listed"
     )
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
@@ -35,12 +43,18 @@ class PortList(show.TableLister):
         parser.add_argument("--vm-id", metavar="ID", help="only the ports of this VM")
         parser.add_argument("--state", choices=[s.value for s in PortState], help="only ports in this state")
         parser.add_argument("--backend", metavar="NAME", help="only the ports of this backend")
+        parser.add_argument(
+            "--network", metavar="NAME", help="only the ports of this physical network or VXLAN network"
+        )
         return parser
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
         with Client.from_environment() as client:
             ports = client.list_ports(
-                vm_id=parsed_args.vm_id, state=parsed_args.state, backend=parsed_args.backend
+                vm_id=parsed_args.vm_id,
+                state=parsed_args.state,
+                backend=parsed_args.backend,
+                network=parsed_args.network,
             )
         return _COLUMNS, [_row(port) for port in ports]
 

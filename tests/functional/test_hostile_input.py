@@ -20,7 +20,8 @@ import pytest
 import agents
 import drivers
 import netplugin
-from netplugin.api.models import Batch, PortSpec, ReconcileRequest
+from netplugin.api.batch_models import Batch
+from netplugin.api.models import PortSpec, ReconcileRequest
 from netplugin.api.pmd_models import AutoLoadBalanceRequest, PmdRequest
 from tests.functional.conftest import BASE, make_spec
 from tests.functional.test_plug_ovs import planned

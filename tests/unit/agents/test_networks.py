@@ -14,6 +14,7 @@ import pytest
 from agents.networks import Networks
 from agents.ports.drift import NetworkOutcome
 from agents.store.store import Record, Store
+from netplugin.api.batch_models import Batch, BatchPut
 from netplugin.api.client import Client
 from netplugin.api.errors import (
     BackendUnavailable,
@@ -24,7 +25,7 @@ from netplugin.api.errors import (
     NetpluginError,
     NotFound,
 )
-from netplugin.api.models import Batch, BatchPut, NetworkSpec, PortSpec, PortState
+from netplugin.api.models import NetworkSpec, PortSpec, PortState
 from netplugin.backend import Change
 from netplugin.host.usability import Usability
 from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent, served_agent

@@ -16,10 +16,9 @@ from lxml import etree
 from agents.ports import teams
 from agents.ports.teams import standby_id, standby_spec
 from agents.store.store import Record, Store
+from netplugin.api.batch_models import Batch, BatchPut
 from netplugin.api.errors import Conflict, HostError, Unsupported
 from netplugin.api.models import (
-    Batch,
-    BatchPut,
     Binding,
     DomainRequirements,
     Features,

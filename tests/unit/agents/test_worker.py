@@ -26,6 +26,7 @@ from agents.ports.operations import NEXT_TRY_S, Delete, Operation, Put
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
 from agents.worker import BackendWorker
+from netplugin.api.batch_models import Batch, PortFilter
 from netplugin.api.errors import (
     BackendUnavailable,
     HostError,
@@ -33,7 +34,7 @@ from netplugin.api.errors import (
     OperationTimeout,
     Overloaded,
 )
-from netplugin.api.models import Batch, PortSpec, ReconcileReport
+from netplugin.api.models import PortSpec, ReconcileReport
 from netplugin.host.locks import Locks
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
@@ -443,7 +444,7 @@ def test_a_delete_goes_behind_a_put_that_still_waits(tmp_path: Path) -> None:
         go_on.set()
         await asyncio.gather(*calls)
         assert [result.status for result in (await answer).results] == [204, 204]
-        assert running.service.ports() == [] and running.host.ports == {}
+        assert running.service.ports(PortFilter()) == [] and running.host.ports == {}
         await running.service.delete("p1")  # nothing is under way any more: nothing to wait for
 
     with agent(tmp_path) as running:

@@ -124,8 +124,8 @@ def test_help_without_a_command_lists_the_commands(run: Run, line: str) -> None:
 
 def test_filters_are_passed_on(run: Run, running: Agent) -> None:
     assert run(f"port put p1 {FLAGS}") == 0
-    assert len(run.json("port list --vm-id vm-1 --state active --backend fake")) == 1
-    for nothing in ("--vm-id vm-2", "--state failed", "--backend other"):
+    assert len(run.json("port list --vm-id vm-1 --state active --backend fake --network physnet1")) == 1
+    for nothing in ("--vm-id vm-2", "--state failed", "--backend other", "--network physnet2"):
         assert run.json(f"port list {nothing}") == []
 
 

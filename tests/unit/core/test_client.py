@@ -15,8 +15,15 @@ from lxml import etree
 import agents.pmd
 from netplugin import options
 from netplugin.api import errors
+from netplugin.api.batch_models import Batch, BatchPut
 from netplugin.api.client import Client
-from netplugin.api.models import Batch, BatchPut, PortSpec, PortState, ReconcileRequest, TaskState
+from netplugin.api.models import (
+    NetworkSpec,
+    PortSpec,
+    PortState,
+    ReconcileRequest,
+    TaskState,
+)
 from netplugin.api.pmd_models import PmdCore, PmdRequest, PmdState, RxQueue
 from netplugin.host.shared import Host
 from netplugin.host.usability import Usability
@@ -71,6 +78,28 @@ def test_list_filters(client: Client) -> None:
     assert ids(state=PortState.FAILED) == []
     assert ids(backend="fake", vm_id="vm-1") == ["p1"]
     assert ids(backend="other") == []
+
+
+def test_a_list_of_a_network_has_the_ports_of_all_its_segments(client: Client) -> None:
+    def on(number: int, **network: object) -> PortSpec:
+        mac = f"52:54:00:00:01:{number:02x}"
+        return PortSpec.model_validate({**SPEC, "mac": mac, "network": network})
+
+    blue = NetworkSpec(type="vxlan", vni=5001, peers=("10.0.0.2",))
+    client.put_network("blue", blue)
+    client.put_port("flat", on(1, type="flat", physical_network="physnet1"))
+    client.put_port("vlan", on(2, type="vlan", physical_network="physnet1", vlan_id=7))
+    client.put_port("other", on(3, type="vlan", physical_network="physnet2", vlan_id=7))
+    client.put_port("vxlan", on(4, type="vxlan", network_id="blue"))
+    of = {
+        name: [port.port_id for port in client.list_ports(network=name)]
+        for name in ("physnet1", "physnet2", "blue", "physnet")
+    }
+    assert of == {"physnet1": ["flat", "vlan"], "physnet2": ["other"], "blue": ["vxlan"], "physnet": []}
+    assert client.list_ports(network="physnet1", vm_id="vm-2") == []
+    with pytest.raises(errors.InvalidRequest) as refused:
+        client.list_ports(network="../blue")
+    assert [wrong.field for wrong in refused.value.errors] == ["network"]
 
 
 def test_batch_answers_each_on_its_own(client: Client, running: Agent) -> None:

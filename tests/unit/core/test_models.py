@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from netplugin.api.batch_models import Batch, BatchPut
 from netplugin.api.fields import Mac, Name, PciAddress
-from netplugin.api.models import Batch, BatchPut, DomainPolicy, Network, PortSpec, ReconcileRequest
+from netplugin.api.models import DomainPolicy, Network, PortSpec, ReconcileRequest
 from netplugin.api.pmd_models import PmdRequest
 from tests.unit.agent import SPEC, agent, served_agent
 
