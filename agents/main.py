@@ -232,7 +232,7 @@ def _log_to_stderr(level: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level)
     # Their messages repeat what the agent logs itself.
-    for chatty in ("ovsdbapp", "stevedore", "asyncio", "httpx", "httpcore", "uvicorn"):
+    for chatty in ("ovsdbapp", "stevedore", "asyncio", "httpx", "httpcore", "pyroute2", "uvicorn"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLevelName(level)))
 
 

@@ -27,12 +27,14 @@ LOG = logging.getLogger(__name__)
 class BackendPorts:
     """What plug, undo and drift share. Not thread-safe, but ``usable``, ``may_keep`` and ``observed``."""
 
-    def __init__(self, backend: Backend[Observation], store: Store, metrics: Metrics) -> None:
+    def __init__(
+        self, backend: Backend[Observation], store: Store, metrics: Metrics, events: HostEvents
+    ) -> None:
         self.backend = backend
         self.extras = Extras.of(backend)
         self.store = store
         self.metrics = metrics
-        self.events = HostEvents(store.events, backend.name)
+        self.events = events
         self.observed: dict[str, ObservedPort] = {}
         #: Marked ports without an intent that the last look at the whole host left where they are,
         #: each with the reason; None before that look.

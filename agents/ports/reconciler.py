@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from agents.host_events import HostEvents
 from agents.metrics import Metrics
 from agents.ports.backend_ports import BackendPorts
 from agents.ports.drift import Drift
@@ -35,12 +36,12 @@ class Reconciler:
         """Backends that share a pool share ``quarantines``."""
         self.backend = backend
         self.quarantines = quarantines or Quarantines()
-        self._ports = ports = BackendPorts(backend, store, metrics)
+        self.events = HostEvents(store.events, backend.name)
+        self._ports = ports = BackendPorts(backend, store, metrics, self.events)
         plug = Plug(ports)
         drift = Drift(ports, marks or StoreMarks(store), self.quarantines)
         #: What the backend has beyond the contract.
         self.extras = ports.extras
-        self.events = ports.events
         self.usable, self.may_keep = ports.usable, ports.may_keep
         self.serve, self.resume = plug.serve, plug.resume
         self.check, self.unsettled = drift.check, drift.unsettled

@@ -188,3 +188,4 @@ class LinuxBridge(Backend[BridgeObservation], HasFindings[BridgeObservation], Ha
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+        self._kernel.links.close()

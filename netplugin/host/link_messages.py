@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from netplugin.host.netlink import attribute, attributes, number, text
 
 # include/uapi/linux: rtnetlink.h, if_link.h, if_addr.h
-NEWLINK, DELLINK, GETLINK, SETLINK, GETADDR = 16, 17, 18, 19, 22
+NEWLINK, GETLINK, SETLINK, GETADDR = 16, 18, 19, 22
 _ADDRESS, _IFNAME, _MTU, _LINK, _QDISC, _MASTER = 1, 3, 4, 5, 6, 10
 _LINKINFO, _IFALIAS, _AF_SPEC, _EXT_MASK, _CARRIER, _LINK_NETNSID = 18, 20, 26, 29, 33, 37
 _INFO_KIND, _INFO_DATA, _INFO_SLAVE_KIND, _INFO_SLAVE_DATA = 1, 2, 4, 5
@@ -43,8 +43,6 @@ _BOND_MODES = (
 _HASH_POLICIES = ("layer2", "layer3+4", "layer2+3", "encap2+3", "encap3+4", "vlan+srcmac")
 _MII_STATES = ("up", "going down", "down", "coming back")
 _DOT1Q = 0x8100
-#: A MAC that no device may have.
-MULTICAST_MAC = "01:00:00:00:00:00"
 
 
 @dataclass(frozen=True)
@@ -192,52 +190,14 @@ def bridge_ports() -> bytes:
     return _IFINFO.pack(socket.AF_BRIDGE, 0, 0, 0, 0)
 
 
-def new_link(name: str, address: str, made: Made | str, parent: int = 0) -> bytes:
-    """A request that creates a device: of these attributes, or only of this kind.
-
-    ``parent`` is the index of the device below a VLAN. A bridge's options are set by another request.
-    """
-    values: list[bytes] = []
-    match made:
-        case Vlan():
-            values = [
-                attribute(_VLAN_ID, struct.pack("=H", made.id)),
-                attribute(_VLAN_PROTOCOL, made.protocol.to_bytes(2, "big")),
-            ]
-        case Vxlan():
-            local = ipaddress.ip_address(made.local)
-            values = [
-                attribute(_VXLAN_ID, _u32(made.vni)),
-                attribute(_VXLAN_PORT, made.port.to_bytes(2, "big")),
-                attribute(_VXLAN_LOCAL if local.version == 4 else _VXLAN_LOCAL6, local.packed),
-                attribute(_VXLAN_DF, bytes([made.df])),
-                attribute(_VXLAN_TTL, bytes([made.ttl])),
-                attribute(_VXLAN_LEARNING, bytes([made.learning])),
-            ]
-    kind = made if isinstance(made, str) else type(made).__name__.lower()
-    info = [attribute(_INFO_KIND, kind.encode()), *([attribute(_INFO_DATA, *values)] if values else [])]
+def unmakeable(kind: str) -> bytes:
+    """A probe whether the kernel supports the kind: its multicast MAC is always refused."""
     return (
         _IFINFO.pack(0, 0, 0, 0, 0)
-        + attribute(_IFNAME, name.encode() + b"\0")
-        + attribute(_ADDRESS, bytes.fromhex(address.replace(":", "")))
-        + (attribute(_LINK, _u32(parent)) if parent else b"")
-        + attribute(_LINKINFO, *info)
+        + attribute(_IFNAME, b"npbprobe\0")
+        + attribute(_ADDRESS, b"\x01" + bytes(5))
+        + attribute(_LINKINFO, attribute(_INFO_KIND, kind.encode()))
     )
-
-
-def link_change(
-    index: int,
-    *,
-    mtu: int | None = None,
-    alias: str | None = None,
-    master: int | None = None,
-    up: bool | None = None,
-) -> bytes:
-    """A request that changes these attributes, or deletes the device (RTM_DELLINK)."""
-    values = [] if mtu is None else [attribute(_MTU, _u32(mtu))]
-    values += [] if alias is None else [attribute(_IFALIAS, alias.encode())]
-    values += [] if master is None else [attribute(_MASTER, _u32(master))]
-    return _IFINFO.pack(0, 0, index, _IFF_UP * bool(up), _IFF_UP * (up is not None)) + b"".join(values)
 
 
 def bridge_options(index: int, bridge: Bridge) -> bytes:

@@ -1,29 +1,36 @@
-"""Network devices over netlink: read as values; created, changed and deleted with our alias."""
+"""Network devices over netlink: read as values; created, changed and deleted with our alias.
+
+Writes use pyroute2, which is imported with the first one because it needs 7 MB. Reads do not: see
+docs/libraries.md.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import ipaddress
+import logging
 import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from netplugin.api.errors import Conflict, HostError, NetpluginError
 from netplugin.host import netlink
 from netplugin.host.link_messages import (
-    DELLINK,
     GETADDR,
     GETLINK,
-    MULTICAST_MAC,
     NEWLINK,
     SETLINK,
     BondMember,
     Bridge,
+    Ifb,
     Link,
     Made,
     Vlan,
+    Vxlan,
     all_links,
     any_address,
     bridge_options,
@@ -32,14 +39,13 @@ from netplugin.host.link_messages import (
     by_master,
     by_name,
     identity,
-    link_change,
     name_of,
-    new_link,
     port_learning,
     read_address,
     read_bond_member,
     read_bridge_port,
     read_link,
+    unmakeable,
 )
 
 # include/uapi/linux/if_tun.h
@@ -51,6 +57,14 @@ _IFF_VNET_HDR, _IFF_TUN_EXCL = 0x4000, 0x8000
 
 class Links:
     """Network devices in the network namespace of the calling thread."""
+
+    def __init__(self) -> None:
+        self._socket: Any = None
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -126,17 +140,16 @@ class Links:
         Raises: Conflict if a device of this name exists; HostError, OperationTimeout.
         """
         step = f"create-{type(made).__name__.lower()}"
-        parent = self._there(made.parent, step).index if isinstance(made, Vlan) else 0
-        _write(step, name, new_link(name, address, made, parent), NEWLINK, netlink.EXCLUSIVE)
+        self._write(step, name, "add", ifname=name, address=address, **self._arguments(made, step))
         index = self._there(name, step).index
-        _write(step, name, link_change(index, alias=alias))
+        self._write(step, name, "set", index=index, ifalias=alias)
         self.refuse_ipv6(name)
         if isinstance(made, Bridge):
-            _write(step, name, bridge_options(index, made))
+            _ask(step, name, NEWLINK, bridge_options(index, made))
             # A bridge follows the lowest MTU of its ports until an MTU is set, and setting the
             # current value has no effect. So set another value first.
-            _write(step, name, link_change(index, mtu=mtu - 1))
-        _write(step, name, link_change(index, mtu=mtu))
+            self._write(step, name, "set", index=index, mtu=mtu - 1)
+        self._write(step, name, "set", index=index, mtu=mtu)
 
     def create_tap(self, name: str, alias: str, *, multi_queue: bool, mtu: int) -> None:
         """Create a persistent tap, down, on no bridge, with the host's IPv6 disabled.
@@ -157,7 +170,7 @@ class Links:
             # Set the alias before the tap is persistent: until then it disappears with this
             # process.
             index = self._there(name, "create-tap").index
-            _write("create-tap", name, link_change(index, alias=alias, mtu=mtu))
+            self._write("create-tap", name, "set", index=index, ifalias=alias, mtu=mtu)
             self.refuse_ipv6(name)
             with words("create-tap", name):
                 fcntl.ioctl(device, _TUNSETPERSIST, 1)
@@ -184,18 +197,18 @@ class Links:
         """
         index = self._there(name, "set-link").index
         if mtu is not None:
-            _write("set-mtu", name, link_change(index, mtu=mtu))
+            self._write("set-mtu", name, "set", index=index, mtu=mtu)
         if alias is not None:
-            _write("set-alias", name, link_change(index, alias=alias))
+            self._write("set-alias", name, "set", index=index, ifalias=alias)
         if bridge is not None:
-            _write("set-bridge", name, bridge_options(index, bridge))
+            _ask("set-bridge", name, NEWLINK, bridge_options(index, bridge))
         if master is not None:
             owner = self._there(master, "enslave").index if master else 0
-            _write("enslave", name, link_change(index, master=owner))
+            self._write("enslave", name, "set", index=index, master=owner)
         if learning is not None:
-            _write("set-learning", name, port_learning(index, learning), SETLINK)
+            _ask("set-learning", name, SETLINK, port_learning(index, learning))
         if up is not None:
-            _write("set-state", name, link_change(index, up=up))
+            self._write("set-state", name, "set", index=index, state="up" if up else "down")
 
     def refuse_ipv6(self, name: str) -> None:
         """Disable the host's IPv6 on the device: its link-local address would expose the host.
@@ -210,7 +223,40 @@ class Links:
         link = self.get(name)
         if link is not None:
             with contextlib.suppress(NoSuchLink):
-                _write("delete-link", name, link_change(link.index), DELLINK)
+                self._write("delete-link", name, "del", index=link.index)
+
+    def _arguments(self, made: Made, step: str) -> dict[str, Any]:
+        """The arguments of pyroute2 that create the device; a bridge's options are set by another request."""
+        match made:
+            case Bridge() | Ifb():
+                return {"kind": type(made).__name__.lower()}
+            case Vlan():
+                parent = self._there(made.parent, step).index
+                return {"kind": "vlan", "link": parent, "vlan_id": made.id, "vlan_protocol": made.protocol}
+            case Vxlan():
+                six = ipaddress.ip_address(made.local).version == 6
+                return {
+                    "kind": "vxlan",
+                    "vxlan_id": made.vni,
+                    "vxlan_port": made.port,
+                    "vxlan_local6" if six else "vxlan_local": made.local,
+                    "vxlan_df": made.df,
+                    "vxlan_ttl": made.ttl,
+                    "vxlan_learning": int(made.learning),
+                }
+
+    def _write(self, step: str, name: str, command: str, **arguments: Any) -> None:
+        from pyroute2 import IPRoute  # see the first lines of this file
+        from pyroute2.netlink.exceptions import NetlinkError
+
+        if self._socket is None:
+            logging.getLogger("pyroute2").setLevel(logging.WARNING)  # it logs each call
+            self._socket = IPRoute(ext_ack=True)
+        with words(step, name):
+            try:
+                list(self._socket.link(command, **arguments) or ())
+            except NetlinkError as refused:
+                raise OSError(refused.code, refused.args[1]) from refused
 
     def _there(self, name: str, step: str) -> Link:
         link = self.get(name)
@@ -240,19 +286,20 @@ def _refusal(step: str, what: str, code: int, said: str) -> NetpluginError:
     return HostError(f"{what}: {said}", step=step)
 
 
-def _write(step: str, name: str, body: bytes, kind: int = NEWLINK, flags: int = 0) -> None:
+def _ask(step: str, name: str, kind: int, body: bytes) -> None:
     with words(step, name):
-        netlink.ask(kind, body, flags)
+        netlink.ask(kind, body)
 
 
 def kind_unavailable(kind: str) -> str | None:
     """The error text of the kernel if it cannot create devices of a kind; None if it can.
 
     The probe creates nothing: its multicast MAC is refused, after the kernel has looked up the kind
-    (and loaded the module).
+    (and loaded the module). It does not use pyroute2, which fails in a thread that runs an event
+    loop.
     """
     try:
-        netlink.ask(NEWLINK, new_link("npbprobe", MULTICAST_MAC, kind), netlink.EXCLUSIVE)
+        netlink.ask(NEWLINK, unmakeable(kind), netlink.EXCLUSIVE)
     except OSError as refused:
         if refused.errno == errno.EADDRNOTAVAIL:
             return None

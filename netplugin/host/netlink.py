@@ -1,6 +1,7 @@
-"""A minimal rtnetlink client on raw bytes; docs/libraries.md says why it is no library.
+"""A minimal rtnetlink client on raw bytes, for what is read for every port and what pyroute2 lacks.
 
 A library parses each message into a tree of objects, and a host may have a thousand devices.
+docs/libraries.md has the figures.
 """
 
 from __future__ import annotations

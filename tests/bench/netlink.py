@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from netplugin.host import netlink
 from netplugin.host.fdb import Fdb
-from netplugin.host.link_messages import NEWLINK, Bridge, Ifb, link_change
+from netplugin.host.link_messages import Bridge, Ifb
 from netplugin.host.links import Links
 from netplugin.host.tc import Tc
 
@@ -60,10 +59,6 @@ def main() -> None:
     assert link is not None
     index = link.index
     calls: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-        "set an MTU": (
-            lambda: netlink.ask(NEWLINK, link_change(index, mtu=1500)),
-            lambda: other.link("set", index=index, mtu=1500),
-        ),
         "read one device": (lambda: links.get("bench0"), lambda: other.link("get", ifname="bench0")),
         "read the qdiscs of one": (lambda: tc.read(index, ""), lambda: list(other.get_qdiscs(index=index))),
         "list the bridges": (

@@ -16,5 +16,5 @@ def converge_alone(
     backend: Backend[Any], intents: Sequence[Intent], *, whole: bool = False, within_s: float = 60.0
 ) -> Converged:
     """Bring the ports to the desired state, see ``agents.ports.converge``. Nothing is stored or counted."""
-    ports = BackendPorts(backend, Mock(), Mock())
+    ports = BackendPorts(backend, Mock(), Mock(), Mock())
     return converge(ports, intents, time.monotonic() + within_s, Stopwatch(), "test", whole=whole)

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from agents.host_events import HostEvents
 from agents.metrics import Metrics
 from agents.ports.backend_ports import BackendPorts
 from agents.ports.converge import Stopwatch, converge
@@ -42,7 +43,7 @@ class Stubborn(FakeBackend):
 def test_what_belongs_to_no_port_and_stays_is_said(tmp_path: Path) -> None:
     backend = Stubborn("fake", FakeHost())
     store = Store(tmp_path / "agent.db")
-    ports = BackendPorts(backend, store, Metrics(store))
+    ports = BackendPorts(backend, store, Metrics(store), HostEvents(store.events, backend.name))
     result = converge(ports, [], time.monotonic() + 5, Stopwatch(), "drift", whole=True)
     assert result.left == (RemoveRest(()),) and result.failed == {}
     reconciler = Reconciler(backend, store, Metrics(store))
