@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from netplugin.host.netlink import attribute, attributes, number, text
 
 # include/uapi/linux: rtnetlink.h, if_link.h, if_addr.h
-NEWLINK, GETLINK, SETLINK, GETADDR = 16, 18, 19, 22
+NEWLINK, DELLINK, GETLINK, SETLINK, GETADDR = 16, 17, 18, 19, 22
 _ADDRESS, _IFNAME, _MTU, _LINK, _QDISC, _MASTER = 1, 3, 4, 5, 6, 10
 _LINKINFO, _IFALIAS, _AF_SPEC, _EXT_MASK, _CARRIER, _LINK_NETNSID = 18, 20, 26, 29, 33, 37
 _INFO_KIND, _INFO_DATA, _INFO_SLAVE_KIND, _INFO_SLAVE_DATA = 1, 2, 4, 5
