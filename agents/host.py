@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 from netplugin.api.errors import Conflict, InvalidRequest, NetpluginError, OperationTimeout
 from netplugin.api.models import Finding, HostState
+from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Facts, Live
@@ -31,12 +31,12 @@ class HostView:
     def __init__(
         self,
         intent: HostIntent | None,
-        ovs_rundir: Path,
+        ovs_sockets: OvsSockets,
         libvirt_uri: str,
         root: Root | None = None,
     ) -> None:
         self._intent = intent
-        self._rundir = ovs_rundir
+        self._ovs_sockets = ovs_sockets
         self._libvirt_uri = libvirt_uri
         self._root = root or Root()
         # A single thread: reads that hang must not use up the threads of the event loop.
@@ -46,7 +46,7 @@ class HostView:
     def read(cls, conf: Any) -> HostView:
         """Raises: ValueError naming the wrong option of ``[host]``."""
         intent = intent_of(conf)
-        return cls(intent, Path(conf.ovs.rundir), conf[GROUP].libvirt_uri)
+        return cls(intent, OvsSockets.read(conf), conf[GROUP].libvirt_uri)
 
     async def within(self, look: Callable[[], T]) -> T:
         """Run ``look`` (a method of this object) in a thread and return its result.
@@ -68,7 +68,7 @@ class HostView:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def facts(self) -> tuple[Facts, Live]:
-        return read_facts(self._root), read_live(self._rundir, self._libvirt_uri)
+        return read_facts(self._root), read_live(self._ovs_sockets, self._libvirt_uri)
 
     def state(self) -> HostState:
         facts, live = self.facts()

@@ -258,9 +258,14 @@ OVS = [
     ),
     cfg.StrOpt(
         "rundir",
-        default="/run/openvswitch",
         help="The run directory of OVS, with the pid file and control socket of ovs-vswitchd and the "
-        "management sockets of the bridges.",
+        "management sockets of the bridges. Unset: the directory of the UNIX socket in connection, or "
+        "else /var/run/openvswitch if the ovs-vswitchd there uses that database.",
+    ),
+    cfg.StrOpt(
+        "control_socket",
+        help="The control socket of ovs-vswitchd (its --unixctl). Unset: the one that its pid file in "
+        "rundir names, or else the *.ctl in rundir at which an ovs-vswitchd listens.",
     ),
     cfg.StrOpt(
         "vhost_socket_dir",

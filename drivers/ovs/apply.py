@@ -137,7 +137,7 @@ class Applier:
             if self._interface(port.name) is None:
                 continue  # vswitchd could not create it, which is reported as such
             try:
-                shown = appctl(self._ovs.settings.rundir, "qos/show", port.name, deadline=deadline)
+                shown = appctl(self._ovs.settings.sockets, "qos/show", port.name, deadline=deadline)
                 wrong = policer_refused(shown, port.receives)
                 if wrong:
                     raise HostError(f"{port.name}: {wrong}", step="qos")
@@ -192,7 +192,7 @@ class Applier:
         if keeps_old_actions(self._ovs.mirror.root):
             self._ovs.purge_failed = True
             until = max(deadline, time.monotonic() + _PURGE_S)
-            appctl(self._ovs.settings.rundir, "revalidator/purge", deadline=until)
+            appctl(self._ovs.settings.sockets, "revalidator/purge", deadline=until)
         self._ovs.purge_failed = self._purge_due = False
 
     def _bundle(

@@ -157,7 +157,7 @@ class OvsReader:
 
     def appctl(self, scope: Scope, command: str) -> str:
         """Run a command in vswitchd. Raises: BackendUnavailable, HostError, OperationTimeout."""
-        return appctl(self._settings.rundir, command, deadline=scope.until())
+        return appctl(self._settings.sockets, command, deadline=scope.until())
 
     # -- rows ------------------------------------------------------------------------------------
 

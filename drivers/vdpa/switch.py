@@ -77,7 +77,7 @@ class Switch:
         Raises: HostError if DPDK keeps it or vswitchd fails, BackendUnavailable, OperationTimeout.
         """
         try:
-            appctl(self.settings.rundir, "netdev-dpdk/detach", device, deadline=deadline)
+            appctl(self.settings.sockets, "netdev-dpdk/detach", device, deadline=deadline)
         except HostError as refused:
             if "not found in DPDK" not in refused.detail:  # netdev_dpdk_detach in lib/netdev-dpdk.c
                 raise

@@ -17,7 +17,7 @@ from netplugin.cli.host_tuning import (
     add_intent,
     add_root,
     intent_of,
-    ovs_rundir,
+    ovs_sockets,
     read_machine,
     required,
 )
@@ -109,7 +109,7 @@ class HostApply(Command):
             raise _refused("force", "there is nothing to force", "give it with --undo")
         if not parsed_args.undo and not parsed_args.yes:
             return preview(_plan(parsed_args))
-        ovs = opened.enter_context(closing(RunningOvs(ovs_rundir(parsed_args))))
+        ovs = opened.enter_context(closing(RunningOvs(ovs_sockets(parsed_args))))
         machine = TunedMachine(WritableRoot(parsed_args.root), ovs, self._ports)
         boot = needed(Root(parsed_args.root).text(_BOOT))
         if not parsed_args.yes:

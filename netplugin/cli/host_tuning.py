@@ -19,6 +19,7 @@ from netplugin.api.errors import InvalidRequest
 from netplugin.api.models import Finding
 from netplugin.cli import show
 from netplugin.cli.show import FindingLister
+from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Facts, Live
@@ -27,7 +28,7 @@ from netplugin.tuning.output.playbook import playbook
 from netplugin.tuning.output.text import as_json, plan_json, plan_text
 from netplugin.tuning.planning.plan import TuningPlan, make_plan
 from netplugin.tuning.read import read_facts
-from netplugin.tuning.read_live import RUNDIR, URI, read_live
+from netplugin.tuning.read_live import URI, read_live
 from netplugin.tuning.root import Root
 from netplugin.tuning.steps import needed
 
@@ -129,7 +130,7 @@ def add_root(parser: ArgumentParser) -> None:
         "--ovs-rundir",
         type=Path,
         metavar="DIR",
-        help=f"run directory of OVS; default: [ovs] rundir, or {RUNDIR}",
+        help="directory of all sockets of OVS; default: as [ovs] connection and rundir say",
     )
     parser.add_argument(
         "--libvirt-uri",
@@ -153,20 +154,20 @@ def read_machine(parsed_args: Namespace) -> tuple[Facts, Live]:
     if parsed_args.root != Path("/"):
         return facts, Live()
     uri = parsed_args.libvirt_uri or _configured(parsed_args).uri
-    return facts, read_live(ovs_rundir(parsed_args), uri)
+    return facts, read_live(ovs_sockets(parsed_args), uri)
 
 
-def ovs_rundir(parsed_args: Namespace) -> Path:
-    """The run directory of OVS. Raises: InvalidRequest."""
+def ovs_sockets(parsed_args: Namespace) -> OvsSockets:
+    """Where OVS listens. Raises: InvalidRequest."""
     given: Path | None = parsed_args.ovs_rundir
-    return given or _configured(parsed_args).rundir
+    return OvsSockets.below(given) if given else _configured(parsed_args).sockets
 
 
 @dataclass(frozen=True)
 class _Configured:
     """The host settings from the configuration files; ``intent`` has only the fields that are set."""
 
-    rundir: Path
+    sockets: OvsSockets
     uri: str
     intent: dict[str, Any]
 
@@ -175,7 +176,7 @@ def _configured(parsed_args: Namespace) -> _Configured:
     """Raises: InvalidRequest naming the wrong file or option."""
     try:
         conf = options.load(parsed_args.config_file)
-        return _Configured(Path(conf.ovs.rundir), conf.host.libvirt_uri, given(conf))
+        return _Configured(OvsSockets.read(conf), conf.host.libvirt_uri, given(conf))
     except (cfg.Error, ValueError) as wrong:
         raise InvalidRequest(
             str(wrong), step="configuration", fix="correct what --config-file names"

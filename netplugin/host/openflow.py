@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
+from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.processes import run
 
 # Our cookies begin with "np"; the other 48 bits identify the owner of the flow.
@@ -61,10 +61,10 @@ def parse_flows(text: str) -> list[Flow]:
 
 
 class OpenFlow:
-    """Runs ovs-ofctl on the management sockets of the bridges in one run directory."""
+    """Runs ovs-ofctl on the management sockets of the bridges of one vswitchd."""
 
-    def __init__(self, rundir: Path) -> None:
-        self._rundir = rundir
+    def __init__(self, sockets: OvsSockets) -> None:
+        self._sockets = sockets
 
     def dump(self, bridge: str, owner: int | None, deadline: float, without: int = 0) -> list[Flow]:
         """List our flows on the bridge: all, or those of the cookie ``owner`` and of the bridge.
@@ -135,7 +135,7 @@ class OpenFlow:
         return self._ofctl(["--names", "dump-ports", self._target(bridge)], deadline)
 
     def _target(self, bridge: str) -> str:
-        return f"unix:{self._rundir / (bridge + '.mgmt')}"
+        return f"unix:{self._sockets.management(bridge)}"
 
     def _ofctl(self, args: list[str], deadline: float, stdin: str | None = None) -> str:
         return run(

@@ -16,6 +16,7 @@ from netplugin.api.errors import BackendUnavailable, NetpluginError
 from netplugin.host.names import Mark, unmarked
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs_mirror import Connection, Mirror, MirrorDrift
+from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.ovsdb import Ovsdb, Touch
 from netplugin.host.processes import remaining
 from netplugin.host.supervisor import Supervisor
@@ -37,7 +38,7 @@ class OvsSettings:
     """
 
     connection: str
-    rundir: Path
+    rundir: Path | None
     vhost_socket_dir: Path
     vhost_socket_group: str
     bridge_mappings: Mapping[str, str] = field(default_factory=dict)
@@ -50,6 +51,12 @@ class OvsSettings:
     service_ports: frozenset[str] = frozenset()
     timeout_s: float = 10.0
     quiet_datapath_log: bool = False
+    control_socket: Path | None = None
+
+    @property
+    def sockets(self) -> OvsSockets:
+        """Where its daemons listen."""
+        return OvsSockets(self.connection, self.rundir, self.control_socket)
 
     def mtu_of_uplinks(self, network: str) -> int:
         """The MTU in bytes that the uplinks of a physical network are created with."""
@@ -74,9 +81,11 @@ class OvsSettings:
         bridges = list(conf.ovs.bridge_mappings.values())
         if len(bridges) != len(set(bridges)):
             raise ValueError("[ovs] bridge_mappings: two networks share a bridge")
+        sockets = OvsSockets.read(conf)
         return OvsSettings(
-            connection=conf.ovs.connection,
-            rundir=Path(conf.ovs.rundir),
+            connection=sockets.connection,
+            rundir=sockets.rundir,
+            control_socket=sockets.control_socket,
             vhost_socket_dir=Path(conf.ovs.vhost_socket_dir),
             vhost_socket_group=conf.ovs.vhost_socket_group,
             bridge_mappings=dict(conf.ovs.bridge_mappings),
@@ -115,7 +124,7 @@ class OvsHost:
         """
         self.settings = settings
         self._supervisor = supervisor
-        self.flows = OpenFlow(settings.rundir)
+        self.flows = OpenFlow(settings.sockets)
         self._subscribers: list[tuple[str, Callable[[Wake], None]]] = []
         self._followers: dict[str, Callable[[str, bool], None]] = {}
         self._lock = threading.Lock()
@@ -128,7 +137,7 @@ class OvsHost:
         self.db = Ovsdb(
             settings.connection, self._drifted, self._db_changed, holder, mark, self._connection_changed
         )
-        self.vswitchd = VswitchdWatch(settings.rundir, self._vswitchd_changed, supervisor)
+        self.vswitchd = VswitchdWatch(settings.sockets, self._vswitchd_changed, supervisor)
         self.db.start()  # its callbacks need all of the above
 
     @property
@@ -173,12 +182,7 @@ class OvsHost:
         except BackendUnavailable as missing:
             return Usability.without(missing)
         if not self.vswitchd.alive():
-            return Usability(
-                False,
-                f"ovs-vswitchd does not run (looked in {self.settings.rundir})",
-                "start ovs-vswitchd, or correct [ovs] rundir",
-                "vswitchd",
-            )
+            return Usability.without(self.vswitchd.missing())
         if not self._settled.is_set():
             return Usability(
                 False,
@@ -230,7 +234,7 @@ class OvsHost:
     def _quiet(self) -> None:
         deadline = time.monotonic() + _QUIET_S
         try:
-            appctl(self.settings.rundir, "vlog/set", "dpif_netdev:any:warn", deadline=deadline)
+            appctl(self.settings.sockets, "vlog/set", "dpif_netdev:any:warn", deadline=deadline)
         except NetpluginError as failed:
             LOG.warning("quiet_datapath_log: %s", failed)
 
@@ -266,7 +270,7 @@ class OvsHost:
         """
         self.db.require_online(_SETTLE_S)
         deadline = time.monotonic() + _QUIET_S
-        made = appctl(self.settings.rundir, "ofproto/list", deadline=deadline)
+        made = appctl(self.settings.sockets, "ofproto/list", deadline=deadline)
         return bool(made.strip()) or not self.mirror.bridges()
 
     def _announce(self, reason: str) -> None:

@@ -21,22 +21,14 @@ from ovs.unixctl.client import UnixctlClient
 
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout
 from netplugin.host.json_stream import StreamParser
+from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.processes import remaining
 from netplugin.host.supervisor import Supervisor
 
 LOG = logging.getLogger(__name__)
 _RETRY_S = 0.05
 _STEP = "vswitchd"
-_FIX = "start ovs-vswitchd, or correct [ovs] rundir"
-
-
-def control_socket(rundir: Path) -> Path | None:
-    """The path of vswitchd's control socket, from its pid file; None if there is no pid file."""
-    try:
-        pid = int((rundir / "ovs-vswitchd.pid").read_text())
-    except (OSError, ValueError):
-        return None
-    return rundir / f"ovs-vswitchd.{pid}.ctl"
+_FIX = "start ovs-vswitchd, or correct [ovs] control_socket"
 
 
 class VswitchdWatch:
@@ -46,9 +38,9 @@ class VswitchdWatch:
     restart, when the flows are lost.
     """
 
-    def __init__(self, rundir: Path, changed: Callable[[bool], None], supervisor: Supervisor) -> None:
+    def __init__(self, sockets: OvsSockets, changed: Callable[[bool], None], supervisor: Supervisor) -> None:
         """Calls ``changed(True)`` when vswitchd accepts connections, ``changed(False)`` when it has died."""
-        self._rundir = rundir
+        self._sockets = sockets
         self._changed = changed
         self._stop = threading.Event()
         self._stop_reader, self._stop_writer = socket.socketpair()
@@ -58,6 +50,13 @@ class VswitchdWatch:
     def alive(self, wait_s: float = 0.0) -> bool:
         """Whether vswitchd runs; wait up to ``wait_s`` seconds for it."""
         return self._alive.wait(wait_s)
+
+    def missing(self) -> BackendUnavailable:
+        """Why vswitchd is not there, as its sockets are now."""
+        try:
+            return _not_running(self._sockets.control())
+        except BackendUnavailable as missing:
+            return missing
 
     def close(self) -> None:
         self._stop.set()
@@ -83,6 +82,9 @@ class VswitchdWatch:
                     self._alive.clear()
             if not self._stop.is_set():
                 self._tell(False)
+                # The kernel may close the connections of a process that ends before the socket it
+                # listens at: connected to at once, it would seem to be there again.
+                self._stop.wait(_RETRY_S)
 
     def _wait_gone(self, held: socket.socket) -> None:
         # Not select(): it accepts no descriptor above 1,023.
@@ -92,8 +94,9 @@ class VswitchdWatch:
         poll.poll()
 
     def _hold(self) -> socket.socket | None:
-        path = control_socket(self._rundir)
-        if path is None:
+        try:
+            path = self._sockets.control()
+        except BackendUnavailable:
             return None
         held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -108,15 +111,13 @@ class VswitchdWatch:
         self._changed(alive)
 
 
-def appctl(rundir: Path, *command: str, deadline: float) -> str:
+def appctl(sockets: OvsSockets, *command: str, deadline: float) -> str:
     """Run a command in vswitchd, as ovs-appctl does, and return its output.
 
     Raises: BackendUnavailable if vswitchd does not run, HostError with its error text,
     OperationTimeout.
     """
-    path = control_socket(rundir)
-    if path is None:
-        raise BackendUnavailable(f"no ovs-vswitchd.pid in {rundir}", step=_STEP, fix=_FIX)
+    path = sockets.control()
     failed, stream = _connect(path, deadline)
     if failed:
         raise _without_answer(path, command, failed)
@@ -172,5 +173,9 @@ def _without_answer(path: Path, command: tuple[str, ...], failed: int) -> Netplu
     if failed in (errno.ETIMEDOUT, errno.EAGAIN):
         return OperationTimeout(f"ovs-vswitchd did not answer {command[0]} in time", step=_STEP)
     if failed in (errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE, jsonrpc.EOF):
-        return BackendUnavailable(f"ovs-vswitchd does not run (looked at {path})", step=_STEP, fix=_FIX)
+        return _not_running(path)
     return HostError(f"{path}: {os.strerror(failed)}", step=_STEP)
+
+
+def _not_running(path: Path) -> BackendUnavailable:
+    return BackendUnavailable(f"ovs-vswitchd does not run (looked at {path})", step=_STEP, fix=_FIX)

@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from netplugin.api.errors import HostError
 from netplugin.api.pmd_models import PmdCore, PmdState, RxQueue, UnpolledQueue
@@ -15,6 +14,7 @@ from netplugin.host import cpus
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import OvsInterface
+from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.vswitchd import appctl
 from netplugin.pmd.settings import AFFINITY, masked, read_affinity, read_settings
 
@@ -218,11 +218,11 @@ class PmdReading:
 def look(ovs: OvsHost, *, wait_s: float = READ_S, usage_s: float | None = None) -> PmdReading:
     """Read the agent's OVS; see ``read``. Raises: BackendUnavailable, HostError, OperationTimeout."""
     ovs.answers().require()
-    return read(ovs.mirror, ovs.settings.rundir, time.monotonic() + wait_s, usage_s)
+    return read(ovs.mirror, ovs.settings.sockets, time.monotonic() + wait_s, usage_s)
 
 
-def read(mirror: Mirror, rundir: Path, deadline: float, usage_s: float | None = None) -> PmdReading:
-    """Read the OVS of this database and run directory.
+def read(mirror: Mirror, sockets: OvsSockets, deadline: float, usage_s: float | None = None) -> PmdReading:
+    """Read the OVS of this database and these sockets.
 
     The usage of queues covers the last ``usage_s`` seconds (rounded up to steps of 5), or the last
     minute.
@@ -231,9 +231,9 @@ def read(mirror: Mirror, rundir: Path, deadline: float, usage_s: float | None = 
     """
     seconds = [] if usage_s is None else ["-secs", str(_steps(usage_s))]
     try:
-        queues = appctl(rundir, "dpif-netdev/pmd-rxq-show", *seconds, deadline=deadline)
+        queues = appctl(sockets, "dpif-netdev/pmd-rxq-show", *seconds, deadline=deadline)
         # OVS 4.0 handles it like pmd-perf-show.
-        counted = appctl(rundir, "dpif-netdev/pmd-stats-show", deadline=deadline)
+        counted = appctl(sockets, "dpif-netdev/pmd-stats-show", deadline=deadline)
     except HostError as refused:
         if _NO_DATAPATH not in refused.detail:
             raise

@@ -17,6 +17,7 @@ from netplugin.api.errors import NetpluginError, OperationTimeout
 from netplugin.api.pmd_models import PmdState
 from netplugin.host.cpus import parse_list
 from netplugin.host.ovs_mirror import Mirror
+from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.ovsdb import Ovsdb
 from netplugin.host.processes import run
 from netplugin.pmd.read import read
@@ -108,29 +109,29 @@ def _emulator_version() -> dict[str, str]:
 # -- Query a running OVS for its settings, ports and PMD threads; read-only. ----------------------
 
 
-#: Directory of OVS's sockets on Debian and Red Hat.
-RUNDIR = Path("/run/openvswitch")
 #: Prefixes of the interface types that PMD threads poll.
 _POLLED = ("dpdk",)
 _NO_THREADS = PmdState(cpus="", cores=())
 
 
-def read_ovs(rundir: Path = RUNDIR) -> Fact[OvsLive]:
+def read_ovs(sockets: OvsSockets) -> Fact[OvsLive]:
     """Query OVS; an ``Unknown`` if it does not run or does not answer in time."""
-    socket = rundir / "db.sock"
-    try:
-        socket.stat()
-    except FileNotFoundError:
-        return Unknown(str(socket), "there is no such file", missing=True)
-    except OSError as refused:
-        return Unknown(str(socket), str(refused.strerror).lower())
-    if not os.access(socket, os.W_OK):  # connect(2) needs write permission
-        return Unknown(str(socket), "permission denied")
-    database = Ovsdb(f"unix:{socket}").start()
+    socket = sockets.database
+    where = str(socket or sockets.connection)
+    if socket is not None:
+        try:
+            socket.stat()
+        except FileNotFoundError:
+            return Unknown(where, "there is no such file", missing=True)
+        except OSError as refused:
+            return Unknown(where, str(refused.strerror).lower())
+        if not os.access(socket, os.W_OK):  # connect(2) needs write permission
+            return Unknown(where, "permission denied")
+    database = Ovsdb(sockets.connection).start()
     try:
         database.require_online(_WAIT_S)
         root = database.mirror.root
-        pmd = _pmd(database.mirror, rundir) if root.dpdk_initialized else _NO_THREADS
+        pmd = _pmd(database.mirror, sockets) if root.dpdk_initialized else _NO_THREADS
         threads = known(pmd, _NO_THREADS)
         return OvsLive(
             version=root.ovs_version,
@@ -143,7 +144,7 @@ def read_ovs(rundir: Path = RUNDIR) -> Fact[OvsLive]:
             silent=pmd if isinstance(pmd, Unknown) else None,
         )
     except NetpluginError as refused:
-        return Unknown(str(socket), refused.detail)
+        return Unknown(where, refused.detail)
     finally:
         database.close()
 
@@ -157,9 +158,9 @@ def _ports(mirror: Mirror) -> tuple[OvsPortLive, ...]:
     )
 
 
-def _pmd(mirror: Mirror, rundir: Path) -> Fact[PmdState]:
+def _pmd(mirror: Mirror, sockets: OvsSockets) -> Fact[PmdState]:
     try:
-        return read(mirror, rundir, time.monotonic() + _WAIT_S).state
+        return read(mirror, sockets, time.monotonic() + _WAIT_S).state
     except NetpluginError as refused:
         return Unknown("ovs-vswitchd", refused.detail)
 
@@ -167,10 +168,10 @@ def _pmd(mirror: Mirror, rundir: Path) -> Fact[PmdState]:
 # -- Query the daemons of this host in parallel, so that a hanging one costs only its own timeout.
 
 
-def read_live(ovs_rundir: Path, libvirt_uri: str) -> Live:
+def read_live(ovs_sockets: OvsSockets, libvirt_uri: str) -> Live:
     """Query OVS and libvirt. Returns within a few seconds and raises nothing."""
     with ThreadPoolExecutor(2) as asking:
-        ovs = asking.submit(read_ovs, ovs_rundir)
+        ovs = asking.submit(read_ovs, ovs_sockets)
         libvirt = asking.submit(read_libvirt, libvirt_uri)
         domains = libvirt.result()
         return Live(ovs.result(), domains.domains, domains.versions)

@@ -41,7 +41,7 @@ def test_the_database_may_answer_before_the_watch_of_vswitchd_is_made(
 
     monkeypatch.setattr(ovs_host, "VswitchdWatch", Slow)
     config = tmp_path / "netplugin.conf"
-    config.write_text(f"[ovs]\nconnection = {ovs.connection}\nrundir = {ovs.rundir}\n")
+    config.write_text(f"[ovs]\nconnection = {ovs.connection}\n")
     host = OvsHost(OvsSettings.read(options.load([config])), Supervisor())
     try:
         host.db.require_online(30)

@@ -64,7 +64,7 @@ def private_etc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def this_machine(ovs: PrivateOvs) -> tuple[Facts, Live]:
-    return read_facts(Root()), Live(ovs=read_ovs(ovs.rundir))
+    return read_facts(Root()), Live(ovs=read_ovs(ovs.sockets))
 
 
 def written(plan: TuningPlan, facts: Facts, path: Path) -> Path:

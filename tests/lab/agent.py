@@ -91,7 +91,6 @@ class PrivateAgent(Running):
         if ovs is not None:
             groups["ovs"] = {
                 "connection": ovs.connection,
-                "rundir": str(ovs.rundir),
                 "vhost_socket_dir": str(directory / "vhost"),
                 "vhost_socket_group": "root",
                 "bridge_mappings": "physnet1:br-phys1",

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from netplugin.host.ovs_sockets import OvsSockets
 from tests.lab.namespaces import within
 from tests.lab.processes import PATIENCE, Argument, CommandError, Daemon, LabError, Running, run
 
@@ -77,6 +78,7 @@ class PrivateOvs(Running):
         self.socket = directory / "db.sock"
         self.database = directory / "conf.db"
         self.connection = f"unix:{self.socket}"
+        self.sockets = OvsSockets.below(directory)
         # The name it is started by is the name of its control socket, which clients look for.
         self._program = directory / "ovs-vswitchd"
         self.env: dict[str, str] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.tuning.applying.accessor import WritableRoot
 from netplugin.tuning.applying.apply import Result, TunedMachine, apply, undo
 from netplugin.tuning.applying.journal import ApplyJournal
@@ -21,7 +22,9 @@ class Host:
 
     def __init__(self, journal: Path, ports: Mapping[str, str] | None = None) -> None:
         self.journal = journal
-        ovs = RunningOvs(Path("/nowhere"))  # which a plan without PMD cores does not ask for
+        ovs = RunningOvs(
+            OvsSockets.below(Path("/nowhere"))
+        )  # which a plan without PMD cores does not ask for
         self._machine = TunedMachine(WritableRoot(), ovs, lambda: ports or {})
 
     def apply(self, nic: str, number: int) -> Result | None:

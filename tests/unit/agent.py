@@ -26,6 +26,7 @@ from agents.service import Service
 from agents.store.store import Store
 from netplugin import options
 from netplugin.backend import Backend
+from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.shared import Host
 from netplugin.tuning.intent import HostIntent
 from tests.unit.fakes import FakeBackend, FakeHost
@@ -97,7 +98,7 @@ def agent(
 
 def view_of(machine: Tree, directory: Path, intent: HostIntent | None = None) -> HostView:
     """A machine in memory, where no OVS and no libvirt run."""
-    return HostView(intent, directory, "", MemoryRoot(machine))
+    return HostView(intent, OvsSockets.below(directory), "", MemoryRoot(machine))
 
 
 @contextmanager

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Protocol
 
 from netplugin.api.errors import BackendUnavailable, HostError
 from netplugin.host.cpus import format_list, from_mask, to_mask
+from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.ovsdb import Ovsdb, SetOtherConfig
 from netplugin.host.vswitchd import appctl
 from netplugin.pmd.read import parse_threads
@@ -36,10 +36,10 @@ class OvsOtherConfig(Protocol):
 
 
 class RunningOvs:
-    """The OVS whose sockets are in ``rundir``; connects on first use."""
+    """The OVS that listens at these sockets; connects on first use."""
 
-    def __init__(self, rundir: Path) -> None:
-        self._rundir = rundir
+    def __init__(self, sockets: OvsSockets) -> None:
+        self._sockets = sockets
         self._database: Ovsdb | None = None
 
     def other_config(self) -> Mapping[str, str]:
@@ -47,13 +47,13 @@ class RunningOvs:
 
     def set(self, key: str, value: str | None) -> None:
         # Fail at once if vswitchd does not run, instead of waiting for it until the deadline.
-        appctl(self._rundir, "version", deadline=time.monotonic() + _WAIT_S)
+        appctl(self._sockets, "version", deadline=time.monotonic() + _WAIT_S)
         self._connected().write([SetOtherConfig(key, value)], time.monotonic() + _WAIT_S)
 
     def pmd_cpus(self) -> frozenset[int]:
         deadline = time.monotonic() + _WAIT_S
         try:
-            shown = appctl(self._rundir, "dpif-netdev/pmd-rxq-show", deadline=deadline)
+            shown = appctl(self._sockets, "dpif-netdev/pmd-rxq-show", deadline=deadline)
         except HostError as refused:
             if _NO_DATAPATH not in refused.detail:
                 raise
@@ -65,15 +65,17 @@ class RunningOvs:
             self._database.close()
 
     def _connected(self) -> Ovsdb:
-        socket = self._rundir / "db.sock"
         if self._database is None:
-            if not socket.exists():  # fail at once instead of retrying until the deadline
+            socket = self._sockets.database
+            if (
+                socket is not None and not socket.exists()
+            ):  # fail at once instead of retrying until the deadline
                 raise BackendUnavailable(
                     f"no Open vSwitch database at {socket}",
                     step="ovsdb-connect",
                     fix="start ovsdb-server, or say with --ovs-rundir where its sockets are",
                 )
-            self._database = Ovsdb(f"unix:{socket}").start()
+            self._database = Ovsdb(self._sockets.connection).start()
         self._database.require_online(_WAIT_S)
         return self._database
 

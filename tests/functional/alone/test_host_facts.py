@@ -89,7 +89,7 @@ def _add_ports(ovs: PrivateOvs) -> None:
 
 
 def _reported(ovs: PrivateOvs) -> OvsLive:
-    reported = read_ovs(ovs.rundir)
+    reported = read_ovs(ovs.sockets)
     assert not isinstance(reported, Unknown), reported
     return reported
 

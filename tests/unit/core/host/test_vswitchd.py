@@ -15,9 +15,10 @@ import pytest
 
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
 from netplugin.host.ovs import OvsHost
+from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
-from netplugin.host.vswitchd import VswitchdWatch, appctl, control_socket
+from netplugin.host.vswitchd import VswitchdWatch, appctl
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
 from tests.unit.ovs import PATIENCE_S, bridge, port, settings_of, soon, started, usable
@@ -30,37 +31,37 @@ SHORT_S = 0.3
 
 def test_a_command_answers_as_ovs_appctl_does(switch: PrivateOvs) -> None:
     for command in (["version"], ["vlog/list"], ["list-commands"]):
-        assert appctl(switch.rundir, *command, deadline=soon()) == switch.appctl(*command)
-    appctl(switch.rundir, "vlog/set", "bridge:file:dbg", "bfd:file:dbg", deadline=soon())
+        assert appctl(switch.sockets, *command, deadline=soon()) == switch.appctl(*command)
+    appctl(switch.sockets, "vlog/set", "bridge:file:dbg", "bfd:file:dbg", deadline=soon())
     levels = {line.split()[0]: line.split()[-1] for line in switch.appctl("vlog/list").splitlines()[2:]}
     assert levels["bridge"] == levels["bfd"] == "DBG", "both arguments have arrived"
 
 
 def test_a_long_answer_is_complete(switch: PrivateOvs, ovs: OvsHost) -> None:
     ovs.db.write([bridge("many"), *(port("many", f"many-p{n}") for n in range(200))], soon())
-    shown = appctl(switch.rundir, "dpif/show", deadline=soon())
+    shown = appctl(switch.sockets, "dpif/show", deadline=soon())
     assert len(shown) > 4096 and shown == switch.appctl("dpif/show")
     switch.vsctl("del-br", "many")
 
 
 def test_a_command_that_vswitchd_refuses_has_its_words(switch: PrivateOvs) -> None:
     with pytest.raises(HostError, match=r': no-such: "no-such" is not a valid command') as refused:
-        appctl(switch.rundir, "no-such", deadline=soon())
+        appctl(switch.sockets, "no-such", deadline=soon())
     assert refused.value.step == "vswitchd"
     with pytest.raises(HostError, match="no such interface"):
-        appctl(switch.rundir, "qos/show", "nowhere", deadline=soon())
+        appctl(switch.sockets, "qos/show", "nowhere", deadline=soon())
 
 
 def test_no_vswitchd(tmp_path: Path) -> None:
-    with pytest.raises(BackendUnavailable, match=r"no ovs-vswitchd\.pid"):
-        appctl(tmp_path, "version", deadline=soon())
+    with pytest.raises(BackendUnavailable, match=f"does not run .looked in {tmp_path}"):
+        appctl(OvsSockets.below(tmp_path), "version", deadline=soon())
     (tmp_path / "ovs-vswitchd.pid").write_text("1")
     with pytest.raises(BackendUnavailable, match="does not run"):
-        appctl(tmp_path, "version", deadline=soon())
+        appctl(OvsSockets.below(tmp_path), "version", deadline=soon())
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(control_socket(tmp_path)))
+        dead.bind(str(tmp_path / "ovs-vswitchd.1.ctl"))
         with pytest.raises(BackendUnavailable, match="does not run"):
-            appctl(tmp_path, "version", deadline=soon())
+            appctl(OvsSockets.below(tmp_path), "version", deadline=soon())
 
 
 @contextmanager
@@ -68,13 +69,16 @@ def _answering(rundir: Path, answer: Callable[[socket.socket], None]) -> Iterato
     """A control socket where ``answer`` serves one connection."""
     (rundir / "ovs-vswitchd.pid").write_text("1")
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(control_socket(rundir)))
+        listening.bind(str(rundir / "ovs-vswitchd.1.ctl"))
         listening.listen()
 
         def serve() -> None:
-            with listening.accept()[0] as connection:
-                connection.recv(4096)
-                answer(connection)
+            served = False
+            while not served:
+                with listening.accept()[0] as connection:
+                    served = bool(connection.recv(4096))  # who only looks whether it listens sends nothing
+                    if served:
+                        answer(connection)
 
         serving = threading.Thread(target=serve)
         serving.start()
@@ -84,7 +88,7 @@ def _answering(rundir: Path, answer: Callable[[socket.socket], None]) -> Iterato
 
 def test_a_vswitchd_that_ends_before_it_answers(tmp_path: Path) -> None:
     with _answering(tmp_path, lambda connection: None), pytest.raises(BackendUnavailable):
-        appctl(tmp_path, "version", deadline=soon())
+        appctl(OvsSockets.below(tmp_path), "version", deadline=soon())
 
 
 def test_an_answer_that_is_none(tmp_path: Path) -> None:
@@ -92,7 +96,7 @@ def test_an_answer_that_is_none(tmp_path: Path) -> None:
         _answering(tmp_path, lambda connection: connection.sendall(b'{"id": 0}')),
         pytest.raises(HostError, match="Protocol error"),
     ):
-        appctl(tmp_path, "version", deadline=soon())
+        appctl(OvsSockets.below(tmp_path), "version", deadline=soon())
 
 
 def test_an_answer_that_comes_drop_by_drop_ends_at_the_deadline(tmp_path: Path) -> None:
@@ -107,7 +111,7 @@ def test_an_answer_that_comes_drop_by_drop_ends_at_the_deadline(tmp_path: Path) 
     with _answering(tmp_path, drip):
         try:
             with pytest.raises(OperationTimeout, match="did not answer version"):
-                appctl(tmp_path, "version", deadline=begin + SHORT_S)
+                appctl(OvsSockets.below(tmp_path), "version", deadline=begin + SHORT_S)
         finally:
             over.set()
     assert SHORT_S <= time.monotonic() - begin < PATIENCE_S / 2
@@ -118,14 +122,14 @@ def test_a_stopped_vswitchd_ends_at_the_deadline(switch: PrivateOvs) -> None:
     try:
         begin = time.monotonic()
         with pytest.raises(OperationTimeout, match="did not answer version"):
-            appctl(switch.rundir, "version", deadline=begin + SHORT_S)
+            appctl(switch.sockets, "version", deadline=begin + SHORT_S)
         assert SHORT_S <= time.monotonic() - begin < PATIENCE_S / 2
         for _ in range(80):  # more than wait to be accepted (listen in ovs/lib/stream-unix.c)
             with pytest.raises(OperationTimeout):
-                appctl(switch.rundir, "version", deadline=time.monotonic() + 0.001)
+                appctl(switch.sockets, "version", deadline=time.monotonic() + 0.001)
     finally:
         switch.resume_vswitchd()
-    assert "Open vSwitch" in appctl(switch.rundir, "version", deadline=soon())
+    assert "Open vSwitch" in appctl(switch.sockets, "version", deadline=soon())
 
 
 # -- its start and its end ---------------------------------------------------------------------------
@@ -133,7 +137,7 @@ def test_a_stopped_vswitchd_ends_at_the_deadline(switch: PrivateOvs) -> None:
 
 def test_the_watch_hears_of_its_end_and_of_the_next_one(switch: PrivateOvs) -> None:
     heard: list[bool] = []
-    watch = VswitchdWatch(switch.rundir, heard.append, Supervisor())
+    watch = VswitchdWatch(switch.sockets, heard.append, Supervisor())
     try:
         assert watch.alive(PATIENCE_S)
         switch.kill_vswitchd()

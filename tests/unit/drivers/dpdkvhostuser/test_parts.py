@@ -27,6 +27,7 @@ from netplugin.host import cpus
 from netplugin.host.openflow import COOKIE_MARK, Flow, parse_flows
 from netplugin.host.ovs_bonds import BondUse, OvsBond
 from netplugin.host.ovs_rows import OvsInterface, OvsPort, OvsRoot
+from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.ovs_underlay import Underlay, problem
 from netplugin.host.vxlan import overhead
 from netplugin.pmd.settings import threads_by_node
@@ -131,11 +132,11 @@ def test_a_purge_that_failed_is_planned_until_it_is_done(monkeypatch: pytest.Mon
         root=OvsRoot(ovs_version="3.1.0"), bridge=lambda name: name, port=lambda name: None
     )
     flows = SimpleNamespace(replace=lambda *arguments: None)
-    settings = SimpleNamespace(rundir=Path("/nowhere"))
+    settings = SimpleNamespace(sockets=OvsSockets.below(Path("/nowhere")))
     ovs: Any = SimpleNamespace(mirror=mirror, flows=flows, settings=settings, purge_failed=False)
     works: list[bool] = []
 
-    def appctl(rundir: Path, *command: str, deadline: float) -> str:
+    def appctl(sockets: OvsSockets, *command: str, deadline: float) -> str:
         assert command == ("revalidator/purge",)
         if not works:
             raise HostError("vswitchd does not answer", step="vswitchd")

@@ -11,6 +11,7 @@ from pathlib import Path
 from netplugin.api.errors import NetpluginError
 from netplugin.host import vswitchd
 from netplugin.host.openflow import OpenFlow
+from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.pmd.read import parse_threads
 from netplugin_zeroloss.loss.contract import (
     CounterChanges,
@@ -151,9 +152,9 @@ class OvsCounters(DropCounters):
 
         Ports of other VMs receive copies of flooded frames, and their drops must not count.
         """
-        self._rundir, self._bridges, self._timeout_s = rundir, tuple(bridges), timeout_s
+        self._sockets, self._bridges, self._timeout_s = OvsSockets.below(rundir), tuple(bridges), timeout_s
         self._vhost_ports = None if vhost_ports is None else frozenset(vhost_ports)
-        self._flows = OpenFlow(rundir)
+        self._flows = OpenFlow(self._sockets)
 
     @property
     def name(self) -> str:
@@ -180,7 +181,7 @@ class OvsCounters(DropCounters):
         return not is_vhost or self._vhost_ports is None or name in self._vhost_ports
 
     def _ask(self, command: str, deadline: float) -> str:
-        return vswitchd.appctl(self._rundir, command, deadline=deadline)
+        return vswitchd.appctl(self._sockets, command, deadline=deadline)
 
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
         found = super().between(_growing(before), _growing(after), elapsed_s)
