@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -26,7 +26,7 @@ from agents.ports.teams import Teams
 from agents.store.marks import StoreMarks
 from agents.store.store import Record, Store
 from agents.worker import BackendWorker, answer, ask
-from netplugin.api.batch_models import Batch, BatchResult, BatchResults, PortFilter
+from netplugin.api.batch_models import Batch, BatchResult, BatchResults, PortFilter, Retag
 from netplugin.api.errors import (
     Conflict,
     HostError,
@@ -174,9 +174,30 @@ class Service:
                 calls.append((port_id, asyncio.ensure_future(self.teams.delete(port_id))))
             else:
                 calls.append((port_id, _or_error(self._delete, port_id)))
+        return await self._results(calls)
+
+    async def retag(self, wanted: Retag) -> BatchResults:
+        """Change the VLAN of ports, those of a backend in one batch."""
+        chosen = wanted.ports or [
+            record.port_id
+            for record in self._store.records(network=wanted.network)
+            if wanted.is_of(record.spec)
+            and record.standby_of is None
+            and record.state is not PortState.REMOVING
+        ]
+        group = object()
+        calls: list[tuple[str, _Call]] = []
+        for port_id in chosen:
+            if self.teams.concerns(port_id):
+                both = self.teams.amend(port_id, wanted.amended)
+                calls.append((port_id, asyncio.ensure_future(both)))
+            else:
+                calls.append((port_id, _or_error(self._amendment, port_id, wanted.amended, group)))
+        return await self._results(calls)
+
+    async def _results(self, calls: Sequence[tuple[str, _Call]]) -> BatchResults:
         self._queue([call for _, call in calls if isinstance(call, Put | Delete)])
-        results = [await self._batch_result(port_id, call) for port_id, call in calls]
-        return BatchResults(results=results)
+        return BatchResults(results=[await self._batch_result(port_id, call) for port_id, call in calls])
 
     def ports(self, wanted: PortFilter) -> list[Port]:
         records = self._store.records(vm_id=wanted.vm_id, backend=wanted.backend, network=wanted.network)
@@ -187,7 +208,7 @@ class Service:
     def port(self, port_id: str) -> Port:
         record = self._store.get(port_id)
         if record is None:
-            raise NotFound(f"there is no port {port_id}", step="lookup", port_id=port_id)
+            raise _no_port(port_id)
         return self.describe(record)
 
     def describe(self, record: Record) -> Port:
@@ -317,6 +338,14 @@ class Service:
             )
         return Put(port_id, spec, time.monotonic() + self._timeout_s, Future(), standby_of)
 
+    def _amendment(self, port_id: str, amend: Callable[[PortSpec], PortSpec], group: object) -> Put:
+        record = self._store.get(port_id)
+        if record is None:
+            raise _no_port(port_id)
+        put = self._put(port_id, amend(record.spec))
+        put.amend, put.group = amend, group
+        return put
+
     def _delete(self, port_id: str, standby_of: str | None = None) -> Delete | None:
         self.teams.refuse_half(port_id, standby_of)
         backend = self._backend_with(port_id) or self._keeper_of(port_id)
@@ -392,6 +421,10 @@ class Service:
         if isinstance(done, Record):
             return BatchResult(port_id=port_id, status=200, port=self.describe(done))
         return BatchResult(port_id=port_id, status=204)
+
+
+def _no_port(port_id: str) -> NotFound:
+    return NotFound(f"there is no port {port_id}", step="lookup", port_id=port_id)
 
 
 def _or_error(make: Any, *args: Any) -> Any:

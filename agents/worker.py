@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from agents.ports.operations import NEXT_TRY_S, Operation
@@ -337,14 +338,27 @@ class BackendWorker:
             job.future.set_exception(as_host_error(error, "agent"))
 
     def _take_batch(self) -> list[Operation]:
-        """The first queued operations in order; a second operation on a port waits for the next batch."""
+        """The first queued operations in order; a second operation on a port waits for the next batch.
+
+        A group is taken as a whole.
+        """
         batch: dict[str, Operation] = {}
-        while self._waiting and len(batch) < self._size:
-            if self._waiting[0].port_id in batch:
+        while self._waiting:
+            together = self._first_group()
+            ports = {op.port_id: op for op in together}
+            if batch and (len(batch) + len(ports) > self._size or not batch.keys().isdisjoint(ports)):
                 break
-            op = self._waiting.popleft()
-            batch[op.port_id] = op
+            for _ in together:
+                self._waiting.popleft()
+            batch |= ports
         return list(batch.values())
+
+    def _first_group(self) -> list[Operation]:
+        """The first queued operation, with those of its group, which were queued together."""
+        first = self._waiting[0]
+        if first.group is None:
+            return [first]
+        return list(takewhile(lambda op: op.group is first.group, self._waiting))
 
     def _serve(self, batch: list[Operation]) -> None:
         start = self._clock()

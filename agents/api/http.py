@@ -18,7 +18,7 @@ from agents.api.tasks import TaskRunner
 from agents.event_streams import MEDIA_TYPE
 from agents.metrics import Metrics
 from agents.service import Service
-from netplugin.api.batch_models import Batch, BatchResults, PortFilter
+from netplugin.api.batch_models import Batch, BatchResults, PortFilter, Retag
 from netplugin.api.errors import (
     FieldError,
     InvalidRequest,
@@ -148,6 +148,16 @@ def _add_ports(app: FastAPI, service: Service) -> None:
     async def batch_ports(batch: Batch) -> Response:
         """Create, change and delete several ports; each has a result of its own."""
         return _json(await service.batch(batch))
+
+    @app.post(
+        "/v1/ports:retag",
+        responses=_PORT_ERRORS,
+        operation_id="retag_ports",
+        response_model=BatchResults,
+    )
+    async def retag_ports(wanted: Retag) -> Response:
+        """Change the VLAN of ports while VMs use them; each has a result of its own."""
+        return _json(await service.retag(wanted))
 
     @app.post(
         "/v1/vms/{vm_id}:render-domain",

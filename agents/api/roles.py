@@ -40,6 +40,7 @@ ROUTES: tuple[tuple[str, str, Role], ...] = (
     ("PUT", "/v1/ports/{port_id}", Role.PLUG),
     ("DELETE", "/v1/ports/{port_id}", Role.PLUG),
     ("POST", "/v1/ports:batch", Role.PLUG),
+    ("POST", "/v1/ports:retag", Role.PLUG),
     ("POST", "/v1/vms/{vm_id}:render-domain", Role.PLUG),
     ("POST", "/v1/vms/{vm_id}:check-domain", Role.READ),
     ("GET", "/v1/networks", Role.READ),

@@ -16,6 +16,7 @@ from netplugin.api.errors import (
     FieldError,
     InvalidRequest,
     NetpluginError,
+    NotFound,
     OperationTimeout,
 )
 from netplugin.api.models import (
@@ -47,11 +48,13 @@ class Admission:
     def acceptable(self, op: Put, usability: Usability) -> bool:
         """Refuse what cannot be done, before anything is stored, and complete the spec."""
         try:
-            op.spec = self._with_network(op.spec)
-            usability.require()
             before = self._ports.store.get(op.port_id)
             if before is not None and before.state is PortState.REMOVING:
                 before = None
+            if op.amend is not None:
+                op.spec = op.amend(self._stored(before))
+            op.spec = self._with_network(op.spec)
+            usability.require()
             self._validate(op.spec, before)
             if before is not None:
                 _refuse_fixed(before.spec, op.spec)
@@ -59,6 +62,12 @@ class Admission:
             op.future.set_exception(logged(error, "validate").for_port(op.port_id))
             return False
         return True
+
+    def _stored(self, record: Record | None) -> PortSpec:
+        """The spec that an amendment changes. Raises: NotFound."""
+        if record is None or record.spec.backend != self._ports.backend.name:
+            raise NotFound("the port was deleted meanwhile", step="validate")
+        return record.spec
 
     def _validate(self, spec: PortSpec, before: Record | None) -> None:
         """As ``Backend.validate``, but always allow a change of the filter.

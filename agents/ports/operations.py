@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -32,6 +33,11 @@ class Put:
     future: Future[Record]
     #: The port whose VF this one is the standby of, if any.
     standby_of: str | None = None
+    #: Makes the spec from the one that is stored when its turn comes: a call before it may change
+    #: other fields. Raises: NetpluginError.
+    amend: Callable[[PortSpec], PortSpec] | None = None
+    #: The operations of one group are carried out in one batch, however large it is.
+    group: object = None
     queued_at: float = field(default_factory=time.monotonic)
 
 
@@ -42,6 +48,7 @@ class Delete:
     port_id: str
     deadline: float
     future: Future[None]
+    group: object = None
     queued_at: float = field(default_factory=time.monotonic)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from weakref import WeakValueDictionary
 
 from agents.store.store import Record, Store
-from netplugin.api.errors import Conflict, NetpluginError, Unsupported
+from netplugin.api.errors import Conflict, NetpluginError, NotFound, Unsupported
 from netplugin.api.models import Binding, DomainRequirements, Port, PortSpec, PortState
 from netplugin.host.names import device_name
 from netplugin.host.supervisor import Supervisor
@@ -91,19 +91,30 @@ class Teams:
     async def put(self, port_id: str, spec: PortSpec) -> Record:
         """Create or change both ports, or none. Raises: any NetpluginError; then the team is unchanged."""
         async with self._lock(port_id):
-            self.refuse_half(port_id, None)
-            self._refuse_change(port_id, spec)
-            if not spec.vf.teaming:
-                record = await self._put(port_id, spec, None)
-                await self._settle_or_later(port_id)
-                return record
-            beside = standby_spec(spec, self._chosen_backend())
-            try:
-                await self._put(standby_id(port_id), beside, port_id)
-                return await self._put(port_id, spec, None)
-            except BaseException:
-                await self._settle_or_later(port_id)
-                raise
+            return await self._put_both(port_id, spec)
+
+    async def amend(self, port_id: str, amend: Callable[[PortSpec], PortSpec]) -> Record:
+        """Change both ports by what is stored now. Raises: as ``put``; NotFound; what ``amend`` raises."""
+        async with self._lock(port_id):
+            record = self._store.get(port_id)
+            if record is None or record.state is PortState.REMOVING:
+                raise NotFound("the port was deleted meanwhile", step="validate", port_id=port_id)
+            return await self._put_both(port_id, amend(record.spec))
+
+    async def _put_both(self, port_id: str, spec: PortSpec) -> Record:
+        self.refuse_half(port_id, None)
+        self._refuse_change(port_id, spec)
+        if not spec.vf.teaming:
+            record = await self._put(port_id, spec, None)
+            await self._settle_or_later(port_id)
+            return record
+        beside = standby_spec(spec, self._chosen_backend())
+        try:
+            await self._put(standby_id(port_id), beside, port_id)
+            return await self._put(port_id, spec, None)
+        except BaseException:
+            await self._settle_or_later(port_id)
+            raise
 
     async def delete(self, port_id: str) -> None:
         async with self._lock(port_id):

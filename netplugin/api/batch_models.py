@@ -1,4 +1,4 @@
-"""The data models of calls for several ports: which ones to list, and batches with their results."""
+"""The data models of calls for several ports: which ones to list, batches, and changes of their VLAN."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from netplugin.api.errors import Problem
-from netplugin.api.fields import Name, PortId, Value, at_most
+from netplugin.api.errors import Conflict, Problem
+from netplugin.api.fields import Name, PortId, Value, VlanId, at_most
 from netplugin.api.models import Port, PortSpec, PortState
 
 
@@ -49,3 +49,41 @@ class BatchResult(BaseModel):
 
 class BatchResults(BaseModel):
     results: list[BatchResult]
+
+
+class Retag(Value):
+    """Ports that get another VLAN: all on ``from_vlan`` of a physical network, or those in ``ports``."""
+
+    to_vlan: VlanId
+    network: Name | None = None
+    from_vlan: VlanId | None = None
+    ports: Annotated[tuple[PortId, ...], Field(max_length=4096), at_most(4096)] = ()
+
+    @model_validator(mode="after")
+    def _chosen_in_one_way(self) -> Self:
+        if bool(self.ports) == (self.network is not None) or bool(self.ports) == (self.from_vlan is not None):
+            raise ValueError("give network and from_vlan, or ports")
+        if len(self.ports) != len(set(self.ports)):
+            raise ValueError("ports: a port_id may occur once")
+        if self.from_vlan == self.to_vlan:
+            raise ValueError("to_vlan is the same as from_vlan")
+        return self
+
+    def is_of(self, spec: PortSpec) -> bool:
+        """Whether a port with this spec is to be changed."""
+        network = spec.network
+        if network.type != "vlan":
+            return False
+        return bool(self.ports) or (network.physical_network, network.vlan_id) == (
+            self.network,
+            self.from_vlan,
+        )
+
+    def amended(self, spec: PortSpec) -> PortSpec:
+        """The spec on the new VLAN. Raises: Conflict if the port is not, or no longer, to be changed."""
+        if not self.is_of(spec):
+            on = " ".join(str(part) for part in spec.network.model_dump(exclude={"mtu"}).values() if part)
+            wanted = f"VLAN {self.from_vlan} of {self.network}" if self.network else "a VLAN"
+            raise Conflict(f"the port is on {on}, not on {wanted}", step="validate", fix="PUT the port")
+        network = spec.network.model_copy(update={"vlan_id": self.to_vlan})
+        return spec.model_copy(update={"network": network})

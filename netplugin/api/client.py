@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from netplugin.api.batch_models import Batch, BatchResults
+from netplugin.api.batch_models import Batch, BatchResults, Retag
 from netplugin.api.errors import (
     BackendUnavailable,
     FieldError,
@@ -166,6 +166,10 @@ class Client:
         Raises only if the whole call failed: check each result.
         """
         return self._model(BatchResults, "POST", "/v1/ports:batch", batch)
+
+    def retag(self, wanted: Retag) -> BatchResults:
+        """Change the VLAN of ports. Raises only if the whole call failed: check each result."""
+        return self._model(BatchResults, "POST", "/v1/ports:retag", wanted)
 
     def render_domain(self, vm_id: str, xml: str, policy: DomainPolicy | None = None) -> RenderedDomain:
         path = f"/v1/vms/{_checked_name('vm_id', vm_id)}:render-domain"

@@ -11,7 +11,7 @@ from cliff.command import Command
 from cliff.show import ShowOne
 from pydantic import ValidationError
 
-from netplugin.api.batch_models import Batch
+from netplugin.api.batch_models import Batch, Retag
 from netplugin.api.client import Client, invalid_request
 from netplugin.api.errors import InvalidRequest, from_problem
 from netplugin.api.models import (
@@ -141,6 +141,47 @@ class PortDelete(Command):
             if result.error is not None:
                 self.app.LOG.error("%s: %s", result.port_id, from_problem(result.error))
         return 1 if failed else 0
+
+
+class PortRetag(show.TableLister):
+    """Change the VLAN of ports while VMs use them: those given, or all on a VLAN of a physical network."""
+
+    empty = "no port was changed: none is on this VLAN of the network (see `netplugin port list --network`)"
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument("port_ids", metavar="ID", nargs="*")
+        parser.add_argument("--network", metavar="NAME", help="physical network of the ports")
+        parser.add_argument("--from-vlan", type=int, metavar="N", help="VLAN that the ports are on")
+        parser.add_argument("--to-vlan", type=int, metavar="N", required=True, help="VLAN that they get")
+        return parser
+
+    def run(self, parsed_args: Namespace) -> int:
+        """The exit status is 1 if a port could not be changed."""
+        self._failed = False
+        return super().run(parsed_args) or int(self._failed)
+
+    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
+        try:
+            wanted = Retag(
+                ports=tuple(dict.fromkeys(parsed_args.port_ids)),
+                network=parsed_args.network,
+                from_vlan=parsed_args.from_vlan,
+                to_vlan=parsed_args.to_vlan,
+            )
+        except ValidationError as wrong:
+            raise invalid_request(wrong) from None
+        with Client.from_environment() as client:
+            results = client.retag(wanted).results
+        self._failed = any(result.error for result in results)
+        return ("port_id", "state", "error"), [
+            (
+                result.port_id,
+                show.Optional(result.port and result.port.state.value),
+                show.Error(result.error.model_dump(mode="json") if result.error else None),
+            )
+            for result in results
+        ]
 
 
 def spec_from(options: Namespace) -> PortSpec:

@@ -20,7 +20,7 @@ import pytest
 import agents
 import drivers
 import netplugin
-from netplugin.api.batch_models import Batch
+from netplugin.api.batch_models import Batch, Retag
 from netplugin.api.models import PortSpec, ReconcileRequest
 from netplugin.api.pmd_models import AutoLoadBalanceRequest, PmdRequest
 from tests.functional.conftest import BASE, make_spec
@@ -349,6 +349,17 @@ def test_every_field_of_a_batch(client: httpx.Client) -> None:
         ({"put": {"0": good["put"][0]}}, "put"),
     ):
         assert_refused(send(client, "POST", "/v1/ports:batch", body), field, body)
+
+
+def test_every_field_of_a_retag(client: httpx.Client) -> None:
+    good: dict[str, Any] = {"ports": ["none"], "to_vlan": 200, "network": None, "from_vlan": None}
+    assert attack(client, "POST", "/v1/ports:retag", good, Retag) > 100
+    for body, field in (
+        ({"to_vlan": 200}, "body"),
+        ({"to_vlan": 200, "ports": ["p1", "p1"]}, "body"),
+        ({"to_vlan": 200, "ports": [f"p{n}" for n in range(4_097)]}, "ports"),
+    ):
+        assert_refused(send(client, "POST", "/v1/ports:retag", body), field, body)
 
 
 def test_every_field_of_a_reconcile(client: httpx.Client) -> None:

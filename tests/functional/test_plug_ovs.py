@@ -115,6 +115,30 @@ def test_a_changed_vlan_or_mtu_converges(ovs: PrivateOvs, agent: PrivateAgent) -
     assert ovs.get("Interface", name, "mtu_request") == "9000"
 
 
+def test_all_ports_of_a_vlan_change_in_one_transaction(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    """More of them than one batch of calls has."""
+    plug_all(
+        agent, {f"p{n}": make_spec(n, vlan_id=100) for n in range(80)} | {"other": make_spec(99, vlan_id=7)}
+    )
+    ofports = rows(ovs, "Interface", "name", "ofport")
+    flows = ovs.ofctl("dump-flows", "br-phys1", "--no-stats")
+    before = _transactions(ovs)
+    wanted = {"network": "physnet1", "from_vlan": 100, "to_vlan": 200}
+    with monitored(ovs) as seen:
+        status, body = agent.call("POST", "/v1/ports:retag", wanted)
+        assert status == 200 and {r["status"] for r in body["results"]} == {200}
+        assert len(body["results"]) == 80
+    assert _transactions(ovs) == before + 2, "ours, and vswitchd's that it has it (cur_cfg)"
+    tags = {row["name"]: row["tag"] for row in rows(ovs, "Port", "name", "tag")}
+    assert {tags[device_name(VHOST, f"p{n}")] for n in range(80)} == {200}
+    assert tags[device_name(VHOST, "other")] == 7
+    assert not [row for row in seen if row["action"] == "delete"], "no port was made again"
+    assert rows(ovs, "Interface", "name", "ofport") == ofports
+    assert ovs.ofctl("dump-flows", "br-phys1", "--no-stats") == flows, "filters do not depend on the VLAN"
+    assert agent.call("POST", "/v1/ports:retag", wanted) == (200, {"results": []})
+    assert _transactions(ovs) == before + 2 and planned(agent) == []
+
+
 def test_what_cannot_change_live_is_a_conflict_that_says_what(ovs: PrivateOvs, agent: PrivateAgent) -> None:
     plug(agent, "p1", make_spec())
     other = make_spec() | {"mac": "52:54:00:aa:aa:aa", "queues": 4}

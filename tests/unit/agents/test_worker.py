@@ -187,6 +187,30 @@ def test_a_batch_has_a_port_once_and_nothing_overtakes(ports: list[str], size: i
     assert [op for batch in scripted.batches for op in batch] == ops
 
 
+@given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 3)), max_size=30), st.integers(1, 6))
+def test_a_group_is_one_batch_and_nothing_overtakes(asked: list[tuple[str, int]], size: int) -> None:
+    scripted, clock = Scripted(), Clock()
+    scripted.on_serve = lambda: clock.passes(0.5)
+    worker = make(scripted, batch_size=size, clock=clock)
+    ops: list[Operation] = []
+    for port, members in asked:
+        group = object()
+        many = [put(f"{port}{n}") for n in range(members)]
+        for op in many:
+            op.group = group
+        ops += [put(port), *many]
+    worker.submit(*ops)
+    while worker.turn():
+        pass
+    assert [op for batch in scripted.batches for op in batch] == ops
+    for batch in scripted.batches:
+        assert len({op.port_id for op in batch}) == len(batch)
+        groups = {op.group for op in batch if op.group}
+        assert len(batch) <= size or (len(groups) == 1 and all(op.group for op in batch))
+    of = {op.group: n for n, batch in enumerate(scripted.batches) for op in batch if op.group}
+    assert all(of[op.group] == n for n, batch in enumerate(scripted.batches) for op in batch if op.group)
+
+
 def test_one_too_many_is_refused_and_with_it_none_is_taken(
     scripted: Scripted, held: tuple[BackendWorker, threading.Event]
 ) -> None:

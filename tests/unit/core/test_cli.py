@@ -129,6 +129,21 @@ def test_filters_are_passed_on(run: Run, running: Agent) -> None:
         assert run.json(f"port list {nothing}") == []
 
 
+def test_ports_change_their_vlan(run: Run, running: Agent) -> None:
+    assert run(f"port put p1 {FLAGS}") == 0
+    [row] = run.json("port retag --network physnet1 --from-vlan 100 --to-vlan 200")
+    assert (row["port_id"], row["state"], row["error"]) == ("p1", "active", None)
+    assert running.host.ports["p1"].network.vlan_id == 200
+    assert run("port retag --network physnet1 --from-vlan 100 --to-vlan 200") == 0
+    assert "no port was changed" in run.err
+    assert run("port retag p1 p2 --to-vlan 300 -f json") == 1
+    assert [(row["port_id"], row["error"] and row["error"]["code"]) for row in json.loads(run.out)] == [
+        ("p1", None),
+        ("p2", "not_found"),
+    ]
+    assert run("port retag --to-vlan 300") == 1 and "network and from_vlan, or ports" in run.err
+
+
 def test_spec_from_a_file_and_from_standard_input(
     run: Run, running: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
