@@ -6,26 +6,33 @@ The format is that of https://html.spec.whatwg.org/multipage/server-sent-events.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import math
 from collections.abc import AsyncIterator
 from functools import partial
 
 from agents.store.database import Database
 from agents.store.event_log import EventLog, EventPage
+from netplugin.api.errors import Overloaded
 from netplugin.api.event_models import Event, EventFilter
 
 #: Seconds without an event after which the number of the last one is sent: it shows that the agent is
 #: alive, and finds clients that have gone.
 _IDLE_S = 15.0
 _PAGE = 256
+#: Seconds after which a stream ends. Clients go on by its last number, and their credential is checked again.
+_LONGEST_S = 3600.0
 MEDIA_TYPE = "text/event-stream"
 
 
 class EventStreams:
     """The open streams of events. Used on the event loop only."""
 
-    def __init__(self, log: EventLog, database: Database, idle_s: float = _IDLE_S) -> None:
+    def __init__(self, log: EventLog, database: Database, most: int, idle_s: float = _IDLE_S) -> None:
+        """``most``: maximum number of streams at a time."""
         self._log = log
+        self._most = most
         self._in_thread = database.in_thread
         self._idle_s = idle_s
         self._ended = False
@@ -37,10 +44,19 @@ class EventStreams:
         for wake in self._wakes:
             wake.set()
 
+    def require_room(self) -> None:
+        """Raises: Overloaded if there are too many streams."""
+        if len(self._wakes) >= self._most:
+            raise Overloaded(
+                f"{len(self._wakes)} streams of events are open",
+                step="events",
+                fix="end some of them, or raise [api] max_connections: a quarter of these may be streams",
+            )
+
     async def follow(self, wanted: EventFilter, after: int | None) -> AsyncIterator[bytes]:
         """The body of a response. ``after``: the number of the last event that the client has."""
         loop = asyncio.get_running_loop()
-        until = math.inf if wanted.seconds is None else loop.time() + wanted.seconds
+        until = loop.time() + min(wanted.seconds or _LONGEST_S, _LONGEST_S)
         wake = asyncio.Event()
         unsubscribe = self._log.subscribe(partial(_wake, loop, wake))
         self._wakes.add(wake)
@@ -50,27 +66,29 @@ class EventStreams:
                 # From now on; without ``follow`` all that is stored.
                 oldest = (await self._in_thread(self._log.page, 0, 1)).first - 1
                 after = await self._in_thread(self._log.newest) if wanted.follow else oldest
-            begun = False
+            told, sent_at = -1, -math.inf
             while not self._ended:
                 wake.clear()
                 page = await self._in_thread(self._log.page, after, _PAGE)
-                if page.lost:
-                    yield _lost(after, page)
-                elif not begun:
-                    yield _reached(after)
-                begun, after = True, page.last
-                found = b"".join(_encoded(event) for event in page.events if wanted.matches(event))
-                if found:
-                    yield found
-                if len(page.events) == _PAGE:
-                    continue
-                left = until - loop.time()
-                if not wanted.follow or left <= 0:
+                parts = [_lost(after, page)] if page.lost else [_reached(after)] if told < 0 else []
+                told = max(told, after)
+                for event in filter(wanted.matches, page.events):
+                    parts.append(_encoded(event))
+                    told = event.id
+                after, whole = page.last, len(page.events) < _PAGE
+                over = not wanted.follow or loop.time() >= until
+                if whole and (over or loop.time() - sent_at >= self._idle_s) and (told != after or not parts):
+                    parts.append(_reached(after))
+                    told = after
+                if parts:
+                    yield b"".join(parts)
+                    sent_at = loop.time()
+                if whole and over:
                     return
-                try:
-                    await asyncio.wait_for(wake.wait(), min(left, self._idle_s))
-                except TimeoutError:
-                    yield _reached(after)
+                if whole:
+                    left = min(until, sent_at + self._idle_s) - loop.time()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(wake.wait(), max(0.0, left))
         finally:
             self._wakes.discard(wake)
             unsubscribe()
@@ -82,7 +100,9 @@ def _wake(loop: asyncio.AbstractEventLoop, wake: asyncio.Event) -> None:
 
 
 def _encoded(event: Event) -> bytes:
-    return f"id: {event.id}\nevent: {event.kind.value}\ndata: {event.model_dump_json()}\n\n".encode()
+    # ASCII: some clients take U+0085 and U+2028 for the end of a line.
+    data = json.dumps(event.model_dump(mode="json"))
+    return f"id: {event.id}\nevent: {event.kind.value}\ndata: {data}\n\n".encode()
 
 
 def _reached(number: int) -> bytes:

@@ -168,9 +168,9 @@ async def _serve(
     service.teams.start()
     await tasks.start(app)
     heartbeat = asyncio.create_task(_heartbeat(service, supervisor))
+    await asyncio.to_thread(service.wait_looked, _FIRST_LOOK_S)
     usability = supervisor.every("backend-events", _COMPARE_S, service.compare_usability)
     comparison = asyncio.create_task(usability)
-    await asyncio.to_thread(service.wait_looked, _FIRST_LOOK_S)
     try:
         await server._serve()
     except OSError as unbound:

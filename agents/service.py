@@ -14,6 +14,7 @@ from agents.domains import Domains
 from agents.event_streams import EventStreams
 from agents.health import Health
 from agents.host import HostView
+from agents.host_events import HostEvents
 from agents.metrics import Metrics, PortCounters
 from agents.networks import Networks
 from agents.pmd import Pmd
@@ -45,6 +46,7 @@ from netplugin.api.models import (
 )
 from netplugin.backend import NOBODY, Backend, Claim, Intent, Observation
 from netplugin.host.shared import Host
+from netplugin.host.usability import Usability
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -95,7 +97,7 @@ class Service:
         metrics.count_as_failed_but(backends)
         metrics.watch_failures(host.supervisor.failures)
         self.health = Health(store, view, self._workers, broken, host.supervisor, self._timeout_s)
-        self.events = EventStreams(store.events, store.database)
+        self.events = EventStreams(store.events, store.database, max(1, conf.api.max_connections // 4))
         self.networks = Networks(store, self._workers, self._timeout_s)
         self.teams = Teams(
             store,
@@ -113,10 +115,16 @@ class Service:
             if reconciler.extras.connections:
                 reconciler.extras.connections.follow_connections(reconciler.events.connection)
 
+        for name in {*self._broken, *self._store.events.backends()} - set(self._workers):
+            events = HostEvents(self._store.events, name)
+            events.usability(Usability(False, self.health.not_loaded(name).detail))
+            events.findings(())
+
     async def compare_usability(self) -> None:
         """Store an event for each backend that has become usable or unusable since the last call."""
         for worker in self._workers.values():
-            usability = worker.reconciler.usable()
+            # It may read sysfs, and wait for a lock of the kernel.
+            usability = await asyncio.to_thread(worker.reconciler.usable)
             await self._in_thread(worker.reconciler.events.usability, usability)
 
     def wait_looked(self, wait_s: float) -> None:

@@ -26,7 +26,7 @@ from netplugin.api.errors import (
     NotFound,
     Problem,
 )
-from netplugin.api.event_models import EventFilter
+from netplugin.api.event_models import EventFilter, EventKind
 from netplugin.api.fields import NAME_PATTERN, PciAddress
 from netplugin.api.models import (
     BackendInfo,
@@ -284,6 +284,18 @@ async def _gone(caller: Request) -> None:
         pass
 
 
+#: One server-sent event, as tools that read OpenAPI take it apart.
+_SERVER_SENT = {
+    "type": "object",
+    "required": ["id"],
+    "properties": {
+        "id": {"type": "string", "pattern": "^[0-9]+$"},
+        "event": {"enum": [*(kind.value for kind in EventKind), "lost"]},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+}
+
+
 def _add_events(app: FastAPI, service: Service) -> None:
     @app.get(
         "/v1/events",
@@ -293,7 +305,7 @@ def _add_events(app: FastAPI, service: Service) -> None:
             200: {
                 "description": "server-sent events; the data of each is an `Event`. An event `lost` says "
                 "that events between `after` and `first` are not stored any more.",
-                "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
+                "content": {MEDIA_TYPE: {"schema": _SERVER_SENT}},
             },
         },
         response_class=StreamingResponse,
@@ -306,6 +318,7 @@ def _add_events(app: FastAPI, service: Service) -> None:
 
         Resume with the header `Last-Event-ID` or with `after`.
         """
+        service.events.require_room()
         body = service.events.follow(wanted, last_event_id)
         return StreamingResponse(body, media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
 

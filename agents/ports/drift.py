@@ -126,6 +126,7 @@ class Drift:
             return report
         for change in planned:
             LOG.warning("drift: %s", change.detail, extra={"port_id": ",".join(change.ports)})
+        self._ports.events.drift_found(planned)
         if ports is None:
             self._looks_again = False
         result = self._converge_in_chunks(intents, seen, plan, watch, ports is None, batch_size)
@@ -133,11 +134,11 @@ class Drift:
         report.errors = [error.problem() for error in errors]
         self._record_checked(records, result)
         left = {change.describe() for change in result.left}
-        self._ports.events.drift(planned, {*result.failed, *left})
-        if ports is None and not planned:  # the observation is what the host has now
-            self._ports.events.findings(self._findings(seen))
+        self._ports.events.drift_handled(planned, {*result.failed, *left})
         if accepts:
             self._marks.accept(self._ports.backend.name)
+        if ports is None and not planned:  # the observation is what the host has now
+            self._compare_findings(seen)
         LOG.info(
             "%s: looked at %d ports in %.0f ms, %d changes, %d failures",
             self._ports.backend.name,
@@ -280,6 +281,13 @@ class Drift:
         """
         self._ports.backend.hold().require()
         return self._findings(self._ports.backend.observe(None, time.monotonic() + LOOK_S))
+
+    def _compare_findings(self, seen: Observation) -> None:
+        """Events of findings. They are advice: an error in them must not end a check of the ports."""
+        try:
+            self._ports.events.findings(self._findings(seen))
+        except Exception:
+            LOG.exception("%s: the findings could not be compared", self._ports.backend.name)
 
     def _findings(self, seen: Observation) -> list[Finding]:
         intents = self._ports.intents(self._ports.store.records(backend=self._ports.backend.name))

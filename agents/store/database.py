@@ -76,7 +76,7 @@ T = TypeVar("T")
 #: ``PRAGMA application_id`` of a store (https://sqlite.org/pragma.html), with ``user_version`` as the
 #: version of its schema. Builds before the first release had no ID and counted versions up to 6.
 _APPLICATION_ID = int.from_bytes(b"nplg", "big")
-#: The last schema before the release; version 1 has a table more.
+#: The last schema before the release; version 1 has two tables more.
 _UNRELEASED = 6
 
 _SCHEMA = """
@@ -139,6 +139,13 @@ CREATE TABLE IF NOT EXISTS events (
     port_id TEXT,
     subject TEXT,
     detail TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS event_states (
+    kind TEXT NOT NULL,
+    backend TEXT NOT NULL,
+    name TEXT NOT NULL,
+    state TEXT NOT NULL,
+    PRIMARY KEY (kind, backend, name)
 );
 CREATE TABLE IF NOT EXISTS tasks (
     taskuuid TEXT PRIMARY KEY,
@@ -282,7 +289,9 @@ class Database:
             return None
         if (application, version) == (0, 0):
             return _SCHEMA
-        if application in (0, _APPLICATION_ID) and version == _UNRELEASED:
+        # Such a build leaves our ID in a store of version 1 that it opens, and sets its own version.
+        takes_over = application == 0 or _VERSION < _UNRELEASED
+        if application in (0, _APPLICATION_ID) and takes_over and version == _UNRELEASED:
             return _SCHEMA
         if application == _APPLICATION_ID and 1 <= version < _VERSION:
             return "\n".join(_MIGRATIONS[version - 1 :])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +15,9 @@ from netplugin.api.errors import HostError
 from netplugin.api.event_models import Event, EventKind
 
 LOG = logging.getLogger(__name__)
+#: The kinds whose last state is kept, so that a restarted agent tells what it missed.
+COMPARED = frozenset({EventKind.BACKEND, EventKind.CONNECTION, EventKind.FINDING})
+REMOVED = "removed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,10 @@ class NewEvent:
     backend: str | None = None
     port_id: str | None = None
     subject: str | None = None
+
+    def __str__(self) -> str:
+        about = (self.kind.value, self.backend, self.port_id, self.subject, self.state, self.detail)
+        return " ".join(filter(None, about))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,8 @@ class EventLog:
     def __init__(self, database: Database, most: int) -> None:
         self._database = database
         self.most = most
+        # Not the database's lock: the event loop takes this one, and must not wait for a disk.
+        self._lock = threading.Lock()
         self._subscribers: tuple[Callable[[], None], ...] = ()
 
     def write(self, events: Sequence[NewEvent]) -> None:
@@ -57,40 +68,63 @@ class EventLog:
         if not events:
             return
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._database.sql.executemany(
+        sql = self._database.sql
+        sql.executemany(
             "INSERT INTO events (at, kind, state, backend, port_id, subject, detail) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
             [(at, e.kind.value, e.state, e.backend, e.port_id, e.subject, e.detail) for e in events],
         )
-        self._database.sql.execute(
-            "DELETE FROM events WHERE id <= (SELECT MAX(id) FROM events) - ?", (self.most,)
+        sql.execute("DELETE FROM events WHERE id <= (SELECT MAX(id) FROM events) - ?", (self.most,))
+        # Kept apart from the events, of which the oldest are dropped.
+        compared = [e for e in events if e.kind in COMPARED]
+        sql.executemany(
+            "INSERT OR REPLACE INTO event_states VALUES (?, ?, ?, ?)",
+            [(e.kind.value, e.backend or "", e.port_id or e.subject or "", e.state) for e in compared],
         )
+        removed = [(e.port_id,) for e in events if (e.kind, e.state) == (EventKind.PORT, REMOVED)]
+        sql.executemany("DELETE FROM event_states WHERE kind = 'connection' AND name = ?", removed)
+        sql.execute("DELETE FROM event_states WHERE state IN ('gone', 'disconnected')")
 
-    def note(self, *events: NewEvent) -> None:
-        """Store events of their own. A full disk loses them, which the log tells, and nothing else fails."""
+    def note(self, *events: NewEvent) -> bool:
+        """Store events of their own; false if the store cannot be written, which the log tells."""
         if not events:
-            return
+            return True
         try:
             with self._database.transaction():
                 self.write(events)
         except (HostError, sqlite3.Error) as failed:
-            LOG.warning("events are lost: %s: %s", failed, "; ".join(e.detail for e in events))
-            return
+            LOG.warning("events are lost: %s: %s", failed, "; ".join(map(str, events)))
+            return False
         self.announce()
+        return True
 
-    def later(self, *events: NewEvent) -> None:
-        """``note`` in the database thread, for threads that must not wait for a disk."""
-        self._database.later(lambda: self.note(*events))
+    def later(self, work: Callable[[], object]) -> None:
+        """Call ``work`` in the database thread, for threads that must not wait for a disk."""
+        self._database.later(work)
 
-    def states(self, kind: EventKind) -> dict[tuple[str, str], str]:
-        """The last stored state of each backend and port (or subject), of this kind of events."""
+    def states(self, kind: EventKind, backend: str) -> dict[str, str]:
+        """The last state by port or subject; none for a finding that is gone or a VM that disconnected."""
         with self._database.lock:
             rows = self._database.sql.execute(
-                "SELECT COALESCE(backend, ''), COALESCE(port_id, subject, ''), state, MAX(id) FROM events "
-                "WHERE kind = ? GROUP BY 1, 2",
-                (kind.value,),
+                "SELECT name, state FROM event_states WHERE kind = ? AND backend = ?", (kind.value, backend)
             ).fetchall()
-        return {(backend, name): state for backend, name, state, _ in rows}
+        return dict(rows)
+
+    def backends(self) -> set[str]:
+        """The backends that had a state."""
+        with self._database.lock:
+            rows = self._database.sql.execute("SELECT DISTINCT backend FROM event_states").fetchall()
+        return {backend for (backend,) in rows}
+
+    def skip_numbers(self) -> None:
+        """Go on with numbers that no newer copy of this store has used; within a transaction of the caller.
+
+        Milliseconds since 1970 are more than the events of any store.
+        """
+        number, sql = int(time.time() * 1e3), self._database.sql
+        change = "UPDATE sqlite_sequence SET seq = MAX(seq, ?) WHERE name = 'events'"
+        if not sql.execute(change, (number,)).rowcount:
+            sql.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('events', ?)", (number,))
 
     def announce(self) -> None:
         """Wake the subscribers, because events were committed."""
@@ -99,11 +133,11 @@ class EventLog:
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Call ``wake`` after each commit of events, from any thread. Returns how to end it."""
-        with self._database.lock:
+        with self._lock:
             self._subscribers = (*self._subscribers, wake)
 
         def end() -> None:
-            with self._database.lock:
+            with self._lock:
                 self._subscribers = tuple(each for each in self._subscribers if each is not wake)
 
         return end

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from agents.store.database import Database
-from agents.store.event_log import EventLog, NewEvent
+from agents.store.event_log import REMOVED, EventLog, NewEvent
 from agents.store.placements import Placements, read_placement
 from agents.store.set_aside import Row, SetAside
 from agents.store.task_journal import TaskJournal
@@ -128,7 +128,8 @@ class Store:
                     self.set_aside.forget("ports", record.port_id)
                 # Delete the placement of a VM with its last port.
                 self._sql.execute("DELETE FROM placements WHERE vm_id NOT IN (SELECT vm_id FROM ports)")
-                self.events.write(_port_events(before, records))
+                events = _port_events(before, records)
+                self.events.write(events)
             self._commit = commit
             new = {record.port_id: record for record in records}
             # Before the records, so that a reader that finds a record finds its number.
@@ -136,6 +137,7 @@ class Store:
             self._ports = _without(self._ports, forget) | new
             self.set_aside.forgotten("ports", new)
             self._note_moves(before)
+        if events:
             self.events.announce()
 
     def _count(self) -> int:
@@ -186,6 +188,7 @@ class Store:
             rows = {_COMMIT: str(self._commit), _OLDER + backend: reported, _COMPARED + backend: mark}
             with self.database.transaction():
                 self._sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows.items())
+                self.events.skip_numbers()
 
     def forget_older(self, backend: str) -> None:
         """Delete the report; its mark stays noted. Raises: HostError; then nothing is changed."""
@@ -454,7 +457,7 @@ def _port_events(before: Mapping[str, Record | None], records: Iterable[Record])
         record = new.get(port_id)
         if record is None:
             if old is not None:
-                events.append(NewEvent(EventKind.PORT, "removed", "", old.spec.backend, port_id))
+                events.append(NewEvent(EventKind.PORT, REMOVED, "", old.spec.backend, port_id))
             continue
         if old is None or (old.state, old.error) != (record.state, record.error):
             detail = record.error.detail if record.error else ""

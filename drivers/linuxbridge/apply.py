@@ -57,15 +57,16 @@ class Writer:
 
         The second pass attributes the error to a port."""
         changes = [change for change in changes if not self._hopeless(change)]
+        written = list(changes)
         if self.store_mark and changes and not any(isinstance(change, RemoveTable) for change in changes):
-            changes.append(SetStoreMark((), self.store_mark))
+            written.append(SetStoreMark((), self.store_mark))
         nft = self.kernel.nft
         try:
-            nft.commit([command for change in changes for command in change.commands(nft)], self.deadline)
+            nft.commit([command for change in written for command in change.commands(nft)], self.deadline)
         except NetpluginError as error:
             one_by_one = error.code == "host_error" and len(changes) > 1
             for change in changes:
-                self._attempt(change) if one_by_one else self._fail(change, error)
+                self._commit([change]) if one_by_one else self._fail(change, error)
 
     def _hopeless(self, change: BridgeChange) -> bool:
         """Whether every port that the change is for has already failed."""

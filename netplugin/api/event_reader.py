@@ -37,7 +37,7 @@ class EventReader:
                 if not answer.is_success:
                     answer.read()
                     raise self._refused(answer)
-                yield from self._read(answer.iter_lines())
+                yield from self._read(_lines(answer))
         except httpx.HTTPError as failed:
             raise self._unreached(failed) from failed
 
@@ -58,4 +58,13 @@ class EventReader:
                     fix="read the ports again, then follow the events from now on",
                 )
             elif name == "data":
+                self.last = number
                 yield Event.model_validate_json(value)
+
+
+def _lines(answer: httpx.Response) -> Iterator[str]:
+    """The lines of a response as they come; only a newline ends one."""
+    rest = b""
+    for part in answer.iter_bytes():
+        *whole, rest = (rest + part).split(b"\n")
+        yield from (line.decode() for line in whole)

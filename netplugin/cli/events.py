@@ -20,7 +20,12 @@ class Events(Command):
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument("--after", type=int, metavar="N", help="begin after this event (default: now)")
+        parser.add_argument(
+            "--after",
+            type=int,
+            metavar="N",
+            help="begin after this event (default: now; with --no-follow the oldest)",
+        )
         parser.add_argument(
             "--kind", choices=[kind.value for kind in EventKind], help="only events of this kind"
         )

@@ -249,10 +249,10 @@ class Links:
         from pyroute2 import IPRoute  # see the first lines of this file
         from pyroute2.netlink.exceptions import NetlinkError
 
-        if self._socket is None:
-            logging.getLogger("pyroute2").setLevel(logging.WARNING)  # it logs each call
-            self._socket = IPRoute(ext_ack=True)
         with words(step, name):
+            if self._socket is None:
+                logging.getLogger("pyroute2").setLevel(logging.WARNING)  # it logs each call
+                self._socket = IPRoute(ext_ack=True)
             try:
                 list(self._socket.link(command, **arguments) or ())
             except NetlinkError as refused:

@@ -127,6 +127,7 @@ class OvsHost:
         self.flows = OpenFlow(settings.sockets)
         self._subscribers: list[tuple[str, Callable[[Wake], None]]] = []
         self._followers: dict[str, Callable[[str, bool], None]] = {}
+        self._telling = threading.Lock()  # one connection after the other, in their order
         self._lock = threading.Lock()
         self._settled = threading.Event()
         self._closed = threading.Event()
@@ -156,11 +157,11 @@ class OvsHost:
 
         First for all ports that are known, then for each change, in the thread of the database.
         """
-        with self._lock:
+        with self._telling:
             self._followers[backend] = tell
-        for (owner, port_id), connected in self.mirror.connections().items():
-            if owner == backend:
-                tell(port_id, connected)
+            for (owner, port_id), connected in self.mirror.connections().items():
+                if owner == backend:
+                    tell(port_id, connected)
 
     def hold(self) -> Usability:
         """Whether the database answers and its lock is ours. The lock request stays queued at the server."""
@@ -208,10 +209,10 @@ class OvsHost:
             self._tell(wake, drift.backend)
 
     def _connection_changed(self, connection: Connection) -> None:
-        with self._lock:
+        with self._telling:
             tell = self._followers.get(connection.backend)
-        if tell is not None:
-            tell(connection.port_id, connection.connected)
+            if tell is not None:
+                tell(connection.port_id, connection.connected)
 
     def _db_changed(self) -> None:
         self._announce("the OVS database can be written")

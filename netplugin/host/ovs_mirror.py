@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -92,8 +92,7 @@ class MirrorDrift:
 
 @dataclass(frozen=True)
 class Connection:
-    """A VM has connected to the vhost-user socket of a port of a backend, and its driver is ready; or
-    it has disconnected."""
+    """A VM has connected to the vhost-user socket of a port (its driver is ready), or disconnected."""
 
     backend: str
     port_id: str
@@ -141,6 +140,8 @@ class Mirror:
         self._owned: dict[tuple[str, str], UUID] = {}
         self._besides: dict[tuple[str, str], UUID] = {}
         self._unmanaged: set[UUID] = set()  # ports without our mark
+        #: Whether a VM is connected, by owner of the port, as far as vswitchd reported it.
+        self._vms: dict[tuple[str, str], bool] = {}
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -289,7 +290,6 @@ class Mirror:
 
     def reset(self, tables: Any) -> None:
         """Discard everything and read every row again: after a reconnect the IDL reports no deletions."""
-        before = self.connections()
         with self._changed:
             for store in (
                 self._bridges,
@@ -308,36 +308,57 @@ class Mirror:
             for name in ("Open_vSwitch", "QoS", "Interface", "Port", "Bridge"):
                 for row in list(tables[name].rows.values()):
                     self._put(name, row)
+            changed = self._compare_vms({*self._owned, *self._vms})
             self._changed.notify_all()
-        for owner, connected in self.connections().items():
-            if before.get(owner, False) != connected:
-                self._connection(Connection(*owner, connected))
+        for connection in changed:
+            self._connection(connection)
 
     def update(self, row: Any, deleted: bool) -> None:
         """Apply the insertion, change or deletion of one row."""
         table = row._table.name
         with self._changed:
-            was = self._is_connected(row.uuid)
+            owners = {self._owner_of(table, row.uuid)}
             drifted = self._delete(table, row.uuid) if deleted else self._put(table, row)
-            connected = self._is_connected(row.uuid)
-            port = self._ports.get(self._interface_port.get(row.uuid, row.uuid))
+            owners.add(self._owner_of(table, row.uuid))
+            changed = self._compare_vms({owner for owner in owners if owner})
             self._changed.notify_all()
-        if was != connected and port is not None and port.port.owner:
-            self._connection(Connection(*port.port.owner, connected))
+        for connection in changed:
+            self._connection(connection)
         if drifted:
             self._drifted(drifted)
 
     def connections(self) -> dict[tuple[str, str], bool]:
-        """Whether a VM is connected, by backend and id of each marked port."""
+        """Whether a VM is connected, by backend and id of each marked port of which that is known."""
         with self._changed:
-            return {
-                owner: any(map(self._is_connected, self._ports[uuid].interfaces))
-                for owner, uuid in self._owned.items()
-            }
+            return dict(self._vms)
 
-    def _is_connected(self, interface: UUID) -> bool:
-        found = self._interfaces.get(interface)
-        return found is not None and found.connected
+    def _owner_of(self, table: str, uuid: UUID) -> tuple[str, str] | None:
+        """The backend and port id of a row of Port or Interface."""
+        if table not in ("Port", "Interface"):
+            return None
+        port = self._ports.get(self._interface_port.get(uuid, uuid))
+        return port.port.owner if port else None
+
+    def _compare_vms(self, owners: Collection[tuple[str, str]]) -> list[Connection]:
+        """The connections of these ports that have changed.
+
+        vswitchd writes ``status``, which ovsdb-server does not keep across a restart: a port without
+        it has the VM that it had.
+        """
+        changed: list[Connection] = []
+        for owner in owners:
+            uuid, before = self._owned.get(owner), self._vms.get(owner)
+            if uuid is None:
+                self._vms.pop(owner, None)
+                now: bool | None = False
+            else:
+                rows = (self._interfaces.get(each) for each in self._ports[uuid].interfaces)
+                now = next((row.connection for row in rows if row and row.connection is not None), None)
+                if now is not None:
+                    self._vms[owner] = now
+            if now is not None and now != bool(before):
+                changed.append(Connection(*owner, now))
+        return changed
 
     def _put(self, table: str, row: Any) -> MirrorDrift | None:
         if table == "Open_vSwitch":

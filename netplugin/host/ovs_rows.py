@@ -40,6 +40,8 @@ class OvsInterface:
     link_state: str | None
     #: vhost-user: whether a VM is connected to the socket, and its number of queue pairs.
     connected: bool = False
+    #: The same; None if vswitchd has not reported it yet, or the port is none of vhost-user.
+    connection: bool | None = None
     queues: int | None = None
     #: kbit/s and kbit; 0 is no limit.
     ingress_policing_rate: int = 0
@@ -62,6 +64,7 @@ class OvsInterface:
             error=optional(row.error),
             link_state=optional(row.link_state),
             connected=row.status.get("status") == "connected",
+            connection={"connected": True, "disconnected": False}.get(row.status.get("status", "")),
             queues=_queues(row.status),
             ingress_policing_rate=row.ingress_policing_rate,
             ingress_policing_burst=row.ingress_policing_burst,

@@ -27,6 +27,8 @@ from netplugin.host.supervisor import Supervisor
 
 LOG = logging.getLogger(__name__)
 _RETRY_S = 0.05
+#: The least time that a command gets, in seconds.
+_LEAST_S = 0.05
 _STEP = "vswitchd"
 _FIX = "start ovs-vswitchd, or correct [ovs] control_socket"
 
@@ -117,6 +119,8 @@ def appctl(sockets: OvsSockets, *command: str, deadline: float) -> str:
     Raises: BackendUnavailable if vswitchd does not run, HostError with its error text,
     OperationTimeout.
     """
+    # As for programs: what another wait has used up must not make a quick command fail.
+    deadline = max(deadline, time.monotonic() + _LEAST_S)
     path = sockets.control()
     failed, stream = _connect(path, deadline)
     if failed:

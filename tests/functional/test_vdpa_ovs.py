@@ -23,8 +23,8 @@ from drivers.vdpa.model import BRIDGE, NATIVE_TYPE
 from netplugin.api.errors import HostError
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
-from netplugin.host import ovs_mirror
 from netplugin.host.names import VHOST, device_name
+from netplugin.host.ovs_rows import OvsRoot
 from tests.functional import isolation_frames as frames
 from tests.functional.conftest import BASE, make_spec
 from tests.functional.test_plug_ovs import rows
@@ -64,13 +64,13 @@ def ovs() -> Iterator[PrivateOvs]:
 @pytest.fixture
 def with_type(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read of OVS says that it has the type: vswitchd itself would take it off the row."""
-    real = ovs_mirror._root
+    real = OvsRoot.read
 
-    def root(row: Any, store_mark: str) -> Any:
+    def read(row: Any, store_mark: str) -> OvsRoot:
         found = real(row, store_mark)
         return replace(found, iface_types=found.iface_types | {NATIVE_TYPE})
 
-    monkeypatch.setattr(ovs_mirror, "_root", root)
+    monkeypatch.setattr(OvsRoot, "read", read)
 
 
 @pytest.fixture

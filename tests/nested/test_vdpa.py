@@ -19,7 +19,7 @@ from drivers.vdpa.model import BRIDGE
 from netplugin.api.models import PortState
 from netplugin.host.names import link_local
 from netplugin.host.openflow import OpenFlow
-from netplugin.host.ovs import OvsHost
+from netplugin.host.ovsdb import Ovsdb
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.vfs import Vfs
 from tests.lab.driven import Driven
@@ -172,10 +172,10 @@ PLUG: list[tuple[type, str]] = [
     (Store, "save"),
     (Vfs, "set"),
     (Vfs, "probe"),
-    (OvsHost, "write"),
+    (Ovsdb, "write"),
     (OpenFlow, "replace"),
 ]
-UNPLUG: list[tuple[type, str]] = [(OvsHost, "write"), (Vfs, "unbind"), (Vfs, "set")]
+UNPLUG: list[tuple[type, str]] = [(Ovsdb, "write"), (Vfs, "unbind"), (Vfs, "set")]
 
 
 def test_killed_between_any_two_steps(pf: str, ovs: PrivateOvs, process: Driven) -> None:

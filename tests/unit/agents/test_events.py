@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from agents.event_streams import EventStreams
 from agents.host_events import HostEvents
 from agents.store.event_log import EventLog, NewEvent
 from agents.store.store import Record, Store
@@ -24,6 +26,7 @@ from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent, served_agent
 
 SPEC_MODEL = PortSpec.model_validate(SPEC)
 STORED = EventFilter(follow=False)
+FINDING = Finding(id="one-link", status="warn", found="one link", expected="two links")
 
 
 @pytest.fixture
@@ -108,6 +111,73 @@ def test_a_number_of_another_store_is_not_taken_for_ones_own(tmp_path: Path) -> 
     store.events.note(NewEvent(EventKind.DRIFT, "found"))
     page = store.events.page(1000, 10)
     assert (page.lost, page.first, page.last) == (True, 1, 1)
+    store.close()
+
+
+def test_the_last_state_outlives_its_event(tmp_path: Path) -> None:
+    store = Store(tmp_path / "agent.db", max_events=2)
+    HostEvents(store.events, "fake").connection("p1", True)
+    store.close()
+    store = Store(tmp_path / "agent.db", max_events=2)
+    for _ in range(3):
+        store.events.note(NewEvent(EventKind.DRIFT, "found"))
+    HostEvents(store.events, "fake").connection("p1", False)
+    store.close()
+    store = Store(tmp_path / "agent.db", max_events=2)
+    assert (events_of(store)[-1].kind, events_of(store)[-1].state) == (EventKind.CONNECTION, "disconnected")
+    store.close()
+
+
+def test_a_port_of_a_used_id_begins_without_a_vm(tmp_path: Path) -> None:
+    """It was removed while no agent followed its VM."""
+    store = Store(tmp_path / "agent.db")
+    store.save([Record("p1", SPEC_MODEL, PortState.ACTIVE)])
+    HostEvents(store.events, "fake").connection("p1", True)
+    store.close()
+    store = Store(tmp_path / "agent.db")
+    store.save([], forget=["p1"])
+    HostEvents(store.events, "fake").connection("p1", True)
+    store.close()
+    store = Store(tmp_path / "agent.db")
+    assert [e.state for e in events_of(store) if e.kind is EventKind.CONNECTION] == ["connected"] * 2
+    store.close()
+
+
+def test_what_could_not_be_stored_is_an_event_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = Store(tmp_path / "agent.db")
+    events = HostEvents(store.events, "fake")
+    store.database.sql.execute("PRAGMA query_only=ON")
+    events.usability(Usability(False, "no OVS"))
+    events.findings([FINDING])
+    assert "fake unusable no OVS" in caplog.text and "one-link" in caplog.text
+    store.database.sql.execute("PRAGMA query_only=OFF")
+    events.usability(Usability(False, "no OVS"))
+    events.findings([FINDING])
+    assert [e.state for e in events_of(store)] == ["unusable", "warn"]
+    store.close()
+
+
+def test_an_older_copy_uses_no_number_again(tmp_path: Path) -> None:
+    store = Store(tmp_path / "agent.db")
+    store.events.note(NewEvent(EventKind.DRIFT, "found", "first"))
+    store.note_older("fake", "an older copy", "mark", 7)
+    store.events.note(NewEvent(EventKind.DRIFT, "found", "second"))
+    page = store.events.page(2, 10)  # a number that the newer copy has used
+    assert page.lost and [event.detail for event in page.events] == ["second"]
+    store.close()
+
+
+def test_a_slow_disk_does_not_keep_a_stream_from_subscribing(tmp_path: Path) -> None:
+    store = Store(tmp_path / "agent.db")
+    ended = threading.Event()
+
+    def subscribe() -> None:
+        store.events.subscribe(lambda: None)()
+        ended.set()
+
+    with store.database.lock:
+        threading.Thread(target=subscribe).start()
+        assert ended.wait(DEADLINE_S)
     store.close()
 
 
@@ -204,6 +274,57 @@ def test_events_that_are_gone_are_told(client: Client, running: Agent) -> None:
         list(client.events(EventFilter(after=0, follow=False)))
 
 
+def test_a_filtered_stream_tells_how_far_it_has_come(running: Agent, client: Client) -> None:
+    client.put_port("p1", SPEC_MODEL)
+    reader = client.events(EventFilter(after=0, port_id="p2", follow=False))
+    assert list(reader) == [] and reader.last == running.store.events.newest()
+
+    async def stream() -> bytes:
+        streams = EventStreams(running.store.events, running.store.database, 1, idle_s=0.01)
+        read = streams.follow(EventFilter(after=0, port_id="p2"), None)
+        assert await anext(read) == b"id: 0\n\nid: 2\n\n"
+        with pytest.raises(errors.Overloaded):
+            streams.require_room()
+        again = await asyncio.wait_for(anext(read), DEADLINE_S)
+        await read.aclose()
+        streams.require_room()
+        return again
+
+    assert asyncio.run(stream()) == b"id: 2\n\n"
+
+
+def test_one_event_after_the_other_is_taken_once(client: Client) -> None:
+    client.put_port("p1", SPEC_MODEL)
+    last: int | None = 0
+    found = []
+    for _ in range(2):
+        reader = client.events(EventFilter(after=last, follow=False))
+        found.append(next(iter(reader)).state)
+        last = reader.last
+    assert found == ["pending", "active"]
+
+
+def test_a_detail_may_have_any_character(client: Client, running: Agent) -> None:
+    detail = "a\u0085b\u2028c\nd\r\ne"
+    running.store.events.note(NewEvent(EventKind.DRIFT, "found", detail))
+    assert [event.detail for event in client.events(STORED)] == [detail]
+
+
+def test_a_backend_that_is_not_loaded_any_more_is_unusable(tmp_path: Path) -> None:
+    store = Store(tmp_path / "agent.db")
+    gone = HostEvents(store.events, "gone")
+    gone.usability(Usability(True))
+    gone.findings([FINDING])
+    store.close()
+    with agent(tmp_path, broken={"broken": "no such module"}) as running:
+        events = events_of(running.store, 2)
+    assert {(e.backend, e.state) for e in events} == {
+        ("broken", "unusable"),
+        ("gone", "unusable"),
+        ("gone", "gone"),
+    }
+
+
 def test_the_header_of_browsers_and_the_format(client: Client, running: Agent) -> None:
     client.put_port("p1", SPEC_MODEL)
     with served_agent(running) as url:
@@ -274,29 +395,40 @@ def test_drift_is_found_and_then_repaired_or_not(tmp_path: Path) -> None:
     store = log_at(tmp_path)
     events = HostEvents(store.events, "fake")
     planned = [change("set p1", "p1"), change("set p2", "p2"), change("remove bridge", "p1", "p3")]
-    events.drift(planned, {"p2", "remove bridge"})
-    assert [(e.state, e.port_id, e.detail) for e in events_of(store)] == [
-        ("found", "p1", "set p1"),
-        ("repaired", "p1", "set p1"),
-        ("found", "p2", "set p2"),
-        ("failed", "p2", "set p2"),
-        ("found", None, "remove bridge"),
-        ("failed", None, "remove bridge"),
-    ]
-    events.drift([change(f"set {n}", f"p{n}") for n in range(5000)], set())
-    assert len(events_of(store)) == 6 + 2 * 100 + 1
+    events.drift_found(planned)
+    events.drift_handled(planned, {"p2", "remove bridge"})
+    found = [("found", "p1", "set p1"), ("found", "p2", "set p2"), ("found", None, "remove bridge")]
+    handled = [("repaired", "p1", "set p1"), ("failed", "p2", "set p2"), ("failed", None, "remove bridge")]
+    assert [(e.state, e.port_id, e.detail) for e in events_of(store)] == found + handled
+    lasting = planned[1:]
+    for failed in ({"p2", "remove bridge"}, {"p2"}):
+        last = store.events.newest()
+        events.drift_found(lasting)
+        events.drift_handled(lasting, failed)
+    new = [(e.state, e.detail) for e in events_of(store, last)]
+    assert last == 6 and new == [("repaired", "remove bridge")], "what lasts is told once"
+    store.close()
+
+
+def test_of_thousands_of_changes_some_are_events(tmp_path: Path) -> None:
+    store = log_at(tmp_path)
+    events = HostEvents(store.events, "fake")
+    planned = [change(f"set {n}", f"p{n}") for n in range(5000)]
+    events.drift_found(planned)
+    assert len(events_of(store)) == 100 + 1
     assert "4900 more" in events_of(store)[-1].detail
+    events.drift_handled(planned, set())
+    assert len(events_of(store)) == 2 * 100 + 1
     store.close()
 
 
 def test_a_state_is_an_event_once_also_across_a_restart(tmp_path: Path) -> None:
-    finding = Finding(id="one-link", status="warn", found="one link", expected="two links")
     for _ in range(2):
         store = log_at(tmp_path)
         events = HostEvents(store.events, "fake")
         for _ in range(2):
             events.usability(Usability(False, "no OVS", "start it", "ovs"))
-            events.findings([finding, finding.model_copy(update={"id": "fine", "status": "ok"})])
+            events.findings([FINDING, FINDING.model_copy(update={"id": "fine", "status": "ok"})])
             events.connection("p1", False)
             events.connection("p2", True)
         HostEvents(store.events, "other").usability(Usability(True))
