@@ -64,8 +64,7 @@ class EventStreams:
             after = wanted.after if after is None else after
             if after is None:
                 # From now on; without ``follow`` all that is stored.
-                oldest = (await self._in_thread(self._log.page, 0, 1)).first - 1
-                after = await self._in_thread(self._log.newest) if wanted.follow else oldest
+                after = await self._in_thread(self._log.newest) if wanted.follow else 0
             told, sent_at = -1, -math.inf
             while not self._ended:
                 wake.clear()

@@ -287,7 +287,6 @@ async def _gone(caller: Request) -> None:
 #: One server-sent event, as tools that read OpenAPI take it apart.
 _SERVER_SENT = {
     "type": "object",
-    "required": ["id"],
     "properties": {
         "id": {"type": "string", "pattern": "^[0-9]+$"},
         "event": {"enum": [*(kind.value for kind in EventKind), "lost"]},

@@ -156,7 +156,7 @@ class EventLog:
         return int(row[0]) if row else 0
 
     def page(self, after: int, limit: int) -> EventPage:
-        """Up to ``limit`` events with a greater number.
+        """Up to ``limit`` events with a greater number; from 0 on, all that are stored.
 
         A number that this store has not reached is one of another store, or of a newer copy of this
         one: all stored events are returned, and ``lost`` is set.
@@ -173,7 +173,7 @@ class EventLog:
         events = tuple(map(_event, rows))
         first = events[0].id if events else newest + 1
         last = events[-1].id if events else newest
-        return EventPage(events, first, last, lost or first > after + 1)
+        return EventPage(events, first, last, lost or 0 < after < first - 1)
 
 
 def _event(row: tuple[int, str, str, str, str | None, str | None, str | None, str]) -> Event:

@@ -270,8 +270,10 @@ def test_without_a_number_it_begins_with_what_happens_from_now_on(client: Client
 def test_events_that_are_gone_are_told(client: Client, running: Agent) -> None:
     running.store.events.most = 1
     client.put_port("p1", SPEC_MODEL)
+    client.delete_port("p1")
+    assert states(list(client.events(EventFilter(after=0, follow=False)))) == ["removed"]
     with pytest.raises(errors.NotFound, match="not stored any more"):
-        list(client.events(EventFilter(after=0, follow=False)))
+        list(client.events(EventFilter(after=1, follow=False)))
 
 
 def test_a_filtered_stream_tells_how_far_it_has_come(running: Agent, client: Client) -> None:
