@@ -12,6 +12,7 @@ from drivers.ovs import filters, sockets
 from drivers.ovs.model import base_flows
 from drivers.ovs.ports import MERGED_OF_UPLINKS, OvsUplink, RelayVfPort, Rows, VhostPort, is_marked
 from drivers.ovs.sockets import Directory
+from netplugin.api.errors import HostError
 from netplugin.backend import Change
 from netplugin.host.openflow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
@@ -148,8 +149,11 @@ class CreateBridge(RowChange):
     mark: str
 
     def write(self, tables: Tables) -> None:
-        """Create it with its internal port. An existing bridge is not changed."""
-        if tables.find("Bridge", self.name) is not None:
+        """Create it with its internal port. Raises: HostError if others have created it meanwhile."""
+        if (found := tables.find("Bridge", self.name)) is not None:
+            # The uplink that follows in this transaction would join their bridge to our network.
+            if found.external_ids.get(BRIDGE_MARK) != self.mark:
+                raise HostError(f"bridge {self.name} has just been created by others", step="plan")
             return
         interface = tables.insert("Interface", name=self.name, type="internal")
         bridge = tables.insert(
@@ -184,9 +188,9 @@ class RemoveBridge(RowChange):
     name: str
 
     def write(self, tables: Tables) -> None:
-        """Its ports are its children in the schema. No error if it does not exist."""
+        """Its ports are its children in the schema. No error if it is gone, or of others by now."""
         bridge = tables.find("Bridge", self.name)
-        if bridge is not None:
+        if bridge is not None and BRIDGE_MARK in bridge.external_ids:
             tables.root.delvalue("bridges", bridge)
             bridge.delete()
 

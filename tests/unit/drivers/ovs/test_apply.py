@@ -144,6 +144,22 @@ def test_the_error_of_one_port_is_that_of_no_other(ports: Ports) -> None:
     assert set(seen.rows) == {"good"} and seen.flows["good"]
 
 
+def test_a_bridge_that_others_make_meanwhile_stays_theirs(ports: Ports) -> None:
+    """A plan that saw no bridge must not give our NIC to theirs, nor remove theirs for an older one."""
+    ports.switch.vsctl("add-br", BRIDGE)
+    wait_for(lambda: ports.ovs.mirror.bridge(BRIDGE) is not None, PATIENCE_S, "the bridge is known")
+    uplink = OvsUplink("up", BRIDGE, "net1", ("net_null0",), None, 1500)
+    applied = ports.apply(
+        c.CreateBridge(("p1",), BRIDGE, "net1"),
+        c.AddUplink(("p1",), uplink),
+        c.AddPort(("p1",), vhost("p1")),
+    )
+    assert applied.failed["p1"].code == "host_error" and BRIDGE in applied.failed["p1"].detail
+    assert ports.switch.vsctl("list-ports", BRIDGE) == ""
+    assert ports.apply(c.RemoveBridge(("p1",), BRIDGE)).failed == {}
+    assert ports.switch.vsctl("list-br").split() == [BRIDGE]
+
+
 def test_without_vswitchd_every_port_of_the_transaction_fails(ports: Ports) -> None:
     ports.plug(vhost("old"))
     ports.switch.pause_vswitchd()
