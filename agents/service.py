@@ -24,6 +24,7 @@ from agents.ports.operations import Delete, Operation, Put
 from agents.ports.quarantines import Quarantines
 from agents.ports.reconciler import Reconciler
 from agents.ports.teams import Teams
+from agents.service_ports import ServicePorts
 from agents.store.marks import StoreMarks
 from agents.store.store import Record, Store
 from agents.worker import BackendWorker, answer, ask
@@ -107,6 +108,7 @@ class Service:
             self._is_at_hand,
             host.supervisor,
         )
+        self.service_ports = ServicePorts(store, self._put_alone, self._delete_alone, self._describe)
 
     def start(self) -> None:
         for worker in self._workers.values():
@@ -158,11 +160,13 @@ class Service:
 
     async def put(self, port_id: str, spec: PortSpec) -> Port:
         """Create or change a port. Raises: any NetpluginError; then the port is unchanged."""
+        self.service_ports.refuse_service(port_id, spec)
         if self.teams.concerns(port_id, spec):
             return self.describe(await self.teams.put(port_id, spec))
         return self.describe(await self._put_alone(port_id, spec))
 
     async def delete(self, port_id: str) -> None:
+        self.service_ports.refuse_service(port_id)
         if self.teams.concerns(port_id):
             await self.teams.delete(port_id)
         else:
@@ -172,13 +176,17 @@ class Service:
         """Run a batch; all of its ports are queued before the first result is awaited."""
         calls: list[tuple[str, _Call]] = []
         for entry in batch.put:
-            if self.teams.concerns(entry.port_id, entry.spec):
+            if refused := _or_error(self.service_ports.refuse_service, entry.port_id, entry.spec):
+                calls.append((entry.port_id, refused))
+            elif self.teams.concerns(entry.port_id, entry.spec):
                 both = self.teams.put(entry.port_id, entry.spec)
                 calls.append((entry.port_id, asyncio.ensure_future(both)))
             else:
                 calls.append((entry.port_id, _or_error(self._put, entry.port_id, entry.spec)))
         for port_id in batch.delete:
-            if self.teams.concerns(port_id):
+            if refused := _or_error(self.service_ports.refuse_service, port_id):
+                calls.append((port_id, refused))
+            elif self.teams.concerns(port_id):
                 calls.append((port_id, asyncio.ensure_future(self.teams.delete(port_id))))
             else:
                 calls.append((port_id, _or_error(self._delete, port_id)))
@@ -209,13 +217,13 @@ class Service:
 
     def ports(self, wanted: PortFilter) -> list[Port]:
         records = self._store.records(vm_id=wanted.vm_id, backend=wanted.backend, network=wanted.network)
-        ports = [self.describe(record) for record in records]
+        ports = [self.describe(record) for record in records if record.spec.device is None]
         # Filter by the reported state: see ``_describe``.
         return [port for port in ports if wanted.state in (None, port.state)]
 
     def port(self, port_id: str) -> Port:
         record = self._store.get(port_id)
-        if record is None:
+        if record is None or record.spec.device is not None:
             raise _no_port(port_id)
         return self.describe(record)
 

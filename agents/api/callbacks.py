@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from agents.store.task_journal import JournalledTask, TaskJournal
-from netplugin.api.models import TaskState
+from netplugin.api.task_models import TaskState
 from netplugin.host.supervisor import Supervisor
 
 LOG = logging.getLogger(__name__)

@@ -41,10 +41,11 @@ from netplugin.api.models import (
     ReconcileRequest,
     RenderedDomain,
     RenderRequest,
-    Task,
     VfInfo,
 )
 from netplugin.api.pmd_models import PmdInterval, PmdProposal, PmdRequest, PmdState
+from netplugin.api.service_models import ServicePort, ServicePortSpec
+from netplugin.api.task_models import Task
 
 T = TypeVar("T")
 PROBLEM = "application/problem+json"
@@ -104,6 +105,7 @@ def build(service: Service, tasks: TaskRunner, metrics: Metrics) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
     _add_ports(app, service)
+    _add_service_ports(app, service)
     _add_networks(app, service)
     _add_host(app, service)
     _add_events(app, service)
@@ -177,6 +179,37 @@ def _add_ports(app: FastAPI, service: Service) -> None:
     async def check_domain(vm_id: NameParameter, request: CheckRequest) -> list[Finding]:
         """Check the XML of an existing libvirt domain against the VM's ports."""
         return await service.domains.check(vm_id, request)
+
+
+def _add_service_ports(app: FastAPI, service: Service) -> None:
+    @app.put("/v1/service-ports/{port_id}", responses=_PORT_ERRORS, operation_id="put_service_port")
+    async def put_service_port(port_id: NameParameter, spec: ServicePortSpec) -> ServicePort:
+        """Put a device of the host on a network, or change its rules, and wait until it is verified."""
+        return await service.service_ports.put(port_id, spec)
+
+    @app.get("/v1/service-ports", responses=_documented(), operation_id="list_service_ports")
+    async def list_service_ports() -> list[ServicePort]:
+        """List the service ports of this host."""
+        return service.service_ports.all()
+
+    @app.get(
+        "/v1/service-ports/{port_id}",
+        responses=_documented(errors.NotFound),
+        operation_id="get_service_port",
+    )
+    async def get_service_port(port_id: NameParameter) -> ServicePort:
+        """Return a service port."""
+        return service.service_ports.get(port_id)
+
+    @app.delete(
+        "/v1/service-ports/{port_id}",
+        status_code=204,
+        responses=_PORT_ERRORS,
+        operation_id="delete_service_port",
+    )
+    async def delete_service_port(port_id: NameParameter) -> None:
+        """Take a device of the host off its network; the device stays. No error if there is none."""
+        await service.service_ports.delete(port_id)
 
 
 def _add_networks(app: FastAPI, service: Service) -> None:

@@ -41,6 +41,10 @@ ROUTES: tuple[tuple[str, str, Role], ...] = (
     ("DELETE", "/v1/ports/{port_id}", Role.PLUG),
     ("POST", "/v1/ports:batch", Role.PLUG),
     ("POST", "/v1/ports:retag", Role.PLUG),
+    ("GET", "/v1/service-ports", Role.READ),
+    ("GET", "/v1/service-ports/{port_id}", Role.READ),
+    ("PUT", "/v1/service-ports/{port_id}", Role.PLUG),
+    ("DELETE", "/v1/service-ports/{port_id}", Role.PLUG),
     ("POST", "/v1/vms/{vm_id}:render-domain", Role.PLUG),
     ("POST", "/v1/vms/{vm_id}:check-domain", Role.READ),
     ("GET", "/v1/networks", Role.READ),
@@ -99,6 +103,10 @@ def _of_operators(path: str, body: Any) -> Iterator[str]:
             if isinstance(entry, dict):
                 yield from _of_spec(entry.get("spec"))
     elif path.startswith("/v1/ports/"):
+        yield from _of_spec(body)
+    elif path.startswith("/v1/service-ports/"):
+        if _is(body, "trusted", True):
+            yield "trusted=true"
         yield from _of_spec(body)
 
 

@@ -25,7 +25,7 @@ from netplugin.api.errors import (
     NotFound,
     Overloaded,
 )
-from netplugin.api.models import Task, TaskState
+from netplugin.api.task_models import Task, TaskState
 from netplugin.host.supervisor import Supervisor
 
 LOG = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any
 
 from agents.store.database import Database, StoredClock
 from netplugin.api.errors import Overloaded
-from netplugin.api.models import Task, TaskState
+from netplugin.api.task_models import Task, TaskState
 from netplugin.host.supervisor import Supervisor
 
 _RETRY_FIRST_S, _RETRY_MOST_S = 1.0, 60.0

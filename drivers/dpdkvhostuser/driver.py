@@ -10,7 +10,7 @@ from drivers.dpdkvhostuser.model import BACKEND, OVERLAY, VhostUserObservation
 from drivers.dpdkvhostuser.observe import Observer
 from drivers.dpdkvhostuser.options import GROUP, OPTIONS
 from drivers.dpdkvhostuser.plan import make_plan
-from drivers.ovs import sockets, usability
+from drivers.ovs import service_ports, sockets, usability
 from drivers.ovs.apply import Applier
 from drivers.ovs.ports import VHOST_TYPE
 from drivers.ovs.usability import dpdk_usable
@@ -42,6 +42,7 @@ class DpdkVhostUser(
         port_security=("mac", "ip"),
         max_queues=128,
         needs_shared_memory=True,
+        service_ports=True,
     )
     data_path: ClassVar[DataPath] = DataPath(
         "vhostuser", "socket_path", ovs_bridge="bridge", ovs_port="device", pmd_threads=True
@@ -66,6 +67,8 @@ class DpdkVhostUser(
 
     def validate(self, spec: PortSpec) -> None:
         super().validate(spec)
+        if spec.device is not None:
+            service_ports.refuse(self._ovs, spec, spec.device)
         if spec.overlay_id is not None:
             # The other requirements of tunnels depend on the network's MTU: ``plan`` checks them
             # before the host is changed.
@@ -97,6 +100,15 @@ class DpdkVhostUser(
         row = self._ovs.mirror.owned(BACKEND, intent.port_id)
         network = str(intent.spec.network.physical_network)
         mapped = OVERLAY if intent.overlay else self._settings.bridge_mappings.get(network)
+        if intent.spec.device:
+            return Binding.model_validate(
+                {
+                    "vif_type": "device",
+                    "interface_xml": "",
+                    "bridge": row.bridge if row else mapped,
+                    "device": intent.spec.device,
+                }
+            )
         socket = sockets.socket_path(self._settings, intent, row)
         return Binding.model_validate(
             {
@@ -117,6 +129,8 @@ class DpdkVhostUser(
     def claims(
         self, intent: Intent, observed: VhostUserObservation, taken: Mapping[Claim, str]
     ) -> tuple[Claim, ...]:
+        if intent.spec and intent.spec.device:
+            return (service_ports.claim(self._ovs, intent, taken),)
         row = observed.rows.get(intent.port_id)
         return (sockets.claim_socket(self._settings, intent, row),)
 

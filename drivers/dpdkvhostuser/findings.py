@@ -68,7 +68,7 @@ def _threads_near(node: int | None, threads: Mapping[int, int]) -> int:
 def _underlay(seen: VhostUserObservation) -> Finding:
     underlay = seen.tunnels.underlay
     mtus = [
-        (row.interface and row.interface.mtu_request) or 0
+        (row.interface and row.interface.needed_mtu) or 0
         for row in seen.rows.values()
         if row.bridge == OVERLAY
     ]
@@ -116,7 +116,7 @@ def _of_tunnels(row: OvsPort, seen: VhostUserObservation, word: VswitchdFacts) -
         broken = ovs_findings.of_interface(tunnel.interface) if tunnel and tunnel.interface else None
         if broken:
             return f"{broken} (has somebody else tunnels on UDP port {udp_port}?)"
-    mtu = (row.interface and row.interface.mtu_request) or None
+    mtu = (row.interface and row.interface.needed_mtu) or None
     error = problem(seen.tunnels.underlay, mtu) or usability.refuse_tunnels(word.root)
     return f"{error.detail}. Fix: {error.fix}" if error else None
 

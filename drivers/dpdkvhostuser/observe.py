@@ -15,7 +15,7 @@ from drivers.dpdkvhostuser.model import (
     VhostUserObservation,
 )
 from drivers.dpdkvhostuser.plan import network_of
-from drivers.ovs.findings import VswitchdFacts
+from drivers.ovs.findings import VswitchdFacts, without_link
 from drivers.ovs.observe import Also, OvsReader, Scope
 from netplugin.backend import ObservedPort
 from netplugin.host import cpus
@@ -60,7 +60,8 @@ class Observer:
             cannot_segment=self._reader.cannot_segment(seen, scope),
         )
         observed = {
-            i: ObservedPort(fault(row, seen, word), details(row), row.stamp) for i, row in scope.rows.items()
+            i: ObservedPort(fault(row, seen, word), details(row), row.stamp, without_link(row))
+            for i, row in scope.rows.items()
         }
         return replace(seen, ports=observed)
 

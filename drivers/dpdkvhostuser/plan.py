@@ -166,7 +166,7 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VhostUserO
         if bridge is None or (missing and row is None):
             refused[intent.port_id] = missing or unmapped(intent.spec)
             continue
-        socket = socket_path(settings, intent, row)
+        socket = "" if intent.spec.device else socket_path(settings, intent, row)
         port = vhost_port(intent, bridge, socket, seen.tso)
         error = _refusal(settings, port, seen, room)
         if error:
@@ -174,7 +174,7 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VhostUserO
             continue
         if missing:
             kept[intent.port_id] = missing
-        room -= intent.port_id not in seen.rows
+        room -= intent.port_id not in seen.rows and not intent.spec.device
         wanted[intent.port_id] = port
     leaving = {i.port_id for i in intents if i.spec is None}
     overlays = {port_id: port.overlay for port_id, port in wanted.items() if port.overlay}

@@ -13,7 +13,6 @@ from drivers.ovs.ports import policer_refused
 from drivers.ovs.usability import keeps_old_actions
 from netplugin.api.errors import HostError, NetpluginError
 from netplugin.backend import Applied, Change
-from netplugin.host.names import VHOST, device_name
 from netplugin.host.openflow import Flow
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_rows import OvsInterface
@@ -158,11 +157,9 @@ class Applier:
             if isinstance(change, FlowChange):
                 if not any(port in failed for port in change.ports) or len(change.ports) > 1:
                     by_bridge[change.bridge].append(change)
-        come, go = (
-            {port for change in changes if isinstance(change, kind) for port in change.ports}
-            for kind in (c.AddPort, c.RemovePort)
-        )
-        idle = {port for port in come ^ go if port in go or not self._has_vm(port)}
+        come = {change.port.port_id: change.port.name for change in changes if isinstance(change, c.AddPort)}
+        go = {port for change in changes if isinstance(change, c.RemovePort) for port in change.ports}
+        idle = {port for port in come.keys() ^ go if port in go or not self._is_up(come[port])}
         for bridge, edits in by_bridge.items():
             try:
                 self._bundle(bridge, edits, idle, deadline)
@@ -182,9 +179,9 @@ class Applier:
         ports = {port for change in group for port in change.ports}
         failed.update({p: error.for_port(p) for p in ports if p not in failed})
 
-    def _has_vm(self, port_id: str) -> bool:
-        """Whether a VM is connected: a row that somebody deleted has its VM again as soon as it is added."""
-        port = self._ovs.mirror.port(device_name(VHOST, port_id))
+    def _is_up(self, name: str) -> bool:
+        """Whether frames may come: a row that somebody deleted has its VM again as soon as it is added."""
+        port = self._ovs.mirror.port(name)
         return bool(port and port.interface and port.interface.link_state == "up")
 
     def _purge(self, deadline: float) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
 from drivers.ovs import filters, sockets
 from drivers.ovs.model import base_flows
 from drivers.ovs.ports import MERGED_OF_UPLINKS, OvsUplink, RelayVfPort, Rows, VhostPort, is_marked
+from drivers.ovs.service_ports import index_of
 from drivers.ovs.sockets import Directory
 from netplugin.api.errors import HostError
 from netplugin.backend import Change
@@ -326,7 +327,9 @@ class AddPort(RowChange):
     port: VhostPort
 
     def write(self, tables: Tables) -> None:
-        add_port(tables, self.port, self.port.qos_columns())
+        device = self.port.spec.device
+        port = replace(self.port, ifindex=index_of(device)) if device else self.port
+        add_port(tables, port, port.qos_columns())
 
     def describe(self) -> str:
         return f"add port {self.port.name} to {self.port.bridge}, tag {self.port.tag}, MTU {self.port.mtu}"
@@ -340,7 +343,7 @@ class SetPort(RowChange):
         set_port(tables, self.port)
 
     def mtus(self) -> tuple[tuple[str, int, bool], ...]:
-        return ((self.port.name, self.port.mtu, True),)
+        return () if self.port.spec.device else ((self.port.name, self.port.mtu, True),)
 
     def describe(self) -> str:
         rate = f", sends {self.port.sends.kbps} kbit/s" if self.port.sends else ""

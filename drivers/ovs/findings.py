@@ -8,7 +8,7 @@ from typing import Any
 
 from drivers.ovs import usability
 from drivers.ovs.model import ObservedOvsBridge, OvsObservation
-from drivers.ovs.ports import QUEUES_MARK
+from drivers.ovs.ports import QUEUES_MARK, SERVICE_TYPE
 from netplugin.api.models import Finding
 from netplugin.host.ovs_rows import OvsInterface, OvsPort, OvsRoot
 from netplugin.host.ovs_underlay import too_narrow
@@ -116,6 +116,9 @@ def of_port(row: OvsPort, starved: Collection[str]) -> str | None:
     if interface is None:
         return "the port has no interface"
     broken = of_interface(interface)
+    if interface.type == SERVICE_TYPE and (broken or interface.other_ifindex == 0):
+        said = f" ({broken})" if broken else ""
+        return f"device {row.name} is not on this host any more, or OVS cannot use it{said}"
     if broken:
         return broken
     if row.name in starved:
@@ -124,10 +127,21 @@ def of_port(row: OvsPort, starved: Collection[str]) -> str | None:
             "buffers (look for 'memory pool' in ovs-vswitchd.log; more dpdk-socket-mem, or "
             "per-port-memory)"
         )
-    asked = interface.mtu_request or 0
+    asked = interface.needed_mtu
+    if interface.type == SERVICE_TYPE and interface.mtu and interface.mtu < asked:
+        fix = f"ip link set {row.name} mtu {asked}"
+        return f"{row.name} has MTU {interface.mtu}, and its network {asked} ({fix})"
     if interface.connected and interface.mtu and interface.mtu < asked:
         return f"{row.name} has MTU {interface.mtu}, not {asked}: OVS found no memory for larger buffers"
     return None
+
+
+def without_link(row: OvsPort) -> str | None:
+    """Why a service port's device carries no frames although OVS has it; None for other ports."""
+    interface = row.interface
+    if interface is None or not interface.has_no_link:
+        return None
+    return f"{row.name} is down, or its other end is (ip link set {row.name} up)"
 
 
 def of_interface(interface: OvsInterface) -> str | None:
@@ -151,7 +165,7 @@ def of_segments(interface: OvsInterface, word: VswitchdFacts) -> str | None:
 
 def of_uplinks(row: OvsPort, bridge: ObservedOvsBridge, word: VswitchdFacts) -> str | None:
     """The fault of the uplinks of the port's bridge; None if there is none."""
-    mtu = (row.interface and row.interface.mtu_request) or 0
+    mtu = (row.interface and row.interface.needed_mtu) or 0
     for _, uplink in sorted(bridge.uplinks.items()):
         for interface in uplink.interfaces:
             broken = of_interface(interface)

@@ -203,7 +203,10 @@ class OvsReader:
         return frozenset(f.cookie for f in read) - known - {COOKIE_MARK}
 
     def _taken_names(self, ports: Collection[str] | None) -> frozenset[str]:
-        """Names of these ports (None: any names with our prefixes) that ports of others use."""
+        """Names of these ports (None: any names with our prefixes) that ports of others use.
+
+        The name of a service port's device is checked when it is claimed.
+        """
         mirror, backend, prefixes = self._mirror, self._layout.backend, self._layout.prefixes
         if ports is None:
             found = mirror.names_of_others(backend)

@@ -109,7 +109,7 @@ def port_refusal(port: VhostPort, seen: OvsObservation, room: int) -> NetpluginE
     for name in names:
         if name in seen.taken_names:
             return name_taken(name)
-    if port.port_id in seen.rows:
+    if port.port_id in seen.rows or port.spec.device:
         return None
     if not fits_socket(port.socket):
         return Unsupported(
@@ -180,7 +180,7 @@ def _of_bridge(port: VhostPort, bridge: ObservedOvsBridge) -> NetpluginError | N
 def needs_room(port: VhostPort, seen: OvsObservation) -> bool:
     """Whether the MTU of the path must be checked now; for an existing port it is reported as a fault."""
     row = seen.rows.get(port.port_id)
-    return row is None or row.interface is None or (row.interface.mtu_request or 0) < port.mtu
+    return row is None or row.interface is None or row.interface.needed_mtu < port.mtu
 
 
 def name_taken(name: str) -> Conflict:

@@ -14,6 +14,8 @@ from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import (
     BACKEND_MARK,
     BESIDE_MARK,
+    IFINDEX_MARK,
+    MTU_MARK,
     NETWORK_MARK,
     PORT_MARK,
     STORE_MARK,
@@ -24,6 +26,8 @@ from netplugin.host.ovs_rows import (
 
 #: The interface type for which QEMU creates the socket and OVS connects to it.
 VHOST_TYPE = "dpdkvhostuserclient"
+#: The interface type of a device of the host, which the userspace datapath opens by AF_PACKET.
+SERVICE_TYPE = ""
 #: The number of queues configured for the VM; the guest decides how many it uses.
 QUEUES_MARK = "netplugin-queues"
 
@@ -154,6 +158,8 @@ class VhostPort:
     #: The mark of the store; empty: keep the mark that is there.
     stamp: str = ""
     beside: RelayVfPort | None = None
+    #: The index of a service port's device when the port is added; None otherwise.
+    ifindex: int | None = None
     #: Whether OVS must reopen the relay VF although its row is correct.
     reopen: bool = False
 
@@ -162,6 +168,7 @@ class VhostPort:
         """The port for an intent. ``tso``: the VM may send segments of 64 KiB."""
         spec, overlay = intent.spec, intent.overlay
         assert spec is not None and (overlay is None) == (spec.overlay_id is None)
+        is_service = spec.device is not None
         return VhostPort(
             backend=backend,
             port_id=intent.port_id,
@@ -169,8 +176,8 @@ class VhostPort:
             bridge=bridge,
             tag=tag,
             socket=socket,
-            type=VHOST_TYPE,
-            options={"vhost-server-path": socket},
+            type=SERVICE_TYPE if is_service else VHOST_TYPE,
+            options={} if is_service else {"vhost-server-path": socket},
             sends=Policer.of(spec.qos.egress_kbps, spec.network.mtu, tso),
             receives=Policer.of(spec.qos.ingress_kbps, spec.network.mtu, tso),
             overlay=overlay,
@@ -179,7 +186,7 @@ class VhostPort:
 
     @property
     def name(self) -> str:
-        return device_name(VHOST, self.port_id)
+        return self.spec.device or device_name(VHOST, self.port_id)
 
     @property
     def mtu(self) -> int:
@@ -196,19 +203,19 @@ class VhostPort:
 
     def interface_columns(self) -> dict[str, Any]:
         """The columns of Interface, with the external ids of OVS's integration guide."""
+        ids = {"iface-id": self.port_id, "attached-mac": self.spec.mac, PORT_MARK: self.port_id}
+        if self.spec.device:
+            ids[MTU_MARK] = str(self.mtu)
+            ids |= {} if self.ifindex is None else {IFINDEX_MARK: str(self.ifindex)}
+        else:
+            ids |= {"vm-uuid": self.spec.vm_id, QUEUES_MARK: str(self.spec.queues)}
         return {
             "type": self.type,
             "options": dict(self.options),
-            "mtu_request": [self.mtu],
+            "mtu_request": [] if self.spec.device else [self.mtu],
             "ingress_policing_rate": self.sends.kbps if self.sends else 0,
             "ingress_policing_burst": self.sends.burst_kbit if self.sends else 0,
-            "external_ids": {
-                "iface-id": self.port_id,
-                "attached-mac": self.spec.mac,
-                "vm-uuid": self.spec.vm_id,
-                PORT_MARK: self.port_id,
-                QUEUES_MARK: str(self.spec.queues),
-            },
+            "external_ids": ids,
         }
 
     def interfaces(self) -> dict[str, dict[str, Any]]:
@@ -223,7 +230,8 @@ class VhostPort:
 
     def must_be_remade(self, row: OvsPort) -> bool:
         """Whether the port must be deleted and added again, because OVS cannot change it live."""
-        return row.name != self.name or cannot_become(row, self.bridge, self.type, self.options)
+        is_another = row.interface is not None and bool(row.interface.other_ifindex)
+        return is_another or row.name != self.name or cannot_become(row, self.bridge, self.type, self.options)
 
     def differs(self, row: OvsPort) -> bool:
         """Whether a column that can be changed live differs."""

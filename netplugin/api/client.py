@@ -42,10 +42,11 @@ from netplugin.api.models import (
     ReconcileRequest,
     RenderedDomain,
     RenderRequest,
-    Task,
     VfInfo,
 )
 from netplugin.api.pmd_models import PmdProposal, PmdRequest, PmdState
+from netplugin.api.service_models import ServicePort, ServicePortSpec
+from netplugin.api.task_models import Task
 
 DEFAULT_URL = "unix:/run/netplugin/agent.sock"
 # A running agent accepts at once; only the response takes time.
@@ -187,6 +188,18 @@ class Client:
         except ValidationError as wrong:
             raise invalid_request(wrong) from None
         return self._parsed(TypeAdapter(list[Finding]), self._call("POST", path, request))
+
+    def put_service_port(self, port_id: str, spec: ServicePortSpec) -> ServicePort:
+        return self._model(ServicePort, "PUT", _service_port(port_id), spec)
+
+    def get_service_port(self, port_id: str) -> ServicePort:
+        return self._model(ServicePort, "GET", _service_port(port_id))
+
+    def list_service_ports(self) -> list[ServicePort]:
+        return self._models(ServicePort, "/v1/service-ports")
+
+    def delete_service_port(self, port_id: str) -> None:
+        self._call("DELETE", _service_port(port_id))
 
     # -- networks --------------------------------------------------------------------------------
 
@@ -353,6 +366,10 @@ def invalid_request(wrong: ValidationError) -> InvalidRequest:
 
 def _port(port_id: str) -> str:
     return f"/v1/ports/{_checked_name('port_id', port_id)}"
+
+
+def _service_port(port_id: str) -> str:
+    return f"/v1/service-ports/{_checked_name('port_id', port_id)}"
 
 
 def _network(network_id: str) -> str:

@@ -12,6 +12,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, strict=True)]
 PortId = Name
+# A network device: IFNAMSIZ is 16 with the final NUL (include/uapi/linux/if.h).
+DeviceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$", strict=True)]
 # Strict: only JSON true and false; "no", 0 and similar values are refused.
 Flag = Annotated[bool, Field(strict=True)]
 VlanId = Annotated[int, Field(ge=1, le=4094, strict=True)]

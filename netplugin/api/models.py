@@ -19,6 +19,7 @@ from pydantic import (
 
 from netplugin.api.errors import Problem
 from netplugin.api.fields import (
+    DeviceName,
     Flag,
     IpAddress,
     Kbps,
@@ -267,6 +268,14 @@ class PortSpec(Value):
     port_security: Annotated[PortSecurity, FieldRule(live=True, standby=True, supported=_always)] = (
         PortSecurity()
     )
+    #: Of a service port: the device of the host that is its NIC. ``PUT /v1/ports`` refuses it.
+    device: Annotated[
+        DeviceName | None,
+        FieldRule(
+            supported=lambda spec, features: features.service_ports,
+            purpose="a device of the host as a service port",
+        ),
+    ] = None
 
     @classmethod
     def rules(cls) -> dict[str, FieldRule]:
@@ -358,6 +367,8 @@ class Features(Value):
     virtual_functions: bool = False
     #: Whether a standby virtio NIC can be added to the VF (``vf.teaming``).
     teaming: bool = False
+    #: Whether a device of the host can be a port (``PUT /v1/service-ports``).
+    service_ports: bool = False
 
 
 class BackendInfo(Value):
@@ -446,19 +457,3 @@ class CheckRequest(Value):
 
 class RenderedDomain(Value):
     xml: str
-
-
-class TaskState(StrEnum):
-    ACCEPTED = "accepted"  # journalled, not carried out yet
-    DONE = "done"  # carried out, the result not delivered yet
-    DELIVERED = "delivered"
-    EXPIRED = "expired"  # the callback URL was not reachable within the configured time
-
-
-class Task(BaseModel):
-    """An asynchronous call and its result."""
-
-    taskuuid: str
-    state: TaskState
-    attempts: int
-    result: dict[str, Any] | None

@@ -85,15 +85,7 @@ class PortPut(ShowOne):
         parser.add_argument("--vm-id", metavar="ID")
         parser.add_argument("--mac", metavar="MAC")
         parser.add_argument("--backend", metavar="NAME")
-        parser.add_argument(
-            "--network-type",
-            choices=["flat", "vlan", "vxlan"],
-            help="default: vlan with --vlan-id, vxlan with --network-id, else flat",
-        )
-        parser.add_argument("--physical-network", metavar="NAME")
-        parser.add_argument("--vlan-id", type=int, metavar="N")
-        parser.add_argument("--network-id", metavar="ID", help="VXLAN network of the port")
-        parser.add_argument("--mtu", type=int, metavar="BYTES")
+        add_network_options(parser)
         parser.add_argument("--queues", type=int, metavar="N")
         parser.add_argument(
             "--ingress-kbps",
@@ -184,15 +176,33 @@ class PortRetag(show.TableLister):
         ]
 
 
+def add_network_options(parser: ArgumentParser) -> None:
+    """Add the options that name the network of a port."""
+    parser.add_argument(
+        "--network-type",
+        choices=["flat", "vlan", "vxlan"],
+        help="default: vlan with --vlan-id, vxlan with --network-id, else flat",
+    )
+    parser.add_argument("--physical-network", metavar="NAME")
+    parser.add_argument("--vlan-id", type=int, metavar="N")
+    parser.add_argument("--network-id", metavar="ID", help="VXLAN network of the port")
+    parser.add_argument("--mtu", type=int, metavar="BYTES")
+
+
+def network_from(options: Namespace, network: dict[str, Any]) -> dict[str, Any]:
+    """Set the options of ``add_network_options`` in the network of a spec, and return it."""
+    for name in ("physical_network", "vlan_id", "network_id", "mtu"):
+        _set(network, name, getattr(options, name))
+    _set(network, "type", options.network_type or _network_type(network))
+    return network
+
+
 def spec_from(options: Namespace) -> PortSpec:
     """The spec from the options of ``port put``. Raises: InvalidRequest naming the fields."""
     spec = _read_spec(options.spec) if options.spec else {}
     for name in ("vm_id", "mac", "backend", "queues"):
         _set(spec, name, getattr(options, name))
-    network = _part(spec, "network")
-    for name in ("physical_network", "vlan_id", "network_id", "mtu"):
-        _set(network, name, getattr(options, name))
-    _set(network, "type", options.network_type or _network_type(network))
+    network_from(options, _part(spec, "network"))
     for name in ("ingress_kbps", "egress_kbps"):
         if getattr(options, name) is not None:
             _part(spec, "qos")[name] = getattr(options, name)

@@ -39,6 +39,11 @@ def device_name(prefix: str, identity: str) -> str:
     return prefix + hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]
 
 
+def is_our_device(name: str) -> bool:
+    """Whether this is, or looks like, a name that netplugin gives to a device."""
+    return name.startswith((TAP, VHOST, BRIDGE, UPLINK, VXLAN, SHAPER, RELAY, "np-"))
+
+
 def vhost_socket(directory: Path, port_id: str) -> Path:
     """The path of a port's vhost-user socket, in the port's own directory below ``directory``."""
     return directory / device_name(SOCKETS, port_id) / device_name(VHOST, port_id)

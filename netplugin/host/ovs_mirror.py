@@ -61,6 +61,7 @@ COLUMNS = {
         "mtu",
         "ofport",
         "error",
+        "ifindex",
         "link_state",
         "status",
         "ingress_policing_rate",
@@ -77,6 +78,8 @@ _WATCHED = (
     "mtu_request",
     "error",
     "starved",
+    "other_ifindex",
+    "has_no_link",
     "ingress_policing_rate",
     "ingress_policing_burst",
 )

@@ -23,6 +23,10 @@ BESIDE_MARK = "netplugin-beside"
 #: In a VM's port: its VXLAN network, and the UDP port of that network's tunnels.
 NETWORK_MARK = "netplugin-network"
 UDP_MARK = "netplugin-udp-port"
+#: In the interface of a service port: the MTU of its network, which is not requested of the device.
+MTU_MARK = "netplugin-mtu"
+#: In the interface of a service port: the index of the device for which the port was added.
+IFINDEX_MARK = "netplugin-ifindex"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,8 @@ class OvsInterface:
     other_config: Mapping[str, str] = field(default_factory=dict)
     #: NUMA node of the NIC, or of the VM's memory while it is connected.
     numa_node: int | None = None
+    #: The index of the kernel's device; 0 if the device is gone.
+    ifindex: int | None = None
 
     @classmethod
     def read(cls, row: Any) -> OvsInterface:
@@ -70,6 +76,7 @@ class OvsInterface:
             ingress_policing_burst=row.ingress_policing_burst,
             other_config=row.other_config,
             numa_node=_numa_node(row.status),
+            ifindex=optional(row.ifindex),
         )
 
     @property
@@ -81,6 +88,27 @@ class OvsInterface:
         3.1).
         """
         return self.connected and not self.mtu
+
+    @property
+    def other_ifindex(self) -> int | None:
+        """The index if a service port's device is not the one for which the port was added; 0: it is gone.
+
+        vswitchd keeps the sockets of the device that it has opened, which another one of the same name
+        never uses, and does not report that (observed with OVS 3.1).
+        """
+        opened = self.external_ids.get(IFINDEX_MARK)
+        return None if opened is None or self.ifindex in (None, int(opened)) else self.ifindex
+
+    @property
+    def has_no_link(self) -> bool:
+        """Whether a service port's device, or its other end, is down."""
+        return IFINDEX_MARK in self.external_ids and self.link_state == "down"
+
+    @property
+    def needed_mtu(self) -> int:
+        """The MTU requested of the device, or needed of a service port's device; 0 if there is none."""
+        marked = self.external_ids.get(MTU_MARK, "")
+        return self.mtu_request or (int(marked) if marked.isdecimal() else 0)
 
     @property
     def works_at(self) -> int | None:

@@ -30,8 +30,9 @@ from drivers.sriov.driver import Sriov
 from drivers.vdpa.driver import Vdpa
 from drivers.vf.abilities import QUEUES
 from netplugin import docgen
-from netplugin.api.models import PortState, TaskState, VfCounters
+from netplugin.api.models import PortState, VfCounters
 from netplugin.api.pmd_models import PmdCore, PmdState, RxQueue
+from netplugin.api.task_models import TaskState
 from netplugin.cli.main import Netplugin
 from netplugin.pmd.read import PmdCounters, PmdReading
 from tests.docs.blocks import (

@@ -23,6 +23,7 @@ import netplugin
 from netplugin.api.batch_models import Batch, Retag
 from netplugin.api.models import PortSpec, ReconcileRequest
 from netplugin.api.pmd_models import AutoLoadBalanceRequest, PmdRequest
+from netplugin.api.service_models import ServicePortSpec
 from tests.functional.conftest import BASE, make_spec
 from tests.functional.test_plug_ovs import planned
 from tests.lab.agent import PrivateAgent
@@ -190,7 +191,12 @@ WHOLE_SPEC = make_spec(
     qos={},
     numa_node=None,
     port_security={"roles": ["router"], "allowed_addresses": [{"ip": "10.0.0.5", "mac": None}]},
+    device=None,
 )
+WHOLE_SERVICE = {name: WHOLE_SPEC[name] for name in ("mac", "backend", "network", "port_security")} | {
+    "device": "nothing0",
+    "trusted": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -300,6 +306,16 @@ def test_the_walk_finds_the_fields() -> None:
 
 def test_every_field_of_a_port(client: httpx.Client) -> None:
     assert attack(client, "PUT", "/v1/ports/p1", WHOLE_SPEC, PortSpec) > 1_000
+
+
+def test_every_field_of_a_service_port(client: httpx.Client) -> None:
+    assert attack(client, "PUT", "/v1/service-ports/p1", WHOLE_SERVICE, ServicePortSpec) > 500
+    both = WHOLE_SERVICE | {"trusted": True}
+    assert_refused(send(client, "PUT", "/v1/service-ports/p1", both), "body", both)
+    off = WHOLE_SERVICE | {"port_security": {"enabled": False}}
+    assert_refused(send(client, "PUT", "/v1/service-ports/p1", off), "body", off)
+    assert_refused(send(client, "PUT", "/v1/service-ports/p1", WHOLE_SERVICE), "device", "nothing0")
+    assert_refused(send(client, "PUT", "/v1/ports/p1", WHOLE_SPEC | {"device": "lo"}), "device", "lo")
 
 
 def test_every_field_of_a_port_that_is_there(client: httpx.Client) -> None:

@@ -26,6 +26,7 @@ from tests.functional.conftest import BASE, make_spec
 from tests.functional.test_plug_ovs import planned
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import run
 
 CHECKS = [
     not_a_server_error,
@@ -36,6 +37,8 @@ CHECKS = [
 EXAMPLES = 60
 #: What pydantic takes for true in a query.
 _TRUE = ("true", "t", "1", "1.0", "yes", "y", "on")
+#: What most service ports are given.
+DEVICE = "svc0"
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,11 @@ def agent(ovs: PrivateOvs) -> Iterator[PrivateAgent]:
     options = {"tasks": {"callback_allow": "http://127.0.0.1:1/"}}
     with PrivateAgent(BASE / "agent", ovs, options) as private:
         assert private.call("PUT", "/v1/ports/p1", make_spec())[0] == 200
+        run(["ip", "link", "add", DEVICE, "type", "veth", "peer", "name", "svc1"])
         yield private
+        for port in private.get("/v1/service-ports")[1]:
+            assert private.call("DELETE", f"/v1/service-ports/{port['port_id']}")[0] == 204
+        run(["ip", "link", "delete", DEVICE])
         ids = [port["port_id"] for port in private.get("/v1/ports")[1]]
         assert private.call("POST", "/v1/ports:batch", {"delete": ids})[0] == 200
         assert planned(private) == [] and private.get("/v1/ports")[1] == []
@@ -88,6 +95,10 @@ def _lead_to_the_host(case: Any) -> None:
             continue
         mac = "52" + spec["mac"][2:]
         spec.update(backend="dpdkvhostuser", mac=mac, network=make_spec()["network"])
+        if "/service-ports/" in case.path:
+            spec["device"] = DEVICE
+        elif mac[-1:] in "02468ce":
+            spec.pop("device", None)
         if mac[-1:] in "02468ce":  # this backend has neither
             spec.pop("vf", None)
             spec.pop("qos", None)
@@ -125,6 +136,7 @@ def test_every_operation_is_as_documented(agent: PrivateAgent) -> None:
     # Not everything was refused: what can succeed without a task or a VM that is there, did.
     assert answers["put_port"][200] + answers["batch_ports"][200] >= 5
     for name, counted in answers.items():
-        needs = 404 if name in ("get_port", "get_task", "render_domain", "check_domain") else None
+        of_others = ("get_port", "get_service_port", "get_task", "render_domain", "check_domain")
+        needs = 404 if name in of_others else None
         assert set(counted) & {200, 204, needs}, f"{name}: {counted}"
     assert len(answers) == sum(len(path) for path in document.raw_schema["paths"].values())

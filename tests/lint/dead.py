@@ -30,7 +30,7 @@ LIBRARIES = [
 ]
 #: Fields that are only printed, and what only callers of the API use.
 PRINTED = [
-    *("get_network", "vif_type"),
+    *("get_network", "get_service_port", "vif_type"),
     *("vf_index", "live_migration", "load_percent", "possible", "proposed_cpu", "sleep_max", "usage_seconds"),
     *("prio", "idle_states", "tx_queues", "amd_pstate", "intel_pstate"),
     *("comparable_to", "traffic_max_s", "known_pps", "interval_pps", "bottom"),

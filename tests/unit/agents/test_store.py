@@ -23,7 +23,8 @@ from agents.store.store import Record, Store
 from agents.store.task_journal import JournalledTask
 from netplugin import store_file
 from netplugin.api.errors import HostError
-from netplugin.api.models import NetworkSpec, PortSpec, PortState, TaskState
+from netplugin.api.models import NetworkSpec, PortSpec, PortState
+from netplugin.api.task_models import TaskState
 from netplugin.backend import NOBODY, Claim
 from tests.unit.agent import SPEC
 

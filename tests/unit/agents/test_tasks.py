@@ -26,7 +26,7 @@ from agents.api.tasks import TaskRunner, call_app
 from agents.store.database import Database, StoredClock
 from agents.store.task_journal import JournalledTask, TaskJournal
 from netplugin.api.errors import Conflict, Forbidden, InvalidRequest, NotFound, Overloaded
-from netplugin.api.models import TaskState
+from netplugin.api.task_models import TaskState
 from tests.unit.agent import DEADLINE_S, SPEC, agent, served_agent
 
 # -- which callbacks are allowed -----------------------------------------------------------------

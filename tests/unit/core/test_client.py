@@ -22,9 +22,9 @@ from netplugin.api.models import (
     PortSpec,
     PortState,
     ReconcileRequest,
-    TaskState,
 )
 from netplugin.api.pmd_models import PmdCore, PmdRequest, PmdState, RxQueue
+from netplugin.api.task_models import TaskState
 from netplugin.host.shared import Host
 from netplugin.host.usability import Usability
 from netplugin.pmd.propose import propose

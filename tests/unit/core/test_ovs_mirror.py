@@ -83,7 +83,7 @@ def test_a_mark_that_moves_is_that_of_its_new_port(new_first: bool) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "\N{SUPERSCRIPT TWO}"])
 def test_a_status_that_is_no_number_is_unknown(text: str) -> None:
-    columns = ("mtu_request", "mtu", "ofport", "error", "link_state")
+    columns = ("mtu_request", "mtu", "ofport", "error", "link_state", "ifindex")
     status = {"n_rxq": text, "num_of_vrings": text, "numa_id": text}
     row = _row(
         "Interface",

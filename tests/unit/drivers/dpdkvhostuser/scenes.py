@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from drivers.dpdkvhostuser.plan import make_plan as plan
-from netplugin.api.models import NetworkSpec, PortSpec
+from netplugin.api.models import NetworkSpec, PortSpec, Qos
 from netplugin.backend import Intent, Overlay
 from netplugin.host.names import VHOST, device_name
 from netplugin.host.openflow import Flow
@@ -42,6 +42,9 @@ def overlays(draw: st.DrawFn) -> dict[str, Overlay]:
 @st.composite
 def intents_on(draw: st.DrawFn, networks: dict[str, Overlay]) -> list[Intent]:
     wanted = draw(st.dictionaries(st.sampled_from(IDS), st.one_of(st.none(), specs())))
+    # One of the ids is always a service port's.
+    if (spec := wanted.get(IDS[-1])) is not None:
+        wanted[IDS[-1]] = service_spec(spec)
     return [
         Intent(i, spec, overlay=networks[str(spec.overlay_id)] if spec and spec.overlay_id else None)
         for i, spec in wanted.items()
@@ -78,6 +81,12 @@ def specs(draw: st.DrawFn) -> PortSpec:
             },
         }
     )
+
+
+def service_spec(spec: PortSpec, device: str = "veth5") -> PortSpec:
+    """The spec of a service port on the same network, with the same filter."""
+    service = {"vm_id": "svc", "device": device, "queues": 1, "qos": Qos()}
+    return spec.model_copy(update=service)
 
 
 @st.composite

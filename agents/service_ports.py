@@ -1,0 +1,90 @@
+"""Service ports: ports whose NIC is a device of the host. They share the store and the ids of VMs' ports."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from agents.store.store import Record, Store
+from netplugin.api.errors import Conflict, FieldError, InvalidRequest, NotFound
+from netplugin.api.models import Port, PortSpec
+from netplugin.api.service_models import ServicePort, ServicePortSpec
+
+
+class ServicePorts:
+    """The operations on service ports; each is an operation on the port that the spec stands for."""
+
+    def __init__(
+        self,
+        store: Store,
+        put: Callable[[str, PortSpec], Awaitable[Record]],
+        delete: Callable[[str], Awaitable[None]],
+        describe: Callable[[Record], Port],
+    ) -> None:
+        self._store = store
+        self._put = put
+        self._delete = delete
+        self._describe = describe
+
+    async def put(self, port_id: str, spec: ServicePortSpec) -> ServicePort:
+        """Create or change a service port. Raises: any NetpluginError; then the port is unchanged."""
+        self._refuse_vms(port_id)
+        return self._reported(await self._put(port_id, spec.as_port(port_id)))
+
+    async def delete(self, port_id: str) -> None:
+        """Take the device off its network. Raises: any NetpluginError."""
+        self._refuse_vms(port_id)
+        await self._delete(port_id)
+
+    def all(self) -> list[ServicePort]:
+        return [self._reported(record) for record in self._store.records() if record.spec.device]
+
+    def get(self, port_id: str) -> ServicePort:
+        """Raises: NotFound."""
+        record = self._store.get(port_id)
+        if record is None or record.spec.device is None:
+            raise NotFound(f"there is no service port {port_id}", step="lookup", port_id=port_id)
+        return self._reported(record)
+
+    def _reported(self, record: Record) -> ServicePort:
+        port = self._describe(record)
+        return ServicePort(
+            port_id=port.port_id,
+            state=port.state,
+            spec=ServicePortSpec.of(port.spec),
+            observed=port.observed,
+            error=port.error,
+            timings_ms=port.timings_ms,
+        )
+
+    def refuse_service(self, port_id: str, spec: PortSpec | None = None) -> None:
+        """Refuse a call on a VM's port that names a service port, or that would make one.
+
+        Raises: Conflict, InvalidRequest.
+        """
+        if spec is not None and spec.device is not None:
+            message = "a VM's port has none"
+            raise InvalidRequest(
+                f"device: {message}",
+                step="validate",
+                port_id=port_id,
+                fix=f"PUT /v1/service-ports/{port_id} puts a device of the host on a network",
+                errors=[FieldError(field="device", message=message)],
+            )
+        record = self._store.get(port_id)
+        if record is not None and record.spec.device is not None:
+            raise Conflict(
+                f"{port_id} is a service port, of device {record.spec.device}",
+                step="validate",
+                port_id=port_id,
+                fix=f"use /v1/service-ports/{port_id}, or another id",
+            )
+
+    def _refuse_vms(self, port_id: str) -> None:
+        record = self._store.get(port_id)
+        if record is not None and record.spec.device is None:
+            raise Conflict(
+                f"{port_id} is a port of VM {record.spec.vm_id}",
+                step="validate",
+                port_id=port_id,
+                fix=f"use /v1/ports/{port_id}, or another id",
+            )

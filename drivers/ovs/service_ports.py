@@ -1,0 +1,63 @@
+"""Service ports on OVS: a device of the host is a port of type system, and keeps its attributes.
+
+The userspace datapath opens it by AF_PACKET. When a device is made again, the port is added again, for
+the new one (``OvsInterface.other_ifindex``).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+from netplugin.api.errors import Conflict
+from netplugin.api.models import PortSpec
+from netplugin.backend import Claim, Intent
+from netplugin.host.links import Links
+from netplugin.host.ovs import OvsHost
+from netplugin.service_devices import claim_device, fit_device
+
+#: As DPDK's drivers of kernel devices take their names: net_af_packet0,iface=eth1.
+_DEVICE_ARGUMENTS = ("iface", "rx_iface", "rx_iface_in", "tx_iface", "remote")
+
+
+def refuse(ovs: OvsHost, spec: PortSpec, device: str) -> None:
+    """Check the device of a service port. Raises: Conflict, InvalidRequest, HostError, OperationTimeout."""
+    link = fit_device(device, spec.network.mtu, _uplinks(ovs), Links().get)
+    if link.master:
+        raise Conflict(
+            f"device {device} is on bridge {link.master}",
+            step="validate",
+            fix=f"take it off: ip link set {device} nomaster",
+        )
+
+
+def claim(ovs: OvsHost, intent: Intent, taken: Mapping[Claim, str]) -> Claim:
+    """Claim the device of a service port. Raises: Conflict if it is of another port."""
+    claimed = claim_device(intent, taken)
+    row = ovs.mirror.port(claimed.key)
+    if row is not None and (row.owner is None or row.owner[1] != intent.port_id):
+        raise Conflict(
+            f"device {claimed.key} is a port of bridge {row.bridge}, and not of {intent.port_id}",
+            step="claim",
+            fix=f"take it off: ovs-vsctl del-port {claimed.key}",
+        )
+    return claimed
+
+
+def index_of(device: str) -> int:
+    """The index of a device; 0 if there is none."""
+    try:
+        return socket.if_nametoindex(device)
+    except OSError:
+        return 0
+
+
+def _uplinks(ovs: OvsHost) -> dict[str, str]:
+    """The kernel devices that DPDK ports of OVS use."""
+    found = {}
+    for arguments in ovs.mirror.devices("dpdk-devargs"):
+        for argument in arguments.split(","):
+            name, _, value = argument.partition("=")
+            if name in _DEVICE_ARGUMENTS:
+                found[value] = "a DPDK port of OVS"
+    return found

@@ -1,0 +1,63 @@
+"""Devices of the host as the NICs of service ports: which can be one, and for which port."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from netplugin.api.errors import Conflict, FieldError, InvalidRequest
+from netplugin.backend import Claim, Intent
+from netplugin.host.link_messages import Link
+from netplugin.host.names import is_our_device
+
+#: The kind of claim that holds a device: it serves one port, whatever the backend.
+KIND = "device"
+#: Kinds of devices that have another end on this host. Of a physical NIC, others may depend.
+_KINDS = {"veth": "veth", "tun": "tap", "dummy": "dummy"}
+
+
+def claim_device(intent: Intent, taken: Mapping[Claim, str]) -> Claim:
+    """Claim the device of a service port. Raises: Conflict if another port has it."""
+    assert intent.spec is not None and intent.spec.device is not None
+    claim = Claim(KIND, intent.spec.device)
+    owner = taken.get(claim, intent.port_id)
+    if owner != intent.port_id:
+        raise Conflict(
+            f"device {claim.key} is of service port {owner}",
+            step="claim",
+            fix=f"DELETE /v1/service-ports/{owner}, or name another device",
+        )
+    return claim
+
+
+def fit_device(name: str, mtu: int, uplinks: Mapping[str, str], read: Callable[[str], Link | None]) -> Link:
+    """Return the device of a service port on a network with this layer-3 MTU in bytes.
+
+    ``uplinks`` are devices that networks use, each with what uses it. ``read`` reads a link.
+
+    Raises: InvalidRequest if it cannot be one, what ``read`` raises.
+    """
+    if is_our_device(name):
+        raise _invalid(f"{name} is a name of netplugin's own devices", "rename the device")
+    if name in uplinks:
+        raise _invalid(f"{name} is used by {uplinks[name]}", "name a device that is no uplink")
+    link = read(name)
+    if link is None:
+        fix = f"make it, for example: ip link add {name} type veth peer name <its other end>"
+        raise _invalid(f"there is no device {name} on this host", fix)
+    if link.kind not in _KINDS:
+        kinds = ", ".join(_KINDS.values())
+        found = f"a device of kind {link.kind}" if link.kind else "no virtual device"
+        raise _invalid(f"{name} is {found}; a service port is one of {kinds}", "name one end of a veth pair")
+    if link.mtu < mtu:
+        fix = f"ip link set {name} mtu {mtu}, and the same at its other end"
+        raise _invalid(f"{name} has MTU {link.mtu}, and its network {mtu}", fix)
+    return link
+
+
+def _invalid(message: str, fix: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"device: {message}",
+        step="validate",
+        fix=fix,
+        errors=[FieldError(field="device", message=message)],
+    )

@@ -1,0 +1,96 @@
+"""A network service in a namespace, such as a platform's DHCP server: one end of a veth stays on the host."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.lab.namespaces import entered, namespace, within
+from tests.lab.processes import CommandError, Daemon, run
+
+INSIDE = "eth0"
+# include/uapi/linux/sockios.h and ethtool.h
+_SIOCETHTOOL, _ETHTOOL_STXCSUM = 0x8946, 0x17
+
+
+@dataclass(frozen=True)
+class Service:
+    """The namespace ``name`` with an address on ``eth0``, whose other end is ``device`` on the host."""
+
+    name: str
+    device: str
+    mac: str
+    address: str
+
+    def spec(self, backend: str, vlan_id: int | None = 100, **fields: Any) -> dict[str, Any]:
+        """The body of ``PUT /v1/service-ports`` for its device."""
+        network = {"type": "vlan", "physical_network": "physnet1", "vlan_id": vlan_id}
+        if vlan_id is None:
+            network = {"type": "flat", "physical_network": "physnet1"}
+        return {"device": self.device, "backend": backend, "network": network, "mac": self.mac, **fields}
+
+    def make_device(self) -> None:
+        """The pair, both ends up. The stack leaves no checksum to a NIC: there is none."""
+        peer = ["peer", "name", INSIDE, "address", self.mac, "netns", self.name]
+        run(["ip", "link", "add", self.device, "type", "veth", *peer])
+        run(["ip", "link", "set", self.device, "up"])
+        run(within(self.name, ["ip", "link", "set", INSIDE, "up"]))
+        run(within(self.name, ["ip", "address", "add", f"{self.address}/24", "dev", INSIDE]))
+        with entered(self.name):
+            asking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        with asking:
+            value = array.array("B", struct.pack("II", _ETHTOOL_STXCSUM, 0))
+            request = struct.pack("16sP", INSIDE.encode(), value.buffer_info()[0])
+            fcntl.ioctl(asking, _SIOCETHTOOL, request)
+
+    def pings(self, address: str) -> bool:
+        try:
+            run(within(self.name, ["ping", "-c", "1", "-W", "1", address]))
+        except CommandError:
+            return False
+        return True
+
+    def dnsmasq(self, directory: Path, first: str, last: str) -> Daemon:
+        """A DHCP server for addresses of this range."""
+        command = [
+            "dnsmasq",
+            "--no-daemon",
+            "--conf-file=/dev/null",
+            "--port=0",
+            "--user=root",
+            "--no-ping",
+            "--log-dhcp",
+            f"--interface={INSIDE}",
+            "--bind-interfaces",
+            f"--dhcp-leasefile={directory / 'leases'}",
+            f"--dhcp-range={first},{last},255.255.255.0,1h",
+        ]
+        return Daemon("dnsmasq", within(self.name, command), directory / "dnsmasq.log")
+
+
+@contextmanager
+def service(name: str, device: str, mac: str, address: str) -> Iterator[Service]:
+    with namespace(name):
+        made = Service(name, device, mac, address)
+        made.make_device()
+        yield made
+    # The pair goes with the namespace, which the kernel takes apart later.
+
+
+def leased(netns: str, device: str) -> str | None:
+    """The address that a DHCP client in the namespace gets; None if it is offered none."""
+    client = f"busybox udhcpc -i {device} -n -q -f -t 3 -T 1 -s /bin/true 2>&1"
+    try:
+        said = run(within(netns, ["sh", "-c", client]))
+    except CommandError as failed:
+        if "no lease" not in str(failed):
+            raise
+        return None
+    return said.rpartition("lease of ")[2].split()[0]

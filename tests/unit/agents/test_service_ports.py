@@ -1,0 +1,177 @@
+"""Service ports through the API: ports of the same store and ids, and no VM's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from agents.api import roles
+from agents.api.roles import Role
+from netplugin.api.batch_models import Batch
+from netplugin.api.client import Client
+from netplugin.api.errors import Conflict, InvalidRequest, NotFound
+from netplugin.api.models import PortSpec, PortState
+from netplugin.api.service_models import ServicePortSpec
+from netplugin.cli.main import main
+from tests.unit.agent import SPEC, Agent, agent, served_agent
+
+SERVICE: dict[str, Any] = {
+    "device": "veth0",
+    "backend": "fake",
+    "network": SPEC["network"],
+    "mac": "52:54:00:00:05:01",
+}
+
+
+def service(**fields: Any) -> ServicePortSpec:
+    return ServicePortSpec.model_validate({**SERVICE, **fields})
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Agent]:
+    with agent(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def client(running: Agent) -> Iterator[Client]:
+    with served_agent(running) as url, Client(url) as made:
+        yield made
+
+
+def test_from_put_to_delete(client: Client, running: Agent) -> None:
+    wanted = service(port_security={"roles": ["dhcp_server"]})
+    port = client.put_service_port("svc", wanted)
+    assert (port.state, port.spec) == (PortState.ACTIVE, wanted)
+    assert client.put_service_port("svc", wanted).spec == wanted
+    assert len(running.host.written) == 1, "the same body again writes nothing"
+    stored = running.host.ports["svc"]
+    assert (stored.device, stored.vm_id, stored.mac) == ("veth0", "svc", wanted.mac)
+    assert client.get_service_port("svc").spec == client.list_service_ports()[0].spec == wanted
+    client.delete_service_port("svc")
+    client.delete_service_port("svc")
+    assert client.list_service_ports() == [] and running.host.ports == {}
+    with pytest.raises(NotFound, match="service port svc"):
+        client.get_service_port("svc")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"trusted": True},
+        {"port_security": {"roles": ["router"], "allowed_addresses": [{"ip": "10.0.0.5"}]}},
+    ],
+)
+def test_a_spec_is_the_same_after_it_was_stored(fields: dict[str, Any]) -> None:
+    spec = service(**fields)
+    stored = PortSpec.model_validate_json(spec.as_port("svc").model_dump_json())
+    assert ServicePortSpec.of(stored) == spec
+    assert stored.port_security.enabled is not spec.trusted
+
+
+def test_it_is_no_vms_port(client: Client) -> None:
+    """Not even of a VM with its id."""
+    client.put_service_port("svc", service())
+    client.put_port("nic", PortSpec.model_validate({**SPEC, "vm_id": "svc"}))
+    assert [port.port_id for port in client.list_ports()] == ["nic"]
+    assert "veth0" not in client.render_domain("svc", "<domain/>").xml
+    with pytest.raises(NotFound):
+        client.get_port("svc")
+    assert [port.port_id for port in client.list_service_ports()] == ["svc"]
+    with pytest.raises(NotFound):
+        client.get_service_port("nic")
+
+
+def test_an_id_is_of_one_kind(client: Client, running: Agent) -> None:
+    client.put_service_port("svc", service())
+    client.put_port("nic", PortSpec.model_validate(SPEC))
+    before = dict(running.host.ports)
+    for call in (
+        lambda: client.put_port("svc", PortSpec.model_validate(SPEC)),
+        lambda: client.delete_port("svc"),
+        lambda: client.put_service_port("nic", service(device="veth1")),
+        lambda: client.delete_service_port("nic"),
+    ):
+        with pytest.raises(Conflict) as refused:
+            call()
+        assert "/v1/service-ports/" in str(refused.value.fix) or "/v1/ports/" in str(refused.value.fix)
+    batch = Batch.model_validate({"put": [{"port_id": "svc", "spec": SPEC}], "delete": ["nic"]})
+    assert [result.status for result in client.batch(batch).results] == [409, 204]
+    del before["nic"]
+    assert running.host.ports == before
+
+
+def test_the_device_of_a_service_port_is_its_own_for_life(client: Client, running: Agent) -> None:
+    client.put_service_port("svc", service())
+    with pytest.raises(Conflict, match="device"):
+        client.put_service_port("svc", service(device="veth1"))
+    client.put_service_port("svc", service(trusted=True))
+    assert running.host.ports["svc"].device == "veth0"
+
+
+def test_a_vms_port_has_no_device(client: Client, running: Agent) -> None:
+    spec = PortSpec.model_validate({**SPEC, "device": "veth0"})
+    with pytest.raises(InvalidRequest) as refused:
+        client.put_port("nic", spec)
+    assert [error.field for error in refused.value.errors] == ["device"]
+    batch = Batch.model_validate({"put": [{"port_id": "nic", "spec": spec.model_dump()}]})
+    assert [result.status for result in client.batch(batch).results] == [422]
+    assert running.host.ports == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"device": "a-name-too-long0"}, "device"),
+        ({"device": "../x"}, "device"),
+        ({"trusted": "yes"}, "trusted"),
+        ({"trusted": True, "port_security": {"roles": ["router"]}}, "trusted"),
+        ({"port_security": {"enabled": False}}, "trusted"),
+        ({"vm_id": "vm-1"}, "vm_id"),
+        ({"queues": 2}, "queues"),
+    ],
+)
+def test_a_spec_that_is_none(client: Client, fields: dict[str, Any], word: str) -> None:
+    answer = httpx.put(f"{client.url}/v1/service-ports/svc", json={**SERVICE, **fields})
+    assert answer.status_code == 422 and word in answer.json()["detail"], answer.text
+    assert client.list_service_ports() == []
+
+
+def test_a_service_port_that_fails_leaves_nothing(client: Client, running: Agent) -> None:
+    running.host.forgetful.add("svc")
+    answer = httpx.put(f"{client.url}/v1/service-ports/svc", json=SERVICE)
+    assert answer.status_code == 502, answer.text
+    assert client.list_service_ports() == [] and running.store.get("svc") is None
+
+
+def test_the_roles() -> None:
+    path = "/v1/service-ports/svc"
+    for method, role in (("GET", Role.READ), ("PUT", Role.PLUG), ("DELETE", Role.PLUG)):
+        assert roles.of_route(method, path) is role
+    assert roles.of_body(path, b'{"trusted": true}') == (Role.OPERATE, "trusted=true")
+    needed = roles.of_body(path, b'{"port_security": {"roles": ["dhcp_server"]}}')
+    assert needed == (Role.OPERATE, "port_security.roles")
+    assert roles.of_body(path, b'{"trusted": false}') is None
+
+
+def test_the_commands(
+    client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NETPLUGIN_URL", client.url)
+    put = ["service-port", "put", "svc", "--device", "veth0", "--mac", SERVICE["mac"], "--backend", "fake"]
+    network = ["--physical-network", "physnet1", "--vlan-id", "100"]
+    rules = ["--role", "dhcp_server", "--allowed-address", "10.0.0.5"]
+    assert main([*put, *network, *rules]) == 0
+    security = {"roles": ["dhcp_server"], "allowed_addresses": [{"ip": "10.0.0.5"}]}
+    assert client.get_service_port("svc").spec == service(port_security=security)
+    assert main(["service-port", "list", "-f", "csv"]) == 0
+    assert "svc" in capsys.readouterr().out
+    assert main([*put, *network, "--trusted"]) == 0
+    assert client.get_service_port("svc").spec == service(trusted=True)
+    assert main(["service-port", "delete", "svc", "other"]) == 0
+    assert client.list_service_ports() == []
