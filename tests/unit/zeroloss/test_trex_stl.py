@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from netplugin_zeroloss.generators import guard
 from netplugin_zeroloss.generators.choose import TrexPath, TrexStl, make
 from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.generators.frames import Frames, Vary
@@ -374,3 +376,21 @@ def test_root_is_needed(
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(UnusableInput, match="TRex needs root"):
         make(TrexStl(trex_dir=TREE, trex_cfg=configuration, sync_port=rpc_port))
+
+
+def test_a_program_is_interrupted_though_the_tool_was_started_in_the_background() -> None:
+    """Shells ignore SIGINT for such a tool, and so would all that it starts."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        guarded = subprocess.Popen(
+            [sys.executable, "-P", guard.__file__, "sh", "-c", "echo; exec sleep 60"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with guarded:
+        assert guarded.stdin is not None and guarded.stdout is not None
+        guarded.stdout.readline()
+        guarded.stdin.close()
+    assert guarded.returncode == 256 - signal.SIGINT, "not killed after STOP_S"

@@ -22,6 +22,9 @@ STOP_S: Final = 20.0
 
 def run(arguments: Sequence[str]) -> int:
     """Run the program; returns its exit status, negative for a signal as in subprocess."""
+    # nohup and shells ignore SIGINT for what they start in the background, which programs inherit; a
+    # handler is not inherited. SIGINT of a terminal is for the parent, which then closes the input.
+    signal.signal(signal.SIGINT, lambda *_: None)
     program = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, start_new_session=True)
     ended = os.pidfd_open(program.pid)
     readable, _, _ = select.select([sys.stdin.fileno(), ended], [], [])
