@@ -15,7 +15,7 @@ from tests.nested import machine
 R = TypeVar("R", pytest.TestReport, pytest.CollectReport)
 
 # The machine may be busy: no example has a deadline.
-settings.register_profile("usual", deadline=None)
+settings.register_profile("usual", deadline=None, max_examples=50)
 settings.register_profile("long", deadline=None, max_examples=5_000)
 settings.load_profile("usual")
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tests.lab.namespaces import entered, namespace, within
 from tests.lab.processes import Argument, Daemon, run
-from tests.lab.testpmd import START_DEADLINE_S, check_path
+from tests.lab.testpmd import POLITELY, START_DEADLINE_S, check_path
 from tests.lab.traffic_taps import open_tap
 
 # include/uapi/linux: virtio_net.h (without merged buffers), if_packet.h, asm-generic/socket.h
@@ -176,7 +176,7 @@ def vhost_nics(
             for device in (near, far):
                 run(within(name, ["ip", "link", "set", device, "arp", "off", "mtu", "2000", "up"]))
         log = sockets[0].with_name(f"{name}.testpmd.log")
-        args = within(name, ["stdbuf", "-oL", *_testpmd(name, sockets, macs, core)])
+        args = within(name, [*POLITELY, *_testpmd(name, sockets, macs, core)])
         daemon = stack.enter_context(Daemon("testpmd", args, log))
         daemon.wait_for(
             lambda: all(path.is_socket() for path in sockets), START_DEADLINE_S, "testpmd listens"

@@ -881,7 +881,7 @@ class Machine(RuleBasedStateMachine):
 
 TestInterleavings = Machine.TestCase
 TestInterleavings.settings = settings(
-    max_examples=2000 if LONG else 100,
+    max_examples=2000 if LONG else 50,
     stateful_step_count=60 if LONG else 25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
