@@ -82,7 +82,7 @@ def child(domain: Element, tag: str) -> Element:
 def complete(domain: Element, bindings: Sequence[Binding]) -> None:
     """Add these NICs to the domain, with the memory backing and the QEMU user that they require.
 
-    NICs with the same MAC or PCI function are replaced.
+    NICs with the same MAC or PCI function are replaced; their boot order stays.
 
     Raises: Conflict if the domain contradicts a requirement.
     """
@@ -170,8 +170,17 @@ def _replace_nics(devices: Element, wanted: Sequence[Element]) -> None:
     old = [each for each in there if known & {address(each), function(each)}]
     place = list(devices).index(old[0]) if old else len(devices)
     for each in old:
+        _keep_boot_order(each, wanted)
         devices.remove(each)
     devices[place:place] = wanted
+
+
+def _keep_boot_order(old: Element, wanted: Sequence[Element]) -> None:
+    """Give the boot order of a NIC to the first that replaces it: it belongs to the VM, not to the port."""
+    boot, names = old.find("boot"), {address(old), function(old)} - {""}
+    new = next((nic for nic in wanted if names & {address(nic), function(nic)}), None)
+    if boot is not None and new is not None and new.find("boot") is None:
+        new.append(boot)
 
 
 def _require(domain: Element, needs: DomainRequirements) -> None:

@@ -26,6 +26,7 @@ SESSIONS = {
     "quick-start": ROOT / "docs/quick-start.md",
     "ovs": ROOT / "docs/operating.md",
     "tls": ROOT / "docs/operating.md",
+    "opennebula": ROOT / "docs/opennebula.md",
     "zeroloss": ROOT / "docs/zeroloss.md",
 }
 

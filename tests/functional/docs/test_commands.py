@@ -1,4 +1,4 @@
-"""The commands of README.md, docs/quick-start.md and docs/operating.md, and their output."""
+"""The commands of README.md, docs/quick-start.md, docs/operating.md and others, and their output."""
 
 from __future__ import annotations
 
@@ -40,6 +40,13 @@ def test_the_quick_start(tmp_path: Path) -> None:
     carry_out("quick-start", tmp_path / "log")
     assert links() == before
     assert "netplugin" not in run(["nft", "list", "tables"])
+
+
+@needs_curl
+def test_opennebula_by_hand(tmp_path: Path) -> None:
+    before = links()
+    carry_out("opennebula", tmp_path / "log", cwd=ROOT)
+    assert links() == before
 
 
 @needs_curl

@@ -93,6 +93,14 @@ def test_the_nic_of_the_same_mac_is_replaced_and_others_stay() -> None:
     assert kinds == ["vhostuser", "user"]
 
 
+def test_the_boot_order_of_a_replaced_nic_stays() -> None:
+    old = "<interface type='bridge'><mac address='52:54:00:00:00:01'/><boot order='2'/></interface>"
+    once = render_text(DOMAIN.replace("<devices/>", f"<devices>{old}</devices>"), vhost(1), vhost(2))
+    boots = [nic.find("boot") for nic in etree.fromstring(once).findall("devices/interface")]
+    assert [None if boot is None else boot.get("order") for boot in boots] == ["2", None]
+    assert render_text(once, vhost(1), vhost(2)) == once
+
+
 def test_numa_cells_are_shared_and_the_node_is_strict() -> None:
     xml = DOMAIN.replace("<devices/>", "<cpu><numa><cell id='0' memory='1'/></numa></cpu><devices/>")
     domain = render(xml, vhost(numa_node=1))
