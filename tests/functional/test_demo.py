@@ -33,23 +33,25 @@ def demo() -> Iterator[subprocess.Popen[str]]:
     """The demo, running; afterwards the machine must be as it was."""
     assert not sandbox.inside()
     mark = str(uuid.uuid4())
-    before, temporary = Traces.now(), temporary_files()
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.demo"],
-        cwd=ROOT,
-        env={**os.environ, MARK: mark},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as running:
-        try:
-            yield running
-        finally:
-            running.kill()
-    wait_for(lambda: not marked(mark), 30, "every process of the demo has ended")
-    assert temporary_files() <= temporary
+    before = Traces.now()
+    # A directory of its own: others on the machine have temporary files too.
+    with tempfile.TemporaryDirectory(prefix="np-") as temporary:
+        with subprocess.Popen(
+            [sys.executable, "-m", "tests.demo"],
+            cwd=ROOT,
+            env={**os.environ, MARK: mark, "TMPDIR": temporary},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as running:
+            try:
+                yield running
+            finally:
+                running.kill()
+        wait_for(lambda: not marked(mark), 30, "every process of the demo has ended")
+        assert os.listdir(temporary) == []
     check_same(before)
 
 
@@ -63,10 +65,6 @@ def check_same(before: Traces) -> None:
         assert not now.mounts - before.mounts
         assert not now.links - before.links
         assert not now.files - before.files
-
-
-def temporary_files() -> set[str]:
-    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("netplugin-")}
 
 
 def marked(mark: str) -> list[int]:
