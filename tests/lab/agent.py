@@ -37,10 +37,16 @@ def with_capabilities(names: Collection[str], command: Sequence[Argument]) -> li
 
 
 class _Preloaded(Daemon):
-    """``python -m agents.main`` without the imports."""
+    """``python -m agents.main`` without the imports, in a network namespace."""
+
+    def __init__(self, name: str, args: Sequence[Argument], log: Path, netns: str | None) -> None:
+        super().__init__(name, args, log)
+        self._netns = netns
 
     def _spawned(self, log: int, env: Mapping[str, str]) -> Process:
-        return preloaded.agent().start(self.args[len(COMMAND) :], env, log)
+        with entered(self._netns):
+            arguments = self.args[len(COMMAND) :]
+            return preloaded.agent().start(arguments, env, log, own_sys=self._netns is not None)
 
 
 class PrivateAgent(Running):
@@ -61,8 +67,8 @@ class PrivateAgent(Running):
         ``netns`` is the network namespace it runs in, and is called in. ``capabilities`` are all that
         it has of root's (``tests.docs.unit_file`` has the systemd unit's).
 
-        ``as_installed``: started as operators start it, imports and all, as are those in a namespace
-        or with capabilities; the others are forks of one that has imported (``preloaded``).
+        ``as_installed``: started as operators start it, imports and all, as are those with
+        capabilities; the others are forks of one that has imported (``preloaded``).
 
         ``ready`` false: a host on which the agent will not be ready.
         """
@@ -101,11 +107,13 @@ class PrivateAgent(Running):
         self.config = directory / "netplugin.conf"
         self.log = directory / "agent.log"
         args: list[Argument] = [*COMMAND, "--config-file", self.config]
-        if capabilities is not None:
-            args = with_capabilities(capabilities, args)
-        plain = netns is None and capabilities is None and not as_installed
-        kind = _Preloaded if plain else Daemon
-        self.daemon = kind("netplugin-agent", within(netns, args), self.log)
+        self.daemon: Daemon
+        if as_installed or capabilities is not None:
+            if capabilities is not None:
+                args = with_capabilities(capabilities, args)
+            self.daemon = Daemon("netplugin-agent", within(netns, args), self.log)
+        else:
+            self.daemon = _Preloaded("netplugin-agent", args, self.log, netns)
 
     def begin(self) -> None:
         self.start(ready=self._ready)

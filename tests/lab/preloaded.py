@@ -29,6 +29,9 @@ DRIVERS = "netplugin.backends"
 _MAX_BYTES = 1 << 17
 _FILES = 2  # the log and the network namespace
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_CLONE_NEWNS = 0x00020000  # linux/sched.h
+_MS_REC_SLAVE = 1 << 14 | 1 << 19  # sys/mount.h
+_MNT_DETACH = 2
 
 
 class Run:
@@ -71,11 +74,19 @@ class Program:
                 start_new_session=True,  # an interrupt is for pytest
             )
 
-    def start(self, arguments: Sequence[str], env: Mapping[str, str], log: int) -> Run:
-        """Run it where this thread is: directory and network namespace. ``log``: a file's descriptor."""
+    def start(self, arguments: Sequence[str], env: Mapping[str, str], log: int, own_sys: bool = False) -> Run:
+        """Run it where this thread is: directory and network namespace. ``log``: a file's descriptor.
+
+        ``own_sys``: with the /sys of the namespace, as ``ip netns exec`` gives it.
+        """
         network = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         try:
-            call = {"arguments": list(arguments), "env": dict(env), "directory": os.getcwd()}
+            call = {
+                "arguments": list(arguments),
+                "env": dict(env),
+                "directory": os.getcwd(),
+                "own_sys": own_sys,
+            }
             return Run(self, self._call(call, [log, network]))
         finally:
             os.close(network)
@@ -126,6 +137,8 @@ def _become(call: Mapping[str, Any], log: int, network: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) or libc.setns(network, 0):
         raise OSError(ctypes.get_errno(), "prctl or setns")
+    if call["own_sys"]:
+        _mount_sys(libc)
     os.setsid()
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -134,6 +147,17 @@ def _become(call: Mapping[str, Any], log: int, network: int) -> None:
     os.chdir(call["directory"])
     os.environ.clear()
     os.environ.update(call["env"])
+
+
+def _mount_sys(libc: ctypes.CDLL) -> None:
+    """Mount the /sys of this network namespace, for this process alone (``ip netns exec``)."""
+    if (
+        libc.unshare(_CLONE_NEWNS)
+        or libc.mount(b"", b"/", b"none", ctypes.c_ulong(_MS_REC_SLAVE), None)
+        or libc.umount2(b"/sys", _MNT_DETACH)
+        or libc.mount(b"netplugin", b"/sys", b"sysfs", ctypes.c_ulong(0), None)
+    ):
+        raise OSError(ctypes.get_errno(), "the namespace's own /sys")
 
 
 def _main() -> int:
