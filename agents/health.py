@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from agents.host import HostView
 from agents.ports.drift import CHECK_S
@@ -30,13 +31,16 @@ class Health:
         broken: Mapping[str, str],
         supervisor: Supervisor,
         timeout_s: float,
+        network_findings: Callable[[], list[Finding]] = list,
     ) -> None:
+        """``network_findings`` are those about physical networks that belong to no backend."""
         self._store = store
         self._view = view
         self._workers = workers
         self._broken = broken
         self._supervisor = supervisor
         self._timeout_s = timeout_s
+        self._network_findings = network_findings
 
     def backends(self) -> list[BackendInfo]:
         """The enabled backends, with their features and facts on this host."""
@@ -85,6 +89,7 @@ class Health:
         except NetpluginError as error:
             findings.append(_unseen("host", error, "the host can be looked at"))
         findings += await self._store.database.in_thread(store_findings, self._store)  # it reads files
+        findings += await asyncio.to_thread(self._network_findings)
         for name, worker in self._workers.items():
             try:
                 findings += await ask(worker, self._timeout_s, worker.reconciler.findings)

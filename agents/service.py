@@ -17,6 +17,7 @@ from agents.host import HostView
 from agents.host_events import HostEvents
 from agents.metrics import Metrics, PortCounters
 from agents.networks import Networks
+from agents.physical_networks import PhysicalNetworkService
 from agents.pmd import Pmd
 from agents.ports.admit import unknown_backend
 from agents.ports.drift import CHECK_S
@@ -97,7 +98,16 @@ class Service:
         metrics.watch_vfs(self._vf_counters)
         metrics.count_as_failed_but(backends)
         metrics.watch_failures(host.supervisor.failures)
-        self.health = Health(store, view, self._workers, broken, host.supervisor, self._timeout_s)
+        self.physical_networks = PhysicalNetworkService(store, host.networks, self._workers, self._timeout_s)
+        self.health = Health(
+            store,
+            view,
+            self._workers,
+            broken,
+            host.supervisor,
+            self._timeout_s,
+            self.physical_networks.findings,
+        )
         self.events = EventStreams(store.events, store.database, max(1, conf.api.max_connections // 4))
         self.networks = Networks(store, self._workers, self._timeout_s)
         self.teams = Teams(

@@ -149,6 +149,8 @@ class Applied:
     failed: Mapping[str, NetpluginError] = field(default_factory=dict)
     timings_ms: Mapping[str, float] = field(default_factory=dict)
     unfit: Mapping[Claim, str] = field(default_factory=dict)
+    #: The errors of changes that are for no port.
+    unattributed: Sequence[NetpluginError] = ()
 
 
 ObservationT = TypeVar("ObservationT", bound=Observation)
@@ -287,5 +289,6 @@ def unknown_network(name: str | None, option: str, known: Collection[str]) -> In
     return InvalidRequest(
         f"network.physical_network: {message}",
         step="validate",
+        fix=f"PUT /v1/physical-networks/{name}, or add it to the option and restart the agent",
         errors=[FieldError(field="network.physical_network", message=message)],
     )

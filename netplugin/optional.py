@@ -9,9 +9,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
+from netplugin.api.errors import NetpluginError
 from netplugin.api.models import Features, Finding, VfCounters, VfInfo
+from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.backend import Backend, Claim, Intent, Observation, ObservedPort
 
 ObservationT = TypeVar("ObservationT", bound=Observation, contravariant=True)
@@ -134,6 +136,36 @@ class FollowsConnections(Protocol):
         """
 
 
+@runtime_checkable
+class UsesPhysicalNetworks(Protocol[ObservationT]):
+    """Physical networks come and go while it runs. Without it, the backend has those of its own options.
+
+    It adds those of its options to ``Host.networks``, and reads those that the API made from there. A
+    plan uses the networks that there were when the host was observed.
+    """
+
+    #: The fields of a ``PhysicalNetworkSpec`` that it uses, and whether it does what ``keep`` says there.
+    network_parts: ClassVar[Mapping[str, bool]]
+
+    @abstractmethod
+    def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
+        """Refuse a network that the host cannot have, before it is stored. Quick, from any thread.
+
+        Raises: InvalidRequest naming the field, Conflict.
+        """
+
+    @abstractmethod
+    def network_faults(self, observed: ObservationT) -> Mapping[str, NetpluginError]:
+        """The networks that the API made and that are not on the host as they should be (pure).
+
+        ``observed`` covers the whole host. The faults of ports are not repeated.
+        """
+
+    @abstractmethod
+    def network_holders(self, name: str) -> Sequence[str]:
+        """The VXLAN networks whose tunnels use the bridge of this network. Quick, from any thread."""
+
+
 @dataclass(frozen=True)
 class Extras:
     """The backend as each optional protocol that it implements, else None."""
@@ -146,6 +178,7 @@ class Extras:
     features: OffersFeatures | None
     facts: HasFacts | None
     connections: FollowsConnections | None
+    networks: UsesPhysicalNetworks[Observation] | None
 
     @classmethod
     def of(cls, backend: Backend[Any]) -> Extras:
@@ -159,4 +192,5 @@ class Extras:
             backend if isinstance(backend, OffersFeatures) else None,
             backend if isinstance(backend, HasFacts) else None,
             backend if isinstance(backend, FollowsConnections) else None,
+            backend if isinstance(backend, UsesPhysicalNetworks) else None,
         )

@@ -43,6 +43,7 @@ from netplugin.api.models import (
     RenderRequest,
     VfInfo,
 )
+from netplugin.api.physical_models import PhysicalNetworkInfo, PhysicalNetworkSpec
 from netplugin.api.pmd_models import PmdInterval, PmdProposal, PmdRequest, PmdState
 from netplugin.api.service_models import ServicePort, ServicePortSpec
 from netplugin.api.task_models import Task
@@ -107,6 +108,7 @@ def build(service: Service, tasks: TaskRunner, metrics: Metrics) -> FastAPI:
     _add_ports(app, service)
     _add_service_ports(app, service)
     _add_networks(app, service)
+    _add_physical_networks(app, service)
     _add_host(app, service)
     _add_events(app, service)
     _add_tasks(app, tasks)
@@ -241,6 +243,37 @@ def _add_networks(app: FastAPI, service: Service) -> None:
     async def delete_network(network_id: NameParameter) -> None:
         """Delete a VXLAN network that has no ports; no error if it does not exist."""
         await service.networks.delete(network_id)
+
+
+def _add_physical_networks(app: FastAPI, service: Service) -> None:
+    @app.put("/v1/physical-networks/{name}", responses=_PORT_ERRORS, operation_id="put_physical_network")
+    async def put_physical_network(name: NameParameter, spec: PhysicalNetworkSpec) -> PhysicalNetworkInfo:
+        """Create or change a physical network; what it keeps is verified on the host."""
+        return await service.physical_networks.put(name, spec)
+
+    @app.get("/v1/physical-networks", responses=_documented(), operation_id="list_physical_networks")
+    async def list_physical_networks() -> list[PhysicalNetworkInfo]:
+        """List the physical networks: those of the configuration, and those that were PUT."""
+        return await service.physical_networks.all()
+
+    @app.get(
+        "/v1/physical-networks/{name}",
+        responses=_documented(errors.NotFound),
+        operation_id="get_physical_network",
+    )
+    async def get_physical_network(name: NameParameter) -> PhysicalNetworkInfo:
+        """Return a physical network."""
+        return await asyncio.to_thread(service.physical_networks.get, name)
+
+    @app.delete(
+        "/v1/physical-networks/{name}",
+        status_code=204,
+        responses=_PORT_ERRORS,
+        operation_id="delete_physical_network",
+    )
+    async def delete_physical_network(name: NameParameter) -> None:
+        """Delete a physical network that has no ports; no error if it does not exist."""
+        await service.physical_networks.delete(name)
 
 
 def _add_host(app: FastAPI, service: Service) -> None:

@@ -51,6 +51,10 @@ class Converged:
     kept: dict[str, NetpluginError] = field(default_factory=dict)
     #: Changes for no specific port (an empty bridge) that were applied and are still in the plan.
     left: tuple[Change, ...] = ()
+    #: Errors of changes for no specific port.
+    unattributed: tuple[NetpluginError, ...] = ()
+    #: The last observation.
+    seen: Observation | None = None
 
 
 def converge(
@@ -77,6 +81,7 @@ def converge(
     failed: dict[str, NetpluginError] = {}
     unfit: dict[Claim, str] = {}
     done: list[Change] = []
+    unattributed: list[NetpluginError] = []
     todo = list(intents)
     scope = None if whole else [intent.port_id for intent in intents]
     if seen is None:
@@ -95,6 +100,7 @@ def converge(
         done += plan.changes
         failed.update(applied.failed)
         unfit.update(applied.unfit)
+        unattributed += applied.unattributed
         todo = [intent for intent in todo if intent.port_id not in failed]
         if not todo and not whole:
             break  # no port is left to verify
@@ -117,7 +123,7 @@ def converge(
         LOG.warning("%s %s goes into quarantine: %s", claim.kind, claim.key, reason)
     ports.store.quarantine(unfit)
     ports.observed = {**ports.observed, **observed}
-    return Converged(failed, observed, tuple(done), kept, left)
+    return Converged(failed, observed, tuple(done), kept, left, tuple(unattributed), seen)
 
 
 def _plan(

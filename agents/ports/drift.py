@@ -59,6 +59,9 @@ class Drift:
         self._marks = marks
         self._quarantines = quarantines
         self._adopted = False
+        #: The physical networks that were not as they should be when the whole host was looked at
+        #: last; any thread may read it.
+        self.network_faults: Mapping[str, NetpluginError] = {}
         #: Whether the last look left something to be tried again.
         self._looks_again = False
 
@@ -130,7 +133,7 @@ class Drift:
         if ports is None:
             self._looks_again = False
         result = self._converge_in_chunks(intents, seen, plan, watch, ports is None, batch_size)
-        errors = [*result.failed.values(), *(_left(change) for change in result.left)]
+        errors = [*result.failed.values(), *result.unattributed, *map(_left, result.left)]
         report.errors = [error.problem() for error in errors]
         self._record_checked(records, result)
         left = {change.describe() for change in result.left}
@@ -205,6 +208,7 @@ class Drift:
             )
         if whole:
             self._ports.observed = dict(result.observed)
+            self._note_networks(result.seen)
         return result
 
     def _record_checked(self, records: Mapping[str, Record], result: Converged) -> None:
@@ -274,6 +278,32 @@ class Drift:
         reached = not working or bool(working - set(result.failed))
         return NetworkOutcome(reached, tuple(result.failed.values()))
 
+    def converge_physical_network(self, name: str, deadline: float) -> NetworkOutcome:
+        """Apply a physical network: what it keeps on the host, and its uplink under the ports.
+
+        Raises: what ``Backend.observe`` raises, BackendUnavailable.
+        """
+        self._ports.usable().require()
+        records = {
+            r.port_id: r
+            for r in self._ports.store.records(backend=self._ports.backend.name)
+            if name == r.spec.network.physical_network
+        }
+        working = {i for i, r in records.items() if r.state in _WORKING}
+        intents = self._ports.intents(records.values())
+        result = converge(self._ports, intents, deadline, Stopwatch(), "physical-network", whole=True)
+        self._record_checked(records, result)
+        self._note_networks(result.seen)
+        fault = self.network_faults.get(name)
+        failures = [*([fault] if fault else ()), *result.unattributed]
+        reached = not failures and (not working or bool(working - set(result.failed)))
+        return NetworkOutcome(reached, (*failures, *result.failed.values()))
+
+    def _note_networks(self, seen: Observation | None) -> None:
+        networks = self._ports.extras.networks
+        if networks is not None and seen is not None:
+            self.network_faults = networks.network_faults(seen)
+
     def findings(self) -> list[Finding]:
         """The findings about this backend's part of the host.
 
@@ -293,9 +323,11 @@ class Drift:
         intents = self._ports.intents(self._ports.store.records(backend=self._ports.backend.name))
         orphans = Orphans.among(self._ports.store, self._ports.backend.name, seen.ports).kept
         checks = self._ports.extras.findings
+        self._note_networks(seen)
         return [
             *_of_ports(self._ports.backend.name, self._ports.store),
             *(checks.findings(intents, seen) if checks else ()),
+            *(of_network(name, fault) for name, fault in self.network_faults.items()),
             *findings(self._ports.backend.name, orphans),
             *self._marks.findings(self._ports.backend.name),
         ]
@@ -370,8 +402,19 @@ def _of_ports(backend: str, store: Store) -> list[Finding]:
     return findings
 
 
+def of_network(name: str, fault: NetpluginError) -> Finding:
+    """The finding about a physical network that is not as it should be."""
+    return Finding(
+        id=f"physical-network-{name}",
+        status="fail",
+        found=fault.detail,
+        expected=f"the bridge and the uplink of physical network {name} are there and work",
+        fix=fault.fix,
+    )
+
+
 def _left(change: Change) -> HostError:
     """The error of a failed change that belongs to no port; otherwise it would be retried silently."""
-    error = HostError(f"the host does not let go: {change.describe()}", step="verify")
+    error = HostError(f"the host does not keep what was written: {change.describe()}", step="verify")
     LOG.warning("%s", error)
     return error

@@ -16,6 +16,7 @@ from agents.ports.plug import Plug
 from agents.ports.quarantines import Quarantines
 from agents.store.marks import StoreMarks
 from agents.store.store import Store
+from netplugin.api.errors import NetpluginError
 from netplugin.backend import Backend, Observation, ObservedPort
 
 
@@ -46,7 +47,14 @@ class Reconciler:
         self.serve, self.resume = plug.serve, plug.resume
         self.check, self.unsettled = drift.check, drift.unsettled
         self.converge_network, self.abandon = drift.converge_network, drift.abandon
+        self.converge_physical_network = drift.converge_physical_network
+        self._drift = drift
         self.kept, self.findings, self.vfs = drift.kept, drift.findings, drift.vfs
+
+    @property
+    def network_faults(self) -> Mapping[str, NetpluginError]:
+        """The physical networks that were not as they should be when the host was looked at last."""
+        return self._drift.network_faults
 
     @property
     def observed(self) -> Mapping[str, ObservedPort]:

@@ -100,6 +100,10 @@ CREATE TABLE IF NOT EXISTS networks (
     local_vlan INTEGER NOT NULL UNIQUE,
     spec TEXT NOT NULL
 );
+CREATE TABLE IF NOT EXISTS physical_networks (
+    name TEXT PRIMARY KEY,
+    spec TEXT NOT NULL
+);
 CREATE TABLE IF NOT EXISTS claims (
     kind TEXT NOT NULL,
     key TEXT NOT NULL,
@@ -161,7 +165,9 @@ CREATE TABLE IF NOT EXISTS tasks (
 );
 """
 #: What changes a schema of version 1 to 2, of 2 to 3, and so on. A released entry is never changed.
-_MIGRATIONS: tuple[str, ...] = ()
+_MIGRATIONS: tuple[str, ...] = (
+    "CREATE TABLE IF NOT EXISTS physical_networks (name TEXT PRIMARY KEY, spec TEXT NOT NULL);",
+)
 _VERSION = 1 + len(_MIGRATIONS)
 
 

@@ -20,6 +20,7 @@ T = TypeVar("T")
 _KEYS: Mapping[str, str] = {
     "ports": "port_id",
     "networks": "network_id",
+    "physical_networks": "name",
     "placements": "vm_id",
     "quarantine": "key",
     "tasks": "taskuuid",

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from agents.store.database import Database
 from agents.store.event_log import REMOVED, EventLog, NewEvent
+from agents.store.physical_networks import StoredPhysicalNetworks
 from agents.store.placements import Placements, read_placement
 from agents.store.set_aside import Row, SetAside
 from agents.store.task_journal import TaskJournal
@@ -78,6 +79,7 @@ class Store:
         self._numbers: dict[str, int] = {}
         self._ports: dict[str, Record] = {record.port_id: record for record in self._read_ports()}
         self._networks = {n.network_id: n for n in self.set_aside.sift("networks", _network)}
+        self.physical_networks = StoredPhysicalNetworks(self.database, self.set_aside)
         self._unfit: dict[Claim, str] = dict(self.set_aside.sift("quarantine", _quarantined))
         self.set_aside.sift("placements", lambda row: read_placement(row["placement"]))
         self.set_aside.sift("tasks", lambda row: self.tasks.get(row["taskuuid"]))
@@ -303,6 +305,9 @@ class Store:
 
     def _require_networks(self, records: Iterable[Record]) -> None:
         for record in records:
+            known = self._ports.get(record.port_id)
+            if known is None or known.spec.network != record.spec.network:
+                self.physical_networks.require(record.port_id, record.spec)
             network_id = record.spec.overlay_id
             if network_id is not None and network_id not in self._networks:
                 raise Conflict(

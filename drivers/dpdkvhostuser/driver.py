@@ -10,19 +10,22 @@ from drivers.dpdkvhostuser.model import BACKEND, OVERLAY, VhostUserObservation
 from drivers.dpdkvhostuser.observe import Observer
 from drivers.dpdkvhostuser.options import GROUP, OPTIONS
 from drivers.dpdkvhostuser.plan import make_plan
-from drivers.ovs import service_ports, sockets, usability
+from drivers.ovs import networks, service_ports, sockets, usability
 from drivers.ovs.apply import Applier
 from drivers.ovs.ports import VHOST_TYPE
 from drivers.ovs.usability import dpdk_usable
+from netplugin.api.errors import NetpluginError
 from netplugin.api.models import Binding, DomainRequirements, Features, Finding, PortSpec
+from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.backend import Applied, Backend, Change, Claim, Intent, Plan, unknown_network
 from netplugin.data_path import DataPath
 from netplugin.host.names import VHOST, device_name
-from netplugin.host.ovs_underlay import problem
+from netplugin.host.ovs import OvsSettings
+from netplugin.host.ovs_underlay import problem, read_underlay
 from netplugin.host.shared import Host
 from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import vhostuser_interface
-from netplugin.optional import HasFacts, HasFindings, HasLocalVlans, NeedsClaims
+from netplugin.optional import HasFacts, HasFindings, HasLocalVlans, NeedsClaims, UsesPhysicalNetworks
 
 
 class DpdkVhostUser(
@@ -31,6 +34,7 @@ class DpdkVhostUser(
     HasFindings[VhostUserObservation],
     HasLocalVlans,
     HasFacts,
+    UsesPhysicalNetworks[VhostUserObservation],
 ):
     """See ``netplugin.backend.Backend``."""
 
@@ -44,6 +48,7 @@ class DpdkVhostUser(
         needs_shared_memory=True,
         service_ports=True,
     )
+    network_parts: ClassVar[Mapping[str, bool]] = {"ovs": True}
     data_path: ClassVar[DataPath] = DataPath(
         "vhostuser", "socket_path", ovs_bridge="bridge", ovs_port="device", pmd_threads=True
     )
@@ -52,10 +57,15 @@ class DpdkVhostUser(
         conf.register_opts(OPTIONS, group=GROUP)
         self._guest_hugepages: bool = conf[GROUP].guest_hugepages
         self._ovs = host.ovs
-        self._settings = host.ovs.settings
+        #: Those that the last observation was made with.
+        self._observed_with = self._settings
         self._observer = Observer(self._ovs)
         self._applier = Applier(self._ovs)
         sockets.make_directory(self._settings.vhost_socket_dir, self._settings.vhost_socket_group)
+
+    @property
+    def _settings(self) -> OvsSettings:
+        return self._ovs.settings
 
     # -- without changing the host ----------------------------------------------------------------
 
@@ -135,7 +145,20 @@ class DpdkVhostUser(
         return (sockets.claim_socket(self._settings, intent, row),)
 
     def plan(self, intents: Sequence[Intent], observed: VhostUserObservation) -> Plan:
-        return make_plan(self._settings, intents, observed)
+        return make_plan(self._observed_with, intents, observed)
+
+    def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
+        networks.check_network(self._ovs.mirror, name, spec)
+
+    def network_faults(self, observed: VhostUserObservation) -> Mapping[str, NetpluginError]:
+        return networks.network_faults(self._observed_with, observed)
+
+    def network_holders(self, name: str) -> Sequence[str]:
+        settings, mirror = self._settings, self._ovs.mirror
+        underlay = read_underlay(settings.local_ip, mirror) if settings.local_ip else None
+        if underlay is None or underlay.device != settings.bridge_mappings.get(name):
+            return ()
+        return sorted(mirror.networks(BACKEND).values())
 
     def findings(self, intents: Sequence[Intent], observed: VhostUserObservation) -> Sequence[Finding]:
         of_sockets = sockets.findings(self._settings, observed.rows, observed.sockets)
@@ -144,6 +167,7 @@ class DpdkVhostUser(
     # -- reading and changing the host ------------------------------------------------------------
 
     def observe(self, ports: Collection[str] | None, deadline: float) -> VhostUserObservation:
+        self._observed_with = self._settings
         return self._observer.observe(ports, deadline)
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:

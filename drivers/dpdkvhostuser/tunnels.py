@@ -54,7 +54,7 @@ def base_flows() -> frozenset[Flow]:
 
 
 #: The tunnel bridge exists while the overlay bridge has ports.
-LAYOUT = Layout(BACKEND, BRIDGE_MARKS, homes={TUNNELS: OVERLAY}, base={TUNNELS: base_flows()})
+LAYOUT = Layout(BACKEND, BRIDGE_MARKS, homes={TUNNELS: OVERLAY}, base={TUNNELS: base_flows()}, keeps=True)
 
 
 def peers(overlay: Overlay, local_ip: str) -> list[str]:

@@ -29,6 +29,8 @@ class Writer:
     #: The mark of the store to write with the rules; empty: leave the existing mark.
     store_mark: str = ""
     failed: dict[str, NetpluginError] = field(default_factory=dict)
+    #: The errors of changes that are for no port.
+    loose: list[NetpluginError] = field(default_factory=list)
 
     def write(self, changes: Sequence[BridgeChange]) -> Applied:
         timings = {"netlink": 0.0, "nftables": 0.0}
@@ -40,7 +42,7 @@ class Writer:
                 for change in group:
                     self._attempt(change)
             timings[part] += (time.monotonic() - start) * 1e3
-        return Applied(self.failed, timings)
+        return Applied(self.failed, timings, unattributed=tuple(self.loose))
 
     def _attempt(self, change: BridgeChange) -> None:
         if self._hopeless(change):
@@ -75,5 +77,6 @@ class Writer:
     def _fail(self, change: BridgeChange, error: NetpluginError) -> None:
         if not change.ports:
             LOG.warning("linuxbridge: could not %s: %s", change.describe(), error)
+            self.loose.append(error)
         for port in change.ports:
             self.failed.setdefault(port, error.for_port(port))

@@ -112,7 +112,7 @@ class RemoveDevice(BridgeChange):
     name: str
 
     def describe(self) -> str:
-        return f"remove {self.name}, which no port needs any more"
+        return f"remove {self.name}, which nothing needs any more"
 
     def touches(self) -> frozenset[str]:
         return frozenset({self.name})

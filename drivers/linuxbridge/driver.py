@@ -16,20 +16,22 @@ from drivers.linuxbridge.findings import host_findings
 from drivers.linuxbridge.model import BridgeObservation, DesiredPort
 from drivers.linuxbridge.observe import VHOST_NET, BridgeReader
 from drivers.linuxbridge.options import GROUP, OPTIONS, Settings
-from drivers.linuxbridge.plan import make_plan
+from drivers.linuxbridge.plan import make_plan, network_faults
 from drivers.linuxbridge.uplink_path import no_local_ip
 from drivers.linuxbridge.watch import BridgeWatch
-from netplugin.api.errors import BackendUnavailable
+from netplugin.api.errors import BackendUnavailable, NetpluginError
 from netplugin.api.models import Binding, Features, Finding, PortSpec
+from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.backend import Applied, Backend, Change, Intent, Plan, unknown_network
 from netplugin.data_path import DataPath
 from netplugin.host.links import TUN_DEVICE, kind_unavailable
 from netplugin.host.names import CarriedMark, unmarked
-from netplugin.host.shared import Host, locks_of, supervisor_of
+from netplugin.host.physical_networks import Derived
+from netplugin.host.shared import Host, locks_of, networks_of, supervisor_of
 from netplugin.host.usability import Usability, Wake
 from netplugin.host.vxlan import VxlanFilter
 from netplugin.libvirt.interfaces import tap_interface
-from netplugin.optional import HasFacts, HasFindings
+from netplugin.optional import HasFacts, HasFindings, UsesPhysicalNetworks
 
 LOG = logging.getLogger(__name__)
 
@@ -39,7 +41,12 @@ _LOCK = "linuxbridge"
 _MODULES = {"bridge": "bridge", "vlan": "8021q", "vxlan": "vxlan", "ifb": "ifb"}
 
 
-class LinuxBridge(Backend[BridgeObservation], HasFindings[BridgeObservation], HasFacts):
+class LinuxBridge(
+    Backend[BridgeObservation],
+    HasFindings[BridgeObservation],
+    HasFacts,
+    UsesPhysicalNetworks[BridgeObservation],
+):
     """See ``netplugin.backend.Backend``."""
 
     name: ClassVar[str] = "linuxbridge"
@@ -53,12 +60,18 @@ class LinuxBridge(Backend[BridgeObservation], HasFindings[BridgeObservation], Ha
         max_queues=128,
         needs_shared_memory=False,
     )
+    network_parts: ClassVar[Mapping[str, bool]] = {"linuxbridge": True}
     data_path: ClassVar[DataPath] = DataPath("tap", "device", links=("device", "bridge"))
 
     def __init__(self, conf: Any, host: Host | None, *, kernel: BridgeKernel | None = None) -> None:
         """``kernel``: a model, for tests; None for the real one."""
         conf.register_opts(OPTIONS, group=GROUP)
-        self._settings = Settings.read(conf)
+        configured = Settings.read(conf)
+        networks = networks_of(host)
+        networks.configure(configured.networks())
+        self._current = Derived(networks, configured.with_networks)
+        #: Those that the last observation was made with.
+        self._observed_with = configured
         self._supervisor = supervisor_of(host)
         self._kernel = kernel or BridgeKernel(vxlan=VxlanFilter(self._settings.local_ip))
         self._locks = locks_of(host)
@@ -67,6 +80,10 @@ class LinuxBridge(Backend[BridgeObservation], HasFindings[BridgeObservation], Ha
         self._mark_there: str | None = None
         self._watch: BridgeWatch | None = None
         self._makeable: frozenset[str] = frozenset()
+
+    @property
+    def _settings(self) -> Settings:
+        return self._current.value
 
     # -- without changing the host ----------------------------------------------------------------
 
@@ -147,10 +164,19 @@ class LinuxBridge(Backend[BridgeObservation], HasFindings[BridgeObservation], Ha
         )
 
     def plan(self, intents: Sequence[Intent], observed: BridgeObservation) -> Plan:
-        return make_plan(self._settings, intents, observed)
+        return make_plan(self._observed_with, intents, observed)
 
     def findings(self, intents: Sequence[Intent], observed: BridgeObservation) -> Sequence[Finding]:
-        return host_findings(self._settings, observed)
+        return host_findings(self._observed_with, observed)
+
+    def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
+        pass  # the interface is looked at when the network is used or kept
+
+    def network_faults(self, observed: BridgeObservation) -> Mapping[str, NetpluginError]:
+        return network_faults(self._observed_with, observed)
+
+    def network_holders(self, name: str) -> Sequence[str]:
+        return ()  # tunnels leave by interfaces of the operator, which stay
 
     def facts(self) -> Mapping[str, str | int | bool]:
         return {"vhost_net": VHOST_NET.exists(), "local_ip": self._settings.local_ip}
@@ -158,7 +184,8 @@ class LinuxBridge(Backend[BridgeObservation], HasFindings[BridgeObservation], Ha
     # -- reading and changing the host ------------------------------------------------------------
 
     def observe(self, ports: Collection[str] | None, deadline: float) -> BridgeObservation:
-        seen = BridgeReader(self._settings, self._kernel, ports).read(deadline)
+        self._observed_with = self._settings
+        seen = BridgeReader(self._observed_with, self._kernel, ports).read(deadline)
         if ports is None:
             self._mark_there = seen.store_mark
             seen = replace(seen, store_mark=self._carried.found(seen.store_mark))
@@ -177,12 +204,14 @@ class LinuxBridge(Backend[BridgeObservation], HasFindings[BridgeObservation], Ha
         return "" if self._mark_there is None else self._carried.after(self._mark_there)
 
     def watch(self, wake: Callable[[Wake], None]) -> None:
-        interfaces = frozenset(filter(None, self._settings.physical_interfaces.values()))
         try:
-            self._watch = BridgeWatch(wake, interfaces, self._supervisor)
+            self._watch = BridgeWatch(wake, self._interfaces, self._supervisor)
         except OSError as refused:
             LOG.warning("linuxbridge: no kernel events, so only periodic reads find drift: %s", refused)
         super().watch(wake)
+
+    def _interfaces(self) -> frozenset[str]:
+        return frozenset(filter(None, self._settings.physical_interfaces.values()))
 
     def close(self) -> None:
         if self._watch is not None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from oslo_config import cfg, types
 
+from netplugin.api.physical_models import BridgeUplinkSpec, PhysicalNetworkSpec
+from netplugin.host.physical_networks import Networks
+
 GROUP = "linuxbridge"
+_MTU = 1500  # of a kept segment whose network has no mtu
 OPTIONS = [
     cfg.Opt(
         "physical_interfaces",
@@ -40,12 +44,30 @@ class Settings:
 
     physical_interfaces: Mapping[str, str]
     local_ip: str = ""
+    #: The networks whose flat segment exists while no port does, with its MTU in bytes.
+    kept: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def read(cls, conf: Any) -> Settings:
         group = conf[GROUP]
         local_ip = str(ipaddress.ip_address(group.local_ip)) if group.local_ip else ""
         return cls(dict(group.physical_interfaces), local_ip)
+
+    def networks(self) -> Networks:
+        """The physical networks of the options."""
+        return {
+            name: PhysicalNetworkSpec.model_construct(
+                linuxbridge=BridgeUplinkSpec.model_construct(interface=interface or None)
+            )
+            for name, interface in self.physical_interfaces.items()
+        }
+
+    def with_networks(self, made: Networks) -> Settings:
+        """These settings with the networks that the API made."""
+        here = {name: spec for name, spec in made.items() if spec.linuxbridge}
+        interfaces = {n: spec.linuxbridge.interface or "" for n, spec in here.items() if spec.linuxbridge}
+        kept = {name: spec.mtu or _MTU for name, spec in here.items() if spec.keep}
+        return replace(self, physical_interfaces={**self.physical_interfaces, **interfaces}, kept=kept)
 
     def shared_interfaces(self) -> list[str]:
         """Return interfaces listed for more than one network: an interface can be on one bridge only."""

@@ -49,7 +49,7 @@ from drivers.linuxbridge.uplink_path import (
     way_out,
     wrong_family,
 )
-from netplugin.api.errors import BackendUnavailable, Conflict, NetpluginError
+from netplugin.api.errors import BackendUnavailable, Conflict, HostError, NetpluginError
 from netplugin.backend import Change, Intent, Overlay, Plan
 from netplugin.host.link_messages import Link, Vlan, Vxlan
 from netplugin.host.names import SHAPER, TAP, device_name
@@ -93,12 +93,14 @@ class SegmentsPlan:
             used.setdefault(one.segment.bridge, []).append(one)
         staying = {name: self._staying(bridge) for name, bridge in self.seen.bridges.items()}
         kept = {*used, *(name for name, members in staying.items() if members)}
+        flat = {Segment(network).bridge: Segment(network) for network in self.settings.kept}
+        kept |= flat.keys() - self.seen.taken_names
         devices = {users[0].segment.device for users in used.values()}
         for name in sorted(kept):
             seen = self.seen.bridges.get(name)
             if seen is not None and seen.segment is not None:
                 devices.add(seen.segment.device)
-            self._keep(seen, used.get(name, ()), staying.get(name, {}))
+            self._keep(seen, used.get(name, ()), staying.get(name, {}), flat.get(name))
         for name in sorted(set(self.seen.bridges) - kept):
             self.gone.append(RemoveDevice(self._going(name), name))
         for name, link in sorted(self.seen.uplinks.items()):
@@ -113,10 +115,12 @@ class SegmentsPlan:
         seen: ObservedBridge | None,
         users: Sequence[DesiredPort],
         staying: Mapping[str, int],
+        kept: Segment | None,
     ) -> None:
-        segment = users[0].segment if users else seen.segment if seen else None
+        segment = kept or (users[0].segment if users else seen.segment if seen else None)
         mtus = [one.tap.mtu for one in users]
         mtus += [mtu for member, mtu in staying.items() if member.startswith(TAP)]
+        mtus += [self.settings.kept[kept.physical_network]] if kept else []
         if segment is None or not mtus:
             return  # no port of ours is left, and other members keep the bridge
         ids = tuple(one.tap.port_id for one in users)
@@ -246,6 +250,34 @@ def _key(device: Vxlan) -> VxlanKey:
     return VxlanKey(device.port, device.vni)
 
 
+def network_faults(settings: Settings, seen: BridgeObservation) -> dict[str, NetpluginError]:
+    """See ``netplugin.optional.UsesPhysicalNetworks``: its flat segment is what a network keeps."""
+    found = {name: _fault(settings, name, seen) for name in sorted(settings.kept)}
+    return {name: fault for name, fault in found.items() if fault is not None}
+
+
+def _fault(settings: Settings, name: str, seen: BridgeObservation) -> NetpluginError | None:
+    segment, mtu = Segment(name), settings.kept[name]
+    if segment.bridge in seen.taken_names:
+        return _taken(segment.bridge)
+    if (problem := uplink_problem(settings, segment, mtu, seen)) is not None:
+        return problem
+    bridge, interface = seen.bridges.get(segment.bridge), settings.physical_interfaces[name]
+    if bridge is None:
+        return HostError(f"bridge {segment.bridge} is not there", step="verify")
+    if interface and interface not in bridge.members:
+        return HostError(f"{interface} is not on bridge {segment.bridge}", step="verify")
+    return None
+
+
+def _taken(name: str) -> Conflict:
+    return Conflict(
+        f"a device named {name} exists and is not ours",
+        step="plan",
+        fix=f"rename or remove it: ip link delete {name}",
+    )
+
+
 # -- Plan the changes from the observed to the desired state of the kernel. Pure. -----------------
 
 
@@ -279,11 +311,7 @@ def _refusal(settings: Settings, wanted: DesiredPort, seen: BridgeObservation) -
     names = (tap.name, tap.bridge, segment.device)
     for name in (*names, *([device_name(SHAPER, tap.port_id)] if tap.egress else [])):
         if name in seen.taken_names:
-            return Conflict(
-                f"a device named {name} exists and is not ours",
-                step="plan",
-                fix=f"rename or remove it: ip link delete {name}",
-            )
+            return _taken(name)
     link = seen.taps.get(tap.port_id)
     if link is not None and (link.master, link.mtu) == (tap.bridge, tap.mtu):
         # A port that is in place stays; problems of its uplink are reported as a fault.

@@ -43,9 +43,9 @@ class BridgeWatch(KernelEventListener):
     ``suppress_own_events`` count as own. Events that the kernel dropped count as changes by others."""
 
     def __init__(
-        self, wake: Callable[[Wake], None], interfaces: frozenset[str], supervisor: Supervisor
+        self, wake: Callable[[Wake], None], interfaces: Callable[[], frozenset[str]], supervisor: Supervisor
     ) -> None:
-        """``interfaces`` are uplinks. Raises: OSError if the kernel refuses the sockets."""
+        """``interfaces`` returns the uplinks. Raises: OSError if the kernel refuses the sockets."""
         self._interfaces = interfaces
         # Starting or stopping a VM changes the carrier of its tap: compare only what the agent sets.
         self._known: dict[str, LinkEvent] = {}
@@ -76,7 +76,7 @@ class BridgeWatch(KernelEventListener):
             self._known.pop(event.name, None)
             return True
         before, self._known[event.name] = self._known.get(event.name), event
-        if before is not None and event.name in self._interfaces:
+        if before is not None and event.name in self._interfaces():
             return before != event or before.carrier != event.carrier
         return before != event
 
@@ -88,7 +88,7 @@ class BridgeWatch(KernelEventListener):
                 return [Wake(f"device {event.name} changed", ports)]
         if alias.startswith(UPLINK_MARK):
             return [Wake(f"uplink {event.name} changed")]
-        if event.name in self._interfaces:
+        if event.name in self._interfaces():
             return [Wake(f"uplink {event.name} changed")]
         # A bridge changes with every member; only its removal or going down affects all of its ports.
         if bridge_mark(event.alias) and (event.gone or not event.up):

@@ -52,13 +52,14 @@ class Applier:
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         failed: _Failed = {}
+        loose: list[NetpluginError] = []
         start = time.monotonic()
         _write_files([each for each in changes if isinstance(each, c.MakeSocketDirectory)], failed)
-        self._write_rows(changes, deadline, failed)
+        self._write_rows(changes, deadline, failed, loose)
         self._wait_for_mtu(changes, failed, deadline)
         self._require_policers(changes, deadline, failed)
         rows_done = time.monotonic()
-        self._write_flows(changes, deadline, failed)
+        self._write_flows(changes, deadline, failed, loose)
         removals = (c.RemoveSocket, c.RemoveSocketDirectory)
         _write_files([each for each in changes if isinstance(each, removals)], failed)
         return Applied(
@@ -67,15 +68,22 @@ class Applier:
                 "vswitchd": (rows_done - start) * 1e3,
                 "openflow": (time.monotonic() - rows_done) * 1e3,
             },
+            unattributed=tuple(loose),
         )
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def _write_rows(self, changes: Sequence[Change], deadline: float, failed: _Failed) -> None:
+    def _write_rows(
+        self,
+        changes: Sequence[Change],
+        deadline: float,
+        failed: _Failed,
+        loose: list[NetpluginError],
+    ) -> None:
         """Commit one transaction for all ports.
 
         If the database refuses it, commit one per port, so that the error is attributed to the
-        right port.
+        right port, and one for the changes that are for no port.
         """
         rows = [
             change
@@ -90,8 +98,11 @@ class Applier:
         except NetpluginError as error:
             ports = sorted({port for change in rows for port in change.ports})
             LOG.warning("a transaction for %d ports failed: %s", len(ports), error)
-            if error.code != "host_error" or len(ports) < 2:
+            of_none = [change for change in rows if not change.ports]
+            if error.code != "host_error" or len(ports) + bool(of_none) < 2:
                 failed.update({port: error.for_port(port) for port in ports})
+                if of_none:
+                    loose.append(error)
                 return
             # Changes that several ports share are written with the first port that succeeds.
             done: list[RowChange] = []
@@ -102,6 +113,11 @@ class Applier:
                     done += own
                 except NetpluginError as refused:
                     failed[port] = refused.for_port(port)
+            if of_none:
+                try:
+                    self._commit(of_none, deadline)
+                except NetpluginError as refused:
+                    loose.append(refused)
 
     def _commit(self, changes: Sequence[RowChange], deadline: float) -> None:
         self._ovs.db.write(changes, min(deadline, time.monotonic() + self._ovs.settings.timeout_s))
@@ -151,7 +167,13 @@ class Applier:
 
     # -- flows -----------------------------------------------------------------------------------
 
-    def _write_flows(self, changes: Sequence[Change], deadline: float, failed: _Failed) -> None:
+    def _write_flows(
+        self,
+        changes: Sequence[Change],
+        deadline: float,
+        failed: _Failed,
+        loose: list[NetpluginError],
+    ) -> None:
         by_bridge: dict[str, list[FlowChange]] = defaultdict(list)
         for change in changes:
             if isinstance(change, FlowChange):
@@ -165,6 +187,8 @@ class Applier:
                 self._bundle(bridge, edits, idle, deadline)
             except NetpluginError as error:
                 self._fail(edits, error, failed)
+                if not any(change.ports for change in edits):
+                    loose.append(error)
         asked = [change for change in changes if isinstance(change, c.PurgeDatapath)]
         if self._purge_due or asked:
             try:

@@ -196,7 +196,7 @@ class RemoveBridge(RowChange):
             bridge.delete()
 
     def describe(self) -> str:
-        return f"remove bridge {self.name}, which no port needs any more"
+        return f"remove bridge {self.name}, which nothing needs any more"
 
 
 @dataclass(frozen=True)
@@ -259,11 +259,14 @@ class SetUplink(RowChange):
     def write(self, tables: Tables) -> None:
         set_port(tables, self.uplink, MERGED_OF_UPLINKS, self.uplink.new_interfaces())
 
+    def mtus(self) -> tuple[tuple[str, int, bool], ...]:
+        return ((self.uplink.name, self.uplink.mtu, False),) if self.uplink.sets_mtu else ()
+
     def describe(self) -> str:
         uplink = self.uplink
-        return f"set uplink {uplink.name}: {', '.join(uplink.devices)}" + (
-            f", {uplink.bond}" if uplink.bond else ""
-        )
+        bond = f", {uplink.bond}" if uplink.bond else ""
+        mtu = f", MTU {uplink.mtu}" if uplink.sets_mtu else ""
+        return f"set uplink {uplink.name}: {', '.join(uplink.devices)}{bond}{mtu}"
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,9 @@ class Layout:
     base: Mapping[str, frozenset[Flow]] = field(default_factory=dict)
     #: The name prefixes of its ports.
     prefixes: tuple[str, ...] = (VHOST,)
+    #: Whether it makes and repairs what ``OvsSettings.kept`` has. One backend does, so that no two add an
+    #: uplink at once; all leave it there.
+    keeps: bool = False
 
     def home(self, bridge: str) -> str:
         """The bridge whose ports keep this one in existence."""

@@ -12,7 +12,7 @@ from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, base_fl
 from netplugin.api.errors import OperationTimeout
 from netplugin.host.names import device_name
 from netplugin.host.openflow import COOKIE_MARK, Flow
-from netplugin.host.ovs import OvsHost
+from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import (
     BESIDE_MARK,
@@ -64,12 +64,15 @@ class OvsReader:
 
     def __init__(self, ovs: OvsHost, layout: Layout) -> None:
         self._ovs = ovs
-        self._settings = ovs.settings
         self._layout = layout
 
     @property
     def _mirror(self) -> Mirror:
         return self._ovs.mirror
+
+    @property
+    def _settings(self) -> OvsSettings:
+        return self._ovs.settings
 
     def scope(self, ports: Collection[str] | None, deadline: float) -> Scope:
         """The scope for these ports.

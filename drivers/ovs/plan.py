@@ -17,7 +17,8 @@ from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
 from netplugin.host.ovs_underlay import too_narrow
 
-# -- Plan bridges and uplinks: create them with the first port, remove them with the last. --------
+# -- Plan bridges and uplinks: create them with the first port, remove them with the last. Those that
+# are kept are there without a port.
 
 
 def bridge_changes(
@@ -34,6 +35,9 @@ def bridge_changes(
     needed = {port.bridge for port in wanted.values()}
     needed |= {name for name, home in layout.homes.items() if home in needed}
     networks = {bridge: network for network, bridge in settings.bridge_mappings.items()}
+    kept = {settings.bridge_mappings[network] for network in settings.kept}
+    if layout.keeps:
+        needed |= kept
     for name in sorted({*seen.bridges, *needed}):
         home, fixed = layout.home(name), layout.base.get(name)
         users = {i: port for i, port in wanted.items() if port.bridge == home}
@@ -42,12 +46,14 @@ def bridge_changes(
         if bridge and bridge.stray_cookies:
             after.append(c.DropFlows(ids, name, tuple(sorted(bridge.stray_cookies))))
         used = bool(users) or seen.is_used(home, planned)
+        # A bridge that was made for another network goes before it can be kept for this one.
+        stays = name in kept and (bridge is None or bridge.mark == networks[name])
         if bridge is None:
             before.append(c.CreateBridge(ids, name, layout.marks.get(name) or networks[name]))
             after.append(c.SetBridgeFlows(ids, name, fixed))
         elif not bridge.ours:
             continue
-        elif not used and not bridge.has_unmanaged:
+        elif not (used or stays or bridge.has_unmanaged):
             after.append(c.RemoveBridge(tuple(sorted(leaving)), name))
             continue
         else:
@@ -57,7 +63,7 @@ def bridge_changes(
             stale = bridge.flows is not None and bridge.flows != bridge.wanted_flows
             if stale or bridge.matches_fragments is False:
                 after.append(c.SetBridgeFlows(ids, name, fixed))
-            if not used:
+            if not used and not (stays and layout.keeps):
                 continue
         network = networks.get(name)
         if bridge is not None and bridge.mark != network:
@@ -150,11 +156,13 @@ def _of_uplinks(
     if not settings.uplinks.get(network) or least >= mtu:
         return None
     live = f"ovs-vsctl set Interface {name} mtu_request={mtu} (which stops the NIC for a moment) and "
+    set_it = f"{live if name else ''}set [ovs] uplink_mtu = {network}:{mtu} and restart the agent"
+    if network in settings.made:
+        set_it = f"PUT /v1/physical-networks/{network} with mtu {mtu} (which stops the NIC for a moment)"
     return Unsupported(
         f"network.mtu {mtu} is above the MTU {least} of the uplinks of {network} ([ovs] uplink_mtu)",
         step="mtu",
-        fix=f"{live if name else ''}set [ovs] uplink_mtu = {network}:{mtu} and restart the agent; or "
-        "ask for a smaller network.mtu",
+        fix=f"{set_it}; or ask for a smaller network.mtu",
     )
 
 

@@ -264,7 +264,8 @@ class OvsUplink:
     """The DPDK port that connects a bridge to its physical network: a device or a bond.
 
     Other ``options`` of its interfaces, such as ``n_rxq``, belong to the operator. So does the MTU
-    of existing interfaces: a change stops the NIC for all its users.
+    of existing interfaces, because a change stops the NIC for all its users; unless the API made the
+    network with this MTU (``sets_mtu``).
     """
 
     name: str
@@ -274,6 +275,7 @@ class OvsUplink:
     bond: str | None
     #: The MTU of a new interface.
     mtu: int
+    sets_mtu: bool = False
 
     @staticmethod
     def of(settings: OvsSettings, bridge: str, network: str) -> OvsUplink | None:
@@ -290,6 +292,7 @@ class OvsUplink:
             devices=devices,
             bond=settings.bonds.get(network, "active-backup") if several else None,
             mtu=settings.mtu_of_uplinks(network),
+            sets_mtu=network in settings.made and network in settings.uplink_mtu,
         )
 
     def port_columns(self) -> dict[str, Any]:
@@ -301,18 +304,20 @@ class OvsUplink:
         }
 
     def interfaces(self) -> dict[str, dict[str, Any]]:
+        mtu = {"mtu_request": [self.mtu]} if self.sets_mtu else {}
         return {
             device_name(UPLINK, device): {
                 "type": "dpdk",
                 "options": {"dpdk-devargs": device},
                 "external_ids": {UPLINK_MARK: self.physical_network},
+                **mtu,
             }
             for device in self.devices
         }
 
     def new_interfaces(self) -> dict[str, dict[str, Any]]:
         """The columns that are set only when an interface is created."""
-        return {name: {"mtu_request": [self.mtu]} for name in self.interfaces()}
+        return {} if self.sets_mtu else {name: {"mtu_request": [self.mtu]} for name in self.interfaces()}
 
     def differs(self, row: OvsPort) -> bool:
         return rows_differ(row, self, merged=MERGED_OF_UPLINKS)

@@ -16,10 +16,11 @@ from drivers.sriov.plan import SriovObservation, check_spec, make_plan, observed
 from drivers.vf.kernel import VfKernel
 from drivers.vf.ledger import books, claim_vf, out_of_order
 from drivers.vf.memory import remembered
-from drivers.vf.options import read_devices
+from drivers.vf.networks import check_devices, pool_devices
 from drivers.vf.plan import claim_of, place
 from drivers.vf.pool import Pool, changed_vfs
 from drivers.vf.usability import pool_findings, tag_findings
+from netplugin.api.errors import NetpluginError
 from netplugin.api.models import (
     Binding,
     DomainRequirements,
@@ -29,6 +30,7 @@ from netplugin.api.models import (
     VfCounters,
     VfInfo,
 )
+from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.backend import (
     Applied,
     Backend,
@@ -40,10 +42,17 @@ from netplugin.backend import (
     unknown_network,
 )
 from netplugin.data_path import DataPath
-from netplugin.host.shared import Host, locks_of, supervisor_of
+from netplugin.host.shared import Host, locks_of, networks_of, supervisor_of
 from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import hostdev_interface
-from netplugin.optional import FindsPortsByClaims, HasFindings, HasVfs, NeedsClaims, OffersFeatures
+from netplugin.optional import (
+    FindsPortsByClaims,
+    HasFindings,
+    HasVfs,
+    NeedsClaims,
+    OffersFeatures,
+    UsesPhysicalNetworks,
+)
 
 
 class Sriov(
@@ -53,6 +62,7 @@ class Sriov(
     HasVfs[SriovObservation],
     HasFindings[SriovObservation],
     OffersFeatures,
+    UsesPhysicalNetworks[SriovObservation],
 ):
     """See ``netplugin.backend.Backend``."""
 
@@ -66,11 +76,12 @@ class Sriov(
         virtual_functions=True,
         teaming=True,
     )
+    network_parts: ClassVar[Mapping[str, bool]] = {"sriov": False}
     data_path: ClassVar[DataPath] = DataPath("vfio", "pci_address", links=("pf",))
 
     def __init__(self, conf: Any, host: Host | None, *, kernel: VfKernel | None = None) -> None:
         """``kernel``: a model of the host, for tests; None for the real one."""
-        self._kernel = kernel or VfKernel(read_devices(conf))
+        self._kernel = kernel or VfKernel(pool_devices(conf, networks_of(host)))
         self._pool = Pool(self.name, self._kernel, supervisor_of(host), locks_of(host))
 
     # -- without changing the host ----------------------------------------------------------------
@@ -119,6 +130,15 @@ class Sriov(
 
     def findings(self, intents: Sequence[Intent], observed: SriovObservation) -> Sequence[Finding]:
         return [*pool_findings(observed.inventory), *tag_findings(intents, observed.inventory)]
+
+    def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
+        check_devices(self._kernel, name, spec)
+
+    def network_faults(self, observed: SriovObservation) -> Mapping[str, NetpluginError]:
+        return {}  # it keeps none, and reports missing NICs as findings
+
+    def network_holders(self, name: str) -> Sequence[str]:
+        return ()
 
     def binding(self, intent: Intent) -> Binding:
         claim = claim_of(intent)

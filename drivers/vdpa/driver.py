@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from drivers.ovs import sockets
+from drivers.ovs import networks, sockets
 from drivers.ovs.commands import AddBeside, RemoveBeside
 from drivers.vdpa.findings import findings, no_pci
 from drivers.vdpa.model import (
@@ -29,7 +29,7 @@ from drivers.vf.inventory import Inventory
 from drivers.vf.kernel import VfKernel
 from drivers.vf.ledger import books, claim_vf, out_of_order
 from drivers.vf.memory import remembered
-from drivers.vf.options import read_devices
+from drivers.vf.networks import check_devices, pool_devices
 from drivers.vf.plan import check_vlan_qos, claim_of, in_use, place
 from drivers.vf.pool import Pool, changed_vfs
 from netplugin.api.errors import NetpluginError
@@ -42,6 +42,7 @@ from netplugin.api.models import (
     VfCounters,
     VfInfo,
 )
+from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.backend import (
     Applied,
     Backend,
@@ -53,10 +54,17 @@ from netplugin.backend import (
     unknown_network,
 )
 from netplugin.data_path import DataPath
-from netplugin.host.shared import Host, locks_of, supervisor_of
+from netplugin.host.shared import Host, locks_of, networks_of, supervisor_of
 from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import vhostuser_interface
-from netplugin.optional import FindsPortsByClaims, HasFacts, HasFindings, HasVfs, NeedsClaims
+from netplugin.optional import (
+    FindsPortsByClaims,
+    HasFacts,
+    HasFindings,
+    HasVfs,
+    NeedsClaims,
+    UsesPhysicalNetworks,
+)
 
 #: Changes that affect neither OVS's database nor its flows.
 _ELSEWHERE = (VfChange, DetachVf)
@@ -69,6 +77,7 @@ class Vdpa(
     HasVfs[VdpaObservation],
     HasFindings[VdpaObservation],
     HasFacts,
+    UsesPhysicalNetworks[VdpaObservation],
 ):
     """See ``netplugin.backend.Backend``."""
 
@@ -81,6 +90,8 @@ class Vdpa(
         needs_shared_memory=True,
         virtual_functions=True,
     )
+    # It leaves ``keep`` to dpdkvhostuser, which shares the bridges of physical networks with it.
+    network_parts: ClassVar[Mapping[str, bool]] = {"ovs": False, "sriov": False}
     data_path: ClassVar[DataPath] = DataPath(
         "vhostuser", "socket_path", ovs_bridge="bridge", ovs_port="device", pmd_threads=True
     )
@@ -97,12 +108,14 @@ class Vdpa(
         conf.register_opts(OPTIONS, group=GROUP)
         self._option: str = conf[GROUP].mode
         self._guest_hugepages: bool = conf[GROUP].guest_hugepages
-        kernel = kernel or VfKernel(read_devices(conf))
+        kernel = kernel or VfKernel(pool_devices(conf, networks_of(host)))
         self._pool = Pool(BACKEND, kernel, supervisor_of(host), locks_of(host))
         if switch is None:
             assert host is not None
             switch = Switch(host.ovs)
         self._switch = switch
+        #: The settings of OVS that the last observation was made with.
+        self._observed_with = switch.settings
 
     # -- without changing the host ----------------------------------------------------------------
 
@@ -156,7 +169,7 @@ class Vdpa(
         return (claim, sockets.claim_socket(self._switch.settings, intent, row))
 
     def plan(self, intents: Sequence[Intent], observed: VdpaObservation) -> Plan:
-        return make_plan(self._switch.settings, intents, observed)
+        return make_plan(self._observed_with, intents, observed)
 
     def observed_ports(
         self, intents: Sequence[Intent], observed: VdpaObservation
@@ -178,6 +191,16 @@ class Vdpa(
         ovs = observed.ovs
         of_sockets = sockets.findings(self._switch.settings, ovs.rows, ovs.sockets)
         return [*findings(observed, self._mode), *of_sockets]
+
+    def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
+        networks.check_network(self._switch.mirror, name, spec)
+        check_devices(self._pool.kernel, name, spec)
+
+    def network_faults(self, observed: VdpaObservation) -> Mapping[str, NetpluginError]:
+        return {}  # it keeps none, and reports missing NICs as findings
+
+    def network_holders(self, name: str) -> Sequence[str]:
+        return ()
 
     def facts(self) -> Mapping[str, str | int | bool]:
         root = self._switch.root
@@ -230,6 +253,7 @@ class Vdpa(
         self, ports: Collection[str] | None, deadline: float, look: Callable[[], Inventory]
     ) -> VdpaObservation:
         """Read OVS first, so that the VFs that its rows have opened show as open in the inventory."""
+        self._observed_with = self._switch.settings
         ovs, word, devices = self._switch.look(ports, deadline)
         start = time.monotonic()
         inventory = look()
@@ -252,7 +276,8 @@ class Vdpa(
                 failed.update({port: error.for_port(port) for port in change.ports})
         rest = [c for c in changes if not isinstance(c, _ELSEWHERE) and not _hopeless(c, failed)]
         done = self._switch.apply(rest, deadline)
-        return Applied({**done.failed, **failed}, {**done.timings_ms, "vf": vf_ms}, unfit)
+        timings = {**done.timings_ms, "vf": vf_ms}
+        return Applied({**done.failed, **failed}, timings, unfit, done.unattributed)
 
     def _let_go(self, change: DetachVf, deadline: float) -> NetpluginError | None:
         try:

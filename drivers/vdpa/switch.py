@@ -15,6 +15,7 @@ from drivers.vdpa.model import BACKEND, DEVICE_OPTIONS, LAYOUT, NATIVE_TYPE
 from netplugin.api.errors import HostError
 from netplugin.backend import Applied, Change
 from netplugin.host.ovs import OvsHost, OvsSettings
+from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import OvsPort, OvsRoot
 from netplugin.host.usability import Usability, Wake
 from netplugin.host.vswitchd import appctl
@@ -35,6 +36,10 @@ class Switch:
 
     def hold(self) -> Usability:
         return self._ovs.hold()
+
+    @property
+    def mirror(self) -> Mirror:
+        return self._ovs.mirror
 
     @property
     def root(self) -> OvsRoot:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from drivers.vf.abilities import max_queues
 from drivers.vf.commands import LIBVIRT_STATE, VfHost
-from drivers.vf.inventory import Inventory, find_pfs, interface_index, read_again, read_inventory
+from drivers.vf.inventory import (
+    Inventory,
+    find_pfs,
+    interface_index,
+    networks_of,
+    read_again,
+    read_inventory,
+)
 from drivers.vf.memory import Memory
 from drivers.vf.options import PoolDevice
 from drivers.vf.usability import usability
@@ -27,14 +34,19 @@ class VfKernel(VfHost):
 
     def __init__(
         self,
-        devices: Sequence[PoolDevice],
+        devices: Sequence[PoolDevice] | Callable[[], Sequence[PoolDevice]],
         sys: Path = SYS,
         vfs: Vfs | None = None,
         libvirt_state: Path = LIBVIRT_STATE,
     ) -> None:
-        self.devices = tuple(devices)
+        """``devices``: those of the pool, or what returns them if they change."""
+        self._devices = devices
         super().__init__(vfs or Vfs(sys), libvirt_state)
         self._sys = sys
+
+    @property
+    def devices(self) -> tuple[PoolDevice, ...]:
+        return tuple(self._devices() if callable(self._devices) else self._devices)
 
     def usability(self, *, for_dpdk: bool = False) -> Usability:
         """Check whether VFs can be used. Reads few files: it runs for each batch of plugs, on any thread."""
@@ -43,6 +55,13 @@ class VfKernel(VfHost):
     def nics(self) -> tuple[str, ...]:
         """Return the PCI addresses of the PFs. Reads few files; any thread may call it."""
         return tuple(find_pfs(self._sys, self.devices)[0])
+
+    def ambiguous(self, devices: Sequence[PoolDevice]) -> dict[str, tuple[str, ...]]:
+        """Return the PFs (by PCI address) that these devices name for more than one network, with these."""
+        found = {
+            address: networks_of(entries) for address, entries in find_pfs(self._sys, devices)[0].items()
+        }
+        return {address: networks for address, networks in found.items() if len(networks) > 1}
 
     def max_queues(self) -> int:
         """Return the most queue pairs a VF of any NIC can have. Reads few files; any thread may call it."""

@@ -44,6 +44,7 @@ from netplugin.api.models import (
     RenderRequest,
     VfInfo,
 )
+from netplugin.api.physical_models import PhysicalNetworkInfo, PhysicalNetworkSpec
 from netplugin.api.pmd_models import PmdProposal, PmdRequest, PmdState
 from netplugin.api.service_models import ServicePort, ServicePortSpec
 from netplugin.api.task_models import Task
@@ -215,6 +216,18 @@ class Client:
     def delete_network(self, network_id: str) -> None:
         self._call("DELETE", _network(network_id))
 
+    def put_physical_network(self, name: str, spec: PhysicalNetworkSpec) -> PhysicalNetworkInfo:
+        return self._model(PhysicalNetworkInfo, "PUT", _physical_network(name), spec)
+
+    def get_physical_network(self, name: str) -> PhysicalNetworkInfo:
+        return self._model(PhysicalNetworkInfo, "GET", _physical_network(name))
+
+    def list_physical_networks(self) -> list[PhysicalNetworkInfo]:
+        return self._models(PhysicalNetworkInfo, "/v1/physical-networks")
+
+    def delete_physical_network(self, name: str) -> None:
+        self._call("DELETE", _physical_network(name))
+
     # -- the host --------------------------------------------------------------------------------
 
     def backends(self) -> list[BackendInfo]:
@@ -374,6 +387,10 @@ def _service_port(port_id: str) -> str:
 
 def _network(network_id: str) -> str:
     return f"/v1/networks/{_checked_name('network_id', network_id)}"
+
+
+def _physical_network(name: str) -> str:
+    return f"/v1/physical-networks/{_checked_name('name', name)}"
 
 
 def _checked_name(field: str, name: str) -> str:

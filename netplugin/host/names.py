@@ -15,6 +15,8 @@ from pathlib import Path
 TAP = "npt"
 VHOST = "npv"
 BRIDGE = "npb"
+#: An OVS bridge whose name was derived: a Linux bridge may be for the same network.
+OVS_BRIDGE = "npo"
 UPLINK = "npu"
 VXLAN = "npx"
 SHAPER = "npi"

@@ -7,17 +7,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from netplugin.api.errors import BackendUnavailable, NetpluginError
+from netplugin.api.physical_models import OvsUplinkSpec, PhysicalNetworkSpec
 from netplugin.host.names import Mark, unmarked
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs_mirror import Connection, Mirror, MirrorDrift
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.ovsdb import Ovsdb, Touch
+from netplugin.host.physical_networks import Derived, Networks, PhysicalNetworks, bridge_of
 from netplugin.host.processes import remaining
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Usability, Wake
@@ -45,6 +47,10 @@ class OvsSettings:
     uplinks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     bonds: Mapping[str, str] = field(default_factory=dict)
     uplink_mtu: Mapping[str, int] = field(default_factory=dict)
+    #: Networks that the API made: existing uplinks get the ``uplink_mtu`` of these as well.
+    made: frozenset[str] = frozenset()
+    #: Networks whose bridge and uplink exist while no port does.
+    kept: frozenset[str] = frozenset()
     #: The host's address for VXLAN tunnels, in canonical form.
     local_ip: str | None = None
     #: Ports of the operator from which our bridges accept every frame.
@@ -61,6 +67,35 @@ class OvsSettings:
     def mtu_of_uplinks(self, network: str) -> int:
         """The MTU in bytes that the uplinks of a physical network are created with."""
         return self.uplink_mtu.get(network, _UPLINK_MTU)
+
+    def networks(self) -> Networks:
+        """The physical networks of the options."""
+        return {
+            name: PhysicalNetworkSpec.model_construct(
+                bridge=bridge,
+                mtu=self.uplink_mtu.get(name),
+                ovs=OvsUplinkSpec.model_construct(
+                    devices=self.uplinks.get(name, ()),
+                    bond=self.bonds.get(name) if len(self.uplinks.get(name, ())) > 1 else None,
+                ),
+            )
+            for name, bridge in self.bridge_mappings.items()
+        }
+
+    def with_networks(self, made: Networks) -> OvsSettings:
+        """These settings with the networks that the API made."""
+        on_ovs = {
+            name: (bridge, spec.ovs) for name, spec in made.items() if (bridge := bridge_of(name, spec))
+        }
+        return replace(
+            self,
+            bridge_mappings={**self.bridge_mappings, **{n: bridge for n, (bridge, _) in on_ovs.items()}},
+            uplinks={**self.uplinks, **{n: ovs.devices for n, (_, ovs) in on_ovs.items() if ovs}},
+            bonds={**self.bonds, **{n: ovs.bond for n, (_, ovs) in on_ovs.items() if ovs and ovs.bond}},
+            uplink_mtu={**self.uplink_mtu, **{n: mtu for n in on_ovs if (mtu := made[n].mtu)}},
+            made=frozenset(on_ovs),
+            kept=frozenset(name for name in on_ovs if made[name].keep),
+        )
 
     @staticmethod
     def read(conf: Any) -> OvsSettings:
@@ -117,12 +152,16 @@ class OvsHost:
         supervisor: Supervisor,
         holder: str | None = None,
         mark: Mark = unmarked,
+        networks: PhysicalNetworks | None = None,
     ) -> None:
         """``holder`` identifies this process in the lock; None: request no lock.
 
-        ``mark``: see ``Ovsdb``.
+        ``mark``: see ``Ovsdb``. ``networks``: where those of the options are added, and those that the
+        API made are found.
         """
-        self.settings = settings
+        networks = networks or PhysicalNetworks()
+        networks.configure(settings.networks())
+        self._settings = Derived(networks, settings.with_networks)
         self._supervisor = supervisor
         self.flows = OpenFlow(settings.sockets)
         self._subscribers: list[tuple[str, Callable[[Wake], None]]] = []
@@ -140,6 +179,11 @@ class OvsHost:
         )
         self.vswitchd = VswitchdWatch(settings.sockets, self._vswitchd_changed, supervisor)
         self.db.start()  # its callbacks need all of the above
+
+    @property
+    def settings(self) -> OvsSettings:
+        """The options, with the physical networks that there are now."""
+        return self._settings.value
 
     @property
     def mirror(self) -> Mirror:

@@ -10,6 +10,7 @@ from typing import Any
 from netplugin.host.locks import Locks, NoLocks
 from netplugin.host.names import Mark, unmarked
 from netplugin.host.ovs import OvsHost, OvsSettings
+from netplugin.host.physical_networks import PhysicalNetworks
 from netplugin.host.supervisor import Supervisor
 
 
@@ -25,6 +26,7 @@ class Host:
         self.conf = conf
         self.mark = mark
         self.locks = Locks()
+        self.networks = PhysicalNetworks()
         self._who = f"host {socket.gethostname()}, process {os.getpid()}, store {store or 'none'}"
         #: Runs every thread that watches the host.
         self.supervisor = Supervisor()
@@ -38,7 +40,7 @@ class Host:
         with self._lock:
             if self._ovs is None:
                 settings = OvsSettings.read(self.conf)
-                self._ovs = OvsHost(settings, self.supervisor, self._who, self.mark)
+                self._ovs = OvsHost(settings, self.supervisor, self._who, self.mark, self.networks)
             return self._ovs
 
     @property
@@ -74,3 +76,8 @@ def locks_of(host: Host | None) -> Locks:
 def supervisor_of(host: Host | None) -> Supervisor:
     """The supervisor of the host; without a host (a driver of a simulated host), a new one."""
     return host.supervisor if host is not None else Supervisor()
+
+
+def networks_of(host: Host | None) -> PhysicalNetworks:
+    """The physical networks of the host; without a host (a driver of a simulated host), none yet."""
+    return host.networks if host is not None else PhysicalNetworks()

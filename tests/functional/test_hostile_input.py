@@ -22,6 +22,7 @@ import drivers
 import netplugin
 from netplugin.api.batch_models import Batch, Retag
 from netplugin.api.models import PortSpec, ReconcileRequest
+from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.api.pmd_models import AutoLoadBalanceRequest, PmdRequest
 from netplugin.api.service_models import ServicePortSpec
 from tests.functional.conftest import BASE, make_spec
@@ -376,6 +377,22 @@ def test_every_field_of_a_retag(client: httpx.Client) -> None:
         ({"to_vlan": 200, "ports": [f"p{n}" for n in range(4_097)]}, "ports"),
     ):
         assert_refused(send(client, "POST", "/v1/ports:retag", body), field, body)
+
+
+def test_every_field_of_a_physical_network(client: httpx.Client) -> None:
+    """The backend linuxbridge is not enabled here: whatever is valid is refused too."""
+    good: dict[str, Any] = {
+        "bridge": "br-hostile",
+        "mtu": 1500,
+        "keep": True,
+        "ovs": {"devices": ["0000:03:00.0", "0000:03:00.1"], "bond": "lacp"},
+        "linuxbridge": {"interface": "eth1"},
+        "sriov": {"devices": ["eth1#0-7"]},
+    }
+    assert attack(client, "PUT", "/v1/physical-networks/hostile", good, PhysicalNetworkSpec) > 300
+    assert_refused(send(client, "PUT", "/v1/physical-networks/hostile", good), "linuxbridge", good)
+    for body in ({}, {"bridge": "br-1", "linuxbridge": {}}):
+        assert_refused(send(client, "PUT", "/v1/physical-networks/hostile", body), "body", body)
 
 
 def test_every_field_of_a_reconcile(client: httpx.Client) -> None:

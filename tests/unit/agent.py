@@ -27,6 +27,7 @@ from agents.store.store import Store
 from netplugin import options
 from netplugin.backend import Backend
 from netplugin.host.ovs_sockets import OvsSockets
+from netplugin.host.physical_networks import PhysicalNetworks
 from netplugin.host.shared import Host
 from netplugin.tuning.intent import HostIntent
 from tests.unit.fakes import FakeBackend, FakeHost
@@ -69,10 +70,12 @@ def agent(
     broken: Mapping[str, str] | None = None,
     teaming_backend: str = "",
     view: HostView | None = None,
+    networks: PhysicalNetworks | None = None,
 ) -> Iterator[Agent]:
     """An agent that has had its first look at the host; its tasks are started by who serves it.
 
-    Nothing is wrong with its machine, as long as no other ``view`` is given.
+    Nothing is wrong with its machine, as long as no other ``view`` is given. ``networks``: the registry
+    that its backends use.
     """
     conf = options.load([])
     conf.set_override("teaming_backend", teaming_backend, group="agent")
@@ -84,6 +87,7 @@ def agent(
     metrics = Metrics(store)
     view = view or view_of(Tree(tree(load("small")).files | HUGEPAGES), directory)
     shared = Host(conf)
+    shared.networks = networks or shared.networks
     service = Service(conf, store, metrics, shared, loaded, dict(broken or {}), view)
     tasks = TaskRunner(TaskSettings(tuple(callback_allow), 60.0, 5.0), store.tasks)
     service.start()

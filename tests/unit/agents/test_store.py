@@ -22,8 +22,9 @@ from agents.store import database
 from agents.store.store import Record, Store
 from agents.store.task_journal import JournalledTask
 from netplugin import store_file
-from netplugin.api.errors import HostError
+from netplugin.api.errors import Conflict, HostError
 from netplugin.api.models import NetworkSpec, PortSpec, PortState
+from netplugin.api.physical_models import OvsUplinkSpec, PhysicalNetworkSpec
 from netplugin.api.task_models import TaskState
 from netplugin.backend import NOBODY, Claim
 from tests.unit.agent import SPEC
@@ -392,7 +393,7 @@ def test_the_last_schema_before_the_release_is_taken_over(path: Path) -> None:
         assert store.claims() == {vf(1): "p1"}
         store.save([record("p2")])  # which is an event
         store.close()
-        assert header(path) == released == (0x6E706C67, 1)
+        assert header(path) == released == (0x6E706C67, database._VERSION)
 
 
 @pytest.mark.parametrize("version", [1, 2, 5, 7])
@@ -416,6 +417,7 @@ def test_an_older_released_schema_is_migrated_at_once(path: Path, monkeypatch: p
     old = Store(path)
     old.save([record("p1")])
     old.close()
+    header(path, "user_version=1")
     monkeypatch.setattr(database, "_VERSION", 3)
     monkeypatch.setattr(database, "_MIGRATIONS", ("CREATE TABLE second (x);", "CREATE TABLE meta (x);"))
     with pytest.raises(sqlite3.OperationalError, match="meta already exists"):
@@ -426,6 +428,57 @@ def test_an_older_released_schema_is_migrated_at_once(path: Path, monkeypatch: p
     assert [r.port_id for r in store.records()] == ["p1"]
     store.close()
     assert header(path)[1] == 3
+
+
+def test_the_first_release_had_no_physical_networks(path: Path) -> None:
+    old = Store(path)
+    old.save([record("p1")])
+    old.close()
+    header(path, "user_version=1")
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("DROP TABLE physical_networks")
+    network = PhysicalNetworkSpec(ovs=OvsUplinkSpec())
+    store = Store(path)
+    assert [r.port_id for r in store.records()] == ["p1"]
+    assert store.physical_networks.all() == {}
+    store.physical_networks.save("physnet1", network)
+    store.close()
+    store = Store(path)
+    assert store.physical_networks.all() == {"physnet1": network}
+    store.close()
+
+
+def test_a_physical_network_that_cannot_be_read_is_set_aside_until_it_is_put_again(path: Path) -> None:
+    network = PhysicalNetworkSpec(ovs=OvsUplinkSpec())
+    store = Store(path)
+    for name in ("bad", "good"):
+        store.physical_networks.save(name, network)
+    store.close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE physical_networks SET spec = '{' WHERE name = 'bad'")
+        db.commit()
+    store = Store(path)
+    assert store.physical_networks.all() == {"good": network}
+    assert [aside.key for aside in store.set_aside.all()] == ["bad"]
+    store.physical_networks.save("bad", network)
+    assert store.set_aside.all() == []
+    store.close()
+
+
+def test_a_port_cannot_join_a_physical_network_that_was_deleted_meanwhile(store: Store) -> None:
+    name = record("p1").spec.network.physical_network
+    assert name is not None
+    network = PhysicalNetworkSpec(ovs=OvsUplinkSpec())
+    store.physical_networks.save(name, network)
+    store.save([record("p1")])
+    store.physical_networks.forget(name)
+    store.save([record("p1")])  # it was there before
+    with pytest.raises(Conflict, match=f"physical network {name} was deleted meanwhile"):
+        store.save([record("p2")])
+    store.physical_networks.save(name, network)
+    store.save([record("p2")])
+    store.physical_networks.forget(name, stays=True)
+    store.save([record("p3")])  # the configuration has it
 
 
 def test_what_is_in_quarantine_is_nobodys_and_stays_so(store: Store, path: Path) -> None:

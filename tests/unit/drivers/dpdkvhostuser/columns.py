@@ -115,7 +115,8 @@ def _of_uplink(uplink: OvsUplink, known: Collection[str]) -> PortColumns:
         }
         for device in uplink.devices
     }
-    for name in interfaces.keys() - known:  # later the MTU is the operator's
+    # Later the MTU is the operator's, unless the API made the network with it.
+    for name in interfaces.keys() - (set() if uplink.sets_mtu else set(known)):
         interfaces[name]["mtu_request"] = uplink.mtu
     return {"bond_mode": mode, "lacp": lacp, "external_ids": mark}, interfaces
 

@@ -25,8 +25,11 @@ from netplugin.host.link_messages import (
     Vxlan,
 )
 from netplugin.host.links import Links, Made
+from netplugin.host.locks import NoLocks
 from netplugin.host.names import TAP
 from netplugin.host.nftables import Command, Nftables
+from netplugin.host.physical_networks import PhysicalNetworks
+from netplugin.host.shared import Host
 from netplugin.host.tc import Queueing, Tbf, Tc
 from netplugin.host.vxlan import VxlanFilter, VxlanKey, VxlanSources
 
@@ -361,6 +364,9 @@ class Model:
         self.vxlan = ModelVxlan()
         self.links.deleted = self._forget
         self.links.unplugged = self.fdb.unplugged
+        #: Its physical networks are those that the API made, which stay when the options change.
+        self.host = Host(self._conf)
+        self.host.locks = NoLocks()
         self._kernel = BridgeKernel(self.links, self.fdb, self.tc, self.nft, self.vxlan)
         self.configure(physical_interfaces=INTERFACES, local_ip=LOCAL_IP)
         for name in ("eth2", "eth3", UNDERLAY, "eth9"):
@@ -376,7 +382,10 @@ class Model:
         """The agent starts again with other options."""
         for option, value in options.items():
             self._conf.set_override(option, value, group=GROUP)
-        self.driver = LinuxBridge(self._conf, None, kernel=self._kernel)
+        stored = self.host.networks.now.made
+        self.host.networks = PhysicalNetworks()
+        self.host.networks.replace_stored(stored)
+        self.driver = LinuxBridge(self._conf, self.host, kernel=self._kernel)
 
     def _shut(self, tap: Link) -> bool:
         guard = self.tc.found.get(tap.index, Queueing()).guard

@@ -1,0 +1,358 @@
+"""Physical networks that the API makes: stored, put into the registry, applied by the backends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agents.ports.drift import NetworkOutcome, of_network
+from agents.store.store import Record, Store
+from agents.worker import BackendWorker, ask
+from netplugin.api.errors import (
+    Conflict,
+    FieldError,
+    InvalidRequest,
+    NetpluginError,
+    NotFound,
+    Unsupported,
+)
+from netplugin.api.models import Finding
+from netplugin.api.physical_models import PhysicalNetworkInfo, PhysicalNetworkSpec
+from netplugin.backend import Observation
+from netplugin.host.physical_networks import PhysicalNetworks, bridge_of, clash, completed
+from netplugin.host.uplink_devices import device_findings
+from netplugin.host.vfs import SYS
+from netplugin.optional import UsesPhysicalNetworks
+
+LOG = logging.getLogger(__name__)
+#: What cannot change under the ports of a part: the field's name, and where it is in the spec.
+_FIXED = {
+    "ovs": ("bridge", "ovs.devices"),
+    "linuxbridge": ("linuxbridge.interface",),
+    "sriov": ("sriov.devices",),
+}
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A change that is stored: the spec before, and the backends that have to apply it."""
+
+    before: PhysicalNetworkSpec | None
+    backends: tuple[str, ...]
+
+
+class PhysicalNetworkService:
+    """The physical networks of this host.
+
+    A change is stored first, with the registry in the same lock as the check of the ports, and then
+    applied by the workers of the backends that keep the network or have ports on it. If that fails, the
+    state before is stored and applied again. A killed agent goes on with what is stored.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        registry: PhysicalNetworks,
+        workers: Mapping[str, BackendWorker],
+        timeout_s: float,
+        sys: Path = SYS,
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._workers = workers
+        self._timeout_s = timeout_s
+        self._sys = sys
+        self._in_thread = store.database.in_thread
+        # One change at a time, because a failed change restores the previous state.
+        self._one_at_a_time = asyncio.Lock()
+        self._publish()
+
+    async def put(self, name: str, spec: PhysicalNetworkSpec) -> PhysicalNetworkInfo:
+        """Create or change a network, and wait until the host has what it keeps.
+
+        Raises: InvalidRequest, Conflict, Unsupported, errors of the host; then nothing is changed.
+        """
+        async with self._one_at_a_time:
+            saved = await self._in_thread(self._save, name, spec)
+            outcome = await self._converge(name, saved.backends)
+            if not outcome.reached:
+                if saved.before != spec:
+                    await self._go_back(name, saved)
+                raise self._explained(name, spec, outcome.failures[0])
+            for failure in outcome.failures:
+                LOG.warning("physical network %s: %s", name, failure)
+            errors = tuple(failure.problem() for failure in outcome.failures)
+            info = await self._in_thread(self.get, name)
+            return info.model_copy(update={"errors": errors})
+
+    async def delete(self, name: str) -> None:
+        """Delete a network that the API made; no error if there is none.
+
+        Raises: Conflict if it has ports, or is of the configuration; errors of the host, and then it stays.
+        """
+        async with self._one_at_a_time:
+            saved = await self._in_thread(self._forget, name)
+            outcome = await self._converge(name, saved.backends)
+            if not outcome.reached:
+                await self._go_back(name, saved)
+                raise outcome.failures[0]
+
+    def get(self, name: str) -> PhysicalNetworkInfo:
+        """Reads files. Raises: NotFound."""
+        for info in self._infos([name]):
+            return info
+        raise NotFound(f"there is no physical network {name}", step="lookup")
+
+    async def all(self) -> list[PhysicalNetworkInfo]:
+        return await asyncio.to_thread(lambda: list(self._infos(None)))
+
+    def findings(self) -> list[Finding]:
+        """The findings about devices, and about stored networks that are not in force. Reads files."""
+        now = self._registry.now
+        found = [f for name, spec in sorted(now.all.items()) for f in device_findings(name, spec, self._sys)]
+        return found + [_set_aside(name, why) for name, why in sorted(now.set_aside.items())]
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def _infos(self, names: Collection[str] | None) -> Iterator[PhysicalNetworkInfo]:
+        now = self._registry.now
+        stored = self._store.physical_networks.all()
+        aside = {name: stored[name] for name in now.set_aside if name in stored}
+        for name, spec in sorted({**aside, **now.all}.items()):
+            if names is None or name in names:
+                findings = device_findings(name, spec, self._sys)
+                if name in now.set_aside:
+                    findings.append(_set_aside(name, now.set_aside[name]))
+                findings += [of_network(name, fault) for fault in self._faults(name)]
+                origin = "config" if name in now.configured else "api"
+                yield PhysicalNetworkInfo.model_construct(
+                    **{field: getattr(spec, field) for field in type(spec).model_fields}
+                    | {"name": name, "origin": origin, "bridge": bridge_of(name, spec)},
+                    ports=len(self._ports_on(name)),
+                    findings=tuple(findings),
+                )
+
+    def _faults(self, name: str) -> list[NetpluginError]:
+        known = (worker.reconciler.network_faults.get(name) for worker in self._workers.values())
+        return [fault for fault in known if fault is not None]
+
+    def _ports_on(self, name: str) -> list[Record]:
+        """The ports of a network, including those that move to or from it, or are being removed."""
+        return [
+            record
+            for record in self._store.records()
+            if any(
+                spec and spec.network.physical_network == name and spec.overlay_id is None
+                for spec in (record.spec, record.previous)
+            )
+        ]
+
+    # -- changing --------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        self._registry.replace_stored(self._store.physical_networks.all())
+
+    def _save(self, name: str, spec: PhysicalNetworkSpec) -> _Saved:
+        """Check and store a network. It runs in the database thread, after earlier changes."""
+        self._check_backends(name, spec)
+        with self._store.database.lock:  # no port may be added meanwhile
+            now, stored = self._registry.now, self._store.physical_networks.all()
+            if name in now.configured:
+                self._refuse_unless_same(name, spec, now.configured[name])
+                return _Saved(stored.get(name), ())
+            if (taken := clash(name, spec, {**stored, **now.configured})) is not None:
+                raise taken
+            before = stored.get(name)
+            self._check_ports(name, spec, before)
+            if before != spec:
+                self._store.physical_networks.save(name, spec)
+                self._publish()
+            return _Saved(before, self._concerned(name, before, spec))
+
+    def _forget(self, name: str) -> _Saved:
+        with self._store.database.lock:  # no port may be added meanwhile
+            now, before = self._registry.now, self._store.physical_networks.all().get(name)
+            if before is None and name in now.configured:
+                raise Conflict(
+                    f"physical network {name} is of the agent's configuration",
+                    step="validate",
+                    fix=f"take {name} out of the options of the agent and restart it",
+                )
+            if before is None:
+                return _Saved(None, ())
+            if name not in now.configured:  # else the ports are on the network of the configuration
+                self._refuse_used(name)
+            self._store.physical_networks.forget(name, stays=name in now.configured)
+            self._publish()
+            return _Saved(before, self._concerned(name, before, None) if name in now.made else ())
+
+    def _refuse_unless_same(self, name: str, spec: PhysicalNetworkSpec, there: PhysicalNetworkSpec) -> None:
+        if completed(name, spec) != completed(name, there):
+            raise Conflict(
+                f"physical network {name} is of the agent's configuration, with other values",
+                step="validate",
+                fix=f"change the options of the agent and restart it, or take {name} out of them",
+            )
+
+    def _users(self) -> dict[str, UsesPhysicalNetworks[Observation]]:
+        extras = {name: worker.reconciler.extras.networks for name, worker in self._workers.items()}
+        return {name: uses for name, uses in extras.items() if uses is not None}
+
+    def _check_backends(self, name: str, spec: PhysicalNetworkSpec) -> None:
+        users = self._users()
+        for part in sorted(spec.parts):
+            if not any(part in uses.network_parts for uses in users.values()):
+                message = (
+                    f"no enabled backend uses it (enabled: {', '.join(sorted(self._workers)) or 'none'})"
+                )
+                raise InvalidRequest(
+                    f"{part}: {message}", step="validate", errors=[FieldError(field=part, message=message)]
+                )
+        if spec.keep and not any(uses.network_parts.get(p) for uses in users.values() for p in spec.parts):
+            message = f"no enabled backend keeps {' or '.join(sorted(spec.parts))}"
+            raise Unsupported(
+                f"keep: {message}",
+                step="validate",
+                fix="enable dpdkvhostuser (ovs) or linuxbridge, or leave keep out",
+                errors=[FieldError(field="keep", message=message)],
+            )
+        for uses in users.values():
+            if spec.parts & uses.network_parts.keys():
+                uses.check_network(name, spec)
+
+    def _check_ports(self, name: str, spec: PhysicalNetworkSpec, before: PhysicalNetworkSpec | None) -> None:
+        """Refuse what would take the uplink from live ports, or is too small for them."""
+        users, ports = self._users(), self._ports_on(name)
+        for part, fields in _FIXED.items():
+            own = [r for r in ports if _uses(users, r, part)]
+            changed = [field for field in fields if _value(name, spec, field) != _value(name, before, field)]
+            changed = changed if part in spec.parts else [part]
+            if before is not None and own and part in before.parts and changed:
+                raise _in_use(
+                    f"{', '.join(changed)} of physical network {name} cannot change under its ports",
+                    own,
+                    [FieldError(field=field, message="cannot change live") for field in changed],
+                )
+        large = [r for r in ports if spec.mtu and _uses(users, r, "ovs") and r.spec.network.mtu > spec.mtu]
+        if large:
+            message = f"{spec.mtu} is below the network.mtu of ports"
+            raise _in_use(f"mtu: {message}", large, [FieldError(field="mtu", message=message)])
+        moves = any(_value(name, spec, field) != _value(name, before, field) for field in _FIXED["ovs"])
+        if before is not None and (moves or (before.keep and not spec.keep)):
+            self._refuse_under_tunnels(name)
+
+    def _refuse_used(self, name: str) -> None:
+        if ports := self._ports_on(name):
+            raise _in_use(f"physical network {name} has {len(ports)} ports here", ports, [])
+        self._refuse_under_tunnels(name)
+
+    def _refuse_under_tunnels(self, name: str) -> None:
+        """Refuse what would take the bridge from the tunnels of VXLAN networks."""
+        for uses in self._users().values():
+            if holders := uses.network_holders(name):
+                raise Conflict(
+                    f"the tunnels of VXLAN networks leave by the bridge of physical network {name}: "
+                    f"{_some(holders)}",
+                    step="validate",
+                    fix="delete their ports before, or move [ovs] local_ip to another bridge",
+                )
+
+    def _concerned(
+        self, name: str, before: PhysicalNetworkSpec | None, after: PhysicalNetworkSpec | None
+    ) -> tuple[str, ...]:
+        """The backends that keep the network, have kept it, or have ports on it."""
+        kept = frozenset[str]().union(*(spec.parts for spec in (before, after) if spec and spec.keep))
+        busy = {record.spec.backend for record in self._ports_on(name)}
+        return tuple(
+            backend
+            for backend, uses in sorted(self._users().items())
+            if backend in busy or any(keeps and part in kept for part, keeps in uses.network_parts.items())
+        )
+
+    async def _converge(self, name: str, backends: Collection[str]) -> NetworkOutcome:
+        whole = NetworkOutcome()
+        for backend in backends:
+            try:
+                part = await self._converge_on(self._workers[backend], name)
+            except NetpluginError as error:
+                part = NetworkOutcome(False, (error,))
+            # The first failure is raised if a backend could not apply the change.
+            failures = (
+                (*whole.failures, *part.failures) if part.reached else (*part.failures, *whole.failures)
+            )
+            whole = NetworkOutcome(whole.reached and part.reached, failures)
+        return whole
+
+    async def _converge_on(self, worker: BackendWorker, name: str) -> NetworkOutcome:
+        deadline = time.monotonic() + self._timeout_s
+        return await ask(
+            worker, self._timeout_s, lambda: worker.reconciler.converge_physical_network(name, deadline)
+        )
+
+    async def _go_back(self, name: str, saved: _Saved) -> None:
+        """Restore the state before a failed change."""
+
+        def restore() -> None:
+            with self._store.database.lock:
+                if saved.before is None and self._ports_on(name):
+                    LOG.warning("physical network %s stays: it has got ports meanwhile", name)
+                elif saved.before is None:
+                    self._store.physical_networks.forget(name)
+                else:
+                    self._store.physical_networks.save(name, saved.before)
+                self._publish()
+
+        await self._in_thread(restore)
+        for failure in (await self._converge(name, saved.backends)).failures:
+            LOG.warning("physical network %s goes back: %s", name, failure)
+
+    def _explained(self, name: str, spec: PhysicalNetworkSpec, error: NetpluginError) -> NetpluginError:
+        """The error with what is wrong with the devices, if OVS or the kernel gave no fix."""
+        for finding in device_findings(name, spec, self._sys):
+            if error.fix is None:
+                return type(error)(f"{error.detail} ({finding.found})", step=error.step, fix=finding.fix)
+        return error
+
+
+def _uses(users: Mapping[str, UsesPhysicalNetworks[Observation]], record: Record, part: str) -> bool:
+    """Whether the backend of a port uses this part; one that is not loaded may."""
+    uses = users.get(record.spec.backend)
+    return uses is None or part in uses.network_parts
+
+
+def _value(name: str, spec: PhysicalNetworkSpec | None, field: str) -> object:
+    """The value of a field by its path; the order of devices does not matter."""
+    if spec is None:
+        return None
+    value: object = completed(name, spec)
+    for step in field.split("."):
+        value = getattr(value, step) if value is not None else None
+    return frozenset(value) if isinstance(value, tuple) else value
+
+
+def _in_use(detail: str, ports: Collection[Record], errors: list[FieldError]) -> Conflict:
+    return Conflict(
+        f"{detail}: {_some([record.port_id for record in ports])}",
+        step="validate",
+        fix="delete these ports before, or move them to another network",
+        errors=errors,
+    )
+
+
+def _some(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)[:5]) + (" and others" if len(names) > 5 else "")
+
+
+def _set_aside(name: str, why: str) -> Finding:
+    return Finding(
+        id=f"physical-network-{name}-unused",
+        status="fail",
+        found=f"the stored definition of physical network {name} is not in force: {why}",
+        expected="a physical network is either of the configuration or made by the API",
+        fix=f"DELETE /v1/physical-networks/{name}, or take the other out of the configuration and restart "
+        "the agent",
+    )

@@ -1,0 +1,65 @@
+"""The physical networks that the API made, as they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from agents.store.database import Database
+from agents.store.set_aside import Row, SetAside
+from netplugin.api.errors import Conflict
+from netplugin.api.models import PortSpec
+from netplugin.api.physical_models import PhysicalNetworkSpec
+
+_TABLE = "physical_networks"
+
+
+class StoredPhysicalNetworks:
+    """Any thread reads them from memory. Hold ``Database.lock`` while a change depends on ports."""
+
+    def __init__(self, database: Database, set_aside: SetAside) -> None:
+        self._database = database
+        self._set_aside = set_aside
+        self._found: Mapping[str, PhysicalNetworkSpec] = dict(set_aside.sift(_TABLE, _parse))
+        #: Those that were deleted since the start, for calls that have looked at them before.
+        self._deleted: frozenset[str] = frozenset()
+
+    def all(self) -> Mapping[str, PhysicalNetworkSpec]:
+        return MappingProxyType(dict(self._found))
+
+    def save(self, name: str, spec: PhysicalNetworkSpec) -> None:
+        """Raises: HostError; then nothing is changed."""
+        with self._database.lock:
+            with self._database.transaction():
+                self._database.sql.execute(
+                    "INSERT OR REPLACE INTO physical_networks VALUES (?, ?)", (name, spec.model_dump_json())
+                )
+                self._set_aside.forget(_TABLE, name)
+            self._set_aside.forgotten(_TABLE, [name])
+            self._found = {**self._found, name: spec}
+            self._deleted -= {name}
+
+    def forget(self, name: str, *, stays: bool = False) -> None:
+        """``stays``: the configuration has the name too. Raises: HostError; then nothing is changed."""
+        with self._database.lock:
+            with self._database.transaction():
+                self._database.sql.execute("DELETE FROM physical_networks WHERE name = ?", (name,))
+                self._set_aside.forget(_TABLE, name)
+            self._set_aside.forgotten(_TABLE, [name])
+            self._found = {known: spec for known, spec in self._found.items() if known != name}
+            self._deleted |= frozenset() if stays else {name}
+
+    def require(self, port_id: str, spec: PortSpec) -> None:
+        """Refuse a port whose network was deleted while the call was on its way. Raises: Conflict."""
+        name = spec.network.physical_network
+        if spec.overlay_id is None and name in self._deleted:
+            raise Conflict(
+                f"physical network {name} was deleted meanwhile",
+                step="store",
+                port_id=port_id,
+                fix=f"PUT /v1/physical-networks/{name} again",
+            )
+
+
+def _parse(row: Row) -> tuple[str, PhysicalNetworkSpec]:
+    return row["name"], PhysicalNetworkSpec.model_validate_json(row["spec"])

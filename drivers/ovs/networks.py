@@ -1,0 +1,106 @@
+"""Physical networks that the API makes on OVS: what is refused, and whether they are as they should be."""
+
+from __future__ import annotations
+
+from drivers.ovs.findings import of_interface
+from drivers.ovs.model import OvsObservation
+from drivers.ovs.ports import OvsUplink
+from netplugin.api.errors import Conflict, FieldError, HostError, InvalidRequest, NetpluginError
+from netplugin.api.physical_models import PhysicalNetworkSpec, identity_of
+from netplugin.host.names import UPLINK, device_name
+from netplugin.host.ovs import OvsSettings
+from netplugin.host.ovs_mirror import Mirror
+from netplugin.host.ovs_rows import BRIDGE_MARK
+from netplugin.host.physical_networks import bridge_of
+from netplugin.host.uplink_devices import has_interface
+
+#: The beginning of the names of bridges that backends have for themselves, such as np-overlay.
+_OWN = "np-"
+
+
+def check_network(mirror: Mirror, name: str, spec: PhysicalNetworkSpec) -> None:
+    """See ``netplugin.optional.UsesPhysicalNetworks``; what is in OVS now, as far as it is known."""
+    bridge = bridge_of(name, spec)
+    if bridge is None or spec.ovs is None:
+        return
+    if bridge.startswith(_OWN):
+        message = f"{bridge}: names that begin with {_OWN} are those of the agent's own bridges"
+        raise InvalidRequest(
+            f"bridge: {message}", step="validate", errors=[FieldError(field="bridge", message=message)]
+        )
+    _check_bridge(mirror, name, spec, bridge)
+    if mirror.root.next_cfg and mirror.bridge(bridge) is None and has_interface(bridge):
+        raise _conflict(
+            "bridge",
+            f"the host has an interface named {bridge}, and a bridge has one too",
+            "name the bridge differently",
+        )
+    used = {identity_of(device): port for device, port in mirror.devices("dpdk-devargs").items()}
+    for device in spec.ovs.devices:
+        port = used.get(identity_of(device))
+        if port is not None and port != device_name(UPLINK, device):
+            raise _conflict(
+                "ovs.devices",
+                f"{device} is that of port {port} in OVS",
+                f"remove the port: ovs-vsctl del-port {port}; or name another device",
+            )
+
+
+def _check_bridge(mirror: Mirror, name: str, spec: PhysicalNetworkSpec, bridge: str) -> None:
+    """Refuse a bridge that is another network's, or an operator's that cannot be used."""
+    there = mirror.bridge(bridge)
+    if there is None:
+        if mirror.port(bridge) is not None:
+            raise _conflict("bridge", f"OVS has a port named {bridge}", "name the bridge differently")
+        return
+    mark = there.external_ids.get(BRIDGE_MARK)
+    if mark not in (None, name):
+        raise _conflict("bridge", f"{bridge} was made for {mark}", "name another bridge")
+    if there.datapath_type != "netdev":
+        raise _conflict(
+            "bridge",
+            f"{bridge} has datapath_type {there.datapath_type or 'system'!r} and cannot have DPDK ports",
+            "name another bridge",
+        )
+    if mark is None and spec.ovs is not None and spec.ovs.devices:
+        raise _conflict(
+            "ovs.devices",
+            f"bridge {bridge} is not ours, and the agent adds no uplink to it",
+            "leave ovs.devices out and use the uplink that the bridge has, or name another bridge",
+        )
+
+
+def _conflict(field: str, message: str, fix: str) -> Conflict:
+    errors = [FieldError(field=field, message=message)]
+    return Conflict(f"{field}: {message}", step="validate", fix=fix, errors=errors)
+
+
+def network_faults(settings: OvsSettings, seen: OvsObservation) -> dict[str, NetpluginError]:
+    """See ``netplugin.optional.UsesPhysicalNetworks``; for the backend that keeps bridges."""
+    found = {name: _fault(settings, name, seen) for name in sorted(settings.made)}
+    return {name: fault for name, fault in found.items() if fault is not None}
+
+
+def _fault(settings: OvsSettings, name: str, seen: OvsObservation) -> NetpluginError | None:
+    bridge = settings.bridge_mappings[name]
+    there = seen.bridges.get(bridge)
+    if there is None:
+        return HostError(f"bridge {bridge} is not there", step="verify") if name in settings.kept else None
+    if not there.ours or not (name in settings.kept or seen.is_used(bridge, ())):
+        return None
+    if there.mark != name:
+        return HostError(f"bridge {bridge} was made for {there.mark}", step="verify")
+    wish = OvsUplink.of(settings, bridge, name)
+    if wish is not None and wish.name not in there.uplinks:
+        return HostError(f"bridge {bridge} has no uplink {wish.name}", step="verify")
+    interfaces = [i for _, row in sorted(there.uplinks.items()) for i in row.interfaces]
+    for interface in interfaces:
+        if broken := of_interface(interface):
+            return HostError(f"uplink of {bridge}: {broken}", step="uplink")
+        if wish is not None and wish.sets_mtu and interface.mtu and interface.mtu < wish.mtu:
+            return HostError(
+                f"uplink {interface.name} of {bridge} has MTU {interface.mtu}: its NIC takes no {wish.mtu}",
+                step="mtu",
+                fix=f"PUT /v1/physical-networks/{name} with a smaller mtu",
+            )
+    return None

@@ -1,0 +1,137 @@
+"""The models of physical networks: by what the ports of each backend leave this host."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from netplugin.api.errors import Problem
+from netplugin.api.fields import Flag, Value, at_most
+from netplugin.api.models import Finding
+
+#: The most devices of a network. OVS and the kernel have no limit.
+_MOST = 32
+
+#: A device name of the kernel (15 bytes, ``dev_valid_name`` in net/core/dev.c). It begins like a
+#: ``Name``, so that no program takes it for an option.
+DeviceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$", strict=True)]
+
+#: ``dpdk-devargs`` of OVS: a PCI address or a virtual device of DPDK, each with its parameters.
+DevArgs = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^([0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7]|class=eth|(net_|eth_|virtio_user)"
+        r"[a-z0-9_]{1,31})(,[A-Za-z0-9_.,:=/@\[\]+-]{1,200})?$",
+        strict=True,
+    ),
+]
+
+#: An entry of ``[sriov] devices`` without its network; the backend parses it.
+VfDevice = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@:-]{0,31}(#[0-9^+-]{1,200})?$", strict=True),
+]
+
+_ADDRESS = re.compile(r"[0-9A-Fa-f]+(:[0-9A-Fa-f]+)+(\.[0-7])?\Z")
+
+
+def identity_of(device: str) -> str:
+    """A device as it is compared: a PCI address or vendor:device in lower case, anything else as it is."""
+    return device.lower() if _ADDRESS.match(device) else device
+
+
+def _once(devices: tuple[str, ...]) -> tuple[str, ...]:
+    if len({identity_of(device) for device in devices}) != len(devices):
+        raise ValueError("a device may be listed once")
+    return devices
+
+
+class OvsUplinkSpec(Value):
+    """The DPDK uplink of an OVS bridge: no device, one, or several as a bond.
+
+    ``devices``: values of ``dpdk-devargs``, a PCI address or a virtual device. ``bond``: the mode of
+    several devices; ``lacp`` needs LACP on the switch. Default: ``active-backup``.
+    """
+
+    devices: Annotated[
+        tuple[DevArgs, ...], Field(max_length=_MOST), at_most(_MOST), AfterValidator(_once)
+    ] = ()
+    bond: Literal["active-backup", "lacp", "balance-slb"] | None = None
+
+    @model_validator(mode="after")
+    def _bond_of_several(self) -> Self:
+        if self.bond is not None and len(self.devices) < 2:
+            raise ValueError("bond: a bond has two devices or more")
+        return self
+
+
+class BridgeUplinkSpec(Value):
+    """The uplink of Linux bridges: an interface of the host; None for networks that stay on this host."""
+
+    interface: DeviceName | None = None
+
+
+class VfPoolSpec(Value):
+    """The NICs whose virtual functions ports get, as in ``[sriov] devices``: interface name, PCI address or
+    vendor:device, each with the numbers of its functions if not all (``eth1#0-7``)."""
+
+    devices: Annotated[
+        tuple[VfDevice, ...], Field(min_length=1, max_length=_MOST), at_most(_MOST), AfterValidator(_once)
+    ]
+
+
+class PhysicalNetworkSpec(Value):
+    """A physical network: by what the ports of each backend leave this host.
+
+    ``bridge`` is the name of the OVS bridge; the agent derives one if it is not set. ``mtu`` in bytes
+    is that of the DPDK uplink, and of what ``keep`` keeps; if it is not set, an existing uplink keeps
+    its MTU, and a new one has 1500. ``keep``: bridge and uplink exist while no port does, as the
+    destination of a migration needs them.
+    """
+
+    bridge: DeviceName | None = None
+    mtu: Annotated[int, Field(ge=576, le=9216, strict=True)] | None = None
+    keep: Flag = False
+    ovs: OvsUplinkSpec | None = None
+    linuxbridge: BridgeUplinkSpec | None = None
+    sriov: VfPoolSpec | None = None
+
+    @model_validator(mode="after")
+    def _has_a_part(self) -> Self:
+        if not self.parts:
+            raise ValueError("one of ovs, linuxbridge and sriov is required")
+        if self.bridge is not None and self.ovs is None:
+            raise ValueError("bridge: it is the bridge of ovs, which is required with it")
+        return self
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """The names of the fields that are set for some backends."""
+        return frozenset(name for name in PARTS if getattr(self, name) is not None)
+
+
+#: The fields of a physical network that are each for some backends.
+PARTS = ("ovs", "linuxbridge", "sriov")
+
+
+class PhysicalNetworkInfo(Value):
+    """A physical network of this host.
+
+    ``origin``: the agent's configuration (``config``), or a PUT (``api``). ``bridge`` is the OVS
+    bridge, also if its name was derived. ``ports`` is the number of ports on the network. ``findings``
+    say what is wrong with its devices and with what it keeps; ``errors`` what a PUT could not change.
+    """
+
+    name: str
+    origin: Literal["config", "api"]
+    bridge: str | None = None
+    mtu: int | None = None
+    keep: bool = False
+    ovs: OvsUplinkSpec | None = None
+    linuxbridge: BridgeUplinkSpec | None = None
+    sriov: VfPoolSpec | None = None
+    ports: int = 0
+    findings: tuple[Finding, ...] = ()
+    errors: tuple[Problem, ...] = ()

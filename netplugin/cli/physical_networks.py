@@ -1,0 +1,128 @@
+"""The commands ``netplugin physical-network list|show|put|delete``."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from cliff.command import Command
+from cliff.show import ShowOne
+from pydantic import ValidationError
+
+from netplugin.api.client import Client, invalid_request
+from netplugin.api.physical_models import PhysicalNetworkInfo, PhysicalNetworkSpec
+from netplugin.cli import show
+
+_COLUMNS = ("name", "origin", "bridge", "mtu", "keep", "devices", "ports", "findings")
+
+
+class PhysicalNetworkList(show.TableLister):
+    """List the physical networks of this host: those of the configuration, and those that were put."""
+
+    empty = "no physical network: `netplugin physical-network put` creates one"
+
+    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
+        with Client.from_environment() as client:
+            networks = client.list_physical_networks()
+        return _COLUMNS, [_row(network) for network in networks]
+
+
+class PhysicalNetworkShow(ShowOne):
+    """Show a physical network and what is wrong with it."""
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        return _named(super().get_parser(prog_name))
+
+    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
+        with Client.from_environment() as client:
+            return show.fields(client.get_physical_network(parsed_args.name))
+
+
+class PhysicalNetworkPut(ShowOne):
+    """Create or change a physical network, for the backends whose options are given.
+
+    The bridge, its devices and an interface cannot change while ports use them.
+    """
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = _named(super().get_parser(prog_name))
+        parser.add_argument("--keep", action="store_true", help="bridge and uplink exist while no port does")
+        parser.add_argument("--mtu", type=int, metavar="BYTES", help="MTU of the uplink")
+        parser.add_argument("--ovs", action="store_true", help="on OVS, also without an --ovs-device")
+        parser.add_argument("--bridge", metavar="NAME", help="name of the OVS bridge; default: derived")
+        parser.add_argument(
+            "--ovs-device",
+            action="append",
+            default=[],
+            metavar="DEVICE",
+            help="DPDK device of the OVS bridge, such as 0000:03:00.0; several are a bond",
+        )
+        parser.add_argument(
+            "--bond",
+            choices=["active-backup", "lacp", "balance-slb"],
+            help="mode of the bond; default: active-backup",
+        )
+        parser.add_argument("--linuxbridge", action="store_true", help="on Linux bridges, also without one")
+        parser.add_argument("--interface", metavar="NAME", help="uplink interface of Linux bridges")
+        parser.add_argument(
+            "--sriov-device",
+            action="append",
+            default=[],
+            metavar="DEVICE",
+            help="NIC whose virtual functions ports get, as in [sriov] devices; may be given several times",
+        )
+        return parser
+
+    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
+        spec = _spec(parsed_args)
+        with Client.from_environment() as client:
+            return show.fields(client.put_physical_network(parsed_args.name, spec))
+
+
+class PhysicalNetworkDelete(Command):
+    """Delete a physical network without ports; no error if it does not exist."""
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        return _named(super().get_parser(prog_name))
+
+    def take_action(self, parsed_args: Namespace) -> None:
+        with Client.from_environment() as client:
+            client.delete_physical_network(parsed_args.name)
+
+
+def _named(parser: ArgumentParser) -> ArgumentParser:
+    parser.add_argument("name", metavar="NAME")
+    return parser
+
+
+def _spec(options: Namespace) -> PhysicalNetworkSpec:
+    spec: dict[str, Any] = {"bridge": options.bridge, "mtu": options.mtu, "keep": options.keep}
+    if options.ovs or options.ovs_device or options.bond or options.bridge:
+        spec["ovs"] = {"devices": options.ovs_device, "bond": options.bond}
+    if options.linuxbridge or options.interface:
+        spec["linuxbridge"] = {"interface": options.interface}
+    if options.sriov_device:
+        spec["sriov"] = {"devices": options.sriov_device}
+    try:
+        return PhysicalNetworkSpec.model_validate(spec)
+    except ValidationError as wrong:
+        raise invalid_request(wrong) from None
+
+
+def _row(network: PhysicalNetworkInfo) -> show.Row:
+    devices = [
+        *(network.ovs.devices if network.ovs else ()),
+        *((network.linuxbridge.interface,) if network.linuxbridge and network.linuxbridge.interface else ()),
+        *(network.sriov.devices if network.sriov else ()),
+    ]
+    return (
+        network.name,
+        network.origin,
+        show.Optional(network.bridge),
+        show.Optional(network.mtu),
+        network.keep,
+        show.Structure(devices),
+        network.ports,
+        show.Structure([finding.found for finding in network.findings]),
+    )

@@ -1,0 +1,83 @@
+"""Whether the devices of a physical network have the drivers that their backends need (read only)."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from netplugin.api.models import Finding
+from netplugin.api.physical_models import PhysicalNetworkSpec
+from netplugin.host.vfs import SYS, is_uio, is_vfio, read_link
+
+_PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]\Z")
+#: Kernel drivers that DPDK uses a NIC with (https://doc.dpdk.org/guides/linux_gsg/linux_drivers.html,
+#: "Bifurcated Driver").
+_BESIDE_DPDK = frozenset({"mlx4_core", "mlx5_core", "mana"})
+
+
+def has_interface(name: str) -> bool:
+    """Whether the network namespace of this process has an interface of this name."""
+    try:
+        socket.if_nametoindex(name)
+    except OSError:
+        return False
+    return True
+
+
+def device_findings(name: str, spec: PhysicalNetworkSpec, sys: Path = SYS) -> list[Finding]:
+    """The devices of a network that are missing or bound to the wrong driver. Nothing is changed."""
+    return [
+        Finding(
+            id=f"physical-network-{name}-{device}",
+            status="warn",
+            found=found,
+            expected=f"the devices of physical network {name} are there, with the drivers that use them",
+            fix=fix,
+        )
+        for device, found, fix in _problems(spec, sys)
+    ]
+
+
+def _problems(spec: PhysicalNetworkSpec, sys: Path) -> Iterator[tuple[str, str, str]]:
+    """Each device with what is wrong, and the fix."""
+    for entry in spec.ovs.devices if spec.ovs else ():
+        device = entry.partition(",")[0].lower()
+        if not _PCI.match(device):
+            continue  # a virtual device of DPDK has no driver
+        driver = _driver(device, sys)
+        if not _is_there(device, sys):
+            yield device, f"there is no PCI device {device}", "name the address of the NIC (lspci -D)"
+        elif not (is_vfio(driver) or is_uio(driver) or driver in _BESIDE_DPDK):
+            yield (
+                device,
+                f"{device} is bound to {driver or 'no driver'}, and OVS-DPDK needs vfio-pci",
+                f"driverctl set-override {device} vfio-pci (the host loses the NIC's interface)",
+            )
+    for entry in spec.sriov.devices if spec.sriov else ():
+        device = entry.partition("#")[0].lower()
+        if not _PCI.match(device):
+            continue  # the backend reports names and models that it does not find
+        driver = _driver(device, sys)
+        if is_vfio(driver) or is_uio(driver):
+            yield (
+                device,
+                f"{device} is bound to {driver}, and its VFs need its kernel driver",
+                f"driverctl unset-override {device}",
+            )
+    interface = spec.linuxbridge.interface if spec.linuxbridge else None
+    if interface and not has_interface(interface):
+        yield (
+            interface,
+            f"there is no interface {interface}: its NIC may be bound to a driver for DPDK",
+            "driverctl list-overrides; driverctl unset-override <PCI address>",
+        )
+
+
+def _is_there(device: str, sys: Path) -> bool:
+    return (sys / "bus/pci/devices" / device).exists()
+
+
+def _driver(device: str, sys: Path) -> str | None:
+    return read_link(sys / "bus/pci/devices" / device / "driver")

@@ -1,0 +1,113 @@
+"""Physical networks that the API made, on the model of the kernel: the flat segment that is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from drivers.linuxbridge.segments import Segment
+from netplugin.api.physical_models import PhysicalNetworkSpec
+from netplugin.backend import Intent
+from netplugin.host.link_messages import Link
+from netplugin.host.names import BRIDGE, TAP, device_name
+from tests.unit.drivers.linuxbridge.model import Model
+from tests.unit.drivers.linuxbridge.strategies import (
+    converge,
+    drift_of_interface,
+    make_spec,
+    planned,
+    take_name,
+)
+
+SEGMENT = device_name(BRIDGE, "net9")
+
+
+def make(model: Model, **fields: Any) -> None:
+    """The network net9, by eth9."""
+    spec = {"linuxbridge": {"interface": "eth9"}, "keep": True, **fields}
+    model.host.networks.replace_stored({"net9": PhysicalNetworkSpec.model_validate(spec)})
+
+
+def faults(model: Model) -> dict[str, str]:
+    seen = model.driver.observe(None, 1e9)
+    return {name: fault.detail for name, fault in model.driver.network_faults(seen).items()}
+
+
+def test_a_kept_segment_is_there_without_ports() -> None:
+    model = Model()
+    make(model, mtu=9000)
+    assert faults(model) == {"net9": f"bridge {SEGMENT} is not there"}
+    converge(model, [])
+    assert model.links.bridge_members() == {SEGMENT: {"eth9": 9100}}
+    assert (model.links.links[SEGMENT].mtu, model.links.links[SEGMENT].up) == (9000, True)
+    assert faults(model) == {} and planned(model, []) == ()
+    small = [Intent("p", make_spec(1500, "net9"))]
+    converge(model, small)
+    assert model.links.links[SEGMENT].mtu == 9000 and planned(model, small) == ()
+    converge(model, [Intent("p", None)])
+    assert model.ours() == [SEGMENT], "it stays when the last port goes"
+    make(model, keep=False)
+    converge(model, [])
+    assert model.ours() == [] and model.links.links["eth9"].master is None
+
+
+def test_a_vlan_of_a_kept_network_comes_and_goes_with_its_ports() -> None:
+    model = Model()
+    make(model)
+    vlan = {"type": "vlan", "physical_network": "net9", "vlan_id": 7}
+    converge(model, [Intent("p", make_spec(network=vlan))])
+    there = Segment("net9", 7)
+    assert {SEGMENT, there.bridge, there.device, device_name(TAP, "p")} == set(model.ours())
+    converge(model, [Intent("p", None)])
+    assert model.ours() == [SEGMENT]
+
+
+@pytest.mark.parametrize("what", ["bridge", "uplink", "down"])
+def test_what_others_take_from_a_kept_segment_comes_back(what: str) -> None:
+    model = Model()
+    make(model)
+    converge(model, [])
+    if what == "bridge":
+        model.links.delete(SEGMENT)
+    elif what == "uplink":
+        model.links.set("eth9", master="")
+    else:
+        model.links.set(SEGMENT, up=False)
+    converge(model, [])
+    assert model.links.bridge_members() == {SEGMENT: {"eth9": 9100}} and model.links.links[SEGMENT].up
+    assert faults(model) == {}
+
+
+def test_a_kept_segment_gets_another_interface() -> None:
+    model = Model()
+    make(model)
+    converge(model, [])
+    model.links.add(Link(0, "eth17", mtu=9100, up=True, carrier=True, ipv6=True))
+    make(model, linuxbridge={"interface": "eth17"})
+    converge(model, [])
+    assert model.links.links["eth17"].master == SEGMENT and model.links.links["eth9"].master is None
+    make(model, linuxbridge={})
+    converge(model, [])
+    assert model.ours() == [SEGMENT] and model.links.links["eth17"].master is None
+    assert planned(model, []) == ()
+
+
+@pytest.mark.parametrize("drift", ["gone", "down", "addresses", "enslaved", "small"])
+def test_an_interface_that_cannot_be_kept_is_told(drift: str) -> None:
+    model = Model()
+    make(model, mtu=9000)
+    drift_of_interface(model, "eth9", drift)
+    converge(model, [])
+    assert "eth9" in faults(model)["net9"]
+    assert planned(model, []) == (), "what can be done is done"
+
+
+def test_a_name_of_ours_that_is_taken_is_told_and_left() -> None:
+    model = Model()
+    make(model)
+    take_name(model, SEGMENT)
+    before = dict(model.links.links)
+    converge(model, [])
+    assert model.links.links == before
+    assert faults(model) == {"net9": f"a device named {SEGMENT} exists and is not ours"}

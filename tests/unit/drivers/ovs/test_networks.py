@@ -1,0 +1,89 @@
+"""Physical networks on a real Open vSwitch: what is refused before, errors that belong to no port."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from drivers.ovs import commands as c
+from drivers.ovs.networks import check_network
+from drivers.ovs.ports import OvsUplink
+from netplugin.api.errors import Conflict, InvalidRequest
+from netplugin.api.physical_models import PhysicalNetworkSpec
+from netplugin.host.names import device_name
+from tests.unit.drivers.ovs.conftest import BRIDGE, Ports, vhost
+from tests.unit.ovs import soon
+
+NIC = "0000:07:00.0"
+UPLINK = device_name("npu", NIC)
+
+
+def check(ports: Ports, name: str = "net9", **spec: Any) -> None:
+    check_network(ports.ovs.mirror, name, PhysicalNetworkSpec.model_validate({"ovs": {}, **spec}))
+
+
+def refused(ports: Ports, field: str, words: str, **spec: Any) -> None:
+    with pytest.raises((Conflict, InvalidRequest), match=words) as error:
+        check(ports, **spec)
+    assert [each.field for each in error.value.errors] == [field]
+
+
+def test_what_ovs_has_already_is_not_taken(ports: Ports) -> None:
+    check(ports, bridge="br9", ovs={"devices": [NIC]})
+    ports.plug(vhost("p1"))
+    refused(ports, "bridge", f"{BRIDGE} was made for net1", bridge=BRIDGE)
+    check(ports, "net1", bridge=BRIDGE, ovs={"devices": [NIC]})
+    refused(ports, "bridge", "OVS has a port named", bridge=vhost("p1").name)
+    refused(ports, "bridge", "begin with np- are those of", bridge="np-overlay")
+    refused(ports, "bridge", "the host has an interface named lo", bridge="lo")
+    switch = ports.switch
+    switch.vsctl("add-br", "br-theirs", "--", "set", "Bridge", "br-theirs", "datapath_type=netdev")
+    switch.vsctl("add-br", "br-kernel")
+    nic = ["type=dummy", f"options:dpdk-devargs={NIC}"]
+    switch.vsctl("add-port", "br-theirs", "dpdk0", "--", "set", "Interface", "dpdk0", *nic)
+
+    def known() -> bool:
+        mirror = ports.ovs.mirror
+        return mirror.port("dpdk0") is not None and mirror.bridge("br-kernel") is not None
+
+    assert ports.ovs.mirror.wait_for(known, soon())
+    refused(ports, "bridge", "datapath_type 'system'", bridge="br-kernel")
+    check(ports, bridge="br-theirs")
+    other = {"devices": ["0000:07:00.1"]}
+    refused(ports, "ovs.devices", "br-theirs is not ours", bridge="br-theirs", ovs=other)
+    refused(ports, "ovs.devices", "is that of port dpdk0", bridge="br9", ovs={"devices": [NIC]})
+
+
+def test_the_mtu_of_an_uplink_is_set_if_the_api_gave_it(ports: Ports) -> None:
+    """Dummy devices are no DPDK devices: the rows are what counts."""
+    ports.plug(vhost("p1"))
+
+    def wish(mtu: int, sets_mtu: bool) -> OvsUplink:
+        return OvsUplink(UPLINK, BRIDGE, "net1", (NIC,), None, mtu, sets_mtu)
+
+    def asked() -> str:
+        return ports.switch.vsctl("get", "Interface", UPLINK, "mtu_request").strip()
+
+    assert ports.apply(c.AddUplink((), wish(1500, True))).unattributed == ()
+    assert asked() == "1500"
+    row = ports.ovs.mirror.port(UPLINK)
+    assert row and not wish(1500, True).differs(row)
+    assert wish(9000, True).differs(row) and not wish(9000, False).differs(row)
+    assert ports.apply(c.SetUplink((), wish(9000, True))).unattributed == ()
+    assert asked() == "9000"
+    ports.apply(c.SetUplink((), wish(1400, False)))
+    assert asked() == "9000", "it is the operator's"
+
+
+def test_the_error_of_a_change_for_no_port_fails_no_port(ports: Ports) -> None:
+    """The name of an uplink is taken: the database refuses the transaction as a whole."""
+    ports.plug(vhost("p1"))
+    ports.switch.vsctl("add-port", BRIDGE, UPLINK, "--", "set", "Interface", UPLINK, "type=dummy")
+    uplink = c.AddUplink((), OvsUplink(UPLINK, BRIDGE, "net1", (NIC,), None, 1500))
+    for new in (["p2"], ["p3", "p4"], []):
+        applied = ports.apply(uplink, *(c.AddPort((i,), vhost(i)) for i in new))
+        assert applied.failed == {}
+        [error] = applied.unattributed
+        assert error.code == "host_error" and UPLINK in error.detail
+        assert all(ports.ovs.mirror.port(vhost(i).name) for i in new)
