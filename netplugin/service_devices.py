@@ -54,6 +54,16 @@ def fit_device(name: str, mtu: int, uplinks: Mapping[str, str], read: Callable[[
     return link
 
 
+def refuse_enslaved(link: Link) -> None:
+    """Refuse a device that is on a bridge. Raises: Conflict."""
+    if link.master:
+        raise Conflict(
+            f"device {link.name} is on bridge {link.master}",
+            step="validate",
+            fix=f"take it off: ip link set {link.name} nomaster",
+        )
+
+
 def _invalid(message: str, fix: str) -> InvalidRequest:
     return InvalidRequest(
         f"device: {message}",

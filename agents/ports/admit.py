@@ -25,7 +25,7 @@ from netplugin.api.models import (
 )
 from netplugin.backend import Claim, Intent, Observation
 from netplugin.host.usability import Usability
-from netplugin.optional import NeedsClaims
+from netplugin.service_devices import claim_device
 
 LOG = logging.getLogger(__name__)
 
@@ -170,11 +170,11 @@ class Admission:
                     seen = self._ports.backend.observe([*records, *with_them], time.monotonic() + LOOK_S)
                 watch.add(seen.timings_ms)
             with watch.part("store"):
-                if needs is None or seen is None:
+                if needs is None and not any(record.spec.device for record in records.values()):
                     self._save_changed(records)
                 else:
                     with self._ports.store.claiming(commit_sequence) as taken:
-                        records = self._claim(needs, records, puts, seen, taken)
+                        records = self._claim(records, puts, seen, taken)
                         self._save_changed(records)
         except Exception as error:
             for port_id, wrong in for_each(records, error, "store").items():
@@ -214,16 +214,18 @@ class Admission:
 
     def _claim(
         self,
-        needs: NeedsClaims[Observation],
         records: dict[str, Record],
         puts: Mapping[str, Put],
-        seen: Observation,
+        seen: Observation | None,
         taken: dict[Claim, str],
     ) -> dict[str, Record]:
         claimed: dict[str, Record] = {}
+        needs = self._ports.extras.claims
         for port_id, record in records.items():
             try:
-                claims = needs.claims(self._ports.intent(record), seen, taken)
+                intent = self._ports.intent(record)
+                device = (claim_device(intent, taken),) if record.spec.device else ()
+                claims = needs.claims(intent, seen, taken) if needs and seen else device
             except NetpluginError as error:
                 puts[port_id].future.set_exception(error.for_port(port_id))
                 continue

@@ -15,6 +15,7 @@ from netplugin.host.cbpf import BpfProgram
 from netplugin.host.fdb import Fdb
 from netplugin.host.link_messages import Bridge, Ifb, Link, Vlan, Vxlan
 from netplugin.host.links import Links
+from netplugin.host.names import is_our_device
 from netplugin.host.nftables import Command, Nftables
 from netplugin.host.tc import Tbf, Tc
 from netplugin.host.vxlan import VxlanFilter, VxlanKey
@@ -118,7 +119,7 @@ class RemoveDevice(BridgeChange):
         return frozenset({self.name})
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
-        if kernel.ours(self.name) is not None:
+        if is_our_device(self.name) and kernel.ours(self.name) is not None:
             kernel.links.delete(self.name)
 
 
@@ -284,16 +285,12 @@ class SetTap(TapChange):
         return f"{where}, MTU {self.tap.mtu}, up, no IPv6, {macs}"
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
-        tap, links, fdb = self.tap, kernel.links, kernel.fdb
+        tap, links = self.tap, kernel.links
         links.refuse_ipv6(tap.name)
         links.set(tap.name, mtu=tap.mtu, alias=tap.alias if tap.stamp else None, master=tap.bridge)
         if (link := kernel.ours(tap.name)) is None:
             return
-        for mac in fdb.fixed(link.index) - {tap.mac}:
-            fdb.release(link.index, mac)
-        fixed = tap.mac != "" and fdb.holder(link.index, tap.mac) in (None, link.index)
-        if fixed:
-            fdb.fix(link.index, tap.mac)
+        fixed = fix_mac(kernel, link.index, tap.mac)
         links.set(tap.name, learning=not fixed, up=True)
 
 
@@ -301,6 +298,17 @@ class SetTap(TapChange):
 class RemoveTap(RemoveDevice):
     def describe(self) -> str:
         return f"remove tap {self.name}"
+
+
+def fix_mac(kernel: BridgeKernel, index: int, mac: str) -> bool:
+    """Fix a MAC at a bridge port, unless it is empty or another port has it; return whether it is fixed."""
+    fdb = kernel.fdb
+    for other in fdb.fixed(index) - {mac}:
+        fdb.release(index, other)
+    fixed = mac != "" and fdb.holder(index, mac) in (None, index)
+    if fixed:
+        fdb.fix(index, mac)
+    return fixed
 
 
 # -- the nftables rules of ports -------------------------------------------------------------------
@@ -332,7 +340,7 @@ class SetBase(FilterChange):
     def commands(self, nft: Nftables) -> list[Command]:
         return [
             nft.add_table(),
-            nft.command("add", "map", name=filters.PORTS, type="ifname", map="verdict"),
+            *(nft.command("add", "map", name=each, type="ifname", map="verdict") for each in filters.MAPS),
             *(command for name in self.remake for command in nft.delete_chain(name)),
             *(command for name, chain in filters.BASE.items() for command in nft.set_chain(name, chain)),
         ]
@@ -340,11 +348,15 @@ class SetBase(FilterChange):
 
 @dataclass(frozen=True)
 class SetFilter(FilterChange):
-    """Replace the rules of one port. ``relink``: the port's map entry points to another chain."""
+    """Replace the rules of one port, in the chain ``name``, which frames from ``device`` meet.
+
+    ``relink``: the device's map entry points to another chain.
+    """
 
     name: str
     port_id: str
     spec: PortSpec
+    device: str
     relink: bool = False
 
     def describe(self) -> str:
@@ -355,25 +367,42 @@ class SetFilter(FilterChange):
     def commands(self, nft: Nftables) -> list[Command]:
         return [
             *nft.set_chain(self.name, filters.port_chain(self.port_id, self.spec)),
-            *[nft.delete_element(filters.PORTS, self.name)] * self.relink,
-            nft.add_jump(filters.PORTS, self.name, self.name),
+            *[nft.delete_element(filters.PORTS, self.device)] * self.relink,
+            nft.add_jump(filters.PORTS, self.device, self.name),
+            *[nft.add_drop(filters.SERVICES, self.device)] * (self.spec.device is not None),
         ]
 
 
 @dataclass(frozen=True)
-class RemoveFilter(FilterChange):
-    """Remove a chain and its map entry, if they exist."""
+class ShutOut(FilterChange):
+    """Drop what comes from a device that others put on a bridge of ours. ``relink``: it has a map entry."""
 
     name: str
-    chain: bool
-    linked: bool
+    relink: bool
 
     def describe(self) -> str:
-        return f"remove nftables chain {self.name}"
+        return f"drop what enters a bridge of ours from {self.name}, which is no port of ours"
 
     def commands(self, nft: Nftables) -> list[Command]:
-        unlink = [nft.delete_element(filters.PORTS, self.name)] * self.linked
-        return [*unlink, *(nft.delete_chain(self.name) if self.chain else ())]
+        unlink = [nft.delete_element(filters.PORTS, self.name)] * self.relink
+        return [*unlink, nft.add_drop(filters.PORTS, self.name)]
+
+
+@dataclass(frozen=True)
+class RemoveFilter(FilterChange):
+    """Remove a chain (unless its name is empty), and entries of maps: their keys, each with its map."""
+
+    name: str
+    entries: tuple[tuple[str, str], ...]
+
+    def describe(self) -> str:
+        keys = ", ".join(sorted({key for _, key in self.entries}))
+        chain = [f"nftables chain {self.name}"] * bool(self.name)
+        return "remove " + " and ".join([*chain, *[f"the nftables rules of device {keys}"] * bool(keys)])
+
+    def commands(self, nft: Nftables) -> list[Command]:
+        unlink = [nft.delete_element(name, key) for name, key in self.entries]
+        return [*unlink, *(nft.delete_chain(self.name) if self.name else ())]
 
 
 @dataclass(frozen=True)

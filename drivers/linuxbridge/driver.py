@@ -17,6 +17,8 @@ from drivers.linuxbridge.model import BridgeObservation, DesiredPort
 from drivers.linuxbridge.observe import VHOST_NET, BridgeReader
 from drivers.linuxbridge.options import GROUP, OPTIONS, Settings
 from drivers.linuxbridge.plan import make_plan, network_faults
+from drivers.linuxbridge.segments import service_of
+from drivers.linuxbridge.service_ports import refuse_used
 from drivers.linuxbridge.uplink_path import no_local_ip
 from drivers.linuxbridge.watch import BridgeWatch
 from netplugin.api.errors import BackendUnavailable, NetpluginError
@@ -32,6 +34,7 @@ from netplugin.host.usability import Usability, Wake
 from netplugin.host.vxlan import VxlanFilter
 from netplugin.libvirt.interfaces import tap_interface
 from netplugin.optional import HasFacts, HasFindings, UsesPhysicalNetworks
+from netplugin.service_devices import fit_device
 
 LOG = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ class LinuxBridge(
         # The API's maximum; a tap supports 256 (MAX_TAP_QUEUES in drivers/net/tun.c).
         max_queues=128,
         needs_shared_memory=False,
+        service_ports=True,
     )
     network_parts: ClassVar[Mapping[str, bool]] = {"linuxbridge": True}
     data_path: ClassVar[DataPath] = DataPath("tap", "device", links=("device", "bridge"))
@@ -121,6 +125,8 @@ class LinuxBridge(
 
     def validate(self, spec: PortSpec) -> None:
         super().validate(spec)
+        if spec.device is not None:
+            self._refuse_device(spec, spec.device)
         known, network = self._settings.physical_interfaces, spec.network
         if network.type == "vxlan":
             if not self._settings.local_ip:
@@ -131,6 +137,15 @@ class LinuxBridge(
         for kind in (*kinds, *(["ifb"] if spec.qos.egress_kbps else [])):
             if error := self._unmakeable(kind):
                 raise error
+
+    def _refuse_device(self, spec: PortSpec, device: str) -> None:
+        interfaces = filter(None, self._settings.physical_interfaces.values())
+        uplinks = dict.fromkeys(interfaces, "[linuxbridge] physical_interfaces")
+        link = fit_device(device, spec.network.mtu, uplinks, self._kernel.links.get)
+        mark = service_of(link)
+        # In place of a VM's id, the spec of a service port has its own (``ServicePortSpec.as_port``).
+        if mark is None or mark.port_id != spec.vm_id:
+            refuse_used(link)
 
     def _needs_device(self, spec: PortSpec) -> bool:
         network = spec.network
@@ -156,8 +171,8 @@ class LinuxBridge(
         tap = wanted.tap
         return Binding.model_validate(
             {
-                "vif_type": "tap",
-                "interface_xml": tap_interface(wanted.spec, tap.name),
+                "vif_type": "device" if tap.service else "tap",
+                "interface_xml": "" if tap.service else tap_interface(wanted.spec, tap.name),
                 "device": tap.name,
                 "bridge": tap.bridge,
             }
@@ -186,6 +201,9 @@ class LinuxBridge(
     def observe(self, ports: Collection[str] | None, deadline: float) -> BridgeObservation:
         self._observed_with = self._settings
         seen = BridgeReader(self._observed_with, self._kernel, ports).read(deadline)
+        if self._watch:
+            self._watch.services = frozenset(seen.services)
+            self._watch.bridges = frozenset(bridge.link.index for bridge in seen.bridges.values())
         if ports is None:
             self._mark_there = seen.store_mark
             seen = replace(seen, store_mark=self._carried.found(seen.store_mark))

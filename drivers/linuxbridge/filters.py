@@ -3,9 +3,12 @@
 The BPF program of ``guard`` drops most of it earlier, and survives a flush of all rules. These rules
 additionally tie each address to its MAC.
 
-There is one table, of the bridge family. A verdict map leads from the name of a tap to the port's chain.
-Frames from a tap of ours that is not in the map are dropped, so a port without its filter passes no
-traffic. Frames of unmanaged bridges and interfaces are accepted.
+There is one table, of the bridge family. A verdict map leads from the name of a tap, or of a service
+port's device, to the port's chain. Frames from a tap of ours that is not in the map are dropped, so a
+port without its filter passes no traffic. The map also drops the frames of devices that others have put
+on a bridge of ours. Frames of unmanaged bridges and interfaces are accepted. A second map has the
+devices of service ports, whose names match no pattern, for the rules that drop what reaches the host and
+what has a tag.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from netplugin.api.models import PortSpec
 from netplugin.host.names import TAP, link_local
 from netplugin.host.nftables import Chain, Rule
 
-FAMILY, TABLE, PORTS = "bridge", "netplugin", "ports"
+FAMILY, TABLE, PORTS, SERVICES = "bridge", "netplugin", "ports", "services"
+MAPS = (PORTS, SERVICES)
 MARK = "netplugin-port="
 #: A chain that no rule jumps to. The comment of its rule is the mark of the store that last changed
 #: the table.
@@ -45,7 +49,14 @@ def _field(protocol: str, name: str, right: Any, operator: str = "==") -> Match:
 
 _FROM: Match = {"meta": {"key": "iifname"}}
 _FROM_A_TAP = _match(_FROM, f"{TAP}*")
-_TO_A_TAP = _match({"meta": {"key": "oifname"}}, f"{TAP}*")
+_TO: Match = {"meta": {"key": "oifname"}}
+_TO_A_TAP = _match(_TO, f"{TAP}*")
+
+
+def _looked_up(key: Match, name: str) -> Match:
+    return {"vmap": {"key": key, "data": f"@{name}"}}
+
+
 _TAGS = tuple(_field("ether", "type", tag) for tag in ("8021q", "8021ad"))
 
 
@@ -57,14 +68,20 @@ BASE: Mapping[str, Chain] = MappingProxyType(
     {
         "prerouting": _hook(
             "prerouting",
-            Rule.make({"vmap": {"key": _FROM, "data": f"@{PORTS}"}}),
+            Rule.make(_looked_up(_FROM, PORTS)),
             Rule.make(_FROM_A_TAP, *_DROP),
         ),
         # A VM's frames must not reach the host, which would answer ARP for any of its addresses:
         # drop the copy that goes up to the bridge device.
-        "input": _hook("input", Rule.make(_FROM_A_TAP, {"drop": None})),
+        "input": _hook(
+            "input", Rule.make(_FROM_A_TAP, {"drop": None}), Rule.make(_looked_up(_FROM, SERVICES))
+        ),
         # An access port in both directions: the wire may carry other networks in tagged frames.
-        "postrouting": _hook("postrouting", *(Rule.make(_TO_A_TAP, tag, {"drop": None}) for tag in _TAGS)),
+        "postrouting": _hook(
+            "postrouting",
+            *(Rule.make(_TO_A_TAP, tag, {"drop": None}) for tag in _TAGS),
+            *(Rule.make(tag, _looked_up(_TO, SERVICES)) for tag in _TAGS),
+        ),
     }
 )
 

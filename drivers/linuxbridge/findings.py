@@ -8,11 +8,11 @@ from typing import Any
 
 from drivers.linuxbridge.model import BridgeObservation, ObservedBond
 from drivers.linuxbridge.options import Settings
-from drivers.linuxbridge.segments import Segment, stamp_of
+from drivers.linuxbridge.segments import Segment, service_of, stamp_of
 from drivers.linuxbridge.uplink_path import hop_of, in_the_way, small, uplink_problem
 from netplugin.api.models import Finding
 from netplugin.backend import ObservedPort
-from netplugin.host.link_messages import Bridge
+from netplugin.host.link_messages import Bridge, Link
 from netplugin.host.names import SHAPER, TAP, device_name
 from netplugin.host.tc import Queueing, Tbf
 
@@ -91,9 +91,9 @@ def _hash(bond: ObservedBond, tunnels: bool) -> Iterator[Finding]:
 def observed_port(settings: Settings, seen: BridgeObservation, port_id: str) -> ObservedPort:
     """Return the observed state of one port; the fault says why its frames cannot pass."""
     link = seen.taps.get(port_id)
-    name = device_name(TAP, port_id)
     if link is None:
-        return ObservedPort(details={"device": name, "link_state": None})
+        return _without_device(seen, port_id)
+    name = link.name
     nothing = Queueing()
     details: dict[str, Any] = {
         "device": name,
@@ -106,19 +106,40 @@ def observed_port(settings: Settings, seen: BridgeObservation, port_id: str) -> 
         "egress_kbps": _kbps(seen.queueing.get(device_name(SHAPER, port_id), nothing).root),
     }
     stamp = stamp_of(link)
+    mark = service_of(link)
+    impaired = _without_link(link) if mark else None
+    mtu = mark.mtu if mark else link.mtu
     bridge = seen.bridges.get(link.master or "")
     segment = bridge.segment if bridge else None
     if segment is None:
-        return ObservedPort(None, details, stamp)
-    details |= _uplink_details(settings, segment, link.mtu, seen)
-    problem = uplink_problem(settings, segment, link.mtu, seen) or in_the_way(settings, segment, None, seen)
+        return ObservedPort(None, details, stamp, impaired)
+    details |= _uplink_details(settings, segment, mtu, seen)
+    if link.mtu < mtu:
+        fault = f"{name} has MTU {link.mtu}, and its network {mtu} (ip link set {name} mtu {mtu})"
+        return ObservedPort(fault, details, stamp, impaired)
+    problem = uplink_problem(settings, segment, mtu, seen) or in_the_way(settings, segment, None, seen)
     if problem is not None:
-        return ObservedPort(f"{problem.detail} ({problem.fix})", details, stamp)
+        return ObservedPort(f"{problem.detail} ({problem.fix})", details, stamp, impaired)
     made = seen.uplinks.get(segment.device)
-    ends = hop_of(settings, segment, link.mtu, seen) is None or not segment.device
+    ends = hop_of(settings, segment, mtu, seen) is None or not segment.device
     if ends or (made is not None and made.up and made.master == link.master):
-        return ObservedPort(None, details, stamp)
-    return ObservedPort(f"{segment.device} of {segment} is not there, or not up", details, stamp)
+        return ObservedPort(None, details, stamp, impaired)
+    fault = f"{segment.device} of {segment} is not there, or not up"
+    return ObservedPort(fault, details, stamp, impaired)
+
+
+def _without_device(seen: BridgeObservation, port_id: str) -> ObservedPort:
+    gone = [n for n, d in seen.services.items() if d.port_id == port_id and d.link is None]
+    name = gone[0] if gone else device_name(TAP, port_id)
+    fault = f"device {name} is not on this host any more" if gone else None
+    return ObservedPort(fault, details={"device": name, "link_state": None})
+
+
+def _without_link(link: Link) -> str | None:
+    """Return why a service port's device carries no frames; None if it does."""
+    if not link.up:
+        return f"{link.name} is down (ip link set {link.name} up)"
+    return None if link.carrier else f"the other end of {link.name} is down, or no process has it open"
 
 
 def _kbps(rate: Tbf | None) -> int | None:

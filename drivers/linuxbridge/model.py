@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from drivers.linuxbridge.guard import port_guard
-from drivers.linuxbridge.segments import Segment, bridge_mark, stamp_of, tap_mark
+from drivers.linuxbridge.segments import (
+    PORT_MARK,
+    Segment,
+    ServiceMark,
+    bridge_mark,
+    service_of,
+    stamp_of,
+    with_stamp,
+    without_stamp,
+)
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent, Observation, Overlay
 from netplugin.host.cbpf import BpfProgram
@@ -70,11 +79,29 @@ class ObservedMacs:
 
 
 @dataclass(frozen=True)
+class ObservedDevice:
+    """A device of the host that is a service port, or was one when its rules were written.
+
+    ``port_id`` is None if neither the device nor its rules name a port; ``link`` is None if there is
+    no such device.
+    """
+
+    port_id: str | None
+    link: Link | None
+
+    @property
+    def mark(self) -> ServiceMark | None:
+        return service_of(self.link) if self.link else None
+
+
+@dataclass(frozen=True)
 class BridgeObservation(Observation):
     """The observed state of the ports in scope, of all segments, and of the filters."""
 
-    #: Links with a port's mark, by port ID.
+    #: Links with a port's mark, by port ID: taps, and devices of service ports.
     taps: Mapping[str, Link] = field(default_factory=dict)
+    #: By name, the devices of all service ports of the host, also of those that are not in scope.
+    services: Mapping[str, ObservedDevice] = field(default_factory=dict)
     #: Our devices by name: bridges, uplinks that we made, and shapers (ifb) for what ports send.
     bridges: Mapping[str, ObservedBridge] = field(default_factory=dict)
     uplinks: Mapping[str, Link] = field(default_factory=dict)
@@ -103,6 +130,32 @@ class BridgeObservation(Observation):
     #: The configuration file of a host firewall that flushes all rules when it starts; empty if none.
     flushing: str = ""
 
+    def needed_mtu(self, member: str, mtu: int) -> int | None:
+        """Return the MTU that a member of a bridge of ours needs there; None if it is no port of ours.
+
+        ``mtu``: that of the device.
+        """
+        if member.startswith(TAP):
+            return mtu
+        device = self.services.get(member)
+        return device.mark.mtu if device and device.mark else None
+
+    def is_absent(self, device: str) -> bool:
+        """Whether a service port's device is known, by the rules of its port, and not on the host."""
+        found = self.services.get(device)
+        return found is not None and found.link is None
+
+    def foreign(self) -> frozenset[str]:
+        """Return the members of our bridges that are neither ports of ours nor uplinks."""
+        members = {m: mtu for bridge in self.bridges.values() for m, mtu in bridge.members.items()}
+        uplinks = {*self.uplinks, *self.interfaces, *(bridge.uplink for bridge in self.bridges.values())}
+        return frozenset(name for name, mtu in members.items() if not self.needed_mtu(name, mtu)) - uplinks
+
+    def names_of(self, port_id: str) -> frozenset[str]:
+        """Return the names that devices of a port have, or can have."""
+        devices = (name for name, device in self.services.items() if device.port_id == port_id)
+        return frozenset({device_name(TAP, port_id), *devices})
+
 
 # -- The desired state that an intent describes, as values for ``plan``. --------------------------
 
@@ -113,7 +166,11 @@ _FRAME_HEADER = 18
 
 @dataclass(frozen=True)
 class Tap:
-    """The desired state of one port's tap, with its rate limits."""
+    """The desired state of one port's device, with its rate limits: a tap that the agent makes.
+
+    Of a service port (``service``): a device of the host. It keeps its state, MTU and addresses, and
+    stays when the port is deleted. ``mtu`` is the least that it needs.
+    """
 
     port_id: str
     name: str
@@ -129,6 +186,7 @@ class Tap:
     egress: Tbf | None = None
     #: The mark of the store; empty: leave the existing mark.
     stamp: str = ""
+    service: bool = False
 
     @classmethod
     def of(cls, port_id: str, spec: PortSpec, stamp: str = "") -> Tap:
@@ -140,7 +198,7 @@ class Tap:
 
         return cls(
             port_id=port_id,
-            name=device_name(TAP, port_id),
+            name=spec.device or device_name(TAP, port_id),
             bridge=Segment.of(spec.network).bridge,
             mtu=mtu,
             multi_queue=spec.queues > 1,
@@ -149,15 +207,28 @@ class Tap:
             ingress=rate(spec.qos.ingress_kbps),
             egress=rate(spec.qos.egress_kbps),
             stamp=stamp,
+            service=spec.device is not None,
         )
 
     @property
+    def mark(self) -> str:
+        if self.service:
+            return ServiceMark(self.port_id, self.name, self.mtu).alias
+        return PORT_MARK + self.port_id
+
+    @property
     def alias(self) -> str:
-        return tap_mark(self.port_id, self.stamp)
+        return with_stamp(self.mark, self.stamp)
+
+    def in_place(self, link: Link) -> bool:
+        """Whether the device is on its bridge for frames of its MTU."""
+        fits = without_stamp(link.alias) == self.mark if self.service else link.mtu == self.mtu
+        return fits and link.master == self.bridge
 
     def must_be_remade(self, link: Link) -> bool:
         """Whether the tap must be recreated: the kernel cannot change its kind or multi-queue mode."""
-        return link.kind != "tun" or link.multi_queue != self.multi_queue
+        other_kind = link.kind != "tun" or link.multi_queue != self.multi_queue
+        return link.name != self.name or (other_kind and not self.service)
 
     def differs(self, link: Link, macs: ObservedMacs) -> bool:
         """Whether anything that can be changed on a live tap differs from the desired state.
@@ -166,9 +237,9 @@ class Tap:
         """
         # If two ports of a network have the same MAC, the bridge keeps the entry of the first.
         fixed = frozenset({self.mac} - {""} - macs.elsewhere)
-        found = (link.mtu, link.up, link.master, link.ipv6, link.learning, macs.here)
         stamped = not self.stamp or stamp_of(link) == self.stamp
-        return not stamped or found != (self.mtu, True, self.bridge, False, not fixed, fixed)
+        placed = self.in_place(link) and (link.learning, macs.here) == (not fixed, fixed)
+        return not (stamped and placed and (self.service or (link.up and not link.ipv6)))
 
 
 def _only_mac(spec: PortSpec) -> str:

@@ -14,13 +14,14 @@ from drivers.linuxbridge.model import (
     BridgeObservation,
     ObservedBond,
     ObservedBridge,
+    ObservedDevice,
     ObservedInterface,
     ObservedMacs,
 )
 from drivers.linuxbridge.options import Settings
-from drivers.linuxbridge.segments import is_ours, port_of
+from drivers.linuxbridge.segments import SERVICE_MARK, is_ours, port_of, service_of
 from netplugin.host.link_messages import Link, LinuxBond, Vlan
-from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name
+from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name, is_our_device
 from netplugin.host.nftables import Table
 from netplugin.host.tc import Queueing
 
@@ -44,10 +45,11 @@ class BridgeReader:
 
     def read(self, deadline: float) -> BridgeObservation:
         start = time.monotonic()
-        seen = self._devices()
-        links_read = time.monotonic()
-        names = {device_name(TAP, i) for i in self.ports or ()}
+        names = [device_name(TAP, i) for i in self.ports or ()]
         table = self.kernel.nft.read(None if self.ports is None else [*filters.BASE, *names], deadline)
+        first_read = time.monotonic()
+        seen = self._devices(_owners(table, self.ports))
+        links_read = time.monotonic()
         on_vxlan = any(self._is_on_vxlan(seen, tap) for tap in seen.taps.values())
         ask_sources = self.ports is None or on_vxlan
         sources = self.kernel.vxlan.read(deadline) if ask_sources else None
@@ -57,28 +59,38 @@ class BridgeReader:
             seen,
             table=table,
             sources=sources,
-            stray_chains=_strays(table, {*seen.taps, *filtered}) if self.ports is None else frozenset(),
+            stray_chains=_strays(table, {*seen.taps, *filtered}, seen.services)
+            if self.ports is None
+            else frozenset(),
             store_mark=filters.store_mark(table.chains) if table and self.ports is None else "",
             timings_ms={
-                "netlink": (links_read - start) * 1e3,
-                "nftables": (rules_read - links_read) * 1e3,
+                "netlink": (links_read - first_read) * 1e3,
+                "nftables": (first_read - start + rules_read - links_read) * 1e3,
             },
         )
         shaped = {i for link in seen.shapers.values() if (i := port_of(link)) is not None}
         there = {*seen.taps, *filtered, *shaped}
         return replace(seen, ports={i: observed_port(self.settings, seen, i) for i in there})
 
-    def _devices(self) -> BridgeObservation:
-        found = {link.name: link for link in self._links()}
+    def _devices(self, named: Mapping[str, str | None]) -> BridgeObservation:
+        """Read the links; ``named``: devices of service ports by the rules, with their ports."""
+        members = self.kernel.links.bridge_members()
+        found = {link.name: link for link in self._links(named)}
+        found |= self._beside(found, members)
         ours = {name: link for name, link in found.items() if is_ours(link)}
         taps = {
             port_id: link
             for name, link in ours.items()
             if name.startswith(TAP) and (port_id := port_of(link)) is not None
         }
+        services: dict[str, ObservedDevice] = {}
+        for name in sorted({*named, *(name for name, link in ours.items() if service_of(link))}):
+            mark = service_of(found[name]) if name in found else None
+            services[name] = ObservedDevice(mark.port_id if mark else named.get(name), found.get(name))
+            if mark and (self.ports is None or mark.port_id in self.ports):
+                taps.setdefault(mark.port_id, found[name])
         shapers = _named(ours, SHAPER)
         uplinks = _named(ours, UPLINK, VXLAN)
-        members = self.kernel.links.bridge_members()
         bridges = {
             name: ObservedBridge(link, members.get(name, {})) for name, link in _named(ours, BRIDGE).items()
         }
@@ -88,6 +100,7 @@ class BridgeReader:
         return BridgeObservation(
             ports={},
             taps=taps,
+            services=services,
             bridges=bridges,
             uplinks=uplinks,
             shapers=shapers,
@@ -106,16 +119,31 @@ class BridgeReader:
             flushing=flushing_file() if self.ports is None else "",
         )
 
-    def _links(self) -> list[Link]:
+    def _links(self, named: Collection[str]) -> list[Link]:
         """Return the links that are ours by mark or name, and those that could conflict with them."""
         links = self.kernel.links
         if self.ports is None:
             return links.find(
-                lambda name, alias, kind: name.startswith(_PREFIXES) or kind in ("vlan", "vxlan")
+                lambda name, alias, kind: (
+                    name.startswith(_PREFIXES)
+                    or kind in ("vlan", "vxlan")
+                    or name in named
+                    or alias.startswith(SERVICE_MARK)
+                )
             )
-        names = [device_name(prefix, i) for i in self.ports for prefix in (TAP, SHAPER)]
+        names = [*named, *(device_name(prefix, i) for i in self.ports for prefix in (TAP, SHAPER))]
         found = [link for name in names if (link := links.get(name)) is not None]
         return found + [link for kind in ("bridge", "vlan", "vxlan") for link in links.of_kind(kind)]
+
+    def _beside(self, found: Mapping[str, Link], members: Mapping[str, Mapping[str, int]]) -> dict[str, Link]:
+        """Return the members of our bridges whose names the agent did not choose, if not in ``found``.
+
+        The rules do not name them after a flush.
+        """
+        bridges = (name for name in found if name.startswith(BRIDGE))
+        names = {member for name in bridges for member in members.get(name, ())} - found.keys()
+        links = (self.kernel.links.get(name) for name in sorted(names) if not is_our_device(name))
+        return {link.name: link for link in links if link is not None}
 
     def _peers(
         self,
@@ -198,15 +226,33 @@ def _without_length(addresses: Iterable[str]) -> set[str]:
     return {address.partition("/")[0] for address in addresses}
 
 
+def _owners(table: Table | None, ports: Collection[str] | None) -> dict[str, str | None]:
+    """Return the devices of service ports that the rules name, with the port if it is one of ``ports``.
+
+    The port is known by its chain, which is read only for these ports (None: all).
+    """
+    if table is None:
+        return {}
+    owners = {device_name(TAP, i): i for i in (_filtered_ports(table) if ports is None else ports)}
+    jumps = table.maps.get(filters.PORTS, {})
+    return {name: owners.get(jumps.get(name) or "") for name in _keys(table) if not is_our_device(name)}
+
+
+def _keys(table: Table) -> frozenset[str]:
+    return frozenset(name for each in filters.MAPS for name in table.maps.get(each, {}))
+
+
 def _filtered_ports(table: Table | None) -> set[str]:
     """Return the ports whose chains exist, by the mark in the chains."""
     owners = {n: filters.owner(chain) for n, chain in (table.chains if table else {}).items()}
     return {i for name, i in owners.items() if i is not None and name == device_name(TAP, i)}
 
 
-def _strays(table: Table | None, ports: Iterable[str]) -> frozenset[str]:
+def _strays(
+    table: Table | None, ports: Iterable[str], services: Mapping[str, ObservedDevice]
+) -> frozenset[str]:
     if table is None:
         return frozenset()
     known = {device_name(TAP, i) for i in ports}
-    linked = table.maps.get(filters.PORTS, {})
-    return frozenset({*table.names, *linked} - known - filters.SHARED)
+    known |= {name for name, device in services.items() if device.port_id is not None}
+    return (table.names | _keys(table)) - known - filters.SHARED

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from drivers.linuxbridge import filters
@@ -16,8 +16,6 @@ from drivers.linuxbridge.commands import (
     RemoveDevice,
     RemoveFilter,
     RemovePeer,
-    RemoveRate,
-    RemoveRedirect,
     RemoveTable,
     RemoveTap,
     RemoveUplink,
@@ -26,21 +24,21 @@ from drivers.linuxbridge.commands import (
     SetDevice,
     SetFilter,
     SetGuard,
-    SetRate,
-    SetRedirect,
     SetTap,
+    ShutOut,
 )
 from drivers.linuxbridge.guard import NOTHING
 from drivers.linuxbridge.model import BridgeObservation, DesiredPort, ObservedBridge, ObservedMacs, Tap
 from drivers.linuxbridge.options import Settings
+from drivers.linuxbridge.rates import set_rates, unneeded_shapers
 from drivers.linuxbridge.segments import (
     UPLINK_MARK,
     Segment,
     SegmentDevice,
     bridge_of,
-    port_of,
-    shaper_of,
+    service_of,
 )
+from drivers.linuxbridge.service_ports import PlaceDevice, ReleaseDevice
 from drivers.linuxbridge.uplink_path import (
     in_the_way,
     interface_conflict,
@@ -119,7 +117,7 @@ class SegmentsPlan:
     ) -> None:
         segment = kept or (users[0].segment if users else seen.segment if seen else None)
         mtus = [one.tap.mtu for one in users]
-        mtus += [mtu for member, mtu in staying.items() if member.startswith(TAP)]
+        mtus += [mtu for member in staying.items() if (mtu := self.seen.needed_mtu(*member))]
         mtus += [self.settings.kept[kept.physical_network]] if kept else []
         if segment is None or not mtus:
             return  # no port of ours is left, and other members keep the bridge
@@ -236,7 +234,7 @@ class SegmentsPlan:
         known = self.settings.physical_interfaces.items()
         # A bridge without a mark (lost, or not written yet) is still recognized by its name.
         interfaces = {i for network, i in known if Segment(network).bridge == seen.link.name}
-        placed = {device_name(TAP, i) for i in (*self.leaving, *self.wanted)}
+        placed = frozenset[str]().union(*(self.seen.names_of(i) for i in (*self.leaving, *self.wanted)))
         gone = {*placed, seen.uplink, *interfaces, *self.seen.uplinks}
         return {name: mtu for name, mtu in seen.members.items() if name not in gone}
 
@@ -298,7 +296,9 @@ def make_plan(settings: Settings, intents: Sequence[Intent], seen: BridgeObserva
         if error := _unconfigured(settings, one, seen):
             kept[intent.port_id] = error
     leaving = tuple(sorted(i.port_id for i in intents if i.spec is None))
-    segments = SegmentsPlan(settings, seen, wanted, leaving)
+    # A service port whose device is gone needs no bridge until the device is there again.
+    here = {i: one for i, one in wanted.items() if not seen.is_absent(one.tap.name)}
+    segments = SegmentsPlan(settings, seen, here, leaving)
     # A tap joins its bridge only after its guard, filter and rates are set, and stays there until
     # the whole tap is removed.
     ports = _Ports(seen, wanted, leaving)
@@ -313,7 +313,7 @@ def _refusal(settings: Settings, wanted: DesiredPort, seen: BridgeObservation) -
         if name in seen.taken_names:
             return _taken(name)
     link = seen.taps.get(tap.port_id)
-    if link is not None and (link.master, link.mtu) == (tap.bridge, tap.mtu):
+    if link is not None and tap.in_place(link):
         # A port that is in place stays; problems of its uplink are reported as a fault.
         return _new_peers_of_the_wrong_family(settings, wanted, seen)
     if error := _unconfigured(settings, wanted, seen):
@@ -367,55 +367,85 @@ class _Ports:
         plugged: list[Change] = []
         for port_id in self.leaving:
             if port_id in self.seen.taps:
-                gone.append(RemoveTap((port_id,), self.seen.taps[port_id].name))
+                gone.append(_removal(port_id, self.seen.taps[port_id]))
         for port_id, one in sorted(self.wanted.items()):
             tap, link = one.tap, self.seen.taps.get(port_id)
             if link is not None and tap.must_be_remade(link):
-                gone.append(RemoveTap((port_id,), link.name))
+                gone.append(_removal(port_id, link))
                 link = None
+            if tap.service:
+                plugged += self._place(tap, link)
+                continue
             if link is None:
                 made.append(CreateTap((port_id,), tap))
             found = self.seen.queueing.get(tap.name, Queueing()) if link else Queueing()
             if found.guard != tap.guard:
                 guards.append(SetGuard((port_id,), tap.name, tap.guard))
-            rates += _set_rates(tap, link, self.seen)
+            rates += set_rates(tap, link, self.seen)
             if link is None or tap.differs(link, self.seen.macs.get(tap.name, ObservedMacs())):
                 plugged.append(SetTap((port_id,), tap))
-        rates += _unneeded_shapers(self.wanted, self.leaving, self.seen)
+        rates += unneeded_shapers(self.wanted, self.leaving, self.seen)
         return [*gone, *made, *guards, *self.filters(), *rates, *plugged]
+
+    def _place(self, tap: Tap, link: Link | None) -> list[Change]:
+        """Plan a service port's device. One that is gone is reported as the port's fault."""
+        if self.seen.is_absent(tap.name):
+            return []
+        guarded = self.seen.queueing.get(tap.name, Queueing()).guard == tap.guard
+        if link and guarded and not tap.differs(link, self.seen.macs.get(tap.name, ObservedMacs())):
+            return []
+        return [PlaceDevice((tap.port_id,), tap)]
 
     def filters(self) -> list[Change]:
         table = self.seen.table
         chains = table.chains if table else {}
-        linked = table.maps.get(filters.PORTS, {}) if table else {}
+        maps = table.maps if table else {}
+        linked = maps.get(filters.PORTS, {})
         names = table.names if table else frozenset()
-        out: dict[str, tuple[str, ...]] = {device_name(TAP, i): (i,) for i in self.leaving}
-        mine = {one.tap.name for one in self.wanted.values()}
-        out |= dict.fromkeys(self.seen.stray_chains - mine - set(out), ())
-        if not self._needed(names - filters.SHARED - set(out)):
-            ports = tuple(i for i in self.leaving if device_name(TAP, i) in names)
+        gone = {device_name(TAP, i): i for i in self.leaving}
+        mine = {name for i, one in self.wanted.items() for name in (one.tap.name, device_name(TAP, i))}
+        foreign = self.seen.foreign() - mine
+        strays = self.seen.stray_chains - mine - gone.keys() - foreign
+        if not self._needed(names - filters.SHARED - gone.keys() - strays):
+            ports = tuple(i for name, i in gone.items() if name in names)
             return [RemoveTable(ports)] if table else []
         changes: list[Change] = []
         remake = _wrong_hooks(chains)
         if remake or _base_differs(table, chains):
             changes.append(SetBase(tuple(sorted(self.wanted)), remake))
         for port_id, one in sorted(self.wanted.items()):
-            name, target = one.tap.name, linked.get(one.tap.name, "")
-            chain = filters.port_chain(port_id, one.spec)
-            if chains.get(name) != chain or target != name:
-                relink = name in linked and target != name
-                changes.append(SetFilter((port_id,), name, port_id, one.spec, relink))
-        for name, ports in sorted(out.items()):
-            if name in names or name in linked:
-                changes.append(RemoveFilter(ports, name, name in names, name in linked))
+            name, key = device_name(TAP, port_id), one.tap.name
+            target = linked.get(key, "")
+            listed = not one.tap.service or key in maps.get(filters.SERVICES, {})
+            if chains.get(name) != filters.port_chain(port_id, one.spec) or target != name or not listed:
+                relink = key in linked and target != name
+                changes.append(SetFilter((port_id,), name, port_id, one.spec, key, relink))
+        kept = {one.tap.name for one in self.wanted.values()}
+        # An entry that leads to a port's chain from another device than the port has now goes, too.
+        unneeded: list[tuple[tuple[str, ...], str, frozenset[str]]] = []
+        unneeded += [((i,), "", self.seen.names_of(i) - kept) for i in sorted(self.wanted)]
+        unneeded += [((i,), name, self.seen.names_of(i) - kept) for name, i in gone.items()]
+        unneeded += [((), name, frozenset({name})) for name in sorted(strays)]
+        shut = {name for name in foreign & linked.keys() if linked[name] is None}
+        changes += [ShutOut((), name, name in linked) for name in sorted(foreign - shut)]
+        for ports, name, keys in unneeded:
+            entries = tuple((m, key) for m in filters.MAPS for key in sorted(keys & maps.get(m, {}).keys()))
+            if name in names or entries:
+                changes.append(RemoveFilter(ports, name if name in names else "", entries))
         return changes
 
     def _needed(self, staying: frozenset[str]) -> bool:
         """Whether any port needs the table: a desired one, or one outside this plan that stays."""
-        on_bridges = {name for b in self.seen.bridges.values() for name in b.members}
-        gone = {device_name(TAP, i) for i in self.leaving}
-        taps = {name for name in on_bridges if name.startswith(TAP)} - gone
-        return bool(self.wanted or staying or taps)
+        on_bridges = {m for b in self.seen.bridges.values() for m in b.members.items()}
+        gone = frozenset[str]().union(*(self.seen.names_of(i) for i in self.leaving))
+        there = {member[0] for member in on_bridges if self.seen.needed_mtu(*member)} - gone
+        return bool(self.wanted or staying or there)
+
+
+def _removal(port_id: str, link: Link) -> Change:
+    if service_of(link):
+        return ReleaseDevice((port_id,), link.name)
+    return RemoveTap((port_id,), link.name)
 
 
 def _wrong_hooks(chains: Mapping[str, Chain]) -> tuple[str, ...]:
@@ -428,66 +458,6 @@ def _wrong_hooks(chains: Mapping[str, Chain]) -> tuple[str, ...]:
 
 
 def _base_differs(table: Table | None, chains: Mapping[str, Chain]) -> bool:
-    if table is None or filters.PORTS not in table.maps:
+    if table is None or not table.maps.keys() >= set(filters.MAPS):
         return True
     return any(chains.get(name) != base for name, base in filters.BASE.items())
-
-
-# -- Plan the rate limits of ports. ---------------------------------------------------------------
-# What a VM receives leaves the host through its tap, so a token bucket (``netplugin.host.tc.Tbf``) at
-# the root of the tap limits it. What a VM sends enters the tap, where the kernel has no queue. It is
-# redirected to an ifb of its own, which has such a bucket at its root, and then continues as if it came
-# from the tap. Queueing lets TCP come close to the limit; policing would drop the excess instead.
-
-
-def _set_rates(tap: Tap, link: Link | None, seen: BridgeObservation) -> list[Change]:
-    """Plan the rate limits of a tap; ``link`` is None if the tap is yet to be created."""
-    found = seen.queueing.get(tap.name, Queueing()) if link else Queueing()
-    ports = (tap.port_id,)
-    changes: list[Change] = []
-    if tap.ingress is not None and found.root != tap.ingress:
-        changes.append(SetRate(ports, tap.name, tap.ingress))
-    elif tap.ingress is None and found.root is not None:
-        changes.append(RemoveRate(ports, tap.name))
-    return changes + (_shape(tap, found, seen) if tap.egress else _unshape(tap, found, seen))
-
-
-def _shape(tap: Tap, found: Queueing, seen: BridgeObservation) -> list[Change]:
-    ports = (tap.port_id,)
-    device = shaper_of(tap.port_id, tap.mtu)
-    link = seen.shapers.get(device.name)
-    changes: list[Change] = []
-    if link is not None and device.must_be_remade(link):
-        changes.append(RemoveDevice(ports, device.name))
-        link = None
-    if link is None:
-        changes.append(CreateDevice(ports, device))
-    elif device.differs(link):
-        changes.append(SetDevice(ports, device))
-    rate = seen.queueing.get(device.name, Queueing()).root if link else None
-    if tap.egress is not None and rate != tap.egress:
-        changes.append(SetRate(ports, device.name, tap.egress))
-    if link is None or found.redirect != link.index:
-        changes.append(SetRedirect(ports, tap.name, device.name))
-    return changes
-
-
-def _unshape(tap: Tap, found: Queueing, seen: BridgeObservation) -> list[Change]:
-    ports, name = (tap.port_id,), device_name(SHAPER, tap.port_id)
-    changes: list[Change] = []
-    if found.redirect is not None:
-        changes.append(RemoveRedirect(ports, tap.name))
-    if name in seen.shapers:
-        changes.append(RemoveDevice(ports, name))
-    return changes
-
-
-def _unneeded_shapers(wanted: Iterable[str], leaving: Iterable[str], seen: BridgeObservation) -> list[Change]:
-    """Remove shapers of ports that are being removed, and shapers that were created but never marked."""
-    names = {device_name(SHAPER, port_id): (port_id,) for port_id in leaving}
-    kept = {device_name(SHAPER, port_id) for port_id in wanted}
-    return [
-        RemoveDevice(names.get(name, ()), name)
-        for name, link in sorted(seen.shapers.items())
-        if name in names or (port_of(link) is None and name not in kept)
-    ]

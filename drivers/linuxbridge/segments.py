@@ -14,20 +14,32 @@ this mechanism rather than one VLAN-filtering bridge for all networks:
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Self
 
 from netplugin.api.models import Network
 from netplugin.host.link_messages import Bridge, Ifb, Link, Made
-from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name, provisional_mac
+from netplugin.host.names import (
+    BRIDGE,
+    SHAPER,
+    TAP,
+    UPLINK,
+    VXLAN,
+    device_name,
+    is_our_device,
+    provisional_mac,
+)
 
 PORT_MARK = "netplugin-port="
+SERVICE_MARK = "netplugin-service-port="
 BRIDGE_MARK = "netplugin-bridge="
 UPLINK_MARK = "netplugin-uplink="
 SHAPER_MARK = "netplugin-shaper="
 _WITH_UPLINK = " uplink="
 _WITH_STAMP = " store="
 _OVERLAY = "vxlan/"
+_SERVICE = re.compile(rf"{SERVICE_MARK}(?P<port>\S+) device=(?P<device>\S+) mtu=(?P<mtu>[0-9]{{1,5}})")
 
 _KINDS = {BRIDGE: "bridge", UPLINK: "vlan", VXLAN: "vxlan", SHAPER: "ifb"}
 
@@ -144,7 +156,31 @@ def is_ours(link: Link) -> bool:
         return segment is not None and link.name == segment.device
     if alias.startswith(SHAPER_MARK):
         return link.name == device_name(SHAPER, alias.removeprefix(SHAPER_MARK))
-    return port_of(link) is not None
+    return port_of(link) is not None or service_of(link) is not None
+
+
+@dataclass(frozen=True)
+class ServiceMark:
+    """The mark of a service port's device, which other programs made: its alias.
+
+    ``mtu`` is that of the network: the device may have a larger one.
+    """
+
+    port_id: str
+    device: str
+    mtu: int
+
+    @property
+    def alias(self) -> str:
+        return f"{SERVICE_MARK}{self.port_id} device={self.device} mtu={self.mtu}"
+
+
+def service_of(link: Link) -> ServiceMark | None:
+    """Return the mark of a service port's device if the link has the name that the mark gives."""
+    found = _SERVICE.fullmatch(without_stamp(link.alias))
+    if found is None or link.name != found["device"] or is_our_device(link.name):
+        return None
+    return ServiceMark(found["port"], found["device"], int(found["mtu"]))
 
 
 def port_of(link: Link) -> str | None:
@@ -158,15 +194,18 @@ def port_of(link: Link) -> str | None:
 
 def marked_port(alias: str, mark: str) -> str:
     """Return the port ID that an alias names after this mark; empty if none."""
-    found = alias.partition(_WITH_STAMP)[0]
-    return found.removeprefix(mark) if found.startswith(mark) else ""
+    return alias.removeprefix(mark).partition(" ")[0] if alias.startswith(mark) else ""
 
 
-def tap_mark(port_id: str, stamp: str) -> str:
-    """Return the alias of a port's tap, including the mark of the store if there is one."""
-    return PORT_MARK + port_id + (_WITH_STAMP + stamp) * bool(stamp)
+def with_stamp(mark: str, stamp: str) -> str:
+    """Return the alias of a port's device, including the mark of the store if there is one."""
+    return mark + (_WITH_STAMP + stamp) * bool(stamp)
+
+
+def without_stamp(alias: str | None) -> str:
+    return (alias or "").partition(_WITH_STAMP)[0]
 
 
 def stamp_of(link: Link) -> str:
-    """Return the mark of the store that wrote a tap's alias; empty if none."""
+    """Return the mark of the store that wrote the alias of a port's device; empty if none."""
     return (link.alias or "").partition(_WITH_STAMP)[2]

@@ -11,7 +11,6 @@ from drivers.linuxbridge.segments import Segment
 from netplugin.api.errors import BackendUnavailable, Conflict, NetpluginError
 from netplugin.backend import Overlay
 from netplugin.host.link_messages import Vlan, Vxlan
-from netplugin.host.names import TAP
 from netplugin.host.vxlan import overhead
 
 
@@ -36,7 +35,7 @@ def way_out(settings: Settings, segment: Segment, seen: BridgeObservation) -> st
 
 def _in_use(segment: Segment, seen: BridgeObservation) -> str:
     bridge, made = seen.bridges.get(segment.bridge), seen.uplinks.get(segment.device)
-    if bridge is None or not any(name.startswith(TAP) for name in bridge.members):
+    if bridge is None or not any(seen.needed_mtu(*member) for member in bridge.members.items()):
         return ""
     if not segment.device:
         return bridge.uplink if bridge.uplink in bridge.members else ""

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator
 from drivers.linuxbridge import filters
 from drivers.linuxbridge.segments import (
     PORT_MARK,
+    SERVICE_MARK,
     SHAPER_MARK,
     UPLINK_MARK,
     bridge_mark,
     is_ours,
     marked_port,
     port_of,
+    service_of,
 )
 from netplugin.host import vxlan
 from netplugin.host.kernel_events import KernelEventListener, queued
@@ -47,6 +49,10 @@ class BridgeWatch(KernelEventListener):
     ) -> None:
         """``interfaces`` returns the uplinks. Raises: OSError if the kernel refuses the sockets."""
         self._interfaces = interfaces
+        #: The devices of service ports, by the last observation.
+        self.services: frozenset[str] = frozenset()
+        #: The indices of our bridges, by the last observation.
+        self.bridges: frozenset[int] = frozenset()
         # Starting or stopping a VM changes the carrier of its tap: compare only what the agent sets.
         self._known: dict[str, LinkEvent] = {}
         self._links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
@@ -62,7 +68,7 @@ class BridgeWatch(KernelEventListener):
             if not kind:
                 yield Wake("events of links were lost")
             elif kind in (DELQDISC, DELFILTER):
-                yield from _of_rate(payload, own or frozenset())
+                yield from _of_rate(payload, own or frozenset(), self.services)
             elif event is not None and self._is_new(event) and event.name not in (own or ()):
                 yield from self._of_link(event)
         for kind, payload in _messages(self._rules):
@@ -76,13 +82,13 @@ class BridgeWatch(KernelEventListener):
             self._known.pop(event.name, None)
             return True
         before, self._known[event.name] = self._known.get(event.name), event
-        if before is not None and event.name in self._interfaces():
+        if before is not None and event.name in self._interfaces() | self.services:
             return before != event or before.carrier != event.carrier
         return before != event
 
     def _of_link(self, event: LinkEvent) -> list[Wake]:
         alias = event.alias or ""
-        for mark in (PORT_MARK, SHAPER_MARK):
+        for mark in (PORT_MARK, SHAPER_MARK, SERVICE_MARK):
             if alias.startswith(mark):
                 ports = frozenset({marked_port(alias, mark)})
                 return [Wake(f"device {event.name} changed", ports)]
@@ -90,6 +96,10 @@ class BridgeWatch(KernelEventListener):
             return [Wake(f"uplink {event.name} changed")]
         if event.name in self._interfaces():
             return [Wake(f"uplink {event.name} changed")]
+        if event.name in self.services:
+            return [Wake(f"device {event.name} of a service port changed")]
+        if event.master in self.bridges and not event.gone:
+            return [Wake(f"{event.name} is on a bridge of netplugin")]
         # A bridge changes with every member; only its removal or going down affects all of its ports.
         if bridge_mark(event.alias) and (event.gone or not event.up):
             return [Wake(f"bridge {event.name} is {'gone' if event.gone else 'down'}")]
@@ -105,7 +115,7 @@ def _messages(source: socket.socket) -> Iterator[tuple[int, bytes]]:
             yield kind, payload
 
 
-def _of_rate(payload: bytes, own: frozenset[str]) -> list[Wake]:
+def _of_rate(payload: bytes, own: frozenset[str], services: frozenset[str]) -> list[Wake]:
     """Report a removed qdisc or filter. Additions are ignored, because the kernel also sends them when
     one is read."""
     try:
@@ -114,12 +124,13 @@ def _of_rate(payload: bytes, own: frozenset[str]) -> list[Wake]:
         if failed.errno != errno.ENXIO:
             raise
         return []  # removed with its device, which has an event of its own
-    if name in own or not name.startswith((TAP, SHAPER, BRIDGE)):
+    if name in own or not (name in services or name.startswith((TAP, SHAPER, BRIDGE))):
         return []
     link = Links().get(name)
     if link is None or not is_ours(link):
         return []
-    port_id = port_of(link)
+    mark = service_of(link)
+    port_id = mark.port_id if mark else port_of(link)
     ports = frozenset({port_id}) if port_id else None
     return [Wake(f"a guard or a rate of {name} was removed", ports)]
 

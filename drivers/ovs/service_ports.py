@@ -14,7 +14,7 @@ from netplugin.api.models import PortSpec
 from netplugin.backend import Claim, Intent
 from netplugin.host.links import Links
 from netplugin.host.ovs import OvsHost
-from netplugin.service_devices import claim_device, fit_device
+from netplugin.service_devices import claim_device, fit_device, refuse_enslaved
 
 #: As DPDK's drivers of kernel devices take their names: net_af_packet0,iface=eth1.
 _DEVICE_ARGUMENTS = ("iface", "rx_iface", "rx_iface_in", "tx_iface", "remote")
@@ -22,13 +22,7 @@ _DEVICE_ARGUMENTS = ("iface", "rx_iface", "rx_iface_in", "tx_iface", "remote")
 
 def refuse(ovs: OvsHost, spec: PortSpec, device: str) -> None:
     """Check the device of a service port. Raises: Conflict, InvalidRequest, HostError, OperationTimeout."""
-    link = fit_device(device, spec.network.mtu, _uplinks(ovs), Links().get)
-    if link.master:
-        raise Conflict(
-            f"device {device} is on bridge {link.master}",
-            step="validate",
-            fix=f"take it off: ip link set {device} nomaster",
-        )
+    refuse_enslaved(fit_device(device, spec.network.mtu, _uplinks(ovs), Links().get))
 
 
 def claim(ovs: OvsHost, intent: Intent, taken: Mapping[Claim, str]) -> Claim:

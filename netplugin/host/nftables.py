@@ -158,8 +158,14 @@ class Nftables:
 
     def add_jump(self, name: str, key: str, chain: str) -> Command:
         """Add a key to the verdict map ``name`` that jumps to the chain."""
-        elements = [[key, {"jump": {"target": chain}}]]
-        return self.command("add", "element", name=name, elem=elements)
+        return self._add_element(name, key, {"jump": {"target": chain}})
+
+    def add_drop(self, name: str, key: str) -> Command:
+        """Add a key to the verdict map ``name`` whose verdict is to drop."""
+        return self._add_element(name, key, {"drop": None})
+
+    def _add_element(self, name: str, key: str, verdict: Mapping[str, Any]) -> Command:
+        return self.command("add", "element", name=name, elem=[[key, verdict]])
 
     def delete_element(self, name: str, key: str) -> Command:
         """Delete a key of the verdict map ``name``."""

@@ -160,10 +160,20 @@ class Tc:
 
         Raises: HostError, OperationTimeout.
         """
-        self._delete_filter(index, OURS)
+        self._remove_from_ingress(index, OURS)
+
+    def delete_guard(self, index: int) -> None:
+        """Remove the program, and the ingress qdisc unless it has other filters.
+
+        Raises: HostError, OperationTimeout.
+        """
+        self._remove_from_ingress(index, _GUARD)
+
+    def _remove_from_ingress(self, index: int, priority: int) -> None:
+        self._delete_filter(index, priority)
         ingress = self._get(index, _INGRESS)
         if ingress is not None and not self._filters(index) and _kind(ingress) == "ingress":
-            with _gone("remove-redirect", index):
+            with _gone("remove-ingress", index):
                 netlink.ask(DELQDISC, TCMSG.pack(0, index, _INGRESS_HANDLE, _INGRESS, 0))
 
     def set_guard(self, index: int, program: BpfProgram) -> None:

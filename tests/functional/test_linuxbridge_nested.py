@@ -18,6 +18,7 @@ from drivers.linuxbridge.segments import Segment
 from netplugin.host.names import TAP, device_name
 from tests.lab.namespaces import connect, namespace, within
 from tests.lab.processes import opened_files, run, wait_for
+from tests.lab.service import service
 from tests.lab.switch import switch
 from tests.lab.traffic_driver import Driven, driven
 from tests.lab.traffic_hosts import make_spec
@@ -263,3 +264,17 @@ def test_a_tap_of_two_queues_takes_vhost(hypervisor: Driven) -> None:
         process.stdin.write("quit\n")
         process.stdin.flush()
         process.wait(timeout=60)
+
+
+def test_a_service_port_serves_its_vlan(hypervisor: Driven) -> None:
+    network = {**vlan(100), "mtu": 1500}
+    with service("np-svc", "svc0", "52:54:00:00:05:01", "10.100.0.5", hypervisor.name) as svc:
+        spec = {**make_spec(5, network), "vm_id": "svc", "mac": svc.mac, "device": svc.device}
+        hypervisor.plug("svc", spec)
+        with hypervisor.vm("a", make_spec(1, network), "10.100.0.1") as a:
+            assert a.reaches(svc.address) and svc.pings("10.100.0.50") and hypervisor.changes() == []
+        hypervisor.plug("svc", {**spec, "network": {**network, "vlan_id": 200}})
+        assert not svc.pings("10.100.0.50"), "it is on another VLAN now"
+        hypervisor.unplug("svc")
+        assert "master" not in hypervisor.link("svc0")
+        hypervisor.sh("ip", "link", "delete", "svc0")

@@ -16,31 +16,36 @@ from tests.lab.namespaces import entered, namespace, within
 from tests.lab.processes import CommandError, Daemon, run
 
 INSIDE = "eth0"
+#: The MAC of the host's end, which sends nothing.
+_OUTER = "52:54:00:00:05:fe"
 # include/uapi/linux/sockios.h and ethtool.h
 _SIOCETHTOOL, _ETHTOOL_STXCSUM = 0x8946, 0x17
 
 
 @dataclass(frozen=True)
 class Service:
-    """The namespace ``name`` with an address on ``eth0``, whose other end is ``device`` on the host."""
+    """The namespace ``name`` with an address on ``eth0``, whose other end is ``device`` on the host.
+
+    ``host`` is the namespace of a host that is not this machine.
+    """
 
     name: str
     device: str
     mac: str
     address: str
+    host: str | None = None
 
-    def spec(self, backend: str, vlan_id: int | None = 100, **fields: Any) -> dict[str, Any]:
-        """The body of ``PUT /v1/service-ports`` for its device."""
+    def spec(self, backend: str, vlan_id: int = 100, **fields: Any) -> dict[str, Any]:
+        """The body of ``PUT /v1/service-ports`` for its device; on a VLAN unless the network is given."""
         network = {"type": "vlan", "physical_network": "physnet1", "vlan_id": vlan_id}
-        if vlan_id is None:
-            network = {"type": "flat", "physical_network": "physnet1"}
-        return {"device": self.device, "backend": backend, "network": network, "mac": self.mac, **fields}
+        spec = {"device": self.device, "backend": backend, "network": network, "mac": self.mac}
+        return {**spec, **fields}
 
     def make_device(self) -> None:
         """The pair, both ends up. The stack leaves no checksum to a NIC: there is none."""
         peer = ["peer", "name", INSIDE, "address", self.mac, "netns", self.name]
-        run(["ip", "link", "add", self.device, "type", "veth", *peer])
-        run(["ip", "link", "set", self.device, "up"])
+        run(within(self.host, ["ip", "link", "add", self.device, "address", _OUTER, "type", "veth", *peer]))
+        run(within(self.host, ["ip", "link", "set", self.device, "up"]))
         run(within(self.name, ["ip", "link", "set", INSIDE, "up"]))
         run(within(self.name, ["ip", "address", "add", f"{self.address}/24", "dev", INSIDE]))
         with entered(self.name):
@@ -49,6 +54,9 @@ class Service:
             value = array.array("B", struct.pack("II", _ETHTOOL_STXCSUM, 0))
             request = struct.pack("16sP", INSIDE.encode(), value.buffer_info()[0])
             fcntl.ioctl(asking, _SIOCETHTOOL, request)
+
+    def ip(self, *words: str) -> str:
+        return run(within(self.name, ["ip", *words]))
 
     def pings(self, address: str) -> bool:
         try:
@@ -76,9 +84,9 @@ class Service:
 
 
 @contextmanager
-def service(name: str, device: str, mac: str, address: str) -> Iterator[Service]:
+def service(name: str, device: str, mac: str, address: str, host: str | None = None) -> Iterator[Service]:
     with namespace(name):
-        made = Service(name, device, mac, address)
+        made = Service(name, device, mac, address, host)
         made.make_device()
         yield made
     # The pair goes with the namespace, which the kernel takes apart later.

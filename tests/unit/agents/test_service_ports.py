@@ -11,7 +11,7 @@ import pytest
 
 from agents.api import roles
 from agents.api.roles import Role
-from netplugin.api.batch_models import Batch
+from netplugin.api.batch_models import Batch, Retag
 from netplugin.api.client import Client
 from netplugin.api.errors import Conflict, InvalidRequest, NotFound
 from netplugin.api.models import PortSpec, PortState
@@ -175,3 +175,23 @@ def test_the_commands(
     assert client.get_service_port("svc").spec == service(trusted=True)
     assert main(["service-port", "delete", "svc", "other"]) == 0
     assert client.list_service_ports() == []
+
+
+def test_a_device_serves_one_port(client: Client, running: Agent) -> None:
+    """Also on a backend whose ports need no resources of its own."""
+    client.put_service_port("svc", service())
+    with pytest.raises(Conflict, match="service port svc"):
+        client.put_service_port("other", service())
+    client.delete_service_port("svc")
+    assert client.put_service_port("other", service()).state is PortState.ACTIVE
+    assert running.host.ports.keys() == {"other"}
+
+
+def test_another_vlan_for_a_network_is_for_its_services_too(client: Client, running: Agent) -> None:
+    """Otherwise its VMs would be left without their DHCP server."""
+    client.put_service_port("svc", service(trusted=True))
+    client.put_port("nic", PortSpec.model_validate(SPEC))
+    to = Retag(network="physnet1", from_vlan=SPEC["network"]["vlan_id"], to_vlan=200)
+    assert {result.port_id: result.status for result in client.retag(to).results} == {"svc": 200, "nic": 200}
+    assert {port.network.vlan_id for port in running.host.ports.values()} == {200}
+    assert client.get_service_port("svc").spec.trusted

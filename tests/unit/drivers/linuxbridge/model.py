@@ -34,6 +34,8 @@ from netplugin.host.tc import Queueing, Tbf, Tc
 from netplugin.host.vxlan import VxlanFilter, VxlanKey, VxlanSources
 
 #: net1 stays on the host, net2 and net3 have an interface, net4 a bond.
+#: Devices of the host that can be service ports, by the port that asks for each.
+DEVICES = {"svc-0": "dhcp0", "svc-1": "dhcp1"}
 INTERFACES = {"net1": "", "net2": "eth2", "net3": "eth3", "net4": "bond0"}
 #: The interface that tunnels end at.
 UNDERLAY, LOCAL_IP = "eth8", "192.0.2.8"
@@ -124,7 +126,7 @@ class ModelLinks(Links):
         learning: bool | None = None,
     ) -> None:
         link = self.links[name]
-        if name.startswith(TAP) and (master or up):
+        if (name.startswith(TAP) and (master or up)) or (name in DEVICES.values() and master):
             assert self._filtered(link), "a tap is open before its guard and its filter are there"
         if master:
             assert self.links[master].kind == "bridge"
@@ -220,6 +222,9 @@ class ModelTc(Tc):
     def set_guard(self, index: int, program: BpfProgram | None) -> None:
         self.found[index] = replace(self.found.get(index, Queueing()), guard=program)
 
+    def delete_guard(self, index: int) -> None:
+        self.set_guard(index, None)
+
     def delete_redirect(self, index: int) -> None:
         self.set_redirect(index, None)
 
@@ -273,8 +278,11 @@ class ModelNftables(Nftables):
 
     def filters(self, name: str) -> bool:
         """Whether frames from this interface meet rules, by way of the base chain."""
-        target = self.maps.get("ports", {}).get(name)
-        return target == {"jump": {"target": name}} and bool(self.rules.get(name))
+        target = (self.maps.get("ports", {}).get(name) or {}).get("jump", {}).get("target")
+        if name.startswith(TAP):
+            return target == name and bool(self.rules.get(name))
+        listed = self.maps.get("services", {}).get(name) == {"drop": None}
+        return listed and bool(self.rules.get(target))
 
     def _run(self, commands: Sequence[Command], deadline: float) -> list[tuple[str, Any]]:
         before = (self.there, dict(self.chains), {k: list(v) for k, v in self.rules.items()})
@@ -375,6 +383,8 @@ class Model:
         bond = LinuxBond("802.3ad", "layer2", "02:00:00:00:00:aa")
         self.links.add(Link(0, "bond0", "bond", 9100, up=True, carrier=True, data=bond))
         self.links.bonds["bond0"] = (BondMember("eth4", "up", True), BondMember("eth5", "up", True))
+        for name in DEVICES.values():
+            self.links.add(Link(0, name, "veth", mtu=2000, up=True, carrier=True, ipv6=True))
         theirs = Link(0, "theirs", "bridge", up=True, address="02:00:00:00:00:09", data=Bridge())
         self.links.add(theirs)
 
@@ -400,7 +410,9 @@ class Model:
         """What is not ours, without what we may change: the master of our networks' interfaces."""
         found = {}
         for name, link in self.links.links.items():
-            if not is_ours(link):
+            if name in DEVICES.values():
+                found[name] = replace(link, master=None, alias=None, learning=True)
+            elif not is_ours(link):
                 ours = name in INTERFACES.values()
                 found[name] = replace(link, master=None) if ours else link
         return found

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from agents.ports.converge import Converged
 from drivers.linuxbridge.guard import NOTHING
-from netplugin.api.models import NetworkSpec, PortSpec
+from netplugin.api.models import NetworkSpec, PortSpec, Qos
 from netplugin.backend import Change, Intent, Overlay
 from netplugin.host.link_messages import Bridge, Link, Vlan, Vxlan
 from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name
 from netplugin.host.tc import Queueing, Tbf
 from netplugin.host.vxlan import VxlanKey, VxlanSources
 from tests.lab.loop import converge_alone
-from tests.unit.drivers.linuxbridge.model import FIRST_RULE, INTERFACES, LOCAL_IP, UNDERLAY, Model
+from tests.unit.drivers.linuxbridge.model import DEVICES, FIRST_RULE, INTERFACES, LOCAL_IP, UNDERLAY, Model
 
-IDS = [f"port-{n}" for n in range(6)]
+IDS = [*(f"port-{n}" for n in range(6)), *DEVICES]
 FLATS = [{"type": "flat", "physical_network": name} for name in INTERFACES]
 VLANS = [
     {"type": "vlan", "physical_network": name, "vlan_id": tag}
@@ -40,8 +40,9 @@ TAP_DRIFT = (
     "none gone mtu down free ipv6 queues kind flushed unlinked extra elsewhere rate norate "
     "unturned turned unguarded otherguard learning released"
 ).split()
+SERVICE_DRIFT = "none gone anew free elsewhere unmarked down small unguarded otherguard learning".split()
 DEVICE_DRIFT = ("none gone mtu down ipv6 newborn options rate norate free peers unguarded limitless").split()
-TABLE_DRIFT = "none gone flushed hook stray unmapped".split()
+TABLE_DRIFT = "none gone flushed hook stray unmapped unlisted".split()
 SOURCES_DRIFT = "none gone unsound stranger stray".split()
 INTERFACE_DRIFT = "none none none gone down addresses enslaved small dead".split()
 
@@ -90,9 +91,18 @@ specs = st.builds(
 )
 
 
+def as_service(port_id: str, spec: PortSpec | None) -> PortSpec | None:
+    """The spec of a service port, if the port is one."""
+    if spec is None or port_id not in DEVICES:
+        return spec
+    changes = {"device": DEVICES[port_id], "qos": Qos(), "queues": 1}
+    return spec.model_copy(update=changes)
+
+
 @st.composite
 def wishes(draw: st.DrawFn) -> list[Intent]:
     wanted = draw(st.dictionaries(st.sampled_from(IDS), st.one_of(st.none(), specs)))
+    wanted = {port_id: as_service(port_id, spec) for port_id, spec in wanted.items()}
     peers = st.lists(st.sampled_from(PEERS), unique=True)
     overlays = {name: make_overlay(name, draw(peers)) for name in VNIS}
     return [make_intent(port_id, spec, overlays) for port_id, spec in wanted.items()]
@@ -117,6 +127,8 @@ def hosts(draw: st.DrawFn) -> Model:
             continue  # it went with another one
         if name.startswith(TAP):
             drift_of_tap(model, name, draw(st.sampled_from(TAP_DRIFT)))
+        elif name in DEVICES.values():
+            drift_of_service(model, name, draw(st.sampled_from(SERVICE_DRIFT)))
         elif name.startswith((BRIDGE, UPLINK, VXLAN, SHAPER)):
             drift_of_device(model, name, draw(st.sampled_from(DEVICE_DRIFT)))
         elif name in ("eth2", "eth3", "bond0", UNDERLAY):
@@ -176,6 +188,31 @@ def drift_of_tap(model: Model, name: str, what: str) -> None:
         nft.rules[name].insert(0, {"expr": [FIRST_RULE, {"accept": None}]})
     elif what == "elsewhere":
         nft.maps["ports"][name] = {"accept": None}
+
+
+def drift_of_service(model: Model, name: str, what: str) -> None:
+    """Of the device of a service port, which its owner may change."""
+    link = model.links.links[name]
+    changed: dict[str, dict[str, Any]] = {
+        "free": {"master": None},
+        "elsewhere": {"master": "theirs"},
+        "unmarked": {"alias": None},
+        "down": {"up": False},
+        "small": {"mtu": 1450},
+        "learning": {"learning": True},
+    }
+    if what == "elsewhere" and link.master is None:
+        return  # it was put there before it was a port: such a device is refused
+    if what in ("gone", "anew"):
+        model.links.delete(name)
+        if what == "anew":
+            model.links.add(Link(0, name, "veth", mtu=2000, up=True, carrier=True, ipv6=True))
+    elif what in changed:
+        if what in ("free", "elsewhere"):
+            model.fdb.unplugged(link)
+        model.links.links[name] = replace(link, **changed[what])
+    elif what in ("unguarded", "otherguard"):
+        model.tc.set_guard(link.index, NOTHING if what == "otherguard" else None)
 
 
 def drift_of_device(model: Model, name: str, what: str) -> None:
@@ -263,6 +300,8 @@ def drift_of_table(model: Model, what: str) -> None:
         nft._add("element", {"name": "ports", "elem": [[name, {"jump": {"target": name}}]]})
     elif what == "unmapped":
         nft.maps["ports"].clear()
+    elif what == "unlisted":
+        nft.maps.get("services", {}).clear()
 
 
 def converge(model: Model, wanted: Sequence[Intent], *, whole: bool = True) -> Converged:

@@ -17,7 +17,7 @@ from netplugin.host.link_messages import Vlan, Vxlan
 from netplugin.host.names import SHAPER, TAP, device_name
 from netplugin.host.tc import Tbf
 from netplugin.host.vxlan import VxlanKey
-from tests.unit.drivers.linuxbridge.model import INTERFACES, LOCAL_IP, Model
+from tests.unit.drivers.linuxbridge.model import DEVICES, INTERFACES, LOCAL_IP, Model
 from tests.unit.drivers.linuxbridge.strategies import converge, hosts, planned, queueing, wishes
 
 many = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -25,11 +25,12 @@ many = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, Heal
 
 def check(model: Model, port_id: str, spec: PortSpec) -> None:
     """Everything that a spec says is so, looked at without the driver's own eyes."""
-    link = model.links.links[device_name(TAP, port_id)]
+    link = model.links.links[spec.device or device_name(TAP, port_id)]
     mtu = spec.network.mtu
     bridge = model.links.links[str(link.master)]
     assert is_ours(link) and model.nft.filters(link.name)
-    assert link.up and link.mtu == mtu and bridge.up and bridge.mtu >= mtu
+    assert bridge.up and bridge.mtu >= mtu
+    assert spec.device or (link.up and link.mtu == mtu)
     assert bridge.name == Segment.of(spec.network).bridge and not bridge.ipv6
     assert queueing(model, link.name).guard == port_guard(spec)
     assert queueing(model, bridge.name).guard == NOTHING
@@ -70,10 +71,21 @@ def check_way_out(model: Model, spec: PortSpec, overlay: Overlay | None) -> None
             assert sources.peers_of(key) == peers
 
 
+def check_foreign(model: Model) -> None:
+    """What others put on a bridge of ours sends nothing; uplinks do."""
+    ports, veth = model.nft.maps.get("ports", {}), model.links.links.get("veth0")
+    if model.nft.there and veth and is_ours(model.links.links[str(veth.master)]):
+        assert ports.get("veth0") == {"drop": None}
+    uplinks = [name for name, link in model.links.links.items() if link.kind in ("vlan", "vxlan")]
+    assert not ports.keys() & {*filter(None, INTERFACES.values()), *uplinks}
+
+
 def kept_by_others(model: Model) -> set[str | None]:
     """A bridge that another program's device is on stays, and its uplink with it."""
     links = model.links.links
-    kept = {link.master for link in links.values() if link.name == "veth0"}
+    # A service port's device without its mark and without rules cannot be told from one of others.
+    theirs = {"veth0", *(name for name in DEVICES.values() if name in links and not is_ours(links[name]))}
+    kept = {link.master for link in links.values() if link.name in theirs}
     on_them = {link.name for link in links.values() if link.master in kept - {None}}
     marks = [mark for name in kept if name and (mark := bridge_mark(links[name].alias))]
     return {*kept, *on_them, *(segment.device for segment, _ in marks)}
@@ -84,6 +96,8 @@ def kept_by_others(model: Model) -> set[str | None]:
 def test_planning_after_applying_gives_nothing(model: Model, wanted: list[Intent], whole: bool) -> None:
     result = converge(model, wanted, whole=whole)
     assert planned(model, wanted, whole=whole) == ()
+    if any(intent.spec and intent.port_id not in result.failed for intent in wanted):
+        check_foreign(model)
     for intent in wanted:
         port_id, spec = intent.port_id, intent.spec
         if port_id in result.failed:
@@ -93,6 +107,9 @@ def test_planning_after_applying_gives_nothing(model: Model, wanted: list[Intent
                 link = model.links.links.get(name)
                 assert link is None or not is_ours(link)
             assert not model.nft.filters(device_name(TAP, port_id))
+            continue
+        if spec.device not in (None, *model.links.links):
+            assert "not on this host" in str(result.observed[port_id].fault)
             continue
         check(model, port_id, spec)
         if result.observed[port_id].fault is None:
@@ -119,12 +136,13 @@ def test_what_is_not_ours_is_never_changed(model: Model, wanted: list[Intent], w
 @given(hosts(), wishes())
 def test_a_partial_look_leaves_the_other_ports_alone(model: Model, wanted: list[Intent]) -> None:
     names = {device_name(prefix, intent.port_id) for intent in wanted for prefix in (TAP, SHAPER)}
+    names |= {DEVICES[intent.port_id] for intent in wanted if intent.port_id in DEVICES}
 
     def others() -> dict[str, Any]:
         return {
             n: (link, model.nft.rules.get(n), queueing(model, n))
             for n, link in model.links.links.items()
-            if n.startswith((TAP, SHAPER)) and n not in names
+            if (n in DEVICES.values() or n.startswith((TAP, SHAPER))) and n not in names
         }
 
     before = others()
@@ -140,7 +158,8 @@ def test_what_was_cut_off_is_finished(model: Model, wanted: list[Intent], whole:
     result = converge(model, wanted)
     assert planned(model, wanted) == ()
     for intent in wanted:
-        if intent.spec is not None and intent.port_id not in result.failed:
+        gone = intent.spec and intent.spec.device not in (None, *model.links.links)
+        if intent.spec is not None and intent.port_id not in result.failed and not gone:
             check(model, intent.port_id, intent.spec)
 
 

@@ -13,6 +13,8 @@ from drivers.linuxbridge.driver import LinuxBridge
 from drivers.ovs import commands as c
 from drivers.ovs import findings, service_ports
 from drivers.ovs.ports import VhostPort
+from drivers.sriov.driver import Sriov
+from drivers.vdpa.driver import Vdpa
 from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.models import PortSpec
 from netplugin.backend import Claim, Intent
@@ -79,8 +81,9 @@ def test_an_uplink_of_dpdk_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         service_ports.refuse(Ovs(), SPEC, "veth5")  # type: ignore[arg-type]
 
 
-def test_only_software_switches_of_ovs_have_them() -> None:
-    assert DpdkVhostUser.features.service_ports and not LinuxBridge.features.service_ports
+def test_software_switches_have_them() -> None:
+    have = [each.name for each in (DpdkVhostUser, LinuxBridge, Sriov, Vdpa) if each.features.service_ports]
+    assert have == ["dpdkvhostuser", "linuxbridge"]
 
 
 # -- rows ------------------------------------------------------------------------------------------

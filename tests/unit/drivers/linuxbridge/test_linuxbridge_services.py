@@ -1,0 +1,192 @@
+"""Service ports on Linux bridges: devices of the host that the agent uses and never makes or deletes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from drivers.linuxbridge.segments import Segment, ServiceMark, service_of
+from drivers.linuxbridge.watch import BridgeWatch
+from netplugin.api.errors import Conflict, InvalidRequest
+from netplugin.api.models import PortSpec
+from netplugin.backend import Intent
+from netplugin.host.link_messages import Link, LinkEvent
+from netplugin.host.names import TAP, device_name
+from tests.unit.drivers.linuxbridge.model import Model
+from tests.unit.drivers.linuxbridge.strategies import converge, make_spec, planned
+
+DEVICE = "dhcp0"
+BRIDGE = Segment("net1").bridge
+
+
+def service(device: str = DEVICE, **fields: Any) -> PortSpec:
+    return make_spec(**{"device": device, "vm_id": "svc", **fields})
+
+
+def placed(**fields: Any) -> Model:
+    model = Model()
+    assert converge(model, [Intent("svc", service(**fields))]).failed == {}
+    return model
+
+
+def test_a_mark_is_of_the_device_that_it_names() -> None:
+    mark = ServiceMark("svc", DEVICE, 1500)
+    assert service_of(Link(1, DEVICE, alias=mark.alias)) == mark
+    assert service_of(Link(1, DEVICE, alias=f"{mark.alias} store=abc/7")) == mark
+    for name, alias in (("other0", mark.alias), (DEVICE, "an operator's"), (DEVICE, f"{mark.alias}x")):
+        assert service_of(Link(1, name, alias=alias)) is None
+    tap = device_name(TAP, "svc")
+    assert service_of(Link(1, tap, alias=ServiceMark("svc", tap, 1500).alias)) is None
+
+
+def test_the_device_keeps_what_is_its_owners() -> None:
+    model = Model()
+    before = model.links.links[DEVICE]
+    converge(model, [Intent("svc", service(), stamp="store/1")])
+    link = model.links.links[DEVICE]
+    assert link.alias == f"netplugin-service-port=svc device={DEVICE} mtu=1500 store=store/1"
+    assert replace(link, master=None, alias=None, learning=True) == before and link.master == BRIDGE
+    binding = model.driver.binding(Intent("svc", service()))
+    assert (binding.vif_type, binding.interface_xml) == ("device", "")
+    converge(model, [Intent("svc", None)], whole=False)
+    assert replace(model.links.links[DEVICE], alias=None) == before
+    assert (
+        model.tc.found[before.index].guard is None and not model.nft.there and BRIDGE not in model.links.links
+    )
+
+
+def test_a_vm_with_the_id_of_a_service_port_does_not_cost_it_its_device() -> None:
+    """As it is when the store was lost, and another program uses the id again; and the other way round."""
+    model = placed()
+    tap = device_name(TAP, "svc")
+    assert converge(model, [Intent("svc", make_spec())]).failed == {}
+    assert model.links.links[tap].master == BRIDGE
+    assert DEVICE in model.links.links and model.links.links[DEVICE].master is None
+    assert DEVICE not in {**model.nft.maps["ports"], **model.nft.maps["services"]}
+    assert converge(model, [Intent("svc", service())]).failed == {}
+    assert tap not in model.links.links and model.links.links[DEVICE].master == BRIDGE
+    assert model.nft.maps["ports"].keys() == {DEVICE}
+
+
+def test_a_renamed_device_is_no_port_any_more() -> None:
+    model = placed()
+    renamed = replace(model.links.links.pop(DEVICE), name="other0")
+    model.links.links["other0"] = renamed
+    result = converge(model, [Intent("svc", service())])
+    assert f"{DEVICE} is not on this host" in str(result.observed["svc"].fault)
+    assert model.links.links["other0"] == renamed
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_smaller_mtu_beside_it_does_not_make_its_bridge_smaller(whole: bool) -> None:
+    model = placed()
+    small = Intent("p", make_spec(mtu=1400))
+    converge(model, [small, Intent("svc", service())] if whole else [small], whole=whole)
+    assert model.links.links[BRIDGE].mtu == 1500
+    assert planned(model, [small, Intent("svc", service())]) == ()
+
+
+def test_a_port_whose_device_is_not_there_yet_waits_for_it() -> None:
+    model = Model()
+    model.links.delete(DEVICE)
+    wanted = [Intent("svc", service())]
+    result = converge(model, wanted)
+    assert result.failed == {} and f"{DEVICE} is not on this host" in str(result.observed["svc"].fault)
+    assert converge(model, wanted, whole=False).changes == () and BRIDGE not in model.links.links
+    model.links.add(Link(0, DEVICE, "veth", mtu=2000, up=True, carrier=True))
+    result = converge(model, wanted, whole=False)
+    assert result.failed == {} and result.observed["svc"].fault is None
+    assert model.links.links[DEVICE].master == BRIDGE
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"up": False}, f"ip link set {DEVICE} up"),
+        ({"carrier": False}, "other end"),
+        ({"mtu": 1400}, "MTU 1400, and its network 1500"),
+    ],
+)
+def test_what_is_wrong_with_the_device_is_told_and_left_to_its_owner(
+    fields: dict[str, Any], words: str
+) -> None:
+    model = placed()
+    model.links.links[DEVICE] = replace(model.links.links[DEVICE], **fields)
+    result = converge(model, [Intent("svc", service())])
+    seen = result.observed["svc"]
+    assert words in str(seen.fault or seen.impaired) and result.changes == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"master": "theirs"}, Conflict, "on bridge theirs"),
+        ({"alias": "an operator's"}, Conflict, "an operator's"),
+        ({"alias": ServiceMark("other", DEVICE, 1500).alias}, Conflict, "service port other"),
+        ({"kind": ""}, InvalidRequest, "no virtual device"),
+        ({"mtu": 1400}, InvalidRequest, "1400"),
+    ],
+)
+def test_what_others_use_is_refused_before_anything_is_changed(
+    fields: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    """Also if it came to be so after the call was accepted: then the device is left as it is."""
+    model = Model()
+    model.driver.validate(service())
+    model.links.links[DEVICE] = replace(model.links.links[DEVICE], **fields)
+    before = model.foreign() | {DEVICE: model.links.links[DEVICE]}
+    with pytest.raises(error, match=words):
+        model.driver.validate(service())
+    if error is Conflict:
+        assert words in converge(model, [Intent("svc", service())]).failed["svc"].detail
+        assert model.foreign() | {DEVICE: model.links.links[DEVICE]} == before
+    with pytest.raises(InvalidRequest, match="physical_interfaces"):
+        model.driver.validate(service("eth2"))
+
+
+def test_the_same_device_is_accepted_again_for_its_port() -> None:
+    model = placed()
+    model.driver.validate(service(port_security={"enabled": False}))
+    with pytest.raises(Conflict, match="service port svc"):
+        model.driver.validate(service(vm_id="other"))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_device_that_others_put_on_a_bridge_sends_nothing(whole: bool) -> None:
+    """Until it is a service port, and not where others use it."""
+    model, vm = Model(), Intent("p", make_spec())
+    converge(model, [vm])
+    model.links.links[DEVICE] = replace(model.links.links[DEVICE], master=BRIDGE)
+    assert converge(model, [vm], whole=whole).failed == {}
+    assert model.nft.maps["ports"][DEVICE] == {"drop": None} and planned(model, [vm], whole=whole) == ()
+    assert model.links.links[DEVICE].alias is None
+    both = [vm, Intent("svc", service())]
+    converge(model, both, whole=whole)
+    assert model.nft.maps["ports"][DEVICE] == {"jump": {"target": device_name(TAP, "svc")}}
+    converge(model, [vm, Intent("svc", None)], whole=whole)
+    model.links.links[DEVICE] = replace(model.links.links[DEVICE], master=BRIDGE)
+    converge(model, [vm], whole=whole)
+    model.links.links[DEVICE] = replace(model.links.links[DEVICE], master="theirs")
+    converge(model, [vm])
+    assert DEVICE not in model.nft.maps["ports"]
+
+
+def test_a_plug_after_a_flush_of_all_rules_leaves_a_service_on_its_network() -> None:
+    """It looks at its own port alone, and no rule names the device any more."""
+    model = placed()
+    model.nft._delete("table", {})
+    assert converge(model, [Intent("p", make_spec(mtu=1400))], whole=False).failed == {}
+    assert DEVICE not in model.nft.maps["ports"] and model.links.links[BRIDGE].mtu == 1500
+
+
+def test_the_watch_wakes_for_devices_whose_names_the_agent_did_not_choose() -> None:
+    def woken(name: str, alias: str | None = None, master: int = 0) -> list[frozenset[str] | None]:
+        watch: Any = BridgeWatch.__new__(BridgeWatch)  # without sockets and thread
+        watch._interfaces, watch.services, watch.bridges = frozenset, frozenset({DEVICE}), {9}
+        return [w.ports for w in watch._of_link(LinkEvent(False, name, alias, True, 1500, master))]
+
+    assert woken(DEVICE, ServiceMark("svc", DEVICE, 1500).alias + " store=a/1") == [frozenset({"svc"})]
+    assert woken(DEVICE) == woken("any0", master=9) == [None]
+    assert woken("any0") == woken("any0", master=8) == []
