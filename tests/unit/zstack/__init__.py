@@ -1,0 +1,1 @@
+"""The plug-in for ZStack's host agent (tools/zstack)."""

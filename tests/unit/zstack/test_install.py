@@ -1,0 +1,131 @@
+"""The installer under Python 2.7 and 3: into a folder of kvmagent, back after an upgrade, and out of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.unit.zstack.conftest import PLUGINS
+
+NAME = "netplugin_zstack.py"
+UNITS = ("netplugin-zstack.path", "netplugin-zstack.service", "zstack-kvmagent.service.d/netplugin.conf")
+
+
+@dataclass(frozen=True)
+class Kvm:
+    """A folder of kvmagent, and a systemctl that writes down what it is told."""
+
+    python: Path
+    base: Path
+
+    @property
+    def plugins(self) -> Path:
+        return self.base / "site-packages/kvmagent/plugins"
+
+    @property
+    def told(self) -> list[str]:
+        path = self.base / "told"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def run(self, *words: str, script: Path = PLUGINS / "install.py", status: int = 0) -> str:
+        done = subprocess.run(
+            [
+                *(self.python, "-B", script, *words, "--root", self.plugins.parent),
+                *("--library", self.base / "library", "--units", self.base / "units"),
+            ],
+            env={"PATH": f"{self.base / 'bin'}:/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+
+@pytest.fixture(params=["2.7", "3"])
+def kvm(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kvm]:
+    python = request.getfixturevalue("python_27") if request.param == "2.7" else Path(sys.executable)
+    kvm = Kvm(python, tmp_path)
+    kvm.plugins.mkdir(parents=True)
+    systemctl = tmp_path / "bin/systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/told\n')
+    systemctl.chmod(0o755)
+    return kvm
+
+
+def test_install_status_and_remove(kvm: Kvm) -> None:
+    assert "missing" in kvm.run("--status", status=1)
+    for _ in range(2):
+        said = kvm.run("--install")
+        assert f"replaces getOvsCtl and OvsDpdkCtl of {kvm.base}/site-packages/zstacklib/utils/ovs.py" in said
+    assert (kvm.plugins / NAME).read_bytes() == (PLUGINS / NAME).read_bytes()
+    assert [path.name for path in kvm.plugins.iterdir()] == [NAME], "kvmagent loads what is in there"
+    assert kvm.told[-2:] == ["daemon-reload", "enable --now netplugin-zstack.path"]
+    assert "installed" in kvm.run("--status")
+    (kvm.plugins / f"{NAME}c").touch()
+    assert "no longer replaces" in kvm.run("--remove")
+    assert list(kvm.plugins.iterdir()) == [] and not (kvm.base / "library").exists()
+    assert list((kvm.base / "units").iterdir()) == []
+    assert kvm.told[-2:] == ["disable --now netplugin-zstack.path", "daemon-reload"]
+    kvm.run("--remove")
+
+
+def test_a_file_that_was_there_is_put_back(kvm: Kvm) -> None:
+    (kvm.plugins / NAME).write_text("theirs")
+    assert "set aside" in kvm.run("--install")
+    assert "set aside" not in kvm.run("--install")
+    assert "put back" in kvm.run("--remove")
+    assert (kvm.plugins / NAME).read_text() == "theirs"
+
+
+def test_an_upgrade_of_kvmagent(kvm: Kvm) -> None:
+    kvm.run("--install")
+    copy = kvm.base / "library/install.py"
+    (kvm.plugins / NAME).unlink()
+    assert "missing" in kvm.run("--status", status=1)
+    kvm.run("--restore", script=copy)
+    assert (kvm.plugins / NAME).exists() and "try-restart zstack-kvmagent.service" not in kvm.told
+    (kvm.plugins / NAME).unlink()
+    kvm.run("--restore", "--restart", "--watch", "0.1", script=copy)
+    assert kvm.told[-1] == "try-restart zstack-kvmagent.service"
+    told = len(kvm.told)
+    kvm.plugins.joinpath(NAME).unlink()
+    kvm.plugins.rmdir()
+    kvm.run("--restore", script=copy)
+    assert len(kvm.told) == told, "kvmagent is not there for a while"
+
+
+def test_an_upgrade_of_the_plugin(kvm: Kvm) -> None:
+    kvm.run("--install")
+    for path in (kvm.plugins / NAME, kvm.base / "library" / NAME):
+        path.write_text("an older version")
+    kvm.run("--install")
+    assert (kvm.plugins / NAME).read_bytes() == (PLUGINS / NAME).read_bytes()
+    assert not (kvm.base / "library" / f"{NAME}.replaced").exists(), "it was ours"
+
+
+def test_a_folder_that_is_not_kvmagent(kvm: Kvm) -> None:
+    kvm.plugins.rmdir()
+    assert "has no folder plugins. Fix: --root" in kvm.run("--install", status=2)
+    assert not (kvm.base / "library").exists()
+
+
+def test_systemd_understands_the_units(kvm: Kvm) -> None:
+    kvm.run("--install")
+    for name in UNITS[:2]:
+        done = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", kvm.base / "units" / name],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert name not in done.stderr, done.stderr
+    for name in UNITS:
+        text = (kvm.base / "units" / name).read_text()
+        assert str(kvm.plugins.parent) in text
