@@ -206,11 +206,11 @@ class Agent(object):
             status, headers, data = self._exchange(method, path, body)
             try:
                 document = json.loads(data.decode("utf-8")) if data else None
-            except ValueError:
-                document = {}
-            if status < 300:
-                return document
-            problem = document or {"detail": "%s %s is answered with status %d" % (method, path, status)}
+                if status < 300:
+                    return document
+                problem = dict(document)
+            except (TypeError, ValueError):  # not the agent's: a proxy, or another program at the socket
+                problem = {"detail": "%s %s is answered with status %d" % (method, path, status)}
             wait_s = float(headers.get("retry-after") or 1)
             if problem.get("code") != "overloaded" or _now() + wait_s >= self._until:
                 raise PluginError(sentence(problem))
@@ -229,7 +229,7 @@ class Agent(object):
             headers = dict((name.lower(), value) for name, value in response.getheaders())
             return response.status, headers, response.read()
         except (socket.error, ValueError, httplib.HTTPException) as error:
-            if self._until - _now() <= 0.01:
+            if self._until - _now() <= 0.05:  # of two clocks; a negative timeout is a ValueError
                 raise PluginError(
                     "the netplugin agent has not answered %s %s within %g s, and may still complete it. "
                     "Fix: see journalctl -u netplugin-agent, try again" % (method, path, self._deadline_s)
@@ -274,9 +274,9 @@ class Agent(object):
     def require(self, backend):
         """Raise the agent's reason if it cannot use a backend now."""
         for found in self.call("GET", "backends"):
-            if found["name"] == backend and found["usable"]:
-                return
             if found["name"] == backend:
+                if found["usable"]:
+                    return
                 detail = "%s: %s" % (backend, found["reason"])
                 raise PluginError(sentence({"detail": detail, "fix": found.get("fix")}))
         raise PluginError("the netplugin agent has no backend %s. Fix: [agent] enabled_backends" % backend)
@@ -461,7 +461,7 @@ class OvsCtl(object):
         agent = Agent()
         agent.require("vdpa")
         found = sum(vf["pf"] == nicName for vf in agent.call("GET", "vfs"))
-        if found < int(float(vfs)):
+        if found < int(float(vfs or 0)):
             text = "%s has %d virtual functions, not %s. Fix: write %s into its sriov_numvfs (docs/nics.md)"
             raise PluginError(text % (nicName, found, vfs, vfs))
         return []

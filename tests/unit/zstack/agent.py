@@ -43,6 +43,8 @@ class StubAgent(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.faults: dict[str, NetpluginError] = {}
         #: Requests that are answered byte by byte, never whole: their pattern.
         self.hangs: str | None = None
+        #: Answer each request with this text and status 502, as another program would.
+        self.text: str | None = None
         #: So many requests are answered with `overloaded` first.
         self.overloads = 0
         self.stopping = threading.Event()
@@ -135,6 +137,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.requests.append((self.command, self.path, body))
         if self.server.hangs and re.fullmatch(self.server.hangs, f"{self.command} {self.path}"):
             self._trickle()
+            return
+        if self.server.text is not None:
+            self._send(502, self.server.text, {})
             return
         if self.server.overloads:
             self.server.overloads -= 1

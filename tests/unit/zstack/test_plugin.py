@@ -110,7 +110,7 @@ def test_an_agent_that_hangs_is_not_waited_for(method: str, host: Host) -> None:
         answer = host.kvmagent.call(method, *CALLS[method][0])
     assert answer.raised == "PluginError"
     assert "within 0.2 s, and may still complete it" in answer.text
-    assert 0.2 <= time.monotonic() - started < 3
+    assert 0.15 <= time.monotonic() - started < 5
 
 
 def test_the_deadline_is_one_for_all_bytes(host: Host, network: StubAgent) -> None:
@@ -119,7 +119,7 @@ def test_the_deadline_is_one_for_all_bytes(host: Host, network: StubAgent) -> No
     started = time.monotonic()
     answer = host.kvmagent.call("createNicBackend", VM, NIC)
     assert "PUT /v1/ports/vnic12.0 within 0.4 s" in answer.text
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 5
 
 
 def test_an_agent_that_is_busy_is_asked_again(host: Host, network: StubAgent) -> None:
@@ -129,6 +129,12 @@ def test_an_agent_that_is_busy_is_asked_again(host: Host, network: StubAgent) ->
     host.configure(deadline=0.3)
     network.overloads = 10
     assert host.kvmagent.call("listBrs").text == "the queue is full"
+
+
+def test_another_program_at_the_socket(host: Host, agent: StubAgent) -> None:
+    agent.text = "Bad Gateway"
+    answer = host.kvmagent.call("listBrs")
+    assert answer.text == "GET /v1/physical-networks is answered with status 502"
 
 
 def test_fields_that_the_agent_refuses_are_named(host: Host, network: StubAgent) -> None:
