@@ -242,11 +242,10 @@ class Agent(object):
             timer.cancel()
             connection.close()
 
-    def batch(self, **work):
-        """The sentences of what failed of a batch: `put` or `delete`, which may be empty."""
-        if not any(work.values()):
-            return []
-        failed = [r for r in self.call("POST", "ports:batch", body=work)["results"] if r["status"] >= 400]
+    def delete_ports(self, names):
+        """Delete ports in one call; the sentences of what failed."""
+        answer = self.call("POST", "ports:batch", body={"delete": names}) if names else {"results": []}
+        failed = [result for result in answer["results"] if result["status"] >= 400]
         return ["%s: %s" % (result["port_id"], sentence(result.get("error") or {})) for result in failed]
 
     def networks(self, bridge=None):
@@ -343,8 +342,7 @@ class OvsCtl(object):
     def createNicBackend(self, vmUuid, nic):
         """Plug a NIC and return the path of its vhost-user socket; the same NIC again: the same path."""
         agent = Agent()
-        spec = port_spec(vmUuid, nic, agent.options, agent.network(nic.bridgeName)["name"])
-        port = agent.call("PUT", "ports", nic.nicInternalName, spec)
+        port = self._put(agent, agent.network(nic.bridgeName), vmUuid, nic)
         path = _socket_path(port)
         if not path:
             raise PluginError("port %s is %s, without a socket" % (nic.nicInternalName, port["state"]))
@@ -358,7 +356,7 @@ class OvsCtl(object):
         agent = Agent()
         ports = agent.call("GET", "ports?vm_id=" + quote(vmUuid, safe=""))
         ports = [p for p in ports if _is_ours(p) and nicInternalName in (None, p["port_id"])]
-        _raise_if(agent.batch(delete=[port["port_id"] for port in ports]), "VM " + vmUuid)
+        _raise_if(agent.delete_ports([port["port_id"] for port in ports]), "VM " + vmUuid)
         if nicInternalName is None:
             return ""
         # kvmagent tries three times to detach, and needs the path each time.
@@ -431,24 +429,26 @@ class OvsCtl(object):
         NICs of ZStack that it does not list are removed if no VM is connected to them. Bridges and
         ports that are not the agent's are never touched.
         """
-        agent = Agent(sync=True)
-        failures, puts, networks = [], [], []
-        for bridge in bridges:
+        agent, failures, networks, listed = Agent(sync=True), [], [], set()
+
+        def attempt(name, function, *arguments):
             try:
-                networks.append(self._prepared(agent, bridge.physicalInterface, bridge.name))
-                for nic in bridge.ports or ():
-                    spec = port_spec(nic.vmUuid, nic, agent.options, networks[-1]["name"])
-                    puts.append({"port_id": nic.nicInternalName, "spec": spec})
+                return function(agent, *arguments)
             except PluginError as error:
-                failures.append("%s: %s" % (bridge.name, error))
-        failures += agent.batch(put=puts)
+                failures.append("%s: %s" % (name, error))
+
+        for bridge in bridges:
+            network = attempt(bridge.name, self._prepared, bridge.physicalInterface, bridge.name)
+            networks += [network] if network else []
+            # One by one: a batch with a NIC that is not valid would be refused as a whole.
+            for nic in (bridge.ports or ()) if network else ():
+                listed.add(nic.nicInternalName)
+                attempt(nic.nicInternalName, self._put, network, nic.vmUuid, nic)
         report = agent.call("POST", "reconcile", body={})
         for change in report["changes"]:
             logger.info("sync: %s" % change["detail"])
         failures += [sentence(error) for error in report["errors"]]
-        if not failures:  # else the list may lack the NICs of a bridge
-            failures += agent.batch(delete=self._stale(agent, networks, [put["port_id"] for put in puts]))
-        _raise_if(failures, "sync")
+        _raise_if(failures + agent.delete_ports(self._stale(agent, networks, listed)), "sync")
         return 0
 
     def resourceConfigure(self, pages, page_kb, socket_mem):
@@ -500,6 +500,11 @@ class OvsCtl(object):
         ovs_part = {"devices": devices, "bond": mode}
         body = {"bridge": bridge, "mtu": agent.options.mtu, "keep": True, "ovs": ovs_part}
         return agent.call("PUT", "physical-networks", bridge, body)
+
+    @staticmethod
+    def _put(agent, network, vmUuid, nic):
+        spec = port_spec(vmUuid, nic, agent.options, network["name"])
+        return agent.call("PUT", "ports", nic.nicInternalName, spec)
 
     def _stale(self, agent, networks, listed):
         """The NICs that ZStack plugged and does not list, without a VM since they were plugged."""

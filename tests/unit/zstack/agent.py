@@ -110,20 +110,14 @@ class StubAgent(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
     def _batch(self, body: Json) -> Json:
         results = []
-        work = [("PUT", entry["port_id"], entry["spec"]) for entry in body.get("put", ())]
-        for method, name, spec in work + [("DELETE", name, None) for name in body.get("delete", ())]:
-            try:
-                fault = next((f for p, f in self.faults.items() if re.fullmatch(p, f"{method} {name}")), None)
-                if fault:
-                    raise fault
-                if method == "PUT":
-                    results.append({"port_id": name, "status": 200, "port": self._put_port(name, spec)})
-                else:
-                    self.ports.pop(name, None)
-                    results.append({"port_id": name, "status": 204})
-            except NetpluginError as error:
-                problem = error.problem().model_dump(mode="json")
-                results.append({"port_id": name, "status": error.status, "error": problem})
+        for name in body["delete"]:
+            fault = next((f for p, f in self.faults.items() if re.fullmatch(p, f"DELETE {name}")), None)
+            if fault:
+                problem = fault.problem().model_dump(mode="json")
+                results.append({"port_id": name, "status": fault.status, "error": problem})
+            else:
+                self.ports.pop(name, None)
+                results.append({"port_id": name, "status": 204})
         return {"results": results}
 
 

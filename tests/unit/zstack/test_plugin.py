@@ -413,13 +413,14 @@ def test_a_sync_removes_only_what_zstack_left_behind(host: Host, network: StubAg
 
 def test_a_sync_names_all_that_fails_and_does_the_rest(host: Host, network: StubAgent) -> None:
     network._put_port("vnic1.0", PORT)
-    network.faults["PUT vnic12.1"] = Conflict("another port has this MAC", step="admit")
+    network.faults["PUT /v1/ports/vnic12.1"] = Conflict("another port has this MAC", step="admit")
     network.report["errors"] = [DOWN.problem().model_dump(mode="json")]
-    nics = (NIC, nic(nicInternalName="vnic12.1"))
+    nics = (nic(nicInternalName="vnic12.1"), nic(nicInternalName="vnic12.2", mtu=5), NIC)
     answer = host.kvmagent.call("dpdkOvsSync", [bridge(name="br_x", interface="x"), bridge(*nics)])
-    assert answer.text.startswith("sync: 3 failed: br_x: x is no PCI network interface")
-    assert "; vnic12.1: another port has this MAC; ovs-vswitchd does not run" in answer.text
-    assert set(network.ports) == {"vnic1.0", "vnic12.0"}, "nothing is removed by a list that may lack NICs"
+    assert answer.text.startswith("sync: 4 failed: br_x: x is no PCI network interface")
+    assert "; vnic12.1: another port has this MAC; vnic12.2: the body is not valid" in answer.text
+    assert "; ovs-vswitchd does not run. Fix: " in answer.text
+    assert set(network.ports) == {"vnic12.0"}
 
 
 # -- the host ----------------------------------------------------------------------------------------
