@@ -37,7 +37,17 @@ PRINTED = [
 ]
 #: Read by pytest, Hypothesis, the standard library and Scapy; fields of a report; called by its name.
 TESTS = [
-    *("pytest*", "teardown", "do_GET", "log_message", "daemon_threads", "handle_*", "multiline"),
+    *(
+        "pytest*",
+        "teardown",
+        "do_*",
+        "setup",
+        "protocol_version",
+        "log_message",
+        "daemon_threads",
+        "handle_*",
+        "multiline",
+    ),
     *("chksum", "p50_ms", "p99_ms", "_flush", "private_etc"),
 ]
 

@@ -158,6 +158,9 @@ def port_spec(vm_uuid, nic, options, physical_network):
 
 
 class _UnixConnection(httplib.HTTPConnection):
+    #: The same connection once more: httplib drops its own before it has read all of an answer.
+    twin = None
+
     def __init__(self, path, timeout):
         httplib.HTTPConnection.__init__(self, "localhost", timeout=timeout)
         self._path = path
@@ -165,12 +168,13 @@ class _UnixConnection(httplib.HTTPConnection):
     def connect(self):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
+        self.twin = socket.fromfd(self.sock.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.connect(self._path)
 
     def cut(self):
-        """End a call that waits: the timeout of a socket begins anew with each byte that comes."""
+        """End a call that waits: the timeout of a socket begins again with each byte that comes."""
         try:
-            self.sock.shutdown(socket.SHUT_RDWR)
+            self.twin.shutdown(socket.SHUT_RDWR)
         except (AttributeError, socket.error):
             pass  # not connected yet, or no longer
 
@@ -241,6 +245,8 @@ class Agent(object):
         finally:
             timer.cancel()
             connection.close()
+            if connection.twin is not None:
+                connection.twin.close()
 
     def delete_ports(self, names):
         """Delete ports in one call; the sentences of what failed."""

@@ -26,7 +26,6 @@ class StubAgent(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     """The objects that were put, and the requests in their order as (method, path, body)."""
 
     daemon_threads = True
-    block_on_close = False
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path), _Handler)
@@ -43,6 +42,8 @@ class StubAgent(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.faults: dict[str, NetpluginError] = {}
         #: Requests that are answered byte by byte, never whole: their pattern.
         self.hangs: str | None = None
+        #: HTTP/1.0: the connection ends with the answer.
+        self.version = "HTTP/1.1"
         #: Answer each request with this text and status 502, as another program would.
         self.text: str | None = None
         #: So many requests are answered with `overloaded` first.
@@ -123,7 +124,10 @@ class StubAgent(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: StubAgent
-    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.protocol_version = self.server.version
 
     def _serve(self) -> None:
         length = int(self.headers.get("content-length") or 0)
@@ -167,9 +171,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b" ")
             except OSError:
                 return
-
-    def address_string(self) -> str:
-        return "unix"
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass

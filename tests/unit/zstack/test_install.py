@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +34,8 @@ class Kvm:
     def run(self, *words: str, script: Path = PLUGINS / "install.py", status: int = 0) -> str:
         done = subprocess.run(
             [
-                *(self.python, "-B", script, *words, "--root", self.plugins.parent),
-                *("--library", self.base / "library", "--units", self.base / "units"),
+                *[str(self.python), "-B", str(script), *words, "--root", str(self.plugins.parent)],
+                *["--library", str(self.base / "library"), "--units", str(self.base / "units")],
             ],
             env={"PATH": f"{self.base / 'bin'}:/usr/bin:/bin"},
             capture_output=True,
@@ -48,7 +47,7 @@ class Kvm:
 
 
 @pytest.fixture(params=["2.7", "3"])
-def kvm(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kvm]:
+def kvm(request: pytest.FixtureRequest, tmp_path: Path) -> Kvm:
     python = request.getfixturevalue("python_27") if request.param == "2.7" else Path(sys.executable)
     kvm = Kvm(python, tmp_path)
     kvm.plugins.mkdir(parents=True)

@@ -19,7 +19,7 @@ PAGE = (PLUGINS.parents[1] / "docs/zstack.md").read_text()
 def plugin(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The plug-in under Python 3, with the least of zstacklib that it needs to be loaded."""
     ovs, log = ModuleType("zstacklib.utils.ovs"), ModuleType("zstacklib.utils.log")
-    vars(ovs).update(OvsDpdkCtl=type("OvsDpdkCtl", (), {}), getOvsCtl=lambda with_dpdk=None: None)
+    vars(ovs).update(OvsDpdkCtl=type("OvsDpdkCtl", (), {}), getOvsCtl=lambda _=None: None)
     vars(log).update(get_logger=lambda name: type("Logger", (), {"info": lambda self, text: None})())
     utils = ModuleType("zstacklib.utils")
     vars(utils).update(ovs=ovs, log=log)

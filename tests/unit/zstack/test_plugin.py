@@ -113,8 +113,10 @@ def test_an_agent_that_hangs_is_not_waited_for(method: str, host: Host) -> None:
     assert 0.15 <= time.monotonic() - started < 5
 
 
-def test_the_deadline_is_one_for_all_bytes(host: Host, network: StubAgent) -> None:
+@pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
+def test_the_deadline_is_one_for_all_bytes(version: str, host: Host, network: StubAgent) -> None:
     host.configure(deadline=0.4)
+    network.version = version
     network.hangs = "PUT .*"
     started = time.monotonic()
     answer = host.kvmagent.call("createNicBackend", VM, NIC)
