@@ -30,6 +30,7 @@ from agents.api.guard import Limits, LimitSettings, RequestGuard
 from agents.api.listen import Credentials, Listen
 from agents.api.server import Server
 from agents.api.tasks import TaskRunner
+from agents.api.zstack import ZstackCalls
 from agents.host import HostView
 from agents.metrics import Metrics
 from agents.service import Service
@@ -114,7 +115,8 @@ def _run(
     metrics = Metrics(store)
     service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, view, marks)
     tasks = TaskRunner(task_settings, store.tasks, audit.carried_out, host.supervisor)
-    app = http.build(service, tasks, metrics)
+    platform = ZstackCalls(service, conf.zstack).add if conf.api.zstack else None
+    app = http.build(service, tasks, metrics, platform)
     gate = RequestGuard(app, tasks, lambda: credentials.access, audit, limits)
     metrics.watch_credentials(lambda: credentials.stale)
     server = Server(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response
@@ -86,11 +86,16 @@ def _responses(*kinds: type[NetpluginError]) -> dict[int | str, dict[str, Any]]:
     }
 
 
-_PORT_ERRORS = _documented(*errors.ALL)
+ANY_ERROR = _documented(*errors.ALL)
 
 
-def build(service: Service, tasks: TaskRunner, metrics: Metrics) -> FastAPI:
-    """The ASGI application, without the gate in front of it (authentication, limits, asynchronous calls)."""
+def build(
+    service: Service, tasks: TaskRunner, metrics: Metrics, more: Callable[[FastAPI], None] | None = None
+) -> FastAPI:
+    """The ASGI application, without the gate in front of it (authentication, limits, asynchronous calls).
+
+    ``more`` adds the routes of a platform.
+    """
     app = FastAPI(
         title="netplugin agent",
         version="1",
@@ -113,6 +118,8 @@ def build(service: Service, tasks: TaskRunner, metrics: Metrics) -> FastAPI:
     _add_events(app, service)
     _add_tasks(app, tasks)
     _add_health(app, service, metrics)
+    if more is not None:
+        more(app)
     _document_problem(app)
     return app
 
@@ -120,7 +127,7 @@ def build(service: Service, tasks: TaskRunner, metrics: Metrics) -> FastAPI:
 def _add_ports(app: FastAPI, service: Service) -> None:
     @app.put(
         "/v1/ports/{port_id}",
-        responses=_PORT_ERRORS,
+        responses=ANY_ERROR,
         operation_id="put_port",
         response_model=Port,
     )
@@ -138,14 +145,14 @@ def _add_ports(app: FastAPI, service: Service) -> None:
         """Return a port."""
         return service.port(port_id)
 
-    @app.delete("/v1/ports/{port_id}", status_code=204, responses=_PORT_ERRORS, operation_id="delete_port")
+    @app.delete("/v1/ports/{port_id}", status_code=204, responses=ANY_ERROR, operation_id="delete_port")
     async def delete_port(port_id: NameParameter) -> None:
         """Delete a port; no error if it does not exist."""
         await service.delete(port_id)
 
     @app.post(
         "/v1/ports:batch",
-        responses=_PORT_ERRORS,
+        responses=ANY_ERROR,
         operation_id="batch_ports",
         response_model=BatchResults,
     )
@@ -155,7 +162,7 @@ def _add_ports(app: FastAPI, service: Service) -> None:
 
     @app.post(
         "/v1/ports:retag",
-        responses=_PORT_ERRORS,
+        responses=ANY_ERROR,
         operation_id="retag_ports",
         response_model=BatchResults,
     )
@@ -165,7 +172,7 @@ def _add_ports(app: FastAPI, service: Service) -> None:
 
     @app.post(
         "/v1/vms/{vm_id}:render-domain",
-        responses=_PORT_ERRORS,
+        responses=ANY_ERROR,
         operation_id="render_domain",
     )
     async def render_domain(vm_id: NameParameter, request: RenderRequest) -> RenderedDomain:
@@ -184,7 +191,7 @@ def _add_ports(app: FastAPI, service: Service) -> None:
 
 
 def _add_service_ports(app: FastAPI, service: Service) -> None:
-    @app.put("/v1/service-ports/{port_id}", responses=_PORT_ERRORS, operation_id="put_service_port")
+    @app.put("/v1/service-ports/{port_id}", responses=ANY_ERROR, operation_id="put_service_port")
     async def put_service_port(port_id: NameParameter, spec: ServicePortSpec) -> ServicePort:
         """Put a device of the host on a network, or change its rules, and wait until it is verified."""
         return await service.service_ports.put(port_id, spec)
@@ -206,7 +213,7 @@ def _add_service_ports(app: FastAPI, service: Service) -> None:
     @app.delete(
         "/v1/service-ports/{port_id}",
         status_code=204,
-        responses=_PORT_ERRORS,
+        responses=ANY_ERROR,
         operation_id="delete_service_port",
     )
     async def delete_service_port(port_id: NameParameter) -> None:
@@ -215,7 +222,7 @@ def _add_service_ports(app: FastAPI, service: Service) -> None:
 
 
 def _add_networks(app: FastAPI, service: Service) -> None:
-    @app.put("/v1/networks/{network_id}", responses=_PORT_ERRORS, operation_id="put_network")
+    @app.put("/v1/networks/{network_id}", responses=ANY_ERROR, operation_id="put_network")
     async def put_network(network_id: NameParameter, spec: NetworkSpec) -> NetworkInfo:
         """Create or change a VXLAN network; its peers can change while it has ports."""
         return await service.networks.put(network_id, spec)
@@ -246,7 +253,7 @@ def _add_networks(app: FastAPI, service: Service) -> None:
 
 
 def _add_physical_networks(app: FastAPI, service: Service) -> None:
-    @app.put("/v1/physical-networks/{name}", responses=_PORT_ERRORS, operation_id="put_physical_network")
+    @app.put("/v1/physical-networks/{name}", responses=ANY_ERROR, operation_id="put_physical_network")
     async def put_physical_network(name: NameParameter, spec: PhysicalNetworkSpec) -> PhysicalNetworkInfo:
         """Create or change a physical network; what it keeps is verified on the host."""
         return await service.physical_networks.put(name, spec)
@@ -268,7 +275,7 @@ def _add_physical_networks(app: FastAPI, service: Service) -> None:
     @app.delete(
         "/v1/physical-networks/{name}",
         status_code=204,
-        responses=_PORT_ERRORS,
+        responses=ANY_ERROR,
         operation_id="delete_physical_network",
     )
     async def delete_physical_network(name: NameParameter) -> None:
@@ -292,7 +299,7 @@ def _add_host(app: FastAPI, service: Service) -> None:
         """Check the host and return the findings."""
         return await _while_here(caller, service.health.checks())
 
-    @app.get("/v1/vfs", responses=_PORT_ERRORS, operation_id="list_vfs")
+    @app.get("/v1/vfs", responses=ANY_ERROR, operation_id="list_vfs")
     async def list_vfs(caller: Request) -> list[VfInfo]:
         """List the virtual functions of this host with their states and ports."""
         return await _while_here(caller, service.vfs())
@@ -300,29 +307,29 @@ def _add_host(app: FastAPI, service: Service) -> None:
     @app.delete(
         "/v1/vfs/{pci_address}/quarantine",
         status_code=204,
-        responses=_PORT_ERRORS,
+        responses=ANY_ERROR,
         operation_id="release_vf",
     )
     async def release_vf(caller: Request, pci_address: PciAddress) -> None:
         """End the quarantine of a virtual function; no error if it is not quarantined."""
         await _while_here(caller, service.release_vf(pci_address))
 
-    @app.get("/v1/pmd", responses=_PORT_ERRORS, operation_id="get_pmd")
+    @app.get("/v1/pmd", responses=ANY_ERROR, operation_id="get_pmd")
     async def get_pmd(measured: Annotated[PmdInterval, Query()]) -> PmdState:
         """Return the PMD threads of OVS, measured since they started or over an interval."""
         return await service.pmd.show(measured.interval)
 
-    @app.put("/v1/pmd", responses=_PORT_ERRORS, operation_id="set_pmd")
+    @app.put("/v1/pmd", responses=ANY_ERROR, operation_id="set_pmd")
     async def set_pmd(request: PmdRequest) -> PmdState:
         """Set the CPUs of PMD threads, pin receive queues, or balance the load."""
         return await service.pmd.set(request)
 
-    @app.get("/v1/pmd/proposal", responses=_PORT_ERRORS, operation_id="propose_pmd")
+    @app.get("/v1/pmd/proposal", responses=ANY_ERROR, operation_id="propose_pmd")
     async def propose_pmd(measured: Annotated[PmdInterval, Query()]) -> PmdProposal:
         """Propose an assignment of receive queues to PMD threads."""
         return await service.pmd.proposal(measured.interval)
 
-    @app.post("/v1/reconcile", responses=_PORT_ERRORS, operation_id="reconcile")
+    @app.post("/v1/reconcile", responses=ANY_ERROR, operation_id="reconcile")
     async def reconcile(caller: Request, request: ReconcileRequest | None = None) -> ReconcileReport:
         """Reconcile the host with the stored intents, or return the plan (``dry_run``)."""
         return await _while_here(caller, service.reconcile(request or ReconcileRequest()))

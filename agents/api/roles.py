@@ -68,6 +68,20 @@ ROUTES: tuple[tuple[str, str, Role], ...] = (
     ("GET", "/v1/tasks/{taskuuid}", Role.READ),
     ("GET", "/metrics", Role.READ),
     ("GET", "/openapi.json", Role.READ),
+    # Of ZStack; without [api] zstack they are answered with 404.
+    ("POST", "/network/ovsdpdk/createbridge", Role.PLUG),
+    ("POST", "/network/ovsdpdk/checkbridge", Role.READ),
+    ("POST", "/network/ovsdpdk/deletebridge", Role.PLUG),
+    ("POST", "/network/ovsdpdk/generatevdpa", Role.PLUG),
+    ("POST", "/network/ovsdpdk/deletevdpa", Role.PLUG),
+    ("POST", "/network/ovsdpdk/addvhostuserclient", Role.PLUG),
+    ("POST", "/network/ovsdpdk/deletevhostuserclient", Role.PLUG),
+    ("POST", "/network/ovsdpdk/sync", Role.PLUG),
+    ("POST", "/network/ovsdpdk/resource/configure", Role.READ),
+    ("POST", "/hostvirtualnetworkinterface/generate", Role.READ),
+    ("POST", "/hostvirtualnetworkinterface/ungenerate", Role.READ),
+    ("POST", "/host/ovs/cpu-pin/update", Role.OPERATE),
+    ("POST", "/network/checkphysicalnetworkinterface", Role.READ),
 )
 
 _PCI_ADDRESS = re.compile(r"[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7]\Z")

@@ -145,10 +145,7 @@ class TaskRunner:
             await asyncio.wait([before])
         try:
             status, result = await self._call(task)
-            success = 200 <= status < 300
-            error = "" if success else str((result or {}).get("detail", f"status {status}"))
-            answer = {"success": success, "error": error, "status": status, "result": result}
-            done = replace(task, state=TaskState.DONE, result=answer)
+            done = replace(task, state=TaskState.DONE, result=_posted(status, result))
             await self._journal.keep(done, self._supervisor)
             self._carried_out(task.taskuuid, task.method, task.target, status)
         except Exception as failed:
@@ -177,6 +174,15 @@ class TaskRunner:
     async def _forget(self) -> None:
         before = self._journal.now() - self._settings.expire_after_s
         await self._in_thread(self._journal.forget, before)
+
+
+def _posted(status: int, result: Any) -> dict[str, Any]:
+    """What is posted to the callback URL: an answer that has ``success``, as ZStack's have, as it is."""
+    if isinstance(result, dict) and isinstance(result.get("success"), bool):
+        return {**result, "status": status}
+    success = 200 <= status < 300
+    error = "" if success else str((result or {}).get("detail", f"status {status}"))
+    return {"success": success, "error": error, "status": status, "result": result}
 
 
 def overloaded(result: Any) -> bool:

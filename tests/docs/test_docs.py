@@ -21,6 +21,7 @@ import pytest
 import netplugin.api.errors as errors
 from agents.api import http
 from agents.api.tasks import TaskRunner
+from agents.api.zstack import ZstackCalls
 from agents.metrics import Metrics, PmdFigures, PortCounters
 from agents.service import Service
 from agents.store.store import Store
@@ -281,7 +282,8 @@ def test_the_queues_of_vfs_are_those_of_the_code() -> None:
 def test_the_api_is_all_there_is(tmp_path: Path) -> None:
     """The routes are built without what serves them."""
     store = Store(tmp_path / "agent.db")
-    app = http.build(cast(Service, None), cast(TaskRunner, None), Metrics(store))
+    zstack = ZstackCalls(cast(Service, None), None)
+    app = http.build(cast(Service, None), cast(TaskRunner, None), Metrics(store), zstack.add)
     store.close()
     routes = {
         (method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods

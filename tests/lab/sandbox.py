@@ -8,6 +8,7 @@ the kernel then ends every process left and drops the mounts and the network wit
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import selectors
 import shutil
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from tests.lab import hugepages, kernel
 from tests.lab.processes import LabError, run
+from tests.lab.python27 import python27
 
 HOSTNAME = "netplugin-lab"
 MARKER = Path("/run/netplugin-lab-sandbox")
@@ -61,13 +63,18 @@ def _prepared(options: argparse.Namespace) -> int:
         raise LabError("this is a sandbox already; one in it could not borrow hugepages safely")
     if options.guests:
         kernel.fetch()
+        # Its tests are skipped without it.
+        with contextlib.suppress(LabError):
+            python27()
     return _outer(options.hugepages, options.command)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.lab.sandbox", description=__doc__)
     parser.add_argument("--hugepages", type=int, default=0, metavar="N", help="2 MB pages to add")
-    parser.add_argument("--guests", action="store_true", help="fetch the guests' kernel before")
+    parser.add_argument(
+        "--guests", action="store_true", help="fetch the guests' kernel and Python 2.7 before"
+    )
     parser.add_argument("--inner", type=int, help=argparse.SUPPRESS)
     parser.add_argument("command", nargs="+")
     return parser.parse_args(argv)

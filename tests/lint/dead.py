@@ -34,6 +34,8 @@ PRINTED = [
     *("vf_index", "live_migration", "load_percent", "possible", "proposed_cpu", "sleep_max", "usage_seconds"),
     *("prio", "idle_states", "tx_queues", "amd_pstate", "intel_pstate"),
     *("comparable_to", "traffic_max_s", "known_pps", "interval_pps", "bottom"),
+    # ZStack's names: read by their path, or printed.
+    *("rxBufferSize", "txBufferSize", "vlanId", "vdpaPaths", "vfsInfo", "failedInterfaceNames"),
 ]
 #: Read by pytest, Hypothesis, the standard library and Scapy; fields of a report; called by its name.
 TESTS = [

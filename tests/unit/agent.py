@@ -20,6 +20,7 @@ from agents.api.audit import AuditLog
 from agents.api.callbacks import TaskSettings
 from agents.api.guard import Limits, LimitSettings, RequestGuard
 from agents.api.tasks import TaskRunner
+from agents.api.zstack import ZstackCalls
 from agents.host import HostView
 from agents.metrics import Metrics
 from agents.service import Service
@@ -94,7 +95,8 @@ def agent(
     try:
         for worker in service._workers.values():
             assert worker.looked_once.wait(DEADLINE_S)
-        yield Agent(host, store, service, tasks, http.build(service, tasks, metrics), shared)
+        app = http.build(service, tasks, metrics, ZstackCalls(service, conf.zstack).add)
+        yield Agent(host, store, service, tasks, app, shared)
     finally:
         service.stop()
         store.close()

@@ -11,15 +11,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from netplugin.api.errors import BackendUnavailable, FieldError, InvalidRequest, NetpluginError, NotFound
 from netplugin.api.models import Binding, Port, PortSpec, PortState
+from netplugin.api.physical_models import PhysicalNetworkInfo, PhysicalNetworkSpec
+from netplugin.api.service_models import ServicePort, ServicePortSpec
 
 Json = Any
+M = TypeVar("M", bound=BaseModel)
 
 
 class StubAgent(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -75,7 +78,7 @@ class StubAgent(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         if stored is None:
             raise NotFound(f"{method} {target}", step="stub")
         if method == "PUT":
-            stored[str(name)] = {"id" if kind == "service-ports" else "name": name, "ports": 0, **body}
+            stored[str(name)] = _reported(kind, str(name), body)
             return stored[str(name)]
         if method == "DELETE":
             stored.pop(str(name), None)
@@ -87,13 +90,7 @@ class StubAgent(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         return [port for port in self.ports.values() if vms is None or port["spec"]["vm_id"] in vms]
 
     def _put_port(self, name: str, body: Json) -> Json:
-        try:
-            spec = PortSpec.model_validate_json(json.dumps(body))
-        except ValidationError as error:
-            fields = [
-                FieldError(field=".".join(map(str, e["loc"])), message=e["msg"]) for e in error.errors()
-            ]
-            raise InvalidRequest("the body is not valid", step="request", errors=fields) from None
+        spec = _valid(PortSpec, body)
         binding = {
             "vif_type": "vhostuser",
             "interface_xml": "<interface/>",
@@ -120,6 +117,23 @@ class StubAgent(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
                 self.ports.pop(name, None)
                 results.append({"port_id": name, "status": 204})
         return {"results": results}
+
+
+def _reported(kind: str, name: str, body: Json) -> Json:
+    if kind == "service-ports":
+        service = _valid(ServicePortSpec, body)
+        return ServicePort(port_id=name, state=PortState.ACTIVE, spec=service).model_dump(mode="json")
+    network = _valid(PhysicalNetworkSpec, body)
+    fields = {part: getattr(network, part) for part in PhysicalNetworkSpec.model_fields}
+    return PhysicalNetworkInfo(name=name, origin="api", **fields).model_dump(mode="json")
+
+
+def _valid(model: type[M], body: Json) -> M:
+    try:
+        return model.model_validate_json(json.dumps(body))
+    except ValidationError as error:
+        fields = [FieldError(field=".".join(map(str, e["loc"])), message=e["msg"]) for e in error.errors()]
+        raise InvalidRequest("the body is not valid", step="request", errors=fields) from None
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -31,13 +31,17 @@ class Host:
         )
 
     def netdev(self, name: str, pci: str, driver: str = "ice", netdev: bool = True) -> None:
-        """A NIC of the host; without netdev DPDK has it."""
-        device = self.sysfs / "devices/pci0000:00" / pci
-        link(self.sysfs / "bus/pci/devices" / pci, device)
-        link(device / "driver", self.sysfs / "bus/pci/drivers" / driver)
-        if netdev:
-            link(device / "net" / name / "device", device)
-            link(self.sysfs / "class/net" / name, device / "net" / name)
+        add_nic(self.sysfs, name, pci, driver, netdev)
+
+
+def add_nic(sysfs: Path, name: str, pci: str, driver: str = "ice", netdev: bool = True) -> None:
+    """A NIC of the host; without netdev DPDK has it."""
+    device = sysfs / "devices/pci0000:00" / pci
+    link(sysfs / "bus/pci/devices" / pci, device)
+    link(device / "driver", sysfs / "bus/pci/drivers" / driver)
+    if netdev:
+        link(device / "net" / name / "device", device)
+        link(sysfs / "class/net" / name, device / "net" / name)
 
 
 def link(path: Path, target: Path) -> None:
@@ -75,6 +79,9 @@ def host(tmp_path: Path, kvmagent: Kvmagent) -> Host:
     host = Host(tmp_path / "zstack.conf", tmp_path / "agent.sock", tmp_path / "sys", kvmagent)
     host.configure()
     host.netdev("enp3s0f0", "0000:03:00.0")
+    address = host.sysfs / "class/net/outer3/address"
+    address.parent.mkdir()
+    address.write_text("52:54:00:00:00:03\n")
     kvmagent.load(host.options, host.sysfs)
     return host
 

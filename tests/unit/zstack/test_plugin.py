@@ -288,7 +288,7 @@ def test_a_bridge_is_made_once_and_removed(host: Host, agent: StubAgent) -> None
     assert agent.writes() == [("PUT", f"/v1/physical-networks/{BRIDGE}", body)]
     assert host.kvmagent.call("listBrs").returned == [BRIDGE]
     host.kvmagent.call("addOuterToBridge", BRIDGE, "outer3")
-    agent.answer("PUT", "/v1/service-ports/theirs", {**agent.services["zstack-outer3"], "id": "theirs"})
+    agent.answer("PUT", "/v1/service-ports/theirs", agent.services["zstack-outer3"]["spec"])
     assert host.kvmagent.call("prepareDeleteBr", BRIDGE).returned == 0
     assert agent.networks == {} and set(agent.services) == {"theirs"}
     assert host.kvmagent.call("prepareDeleteBr", BRIDGE).returned == 0
@@ -338,13 +338,21 @@ def test_the_ports_of_a_bridge(host: Host, network: StubAgent) -> None:
 def test_a_service_device_joins_and_leaves(host: Host, network: StubAgent) -> None:
     host.kvmagent.call("addOuterToBridge", BRIDGE, "outer3")
     flat = {"type": "flat", "physical_network": BRIDGE}
-    body = {"device": "outer3", "backend": "dpdkvhostuser", "network": flat, "trusted": True}
+    body = {
+        "device": "outer3",
+        "mac": "52:54:00:00:00:03",
+        "backend": "dpdkvhostuser",
+        "network": flat,
+        "trusted": True,
+    }
     assert network.writes() == [("PUT", "/v1/service-ports/zstack-outer3", body)]
     host.configure(f"[vlans]\n{BRIDGE} = 100\n")
     host.kvmagent.call("addOuterToBridge", BRIDGE, "outer3")
     assert network.writes()[-1][2]["network"] == {**flat, "type": "vlan", "vlan_id": 100}
     host.kvmagent.call("deleteOuterFromBridge", BRIDGE, "outer3")
     assert network.services == {}
+    answer = host.kvmagent.call("addOuterToBridge", BRIDGE, "outer4")
+    assert answer.text == "outer4 is no network interface of this host. Fix: create it first"
 
 
 # -- a NIC that DPDK has -----------------------------------------------------------------------------
