@@ -34,12 +34,18 @@ VfDevice = Annotated[
     StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@:-]{0,31}(#[0-9^+-]{1,200})?$", strict=True),
 ]
 
+#: The MTU in bytes of an uplink without one: what OVS gives a port without ``mtu_request``.
+UPLINK_MTU = 1500
 _ADDRESS = re.compile(r"[0-9A-Fa-f]+(:[0-9A-Fa-f]+)+(\.[0-7])?\Z")
 
 
 def identity_of(device: str) -> str:
-    """A device as it is compared: a PCI address or vendor:device in lower case, anything else as it is."""
-    return device.lower() if _ADDRESS.match(device) else device
+    """A device as it is compared: a PCI address or vendor:device in lower case, anything else as it is.
+
+    The arguments that DPDK takes after an address do not count.
+    """
+    address, _, _ = device.partition(",")
+    return address.lower() if _ADDRESS.match(address) else device
 
 
 def _once(devices: tuple[str, ...]) -> tuple[str, ...]:

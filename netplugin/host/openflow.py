@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from netplugin.api.errors import BackendUnavailable, HostError
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.processes import run
 
@@ -63,15 +64,19 @@ def parse_flows(text: str) -> list[Flow]:
 class OpenFlow:
     """Runs ovs-ofctl on the management sockets of the bridges of one vswitchd."""
 
-    def __init__(self, sockets: OvsSockets) -> None:
+    def __init__(
+        self, sockets: OvsSockets, gone: Callable[[], BackendUnavailable | None] = lambda: None
+    ) -> None:
+        """``gone`` says why vswitchd is not there; None if it is."""
         self._sockets = sockets
+        self._gone = gone
 
     def dump(self, bridge: str, owner: int | None, deadline: float, without: int = 0) -> list[Flow]:
         """List our flows on the bridge: all, or those of the cookie ``owner`` and of the bridge.
 
         Flows whose cookie has one of the bits ``without`` are left out.
 
-        Raises: HostError, OperationTimeout.
+        Raises: BackendUnavailable, HostError, OperationTimeout.
         """
         # A request has one cookie and one mask. A mask without the bits of the port's cookie
         # selects the port's flows and the bridge's own, whose bits are all clear.
@@ -99,7 +104,7 @@ class OpenFlow:
     ) -> None:
         """Delete flows by cookie and the flows ``gone``, and add ``flows``, in one atomic bundle.
 
-        Raises: HostError, OperationTimeout.
+        Raises: BackendUnavailable, HostError, OperationTimeout.
         """
         lines = [f"delete cookie={cookie:#x}/-1" for cookie in sorted(set(cookies))]
         for flow in gone:
@@ -117,12 +122,15 @@ class OpenFlow:
         The setting lasts until vswitchd ends or the bridge is deleted ("set-frags" in
         ovs-ofctl(8)), and is verified by ovs-ofctl.
 
-        Raises: HostError, OperationTimeout.
+        Raises: BackendUnavailable, HostError, OperationTimeout.
         """
         self._ofctl(["set-frags", self._target(bridge), _MATCHED], deadline)
 
     def matches_fragments(self, bridge: str, deadline: float) -> bool:
-        """Whether ``match_fragments`` is in effect. Raises: HostError, OperationTimeout."""
+        """Whether ``match_fragments`` is in effect.
+
+        Raises: BackendUnavailable, HostError, OperationTimeout.
+        """
         return self._ofctl(["get-frags", self._target(bridge)], deadline).strip() == _MATCHED
 
     def dump_ports(self, bridge: str, deadline: float) -> str:
@@ -130,7 +138,7 @@ class OpenFlow:
 
         These counters are current; the statistics in the database are up to seconds old.
 
-        Raises: HostError, OperationTimeout.
+        Raises: BackendUnavailable, HostError, OperationTimeout.
         """
         return self._ofctl(["--names", "dump-ports", self._target(bridge)], deadline)
 
@@ -138,9 +146,15 @@ class OpenFlow:
         return f"unix:{self._sockets.management(bridge)}"
 
     def _ofctl(self, args: list[str], deadline: float, stdin: str | None = None) -> str:
-        return run(
-            ["ovs-ofctl", "-O", "OpenFlow14", *args],
-            step="openflow",
-            deadline=deadline,
-            stdin=stdin,
-        )
+        try:
+            return run(
+                ["ovs-ofctl", "-O", "OpenFlow14", *args],
+                step="openflow",
+                deadline=deadline,
+                stdin=stdin,
+            )
+        except HostError as failed:
+            # ovs-ofctl says no more than that it could not connect.
+            if (gone := self._gone()) is not None:
+                raise gone from failed
+            raise

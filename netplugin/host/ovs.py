@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from netplugin.api.errors import BackendUnavailable, NetpluginError
-from netplugin.api.physical_models import OvsUplinkSpec, PhysicalNetworkSpec
+from netplugin.api.physical_models import UPLINK_MTU, OvsUplinkSpec, PhysicalNetworkSpec
 from netplugin.host.names import Mark, unmarked
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs_mirror import Connection, Mirror, MirrorDrift
@@ -28,7 +28,6 @@ from netplugin.host.vswitchd import VswitchdWatch, appctl
 LOG = logging.getLogger(__name__)
 _QUIET_S = 5.0
 _SETTLE_S = 0.5  # between the starts of two attempts
-_UPLINK_MTU = 1500  # the MTU of a port without mtu_request
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class OvsSettings:
 
     def mtu_of_uplinks(self, network: str) -> int:
         """The MTU in bytes that the uplinks of a physical network are created with."""
-        return self.uplink_mtu.get(network, _UPLINK_MTU)
+        return self.uplink_mtu.get(network, UPLINK_MTU)
 
     def networks(self) -> Networks:
         """The physical networks of the options."""
@@ -163,7 +162,7 @@ class OvsHost:
         networks.configure(settings.networks())
         self._settings = Derived(networks, settings.with_networks)
         self._supervisor = supervisor
-        self.flows = OpenFlow(settings.sockets)
+        self.flows = OpenFlow(settings.sockets, self._gone)
         self._subscribers: list[tuple[str, Callable[[Wake], None]]] = []
         self._followers: dict[str, Callable[[str, bool], None]] = {}
         self._telling = threading.Lock()  # one connection after the other, in their order
@@ -206,6 +205,9 @@ class OvsHost:
             for (owner, port_id), connected in self.mirror.connections().items():
                 if owner == backend:
                     tell(port_id, connected)
+
+    def _gone(self) -> BackendUnavailable | None:
+        return None if self.vswitchd.alive() else self.vswitchd.missing()
 
     def hold(self) -> Usability:
         """Whether the database answers and its lock is ours. The lock request stays queued at the server."""

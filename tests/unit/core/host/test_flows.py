@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from netplugin.api.errors import HostError, OperationTimeout
+from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
 from netplugin.host.openflow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
 from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import wait_for
 from tests.unit.ovs import PATIENCE_S, bridge, port, soon
 
 BRIDGE = "flows"
@@ -113,6 +114,17 @@ def test_no_bridge_and_a_stopped_vswitchd(switch: PrivateOvs, table: OvsHost) ->
     finally:
         switch.resume_vswitchd()
     assert table.flows.dump(BRIDGE, None, soon()) == []
+
+
+def test_without_vswitchd_the_error_says_so(switch: PrivateOvs, table: OvsHost) -> None:
+    switch.kill_vswitchd()
+    try:
+        wait_for(lambda: not table.vswitchd.alive(), PATIENCE_S, "its end is noticed")
+        with pytest.raises(BackendUnavailable, match="ovs-vswitchd does not run") as error:
+            table.flows.replace(BRIDGE, [ONE], [FIRST], soon())
+        assert error.value.fix, "and not only what ovs-ofctl says"
+    finally:
+        switch.start_vswitchd()
 
 
 def test_a_secure_bridge_is_empty_after_a_restart(switch: PrivateOvs, table: OvsHost) -> None:
