@@ -22,7 +22,7 @@ import pytest
 from netplugin.host.names import TAP, device_name
 from tests.functional.conftest import BASE
 from tests.lab.agent import PrivateAgent
-from tests.lab.namespaces import namespace
+from tests.lab.namespaces import namespace, within
 from tests.lab.processes import Daemon, run, wait_for
 
 DEADLINE_S = 60.0
@@ -337,7 +337,7 @@ def test_the_heartbeat_is_told_to_systemd(tmp_path: Path) -> None:
             agent.stop()
             agent.daemon = Daemon(
                 "netplugin-agent",
-                agent.daemon.args,
+                within("np-watched", agent.daemon.args),
                 agent.log,
                 {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "600000"},
             )
