@@ -21,7 +21,7 @@ from netplugin.api.errors import (
     Unsupported,
 )
 from netplugin.api.models import Finding
-from netplugin.api.physical_models import PhysicalNetworkInfo, PhysicalNetworkSpec
+from netplugin.api.physical_models import UPLINK_MTU, PhysicalNetworkInfo, PhysicalNetworkSpec
 from netplugin.backend import Observation
 from netplugin.host.physical_networks import PhysicalNetworks, bridge_of, clash, completed
 from netplugin.host.uplink_devices import device_findings
@@ -237,12 +237,15 @@ class PhysicalNetworkService:
                     own,
                     [FieldError(field=field, message="cannot change live") for field in changed],
                 )
-        large = [r for r in ports if spec.mtu and _uses(users, r, "ovs") and r.spec.network.mtu > spec.mtu]
+        # Without one, an uplink that OVS gets again has the default.
+        mtu, shrinks = _mtu(spec), before is not None and _mtu(spec) < _mtu(before)
+        checked = spec.mtu is not None or shrinks
+        large = [r for r in ports if checked and _uses(users, r, "ovs") and r.spec.network.mtu > mtu]
         if large:
-            message = f"{spec.mtu} is below the network.mtu of ports"
+            message = f"{mtu} is below the network.mtu of ports"
             raise _in_use(f"mtu: {message}", large, [FieldError(field="mtu", message=message)])
         moves = any(_value(name, spec, field) != _value(name, before, field) for field in _FIXED["ovs"])
-        if before is not None and (moves or (before.keep and not spec.keep)):
+        if before is not None and (moves or shrinks or (before.keep and not spec.keep)):
             self._refuse_under_tunnels(name)
 
     def _refuse_used(self, name: str) -> None:
@@ -298,9 +301,16 @@ class PhysicalNetworkService:
 
         def restore() -> None:
             with self._store.database.lock:
-                if saved.before is None and self._ports_on(name):
-                    LOG.warning("physical network %s stays: it has got ports meanwhile", name)
-                elif saved.before is None:
+                now = self._store.physical_networks.all().get(name)
+                try:  # ports that have come meanwhile are plugged as the network is now
+                    if saved.before is None:
+                        self._refuse_used(name)
+                    elif now is not None:
+                        self._check_ports(name, saved.before, now)
+                except Conflict as used:
+                    LOG.warning("physical network %s stays as it is: %s", name, used)
+                    return
+                if saved.before is None:
                     self._store.physical_networks.forget(name)
                 else:
                     self._store.physical_networks.save(name, saved.before)
@@ -316,6 +326,10 @@ class PhysicalNetworkService:
             if error.fix is None:
                 return type(error)(f"{error.detail} ({finding.found})", step=error.step, fix=finding.fix)
         return error
+
+
+def _mtu(spec: PhysicalNetworkSpec) -> int:
+    return spec.mtu or UPLINK_MTU
 
 
 def _uses(users: Mapping[str, UsesPhysicalNetworks[Observation]], record: Record, part: str) -> bool:

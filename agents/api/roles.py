@@ -53,8 +53,8 @@ ROUTES: tuple[tuple[str, str, Role], ...] = (
     ("DELETE", "/v1/networks/{network_id}", Role.PLUG),
     ("GET", "/v1/physical-networks", Role.READ),
     ("GET", "/v1/physical-networks/{name}", Role.READ),
-    ("PUT", "/v1/physical-networks/{name}", Role.PLUG),
-    ("DELETE", "/v1/physical-networks/{name}", Role.PLUG),
+    ("PUT", "/v1/physical-networks/{name}", Role.OPERATE),
+    ("DELETE", "/v1/physical-networks/{name}", Role.OPERATE),
     ("GET", "/v1/events", Role.READ),
     ("GET", "/v1/backends", Role.READ),
     ("GET", "/v1/host", Role.READ),
@@ -69,9 +69,9 @@ ROUTES: tuple[tuple[str, str, Role], ...] = (
     ("GET", "/metrics", Role.READ),
     ("GET", "/openapi.json", Role.READ),
     # Of ZStack; without [api] zstack they are answered with 404.
-    ("POST", "/network/ovsdpdk/createbridge", Role.PLUG),
+    ("POST", "/network/ovsdpdk/createbridge", Role.OPERATE),
     ("POST", "/network/ovsdpdk/checkbridge", Role.READ),
-    ("POST", "/network/ovsdpdk/deletebridge", Role.PLUG),
+    ("POST", "/network/ovsdpdk/deletebridge", Role.OPERATE),
     ("POST", "/network/ovsdpdk/generatevdpa", Role.PLUG),
     ("POST", "/network/ovsdpdk/deletevdpa", Role.PLUG),
     ("POST", "/network/ovsdpdk/addvhostuserclient", Role.PLUG),
@@ -84,7 +84,6 @@ ROUTES: tuple[tuple[str, str, Role], ...] = (
     ("POST", "/network/checkphysicalnetworkinterface", Role.READ),
 )
 
-_PCI_ADDRESS = re.compile(r"[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7]\Z")
 
 _COMPILED: tuple[tuple[str, re.Pattern[str], Role], ...] = tuple(
     (method, compile_path(path)[0], role) for method, path, role in ROUTES
@@ -128,17 +127,6 @@ def _of_operators(path: str, body: Any) -> Iterator[str]:
         if _is(body, "trusted", True):
             yield "trusted=true"
         yield from _of_spec(body)
-    elif path.startswith("/v1/physical-networks/"):
-        yield from _of_network(body)
-
-
-def _of_network(spec: Any) -> Iterator[str]:
-    """A virtual device of DPDK may read and write files, as root (https://doc.dpdk.org/guides/nics/)."""
-    ovs = spec.get("ovs") if isinstance(spec, dict) else None
-    devices = ovs.get("devices") if isinstance(ovs, dict) else None
-    for device in devices if isinstance(devices, list) else ():
-        if isinstance(device, str) and not _PCI_ADDRESS.match(device):
-            yield f"ovs.devices={device[:80]}"
 
 
 def _of_spec(spec: Any) -> Iterator[str]:

@@ -40,9 +40,12 @@ def completed(name: str, spec: PhysicalNetworkSpec) -> PhysicalNetworkSpec:
 
 @dataclass(frozen=True)
 class Use:
-    """Something that one network can have: a bridge or a device, in the field of the spec that names it."""
+    """Something that one network can have: a bridge or a device, in the field of the spec that names it.
 
-    field: str
+    A NIC is the same one whether OVS, a Linux bridge or its VFs use it.
+    """
+
+    field: str = field(compare=False)
     thing: str
 
 

@@ -85,18 +85,6 @@ OPEN: Any = {**SPEC, "port_security": {"enabled": False}}
         ("/v1/reconcile", {"dry_run": True}, None),
         ("/v1/reconcile", {"remove_orphans": True}, "remove_orphans=true"),
         ("/v1/networks/n1", {"port_security": {"enabled": False}}, None),
-        ("/v1/physical-networks/n1", {"ovs": {"devices": ["0000:03:00.0", "0000:0A:1f.7"]}}, None),
-        ("/v1/physical-networks/n1", {"ovs": {"devices": [1, None]}, "sriov": {"devices": ["eth1"]}}, None),
-        (
-            "/v1/physical-networks/n1",
-            {"ovs": {"devices": ["0000:03:00.0", "net_pcap0,tx_pcap=/etc/passwd"]}},
-            "ovs.devices=net_pcap0,tx_pcap=/etc/passwd",
-        ),
-        (
-            "/v1/physical-networks/n1",
-            {"ovs": {"devices": ["0000:03:00.0,a=b"]}},
-            "ovs.devices=0000:03:00.0,a=b",
-        ),
     ],
 )
 def test_the_role_of_a_body(path: str, body: Any, field: str | None) -> None:
@@ -117,13 +105,9 @@ def test_the_role_of_a_body(path: str, body: Any, field: str | None) -> None:
         b'{"put": {"a": 1}}',
         b'{"put": [1, null]}',
         b'{"vf": [], "port_security": 0}',
-        b'{"ovs": []}',
-        b'{"ovs": {"devices": "net_pcap0"}}',
     ],
 )
-@pytest.mark.parametrize(
-    "path", ["/v1/ports/p1", "/v1/ports:batch", "/v1/reconcile", "/v1/physical-networks/n1"]
-)
+@pytest.mark.parametrize("path", ["/v1/ports/p1", "/v1/ports:batch", "/v1/reconcile"])
 def test_what_is_no_body_of_ours_is_for_the_application_to_refuse(path: str, body: bytes) -> None:
     assert roles.of_body(path, body) is None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -377,3 +379,55 @@ def test_a_body_that_is_not_valid_names_the_field(
     assert answer.status_code == 422
     assert field in [error["field"] for error in answer.json()["errors"]], answer.text
     assert stored(running) == {}
+
+
+def test_what_is_undone_moves_no_network_under_a_port_that_came_meanwhile(
+    client: Client, running: Agent, host: KeeperHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A PUT with a new bridge and NIC fails; before it is undone, a port is plugged on the new bridge."""
+    client.put_physical_network("net-1", kept())
+    service = running.service.physical_networks
+    in_thread, undoing = service._in_thread, threading.Event()
+
+    async def slow(work: Callable[..., Any], *args: Any) -> Any:
+        """The database's thread has other work before it undoes the change."""
+        if work.__name__ == "restore":
+            undoing.set()
+            await asyncio.to_thread(
+                wait_for, lambda: (p1 := running.store.get("p1")) and p1.state == "active", DEADLINE_S, "p1"
+            )
+        return await in_thread(work, *args)
+
+    monkeypatch.setattr(service, "_in_thread", slow)
+    host.broken = {"net-1"}
+    failed: list[NetpluginError] = []
+
+    def put() -> None:
+        with Client(client.url) as own:
+            try:
+                own.put_physical_network("net-1", kept(bridge="br-new", ovs={"devices": ["0000:04:00.0"]}))
+            except NetpluginError as error:
+                failed.append(error)
+
+    caller = threading.Thread(target=put)
+    caller.start()
+    assert undoing.wait(DEADLINE_S)
+    host.broken = set()
+    client.put_port("p1", port())  # on br-new
+    caller.join(DEADLINE_S)
+    assert failed and stored(running)["net-1"].bridge == "br-new", "p1 is on br-new"
+
+
+def test_the_mtu_does_not_become_smaller_than_tunnels_need(client: Client, host: KeeperHost) -> None:
+    client.put_physical_network("net-1", kept(mtu=9000))
+    host.tunnels = {"net-1": ("blue",)}
+    with pytest.raises(Conflict):
+        client.put_physical_network("net-1", kept(mtu=576))
+
+
+def test_an_mtu_left_out_does_not_shrink_a_new_uplink_under_ports(client: Client, host: KeeperHost) -> None:
+    """Without mtu an uplink that OVS gets again (a reboot, a new database) has 1500."""
+    client.put_physical_network("net-1", kept(mtu=9000))
+    client.put_port("p1", port(mtu=9000))
+    with pytest.raises(Conflict, match="p1"):
+        client.put_physical_network("net-1", kept())

@@ -40,7 +40,7 @@ def test_each_network_has_a_bridge_of_its_own_that_fits() -> None:
         ({"sriov": {"devices": ["8086:10C9"]}}, {"sriov": {"devices": ["8086:10c9"]}}, "sriov.devices"),
         ({"ovs": {}}, {"ovs": {}}, None),
         ({"linuxbridge": {}}, {"linuxbridge": {}}, None),
-        ({"linuxbridge": {"interface": "eth1"}}, {"sriov": {"devices": ["eth1"]}}, None),  # its VFs
+        ({"ovs": {"devices": ["0000:0a:00.0"]}}, {"ovs": {"devices": ["0000:0a:00.0,a=1"]}}, "ovs.devices"),
         ({"sriov": {"devices": ["eth1"]}}, {"sriov": {"devices": ["ETH1"]}}, None),
     ],
 )
@@ -49,6 +49,19 @@ def test_two_networks_share_nothing(one: dict[str, Any], other: dict[str, Any], 
         found = clash(name, network(**spec), {n: network(**s) for n, s in others.items()})
         assert [e.field for e in found.errors] == [field] if found else field is None
     assert clash("one", network(**one), {"one": network(**one)}) is None, "it is itself"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"ovs": {"devices": ["0000:03:00.0"]}}, {"sriov": {"devices": ["0000:03:00.0"]}}),
+        ({"linuxbridge": {"interface": "eth1"}}, {"sriov": {"devices": ["eth1"]}}),
+    ],
+)
+def test_a_nic_is_on_one_wire_whoever_uses_it(one: dict[str, Any], other: dict[str, Any]) -> None:
+    for wish, there in ((one, other), (other, one)):
+        assert clash("wish", network(**wish), {"there": network(**there)}) is not None
+    assert clash("one", network(**{**one, **other}), {}) is None, "parts of one network share it"
 
 
 def test_parts_of_the_configuration_are_one_network() -> None:
