@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -102,7 +102,7 @@ class BackendWorker:
         self._max_jobs = max_jobs
         self._wake = threading.Condition()
         self._waiting: deque[Operation] = deque()
-        self._open: Counter[str] = Counter()  # number of operations per port, queued or in progress
+        self._open: dict[str, list[Operation]] = {}  # by port: queued or in progress
         self._deferred: dict[str, _Deferred] = {}  # by port
         self._resumed = False  # whether the last batch consisted of retries
         self._jobs: deque[_Errand] = deque()
@@ -180,12 +180,18 @@ class BackendWorker:
             for op in operations:
                 deferred = self._deferred.get(op.port_id)
                 (deferred.behind if deferred else self._waiting).append(op)
-            self._open.update(op.port_id for op in operations)
+            for op in operations:
+                self._open.setdefault(op.port_id, []).append(op)
             self._wake.notify()
 
     def is_at(self, port_id: str) -> bool:
-        """Whether an operation on this port is queued or in progress."""
-        return port_id in self._open
+        """Whether an operation on this port is queued or in progress.
+
+        One that was answered is neither, though its batch may go on: its caller may ask for more at
+        once. A caller who does not wait any more has cancelled no operation in progress.
+        """
+        operations = tuple(self._open.get(port_id, ()))
+        return any(not op.future.done() or op.future.cancelled() for op in operations)
 
     def reconcile(self, deadline: float, *, dry_run: bool, remove_orphans: bool) -> Future[ReconcileReport]:
         """Queue a reconcile of the whole host as a background job."""
@@ -419,7 +425,8 @@ class BackendWorker:
     def _close(self, batch: list[Operation]) -> None:
         with self._wake:
             for op in batch:
-                self._open[op.port_id] -= 1
+                # By identity: equal operations may wait.
+                self._open[op.port_id] = [o for o in self._open[op.port_id] if o is not op]
                 if not self._open[op.port_id]:
                     del self._open[op.port_id]
 

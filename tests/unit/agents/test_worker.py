@@ -271,6 +271,15 @@ def test_what_is_to_be_tried_again_holds_up_no_other_port(scripted: Scripted, cl
     assert not worker.is_at("p1") and not turn(worker)
 
 
+def test_who_is_answered_may_go_to_another_backend_at_once(scripted: Scripted, clock: Clock) -> None:
+    """What follows a DELETE is not refused as if the port were still on this one."""
+    worker, gone, at = make(scripted, clock=clock), delete("p1"), list[bool]()
+    settle(worker, clock)
+    gone.future.add_done_callback(lambda _: at.append(worker.is_at("p1")))
+    worker.submit(gone)
+    assert worker.is_at("p1") and turn(worker) and at == [False]
+
+
 def test_what_waited_already_stays_behind_what_is_tried_again(scripted: Scripted, clock: Clock) -> None:
     worker = make(scripted, clock=clock, batch_size=1)
     settle(worker, clock)
