@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
 
+from agents.network_changes import apply_on
 from agents.ports.drift import NetworkOutcome
 from agents.store.store import Store
-from agents.worker import BackendWorker, answer
+from agents.worker import BackendWorker
 from netplugin.api.errors import Conflict, FieldError, NetpluginError, NotFound
 from netplugin.api.models import NetworkInfo, NetworkSpec
 from netplugin.backend import Overlay
@@ -108,26 +108,11 @@ class Networks:
     async def _converge(self, network_id: str) -> NetworkOutcome:
         """Apply the network on all backends that have ports on it."""
         backends = {record.spec.backend for record in self._store.ports_on(network_id)}
-        whole = NetworkOutcome()
-        for name in sorted(backends & set(self._workers)):
-            try:
-                part = await self._converge_on(self._workers[name], network_id)
-            except NetpluginError as error:
-                part = NetworkOutcome(False, (error,))
-            # The first failure is raised if a backend could not apply the change.
-            failures = (
-                (*whole.failures, *part.failures) if part.reached else (*part.failures, *whole.failures)
-            )
-            whole = NetworkOutcome(whole.reached and part.reached, failures)
-        return whole
-
-    async def _converge_on(self, worker: BackendWorker, network_id: str) -> NetworkOutcome:
-        deadline = time.monotonic() + self._timeout_s
-
-        def work() -> NetworkOutcome:
-            return worker.reconciler.converge_network(network_id, deadline)
-
-        return await answer(worker.job(work, deadline), deadline)
+        return await apply_on(
+            [self._workers[name] for name in sorted(backends & set(self._workers))],
+            self._timeout_s,
+            lambda reconciler, deadline: reconciler.converge_network(network_id, deadline),
+        )
 
     async def _go_back(self, network_id: str, before: Overlay | None) -> None:
         """Restore the state before a failed change."""

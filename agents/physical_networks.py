@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from agents.network_changes import apply_on
 from agents.ports.drift import NetworkOutcome, of_network
 from agents.store.store import Record, Store
-from agents.worker import BackendWorker, ask
+from agents.worker import BackendWorker
 from netplugin.api.errors import (
     Conflict,
     FieldError,
@@ -277,23 +277,10 @@ class PhysicalNetworkService:
         )
 
     async def _converge(self, name: str, backends: Collection[str]) -> NetworkOutcome:
-        whole = NetworkOutcome()
-        for backend in backends:
-            try:
-                part = await self._converge_on(self._workers[backend], name)
-            except NetpluginError as error:
-                part = NetworkOutcome(False, (error,))
-            # The first failure is raised if a backend could not apply the change.
-            failures = (
-                (*whole.failures, *part.failures) if part.reached else (*part.failures, *whole.failures)
-            )
-            whole = NetworkOutcome(whole.reached and part.reached, failures)
-        return whole
-
-    async def _converge_on(self, worker: BackendWorker, name: str) -> NetworkOutcome:
-        deadline = time.monotonic() + self._timeout_s
-        return await ask(
-            worker, self._timeout_s, lambda: worker.reconciler.converge_physical_network(name, deadline)
+        return await apply_on(
+            [self._workers[backend] for backend in backends],
+            self._timeout_s,
+            lambda reconciler, deadline: reconciler.converge_physical_network(name, deadline),
         )
 
     async def _go_back(self, name: str, saved: _Saved) -> None:

@@ -50,6 +50,11 @@ class NetworkOutcome:
     reached: bool = True
     failures: tuple[NetpluginError, ...] = ()
 
+    def with_part(self, part: NetworkOutcome) -> NetworkOutcome:
+        """Both; the first failure is that of a backend that could not apply the change, if there is one."""
+        first, then = (self, part) if part.reached else (part, self)
+        return NetworkOutcome(self.reached and part.reached, first.failures + then.failures)
+
 
 class Drift:
     """Looks at the ports of one backend and repairs them. Not thread-safe."""
