@@ -29,18 +29,6 @@ STORED = EventFilter(follow=False)
 FINDING = Finding(id="one-link", status="warn", found="one link", expected="two links")
 
 
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Agent]:
-    with agent(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def client(running: Agent) -> Iterator[Client]:
-    with served_agent(running) as url, Client(url) as made:
-        yield made
-
-
 def states(events: Iterator[Event] | list[Event], port_id: str = "p1") -> list[str]:
     return [event.state for event in events if event.port_id == port_id]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -15,7 +14,7 @@ from agents.api import guard
 from agents.api.guard import LimitSettings
 from agents.api.roles import OPEN_PATHS
 from netplugin.api.errors import Conflict, Forbidden, InvalidRequest, Overloaded
-from tests.unit.agent import GENEROUS, SPEC, Agent, agent, gated, served
+from tests.unit.agent import GENEROUS, SPEC, Agent, gated, served
 
 TOKENS = (b"first-token", b"second-token")
 CALLBACK = "http://127.0.0.1:1/cb"
@@ -188,12 +187,6 @@ def test_a_body_that_is_too_large_over_a_real_connection(
             answer = client.put("/v1/ports/a", content=b"x" * 1001)
             assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
             assert client.put("/v1/ports/a", json=SPEC).status_code == 200
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Agent]:
-    with agent(tmp_path) as made:
-        yield made
 
 
 def test_what_it_refuses_is_in_the_openapi_document(running: Agent) -> None:

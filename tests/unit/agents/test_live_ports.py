@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,6 @@ BLUE = {"network": {"type": "vxlan", "network_id": "blue"}}
 
 def spec(**fields: Any) -> PortSpec:
     return PortSpec.model_validate({**SPEC, **fields})
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Agent]:
-    with agent(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def client(running: Agent) -> Iterator[Client]:
-    with served_agent(running) as url, Client(url) as made:
-        yield made
 
 
 def test_a_filter_stays_whatever_the_host_says_of_the_port(client: Client, running: Agent) -> None:

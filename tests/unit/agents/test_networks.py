@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +38,6 @@ def network(vni: int = 5001, *peers: str, **fields: Any) -> NetworkSpec:
 def port(network_id: str = "net-1", **fields: Any) -> PortSpec:
     on = {"type": "vxlan", "network_id": network_id, **fields.pop("network", {})}
     return PortSpec.model_validate({**SPEC, "network": on, **fields})
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Agent]:
-    with agent(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def client(running: Agent) -> Iterator[Client]:
-    with served_agent(running) as url, Client(url) as made:
-        yield made
 
 
 def written(host: FakeHost, since: int) -> list[Write | WriteNetwork]:

@@ -66,12 +66,6 @@ def running(tmp_path: Path, host: KeeperHost, registry: PhysicalNetworks) -> Ite
         yield made
 
 
-@pytest.fixture
-def client(running: Agent) -> Iterator[Client]:
-    with served_agent(running) as url, Client(url) as made:
-        yield made
-
-
 def stored(running: Agent) -> dict[str, PhysicalNetworkSpec]:
     return dict(running.store.physical_networks.all())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,12 +27,6 @@ def on(number: int, vlan: int | None = 100, physnet: str = "physnet1", **fields:
     return PortSpec.model_validate(
         {**SPEC, "mac": f"52:54:00:00:{number >> 8:02x}:{number & 255:02x}", "network": network, **fields}
     )
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Agent]:
-    with agent(tmp_path) as made:
-        yield made
 
 
 def put(running: Agent, **specs: PortSpec) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +15,7 @@ from netplugin.api.errors import Conflict, InvalidRequest, NotFound
 from netplugin.api.models import PortSpec, PortState
 from netplugin.api.service_models import ServicePortSpec
 from netplugin.cli.main import main
-from tests.unit.agent import SPEC, Agent, agent, served_agent
+from tests.unit.agent import SPEC, Agent
 
 SERVICE: dict[str, Any] = {
     "device": "veth0",
@@ -29,18 +27,6 @@ SERVICE: dict[str, Any] = {
 
 def service(**fields: Any) -> ServicePortSpec:
     return ServicePortSpec.model_validate({**SERVICE, **fields})
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Agent]:
-    with agent(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def client(running: Agent) -> Iterator[Client]:
-    with served_agent(running) as url, Client(url) as made:
-        yield made
 
 
 def test_from_put_to_delete(client: Client, running: Agent) -> None:
