@@ -7,15 +7,12 @@ from drivers.ovs.model import OvsObservation
 from drivers.ovs.ports import OvsUplink
 from netplugin.api.errors import Conflict, FieldError, HostError, InvalidRequest, NetpluginError
 from netplugin.api.physical_models import PhysicalNetworkSpec, identity_of
-from netplugin.host.names import UPLINK, device_name
+from netplugin.host.names import UPLINK, device_name, is_our_device
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import BRIDGE_MARK
 from netplugin.host.physical_networks import bridge_of
 from netplugin.host.uplink_devices import has_interface
-
-#: The beginning of the names of bridges that backends have for themselves, such as np-overlay.
-_OWN = "np-"
 
 
 def check_network(mirror: Mirror, name: str, spec: PhysicalNetworkSpec) -> None:
@@ -23,8 +20,8 @@ def check_network(mirror: Mirror, name: str, spec: PhysicalNetworkSpec) -> None:
     bridge = bridge_of(name, spec)
     if bridge is None or spec.ovs is None:
         return
-    if bridge.startswith(_OWN):
-        message = f"{bridge}: names that begin with {_OWN} are those of the agent's own bridges"
+    if is_our_device(bridge) and bridge != bridge_of(name, spec.model_copy(update={"bridge": None})):
+        message = f"{bridge} is, or looks like, a name of the agent's own devices"
         raise InvalidRequest(
             f"bridge: {message}", step="validate", errors=[FieldError(field="bridge", message=message)]
         )
@@ -61,6 +58,12 @@ def _check_bridge(mirror: Mirror, name: str, spec: PhysicalNetworkSpec, bridge: 
             "bridge",
             f"{bridge} has datapath_type {there.datapath_type or 'system'!r} and cannot have DPDK ports",
             "name another bridge",
+        )
+    if mark is None and spec.bridge is None:
+        raise _conflict(
+            "bridge",
+            f"{bridge}, the default for {name}, is there and is not ours",
+            "name it in bridge if the network is on it, or name another",
         )
     if mark is None and spec.ovs is not None and spec.ovs.devices:
         raise _conflict(

@@ -18,22 +18,6 @@ _MOST = 32
 #: ``Name``, so that no program takes it for an option.
 DeviceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$", strict=True)]
 
-#: ``dpdk-devargs`` of OVS: a PCI address or a virtual device of DPDK, each with its parameters.
-DevArgs = Annotated[
-    str,
-    StringConstraints(
-        pattern=r"^([0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7]|class=eth|(net_|eth_|virtio_user)"
-        r"[a-z0-9_]{1,31})(,[A-Za-z0-9_.,:=/@\[\]+-]{1,200})?$",
-        strict=True,
-    ),
-]
-
-#: An entry of ``[sriov] devices`` without its network; the backend parses it.
-VfDevice = Annotated[
-    str,
-    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@:-]{0,31}(#[0-9^+-]{1,200})?$", strict=True),
-]
-
 #: The MTU in bytes of an uplink without one: what OVS gives a port without ``mtu_request``.
 UPLINK_MTU = 1500
 _ADDRESS = re.compile(r"[0-9A-Fa-f]+(:[0-9A-Fa-f]+)+(\.[0-7])?\Z")
@@ -46,6 +30,30 @@ def identity_of(device: str) -> str:
     """
     address, _, _ = device.partition(",")
     return address.lower() if _ADDRESS.match(address) else device
+
+
+def _in_lower_case(device: str) -> str:
+    """A PCI address in lower case, as the kernel writes it: the names of ports are made from it."""
+    address, comma, arguments = device.partition(",")
+    return address.lower() + comma + arguments if _ADDRESS.match(address) else device
+
+
+#: ``dpdk-devargs`` of OVS: a PCI address or a virtual device of DPDK, each with its parameters.
+DevArgs = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^([0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7]|class=eth|(net_|eth_|virtio_user)"
+        r"[a-z0-9_]{1,31})(,[A-Za-z0-9_.,:=/@\[\]+-]{1,200})?$",
+        strict=True,
+    ),
+    AfterValidator(_in_lower_case),
+]
+
+#: An entry of ``[sriov] devices`` without its network; the backend parses it.
+VfDevice = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@:-]{0,31}(#[0-9^+-]{1,200})?$", strict=True),
+]
 
 
 def _once(devices: tuple[str, ...]) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ def device_name(prefix: str, identity: str) -> str:
 
 def is_our_device(name: str) -> bool:
     """Whether this is, or looks like, a name that netplugin gives to a device."""
-    return name.startswith((TAP, VHOST, BRIDGE, UPLINK, VXLAN, SHAPER, RELAY, "np-"))
+    return name.startswith((TAP, VHOST, BRIDGE, OVS_BRIDGE, UPLINK, VXLAN, SHAPER, RELAY, "np-"))
 
 
 def vhost_socket(directory: Path, port_id: str) -> Path:

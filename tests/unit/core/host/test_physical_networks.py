@@ -64,6 +64,13 @@ def test_a_nic_is_on_one_wire_whoever_uses_it(one: dict[str, Any], other: dict[s
     assert clash("one", network(**{**one, **other}), {}) is None, "parts of one network share it"
 
 
+def test_an_address_has_one_spelling() -> None:
+    """The name of an uplink is made from it: another spelling would be another port, with the same NIC."""
+    devices = ["0000:AF:00.0,Rx=A", "net_pcap0,iface=A"]
+    made = network(ovs={"devices": devices, "bond": None}).ovs
+    assert made is not None and made.devices == ("0000:af:00.0,Rx=A", "net_pcap0,iface=A")
+
+
 def test_parts_of_the_configuration_are_one_network() -> None:
     registry = PhysicalNetworks()
     registry.configure({"physnet1": network(ovs={}, bridge="br1", mtu=9000)})

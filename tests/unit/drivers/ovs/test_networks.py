@@ -34,8 +34,9 @@ def test_what_ovs_has_already_is_not_taken(ports: Ports) -> None:
     ports.plug(vhost("p1"))
     refused(ports, "bridge", f"{BRIDGE} was made for net1", bridge=BRIDGE)
     check(ports, "net1", bridge=BRIDGE, ovs={"devices": [NIC]})
-    refused(ports, "bridge", "OVS has a port named", bridge=vhost("p1").name)
-    refused(ports, "bridge", "begin with np- are those of", bridge="np-overlay")
+    for name in ("np-overlay", device_name("npv", "p2"), device_name("npo", "net1")):
+        refused(ports, "bridge", "a name of the agent's own devices", bridge=name)
+    check(ports, "n" * 20, bridge=device_name("npo", "n" * 20))  # as it is shown
     refused(ports, "bridge", "the host has an interface named lo", bridge="lo")
     switch = ports.switch
     switch.vsctl("add-br", "br-theirs", "--", "set", "Bridge", "br-theirs", "datapath_type=netdev")
@@ -48,8 +49,11 @@ def test_what_ovs_has_already_is_not_taken(ports: Ports) -> None:
         return mirror.port("dpdk0") is not None and mirror.bridge("br-kernel") is not None
 
     assert ports.ovs.mirror.wait_for(known, soon())
+    refused(ports, "bridge", "OVS has a port named dpdk0", bridge="dpdk0")
     refused(ports, "bridge", "datapath_type 'system'", bridge="br-kernel")
     check(ports, bridge="br-theirs")
+    with pytest.raises(Conflict, match="br-theirs, the default for theirs, is there and is not ours"):
+        check(ports, "theirs")
     other = {"devices": ["0000:07:00.1"]}
     refused(ports, "ovs.devices", "br-theirs is not ours", bridge="br-theirs", ovs=other)
     refused(ports, "ovs.devices", "is that of port dpdk0", bridge="br9", ovs={"devices": [NIC]})
