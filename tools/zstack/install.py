@@ -18,7 +18,7 @@ ROOT = "/var/lib/zstack/virtualenv/kvm/lib/python2.7/site-packages/kvmagent"
 LIBRARY = "/usr/local/lib/netplugin-zstack"
 UNITS = "/etc/systemd/system"
 PLUGIN, SERVICE = "netplugin_zstack.py", "zstack-kvmagent.service"
-#: A file of somebody else with our name; kvmagent loads what ends in .py.
+#: Where a file of that name that is not ours is kept; kvmagent loads only files that end in .py.
 SET_ASIDE = PLUGIN + ".replaced"
 
 FILES = {
