@@ -10,7 +10,7 @@ from agents.network_changes import apply_on
 from agents.ports.drift import NetworkOutcome
 from agents.store.store import Store
 from agents.worker import BackendWorker
-from netplugin.api.errors import Conflict, FieldError, NetpluginError, NotFound
+from netplugin.api.errors import Conflict, FieldError, NotFound
 from netplugin.api.models import NetworkInfo, NetworkSpec
 from netplugin.backend import Overlay
 

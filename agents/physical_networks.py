@@ -246,22 +246,22 @@ class PhysicalNetworkService:
             raise _in_use(f"mtu: {message}", large, [FieldError(field="mtu", message=message)])
         moves = any(_value(name, spec, field) != _value(name, before, field) for field in _FIXED["ovs"])
         if before is not None and (moves or shrinks or (before.keep and not spec.keep)):
-            self._refuse_under_tunnels(name)
+            self._refuse_shared(name)
 
     def _refuse_used(self, name: str) -> None:
         if ports := self._ports_on(name):
             raise _in_use(f"physical network {name} has {len(ports)} ports here", ports, [])
-        self._refuse_under_tunnels(name)
+        self._refuse_shared(name)
 
-    def _refuse_under_tunnels(self, name: str) -> None:
-        """Refuse what would take the bridge from the tunnels of VXLAN networks."""
+    def _refuse_shared(self, name: str) -> None:
+        """Refuse what would take the bridge from others: the tunnels of VXLAN networks, or the host."""
         for uses in self._users().values():
             if holders := uses.network_holders(name):
                 raise Conflict(
-                    f"the tunnels of VXLAN networks leave by the bridge of physical network {name}: "
-                    f"{_some(holders)}",
+                    f"the bridge of physical network {name} is used by others: {_some(holders)}",
                     step="validate",
-                    fix="delete their ports before, or move [ovs] local_ip to another bridge",
+                    fix="before that, delete the ports of VXLAN networks that it names or move "
+                    "[ovs] local_ip to another bridge, and take ports and addresses of others from it",
                 )
 
     def _concerned(

@@ -163,7 +163,11 @@ class UsesPhysicalNetworks(Protocol[ObservationT]):
 
     @abstractmethod
     def network_holders(self, name: str) -> Sequence[str]:
-        """The VXLAN networks whose tunnels use the bridge of this network. Quick, from any thread."""
+        """What else uses the bridge of this network: VXLAN networks whose tunnels leave by it, ports
+        of others, and addresses of the host on it. Quick, from any thread.
+
+        Raises: HostError, OperationTimeout.
+        """
 
 
 @dataclass(frozen=True)

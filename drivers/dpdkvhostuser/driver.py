@@ -156,9 +156,10 @@ class DpdkVhostUser(
     def network_holders(self, name: str) -> Sequence[str]:
         settings, mirror = self._settings, self._ovs.mirror
         underlay = read_underlay(settings.local_ip, mirror) if settings.local_ip else None
-        if underlay is None or underlay.device != settings.bridge_mappings.get(name):
-            return ()
-        return sorted(mirror.networks(BACKEND).values())
+        holders = networks.network_holders(settings, mirror, name)
+        if underlay is not None and underlay.device == settings.bridge_mappings.get(name):
+            holders += [f"VXLAN network {network}" for network in sorted(mirror.networks(BACKEND).values())]
+        return holders
 
     def findings(self, intents: Sequence[Intent], observed: VhostUserObservation) -> Sequence[Finding]:
         of_sockets = sockets.findings(self._settings, observed.rows, observed.sockets)

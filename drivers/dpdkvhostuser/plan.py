@@ -67,7 +67,7 @@ def network_changes(
         if settings.local_ip and _flows_differ(overlay, settings.local_ip, seen)
     ]
     bridge = seen.bridges.get(TUNNELS)
-    if bridge and (in_use or bridge.has_unmanaged):  # otherwise the whole bridge is deleted
+    if bridge and (in_use or bridge.used_by_others):  # otherwise the whole bridge is deleted
         after += _forgotten(planned, in_use, seen)
     return before, after
 
@@ -107,7 +107,7 @@ def _ports(
         return []  # keep existing tunnels until [ovs] local_ip is set
     for name, row in sorted(seen.tunnels.ports.items()):
         bridge = seen.bridges.get(str(row.bridge))
-        if name not in wishes and (in_use or bridge is None or bridge.has_unmanaged):
+        if name not in wishes and (in_use or bridge is None or bridge.used_by_others):
             changes.append(c.RemoveTunnelPort((), str(row.bridge), name))
     return changes
 

@@ -39,8 +39,9 @@ class ObservedOvsBridge:
     uplinks: Mapping[str, OvsPort] = field(default_factory=dict)
     #: DPDK NICs that are not ours, each with its current MTU.
     nics: tuple[tuple[str, int], ...] = ()
-    #: Whether it has ports that are neither ours nor its internal port.
-    has_unmanaged: bool = False
+    #: Whether others use it: by ports that are neither ours nor its internal port, or by an address
+    #: on that one, as tunnels or the host itself do.
+    used_by_others: bool = False
     #: Ports without our mark on a bridge of ours: ``services`` are in ``[ovs] service_ports``
     #: (possibly the internal port), so their frames are admitted; frames of ``unmanaged`` ports are
     #: dropped.

@@ -7,10 +7,11 @@ from drivers.ovs.model import OvsObservation
 from drivers.ovs.ports import OvsUplink
 from netplugin.api.errors import Conflict, FieldError, HostError, InvalidRequest, NetpluginError
 from netplugin.api.physical_models import PhysicalNetworkSpec, identity_of
+from netplugin.host.links import Links
 from netplugin.host.names import UPLINK, device_name, is_our_device
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_mirror import Mirror
-from netplugin.host.ovs_rows import BRIDGE_MARK
+from netplugin.host.ovs_rows import BESIDE_MARK, BRIDGE_MARK, TUNNEL_MARK, UPLINK_MARK
 from netplugin.host.physical_networks import bridge_of
 from netplugin.host.uplink_devices import has_interface
 
@@ -41,6 +42,17 @@ def check_network(mirror: Mirror, name: str, spec: PhysicalNetworkSpec) -> None:
                 f"{device} is that of port {port} in OVS",
                 f"remove the port: ovs-vsctl del-port {port}; or name another device",
             )
+
+
+def network_holders(settings: OvsSettings, mirror: Mirror, name: str) -> list[str]:
+    """See ``netplugin.optional.UsesPhysicalNetworks``; a bridge of an operator stays in any case."""
+    bridge = mirror.bridge(settings.bridge_mappings.get(name, ""))
+    if bridge is None or bridge.external_ids.get(BRIDGE_MARK) != name:
+        return []
+    ours = {UPLINK_MARK, TUNNEL_MARK, BESIDE_MARK}
+    strangers = [p.name for p in mirror.unmanaged_on(bridge) if not ours & p.external_ids.keys()]
+    ports = [f"port {port}" for port in sorted(strangers) if port != bridge.name]
+    return ports + [f"address {address}" for address in Links().addresses().get(bridge.name, ())]
 
 
 def _check_bridge(mirror: Mirror, name: str, spec: PhysicalNetworkSpec, bridge: str) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from drivers.ovs import filters, sockets, usability
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, base_flows
-from netplugin.api.errors import OperationTimeout
+from netplugin.api.errors import HostError, OperationTimeout
+from netplugin.host.links import Links
 from netplugin.host.names import device_name
 from netplugin.host.openflow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost, OvsSettings
@@ -119,12 +120,13 @@ class OvsReader:
             if scope.ports is None
             else [row for port_id in scope.ports for row in mirror.qos_of(backend, port_id)]
         )
+        addressed = _addressed(bridges.keys())
         found = OvsObservation(
             ports={},
             rows=rows,
             beside=scope.beside,
             flows=self._by_port(rows, flows),
-            bridges={name: self._bridge(b, flows, scope) for name, b in bridges.items()},
+            bridges={name: self._bridge(b, flows, scope, name in addressed) for name, b in bridges.items()},
             qos=tuple(qos),
             taken_names=self._taken_names(scope.ports),
             vhost_sockets=mirror.count_interfaces("dpdkvhostuser", "dpdkvhostuserclient"),
@@ -164,7 +166,9 @@ class OvsReader:
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def _bridge(self, bridge: OvsBridge, flows: Mapping[str, list[Flow]], scope: Scope) -> ObservedOvsBridge:
+    def _bridge(
+        self, bridge: OvsBridge, flows: Mapping[str, list[Flow]], scope: Scope, addressed: bool
+    ) -> ObservedOvsBridge:
         mirror, name, layout = self._mirror, bridge.name, self._layout
         unmanaged = mirror.unmanaged_on(bridge)
         uplinks = {p.name: p for p in unmanaged if UPLINK_MARK in p.external_ids}
@@ -187,7 +191,7 @@ class OvsReader:
             nics=tuple(
                 sorted((i.name, i.mtu) for p in others for i in p.interfaces if i.type == "dpdk" and i.mtu)
             ),
-            has_unmanaged=bool(others),
+            used_by_others=bool(others) or addressed,
             services=tuple(named) if ours and fixed is None else (),
             unmanaged=tuple(p for p in others if fixed is not None or p not in named) if ours else (),
             wanted_flows=base_flows(mirror, bridge, fixed, services) if ours else frozenset(),
@@ -265,3 +269,11 @@ def _is_shared(port: OvsPort, scope: Scope) -> bool:
     """Whether a port that does not belong to a VM is ours: a tunnel or a relay VF port."""
     beside = port.external_ids.get(BESIDE_MARK)
     return TUNNEL_MARK in port.external_ids or (beside is not None and beside in scope.beside)
+
+
+def _addressed(bridges: Collection[str]) -> frozenset[str]:
+    """Those of these bridges whose internal port has an address; all if addresses cannot be read."""
+    try:
+        return frozenset(bridges) & Links().addresses().keys()
+    except (HostError, OperationTimeout):
+        return frozenset(bridges)

@@ -53,11 +53,11 @@ def bridge_changes(
             after.append(c.SetBridgeFlows(ids, name, fixed))
         elif not bridge.ours:
             continue
-        elif not (used or stays or bridge.has_unmanaged):
+        elif not (used or stays or bridge.used_by_others):
             after.append(c.RemoveBridge(tuple(sorted(leaving)), name))
             continue
         else:
-            # A bridge kept only by unmanaged ports is closed to those as well.
+            # A bridge kept only because others use it is closed to their ports as well.
             if bridge.fail_mode != "secure":
                 before.append(c.SecureBridge(ids, name))
             stale = bridge.flows is not None and bridge.flows != bridge.wanted_flows

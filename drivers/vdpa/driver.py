@@ -200,7 +200,7 @@ class Vdpa(
         return {}  # it keeps none, and reports missing NICs as findings
 
     def network_holders(self, name: str) -> Sequence[str]:
-        return ()
+        return networks.network_holders(self._switch.settings, self._switch.mirror, name)
 
     def facts(self) -> Mapping[str, str | int | bool]:
         root = self._switch.root

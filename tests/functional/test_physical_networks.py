@@ -86,6 +86,14 @@ def test_on_ovs(ovs: PrivateOvs, agent: PrivateAgent) -> None:
     put(agent, **{**kept, "keep": False})
     assert ovs.vsctl("list-br").split() == [], "nothing needs it"
     put(agent, **kept)
+    ovs.vsctl("add-port", "br-storage", "theirs", "--", "set", "Interface", "theirs", "type=internal")
+    run(["ip", "address", "add", "10.9.8.1/24", "dev", "br-storage"])
+    for method, body in (("DELETE", None), ("PUT", {**kept, "keep": False})):
+        status, error = agent.call(method, "/v1/physical-networks/storage", body)
+        assert (status, error["code"]) == (409, "conflict"), error
+        assert "address 10.9.8.1/24, port theirs" in error["detail"]
+    ovs.vsctl("del-port", "theirs")
+    run(["ip", "address", "delete", "10.9.8.1/24", "dev", "br-storage"])
     assert agent.call("DELETE", "/v1/physical-networks/storage")[0] == 204
     assert ovs.vsctl("list-br").split() == []
     assert [each["name"] for each in agent.get("/v1/physical-networks")[1]] == ["physnet1"]

@@ -114,9 +114,9 @@ def test_a_network_with_ports_is_not_deleted(client: Client, running: Agent, hos
         client.delete_physical_network("net-1")
     assert "net-1" in host.kept and "net-1" in stored(running)
     client.delete_port("p1")
-    host.tunnels = {"net-1": ("blue",)}
+    host.tunnels = {"net-1": ("VXLAN network blue",)}
     for spec in (None, network(), kept(bridge="br-other")):
-        with pytest.raises(Conflict, match=r"VXLAN networks leave by the bridge .*: blue"):
+        with pytest.raises(Conflict, match=r"used by others: VXLAN network blue"):
             if spec is None:
                 client.delete_physical_network("net-1")
             else:

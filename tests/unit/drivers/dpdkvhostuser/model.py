@@ -270,7 +270,8 @@ class Model:
             neighbours=len([i for i in owned if i not in rows]),
             uplinks=uplinks,
             nics=self.nics,
-            has_unmanaged=any(_is_strangers(p) for p in unmanaged.values()),
+            used_by_others=any(_is_strangers(p) for p in unmanaged.values())
+            or bool(self.underlay and self.underlay.device == name),
             wanted_flows=self._wanted_flows(name) if bridge.ours else frozenset(),
             flows=frozenset(f for f in bridge.flows if f.cookie == COOKIE_MARK),
             matches_fragments=bridge.matches_fragments if whole else None,

@@ -18,8 +18,8 @@ from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.backend import Intent
 from netplugin.host.names import device_name
 from netplugin.host.ovs_rows import OvsInterface
-from tests.unit.drivers.dpdkvhostuser.model import SETTINGS, Bridge, Model
-from tests.unit.drivers.dpdkvhostuser.scenes import converge, kinds, plain_spec
+from tests.unit.drivers.dpdkvhostuser.model import SETTINGS, UNDERLAY, Bridge, Model
+from tests.unit.drivers.dpdkvhostuser.scenes import converge, kinds, on_network, overlay, plain_spec
 
 NIC = "0000:07:00.0"
 UPLINK = device_name("npu", NIC)
@@ -170,3 +170,17 @@ def test_what_does_not_work_is_told() -> None:
         assert words in fault()
     change(model, net9={})
     assert fault() == "", "nothing is kept, and no port is on it"
+
+
+def test_the_bridge_of_live_tunnels_stays_if_its_network_is_lost() -> None:
+    """A lost store, or one of another version: who starts knows nothing of net9."""
+    model = made(net9={"keep": True})
+    model.underlay = replace(UNDERLAY, device="br9", hops=(("br9", 9100),))
+    on_it = [on_network(overlay(1), "p1")]
+    converge(model, on_it)
+    model.settings = SETTINGS
+    converge(model, on_it)
+    assert UPLINK in model.bridges["br9"].ports
+    model.underlay = UNDERLAY
+    converge(model, on_it)
+    assert "br9" not in model.bridges

@@ -7,7 +7,8 @@ import time
 import pytest
 
 from drivers.ovs.filters import port_cookie
-from netplugin.api.errors import BackendUnavailable, OperationTimeout
+from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
+from netplugin.host.links import Links
 from netplugin.host.openflow import COOKIE_MARK, Flow
 from tests.lab.processes import wait_for
 from tests.unit.drivers.ovs.conftest import BRIDGE, Ports, vhost
@@ -59,15 +60,30 @@ def test_flows_of_a_port_that_others_delete_are_missed(ports: Ports) -> None:
 
 def test_ports_of_others_are_told_apart(ports: Ports) -> None:
     ports.plug(vhost("p1"))
-    assert not ports.seen().bridges[BRIDGE].has_unmanaged, "the internal port is its own"
+    assert not ports.seen().bridges[BRIDGE].used_by_others, "the internal port is its own"
     uplink = port(BRIDGE, "npu-x", external_ids={"netplugin-uplink": "net1"})
     ports.ovs.db.write([uplink, port(BRIDGE, "service"), port(BRIDGE, "stranger")], soon())
     found = ports.seen().bridges[BRIDGE]
-    assert set(found.uplinks) == {"npu-x"} and found.has_unmanaged
+    assert set(found.uplinks) == {"npu-x"} and found.used_by_others
     assert [p.name for p in found.services] == ["service"]
     assert [p.name for p in found.unmanaged] == ["stranger"]
     interfaces = [p.interface for name in ("npu-x", "service") if (p := ports.ovs.mirror.port(name))]
     assert found.wanted_flows == {Flow.make(COOKIE_MARK, 100, f"in_port={i.ofport}") for i in interfaces if i}
+
+
+def test_a_bridge_with_an_address_is_used_by_others(ports: Ports, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dummy switch makes no device that could have one."""
+    ports.plug(vhost("p1"))
+
+    def unread(self: Links) -> dict[str, tuple[str, ...]]:
+        raise HostError("no netlink", step="read-addresses")
+
+    monkeypatch.setattr(Links, "addresses", lambda self: {BRIDGE: ("192.0.2.1/24",)})
+    assert ports.seen().bridges[BRIDGE].used_by_others
+    monkeypatch.setattr(Links, "addresses", lambda self: {"eth0": ("192.0.2.1/24",)})
+    assert not ports.seen().bridges[BRIDGE].used_by_others
+    monkeypatch.setattr(Links, "addresses", unread)
+    assert ports.seen().bridges[BRIDGE].used_by_others, "it may have one"
 
 
 def test_a_bridge_of_others_is_known_if_a_network_is_mapped_to_it(ports: Ports) -> None:
