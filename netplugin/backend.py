@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from netplugin.api.errors import (
+    Conflict,
     FieldError,
     InvalidRequest,
     NetpluginError,
@@ -281,6 +282,33 @@ def _refuse_useless_rates(spec: PortSpec) -> None:
                 step="validate",
                 errors=[FieldError(field=f"qos.{name}", message=message)],
             )
+
+
+#: The kind of claim that holds the name of a device, which a caller has chosen: that of a port, or of a
+#: device of the host that serves one. It is that of one port, whatever the backend.
+NAME_CLAIM = "device"
+
+
+def chosen_name(spec: PortSpec) -> str | None:
+    """The name of the device, if the caller has chosen it."""
+    return spec.device or spec.port_name
+
+
+def claim_name(intent: Intent, taken: Mapping[Claim, str]) -> tuple[Claim, ...]:
+    """Claim the name of the device, if the caller has chosen it. Raises: Conflict if another port has it."""
+    spec = intent.spec
+    name = chosen_name(spec) if spec else None
+    if spec is None or name is None:
+        return ()
+    claim = Claim(NAME_CLAIM, name)
+    holder = taken.get(claim, NOBODY)  # NOBODY: released a moment ago
+    if holder not in (NOBODY, intent.port_id):
+        raise Conflict(
+            f"{'device' if spec.device else 'port_name'} {name} is that of port {holder}",
+            step="claim",
+            fix="choose another name; or remove that port first",
+        )
+    return (claim,)
 
 
 def unknown_network(name: str | None, option: str, known: Collection[str]) -> InvalidRequest:

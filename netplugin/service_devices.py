@@ -5,28 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from netplugin.api.errors import Conflict, FieldError, InvalidRequest
-from netplugin.backend import Claim, Intent
 from netplugin.host.link_messages import Link
 from netplugin.host.names import is_our_device
 
-#: The kind of claim that holds a device: it serves one port, whatever the backend.
-KIND = "device"
 #: Kinds of devices that have another end on this host. Of a physical NIC, others may depend.
 _KINDS = {"veth": "veth", "tun": "tap", "dummy": "dummy"}
-
-
-def claim_device(intent: Intent, taken: Mapping[Claim, str]) -> Claim:
-    """Claim the device of a service port. Raises: Conflict if another port has it."""
-    assert intent.spec is not None and intent.spec.device is not None
-    claim = Claim(KIND, intent.spec.device)
-    owner = taken.get(claim, intent.port_id)
-    if owner != intent.port_id:
-        raise Conflict(
-            f"device {claim.key} is of service port {owner}",
-            step="claim",
-            fix=f"DELETE /v1/service-ports/{owner}, or name another device",
-        )
-    return claim
 
 
 def fit_device(name: str, mtu: int, uplinks: Mapping[str, str], read: Callable[[str], Link | None]) -> Link:

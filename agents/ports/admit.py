@@ -23,9 +23,8 @@ from netplugin.api.models import (
     PortSpec,
     PortState,
 )
-from netplugin.backend import Claim, Intent, Observation
+from netplugin.backend import Claim, Intent, Observation, chosen_name, claim_name
 from netplugin.host.usability import Usability
-from netplugin.service_devices import claim_device
 
 LOG = logging.getLogger(__name__)
 
@@ -170,7 +169,7 @@ class Admission:
                     seen = self._ports.backend.observe([*records, *with_them], time.monotonic() + LOOK_S)
                 watch.add(seen.timings_ms)
             with watch.part("store"):
-                if needs is None and not any(record.spec.device for record in records.values()):
+                if needs is None and not any(chosen_name(record.spec) for record in records.values()):
                     self._save_changed(records)
                 else:
                     with self._ports.store.claiming(commit_sequence) as taken:
@@ -224,8 +223,7 @@ class Admission:
         for port_id, record in records.items():
             try:
                 intent = self._ports.intent(record)
-                device = (claim_device(intent, taken),) if record.spec.device else ()
-                claims = needs.claims(intent, seen, taken) if needs and seen else device
+                claims = needs.claims(intent, seen, taken) if needs and seen else claim_name(intent, taken)
             except NetpluginError as error:
                 puts[port_id].future.set_exception(error.for_port(port_id))
                 continue

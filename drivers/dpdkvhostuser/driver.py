@@ -12,14 +12,22 @@ from drivers.dpdkvhostuser.options import GROUP, OPTIONS
 from drivers.dpdkvhostuser.plan import make_plan
 from drivers.ovs import networks, service_ports, sockets, usability
 from drivers.ovs.apply import Applier
-from drivers.ovs.ports import VHOST_TYPE
+from drivers.ovs.ports import VHOST_TYPE, port_name
 from drivers.ovs.usability import dpdk_usable
 from netplugin.api.errors import NetpluginError
 from netplugin.api.models import Binding, DomainRequirements, Features, Finding, PortSpec
 from netplugin.api.physical_models import PhysicalNetworkSpec
-from netplugin.backend import Applied, Backend, Change, Claim, Intent, Plan, unknown_network
+from netplugin.backend import (
+    Applied,
+    Backend,
+    Change,
+    Claim,
+    Intent,
+    Plan,
+    claim_name,
+    unknown_network,
+)
 from netplugin.data_path import DataPath
-from netplugin.host.names import VHOST, device_name
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_underlay import problem, read_underlay
 from netplugin.host.shared import Host
@@ -47,6 +55,7 @@ class DpdkVhostUser(
         max_queues=128,
         needs_shared_memory=True,
         service_ports=True,
+        port_names=True,
     )
     network_parts: ClassVar[Mapping[str, bool]] = {"ovs": True}
     data_path: ClassVar[DataPath] = DataPath(
@@ -132,7 +141,7 @@ class DpdkVhostUser(
                 ),
                 "socket_path": socket,
                 "bridge": row.bridge if row else mapped,
-                "device": device_name(VHOST, intent.port_id),
+                "device": port_name(intent.port_id, intent.spec),
             }
         )
 
@@ -142,7 +151,7 @@ class DpdkVhostUser(
         if intent.spec and intent.spec.device:
             return (service_ports.claim(self._ovs, intent, taken),)
         row = observed.rows.get(intent.port_id)
-        return (sockets.claim_socket(self._settings, intent, row),)
+        return (sockets.claim_socket(self._settings, intent, row), *claim_name(intent, taken))
 
     def plan(self, intents: Sequence[Intent], observed: VhostUserObservation) -> Plan:
         return make_plan(self._observed_with, intents, observed)

@@ -8,14 +8,14 @@ from typing import ClassVar
 
 from drivers.linuxbridge import filters
 from drivers.linuxbridge.model import Tap
-from drivers.linuxbridge.segments import SegmentDevice, is_ours
+from drivers.linuxbridge.segments import PORT_MARK, SegmentDevice, is_ours, marked_port, service_of
+from netplugin.api.errors import Conflict
 from netplugin.api.models import PortSpec
 from netplugin.backend import Change
 from netplugin.host.cbpf import BpfProgram
 from netplugin.host.fdb import Fdb
 from netplugin.host.link_messages import Bridge, Ifb, Link, Vlan, Vxlan
 from netplugin.host.links import Links
-from netplugin.host.names import is_our_device
 from netplugin.host.nftables import Command, Nftables
 from netplugin.host.tc import Tbf, Tc
 from netplugin.host.vxlan import VxlanFilter, VxlanKey
@@ -54,6 +54,15 @@ class BridgeChange(Change, ABC):
 
         Raises: BackendUnavailable, Conflict, HostError, OperationTimeout.
         """
+
+
+def device_in_the_way(name: str) -> Conflict:
+    """The error for a name that a device of others has."""
+    return Conflict(
+        f"a device named {name} exists and is not ours",
+        step="plan",
+        fix=f"rename or remove it: ip link delete {name}",
+    )
 
 
 # -- bridges, uplinks and shapers ------------------------------------------------------------------
@@ -119,7 +128,8 @@ class RemoveDevice(BridgeChange):
         return frozenset({self.name})
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
-        if is_our_device(self.name) and kernel.ours(self.name) is not None:
+        link = kernel.ours(self.name)
+        if link is not None and service_of(link) is None:
             kernel.links.delete(self.name)
 
 
@@ -273,8 +283,40 @@ class CreateTap(TapChange):
         return f"create tap {self.tap.name} with {queues}"
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
-        tap = self.tap
-        kernel.links.create_tap(tap.name, tap.alias, multi_queue=tap.multi_queue, mtu=tap.mtu)
+        tap, links = self.tap, kernel.links
+        there = links.get(tap.name)
+        if there is None:
+            links.create_tap(
+                tap.name,
+                tap.alias,
+                multi_queue=tap.multi_queue,
+                mtu=tap.mtu,
+                altname=tap.derived if tap.is_named else "",
+                group=tap.group or 0,
+            )
+        elif tap.is_named and marked_port(there.alias or "", PORT_MARK) == tap.port_id:
+            links.add_altname(tap.name, tap.derived)  # it is only not found by the port's ID
+        else:
+            raise device_in_the_way(tap.name)
+
+
+@dataclass(frozen=True)
+class RenameTap(TapChange):
+    """Give a tap its name back."""
+
+    found: str
+
+    def describe(self) -> str:
+        return f"rename {self.found} to {self.tap.name}"
+
+    def touches(self) -> frozenset[str]:
+        return super().touches() | {self.found}
+
+    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
+        if kernel.links.get(self.tap.name) is not None:
+            raise device_in_the_way(self.tap.name)
+        if kernel.ours(self.found) is not None:
+            kernel.links.rename(self.found, self.tap.name)
 
 
 @dataclass(frozen=True)
@@ -287,7 +329,8 @@ class SetTap(TapChange):
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
         tap, links = self.tap, kernel.links
         links.refuse_ipv6(tap.name)
-        links.set(tap.name, mtu=tap.mtu, alias=tap.alias if tap.stamp else None, master=tap.bridge)
+        alias = tap.alias if tap.stamp else None
+        links.set(tap.name, mtu=tap.mtu, alias=alias, group=tap.group, master=tap.bridge)
         if (link := kernel.ours(tap.name)) is None:
             return
         fixed = fix_mac(kernel, link.index, tap.mac)

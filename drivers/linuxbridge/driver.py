@@ -24,7 +24,16 @@ from drivers.linuxbridge.watch import BridgeWatch
 from netplugin.api.errors import BackendUnavailable, NetpluginError
 from netplugin.api.models import Binding, Features, Finding, PortSpec
 from netplugin.api.physical_models import PhysicalNetworkSpec
-from netplugin.backend import Applied, Backend, Change, Intent, Plan, unknown_network
+from netplugin.backend import (
+    Applied,
+    Backend,
+    Change,
+    Claim,
+    Intent,
+    Plan,
+    claim_name,
+    unknown_network,
+)
 from netplugin.data_path import DataPath
 from netplugin.host.links import TUN_DEVICE, kind_unavailable
 from netplugin.host.names import CarriedMark, unmarked
@@ -33,7 +42,7 @@ from netplugin.host.shared import Host, locks_of, networks_of, supervisor_of
 from netplugin.host.usability import Usability, Wake
 from netplugin.host.vxlan import VxlanFilter
 from netplugin.libvirt.interfaces import tap_interface
-from netplugin.optional import HasFacts, HasFindings, UsesPhysicalNetworks
+from netplugin.optional import HasFacts, HasFindings, NeedsClaims, UsesPhysicalNetworks
 from netplugin.service_devices import fit_device
 
 LOG = logging.getLogger(__name__)
@@ -46,6 +55,7 @@ _MODULES = {"bridge": "bridge", "vlan": "8021q", "vxlan": "vxlan", "ifb": "ifb"}
 
 class LinuxBridge(
     Backend[BridgeObservation],
+    NeedsClaims[BridgeObservation],
     HasFindings[BridgeObservation],
     HasFacts,
     UsesPhysicalNetworks[BridgeObservation],
@@ -63,6 +73,7 @@ class LinuxBridge(
         max_queues=128,
         needs_shared_memory=False,
         service_ports=True,
+        port_names=True,
     )
     network_parts: ClassVar[Mapping[str, bool]] = {"linuxbridge": True}
     data_path: ClassVar[DataPath] = DataPath("tap", "device", links=("device", "bridge"))
@@ -177,6 +188,11 @@ class LinuxBridge(
                 "bridge": tap.bridge,
             }
         )
+
+    def claims(
+        self, intent: Intent, observed: BridgeObservation, taken: Mapping[Claim, str]
+    ) -> tuple[Claim, ...]:
+        return claim_name(intent, taken)
 
     def plan(self, intents: Sequence[Intent], observed: BridgeObservation) -> Plan:
         return make_plan(self._observed_with, intents, observed)

@@ -4,11 +4,11 @@ The BPF program of ``guard`` drops most of it earlier, and survives a flush of a
 additionally tie each address to its MAC.
 
 There is one table, of the bridge family. A verdict map leads from the name of a tap, or of a service
-port's device, to the port's chain. Frames from a tap of ours that is not in the map are dropped, so a
-port without its filter passes no traffic. The map also drops the frames of devices that others have put
-on a bridge of ours. Frames of unmanaged bridges and interfaces are accepted. A second map has the
-devices of service ports, whose names match no pattern, for the rules that drop what reaches the host and
-what has a tag.
+port's device, to the port's chain. Frames from a tap of ours (by its name, or its group if the caller
+chose the name) that is not in the map are dropped, so a port without its filter passes no traffic. The map
+also drops the frames of devices that others have put on a bridge of ours. Frames of unmanaged bridges and
+interfaces are accepted. A second map has the devices of service ports, which no pattern and no group
+matches, for the rules that drop what reaches the host and what has a tag.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from netplugin.api.models import PortSpec
-from netplugin.host.names import TAP, link_local
+from netplugin.host.names import TAP, TAP_GROUP, link_local
 from netplugin.host.nftables import Chain, Rule
 
 FAMILY, TABLE, PORTS, SERVICES = "bridge", "netplugin", "ports", "services"
@@ -48,9 +48,9 @@ def _field(protocol: str, name: str, right: Any, operator: str = "==") -> Match:
 
 
 _FROM: Match = {"meta": {"key": "iifname"}}
-_FROM_A_TAP = _match(_FROM, f"{TAP}*")
 _TO: Match = {"meta": {"key": "oifname"}}
-_TO_A_TAP = _match(_TO, f"{TAP}*")
+_FROM_A_TAP = (_match(_FROM, f"{TAP}*"), _match({"meta": {"key": "iifgroup"}}, TAP_GROUP))
+_TO_A_TAP = (_match(_TO, f"{TAP}*"), _match({"meta": {"key": "oifgroup"}}, TAP_GROUP))
 
 
 def _looked_up(key: Match, name: str) -> Match:
@@ -69,17 +69,19 @@ BASE: Mapping[str, Chain] = MappingProxyType(
         "prerouting": _hook(
             "prerouting",
             Rule.make(_looked_up(_FROM, PORTS)),
-            Rule.make(_FROM_A_TAP, *_DROP),
+            *(Rule.make(tap, *_DROP) for tap in _FROM_A_TAP),
         ),
         # A VM's frames must not reach the host, which would answer ARP for any of its addresses:
         # drop the copy that goes up to the bridge device.
         "input": _hook(
-            "input", Rule.make(_FROM_A_TAP, {"drop": None}), Rule.make(_looked_up(_FROM, SERVICES))
+            "input",
+            *(Rule.make(tap, {"drop": None}) for tap in _FROM_A_TAP),
+            Rule.make(_looked_up(_FROM, SERVICES)),
         ),
         # An access port in both directions: the wire may carry other networks in tagged frames.
         "postrouting": _hook(
             "postrouting",
-            *(Rule.make(_TO_A_TAP, tag, {"drop": None}) for tag in _TAGS),
+            *(Rule.make(tap, tag, {"drop": None}) for tap in _TO_A_TAP for tag in _TAGS),
             *(Rule.make(tag, _looked_up(_TO, SERVICES)) for tag in _TAGS),
         ),
     }

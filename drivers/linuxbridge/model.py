@@ -21,7 +21,7 @@ from netplugin.api.models import PortSpec
 from netplugin.backend import Intent, Observation, Overlay
 from netplugin.host.cbpf import BpfProgram
 from netplugin.host.link_messages import BondMember, Link, LinuxBond
-from netplugin.host.names import TAP, device_name
+from netplugin.host.names import TAP, TAP_GROUP, device_name
 from netplugin.host.nftables import Table
 from netplugin.host.tc import Queueing, Tbf
 from netplugin.host.vxlan import VxlanSources
@@ -102,6 +102,10 @@ class BridgeObservation(Observation):
     taps: Mapping[str, Link] = field(default_factory=dict)
     #: By name, the devices of all service ports of the host, also of those that are not in scope.
     services: Mapping[str, ObservedDevice] = field(default_factory=dict)
+    #: Names of taps that callers chose, also of ports that are not in scope.
+    named_taps: frozenset[str] = frozenset()
+    #: By port ID, names that we did not derive and that devices of the port have, or have in the rules.
+    given_names: Mapping[str, frozenset[str]] = field(default_factory=dict)
     #: Our devices by name: bridges, uplinks that we made, and shapers (ifb) for what ports send.
     bridges: Mapping[str, ObservedBridge] = field(default_factory=dict)
     uplinks: Mapping[str, Link] = field(default_factory=dict)
@@ -135,15 +139,15 @@ class BridgeObservation(Observation):
 
         ``mtu``: that of the device.
         """
-        if member.startswith(TAP):
+        if member.startswith(TAP) or member in self.named_taps:
             return mtu
         device = self.services.get(member)
         return device.mark.mtu if device and device.mark else None
 
-    def is_absent(self, device: str) -> bool:
+    def is_absent(self, tap: Tap) -> bool:
         """Whether a service port's device is known, by the rules of its port, and not on the host."""
-        found = self.services.get(device)
-        return found is not None and found.link is None
+        found = self.services.get(tap.name)
+        return tap.service and found is not None and found.link is None
 
     def foreign(self) -> frozenset[str]:
         """Return the members of our bridges that are neither ports of ours nor uplinks."""
@@ -153,8 +157,7 @@ class BridgeObservation(Observation):
 
     def names_of(self, port_id: str) -> frozenset[str]:
         """Return the names that devices of a port have, or can have."""
-        devices = (name for name, device in self.services.items() if device.port_id == port_id)
-        return frozenset({device_name(TAP, port_id), *devices})
+        return self.given_names.get(port_id, frozenset()) | {device_name(TAP, port_id)}
 
 
 # -- The desired state that an intent describes, as values for ``plan``. --------------------------
@@ -198,7 +201,7 @@ class Tap:
 
         return cls(
             port_id=port_id,
-            name=spec.device or device_name(TAP, port_id),
+            name=spec.device or spec.port_name or device_name(TAP, port_id),
             bridge=Segment.of(spec.network).bridge,
             mtu=mtu,
             multi_queue=spec.queues > 1,
@@ -209,6 +212,21 @@ class Tap:
             stamp=stamp,
             service=spec.device is not None,
         )
+
+    @property
+    def derived(self) -> str:
+        """The name that the port's ID gives: of the tap, or its alternative one; and of its chain."""
+        return device_name(TAP, self.port_id)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the caller chose the name of the tap, so that nothing in it says that it is ours."""
+        return not self.service and self.name != self.derived
+
+    @property
+    def group(self) -> int | None:
+        """The interface group by which nftables knows the tap; None: any, the name says it."""
+        return TAP_GROUP if self.is_named else None
 
     @property
     def mark(self) -> str:
@@ -226,9 +244,12 @@ class Tap:
         return fits and link.master == self.bridge
 
     def must_be_remade(self, link: Link) -> bool:
-        """Whether the tap must be recreated: the kernel cannot change its kind or multi-queue mode."""
+        """Whether the tap must be recreated: the kernel cannot change its kind or multi-queue mode, and
+        the name of a live port is never chosen again."""
+        renamed = link.name != self.name and not (self.is_named and self.derived in link.altnames)
+        other_use = self.service != (service_of(link) is not None)
         other_kind = link.kind != "tun" or link.multi_queue != self.multi_queue
-        return link.name != self.name or (other_kind and not self.service)
+        return renamed or other_use or (other_kind and not self.service)
 
     def differs(self, link: Link, macs: ObservedMacs) -> bool:
         """Whether anything that can be changed on a live tap differs from the desired state.
@@ -238,8 +259,9 @@ class Tap:
         # If two ports of a network have the same MAC, the bridge keeps the entry of the first.
         fixed = frozenset({self.mac} - {""} - macs.elsewhere)
         stamped = not self.stamp or stamp_of(link) == self.stamp
+        grouped = self.group in (None, link.group)
         placed = self.in_place(link) and (link.learning, macs.here) == (not fixed, fixed)
-        return not (stamped and placed and (self.service or (link.up and not link.ipv6)))
+        return not (stamped and grouped and placed and (self.service or (link.up and not link.ipv6)))
 
 
 def _only_mac(spec: PortSpec) -> str:

@@ -19,7 +19,7 @@ from drivers.linuxbridge.model import (
     ObservedMacs,
 )
 from drivers.linuxbridge.options import Settings
-from drivers.linuxbridge.segments import SERVICE_MARK, is_ours, port_of, service_of
+from drivers.linuxbridge.segments import PORT_MARK, SERVICE_MARK, is_ours, port_of, service_of
 from netplugin.host.link_messages import Link, LinuxBond, Vlan
 from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name, is_our_device
 from netplugin.host.nftables import Table
@@ -48,7 +48,7 @@ class BridgeReader:
         names = [device_name(TAP, i) for i in self.ports or ()]
         table = self.kernel.nft.read(None if self.ports is None else [*filters.BASE, *names], deadline)
         first_read = time.monotonic()
-        seen = self._devices(_owners(table, self.ports))
+        seen = self._devices(table)
         links_read = time.monotonic()
         on_vxlan = any(self._is_on_vxlan(seen, tap) for tap in seen.taps.values())
         ask_sources = self.ports is None or on_vxlan
@@ -59,7 +59,7 @@ class BridgeReader:
             seen,
             table=table,
             sources=sources,
-            stray_chains=_strays(table, {*seen.taps, *filtered}, seen.services)
+            stray_chains=_strays(table, {*seen.taps, *filtered}, seen.given_names)
             if self.ports is None
             else frozenset(),
             store_mark=filters.store_mark(table.chains) if table and self.ports is None else "",
@@ -72,23 +72,24 @@ class BridgeReader:
         there = {*seen.taps, *filtered, *shaped}
         return replace(seen, ports={i: observed_port(self.settings, seen, i) for i in there})
 
-    def _devices(self, named: Mapping[str, str | None]) -> BridgeObservation:
-        """Read the links; ``named``: devices of service ports by the rules, with their ports."""
+    def _devices(self, table: Table | None) -> BridgeObservation:
         members = self.kernel.links.bridge_members()
-        found = {link.name: link for link in self._links(named)}
-        found |= self._beside(found, members)
+        owners = _owners(table, self.ports)
+        # Of the taps of other ports, the rules tell enough.
+        far = frozenset(_rules_of_taps(table) - owners.keys())
+        found = {link.name: link for link in self._links(owners)}
+        found |= self._beside({*found, *far}, members)
         ours = {name: link for name, link in found.items() if is_ours(link)}
-        taps = {
-            port_id: link
+        marked = {
+            name: port_id
             for name, link in ours.items()
-            if name.startswith(TAP) and (port_id := port_of(link)) is not None
+            if (link.alias or "").startswith(PORT_MARK) and (port_id := port_of(link)) is not None
         }
-        services: dict[str, ObservedDevice] = {}
-        for name in sorted({*named, *(name for name, link in ours.items() if service_of(link))}):
-            mark = service_of(found[name]) if name in found else None
-            services[name] = ObservedDevice(mark.port_id if mark else named.get(name), found.get(name))
-            if mark and (self.ports is None or mark.port_id in self.ports):
-                taps.setdefault(mark.port_id, found[name])
+        services = self._services(table, owners, found)
+        taps = {i: found[name] for name, i in marked.items() if self._is_in_scope(i)}
+        for name, device in services.items():
+            if device.link and device.mark and self._is_in_scope(device.mark.port_id):
+                taps.setdefault(device.mark.port_id, found[name])
         shapers = _named(ours, SHAPER)
         uplinks = _named(ours, UPLINK, VXLAN)
         bridges = {
@@ -101,6 +102,8 @@ class BridgeReader:
             ports={},
             taps=taps,
             services=services,
+            named_taps=far | {name for name in marked if not is_our_device(name)},
+            given_names=_by_port({**owners, **marked, **{n: d.port_id for n, d in services.items()}}),
             bridges=bridges,
             uplinks=uplinks,
             shapers=shapers,
@@ -119,6 +122,22 @@ class BridgeReader:
             flushing=flushing_file() if self.ports is None else "",
         )
 
+    def _services(
+        self, table: Table | None, owners: Mapping[str, str | None], found: Mapping[str, Link]
+    ) -> dict[str, ObservedDevice]:
+        """Return the devices of service ports, by their marks or the rules."""
+        listed = owners.keys() - _rules_of_taps(table)
+        services: dict[str, ObservedDevice] = {}
+        for name in sorted({*listed, *(name for name, link in found.items() if service_of(link))}):
+            link = found.get(name)
+            mark = service_of(link) if link else None
+            if mark or link is None or port_of(link) is None:
+                services[name] = ObservedDevice(mark.port_id if mark else owners[name], link)
+        return services
+
+    def _is_in_scope(self, port_id: str) -> bool:
+        return self.ports is None or port_id in self.ports
+
     def _links(self, named: Collection[str]) -> list[Link]:
         """Return the links that are ours by mark or name, and those that could conflict with them."""
         links = self.kernel.links
@@ -128,20 +147,20 @@ class BridgeReader:
                     name.startswith(_PREFIXES)
                     or kind in ("vlan", "vxlan")
                     or name in named
-                    or alias.startswith(SERVICE_MARK)
+                    or alias.startswith((PORT_MARK, SERVICE_MARK))
                 )
             )
         names = [*named, *(device_name(prefix, i) for i in self.ports for prefix in (TAP, SHAPER))]
         found = [link for name in names if (link := links.get(name)) is not None]
         return found + [link for kind in ("bridge", "vlan", "vxlan") for link in links.of_kind(kind)]
 
-    def _beside(self, found: Mapping[str, Link], members: Mapping[str, Mapping[str, int]]) -> dict[str, Link]:
-        """Return the members of our bridges whose names the agent did not choose, if not in ``found``.
+    def _beside(self, known: Collection[str], members: Mapping[str, Mapping[str, int]]) -> dict[str, Link]:
+        """Return the members of our bridges whose names the agent did not choose, if they are not known.
 
         The rules do not name them after a flush.
         """
-        bridges = (name for name in found if name.startswith(BRIDGE))
-        names = {member for name in bridges for member in members.get(name, ())} - found.keys()
+        bridges = (name for name in known if name.startswith(BRIDGE))
+        names = {member for name in bridges for member in members.get(name, ())} - set(known)
         links = (self.kernel.links.get(name) for name in sorted(names) if not is_our_device(name))
         return {link.name: link for link in links if link is not None}
 
@@ -227,15 +246,34 @@ def _without_length(addresses: Iterable[str]) -> set[str]:
 
 
 def _owners(table: Table | None, ports: Collection[str] | None) -> dict[str, str | None]:
-    """Return the devices of service ports that the rules name, with the port if it is one of ``ports``.
+    """Return the names in the rules that we did not derive, with the port if it is one of ``ports``.
 
-    The port is known by its chain, which is read only for these ports (None: all).
+    The port is known by its chain, which is read only for these ports (None: all). Taps of other ports are
+    left out.
     """
     if table is None:
         return {}
-    owners = {device_name(TAP, i): i for i in (_filtered_ports(table) if ports is None else ports)}
-    jumps = table.maps.get(filters.PORTS, {})
-    return {name: owners.get(jumps.get(name) or "") for name in _keys(table) if not is_our_device(name)}
+    chains = {device_name(TAP, i): i for i in (_filtered_ports(table) if ports is None else ports)}
+    linked = table.maps.get(filters.PORTS, {})
+    found = {name: chains.get(linked.get(name) or "") for name in _keys(table) if not is_our_device(name)}
+    far = set() if ports is None else {n for n in _rules_of_taps(table) if found[n] is None}
+    return {name: port_id for name, port_id in found.items() if name not in far}
+
+
+def _rules_of_taps(table: Table | None) -> set[str]:
+    """Return the names that we did not derive and that the rules have as those of taps."""
+    maps = table.maps if table else {}
+    listed = maps.get(filters.SERVICES, {})
+    linked = maps.get(filters.PORTS, {}).items()
+    return {name for name, chain in linked if chain and name not in listed and not is_our_device(name)}
+
+
+def _by_port(owners: Mapping[str, str | None]) -> dict[str, frozenset[str]]:
+    names: dict[str, set[str]] = {}
+    for name, port_id in owners.items():
+        if port_id is not None and not is_our_device(name):
+            names.setdefault(port_id, set()).add(name)
+    return {port_id: frozenset(each) for port_id, each in names.items()}
 
 
 def _keys(table: Table) -> frozenset[str]:
@@ -248,11 +286,9 @@ def _filtered_ports(table: Table | None) -> set[str]:
     return {i for name, i in owners.items() if i is not None and name == device_name(TAP, i)}
 
 
-def _strays(
-    table: Table | None, ports: Iterable[str], services: Mapping[str, ObservedDevice]
-) -> frozenset[str]:
+def _strays(table: Table | None, ports: Iterable[str], given: Mapping[str, Iterable[str]]) -> frozenset[str]:
     if table is None:
         return frozenset()
     known = {device_name(TAP, i) for i in ports}
-    known |= {name for name, device in services.items() if device.port_id is not None}
+    known |= {name for names in given.values() for name in names}
     return (table.names | _keys(table)) - known - filters.SHARED

@@ -20,12 +20,14 @@ from drivers.linuxbridge.commands import (
     RemoveTap,
     RemoveUplink,
     RemoveVxlanTable,
+    RenameTap,
     SetBase,
     SetDevice,
     SetFilter,
     SetGuard,
     SetTap,
     ShutOut,
+    device_in_the_way,
 )
 from drivers.linuxbridge.guard import NOTHING
 from drivers.linuxbridge.model import BridgeObservation, DesiredPort, ObservedBridge, ObservedMacs, Tap
@@ -47,7 +49,7 @@ from drivers.linuxbridge.uplink_path import (
     way_out,
     wrong_family,
 )
-from netplugin.api.errors import BackendUnavailable, Conflict, HostError, NetpluginError
+from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError
 from netplugin.backend import Change, Intent, Overlay, Plan
 from netplugin.host.link_messages import Link, Vlan, Vxlan
 from netplugin.host.names import SHAPER, TAP, device_name
@@ -257,7 +259,7 @@ def network_faults(settings: Settings, seen: BridgeObservation) -> dict[str, Net
 def _fault(settings: Settings, name: str, seen: BridgeObservation) -> NetpluginError | None:
     segment, mtu = Segment(name), settings.kept[name]
     if segment.bridge in seen.taken_names:
-        return _taken(segment.bridge)
+        return device_in_the_way(segment.bridge)
     if (problem := uplink_problem(settings, segment, mtu, seen)) is not None:
         return problem
     bridge, interface = seen.bridges.get(segment.bridge), settings.physical_interfaces[name]
@@ -266,14 +268,6 @@ def _fault(settings: Settings, name: str, seen: BridgeObservation) -> NetpluginE
     if interface and interface not in bridge.members:
         return HostError(f"{interface} is not on bridge {segment.bridge}", step="verify")
     return None
-
-
-def _taken(name: str) -> Conflict:
-    return Conflict(
-        f"a device named {name} exists and is not ours",
-        step="plan",
-        fix=f"rename or remove it: ip link delete {name}",
-    )
 
 
 # -- Plan the changes from the observed to the desired state of the kernel. Pure. -----------------
@@ -297,7 +291,7 @@ def make_plan(settings: Settings, intents: Sequence[Intent], seen: BridgeObserva
             kept[intent.port_id] = error
     leaving = tuple(sorted(i.port_id for i in intents if i.spec is None))
     # A service port whose device is gone needs no bridge until the device is there again.
-    here = {i: one for i, one in wanted.items() if not seen.is_absent(one.tap.name)}
+    here = {i: one for i, one in wanted.items() if not seen.is_absent(one.tap)}
     segments = SegmentsPlan(settings, seen, here, leaving)
     # A tap joins its bridge only after its guard, filter and rates are set, and stays there until
     # the whole tap is removed.
@@ -308,10 +302,10 @@ def make_plan(settings: Settings, intents: Sequence[Intent], seen: BridgeObserva
 
 def _refusal(settings: Settings, wanted: DesiredPort, seen: BridgeObservation) -> NetpluginError | None:
     tap, segment, overlay = wanted.tap, wanted.segment, wanted.overlay
-    names = (tap.name, tap.bridge, segment.device)
+    names = (tap.name, tap.bridge, segment.device, *([tap.derived] if tap.is_named else []))
     for name in (*names, *([device_name(SHAPER, tap.port_id)] if tap.egress else [])):
         if name in seen.taken_names:
-            return _taken(name)
+            return device_in_the_way(name)
     link = seen.taps.get(tap.port_id)
     if link is not None and tap.in_place(link):
         # A port that is in place stays; problems of its uplink are reported as a fault.
@@ -373,6 +367,9 @@ class _Ports:
             if link is not None and tap.must_be_remade(link):
                 gone.append(_removal(port_id, link))
                 link = None
+            elif link is not None and link.name != tap.name:
+                gone.append(RenameTap((port_id,), tap, link.name))
+                continue  # the next round has it by its name
             if tap.service:
                 plugged += self._place(tap, link)
                 continue
@@ -389,7 +386,7 @@ class _Ports:
 
     def _place(self, tap: Tap, link: Link | None) -> list[Change]:
         """Plan a service port's device. One that is gone is reported as the port's fault."""
-        if self.seen.is_absent(tap.name):
+        if self.seen.is_absent(tap):
             return []
         guarded = self.seen.queueing.get(tap.name, Queueing()).guard == tap.guard
         if link and guarded and not tap.differs(link, self.seen.macs.get(tap.name, ObservedMacs())):
@@ -420,18 +417,36 @@ class _Ports:
             if chains.get(name) != filters.port_chain(port_id, one.spec) or target != name or not listed:
                 relink = key in linked and target != name
                 changes.append(SetFilter((port_id,), name, port_id, one.spec, key, relink))
-        kept = {one.tap.name for one in self.wanted.values()}
-        # An entry that leads to a port's chain from another device than the port has now goes, too.
-        unneeded: list[tuple[tuple[str, ...], str, frozenset[str]]] = []
-        unneeded += [((i,), "", self.seen.names_of(i) - kept) for i in sorted(self.wanted)]
-        unneeded += [((i,), name, self.seen.names_of(i) - kept) for name, i in gone.items()]
-        unneeded += [((), name, frozenset({name})) for name in sorted(strays)]
         shut = {name for name in foreign & linked.keys() if linked[name] is None}
         changes += [ShutOut((), name, name in linked) for name in sorted(foreign - shut)]
-        for ports, name, keys in unneeded:
-            entries = tuple((m, key) for m in filters.MAPS for key in sorted(keys & maps.get(m, {}).keys()))
-            if name in names or entries:
-                changes.append(RemoveFilter(ports, name if name in names else "", entries))
+        return changes + self._unneeded(strays, foreign)
+
+    def _unneeded(self, strays: frozenset[str], foreign: frozenset[str]) -> list[Change]:
+        """Remove chains that no port needs, and entries of other devices than the ports have now."""
+        maps = self.seen.table.maps if self.seen.table else {}
+        names = self.seen.table.names if self.seen.table else frozenset()
+        leading: dict[str | None, set[str]] = {}
+        for key, target in maps.get(filters.PORTS, {}).items():
+            leading.setdefault(target, set()).add(key)
+        # An entry that leads from another device to the chain of a port that stays goes, too.
+        ends: list[tuple[tuple[str, ...], str, frozenset[str]]] = []
+        ends += [((i,), device_name(TAP, i), self.seen.names_of(i)) for i in (*self.wanted, *self.leaving)]
+        ends += [((), name, frozenset({name})) for name in strays]
+        staying = {device_name(TAP, i) for i in self.wanted}
+        kept = {
+            filters.PORTS: {one.tap.name for one in self.wanted.values()} | foreign,
+            filters.SERVICES: {one.tap.name for one in self.wanted.values() if one.tap.service},
+        }
+        changes: list[Change] = []
+        for ports, chain, devices in sorted(ends):
+            keys = devices | leading.get(chain, set())
+            found = {name: keys & maps.get(name, {}).keys() - kept[name] for name in filters.MAPS}
+            entries = tuple((name, key) for name in filters.MAPS for key in sorted(found[name]))
+            for name, key in entries:
+                kept[name].add(key)  # it goes once
+            gone = chain if chain in names - staying else ""
+            if gone or entries:
+                changes.append(RemoveFilter(ports, gone, entries))
         return changes
 
     def _needed(self, staying: frozenset[str]) -> bool:

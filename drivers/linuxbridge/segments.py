@@ -184,10 +184,12 @@ def service_of(link: Link) -> ServiceMark | None:
 
 
 def port_of(link: Link) -> str | None:
-    """Return the port of a tap or shaper, from its mark if the link has the matching name."""
+    """Return the port of a tap or shaper, from its mark if the link has the matching name.
+
+    A tap whose name was chosen has this name as an alternative one."""
     for mark, prefix in ((PORT_MARK, TAP), (SHAPER_MARK, SHAPER)):
         port_id = marked_port(link.alias or "", mark)
-        if port_id and link.name == device_name(prefix, port_id):
+        if port_id and device_name(prefix, port_id) in (link.name, *link.altnames):
             return port_id
     return None
 

@@ -26,7 +26,6 @@ from netplugin.host import vxlan
 from netplugin.host.kernel_events import KernelEventListener, queued
 from netplugin.host.link_messages import LinkEvent, link_event
 from netplugin.host.links import Links
-from netplugin.host.names import BRIDGE, SHAPER, TAP
 from netplugin.host.netlink import attributes, messages, text
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.tc import DELFILTER, DELQDISC, TCMSG
@@ -68,7 +67,7 @@ class BridgeWatch(KernelEventListener):
             if not kind:
                 yield Wake("events of links were lost")
             elif kind in (DELQDISC, DELFILTER):
-                yield from _of_rate(payload, own or frozenset(), self.services)
+                yield from _of_rate(payload, own or frozenset())
             elif event is not None and self._is_new(event) and event.name not in (own or ()):
                 yield from self._of_link(event)
         for kind, payload in _messages(self._rules):
@@ -115,7 +114,7 @@ def _messages(source: socket.socket) -> Iterator[tuple[int, bytes]]:
             yield kind, payload
 
 
-def _of_rate(payload: bytes, own: frozenset[str], services: frozenset[str]) -> list[Wake]:
+def _of_rate(payload: bytes, own: frozenset[str]) -> list[Wake]:
     """Report a removed qdisc or filter. Additions are ignored, because the kernel also sends them when
     one is read."""
     try:
@@ -124,7 +123,7 @@ def _of_rate(payload: bytes, own: frozenset[str], services: frozenset[str]) -> l
         if failed.errno != errno.ENXIO:
             raise
         return []  # removed with its device, which has an event of its own
-    if name in own or not (name in services or name.startswith((TAP, SHAPER, BRIDGE))):
+    if name in own:
         return []
     link = Links().get(name)
     if link is None or not is_ours(link):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -11,7 +12,7 @@ from drivers.ovs import commands as c
 from drivers.ovs.commands import FlowChange, FlowEdit, RowChange
 from drivers.ovs.ports import policer_refused
 from drivers.ovs.usability import keeps_old_actions
-from netplugin.api.errors import HostError, NetpluginError
+from netplugin.api.errors import Conflict, HostError, NetpluginError
 from netplugin.backend import Applied, Change
 from netplugin.host.openflow import Flow
 from netplugin.host.ovs import OvsHost
@@ -41,6 +42,26 @@ def _write_files(changes: Sequence[c.SocketChange], failed: _Failed) -> None:
             failed.update({port: error.for_port(port) for port in change.ports})
 
 
+def _refuse_devices(changes: Sequence[Change], failed: _Failed) -> None:
+    """Add no port with the chosen name of a device of the kernel: OVS opens devices by name."""
+    for change in changes:
+        name = change.port.spec.port_name if isinstance(change, c.AddPort) else None
+        if name is not None and _is_device(name):
+            conflict = Conflict(
+                f"a device named {name} exists and is not ours",
+                step="plan",
+                fix=f"choose another port_name; or look who has it: ip -d link show {name}",
+            )
+            failed.update({port: conflict.for_port(port) for port in change.ports})
+
+
+def _is_device(name: str) -> bool:
+    try:
+        return socket.if_nametoindex(name) > 0
+    except OSError:
+        return False
+
+
 class Applier:
     """Implements ``netplugin.backend.Backend.apply`` for OVS."""
 
@@ -55,6 +76,7 @@ class Applier:
         loose: list[NetpluginError] = []
         start = time.monotonic()
         _write_files([each for each in changes if isinstance(each, c.MakeSocketDirectory)], failed)
+        _refuse_devices(changes, failed)
         self._write_rows(changes, deadline, failed, loose)
         self._wait_for_mtu(changes, failed, deadline)
         self._require_policers(changes, deadline, failed)

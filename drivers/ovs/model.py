@@ -71,6 +71,9 @@ class OvsObservation(Observation):
     qos: tuple[OvsQos, ...] = ()
     #: Names of our ports that another port uses.
     taken_names: frozenset[str] = frozenset()
+    #: Names of ports, bridges and interfaces that we did not derive, each with backend and id of the
+    #: port whose ``port_name`` it is; None: it is that of others.
+    given_names: Mapping[str, tuple[str, str] | None] = field(default_factory=dict)
     vhost_sockets: int = 0
     #: Whether VMs may send segments of 64 KiB (userspace-tso-enable).
     tso: bool = False

@@ -11,7 +11,7 @@ from drivers.ovs import filters, sockets, usability
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, base_flows
 from netplugin.api.errors import HostError, OperationTimeout
 from netplugin.host.links import Links
-from netplugin.host.names import device_name
+from netplugin.host.names import DERIVED, device_name
 from netplugin.host.openflow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovs_mirror import Mirror
@@ -114,6 +114,7 @@ class OvsReader:
         flows = self._flows(bridges, scope, also)
         flows_ms = (time.monotonic() - start) * 1e3
         mirror, backend = self._mirror, self._layout.backend
+        names = mirror.names()
         rows, ids = scope.rows, scope.rows.keys() if scope.ports is None else scope.ports
         qos = (
             mirror.all_qos(backend)
@@ -128,7 +129,8 @@ class OvsReader:
             flows=self._by_port(rows, flows),
             bridges={name: self._bridge(b, flows, scope, name in addressed) for name, b in bridges.items()},
             qos=tuple(qos),
-            taken_names=self._taken_names(scope.ports),
+            taken_names=self._taken_names(scope.ports, names),
+            given_names={n: serves for n, serves in names.items() if not n.startswith(DERIVED)},
             vhost_sockets=mirror.count_interfaces("dpdkvhostuser", "dpdkvhostuserclient"),
             tso=usability.tso_enabled(mirror.root),
             keeps_old_actions=usability.version_with_old_actions(mirror.root),
@@ -209,17 +211,19 @@ class OvsReader:
         known = {filters.port_cookie(p.owner[1]) for p in owned if p.owner}
         return frozenset(f.cookie for f in read) - known - {COOKIE_MARK}
 
-    def _taken_names(self, ports: Collection[str] | None) -> frozenset[str]:
+    def _taken_names(
+        self, ports: Collection[str] | None, names: Mapping[str, tuple[str, str] | None]
+    ) -> frozenset[str]:
         """Names of these ports (None: any names with our prefixes) that ports of others use.
 
         The name of a service port's device is checked when it is claimed.
         """
-        mirror, backend, prefixes = self._mirror, self._layout.backend, self._layout.prefixes
+        backend, prefixes = self._layout.backend, self._layout.prefixes
         if ports is None:
-            found = mirror.names_of_others(backend)
+            found = {name for name, serves in names.items() if (serves or ("",))[0] != backend}
             return frozenset(name for name in found if name.startswith(prefixes))
         wanted = {device_name(prefix, i): i for prefix in prefixes for i in ports}
-        rows = {name: mirror.port(name) for name in wanted}
+        rows = {name: self._mirror.port(name) for name in wanted}
         return frozenset(n for n, row in rows.items() if row and row.serves != (backend, wanted[n]))
 
     # -- ovs-ofctl -------------------------------------------------------------------------------

@@ -115,6 +115,9 @@ def port_refusal(port: VhostPort, seen: OvsObservation, room: int) -> NetpluginE
     for name in names:
         if name in seen.taken_names:
             return name_taken(name)
+    mine = (port.backend, port.port_id)
+    if (owner := seen.given_names.get(port.name, mine)) != mine:
+        return name_taken(port.name, owner)
     if port.port_id in seen.rows or port.spec.device:
         return None
     if not fits_socket(port.socket):
@@ -136,6 +139,12 @@ def port_refusal(port: VhostPort, seen: OvsObservation, room: int) -> NetpluginE
 def bridge_refusal(settings: OvsSettings, port: VhostPort, seen: OvsObservation) -> NetpluginError | None:
     """Why the port cannot be on its bridge as the bridge is now; None if it can."""
     bridge = seen.bridges.get(port.bridge)
+    if port.name in settings.bridge_mappings.values():
+        return Conflict(
+            f"port_name {port.name} is that of a bridge in [ovs] bridge_mappings",
+            step="plan",
+            fix="choose another port_name",
+        )
     refused = _of_bridge(port, bridge) if bridge else None
     refused = refused or mapping_conflict(settings, port, seen)
     if refused or not needs_room(port, seen):
@@ -191,8 +200,14 @@ def needs_room(port: VhostPort, seen: OvsObservation) -> bool:
     return row is None or row.interface is None or row.interface.needed_mtu < port.mtu
 
 
-def name_taken(name: str) -> Conflict:
-    """The error for a port name that a port of others uses."""
+def name_taken(name: str, owner: tuple[str, str] | None = None) -> Conflict:
+    """The error for a port name that a port of others uses, or that of another port of ours (``owner``)."""
+    if owner is not None:
+        return Conflict(
+            f"a port named {name} exists in OVS and is that of port {owner[1]}",
+            step="plan",
+            fix="choose another port_name; or remove that port",
+        )
     return Conflict(
         f"a port named {name} exists in OVS and is not ours",
         step="plan",

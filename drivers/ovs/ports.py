@@ -186,7 +186,7 @@ class VhostPort:
 
     @property
     def name(self) -> str:
-        return self.spec.device or device_name(VHOST, self.port_id)
+        return port_name(self.port_id, self.spec)
 
     @property
     def mtu(self) -> int:
@@ -246,6 +246,11 @@ class VhostPort:
             "external_ids": dict(row.qos.external_ids),
         }
         return found != self.qos_columns()
+
+
+def port_name(port_id: str, spec: PortSpec) -> str:
+    """The name of a port in OVS."""
+    return spec.device or spec.port_name or device_name(VHOST, port_id)
 
 
 #: Map columns of an uplink in which other keys are kept.

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 from netplugin.api.errors import Conflict
 from netplugin.api.models import PortSpec
-from netplugin.backend import Claim, Intent
+from netplugin.backend import Claim, Intent, claim_name
 from netplugin.host.links import Links
 from netplugin.host.ovs import OvsHost
-from netplugin.service_devices import claim_device, fit_device, refuse_enslaved
+from netplugin.service_devices import fit_device, refuse_enslaved
 
 #: As DPDK's drivers of kernel devices take their names: net_af_packet0,iface=eth1.
 _DEVICE_ARGUMENTS = ("iface", "rx_iface", "rx_iface_in", "tx_iface", "remote")
@@ -27,7 +27,7 @@ def refuse(ovs: OvsHost, spec: PortSpec, device: str) -> None:
 
 def claim(ovs: OvsHost, intent: Intent, taken: Mapping[Claim, str]) -> Claim:
     """Claim the device of a service port. Raises: Conflict if it is of another port."""
-    claimed = claim_device(intent, taken)
+    (claimed,) = claim_name(intent, taken)
     row = ovs.mirror.port(claimed.key)
     if row is not None and (row.owner is None or row.owner[1] != intent.port_id):
         raise Conflict(

@@ -51,6 +51,7 @@ from netplugin.backend import (
     Intent,
     ObservedPort,
     Plan,
+    claim_name,
     unknown_network,
 )
 from netplugin.data_path import DataPath
@@ -89,6 +90,7 @@ class Vdpa(
         max_queues=128,
         needs_shared_memory=True,
         virtual_functions=True,
+        port_names=True,
     )
     # It leaves ``keep`` to dpdkvhostuser, which shares the bridges of physical networks with it.
     network_parts: ClassVar[Mapping[str, bool]] = {"ovs": False, "sriov": False}
@@ -166,7 +168,8 @@ class Vdpa(
             for_dpdk=True,
             notes=mode.notes,
         )
-        return (claim, sockets.claim_socket(self._switch.settings, intent, row))
+        socket = sockets.claim_socket(self._switch.settings, intent, row)
+        return (claim, socket, *claim_name(intent, taken))
 
     def plan(self, intents: Sequence[Intent], observed: VdpaObservation) -> Plan:
         return make_plan(self._observed_with, intents, observed)

@@ -14,6 +14,22 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, strict=True)]
 PortId = Name
 # A network device: IFNAMSIZ is 16 with the final NUL (include/uapi/linux/if.h).
 DeviceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$", strict=True)]
+
+
+def _free_to_choose(name: str) -> str:
+    """Refuse names that the agent derives itself (netplugin/host/names.py), those that libvirt removes
+    from a domain as its own (``VIR_NET_GENERATED_*_PREFIX``), and names in /proc/sys/net/ipv6/conf that
+    are no device's."""
+    if name.startswith("np"):
+        raise ValueError("names that begin with np are those that the agent chooses")
+    if name.startswith(("vnet", "vif", "macvtap", "macvlan")):
+        raise ValueError("libvirt takes names that begin with vnet, vif, macvtap or macvlan for its own")
+    if name in ("all", "default"):
+        raise ValueError(f"no device can be named {name}")
+    return name
+
+
+PortName = Annotated[DeviceName, AfterValidator(_free_to_choose)]
 # Strict: only JSON true and false; "no", 0 and similar values are refused.
 Flag = Annotated[bool, Field(strict=True)]
 VlanId = Annotated[int, Field(ge=1, le=4094, strict=True)]

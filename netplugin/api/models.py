@@ -28,6 +28,7 @@ from netplugin.api.fields import (
     PciAddress,
     PeerAddress,
     PortId,
+    PortName,
     RingSize,
     Value,
     VlanId,
@@ -253,6 +254,15 @@ class PortSpec(Value):
             purpose="it is for vhost-user sockets",
         ),
     ] = None
+    #: Name of the tap, or of the port in OVS, on this host; by default it is derived from the ID of
+    #: the port. It must be free.
+    port_name: Annotated[
+        PortName | None,
+        FieldRule(
+            supported=lambda spec, features: features.port_names,
+            purpose="it names a tap or a port in OVS",
+        ),
+    ] = None
     vf: Annotated[
         VfOptions,
         FieldRule(
@@ -365,6 +375,8 @@ class Features(Value):
     max_queues: int = 1
     needs_shared_memory: bool = False
     virtual_functions: bool = False
+    #: Whether the name of a port may be chosen (``port_name``).
+    port_names: bool = False
     #: Whether a standby virtio NIC can be added to the VF (``vf.teaming``).
     teaming: bool = False
     #: Whether a device of the host can be a port (``PUT /v1/service-ports``).

@@ -65,6 +65,7 @@ MAPPING = (
     ("`mac`", "mac", lambda n, o, p: n.mac.lower(), "the same"),
     ("`type`", "backend", lambda n, o, p: _backend(n),
      "`dpdkvhostuserclient`: `dpdkvhostuser`; `vDPA`: `vdpa`; others are refused"),
+    ("`nicInternalName`", "port_name", lambda n, o, p: n.nicInternalName, "the same"),
     ("`bridgeName`", "network.physical_network", lambda n, o, p: p,
      "the physical network with this bridge, which must exist"),
     ("`vlanId`", "network.type", lambda n, o, p: "vlan" if _number(n, "vlanId") else "flat",

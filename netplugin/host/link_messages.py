@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from netplugin.host.netlink import attribute, attributes, number, text
 
 # include/uapi/linux: rtnetlink.h, if_link.h, if_addr.h
-NEWLINK, DELLINK, GETLINK, SETLINK, GETADDR = 16, 17, 18, 19, 22
+NEWLINK, DELLINK, GETLINK, SETLINK, GETADDR, NEWLINKPROP = 16, 17, 18, 19, 22, 108
 _ADDRESS, _IFNAME, _MTU, _LINK, _QDISC, _MASTER = 1, 3, 4, 5, 6, 10
-_LINKINFO, _IFALIAS, _AF_SPEC, _EXT_MASK, _CARRIER, _LINK_NETNSID = 18, 20, 26, 29, 33, 37
+_LINKINFO, _IFALIAS, _AF_SPEC, _GROUP, _EXT_MASK, _CARRIER = 18, 20, 26, 27, 29, 33
+_LINK_NETNSID, _PROP_LIST, _ALT_IFNAME = 37, 52, 53
 _INFO_KIND, _INFO_DATA, _INFO_SLAVE_KIND, _INFO_SLAVE_DATA = 1, 2, 4, 5
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _SKIP_STATISTICS = 8
@@ -128,6 +129,10 @@ class Link:
     master: str | None = None
     alias: str | None = None
     address: str | None = None
+    #: Further names that the kernel finds it by.
+    altnames: tuple[str, ...] = ()
+    #: Its interface group; 0 is the default.
+    group: int = 0
     #: Whether IPv6 of the host is enabled on it.
     ipv6: bool = False
     #: The kind of its root qdisc.
@@ -222,6 +227,11 @@ def port_learning(index: int, learning: bool) -> bytes:
     return head + attribute(_PROTINFO | _NESTED, flag)
 
 
+def alternative_name(index: int, name: str) -> bytes:
+    names = attribute(_PROP_LIST | _NESTED, attribute(_ALT_IFNAME, name.encode() + b"\0"))
+    return _IFINFO.pack(0, 0, index, 0, 0) + names
+
+
 def _u32(value: int) -> bytes:
     return struct.pack("=I", value)
 
@@ -263,6 +273,8 @@ def read_link(payload: bytes) -> Link:
         master=name_of(number(found[_MASTER])) if _MASTER in found else None,
         alias=text(found[_IFALIAS]) if _IFALIAS in found else None,
         address=_mac(found.get(_ADDRESS, b"")) or None,
+        altnames=tuple(text(v) for k, v in attributes(found.get(_PROP_LIST, b"")) if k == _ALT_IFNAME),
+        group=number(found.get(_GROUP)),
         ipv6=_runs_ipv6(found.get(_AF_SPEC, b"")),
         qdisc=text(found.get(_QDISC)),
         multi_queue=bool(number(tun.get(_TUN_MULTI_QUEUE))),

@@ -23,6 +23,7 @@ from netplugin.host.link_messages import (
     GETADDR,
     GETLINK,
     NEWLINK,
+    NEWLINKPROP,
     SETLINK,
     BondMember,
     Bridge,
@@ -32,6 +33,7 @@ from netplugin.host.link_messages import (
     Vlan,
     Vxlan,
     all_links,
+    alternative_name,
     any_address,
     bridge_options,
     bridge_ports,
@@ -69,7 +71,10 @@ class Links:
     # -- reading ---------------------------------------------------------------------------------
 
     def get(self, name: str) -> Link | None:
-        """The device with this name; None if there is none. Raises: HostError, OperationTimeout."""
+        """The device with this name or alternative name; None if there is none.
+
+        Raises: HostError, OperationTimeout.
+        """
         try:
             with words("read-link", name):
                 return read_link(netlink.ask(GETLINK, by_name(name))[0])
@@ -151,14 +156,18 @@ class Links:
             self._write(step, name, "set", index=index, mtu=mtu - 1)
         self._write(step, name, "set", index=index, mtu=mtu)
 
-    def create_tap(self, name: str, alias: str, *, multi_queue: bool, mtu: int) -> None:
+    def create_tap(
+        self, name: str, alias: str, *, multi_queue: bool, mtu: int, altname: str = "", group: int = 0
+    ) -> None:
         """Create a persistent tap, down, on no bridge, with the host's IPv6 disabled.
+
+        ``altname``: an alternative name (since Linux 5.5), by which ``get`` finds it too.
 
         The kernel refuses to open a multi-queue tap as a single-queue one and vice versa
         (``tun_set_iff`` in drivers/net/tun.c). libvirt opens it as multi-queue as soon as the
         domain has more than one queue.
 
-        Raises: HostError, OperationTimeout.
+        Raises: Conflict if another device has the alternative name; HostError, OperationTimeout.
         """
         flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR | _IFF_TUN_EXCL
         flags |= _IFF_MULTI_QUEUE if multi_queue else 0
@@ -170,7 +179,9 @@ class Links:
             # Set the alias before the tap is persistent: until then it disappears with this
             # process.
             index = self._there(name, "create-tap").index
-            self._write("create-tap", name, "set", index=index, ifalias=alias, mtu=mtu)
+            self._write("create-tap", name, "set", index=index, ifalias=alias, mtu=mtu, group=group)
+            if altname:
+                self.add_altname(name, altname)
             self.refuse_ipv6(name)
             with words("create-tap", name):
                 fcntl.ioctl(device, _TUNSETPERSIST, 1)
@@ -187,6 +198,7 @@ class Links:
         up: bool | None = None,
         bridge: Bridge | None = None,
         learning: bool | None = None,
+        group: int | None = None,
     ) -> None:
         """Change the given attributes; ``master=""`` removes the device from its bridge.
 
@@ -200,6 +212,8 @@ class Links:
             self._write("set-mtu", name, "set", index=index, mtu=mtu)
         if alias is not None:
             self._write("set-alias", name, "set", index=index, ifalias=alias)
+        if group is not None:
+            self._write("set-group", name, "set", index=index, group=group)
         if bridge is not None:
             _ask("set-bridge", name, NEWLINK, bridge_options(index, bridge))
         if master is not None:
@@ -209,6 +223,20 @@ class Links:
             _ask("set-learning", name, SETLINK, port_learning(index, learning))
         if up is not None:
             self._write("set-state", name, "set", index=index, state="up" if up else "down")
+
+    def add_altname(self, name: str, altname: str) -> None:
+        """Give the device a further name. Raises: Conflict if another has it; HostError, OperationTimeout."""
+        index = self._there(name, "create-name").index
+        with words("create-name", altname):
+            netlink.ask(NEWLINKPROP, alternative_name(index, altname), netlink.APPEND)
+
+    def rename(self, name: str, new: str) -> None:
+        """Rename the device; kernels before 6.2 refuse it while the device is up.
+
+        Raises: Conflict if another has the name; HostError, OperationTimeout.
+        """
+        index = self._there(name, "create-name").index
+        self._write("create-name", new, "set", index=index, ifname=new)
 
     def refuse_ipv6(self, name: str) -> None:
         """Disable the host's IPv6 on the device: its link-local address would expose the host.

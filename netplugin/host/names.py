@@ -11,7 +11,8 @@ from pathlib import Path
 # -- Names of the devices that netplugin creates: deterministic, recognizable, within IFNAMSIZ. ---
 
 
-#: Name prefixes of our devices. nftables drops the traffic of a tap with our prefix and no filter.
+#: Name prefixes of our devices. nftables drops the traffic of a tap with our prefix, or in our group
+#: (``TAP_GROUP``), and no filter.
 TAP = "npt"
 VHOST = "npv"
 BRIDGE = "npb"
@@ -21,6 +22,10 @@ UPLINK = "npu"
 VXLAN = "npx"
 SHAPER = "npi"
 RELAY = "npr"
+#: How every name begins that we choose.
+DERIVED = "np"
+#: The interface group of taps whose names were chosen (``PortSpec.port_name``).
+TAP_GROUP = 0x6E70
 #: Not a device: the directory of a port's vhost-user socket.
 SOCKETS = "nps"
 

@@ -153,8 +153,7 @@ class Mirror:
         return self._root
 
     def bridge(self, name: str) -> OvsBridge | None:
-        with self._changed:
-            return next((b for b in self._bridges.values() if b.name == name), None)
+        return next((b for b in self.bridges() if b.name == name), None)
 
     def bridges(self) -> list[OvsBridge]:
         with self._changed:
@@ -235,17 +234,16 @@ class Mirror:
         with self._changed:
             return [qos for qos in self._qos.values() if (qos.owner or ("",))[0] == backend]
 
-    def names_of_others(self, backend: str) -> list[str]:
-        """The names of all ports that do not belong to this backend."""
+    def names(self) -> dict[str, tuple[str, str] | None]:
+        """The names of all ports and interfaces, with backend and id of the VM's port that each serves."""
         with self._changed:
-            ports = (row.port for row in self._ports.values())
-            return [port.name for port in ports if (port.serves or ("",))[0] != backend]
+            members = dict.fromkeys(i.name for i in self._interfaces.values())
+            return members | {n: self._ports[uuid].port.serves for n, uuid in self._port_by_name.items()}
 
     def ports_named(self, prefixes: tuple[str, ...]) -> list[OvsPort]:
         """The ports whose names begin with one of these prefixes."""
         with self._changed:
-            found = [u for name, u in self._port_by_name.items() if name.startswith(prefixes)]
-            return [self._whole(uuid) for uuid in found]
+            return [self._whole(u) for name, u in self._port_by_name.items() if name.startswith(prefixes)]
 
     def interfaces(self) -> dict[str, OvsInterface]:
         """All interfaces by name, including bond members."""
@@ -253,8 +251,7 @@ class Mirror:
             return {interface.name: interface for interface in self._interfaces.values()}
 
     def count_interfaces(self, *types: str) -> int:
-        with self._changed:
-            return sum(1 for i in self._interfaces.values() if i.type in types)
+        return sum(1 for i in self.interfaces().values() if i.type in types)
 
     def devices(self, *options: str) -> dict[str, str]:
         """The values that interfaces have in these options, each with the name of the interface."""

@@ -191,6 +191,7 @@ WHOLE_SPEC = make_spec(
     vf={"pci_address": None, "allowed_vlans": [100]},
     qos={},
     numa_node=None,
+    port_name=None,
     port_security={"roles": ["router"], "allowed_addresses": [{"ip": "10.0.0.5", "mac": None}]},
     device=None,
 )

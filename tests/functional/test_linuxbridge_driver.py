@@ -45,11 +45,11 @@ HELLO = 0x88B5  # an EtherType for experiments
 class Vm:
     """Has a tap open as QEMU has: frames go in and out behind a header for offloads."""
 
-    def __init__(self, port_id: str, mac: str, queues: int = 1) -> None:
+    def __init__(self, port_id: str, mac: str, queues: int = 1, name: str = "") -> None:
         self.mac = mac
         # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR, and with several queues IFF_MULTI_QUEUE
         flags = 0x0002 | 0x1000 | 0x4000 | (0x0100 if queues > 1 else 0)
-        request = struct.pack("16sH22x", device_name(TAP, port_id).encode(), flags)
+        request = struct.pack("16sH22x", (name or device_name(TAP, port_id)).encode(), flags)
         self.queues = [os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK) for _ in range(queues)]
         for descriptor in self.queues:
             fcntl.ioctl(descriptor, 0x400454CA, request)
@@ -365,6 +365,39 @@ def test_drift_is_repaired(driver: LinuxBridge, what: str, whole: bool) -> None:
     assert plug(driver, wanted, whole=whole).changes != ()
     assert planned(driver, wanted) == ()
     assert link(WIRE)["master"] == link(names["tap"])["master"] == names["bridge"]
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "partial"])
+def test_a_tap_has_the_name_that_was_chosen(driver: LinuxBridge, whole: bool) -> None:
+    named = make_spec().model_copy(update={"port_name": "vnic0.1"})
+    plug(driver, {"a": named, "b": make_spec(MAC_B)})
+    a, b = Vm("a", MAC_A, name="vnic0.1"), Vm("b", MAC_B)
+    with vms(a, b):
+        until_open(a, b, lambda: hello(MAC_A))
+        until_open(b, a, lambda: hello(MAC_B))
+        assert Path("/sys/class/net/vnic0.1").exists() and link(device_name(TAP, "a"))["ifname"] == "vnic0.1"
+        for broken in (
+            ["ip", "link", "set", "vnic0.1", "group", "7"],
+            ["ip", "link", "set", "vnic0.1", "name", "vnic9"],
+            ["ip", "link", "property", "del", "dev", "vnic0.1", "altname", device_name(TAP, "a")],
+            ["nft", "delete element bridge netplugin ports { vnic0.1 }"],
+        ):
+            run(broken)
+            lost, marker = hello(MAC_A), hello(MAC_A)
+            if broken[0] == "nft":
+                a.send(lost)
+            plug(driver, {"a": named}, whole=whole)
+            assert planned(driver, {"a": named, "b": make_spec(MAC_B)}) == ()
+            a.send(marker)
+            got = drain(b)
+            assert any(each.startswith(marker) for each in got), broken
+            assert not any(each.startswith(lost) for each in got)
+    run(["ip", "link", "add", "vnic1", "type", "veth", "peer", "name", "vnic1b"])
+    failed = try_plug(driver, {"c": named.model_copy(update={"port_name": "vnic1"})}).failed
+    assert "device named vnic1 exists" in failed["c"].detail
+    plug(driver, {"a": None, "b": None, "c": None})
+    assert "vnic1" in links() and "vnic0.1" not in links()
+    run(["ip", "link", "delete", "vnic1"])
 
 
 def test_a_chain_that_nobody_owns_goes(driver: LinuxBridge) -> None:

@@ -115,6 +115,21 @@ def test_a_changed_vlan_or_mtu_converges(ovs: PrivateOvs, agent: PrivateAgent) -
     assert ovs.get("Interface", name, "mtu_request") == "9000"
 
 
+def test_a_port_has_the_name_that_was_chosen(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    body = plug(agent, "p1", make_spec(1, port_name="vnic0"))
+    assert body["binding"]["device"] == "vnic0" and ports(ovs) == ["vnic0"]
+    assert agent.call("PUT", "/v1/ports/p2", make_spec(2, port_name="vnic0"))[0] == 409
+    assert agent.call("PUT", "/v1/ports/p1", make_spec(1, port_name="vnic1"))[0] == 409, "not live"
+    ovs.vsctl("add-port", "br-phys1", "theirs", "--", "set", "interface", "theirs", "type=internal")
+    assert agent.call("PUT", "/v1/ports/p2", make_spec(2, port_name="theirs"))[0] == 409
+    assert agent.get("/v1/ports/p2")[0] == 404
+    ovs.vsctl("del-port", "theirs")
+    agent.restart_with({})
+    assert planned(agent) == [] and ports(ovs) == ["vnic0"]
+    assert agent.call("DELETE", "/v1/ports/p1")[0] == 204
+    assert plug(agent, "p2", make_spec(2, port_name="vnic0"))["state"] == "active", "the name is free again"
+
+
 def test_all_ports_of_a_vlan_change_in_one_transaction(ovs: PrivateOvs, agent: PrivateAgent) -> None:
     """More of them than one batch of calls has."""
     plug_all(

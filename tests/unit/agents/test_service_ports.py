@@ -166,7 +166,7 @@ def test_the_commands(
 def test_a_device_serves_one_port(client: Client, running: Agent) -> None:
     """Also on a backend whose ports need no resources of its own."""
     client.put_service_port("svc", service())
-    with pytest.raises(Conflict, match="service port svc"):
+    with pytest.raises(Conflict, match="is that of port svc"):
         client.put_service_port("other", service())
     client.delete_service_port("svc")
     assert client.put_service_port("other", service()).state is PortState.ACTIVE

@@ -21,6 +21,7 @@ EVERYTHING = Features(
     virtual_functions=True,
     teaming=True,
     service_ports=True,
+    port_names=True,
 )
 NOTHING = Features(networks=("flat", "vlan", "vxlan"), max_queues=128)
 
@@ -56,7 +57,13 @@ def test_a_new_field_cannot_change_on_a_live_port_and_is_not_the_standbys() -> N
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("qos", {"egress_kbps": 1000}), ("vf", {"trusted": True}), ("qemu_user", 1001), ("device", "veth0")],
+    [
+        ("qos", {"egress_kbps": 1000}),
+        ("vf", {"trusted": True}),
+        ("qemu_user", 1001),
+        ("device", "veth0"),
+        ("port_name", "vnic0"),
+    ],
 )
 def test_a_field_needs_its_feature(field: str, value: object) -> None:
     spec = wider(**{field: value})

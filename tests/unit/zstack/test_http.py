@@ -287,7 +287,7 @@ def test_a_sync_makes_repairs_and_removes_only_what_zstack_left(
 ) -> None:
     for number in (1, 2, 3):
         network.ok(ADD, nics(nic(nicInternalName=f"vnic{number}.0", mac=f"fa:46:e8:1b:ab:1{number}")))
-    ours = {**PORT, "mac": "fa:46:e8:1b:ab:20"}
+    ours = {**PORT, "mac": "fa:46:e8:1b:ab:20", "port_name": None}
     request = urllib.request.Request(
         f"{network.url}/v1/ports/tester", json.dumps(ours).encode(), method="PUT"
     )

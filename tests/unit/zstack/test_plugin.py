@@ -29,6 +29,7 @@ PORT = {
     "vm_id": VM,
     "mac": "fa:46:e8:1b:ab:00",
     "backend": "dpdkvhostuser",
+    "port_name": "vnic12.0",
     "network": {"type": "flat", "physical_network": BRIDGE, "mtu": 1500},
     "queues": 1,
     "rx_queue_size": 256,

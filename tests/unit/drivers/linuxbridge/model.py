@@ -11,7 +11,7 @@ from oslo_config import cfg
 from drivers.linuxbridge.commands import BridgeKernel
 from drivers.linuxbridge.driver import LinuxBridge
 from drivers.linuxbridge.options import GROUP, OPTIONS
-from drivers.linuxbridge.segments import is_ours
+from drivers.linuxbridge.segments import PORT_MARK, is_ours
 from netplugin.api.errors import Conflict, HostError
 from netplugin.host.cbpf import BpfProgram
 from netplugin.host.fdb import Fdb
@@ -57,13 +57,14 @@ class ModelLinks(Links):
         self._next = 1
 
     def add(self, link: Link) -> None:
-        if link.name in self.links:
+        if self.get(link.name) is not None:
             raise Conflict(f"{link.name}: File exists", step="add")
         self.links[link.name] = replace(link, index=self._next)
         self._next += 1
 
     def get(self, name: str) -> Link | None:
-        return self.links.get(name)
+        second = (link for link in self.links.values() if name in link.altnames)
+        return self.links.get(name) or next(second, None)
 
     def find(self, matches: Callable[[str, str, str], bool]) -> list[Link]:
         return [link for link in self.links.values() if matches(link.name, link.alias or "", link.kind)]
@@ -100,7 +101,10 @@ class ModelLinks(Links):
         kind = _KINDS[type(made)]
         self.add(Link(0, name, kind, mtu, alias=alias, address=address, data=made))
 
-    def create_tap(self, name: str, alias: str, *, multi_queue: bool, mtu: int) -> None:
+    def create_tap(
+        self, name: str, alias: str, *, multi_queue: bool, mtu: int, altname: str = "", group: int = 0
+    ) -> None:
+        assert not altname or self.get(altname) is None
         self.add(
             Link(
                 0,
@@ -110,6 +114,8 @@ class ModelLinks(Links):
                 alias=alias,
                 multi_queue=multi_queue,
                 persistent=True,
+                altnames=(altname,) if altname else (),
+                group=group,
                 qdisc="noop",
             )
         )
@@ -124,20 +130,31 @@ class ModelLinks(Links):
         up: bool | None = None,
         bridge: Bridge | None = None,
         learning: bool | None = None,
+        group: int | None = None,
     ) -> None:
         link = self.links[name]
-        if (name.startswith(TAP) and (master or up)) or (name in DEVICES.values() and master):
+        is_tap = (link.alias or "").startswith(PORT_MARK)
+        if (is_tap and (master or up)) or (name in DEVICES.values() and master):
             assert self._filtered(link), "a tap is open before its guard and its filter are there"
         if master:
             assert self.links[master].kind == "bridge"
         if learning is not None:
             assert link.master, "only what is on a bridge has ports' options"
-        fields = {"mtu": mtu, "alias": alias, "up": up, "data": bridge, "learning": learning}
+        fields = {"mtu": mtu, "alias": alias, "up": up, "data": bridge, "learning": learning, "group": group}
         link = replace(link, **{k: v for k, v in fields.items() if v is not None})
         if master is not None and (master or None) != link.master:
             self.unplugged(link)
             link = replace(link, master=master or None, learning=True)
         self.links[name] = link
+
+    def add_altname(self, name: str, altname: str) -> None:
+        link = self.links[name]
+        assert self.get(altname) is None
+        self.links[name] = replace(link, altnames=(*link.altnames, altname))
+
+    def rename(self, name: str, new: str) -> None:
+        assert new not in self.links
+        self.links[new] = replace(self.links.pop(name), name=new)
 
     def refuse_ipv6(self, name: str) -> None:
         self.links[name] = replace(self.links[name], ipv6=False)
@@ -278,11 +295,10 @@ class ModelNftables(Nftables):
 
     def filters(self, name: str) -> bool:
         """Whether frames from this interface meet rules, by way of the base chain."""
-        target = (self.maps.get("ports", {}).get(name) or {}).get("jump", {}).get("target")
-        if name.startswith(TAP):
-            return target == name and bool(self.rules.get(name))
-        listed = self.maps.get("services", {}).get(name) == {"drop": None}
-        return listed and bool(self.rules.get(target))
+        target = (self.maps.get("ports", {}).get(name) or {}).get("jump", {}).get("target", "")
+        right = target == name if name.startswith(TAP) else target.startswith(TAP)
+        listed = name not in DEVICES.values() or self.maps.get("services", {}).get(name) == {"drop": None}
+        return right and listed and bool(self.rules.get(target))
 
     def _run(self, commands: Sequence[Command], deadline: float) -> list[tuple[str, Any]]:
         before = (self.there, dict(self.chains), {k: list(v) for k, v in self.rules.items()})

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agents.ports.converge import Converged
 from drivers.linuxbridge.guard import NOTHING
+from drivers.linuxbridge.segments import PORT_MARK
 from netplugin.api.models import NetworkSpec, PortSpec, Qos
 from netplugin.backend import Change, Intent, Overlay
 from netplugin.host.link_messages import Bridge, Link, Vlan, Vxlan
@@ -38,7 +39,7 @@ ADDRESSES: list[list[dict[str, str]]] = [
 ]
 TAP_DRIFT = (
     "none gone mtu down free ipv6 queues kind flushed unlinked extra elsewhere rate norate "
-    "unturned turned unguarded otherguard learning released"
+    "unturned turned unguarded otherguard learning released renamed group"
 ).split()
 SERVICE_DRIFT = "none gone anew free elsewhere unmarked down small unguarded otherguard learning".split()
 DEVICE_DRIFT = ("none gone mtu down ipv6 newborn options rate norate free peers unguarded limitless").split()
@@ -105,6 +106,10 @@ def wishes(draw: st.DrawFn) -> list[Intent]:
     wanted = {port_id: as_service(port_id, spec) for port_id, spec in wanted.items()}
     peers = st.lists(st.sampled_from(PEERS), unique=True)
     overlays = {name: make_overlay(name, draw(peers)) for name in VNIS}
+    named = draw(st.sets(st.sampled_from(IDS)))
+    for port_id, spec in wanted.items():
+        if spec is not None and spec.device is None and port_id in named:
+            wanted[port_id] = spec.model_copy(update={"port_name": f"nic.{port_id}"})
     return [make_intent(port_id, spec, overlays) for port_id, spec in wanted.items()]
 
 
@@ -125,7 +130,7 @@ def hosts(draw: st.DrawFn) -> Model:
     for name in list(model.links.links):
         if name not in model.links.links:
             continue  # it went with another one
-        if name.startswith(TAP):
+        if (model.links.links[name].alias or "").startswith(PORT_MARK):
             drift_of_tap(model, name, draw(st.sampled_from(TAP_DRIFT)))
         elif name in DEVICES.values():
             drift_of_service(model, name, draw(st.sampled_from(SERVICE_DRIFT)))
@@ -146,18 +151,20 @@ def hosts(draw: st.DrawFn) -> Model:
 
 
 def take_name(model: Model, name: str) -> None:
-    if name not in model.links.links:
+    if model.links.get(name) is None:
         alias, address = "an operator's", "02:00:00:00:00:01"
         model.links.add(Link(0, name, "bridge", alias=alias, address=address, data=Bridge()))
 
 
 def drift_of_tap(model: Model, name: str, what: str) -> None:
     link, nft = model.links.links[name], model.nft
+    chain = next(each for each in (name, *link.altnames) if each.startswith(TAP))
     changed: dict[str, dict[str, Any]] = {
         "mtu": {"mtu": 576},
         "down": {"up": False},
         "free": {"master": None},
         "ipv6": {"ipv6": True},
+        "group": {"group": 7},
         "queues": {"multi_queue": not link.multi_queue},
         "kind": {"kind": "dummy"},
         "learning": {"learning": True},
@@ -178,14 +185,16 @@ def drift_of_tap(model: Model, name: str, what: str) -> None:
         model.fdb.unplugged(link)
     elif what in ("turned", "unturned"):
         model.tc.set_redirect(link.index, 999 if what == "turned" else None)
-    elif name not in nft.rules:
+    elif what == "renamed" and link.altnames:
+        model.links.rename(name, name.replace("nic", "other"))
+    elif chain not in nft.rules or what == "renamed":
         return
     elif what == "flushed":
-        nft.rules[name].clear()
+        nft.rules[chain].clear()
     elif what == "unlinked":
         del nft.maps["ports"][name]
     elif what == "extra":
-        nft.rules[name].insert(0, {"expr": [FIRST_RULE, {"accept": None}]})
+        nft.rules[chain].insert(0, {"expr": [FIRST_RULE, {"accept": None}]})
     elif what == "elsewhere":
         nft.maps["ports"][name] = {"accept": None}
 

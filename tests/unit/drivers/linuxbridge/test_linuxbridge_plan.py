@@ -14,7 +14,7 @@ from drivers.linuxbridge.segments import Segment, bridge_mark, is_ours
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent, Overlay
 from netplugin.host.link_messages import Vlan, Vxlan
-from netplugin.host.names import SHAPER, TAP, device_name
+from netplugin.host.names import SHAPER, TAP, TAP_GROUP, device_name
 from netplugin.host.tc import Tbf
 from netplugin.host.vxlan import VxlanKey
 from tests.unit.drivers.linuxbridge.model import DEVICES, INTERFACES, LOCAL_IP, Model
@@ -25,7 +25,9 @@ many = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, Heal
 
 def check(model: Model, port_id: str, spec: PortSpec) -> None:
     """Everything that a spec says is so, looked at without the driver's own eyes."""
-    link = model.links.links[spec.device or device_name(TAP, port_id)]
+    link = model.links.get(spec.device or device_name(TAP, port_id))
+    assert link is not None and link.name == (spec.device or spec.port_name or device_name(TAP, port_id))
+    assert link.group == TAP_GROUP or spec.port_name is None
     mtu = spec.network.mtu
     bridge = model.links.links[str(link.master)]
     assert is_ours(link) and model.nft.filters(link.name)
@@ -104,9 +106,9 @@ def test_planning_after_applying_gives_nothing(model: Model, wanted: list[Intent
             continue
         if spec is None:
             for name in (device_name(TAP, port_id), device_name(SHAPER, port_id)):
-                link = model.links.links.get(name)
-                assert link is None or not is_ours(link)
-            assert not model.nft.filters(device_name(TAP, port_id))
+                found = model.links.get(name)
+                assert found is None or not is_ours(found)
+            assert device_name(TAP, port_id) not in model.nft.chains
             continue
         if spec.device not in (None, *model.links.links):
             assert "not on this host" in str(result.observed[port_id].fault)
@@ -142,7 +144,8 @@ def test_a_partial_look_leaves_the_other_ports_alone(model: Model, wanted: list[
         return {
             n: (link, model.nft.rules.get(n), queueing(model, n))
             for n, link in model.links.links.items()
-            if (n in DEVICES.values() or n.startswith((TAP, SHAPER))) and n not in names
+            if (n in DEVICES.values() or n.startswith((TAP, SHAPER)) or link.altnames)
+            and not names & {n, *link.altnames}
         }
 
     before = others()

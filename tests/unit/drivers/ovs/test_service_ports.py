@@ -62,7 +62,7 @@ def test_a_device_serves_one_port(ports: Ports) -> None:
     mine = Claim("device", "veth5")
     assert service_ports.claim(ports.ovs, intent, {}) == mine
     assert service_ports.claim(ports.ovs, intent, {mine: "svc"}) == mine
-    with pytest.raises(Conflict, match="service port other"):
+    with pytest.raises(Conflict, match="that of port other"):
         service_ports.claim(ports.ovs, intent, {mine: "other"})
     ports.ovs.db.write([bridge(BRIDGE), port(BRIDGE, "veth5")], soon())
     with pytest.raises(Conflict, match=f"a port of bridge {BRIDGE}"):

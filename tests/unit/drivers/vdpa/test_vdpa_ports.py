@@ -96,6 +96,17 @@ def test_a_vf_is_relayed_and_given_back(world: VdpaWorld) -> None:
     assert world.switch.ovs.bridges == {} and world.store.records() == []
 
 
+def test_a_port_has_the_name_that_was_chosen(world: VdpaWorld) -> None:
+    assert world.plug("a", vdpa_spec(port_name="vnic0")) is None
+    assert binding_of(world)["device"] == "vnic0" == row(world, "vnic0").name and row(world, NPR)
+    refused = world.plug("b", vdpa_spec(2, port_name="vnic0"))
+    assert isinstance(refused, Conflict) and "that of port a" in refused.detail
+    world.assert_settled()
+    assert world.unplug("a") is None
+    assert world.plug("b", vdpa_spec(2, port_name="vnic0")) is None
+    world.assert_settled()
+
+
 def test_the_vm_sees_an_ordinary_vhost_user_nic(world: VdpaWorld) -> None:
     assert world.plug("a", vdpa_spec(queues=2, numa_node=0)) is None
     reported = binding_of(world)
