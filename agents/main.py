@@ -110,7 +110,7 @@ def _run(
     view: HostView,
 ) -> int:
     marks = StoreMarks(store)
-    host = Host(conf, store.identity, marks.after)
+    host = Host(conf, store.identity, marks.after, store.claimed)
     loaded = backends.load(conf.agent.enabled_backends, conf, host)
     metrics = Metrics(store)
     service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, view, marks)

@@ -25,7 +25,8 @@ class NeedsClaims(Protocol[ObservationT]):
 
     @abstractmethod
     def claims(self, intent: Intent, observed: ObservationT, taken: Mapping[Claim, str]) -> tuple[Claim, ...]:
-        """Choose the scarce resources that the intent needs (pure).
+        """Choose the scarce resources that the intent needs (pure, but for what only the spec names: whether
+        there is a file at a path).
 
         ``taken`` maps claims to their owners. The agent stores the claims in the same transaction
         as the intent. A claim is released when an intent is committed that no longer needs it,

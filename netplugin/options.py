@@ -281,6 +281,13 @@ OVS = [
         "the limit for a UNIX socket is 107 bytes, and a port adds 30. If the option changes, "
         "existing ports keep their paths.",
     ),
+    cfg.ListOpt(
+        "vhost_socket_roots",
+        default=[],
+        help="Further directories below which a port may have the vhost-user socket that its "
+        "vhost_user_socket names; below vhost_socket_dir it always may. The agent creates missing ones "
+        "at start. Only root may write to them.",
+    ),
     cfg.StrOpt(
         "vhost_socket_group",
         default="libvirt-qemu",

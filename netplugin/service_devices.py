@@ -1,4 +1,4 @@
-"""Devices of the host as the NICs of service ports: which can be one, and for which port."""
+"""Devices of the host as the NICs of service ports: which can be one."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agents.store.database import Database
 from agents.store.event_log import REMOVED, EventLog, NewEvent
@@ -242,6 +242,11 @@ class Store:
         # Equal claims may differ in their memory: the keys are the owner's own claims.
         held = {c: i for c, i in aside.items() if c not in had} | had
         return {c: NOBODY for c in self._unfit if c not in held} | held
+
+    def claimed(self, kind: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
+        """Key and memory of the claim of this kind that each port has; also while it is being removed."""
+        found = ((r.port_id, c) for r in self._ports.values() for c in r.claims if c.kind == kind)
+        return {port_id: (claim.key, claim.memory) for port_id, claim in found}
 
     def commit_sequence(self) -> int:
         """The current commit sequence: get it before observing the host, and pass it to ``claiming``."""

@@ -10,7 +10,7 @@ from drivers.dpdkvhostuser.model import BACKEND, OVERLAY, VhostUserObservation
 from drivers.dpdkvhostuser.observe import Observer
 from drivers.dpdkvhostuser.options import GROUP, OPTIONS
 from drivers.dpdkvhostuser.plan import make_plan
-from drivers.ovs import networks, service_ports, sockets, usability
+from drivers.ovs import chosen_sockets, networks, service_ports, sockets, usability
 from drivers.ovs.apply import Applier
 from drivers.ovs.ports import VHOST_TYPE, port_name
 from drivers.ovs.usability import dpdk_usable
@@ -70,7 +70,7 @@ class DpdkVhostUser(
         self._observed_with = self._settings
         self._observer = Observer(self._ovs)
         self._applier = Applier(self._ovs)
-        sockets.make_directory(self._settings.vhost_socket_dir, self._settings.vhost_socket_group)
+        sockets.make_directories(self._settings)
 
     @property
     def _settings(self) -> OvsSettings:
@@ -86,6 +86,7 @@ class DpdkVhostUser(
 
     def validate(self, spec: PortSpec) -> None:
         super().validate(spec)
+        chosen_sockets.check(self._settings, spec)
         if spec.device is not None:
             service_ports.refuse(self._ovs, spec, spec.device)
         if spec.overlay_id is not None:
@@ -151,7 +152,8 @@ class DpdkVhostUser(
         if intent.spec and intent.spec.device:
             return (service_ports.claim(self._ovs, intent, taken),)
         row = observed.rows.get(intent.port_id)
-        return (sockets.claim_socket(self._settings, intent, row), *claim_name(intent, taken))
+        socket = chosen_sockets.claim_socket(self._settings, intent, row, taken)
+        return (socket, *claim_name(intent, taken))
 
     def plan(self, intents: Sequence[Intent], observed: VhostUserObservation) -> Plan:
         return make_plan(self._observed_with, intents, observed)

@@ -75,15 +75,15 @@ class Applier:
         failed: _Failed = {}
         loose: list[NetpluginError] = []
         start = time.monotonic()
-        _write_files([each for each in changes if isinstance(each, c.MakeSocketDirectory)], failed)
+        of_files = [each for each in changes if isinstance(each, c.SocketChange)]
+        _write_files([each for each in of_files if each.before_rows], failed)
         _refuse_devices(changes, failed)
         self._write_rows(changes, deadline, failed, loose)
         self._wait_for_mtu(changes, failed, deadline)
         self._require_policers(changes, deadline, failed)
         rows_done = time.monotonic()
         self._write_flows(changes, deadline, failed, loose)
-        removals = (c.RemoveSocket, c.RemoveSocketDirectory)
-        _write_files([each for each in changes if isinstance(each, removals)], failed)
+        _write_files([each for each in of_files if not each.before_rows], failed)
         return Applied(
             failed,
             {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 from drivers.ovs import filters, sockets
@@ -450,6 +450,9 @@ class PurgeDatapath(Change):
 class SocketChange(Change, ABC):
     """A change of the files of a port's socket."""
 
+    #: Whether it is made before the rows are written, or after the flows.
+    before_rows: ClassVar[bool] = False
+
     @abstractmethod
     def apply(self) -> None:
         """Make the change. Raises: HostError."""
@@ -459,6 +462,7 @@ class SocketChange(Change, ABC):
 class MakeSocketDirectory(SocketChange):
     """Create the directory of a port's socket, or set its owner and mode."""
 
+    before_rows: ClassVar[bool] = True
     directory: Directory
 
     def apply(self) -> None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from drivers.ovs import filters, sockets, usability
+from drivers.ovs import chosen_sockets, filters, sockets, usability
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, base_flows
 from netplugin.api.errors import HostError, OperationTimeout
 from netplugin.host.links import Links
@@ -135,7 +135,9 @@ class OvsReader:
             tso=usability.tso_enabled(mirror.root),
             keeps_old_actions=usability.version_with_old_actions(mirror.root),
             purge_failed=self._ovs.purge_failed,
-            sockets=sockets.look(self._settings, ids, rows),
+            sockets=chosen_sockets.look(
+                sockets.look(self._settings, ids, rows), self._ovs.claimed(sockets.KIND), scope.ports
+            ),
             timings_ms={"openflow": flows_ms},
             store_mark=mirror.root.store_mark if scope.whole else "",
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from drivers.ovs import commands as c
 from drivers.ovs import filters
+from drivers.ovs.chosen_sockets import arrivals, departures
 from drivers.ovs.mapping import mapping_conflict, uplinks_stay
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation
 from drivers.ovs.ports import OvsUplink, RelayVfPort, VhostPort
@@ -120,7 +121,7 @@ def port_refusal(port: VhostPort, seen: OvsObservation, room: int) -> NetpluginE
         return name_taken(port.name, owner)
     if port.port_id in seen.rows or port.spec.device:
         return None
-    if not fits_socket(port.socket):
+    if not fits_socket(port.socket):  # a chosen one does, see PortSpec
         return Unsupported(
             f"{port.socket} is longer than the {MAX_SOCKET_PATH} bytes of a UNIX socket's path",
             step="socket-directory",
@@ -231,6 +232,7 @@ def port_changes(
         files, own = seen.sockets.files.get(port_id, ()), seen.sockets.own.get(port_id, ())
         changes += [c.RemoveSocket((port_id,), path) for path in files]
         changes += [c.RemoveSocketDirectory((port_id,), path) for path in own]
+        changes += departures(port_id, seen.sockets)
     for port_id, port in sorted(wanted.items()):
         row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
         changes += _directory(settings, port, seen)
@@ -258,6 +260,8 @@ def port_changes(
 
 def _directory(settings: OvsSettings, port: VhostPort, seen: OvsObservation) -> list[Change]:
     gid = seen.sockets.gid
+    if port.chosen is not None:
+        return arrivals(port, seen.sockets)
     if gid is None:
         return []  # the backend reports itself unusable without the group
     user = port.spec.qemu_user

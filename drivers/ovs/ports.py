@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from drivers.ovs.sockets import is_chosen
 from netplugin.api.models import PortSpec
-from netplugin.backend import Intent, Overlay
+from netplugin.backend import Claim, Intent, Overlay
 from netplugin.host.names import UPLINK, VHOST, device_name
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import (
@@ -162,6 +163,8 @@ class VhostPort:
     ifindex: int | None = None
     #: Whether OVS must reopen the relay VF although its row is correct.
     reopen: bool = False
+    #: The claim on the path of its socket, if the caller chose the path.
+    chosen: Claim | None = None
 
     @staticmethod
     def of(backend: str, intent: Intent, bridge: str, tag: int, *, socket: str, tso: bool) -> VhostPort:
@@ -182,6 +185,7 @@ class VhostPort:
             receives=Policer.of(spec.qos.ingress_kbps, spec.network.mtu, tso),
             overlay=overlay,
             stamp=intent.stamp,
+            chosen=next(filter(is_chosen, intent.claims), None),
         )
 
     @property

@@ -16,7 +16,7 @@ import os
 import shutil
 import stat
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from netplugin.api.errors import HostError
@@ -36,6 +36,8 @@ from netplugin.host.usability import Usability
 
 #: The kind of claim that holds the path of a port's socket.
 KIND = "vhost-socket"
+#: In the memory of a claim on a path that the caller chose: the root that it is below.
+ROOT = "root"
 #: Options of Interface that hold the path.
 PATH_OPTIONS = ("vhost-server-path", "vdpa-socket-path")
 
@@ -115,12 +117,36 @@ def wanted_directory(
         return Directory(str(directory), 0, gid, _SHARED)
     if not is_own(directory, port_id):
         return None
+    return directory_for(str(directory), qemu_user, gid)
+
+
+def directory_for(path: str, qemu_user: int | None, gid: int) -> Directory:
+    """A directory for the sockets of this user, or else of the group of all QEMU processes."""
     if qemu_user is None:
-        return Directory(str(directory), 0, gid, _OF_GROUP)
-    return Directory(str(directory), qemu_user, 0, _OF_USER)
+        return Directory(path, 0, gid, _OF_GROUP)
+    return Directory(path, qemu_user, 0, _OF_USER)
+
+
+def is_chosen(claim: Claim) -> bool:
+    """Whether the claim is on a path that the caller chose, see ``chosen_sockets``."""
+    return claim.kind == KIND and ROOT in claim.memory
 
 
 # -- observed state ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ChosenSocket:
+    """A path that the caller chose, below ``root``, and whether there is a socket.
+
+    ``empty``: the directories of ours that have nothing else and that no other port needs, the inner
+    ones first.
+    """
+
+    path: str
+    root: str
+    is_socket: bool
+    empty: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -135,6 +161,8 @@ class ObservedSockets:
     directories: Mapping[str, Directory]
     #: The group of all QEMU processes; None if the group does not exist.
     gid: int | None
+    #: The paths that callers chose, by port.
+    chosen: Mapping[str, ChosenSocket] = field(default_factory=dict)
 
 
 NOTHING = ObservedSockets({}, {}, {}, None)
@@ -156,7 +184,7 @@ def look(settings: OvsSettings, ports: Collection[str], rows: Mapping[str, OvsPo
         }
         for path in sorted(paths):
             directory = str(Path(path).parent)
-            if directory not in directories and (found := _directory(directory)):
+            if directory not in directories and (found := observed_directory(directory)):
                 directories[directory] = found
             if is_own(Path(directory), port_id) and directory in directories:
                 own[port_id] = (*own.get(port_id, ()), directory)
@@ -165,7 +193,8 @@ def look(settings: OvsSettings, ports: Collection[str], rows: Mapping[str, OvsPo
     return ObservedSockets(files, own, directories, _gid(settings.vhost_socket_group))
 
 
-def _directory(path: str) -> Directory | None:
+def observed_directory(path: str) -> Directory | None:
+    """The directory at this path; None if there is none, or a symbolic link."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -185,11 +214,21 @@ def _gid(group: str) -> int | None:
 # -- changes -----------------------------------------------------------------------------------------
 
 
-def make_directory(directory: Path, group: str) -> None:
-    """Create the base directory at the agent's start; ``usable`` reports failures.
+def make_directories(settings: OvsSettings) -> None:
+    """Create the base directory and the roots of chosen paths at the agent's start.
 
-    /run is empty after a boot.
+    /run is empty after a boot. ``usable``, and a port, report failures.
     """
+    make_directory(settings.vhost_socket_dir, settings.vhost_socket_group)
+    for root in settings.vhost_socket_roots:
+        with contextlib.suppress(OSError):
+            if not root.exists():
+                root.mkdir(parents=True)
+                root.chmod(_PASSABLE)
+
+
+def make_directory(directory: Path, group: str) -> None:
+    """Create the base directory."""
     with contextlib.suppress(OSError, LookupError):
         if not directory.exists():
             directory.mkdir(parents=True)
@@ -283,7 +322,7 @@ def findings(settings: OvsSettings, rows: Mapping[str, OvsPort], seen: ObservedS
     said = {port_id: path_of(row) for port_id, row in rows.items()}
     paths = {port_id: Path(path) for port_id, path in said.items() if path}
     base = settings.vhost_socket_dir
-    old = sorted(i for i, path in paths.items() if path.parent.parent != base)
+    old = sorted(i for i, path in paths.items() if path.parent.parent != base and fits(str(path), i))
     found = _too_long(base)
     if old:
         some = ", ".join(old[:5]) + (" and others" if len(old) > 5 else "")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from drivers.ovs import networks, sockets
+from drivers.ovs import chosen_sockets, networks, sockets
 from drivers.ovs.commands import AddBeside, RemoveBeside
 from drivers.vdpa.findings import findings, no_pci
 from drivers.vdpa.model import (
@@ -141,6 +141,7 @@ class Vdpa(
     def validate(self, spec: PortSpec) -> None:
         """Features that depend on the port's mode are checked with its claim."""
         super().validate(spec)
+        chosen_sockets.check(self._switch.settings, spec)
         networks = {device.network for device in self._pool.kernel.devices}
         name = spec.network.physical_network
         if name not in networks:
@@ -168,7 +169,7 @@ class Vdpa(
             for_dpdk=True,
             notes=mode.notes,
         )
-        socket = sockets.claim_socket(self._switch.settings, intent, row)
+        socket = chosen_sockets.claim_socket(self._switch.settings, intent, row, taken)
         return (claim, socket, *claim_name(intent, taken))
 
     def plan(self, intents: Sequence[Intent], observed: VdpaObservation) -> Plan:

@@ -28,7 +28,7 @@ class Switch:
         self._ovs = ovs
         self._reader = OvsReader(ovs, LAYOUT)
         self._applier = Applier(ovs)
-        sockets.make_directory(self.settings.vhost_socket_dir, self.settings.vhost_socket_group)
+        sockets.make_directories(self.settings)
 
     @property
     def settings(self) -> OvsSettings:

@@ -30,6 +30,11 @@ def _free_to_choose(name: str) -> str:
 
 
 PortName = Annotated[DeviceName, AfterValidator(_free_to_choose)]
+# Absolute and normalized: a root, a directory below it, the socket. Within the length of a UNIX socket's
+# path (``names.MAX_SOCKET_PATH``).
+SocketPath = Annotated[
+    str, StringConstraints(pattern=r"^(/[A-Za-z0-9_][A-Za-z0-9._-]*){3,}$", max_length=107, strict=True)
+]
 # Strict: only JSON true and false; "no", 0 and similar values are refused.
 Flag = Annotated[bool, Field(strict=True)]
 VlanId = Annotated[int, Field(ge=1, le=4094, strict=True)]

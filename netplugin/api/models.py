@@ -30,6 +30,7 @@ from netplugin.api.fields import (
     PortId,
     PortName,
     RingSize,
+    SocketPath,
     Value,
     VlanId,
     at_most,
@@ -261,6 +262,15 @@ class PortSpec(Value):
         FieldRule(
             supported=lambda spec, features: features.port_names,
             purpose="it names a tap or a port in OVS",
+        ),
+    ] = None
+    #: Path of the vhost-user socket, in a directory of its own or of its VM below
+    #: ``[ovs] vhost_socket_dir`` or ``vhost_socket_roots``; by default the agent chooses it.
+    vhost_user_socket: Annotated[
+        SocketPath | None,
+        FieldRule(
+            supported=lambda spec, features: features.needs_shared_memory,
+            purpose="it is for vhost-user sockets",
         ),
     ] = None
     vf: Annotated[

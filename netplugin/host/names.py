@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 # -- Names of the devices that netplugin creates: deterministic, recognizable, within IFNAMSIZ. ---
 
@@ -93,6 +94,15 @@ def link_local(mac: str) -> str:
 Mark = Callable[[str], str]
 # How many of its own marks a process remembers: one for each commit that changed the object.
 _WRITTEN = 10_000
+
+
+#: Maps a kind of claims to the claim that each port has: its key, and what is stored with it.
+Claimed = Callable[[str], Mapping[str, tuple[str, Mapping[str, Any]]]]
+
+
+def nothing_claimed(kind: str) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+    """Without a store, no port has a claim."""
+    return {}
 
 
 def unmarked(found: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from netplugin.api.errors import BackendUnavailable, NetpluginError
 from netplugin.api.physical_models import UPLINK_MTU, OvsUplinkSpec, PhysicalNetworkSpec
-from netplugin.host.names import Mark, unmarked
+from netplugin.host.names import Claimed, Mark, nothing_claimed, unmarked
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs_mirror import Connection, Mirror, MirrorDrift
 from netplugin.host.ovs_sockets import OvsSockets
@@ -42,6 +42,8 @@ class OvsSettings:
     rundir: Path | None
     vhost_socket_dir: Path
     vhost_socket_group: str
+    #: Further directories below which callers may choose paths of sockets.
+    vhost_socket_roots: tuple[Path, ...] = ()
     bridge_mappings: Mapping[str, str] = field(default_factory=dict)
     uplinks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     bonds: Mapping[str, str] = field(default_factory=dict)
@@ -122,6 +124,7 @@ class OvsSettings:
             control_socket=sockets.control_socket,
             vhost_socket_dir=Path(conf.ovs.vhost_socket_dir),
             vhost_socket_group=conf.ovs.vhost_socket_group,
+            vhost_socket_roots=tuple(map(_root, conf.ovs.vhost_socket_roots)),
             bridge_mappings=dict(conf.ovs.bridge_mappings),
             uplinks=uplinks,
             bonds=dict(conf.ovs.bonds),
@@ -131,6 +134,13 @@ class OvsSettings:
             timeout_s=float(conf.ovs.timeout),
             quiet_datapath_log=conf.ovs.quiet_datapath_log,
         )
+
+
+def _root(text: str) -> Path:
+    path = Path(text)
+    if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
+        raise ValueError(f"[ovs] vhost_socket_roots: {text!r} is not the absolute path of a directory")
+    return path
 
 
 def _tunnel_address(text: str | None) -> str | None:
@@ -152,15 +162,17 @@ class OvsHost:
         holder: str | None = None,
         mark: Mark = unmarked,
         networks: PhysicalNetworks | None = None,
+        claimed: Claimed = nothing_claimed,
     ) -> None:
         """``holder`` identifies this process in the lock; None: request no lock.
 
         ``mark``: see ``Ovsdb``. ``networks``: where those of the options are added, and those that the
-        API made are found.
+        API made are found. ``claimed``: what the ports of the agent have claimed.
         """
         networks = networks or PhysicalNetworks()
         networks.configure(settings.networks())
         self._settings = Derived(networks, settings.with_networks)
+        self.claimed = claimed
         self._supervisor = supervisor
         self.flows = OpenFlow(settings.sockets, self._gone)
         self._subscribers: list[tuple[str, Callable[[Wake], None]]] = []

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from netplugin.host.locks import Locks, NoLocks
-from netplugin.host.names import Mark, unmarked
+from netplugin.host.names import Claimed, Mark, nothing_claimed, unmarked
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.physical_networks import PhysicalNetworks
 from netplugin.host.supervisor import Supervisor
@@ -17,13 +17,16 @@ from netplugin.host.supervisor import Supervisor
 class Host:
     """The connections to the daemons of this host, and the locks of this process."""
 
-    def __init__(self, conf: Any, store: str = "", mark: Mark = unmarked) -> None:
+    def __init__(
+        self, conf: Any, store: str = "", mark: Mark = unmarked, claimed: Claimed = nothing_claimed
+    ) -> None:
         """``store`` identifies the agent's store.
 
         ``mark`` maps the mark found on a shared object to the mark to write when the object is
-        changed.
+        changed. ``claimed`` tells what ports have claimed.
         """
         self.conf = conf
+        self._claimed = claimed
         self.mark = mark
         self.locks = Locks()
         self.networks = PhysicalNetworks()
@@ -40,7 +43,9 @@ class Host:
         with self._lock:
             if self._ovs is None:
                 settings = OvsSettings.read(self.conf)
-                self._ovs = OvsHost(settings, self.supervisor, self._who, self.mark, self.networks)
+                self._ovs = OvsHost(
+                    settings, self.supervisor, self._who, self.mark, self.networks, self._claimed
+                )
             return self._ovs
 
     @property

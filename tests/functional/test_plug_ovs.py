@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -128,6 +129,39 @@ def test_a_port_has_the_name_that_was_chosen(ovs: PrivateOvs, agent: PrivateAgen
     assert planned(agent) == [] and ports(ovs) == ["vnic0"]
     assert agent.call("DELETE", "/v1/ports/p1")[0] == 204
     assert plug(agent, "p2", make_spec(2, port_name="vnic0"))["state"] == "active", "the name is free again"
+
+
+def test_a_socket_is_at_the_path_that_was_chosen(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    root = Path(agent.groups["ovs"]["vhost_socket_dir"])
+    path, theirs = root / "vm-1" / "vnic0", root / "vm-1" / "theirs"
+    body = plug(agent, "p1", make_spec(1, vhost_user_socket=str(path)))
+    assert body["binding"]["socket_path"] == str(path) and str(path) in body["binding"]["interface_xml"]
+    assert ovs.get("Interface", device_name(VHOST, "p1"), "options:vhost-server-path").strip('"') == str(path)
+    assert path.parent.stat().st_mode & 0o7777 == 0o2770
+    with socket.socket(socket.AF_UNIX) as qemu:
+        qemu.bind(str(path))
+    theirs.touch()
+    before = sorted(root.rglob("*"))
+    for wrong, status in (
+        (path, 409),
+        (theirs, 409),
+        (path / "x", 409),
+        (root / "nic", 422),
+        ("/etc/vm/nic", 422),
+    ):
+        answer = agent.call("PUT", "/v1/ports/p2", make_spec(2, vhost_user_socket=str(wrong)))
+        assert answer[0] == status and "vhost_user_socket" in answer[1]["detail"], answer
+    assert agent.call("PUT", "/v1/ports/p1", make_spec(1))[0] == 409, "not live"
+    plug(agent, "p2", make_spec(2, vhost_user_socket=str(root / "vm-1" / "vnic1")))
+    agent.restart_with({})
+    assert planned(agent) == [] and sorted(root.rglob("*")) == before
+    for port_id, left in (("p2", [path.parent, theirs, path]), ("p1", [path.parent, theirs])):
+        assert agent.call("DELETE", f"/v1/ports/{port_id}")[0] == 204
+        assert sorted(root.rglob("*")) == sorted(left)
+    theirs.unlink()
+    plug(agent, "p1", make_spec(1, vhost_user_socket=str(root / "a" / "vm-2" / "vnic0")))
+    assert agent.call("DELETE", "/v1/ports/p1")[0] == 204
+    assert sorted(root.rglob("*")) == [path.parent], "not ours any more"
 
 
 def test_all_ports_of_a_vlan_change_in_one_transaction(ovs: PrivateOvs, agent: PrivateAgent) -> None:

@@ -63,6 +63,7 @@ def test_a_new_field_cannot_change_on_a_live_port_and_is_not_the_standbys() -> N
         ("qemu_user", 1001),
         ("device", "veth0"),
         ("port_name", "vnic0"),
+        ("vhost_user_socket", "/run/x/y/z"),
     ],
 )
 def test_a_field_needs_its_feature(field: str, value: object) -> None:

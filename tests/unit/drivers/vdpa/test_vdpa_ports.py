@@ -107,6 +107,18 @@ def test_a_port_has_the_name_that_was_chosen(world: VdpaWorld) -> None:
     world.assert_settled()
 
 
+def test_the_socket_is_at_the_path_that_was_chosen(world: VdpaWorld) -> None:
+    spec = vdpa_spec(vhost_user_socket="/run/vhost/vm/nic0")
+    assert world.plug("a", spec) is None and world.plug("a", spec) is None
+    npv = row(world, NPV).interface
+    assert npv and npv.options == {"vhost-server-path": "/run/vhost/vm/nic0"}
+    assert binding_of(world)["socket_path"] == "/run/vhost/vm/nic0"
+    refused = world.plug("b", vdpa_spec(2, vhost_user_socket="/run/vhost/vm/nic0"))
+    assert isinstance(refused, Conflict) and "port a" in refused.detail
+    assert isinstance(world.plug("b", vdpa_spec(2, vhost_user_socket="/etc/vm/nic0")), InvalidRequest)
+    world.assert_settled()
+
+
 def test_the_vm_sees_an_ordinary_vhost_user_nic(world: VdpaWorld) -> None:
     assert world.plug("a", vdpa_spec(queues=2, numa_node=0)) is None
     reported = binding_of(world)
