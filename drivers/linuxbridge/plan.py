@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from drivers.linuxbridge import filters
@@ -125,7 +125,7 @@ class SegmentsPlan:
             return  # no port of ours is left, and other members keep the bridge
         ids = tuple(one.tap.port_id for one in users)
         overlay = users[0].overlay if users else None
-        uplink = self._uplink(segment, overlay, max(mtus), seen)
+        uplink = self._uplink(segment, overlay, mtus, seen)
         bridge = bridge_of(segment, uplink.name, max(mtus))
         if seen is None:
             self.made.append(CreateDevice(ids, bridge))
@@ -144,11 +144,15 @@ class SegmentsPlan:
                 self.made.append(AddUplink(ids, bridge.name, uplink.name))
 
     def _uplink(
-        self, segment: Segment, overlay: Overlay | None, mtu: int, seen: ObservedBridge | None
+        self, segment: Segment, overlay: Overlay | None, mtus: Collection[int], seen: ObservedBridge | None
     ) -> DesiredUplink:
-        """Return the uplink to use: the desired one if it is available, otherwise the current one."""
-        right = self._right_uplink(segment, overlay, mtu)
-        if right is not None and self._fit(segment, overlay, mtu):
+        """Return the uplink to use: the desired one if it is available, otherwise the current one.
+
+        It is available if the smallest of these MTUs fits: ports with a larger one report that as their
+        fault, and do not keep the uplink of the others from repair.
+        """
+        right = self._right_uplink(segment, overlay, max(mtus))
+        if right is not None and self._fit(segment, overlay, min(mtus)):
             return right
         return DesiredUplink(seen.uplink if seen else "", fit=False)
 
@@ -170,6 +174,8 @@ class SegmentsPlan:
             return None if interface is None else DesiredUplink()
         if segment.vlan_id is None:
             return DesiredUplink(interface)
+        if (below := self.seen.interfaces.get(interface)) is not None:
+            mtu = min(mtu, below.link.mtu)  # the kernel allows no more
         device = SegmentDevice(segment.device, mark, Vlan(interface, segment.vlan_id), mtu)
         return DesiredUplink(device.name, device=device)
 

@@ -20,6 +20,7 @@ from netplugin.host.vxlan import VxlanKey
 from tests.unit.drivers.linuxbridge.model import INTERFACES, LOCAL_IP, UNDERLAY, Model
 from tests.unit.drivers.linuxbridge.strategies import (
     converge,
+    drift_of_device,
     drift_of_interface,
     make_intent,
     make_overlay,
@@ -161,6 +162,26 @@ def test_addresses_on_the_interface_do_not_hinder_a_vlan() -> None:
     drift_of_interface(model, "eth2", "addresses")
     assert converge(model, [Intent("p", make_spec(network=VLAN))]).failed == {}
     assert converge(model, [Intent("q", make_spec(network="net2"))]).failed["q"].step == "uplink"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("drift", ["newborn", "ipv6", "down", "free", "gone"])
+def test_a_port_with_too_large_an_mtu_does_not_keep_the_uplink_of_others_from_repair(
+    drift: str, whole: bool
+) -> None:
+    model, segment = Model(), Segment("net2", 7)
+    small, large = (Intent(f"{mtu}", make_spec(mtu, VLAN)) for mtu in (1500, 9000))
+    converge(model, [small, large])
+    model.links.links["eth2"] = replace(model.links.links["eth2"], mtu=1600)
+    before = model.links.links[segment.device]
+    drift_of_device(model, segment.device, drift)
+    wanted = [small, large] if whole else [small]
+    result = converge(model, wanted, whole=whole)
+    repaired = model.links.links[segment.device]
+    assert repaired == replace(before, mtu=1600, index=repaired.index), "it has no more than its parent"
+    assert result.observed["1500"].fault is None and planned(model, wanted, whole=whole) == ()
+    fault = converge(model, [small, large]).observed["9000"].fault
+    assert fault is not None and "MTU 1600" in fault, "the port whose frames do not fit says so"
 
 
 def test_a_vlan_of_somebody_else_is_in_the_way() -> None:
