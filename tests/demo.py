@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.demo_steps import Steps, took
-from tests.demo_traces import Traces, left_behind
+from tests.demo_traces import Inmates, Traces, left_behind
 from tests.lab import kernel, sandbox
 from tests.lab.hypervisor import BRIDGE_BACKEND, OVS_BACKEND
 from tests.lab.processes import LabError
@@ -53,8 +53,9 @@ def _demo(backends: Sequence[str]) -> int:
         steps.say(f"Debian's {kernel.fetch().version}, unpacked in {kernel.CACHE.name}/")
     with tempfile.TemporaryDirectory(prefix="netplugin-demo-") as directory:
         before = Traces.now()
-        status = _inside(steps, Path(directory), backends)
-        found = left_behind(before, Path(directory))
+        with Inmates(Path(directory)) as inmates:
+            status = _inside(steps, Path(directory), backends)
+            found = left_behind(before, Path(directory), inmates)
     _summary(steps, found)
     return status or (1 if found else 0)
 
@@ -79,7 +80,7 @@ def _summary(steps: Steps, found: Sequence[str]) -> None:
     print("\nLeft behind")
     if not found:
         print(
-            "  nothing: looked for processes, namespaces, network links, mounts, hugepages and\n"
+            "  nothing: looked for processes, network links, mounts, hugepages and\n"
             "  files under /run, /dev, /etc/libvirt, /var and the temporary directory"
         )
     for trace in found:

@@ -15,7 +15,7 @@ import libvirt  # type: ignore[import-untyped]
 
 from tests.demo_search import search
 from tests.demo_steps import Steps
-from tests.demo_traces import note_namespaces
+from tests.demo_traces import hand_over_namespace
 from tests.lab import guest as lab_guest
 from tests.lab.guest import Accelerator, Guest
 from tests.lab.hypervisor import OVS_BACKEND, Hypervisor, Nic
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     steps = Steps()
     steps.load(options.directory)
-    note_namespaces(options.directory)
+    hand_over_namespace(options.directory)
     try:
         _Demo(steps, options.backends).run()
     except (LabError, libvirt.libvirtError) as error:

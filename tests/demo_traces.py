@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from tests.lab import hugepages, sandbox
 from tests.lab.ovs import DATAPATH_TAP
 from tests.lab.processes import LabTimeout, wait_for
 
-NAMESPACES = ("mnt", "net", "pid", "ipc", "uts")
-NAMESPACES_FILE = "namespaces"
+# Here the sandbox hands over a descriptor of its PID namespace: as long as it is open, no other
+# namespace has the same number. No process can leave such a namespace.
+NAMESPACE_SOCKET = "namespace"
+PID_NAMESPACE = "/proc/{}/ns/pid"
 WATCHED = ("/run", "/dev", "/etc/libvirt", *map(str, sandbox.PRIVATE))
 # Where others than a sandbox come and go all the time: sessions, terminals, the journal.
 BUSY = ("/run/systemd", "/run/user", "/run/log", "/run/udev", "/dev/pts", str(hugepages.LEDGER))
@@ -45,30 +48,64 @@ class Traces:
         )
 
 
-def note_namespaces(directory: Path) -> None:
-    """Called in the sandbox: what no process may be in once it has ended."""
-    names = [os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES]
-    (directory / NAMESPACES_FILE).write_text("\n".join(names))
+class Inmates:
+    """The processes of a sandbox that puts its files into ``directory``."""
+
+    def __init__(self, directory: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._namespace: int | None = None
+        self._socket.bind(str(directory / NAMESPACE_SOCKET))
+        self._socket.setblocking(False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        if self._namespace is not None:
+            os.close(self._namespace)
+
+    def pids(self) -> list[int]:
+        """Those that run now; none if the sandbox was not started."""
+        if self._namespace is None:
+            with suppress(BlockingIOError):
+                [self._namespace] = socket.recv_fds(self._socket, 1, 1)[1]
+        if self._namespace is None:
+            return []
+        ours = os.fstat(self._namespace).st_ino
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        return [pid for pid in pids if _number(pid) == ours]
 
 
-def left_behind(before: Traces, directory: Path) -> list[str]:
+def hand_over_namespace(directory: Path) -> None:
+    """Called in the sandbox: in its namespace no process may be once it has ended."""
+    namespace = os.open(PID_NAMESPACE.format("self"), os.O_RDONLY)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.connect(str(directory / NAMESPACE_SOCKET))
+            socket.send_fds(sender, [b"."], [namespace])
+    finally:
+        os.close(namespace)
+
+
+def left_behind(before: Traces, directory: Path, inmates: Inmates) -> list[str]:
     """Describe each process, page, mount, link and file that the demo left; temporary files too."""
     try:
-        wait_for(lambda: not _differences(before, directory), SETTLE_S, "nothing is left")
+        wait_for(lambda: not _differences(before, directory, inmates), SETTLE_S, "nothing is left")
     except LabTimeout:
-        return _differences(before, directory)
+        return _differences(before, directory, inmates)
     return []
 
 
-def _differences(before: Traces, directory: Path) -> list[str]:
+def _differences(before: Traces, directory: Path, inmates: Inmates) -> list[str]:
     now = Traces.now()
-    found = [f"process {pid} in a namespace of the sandbox" for pid in _inmates(directory)]
+    found = [f"process {pid} in the PID namespace of the sandbox" for pid in inmates.pids()]
     if now.pages > before.pages:
         found.append(f"{now.pages - before.pages} hugepages")
     found += [f"mount {line}" for line in sorted(now.mounts - before.mounts)]
     found += [f"network link {name}" for name in sorted(now.links - before.links)]
     found += [f"file {path}" for path in sorted(now.files - before.files)]
-    known = (FILE, NAMESPACES_FILE)
+    known = (FILE, NAMESPACE_SOCKET)
     found += [f"file {path}" for path in sorted(directory.iterdir()) if path.name not in known]
     return found
 
@@ -88,17 +125,7 @@ def _files() -> Iterator[str]:
             yield from (f"{parent}/{name}" for name in (*directories, *files))
 
 
-def _inmates(directory: Path) -> list[int]:
-    file = directory / NAMESPACES_FILE
-    if not file.exists():
-        return []  # it was not started
-    ours = set(file.read_text().split())
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return [pid for pid in pids if ours & _namespaces(pid)]
-
-
-def _namespaces(pid: int) -> set[str]:
-    try:
-        return {os.readlink(f"/proc/{pid}/ns/{name}") for name in NAMESPACES}
-    except OSError:
-        return set()  # it has ended
+def _number(pid: int) -> int | None:
+    with suppress(OSError):  # it has ended
+        return os.stat(PID_NAMESPACE.format(pid)).st_ino
+    return None

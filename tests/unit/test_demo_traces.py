@@ -1,8 +1,9 @@
 """Which links of the machine the demo counts as its own."""
 
+import os
 from pathlib import Path
 
-from tests.demo_traces import own_links
+from tests.demo_traces import Inmates, hand_over_namespace, own_links
 
 
 def test_links_of_others_are_not_counted(tmp_path: Path) -> None:
@@ -18,3 +19,11 @@ def test_links_of_others_are_not_counted(tmp_path: Path) -> None:
         (tmp_path / name / "ifalias").write_text(f"{alias}\n")
     (tmp_path / "going").mkdir()
     assert set(own_links(tmp_path)) == {"npt-a", "np-br", "ovs-netdev"}
+
+
+def test_inmates_are_those_of_the_namespace_that_was_handed_over(tmp_path: Path) -> None:
+    with Inmates(tmp_path) as inmates:
+        assert inmates.pids() == []
+        hand_over_namespace(tmp_path)
+        assert os.getpid() in inmates.pids()
+        assert os.getpid() in inmates.pids(), "also when it is asked again"
