@@ -105,6 +105,14 @@ class PortPut(ShowOne):
             metavar="IP",
             help="address or prefix that the VM may send from; may be given several times",
         )
+        parser.add_argument(
+            "--port-name", metavar="NAME", help="name of the tap, or of the port in OVS; default: derived"
+        )
+        parser.add_argument(
+            "--vhost-user-socket",
+            metavar="PATH",
+            help="path of the vhost-user socket, below a directory that the agent's options allow",
+        )
         return parser
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
@@ -200,7 +208,7 @@ def network_from(options: Namespace, network: dict[str, Any]) -> dict[str, Any]:
 def spec_from(options: Namespace) -> PortSpec:
     """The spec from the options of ``port put``. Raises: InvalidRequest naming the fields."""
     spec = _read_spec(options.spec) if options.spec else {}
-    for name in ("vm_id", "mac", "backend", "queues"):
+    for name in ("vm_id", "mac", "backend", "queues", "port_name", "vhost_user_socket"):
         _set(spec, name, getattr(options, name))
     network_from(options, _part(spec, "network"))
     for name in ("ingress_kbps", "egress_kbps"):

@@ -157,6 +157,9 @@ def test_spec_from_a_file_and_from_standard_input(
     addresses = [entry["ip"] for entry in spec["port_security"]["allowed_addresses"]]
     assert addresses == ["10.0.0.5", "2001:db8::/64"]
     assert not run.json(f"port put p3 --spec {path} --no-port-security")["spec"]["port_security"]["enabled"]
+    names = "--port-name tap4 --vhost-user-socket /run/vms/vm-1/net.sock"
+    spec = run.json(f"port put p4 --spec {path} {names}")["spec"]
+    assert (spec["port_name"], spec["vhost_user_socket"]) == ("tap4", "/run/vms/vm-1/net.sock")
 
 
 def test_network_type_follows_from_the_options(run: Run, running: Agent) -> None:
