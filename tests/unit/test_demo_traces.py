@@ -1,4 +1,4 @@
-"""Which links of the machine the demo counts as its own."""
+"""What the demo counts as its own: links, and processes of its sandbox."""
 
 import os
 from pathlib import Path
