@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.demo_steps import Steps, took
-from tests.demo_traces import Inmates, Traces, left_behind
+from tests.demo_traces import Sandboxed, Traces, left_behind
 from tests.lab import kernel, sandbox
 from tests.lab.hypervisor import BRIDGE_BACKEND, OVS_BACKEND
 from tests.lab.processes import LabError
@@ -53,9 +53,9 @@ def _demo(backends: Sequence[str]) -> int:
         steps.say(f"Debian's {kernel.fetch().version}, unpacked in {kernel.CACHE.name}/")
     with tempfile.TemporaryDirectory(prefix="netplugin-demo-") as directory:
         before = Traces.now()
-        with Inmates(Path(directory)) as inmates:
+        with Sandboxed(Path(directory)) as sandboxed:
             status = _inside(steps, Path(directory), backends)
-            found = left_behind(before, Path(directory), inmates)
+            found = left_behind(before, Path(directory), sandboxed)
     _summary(steps, found)
     return status or (1 if found else 0)
 

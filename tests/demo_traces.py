@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from tests.demo_steps import FILE
 from tests.lab import hugepages, sandbox
+from tests.lab.inmates import Inmates, open_namespace
 from tests.lab.ovs import DATAPATH_TAP
 from tests.lab.processes import LabTimeout, wait_for
 
-# Here the sandbox hands over a descriptor of its PID namespace: as long as it is open, no other
-# namespace has the same number. No process can leave such a namespace.
+# Here the sandbox hands over its PID namespace.
 NAMESPACE_SOCKET = "namespace"
-PID_NAMESPACE = "/proc/{}/ns/pid"
 WATCHED = ("/run", "/dev", "/etc/libvirt", *map(str, sandbox.PRIVATE))
 # Where others than a sandbox come and go all the time: sessions, terminals, the journal.
 BUSY = ("/run/systemd", "/run/user", "/run/log", "/run/udev", "/dev/pts", str(hugepages.LEDGER))
@@ -48,38 +47,34 @@ class Traces:
         )
 
 
-class Inmates:
-    """The processes of a sandbox that puts its files into ``directory``."""
+class Sandboxed:
+    """The processes of a sandbox, which hands over its PID namespace in ``directory``."""
 
     def __init__(self, directory: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._namespace: int | None = None
+        self._held = ExitStack()
+        self._socket = self._held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         self._socket.bind(str(directory / NAMESPACE_SOCKET))
         self._socket.setblocking(False)
+        self._inmates: Inmates | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._socket.close()
-        if self._namespace is not None:
-            os.close(self._namespace)
+        self._held.close()
 
     def pids(self) -> list[int]:
         """Those that run now; none if the sandbox was not started."""
-        if self._namespace is None:
+        if self._inmates is None:
             with suppress(BlockingIOError):
-                [self._namespace] = socket.recv_fds(self._socket, 1, 1)[1]
-        if self._namespace is None:
-            return []
-        ours = os.fstat(self._namespace).st_ino
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        return [pid for pid in pids if _number(pid) == ours]
+                [namespace] = socket.recv_fds(self._socket, 1, 1)[1]
+                self._inmates = self._held.enter_context(Inmates(namespace))
+        return self._inmates.pids() if self._inmates else []
 
 
 def hand_over_namespace(directory: Path) -> None:
     """Called in the sandbox: in its namespace no process may be once it has ended."""
-    namespace = os.open(PID_NAMESPACE.format("self"), os.O_RDONLY)
+    namespace = open_namespace()
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.connect(str(directory / NAMESPACE_SOCKET))
@@ -88,18 +83,18 @@ def hand_over_namespace(directory: Path) -> None:
         os.close(namespace)
 
 
-def left_behind(before: Traces, directory: Path, inmates: Inmates) -> list[str]:
+def left_behind(before: Traces, directory: Path, sandboxed: Sandboxed) -> list[str]:
     """Describe each process, page, mount, link and file that the demo left; temporary files too."""
     try:
-        wait_for(lambda: not _differences(before, directory, inmates), SETTLE_S, "nothing is left")
+        wait_for(lambda: not _differences(before, directory, sandboxed), SETTLE_S, "nothing is left")
     except LabTimeout:
-        return _differences(before, directory, inmates)
+        return _differences(before, directory, sandboxed)
     return []
 
 
-def _differences(before: Traces, directory: Path, inmates: Inmates) -> list[str]:
+def _differences(before: Traces, directory: Path, sandboxed: Sandboxed) -> list[str]:
     now = Traces.now()
-    found = [f"process {pid} in the PID namespace of the sandbox" for pid in inmates.pids()]
+    found = [f"process {pid} in the PID namespace of the sandbox" for pid in sandboxed.pids()]
     if now.pages > before.pages:
         found.append(f"{now.pages - before.pages} hugepages")
     found += [f"mount {line}" for line in sorted(now.mounts - before.mounts)]
@@ -123,9 +118,3 @@ def _files() -> Iterator[str]:
         for parent, directories, files in os.walk(top):
             directories[:] = [name for name in directories if f"{parent}/{name}" not in BUSY]
             yield from (f"{parent}/{name}" for name in (*directories, *files))
-
-
-def _number(pid: int) -> int | None:
-    with suppress(OSError):  # it has ended
-        return os.stat(PID_NAMESPACE.format(pid)).st_ino
-    return None

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from tests.demo_traces import Inmates, hand_over_namespace, own_links
+from tests.demo_traces import Sandboxed, hand_over_namespace, own_links
 
 
 def test_links_of_others_are_not_counted(tmp_path: Path) -> None:
@@ -21,9 +21,9 @@ def test_links_of_others_are_not_counted(tmp_path: Path) -> None:
     assert set(own_links(tmp_path)) == {"npt-a", "np-br", "ovs-netdev"}
 
 
-def test_inmates_are_those_of_the_namespace_that_was_handed_over(tmp_path: Path) -> None:
-    with Inmates(tmp_path) as inmates:
-        assert inmates.pids() == []
+def test_processes_are_those_of_the_namespace_that_was_handed_over(tmp_path: Path) -> None:
+    with Sandboxed(tmp_path) as sandboxed:
+        assert sandboxed.pids() == []
         hand_over_namespace(tmp_path)
-        assert os.getpid() in inmates.pids()
-        assert os.getpid() in inmates.pids(), "also when it is asked again"
+        assert os.getpid() in sandboxed.pids()
+        assert os.getpid() in sandboxed.pids(), "also when it is asked again"

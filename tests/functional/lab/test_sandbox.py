@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import hugepages, kernel, sandbox
+from tests.lab.inmates import Inmates, open_namespace
 from tests.lab.processes import wait_for
 
 pytestmark = pytest.mark.outside
@@ -24,7 +25,6 @@ PAGES = 140
 READY_DEADLINE_S = 120.0
 END_DEADLINE_S = 60.0
 MARK = "NETPLUGIN_LAB_MARK"
-NAMESPACES = ("mnt", "net", "pid", "ipc", "uts")
 # Of programs that the unit tests start next to these.
 OF_OTHERS = "/run/netplugin-vnf-"
 WRITTEN_TO = ("/run", "/dev", "/sys/class/net", "/etc/libvirt", *map(str, sandbox.PRIVATE))
@@ -49,7 +49,8 @@ with PrivateLibvirt() as daemons, PrivateOvs(Path("/run/ovs")) as ovs:
     guest.start(daemons.connect(), domain_xml("left"))
     # Before it says that all is up: the signal may come the moment after.
     signal.signal(signal.SIGINT, lambda *_: sys.exit(5))
-    print(*(os.readlink(f"/proc/self/ns/{name}") for name in sys.argv[2:]), flush=True)
+    print("all is up", flush=True)
+    sys.stdin.readline()
     if sys.argv[1] == "wait":
         signal.pause()
     if sys.argv[1] == "crash":
@@ -84,10 +85,6 @@ def processes_with(mark: str) -> list[int]:
     return [pid for pid in _pids() if f"{MARK}={mark}".encode() in _environment(pid)]
 
 
-def namespaces_in_use() -> set[str]:
-    return {link for pid in _pids() for link in _namespaces(pid)}
-
-
 def _pids() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
@@ -99,23 +96,27 @@ def _environment(pid: int) -> list[bytes]:
         return []
 
 
-def _namespaces(pid: int) -> list[str]:
-    try:
-        return [os.readlink(f"/proc/{pid}/ns/{name}") for name in NAMESPACES]
-    except OSError:
-        return []
-
-
 @dataclass(frozen=True)
 class Running:
     """A sandbox whose payload has everything up."""
 
     outer: subprocess.Popen[str]
     mark: str
-    namespaces: frozenset[str]
+    inmates: Inmates
 
     def ended(self) -> int:
         return self.outer.wait(END_DEADLINE_S)
+
+
+def _process_1(outer: int) -> int:
+    """The sandbox's first process: the child of ``unshare``, which is the outer's child."""
+    [unshare] = _children(outer)
+    [first] = _children(unshare)
+    return first
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @contextmanager
@@ -123,19 +124,23 @@ def running(how: str, temporary: Path) -> Iterator[Running]:
     mark = str(uuid.uuid4())
     args = [sys.executable, "-m", "tests.lab.sandbox", "--hugepages", str(PAGES), "--"]
     with subprocess.Popen(
-        [*args, sys.executable, "-c", PAYLOAD, how, *NAMESPACES],
+        [*args, sys.executable, "-c", PAYLOAD, how],
         env={**os.environ, MARK: mark, "TMPDIR": str(temporary)},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     ) as outer:
         try:
-            assert outer.stdout is not None
+            assert outer.stdin is not None and outer.stdout is not None
             # The payload prints one short line, and only once everything is up.
             readable, _, _ = select.select([outer.stdout], [], [], READY_DEADLINE_S)
-            namespaces = frozenset(outer.stdout.readline().split() if readable else [])
-            assert len(namespaces) == len(NAMESPACES), "the payload did not come up"
-            yield Running(outer, mark, namespaces)
+            assert readable and outer.stdout.readline(), "the payload did not come up"
+            with Inmates(open_namespace(_process_1(outer.pid))) as inmates:
+                assert len(inmates.pids()) > 1
+                outer.stdin.write("go on\n")
+                outer.stdin.flush()
+                yield Running(outer, mark, inmates)
         finally:
             outer.kill()
 
@@ -150,11 +155,11 @@ def nothing_stays(tmp_path: Path) -> Iterator[None]:
 
 def assert_gone(sandboxed: Running) -> None:
     """Soon: the last process may be on its way out, without an environment and not yet out of its
-    namespaces (``do_exit`` in kernel/exit.c)."""
+    namespace (``do_exit`` in kernel/exit.c)."""
     wait_for(
-        lambda: not (processes_with(sandboxed.mark) or sandboxed.namespaces & namespaces_in_use()),
+        lambda: not (processes_with(sandboxed.mark) or sandboxed.inmates.pids()),
         60,
-        "its processes and namespaces are gone",
+        "its processes are gone",
     )
     assert not (hugepages.LEDGER / f"{sandboxed.outer.pid}.json").exists()
 
