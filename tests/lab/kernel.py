@@ -25,6 +25,9 @@ CACHE = Path(__file__).resolve().parents[2] / ".lab"
 QUICK_BOOT = (
     "quiet panic=-1 nokaslr mitigations=off random.trust_cpu=on audit=0"
     " no_timer_check cryptomgr.notests i8042.noaux i8042.nokbd rcupdate.rcu_expedited=1"
+    # A tick that repeats by itself: of one that is set again each time, QEMU's emulation loses one once in
+    # many runs on a busy machine, and that CPU then sleeps without end.
+    " nohz=off highres=off"
 )
 
 

@@ -297,11 +297,8 @@ def _nic(number: int, nic: Nic) -> list[str]:
 
 
 def kernel_command_line(needs: Needs) -> str:
-    # A tick that repeats by itself: of one that is set again each time, the emulation loses one once in
-    # many runs, and that CPU then sleeps without end.
-    ticks = "nohz=off highres=off"
     # A guest that hangs is sent an NMI, to learn where it hangs.
-    words = f"console=ttyS0 {QUICK_BOOT} {ticks} unknown_nmi_panic intel_iommu=on"
+    words = f"console=ttyS0 {QUICK_BOOT} unknown_nmi_panic intel_iommu=on"
     return f"{words} hugepages={needs.hugepages}"
 
 
