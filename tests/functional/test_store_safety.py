@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,10 @@ def state_of(agent: PrivateAgent) -> Path:
 def index(port_id: str) -> str | None:
     """Which device a port's tap is: one that was made again has another number."""
     path = Path("/sys/class/net", device_name(TAP, port_id), "ifindex")
-    return path.read_text().strip() if path.exists() else None
+    # Of a device that is going, the kernel says that it is not there or that the request is invalid.
+    with suppress(OSError):
+        return path.read_text().strip()
+    return None
 
 
 def put(agent: PrivateAgent, number: int, **network: Any) -> tuple[int, Any]:
