@@ -1,11 +1,12 @@
-"""Events about what the host does by itself: drift, a backend that comes and goes, VMs, findings."""
+"""Events about what the host does by itself: drift, backends, VMs, findings, what physical networks keep."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from agents.store.event_log import COMPARED, EventLog, NewEvent
+from netplugin.api.errors import NetpluginError
 from netplugin.api.event_models import EventKind
 from netplugin.api.models import Finding, PlannedChange
 from netplugin.host.usability import Usability
@@ -102,3 +103,22 @@ class HostEvents:
             ]
             if self._log.note(*events):
                 self._states[EventKind.FINDING] = {name: finding.status for name, finding in now.items()}
+
+    def networks(self, faults: Mapping[str, NetpluginError]) -> None:
+        """Compare which physical networks are not as they should be, with the reasons."""
+        kind = EventKind.PHYSICAL_NETWORK
+        with self._lock:
+            if not faults and not self._states[kind]:
+                return
+            known = self._log.states(kind, self._backend)  # not those that were deleted meanwhile
+            events = [
+                NewEvent(kind, "degraded", fault.detail, self._backend, subject=name)
+                for name, fault in sorted(faults.items())
+                if name not in known
+            ]
+            events += [
+                NewEvent(kind, "recovered", "", self._backend, subject=name)
+                for name in sorted(known.keys() - faults.keys())
+            ]
+            if not events or self._log.note(*events):
+                self._states[kind] = dict.fromkeys(faults, "degraded")

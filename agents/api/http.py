@@ -386,7 +386,7 @@ def _add_events(app: FastAPI, service: Service) -> None:
         wanted: Annotated[EventFilter, Query()],
         last_event_id: Annotated[int | None, Header(ge=0, lt=1 << 63)] = None,
     ) -> StreamingResponse:
-        """Follow the events of this host: states of ports, drift, backends, quarantines, findings.
+        """Follow the events of this host: ports, drift, backends, quarantines, findings, physical networks.
 
         Resume with the header `Last-Event-ID` or with `after`.
         """

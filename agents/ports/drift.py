@@ -308,6 +308,7 @@ class Drift:
         networks = self._ports.extras.networks
         if networks is not None and seen is not None:
             self.network_faults = networks.network_faults(seen)
+            self._ports.events.networks(self.network_faults)
 
     def findings(self) -> list[Finding]:
         """The findings about this backend's part of the host.

@@ -16,8 +16,15 @@ from netplugin.api.event_models import Event, EventKind
 
 LOG = logging.getLogger(__name__)
 #: The kinds whose last state is kept, so that a restarted agent tells what it missed.
-COMPARED = frozenset({EventKind.BACKEND, EventKind.CONNECTION, EventKind.FINDING})
-REMOVED = "removed"
+COMPARED = frozenset({EventKind.BACKEND, EventKind.CONNECTION, EventKind.FINDING, EventKind.PHYSICAL_NETWORK})
+REMOVED, DELETED = "removed", "deleted"
+#: States that are not kept: what comes after one of them is an event again.
+_PASSING = ("gone", "disconnected", "recovered", "created", "changed", DELETED)
+#: The events that end something, each with the kind of the states that end with it.
+_ENDS = {
+    (EventKind.PORT, REMOVED): EventKind.CONNECTION,
+    (EventKind.PHYSICAL_NETWORK, DELETED): EventKind.PHYSICAL_NETWORK,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +88,9 @@ class EventLog:
             "INSERT OR REPLACE INTO event_states VALUES (?, ?, ?, ?)",
             [(e.kind.value, e.backend or "", e.port_id or e.subject or "", e.state) for e in compared],
         )
-        removed = [(e.port_id,) for e in events if (e.kind, e.state) == (EventKind.PORT, REMOVED)]
-        sql.executemany("DELETE FROM event_states WHERE kind = 'connection' AND name = ?", removed)
-        sql.execute("DELETE FROM event_states WHERE state IN ('gone', 'disconnected')")
+        ended = [(kind, e.port_id or e.subject) for e in events if (kind := _ENDS.get((e.kind, e.state)))]
+        sql.executemany("DELETE FROM event_states WHERE kind = ? AND name = ?", ended)
+        sql.executemany("DELETE FROM event_states WHERE state = ?", [(state,) for state in _PASSING])
 
     def note(self, *events: NewEvent) -> bool:
         """Store events of their own; false if the store cannot be written, which the log tells."""
@@ -103,7 +110,7 @@ class EventLog:
         self._database.later(work)
 
     def states(self, kind: EventKind, backend: str) -> dict[str, str]:
-        """The last state by port or subject; none for a finding that is gone or a VM that disconnected."""
+        """The last lasting state by port or subject; none for a finding that is gone, for example."""
         with self._database.lock:
             rows = self._database.sql.execute(
                 "SELECT name, state FROM event_states WHERE kind = ? AND backend = ?", (kind.value, backend)

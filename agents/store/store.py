@@ -79,7 +79,7 @@ class Store:
         self._numbers: dict[str, int] = {}
         self._ports: dict[str, Record] = {record.port_id: record for record in self._read_ports()}
         self._networks = {n.network_id: n for n in self.set_aside.sift("networks", _network)}
-        self.physical_networks = StoredPhysicalNetworks(self.database, self.set_aside)
+        self.physical_networks = StoredPhysicalNetworks(self.database, self.set_aside, self.events)
         self._unfit: dict[Claim, str] = dict(self.set_aside.sift("quarantine", _quarantined))
         self.set_aside.sift("placements", lambda row: read_placement(row["placement"]))
         self.set_aside.sift("tasks", lambda row: self.tasks.get(row["taskuuid"]))

@@ -18,7 +18,8 @@ class EventKind(StrEnum):
     ``connected`` to the vhost-user socket of its port, or ``disconnected``. ``drift``: the host
     differs from the intents (``found``), and what became of it (``repaired`` or ``failed``).
     ``backend``: ``usable`` or ``unusable``. ``quarantine``: ``begun`` or ``ended``. ``finding``:
-    ``warn`` or ``fail``, or ``gone``.
+    ``warn`` or ``fail``, or ``gone``. ``physical_network``: the API has ``created``, ``changed`` or
+    ``deleted`` it; what it keeps on the host is ``degraded``, or has ``recovered``.
     """
 
     PORT = "port"
@@ -27,6 +28,7 @@ class EventKind(StrEnum):
     BACKEND = "backend"
     QUARANTINE = "quarantine"
     FINDING = "finding"
+    PHYSICAL_NETWORK = "physical_network"
 
 
 class Event(Value):
@@ -39,7 +41,8 @@ class Event(Value):
     state: str
     backend: str | None = None
     port_id: str | None = None
-    #: The id of a finding, or the key of a resource in quarantine (a PCI address).
+    #: The id of a finding, the name of a physical network, or the key of a resource in quarantine (a PCI
+    #: address).
     subject: str | None = None
     #: One sentence for people.
     detail: str = ""

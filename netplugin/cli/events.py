@@ -16,7 +16,7 @@ _AGAIN_S = 1.0
 
 
 class Events(Command):
-    """Follow the events of the host: port states, VM connections, drift, backends, findings."""
+    """Follow the events of the host: port states, VM connections, drift, backends, findings, networks."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -82,6 +82,6 @@ class Events(Command):
 def _line(event: Event, form: str) -> str:
     if form == "json":
         return event.model_dump_json()
-    about = " ".join(filter(None, (event.backend, event.port_id)))
-    line = f"{event.at:%Y-%m-%d %H:%M:%S} {event.id} {event.kind.value} {about} {event.state}"
+    about = (event.kind.value, event.backend, event.port_id, event.subject, event.state)
+    line = f"{event.at:%Y-%m-%d %H:%M:%S} {event.id} {' '.join(filter(None, about))}"
     return f"{line}: {event.detail}" if event.detail else line

@@ -96,7 +96,7 @@ class World:
 
     def start(self) -> None:
         self.store: Store = TickingStore(self.path, self.clock)
-        networks = TickingNetworks(self.store.database, self.store.set_aside)
+        networks = TickingNetworks(self.store.database, self.store.set_aside, self.store.events)
         networks.clock = self.clock
         self.store.physical_networks = networks
         registry = PhysicalNetworks()
