@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from tests.lab.guest import Guest
 from tests.lab.hypervisor import BRIDGE_BACKEND, OVS_BACKEND, Hypervisor, Nic
+from tests.lab.service import Service, service
 from tests.lab.traffic import (
     another_address,
     another_mac,
@@ -19,6 +21,7 @@ from tests.lab.traffic import (
     echoes_heard,
     fragments_made,
     know,
+    leased,
 )
 
 DEVICE = "eth0"
@@ -147,6 +150,34 @@ def test_a_spoofed_arp_is_not_believed(pair: Pair) -> None:
         pair.secure(own, OTHER_ADDRESS)
         claim_by_arp(pair.speaker, DEVICE, OTHER_ADDRESS)
         assert believed(listener, DEVICE, OTHER_ADDRESS) == pair.speaker_nic.mac
+
+
+@pytest.fixture
+def dhcp(pair: Pair) -> Iterator[Service]:
+    """The namespace of a DHCP server, with a device on the host that is no port yet."""
+    with service("np-svc", "svc0", OTHER_MAC, "10.0.0.5", mtu=MTU) as made:
+        yield made
+        pair.host.call("DELETE", "/v1/service-ports/svc")
+
+
+def test_dnsmasq_gives_a_guest_its_address_if_its_port_is_a_dhcp_servers(
+    pair: Pair, dhcp: Service, tmp_path: Path
+) -> None:
+    nic, guest = pair.speaker_nic, pair.speaker
+
+    def place(*roles: str) -> None:
+        security = {"allowed_addresses": [{"ip": dhcp.address}], "roles": roles}
+        spec = dhcp.spec(nic.backend, network=nic.spec()["network"], port_security=security)
+        assert pair.host.call("PUT", "/v1/service-ports/svc", spec)["state"] == "active"
+
+    place()
+    with dhcp.dnsmasq(tmp_path, "10.0.0.100", "10.0.0.100"):
+        guest.wait_pings(dhcp.address)
+        assert leased(guest, DEVICE) is None, "it is no DHCP server yet"
+        place("dhcp_server")
+        assert leased(guest, DEVICE) == "10.0.0.100"
+    assert dhcp.pings("10.0.0.100"), "the guest has it"
+    guest.check(f"ip addr del 10.0.0.100/24 dev {DEVICE}")
 
 
 def test_what_one_says_is_no_longer_heard_once_unplugged(pair: Pair) -> None:

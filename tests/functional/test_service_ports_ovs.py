@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ from tests.functional.conftest import make_spec
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run, wait_for
-from tests.lab.service import Service, leased, service
-from tests.lab.vm import DEVICE, Vm
+from tests.lab.service import Service, service
+from tests.lab.vm import Vm
 
 BRIDGE, BACKEND = "br-phys1", "dpdkvhostuser"
 MAC = "52:54:00:00:05:01"
@@ -108,18 +107,6 @@ def test_a_service_answers_vms_of_its_vlan_alone(agent: PrivateAgent, ovs: Priva
 def state(agent: PrivateAgent) -> tuple[str, str]:
     port = agent.get("/v1/service-ports/svc")[1]
     return port["state"], str((port["error"] or {}).get("detail"))
-
-
-def test_dnsmasq_gives_a_vm_its_address_if_its_port_is_a_dhcp_servers(
-    agent: PrivateAgent, ovs: PrivateOvs, dhcp: Service, tmp_path: Path
-) -> None:
-    allowed = {"allowed_addresses": [{"ip": dhcp.address}]}
-    placed(agent, "svc", dhcp.spec(BACKEND, port_security=allowed))
-    with dhcp.dnsmasq(tmp_path, "10.0.0.100", "10.0.0.100"), vm(agent, ovs, 1, 100) as guest:
-        reaches(guest, dhcp)
-        assert leased(guest.name, DEVICE) is None
-        placed(agent, "svc", dhcp.spec(BACKEND, port_security={**allowed, "roles": ["dhcp_server"]}))
-        assert leased(guest.name, DEVICE) == "10.0.0.100"
 
 
 def test_what_cannot_be_a_service_port_is_refused_and_nothing_changes(

@@ -26,7 +26,7 @@ _SIOCETHTOOL, _ETHTOOL_STXCSUM = 0x8946, 0x17
 class Service:
     """The namespace ``name`` with an address on ``eth0``, whose other end is ``device`` on the host.
 
-    ``host`` is the namespace of a host that is not this machine.
+    ``host`` is the namespace of a host that is not this machine; ``mtu`` is in bytes, of both ends.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Service:
     mac: str
     address: str
     host: str | None = None
+    mtu: int = 1500
 
     def spec(self, backend: str, vlan_id: int = 100, **fields: Any) -> dict[str, Any]:
         """The body of ``PUT /v1/service-ports`` for its device; on a VLAN unless the network is given."""
@@ -43,8 +44,10 @@ class Service:
 
     def make_device(self) -> None:
         """The pair, both ends up. The stack leaves no checksum to a NIC: there is none."""
-        peer = ["peer", "name", INSIDE, "address", self.mac, "netns", self.name]
-        run(within(self.host, ["ip", "link", "add", self.device, "address", _OUTER, "type", "veth", *peer]))
+        mtu = ["mtu", str(self.mtu)]
+        peer = ["peer", "name", INSIDE, "address", self.mac, *mtu, "netns", self.name]
+        outer = [self.device, "address", _OUTER, *mtu]
+        run(within(self.host, ["ip", "link", "add", *outer, "type", "veth", *peer]))
         run(within(self.host, ["ip", "link", "set", self.device, "up"]))
         run(within(self.name, ["ip", "link", "set", INSIDE, "up"]))
         run(within(self.name, ["ip", "address", "add", f"{self.address}/24", "dev", INSIDE]))
@@ -84,21 +87,11 @@ class Service:
 
 
 @contextmanager
-def service(name: str, device: str, mac: str, address: str, host: str | None = None) -> Iterator[Service]:
+def service(
+    name: str, device: str, mac: str, address: str, host: str | None = None, mtu: int = 1500
+) -> Iterator[Service]:
     with namespace(name):
-        made = Service(name, device, mac, address, host)
+        made = Service(name, device, mac, address, host, mtu)
         made.make_device()
         yield made
     # The pair goes with the namespace, which the kernel takes apart later.
-
-
-def leased(netns: str, device: str) -> str | None:
-    """The address that a DHCP client in the namespace gets; None if it is offered none."""
-    client = f"busybox udhcpc -i {device} -n -q -f -t 3 -T 1 -s /bin/true 2>&1"
-    try:
-        said = run(within(netns, ["sh", "-c", client]))
-    except CommandError as failed:
-        if "no lease" not in str(failed):
-            raise
-        return None
-    return said.rpartition("lease of ")[2].split()[0]

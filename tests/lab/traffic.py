@@ -65,6 +65,18 @@ def echo_requests(guest: Guest, to: str, count: int, source: str | None = None) 
         raise LabError(f"guest {guest.name} did not send {count} pings: {output}")
 
 
+def leased(guest: Guest, device: str) -> str | None:
+    """The address that a DHCP server gives the guest, which sets it; None if it is offered none."""
+    script = "[ $1 != bound ] || ip addr add $ip/24 dev $interface"
+    guest.check(f"printf '#!/bin/sh\\n{script}\\n' >/tmp/bound && chmod +x /tmp/bound")
+    status, output = guest.run(f"udhcpc -i {device} -n -q -f -t 3 -T 1 -s /tmp/bound")
+    if status != 0:
+        if "no lease" not in output:
+            raise LabError(f"guest {guest.name}: udhcpc ended with {status}: {output}")
+        return None
+    return output.rpartition("lease of ")[2].split()[0]
+
+
 def claim_by_arp(guest: Guest, device: str, address: str) -> None:
     """Tell everybody that an address of the guest is at the guest's MAC.
 
