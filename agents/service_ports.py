@@ -61,14 +61,15 @@ class ServicePorts:
 
         Raises: Conflict, InvalidRequest.
         """
-        if spec is not None and spec.device is not None:
-            message = "a VM's port has none"
+        field = None if spec is None else "device" if spec.device else "internal" if spec.internal else None
+        if field is not None:
+            message = "it is of service ports only"
             raise InvalidRequest(
-                f"device: {message}",
+                f"{field}: {message}",
                 step="validate",
                 port_id=port_id,
                 fix=f"PUT /v1/service-ports/{port_id} puts a device of the host on a network",
-                errors=[FieldError(field="device", message=message)],
+                errors=[FieldError(field=field, message=message)],
             )
         record = self._store.get(port_id)
         if record is not None and record.spec.device is not None:

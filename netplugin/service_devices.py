@@ -19,8 +19,7 @@ def fit_device(name: str, mtu: int, uplinks: Mapping[str, str], read: Callable[[
 
     Raises: InvalidRequest if it cannot be one, what ``read`` raises.
     """
-    if is_our_device(name):
-        raise _invalid(f"{name} is a name of netplugin's own devices", "rename the device")
+    refuse_our_name(name)
     if name in uplinks:
         raise _invalid(f"{name} is used by {uplinks[name]}", "name a device that is no uplink")
     link = read(name)
@@ -35,6 +34,12 @@ def fit_device(name: str, mtu: int, uplinks: Mapping[str, str], read: Callable[[
         fix = f"ip link set {name} mtu {mtu}, and the same at its other end"
         raise _invalid(f"{name} has MTU {link.mtu}, and its network {mtu}", fix)
     return link
+
+
+def refuse_our_name(name: str) -> None:
+    """Refuse a name that the agent may choose itself. Raises: InvalidRequest."""
+    if is_our_device(name):
+        raise _invalid(f"{name} is a name of netplugin's own devices", "choose another name")
 
 
 def refuse_enslaved(link: Link) -> None:

@@ -55,6 +55,7 @@ class DpdkVhostUser(
         max_queues=128,
         needs_shared_memory=True,
         service_ports=True,
+        internal_ports=True,
         port_names=True,
     )
     network_parts: ClassVar[Mapping[str, bool]] = {"ovs": True}

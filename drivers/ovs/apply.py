@@ -13,7 +13,7 @@ from drivers.ovs.commands import FlowChange, FlowEdit, RowChange
 from drivers.ovs.ports import policer_refused
 from drivers.ovs.usability import keeps_old_actions
 from netplugin.api.errors import Conflict, HostError, NetpluginError
-from netplugin.backend import Applied, Change
+from netplugin.backend import Applied, Change, chosen_name
 from netplugin.host.openflow import Flow
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_rows import OvsInterface
@@ -45,12 +45,13 @@ def _write_files(changes: Sequence[c.SocketChange], failed: _Failed) -> None:
 def _refuse_devices(changes: Sequence[Change], failed: _Failed) -> None:
     """Add no port with the chosen name of a device of the kernel: OVS opens devices by name."""
     for change in changes:
-        name = change.port.spec.port_name if isinstance(change, c.AddPort) else None
+        port = change.port if isinstance(change, c.AddPort) else None
+        name = chosen_name(port.spec) if port is not None and not port.opened else None
         if name is not None and _is_device(name):
             conflict = Conflict(
                 f"a device named {name} exists and is not ours",
                 step="plan",
-                fix=f"choose another port_name; or look who has it: ip -d link show {name}",
+                fix=f"choose another name; or look who has it: ip -d link show {name}",
             )
             failed.update({port: conflict.for_port(port) for port in change.ports})
 

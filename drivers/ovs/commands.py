@@ -330,7 +330,7 @@ class AddPort(RowChange):
     port: VhostPort
 
     def write(self, tables: Tables) -> None:
-        device = self.port.spec.device
+        device = self.port.opened
         port = replace(self.port, ifindex=index_of(device)) if device else self.port
         add_port(tables, port, port.qos_columns())
 

@@ -107,6 +107,7 @@ def details(row: OvsPort) -> dict[str, Any]:
         "connected": interface.connected if interface else False,
         "queues_asked": int(asked) if asked.isdecimal() else None,
         "queues_found": interface.queues if interface else None,
+        **({} if interface is None or interface.moved is None else {"moved": interface.moved}),
     }
 
 

@@ -142,9 +142,10 @@ def bridge_refusal(settings: OvsSettings, port: VhostPort, seen: OvsObservation)
     bridge = seen.bridges.get(port.bridge)
     if port.name in settings.bridge_mappings.values():
         return Conflict(
-            f"port_name {port.name} is that of a bridge in [ovs] bridge_mappings",
+            f"{'device' if port.spec.device else 'port_name'} {port.name} is that of a bridge in "
+            "[ovs] bridge_mappings",
             step="plan",
-            fix="choose another port_name",
+            fix="choose another name",
         )
     refused = _of_bridge(port, bridge) if bridge else None
     refused = refused or mapping_conflict(settings, port, seen)

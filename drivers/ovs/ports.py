@@ -16,6 +16,7 @@ from netplugin.host.ovs_rows import (
     BACKEND_MARK,
     BESIDE_MARK,
     IFINDEX_MARK,
+    INTERNAL_TYPE,
     MTU_MARK,
     NETWORK_MARK,
     PORT_MARK,
@@ -172,6 +173,7 @@ class VhostPort:
         spec, overlay = intent.spec, intent.overlay
         assert spec is not None and (overlay is None) == (spec.overlay_id is None)
         is_service = spec.device is not None
+        service_type = INTERNAL_TYPE if spec.internal else SERVICE_TYPE
         return VhostPort(
             backend=backend,
             port_id=intent.port_id,
@@ -179,7 +181,7 @@ class VhostPort:
             bridge=bridge,
             tag=tag,
             socket=socket,
-            type=SERVICE_TYPE if is_service else VHOST_TYPE,
+            type=service_type if is_service else VHOST_TYPE,
             options={} if is_service else {"vhost-server-path": socket},
             sends=Policer.of(spec.qos.egress_kbps, spec.network.mtu, tso),
             receives=Policer.of(spec.qos.ingress_kbps, spec.network.mtu, tso),
@@ -196,6 +198,11 @@ class VhostPort:
     def mtu(self) -> int:
         return self.spec.network.mtu
 
+    @property
+    def opened(self) -> str | None:
+        """The device of the host that OVS opens for a service port."""
+        return None if self.spec.internal else self.spec.device
+
     def port_columns(self) -> dict[str, Any]:
         """The columns of Port: an access port. A flat port has tag 0; without a tag it is a trunk."""
         ids = {PORT_MARK: self.port_id, BACKEND_MARK: self.backend}
@@ -208,15 +215,15 @@ class VhostPort:
     def interface_columns(self) -> dict[str, Any]:
         """The columns of Interface, with the external ids of OVS's integration guide."""
         ids = {"iface-id": self.port_id, "attached-mac": self.spec.mac, PORT_MARK: self.port_id}
-        if self.spec.device:
+        if self.opened:
             ids[MTU_MARK] = str(self.mtu)
             ids |= {} if self.ifindex is None else {IFINDEX_MARK: str(self.ifindex)}
-        else:
+        elif not self.spec.device:
             ids |= {"vm-uuid": self.spec.vm_id, QUEUES_MARK: str(self.spec.queues)}
         return {
             "type": self.type,
             "options": dict(self.options),
-            "mtu_request": [] if self.spec.device else [self.mtu],
+            "mtu_request": [] if self.opened else [self.mtu],
             "ingress_policing_rate": self.sends.kbps if self.sends else 0,
             "ingress_policing_burst": self.sends.burst_kbit if self.sends else 0,
             "external_ids": ids,

@@ -1,7 +1,13 @@
-"""Service ports on OVS: a device of the host is a port of type system, and keeps its attributes.
+"""Service ports on OVS: devices of the host, and internal ports.
 
-The userspace datapath opens it by AF_PACKET. When a device is made again, the port is added again, for
-the new one (``OvsInterface.other_ifindex``).
+A device of the host is a port of type system, and keeps its attributes. The userspace datapath opens it
+by AF_PACKET. When a device is made again, the port is added again, for the new one
+(``OvsInterface.other_ifindex``).
+
+An internal port is a persistent tap, which vswitchd makes and deletes. In another namespace it goes on to
+carry frames, but vswitchd can neither read nor change its attributes there, does not report that it was
+deleted with its namespace (``netdev_linux_netnsid_is_remote`` in lib/netdev-linux.c), and after a restart
+makes another in its own namespace.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from netplugin.api.models import PortSpec
 from netplugin.backend import Claim, Intent, claim_name
 from netplugin.host.links import Links
 from netplugin.host.ovs import OvsHost
-from netplugin.service_devices import fit_device, refuse_enslaved
+from netplugin.service_devices import fit_device, refuse_enslaved, refuse_our_name
 
 #: As DPDK's drivers of kernel devices take their names: net_af_packet0,iface=eth1.
 _DEVICE_ARGUMENTS = ("iface", "rx_iface", "rx_iface_in", "tx_iface", "remote")
@@ -22,6 +28,9 @@ _DEVICE_ARGUMENTS = ("iface", "rx_iface", "rx_iface_in", "tx_iface", "remote")
 
 def refuse(ovs: OvsHost, spec: PortSpec, device: str) -> None:
     """Check the device of a service port. Raises: Conflict, InvalidRequest, HostError, OperationTimeout."""
+    if spec.internal:
+        refuse_our_name(device)
+        return  # whether the name is free is looked at when the port is added
     refuse_enslaved(fit_device(device, spec.network.mtu, _uplinks(ovs), Links().get))
 
 

@@ -296,6 +296,14 @@ class PortSpec(Value):
             purpose="a device of the host as a service port",
         ),
     ] = None
+    #: Of a service port: whether ``device`` is an internal port of OVS, which the agent makes.
+    internal: Annotated[
+        Flag,
+        FieldRule(
+            supported=lambda spec, features: features.internal_ports,
+            purpose="an internal port of OVS as a service port",
+        ),
+    ] = False
 
     @classmethod
     def rules(cls) -> dict[str, FieldRule]:
@@ -391,6 +399,8 @@ class Features(Value):
     teaming: bool = False
     #: Whether a device of the host can be a port (``PUT /v1/service-ports``).
     service_ports: bool = False
+    #: Whether such a port can be an internal port of OVS.
+    internal_ports: bool = False
 
 
 class BackendInfo(Value):

@@ -15,11 +15,13 @@ class ServicePortSpec(Value):
     """The requested configuration of a service port.
 
     ``device`` is a veth, tap or dummy device of the host that exists already; it stays when the port
-    is deleted. ``mac`` is the address that the service sends from. ``trusted``: untagged frames from
-    any address are admitted, and ``port_security`` does not apply.
+    is deleted. With ``internal`` it is an internal port of OVS of this name, which the agent makes and
+    deletes; the caller moves it into a namespace. ``mac`` is the address that the service sends from.
+    ``trusted``: untagged frames from any address are admitted, and ``port_security`` does not apply.
     """
 
     device: DeviceName
+    internal: Flag = False
     backend: Name
     network: Network
     mac: Mac
@@ -44,6 +46,7 @@ class ServicePortSpec(Value):
             network=self.network,
             port_security=security,
             device=self.device,
+            internal=self.internal,
         )
 
     @classmethod
@@ -52,6 +55,7 @@ class ServicePortSpec(Value):
         trusted = not spec.port_security.enabled
         return cls(
             device=str(spec.device),
+            internal=spec.internal,
             backend=spec.backend,
             network=spec.network,
             mac=spec.mac,

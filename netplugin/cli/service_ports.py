@@ -37,6 +37,9 @@ class ServicePortPut(ShowOne):
         parser = super().get_parser(prog_name)
         parser.add_argument("port_id", metavar="ID")
         parser.add_argument("--device", metavar="NAME", required=True, help="a veth, tap or dummy device")
+        parser.add_argument(
+            "--internal", action="store_true", help="make an internal port of OVS with the name of --device"
+        )
         parser.add_argument("--mac", metavar="MAC", required=True, help="the MAC that the service sends from")
         parser.add_argument("--backend", metavar="NAME", required=True)
         add_network_options(parser)
@@ -62,7 +65,7 @@ class ServicePortPut(ShowOne):
 
 
 class ServicePortDelete(Command):
-    """Take devices off their networks; the devices stay. No error for ports that do not exist."""
+    """Take devices off their networks; internal ports of OVS go. No error for ports that do not exist."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -84,8 +87,7 @@ def spec_from(options: Namespace) -> ServicePortSpec:
         security["allowed_addresses"] = [{"ip": ip} for ip in options.allowed_address]
     spec: dict[str, Any] = {name: getattr(options, name) for name in ("device", "mac", "backend")}
     spec["network"] = network_from(options, {})
-    if options.trusted:
-        spec["trusted"] = True
+    spec |= {name: True for name in ("internal", "trusted") if getattr(options, name)}
     if security:
         spec["port_security"] = security
     try:

@@ -79,6 +79,7 @@ _WATCHED = (
     "error",
     "starved",
     "other_ifindex",
+    "moved",
     "has_no_link",
     "ingress_policing_rate",
     "ingress_policing_burst",

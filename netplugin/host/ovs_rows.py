@@ -27,6 +27,8 @@ UDP_MARK = "netplugin-udp-port"
 MTU_MARK = "netplugin-mtu"
 #: In the interface of a service port: the index of the device for which the port was added.
 IFINDEX_MARK = "netplugin-ifindex"
+#: The interface type of a device that vswitchd makes: a tap, on the userspace datapath.
+INTERNAL_TYPE = "internal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,14 @@ class OvsInterface:
         """
         opened = self.external_ids.get(IFINDEX_MARK)
         return None if opened is None or self.ifindex in (None, int(opened)) else self.ifindex
+
+    @property
+    def moved(self) -> bool | None:
+        """Whether the device of an internal port is in another namespace, or gone with it; None for others.
+
+        vswitchd then reports 0 as its index.
+        """
+        return not self.ifindex if self.type == INTERNAL_TYPE else None
 
     @property
     def has_no_link(self) -> bool:

@@ -197,9 +197,11 @@ WHOLE_SPEC = make_spec(
     vhost_user_socket=None,
     port_security={"roles": ["router"], "allowed_addresses": [{"ip": "10.0.0.5", "mac": None}]},
     device=None,
+    internal=False,
 )
 WHOLE_SERVICE = {name: WHOLE_SPEC[name] for name in ("mac", "backend", "network", "port_security")} | {
     "device": "nothing0",
+    "internal": False,
     "trusted": False,
 }
 

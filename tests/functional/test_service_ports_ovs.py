@@ -10,6 +10,7 @@ import pytest
 
 from tests.functional.conftest import make_spec
 from tests.lab.agent import PrivateAgent
+from tests.lab.namespaces import namespace
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run, wait_for
 from tests.lab.service import Service, service
@@ -109,6 +110,51 @@ def state(agent: PrivateAgent) -> tuple[str, str]:
     return port["state"], str((port["error"] or {}).get("detail"))
 
 
+def test_an_internal_port_serves_vms_from_a_namespace(agent: PrivateAgent, ovs: PrivateOvs) -> None:
+    """It is a tap of vswitchd: it stays when the agent is killed, and is another after a restart of OVS."""
+    with namespace("np-int") as name:
+        made = Service(name, "int0", MAC, "10.0.0.5")
+        spec = made.spec(BACKEND, internal=True)
+        assert placed(agent, "svc", spec)["observed"]["moved"] is False
+        assert "state DOWN" in run(["ip", "link", "show", "int0"])
+        move(made)
+        with vm(agent, ovs, 1, 100) as near, vm(agent, ovs, 2, 101) as far:
+            reaches(near, made)
+            assert not far.pings(made.address) and not made.pings(far.address)
+            made.ip("link", "set", "int0", "address", "52:54:00:00:05:66")
+            near.forget()
+            assert not near.pings(made.address), "it sends from its own MAC only"
+            made.ip("link", "set", "int0", "address", MAC)
+            wait_for(lambda: moved(agent), 20, "the port says that its device was moved")
+            agent.daemon.kill()
+            agent.start()
+            wait_for(lambda: not planned(agent), 20, "the restarted agent has nothing to do")
+            placed(agent, "svc", made.spec(BACKEND, vlan_id=101, internal=True))
+            far.forget()
+            reaches(far, made)
+        ovs.vswitchd.stop()
+        ovs.start_vswitchd()
+        wait_for(lambda: not moved(agent), 20, "the port says that its device is another")
+        wait_for(lambda: not planned(agent), 20, "the flows are back")
+        ovs.vsctl("del-port", "int0")
+        wait_for(lambda: "int0" in ovs.vsctl("list-ports", BRIDGE).split(), 20, "it is made again")
+        wait_for(lambda: state(agent)[0] == "active" and not planned(agent), 20, "the port works")
+        made.ip("link", "delete", "int0")  # that of the vswitchd that has ended
+        move(made)
+        assert agent.call("DELETE", "/v1/service-ports/svc")[0] == 204
+        wait_for(lambda: "int0" not in made.ip("link") + run(["ip", "link"]), 20, "the device is gone")
+
+
+def move(service: Service) -> None:
+    run(["ip", "link", "set", service.device, "netns", service.name, "address", service.mac])
+    service.ip("link", "set", service.device, "up")
+    service.ip("address", "add", f"{service.address}/24", "dev", service.device)
+
+
+def moved(agent: PrivateAgent) -> bool:
+    return bool(agent.get("/v1/service-ports/svc")[1]["observed"]["moved"])
+
+
 def test_what_cannot_be_a_service_port_is_refused_and_nothing_changes(
     agent: PrivateAgent, ovs: PrivateOvs, dhcp: Service
 ) -> None:
@@ -136,6 +182,10 @@ def test_what_cannot_be_a_service_port_is_refused_and_nothing_changes(
         refused("new", {**good, "device": "thin0"}, 422, "1400", "1500")
         refused("new", {**good, "device": "onbridge"}, 409, "theirs")
         refused("new", {**good, "device": "spare0"}, 409, "br-other")
+        refused("new", {**good, "device": "thin0", "internal": True}, 409, "thin0")
+        refused("new", {**good, "device": BRIDGE, "internal": True}, 409, BRIDGE)
+        refused("new", {**good, "device": "npt1", "internal": True}, 422, "npt1")
+        refused("svc", {**good, "internal": True}, 409, "internal")
         refused("new", good, 409, "svc0", "svc")
         refused("vm1", {**good, "device": "thin0"}, 409, "vm1")
         refused("svc", {**good, "device": "thin0"}, 422, "thin0")

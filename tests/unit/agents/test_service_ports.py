@@ -50,6 +50,7 @@ def test_from_put_to_delete(client: Client, running: Agent) -> None:
     [
         {},
         {"trusted": True},
+        {"internal": True},
         {"port_security": {"roles": ["router"], "allowed_addresses": [{"ip": "10.0.0.5"}]}},
     ],
 )
@@ -96,15 +97,18 @@ def test_the_device_of_a_service_port_is_its_own_for_life(client: Client, runnin
     client.put_service_port("svc", service())
     with pytest.raises(Conflict, match="device"):
         client.put_service_port("svc", service(device="veth1"))
+    with pytest.raises(Conflict, match="internal"):
+        client.put_service_port("svc", service(internal=True))
     client.put_service_port("svc", service(trusted=True))
     assert running.host.ports["svc"].device == "veth0"
 
 
-def test_a_vms_port_has_no_device(client: Client, running: Agent) -> None:
-    spec = PortSpec.model_validate({**SPEC, "device": "veth0"})
+@pytest.mark.parametrize(("field", "value"), [("device", "veth0"), ("internal", True)])
+def test_a_vms_port_has_no_device(client: Client, running: Agent, field: str, value: object) -> None:
+    spec = PortSpec.model_validate({**SPEC, field: value})
     with pytest.raises(InvalidRequest) as refused:
         client.put_port("nic", spec)
-    assert [error.field for error in refused.value.errors] == ["device"]
+    assert [error.field for error in refused.value.errors] == [field]
     batch = Batch.model_validate({"put": [{"port_id": "nic", "spec": spec.model_dump()}]})
     assert [result.status for result in client.batch(batch).results] == [422]
     assert running.host.ports == {}
@@ -116,6 +120,7 @@ def test_a_vms_port_has_no_device(client: Client, running: Agent) -> None:
         ({"device": "a-name-too-long0"}, "device"),
         ({"device": "../x"}, "device"),
         ({"trusted": "yes"}, "trusted"),
+        ({"internal": 1}, "internal"),
         ({"trusted": True, "port_security": {"roles": ["router"]}}, "trusted"),
         ({"port_security": {"enabled": False}}, "trusted"),
         ({"vm_id": "vm-1"}, "vm_id"),
@@ -157,6 +162,9 @@ def test_the_commands(
     assert client.get_service_port("svc").spec == service(port_security=security)
     assert main(["service-port", "list", "-f", "csv"]) == 0
     assert "svc" in capsys.readouterr().out
+    assert main(["service-port", "put", "int", *put[3:], *network, "--device", "int0", "--internal"]) == 0
+    assert client.get_service_port("int").spec == service(device="int0", internal=True)
+    client.delete_service_port("int")
     assert main([*put, *network, "--trusted"]) == 0
     assert client.get_service_port("svc").spec == service(trusted=True)
     assert main(["service-port", "delete", "svc", "other"]) == 0

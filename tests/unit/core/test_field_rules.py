@@ -21,6 +21,7 @@ EVERYTHING = Features(
     virtual_functions=True,
     teaming=True,
     service_ports=True,
+    internal_ports=True,
     port_names=True,
 )
 NOTHING = Features(networks=("flat", "vlan", "vxlan"), max_queues=128)
@@ -62,6 +63,7 @@ def test_a_new_field_cannot_change_on_a_live_port_and_is_not_the_standbys() -> N
         ("vf", {"trusted": True}),
         ("qemu_user", 1001),
         ("device", "veth0"),
+        ("internal", True),
         ("port_name", "vnic0"),
         ("vhost_user_socket", "/run/x/y/z"),
     ],

@@ -77,11 +77,11 @@ def _of_vm(port: VhostPort) -> PortColumns:
     # A port with an empty tag would be a trunk of all VLANs; tag 0 is that of a flat network.
     columns = {"tag": port.tag, "vlan_mode": "access", "external_ids": ids}
     of_vm = {"vm-uuid": port.spec.vm_id, "netplugin-queues": str(port.spec.queues)}
-    of_service = {"netplugin-mtu": str(port.spec.network.mtu)}
+    of_service = {} if port.spec.internal else {"netplugin-mtu": str(port.spec.network.mtu)}
     interface = {
         "type": port.type,
         "options": _options(port),
-        "mtu_request": None if port.spec.device else port.spec.network.mtu,
+        "mtu_request": None if port.spec.device and not port.spec.internal else port.spec.network.mtu,
         "ingress_policing_rate": port.sends.kbps if port.sends else 0,  # kbps
         "ingress_policing_burst": port.sends.burst_kbit if port.sends else 0,  # kb
         "external_ids": {
@@ -98,7 +98,7 @@ def _options(port: VhostPort) -> Mapping[str, str]:
     if port.type == "dpdkvhostuserclient":
         return {"vhost-server-path": port.socket}
     if port.spec.device:
-        assert port.type == "" and port.name == port.spec.device
+        assert port.type == ("internal" if port.spec.internal else "") and port.name == port.spec.device
         return {}
     assert port.type in ("dpdkvdpa", "dummy")  # the tests of vdpa have the options of the vendor's OVS
     return dict(port.options)

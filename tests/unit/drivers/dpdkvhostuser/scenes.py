@@ -44,7 +44,7 @@ def intents_on(draw: st.DrawFn, networks: dict[str, Overlay]) -> list[Intent]:
     wanted = draw(st.dictionaries(st.sampled_from(IDS), st.one_of(st.none(), specs())))
     # One of the ids is always a service port's.
     if (spec := wanted.get(IDS[-1])) is not None:
-        wanted[IDS[-1]] = service_spec(spec)
+        wanted[IDS[-1]] = service_spec(spec, internal=draw(st.booleans()))
     return [
         Intent(i, spec, overlay=networks[str(spec.overlay_id)] if spec and spec.overlay_id else None)
         for i, spec in wanted.items()
@@ -83,9 +83,9 @@ def specs(draw: st.DrawFn) -> PortSpec:
     )
 
 
-def service_spec(spec: PortSpec, device: str = "veth5") -> PortSpec:
+def service_spec(spec: PortSpec, device: str = "veth5", *, internal: bool = False) -> PortSpec:
     """The spec of a service port on the same network, with the same filter."""
-    service = {"vm_id": "svc", "device": device, "queues": 1, "qos": Qos()}
+    service = {"vm_id": "svc", "device": device, "internal": internal, "queues": 1, "qos": Qos()}
     return spec.model_copy(update=service)
 
 

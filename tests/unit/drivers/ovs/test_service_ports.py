@@ -12,6 +12,7 @@ from drivers.dpdkvhostuser.plan import make_plan
 from drivers.linuxbridge.driver import LinuxBridge
 from drivers.ovs import commands as c
 from drivers.ovs import findings, service_ports
+from drivers.ovs.plan import port_changes
 from drivers.ovs.ports import VhostPort
 from drivers.sriov.driver import Sriov
 from drivers.vdpa.driver import Vdpa
@@ -23,11 +24,12 @@ from netplugin.host.ovs_rows import OvsPort
 from netplugin.service_devices import fit_device
 from tests.unit.drivers.dpdkvhostuser.model import SETTINGS, Model
 from tests.unit.drivers.dpdkvhostuser.scenes import converge, plain_spec, service_spec
-from tests.unit.drivers.ovs.conftest import BRIDGE, Ports
-from tests.unit.ovs import bridge, port, soon
+from tests.unit.drivers.ovs.conftest import BRIDGE, Ports, spec_of, vhost
+from tests.unit.ovs import bridge, port, settings_of, soon
 
 SPEC = service_spec(plain_spec())
 VETH = Link(7, "veth5", "veth")
+OTHER_MAC = "52:54:00:00:00:09"
 
 
 def check(spec: PortSpec = SPEC, *links: Link, uplinks: dict[str, str] | None = None) -> None:
@@ -82,8 +84,10 @@ def test_an_uplink_of_dpdk_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_software_switches_have_them() -> None:
-    have = [each.name for each in (DpdkVhostUser, LinuxBridge, Sriov, Vdpa) if each.features.service_ports]
+    backends = (DpdkVhostUser, LinuxBridge, Sriov, Vdpa)
+    have = [each.name for each in backends if each.features.service_ports]
     assert have == ["dpdkvhostuser", "linuxbridge"]
+    assert [each.name for each in backends if each.features.internal_ports] == ["dpdkvhostuser"]
 
 
 # -- rows ------------------------------------------------------------------------------------------
@@ -151,3 +155,46 @@ def test_faults_say_what_is_wrong_with_the_device() -> None:
     assert "No such device" in str(fault(error="could not open network device veth5 (No such device)"))
     assert "MTU 1400" in str(fault(mtu=1400))
     assert "is down" in str(fault(link_state="down"))
+
+
+# -- internal ports --------------------------------------------------------------------------------
+
+
+def internal(device: str = "int0") -> VhostPort:
+    spec = spec_of(vm_id="svc", device=device, internal=True)
+    return VhostPort.of("dpdkvhostuser", Intent("svc", spec), BRIDGE, 7, socket="", tso=False)
+
+
+def test_an_internal_port_is_made_and_deleted_with_its_row(ports: Ports) -> None:
+    port = internal()
+    ports.plug(port, device="int0", internal=True)
+    assert ports.switch.get("Interface", "int0", "type") == "internal"
+    assert ports.switch.get("Interface", "int0", "mtu_request") == "1400"
+    seen, settings = ports.seen(), settings_of(ports.switch)
+    assert port_changes(settings, {"svc": port}, set(), seen) == []
+    assert findings.of_port(seen.rows["svc"], ()) is None, "it needs no device on this host"
+    wider = replace(port, spec=spec_of(vm_id="svc", device="int0", internal=True, mac=OTHER_MAC))
+    changes = port_changes(settings, {"svc": wider}, set(), seen)
+    assert [type(change) for change in changes] == [c.SetPort, c.SetFilter], "not made again"
+    assert not ports.apply(*port_changes(settings, {}, {"svc"}, seen)).failed
+    assert "int0" not in ports.switch.vsctl("list-ports", BRIDGE).split()
+
+
+def test_an_internal_port_takes_no_name_of_a_device(ports: Ports) -> None:
+    ports.plug(vhost("p1"))
+    failed = ports.apply(c.AddPort(("svc",), internal("lo"))).failed
+    assert isinstance(failed["svc"], Conflict) and "lo" not in ports.switch.vsctl("list-ports", BRIDGE)
+    with pytest.raises(InvalidRequest, match="npt5") as refused:
+        service_ports.refuse(ports.ovs, internal("npt5").spec, "npt5")
+    assert [error.field for error in refused.value.errors] == ["device"]
+    service_ports.refuse(ports.ovs, internal().spec, "int0")
+
+
+@pytest.mark.parametrize(("index", "moved"), [(7, False), (0, True)])
+def test_an_internal_port_says_whether_it_was_moved(index: int, moved: bool) -> None:
+    model = Model()
+    spec = service_spec(plain_spec(), "int0", internal=True)
+    assert converge(model, [Intent("svc", spec)]) == set()
+    row = row_of(model, ifindex=index)
+    assert findings.details(row)["moved"] is moved and findings.of_port(row, ()) is None
+    assert "moved" not in findings.details(row_of(made()))
