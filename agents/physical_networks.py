@@ -23,7 +23,7 @@ from netplugin.api.errors import (
 from netplugin.api.models import Finding
 from netplugin.api.physical_models import UPLINK_MTU, PhysicalNetworkInfo, PhysicalNetworkSpec
 from netplugin.backend import Observation
-from netplugin.host.physical_networks import PhysicalNetworks, bridge_of, clash, completed
+from netplugin.host.physical_networks import PhysicalNetworks, clash, completed
 from netplugin.host.uplink_devices import device_findings
 from netplugin.host.vfs import SYS
 from netplugin.optional import UsesPhysicalNetworks
@@ -32,7 +32,7 @@ LOG = logging.getLogger(__name__)
 #: What cannot change under the ports of a part: the field's name, and where it is in the spec.
 _FIXED = {
     "ovs": ("bridge", "ovs.devices"),
-    "linuxbridge": ("linuxbridge.interface",),
+    "linuxbridge": ("bridge", "linuxbridge.interface"),
     "sriov": ("sriov.devices",),
 }
 
@@ -131,7 +131,7 @@ class PhysicalNetworkService:
                 origin = "config" if name in now.configured else "api"
                 yield PhysicalNetworkInfo.model_construct(
                     **{field: getattr(spec, field) for field in type(spec).model_fields}
-                    | {"name": name, "origin": origin, "bridge": bridge_of(name, spec)},
+                    | {"name": name, "origin": origin, "bridge": completed(name, spec).bridge},
                     ports=len(self._ports_on(name)),
                     findings=tuple(findings),
                 )

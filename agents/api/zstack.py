@@ -120,9 +120,9 @@ class ZstackCalls:
         return made.model_dump(mode="json")
 
     async def _all_networks(self) -> list[dict[str, Any]]:
-        """The physical networks with a bridge, as the API lists them."""
+        """The physical networks with a bridge of OVS, as the API lists them."""
         found = await self._service.physical_networks.all()
-        return [network.model_dump(mode="json") for network in found if network.bridge]
+        return [network.model_dump(mode="json") for network in found if network.bridge and network.ovs]
 
     async def _networks(self, bridge: str) -> list[dict[str, Any]]:
         """The physical network that has a bridge, if there is one."""

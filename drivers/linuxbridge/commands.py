@@ -84,7 +84,7 @@ class CreateDevice(BridgeChange):
                 what = f"VXLAN {vni} from {local} port {port} as"
             case Ifb():
                 what = "shaper"
-        return f"create {what} {self.device.name}, MTU {self.device.mtu}"
+        return f"create {what} {self.device.given or self.device.name}, MTU {self.device.mtu}"
 
     def touches(self) -> frozenset[str]:
         return frozenset({self.device.name})
@@ -92,7 +92,12 @@ class CreateDevice(BridgeChange):
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
         device = self.device
         kernel.links.create(
-            device.name, device.made, alias=device.alias, address=device.address, mtu=device.mtu
+            device.given or device.name,
+            device.made,
+            alias=device.alias,
+            address=device.address,
+            mtu=device.mtu,
+            altname=device.name if device.given else "",
         )
         if isinstance(device.made, Bridge | Ifb):
             kernel.links.set(device.name, up=True)
@@ -110,10 +115,10 @@ class SetDevice(BridgeChange):
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
         device = self.device
-        if kernel.ours(device.name) is None:
+        if (link := kernel.ours(device.name)) is None:
             return
         options = device.made if isinstance(device.made, Bridge) else None
-        kernel.links.refuse_ipv6(device.name)
+        kernel.links.refuse_ipv6(link.name)
         kernel.links.set(device.name, mtu=device.mtu, alias=device.alias, bridge=options, up=True)
 
 
@@ -159,8 +164,8 @@ class RemoveUplink(UplinkChange):
         return f"take {self.interface} off {self.bridge}"
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
-        interface = kernel.links.get(self.interface)
-        if interface is not None and interface.master == self.bridge:
+        interface, bridge = kernel.links.get(self.interface), kernel.links.get(self.bridge)
+        if interface is not None and bridge is not None and interface.master == bridge.name:
             kernel.links.set(self.interface, master="")
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from drivers.linuxbridge.apply import Writer
+from drivers.linuxbridge.bridge_names import refuse_name
 from drivers.linuxbridge.commands import BridgeChange, BridgeKernel
 from drivers.linuxbridge.findings import host_findings
 from drivers.linuxbridge.model import BridgeObservation, DesiredPort
@@ -37,7 +38,7 @@ from netplugin.backend import (
 from netplugin.data_path import DataPath
 from netplugin.host.links import TUN_DEVICE, kind_unavailable
 from netplugin.host.names import CarriedMark, unmarked
-from netplugin.host.physical_networks import Derived
+from netplugin.host.physical_networks import Derived, linux_bridge_of
 from netplugin.host.shared import Host, locks_of, networks_of, supervisor_of
 from netplugin.host.usability import Usability, Wake
 from netplugin.host.vxlan import VxlanFilter
@@ -156,7 +157,7 @@ class LinuxBridge(
         mark = service_of(link)
         # In place of a VM's id, the spec of a service port has its own (``ServicePortSpec.as_port``).
         if mark is None or mark.port_id != spec.vm_id:
-            refuse_used(link)
+            refuse_used(self._kernel, link)
 
     def _needs_device(self, spec: PortSpec) -> bool:
         network = spec.network
@@ -185,7 +186,7 @@ class LinuxBridge(
                 "vif_type": "device" if tap.service else "tap",
                 "interface_xml": "" if tap.service else tap_interface(wanted.spec, tap.name),
                 "device": tap.name,
-                "bridge": tap.bridge,
+                "bridge": self._settings.bridge_names.get(tap.bridge, tap.bridge),
             }
         )
 
@@ -201,7 +202,8 @@ class LinuxBridge(
         return host_findings(self._observed_with, observed)
 
     def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
-        pass  # the interface is looked at when the network is used or kept
+        if chosen := linux_bridge_of(spec):  # the interface is looked at when the network is used or kept
+            refuse_name(self._kernel, name, chosen)
 
     def network_faults(self, observed: BridgeObservation) -> Mapping[str, NetpluginError]:
         return network_faults(self._observed_with, observed)

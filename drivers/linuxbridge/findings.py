@@ -94,10 +94,11 @@ def observed_port(settings: Settings, seen: BridgeObservation, port_id: str) -> 
     if link is None:
         return _without_device(seen, port_id)
     name = link.name
+    bridge = seen.bridges.get(link.master or "")
     nothing = Queueing()
     details: dict[str, Any] = {
         "device": name,
-        "bridge": link.master,
+        "bridge": (bridge.given if bridge else "") or link.master,
         "mtu": link.mtu,
         "link_state": "up" if link.up else "down",
         "carrier": link.carrier,
@@ -109,7 +110,6 @@ def observed_port(settings: Settings, seen: BridgeObservation, port_id: str) -> 
     mark = service_of(link)
     impaired = _without_link(link) if mark else None
     mtu = mark.mtu if mark else link.mtu
-    bridge = seen.bridges.get(link.master or "")
     segment = bridge.segment if bridge else None
     if segment is None:
         return ObservedPort(None, details, stamp, impaired)

@@ -35,6 +35,13 @@ class ObservedBridge:
 
     link: Link
     members: Mapping[str, int] = field(default_factory=dict)
+    #: The name of the bridge on the host, if it is another than the derived one, which ``link`` has.
+    given: str = ""
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the kernel finds the bridge by its derived name."""
+        return not self.given or self.link.name in self.link.altnames
 
     @property
     def segment(self) -> Segment | None:

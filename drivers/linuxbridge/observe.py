@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drivers.linuxbridge import filters
+from drivers.linuxbridge.bridge_names import BridgeNames
 from drivers.linuxbridge.commands import BridgeKernel
 from drivers.linuxbridge.findings import flushing_file, observed_port
 from drivers.linuxbridge.model import (
@@ -19,7 +20,7 @@ from drivers.linuxbridge.model import (
     ObservedMacs,
 )
 from drivers.linuxbridge.options import Settings
-from drivers.linuxbridge.segments import PORT_MARK, SERVICE_MARK, is_ours, port_of, service_of
+from drivers.linuxbridge.segments import BRIDGE_MARK, PORT_MARK, SERVICE_MARK, is_ours, port_of, service_of
 from netplugin.host.link_messages import Link, LinuxBond, Vlan
 from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name, is_our_device
 from netplugin.host.nftables import Table
@@ -73,12 +74,14 @@ class BridgeReader:
         return replace(seen, ports={i: observed_port(self.settings, seen, i) for i in there})
 
     def _devices(self, table: Table | None) -> BridgeObservation:
-        members = self.kernel.links.bridge_members()
         owners = _owners(table, self.ports)
         # Of the taps of other ports, the rules tell enough.
         far = frozenset(_rules_of_taps(table) - owners.keys())
-        found = {link.name: link for link in self._links(owners)}
-        found |= self._beside({*found, *far}, members)
+        links = self._links(owners)
+        names = BridgeNames.among(links, self.settings.bridge_names)
+        members = names.members(self.kernel.links.bridge_members())
+        found = {link.name: link for link in map(names.link, links)}
+        found |= {n: names.link(link) for n, link in self._beside({*found, *far}, members).items()}
         ours = {name: link for name, link in found.items() if is_ours(link)}
         marked = {
             name: port_id
@@ -93,11 +96,12 @@ class BridgeReader:
         shapers = _named(ours, SHAPER)
         uplinks = _named(ours, UPLINK, VXLAN)
         bridges = {
-            name: ObservedBridge(link, members.get(name, {})) for name, link in _named(ours, BRIDGE).items()
+            name: ObservedBridge(link, members.get(name, {}), names.on_host.get(name, ""))
+            for name, link in _named(ours, BRIDGE).items()
         }
         used = {tap.master for tap in taps.values()}
         guarded = [b.link for n, b in bridges.items() if self.ports is None or n in used]
-        interfaces, underlay = self._interfaces(_left_by(bridges, uplinks))
+        interfaces, underlay = self._interfaces(_left_by(bridges, uplinks), names)
         return BridgeObservation(
             ports={},
             taps=taps,
@@ -117,7 +121,8 @@ class BridgeReader:
             },
             interfaces=interfaces,
             underlay=underlay,
-            taken_names=frozenset(n for n in found if n.startswith(_PREFIXES) and n not in ours),
+            taken_names=frozenset(n for n in found if n.startswith(_PREFIXES) and n not in ours)
+            | self._taken(bridges),
             vhost_net=VHOST_NET.exists(),
             flushing=flushing_file() if self.ports is None else "",
         )
@@ -135,19 +140,27 @@ class BridgeReader:
                 services[name] = ObservedDevice(mark.port_id if mark else owners[name], link)
         return services
 
+    def _taken(self, bridges: Collection[str]) -> frozenset[str]:
+        """Return the bridges that are not there, and whose chosen names other devices have."""
+        chosen = self.settings.bridge_names.items()
+        return frozenset(
+            own for own, name in chosen if own not in bridges and self.kernel.links.get(name) is not None
+        )
+
     def _is_in_scope(self, port_id: str) -> bool:
         return self.ports is None or port_id in self.ports
 
     def _links(self, named: Collection[str]) -> list[Link]:
         """Return the links that are ours by mark or name, and those that could conflict with them."""
-        links = self.kernel.links
+        links, chosen = self.kernel.links, frozenset(self.settings.bridge_names.values())
         if self.ports is None:
             return links.find(
                 lambda name, alias, kind: (
                     name.startswith(_PREFIXES)
                     or kind in ("vlan", "vxlan")
                     or name in named
-                    or alias.startswith((PORT_MARK, SERVICE_MARK))
+                    or name in chosen
+                    or alias.startswith((PORT_MARK, SERVICE_MARK, BRIDGE_MARK))
                 )
             )
         names = [*named, *(device_name(prefix, i) for i in self.ports for prefix in (TAP, SHAPER))]
@@ -203,7 +216,7 @@ class BridgeReader:
         return bridge is not None and bridge.segment is not None and bool(bridge.segment.network_id)
 
     def _interfaces(
-        self, used: Collection[str]
+        self, used: Collection[str], bridges: BridgeNames
     ) -> tuple[dict[str, ObservedInterface], ObservedInterface | None]:
         """Return the interfaces of the physical networks (and ``used``), and the one with ``local_ip``."""
         names = {*filter(None, self.settings.physical_interfaces.values()), *used}
@@ -214,7 +227,8 @@ class BridgeReader:
         for name in sorted({*names, *holders}):
             link = self.kernel.links.get(name)
             if link is not None:
-                found[name] = ObservedInterface(link, addresses.get(name, ()), self._bond(link))
+                seen = bridges.link(link)
+                found[name] = ObservedInterface(seen, addresses.get(name, ()), self._bond(link))
         underlay = next((found[n] for n in holders if n in found), None)
         return {n: interface for n, interface in found.items() if n in names}, underlay
 

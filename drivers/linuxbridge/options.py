@@ -10,8 +10,9 @@ from typing import Any
 
 from oslo_config import cfg, types
 
+from drivers.linuxbridge.segments import Segment
 from netplugin.api.physical_models import BridgeUplinkSpec, PhysicalNetworkSpec
-from netplugin.host.physical_networks import Networks
+from netplugin.host.physical_networks import Networks, linux_bridge_of
 
 GROUP = "linuxbridge"
 _MTU = 1500  # of a kept segment whose network has no mtu
@@ -46,6 +47,8 @@ class Settings:
     local_ip: str = ""
     #: The networks whose flat segment exists while no port does, with its MTU in bytes.
     kept: Mapping[str, int] = field(default_factory=dict)
+    #: The names that callers chose for the bridges of flat networks, by the derived ones.
+    bridge_names: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, conf: Any) -> Settings:
@@ -67,7 +70,9 @@ class Settings:
         here = {name: spec for name, spec in made.items() if spec.linuxbridge}
         interfaces = {n: spec.linuxbridge.interface or "" for n, spec in here.items() if spec.linuxbridge}
         kept = {name: spec.mtu or _MTU for name, spec in here.items() if spec.keep}
-        return replace(self, physical_interfaces={**self.physical_interfaces, **interfaces}, kept=kept)
+        chosen = {Segment(n).bridge: name for n, spec in here.items() if (name := linux_bridge_of(spec))}
+        known = {**self.physical_interfaces, **interfaces}
+        return replace(self, physical_interfaces=known, kept=kept, bridge_names=chosen)
 
     def shared_interfaces(self) -> list[str]:
         """Return interfaces listed for more than one network: an interface can be on one bridge only."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from drivers.linuxbridge import filters
+from drivers.linuxbridge.bridge_names import NameBridge
 from drivers.linuxbridge.commands import (
     AddPeer,
     AddUplink,
@@ -123,10 +124,14 @@ class SegmentsPlan:
         mtus += [self.settings.kept[kept.physical_network]] if kept else []
         if segment is None or not mtus:
             return  # no port of ours is left, and other members keep the bridge
+        given = self.settings.bridge_names.get(segment.bridge, "")
+        if seen is not None and seen.given != given and not users and not staying:
+            self.gone.append(RemoveDevice((), segment.bridge))
+            return  # the next round makes it again, with its name
         ids = tuple(one.tap.port_id for one in users)
         overlay = users[0].overlay if users else None
         uplink = self._uplink(segment, overlay, mtus, seen)
-        bridge = bridge_of(segment, uplink.name, max(mtus))
+        bridge = bridge_of(segment, uplink.name, max(mtus), given)
         if seen is None:
             self.made.append(CreateDevice(ids, bridge))
             self.made.append(SetGuard(ids, bridge.name, NOTHING))
@@ -134,6 +139,8 @@ class SegmentsPlan:
             queueing = self.seen.queueing.get(bridge.name)  # None: outside the observed scope
             if queueing is not None and queueing.guard != NOTHING:
                 self.made.append(SetGuard(ids, bridge.name, NOTHING))
+            if given and not (seen.given == given and seen.is_found):
+                self.made.append(NameBridge(ids, bridge, seen.given or bridge.name))
             self._take_off(ids, segment, seen, uplink)
             if bridge.differs(seen.link):
                 self.made.append(SetDevice(ids, bridge))
@@ -264,15 +271,16 @@ def network_faults(settings: Settings, seen: BridgeObservation) -> dict[str, Net
 
 def _fault(settings: Settings, name: str, seen: BridgeObservation) -> NetpluginError | None:
     segment, mtu = Segment(name), settings.kept[name]
+    shown = settings.bridge_names.get(segment.bridge, segment.bridge)
     if segment.bridge in seen.taken_names:
-        return device_in_the_way(segment.bridge)
+        return device_in_the_way(shown)
     if (problem := uplink_problem(settings, segment, mtu, seen)) is not None:
         return problem
     bridge, interface = seen.bridges.get(segment.bridge), settings.physical_interfaces[name]
     if bridge is None:
-        return HostError(f"bridge {segment.bridge} is not there", step="verify")
+        return HostError(f"bridge {shown} is not there", step="verify")
     if interface and interface not in bridge.members:
-        return HostError(f"{interface} is not on bridge {segment.bridge}", step="verify")
+        return HostError(f"{interface} is not on bridge {shown}", step="verify")
     return None
 
 
@@ -311,7 +319,7 @@ def _refusal(settings: Settings, wanted: DesiredPort, seen: BridgeObservation) -
     names = (tap.name, tap.bridge, segment.device, *([tap.derived] if tap.is_named else []))
     for name in (*names, *([device_name(SHAPER, tap.port_id)] if tap.egress else [])):
         if name in seen.taken_names:
-            return device_in_the_way(name)
+            return device_in_the_way(settings.bridge_names.get(name, name))
     link = seen.taps.get(tap.port_id)
     if link is not None and tap.in_place(link):
         # A port that is in place stays; problems of its uplink are reported as a fault.

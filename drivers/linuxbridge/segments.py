@@ -103,6 +103,8 @@ class SegmentDevice:
     alias: str
     made: Made
     mtu: int
+    #: The name that the caller chose for a bridge, which then has ``name`` as its alternative one.
+    given: str = ""
 
     @property
     def address(self) -> str:
@@ -121,10 +123,10 @@ class SegmentDevice:
         return found != (self.mtu, True, False, self.alias, True)
 
 
-def bridge_of(segment: Segment, uplink: str, mtu: int) -> SegmentDevice:
+def bridge_of(segment: Segment, uplink: str, mtu: int, given: str = "") -> SegmentDevice:
     """Return the desired bridge. Its mark names the uplink that we attached and may detach."""
     mark = BRIDGE_MARK + segment.key + (_WITH_UPLINK + uplink) * bool(uplink)
-    return SegmentDevice(segment.bridge, mark, Bridge(), mtu)
+    return SegmentDevice(segment.bridge, mark, Bridge(), mtu, given)
 
 
 def shaper_of(port_id: str, mtu: int) -> SegmentDevice:
@@ -150,7 +152,7 @@ def is_ours(link: Link) -> bool:
         return kind == link.kind and link.address == provisional_mac(link.name)
     if alias.startswith(BRIDGE_MARK):
         mark = bridge_mark(alias)
-        return mark is not None and link.name == mark[0].bridge
+        return mark is not None and mark[0].bridge in (link.name, *link.altnames)
     if alias.startswith(UPLINK_MARK):
         segment = Segment.parse(alias.removeprefix(UPLINK_MARK))
         return segment is not None and link.name == segment.device

@@ -8,7 +8,6 @@ from drivers.linuxbridge.commands import BridgeChange, BridgeKernel, TapChange, 
 from drivers.linuxbridge.segments import service_of, stamp_of, with_stamp
 from netplugin.api.errors import Conflict
 from netplugin.host.link_messages import Link
-from netplugin.host.names import BRIDGE
 from netplugin.service_devices import refuse_enslaved
 
 
@@ -27,11 +26,10 @@ class PlaceDevice(TapChange):
             return  # the read-back finds the rules without the device, which is the port's fault
         mark = service_of(link)
         if mark is None or mark.port_id != tap.port_id:
-            refuse_used(link)
+            refuse_used(kernel, link)
         links.set(tap.name, alias=with_stamp(tap.mark, tap.stamp or stamp_of(link)))
         kernel.tc.set_guard(link.index, tap.guard)
-        if link.master != tap.bridge:
-            links.set(tap.name, master=tap.bridge)
+        links.set(tap.name, master=tap.bridge)
         links.set(tap.name, learning=not fix_mac(kernel, link.index, tap.mac))
 
 
@@ -52,13 +50,13 @@ class ReleaseDevice(BridgeChange):
         mark = service_of(link) if link else None
         if link is None or mark is None or mark.port_id not in self.ports:
             return
-        if link.master and link.master.startswith(BRIDGE):
+        if link.master and kernel.ours(link.master) is not None:
             kernel.links.set(self.name, master="")
         kernel.tc.delete_guard(link.index)
         kernel.links.set(self.name, alias="")
 
 
-def refuse_used(link: Link) -> None:
+def refuse_used(kernel: BridgeKernel, link: Link) -> None:
     """Refuse a device that another program or another service port uses. Raises: Conflict."""
     mark = service_of(link)
     if mark is not None:
@@ -67,7 +65,7 @@ def refuse_used(link: Link) -> None:
             step="validate",
             fix=f"DELETE /v1/service-ports/{mark.port_id}, or name another device",
         )
-    if not (link.master or "").startswith(BRIDGE):
+    if link.master and kernel.ours(link.master) is None:
         refuse_enslaved(link)
     if link.alias:
         raise Conflict(

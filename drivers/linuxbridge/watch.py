@@ -68,7 +68,7 @@ class BridgeWatch(KernelEventListener):
                 yield Wake("events of links were lost")
             elif kind in (DELQDISC, DELFILTER):
                 yield from _of_rate(payload, own or frozenset())
-            elif event is not None and self._is_new(event) and event.name not in (own or ()):
+            elif event is not None and self._is_new(event) and not _names(event) & (own or frozenset()):
                 yield from self._of_link(event)
         for kind, payload in _messages(self._rules):
             if not kind:  # also after a change of our own: those of others may be among the lost
@@ -103,6 +103,12 @@ class BridgeWatch(KernelEventListener):
         if bridge_mark(event.alias) and (event.gone or not event.up):
             return [Wake(f"bridge {event.name} is {'gone' if event.gone else 'down'}")]
         return []
+
+
+def _names(event: LinkEvent) -> frozenset[str]:
+    """The names by which a change knows the device: a bridge by its derived one too."""
+    mark = bridge_mark(event.alias)
+    return frozenset({event.name, *((mark[0].bridge,) if mark else ())})
 
 
 def _messages(source: socket.socket) -> Iterator[tuple[int, bytes]]:

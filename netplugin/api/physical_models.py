@@ -99,7 +99,8 @@ class VfPoolSpec(Value):
 class PhysicalNetworkSpec(Value):
     """A physical network: by what the ports of each backend leave this host.
 
-    ``bridge`` is the name of the OVS bridge; the agent derives one if it is not set. ``mtu`` in bytes
+    ``bridge`` is the name of the OVS bridge, or without ``ovs`` that of the Linux bridge of the flat
+    network (VLANs have bridges of their own); the agent derives one if it is not set. ``mtu`` in bytes
     is that of the DPDK uplink, and of what ``keep`` keeps; if it is not set, an existing uplink keeps
     its MTU, and a new one has 1500. ``keep``: bridge and uplink exist while no port does, as the
     destination of a migration needs them.
@@ -116,8 +117,8 @@ class PhysicalNetworkSpec(Value):
     def _has_a_part(self) -> Self:
         if not self.parts:
             raise ValueError("one of ovs, linuxbridge and sriov is required")
-        if self.bridge is not None and self.ovs is None:
-            raise ValueError("bridge: it is the bridge of ovs, which is required with it")
+        if self.bridge is not None and self.ovs is None and self.linuxbridge is None:
+            raise ValueError("bridge: it is that of ovs or linuxbridge, one of which is required with it")
         return self
 
     @property
@@ -134,8 +135,9 @@ class PhysicalNetworkInfo(Value):
     """A physical network of this host.
 
     ``origin``: the agent's configuration (``config``), or a PUT (``api``). ``bridge`` is the OVS
-    bridge, also if its name was derived. ``ports`` is the number of ports on the network. ``findings``
-    say what is wrong with its devices and with what it keeps; ``errors`` what a PUT could not change.
+    bridge, also if its name was derived, or the Linux bridge if its name was chosen. ``ports`` is the
+    number of ports on the network. ``findings`` say what is wrong with its devices and with what it keeps;
+    ``errors`` what a PUT could not change.
     """
 
     name: str

@@ -50,7 +50,11 @@ class PhysicalNetworkPut(ShowOne):
         parser.add_argument("--keep", action="store_true", help="bridge and uplink exist while no port does")
         parser.add_argument("--mtu", type=int, metavar="BYTES", help="MTU of the uplink")
         parser.add_argument("--ovs", action="store_true", help="on OVS, also without an --ovs-device")
-        parser.add_argument("--bridge", metavar="NAME", help="name of the OVS bridge; default: derived")
+        parser.add_argument(
+            "--bridge",
+            metavar="NAME",
+            help="name of the OVS bridge, or with Linux bridges alone that of the flat network's",
+        )
         parser.add_argument(
             "--ovs-device",
             action="append",
@@ -98,9 +102,10 @@ def _named(parser: ArgumentParser) -> ArgumentParser:
 
 def _spec(options: Namespace) -> PhysicalNetworkSpec:
     spec: dict[str, Any] = {"bridge": options.bridge, "mtu": options.mtu, "keep": options.keep}
-    if options.ovs or options.ovs_device or options.bond or options.bridge:
+    on_linux = options.linuxbridge or options.interface
+    if options.ovs or options.ovs_device or options.bond or (options.bridge and not on_linux):
         spec["ovs"] = {"devices": options.ovs_device, "bond": options.bond}
-    if options.linuxbridge or options.interface:
+    if on_linux:
         spec["linuxbridge"] = {"interface": options.interface}
     if options.sriov_device:
         spec["sriov"] = {"devices": options.sriov_device}

@@ -136,8 +136,10 @@ class Links:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def create(self, name: str, made: Made, *, alias: str, address: str, mtu: int) -> None:
+    def create(self, name: str, made: Made, *, alias: str, address: str, mtu: int, altname: str = "") -> None:
         """Create a device with our alias, down, on no bridge, with the host's IPv6 disabled.
+
+        ``altname``: see ``create_tap``.
 
         The MAC is part of the creating request, the alias needs a second one. If the agent dies
         between the two, the MAC identifies the device as ours (``names.provisional_mac``).
@@ -148,6 +150,8 @@ class Links:
         self._write(step, name, "add", ifname=name, address=address, **self._arguments(made, step))
         index = self._there(name, step).index
         self._write(step, name, "set", index=index, ifalias=alias)
+        if altname:
+            self.add_altname(name, altname)
         self.refuse_ipv6(name)
         if isinstance(made, Bridge):
             _ask(step, name, NEWLINK, bridge_options(index, made))
@@ -241,7 +245,7 @@ class Links:
     def refuse_ipv6(self, name: str) -> None:
         """Disable the host's IPv6 on the device: its link-local address would expose the host.
 
-        Raises: HostError.
+        ``name`` is no alternative name. Raises: HostError.
         """
         with words("disable-ipv6", name), contextlib.suppress(FileNotFoundError):
             Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6").write_text("1")

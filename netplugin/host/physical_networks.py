@@ -28,14 +28,19 @@ def bridge_of(name: str, spec: PhysicalNetworkSpec) -> str | None:
     Without a name of the caller's it is ``br-<network>``, or a digest if that is too long.
     """
     if spec.ovs is None or spec.bridge is not None:
-        return spec.bridge
+        return spec.bridge if spec.ovs else None
     plain = f"br-{name}"
     return plain if len(plain) <= _LONGEST_BRIDGE else device_name(OVS_BRIDGE, name)
 
 
+def linux_bridge_of(spec: PhysicalNetworkSpec) -> str | None:
+    """The name that the Linux bridge of the flat network should have; None if none was chosen."""
+    return spec.bridge if spec.linuxbridge is not None and spec.ovs is None else None
+
+
 def completed(name: str, spec: PhysicalNetworkSpec) -> PhysicalNetworkSpec:
     """The spec with the name of its bridge."""
-    return spec.model_copy(update={"bridge": bridge_of(name, spec)})
+    return spec.model_copy(update={"bridge": bridge_of(name, spec) or spec.bridge})
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Use:
 
 def uses_of(name: str, spec: PhysicalNetworkSpec) -> Iterator[Use]:
     """What no other network may have."""
-    if (bridge := bridge_of(name, spec)) is not None:
+    if (bridge := bridge_of(name, spec) or linux_bridge_of(spec)) is not None:
         yield Use("bridge", bridge)
     if spec.ovs is not None:
         for device in spec.ovs.devices:

@@ -405,7 +405,7 @@ def test_every_field_of_a_physical_network(client: httpx.Client) -> None:
     }
     assert attack(client, "PUT", "/v1/physical-networks/hostile", good, PhysicalNetworkSpec) > 300
     assert_refused(send(client, "PUT", "/v1/physical-networks/hostile", good), "linuxbridge", good)
-    for body in ({}, {"bridge": "br-1", "linuxbridge": {}}):
+    for body in ({}, {"bridge": "br-1", "sriov": {"devices": ["eth1"]}}):
         assert_refused(send(client, "PUT", "/v1/physical-networks/hostile", body), "body", body)
 
 

@@ -140,3 +140,32 @@ def test_on_linux_bridges(agent: PrivateAgent) -> None:
     assert _master("nic1") == SEGMENT and _master("far-nic1") == ""
     assert agent.call("DELETE", "/v1/physical-networks/storage")[0] == 204
     assert _master("nic1") == "" and SEGMENT not in run(["ip", "link"])
+
+
+def test_a_linux_bridge_has_the_name_that_was_chosen(agent: PrivateAgent) -> None:
+    kept: dict[str, Any] = {"keep": True, "bridge": "br-storage", "linuxbridge": {"interface": "nic1"}}
+    taken = {**kept, "bridge": "far-nic1"}
+    status, error = agent.call("PUT", "/v1/physical-networks/storage", taken)
+    assert (status, error["errors"][0]["field"]) == (409, "bridge"), error
+    put(agent, **kept)
+    assert _master("nic1") == "br-storage"
+    port = plug(
+        agent, "p1", make_spec(1, None, backend="linuxbridge", network={"physical_network": "storage"})
+    )
+    assert port["binding"]["bridge"] == port["observed"]["bridge"] == "br-storage"
+    assert _master(port["binding"]["device"]) == "br-storage"
+    kill(agent)
+    assert planned(agent) == [] and _master("nic1") == "br-storage"
+    agent.daemon.kill()
+    for words in ("br-storage down", "br-storage name other0", "other0 up"):
+        run(["ip", "link", "set", *words.split()])
+    agent.start()
+    wait_for(lambda: _master("nic1") == "br-storage", SOON_S, "the bridge has its name again")
+    wait_for(lambda: not planned(agent), SOON_S, "all is as it was")
+    assert _master(port["binding"]["device"]) == "br-storage"
+    assert agent.call("PUT", "/v1/physical-networks/storage", {**kept, "bridge": "br-other"})[0] == 409
+    assert agent.call("DELETE", "/v1/ports/p1")[0] == 204
+    put(agent, **{**kept, "bridge": "br-other"})
+    assert _master("nic1") == "br-other" and "br-storage" not in run(["ip", "link"])
+    assert agent.call("DELETE", "/v1/physical-networks/storage")[0] == 204
+    assert _master("nic1") == "" and "br-other" not in run(["ip", "link"])

@@ -350,8 +350,8 @@ class Agent(object):
         return ["%s: %s" % (result["port_id"], sentence(result.get("error") or {})) for result in failed]
 
     def networks(self, bridge=None):
-        """The physical networks that have a bridge, or that have this one."""
-        found = [network for network in self.call("GET", "physical-networks") if network.get("bridge")]
+        """The physical networks that have a bridge of OVS, or that have this one."""
+        found = [n for n in self.call("GET", "physical-networks") if n.get("bridge") and n.get("ovs")]
         return [network for network in found if bridge in (None, network["bridge"])]
 
     def network(self, bridge):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from netplugin.api.client import Client
+from netplugin.api.models import PortSpec
 from netplugin.host.physical_networks import PhysicalNetworks
-from tests.unit.agent import Agent, agent, served_agent
+from tests.unit.agent import SPEC, Agent, agent, served_agent
 from tests.unit.agents.keeper import Keeper, KeeperHost
 from tests.unit.core.test_cli import Run
 
@@ -43,6 +46,27 @@ def test_from_put_to_delete(run: Run) -> None:
         assert run("physical-network delete net-1") == 0
     assert run("physical-network show net-1") == 1 and "no physical network net-1" in run.err
     assert run.json("physical-network list") == []
+
+
+class LinuxKeeper(Keeper):
+    network_parts: ClassVar[Mapping[str, bool]] = {"linuxbridge": True}
+
+
+def test_a_linux_bridge_keeps_its_name_under_ports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    networks, run = PhysicalNetworks(), Run(capsys)
+    backends = {"fake": LinuxKeeper(networks, KeeperHost())}
+    with agent(tmp_path, backends=backends, networks=networks) as made, served_agent(made) as url:
+        monkeypatch.setenv("NETPLUGIN_URL", url)
+        put = "physical-network put physnet1 --interface eth1"
+        found = run.json(f"{put} --bridge br-flat")
+        assert (found["bridge"], found["ovs"]) == ("br-flat", None)
+        with Client(url) as client:
+            client.put_port("p1", PortSpec.model_validate(SPEC))
+        for other in ("", " --bridge br-other"):
+            assert run(put + other) == 1 and "bridge of physical network physnet1 cannot change" in run.err
+        assert run.json(f"{put} --bridge br-flat") == {**found, "ports": 1}
 
 
 def test_what_is_wrong_is_told_before_it_is_sent(run: Run) -> None:

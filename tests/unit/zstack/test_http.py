@@ -36,7 +36,7 @@ ADD, DELETE, SYNC = (OVSDPDK + name for name in ("addvhostuserclient", "deletevh
 class Switch(FakeBackend):
     """A backend with physical networks, and no VM on any of its ports but those in ``connected``."""
 
-    network_parts: ClassVar[Mapping[str, bool]] = {"ovs": True}
+    network_parts: ClassVar[Mapping[str, bool]] = {"ovs": True, "linuxbridge": True}
     connected: ClassVar[set[str]] = set()
 
     def check_network(self, name: str, spec: Any) -> None:
@@ -222,6 +222,9 @@ def test_a_field_that_is_not_valid_is_named_and_nothing_is_plugged(network: Plat
 def test_a_nic_without_its_bridge(platform: Platform) -> None:
     status, detail = platform.refused(ADD, nics(nic()))
     assert (status, detail) == (404, f"no physical network has the bridge {BRIDGE}")
+    linux = {"linuxbridge": {}, "bridge": BRIDGE}
+    assert platform.post("/v1/physical-networks/linux", linux, "PUT")[0] == 200
+    assert platform.refused(ADD, nics(nic())) == (status, detail), "it is no bridge of OVS"
 
 
 def test_the_options_for_nics_without_clean_traffic(network: Platform) -> None:

@@ -125,6 +125,12 @@ def test_the_deadline_is_one_for_all_bytes(version: str, host: Host, network: St
     assert time.monotonic() - started < 5
 
 
+def test_a_linux_bridge_is_none_of_its_bridges(host: Host, network: StubAgent) -> None:
+    network.networks["linux"] = {"name": "linux", "bridge": "br_linux", "ovs": None, "linuxbridge": {}}
+    assert host.kvmagent.call("listBrs").returned == [BRIDGE]
+    assert "br_linux" in host.kvmagent.call("createNicBackend", VM, {**NIC, "bridgeName": "br_linux"}).text
+
+
 def test_an_agent_that_is_busy_is_asked_again(host: Host, network: StubAgent) -> None:
     network.overloads = 2
     assert host.kvmagent.call("listBrs").returned == [BRIDGE]
@@ -206,7 +212,7 @@ def test_a_nic_that_cannot_be_removed_is_named(host: Host, network: StubAgent) -
 def test_a_nic_without_its_bridge_or_of_another_type(host: Host, agent: StubAgent) -> None:
     answer = host.kvmagent.call("createNicBackend", VM, NIC)
     assert answer.text.startswith(f"no physical network has the bridge {BRIDGE}. Fix: ")
-    agent.networks["n"] = {"name": "n", "bridge": BRIDGE, "ovs": None}
+    agent.networks["n"] = {"name": "n", "bridge": BRIDGE, "ovs": {"devices": []}}
     answer = host.kvmagent.call("createNicBackend", VM, nic(type="VF"))
     assert answer.text == "NIC vnic12.0: no backend for the type VF"
     assert agent.writes() == []
@@ -328,7 +334,7 @@ def test_the_ports_of_a_bridge(host: Host, network: StubAgent) -> None:
     assert host.kvmagent.call("listPorts", BRIDGE).returned == ["enp3s0f0"], "without a VM too"
     host.kvmagent.call("createNicBackend", VM, NIC)
     host.kvmagent.call("addOuterToBridge", BRIDGE, "outer3")
-    network.networks["other"] = {"name": "other", "bridge": "br_other", "ovs": None}
+    network.networks["other"] = {"name": "other", "bridge": "br_other", "ovs": {"devices": []}}
     host.kvmagent.call("createNicBackend", VM, nic(bridgeName="br_other", nicInternalName="vnic12.1"))
     assert host.kvmagent.call("listPorts", BRIDGE).returned == ["enp3s0f0", "vnic12.0", "outer3"]
     assert host.kvmagent.call("listPorts", "br_other").returned == ["vnic12.1"]
@@ -409,7 +415,7 @@ def test_a_sync_removes_only_what_zstack_left_behind(host: Host, network: StubAg
         put(name, PORT)
     put("vnic4.0", {**PORT, "network": {"type": "flat", "physical_network": "other"}})
     network.ports["vnic2.0"]["observed"]["connected"] = True
-    network.networks["theirs"] = {"name": "theirs", "bridge": "br-theirs", "ovs": None}
+    network.networks["theirs"] = {"name": "theirs", "bridge": "br-theirs", "ovs": {"devices": []}}
     host.kvmagent.call("createNicBackend", VM, NIC)
     answer = host.kvmagent.call("dpdkOvsSync", [bridge(nic(nicInternalName="vnic3.0"))])
     assert answer.returned == 0

@@ -8,7 +8,7 @@ import pytest
 
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.host.ovs import OvsSettings
-from netplugin.host.physical_networks import Derived, PhysicalNetworks, bridge_of, clash
+from netplugin.host.physical_networks import Derived, PhysicalNetworks, bridge_of, clash, linux_bridge_of
 from tests.unit.drivers.dpdkvhostuser.model import SETTINGS
 
 
@@ -26,6 +26,13 @@ def test_each_network_has_a_bridge_of_its_own_that_fits() -> None:
     assert bridge_of("a", network(linuxbridge={})) is None
 
 
+def test_a_name_is_that_of_the_linux_bridge_if_there_is_none_of_ovs() -> None:
+    only, both = network(linuxbridge={}, bridge="br7"), network(linuxbridge={}, ovs={}, bridge="br7")
+    assert (bridge_of("a", only), linux_bridge_of(only)) == (None, "br7")
+    assert (bridge_of("a", both), linux_bridge_of(both)) == ("br7", None)
+    assert linux_bridge_of(network(linuxbridge={})) is None, "as those of older stores"
+
+
 @pytest.mark.parametrize(
     ("one", "other", "field"),
     [
@@ -40,6 +47,8 @@ def test_each_network_has_a_bridge_of_its_own_that_fits() -> None:
         ({"sriov": {"devices": ["8086:10C9"]}}, {"sriov": {"devices": ["8086:10c9"]}}, "sriov.devices"),
         ({"ovs": {}}, {"ovs": {}}, None),
         ({"linuxbridge": {}}, {"linuxbridge": {}}, None),
+        ({"linuxbridge": {}, "bridge": "br7"}, {"linuxbridge": {}, "bridge": "br7"}, "bridge"),
+        ({"linuxbridge": {}, "bridge": "br7"}, {"ovs": {}, "bridge": "br7"}, "bridge"),
         ({"ovs": {"devices": ["0000:0a:00.0"]}}, {"ovs": {"devices": ["0000:0a:00.0,a=1"]}}, "ovs.devices"),
         ({"sriov": {"devices": ["eth1"]}}, {"sriov": {"devices": ["ETH1"]}}, None),
     ],
@@ -90,7 +99,7 @@ def test_ovs_has_the_networks_of_both() -> None:
     registry.replace_stored(
         {
             "net7": network(ovs={"devices": ["net_tap0", "net_tap1"], "bond": "lacp"}, mtu=9000, keep=True),
-            "net8": network(linuxbridge={}),
+            "net8": network(linuxbridge={}, bridge="br-net8"),
             "net1": network(ovs={}),  # the configuration has one
         }
     )

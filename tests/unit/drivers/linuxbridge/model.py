@@ -85,7 +85,11 @@ class ModelLinks(Links):
                 found.setdefault(link.master, {})[link.name] = link.mtu
         return found
 
-    def create(self, name: str, made: Made, *, alias: str, address: str, mtu: int) -> None:
+    def _real(self, name: str) -> str:
+        link = self.get(name)
+        return link.name if link else name
+
+    def create(self, name: str, made: Made, *, alias: str, address: str, mtu: int, altname: str = "") -> None:
         for other in self.links.values():
             match made, other.data:
                 case Vlan(), Vlan():
@@ -100,6 +104,8 @@ class ModelLinks(Links):
             raise HostError(f"{name}: Numerical result out of range", step="create")
         kind = _KINDS[type(made)]
         self.add(Link(0, name, kind, mtu, alias=alias, address=address, data=made))
+        if altname:
+            self.add_altname(name, altname)
 
     def create_tap(
         self, name: str, alias: str, *, multi_queue: bool, mtu: int, altname: str = "", group: int = 0
@@ -132,7 +138,8 @@ class ModelLinks(Links):
         learning: bool | None = None,
         group: int | None = None,
     ) -> None:
-        link = self.links[name]
+        name = self._real(name)
+        link, master = self.links[name], self._real(master) if master else master
         is_tap = (link.alias or "").startswith(PORT_MARK)
         if (is_tap and (master or up)) or (name in DEVICES.values() and master):
             assert self._filtered(link), "a tap is open before its guard and its filter are there"
@@ -153,14 +160,19 @@ class ModelLinks(Links):
         self.links[name] = replace(link, altnames=(*link.altnames, altname))
 
     def rename(self, name: str, new: str) -> None:
-        assert new not in self.links
+        if self.get(new) is not None:
+            raise Conflict(f"{new}: File exists", step="create-name")
+        assert not (self.links[name].kind == "bridge" and self.links[name].up), "before Linux 6.2"
         self.links[new] = replace(self.links.pop(name), name=new)
+        for member in list(self.links.values()):
+            if member.master == name:
+                self.links[member.name] = replace(member, master=new)
 
     def refuse_ipv6(self, name: str) -> None:
         self.links[name] = replace(self.links[name], ipv6=False)
 
     def delete(self, name: str) -> None:
-        link = self.links.pop(name, None)
+        link = self.links.pop(name := self._real(name), None)
         if link is None:
             return
         self.deleted(link)
