@@ -18,7 +18,7 @@ from netplugin.host.link_messages import Bridge, Ifb, Link, Vlan, Vxlan
 from netplugin.host.links import Links
 from netplugin.host.nftables import Command, Nftables
 from netplugin.host.tc import Tbf, Tc
-from netplugin.host.vxlan import VxlanFilter, VxlanKey
+from netplugin.host.vxlan import VxlanFilter
 
 
 @dataclass(frozen=True)
@@ -473,47 +473,3 @@ class SetStoreMark(FilterChange):
 
     def commands(self, nft: Nftables) -> list[Command]:
         return nft.set_chain(filters.STORE, filters.store_chain(self.mark))
-
-
-# -- the senders of VXLAN networks: one transaction per network, since few change at a time ----------
-
-
-@dataclass(frozen=True)
-class AllowPeers(BridgeChange):
-    """Accept VXLAN packets of a network from its peers only; ``gone``: peers to remove."""
-
-    part: ClassVar[str] = "nftables"
-    network: VxlanKey
-    peers: frozenset[str]
-    gone: frozenset[str] = frozenset()
-
-    def describe(self) -> str:
-        vni, port = self.network.vni, self.network.udp_port
-        return f"let {len(self.peers)} peers alone send to VNI {vni} on UDP port {port}"
-
-    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
-        kernel.vxlan.allow(self.network, self.peers, self.gone, deadline)
-
-
-@dataclass(frozen=True)
-class ForgetPeers(BridgeChange):
-    part: ClassVar[str] = "nftables"
-    network: VxlanKey
-    peers: frozenset[str]
-
-    def describe(self) -> str:
-        return f"forget who may send to VNI {self.network.vni} on UDP port {self.network.udp_port}"
-
-    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
-        kernel.vxlan.forget(self.network, self.peers, deadline)
-
-
-@dataclass(frozen=True)
-class RemoveVxlanTable(BridgeChange):
-    part: ClassVar[str] = "nftables"
-
-    def describe(self) -> str:
-        return "remove nftables table inet netplugin, which no network needs any more"
-
-    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
-        kernel.vxlan.remove(deadline)

@@ -10,17 +10,14 @@ from drivers.linuxbridge.bridge_names import NameBridge
 from drivers.linuxbridge.commands import (
     AddPeer,
     AddUplink,
-    AllowPeers,
     CreateDevice,
     CreateTap,
-    ForgetPeers,
     RemoveDevice,
     RemoveFilter,
     RemovePeer,
     RemoveTable,
     RemoveTap,
     RemoveUplink,
-    RemoveVxlanTable,
     RenameTap,
     SetBase,
     SetDevice,
@@ -50,6 +47,7 @@ from drivers.linuxbridge.uplink_path import (
     way_out,
     wrong_family,
 )
+from drivers.linuxbridge.vxlan_senders import AllowPeers, ForgetPeers, RemoveVxlanTable
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError
 from netplugin.backend import Change, Intent, Overlay, Plan
 from netplugin.host.link_messages import Link, Vlan, Vxlan

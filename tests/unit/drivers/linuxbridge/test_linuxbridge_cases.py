@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from drivers.linuxbridge.commands import AddPeer, AllowPeers, RemovePeer, SetRate
+from drivers.linuxbridge.commands import AddPeer, RemovePeer, SetRate
 from drivers.linuxbridge.findings import flushing_file
 from drivers.linuxbridge.segments import Segment
+from drivers.linuxbridge.vxlan_senders import AllowPeers
 from netplugin.api.models import Finding
 from netplugin.backend import Change, Intent
 from netplugin.host.link_messages import BondMember, Bridge, Link, LinuxBond, Vlan, Vxlan
