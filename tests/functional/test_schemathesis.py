@@ -91,6 +91,9 @@ def _lead_to_the_host(case: Any) -> None:
                 body["ovs"].pop(name, None)
         for name in ("bridge", "linuxbridge", "sriov"):
             body.pop(name, None)
+    if case.operation.path == "/v1/ports:retag" and isinstance(body.get("to_vlan"), int):
+        if body["to_vlan"] % 2:  # or it may be that no body chooses its ports in one way
+            body.update(network="physnet1", from_vlan=2, ports=[])
     interval = (case.query or {}).get("interval")
     if isinstance(interval, int | float) and 0 < interval <= 60:
         case.query["interval"] = 0.01  # or these would be minutes of waiting
