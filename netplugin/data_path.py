@@ -34,14 +34,29 @@ class NoDataPath(Exception):
 
 def data_path(backend: str) -> DataPath:
     """Return what an installed backend declares, without creating an instance. Raises: NoDataPath."""
+    found = getattr(_loaded(backend), "data_path", None)
+    if not isinstance(found, DataPath):
+        raise NoDataPath(f"backend {backend} declares no data_path (docs/writing-a-backend.md)")
+    return found
+
+
+def uplink_parts(backend: str) -> frozenset[str]:
+    """Return the fields of a ``PhysicalNetworkSpec`` that name the NICs of a backend's frames.
+
+    Where a backend uses VFs, its frames leave by them, also if OVS forwards them. Raises: NoDataPath.
+    """
+    parts = frozenset(getattr(_loaded(backend), "network_parts", ()))
+    return parts & {"sriov"} or parts
+
+
+def _loaded(backend: str) -> object:
+    """Raises: NoDataPath."""
     installed = entry_points(group=GROUP)
     if backend not in installed.names:
         known = ", ".join(sorted(installed.names)) or "none"
         raise NoDataPath(f"no backend {backend!r} is installed with netplugin-zeroloss; there is {known}")
     try:
-        found = installed[backend].load().data_path
+        loaded: object = installed[backend].load()
     except Exception as error:  # whatever another package raises when it is imported
         raise NoDataPath(f"backend {backend} could not be loaded: {error}") from error
-    if not isinstance(found, DataPath):
-        raise NoDataPath(f"backend {backend} declares no data_path (docs/writing-a-backend.md)")
-    return found
+    return loaded

@@ -14,7 +14,7 @@ from netplugin.host.vfs import SYS, is_uio, is_vfio, read_link
 _PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]\Z")
 #: Kernel drivers that DPDK uses a NIC with (https://doc.dpdk.org/guides/linux_gsg/linux_drivers.html,
 #: "Bifurcated Driver").
-_BESIDE_DPDK = frozenset({"mlx4_core", "mlx5_core", "mana"})
+BESIDE_DPDK = frozenset({"mlx4_core", "mlx5_core", "mana"})
 
 
 def has_interface(name: str) -> bool:
@@ -49,7 +49,7 @@ def _problems(spec: PhysicalNetworkSpec, sys: Path) -> Iterator[tuple[str, str, 
         driver = _driver(device, sys)
         if not _is_there(device, sys):
             yield device, f"there is no PCI device {device}", "name the address of the NIC (lspci -D)"
-        elif not (is_vfio(driver) or is_uio(driver) or driver in _BESIDE_DPDK):
+        elif not (is_vfio(driver) or is_uio(driver) or driver in BESIDE_DPDK):
             yield (
                 device,
                 f"{device} is bound to {driver or 'no driver'}, and OVS-DPDK needs vfio-pci",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 from netplugin_zeroloss.matrix import agent_bench
 
+from tests.unit.tuning.golden import facts_of
 from tests.unit.zeroloss.made_up_agent import MadeUpAgent
 
 
 @pytest.fixture
 def agent(monkeypatch: pytest.MonkeyPatch) -> MadeUpAgent:
-    """What a bench takes for the agent of its description."""
+    """What a bench takes for the agent of its description; its host has many CPUs."""
     made_up = MadeUpAgent()
     monkeypatch.setattr(agent_bench, "client", lambda description: made_up)
+    monkeypatch.setattr(agent_bench, "read_facts", lambda root: facts_of("published"))
     return made_up

@@ -18,11 +18,14 @@ from netplugin.api.models import (
     Binding,
     DomainPolicy,
     Features,
+    Finding,
     Port,
     PortSpec,
     PortState,
     RenderedDomain,
+    VfInfo,
 )
+from netplugin.api.physical_models import BridgeUplinkSpec, OvsUplinkSpec, PhysicalNetworkInfo
 from netplugin.api.pmd_models import PmdCore, PmdRequest, PmdState
 from netplugin.data_path import data_path
 from tests.unit.zeroloss.matrix_runs import with_agent
@@ -45,6 +48,14 @@ class MadeUpAgent(Client):
             BackendInfo(name=name, usable=True, features=Features(networks=("flat",), max_queues=4))
             for name in ("dpdkvhostuser", "linuxbridge")
         ]
+        self.vfs: list[VfInfo] = []
+        self.findings: list[Finding] = []
+        self.networks = [
+            PhysicalNetworkInfo(
+                name=name, origin="config", ovs=OvsUplinkSpec(), linuxbridge=BridgeUplinkSpec()
+            )
+            for name in ("left", "right")
+        ]
 
     def _called(self, name: str) -> None:
         self.calls.append(name)
@@ -59,6 +70,15 @@ class MadeUpAgent(Client):
 
     def backends(self) -> list[BackendInfo]:
         return self.infos
+
+    def checks(self) -> list[Finding]:
+        return self.findings
+
+    def list_vfs(self) -> list[VfInfo]:
+        return self.vfs
+
+    def list_physical_networks(self) -> list[PhysicalNetworkInfo]:
+        return self.networks
 
     def list_ports(self, **_: Any) -> list[Port]:
         return list(self.ports.values())

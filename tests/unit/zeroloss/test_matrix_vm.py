@@ -8,9 +8,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from netplugin_zeroloss.matrix.agent_bench import wait_for_ssh
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.description import RunDescription
+from netplugin_zeroloss.matrix.domain import wait_for_ssh
 from netplugin_zeroloss.values import UnusableInput
 
 from netplugin.api.errors import HostError
@@ -83,8 +83,9 @@ def test_a_template_that_is_no_domain(agent: MadeUpAgent, virsh: Path, xml: str 
     (virsh / "vm.xml").unlink()
     if xml is not None:
         (virsh / "vm.xml").write_text(xml)
+    run = _in_a_vm(virsh)
     with pytest.raises(UnusableInput, match=words):
-        bench_on(_in_a_vm(virsh), "1")
+        bench_on(run, "1").check([search_of(run)])
 
 
 def test_a_vnf_on_this_machine_is_not_in_the_vm(virsh: Path) -> None:

@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from netplugin_zeroloss.cli import runs, search
+from netplugin_zeroloss.cli import doctor, runs, search
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 
 UNUSABLE = 2
@@ -25,6 +25,7 @@ _COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]],
     runs.add_report,
     runs.add_compare,
     runs.add_evaluate,
+    doctor.add_doctor,
 )
 
 

@@ -1,46 +1,52 @@
-"""Cells on a hypervisor: the checks before a run, the set-up through the agent, and the VM."""
+"""Cells on a hypervisor: the checks before a run, and the set-up through the agent."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-from lxml import etree
 
 from netplugin.api.client import Client
 from netplugin.api.errors import NetpluginError
 from netplugin.api.models import BackendInfo, Binding, Port
-from netplugin.data_path import DataPath, NoDataPath, data_path
-from netplugin.host.processes import run
+from netplugin.data_path import DataPath, data_path
+from netplugin.tuning.facts import Facts
+from netplugin.tuning.read import read_facts
+from netplugin.tuning.root import Root
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.journal import Cell, Part
 from netplugin_zeroloss.loss import choose as evidence
 from netplugin_zeroloss.loss.contract import AttributedGenerator
-from netplugin_zeroloss.matrix import cells
+from netplugin_zeroloss.matrix import cells, preflight
 from netplugin_zeroloss.matrix.bench import (
     Bench,
     CellError,
     Guarded,
     Stand,
-    check_generators,
     generator_of,
     wait_until_forwarding,
 )
 from netplugin_zeroloss.matrix.cells import Ceilings, CellTask
-from netplugin_zeroloss.matrix.description import End, RunDescription, ssh_of
-from netplugin_zeroloss.matrix.ports import Ports, taken
-from netplugin_zeroloss.matrix.yaml_model import read_text
+from netplugin_zeroloss.matrix.description import End, RunDescription, pmd_count, ssh_of
+from netplugin_zeroloss.matrix.domain import DomainRunner, wait_for_ssh
+from netplugin_zeroloss.matrix.findings import Finding, of_error, require
+from netplugin_zeroloss.matrix.guest import look_into
+from netplugin_zeroloss.matrix.nics import NicNeed, Nics
+from netplugin_zeroloss.matrix.pmd_cpus import planned_cpus
+from netplugin_zeroloss.matrix.ports import Ports
 from netplugin_zeroloss.values import TrialRequest, UnusableInput
 from netplugin_zeroloss.vnf import choose as vnfs
-from netplugin_zeroloss.vnf.contract import LocalMachine, TestpmdDescription, Vnf, VnfPort, VppDescription
+from netplugin_zeroloss.vnf import contract as vnf_contract
+from netplugin_zeroloss.vnf.contract import Vnf, VnfPort, VppDescription
+
+#: Interval between looks at a backend, in seconds.
+_LOOK_S = 0.1
 
 
 def client(description: RunDescription) -> Client:
@@ -64,72 +70,6 @@ def client(description: RunDescription) -> Client:
         raise UnusableInput("agent", str(error)) from error
 
 
-def check(
-    agent: Client, description: RunDescription, searched: Sequence[Cell], vm_id: str
-) -> Mapping[str, Any]:
-    """Check agent, backends and ports; returns facts for the journal.
-
-    Raises: UnusableInput, NetpluginError.
-    """
-    readiness = agent.ready()
-    if not readiness.ready:
-        raise UnusableInput("agent", f"it is not ready: {'; '.join(readiness.reasons)}")
-    backends = {info.name: info for info in agent.backends()}
-    problems = list(_about_backends(description, searched, backends))
-    mine = {end.port_id for end in description.ends or ()}
-    problems += [
-        taken(port) for port in agent.list_ports() if port.port_id in mine and port.spec.vm_id != vm_id
-    ]
-    if problems:
-        raise UnusableInput("agent", "\n".join(problems))
-    used = {cell.backend for cell in searched}
-    return {
-        "agent": agent.url,
-        "backends": {name: dict(backends[name].facts) for name in sorted(used)},
-    }
-
-
-def _about_backends(
-    description: RunDescription, searched: Sequence[Cell], backends: Mapping[str, BackendInfo]
-) -> Iterator[str]:
-    for name in dict.fromkeys(cell.backend for cell in searched):
-        info = backends.get(name)
-        if info is None:
-            yield f"it has no backend {name!r}; it has {', '.join(sorted(backends)) or 'none'}"
-            continue
-        try:
-            data_path(name)
-        except NoDataPath as problem:
-            yield str(problem)
-        if not info.usable:
-            fix = f" (fix: {info.fix})" if info.fix else ""
-            yield f"backend {name} is not usable there: {info.reason}{fix}"
-            continue
-        # With several NICs this is the maximum over them: a port on another NIC may still be
-        # refused.
-        queues = max(cell.queues for cell in searched if cell.backend == name)
-        if queues > info.features.max_queues:
-            yield f"backend {name} has {info.features.max_queues} queues at most, not {queues}"
-        for end in description.ends or ():
-            kind = end.network_of(name).type
-            if kind not in info.features.networks:
-                yield f"backend {name} has no {kind} networks (end {end.port_id})"
-
-
-def check_vnfs(description: RunDescription, tasks: Sequence[CellTask]) -> None:
-    """Check that the VNF programs that run on this host are installed. Raises: UnusableInput."""
-    control = description.controls.vnf
-    chosen = [description.vnf_of(task.cell) for task in tasks if task.part is Part.SEARCH]
-    if control is not None and any(task.part is Part.VNF for task in tasks):
-        chosen.append(control.vnf or description.vnf)
-    for vnf in chosen:
-        if isinstance(vnf, TestpmdDescription) or (
-            isinstance(vnf, VppDescription) and isinstance(vnf.machine, LocalMachine)
-        ):
-            if shutil.which(vnf.binary) is None:
-                raise UnusableInput("vnf", f"{vnf.binary} is not installed here, or not in PATH")
-
-
 # -- Sets up cells on a hypervisor: ports and PMD cores through the agent's RPC, VM, VNF, loss attribution.
 
 
@@ -145,10 +85,13 @@ class AgentBench(Bench):
         run_id: str,
         pmd_cpus: str | None,
         pmd_mask: bool | None = None,
+        nics: Mapping[str, Mapping[str, Any]] | None = None,
+        root: Path = Path("/"),
     ) -> None:
         """``pmd_cpus``: PMD cores at the start of the run; None for a new run.
 
-        ``pmd_mask``: whether they were those of a mask; None: unknown.
+        ``pmd_mask``: whether they were those of a mask; None: unknown. ``nics``: the NICs as they were
+        found, by PCI address. ``root``: below it are /sys and /proc.
 
         Raises: UnusableInput.
         """
@@ -159,7 +102,9 @@ class AgentBench(Bench):
         self._domain = DomainRunner(vm.domain, vm.uri, vm_id) if vm is not None else None
         self._vm_id = vm_id
         self._client = client(description)
-        self._ports = Ports(self._client, description, vm_id)
+        self._root = root
+        self.nics = Nics(root, self._port_of_vf, nics)
+        self._ports = Ports(self._client, description, vm_id, self._planned_cpus)
         self._ports.found_cpus = pmd_cpus
         self._ports.found_mask = pmd_mask
 
@@ -168,22 +113,84 @@ class AgentBench(Bench):
 
     def check(self, tasks: Sequence[CellTask]) -> Mapping[str, Any]:
         searched = [task.cell for task in tasks if task.part is Part.SEARCH]
+        require(self.findings(tasks))
+        require(self._guest_findings(tasks))
         try:
             if self._ports.found_cpus is None and any(cell.pmd_cores for cell in searched):
                 self._ports.look_at_pmd()
-            found = check(self._client, self._description, searched, self._vm_id)
+            infos = self._client.backends()
         except NetpluginError as error:
             raise UnusableInput("agent", str(error)) from error
-        check_generators(self._generator_of(task) for task in tasks)
-        check_vnfs(self._description, tasks)
-        if self._domain is not None:
-            self._domain.check()
         return {
             "run_id": self._run_id,
             "pmd_cpus": self._ports.found_cpus,
             "pmd_mask": self._ports.found_mask,
-            **found,
+            "nics": self.nics.note(self._wanted(searched)) if self._description.rebind else {},
+            "agent": self._client.url,
+            "backends": preflight.journalled(searched, infos),
         }
+
+    def findings(self, tasks: Sequence[CellTask]) -> Iterator[Finding]:
+        """Yield all that can be found without starting a VM. Nothing is changed."""
+        searched = [task.cell for task in tasks if task.part is Part.SEARCH]
+        agent = list(preflight.about_agent(self._client))
+        yield from agent
+        if not any(finding.missing for finding in agent):
+            try:
+                yield from self._agent_findings(searched)
+            except NetpluginError as error:
+                yield of_error("agent", error, "the agent's log")
+        yield from preflight.about_generators(map(self._generator_of, tasks))
+        yield from preflight.about_vnfs(self._vnfs(tasks), self._facts)
+        if self._domain is not None:
+            vm = list(self._domain.findings(self._root))
+            yield from vm
+            # The memory of a VM that a killed run left is given back before the next one starts.
+            if not vm and preflight.shares_memory(searched) and not self._domain.is_running:
+                yield from preflight.about_hugepages(self._domain.memory_mb(), "the VM", self._facts)
+
+    def _agent_findings(self, searched: Sequence[Cell]) -> Iterator[Finding]:
+        description = self._description
+        backends = list(dict.fromkeys(cell.backend for cell in searched))
+        networks = {network.name: network for network in self._client.list_physical_networks()}
+        wanted = self._wanted(searched)
+        unfit = [need for need in wanted if not need.fits(self.nics.driver(need.address))]
+        later = {need.backend for need in unfit} if description.rebind else set()
+        yield from preflight.about_backends(self._client, description, searched, later)
+        yield from preflight.about_ports(self._client, description, self._vm_id)
+        yield from preflight.about_networks(networks, description, backends, unfit)
+        yield from preflight.about_nics(self.nics, wanted, description.rebind)
+        for backend in backends:
+            entries = [
+                entry
+                for entry in description.matrix.pmd_cores
+                if any(c.backend == backend and c.pmd_cores == pmd_count(entry) for c in searched)
+            ]
+            mine = [need.address for need in wanted if need.backend == backend]
+            yield from preflight.about_pmd_cores(entries, self._facts, mine)
+
+    def _guest_findings(self, tasks: Sequence[CellTask]) -> Iterator[Finding]:
+        """Yield what the VM of the VNF lacks; a VM of the run is started for it, without test NICs."""
+        vm, seconds = self._description.vm, self._description.timeouts.boot
+        guests = [(vnf, machine) for vnf in self._vnfs(tasks) if (machine := ssh_of(vnf)) is not None]
+        with ExitStack() as parts:
+            try:
+                if vm is not None and self._domain is not None and guests and not self._domain.is_running:
+                    # Its name is always the same, so that the next check removes it after a kill.
+                    domain = DomainRunner(vm.domain, vm.uri, "zeroloss-check")
+                    domain.destroy()
+                    parts.callback(domain.destroy)
+                    domain.start(domain.template)
+                for vnf, machine in guests:
+                    if vm is not None:
+                        wait_for_ssh(machine.host, machine.port, seconds)
+                    assert isinstance(vnf, VppDescription)
+                    yield from look_into(vnf, machine)
+            except NetpluginError as error:
+                yield of_error("vm", error, f"virsh create {vm.domain if vm else ''}, by hand")
+            except CellError as error:
+                fix = "look at its console, and at the address and the SSH server in the image"
+                yield Finding("vm", str(error), fix)
 
     def recover(self) -> None:
         try:
@@ -193,9 +200,43 @@ class AgentBench(Bench):
                 self._ports.put_back_pmd()
         except (CellError, NetpluginError) as error:
             raise UnusableInput("agent", str(error)) from error
+        if left := self.restore():
+            raise UnusableInput("nics", "\n".join(left))
+
+    def restore(self) -> Sequence[str]:
+        return self.nics.put_back()
 
     def not_restored(self) -> Sequence[str]:
         return self._ports.not_restored()
+
+    @cached_property
+    def _facts(self) -> Facts:
+        return read_facts(Root(self._root))
+
+    def _wanted(self, searched: Sequence[Cell]) -> list[NicNeed]:
+        """Return the NICs of these cells, each with the driver that it needs. Raises: NetpluginError."""
+        networks = {network.name: network for network in self._client.list_physical_networks()}
+        backends = dict.fromkeys(cell.backend for cell in searched)
+        return preflight.needs(networks, self._description, backends, self.nics.sys)
+
+    def _planned_cpus(self, backend: str, count: int) -> str:
+        wanted = self._wanted([Cell(backend)])
+        return planned_cpus(count, self._facts, [need.address for need in wanted])
+
+    def _port_of_vf(self) -> Mapping[str, str]:
+        return {vf.pci_address: vf.port_id for vf in self._client.list_vfs() if vf.port_id is not None}
+
+    def _vnfs(self, tasks: Sequence[CellTask]) -> list[vnf_contract.Description]:
+        """Return the distinct VNFs of these tasks."""
+        control = self._description.controls.vnf
+        found: list[vnf_contract.Description] = []
+        for task in tasks:
+            chosen = self._description.vnf_of(task.cell) if task.part is Part.SEARCH else None
+            if task.part is Part.VNF and control is not None:
+                chosen = control.vnf or self._description.vnf
+            if chosen is not None and chosen not in found:
+                found.append(chosen)
+        return found
 
     # -- setting up ------------------------------------------------------------------------------
 
@@ -207,6 +248,7 @@ class AgentBench(Bench):
             paths: list[tuple[DataPath, Binding]] = []
             vnf_ports: list[VnfPort] = []
             if task.part is Part.SEARCH:
+                self._bind_nics(task.cell)
                 plugged = self._ports.plug(parts, task.cell)
                 checks.append(self._ports.check)
                 path = data_path(task.cell.backend)
@@ -230,6 +272,29 @@ class AgentBench(Bench):
             generator = parts.enter_context(generators.make(chosen))
             self._wait_until_forwarding(generator, task)
             yield Stand(Guarded(AttributedGenerator(generator, places), checks), setup)
+
+    def _bind_nics(self, cell: Cell) -> None:
+        """Bind the NICs of the cell as it needs them, and wait until its backend is usable with them.
+
+        Raises: CellError, NetpluginError.
+        """
+        wanted = self._wanted([cell]) if self._description.rebind else []
+        unfit = [need for need in wanted if not need.fits(self.nics.driver(need.address))]
+        for need in unfit:
+            self.nics.bind(need)
+        seconds = self._description.timeouts.active
+        deadline = time.monotonic() + seconds
+        while unfit and not (info := self._info(cell.backend)).usable:
+            if time.monotonic() > deadline:
+                raise CellError(
+                    f"backend {cell.backend} is not usable {seconds:g} s after its NICs were bound:"
+                    f" {info.reason}"
+                )
+            time.sleep(_LOOK_S)
+
+    def _info(self, backend: str) -> BackendInfo:
+        [info] = [each for each in self._client.backends() if each.name == backend]
+        return info
 
     def _start_vm(self, parts: ExitStack, cell: Cell, setup: dict[str, Any]) -> None:
         described, domain = self._description.vm, self._domain
@@ -302,82 +367,3 @@ def _binding(port: Port) -> Binding:
     if port.binding is None:
         raise CellError(f"the agent gave no binding for port {port.port_id}")
     return port.binding
-
-
-# -- The VM of a cell: a libvirt domain of the operator, to which the agent adds NICs. -------------
-
-
-#: Timeout of one virsh call, in seconds.
-_CALL_S = 60.0
-#: Interval between attempts to reach a booting VM, in seconds.
-_LOOK_S = 0.5
-
-
-class DomainRunner:
-    """Starts and destroys a domain; its fixed name identifies the leftover of a killed run."""
-
-    def __init__(self, template: Path, uri: str, name: str) -> None:
-        """Read the template. Raises: UnusableInput if it is not a libvirt domain."""
-        self._uri, self._name = uri, name
-        self._xml = _named(read_text(template), name, str(template))
-
-    @property
-    def template(self) -> str:
-        """The domain XML without NICs, with the name replaced."""
-        return self._xml
-
-    def check(self) -> None:
-        """Check that libvirt responds. Raises: UnusableInput."""
-        try:
-            self._running()
-        except NetpluginError as error:
-            raise UnusableInput("vm", str(error)) from error
-
-    def start(self, xml: str) -> None:
-        """Create a transient domain, which disappears when it stops.
-
-        Raises: NetpluginError with the error text of libvirt.
-        """
-        self._virsh("create", "/dev/stdin", stdin=xml)
-
-    def destroy(self) -> None:
-        """Destroy the domain if it exists. Raises: NetpluginError."""
-        if self._name in self._running():
-            self._virsh("destroy", self._name)
-
-    def _running(self) -> list[str]:
-        return self._virsh("list", "--name").split()
-
-    def _virsh(self, *words: str, stdin: str | None = None) -> str:
-        deadline = time.monotonic() + _CALL_S
-        return run(["virsh", "-c", self._uri, *words], step="vm", deadline=deadline, stdin=stdin)
-
-
-def wait_for_ssh(host: str, port: int, seconds: float) -> None:
-    """Wait for the banner of the SSH server. Raises: CellError."""
-    deadline = time.monotonic() + seconds
-    while True:
-        # A booting VM refuses, is unreachable, or accepts the connection before sshd is ready.
-        with suppress(OSError), socket.create_connection((host, port), timeout=5.0) as there:
-            if there.recv(4) == b"SSH-":
-                return
-        if time.monotonic() > deadline:
-            raise CellError(f"the VM did not answer by SSH at {host} port {port} within {seconds:g} s")
-        time.sleep(_LOOK_S)
-
-
-def _named(xml: str, name: str, where: str) -> str:
-    """Set the name of the domain and remove its UUID, so that libvirt generates one."""
-    parser = etree.XMLParser(resolve_entities=False, load_dtd=False, no_network=True)
-    try:
-        domain = etree.fromstring(xml.encode(), parser)
-    except etree.XMLSyntaxError as error:
-        raise UnusableInput(where, f"it is no XML: {error}") from error
-    if domain.tag != "domain":
-        raise UnusableInput(where, f"it is no libvirt domain: its element is <{domain.tag}>")
-    for child in [*domain.findall("uuid"), *domain.findall("name")]:
-        domain.remove(child)
-    element = etree.Element("name")
-    element.text = name
-    domain.insert(0, element)
-    return str(etree.tostring(domain, encoding="unicode"))

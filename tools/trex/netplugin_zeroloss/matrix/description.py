@@ -43,6 +43,8 @@ class Axes(Section):
     frames: Annotated[tuple[Frame, ...], Field(min_length=1)] = (64,)
     flows: Annotated[tuple[Count, ...], Field(min_length=1)] = (1024,)
     queues: Annotated[tuple[Annotated[int, Field(ge=1, le=128)], ...], Field(min_length=1)] = (1,)
+    #: Backends whose ports get fewer queues where their VFs have fewer than ``queues``.
+    fewer_queues: tuple[Name, ...] = ()
 
     @field_validator("pmd_cores")
     @classmethod
@@ -72,6 +74,8 @@ class Axes(Section):
                 raise ValueError(f"{name}: a value may be listed once")
         if NO_BACKEND in self.backends:
             raise ValueError(f"backends: {NO_BACKEND!r} is what controls are called")
+        if unknown := [name for name in self.fewer_queues if name not in self.backends]:
+            raise ValueError(f"fewer_queues: {unknown[0]!r} is not among the backends")
         return self
 
 
@@ -275,6 +279,8 @@ class RunDescription(Section):
     ends: Annotated[tuple[End, ...], Field(min_length=2, max_length=2)] | None = None
     vnf: vnfs.Description | None = None
     vnf_cores: Cores = Cores()
+    #: Bind NICs between cells to the drivers that the backends need there, and back at the end.
+    rebind: bool = False
     #: None: the VNF uses the ports directly, or runs in an existing VM.
     vm: Vm | None = None
     #: Components whose counters are read before and after each trial, in addition to the VNF.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 
 from netplugin.api.client import Client
-from netplugin.api.models import Port, PortSpec, PortState
+from netplugin.api.models import BackendInfo, Port, PortSpec, PortState, VfInfo
 from netplugin.api.pmd_models import PmdRequest, PmdState
+from netplugin.data_path import data_path
 from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.bench import CellError
@@ -21,7 +22,15 @@ _LOOK_S = 0.1
 class Ports:
     """Manages the ports of a run. Never touches a port with the same id that belongs to another VM."""
 
-    def __init__(self, client: Client, description: RunDescription, vm_id: str) -> None:
+    def __init__(
+        self,
+        client: Client,
+        description: RunDescription,
+        vm_id: str,
+        planned: Callable[[str, int], str],
+    ) -> None:
+        """``planned``: returns the CPUs of a backend for a number of PMD cores; it raises NetpluginError."""
+        self._planned = planned
         self._client = client
         self._description = description
         self.ends: tuple[End, ...] = description.ends or ()
@@ -33,6 +42,8 @@ class Ports:
         self.found_mask: bool | None = None
         #: CPUs of a mask that stays although OVS had none; None: there is no such mask.
         self._left_mask: str | None = None
+        #: Queues of the ports of a cell, where they are not those of the cell.
+        self._queues: dict[Cell, int] = {}
 
     def look_at_pmd(self) -> None:
         """Record the PMD cores: those of the mask, or else the running ones. Raises: NetpluginError."""
@@ -47,11 +58,15 @@ class Ports:
         Raises: CellError, NetpluginError.
         """
         self.remove_leftovers()
+        if cell.backend in self._description.matrix.fewer_queues:
+            self._queues[cell] = min(cell.queues, self._most_queues(cell.backend))
         for end in self.ends:
             parts.callback(self._client.delete_port, end.port_id)
         for end in self.ends:
             self._client.put_port(end.port_id, self._spec(end, cell))
         request = cells.pmd_request(self._description, cell)
+        if request is not None and request.count is not None:
+            request = PmdRequest(cpus=self._planned(cell.backend, request.count))
         if request is not None:
             parts.callback(self.put_back_pmd)
             self._client.set_pmd(request)
@@ -117,12 +132,18 @@ class Ports:
             " ovs-vsctl remove Open_vSwitch . other_config pmd-cpu-mask"
         ]
 
+    def _most_queues(self, backend: str) -> int:
+        """Raises: NetpluginError."""
+        [info] = [each for each in self._client.backends() if each.name == backend]
+        vfs = self._client.list_vfs() if data_path(backend).vm_side == "vfio" else ()
+        return most_queues(info, networks_of(self.ends, backend), vfs)
+
     def _spec(self, end: End, cell: Cell) -> PortSpec:
         return PortSpec(
             vm_id=self._vm_id,
             mac=end.mac,
             backend=cell.backend,
-            queues=cell.queues,
+            queues=self._queues.get(cell, cell.queues),
             network=end.network_of(cell.backend),
         )
 
@@ -138,6 +159,27 @@ class Ports:
                 )
             time.sleep(_LOOK_S)
         return port
+
+
+def networks_of(ends: Sequence[End], backend: str) -> list[str]:
+    """Return the physical networks of the ends with this backend, each once."""
+    found = (end.network_of(backend).physical_network for end in ends)
+    return list(dict.fromkeys(name for name in found if name is not None))
+
+
+def most_queues(info: BackendInfo, networks: Collection[str], vfs: Collection[VfInfo]) -> int:
+    """Return the most queues that a port of a backend can have on each of these networks (pure).
+
+    A backend reports the queues of its best NIC; where the VM gets the VF itself, the VFs of the
+    network decide.
+    """
+    most = info.features.max_queues
+    if data_path(info.name).vm_side != "vfio":
+        return most
+    for network in networks:
+        there = [vf for vf in vfs if vf.physical_network == network and not vf.left_out]
+        most = min(most, max((vf.max_queues for vf in there if vf.max_queues), default=most))
+    return most
 
 
 def taken(port: Port) -> str:

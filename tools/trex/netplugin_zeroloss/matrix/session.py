@@ -93,7 +93,7 @@ def carry_out(asked: RunOptions, output: TextIO) -> int:
                 try:
                     run = carrier.carry_out(past)
                 finally:
-                    for text in bench.not_restored():
+                    for text in (*bench.restore(), *bench.not_restored()):
                         shown.warns(text)
     output.write(markdown(report_of(run)))
     return 1 if _failed(run) else 0
@@ -169,6 +169,7 @@ def _bench(session: _Session) -> Bench:
         run_id=str(found.get("run_id") or uuid.uuid4()),
         pmd_cpus=found.get("pmd_cpus"),
         pmd_mask=found.get("pmd_mask"),
+        nics=found.get("nics"),
     )
 
 

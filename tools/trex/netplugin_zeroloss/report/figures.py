@@ -268,6 +268,8 @@ class ReportFigure:
     traffic_s: float = 0.0
     started: str = ""
     generator: str = ""
+    #: Queues of the ports; None: not recorded. Fewer than those of the cell where the NIC has no more.
+    port_queues: int | None = None
 
     @property
     def rate_per_core_pps(self) -> float | None:
@@ -355,6 +357,7 @@ def _measured(cell: Cell, record: CellRecord, result: Mapping[str, Any]) -> Repo
         traffic_s=result["traffic_s"],
         started=record.started,
         generator=str(result["environment"].get("generator", "")),
+        port_queues=min((p["spec"]["queues"] for p in record.setup.get("ports", ())), default=None),
     )
 
 

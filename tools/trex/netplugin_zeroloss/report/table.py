@@ -98,7 +98,16 @@ def short_text(figure: ReportFigure | None) -> str:
 
 
 def mark_text(figure: ReportFigure) -> str:
-    """Return the limit of a figure, or why it has no number; may be empty."""
+    """Return the limit of a figure and how many queues it has if not those of its cell, or why it has no
+    number; may be empty."""
+    fewer = figure.port_queues is not None and figure.port_queues < figure.cell.queues
+    if fewer and _has_number(figure):
+        only = words.count(figure.port_queues or 0, "queue")
+        return ", ".join(filter(None, (_limit_text(figure), only)))
+    return _limit_text(figure)
+
+
+def _limit_text(figure: ReportFigure) -> str:
     if figure.verdict == SearchVerdict.VNF_LIMITED:
         return "VNF limit"
     if figure.verdict == SearchVerdict.GENERATOR_LIMITED:
@@ -299,6 +308,7 @@ COLUMNS: Final[tuple[tuple[str, Callable[[ReportFigure], _Value]], ...]] = (
     ("traffic_s", lambda f: f.traffic_s),
     ("started", lambda f: f.started),
     ("reason", lambda f: f.reason),
+    ("port_queues", lambda f: f.port_queues),
 )
 
 

@@ -1,0 +1,110 @@
+"""`zeroloss doctor`: what is missing on this host, each with what mends it, and what is there."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from netplugin_zeroloss.cli.main import main
+from netplugin_zeroloss.matrix import doctor
+from netplugin_zeroloss.matrix.agent_bench import AgentBench
+
+from netplugin.api.client import Readiness
+from netplugin.api.models import BackendInfo, Finding
+from tests.unit.tuning.golden import facts_of
+from tests.unit.zeroloss.made_up_agent import MadeUpAgent
+from tests.unit.zeroloss.matrix_runs import ROOT, described, write
+from tests.unit.zeroloss.published_host import PublishedHost
+
+_FAILED = Finding(
+    id="iommu", status="fail", found="the IOMMU is off", expected="on", fix="intel_iommu=on, and a reboot"
+)
+_WARNED = _FAILED.model_copy(update={"status": "warn", "found": "only a warning"})
+
+
+@pytest.fixture
+def host(tmp_path: Path, agent: MadeUpAgent, monkeypatch: pytest.MonkeyPatch) -> PublishedHost:
+    """The published host, with all that is needed."""
+    made = PublishedHost(tmp_path, agent, monkeypatch)
+    monkeypatch.setattr(doctor, "client", lambda description: agent)
+    monkeypatch.setattr(doctor.Client, "from_environment", classmethod(lambda cls: agent))
+    monkeypatch.setattr(doctor, "read_facts", lambda root: facts_of("published"))
+    monkeypatch.setattr(doctor, "find_spec", lambda name: name)
+    made.programs |= {"ovs-appctl", "dpdk-testpmd"}
+    return made
+
+
+def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def test_each_line_that_says_what_is_missing_is_followed_by_what_mends_it(
+    host: PublishedHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host.packages.clear()
+    host.programs.remove("virsh")
+    host.agent.findings = [_FAILED, _WARNED]
+    host.agent.infos[0] = BackendInfo(name="dpdkvhostuser", usable=False, reason="no DPDK", fix="dpdk-init")
+    assert main(["doctor"]) == 1
+    lines = _lines(capsys)
+    pairs = [pair for pair in pairwise(lines) if pair[0].startswith("missing ")]
+    fixes = {
+        "virsh is not installed": "apt-get install libvirt-clients",
+        "vpp-papi is not installed": "pip install './tools/trex[vpp]'",
+        "dpdkvhostuser: no DPDK": "dpdk-init",
+        "the IOMMU is off": "intel_iommu=on, and a reboot",
+    }
+    assert len(pairs) == len(fixes) and lines[-1] == f"{len(fixes)} missing"
+    for found, fix in fixes.items():
+        [mend] = [mend for line, mend in pairs if found in line]
+        assert mend.strip().startswith("fix: ") and fix in mend
+    said = "\n".join(lines)
+    assert "only a warning" not in said
+    assert "8 PMD cores are CPUs 1-8" in said and "sriov is usable" in said
+
+
+def test_the_next_command_is_told_when_nothing_is_missing(
+    host: PublishedHost, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = host.folder / "mine.yaml"
+    text = (ROOT / "tools/trex/matrix.yaml").read_text()
+    text = text.replace("/var/lib/libvirt/zeroloss.xml", str(host.domain))
+    file.write_text(text.replace("/etc/netplugin/zeroloss.key", str(host.key)))
+    monkeypatch.setattr(doctor, "AgentBench", lambda run, **more: AgentBench(run, root=host.root, **more))
+    assert main(["doctor", str(file)]) == 0
+    lines = _lines(capsys)
+    assert f"Next: netplugin-zeroloss matrix {file} --dry-run" in lines[-1]
+    assert all(line.startswith("ok ") for line in lines[:-2])
+    assert "create" not in (host.folder / "calls").read_text(), "no VM is started"
+    assert main(["doctor"]) == 0
+    assert "Next: cp tools/trex/matrix.yaml mine.yaml" in _lines(capsys)[-1]
+
+
+def test_an_agent_that_is_not_ready_does_not_hide_the_rest(
+    host: PublishedHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host.agent.readiness = Readiness(ready=False, reasons=["the store is read-only"])
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "it is not ready: the store is read-only" in said and "vpp-papi is installed" in said
+    assert "sriov is usable" not in said
+
+
+def test_an_agent_that_does_not_run_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NETPLUGIN_URL", f"unix:{tmp_path}/none.sock")
+    monkeypatch.setattr(doctor, "read_facts", lambda root: facts_of("published"))
+    assert main(["doctor"]) == 1
+    lines = _lines(capsys)
+    at = next(n for n, line in enumerate(lines) if line.startswith("missing  agent"))
+    assert "none.sock" in lines[at] and "fix: " in lines[at + 1]
+
+
+def test_a_simulation_needs_nothing_and_a_wrong_description_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", str(write(tmp_path, described()))]) == 0
+    assert main(["doctor", str(write(tmp_path, described(name="")))]) == 2
+    assert "line " in capsys.readouterr().err

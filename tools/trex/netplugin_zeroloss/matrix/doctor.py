@@ -1,0 +1,117 @@
+"""What is missing on this host: the checks of ``matrix``, and those that need no description."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+from netplugin.api.client import Client
+from netplugin.api.errors import NetpluginError
+from netplugin.data_path import GROUP
+from netplugin.tuning.read import read_facts
+from netplugin.tuning.root import Root
+from netplugin_zeroloss.matrix import cells, preflight
+from netplugin_zeroloss.matrix.agent_bench import AgentBench, client
+from netplugin_zeroloss.matrix.bench import generator_of
+from netplugin_zeroloss.matrix.description import RunDescription, read
+from netplugin_zeroloss.matrix.findings import Finding, of_error
+from netplugin_zeroloss.matrix.yaml_model import read_text
+from netplugin_zeroloss.values import UnusableInput
+
+#: Numbers of PMD cores in the table.
+_PMD_CORES = (2, 4, 6, 8)
+
+
+def examine(file: Path | None) -> Iterator[Finding]:
+    """Yield the findings for a run description, or without one those that every table needs.
+
+    Nothing is changed and no VM is started. Raises: UnusableInput if the description is not valid.
+    """
+    found = _of_run(read(read_text(file), str(file))) if file is not None else _of_host()
+    yield from dict.fromkeys(found)
+
+
+def _of_run(description: RunDescription) -> Iterator[Finding]:
+    tasks = cells.tasks(description)
+    if description.agent is None:
+        yield from preflight.about_generators(generator_of(description, task) for task in tasks)
+        return
+    try:
+        bench = AgentBench(description, run_id="doctor", pmd_cpus=None)
+    except UnusableInput as error:
+        yield Finding("agent", str(error), "mend `agent` in the description")
+        return
+    with closing(bench):
+        yield from bench.findings(tasks)
+    with client(description) as agent:
+        yield from _checks(agent)
+
+
+def _of_host() -> Iterator[Finding]:
+    for program, package in (
+        ("ovs-appctl", "openvswitch-switch-dpdk"),
+        ("virsh", "libvirt-clients"),
+        ("dpdk-testpmd", "dpdk-dev"),
+        ("ssh", "openssh-client"),
+    ):
+        yield from preflight.about_program(program, package, "program")
+    yield preflight.about_vpp_papi()
+    if find_spec("trex") is None:
+        fix = (
+            "unpack https://trex-tgn.cisco.com/trex/release/latest, and name it: trex_dir in the description"
+        )
+        yield Finding("trex", "TRex's Python client is not installed", fix)
+    yield from preflight.about_pmd_cores(_PMD_CORES, read_facts(Root()), ())
+    try:
+        agent = Client.from_environment()
+    except NetpluginError as error:
+        yield of_error("agent", error, "mend NETPLUGIN_URL")
+        return
+    with agent:
+        answers = list(preflight.about_agent(agent))
+        yield from answers
+        if not any(finding.missing for finding in answers):
+            yield from _backends(agent)
+            yield from _checks(agent)
+
+
+def _backends(agent: Client) -> Iterator[Finding]:
+    """Yield which of the installed backends can be used, and whether there are networks for two ends."""
+    try:
+        infos = {info.name: info for info in agent.backends()}
+        networks = agent.list_physical_networks()
+    except NetpluginError as error:
+        yield of_error("agent", error, "the agent's log")
+        return
+    for name in sorted(entry_points(group=GROUP).names):
+        info = infos.get(name)
+        if info is None:
+            fix = f"add {name} to enabled_backends in netplugin.conf and start the agent again"
+            yield Finding("backend", f"the agent has no {name}", fix)
+        elif not info.usable:
+            yield Finding("backend", f"{name}: {info.reason}", info.fix or "netplugin backend list")
+        else:
+            yield Finding("backend", f"{name} is usable, with {info.features.max_queues} queues at most")
+    names = ", ".join(network.name for network in networks) or "none"
+    few = "netplugin physical-network put NAME, for each of the two NICs" if len(networks) < 2 else None
+    yield Finding("network", f"the agent has the physical networks {names}", few)
+    for network in networks:
+        for wrong in network.findings:
+            yield Finding("nic", wrong.found, wrong.fix or "netplugin physical-network show")
+
+
+def _checks(agent: Client) -> Iterator[Finding]:
+    """Yield the checks of the host that failed, as the agent has them."""
+    try:
+        findings = agent.checks()
+    except NetpluginError as error:
+        yield of_error("host", error, "netplugin host check")
+        return
+    for each in findings:
+        if each.status == "fail":
+            yield Finding(
+                "host", f"{each.found}; expected: {each.expected}", each.fix or "netplugin host check"
+            )
