@@ -96,7 +96,7 @@ class PhysicalNetworkService:
         """
         async with self._one_at_a_time:
             saved = await self._in_thread(self._forget, name)
-            outcome = await self._converge(name, saved.backends)
+            outcome = await self._converge(name, saved.backends, gone=True)
             if not outcome.reached:
                 await self._go_back(name, saved)
                 raise outcome.failures[0]
@@ -276,11 +276,13 @@ class PhysicalNetworkService:
             if backend in busy or any(keeps and part in kept for part, keeps in uses.network_parts.items())
         )
 
-    async def _converge(self, name: str, backends: Collection[str]) -> NetworkOutcome:
+    async def _converge(
+        self, name: str, backends: Collection[str], *, gone: bool = False
+    ) -> NetworkOutcome:
         return await apply_on(
             [self._workers[backend] for backend in backends],
             self._timeout_s,
-            lambda reconciler, deadline: reconciler.converge_physical_network(name, deadline),
+            lambda reconciler, deadline: reconciler.converge_physical_network(name, deadline, gone=gone),
         )
 
     async def _go_back(self, name: str, saved: _Saved) -> None:

@@ -112,10 +112,12 @@ class Observation:
 class Change:
     """One step towards the intent, as data: it can be printed, tested and applied.
 
-    ``ports`` are the ports that the step is made for; if it fails, it fails for each of them.
+    ``ports`` are the ports that the step is made for; if it fails, it fails for each of them. A step
+    for no port names in ``physical_network`` the one that it is for, if any: its failure is that one's.
     """
 
     ports: tuple[str, ...]
+    physical_network: str = field(default="", kw_only=True, compare=False)
 
     @property
     def thing(self) -> Claim | None:
@@ -124,7 +126,8 @@ class Change:
 
     def describe(self) -> str:
         """Describe the change in one sentence without the port: ``create bridge br-phys1``."""
-        values = (f"{k}={v}" for k, v in vars(self).items() if k != "ports" and v is not None)
+        own = {key: value for key, value in vars(self).items() if key not in ("ports", "physical_network")}
+        values = (f"{key}={value}" for key, value in own.items() if value is not None)
         return f"{type(self).__name__} {' '.join(values)}".rstrip()
 
 
@@ -150,8 +153,8 @@ class Applied:
     failed: Mapping[str, NetpluginError] = field(default_factory=dict)
     timings_ms: Mapping[str, float] = field(default_factory=dict)
     unfit: Mapping[Claim, str] = field(default_factory=dict)
-    #: The errors of changes that are for no port.
-    unattributed: Sequence[NetpluginError] = ()
+    #: The first error of the changes that are for no port, by their ``physical_network``.
+    of_networks: Mapping[str, NetpluginError] = field(default_factory=dict)
 
 
 ObservationT = TypeVar("ObservationT", bound=Observation)

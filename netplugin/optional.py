@@ -163,6 +163,10 @@ class UsesPhysicalNetworks(Protocol[ObservationT]):
         """
 
     @abstractmethod
+    def network_remains(self, name: str, observed: ObservationT) -> Sequence[str]:
+        """What ``observed``, the whole host, still has of a network that was kept and is deleted (pure)."""
+
+    @abstractmethod
     def network_holders(self, name: str) -> Sequence[str]:
         """What else uses the bridge of this network: VXLAN networks whose tunnels leave by it, ports
         of others, and addresses of the host on it. Quick, from any thread.

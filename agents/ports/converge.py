@@ -51,8 +51,8 @@ class Converged:
     kept: dict[str, NetpluginError] = field(default_factory=dict)
     #: Changes for no specific port (an empty bridge) that were applied and are still in the plan.
     left: tuple[Change, ...] = ()
-    #: Errors of changes for no specific port.
-    unattributed: tuple[NetpluginError, ...] = ()
+    #: Errors of changes for no specific port, by physical network ("" for none).
+    of_networks: Mapping[str, NetpluginError] = field(default_factory=dict)
     #: The last observation.
     seen: Observation | None = None
 
@@ -81,7 +81,7 @@ def converge(
     failed: dict[str, NetpluginError] = {}
     unfit: dict[Claim, str] = {}
     done: list[Change] = []
-    unattributed: list[NetpluginError] = []
+    of_networks: dict[str, NetpluginError] = {}
     todo = list(intents)
     scope = None if whole else [intent.port_id for intent in intents]
     if seen is None:
@@ -100,7 +100,7 @@ def converge(
         done += plan.changes
         failed.update(applied.failed)
         unfit.update(applied.unfit)
-        unattributed += applied.unattributed
+        of_networks = {**applied.of_networks, **of_networks}
         todo = [intent for intent in todo if intent.port_id not in failed]
         if not todo and not whole:
             break  # no port is left to verify
@@ -114,7 +114,8 @@ def converge(
         for change in plan.changes:
             if change.thing is not None and change in done and {*change.ports} & {*left_over}:
                 unfit[change.thing] = f"it does not keep what was written: {change.describe()}"
-    left = tuple(change for change in plan.changes if not change.ports and change in done)
+    loose = [change for change in plan.changes if not change.ports and change in done]
+    left = tuple(change for change in loose if change.physical_network not in of_networks)
     observed = dict(by_claims.observed_ports(intents, seen) if by_claims else seen.ports)
     kept = {port_id: e for port_id, e in plan.kept.items() if port_id not in failed}
     for change in done:
@@ -123,7 +124,7 @@ def converge(
         LOG.warning("%s %s goes into quarantine: %s", claim.kind, claim.key, reason)
     ports.store.quarantine(unfit)
     ports.observed = {**ports.observed, **observed}
-    return Converged(failed, observed, tuple(done), kept, left, tuple(unattributed), seen)
+    return Converged(failed, observed, tuple(done), kept, left, of_networks, seen)
 
 
 def _plan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agents.ports.backend_ports import BackendPorts
@@ -138,7 +138,7 @@ class Drift:
         if ports is None:
             self._looks_again = False
         result = self._converge_in_chunks(intents, seen, plan, watch, ports is None, batch_size)
-        errors = [*result.failed.values(), *result.unattributed, *map(_left, result.left)]
+        errors = [*result.failed.values(), *result.of_networks.values(), *map(_left, result.left)]
         report.errors = [error.problem() for error in errors]
         self._record_checked(records, result)
         left = {change.describe() for change in result.left}
@@ -283,8 +283,10 @@ class Drift:
         reached = not working or bool(working - set(result.failed))
         return NetworkOutcome(reached, tuple(result.failed.values()))
 
-    def converge_physical_network(self, name: str, deadline: float) -> NetworkOutcome:
+    def converge_physical_network(self, name: str, deadline: float, *, gone: bool = False) -> NetworkOutcome:
         """Apply a physical network: what it keeps on the host, and its uplink under the ports.
+
+        What cannot be done for other networks is logged. ``gone``: nothing of it may be left.
 
         Raises: what ``Backend.observe`` raises, BackendUnavailable.
         """
@@ -299,10 +301,23 @@ class Drift:
         result = converge(self._ports, intents, deadline, Stopwatch(), "physical-network", whole=True)
         self._record_checked(records, result)
         self._note_networks(result.seen)
+        of_others = {other: error for other, error in result.of_networks.items() if other != name}
+        for other, error in sorted(of_others.items()):
+            LOG.warning("while physical network %s changed: %s: %s", name, other or "no network", error)
         fault = self.network_faults.get(name)
-        failures = [*([fault] if fault else ()), *result.unattributed]
+        own = (result.of_networks.get(name), fault, *self._stays(name, result, gone))
+        failures = [error for error in own if error is not None]
         reached = not failures and (not working or bool(working - set(result.failed)))
         return NetworkOutcome(reached, (*failures, *result.failed.values()))
+
+    def _stays(self, name: str, result: Converged, gone: bool) -> Iterator[NetpluginError]:
+        """What the host still has of a network that nothing needs, as it is read back."""
+        networks = self._ports.extras.networks
+        if gone and networks is not None and result.seen is not None:
+            for what in networks.network_remains(name, result.seen):
+                yield HostError(f"physical network {name}: {what} is still there", step="verify")
+        elif name not in self.network_faults:
+            yield from (_left(change) for change in result.left if change.physical_network == name)
 
     def _note_networks(self, seen: Observation | None) -> None:
         networks = self._ports.extras.networks

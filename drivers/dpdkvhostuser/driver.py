@@ -165,6 +165,9 @@ class DpdkVhostUser(
     def network_faults(self, observed: VhostUserObservation) -> Mapping[str, NetpluginError]:
         return networks.network_faults(self._observed_with, observed)
 
+    def network_remains(self, name: str, observed: VhostUserObservation) -> Sequence[str]:
+        return networks.network_remains(name, observed)
+
     def network_holders(self, name: str) -> Sequence[str]:
         settings, mirror = self._settings, self._ovs.mirror
         underlay = read_underlay(settings.local_ip, mirror) if settings.local_ip else None

@@ -29,8 +29,8 @@ class Writer:
     #: The mark of the store to write with the rules; empty: leave the existing mark.
     store_mark: str = ""
     failed: dict[str, NetpluginError] = field(default_factory=dict)
-    #: The errors of changes that are for no port.
-    loose: list[NetpluginError] = field(default_factory=list)
+    #: The errors of changes that are for no port, by physical network.
+    of_networks: dict[str, NetpluginError] = field(default_factory=dict)
 
     def write(self, changes: Sequence[BridgeChange]) -> Applied:
         timings = {"netlink": 0.0, "nftables": 0.0}
@@ -42,7 +42,7 @@ class Writer:
                 for change in group:
                     self._attempt(change)
             timings[part] += (time.monotonic() - start) * 1e3
-        return Applied(self.failed, timings, unattributed=tuple(self.loose))
+        return Applied(self.failed, timings, of_networks=self.of_networks)
 
     def _attempt(self, change: BridgeChange) -> None:
         if self._hopeless(change):
@@ -77,6 +77,6 @@ class Writer:
     def _fail(self, change: BridgeChange, error: NetpluginError) -> None:
         if not change.ports:
             LOG.warning("linuxbridge: could not %s: %s", change.describe(), error)
-            self.loose.append(error)
+            self.of_networks.setdefault(change.physical_network, error)
         for port in change.ports:
             self.failed.setdefault(port, error.for_port(port))

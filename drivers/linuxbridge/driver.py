@@ -14,10 +14,11 @@ from drivers.linuxbridge.apply import Writer
 from drivers.linuxbridge.bridge_names import refuse_name
 from drivers.linuxbridge.commands import BridgeChange, BridgeKernel
 from drivers.linuxbridge.findings import host_findings
+from drivers.linuxbridge.networks import holders
 from drivers.linuxbridge.model import BridgeObservation, DesiredPort
 from drivers.linuxbridge.observe import VHOST_NET, BridgeReader
 from drivers.linuxbridge.options import GROUP, OPTIONS, Settings
-from drivers.linuxbridge.plan import make_plan, network_faults
+from drivers.linuxbridge.plan import make_plan, network_faults, network_remains
 from drivers.linuxbridge.segments import service_of
 from drivers.linuxbridge.service_ports import refuse_used
 from drivers.linuxbridge.uplink_path import no_local_ip
@@ -208,8 +209,11 @@ class LinuxBridge(
     def network_faults(self, observed: BridgeObservation) -> Mapping[str, NetpluginError]:
         return network_faults(self._observed_with, observed)
 
+    def network_remains(self, name: str, observed: BridgeObservation) -> Sequence[str]:
+        return network_remains(name, observed)
+
     def network_holders(self, name: str) -> Sequence[str]:
-        return ()  # tunnels leave by interfaces of the operator, which stay
+        return holders(self._kernel.links, name)
 
     def facts(self) -> Mapping[str, str | int | bool]:
         return {"vhost_net": VHOST_NET.exists(), "local_ip": self._settings.local_ip}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from drivers.linuxbridge import filters
 from drivers.linuxbridge.bridge_names import NameBridge
@@ -101,10 +101,11 @@ class SegmentsPlan:
                 devices.add(seen.segment.device)
             self._keep(seen, used.get(name, ()), staying.get(name, {}), flat.get(name))
         for name in sorted(set(self.seen.bridges) - kept):
-            self.gone.append(RemoveDevice(self._going(name), name))
+            self.gone.append(RemoveDevice(self._going(name), name, physical_network=self._network_of(name)))
         for name, link in sorted(self.seen.uplinks.items()):
             if name not in devices and link.master not in kept:
-                self.gone.append(RemoveDevice(self._going(link.master), name))
+                network = self._network_of(link.master)
+                self.gone.append(RemoveDevice(self._going(link.master), name, physical_network=network))
             elif isinstance(link.data, Vxlan):
                 self._networks.add(_key(link.data))
         self.gone += self._unneeded_sources()
@@ -130,6 +131,7 @@ class SegmentsPlan:
         overlay = users[0].overlay if users else None
         uplink = self._uplink(segment, overlay, mtus, seen)
         bridge = bridge_of(segment, uplink.name, max(mtus), given)
+        others = len(self.made)
         if seen is None:
             self.made.append(CreateDevice(ids, bridge))
             self.made.append(SetGuard(ids, bridge.name, NOTHING))
@@ -147,6 +149,8 @@ class SegmentsPlan:
         elif uplink.fit and uplink.name:
             if self.seen.interfaces[uplink.name].link.master != bridge.name:
                 self.made.append(AddUplink(ids, bridge.name, uplink.name))
+        own = [replace(change, physical_network=segment.physical_network) for change in self.made[others:]]
+        self.made[others:] = own
 
     def _uplink(
         self, segment: Segment, overlay: Overlay | None, mtus: Collection[int], seen: ObservedBridge | None
@@ -251,6 +255,11 @@ class SegmentsPlan:
         gone = {*placed, seen.uplink, *interfaces, *self.seen.uplinks}
         return {name: mtu for name, mtu in seen.members.items() if name not in gone}
 
+    def _network_of(self, bridge: str | None) -> str:
+        """Return the physical network of a bridge that is there; empty if it has none."""
+        seen = self.seen.bridges.get(bridge or "")
+        return seen.segment.physical_network if seen and seen.segment else ""
+
     def _going(self, bridge: str | None) -> tuple[str, ...]:
         """Return the ports being removed that are on this bridge."""
         taps = self.seen.taps
@@ -280,6 +289,15 @@ def _fault(settings: Settings, name: str, seen: BridgeObservation) -> NetpluginE
     if interface and interface not in bridge.members:
         return HostError(f"{interface} is not on bridge {shown}", step="verify")
     return None
+
+
+def network_remains(name: str, seen: BridgeObservation) -> list[str]:
+    """See ``netplugin.optional.UsesPhysicalNetworks``."""
+    bridge = seen.bridges.get(Segment(name).bridge)
+    if bridge is None:
+        return []
+    members = ", ".join(sorted(bridge.members))
+    return [f"bridge {bridge.link.name}" + f" with {members}" * bool(members)]
 
 
 # -- Plan the changes from the observed to the desired state of the kernel. Pure. -----------------

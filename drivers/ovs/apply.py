@@ -74,16 +74,16 @@ class Applier:
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         failed: _Failed = {}
-        loose: list[NetpluginError] = []
+        of_networks: dict[str, NetpluginError] = {}
         start = time.monotonic()
         of_files = [each for each in changes if isinstance(each, c.SocketChange)]
         _write_files([each for each in of_files if each.before_rows], failed)
         _refuse_devices(changes, failed)
-        self._write_rows(changes, deadline, failed, loose)
+        self._write_rows(changes, deadline, failed, of_networks)
         self._wait_for_mtu(changes, failed, deadline)
         self._require_policers(changes, deadline, failed)
         rows_done = time.monotonic()
-        self._write_flows(changes, deadline, failed, loose)
+        self._write_flows(changes, deadline, failed, of_networks)
         _write_files([each for each in of_files if not each.before_rows], failed)
         return Applied(
             failed,
@@ -91,7 +91,7 @@ class Applier:
                 "vswitchd": (rows_done - start) * 1e3,
                 "openflow": (time.monotonic() - rows_done) * 1e3,
             },
-            unattributed=tuple(loose),
+            of_networks=of_networks,
         )
 
     # -- rows ------------------------------------------------------------------------------------
@@ -101,12 +101,12 @@ class Applier:
         changes: Sequence[Change],
         deadline: float,
         failed: _Failed,
-        loose: list[NetpluginError],
+        of_networks: dict[str, NetpluginError],
     ) -> None:
         """Commit one transaction for all ports.
 
         If the database refuses it, commit one per port, so that the error is attributed to the
-        right port, and one for the changes that are for no port.
+        right port, and one per physical network for the changes that are for no port.
         """
         rows = [
             change
@@ -121,11 +121,13 @@ class Applier:
         except NetpluginError as error:
             ports = sorted({port for change in rows for port in change.ports})
             LOG.warning("a transaction for %d ports failed: %s", len(ports), error)
-            of_none = [change for change in rows if not change.ports]
-            if error.code != "host_error" or len(ports) + bool(of_none) < 2:
+            by_network: dict[str, list[RowChange]] = defaultdict(list)
+            for change in rows:
+                if not change.ports:
+                    by_network[change.physical_network].append(change)
+            if error.code != "host_error" or len(ports) + len(by_network) < 2:
                 failed.update({port: error.for_port(port) for port in ports})
-                if of_none:
-                    loose.append(error)
+                of_networks.update(dict.fromkeys(by_network, error))
                 return
             # Changes that several ports share are written with the first port that succeeds.
             done: list[RowChange] = []
@@ -136,11 +138,11 @@ class Applier:
                     done += own
                 except NetpluginError as refused:
                     failed[port] = refused.for_port(port)
-            if of_none:
+            for network, own in by_network.items():
                 try:
-                    self._commit(of_none, deadline)
+                    self._commit(own, deadline)
                 except NetpluginError as refused:
-                    loose.append(refused)
+                    of_networks[network] = refused
 
     def _commit(self, changes: Sequence[RowChange], deadline: float) -> None:
         self._ovs.db.write(changes, min(deadline, time.monotonic() + self._ovs.settings.timeout_s))
@@ -195,7 +197,7 @@ class Applier:
         changes: Sequence[Change],
         deadline: float,
         failed: _Failed,
-        loose: list[NetpluginError],
+        of_networks: dict[str, NetpluginError],
     ) -> None:
         by_bridge: dict[str, list[FlowChange]] = defaultdict(list)
         for change in changes:
@@ -210,8 +212,9 @@ class Applier:
                 self._bundle(bridge, edits, idle, deadline)
             except NetpluginError as error:
                 self._fail(edits, error, failed)
-                if not any(change.ports for change in edits):
-                    loose.append(error)
+                for change in edits:
+                    if not change.ports:
+                        of_networks.setdefault(change.physical_network, error)
         asked = [change for change in changes if isinstance(change, c.PurgeDatapath)]
         if self._purge_due or asked:
             try:

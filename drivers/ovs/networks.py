@@ -55,6 +55,16 @@ def network_holders(settings: OvsSettings, mirror: Mirror, name: str) -> list[st
     return ports + [f"address {address}" for address in Links().addresses().get(bridge.name, ())]
 
 
+def network_remains(name: str, seen: OvsObservation) -> list[str]:
+    """See ``netplugin.optional.UsesPhysicalNetworks``; for the backend that keeps bridges."""
+    return [
+        f"bridge {bridge.name}" + f" with {ports}" * bool(ports)
+        for _, bridge in sorted(seen.bridges.items())
+        if bridge.ours and bridge.mark == name
+        for ports in [", ".join(sorted({*bridge.uplinks, *(port.name for port in bridge.unmanaged)}))]
+    ]
+
+
 def _check_bridge(mirror: Mirror, name: str, spec: PhysicalNetworkSpec, bridge: str) -> None:
     """Refuse a bridge that is another network's, or an operator's that cannot be used."""
     there = mirror.bridge(bridge)

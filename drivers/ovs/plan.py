@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from drivers.ovs import commands as c
 from drivers.ovs import filters
@@ -32,53 +33,74 @@ def bridge_changes(
     """The changes of bridges to apply before those of the ports, and those to apply after."""
     before: list[Change] = []
     after: list[Change] = []
-    planned = leaving | wanted.keys()
     needed = {port.bridge for port in wanted.values()}
     needed |= {name for name, home in layout.homes.items() if home in needed}
     networks = {bridge: network for network, bridge in settings.bridge_mappings.items()}
-    kept = {settings.bridge_mappings[network] for network in settings.kept}
     if layout.keeps:
-        needed |= kept
+        needed |= {settings.bridge_mappings[network] for network in settings.kept}
     for name in sorted({*seen.bridges, *needed}):
-        home, fixed = layout.home(name), layout.base.get(name)
-        users = {i: port for i, port in wanted.items() if port.bridge == home}
-        ids = tuple(sorted(users))
+        first, then = _of_bridge_changes(settings, layout, wanted, leaving, seen, name)
         bridge = seen.bridges.get(name)
-        if bridge and bridge.stray_cookies:
-            after.append(c.DropFlows(ids, name, tuple(sorted(bridge.stray_cookies))))
-        used = bool(users) or seen.is_used(home, planned)
-        # A bridge that was made for another network goes before it can be kept for this one.
-        stays = name in kept and (bridge is None or bridge.mark == networks[name])
-        if bridge is None:
-            before.append(c.CreateBridge(ids, name, layout.marks.get(name) or networks[name]))
-            after.append(c.SetBridgeFlows(ids, name, fixed))
-        elif not bridge.ours:
-            continue
-        elif not (used or stays or bridge.used_by_others):
-            after.append(c.RemoveBridge(tuple(sorted(leaving)), name))
-            continue
-        else:
-            # A bridge kept only because others use it is closed to their ports as well.
-            if bridge.fail_mode != "secure":
-                before.append(c.SecureBridge(ids, name))
-            stale = bridge.flows is not None and bridge.flows != bridge.wanted_flows
-            if stale or bridge.matches_fragments is False:
-                after.append(c.SetBridgeFlows(ids, name, fixed))
-            if not used and not (stays and layout.keeps):
-                continue
-        network = networks.get(name)
-        if bridge is not None and bridge.mark != network:
-            continue  # the mapping has changed: ports on this bridge keep their uplink
-        if bridge is not None and uplinks_stay(settings, bridge, seen):
-            continue
-        wish = OvsUplink.of(settings, name, network) if network else None
-        uplinks = _uplink_changes(wish, ids, bridge)
-        before += uplinks
-        if uplinks and bridge is not None:
-            after.append(c.SetBridgeFlows(ids, name, fixed))
+        mark = bridge.mark if bridge and bridge.ours else networks.get(name, "")
+        # The marks of a backend's own bridges are no networks.
+        network = "" if ":" in mark else mark
+        before += [replace(change, physical_network=network) for change in first]
+        after += [replace(change, physical_network=network) for change in then]
     if seen.purge_failed:
         after.append(c.PurgeDatapath(tuple(sorted(wanted))))
     return before, list(dict.fromkeys(after))
+
+
+def _of_bridge_changes(
+    settings: OvsSettings,
+    layout: Layout,
+    wanted: Mapping[str, VhostPort],
+    leaving: set[str],
+    seen: OvsObservation,
+    name: str,
+) -> tuple[list[Change], list[Change]]:
+    """The changes of one bridge, which is there or needed."""
+    before: list[Change] = []
+    after: list[Change] = []
+    networks = {bridge: network for network, bridge in settings.bridge_mappings.items()}
+    home, fixed = layout.home(name), layout.base.get(name)
+    users = {i: port for i, port in wanted.items() if port.bridge == home}
+    ids = tuple(sorted(users))
+    bridge = seen.bridges.get(name)
+    if bridge and bridge.stray_cookies:
+        after.append(c.DropFlows(ids, name, tuple(sorted(bridge.stray_cookies))))
+    used = bool(users) or seen.is_used(home, leaving | wanted.keys())
+    # A bridge that was made for another network goes before it can be kept for this one.
+    kept = name in {settings.bridge_mappings[network] for network in settings.kept}
+    stays = kept and (bridge is None or bridge.mark == networks[name])
+    if bridge is None:
+        before.append(c.CreateBridge(ids, name, layout.marks.get(name) or networks[name]))
+        after.append(c.SetBridgeFlows(ids, name, fixed))
+    elif not bridge.ours:
+        return before, after
+    elif not (used or stays or bridge.used_by_others):
+        after.append(c.RemoveBridge(tuple(sorted(leaving)), name))
+        return before, after
+    else:
+        # A bridge kept only because others use it is closed to their ports as well.
+        if bridge.fail_mode != "secure":
+            before.append(c.SecureBridge(ids, name))
+        stale = bridge.flows is not None and bridge.flows != bridge.wanted_flows
+        if stale or bridge.matches_fragments is False:
+            after.append(c.SetBridgeFlows(ids, name, fixed))
+        if not used and not (stays and layout.keeps):
+            return before, after
+    network = networks.get(name)
+    if bridge is not None and bridge.mark != network:
+        return before, after  # the mapping has changed: ports on this bridge keep their uplink
+    if bridge is not None and uplinks_stay(settings, bridge, seen):
+        return before, after
+    wish = OvsUplink.of(settings, name, network) if network else None
+    uplinks = _uplink_changes(wish, ids, bridge)
+    before += uplinks
+    if uplinks and bridge is not None:
+        after.append(c.SetBridgeFlows(ids, name, fixed))
+    return before, after
 
 
 def _uplink_changes(

@@ -137,6 +137,9 @@ class Sriov(
     def network_faults(self, observed: SriovObservation) -> Mapping[str, NetpluginError]:
         return {}  # it keeps none, and reports missing NICs as findings
 
+    def network_remains(self, name: str, observed: SriovObservation) -> Sequence[str]:
+        return ()
+
     def network_holders(self, name: str) -> Sequence[str]:
         return ()
 

@@ -203,6 +203,9 @@ class Vdpa(
     def network_faults(self, observed: VdpaObservation) -> Mapping[str, NetpluginError]:
         return {}  # it keeps none, and reports missing NICs as findings
 
+    def network_remains(self, name: str, observed: VdpaObservation) -> Sequence[str]:
+        return ()
+
     def network_holders(self, name: str) -> Sequence[str]:
         return networks.network_holders(self._switch.settings, self._switch.mirror, name)
 
@@ -281,7 +284,7 @@ class Vdpa(
         rest = [c for c in changes if not isinstance(c, _ELSEWHERE) and not _hopeless(c, failed)]
         done = self._switch.apply(rest, deadline)
         timings = {**done.timings_ms, "vf": vf_ms}
-        return Applied({**done.failed, **failed}, timings, unfit, done.unattributed)
+        return Applied({**done.failed, **failed}, timings, unfit, done.of_networks)
 
     def _let_go(self, change: DetachVf, deadline: float) -> NetpluginError | None:
         try:

@@ -30,6 +30,8 @@ class KeeperHost(FakeHost):
     kept: dict[str, PhysicalNetworkSpec] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
     broken: set[str] = field(default_factory=set)
+    #: The networks whose bridge stays although its removal is accepted.
+    stuck: set[str] = field(default_factory=set)
     #: What cannot be on this host at all.
     impossible: dict[str, NetpluginError] = field(default_factory=dict)
     #: VXLAN networks whose tunnels need a network.
@@ -68,29 +70,29 @@ class Keeper(FakeBackend):
         assert isinstance(observed, SeenNetworks)
         wanted = self._kept()
         changes: list[Change] = [
-            Keep((), name, wanted.get(name))
+            Keep((), name, wanted.get(name), physical_network=name)
             for name in sorted({*wanted, *observed.kept})
             if observed.kept.get(name) != wanted.get(name)
         ]
         return Plan((*changes, *super().plan(intents, observed).changes))
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
-        refused: list[NetpluginError] = []
+        refused: dict[str, NetpluginError] = {}
         for change in changes:
             if not isinstance(change, Keep):
                 continue
             try:
                 self.there.on_apply(change)
             except NetpluginError as error:
-                refused.append(error)
+                refused.setdefault(change.physical_network, error)
                 continue
             self.there.made.append(change)
-            if change.spec is None:
-                self.there.kept.pop(change.network, None)
-            elif change.network not in self.there.lost:
-                self.there.kept[change.network] = change.spec
+            if change.spec is None and change.physical_network not in self.there.stuck:
+                self.there.kept.pop(change.physical_network, None)
+            elif change.spec is not None and change.physical_network not in self.there.lost:
+                self.there.kept[change.physical_network] = change.spec
         applied = super().apply([change for change in changes if not isinstance(change, Keep)], deadline)
-        return Applied(applied.failed, applied.timings_ms, unattributed=refused)
+        return Applied(applied.failed, applied.timings_ms, of_networks=refused)
 
     def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
         if name in self.there.impossible:
@@ -104,6 +106,9 @@ class Keeper(FakeBackend):
             elif name in self.there.broken:
                 faults[name] = HostError(f"the uplink of {name} does not work", step="uplink")
         return faults
+
+    def network_remains(self, name: str, observed: SeenNetworks) -> Sequence[str]:
+        return [f"bridge br-{name}"] if name in observed.kept else []
 
     def network_holders(self, name: str) -> Sequence[str]:
         return self.there.tunnels.get(name, ())

@@ -45,12 +45,12 @@ class Ticking(Keeper):
         return super().observe(ports, deadline)
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
-        refused: list[NetpluginError] = []
+        refused: dict[str, NetpluginError] = {}
         for change in changes:
             self.clock.tick()
-            refused += super().apply([change], deadline).unattributed
+            refused.update(super().apply([change], deadline).of_networks)
         self.clock.tick()
-        return Applied(unattributed=refused)
+        return Applied(of_networks=refused)
 
 
 class TickingNetworks(StoredPhysicalNetworks):

@@ -45,6 +45,9 @@ class Switch(FakeBackend):
     def network_faults(self, observed: Any) -> Mapping[str, NetpluginError]:
         return {}
 
+    def network_remains(self, name: str, observed: Any) -> Sequence[str]:
+        return ()
+
     def network_holders(self, name: str) -> Sequence[str]:
         return ()
 

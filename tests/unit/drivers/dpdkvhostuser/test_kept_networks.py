@@ -11,7 +11,7 @@ import pytest
 from drivers.dpdkvhostuser.plan import make_plan as plan
 from drivers.dpdkvhostuser.tunnels import LAYOUT
 from drivers.ovs.model import Layout
-from drivers.ovs.networks import network_faults
+from drivers.ovs.networks import network_faults, network_remains
 from drivers.ovs.plan import bridge_changes
 from drivers.vdpa.model import LAYOUT as OF_VDPA
 from netplugin.api.physical_models import PhysicalNetworkSpec
@@ -184,3 +184,29 @@ def test_the_bridge_of_live_tunnels_stays_if_its_network_is_lost() -> None:
     model.underlay = UNDERLAY
     converge(model, on_it)
     assert "br9" not in model.bridges
+
+
+def test_a_change_for_no_port_is_that_of_its_network() -> None:
+    model = made(net9={"keep": True}, net8={"keep": True, "bridge": "br8", "ovs": {}})
+    made_by = {
+        change.describe(): change.physical_network
+        for change in plan(model.settings, [], model.observe()).changes
+    }
+    assert made_by["create bridge br9 for net9"] == "net9"
+    assert made_by["create bridge br8 for net8"] == "net8"
+    assert set(made_by.values()) == {"net8", "net9"}
+    converge(model, [])
+    change(model, net8={"keep": True, "bridge": "br8", "ovs": {}})
+    removed = plan(model.settings, [], model.observe()).changes
+    assert {change.physical_network for change in removed} == {"net9"}
+
+
+def test_what_is_left_of_a_network_is_told() -> None:
+    model = made(net9={"keep": True})
+    converge(model, [])
+    [left] = network_remains("net9", model.observe())
+    assert left == f"bridge br9 with {interface(model).name}"
+    assert network_remains("net8", model.observe()) == []
+    change(model)
+    converge(model, [])
+    assert network_remains("net9", model.observe()) == []

@@ -111,3 +111,46 @@ def test_a_name_of_ours_that_is_taken_is_told_and_left() -> None:
     converge(model, [])
     assert model.links.links == before
     assert faults(model) == {"net9": f"a device named {SEGMENT} exists and is not ours"}
+
+
+def test_a_change_for_no_port_is_that_of_its_network() -> None:
+    model = Model()
+    make(model, mtu=9000)
+    on_it = [Intent("p", make_spec(network={"type": "vlan", "physical_network": "net9", "vlan_id": 7}))]
+    converge(model, on_it)
+    model.links.set("eth9", master="")
+    model.links.set(SEGMENT, up=False)
+    seen = model.driver.observe(None, 1e9)
+    repairs = [change for change in model.driver.plan(on_it, seen).changes if not change.ports]
+    assert repairs and {change.physical_network for change in repairs} == {"net9"}
+    model.host.networks.replace_stored({})
+    model.links.delete(device_name(TAP, "p"))
+    gone = model.driver.plan([], model.driver.observe(None, 1e9)).changes
+    removed = {change.describe(): change.physical_network for change in gone if "npb" in change.describe()}
+    assert removed and set(removed.values()) == {"net9"}
+
+
+def test_what_others_have_on_the_bridge_of_a_network_is_told() -> None:
+    model = Model()
+    assert model.driver.network_holders("net9") == []
+    make(model)
+    on_it = [Intent("p", make_spec(1500, "net9"))]
+    converge(model, on_it)
+    assert model.driver.network_holders("net9") == []
+    model.links.add(Link(0, "extra0", mtu=1500, up=True, master=SEGMENT))
+    model.links.ips[SEGMENT] = ("10.9.8.1/24",)
+    assert model.driver.network_holders("net9") == ["device extra0", "address 10.9.8.1/24"]
+
+
+def test_what_is_left_of_a_network_is_told() -> None:
+    model = Model()
+    make(model)
+    converge(model, [])
+    model.links.add(Link(0, "extra0", mtu=1500, up=True, master=SEGMENT))
+    model.host.networks.replace_stored({})
+    converge(model, [])
+    seen = model.driver.observe(None, 1e9)
+    assert model.driver.network_remains("net9", seen) == [f"bridge {SEGMENT} with eth9, extra0"]
+    model.links.delete("extra0")
+    converge(model, [])
+    assert model.driver.network_remains("net9", model.driver.observe(None, 1e9)) == []

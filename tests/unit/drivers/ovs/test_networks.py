@@ -69,12 +69,12 @@ def test_the_mtu_of_an_uplink_is_set_if_the_api_gave_it(ports: Ports) -> None:
     def asked() -> str:
         return ports.switch.vsctl("get", "Interface", UPLINK, "mtu_request").strip()
 
-    assert ports.apply(c.AddUplink((), wish(1500, True))).unattributed == ()
+    assert ports.apply(c.AddUplink((), wish(1500, True))).of_networks == {}
     assert asked() == "1500"
     row = ports.ovs.mirror.port(UPLINK)
     assert row and not wish(1500, True).differs(row)
     assert wish(9000, True).differs(row) and not wish(9000, False).differs(row)
-    assert ports.apply(c.SetUplink((), wish(9000, True))).unattributed == ()
+    assert ports.apply(c.SetUplink((), wish(9000, True))).of_networks == {}
     assert asked() == "9000"
     ports.apply(c.SetUplink((), wish(1400, False)))
     assert asked() == "9000", "it is the operator's"
@@ -84,10 +84,23 @@ def test_the_error_of_a_change_for_no_port_fails_no_port(ports: Ports) -> None:
     """The name of an uplink is taken: the database refuses the transaction as a whole."""
     ports.plug(vhost("p1"))
     ports.switch.vsctl("add-port", BRIDGE, UPLINK, "--", "set", "Interface", UPLINK, "type=dummy")
-    uplink = c.AddUplink((), OvsUplink(UPLINK, BRIDGE, "net1", (NIC,), None, 1500))
+    uplink = c.AddUplink((), OvsUplink(UPLINK, BRIDGE, "net1", (NIC,), None, 1500), physical_network="net1")
     for new in (["p2"], ["p3", "p4"], []):
         applied = ports.apply(uplink, *(c.AddPort((i,), vhost(i)) for i in new))
         assert applied.failed == {}
-        [error] = applied.unattributed
+        assert applied.of_networks.keys() == {"net1"}
+        error = applied.of_networks["net1"]
         assert error.code == "host_error" and UPLINK in error.detail
         assert all(ports.ovs.mirror.port(vhost(i).name) for i in new)
+
+
+def test_the_error_of_a_network_is_that_of_no_other(ports: Ports) -> None:
+    """Each is in a transaction of its own, once the database has refused them together."""
+    ports.plug(vhost("p1"))
+    ports.switch.vsctl("add-port", BRIDGE, UPLINK, "--", "set", "Interface", UPLINK, "type=dummy")
+    broken = c.AddUplink((), OvsUplink(UPLINK, BRIDGE, "net1", (NIC,), None, 1500), physical_network="net1")
+    good = c.CreateBridge((), "br-net2", "net2", physical_network="net2")
+    for changes in ((broken, good), (good, broken)):
+        assert ports.apply(*changes).of_networks.keys() == {"net1"}
+        assert ports.switch.get("Bridge", "br-net2", "external_ids:netplugin-bridge") == "net2"
+        assert ports.apply(c.RemoveBridge((), "br-net2", physical_network="net2")).of_networks == {}
