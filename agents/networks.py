@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 
-from agents.network_changes import apply_on
+from agents.network_changes import Limits, OneAtATime, Until, apply_on
 from agents.ports.drift import NetworkOutcome
 from agents.store.store import Store
 from agents.worker import BackendWorker
@@ -23,10 +22,8 @@ class Networks:
     def __init__(self, store: Store, workers: Mapping[str, BackendWorker], timeout_s: float) -> None:
         self._store = store
         self._workers = workers
-        self._timeout_s = timeout_s
         self._in_thread = store.database.in_thread
-        # One change at a time, because a failed change restores the previous state.
-        self._one_at_a_time = asyncio.Lock()
+        self._one_at_a_time = OneAtATime(timeout_s)
 
     async def put(self, network_id: str, spec: NetworkSpec) -> NetworkInfo:
         """Create or update a network; changing its peers does not affect its ports.
@@ -36,11 +33,11 @@ class Networks:
         Raises: Conflict for fields that cannot change while there are ports, CapacityExhausted,
         errors of the host; then the network is unchanged.
         """
-        async with self._one_at_a_time:
+        async with self._one_at_a_time.turn() as limits:
             before, network = await self._in_thread(self._save, network_id, spec)
-            spread = await self._converge(network_id)
+            spread = await self._converge(network_id, limits.change)
             if not spread.reached:
-                await self._go_back(network_id, before)
+                await self._go_back(network_id, before, limits)
                 raise spread.failures[0]
             LOG.info("network %s has VNI %d and %d peers", network_id, spec.vni, len(spec.peers))
             for failure in spread.failures:
@@ -50,7 +47,7 @@ class Networks:
 
     async def delete(self, network_id: str) -> None:
         """Delete the network. Raises: Conflict if it has ports."""
-        async with self._one_at_a_time:
+        async with self._one_at_a_time.turn():
             await self._in_thread(self._store.forget_network, network_id)
 
     def get(self, network_id: str) -> NetworkInfo:
@@ -105,20 +102,20 @@ class Networks:
                 held |= isolates.held_vlans()
         return held
 
-    async def _converge(self, network_id: str) -> NetworkOutcome:
+    async def _converge(self, network_id: str, until: Until) -> NetworkOutcome:
         """Apply the network on all backends that have ports on it."""
         backends = {record.spec.backend for record in self._store.ports_on(network_id)}
         return await apply_on(
             [self._workers[name] for name in sorted(backends & set(self._workers))],
-            self._timeout_s,
+            until,
             lambda reconciler, deadline: reconciler.converge_network(network_id, deadline),
         )
 
-    async def _go_back(self, network_id: str, before: Overlay | None) -> None:
+    async def _go_back(self, network_id: str, before: Overlay | None, limits: Limits) -> None:
         """Restore the state before a failed change."""
         if before is None:
             await self._in_thread(self._store.forget_network, network_id)
             return
         await self._in_thread(self._store.save_network, network_id, before.spec)
-        for failure in (await self._converge(network_id)).failures:
+        for failure in (await self._converge(network_id, limits.undo)).failures:
             LOG.warning("network %s goes back: %s", network_id, failure)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents.network_changes import apply_on
+from agents.network_changes import Limits, OneAtATime, Until, apply_on
 from agents.ports.drift import NetworkOutcome, of_network
 from agents.store.store import Record, Store
 from agents.worker import BackendWorker
@@ -64,11 +64,9 @@ class PhysicalNetworkService:
         self._store = store
         self._registry = registry
         self._workers = workers
-        self._timeout_s = timeout_s
         self._sys = sys
         self._in_thread = store.database.in_thread
-        # One change at a time, because a failed change restores the previous state.
-        self._one_at_a_time = asyncio.Lock()
+        self._one_at_a_time = OneAtATime(timeout_s)
         self._publish()
 
     async def put(self, name: str, spec: PhysicalNetworkSpec) -> PhysicalNetworkInfo:
@@ -76,12 +74,12 @@ class PhysicalNetworkService:
 
         Raises: InvalidRequest, Conflict, Unsupported, errors of the host; then nothing is changed.
         """
-        async with self._one_at_a_time:
+        async with self._one_at_a_time.turn() as limits:
             saved = await self._in_thread(self._save, name, spec)
-            outcome = await self._converge(name, saved.backends)
+            outcome = await self._converge(name, saved.backends, limits.change)
             if not outcome.reached:
                 if saved.before != spec:
-                    await self._go_back(name, saved)
+                    await self._go_back(name, saved, limits)
                 raise self._explained(name, spec, outcome.failures[0])
             for failure in outcome.failures:
                 LOG.warning("physical network %s: %s", name, failure)
@@ -94,11 +92,11 @@ class PhysicalNetworkService:
 
         Raises: Conflict if it has ports, or is of the configuration; errors of the host, and then it stays.
         """
-        async with self._one_at_a_time:
+        async with self._one_at_a_time.turn() as limits:
             saved = await self._in_thread(self._forget, name)
-            outcome = await self._converge(name, saved.backends, gone=True)
+            outcome = await self._converge(name, saved.backends, limits.change, gone=True)
             if not outcome.reached:
-                await self._go_back(name, saved)
+                await self._go_back(name, saved, limits)
                 raise outcome.failures[0]
 
     def get(self, name: str) -> PhysicalNetworkInfo:
@@ -277,15 +275,15 @@ class PhysicalNetworkService:
         )
 
     async def _converge(
-        self, name: str, backends: Collection[str], *, gone: bool = False
+        self, name: str, backends: Collection[str], until: Until, *, gone: bool = False
     ) -> NetworkOutcome:
         return await apply_on(
             [self._workers[backend] for backend in backends],
-            self._timeout_s,
+            until,
             lambda reconciler, deadline: reconciler.converge_physical_network(name, deadline, gone=gone),
         )
 
-    async def _go_back(self, name: str, saved: _Saved) -> None:
+    async def _go_back(self, name: str, saved: _Saved, limits: Limits) -> None:
         """Restore the state before a failed change."""
 
         def restore() -> None:
@@ -306,7 +304,7 @@ class PhysicalNetworkService:
                 self._publish()
 
         await self._in_thread(restore)
-        for failure in (await self._converge(name, saved.backends)).failures:
+        for failure in (await self._converge(name, saved.backends, limits.undo)).failures:
             LOG.warning("physical network %s goes back: %s", name, failure)
 
     def _explained(self, name: str, spec: PhysicalNetworkSpec, error: NetpluginError) -> NetpluginError:

@@ -40,7 +40,7 @@ _QUICK_S, _SLOW_S = 0.25, 1.0
 _LEAST, _MOST = 4, 256
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 30.0
 _FIRST_LOOK_S = 2.0
-_GRACE_S = 10.0
+GRACE_S = 10.0
 # First delay in seconds of a retry that the host requested; it doubles with each retry.
 _NEXT_TRY_FIRST_S = 0.05
 # After a reconcile that a change of the host triggered, the next one waits for a multiple of its
@@ -452,12 +452,14 @@ class BackendWorker:
             self._retry_s = min(_RETRY_MOST_S, self._retry_s * 2)
 
 
-async def answer(future: Future[T], deadline: float, port_id: str | None = None) -> T:
+async def answer(
+    future: Future[T], deadline: float, port_id: str | None = None, grace_s: float = GRACE_S
+) -> T:
     """Await the result of a worker in the event loop; cancelling the caller cancels queued work.
 
-    Raises: OperationTimeout some seconds after the deadline, to leave time for cleaning up.
+    Raises: OperationTimeout ``grace_s`` after the deadline, to leave time for cleaning up.
     """
-    left = deadline + _GRACE_S - time.monotonic()
+    left = deadline + grace_s - time.monotonic()
     try:
         return await asyncio.wait_for(asyncio.wrap_future(future), left)
     except TimeoutError:

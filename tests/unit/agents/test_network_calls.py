@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agents.network_changes import Limits, OneAtATime
+from agents.worker import GRACE_S
 from netplugin.api.client import Client
-from netplugin.api.errors import HostError
-from netplugin.backend import Change
+from netplugin.api.errors import HostError, NetpluginError, OperationTimeout
+from netplugin.backend import Applied, Change
 from netplugin.host.physical_networks import PhysicalNetworks
-from tests.unit.agent import Agent, agent
+from tests.unit.agent import DEADLINE_S, Agent, agent
 from tests.unit.agents.keeper import Keep, Keeper, KeeperHost
 from tests.unit.agents.test_physical_networks import kept, network, port, stored
 
 
-@pytest.fixture
-def backend() -> Keeper:
-    return Keeper(PhysicalNetworks(), KeeperHost())
+class Timed(Keeper):
+    """It notes the deadline of each change."""
+
+    def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
+        if any(isinstance(change, Keep) for change in changes):
+            self.deadlines.append(deadline)
+        return super().apply(changes, deadline)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.deadlines: list[float] = []
 
 
 @pytest.fixture
-def host(backend: Keeper) -> KeeperHost:
+def backend() -> Timed:
+    return Timed(PhysicalNetworks(), KeeperHost())
+
+
+@pytest.fixture
+def host(backend: Timed) -> KeeperHost:
     return backend.there
 
 
 @pytest.fixture
-def running(tmp_path: Path, backend: Keeper) -> Iterator[Agent]:
+def running(tmp_path: Path, backend: Timed) -> Iterator[Agent]:
     with agent(tmp_path, backends={"fake": backend}, networks=backend.networks) as made:
         yield made
 
@@ -80,3 +96,40 @@ def test_a_delete_is_done_when_the_host_has_nothing_of_the_network(
     host.stuck = set()
     client.delete_physical_network("net-1")
     assert stored(running) == {} == host.kept
+
+
+@pytest.mark.parametrize("call", ["put", "delete"])
+def test_a_failed_change_is_undone_within_the_time_of_its_call(
+    client: Client, backend: Timed, host: KeeperHost, call: str
+) -> None:
+    client.put_physical_network("net-1", kept())
+
+    def refuse(change: Change) -> None:
+        host.kept.pop("net-1", None)
+        if isinstance(change, Keep) and change.spec != kept():
+            raise HostError("no", step="plan")
+
+    host.on_apply = refuse
+    backend.deadlines.clear()
+    with pytest.raises(NetpluginError):
+        if call == "put":
+            client.put_physical_network("net-1", kept(mtu=9000))
+        else:
+            host.stuck = {"net-1"}
+            host.kept["net-1"] = kept()
+            client.delete_physical_network("net-1")
+    change, *_, undo = backend.deadlines
+    assert undo - change == pytest.approx(GRACE_S)
+
+
+def test_a_call_waits_for_its_turn_no_longer_than_it_may_take() -> None:
+    async def scenario() -> None:
+        turns = OneAtATime(0.05)
+        async with turns.turn():
+            with pytest.raises(OperationTimeout, match="other changes"):
+                async with turns.turn():
+                    pytest.fail("two at once")
+        async with turns.turn() as limits:
+            assert isinstance(limits, Limits), "who has given up holds nothing"
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
