@@ -14,8 +14,8 @@ from drivers.linuxbridge.apply import Writer
 from drivers.linuxbridge.bridge_names import refuse_name
 from drivers.linuxbridge.commands import BridgeChange, BridgeKernel
 from drivers.linuxbridge.findings import host_findings
-from drivers.linuxbridge.networks import holders
 from drivers.linuxbridge.model import BridgeObservation, DesiredPort
+from drivers.linuxbridge.networks import check_network, holders
 from drivers.linuxbridge.observe import VHOST_NET, BridgeReader
 from drivers.linuxbridge.options import GROUP, OPTIONS, Settings
 from drivers.linuxbridge.plan import make_plan, network_faults, network_remains
@@ -203,8 +203,9 @@ class LinuxBridge(
         return host_findings(self._observed_with, observed)
 
     def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
-        if chosen := linux_bridge_of(spec):  # the interface is looked at when the network is used or kept
+        if chosen := linux_bridge_of(spec):
             refuse_name(self._kernel, name, chosen)
+        check_network(self._kernel.links, name, spec)
 
     def network_faults(self, observed: BridgeObservation) -> Mapping[str, NetpluginError]:
         return network_faults(self._observed_with, observed)

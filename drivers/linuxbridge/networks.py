@@ -1,9 +1,64 @@
-"""Physical networks that the API makes on Linux bridges: what others have on the bridge of one."""
+"""Physical networks that the API makes on Linux bridges: what is refused, what others have on a bridge."""
 
 from __future__ import annotations
 
 from drivers.linuxbridge.segments import Segment, bridge_mark, is_ours
+from netplugin.api.errors import Conflict, FieldError, InvalidRequest
+from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.host.links import Links
+from netplugin.host.names import is_our_device
+
+_FIELD = "linuxbridge.interface"
+#: The address of the loopback interface.
+_NO_ADDRESS = "00:00:00:00:00:00"
+
+
+def check_network(links: Links, name: str, spec: PhysicalNetworkSpec) -> None:
+    """See ``netplugin.optional.UsesPhysicalNetworks``; the interface as it is now.
+
+    One that is not there may come later. One with addresses serves VLANs and the host's own traffic,
+    so it is refused only if its flat network is kept: that takes over the whole interface.
+    """
+    interface = spec.linuxbridge.interface if spec.linuxbridge else None
+    if interface is None:
+        return
+    if is_our_device(interface):
+        raise _invalid(f"{interface} is, or looks like, a name of the agent's own devices")
+    link = links.get(interface)
+    if link is None:
+        return
+    if link.kind == "bridge" or link.address == _NO_ADDRESS:
+        kind = "a bridge" if link.kind == "bridge" else "the loopback interface"
+        raise _invalid(f"{interface} is {kind}, which cannot be on a bridge")
+    if link.master is not None and not _is_own(links, link.master, name):
+        raise _conflict(
+            f"{interface} is on {link.master} already",
+            f"ip link set {interface} nomaster, or name another interface",
+        )
+    addresses = links.addresses().get(interface, ()) if spec.keep and link.master is None else ()
+    if addresses:
+        raise _conflict(
+            f"{interface} has addresses ({', '.join(addresses)}) that would stop working on a bridge",
+            f"ip addr flush dev {interface}; or name another interface; or use VLANs alone, without keep",
+        )
+
+
+def _is_own(links: Links, bridge: str, name: str) -> bool:
+    """Whether a bridge is that of the flat network, which may have a name that the caller chose."""
+    link = links.get(bridge)
+    mark = bridge_mark(link.alias) if link else None
+    return bridge == Segment(name).bridge or (mark is not None and mark[0] == Segment(name))
+
+
+def _conflict(message: str, fix: str) -> Conflict:
+    errors = [FieldError(field=_FIELD, message=message)]
+    return Conflict(f"{_FIELD}: {message}", step="validate", fix=fix, errors=errors)
+
+
+def _invalid(message: str) -> InvalidRequest:
+    errors = [FieldError(field=_FIELD, message=message)]
+    fix = "name a NIC, a bond, or a VLAN device"
+    return InvalidRequest(f"{_FIELD}: {message}", step="validate", fix=fix, errors=errors)
 
 
 def holders(links: Links, name: str) -> list[str]:

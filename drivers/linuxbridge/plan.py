@@ -125,7 +125,7 @@ class SegmentsPlan:
             return  # no port of ours is left, and other members keep the bridge
         given = self.settings.bridge_names.get(segment.bridge, "")
         if seen is not None and seen.given != given and not users and not staying:
-            self.gone.append(RemoveDevice((), segment.bridge))
+            self.gone.append(RemoveDevice((), segment.bridge, physical_network=segment.physical_network))
             return  # the next round makes it again, with its name
         ids = tuple(one.tap.port_id for one in users)
         overlay = users[0].overlay if users else None

@@ -136,7 +136,8 @@ def test_on_linux_bridges(agent: PrivateAgent) -> None:
     run(["ip", "address", "add", "10.9.9.1/24", "dev", "far-nic1"])
     other = {**kept, "linuxbridge": {"interface": "far-nic1"}}
     status, error = agent.call("PUT", "/v1/physical-networks/storage", other)
-    assert (status, error["code"], error["step"]) == (409, "conflict", "uplink"), error
+    assert (status, error["code"], error["step"]) == (409, "conflict", "validate"), error
+    assert [each["field"] for each in error["errors"]] == ["linuxbridge.interface"]
     assert _master("nic1") == SEGMENT and _master("far-nic1") == ""
     assert agent.call("DELETE", "/v1/physical-networks/storage")[0] == 204
     assert _master("nic1") == "" and SEGMENT not in run(["ip", "link"])

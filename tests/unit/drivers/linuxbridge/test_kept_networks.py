@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from drivers.linuxbridge.segments import Segment
+from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.backend import Intent
 from netplugin.host.link_messages import Link
@@ -154,3 +155,38 @@ def test_what_is_left_of_a_network_is_told() -> None:
     model.links.delete("extra0")
     converge(model, [])
     assert model.driver.network_remains("net9", model.driver.observe(None, 1e9)) == []
+
+
+def refused(model: Model, interface: str, keep: bool = True) -> str:
+    """Why the network net9 cannot have an interface; empty if it can."""
+    spec = PhysicalNetworkSpec.model_validate({"linuxbridge": {"interface": interface}, "keep": keep})
+    try:
+        model.driver.check_network("net9", spec)
+    except (Conflict, InvalidRequest) as error:
+        assert [each.field for each in error.errors] == ["linuxbridge.interface"] and error.fix
+        return error.errors[0].message
+    return ""
+
+
+def test_an_interface_that_the_host_needs_is_refused_before_it_is_stored() -> None:
+    model = Model()
+    model.links.ips["eth9"] = ("192.0.2.1/24",)
+    assert "eth9 has addresses (192.0.2.1/24)" in refused(model, "eth9")
+    assert refused(model, "eth9", keep=False) == "", "VLANs and the host share a NIC"
+    model.links.ips.clear()
+    assert refused(model, "eth9") == "" == refused(model, "eth77"), "a NIC may come later"
+    drift_of_interface(model, "eth9", "enslaved")
+    assert refused(model, "eth9") == refused(model, "eth9", keep=False) == "eth9 is on theirs already"
+    assert "theirs is a bridge" in refused(model, "theirs")
+    model.links.add(Link(0, "lo", address="00:00:00:00:00:00"))
+    assert "lo is the loopback interface" in refused(model, "lo")
+    assert "a name of the agent's own devices" in refused(model, device_name(TAP, "p"))
+
+
+def test_an_interface_that_is_kept_may_get_an_address_of_others() -> None:
+    """The same PUT again says the same."""
+    model = Model()
+    make(model)
+    converge(model, [])
+    model.links.ips["eth9"] = ("192.0.2.1/24",)
+    assert refused(model, "eth9") == ""
