@@ -21,7 +21,7 @@ from netplugin.api.errors import (
     Unsupported,
 )
 from netplugin.api.models import Finding
-from netplugin.api.physical_models import UPLINK_MTU, PhysicalNetworkInfo, PhysicalNetworkSpec
+from netplugin.api.physical_models import KEPT_PARTS, UPLINK_MTU, PhysicalNetworkInfo, PhysicalNetworkSpec
 from netplugin.backend import Observation
 from netplugin.host.physical_networks import PhysicalNetworks, clash, completed
 from netplugin.host.uplink_devices import device_findings
@@ -210,8 +210,10 @@ class PhysicalNetworkService:
                 raise InvalidRequest(
                     f"{part}: {message}", step="validate", errors=[FieldError(field=part, message=message)]
                 )
-        if spec.keep and not any(uses.network_parts.get(p) for uses in users.values() for p in spec.parts):
-            message = f"no enabled backend keeps {' or '.join(sorted(spec.parts))}"
+        if unused := spec.unused():
+            detail = "; ".join(f"{error.field}: {error.message}" for error in unused)
+            raise InvalidRequest(detail, step="validate", fix="leave it out", errors=unused)
+        if spec.keep and (message := self._unkept(spec)):
             raise Unsupported(
                 f"keep: {message}",
                 step="validate",
@@ -221,6 +223,13 @@ class PhysicalNetworkService:
         for uses in users.values():
             if spec.parts & uses.network_parts.keys():
                 uses.check_network(name, spec)
+
+    def _unkept(self, spec: PhysicalNetworkSpec) -> str:
+        """What of a network no backend keeps; empty if each part is kept that can be."""
+        users = self._users().values()
+        parts = sorted(spec.parts.intersection(KEPT_PARTS)) or sorted(spec.parts)
+        lacks = [part for part in parts if not any(uses.network_parts.get(part) for uses in users)]
+        return f"no enabled backend keeps {' or '.join(lacks)}" * bool(lacks)
 
     def _check_ports(self, name: str, spec: PhysicalNetworkSpec, before: PhysicalNetworkSpec | None) -> None:
         """Refuse what would take the uplink from live ports, or is too small for them."""

@@ -5,9 +5,16 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from netplugin.api.errors import Problem
+from netplugin.api.errors import FieldError, Problem
 from netplugin.api.fields import Flag, Value, at_most
 from netplugin.api.models import Finding
 
@@ -74,11 +81,12 @@ class OvsUplinkSpec(Value):
     ] = ()
     bond: Literal["active-backup", "lacp", "balance-slb"] | None = None
 
-    @model_validator(mode="after")
-    def _bond_of_several(self) -> Self:
-        if self.bond is not None and len(self.devices) < 2:
-            raise ValueError("bond: a bond has two devices or more")
-        return self
+    @field_validator("bond")
+    @classmethod
+    def _of_several(cls, bond: str | None, spec: ValidationInfo) -> str | None:
+        if bond is not None and len(spec.data.get("devices", (0, 0))) < 2:
+            raise ValueError("a bond has two devices or more")
+        return bond
 
 
 class BridgeUplinkSpec(Value):
@@ -106,19 +114,24 @@ class PhysicalNetworkSpec(Value):
     destination of a migration needs them.
     """
 
-    bridge: DeviceName | None = None
-    mtu: Annotated[int, Field(ge=576, le=9216, strict=True)] | None = None
-    keep: Flag = False
     ovs: OvsUplinkSpec | None = None
     linuxbridge: BridgeUplinkSpec | None = None
     sriov: VfPoolSpec | None = None
+    bridge: DeviceName | None = None
+    mtu: Annotated[int, Field(ge=576, le=9216, strict=True)] | None = None
+    keep: Flag = False
+
+    @field_validator("bridge")
+    @classmethod
+    def _of_a_part(cls, bridge: str | None, spec: ValidationInfo) -> str | None:
+        if bridge is not None and all(spec.data.get(part, ()) is None for part in ("ovs", "linuxbridge")):
+            raise ValueError("it is that of ovs or linuxbridge, one of which is required with it")
+        return bridge
 
     @model_validator(mode="after")
     def _has_a_part(self) -> Self:
         if not self.parts:
             raise ValueError("one of ovs, linuxbridge and sriov is required")
-        if self.bridge is not None and self.ovs is None and self.linuxbridge is None:
-            raise ValueError("bridge: it is that of ovs or linuxbridge, one of which is required with it")
         return self
 
     @property
@@ -126,9 +139,18 @@ class PhysicalNetworkSpec(Value):
         """The names of the fields that are set for some backends."""
         return frozenset(name for name in PARTS if getattr(self, name) is not None)
 
+    def unused(self) -> list[FieldError]:
+        """The fields that no part uses. A network that an earlier version stored may have some."""
+        if self.mtu is None or self.linuxbridge or (self.ovs and self.ovs.devices):
+            return []
+        message = "is that of an uplink in ovs.devices or of linuxbridge, and the network has neither"
+        return [FieldError(field="mtu", message=message)]
+
 
 #: The fields of a physical network that are each for some backends.
 PARTS = ("ovs", "linuxbridge", "sriov")
+#: Those of which ``keep`` keeps something: virtual functions are there in any case.
+KEPT_PARTS = ("ovs", "linuxbridge")
 
 
 class PhysicalNetworkInfo(Value):

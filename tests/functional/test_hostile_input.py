@@ -405,8 +405,12 @@ def test_every_field_of_a_physical_network(client: httpx.Client) -> None:
     }
     assert attack(client, "PUT", "/v1/physical-networks/hostile", good, PhysicalNetworkSpec) > 300
     assert_refused(send(client, "PUT", "/v1/physical-networks/hostile", good), "linuxbridge", good)
-    for body in ({}, {"bridge": "br-1", "sriov": {"devices": ["eth1"]}}):
-        assert_refused(send(client, "PUT", "/v1/physical-networks/hostile", body), "body", body)
+    for body, field in (
+        ({}, "body"),
+        ({"bridge": "br-1", "sriov": {"devices": ["eth1"]}}, "bridge"),
+        ({"mtu": 1500, "ovs": {}}, "mtu"),
+    ):
+        assert_refused(send(client, "PUT", "/v1/physical-networks/hostile", body), field, body)
 
 
 def test_every_field_of_a_reconcile(client: httpx.Client) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from agents.network_changes import Limits, OneAtATime
 from agents.worker import GRACE_S
 from netplugin.api.client import Client
-from netplugin.api.errors import HostError, NetpluginError, OperationTimeout
+from netplugin.api.errors import HostError, NetpluginError, OperationTimeout, Unsupported
+from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.backend import Applied, Change
 from netplugin.host.physical_networks import PhysicalNetworks
 from tests.unit.agent import DEADLINE_S, Agent, agent
@@ -133,3 +134,36 @@ def test_a_call_waits_for_its_turn_no_longer_than_it_may_take() -> None:
             assert isinstance(limits, Limits), "who has given up holds nothing"
 
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+
+
+class OfVdpa(Keeper):
+    """It uses bridges, and keeps none."""
+
+    network_parts: ClassVar[Mapping[str, bool]] = {"ovs": False, "sriov": False}
+
+
+class OfLinux(Keeper):
+    network_parts: ClassVar[Mapping[str, bool]] = {"linuxbridge": True}
+
+
+@pytest.mark.parametrize("parts", [{"linuxbridge": {}}, {"linuxbridge": {}, "sriov": {"devices": ["eth1"]}}])
+def test_each_part_that_can_be_kept_is_kept_or_refused(tmp_path: Path, parts: dict[str, Any]) -> None:
+    registry = PhysicalNetworks()
+    loaded = {"vdpa": OfVdpa(registry, KeeperHost(), "vdpa"), "linux": OfLinux(registry, KeeperHost(), "linux")}
+    with agent(tmp_path, backends=loaded, networks=registry) as running:
+        put = running.service.physical_networks.put
+        with pytest.raises(Unsupported, match="no enabled backend keeps ovs"):
+            asyncio.run(put("net-1", kept(**parts)))
+        assert stored(running) == {}
+        asyncio.run(put("net-1", PhysicalNetworkSpec.model_validate({**parts, "keep": True})))
+        assert stored(running).keys() == {"net-1"}
+
+
+def test_a_network_that_an_earlier_version_stored_stays(tmp_path: Path, backend: Timed) -> None:
+    """Although a field is refused today."""
+    old = PhysicalNetworkSpec.model_validate({"sriov": {"devices": ["eth1"]}, "mtu": 9000})
+    for _ in range(2):
+        with agent(tmp_path, backends={"fake": backend}, networks=backend.networks) as running:
+            if not stored(running):
+                running.store.physical_networks.save("net-1", old)
+            assert stored(running) == {"net-1": old}
