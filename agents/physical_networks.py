@@ -112,6 +112,7 @@ class PhysicalNetworkService:
         """The findings about devices, and about stored networks that are not in force. Reads files."""
         now = self._registry.now
         found = [f for name, spec in sorted(now.all.items()) for f in device_findings(name, spec, self._sys)]
+        found += [f for name, spec in sorted(now.made.items()) for f in self._unattended(name, spec)]
         return found + [_set_aside(name, why) for name, why in sorted(now.set_aside.items())]
 
     # -- reading ---------------------------------------------------------------------------------
@@ -125,6 +126,8 @@ class PhysicalNetworkService:
                 findings = device_findings(name, spec, self._sys)
                 if name in now.set_aside:
                     findings.append(_set_aside(name, now.set_aside[name]))
+                elif name in now.made:
+                    findings += self._unattended(name, spec)
                 findings += [of_network(name, fault) for fault in self._faults(name)]
                 origin = "config" if name in now.configured else "api"
                 yield PhysicalNetworkInfo.model_construct(
@@ -133,6 +136,21 @@ class PhysicalNetworkService:
                     ports=len(self._ports_on(name)),
                     findings=tuple(findings),
                 )
+
+    def _unattended(self, name: str, spec: PhysicalNetworkSpec) -> Iterator[Finding]:
+        """What no backend does, or looks at now: its state here is that of the last look."""
+        for part in sorted(spec.parts):
+            using = {backend: uses for backend, uses in self._users().items() if part in uses.network_parts}
+            keepers = [backend for backend, uses in using.items() if uses.network_parts[part]]
+            if not using or (spec.keep and part in KEPT_PARTS and not keepers):
+                found = f"no enabled backend {'keeps' if using else 'uses'} {part} of physical network {name}"
+                fix = f"enable a backend of {part} in [agent] enabled_backends, or PUT the network without it"
+                yield _unused_part(name, part, found, fix)
+            for backend in keepers if spec.keep else ():
+                usable = self._workers[backend].reconciler.usable()
+                if not usable.usable:
+                    found = f"{backend}, which keeps {part}, is not usable: {usable.reason}"
+                    yield _unused_part(name, part, found, usable.fix)
 
     def _faults(self, name: str) -> list[NetpluginError]:
         known = (worker.reconciler.network_faults.get(name) for worker in self._workers.values())
@@ -355,6 +373,16 @@ def _in_use(detail: str, ports: Collection[Record], errors: list[FieldError]) ->
 
 def _some(names: Collection[str]) -> str:
     return ", ".join(sorted(names)[:5]) + (" and others" if len(names) > 5 else "")
+
+
+def _unused_part(name: str, part: str, found: str, fix: str | None) -> Finding:
+    return Finding(
+        id=f"physical-network-{name}-{part}",
+        status="fail",
+        found=found,
+        expected=f"each part of physical network {name} has a backend that uses and keeps it",
+        fix=fix,
+    )
 
 
 def _set_aside(name: str, why: str) -> Finding:

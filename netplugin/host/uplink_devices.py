@@ -56,11 +56,16 @@ def _problems(spec: PhysicalNetworkSpec, sys: Path) -> Iterator[tuple[str, str, 
                 f"driverctl set-override {device} vfio-pci (the host loses the NIC's interface)",
             )
     for entry in spec.sriov.devices if spec.sriov else ():
-        device = entry.partition("#")[0].lower()
-        if not _PCI.match(device):
-            continue  # the backend reports names and models that it does not find
+        device = entry.partition("#")[0]
+        if not _PCI.match(device.lower()):
+            if ":" not in device and not has_interface(device):  # else a model, of which there may be none
+                yield device, f"there is no interface {device}", "name a NIC (ip link), or its PCI address"
+            continue
+        device = device.lower()
         driver = _driver(device, sys)
-        if is_vfio(driver) or is_uio(driver):
+        if not _is_there(device, sys):
+            yield device, f"there is no PCI device {device}", "name the address of the NIC (lspci -D)"
+        elif is_vfio(driver) or is_uio(driver):
             yield (
                 device,
                 f"{device} is bound to {driver}, and its VFs need its kernel driver",

@@ -1,4 +1,4 @@
-"""Calls on physical networks: each answers for its own network, within its time, and reads back what it did."""
+"""Calls on physical networks: each answers for its own network, within its time, and reads the host back."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from netplugin.api.errors import HostError, NetpluginError, OperationTimeout, Un
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.backend import Applied, Change
 from netplugin.host.physical_networks import PhysicalNetworks
+from netplugin.host.usability import Usability
 from tests.unit.agent import DEADLINE_S, Agent, agent
 from tests.unit.agents.keeper import Keep, Keeper, KeeperHost
 from tests.unit.agents.test_physical_networks import kept, network, port, stored
@@ -149,7 +150,10 @@ class OfLinux(Keeper):
 @pytest.mark.parametrize("parts", [{"linuxbridge": {}}, {"linuxbridge": {}, "sriov": {"devices": ["eth1"]}}])
 def test_each_part_that_can_be_kept_is_kept_or_refused(tmp_path: Path, parts: dict[str, Any]) -> None:
     registry = PhysicalNetworks()
-    loaded = {"vdpa": OfVdpa(registry, KeeperHost(), "vdpa"), "linux": OfLinux(registry, KeeperHost(), "linux")}
+    loaded = {
+        "vdpa": OfVdpa(registry, KeeperHost(), "vdpa"),
+        "linux": OfLinux(registry, KeeperHost(), "linux"),
+    }
     with agent(tmp_path, backends=loaded, networks=registry) as running:
         put = running.service.physical_networks.put
         with pytest.raises(Unsupported, match="no enabled backend keeps ovs"):
@@ -167,3 +171,25 @@ def test_a_network_that_an_earlier_version_stored_stays(tmp_path: Path, backend:
             if not stored(running):
                 running.store.physical_networks.save("net-1", old)
             assert stored(running) == {"net-1": old}
+
+
+def test_a_network_that_no_backend_looks_after_is_told(tmp_path: Path, backend: Timed) -> None:
+    """What the last look found says nothing any more."""
+    with agent(tmp_path, backends={"fake": backend}, networks=backend.networks) as running:
+        networks = running.service.physical_networks
+        asyncio.run(networks.put("net-1", kept(ovs={})))
+        assert networks.get("net-1").findings == ()
+        backend.there.usability = Usability(False, "OVS is not there", "start it")
+        [finding] = networks.get("net-1").findings
+        assert finding.found == "fake, which keeps ovs, is not usable: OVS is not there"
+        assert finding.fix == "start it" and finding in networks.findings()
+    registry = PhysicalNetworks()
+    backends = {"vdpa": OfVdpa(registry, KeeperHost(), "vdpa")}
+    with agent(tmp_path, backends=backends, networks=registry) as running:
+        [finding] = running.service.physical_networks.get("net-1").findings
+        assert finding.found == "no enabled backend keeps ovs of physical network net-1"
+    registry = PhysicalNetworks()
+    backends = {"linux": OfLinux(registry, KeeperHost(), "linux")}
+    with agent(tmp_path, backends=backends, networks=registry) as running:
+        [finding] = running.service.physical_networks.get("net-1").findings
+        assert finding.found == "no enabled backend uses ovs of physical network net-1"

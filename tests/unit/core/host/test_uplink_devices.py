@@ -54,6 +54,13 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert found(tmp_path, ovs={"devices": [NIC, "0000:0A:00.0", "net_af_packet0,iface=eth0"]}) == [
         f"there is no PCI device {NIC}"
     ]
+    assert found(
+        tmp_path, sriov={"devices": [f"{NIC}#0-7", "0000:0A:00.1", "lo", "none.of.them", "8086:1592"]}
+    ) == [
+        f"there is no PCI device {NIC}",
+        "there is no PCI device 0000:0a:00.1",
+        "there is no interface none.of.them",
+    ]
     assert found(tmp_path, linuxbridge={"interface": "lo"}) == []
     assert found(tmp_path, linuxbridge={}) == []
     [missing] = found(tmp_path, linuxbridge={"interface": "none.of.them"})
