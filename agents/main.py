@@ -28,6 +28,7 @@ from agents.api.callbacks import TaskSettings
 from agents.api.connections import ConnectionLimits
 from agents.api.guard import Limits, LimitSettings, RequestGuard
 from agents.api.listen import Credentials, Listen
+from agents.api.roles import BodyRules
 from agents.api.server import Server
 from agents.api.tasks import TaskRunner
 from agents.api.zstack import ZstackCalls
@@ -117,7 +118,8 @@ def _run(
     tasks = TaskRunner(task_settings, store.tasks, audit.carried_out, host.supervisor)
     platform = ZstackCalls(service, conf.zstack).add if conf.api.zstack else None
     app = http.build(service, tasks, metrics, platform)
-    gate = RequestGuard(app, tasks, lambda: credentials.access, audit, limits)
+    rules = BodyRules(tuple(conf.agent.service_devices))
+    gate = RequestGuard(app, tasks, lambda: credentials.access, audit, limits, rules)
     metrics.watch_credentials(lambda: credentials.stale)
     server = Server(
         uvicorn.Config(

@@ -224,6 +224,13 @@ AGENT = [
         "VF is detached: linuxbridge or dpdkvhostuser. It must reach the same physical networks. "
         "Empty: vf.teaming is refused.",
     ),
+    cfg.ListOpt(
+        "service_devices",
+        default=[],
+        help="Names of devices that are there to be service ports, such as dhcp*, with * and ? as in file "
+        "names. Callers with the role plug may use these; any other device takes the role operate, because "
+        "it may be that of another VM.",
+    ),
     cfg.IntOpt(
         "reconcile_interval",
         default=60,

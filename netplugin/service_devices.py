@@ -10,6 +10,8 @@ from netplugin.host.names import is_our_device
 
 #: Kinds of devices that have another end on this host. Of a physical NIC, others may depend.
 _KINDS = {"veth": "veth", "tun": "tap", "dummy": "dummy"}
+#: The internal port of OVS's userspace datapath: a tap that vswitchd makes.
+_OVS_INTERNAL = "ovs-netdev"
 
 
 def fit_device(name: str, mtu: int, uplinks: Mapping[str, str], read: Callable[[str], Link | None]) -> Link:
@@ -26,6 +28,14 @@ def fit_device(name: str, mtu: int, uplinks: Mapping[str, str], read: Callable[[
     if link is None:
         fix = f"make it, for example: ip link add {name} type veth peer name <its other end>"
         raise _invalid(f"there is no device {name} on this host", fix)
+    if name == _OVS_INTERNAL:
+        raise _invalid(f"{name} is Open vSwitch's own", "name one end of a veth pair")
+    if link.kind == "tun" and not link.address:
+        raise _invalid(f"{name} is a tun device, which has no Ethernet frames", "make it a tap device")
+    if link.kind == "tun" and not link.persistent:
+        # As libvirt and QEMU make those of VMs.
+        fix = f"a service's tap is there before the service: ip tuntap add {name} mode tap"
+        raise _invalid(f"{name} is the tap of the program that made it and has it open", fix)
     if link.kind not in _KINDS:
         kinds = ", ".join(_KINDS.values())
         found = f"a device of kind {link.kind}" if link.kind else "no virtual device"

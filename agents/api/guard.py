@@ -20,7 +20,7 @@ from agents.api.audit import AuditLog
 from agents.api.bodies import SMALL
 from agents.api.http import problem_response
 from agents.api.peer import STATE, UNKNOWN, Peer
-from agents.api.roles import OPEN_PATHS, Role
+from agents.api.roles import NO_DEVICES, OPEN_PATHS, BodyRules, Role
 from agents.api.tasks import TaskRunner
 from netplugin.api.errors import (
     FieldError,
@@ -67,12 +67,14 @@ class RequestGuard:
         access: Callable[[], Access],
         audit: AuditLog,
         limits: Limits,
+        rules: BodyRules = NO_DEVICES,
     ) -> None:
         self._app = app
         self._tasks = tasks
         self._access = access
         self._audit = audit
         self._limits = limits
+        self._rules = rules
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -112,7 +114,7 @@ class RequestGuard:
                 return  # the client has disconnected: drop the incomplete request
             call.body = body
             if caller.role < Role.OPERATE:
-                more = await _of_body(call.path, body)
+                more = await _of_body(call.path, body, self._rules)
                 if more is not None:
                     require(caller, *more)
             if b"taskuuid" in headers:
@@ -184,11 +186,11 @@ def _refuse_browsers(headers: dict[bytes, bytes], peer: Peer, access: Access) ->
         )
 
 
-async def _of_body(path: str, body: bytes) -> tuple[Role, str] | None:
+async def _of_body(path: str, body: bytes, rules: BodyRules) -> tuple[Role, str] | None:
     if len(body) <= SMALL:
-        return roles.of_body(path, body)
+        return roles.of_body(path, body, rules)
     # Parse large bodies in a thread, to keep the event loop responsive.
-    return await asyncio.to_thread(roles.of_body, path, body)
+    return await asyncio.to_thread(roles.of_body, path, body, rules)
 
 
 def _is_loopback(host: str) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import IntEnum
+from fnmatch import fnmatchcase
 from typing import Any
 
 from starlette.routing import compile_path
@@ -98,7 +100,21 @@ def of_route(method: str, path: str) -> Role:
     return Role.OPERATE
 
 
-def of_body(path: str, body: bytes) -> tuple[Role, str] | None:
+@dataclass(frozen=True)
+class BodyRules:
+    """What decides beside a body about its role: ``[agent] service_devices``."""
+
+    service_devices: tuple[str, ...] = ()
+
+    def are_services(self, device: str) -> bool:
+        """Whether devices of this name are there to be service ports."""
+        return any(fnmatchcase(device, pattern) for pattern in self.service_devices)
+
+
+NO_DEVICES = BodyRules()
+
+
+def of_body(path: str, body: bytes, rules: BodyRules = NO_DEVICES) -> tuple[Role, str] | None:
     """The role that a body requires beyond that of its route, and the field; None if there is none.
 
     Only values that the models accept count; the application refuses everything else.
@@ -107,12 +123,12 @@ def of_body(path: str, body: bytes) -> tuple[Role, str] | None:
         whole = json.loads(body) if body else None
     except (ValueError, RecursionError):
         return None
-    for field in _of_operators(path, whole):
+    for field in _of_operators(path, whole, rules):
         return Role.OPERATE, field
     return None
 
 
-def _of_operators(path: str, body: Any) -> Iterator[str]:
+def _of_operators(path: str, body: Any, rules: BodyRules) -> Iterator[str]:
     if path == "/v1/reconcile":
         if _is(body, "remove_orphans", True):
             yield "remove_orphans=true"
@@ -127,6 +143,7 @@ def _of_operators(path: str, body: Any) -> Iterator[str]:
         if _is(body, "trusted", True):
             yield "trusted=true"
         yield from _of_spec(body)
+        yield from _of_device(body, rules)
 
 
 def _of_spec(spec: Any) -> Iterator[str]:
@@ -143,6 +160,16 @@ def _of_spec(spec: Any) -> Iterator[str]:
         yield "port_security.enabled=false"
     if isinstance(security, dict) and security.get("roles"):
         yield "port_security.roles"
+
+
+def _of_device(spec: Any, rules: BodyRules) -> Iterator[str]:
+    """Any virtual device of the host may be another VM's, unless an operator says what its name means.
+
+    An internal port of OVS is made for its service.
+    """
+    device = spec.get("device") if isinstance(spec, dict) and not _is(spec, "internal", True) else None
+    if isinstance(device, str) and not rules.are_services(device):
+        yield f"device={device[:15]}, which is not in [agent] service_devices,"
 
 
 def _is(value: Any, name: str, wanted: bool) -> bool:

@@ -33,11 +33,15 @@ SPEC = make_spec(backend="linuxbridge", vlan_id=None)
 OPEN = {**SPEC, "port_security": {"enabled": False}}
 ROUTER = {**SPEC, "port_security": {"roles": ["router"]}}
 TRUSTED = {**SPEC, "vf": {"trusted": True}}
-BRIDGE = {"linuxbridge": {"physical_interfaces": "physnet1:"}}
+BRIDGE = {"linuxbridge": {"physical_interfaces": "physnet1:"}, "agent": {"service_devices": "dhcp*"}}
 
 
 def bearer(name: str, **more: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {TOKENS.get(name, name)}", **more}
+
+
+def service(device: str) -> dict[str, Any]:
+    return {"device": device, "backend": "linuxbridge", "network": SPEC["network"], "mac": SPEC["mac"]}
 
 
 def write_tokens(path: Path, text: str, mode: int = 0o600) -> None:
@@ -92,6 +96,8 @@ CALLS: tuple[tuple[str, str, str, Any, int], ...] = (
     ("plug", "PUT", "/v1/ports/p1", SPEC, 200),
     ("plug", "POST", "/v1/ports:batch", {"put": [{"port_id": "p1", "spec": SPEC}]}, 200),
     ("plug", "POST", "/v1/reconcile", {}, 200),
+    ("plug", "PUT", "/v1/service-ports/svc", service("dhcp9"), 422),  # there is no such device
+    ("operate", "PUT", "/v1/service-ports/svc", service("vnet9"), 422),
     ("operate", "PUT", "/v1/ports/p1", OPEN, 200),
     ("operate", "PUT", "/v1/ports/p2", ROUTER, 200),
     ("operate", "PUT", "/v1/ports/p2", TRUSTED, 409),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
 import pytest
 
 from agents.api import roles
-from agents.api.roles import Role
+from agents.api.roles import BodyRules, Role
 from netplugin.api.batch_models import Batch, Retag
 from netplugin.api.client import Client
 from netplugin.api.errors import Conflict, InvalidRequest, NotFound
@@ -148,6 +149,30 @@ def test_the_roles() -> None:
     needed = roles.of_body(path, b'{"port_security": {"roles": ["dhcp_server"]}}')
     assert needed == (Role.OPERATE, "port_security.roles")
     assert roles.of_body(path, b'{"trusted": false}') is None
+
+
+@pytest.mark.parametrize(
+    ("device", "patterns", "allowed"),
+    [
+        ("vnet0", (), False),
+        ("vnet0", ("dhcp*",), False),
+        ("dhcp0", ("meta?", "dhcp*"), True),
+        ("xdhcp0", ("dhcp*",), False),
+        ("DHCP0", ("dhcp*",), False),
+    ],
+)
+def test_any_device_of_the_host_is_for_operators(
+    device: str, patterns: tuple[str, ...], allowed: bool
+) -> None:
+    """It may be another VM's, unless the operator has said what devices of this name are for."""
+    body = json.dumps({**SERVICE, "device": device}).encode()
+    needed = roles.of_body("/v1/service-ports/svc", body, BodyRules(patterns))
+    if allowed:
+        assert needed is None
+    else:
+        assert needed is not None and needed[0] is Role.OPERATE and f"device={device}" in needed[1]
+    internal = json.dumps({**SERVICE, "device": device, "internal": True}).encode()
+    assert roles.of_body("/v1/service-ports/svc", internal, BodyRules(patterns)) is None, "the agent makes it"
 
 
 def test_the_commands(

@@ -28,7 +28,7 @@ from tests.unit.drivers.ovs.conftest import BRIDGE, Ports, spec_of, vhost
 from tests.unit.ovs import bridge, port, settings_of, soon
 
 SPEC = service_spec(plain_spec())
-VETH = Link(7, "veth5", "veth")
+VETH = Link(7, "veth5", "veth", address="02:00:00:00:00:05", persistent=True)
 OTHER_MAC = "52:54:00:00:00:09"
 
 
@@ -50,6 +50,13 @@ def test_veths_taps_and_dummies_are_taken() -> None:
         ("eth0", [Link(1, "eth0")], "eth0 is no virtual device"),
         ("br0", [Link(1, "br0", "bridge")], "kind bridge"),
         ("veth5", [replace(VETH, mtu=1499)], "veth5 has MTU 1499, and its network 1500"),
+        ("ovs-netdev", [replace(VETH, name="ovs-netdev", kind="tun")], "ovs-netdev is Open vSwitch's own"),
+        (
+            "veth5",
+            [replace(VETH, kind="tun", persistent=False)],
+            "veth5 is the tap of the program that made it",
+        ),
+        ("veth5", [replace(VETH, kind="tun", address=None)], "veth5 is a tun device, which has no Ethernet"),
         ("wire0", [replace(VETH, name="wire0")], "wire0 is used by an option"),
     ],
 )
