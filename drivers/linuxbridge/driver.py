@@ -15,10 +15,10 @@ from drivers.linuxbridge.bridge_names import refuse_name
 from drivers.linuxbridge.commands import BridgeChange, BridgeKernel
 from drivers.linuxbridge.findings import host_findings
 from drivers.linuxbridge.model import BridgeObservation, DesiredPort
-from drivers.linuxbridge.networks import check_network, holders
+from drivers.linuxbridge.networks import check_network, holders, network_faults, network_remains
 from drivers.linuxbridge.observe import VHOST_NET, BridgeReader
 from drivers.linuxbridge.options import GROUP, OPTIONS, Settings
-from drivers.linuxbridge.plan import make_plan, network_faults, network_remains
+from drivers.linuxbridge.plan import make_plan
 from drivers.linuxbridge.segments import service_of
 from drivers.linuxbridge.service_ports import refuse_used
 from drivers.linuxbridge.uplink_path import no_local_ip

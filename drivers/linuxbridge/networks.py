@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from drivers.linuxbridge.commands import device_in_the_way
+from drivers.linuxbridge.model import BridgeObservation
+from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.segments import Segment, bridge_mark, is_ours
-from netplugin.api.errors import Conflict, FieldError, InvalidRequest
+from drivers.linuxbridge.uplink_path import uplink_problem
+from netplugin.api.errors import Conflict, FieldError, HostError, InvalidRequest, NetpluginError
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.host.links import Links
 from netplugin.host.names import is_our_device
@@ -74,3 +78,33 @@ def holders(links: Links, name: str) -> list[str]:
     strangers = [each for each in members if (link := links.get(each)) is not None and not is_ours(link)]
     addresses = links.addresses().get(bridge.name, ())
     return [f"device {each}" for each in strangers] + [f"address {address}" for address in addresses]
+
+
+def network_faults(settings: Settings, seen: BridgeObservation) -> dict[str, NetpluginError]:
+    """See ``netplugin.optional.UsesPhysicalNetworks``: its flat segment is what a network keeps."""
+    found = {name: _fault(settings, name, seen) for name in sorted(settings.kept)}
+    return {name: fault for name, fault in found.items() if fault is not None}
+
+
+def _fault(settings: Settings, name: str, seen: BridgeObservation) -> NetpluginError | None:
+    segment, mtu = Segment(name), settings.kept[name]
+    shown = settings.bridge_names.get(segment.bridge, segment.bridge)
+    if segment.bridge in seen.taken_names:
+        return device_in_the_way(shown)
+    if (problem := uplink_problem(settings, segment, mtu, seen)) is not None:
+        return problem
+    bridge, interface = seen.bridges.get(segment.bridge), settings.physical_interfaces[name]
+    if bridge is None:
+        return HostError(f"bridge {shown} is not there", step="verify")
+    if interface and interface not in bridge.members:
+        return HostError(f"{interface} is not on bridge {shown}", step="verify")
+    return None
+
+
+def network_remains(name: str, seen: BridgeObservation) -> list[str]:
+    """See ``netplugin.optional.UsesPhysicalNetworks``."""
+    bridge = seen.bridges.get(Segment(name).bridge)
+    if bridge is None:
+        return []
+    members = ", ".join(sorted(bridge.members))
+    return [f"bridge {bridge.given or bridge.link.name}" + f" with {members}" * bool(members)]

@@ -48,7 +48,7 @@ from drivers.linuxbridge.uplink_path import (
     wrong_family,
 )
 from drivers.linuxbridge.vxlan_senders import AllowPeers, ForgetPeers, RemoveVxlanTable
-from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError
+from netplugin.api.errors import BackendUnavailable, NetpluginError
 from netplugin.backend import Change, Intent, Overlay, Plan
 from netplugin.host.link_messages import Link, Vlan, Vxlan
 from netplugin.host.names import SHAPER, TAP, device_name
@@ -268,36 +268,6 @@ class SegmentsPlan:
 
 def _key(device: Vxlan) -> VxlanKey:
     return VxlanKey(device.port, device.vni)
-
-
-def network_faults(settings: Settings, seen: BridgeObservation) -> dict[str, NetpluginError]:
-    """See ``netplugin.optional.UsesPhysicalNetworks``: its flat segment is what a network keeps."""
-    found = {name: _fault(settings, name, seen) for name in sorted(settings.kept)}
-    return {name: fault for name, fault in found.items() if fault is not None}
-
-
-def _fault(settings: Settings, name: str, seen: BridgeObservation) -> NetpluginError | None:
-    segment, mtu = Segment(name), settings.kept[name]
-    shown = settings.bridge_names.get(segment.bridge, segment.bridge)
-    if segment.bridge in seen.taken_names:
-        return device_in_the_way(shown)
-    if (problem := uplink_problem(settings, segment, mtu, seen)) is not None:
-        return problem
-    bridge, interface = seen.bridges.get(segment.bridge), settings.physical_interfaces[name]
-    if bridge is None:
-        return HostError(f"bridge {shown} is not there", step="verify")
-    if interface and interface not in bridge.members:
-        return HostError(f"{interface} is not on bridge {shown}", step="verify")
-    return None
-
-
-def network_remains(name: str, seen: BridgeObservation) -> list[str]:
-    """See ``netplugin.optional.UsesPhysicalNetworks``."""
-    bridge = seen.bridges.get(Segment(name).bridge)
-    if bridge is None:
-        return []
-    members = ", ".join(sorted(bridge.members))
-    return [f"bridge {bridge.link.name}" + f" with {members}" * bool(members)]
 
 
 # -- Plan the changes from the observed to the desired state of the kernel. Pure. -----------------

@@ -191,3 +191,16 @@ def test_a_bridge_keeps_its_name_under_ports_when_the_network_is_of_the_options(
     assert settled(model, PORT) and model.links.links[NPT].master == NAME
     converge(model, [Intent("p", None)])
     assert model.ours() == []
+
+
+def test_what_is_on_a_bridge_is_found_by_either_name() -> None:
+    model = made()
+    model.driver.check_network("net9", network())  # its interface is on it already
+    assert model.driver.network_holders("net9") == []
+    model.links.add(Link(0, "extra0", mtu=1500, up=True, master=NAME))
+    assert model.driver.network_holders("net9") == ["device extra0"]
+    converge(model, [Intent("p", None)])
+    model.host.networks.replace_stored({})
+    converge(model, [])
+    seen = model.driver.observe(None, 1e9)
+    assert model.driver.network_remains("net9", seen) == [f"bridge {NAME} with eth9, extra0"]
