@@ -118,7 +118,7 @@ def _run(
     tasks = TaskRunner(task_settings, store.tasks, audit.carried_out, host.supervisor)
     platform = ZstackCalls(service, conf.zstack).add if conf.api.zstack else None
     app = http.build(service, tasks, metrics, platform)
-    rules = BodyRules(tuple(conf.agent.service_devices))
+    rules = BodyRules(tuple(conf.agent.service_devices), service.moved_by)
     gate = RequestGuard(app, tasks, lambda: credentials.access, audit, limits, rules)
     metrics.watch_credentials(lambda: credentials.stale)
     server = Server(

@@ -204,22 +204,28 @@ class Service:
 
     async def retag(self, wanted: Retag) -> BatchResults:
         """Change the VLAN of ports, those of a backend in one batch."""
-        chosen = wanted.ports or [
-            record.port_id
-            for record in self._store.records(network=wanted.network)
-            if wanted.is_of(record.spec)
-            and record.standby_of is None
-            and record.state is not PortState.REMOVING
-        ]
         group = object()
         calls: list[tuple[str, _Call]] = []
-        for port_id in chosen:
+        for port_id in wanted.ports or self.moved_by(wanted):
             if self.teams.concerns(port_id):
                 both = self.teams.amend(port_id, wanted.amended)
                 calls.append((port_id, asyncio.ensure_future(both)))
             else:
                 calls.append((port_id, _or_error(self._amendment, port_id, wanted.amended, group)))
         return await self._results(calls)
+
+    def moved_by(self, wanted: Retag) -> dict[str, PortSpec]:
+        """The ports that a retag moves, with their specs before it."""
+        records = self._store.records(network=wanted.network)
+        if wanted.ports:
+            records = [r for r in map(self._store.get, wanted.ports) if r is not None]
+        return {
+            record.port_id: record.spec
+            for record in records
+            if wanted.is_of(record.spec)
+            and record.standby_of is None
+            and record.state is not PortState.REMOVING
+        }
 
     async def _results(self, calls: Sequence[tuple[str, _Call]]) -> BatchResults:
         self._queue([call for _, call in calls if isinstance(call, Put | Delete)])

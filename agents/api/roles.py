@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from fnmatch import fnmatchcase
 from typing import Any
 
+from pydantic import ValidationError
 from starlette.routing import compile_path
+
+from netplugin.api.batch_models import Retag
+from netplugin.api.models import PortSpec
 
 
 class Role(IntEnum):
@@ -100,11 +104,16 @@ def of_route(method: str, path: str) -> Role:
     return Role.OPERATE
 
 
+def _no_ports(wanted: Retag) -> Mapping[str, PortSpec]:
+    return {}
+
+
 @dataclass(frozen=True)
 class BodyRules:
-    """What decides beside a body about its role: ``[agent] service_devices``."""
+    """What decides about a role, like the body: ``[agent] service_devices``, the ports of a retag."""
 
     service_devices: tuple[str, ...] = ()
+    moved: Callable[[Retag], Mapping[str, PortSpec]] = _no_ports
 
     def are_services(self, device: str) -> bool:
         """Whether devices of this name are there to be service ports."""
@@ -144,6 +153,20 @@ def _of_operators(path: str, body: Any, rules: BodyRules) -> Iterator[str]:
             yield "trusted=true"
         yield from _of_spec(body)
         yield from _of_device(body, rules)
+    elif path == "/v1/ports:retag":
+        yield from _of_retag(body, rules)
+
+
+def _of_retag(body: Any, rules: BodyRules) -> Iterator[str]:
+    """A port that takes the role to be put on a VLAN takes it to be put on another."""
+    try:
+        wanted = Retag.model_validate(body)
+    except ValidationError:
+        return
+    for port_id, spec in sorted(rules.moved(wanted).items()):
+        stored = spec.model_dump(mode="json")
+        for field in (*_of_spec(stored), *_of_device(stored, rules)):
+            yield f"port {port_id} with {field}"
 
 
 def _of_spec(spec: Any) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,6 +10,9 @@ import httpx
 import pytest
 
 from agents.api import roles
+from agents.api.access import Access, Token
+from agents.api.audit import AuditLog
+from agents.api.guard import Limits, LimitSettings, RequestGuard
 from agents.api.roles import BodyRules, Role
 from netplugin.api.batch_models import Batch, Retag
 from netplugin.api.client import Client
@@ -214,3 +218,58 @@ def test_another_vlan_for_a_network_is_for_its_services_too(client: Client, runn
     assert {result.port_id: result.status for result in client.retag(to).results} == {"svc": 200, "nic": 200}
     assert {port.network.vlan_id for port in running.host.ports.values()} == {200}
     assert client.get_service_port("svc").spec.trusted
+
+
+@pytest.mark.parametrize(
+    ("fields", "patterns", "why"),
+    [
+        ({"trusted": True}, ("veth*",), "port svc with port_security.enabled=false"),
+        ({"port_security": {"roles": ["dhcp_server"]}}, ("veth*",), "port svc with port_security.roles"),
+        ({}, (), "port svc with device=veth0"),
+        ({}, ("veth*",), ""),
+    ],
+)
+def test_what_an_operator_put_on_a_vlan_an_operator_moves(
+    client: Client, running: Agent, fields: dict[str, Any], patterns: tuple[str, ...], why: str
+) -> None:
+    """A VM's port without a filter is the same; the call is refused as a whole, by the port's name."""
+    client.put_service_port("svc", service(**fields))
+    client.put_port("nic", PortSpec.model_validate(SPEC))
+    rules = BodyRules(patterns, running.service.moved_by)
+    access = Access((Token(b"plug", "plugger", Role.PLUG), Token(b"op", "operator")))
+    limits = Limits(LimitSettings(1000, 1000))
+    gate = RequestGuard(running.app, running.tasks, lambda: access, AuditLog(None), limits, rules)
+
+    async def retag(token: str, body: dict[str, Any]) -> httpx.Response:
+        transport = httpx.ASGITransport(gate)
+        async with httpx.AsyncClient(transport=transport, base_url="http://agent") as caller:
+            headers = {"Authorization": f"Bearer {token}"}
+            return await caller.post("/v1/ports:retag", json=body, headers=headers)
+
+    vlan = SPEC["network"]["vlan_id"]
+    for body in (
+        {"network": "physnet1", "from_vlan": vlan, "to_vlan": 200},
+        {"ports": ["nic", "svc"], "to_vlan": 200},
+    ):
+        answer = asyncio.run(retag("plug", body))
+        assert answer.status_code == (403 if why else 200), answer.text
+        assert not why or why in answer.json()["detail"]
+        moved = {port.network.vlan_id for port in running.host.ports.values()}
+        assert moved == {vlan if why else 200}, "the call moves all or nothing"
+        client.retag(Retag(ports=("nic", "svc"), to_vlan=vlan))
+    assert asyncio.run(retag("plug", {"ports": ["nic"], "to_vlan": 201})).status_code == 200
+    assert asyncio.run(retag("op", {"ports": ["nic", "svc"], "to_vlan": 200})).status_code == 200
+    assert {port.network.vlan_id for port in running.host.ports.values()} == {200}
+
+
+def test_who_may_not_trust_a_port_can_move_it_only_without_its_rights(client: Client, running: Agent) -> None:
+    """The body says what the port is from then on, and decides about the role."""
+    path = "/v1/service-ports/svc"
+    rules = BodyRules(("veth*",), running.service.moved_by)
+    network = {**SPEC["network"], "vlan_id": 200}
+    client.put_service_port("svc", service(trusted=True))
+    trusted = json.dumps({**SERVICE, "network": network, "trusted": True}).encode()
+    assert roles.of_body(path, trusted, rules) == (Role.OPERATE, "trusted=true")
+    assert roles.of_body(path, json.dumps({**SERVICE, "network": network}).encode(), rules) is None
+    client.put_service_port("svc", service(network=network))
+    assert running.host.ports["svc"].port_security.enabled
