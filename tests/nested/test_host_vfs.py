@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from netplugin_zeroloss.matrix.nics import NicNeed, Nics
 
 from netplugin.tuning.applying.apply import StepOutcome
 from tests.lab.namespaces import namespace
@@ -97,3 +99,18 @@ def test_they_stay_as_long_as_one_is_in_use(host: Host) -> None:
 
     [undone] = host.undo()
     assert undone.outcome is StepOutcome.RESTORED and NUMVFS.read_text() == "0\n"
+
+
+def test_a_nic_is_bound_to_vfio_for_a_cell_and_back_with_its_functions(host: Host) -> None:
+    NUMVFS.write_text("2")
+    assert [vf(0), vf(1)]
+    rebound = Nics(Path("/"), dict)
+    before = rebound.state(PF.pci)
+    assert (before.driver, before.vfs, before.up) == ("igb", 2, True)
+    need = NicNeed(PF.pci, "dpdkvhostuser", dpdk=True)
+    rebound.note([need])
+    rebound.bind(need)
+    assert driver(PF.pci) == "vfio-pci" and not (nics.device(PF.pci) / "net").exists()
+    resumed = Nics(Path("/"), dict, {PF.pci: asdict(before)})
+    assert resumed.put_back() == [] and resumed.state(PF.pci) == before
+    assert resumed.put_back() == []
