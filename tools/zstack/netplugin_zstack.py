@@ -46,7 +46,7 @@ class PluginError(Exception):
 #: The options of section [zstack]: name, default, meaning.
 OPTIONS = (
     ("socket", "/run/netplugin/agent.sock", "UNIX socket of the netplugin agent"),
-    ("deadline", "35", "seconds for all calls of a method; a little above the agent's `operation_timeout`"),
+    ("deadline", "45", "seconds for all calls of a method; more than 10 above the agent's `operation_timeout`"),
     ("sync_deadline", "300", "the same for a sync, which has all NICs of the host"),
     ("mtu", "1500", "MTU of the bridges that ZStack makes; kvmagent passes none on"),
     ("hold_mac", "yes", "`no`: a NIC without `cleanTraffic` may send from any MAC address"),
