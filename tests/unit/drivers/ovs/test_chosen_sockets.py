@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,10 +94,12 @@ def listen(path: str) -> None:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
-    root = tmp_path / "r"  # a UNIX socket has 107 bytes
-    root.mkdir(0o711)
-    return Host(root, {})
+def host() -> Iterator[Host]:
+    # Not below pytest's directory, which may be too long for a UNIX socket, or have hidden parts.
+    with tempfile.TemporaryDirectory(prefix="np-") as directory:
+        root = Path(directory) / "r"
+        root.mkdir(0o711)
+        yield Host(root, {})
 
 
 LONG = f"/a/b/{'x' * 103}"  # 108 bytes
