@@ -281,11 +281,15 @@ def test_a_vm_that_invents_macs_crowds_out_its_own_alone(lab: Lab) -> None:
         wire = stack.enter_context(mouth(FAR, "wire0"))
         nosy = stack.enter_context(hearing("vm-p1", NIC))
         victim = stack.enter_context(hearing(None, SERVICE))
-        # What is sent between the two makes the bridge know both.
-        for out, mac in ((service, beside), (wire, far)):
-            out.send(frames.plain(mac, frames.EVERYBODY))
         known = lambda: {beside, far} <= set(lab.ovs.appctl("fdb/show", BRIDGE).split())  # noqa: E731
-        wait_for(known, 60, "the bridge knows both")
+
+        def learnt() -> bool:
+            # Again each time: the first frames may come before the new port forwards.
+            for out, mac in ((service, beside), (wire, far)):
+                out.send(frames.plain(mac, frames.EVERYBODY))
+            return known()
+
+        wait_for(learnt, 60, "the bridge knows both")
 
         def crowd() -> bool:
             for number in range(2048):
