@@ -223,10 +223,11 @@ class LinuxBridge(
 
     def observe(self, ports: Collection[str] | None, deadline: float) -> BridgeObservation:
         self._observed_with = self._settings
+        number = self._watch.number() if self._watch else 0
         seen = BridgeReader(self._observed_with, self._kernel, ports).read(deadline)
         if self._watch:
-            self._watch.services = frozenset(seen.services)
-            self._watch.bridges = frozenset(bridge.link.index for bridge in seen.bridges.values())
+            indices = frozenset(bridge.link.index for bridge in seen.bridges.values())
+            self._watch.observed(number, frozenset(seen.services), indices)
         if ports is None:
             self._mark_there = seen.store_mark
             seen = replace(seen, store_mark=self._carried.found(seen.store_mark))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from drivers.linuxbridge import filters
@@ -38,54 +39,54 @@ _NETLINK_NETFILTER, _SOL_NETLINK, _ADD_MEMBERSHIP = 12, 270, 1
 _TABLES = {(7, filters.TABLE), (1, vxlan.TABLE)}  # NFPROTO_BRIDGE, NFPROTO_INET
 _TABLE_NAME = 1  # the first attribute of every message about something in a table
 
+LOST = Wake("events of links were lost")
+#: Number of events that are kept for the observations under way: enough for some hundred new devices.
+_MOST_PASSED = 1024
 
-class BridgeWatch(KernelEventListener):
-    """Listener for link, tc and nftables events. Own changes are given as links; rule changes within
-    ``suppress_own_events`` count as own. Events that the kernel dropped count as changes by others."""
 
-    def __init__(
-        self, wake: Callable[[Wake], None], interfaces: Callable[[], frozenset[str]], supervisor: Supervisor
-    ) -> None:
-        """``interfaces`` returns the uplinks. Raises: OSError if the kernel refuses the sockets."""
+class LinkNews:
+    """Decides which events of links matter, by what was observed last. Not thread-safe."""
+
+    def __init__(self, interfaces: Callable[[], frozenset[str]]) -> None:
+        """``interfaces`` returns the uplinks."""
         self._interfaces = interfaces
-        #: The devices of service ports, by the last observation.
-        self.services: frozenset[str] = frozenset()
-        #: The indices of our bridges, by the last observation.
-        self.bridges: frozenset[int] = frozenset()
+        #: The devices that our rules name, and the indices of our bridges, by the last observation.
+        self._services: frozenset[str] = frozenset()
+        self._bridges: frozenset[int] = frozenset()
         # Starting or stopping a VM changes the carrier of its tap: compare only what the agent sets.
         self._known: dict[str, LinkEvent] = {}
-        self._links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        self._rules = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
-        self._links.bind((0, _LINK_GROUP | _TC_GROUP))
-        self._rules.bind((0, 0))
-        self._rules.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _NFTABLES_GROUP)
-        super().__init__("linuxbridge-watch", wake, (self._links, self._rules), supervisor)
+        # The last events that woke nobody, numbered: an observation under way can make them matter.
+        self._passed: deque[tuple[int, LinkEvent]] = deque(maxlen=_MOST_PASSED)
+        #: The number of the last event that woke nobody.
+        self.number = 0
 
-    def decode(self, own: frozenset[str] | None) -> Iterator[Wake]:
-        for kind, payload in _messages(self._links):
-            event = link_event(kind, payload) if kind else None
-            if not kind:
-                yield Wake("events of links were lost")
-            elif kind in (DELQDISC, DELFILTER):
-                yield from _of_rate(payload, own or frozenset())
-            elif event is not None and self._is_new(event) and not _names(event) & (own or frozenset()):
-                yield from self._of_link(event)
-        for kind, payload in _messages(self._rules):
-            if not kind:  # also after a change of our own: those of others may be among the lost
-                yield Wake("events of nftables were lost")
-            elif own is None and _is_ours(kind, payload):
-                yield Wake(f"nftables tables named {filters.TABLE} were changed")
+    def observed(self, since: int, services: frozenset[str], bridges: frozenset[int]) -> list[Wake]:
+        """Use what was observed. Events after number ``since`` may be later than that: decide them again."""
+        self._services, self._bridges = services, bridges
+        if self.number - since > _MOST_PASSED:
+            return [LOST]
+        return [wake for number, event in self._passed if number > since for wake in self._wakes(event)]
+
+    def heard(self, event: LinkEvent, own: frozenset[str]) -> list[Wake]:
+        """Decide an event. ``own``: names of the devices that we have just changed."""
+        if not self._is_new(event) or _names(event) & own:
+            return []
+        wakes = self._wakes(event)
+        if not wakes:
+            self.number += 1
+            self._passed.append((self.number, event))
+        return wakes
 
     def _is_new(self, event: LinkEvent) -> bool:
         if event.gone:
             self._known.pop(event.name, None)
             return True
         before, self._known[event.name] = self._known.get(event.name), event
-        if before is not None and event.name in self._interfaces() | self.services:
+        if before is not None and event.name in self._interfaces() | self._services:
             return before != event or before.carrier != event.carrier
         return before != event
 
-    def _of_link(self, event: LinkEvent) -> list[Wake]:
+    def _wakes(self, event: LinkEvent) -> list[Wake]:
         alias = event.alias or ""
         for mark in (PORT_MARK, SHAPER_MARK, SERVICE_MARK):
             if alias.startswith(mark):
@@ -95,14 +96,54 @@ class BridgeWatch(KernelEventListener):
             return [Wake(f"uplink {event.name} changed")]
         if event.name in self._interfaces():
             return [Wake(f"uplink {event.name} changed")]
-        if event.name in self.services:
-            return [Wake(f"device {event.name} of a service port changed")]
-        if event.master in self.bridges and not event.gone:
+        if event.name in self._services:
+            return [Wake(f"device {event.name} changed")]
+        if event.master in self._bridges and not event.gone:
             return [Wake(f"{event.name} is on a bridge of netplugin")]
         # A bridge changes with every member; only its removal or going down affects all of its ports.
         if bridge_mark(event.alias) and (event.gone or not event.up):
             return [Wake(f"bridge {event.name} is {'gone' if event.gone else 'down'}")]
         return []
+
+
+class BridgeWatch(KernelEventListener):
+    """Listener for link, tc and nftables events. Own changes are given as links; rule changes within
+    ``suppress_own_events`` count as own. Events that the kernel dropped count as changes by others."""
+
+    def __init__(
+        self, wake: Callable[[Wake], None], interfaces: Callable[[], frozenset[str]], supervisor: Supervisor
+    ) -> None:
+        """``interfaces`` returns the uplinks. Raises: OSError if the kernel refuses the sockets."""
+        self._news = LinkNews(interfaces)
+        self._links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        self._rules = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
+        self._links.bind((0, _LINK_GROUP | _TC_GROUP))
+        self._rules.bind((0, 0))
+        self._rules.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _NFTABLES_GROUP)
+        super().__init__("linuxbridge-watch", wake, (self._links, self._rules), supervisor)
+
+    def number(self) -> int:
+        """Return the number to give ``observed``; read it before the observation."""
+        return self._news.number
+
+    def observed(self, since: int, services: frozenset[str], bridges: frozenset[int]) -> None:
+        """Use what was observed: the devices that our rules name, and the indices of our bridges."""
+        with self._lock:
+            self._tell(self._news.observed(since, services, bridges))
+
+    def decode(self, own: frozenset[str] | None) -> Iterator[Wake]:
+        for kind, payload in _messages(self._links):
+            if not kind:
+                yield LOST
+            elif kind in (DELQDISC, DELFILTER):
+                yield from _of_rate(payload, own or frozenset())
+            elif (event := link_event(kind, payload)) is not None:
+                yield from self._news.heard(event, own or frozenset())
+        for kind, payload in _messages(self._rules):
+            if not kind:  # also after a change of our own: those of others may be among the lost
+                yield Wake("events of nftables were lost")
+            elif own is None and _is_ours(kind, payload):
+                yield Wake(f"nftables tables named {filters.TABLE} were changed")
 
 
 def _names(event: LinkEvent) -> frozenset[str]:

@@ -20,7 +20,7 @@ from drivers.linuxbridge.segments import (
     is_ours,
     shaper_of,
 )
-from drivers.linuxbridge.watch import BridgeWatch
+from drivers.linuxbridge.watch import BridgeWatch, LinkNews
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
 from netplugin.host.link_messages import DELLINK, NEWLINK, Ifb, Link, link_event
@@ -204,7 +204,7 @@ def _news(
     own: frozenset[str] | None, links: tuple[bytes | None, ...], rules: tuple[bytes | None, ...]
 ) -> list[Wake]:
     watch: Any = BridgeWatch.__new__(BridgeWatch)  # without sockets and thread
-    watch._links, watch._rules = _Source(*links), _Source(*rules)
+    watch._news, watch._links, watch._rules = LinkNews(frozenset), _Source(*links), _Source(*rules)
     return list(watch.decode(own))
 
 

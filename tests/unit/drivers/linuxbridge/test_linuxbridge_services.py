@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from drivers.linuxbridge.segments import Segment, ServiceMark, service_of
-from drivers.linuxbridge.watch import BridgeWatch
+from drivers.linuxbridge.watch import _MOST_PASSED, LOST, LinkNews
 from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
@@ -181,12 +181,43 @@ def test_a_plug_after_a_flush_of_all_rules_leaves_a_service_on_its_network() -> 
     assert DEVICE not in model.nft.maps["ports"] and model.links.links[BRIDGE].mtu == 1500
 
 
+def _event(name: str = DEVICE, alias: str | None = None, master: int = 0, gone: bool = False) -> LinkEvent:
+    return LinkEvent(gone, name, alias, True, 1500, master)
+
+
 def test_the_watch_wakes_for_devices_whose_names_the_agent_did_not_choose() -> None:
     def woken(name: str, alias: str | None = None, master: int = 0) -> list[frozenset[str] | None]:
-        watch: Any = BridgeWatch.__new__(BridgeWatch)  # without sockets and thread
-        watch._interfaces, watch.services, watch.bridges = frozenset, frozenset({DEVICE}), {9}
-        return [w.ports for w in watch._of_link(LinkEvent(False, name, alias, True, 1500, master))]
+        news = LinkNews(frozenset)
+        assert news.observed(0, frozenset({DEVICE}), frozenset({9})) == []
+        return [wake.ports for wake in news.heard(_event(name, alias, master), frozenset())]
 
     assert woken(DEVICE, ServiceMark("svc", DEVICE, 1500).alias + " store=a/1") == [frozenset({"svc"})]
     assert woken(DEVICE) == woken("any0", master=9) == [None]
     assert woken("any0") == woken("any0", master=8) == []
+
+
+@pytest.mark.parametrize("event", [_event(), _event(gone=True), _event(master=8), _event("any0", master=9)])
+def test_an_event_during_an_observation_is_decided_by_what_it_found(event: LinkEvent) -> None:
+    """Otherwise a device that leaves a bridge as the agent looks keeps the rules of its place there."""
+    news, seen = LinkNews(frozenset), (frozenset({DEVICE}), frozenset({9}))
+    before = news.number
+    assert news.heard(event, frozenset()) == []
+    assert news.heard(_event("other0"), frozenset()) == []
+    during = news.number
+    (wake,) = news.observed(before, *seen)
+    assert event.name in wake.reason and wake.ports is None
+    assert news.observed(during, *seen) == [], "an event that is older than an observation is in it"
+
+
+def test_more_events_than_are_kept_wake_a_look_at_everything() -> None:
+    news = LinkNews(frozenset)
+    for i in range(_MOST_PASSED + 1):
+        assert news.heard(_event(f"other{i}"), frozenset()) == []
+    assert news.observed(0, frozenset(), frozenset()) == [LOST]
+    assert news.observed(1, frozenset(), frozenset()) == []
+
+
+def test_the_changes_of_the_agent_itself_wake_nobody_later() -> None:
+    news = LinkNews(frozenset)
+    assert news.heard(_event(), frozenset({DEVICE})) == []
+    assert news.observed(0, frozenset({DEVICE}), frozenset()) == []
