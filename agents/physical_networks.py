@@ -247,7 +247,7 @@ class PhysicalNetworkService:
         users = self._users().values()
         parts = sorted(spec.parts.intersection(KEPT_PARTS)) or sorted(spec.parts)
         lacks = [part for part in parts if not any(uses.network_parts.get(part) for uses in users)]
-        return f"no enabled backend keeps {' or '.join(lacks)}" * bool(lacks)
+        return f"no enabled backend keeps {' or '.join(lacks)}" if lacks else ""
 
     def _check_ports(self, name: str, spec: PhysicalNetworkSpec, before: PhysicalNetworkSpec | None) -> None:
         """Refuse what would take the uplink from live ports, or is too small for them."""

@@ -106,5 +106,5 @@ def network_remains(name: str, seen: BridgeObservation) -> list[str]:
     bridge = seen.bridges.get(Segment(name).bridge)
     if bridge is None:
         return []
-    members = ", ".join(sorted(bridge.members))
-    return [f"bridge {bridge.given or bridge.link.name}" + f" with {members}" * bool(members)]
+    with_members = f" with {', '.join(sorted(bridge.members))}" if bridge.members else ""
+    return [f"bridge {bridge.given or bridge.link.name}{with_members}"]

@@ -57,12 +57,12 @@ def network_holders(settings: OvsSettings, mirror: Mirror, name: str) -> list[st
 
 def network_remains(name: str, seen: OvsObservation) -> list[str]:
     """See ``netplugin.optional.UsesPhysicalNetworks``; for the backend that keeps bridges."""
-    return [
-        f"bridge {bridge.name}" + f" with {ports}" * bool(ports)
-        for _, bridge in sorted(seen.bridges.items())
-        if bridge.ours and bridge.mark == name
-        for ports in [", ".join(sorted({*bridge.uplinks, *(port.name for port in bridge.unmanaged)}))]
-    ]
+    remains = []
+    for _, bridge in sorted(seen.bridges.items()):
+        if bridge.ours and bridge.mark == name:
+            ports = sorted({*bridge.uplinks, *(port.name for port in bridge.unmanaged)})
+            remains.append(f"bridge {bridge.name}{' with ' if ports else ''}{', '.join(ports)}")
+    return remains
 
 
 def _check_bridge(mirror: Mirror, name: str, spec: PhysicalNetworkSpec, bridge: str) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from netplugin.api.client import Client
 from netplugin.host.ovs import OvsHost
 from tests.lab.ovs import PrivateOvs
+from tests.unit.agent import Agent, agent, served_agent
 from tests.unit.ovs import settings_of, started
 
 
@@ -22,6 +24,20 @@ def own_log() -> Iterator[None]:
     yield
     root.handlers[:] = before
     root.setLevel(level)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Agent]:
+    """An agent on one backend in memory."""
+    with agent(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def client(running: Agent) -> Iterator[Client]:
+    """A client of it, over HTTP."""
+    with served_agent(running) as url, Client(url) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

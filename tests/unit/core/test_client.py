@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,18 +32,6 @@ from tests.unit.agent import SPEC, Agent, agent, certificate, served, served_age
 
 TOKEN = b"s3cret-token"
 SPEC_MODEL = PortSpec.model_validate(SPEC)
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Agent]:
-    with agent(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def client(running: Agent) -> Iterator[Client]:
-    with served_agent(running) as url, Client(url) as made:
-        yield made
 
 
 def test_a_port_from_put_to_delete(client: Client, running: Agent) -> None:
