@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 import netplugin.api.errors as errors
 from agents.api.bodies import refuse_unfit
+from agents.api.document import Application
 from agents.api.tasks import TaskRunner
 from agents.event_streams import MEDIA_TYPE
 from agents.metrics import Metrics
@@ -24,7 +25,6 @@ from netplugin.api.errors import (
     InvalidRequest,
     NetpluginError,
     NotFound,
-    Problem,
 )
 from netplugin.api.event_models import EventFilter, EventKind
 from netplugin.api.fields import NAME_PATTERN, PciAddress
@@ -96,10 +96,11 @@ def build(
 
     ``more`` adds the routes of a platform.
     """
-    app = FastAPI(
+    app = Application(
         title="netplugin agent",
         version="1",
         description="Configures the network interfaces of VMs on this hypervisor.",
+        openapi_url=None,  # a route of its own, which does not hold up the event loop
         docs_url=None,
         redoc_url=None,
         # A redirect would break mutating and asynchronous calls.
@@ -120,7 +121,11 @@ def build(
     _add_health(app, service, metrics)
     if more is not None:
         more(app)
-    _document_problem(app)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    def document() -> JSONResponse:
+        return JSONResponse(app.openapi())
+
     return app
 
 
@@ -478,18 +483,3 @@ def invalid(found: Sequence[Any]) -> InvalidRequest:
         fields.append(FieldError(field=".".join(place) or "body", message=str(finding["msg"])))
     detail = "; ".join(f"{field.field[:80]}: {field.message}" for field in fields[:5])
     return InvalidRequest(detail, step="validate", errors=fields)
-
-
-def _document_problem(app: FastAPI) -> None:
-    """Add the errors' schema to the OpenAPI document instead of FastAPI's, and the journal's answer."""
-    document = app.openapi()
-    for operations in document["paths"].values():
-        for method in operations.keys() & {"put", "post", "delete"}:
-            answer = operations[method]["responses"].setdefault("200", {"description": ""})
-            done = "done; " * bool(answer["description"])
-            answer["description"] = f"{done}with the header taskuuid: written to the journal, without a body"
-    schemas = document["components"]["schemas"]
-    schemas["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas.update(schemas["Problem"].pop("$defs", {}))
-    schemas.pop("HTTPValidationError", None)
-    schemas.pop("ValidationError", None)
