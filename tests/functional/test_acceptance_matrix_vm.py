@@ -41,7 +41,7 @@ def test_a_vm_is_the_vnf(tmp_path: Path) -> None:
                     "line_rate_pps": 600,
                 },
                 "matrix": {"backends": ["linuxbridge"], "flows": [4]},
-                "timeouts": {"forwarding": 120},
+                "timeouts": {"forwarding": 120, "shutdown": 1},
             }
             guest = Guest("zeroloss-vm")
             guest.prepare()

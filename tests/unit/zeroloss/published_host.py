@@ -31,12 +31,11 @@ from netplugin.tuning.read import read_facts
 from tests.unit.drivers.sriov.model import Model, ModelPf
 from tests.unit.tuning.machines import Machine, MemoryRoot, Tree, load
 from tests.unit.tuning.trees import tree
+from tests.unit.zeroloss.images import made_up_image
 from tests.unit.zeroloss.made_up_agent import MadeUpAgent
 from tests.unit.zeroloss.matrix_runs import ROOT
 
 NICS = ("0000:3b:00.0", "0000:3b:00.1")
-_DOMAIN = """<domain type='kvm'><name>x</name><memory unit='GiB'>8</memory><devices>
-<disk type='file'><source file='/var/lib/libvirt/images/vpp.qcow2'/></disk></devices></domain>"""
 #: Answers to the only thing that is asked of the VM, from a file; refuses as ssh does if there is one.
 _SSH = """#!/bin/sh
 [ ! -e {0}/refused ] || {{ cat {0}/refused >&2; exit 255; }}
@@ -49,9 +48,13 @@ case "$1" in
   list) cat {0}/running 2> /dev/null ;;
   create) [ -e {0}/image-lock ] && {{ echo "Failed to get write lock" >&2; exit 1; }}
           sed -n 's,.*<name>\\(.*\\)</name>.*,\\1,p' > {0}/running ;;
-  destroy) rm {0}/running ;;
+  shutdown | destroy) rm {0}/running ;;
 esac
 true
+"""
+_QEMU_IMG = """#!/bin/sh
+for last; do :; done
+: > "$last"
 """
 GUEST = {
     "program": "/usr/bin/vpp",
@@ -59,8 +62,8 @@ GUEST = {
     "module": "yes",
     "iommu": "",
     "unsafe": "Y",
-    "0000:06:00.0": "vfio-pci",
-    "0000:07:00.0": "vfio-pci",
+    "0000:01:00.0": "vfio-pci",
+    "0000:02:00.0": "vfio-pci",
 }
 
 
@@ -71,24 +74,25 @@ class PublishedHost:
         self.folder, self.agent, self.monkeypatch = folder, agent, monkeypatch
         self.root = folder / "root"
         self.machine(with_pages(load("published"), 16))
-        self.programs = {"ssh", "virsh"}
+        self.programs = {"ssh", "virsh", "qemu-img"}
         self.packages = {"vpp_papi"}
         monkeypatch.setattr(preflight.shutil, "which", lambda name: name if name in self.programs else None)
         monkeypatch.setattr(preflight, "find_spec", lambda name: name if name in self.packages else None)
         monkeypatch.setattr(generators, "make", lambda description: sim_generator("clean", "1"))
-        for name, text in (("ssh", _SSH), ("virsh", _VIRSH)):
+        for name, text in (("ssh", _SSH), ("virsh", _VIRSH), ("qemu-img", _QEMU_IMG)):
             program = folder / "bin" / name
             program.parent.mkdir(exist_ok=True)
             program.write_text(text.format(folder))
             program.chmod(program.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
-        monkeypatch.setattr("netplugin_zeroloss.matrix.agent_bench.wait_for_ssh", lambda *_: None)
-        self.domain, self.key = folder / "vm.xml", folder / "key"
-        self.domain.write_text(_DOMAIN)
-        self.image = self.root / "var/lib/libvirt/images/vpp.qcow2"
-        self.image.parent.mkdir(parents=True)
-        self.image.touch()
+        monkeypatch.setattr("netplugin_zeroloss.matrix.domain.wait_for_ssh", lambda *_: None)
+        self.key = folder / "key"
         self.key.touch(0o600)
+        self.image = folder / "latest"
+        made_up_image(self.image, self.key)
+        self.kvm = self.root / "dev/kvm"
+        self.kvm.parent.mkdir(parents=True)
+        self.kvm.touch()
         self.guest(GUEST)
         self.backends()
 
@@ -151,11 +155,7 @@ class PublishedHost:
     def description(self, *more: tuple[str, str]) -> RunDescription:
         """The shipped one, with the paths of this folder."""
         text = (ROOT / "tools/trex/matrix.yaml").read_text()
-        for old, new in (
-            ("/var/lib/libvirt/zeroloss.xml", str(self.domain)),
-            ("/etc/netplugin/zeroloss.key", str(self.key)),
-            *more,
-        ):
+        for old, new in (("/var/lib/netplugin-zeroloss/latest", str(self.image)), *more):
             assert text.count(old) == 1, old
             text = text.replace(old, new)
         return read(text, "matrix.yaml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def host(tmp_path: Path, agent: MadeUpAgent, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(doctor.Client, "from_environment", classmethod(lambda cls: agent))
     monkeypatch.setattr(doctor, "read_facts", lambda root: facts_of("published"))
     monkeypatch.setattr(doctor, "find_spec", lambda name: name)
+    monkeypatch.setattr(doctor, "FOLDER", made.image.parent)
     made.programs |= {"ovs-appctl", "dpdk-testpmd"}
     return made
 
@@ -69,8 +71,7 @@ def test_the_next_command_is_told_when_nothing_is_missing(
 ) -> None:
     file = host.folder / "mine.yaml"
     text = (ROOT / "tools/trex/matrix.yaml").read_text()
-    text = text.replace("/var/lib/libvirt/zeroloss.xml", str(host.domain))
-    file.write_text(text.replace("/etc/netplugin/zeroloss.key", str(host.key)))
+    file.write_text(text.replace("/var/lib/netplugin-zeroloss/latest", str(host.image)))
     monkeypatch.setattr(doctor, "AgentBench", lambda run, **more: AgentBench(run, root=host.root, **more))
     assert main(["doctor", str(file)]) == 0
     lines = _lines(capsys)
@@ -79,6 +80,20 @@ def test_the_next_command_is_told_when_nothing_is_missing(
     assert "create" not in (host.folder / "calls").read_text(), "no VM is started"
     assert main(["doctor"]) == 0
     assert "Next: cp tools/trex/matrix.yaml mine.yaml" in _lines(capsys)[-1]
+
+
+def test_an_image_that_is_missing_is_built_with_programs_that_are_there(
+    host: PublishedHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(host.image)
+    host.programs |= {"mke2fs", "unshare", "ssh-keygen"}
+    assert main(["doctor"]) == 1
+    lines = _lines(capsys)
+    missing = [
+        (found.split()[1], fix.strip()) for found, fix in pairwise(lines) if found.startswith("missing ")
+    ]
+    build = f"fix: netplugin-zeroloss vm build --folder {host.folder}"
+    assert missing == [("image", build), ("program", "fix: apt-get install mmdebstrap")]
 
 
 def test_an_agent_that_is_not_ready_does_not_hide_the_rest(

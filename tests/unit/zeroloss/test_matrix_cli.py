@@ -242,10 +242,11 @@ def test_each_task_has_the_time_of_its_own_generator(tmp_path: Path) -> None:
         )
         path = write(tmp_path, sections)
         said = session.dry_run(session.RunOptions(path, tmp_path / "run"))
-        assert said.splitlines()[-1] == "2 of 2 to do, about 2 min"
+        assert said.splitlines()[-3] == "2 of 2 to do, about 2 min"
     controlled = described(generator=sim, controls={"loopback": {"generator": real}})
     said = session.dry_run(session.RunOptions(write(tmp_path, controlled), tmp_path / "run"))
-    assert said.splitlines()[-1] == "2 of 2 to do, about 25 s"
+    assert said.splitlines()[-3] == "2 of 2 to do, about 25 s"
+    assert said.splitlines()[-1].startswith("Next: netplugin-zeroloss matrix ")
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ def test_the_shipped_run_passes_its_checks_on_the_published_host(host: Published
     assert set(facts["backends"]) == {backend for backend, _ in cores} and facts["nics"] == {}
     assert host.agent.calls == []
     calls = (host.folder / "calls").read_text().splitlines()
-    assert calls[-1] == "destroy zeroloss-check" and not (host.folder / "running").exists()
+    assert "shutdown zeroloss-check" in calls and not (host.folder / "running").exists()
+    assert not list((host.image / "overlays").iterdir()), "and its overlay is removed"
 
 
 @pytest.mark.parametrize("count", [2, 4, 6, 8])
@@ -135,11 +136,19 @@ def _open_key(host: PublishedHost) -> None:
 
 
 def _no_image(host: PublishedHost) -> None:
-    host.image.unlink()
+    shutil.rmtree(host.image)
 
 
-def _no_domain(host: PublishedHost) -> None:
-    host.domain.unlink()
+def _changed_image(host: PublishedHost) -> None:
+    (host.image / "disk.qcow2").write_text("the disk.qcow3\n")
+
+
+def _no_kvm(host: PublishedHost) -> None:
+    host.kvm.unlink()
+
+
+def _no_qemu_img(host: PublishedHost) -> None:
+    host.programs.remove("qemu-img")
 
 
 def _no_pages(host: PublishedHost) -> None:
@@ -180,8 +189,10 @@ _STATIC: list[tuple[Callable[[PublishedHost], None], str, str]] = [
     (_no_ssh, "ssh is not installed here", "apt-get install openssh-client"),
     (_no_key, "key: No such file", "ssh-keygen -t ed25519"),
     (_open_key, "others may read the key", "chmod 600"),
-    (_no_image, "vpp.qcow2, and there is no such file", "put the VM's image there"),
-    (_no_domain, "vm.xml: No such file", "write the domain of the VM there"),
+    (_no_image, "latest: there is no image of the VM: No such file", "netplugin-zeroloss vm build --folder"),
+    (_changed_image, "disk.qcow2 has changed since it was built", "vm build --folder"),
+    (_no_kvm, "this host has no KVM", "modprobe kvm_intel"),
+    (_no_qemu_img, "qemu-img is not installed", "apt-get install qemu-utils"),
     (_no_pages, "needs 8192 MB of hugepages on a node, and 4096 MB are free", "netplugin host apply"),
     (_kernel_nic, "0000:3b:00.1 is bound to ixgbe", "driverctl set-override 0000:3b:00.1 vfio-pci"),
     (_dpdk_nic, "0000:3b:00.0 is bound to vfio-pci", "driverctl unset-override 0000:3b:00.0"),
@@ -215,8 +226,29 @@ def test_all_that_is_missing_is_one_list(host: PublishedHost) -> None:
         host.check(host.description())
     said = str(refused.value)
     assert said.count("\n  fix: ") >= 6 and f"{said.count(chr(10) + '  fix: ')} findings" in said
-    for words in ("vpp-papi", "chmod 600", "vpp.qcow2", "ixgbe", "sriov part", "no DPDK"):
+    for words in ("vpp-papi", "vm build", "ixgbe", "sriov part", "no DPDK"):
         assert words in said
+    assert "ssh-keygen" not in said, "the image has the keys too"
+
+
+@pytest.mark.parametrize(
+    ("there", "found"),
+    [((), "vm.xml: No such file"), (("vm.xml",), "vm.xml names /vpp.qcow2, and there is no such file")],
+)
+def test_a_domain_of_the_operator_is_there_with_its_disk(
+    host: PublishedHost, there: tuple[str, ...], found: str
+) -> None:
+    disk = "<devices><disk type='file'><source file='/vpp.qcow2'/></disk></devices>"
+    for name in there:
+        (host.folder / name).write_text(f"<domain><memory>1</memory>{disk}</domain>")
+    own = (
+        (f"  image: {host.image}\n", f"  domain: {host.folder}/vm.xml\n"),
+        ("  # machine: {type: ssh", "  machine: {type: ssh"),
+        ("/etc/netplugin/zeroloss.key", str(host.key)),
+        ('  # nics: ["', '  nics: ["'),
+    )
+    with pytest.raises(UnusableInput, match=found):
+        host.check(host.description(*own))
 
 
 def test_a_backend_that_nobody_knows_is_one_of_the_findings(host: PublishedHost) -> None:
@@ -229,8 +261,8 @@ def test_a_backend_that_nobody_knows_is_one_of_the_findings(host: PublishedHost)
     [
         ({"program": ""}, "the VM has no program vpp", "apt-get install vpp"),
         ({"pages": "0"}, "the VM has no hugepages", "vm.nr_hugepages"),
-        ({"0000:07:00.0": "virtio-pci"}, "0000:07:00.0 of the VM has the driver virtio-pci", "driverctl"),
-        ({"0000:06:00.0": ""}, "0000:06:00.0 of the VM has the driver that the kernel takes", "vfio-pci.ids"),
+        ({"0000:02:00.0": "virtio-pci"}, "0000:02:00.0 of the VM has the driver virtio-pci", "driverctl"),
+        ({"0000:01:00.0": ""}, "0000:01:00.0 of the VM has the driver that the kernel takes", "vfio-pci.ids"),
         ({"module": ""}, "the VM has no module vfio-pci", "kernel package"),
         ({"unsafe": "N"}, "the VM has no IOMMU", "enable_unsafe_noiommu_mode=1"),
     ],
@@ -249,8 +281,8 @@ def test_what_the_vm_lacks_is_found_before_anything_is_sent(
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        ("Host key verification failed.", "ssh-keyscan 192.168.122.10 >> ~/.ssh/known_hosts"),
-        ("root@192.168.122.10: Permission denied (publickey).", "ssh-copy-id -i "),
+        ("Host key verification failed.", "ssh-keyscan -p 22022 127.0.0.1 >> "),
+        ("root@127.0.0.1: Permission denied (publickey).", "ssh-copy-id -i "),
     ],
 )
 def test_a_vm_that_refuses_ssh(
@@ -265,7 +297,7 @@ def test_a_vm_that_refuses_ssh(
 
 def test_a_vm_that_does_not_start_is_a_finding_with_libvirts_words(host: PublishedHost) -> None:
     (host.folder / "image-lock").touch()
-    with pytest.raises(UnusableInput, match=r"vm: .*Failed to get write lock\n  fix: virsh create"):
+    with pytest.raises(UnusableInput, match=r"vm: .*Failed to get write lock\n  fix: look at libvirt"):
         host.check(host.description())
 
 
@@ -273,7 +305,7 @@ def test_the_vm_of_a_check_that_was_killed_is_removed(host: PublishedHost) -> No
     (host.folder / "running").write_text("zeroloss-check\n")
     host.check(host.description())
     calls = [c for c in (host.folder / "calls").read_text().splitlines() if not c.startswith("list")]
-    assert calls == ["destroy zeroloss-check", "create /dev/stdin", "destroy zeroloss-check"]
+    assert calls == ["shutdown zeroloss-check", "create /dev/stdin", "shutdown zeroloss-check"]
 
 
 def test_the_vm_of_a_run_that_was_killed_is_looked_into_as_it_is(host: PublishedHost) -> None:

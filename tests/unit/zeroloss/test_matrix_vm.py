@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from netplugin_zeroloss.matrix.bench import CellError
@@ -25,6 +26,7 @@ case "$1" in
   list) cat {0}/running 2> /dev/null ;;
   create) cat > {0}/xml; [ ! -e {0}/refuse ] || {{ echo "no memory" >&2; exit 1; }}
           sed -n 's,.*<name>\\(.*\\)</name>.*,\\1,p' {0}/xml > {0}/running ;;
+  shutdown) [ -e {0}/deaf ] || {{ grep -qx "$2" {0}/running && rm {0}/running; }} ;;
   destroy) grep -qx "$2" {0}/running && rm {0}/running ;;
 esac
 true
@@ -44,8 +46,8 @@ def virsh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _in_a_vm(folder: Path) -> RunDescription:
-    return cell_description(vm={"domain": str(folder / "vm.xml"), "uri": "test:///x"})
+def _in_a_vm(folder: Path, **more: Any) -> RunDescription:
+    return cell_description(vm={"domain": str(folder / "vm.xml"), "uri": "test:///x"}, **more)
 
 
 def test_the_vm_of_a_cell_is_rendered_started_and_ended(agent: MadeUpAgent, virsh: Path) -> None:
@@ -58,6 +60,18 @@ def test_the_vm_of_a_cell_is_rendered_started_and_ended(agent: MadeUpAgent, virs
         assert given == stand.setup["vm"] and "<!-- zeroloss-id -->" in given
         assert "mine" not in given and "uuid" not in given and "<memory>" in given
     assert not (virsh / "running").exists() and agent.ports == {}
+    calls = (virsh / "calls").read_text().splitlines()
+    assert "shutdown zeroloss-id" in calls and "destroy zeroloss-id" not in calls
+
+
+def test_a_vm_that_does_not_shut_down_is_destroyed_after_its_time(agent: MadeUpAgent, virsh: Path) -> None:
+    (virsh / "deaf").touch()
+    run = _in_a_vm(virsh, timeouts={"shutdown": 0.05})
+    with bench_on(run, "1").stand(search_of(run)):
+        pass
+    calls = [call for call in (virsh / "calls").read_text().splitlines() if not call.startswith("list")]
+    assert calls == ["create /dev/stdin", "shutdown zeroloss-id", "destroy zeroloss-id"]
+    assert agent.ports == {}
 
 
 def test_a_vm_that_does_not_start_is_said_with_libvirts_words(agent: MadeUpAgent, virsh: Path) -> None:
@@ -72,7 +86,9 @@ def test_the_vm_of_a_run_that_was_killed_is_ended(agent: MadeUpAgent, virsh: Pat
     run = _in_a_vm(virsh)
     (virsh / "running").write_text("other\nzeroloss-id\n")
     bench_on(run, "1").recover()
-    assert (virsh / "calls").read_text().splitlines()[-1] == "destroy zeroloss-id"
+    assert (virsh / "calls").read_text().splitlines()[-2:] == ["list --name", "list --name"]
+    assert "shutdown zeroloss-id" in (virsh / "calls").read_text()
+    assert not (virsh / "running").exists()
 
 
 @pytest.mark.parametrize(

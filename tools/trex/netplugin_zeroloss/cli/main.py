@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from netplugin_zeroloss.cli import doctor, runs, search
+from netplugin_zeroloss.cli import doctor, runs, search, vm
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 
 UNUSABLE = 2
@@ -26,6 +26,7 @@ _COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]],
     runs.add_compare,
     runs.add_evaluate,
     doctor.add_doctor,
+    vm.add_vm,
 )
 
 

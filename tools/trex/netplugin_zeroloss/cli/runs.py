@@ -68,7 +68,7 @@ def _matrix(options: argparse.Namespace) -> int:
     if options.dry_run:
         sys.stdout.write(session.dry_run(asked))
         return 0
-    with _ends_cleanly():
+    with ends_cleanly():
         try:
             return session.carry_out(asked, sys.stdout)
         except KeyboardInterrupt:
@@ -83,7 +83,7 @@ def _matrix(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _ends_cleanly() -> Iterator[None]:
+def ends_cleanly() -> Iterator[None]:
     """Raise KeyboardInterrupt on the first signal; later ones do not interrupt the cleanup."""
     reported = False
 

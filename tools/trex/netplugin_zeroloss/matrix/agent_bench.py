@@ -33,8 +33,8 @@ from netplugin_zeroloss.matrix.bench import (
     wait_until_forwarding,
 )
 from netplugin_zeroloss.matrix.cells import Ceilings, CellTask
-from netplugin_zeroloss.matrix.description import End, RunDescription, pmd_count, ssh_of
-from netplugin_zeroloss.matrix.domain import DomainRunner, wait_for_ssh
+from netplugin_zeroloss.matrix.description import End, RunDescription, Vm, pmd_count, ssh_of
+from netplugin_zeroloss.matrix.domain import DomainRunner, source_of
 from netplugin_zeroloss.matrix.findings import Finding, of_error, require
 from netplugin_zeroloss.matrix.guest import look_into
 from netplugin_zeroloss.matrix.nics import NicNeed, Nics
@@ -99,7 +99,7 @@ class AgentBench(Bench):
         self._run_id = run_id
         vm_id = f"zeroloss-{run_id}"
         vm = description.vm
-        self._domain = DomainRunner(vm.domain, vm.uri, vm_id) if vm is not None else None
+        self._domain = self._runner(vm, vm_id) if vm is not None else None
         self._vm_id = vm_id
         self._client = client(description)
         self._root = root
@@ -107,6 +107,9 @@ class AgentBench(Bench):
         self._ports = Ports(self._client, description, vm_id, self._planned_cpus)
         self._ports.found_cpus = pmd_cpus
         self._ports.found_mask = pmd_mask
+
+    def _runner(self, vm: Vm, name: str) -> DomainRunner:
+        return DomainRunner(source_of(vm), vm.uri, name, self._description.timeouts.shutdown)
 
     def close(self) -> None:
         self._client.close()
@@ -141,12 +144,17 @@ class AgentBench(Bench):
             except NetpluginError as error:
                 yield of_error("agent", error, "the agent's log")
         yield from preflight.about_generators(map(self._generator_of, tasks))
-        yield from preflight.about_vnfs(self._vnfs(tasks), self._facts)
+        image = self._description.vm.image if self._description.vm is not None else None
+        yield from preflight.about_vnfs(self._vnfs(tasks), self._facts, image)
         if self._domain is not None:
             vm = list(self._domain.findings(self._root))
             yield from vm
             # The memory of a VM that a killed run left is given back before the next one starts.
-            if not vm and preflight.shares_memory(searched) and not self._domain.is_running:
+            if (
+                not any(each.missing for each in vm)
+                and preflight.shares_memory(searched)
+                and not self._domain.is_running
+            ):
                 yield from preflight.about_hugepages(self._domain.memory_mb(), "the VM", self._facts)
 
     def _agent_findings(self, searched: Sequence[Cell]) -> Iterator[Finding]:
@@ -175,19 +183,19 @@ class AgentBench(Bench):
         guests = [(vnf, machine) for vnf in self._vnfs(tasks) if (machine := ssh_of(vnf)) is not None]
         with ExitStack() as parts:
             try:
-                if vm is not None and self._domain is not None and guests and not self._domain.is_running:
+                domain = self._domain
+                if vm is not None and domain is not None and guests and not domain.is_running:
                     # Its name is always the same, so that the next check removes it after a kill.
-                    domain = DomainRunner(vm.domain, vm.uri, "zeroloss-check")
-                    domain.destroy()
-                    parts.callback(domain.destroy)
-                    domain.start(domain.template)
+                    domain = self._runner(vm, "zeroloss-check")
+                    domain.remove()
+                    parts.enter_context(domain.running(domain.template))
                 for vnf, machine in guests:
-                    if vm is not None:
-                        wait_for_ssh(machine.host, machine.port, seconds)
+                    if domain is not None:
+                        domain.wait_for_ssh(machine, seconds)
                     assert isinstance(vnf, VppDescription)
                     yield from look_into(vnf, machine)
             except NetpluginError as error:
-                yield of_error("vm", error, f"virsh create {vm.domain if vm else ''}, by hand")
+                yield of_error("vm", error, "look at libvirt's log, and at that of its QEMU")
             except CellError as error:
                 fix = "look at its console, and at the address and the SSH server in the image"
                 yield Finding("vm", str(error), fix)
@@ -195,7 +203,7 @@ class AgentBench(Bench):
     def recover(self) -> None:
         try:
             if self._domain is not None:
-                self._domain.destroy()
+                self._domain.remove()
             if self._ports.remove_leftovers():
                 self._ports.put_back_pmd()
         except (CellError, NetpluginError) as error:
@@ -300,14 +308,13 @@ class AgentBench(Bench):
         described, domain = self._description.vm, self._domain
         if described is None or domain is None:
             return
-        rendered = self._client.render_domain(self._vm_id, domain.template, described.policy).xml
-        setup["vm"] = rendered
-        parts.callback(domain.destroy)
-        domain.start(rendered)
+        rendered = self._client.render_domain(self._vm_id, domain.template, described.placement).xml
+        setup["vm"] = domain.source.addressed(rendered, [end.mac for end in self._ports.ends])
+        parts.enter_context(domain.running(setup["vm"]))
         vnf = self._description.vnf_of(cell)
         machine = ssh_of(vnf) if vnf is not None else None
         if machine is not None:
-            wait_for_ssh(machine.host, machine.port, self._description.timeouts.boot)
+            domain.wait_for_ssh(machine, self._description.timeouts.boot)
 
     def _start_vnf(
         self, parts: ExitStack, task: CellTask, ports: Sequence[VnfPort], setup: dict[str, Any]

@@ -16,6 +16,8 @@ from netplugin_zeroloss.journal import NO_BACKEND, Cell
 from netplugin_zeroloss.loss import choose as evidences
 from netplugin_zeroloss.matrix.yaml_model import parse
 from netplugin_zeroloss.values import MIXES, UnusableInput, mean_size
+from netplugin_zeroloss.vm.domain import HOST, NICS, SSH_PORT, USER
+from netplugin_zeroloss.vm.image import KEY, KNOWN_HOSTS
 from netplugin_zeroloss.vnf import contract as vnfs
 from netplugin_zeroloss.vnf.contract import VnfCores
 
@@ -175,12 +177,51 @@ class End(Section):
 
 
 class Vm(Section):
-    """A VM for the VNF, started for each cell from a domain without NICs; the agent adds them."""
+    """A VM for the VNF, started for each cell from an image, or from a domain without NICs; the agent adds
+    the ports."""
 
+    #: Image of ``vm build``. Each VM writes to an overlay of it.
+    image: Path | None = None
     #: Libvirt domain XML. Name and UUID are replaced.
-    domain: Path
+    domain: Path | None = None
     uri: str = "qemu:///system"
-    policy: DomainPolicy = DomainPolicy()
+    #: Null: by the CPU plan of the host for an image, and as a domain has it.
+    policy: DomainPolicy | None = None
+    #: Port of 127.0.0.1 that leads to the SSH server of a VM on an image; null: ``SSH_PORT``.
+    ssh_port: Annotated[int, Field(ge=1024, le=65535)] | None = None
+    #: Run a VM on an image without KVM, which is very slow.
+    emulate: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.image is None) == (self.domain is None):
+            raise ValueError("name either an image or a domain")
+        for name in ("ssh_port", "emulate"):
+            if self.image is None and getattr(self, name):
+                raise ValueError(f"{name}: it is for an image; a domain has its own")
+        return self
+
+    @property
+    def placement(self) -> DomainPolicy:
+        return self.policy or DomainPolicy(pin=self.image is not None)
+
+
+def _in_the_image(vm: Any, vnf: Any) -> Any:
+    """Return a VNF with the address of a VM on an image and of the NICs there, as far as it has none."""
+    if not (isinstance(vm, dict) and vm.get("image") and isinstance(vnf, dict) and vnf.get("type") == "vpp"):
+        return vnf
+    if "machine" in vnf:
+        return vnf
+    image = str(vm["image"])
+    machine = {
+        "type": "ssh",
+        "host": HOST,
+        "port": vm.get("ssh_port") or SSH_PORT,
+        "user": USER,
+        "key": f"{image}/{KEY}",
+        "known_hosts": f"{image}/{KNOWN_HOSTS}",
+    }
+    return {"nics": list(NICS[:2]), **vnf, "machine": machine}
 
 
 def ssh_of(vnf: vnfs.Description) -> vnfs.SshMachine | None:
@@ -264,6 +305,8 @@ class Timeouts(Section):
     boot: Seconds = 180.0
     #: Until the first frames are forwarded.
     forwarding: Seconds = 20.0
+    #: Until a VM has shut down by itself; then it is destroyed.
+    shutdown: Seconds = 30.0
 
 
 class RunDescription(Section):
@@ -303,6 +346,25 @@ class RunDescription(Section):
             {**_end_defaults(number), **end} if isinstance(end, dict) else end
             for number, end in enumerate(value)
         ]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_machines(cls, value: Any) -> Any:
+        """Fill in how VNFs in a VM on an image are reached."""
+        if not isinstance(value, dict):
+            return value
+        vm = value.get("vm")
+        given = dict(value)
+        if "vnf" in given:
+            given["vnf"] = _in_the_image(vm, given["vnf"])
+        if isinstance(overrides := given.get("overrides"), list):
+            given["overrides"] = [
+                {**each, "vnf": _in_the_image(vm, each["vnf"])}
+                if isinstance(each, dict) and "vnf" in each
+                else each
+                for each in overrides
+            ]
+        return given
 
     @model_validator(mode="after")
     def _whole(self) -> Self:

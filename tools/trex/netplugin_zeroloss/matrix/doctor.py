@@ -17,9 +17,13 @@ from netplugin_zeroloss.matrix import cells, preflight
 from netplugin_zeroloss.matrix.agent_bench import AgentBench, client
 from netplugin_zeroloss.matrix.bench import generator_of
 from netplugin_zeroloss.matrix.description import RunDescription, read
+from netplugin_zeroloss.matrix.domain import about_image
 from netplugin_zeroloss.matrix.findings import Finding, of_error
 from netplugin_zeroloss.matrix.yaml_model import read_text
 from netplugin_zeroloss.values import UnusableInput
+from netplugin_zeroloss.vm.commands import programs
+from netplugin_zeroloss.vm.image import FOLDER, LATEST
+from netplugin_zeroloss.vm.spec import VmSpec
 
 #: Numbers of PMD cores in the table.
 _PMD_CORES = (2, 4, 6, 8)
@@ -57,6 +61,10 @@ def _of_host() -> Iterator[Finding]:
         ("dpdk-testpmd", "dpdk-dev"),
         ("ssh", "openssh-client"),
     ):
+        yield from preflight.about_program(program, package, "program")
+    image = list(about_image(FOLDER / LATEST))
+    yield from image
+    for program, package in programs(VmSpec()) if any(each.missing for each in image) else ():
         yield from preflight.about_program(program, package, "program")
     yield preflight.about_vpp_papi()
     if find_spec("trex") is None:

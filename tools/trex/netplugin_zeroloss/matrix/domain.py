@@ -1,11 +1,13 @@
-"""The VM of a cell: a libvirt domain of the operator, to which the agent adds NICs."""
+"""The VM of a cell: a libvirt domain of the operator or on an image, to which the agent adds NICs."""
 
 from __future__ import annotations
 
+import shutil
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -15,9 +17,15 @@ from netplugin.api.errors import NetpluginError
 from netplugin.host.processes import run
 from netplugin.libvirt.needs import size_kb
 from netplugin_zeroloss.matrix.bench import CellError
+from netplugin_zeroloss.matrix.description import Vm
 from netplugin_zeroloss.matrix.findings import Finding, of_error
 from netplugin_zeroloss.matrix.yaml_model import read_text
 from netplugin_zeroloss.values import UnusableInput
+from netplugin_zeroloss.vm.domain import SSH_PORT, with_fixed_addresses
+from netplugin_zeroloss.vm.domain import domain as domain_on
+from netplugin_zeroloss.vm.image import BUILD, FOLDER, Image
+from netplugin_zeroloss.vm.image import read as read_image
+from netplugin_zeroloss.vnf.contract import SshMachine
 
 #: Timeout of one virsh call, in seconds.
 _CALL_S = 60.0
@@ -25,31 +33,50 @@ _CALL_S = 60.0
 _LOOK_S = 0.5
 
 
-class DomainRunner:
-    """Starts and destroys a domain; its fixed name identifies the leftover of a killed run."""
+class VmSource(ABC):
+    """Where the domains of a run are from."""
 
-    def __init__(self, template: Path, uri: str, name: str) -> None:
-        self._path, self._uri, self._name = template, uri, name
+    @abstractmethod
+    def domain(self, name: str) -> str:
+        """Return the domain XML without NICs under test. Raises: UnusableInput."""
 
-    @cached_property
-    def template(self) -> str:
-        """The domain XML without NICs, with the name replaced.
+    @abstractmethod
+    def findings(self, root: Path) -> Iterator[Finding]:
+        """Yield what is missing on this host, whose files are below ``root``."""
 
-        Raises: UnusableInput if it cannot be read or is not a libvirt domain.
-        """
-        return _named(read_text(self._path), self._name, str(self._path))
+    def addressed(self, xml: str, macs: Sequence[str]) -> str:
+        """Return a rendered domain with the NICs of these MAC addresses where the VNF looks for them."""
+        return xml
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the domain runs. Raises: NetpluginError."""
-        return self._name in self._running()
+    @contextmanager
+    def files(self, name: str) -> Iterator[None]:
+        """Make the files of a domain for the time that it runs. Raises: NetpluginError, CellError."""
+        yield
+
+    @abstractmethod
+    def remove_files(self, name: str) -> None:
+        """Remove the files of a domain that was left by a run that was killed."""
+
+    def console_tail(self, name: str) -> str:
+        """Return the last lines of a domain's console, for an error."""
+        return ""
+
+
+class OwnDomain(VmSource):
+    """A domain that the operator wrote."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def domain(self, name: str) -> str:
+        return _named(read_text(self._path), name, str(self._path))
 
     def findings(self, root: Path) -> Iterator[Finding]:
-        """Yield what of the template is missing on this host: the domain, its images, libvirt."""
         try:
-            domain = etree.fromstring(self.template)
+            domain = etree.fromstring(self.domain("zeroloss"))
         except UnusableInput as error:
-            yield Finding("vm", str(error), "write the domain of the VM there, without its test NICs")
+            fix = f"write the domain of the VM there, without its test NICs; or name an image: {BUILD}"
+            yield Finding("vm", str(error), fix)
             return
         for image in _images(domain):
             if not (root / image.lstrip("/")).exists():
@@ -58,6 +85,113 @@ class DomainRunner:
                     f"{self._path} names {image}, and there is no such file",
                     "put the VM's image there, or name the right file",
                 )
+
+    def remove_files(self, name: str) -> None:
+        """Do nothing: the operator's files stay."""
+
+
+class OnImage(VmSource):
+    """A domain whose disk is an overlay of an image; the image is only read."""
+
+    def __init__(self, folder: Path, ssh_port: int, emulate: bool) -> None:
+        self._folder, self._ssh_port, self._emulate = folder, ssh_port, emulate
+
+    @cached_property
+    def image(self) -> Image:
+        """Raises: UnusableInput."""
+        return read_image(self._folder)
+
+    def domain(self, name: str) -> str:
+        image = self.image
+        return domain_on(
+            name,
+            image.folder,
+            image.manifest.vcpus,
+            image.manifest.memory_mb,
+            image.manifest.arguments,
+            image.overlay(name),
+            image.console(name),
+            self._ssh_port,
+            self._emulate,
+        )
+
+    def findings(self, root: Path) -> Iterator[Finding]:
+        yield from about_image(self._folder)
+        if shutil.which("qemu-img") is None:
+            yield Finding("vm", "qemu-img is not installed here", "apt-get install qemu-utils")
+        if not self._emulate and not (root / "dev/kvm").exists():
+            yield Finding(
+                "vm", "this host has no KVM", "modprobe kvm_intel; to try without, vm.emulate: true"
+            )
+
+    def addressed(self, xml: str, macs: Sequence[str]) -> str:
+        return with_fixed_addresses(xml, macs)
+
+    @contextmanager
+    def files(self, name: str) -> Iterator[None]:
+        image = self.image
+        before = image.state()
+        image.make_overlay(name)
+        try:
+            yield
+        finally:
+            image.remove_overlay(name)
+        if image.state() != before:
+            raise CellError(f"{image.disk} was written while the VM ran, and is no image any more")
+
+    def remove_files(self, name: str) -> None:
+        with suppress(UnusableInput):
+            self.image.remove_overlay(name)
+
+    def console_tail(self, name: str) -> str:
+        return self.image.console_tail(name)
+
+
+def about_image(folder: Path) -> Iterator[Finding]:
+    """Yield whether an image is there, and is as it was built."""
+    build = BUILD if folder.parent == FOLDER else f"{BUILD} --folder {folder.parent}"
+    try:
+        image = read_image(folder)
+    except UnusableInput as error:
+        yield Finding("image", str(error), build)
+        return
+    damage = list(image.damage())
+    for found in damage:
+        yield Finding("image", found, f"{build} --rebuild, with the options of that image")
+    if not damage:
+        made = image.manifest
+        about = f"{made.origin}, {made.vcpus} vCPUs, {made.memory_mb} MB"
+        yield Finding("image", f"{image.folder} is as it was built: {about}")
+
+
+def source_of(vm: Vm) -> VmSource:
+    if vm.image is not None:
+        return OnImage(vm.image, vm.ssh_port or SSH_PORT, vm.emulate)
+    assert vm.domain is not None  # the description has one of them
+    return OwnDomain(vm.domain)
+
+
+class DomainRunner:
+    """Runs a domain; its fixed name identifies the leftover of a killed run."""
+
+    def __init__(self, source: VmSource, uri: str, name: str, shutdown_s: float) -> None:
+        """``shutdown_s``: seconds that the VM has to shut down by itself."""
+        self.source = source
+        self._uri, self._name, self._shutdown_s = uri, name, shutdown_s
+
+    @cached_property
+    def template(self) -> str:
+        """The domain XML without NICs. Raises: UnusableInput if there is no such domain or image."""
+        return self.source.domain(self._name)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the domain runs. Raises: NetpluginError."""
+        return self._name in self._running()
+
+    def findings(self, root: Path) -> Iterator[Finding]:
+        """Yield what is missing on this host: the domain or image, libvirt."""
+        yield from self.source.findings(root)
         try:
             self._running()
         except NetpluginError as error:
@@ -71,15 +205,40 @@ class DomainRunner:
         except NetpluginError:
             return 0
 
-    def start(self, xml: str) -> None:
-        """Create a transient domain, which disappears when it stops.
+    @contextmanager
+    def running(self, xml: str) -> Iterator[None]:
+        """Run a transient domain, which disappears when it stops.
 
-        Raises: NetpluginError with the error text of libvirt.
+        Raises: NetpluginError with the error text of libvirt, CellError.
         """
-        self._virsh("create", "/dev/stdin", stdin=xml)
+        with self.source.files(self._name):
+            try:
+                self._virsh("create", "/dev/stdin", stdin=xml)
+                yield
+            finally:
+                self._stop()
 
-    def destroy(self) -> None:
-        """Destroy the domain if it exists. Raises: NetpluginError."""
+    def wait_for_ssh(self, machine: SshMachine, seconds: float) -> None:
+        """Wait for the SSH server of the VM. Raises: CellError with the end of its console."""
+        try:
+            wait_for_ssh(machine.host, machine.port, seconds)
+        except CellError as error:
+            raise CellError(f"{error}{self.source.console_tail(self._name)}") from error
+
+    def remove(self) -> None:
+        """Remove the domain of a killed run, if there is one, with its files. Raises: NetpluginError."""
+        self._stop()
+        self.source.remove_files(self._name)
+
+    def _stop(self) -> None:
+        """Have the domain shut down, and destroy it if it has not by then. Raises: NetpluginError."""
+        if not self.is_running:
+            return
+        deadline = time.monotonic() + self._shutdown_s
+        with suppress(NetpluginError):  # it ends at this moment, or cannot
+            self._virsh("shutdown", self._name, "--mode", "acpi")
+            while self.is_running and time.monotonic() < deadline:
+                time.sleep(_LOOK_S)
         if self.is_running:
             self._virsh("destroy", self._name)
 

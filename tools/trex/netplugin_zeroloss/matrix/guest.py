@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 from netplugin_zeroloss.matrix.findings import Finding
+from netplugin_zeroloss.vm.image import BUILD
 from netplugin_zeroloss.vnf.contract import SshMachine, VnfError, VppDescription
 from netplugin_zeroloss.vnf.machine import Ssh
 
@@ -53,7 +54,10 @@ def look_into(vnf: VppDescription, machine: SshMachine) -> Iterator[Finding]:
 
 def _about(vnf: VppDescription, facts: dict[str, str], where: str) -> Iterator[Finding]:
     if not facts.get("program"):
-        fix = f"install FD.io's packages there: {where} apt-get install vpp vpp-plugin-dpdk"
+        fix = (
+            f"{BUILD} --vpp FOLDER; in a VM of your own install FD.io's packages:"
+            f" {where} apt-get install vpp vpp-plugin-dpdk"
+        )
         yield Finding("guest", f"the VM has no program {vnf.binary}", fix)
     if vnf.hugepages and facts.get("pages", "") in ("", "0"):
         fix = f"{where} sysctl -w vm.nr_hugepages=1024, and in its kernel arguments: netplugin guest plan"

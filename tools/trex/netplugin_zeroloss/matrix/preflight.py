@@ -222,8 +222,11 @@ def about_generators(chosen: Iterable[generators.Description]) -> Iterator[Findi
             yield Finding("generator", str(error), _GENERATORS[description.type])
 
 
-def about_vnfs(chosen: Iterable[vnfs.Description], facts: Facts) -> Iterator[Finding]:
-    """Yield what VNFs lack on this host: programs, Python packages, hugepages, the SSH key."""
+def about_vnfs(chosen: Iterable[vnfs.Description], facts: Facts, image: Path | None) -> Iterator[Finding]:
+    """Yield what VNFs lack on this host: programs, Python packages, hugepages, the SSH key.
+
+    ``image``: image of the VM, which has keys too, if it is there.
+    """
     for vnf in chosen:
         if isinstance(vnf, vnfs.TestpmdDescription):
             yield from about_program(vnf.binary, "dpdk-dev", "vnf")
@@ -234,7 +237,7 @@ def about_vnfs(chosen: Iterable[vnfs.Description], facts: Facts) -> Iterator[Fin
         yield about_vpp_papi()
         if isinstance(vnf.machine, vnfs.SshMachine):
             yield from about_program("ssh", "openssh-client", "ssh")
-            yield from _about_key(vnf.machine)
+            yield from _about_key(vnf.machine, image)
         else:
             yield from about_program(vnf.binary, "vpp", "vnf")
 
@@ -255,9 +258,11 @@ def about_vpp_papi() -> Finding:
     return Finding("vpp-papi", "vpp-papi is installed")
 
 
-def _about_key(machine: vnfs.SshMachine) -> Iterator[Finding]:
+def _about_key(machine: vnfs.SshMachine, image: Path | None) -> Iterator[Finding]:
     for name in filter(None, (machine.key, machine.known_hosts)):
         path = Path(name)
+        if path.parent == image and not path.parent.exists():
+            continue  # that it is missing is a finding of the image
         try:
             private = name == machine.key and path.stat().st_mode & 0o077
             path.open("rb").close()

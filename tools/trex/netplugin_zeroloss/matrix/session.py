@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import uuid
 from collections.abc import Sequence
 from contextlib import closing
@@ -107,7 +108,12 @@ def dry_run(asked: RunOptions) -> str:
     lines = [f"{task}\n" for task in session.left]
     left = _estimate(session, session.past).left_s()
     about = f", about {in_words(left)}" if left else ""
-    return "".join(lines) + f"{len(lines)} of {len(session.tasks)} to do{about}\n"
+    again = ["netplugin-zeroloss", "matrix", str(asked.description)]
+    again += ["--folder", str(asked.folder)] if asked.folder else []
+    again += ["--resume"] if asked.resume else []
+    return (
+        "".join(lines) + f"{len(lines)} of {len(session.tasks)} to do{about}\n\nNext: {shlex.join(again)}\n"
+    )
 
 
 def _open(asked: RunOptions) -> _Session:

@@ -1,0 +1,193 @@
+"""The sub-command ``vm build``: makes the image of the VM under test."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from netplugin_zeroloss.cli.options import whole
+from netplugin_zeroloss.cli.runs import ends_cleanly
+from netplugin_zeroloss.values import UnusableInput
+
+if TYPE_CHECKING:
+    from netplugin_zeroloss.vm.image import Image
+    from netplugin_zeroloss.vm.spec import VmSpec
+
+_FOLDER = Path("/var/lib/netplugin-zeroloss")
+
+
+def add_vm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("vm", help="make the image of the VM under test")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="COMMAND")
+    build = actions.add_parser(
+        "build",
+        help="make the image of the VM under test, or find the one of the same inputs",
+        description="Make an image of the VM under test: Debian with SSH, testpmd, VPP if it is given, and"
+        " the settings that `netplugin guest plan` prints. An image is built once for the same options and"
+        " files. Exit status: 0 if the image is there.",
+    )
+    build.set_defaults(command=_build)
+    build.add_argument(
+        "--folder",
+        metavar="FOLDER",
+        type=Path,
+        default=_FOLDER,
+        help="folder of images and keys; its link `latest` leads to the image (default: %(default)s)",
+    )
+    build.add_argument("--rebuild", action="store_true", help="build also if there is one of these inputs")
+    build.add_argument("--quiet", action="store_true", help="do not print progress")
+    _add_system(build)
+    _add_machine(build)
+
+
+def _add_system(build: argparse.ArgumentParser) -> None:
+    build.add_argument(
+        "--base",
+        metavar="FILE",
+        type=Path,
+        help="take the root file system of this disk image (qcow2 or raw) or archive (tar), which is only"
+        " read; default: mmdebstrap makes one",
+    )
+    build.add_argument("--suite", metavar="NAME", help="Debian's release (default: bookworm)")
+    build.add_argument(
+        "--sources",
+        metavar="FILE",
+        type=Path,
+        help="apt's sources, as in /etc/apt (default: Debian's mirror)",
+    )
+    build.add_argument(
+        "--snapshot",
+        metavar="TIME",
+        help="take packages as they were then, from snapshot.debian.org: 20261101T000000Z",
+    )
+    build.add_argument(
+        "--no-install",
+        dest="install",
+        action="store_false",
+        default=None,
+        help="install no packages in the base, which has them",
+    )
+    build.add_argument("--kernel", metavar="PACKAGE", help="kernel (default: linux-image-amd64)")
+    build.add_argument(
+        "--no-testpmd", dest="testpmd", action="store_false", default=None, help="leave testpmd and DPDK out"
+    )
+    build.add_argument(
+        "--package",
+        dest="packages",
+        metavar="NAME",
+        action="append",
+        help="install this one too, of a version with NAME=VERSION; may be given several times",
+    )
+    build.add_argument(
+        "--vpp",
+        metavar="FOLDER",
+        type=Path,
+        help="folder with VPP's .deb files, or an installed tree (bin/vpp)",
+    )
+    build.add_argument(
+        "--ssh-key",
+        metavar="FILE",
+        type=Path,
+        help="private key for SSH, with FILE.pub next to it (default: one is made in the folder)",
+    )
+
+
+def _add_machine(build: argparse.ArgumentParser) -> None:
+    for name, what in (
+        ("--vcpus", "vCPUs (default: 8)"),
+        ("--memory-mb", "memory, MB (default: 8192)"),
+        ("--disk-mb", "size of the disk, MB (default: 8192)"),
+        ("--hugepage-mb", "hugepages in the VM, MB (default: half of its memory)"),
+        ("--hugepage-kb", "their size, KB: 2048 or 1048576"),
+        ("--housekeeping", "vCPUs that DPDK leaves alone, the lowest (default: 1)"),
+    ):
+        build.add_argument(name, metavar="N", type=whole(0, 1 << 26), help=what)
+    build.add_argument(
+        "--driver",
+        metavar="DRIVER",
+        help="driver of the NICs under test in the VM: vfio-pci (default) or uio_pci_generic, for kernels"
+        " whose VFIO needs an IOMMU, as Debian's cloud kernel",
+    )
+
+
+def _build(options: argparse.Namespace) -> int:
+    # Imported here: the sub-command ``search`` works without these dependencies.
+    try:
+        from netplugin.api.errors import NetpluginError
+        from netplugin_zeroloss.vm.build import Builder
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("netplugin"):
+            raise
+        raise UnusableInput(
+            "vm build", f"{error.name} is missing: pip install ./tools/trex, in a checkout"
+        ) from error
+    spec = _spec(options)
+    builder = Builder(options.folder, options.ssh_key, _silent if options.quiet else _say)
+    with ends_cleanly():
+        try:
+            image = builder.build(spec, options.rebuild)
+        except NetpluginError as error:
+            raise UnusableInput("vm build", "; ".join(filter(None, (error.detail, error.fix)))) from error
+    _report(image, options.folder)
+    return 0
+
+
+def _spec(options: argparse.Namespace) -> VmSpec:
+    """Raises: UnusableInput with all options that are not valid."""
+    from pydantic import ValidationError
+
+    from netplugin_zeroloss.matrix.yaml_model import read_text
+    from netplugin_zeroloss.vm.spec import VmSpec, given
+
+    values = vars(options) | {
+        "sources": read_text(options.sources) if options.sources else None,
+        "epoch": os.environ.get("SOURCE_DATE_EPOCH"),
+    }
+    try:
+        return VmSpec.model_validate(given(values))
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        lines = [
+            ": ".join(filter(None, (_option(each["loc"]), each["msg"].removeprefix("Value error, "))))
+            for each in found
+        ]
+        raise UnusableInput("vm build", "\n".join(lines)) from error
+
+
+def _option(location: tuple[int | str, ...]) -> str:
+    """Return the option of a field: ``("guest", "hugepage_kb")`` is ``--hugepage-kb``."""
+    names = [str(part) for part in location if isinstance(part, str) and part != "guest"]
+    if not names:
+        return ""
+    spelled = {"packages": "package", "epoch": "SOURCE_DATE_EPOCH"}.get(names[0], names[0])
+    return spelled if spelled.isupper() else f"--{spelled.replace('_', '-')}"
+
+
+def _report(image: Image, folder: Path) -> None:
+    packages = image.manifest.packages
+    has = [
+        f"{name} {packages[package]}"
+        for name, package in (("testpmd (DPDK)", "dpdk-dev"), ("VPP", "vpp"))
+        if package in packages
+    ]
+    made = image.manifest
+    print(f"image    {image.folder}")
+    print(f"system   {made.origin}, {len(packages)} packages; {', '.join(has) or 'neither testpmd nor VPP'}")
+    print(f"size     {made.vcpus} vCPUs, {made.memory_mb} MB; NICs under test: {made.driver}")
+    print(f"kernel   {made.arguments}")
+    print(f"digest   {made.tree}  (of all files of its root file system)")
+    print(
+        "\nNext: cp tools/trex/matrix.yaml mine.yaml, fill it in"
+        f" (vm: {{image: {folder / 'latest'}}}), and netplugin-zeroloss doctor mine.yaml"
+    )
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _silent(line: str) -> None:
+    """Print no progress."""

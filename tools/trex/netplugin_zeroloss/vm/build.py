@@ -1,0 +1,362 @@
+"""Build an image of the VM, or return the cached one of the same inputs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from netplugin_zeroloss.values import UnusableInput
+from netplugin_zeroloss.vm import commands, image, tree
+from netplugin_zeroloss.vm.contents import VPP, Contents, Identity
+from netplugin_zeroloss.vm.image import (
+    DISK,
+    INITRD,
+    KERNEL,
+    KEY,
+    KNOWN_HOSTS,
+    LATEST,
+    MEASURED,
+    Image,
+    Manifest,
+)
+from netplugin_zeroloss.vm.spec import LAYOUT, VmSpec, contents_of, key_of
+
+#: Deadline of one command of a build, in seconds.
+_COMMAND_S = 3600.0
+#: Interval of the lines about a command that still runs, in seconds.
+_ALIVE_S = 10.0
+#: Seconds until a command that is ended has ended.
+_END_S = 10.0
+_UNFINISHED = "building-"
+_HOST_KEY = "host_key"
+_LOG, _LAST_LINES = "build.log", 15
+#: Characters of the key in the name of an image's folder.
+_NAME = 16
+
+Say = Callable[[str], None]
+
+
+class Builder:
+    """Builds images in a folder, one at a time. ``login``: the key for SSH; None: one is made."""
+
+    def __init__(self, folder: Path, login: Path | None, say: Say) -> None:
+        self._folder = Path(os.path.abspath(folder))
+        self._login = login
+        self._say = say
+        self._step = 0
+        self._steps = 0
+
+    def build(self, spec: VmSpec, again: bool = False) -> Image:
+        """Return the image of these inputs, built if it is not cached or if ``again`` asks for it.
+
+        Raises: UnusableInput with what failed, NetpluginError if the guest cannot be tuned so;
+        KeyboardInterrupt. Then there is no more than before.
+        """
+        _check(spec)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                return self._built(spec, again)
+        except OSError as error:
+            raise UnusableInput(str(self._folder), f"{error.strerror}: {error.filename}") from error
+
+    def _built(self, spec: VmSpec, again: bool) -> Image:
+        for left in self._folder.glob(f"{_UNFINISHED}*"):  # by a build that was killed
+            _remove(left)
+        identity = self._identity()
+        made = contents_of(spec, identity)
+        for note in made.notes:
+            self._say(f"note: {note}")
+        key = key_of(spec, made)
+        target = self._folder / key[:_NAME]
+        if not again:
+            with suppress(UnusableInput):
+                found = image.read(target)
+                if found.manifest.key == key:
+                    self._say(f"{target} has these inputs already")
+                    self._link(target)
+                    return found
+        with self._scratch() as work:
+            self._make(spec, made, key, work)
+            if target.exists():
+                target.rename(work / "before")
+            (work / "image").rename(target)
+        self._link(target)
+        return image.read(target)
+
+    def _make(self, spec: VmSpec, made: Contents, key: str, work: Path) -> None:
+        self._steps, self._step = 5, 0
+        root, done, early = (_folder(work / name) for name in ("root", "image", "early"))
+        disk = work / "disk.raw"
+        tree.write(early, made.early)
+        if spec.base is None:
+            self._debian(spec, made, early, work, root)
+        else:
+            self._of_base(spec.base, work, root)
+            tree.write(root, made.early)
+        self._install(spec, made, root)
+        self._next("settings, keys and the tuning of `netplugin guest plan`")
+        tree.finish(root, made, spec.time)
+        kernel, initrd = tree.kernel(root, spec.kernel)
+        shutil.copyfile(kernel, done / KERNEL)
+        shutil.copyfile(initrd, done / INITRD)
+        self._next(f"disk of {spec.disk_mb} MB")
+        self._run(commands.file_system(root, disk, key, spec.disk_mb), work, spec.time)
+        self._run(commands.qcow2(disk, done / DISK), work, spec.time)
+        self._next("digests")
+        self._manifest(spec, made, key, root, done)
+
+    def _debian(self, spec: VmSpec, made: Contents, early: Path, work: Path, root: Path) -> None:
+        self._next(f"Debian {spec.suite} with {len(made.packages)} packages and what they need (mmdebstrap)")
+        text = spec.apt_sources()
+        sources = work / ("apt.sources" if "\nURIs:" in f"\n{text}" else "apt.list")
+        sources.write_text(text, encoding="utf-8")
+        self._run(commands.mmdebstrap(spec, made.packages, early, sources, root), work, spec.time)
+
+    def _of_base(self, base: Path, work: Path, root: Path) -> None:
+        self._next(f"the root file system of {base}")
+        if tarfile.is_tarfile(base):
+            self._run(commands.unpack(base, root), work)
+            return
+        raw, mount_point = work / "base.raw", _folder(work / "base")
+        self._run(commands.raw(base, raw), work)
+        printed = subprocess.run(
+            commands.partitions(raw), capture_output=True, text=True, timeout=_COMMAND_S, check=False
+        ).stdout
+        offset, size = commands.root_partition(printed, raw.stat().st_size)
+        self._run(commands.copy_base(raw, offset, size, mount_point, root), work)
+        raw.unlink()
+
+    def _install(self, spec: VmSpec, made: Contents, root: Path) -> None:
+        """Install packages in the base, and VPP."""
+        if spec.vpp_tree is not None:
+            shutil.copytree(spec.vpp_tree, root / VPP.lstrip("/"), symlinks=True)
+        chosen = list(made.packages) if spec.base is not None and spec.install else []
+        debs = root / "zeroloss-packages"
+        for package in spec.vpp_packages:
+            debs.mkdir(exist_ok=True)
+            shutil.copyfile(package, debs / package.name)
+            chosen.append(f"/{debs.name}/{package.name}")
+        self._next(f"{len(chosen)} more packages" if chosen else "no more packages")
+        if chosen:
+            self._run(commands.install(root, chosen), root.parent, spec.time)
+        if spec.vpp_tree is not None:
+            tree.write(root, tuple(each for each in made.files if "ld.so.conf.d" in each.path))
+            self._run(commands.contained("ldconfig", "-r", root), root.parent)
+
+    def _manifest(self, spec: VmSpec, made: Contents, key: str, root: Path, done: Path) -> None:
+        (done / KEY).symlink_to(self._key_file())
+        # For any name and port: the caller decides which port of the host leads to the VM.
+        (done / KNOWN_HOSTS).write_text(f"* {self._public(self._folder / _HOST_KEY)}")
+        for name in MEASURED:
+            (done / name).chmod(0o444)
+        manifest = Manifest(
+            layout=LAYOUT,
+            key=key,
+            vcpus=spec.vcpus,
+            memory_mb=spec.memory_mb,
+            arguments=made.arguments,
+            driver=made.driver,
+            digests={name: image.sha256(done / name) for name in MEASURED},
+            tree=tree.digest(root),
+            packages={name: fields["Version"] for name, fields in tree.packages(root).items()},
+            epoch=spec.time,
+            origin=spec.base.name if spec.base is not None else f"Debian {spec.suite}",
+        )
+        (done / image.MANIFEST).write_text(image.written(manifest), encoding="utf-8")
+        for name in (*MEASURED, image.MANIFEST):
+            _sync(done / name)
+
+    # -- keys ----------------------------------------------------------------------------------------
+
+    def _identity(self) -> Identity:
+        """Return the keys; those of the folder are made by its first build."""
+        for name in (_HOST_KEY, *(() if self._login else (KEY,))):
+            if not (self._folder / f"{name}.pub").exists():
+                (self._folder / name).unlink(missing_ok=True)
+                made = self._folder / f"{_UNFINISHED}{name}"
+                _run_quietly(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(made)])
+                made.rename(self._folder / name)
+                # The last of the two: without it, both are made again.
+                made.with_name(f"{made.name}.pub").rename(self._folder / f"{name}.pub")
+        host = self._folder / _HOST_KEY
+        return Identity(self._public(self._key_file()), host.read_text(), self._public(host))
+
+    def _key_file(self) -> Path:
+        return Path(os.path.abspath(self._login)) if self._login else self._folder / KEY
+
+    @staticmethod
+    def _public(key: Path) -> str:
+        """Return type and key of the public key, without its comment, which may name a host.
+
+        Raises: UnusableInput.
+        """
+        file = key.with_name(f"{key.name}.pub")
+        try:
+            words = file.read_text(encoding="utf-8").split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UnusableInput(str(file), f"the public key next to {key} cannot be read: {error}") from error
+        if len(words) < 2 or not words[0].startswith(("ssh-", "ecdsa-", "sk-")):
+            raise UnusableInput(str(file), "it is no public key of OpenSSH")
+        return f"{words[0]} {words[1]}\n"
+
+    # -- the folder ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._say(f"another build runs in {self._folder}: waiting for it")
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    @contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        work = Path(tempfile.mkdtemp(dir=self._folder, prefix=_UNFINISHED))
+        work.chmod(0o755)  # apt's user downloads below it
+        try:
+            yield work
+        finally:
+            shutil.rmtree(work)
+
+    def _link(self, target: Path) -> None:
+        """Make ``latest`` lead to the image, at no time to none."""
+        link = self._folder / f"{_UNFINISHED}{LATEST}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(target.name)
+        link.rename(self._folder / LATEST)
+
+    # -- commands ------------------------------------------------------------------------------------
+
+    def _next(self, what: str) -> None:
+        self._step += 1
+        self._say(f"{self._step}/{self._steps} {what}")
+
+    def _run(self, arguments: Sequence[str], work: Path, seconds: int | None = None) -> None:
+        """Run a command, with a line now and then about how far it is.
+
+        Raises: UnusableInput with the end of what it printed.
+        """
+        log = work / _LOG
+        # E2FSPROGS_FAKE_TIME: for mke2fs before 1.47.1, which ignores SOURCE_DATE_EPOCH.
+        times = (
+            {}
+            if seconds is None
+            else dict.fromkeys(("SOURCE_DATE_EPOCH", "E2FSPROGS_FAKE_TIME"), str(seconds))
+        )
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **times},
+                start_new_session=True,
+            )
+            try:
+                self._follow(process, arguments, log)
+            finally:
+                _end(process)
+        if process.returncode:
+            raise UnusableInput(_program(arguments), f"it failed:{_tail(log, _LAST_LINES)}")
+
+    def _follow(self, process: subprocess.Popen[bytes], arguments: Sequence[str], log: Path) -> None:
+        start = time.monotonic()
+        while True:
+            try:
+                process.wait(_ALIVE_S)
+                return
+            except subprocess.TimeoutExpired:
+                took = time.monotonic() - start
+                if took > _COMMAND_S:
+                    raise UnusableInput(_program(arguments), f"it took more than {took:.0f} s") from None
+                self._say(f"    {took:.0f} s:{_tail(log, 1).strip()[:90]}")
+
+
+def _folder(path: Path) -> Path:
+    """Make a folder that all may enter, whatever the umask."""
+    path.mkdir()
+    path.chmod(0o755)
+    return path
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _check(spec: VmSpec) -> None:
+    """Raises: UnusableInput for all that is missing on this host."""
+    missing = [
+        f"{program} (apt-get install {package})"
+        for program, package in commands.programs(spec)
+        if shutil.which(program) is None
+    ]
+    if missing:
+        raise UnusableInput("vm build", f"not installed: {', '.join(missing)}")
+    if os.geteuid() != 0:
+        raise UnusableInput(
+            "vm build", "it makes a root file system, whose files belong to root: run it as root"
+        )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a command with all its processes, if it still runs.
+
+    ``unshare`` ends when the first process of its namespace has, and that is after all the others.
+    """
+    if process.poll() is None:
+        first: list[str] = []
+        with suppress(OSError):
+            first = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        with suppress(ProcessLookupError):
+            for child in first:
+                os.kill(int(child), signal.SIGKILL)
+        try:
+            process.wait(_END_S if first else 0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _run_quietly(arguments: Sequence[str]) -> None:
+    done = subprocess.run(
+        arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    )
+    if done.returncode:
+        raise UnusableInput(arguments[0], done.stderr.strip() or f"exit status {done.returncode}")
+
+
+def _program(arguments: Sequence[str]) -> str:
+    """Return the program that a contained command runs."""
+    words = [str(word) for word in arguments]
+    return words[len(words) - words[::-1].index("--")] if "--" in words else words[0]
+
+
+def _tail(log: Path, lines: int) -> str:
+    text = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
+    return "".join(f"\n  {line}" for line in [line for line in text.splitlines() if line.strip()][-lines:])
+
+
+def _sync(file: Path) -> None:
+    handle = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

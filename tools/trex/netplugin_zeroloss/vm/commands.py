@@ -1,0 +1,121 @@
+"""The commands that make an image (pure), and what they need of this host."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from netplugin_zeroloss.vm.spec import VmSpec
+
+#: Partition types with a root file system: GPT's Linux root (x86-64) and Linux data, MBR's Linux.
+_LINUX = ("4f68bce3-e8cd-4db1-96e7-fbcaf984b709", "0fc63daf-8483-4772-8e79-3d69d8477de4", "0x83")
+_SECTOR = 512
+#: Mounts disappear with the process, whatever ends it.
+_CONTAINED = (
+    *("setpriv", "--pdeathsig", "KILL", "--"),
+    *("unshare", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc", "--"),
+)
+#: Copies the root file system of a base, which is mounted for reading only. Arguments: image, offset and size
+#: of the partition in bytes, mount point, target.
+_COPY = """
+mount -o "ro,norecovery,loop,offset=$2,sizelimit=$3" "$1" "$4"
+cp --archive --one-file-system "$4/." "$5"
+"""
+#: Installs packages in a root file system, with this host's name servers. Arguments: root, then packages
+#: and paths of .deb files below it.
+_INSTALL = """
+root=$1; shift
+mount -t proc proc "$root/proc"
+mount -t sysfs sys "$root/sys"
+mount --rbind /dev "$root/dev"
+mount -t tmpfs tmp "$root/tmp"
+mount -t tmpfs run "$root/run"
+rm -f "$root/etc/resolv.conf"
+cp -L /etc/resolv.conf "$root/etc/resolv.conf" || : > "$root/etc/resolv.conf"
+mkdir -p "$root/usr/sbin"
+printf '#!/bin/sh\\nexit 101\\n' > "$root/usr/sbin/policy-rc.d"
+chmod 755 "$root/usr/sbin/policy-rc.d"
+export DEBIAN_FRONTEND=noninteractive LC_ALL=C PATH=/usr/sbin:/usr/bin:/sbin:/bin
+chroot "$root" apt-get -q update
+chroot "$root" apt-get -q -y --no-install-recommends -o Dpkg::Options::=--force-confold install "$@"
+chroot "$root" update-initramfs -u -k all
+rm -f "$root/usr/sbin/policy-rc.d"
+"""
+
+
+def contained(*arguments: str | Path) -> list[str]:
+    """Return a command whose mounts and processes end with it."""
+    return [*_CONTAINED, *map(str, arguments)]
+
+
+def mmdebstrap(spec: VmSpec, packages: Sequence[str], early: Path, sources: Path, tree: Path) -> list[str]:
+    """Return the command that makes the root file system; ``early``: folder with files of /etc."""
+    return contained(
+        "mmdebstrap",
+        "--mode=root",
+        "--variant=minbase",
+        "--format=directory",
+        f"--include={','.join(packages)}",
+        '--aptopt=APT::Install-Recommends "false"',
+        f"--essential-hook=copy-in {early}/etc/initramfs-tools /etc",
+        spec.suite,
+        tree,
+        sources,
+    )
+
+
+def unpack(archive: Path, tree: Path) -> list[str]:
+    names = ("--numeric-owner", "--xattrs", "--xattrs-include=*", "--acls")
+    return contained("tar", "--extract", *names, "--file", archive, "--directory", tree)
+
+
+def raw(base: Path, target: Path) -> list[str]:
+    return contained("qemu-img", "convert", "-O", "raw", base, target)
+
+
+def partitions(image: Path) -> list[str]:
+    return ["partx", "--raw", "--noheadings", "--output", "START,SECTORS,TYPE", str(image)]
+
+
+def root_partition(printed: str, size: int) -> tuple[int, int]:
+    """Return offset and size in bytes of the largest Linux partition; without one, of the whole image."""
+    found = []
+    for line in printed.splitlines():
+        start, sectors, kind = (*line.split(), "", "")[:3]
+        if kind.lower() in _LINUX:
+            found.append((int(sectors) * _SECTOR, int(start) * _SECTOR))
+    length, offset = max(found, default=(size, 0))
+    return offset, length
+
+
+def copy_base(image: Path, offset: int, size: int, mount_point: Path, tree: Path) -> list[str]:
+    return contained("sh", "-euc", _COPY, "sh", image, str(offset), str(size), mount_point, tree)
+
+
+def install(tree: Path, packages: Sequence[str]) -> list[str]:
+    return contained("sh", "-euc", _INSTALL, "sh", tree, *packages)
+
+
+def file_system(tree: Path, target: Path, key: str, size_mb: int) -> list[str]:
+    """Return the command that makes the disk; its ids follow from the key of the image."""
+    name = str(uuid.uuid5(uuid.NAMESPACE_OID, key))
+    options = ("-L", "zeroloss", "-U", name, "-E", f"hash_seed={name}", "-m", "0")
+    return contained("mke2fs", "-q", "-F", "-t", "ext4", "-d", tree, *options, target, f"{size_mb}M")
+
+
+def qcow2(disk: Path, target: Path) -> list[str]:
+    return contained("qemu-img", "convert", "-f", "raw", "-O", "qcow2", disk, target)
+
+
+def programs(spec: VmSpec) -> Iterator[tuple[str, str]]:
+    """Yield the programs of a build, each with its Debian package."""
+    yield "qemu-img", "qemu-utils"
+    yield "mke2fs", "e2fsprogs"
+    yield "unshare", "util-linux"
+    yield "ssh-keygen", "openssh-client"
+    if spec.base is None:
+        yield "mmdebstrap", "mmdebstrap"
+    else:
+        yield "partx", "util-linux"
+        yield "tar", "tar"

@@ -1,0 +1,188 @@
+"""What an image of the VM contains (pure): packages, files, links and the kernel command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from netplugin.tuning.guest.plan import GuestPlan, plan_guest
+from netplugin.tuning.guest.settings import VFIO, GuestOptions
+from netplugin.tuning.steps import File, KernelArgument, Sysctl
+from netplugin_zeroloss.vm.domain import MANAGEMENT, NICS, domain
+
+#: Packages of every image: systemd, the network of the management NIC, SSH, drivers of NICs.
+PACKAGES = (
+    *("systemd-sysv", "udev", "dbus", "kmod", "iproute2", "pciutils", "openssh-server", "driverctl"),
+    "initramfs-tools",
+)
+#: testpmd, DPDK's drivers, and what `testpmd` finds its cores with.
+TESTPMD = ("dpdk-dev", "librte-meta-net", "librte-meta-bus", "librte-meta-mempool")
+#: Where a tree of VPP is put.
+VPP = "/opt/vpp"
+
+#: Vendor of the NICs whose DPDK driver uses the kernel's driver.
+_MELLANOX = "0x15b3"
+_MARK = "# Made by netplugin-zeroloss vm build.\n"
+#: Modules that the initial RAM disk needs to mount the disk.
+_BOOT_MODULES = ("virtio_pci", "virtio_blk", "ext4")
+#: Services that a measurement does without.
+_MASKED = (
+    "apt-daily.timer",
+    "apt-daily-upgrade.timer",
+    "systemd-networkd-wait-online.service",
+    "systemd-timesyncd.service",
+    "unattended-upgrades.service",
+    # zeroloss starts VPP itself.
+    "vpp.service",
+)
+_ENABLED = ("ssh.service", "systemd-networkd.service")
+_UNITS = "etc/systemd/system"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """``login``: the public key that may log in. The host key is the VM's, so that callers know the VM."""
+
+    login: str
+    host_key: str
+    host_public: str
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A file of the image; ``path`` is relative to its root."""
+
+    path: str
+    text: str
+    mode: int = 0o644
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """``early``: files that must be there before packages are installed. ``links``: target by path.
+
+    ``notes``: what the guest plan warns of.
+    """
+
+    packages: tuple[str, ...]
+    early: tuple[Content, ...]
+    files: tuple[Content, ...]
+    links: tuple[tuple[str, str], ...]
+    arguments: str
+    driver: str
+    notes: tuple[str, ...]
+
+
+def contents(
+    vcpus: int,
+    memory_mb: int,
+    options: GuestOptions,
+    identity: Identity,
+    *,
+    packages: Sequence[str] = (),
+    kernel: str = "linux-image-amd64",
+    testpmd: bool = True,
+    vpp_tree: bool = False,
+) -> Contents:
+    """Return the contents for a VM of this size.
+
+    Raises: InvalidRequest if the guest cannot be tuned so, naming the option.
+    """
+    plan = plan_guest(_planned_domain(vcpus, memory_mb), options)
+    return Contents(
+        packages=tuple(dict.fromkeys((*PACKAGES, kernel, *(TESTPMD if testpmd else ()), *packages))),
+        early=tuple(_early()),
+        files=(*_system(identity), *_tuning(plan), *_binding(plan), *(_vpp() if vpp_tree else ())),
+        links=(*_links(), *((("usr/local/bin/vpp", f"{VPP}/bin/vpp"),) if vpp_tree else ())),
+        arguments=" ".join(("root=/dev/vda", "rw", "console=tty0", "console=ttyS0", *_arguments(plan))),
+        driver=options.driver,
+        notes=plan.doubts,
+    )
+
+
+def _planned_domain(vcpus: int, memory_mb: int) -> str:
+    """Return the domain for which the guest is planned: with NICs as OVS-DPDK's ports are."""
+    here = Path("/")
+    bare = domain("zeroloss", here, vcpus, memory_mb, "", here, here)
+    nics = "".join(
+        f"<interface type='vhostuser'><mac address='52:54:00:5a:00:{number:02x}'/>"
+        "<source type='unix' path='/' mode='server'/><model type='virtio'/></interface>"
+        for number in (1, 2)
+    )
+    return bare.replace("</devices>", f"{nics}</devices>")
+
+
+def _arguments(plan: GuestPlan) -> Iterator[str]:
+    for step in plan.steps:
+        if isinstance(step.target, KernelArgument) and step.wanted is not None:
+            yield f"{step.target.name}={step.wanted}"
+
+
+def _early() -> Iterator[Content]:
+    """Yield the settings of the initial RAM disk, which the kernel's package makes."""
+    yield Content("etc/initramfs-tools/conf.d/netplugin", f"{_MARK}MODULES=list\nCOMPRESS=gzip\n")
+    hook = (
+        f'#!/bin/sh\n{_MARK}[ "$1" = prereqs ] && exit 0\n. /usr/share/initramfs-tools/hook-functions\n'
+        f"manual_add_modules {' '.join(_BOOT_MODULES)}\n"
+    )
+    yield Content("etc/initramfs-tools/hooks/netplugin", hook, 0o755)
+
+
+def _system(identity: Identity) -> Iterator[Content]:
+    yield Content("etc/hostname", "zeroloss\n")
+    yield Content("etc/hosts", "127.0.0.1 localhost zeroloss\n::1 localhost\n")
+    yield Content("etc/resolv.conf", "")
+    yield Content("etc/fstab", "/dev/vda / ext4 noatime 0 1\n")
+    # Empty: each VM makes one of its own.
+    yield Content("etc/machine-id", "", 0o444)
+    yield Content(
+        "etc/systemd/network/10-netplugin-management.network",
+        f"{_MARK}[Match]\nPath=pci-{MANAGEMENT}\n\n[Network]\nDHCP=ipv4\nLinkLocalAddressing=no\n"
+        "\n[DHCPv4]\nClientIdentifier=mac\n",
+    )
+    yield Content("etc/ssh/ssh_host_ed25519_key", identity.host_key, 0o600)
+    yield Content("etc/ssh/ssh_host_ed25519_key.pub", identity.host_public)
+    yield Content(
+        "etc/ssh/sshd_config.d/10-netplugin.conf",
+        f"{_MARK}HostKey /etc/ssh/ssh_host_ed25519_key\nPasswordAuthentication no\nUseDNS no\n",
+    )
+    yield Content("root/.ssh/authorized_keys", identity.login, 0o600)
+    yield Content("etc/cloud/cloud-init.disabled", "")
+
+
+def _tuning(plan: GuestPlan) -> Iterator[Content]:
+    """Yield the settings of the plan that are no kernel arguments."""
+    sysctls = [f"{s.target.name} = {s.wanted}\n" for s in plan.steps if isinstance(s.target, Sysctl)]
+    files = [f"w- {s.target.path} - - - - {s.wanted}\n" for s in plan.steps if isinstance(s.target, File)]
+    if sysctls:
+        yield Content("etc/sysctl.d/90-netplugin-guest.conf", _MARK + "".join(sysctls))
+    if files:
+        yield Content("etc/tmpfiles.d/netplugin-guest.conf", _MARK + "".join(files))
+
+
+def _binding(plan: GuestPlan) -> Iterator[Content]:
+    """Yield what binds the NICs under test to the driver of DPDK when they appear."""
+    driver = plan.options.driver
+    yield Content("etc/modules-load.d/netplugin-guest.conf", f"{_MARK}{driver}\n")
+    if plan.noiommu:
+        option = "options vfio enable_unsafe_noiommu_mode=1\n"
+        yield Content("etc/modprobe.d/netplugin-guest.conf", _MARK + option)
+    for nic in NICS:
+        yield Content(f"etc/driverctl.d/pci-{nic}", f"{driver}\n")
+    if driver == VFIO:
+        # After driverctl's rule 05, which has a service bind the NIC.
+        rule = f'ACTION=="add", SUBSYSTEM=="pci", ATTR{{vendor}}=="{_MELLANOX}", ENV{{SYSTEMD_WANTS}}=""\n'
+        yield Content("etc/udev/rules.d/06-netplugin-mlx5.rules", _MARK + rule)
+
+
+def _vpp() -> Iterator[Content]:
+    lines = (f"{VPP}/lib", f"{VPP}/lib/x86_64-linux-gnu")
+    yield Content("etc/ld.so.conf.d/netplugin-vpp.conf", "".join(f"{line}\n" for line in lines))
+
+
+def _links() -> Iterator[tuple[str, str]]:
+    for unit in _ENABLED:
+        yield f"{_UNITS}/multi-user.target.wants/{unit}", f"/lib/systemd/system/{unit}"
+    for unit in _MASKED:
+        yield f"{_UNITS}/{unit}", "/dev/null"
