@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 )
 
-#: The sessions and their pages. How each is carried out is in tests/functional/docs; the one that
-#: needs no root, zeroloss, is in tests/unit/zeroloss.
+#: The sessions and their pages. How each is carried out is in tests/functional/docs; of those that need
+#: no root, zeroloss is in tests/unit/zeroloss, and the others are in tests/docs/test_how_to.py.
 SESSIONS = {
     "install": ROOT / "README.md",
     "quick-start": ROOT / "docs/quick-start.md",
@@ -28,6 +28,15 @@ SESSIONS = {
     "tls": ROOT / "docs/operating.md",
     "opennebula": ROOT / "docs/opennebula.md",
     "zeroloss": ROOT / "docs/zeroloss.md",
+    "vhost-user-dry": ROOT / "docs/how-to/vhost-user.md",
+    "vhost-user": ROOT / "docs/how-to/vhost-user.md",
+    "real-time-dry": ROOT / "docs/how-to/real-time.md",
+    "real-time": ROOT / "docs/how-to/real-time.md",
+    "channels-dry": ROOT / "docs/how-to/channels-and-numa.md",
+    "channels": ROOT / "docs/how-to/channels-and-numa.md",
+    "tcp-dry": ROOT / "docs/how-to/tcp-between-vms.md",
+    "tcp": ROOT / "docs/how-to/tcp-between-vms.md",
+    "compare-backends": ROOT / "docs/how-to/compare-backends.md",
 }
 
 _FENCE = re.compile(r"^```(\S*)(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

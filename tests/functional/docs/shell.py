@@ -17,15 +17,22 @@ _BLOCK = "--- block "
 _DEADLINE_S = 480.0
 
 
-def carry_out(name: str, log: Path, env: Mapping[str, str] | None = None, cwd: Path = Path("/")) -> None:
+def carry_out(
+    name: str,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path = Path("/"),
+    scratch: Path | None = None,
+) -> None:
     """Raises: LabError with all that was printed, if a command fails or prints something else.
 
-    ``netplugin`` and ``netplugin-agent`` are those of the tests' own virtualenv.
+    ``netplugin`` and ``netplugin-agent`` are those of the tests' own virtualenv. ``scratch`` takes the
+    place of /tmp in the commands and their output.
     """
     steps = session(name)
     script = ["set -e -o pipefail"]
     for number, (block, _) in enumerate(steps):
-        script += [f"echo; echo '{_BLOCK}{number}'", block.text]
+        script += [f"echo; echo '{_BLOCK}{number}'", _moved(block.text, scratch)]
     status = _bash("\n".join(script), log, env or {}, cwd)
     text = log.read_text()
     printed = re.split(rf"^{_BLOCK}\d+\n", text, flags=re.MULTILINE)[1:]
@@ -33,8 +40,12 @@ def carry_out(name: str, log: Path, env: Mapping[str, str] | None = None, cwd: P
         where = steps[len(printed) - 1][0].where
         raise LabError(f"{where}: the session {name} ended with status {status}\n{text}")
     for (block, output), what in zip(steps, printed, strict=True):
-        if output is not None and not output_matches(output.text, what):
+        if output is not None and not output_matches(_moved(output.text, scratch), what):
             raise LabError(f"{output.where}: this is not what {block.where} printed:\n{what}")
+
+
+def _moved(text: str, scratch: Path | None) -> str:
+    return text if scratch is None else text.replace("/tmp/", f"{scratch}/")
 
 
 def _bash(script: str, log: Path, env: Mapping[str, str], cwd: Path) -> int:

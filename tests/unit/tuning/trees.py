@@ -1,12 +1,17 @@
-"""From a machine's description to the files of its /proc, /sys and /etc, in the forms of the kernel."""
+"""From a machine's description to the files of its /proc, /sys and /etc, in the forms of the kernel.
+
+``python -m tests.unit.tuning.trees NAME FOLDER`` writes them, for ``netplugin host ... --root FOLDER``.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from netplugin.host.cpus import format_list, parse_list, to_kernel
-from tests.unit.tuning.machines import Machine, Tree
+from tests.unit.tuning.machines import Machine, Tree, load
 
 _CPU = "/sys/devices/system/cpu"
 
@@ -207,3 +212,7 @@ def _nic(nic: dict[str, Any], made: Tree) -> None:
         made.files[f"{at}/queues/tx-{queue}/xps_cpus"] = "0\n"
     if "master" in nic:
         made.links[f"{at}/master"] = f"../../../../virtual/net/{nic['master']}"
+
+
+if __name__ == "__main__":
+    tree(load(sys.argv[1])).write(Path(sys.argv[2]))
